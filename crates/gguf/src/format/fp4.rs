@@ -1,0 +1,100 @@
+//! The formats of four-bit floats (E2M1) with scales that are floats of eight bits: MXFP4 with
+//! powers of two (E8M0), NVFP4 with E4M3 without a sign.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Block, fit};
+
+/// Twice what the sixteen E2M1 codes stand for, so that they are integers; the scales below are
+/// halved to match.
+pub const LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Halfway between the levels that are not negative.
+const BORDERS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
+
+/// Blocks of 32 with one scale that is a power of two.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct MXFP4 {
+    /// Scale: an exponent with bias 127.
+    pub e: u8,
+    /// Codes: elements 0 to 15 in the low nibbles, 16 to 31 in the high ones.
+    pub qs: [u8; 16],
+}
+
+/// Blocks of 64 in four groups of 16.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct NVFP4 {
+    /// Scales of the groups: four bits of exponent with bias 7, three of mantissa.
+    pub d: [u8; 4],
+    /// Codes, per group: elements 0 to 7 in the low nibbles, 8 to 15 in the high ones.
+    pub qs: [[u8; 8]; 4],
+}
+
+/// Half of the power of two that an E8M0 byte stands for.
+pub fn half_e8m0(e: u8) -> f32 {
+    // The two smallest are below the normal floats: 2^-128 and 2^-127.
+    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
+}
+
+/// Half of what an unsigned E4M3 byte stands for; its pattern for not-a-number counts as zero.
+pub fn half_ue4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
+    match (byte, exponent) {
+        (0x7f, _) => 0.0,
+        (_, 0) => mantissa * 2f32.powi(-10),
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 8),
+    }
+}
+
+impl Block for MXFP4 {
+    const ELEMENTS: usize = 32;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = half_e8m0(self.e);
+        for (i, value) in out.iter_mut().enumerate() {
+            let code = (self.qs[i % 16] >> (i / 16 * 4)) & 15;
+            *value = f32::from(LEVELS[usize::from(code)]) * d;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let largest = fit::largest(values).abs();
+        // The exponent that puts the largest value between 4 and 8, where 6 is the largest code,
+        // or one more where clipping would cost more than a coarser grid does.
+        let exponent = ((largest.to_bits() >> 23) as i32 - 2).clamp(0, 253) as u8;
+        let candidates = [exponent, exponent + 1].map(|e| {
+            let block = with_exponent(values, e);
+            (fit::squared_error(&block, values), block)
+        });
+        let [(smaller, first), (larger, second)] = candidates;
+        Some(if larger < smaller { second } else { first })
+    }
+}
+
+fn with_exponent(values: &[f32], e: u8) -> MXFP4 {
+    let mut block = MXFP4 { e, qs: [0; 16] };
+    let inverse = fit::inverse(half_e8m0(e));
+    for (i, &value) in values.iter().enumerate() {
+        let magnitude = fit::place(&BORDERS, (value * inverse).abs());
+        // Nothing is stored as minus zero.
+        let sign = u8::from(value < 0.0 && magnitude > 0) << 3;
+        block.qs[i % 16] |= (magnitude | sign) << (i / 16 * 4);
+    }
+    block
+}
+
+impl Block for NVFP4 {
+    const ELEMENTS: usize = 64;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        for (group, out) in out.chunks_exact_mut(16).enumerate() {
+            let d = half_ue4m3(self.d[group]);
+            for (i, value) in out.iter_mut().enumerate() {
+                let code = (self.qs[group][i % 8] >> (i / 8 * 4)) & 15;
+                *value = f32::from(LEVELS[usize::from(code)]) * d;
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The K formats: blocks of 256 in groups of 16 or 32, with scales of the groups that are
+//! quantised themselves against one scale of the block.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Block, fit, scale};
+
+const ELEMENTS: usize = 256;
+
+/// 2 bits in 16 groups of 16: `d * sc * q - dmin * m`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q2_K {
+    /// Per group: the scale `sc` in the low nibble, the minimum `m` in the high one.
+    pub scales: [u8; 16],
+    /// Codes, four a byte; see [`Q2_K::code`].
+    pub qs: [u8; 64],
+    /// Scale of the scales, f16.
+    pub d: [u8; 2],
+    /// Scale of the minima, f16.
+    pub dmin: [u8; 2],
+}
+
+/// 3 bits in 16 groups of 16: `d * (sc - 32) * (q - 4)`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q3_K {
+    /// Third bits; see [`Q3_K::code`].
+    pub hmask: [u8; 32],
+    /// Lower two bits, four a byte.
+    pub qs: [u8; 64],
+    /// Sixteen scales of 6 bits; see [`Q3_K::group_scale`].
+    pub scales: [u8; 12],
+    /// Scale of the scales, f16.
+    pub d: [u8; 2],
+}
+
+/// 4 bits in 8 groups of 32: `d * sc * q - dmin * m`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q4_K {
+    /// Scale of the scales, f16.
+    pub d: [u8; 2],
+    /// Scale of the minima, f16.
+    pub dmin: [u8; 2],
+    /// Eight scales and eight minima of 6 bits; see [`scale_and_min`].
+    pub scales: [u8; 12],
+    /// Codes, two a byte; see [`Q4_K::code`].
+    pub qs: [u8; 128],
+}
+
+/// 5 bits in 8 groups of 32: `d * sc * q - dmin * m`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q5_K {
+    /// Scale of the scales, f16.
+    pub d: [u8; 2],
+    /// Scale of the minima, f16.
+    pub dmin: [u8; 2],
+    /// Eight scales and eight minima of 6 bits; see [`scale_and_min`].
+    pub scales: [u8; 12],
+    /// Fifth bits; see [`Q5_K::code`].
+    pub qh: [u8; 32],
+    /// Lower four bits, two a byte.
+    pub qs: [u8; 128],
+}
+
+/// 6 bits in 16 groups of 16: `d * sc * (q - 32)`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q6_K {
+    /// Lower four bits, two a byte; see [`Q6_K::code`].
+    pub ql: [u8; 128],
+    /// Upper two bits, four a byte.
+    pub qh: [u8; 64],
+    /// Scales of the groups.
+    pub scales: [i8; 16],
+    /// Scale of the scales, f16.
+    pub d: [u8; 2],
+}
+
+/// 8 bits, `d * q`, with the sums that kernels of the other K formats need: a format for
+/// activations.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q8_K {
+    /// Scale, f32.
+    pub d: [u8; 4],
+    /// Codes.
+    pub qs: [i8; 256],
+    /// Sums of the codes of each 16 elements, i16.
+    pub bsums: [[u8; 2]; 16],
+}
+
+/// The scale and the minimum of group `group` of 8 in [`Q4_K`] and [`Q5_K`]. Groups 0 to 3 have
+/// the lower six bits of a byte each; the other groups' lower four bits share bytes 8 to 11, and
+/// their upper two bits fill the bytes of the first groups.
+pub fn scale_and_min(scales: &[u8; 12], group: usize) -> (u8, u8) {
+    if group < 4 {
+        return (scales[group] & 63, scales[group + 4] & 63);
+    }
+    let low = scales[group + 4];
+    let (scale_high, min_high) = (scales[group - 4] >> 6, scales[group] >> 6);
+    ((low & 15) | (scale_high << 4), (low >> 4) | (min_high << 4))
+}
+
+/// Puts scale and minimum of a group where [`scale_and_min`] reads them.
+fn put_scale_and_min(scales: &mut [u8; 12], group: usize, scale: u8, min: u8) {
+    if group < 4 {
+        scales[group] |= scale;
+        scales[group + 4] |= min;
+    } else {
+        scales[group + 4] = (scale & 15) | ((min & 15) << 4);
+        scales[group - 4] |= (scale >> 4) << 6;
+        scales[group] |= (min >> 4) << 6;
+    }
+}
+
+impl Q2_K {
+    /// The code of element `i`, 0 to 3. A byte holds elements that are 32 apart.
+    pub fn code(&self, i: usize) -> u8 {
+        (self.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3
+    }
+
+    fn put_code(&mut self, i: usize, code: u8) {
+        self.qs[i / 128 * 32 + i % 32] |= code << (i % 128 / 32 * 2);
+    }
+}
+
+impl Q3_K {
+    /// The code of element `i`, 0 to 7. Bytes of `qs` as in [`Q2_K`]; a byte of `hmask` holds the
+    /// third bits of eight elements that are 32 apart.
+    pub fn code(&self, i: usize) -> u8 {
+        let low = (self.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3;
+        let high = (self.hmask[i % 32] >> (i / 32)) & 1;
+        low | (high << 2)
+    }
+
+    /// The scale of group `group` of 16, -32 to 31. The lower four bits are nibbles of the first
+    /// eight bytes, the upper two bits lie in the last four.
+    pub fn group_scale(&self, group: usize) -> i8 {
+        let low = (self.scales[group % 8] >> (group / 8 * 4)) & 15;
+        let high = (self.scales[8 + group % 4] >> (group / 4 * 2)) & 3;
+        (low | (high << 4)) as i8 - 32
+    }
+
+    fn put_code(&mut self, i: usize, code: u8) {
+        self.qs[i / 128 * 32 + i % 32] |= (code & 3) << (i % 128 / 32 * 2);
+        self.hmask[i % 32] |= (code >> 2) << (i / 32);
+    }
+
+    fn put_group_scale(&mut self, group: usize, scale: i8) {
+        let code = (scale + 32) as u8;
+        self.scales[group % 8] |= (code & 15) << (group / 8 * 4);
+        self.scales[8 + group % 4] |= (code >> 4) << (group / 4 * 2);
+    }
+}
+
+impl Q4_K {
+    /// The code of element `i`, 0 to 15. A byte holds two elements that are 32 apart.
+    pub fn code(&self, i: usize) -> u8 {
+        (self.qs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15
+    }
+
+    fn put_code(&mut self, i: usize, code: u8) {
+        self.qs[i / 64 * 32 + i % 32] |= code << (i % 64 / 32 * 4);
+    }
+}
+
+impl Q5_K {
+    /// The code of element `i`, 0 to 31. Bytes of `qs` as in [`Q4_K`]; a byte of `qh` holds the
+    /// fifth bits of eight elements that are 32 apart.
+    pub fn code(&self, i: usize) -> u8 {
+        let low = (self.qs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
+        let high = (self.qh[i % 32] >> (i / 32)) & 1;
+        low | (high << 4)
+    }
+
+    fn put_code(&mut self, i: usize, code: u8) {
+        self.qs[i / 64 * 32 + i % 32] |= (code & 15) << (i % 64 / 32 * 4);
+        self.qh[i % 32] |= (code >> 4) << (i / 32);
+    }
+}
+
+impl Q6_K {
+    /// The code of element `i`, 0 to 63. A byte of `ql` holds elements that are 64 apart, a byte
+    /// of `qh` those that are 32 apart.
+    pub fn code(&self, i: usize) -> u8 {
+        let (half, j) = (i / 128, i % 128);
+        let low = (self.ql[half * 64 + j % 64] >> (j / 64 * 4)) & 15;
+        let high = (self.qh[half * 32 + j % 32] >> (j / 32 * 2)) & 3;
+        low | (high << 4)
+    }
+
+    fn put_code(&mut self, i: usize, code: u8) {
+        let (half, j) = (i / 128, i % 128);
+        self.ql[half * 64 + j % 64] |= (code & 15) << (j / 64 * 4);
+        self.qh[half * 32 + j % 32] |= (code >> 4) << (j / 32 * 2);
+    }
+}
+
+impl Block for Q2_K {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (scale(self.d), scale(self.dmin));
+        for (i, value) in out.iter_mut().enumerate() {
+            let group = self.scales[i / 16];
+            let (sc, m) = (d * f32::from(group & 15), dmin * f32::from(group >> 4));
+            *value = sc * f32::from(self.code(i)) - m;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let groups = fit::groups::<16>(values, 3, 15);
+        let mut block = Q2_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
+        block.scales = groups.steps.map(|(sc, m)| sc | (m << 4));
+        for (i, code) in groups.codes(values, 3).enumerate() {
+            block.put_code(i, code);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q3_K {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = scale(self.d);
+        for (i, value) in out.iter_mut().enumerate() {
+            let sc = d * f32::from(self.group_scale(i / 16));
+            *value = sc * f32::from(self.code(i) as i8 - 4);
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let scales = fit::scales(values, 4, -32, 16);
+        let mut block = Q3_K { d: scales.d, ..Self::zeroed() };
+        for (group, &sc) in scales.steps.iter().enumerate() {
+            block.put_group_scale(group, sc);
+        }
+        for (i, code) in scales.codes(values).enumerate() {
+            block.put_code(i, code);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q4_K {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (scale(self.d), scale(self.dmin));
+        for (i, value) in out.iter_mut().enumerate() {
+            let (sc, m) = scale_and_min(&self.scales, i / 32);
+            *value = d * f32::from(sc) * f32::from(self.code(i)) - dmin * f32::from(m);
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let groups = fit::groups::<8>(values, 15, 63);
+        let mut block = Q4_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
+        for (group, (sc, m)) in groups.steps.into_iter().enumerate() {
+            put_scale_and_min(&mut block.scales, group, sc, m);
+        }
+        for (i, code) in groups.codes(values, 15).enumerate() {
+            block.put_code(i, code);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q5_K {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, dmin) = (scale(self.d), scale(self.dmin));
+        for (i, value) in out.iter_mut().enumerate() {
+            let (sc, m) = scale_and_min(&self.scales, i / 32);
+            *value = d * f32::from(sc) * f32::from(self.code(i)) - dmin * f32::from(m);
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let groups = fit::groups::<8>(values, 31, 63);
+        let mut block = Q5_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
+        for (group, (sc, m)) in groups.steps.into_iter().enumerate() {
+            put_scale_and_min(&mut block.scales, group, sc, m);
+        }
+        for (i, code) in groups.codes(values, 31).enumerate() {
+            block.put_code(i, code);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q6_K {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = scale(self.d);
+        for (i, value) in out.iter_mut().enumerate() {
+            let sc = d * f32::from(self.scales[i / 16]);
+            *value = sc * f32::from(self.code(i) as i8 - 32);
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let scales = fit::scales(values, 32, -128, 2);
+        let mut block = Q6_K { d: scales.d, scales: scales.steps, ..Self::zeroed() };
+        for (i, code) in scales.codes(values).enumerate() {
+            block.put_code(i, code);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q8_K {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = f32::from_le_bytes(self.d);
+        for (value, &code) in out.iter_mut().zip(&self.qs) {
+            *value = d * f32::from(code);
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let d = fit::largest(values).abs() / 127.0;
+        let mut block = Q8_K { d: d.to_le_bytes(), ..Self::zeroed() };
+        let inverse = fit::inverse(d);
+        for (code, &value) in block.qs.iter_mut().zip(values) {
+            *code = fit::round(value * inverse, -127, 127);
+        }
+        for (sum, codes) in block.bsums.iter_mut().zip(block.qs.chunks_exact(16)) {
+            *sum = codes.iter().map(|&code| i16::from(code)).sum::<i16>().to_le_bytes();
+        }
+        Some(block)
+    }
+}

@@ -1,0 +1,244 @@
+//! The round-to-nearest formats: blocks of 32 with one scale, and in the `_1` formats a minimum.
+//!
+//! Where codes are narrower than a byte, the low nibbles of `qs` hold elements 0 to 15 of a block
+//! and the high nibbles elements 16 to 31; bit i of `qh` is the fifth bit of element i.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Block, fit, scale, stored_scale};
+
+const ELEMENTS: usize = 32;
+
+/// 4 bits, `d * (q - 8)`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q4_0 {
+    /// Scale, f16.
+    pub d: [u8; 2],
+    /// Codes, two a byte.
+    pub qs: [u8; 16],
+}
+
+/// 4 bits, `d * q + m`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q4_1 {
+    /// Scale, f16.
+    pub d: [u8; 2],
+    /// Minimum, f16.
+    pub m: [u8; 2],
+    /// Codes, two a byte.
+    pub qs: [u8; 16],
+}
+
+/// 5 bits, `d * (q - 16)`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q5_0 {
+    /// Scale, f16.
+    pub d: [u8; 2],
+    /// Fifth bits, one per element.
+    pub qh: [u8; 4],
+    /// Lower four bits, two a byte.
+    pub qs: [u8; 16],
+}
+
+/// 5 bits, `d * q + m`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q5_1 {
+    /// Scale, f16.
+    pub d: [u8; 2],
+    /// Minimum, f16.
+    pub m: [u8; 2],
+    /// Fifth bits, one per element.
+    pub qh: [u8; 4],
+    /// Lower four bits, two a byte.
+    pub qs: [u8; 16],
+}
+
+/// 8 bits, `d * q`.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q8_0 {
+    /// Scale, f16.
+    pub d: [u8; 2],
+    /// Codes.
+    pub qs: [i8; 32],
+}
+
+/// 8 bits, `d * q`, with the sum that kernels of the `_1` formats need: a format for activations.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, Pod, Zeroable)]
+pub struct Q8_1 {
+    /// Scale, f16.
+    pub d: [u8; 2],
+    /// `d` times the sum of the codes, f16.
+    pub s: [u8; 2],
+    /// Codes.
+    pub qs: [i8; 32],
+}
+
+/// The nibble of element `i`.
+fn nibble(qs: &[u8; 16], i: usize) -> u8 {
+    (qs[i % 16] >> (4 * (i / 16))) & 15
+}
+
+/// The fifth bit of element `i`, in its place above a nibble.
+fn fifth_bit(qh: &[u8; 4], i: usize) -> u8 {
+    ((qh[i / 8] >> (i % 8)) & 1) << 4
+}
+
+/// Puts the low four bits of the code of element `i` where [`nibble`] reads them.
+fn put_nibble(qs: &mut [u8; 16], i: usize, code: u8) {
+    qs[i % 16] |= (code & 15) << (4 * (i / 16));
+}
+
+/// Puts the fifth bit of the code of element `i` where [`fifth_bit`] reads it.
+fn put_fifth_bit(qh: &mut [u8; 4], i: usize, code: u8) {
+    qh[i / 8] |= (code >> 4) << (i % 8);
+}
+
+/// Scale and minimum, as stored, that spread the codes from 0 to `top` over the values' range.
+fn spread(values: &[f32], top: f32) -> ([u8; 2], [u8; 2]) {
+    let low = values.iter().copied().fold(f32::INFINITY, f32::min);
+    let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    (stored_scale((high - low) / top), stored_scale(low))
+}
+
+/// The scale, as stored, that puts the value farthest from zero at code `side`.
+fn reach(values: &[f32], side: f32) -> [u8; 2] {
+    stored_scale(fit::largest(values) / side)
+}
+
+impl Block for Q4_0 {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = scale(self.d);
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = f32::from(nibble(&self.qs, i) as i8 - 8) * d;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let mut block = Q4_0 { d: reach(values, -8.0), ..Self::zeroed() };
+        let inverse = fit::inverse(scale(block.d));
+        for (i, &value) in values.iter().enumerate() {
+            put_nibble(&mut block.qs, i, (fit::round(value * inverse, -8, 7) + 8) as u8);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q4_1 {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, m) = (scale(self.d), scale(self.m));
+        for (i, value) in out.iter_mut().enumerate() {
+            *value = f32::from(nibble(&self.qs, i)) * d + m;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let (d, m) = spread(values, 15.0);
+        let mut block = Q4_1 { d, m, ..Self::zeroed() };
+        let (inverse, m) = (fit::inverse(scale(d)), scale(m));
+        for (i, &value) in values.iter().enumerate() {
+            put_nibble(&mut block.qs, i, fit::round((value - m) * inverse, 0, 15) as u8);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q5_0 {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = scale(self.d);
+        for (i, value) in out.iter_mut().enumerate() {
+            let code = nibble(&self.qs, i) | fifth_bit(&self.qh, i);
+            *value = f32::from(code as i8 - 16) * d;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let mut block = Q5_0 { d: reach(values, -16.0), ..Self::zeroed() };
+        let inverse = fit::inverse(scale(block.d));
+        for (i, &value) in values.iter().enumerate() {
+            let code = (fit::round(value * inverse, -16, 15) + 16) as u8;
+            put_nibble(&mut block.qs, i, code);
+            put_fifth_bit(&mut block.qh, i, code);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q5_1 {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let (d, m) = (scale(self.d), scale(self.m));
+        for (i, value) in out.iter_mut().enumerate() {
+            let code = nibble(&self.qs, i) | fifth_bit(&self.qh, i);
+            *value = f32::from(code) * d + m;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let (d, m) = spread(values, 31.0);
+        let mut block = Q5_1 { d, m, ..Self::zeroed() };
+        let (inverse, m) = (fit::inverse(scale(d)), scale(m));
+        for (i, &value) in values.iter().enumerate() {
+            let code = fit::round((value - m) * inverse, 0, 31) as u8;
+            put_nibble(&mut block.qs, i, code);
+            put_fifth_bit(&mut block.qh, i, code);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q8_0 {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = scale(self.d);
+        for (value, &code) in out.iter_mut().zip(&self.qs) {
+            *value = f32::from(code) * d;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let d = stored_scale(fit::largest(values).abs() / 127.0);
+        let mut block = Q8_0 { d, ..Self::zeroed() };
+        let inverse = fit::inverse(scale(d));
+        for (code, &value) in block.qs.iter_mut().zip(values) {
+            *code = fit::round(value * inverse, -127, 127);
+        }
+        Some(block)
+    }
+}
+
+impl Block for Q8_1 {
+    const ELEMENTS: usize = ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let d = scale(self.d);
+        for (value, &code) in out.iter_mut().zip(&self.qs) {
+            *value = f32::from(code) * d;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Option<Self> {
+        let d = stored_scale(fit::largest(values).abs() / 127.0);
+        let mut block = Q8_1 { d, ..Self::zeroed() };
+        let inverse = fit::inverse(scale(d));
+        for (code, &value) in block.qs.iter_mut().zip(values) {
+            *code = fit::round(value * inverse, -127, 127);
+        }
+        let sum: i32 = block.qs.iter().map(|&code| i32::from(code)).sum();
+        block.s = stored_scale(sum as f32 * scale(d));
+        Some(block)
+    }
+}

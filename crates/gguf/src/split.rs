@@ -1,0 +1,38 @@
+//! How the parts of a split file are named: `PREFIX-00001-of-00003.gguf`. It must not read them.
+
+use std::path::{Path, PathBuf};
+
+/// The name of one part, taken apart.
+pub(crate) struct PartName {
+    folder: PathBuf,
+    prefix: String,
+    /// Counted from 1.
+    pub(crate) number: u32,
+    /// How many parts there are.
+    pub(crate) count: u32,
+}
+
+impl PartName {
+    /// Reads the name of a part; None if the name has another form.
+    pub(crate) fn parse(path: &Path) -> Option<PartName> {
+        let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (prefix, number) = rest.rsplit_once('-')?;
+        Some(PartName {
+            folder: path.parent()?.to_path_buf(),
+            prefix: prefix.to_string(),
+            number: five_digits(number)?,
+            count: five_digits(count)?,
+        })
+    }
+
+    /// The path of another part of the same file, counted from 1.
+    pub(crate) fn path_of(&self, number: u32) -> PathBuf {
+        self.folder.join(format!("{}-{number:05}-of-{:05}.gguf", self.prefix, self.count))
+    }
+}
+
+fn five_digits(text: &str) -> Option<u32> {
+    let digits = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    if digits { text.parse().ok() } else { None }
+}

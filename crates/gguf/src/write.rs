@@ -1,0 +1,302 @@
+//! Writes GGUF files: the exact inverse of reading them. Tensor data are streamed, so a file may
+//! be larger than memory. It must not know what tensors mean.
+
+use std::collections::HashSet;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::header::{MAX_NAME_BYTES, quoted, read_alignment};
+use crate::metadata::{Array, Metadata, Value, each_array, kind};
+use crate::tensor::checked_bytes;
+use crate::{Error, Format, Result};
+
+/// What writes one tensor's data: exactly as many bytes as its format and shape take.
+type Source<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
+
+/// A GGUF file to be written: metadata, then tensors in the order in which they were added. Data
+/// start at a multiple of `general.alignment`, which is read from the metadata.
+pub struct Writer<'a> {
+    path: PathBuf,
+    version: u32,
+    metadata: &'a Metadata,
+    alignment: u64,
+    names: HashSet<String>,
+    tensors: Vec<Entry<'a>>,
+    /// Where the next tensor's data will begin within the data section.
+    next_offset: u64,
+}
+
+struct Entry<'a> {
+    name: String,
+    format: Format,
+    shape: Vec<u64>,
+    /// Within the data section, in bytes.
+    offset: u64,
+    bytes: u64,
+    source: Source<'a>,
+}
+
+impl<'a> Writer<'a> {
+    /// A file of version 3 without tensors. Nothing is written yet; `path` is where
+    /// [`Writer::save`] will put it. Fails if a key is empty or too long, or if the metadata ask
+    /// for an impossible alignment.
+    pub fn new(path: impl Into<PathBuf>, metadata: &'a Metadata) -> Result<Writer<'a>> {
+        let path = path.into();
+        for (key, _) in metadata.iter() {
+            check_name(&path, "metadata key", key)?;
+        }
+        let alignment = read_alignment(&path, metadata)?;
+        let (names, tensors) = (HashSet::new(), Vec::new());
+        Ok(Writer { path, version: 3, metadata, alignment, names, tensors, next_offset: 0 })
+    }
+
+    /// Sets the version of the container, 2 or 3; their layout is the same.
+    pub fn version(mut self, version: u32) -> Result<Writer<'a>> {
+        if !(2..=3).contains(&version) {
+            let found = format!("version {version}");
+            return Err(Error::invalid(&self.path, "header", "version 2 or 3", found));
+        }
+        self.version = version;
+        Ok(self)
+    }
+
+    /// Adds a tensor whose data are at hand. `shape` has the columns first.
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        format: Format,
+        shape: &[u64],
+        data: &'a [u8],
+    ) -> Result<()> {
+        self.tensor_with(name, format, shape, move |out| out.write_all(data))
+    }
+
+    /// Adds a tensor whose data are made when it is its turn to be written. `source` must write
+    /// exactly as many bytes as format and shape take.
+    pub fn tensor_with(
+        &mut self,
+        name: &str,
+        format: Format,
+        shape: &[u64],
+        source: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
+    ) -> Result<()> {
+        check_name(&self.path, "tensor", name)?;
+        let item = || format!("tensor {}", quoted(name));
+        if !self.names.insert(name.to_string()) {
+            let (expected, found) = ("one tensor of this name", "a second one");
+            return Err(Error::invalid(&self.path, item(), expected, found));
+        }
+        let bytes = checked_bytes(format, shape)
+            .map_err(|bad| Error::invalid(&self.path, item(), bad.expected, bad.found))?;
+        let offset = self.next_offset;
+        let end = bytes.checked_next_multiple_of(self.alignment);
+        self.next_offset = end.and_then(|end| end.checked_add(offset)).ok_or_else(|| {
+            let found = format!("{bytes} bytes from byte {offset}");
+            Error::invalid(&self.path, item(), "data that end before byte 2^64", found)
+        })?;
+        let (name, shape, source) = (name.to_string(), shape.to_vec(), Box::new(source));
+        self.tensors.push(Entry { name, format, shape, offset, bytes, source });
+        Ok(())
+    }
+
+    /// Writes the file under a temporary name beside its own, makes sure that it has reached the
+    /// disk, and renames it. If anything fails, nothing is left and an older file stays as it was.
+    pub fn save(self) -> Result<()> {
+        let path = self.path.clone();
+        let fail = |action: &'static str| {
+            let file = path.clone();
+            move |source| Error::Io { file, action: action.to_string(), source }
+        };
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let mut builder = tempfile::Builder::new();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // A model is no secret; the user's mask decides, as for any other new file.
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let mut temporary = builder
+            .prefix(".bodkin-")
+            .suffix(".gguf.part")
+            .tempfile_in(folder)
+            .map_err(fail("create a file in its folder"))?;
+        self.write_to(&mut temporary)?;
+        temporary.as_file().sync_all().map_err(fail("write"))?;
+        temporary.persist(&path).map_err(|error| fail("rename")(error.error))?;
+        Ok(())
+    }
+
+    /// Writes the file to a stream.
+    pub fn write_to(self, out: &mut dyn Write) -> Result<()> {
+        let mut out = Counted { out: BufWriter::with_capacity(1 << 20, out), written: 0 };
+        let path = self.path;
+        let failed = |source| Error::io(&path, "write", source);
+        let mut header = Vec::new();
+        put_header(&mut header, self.version, self.metadata, &self.tensors);
+        out.write_all(&header).map_err(failed)?;
+        if !self.tensors.is_empty() {
+            out.pad(self.alignment).map_err(failed)?;
+        }
+        for tensor in self.tensors {
+            let start = out.written;
+            (tensor.source)(&mut out).map_err(|source| {
+                Error::io(&path, format!("write tensor {}", quoted(&tensor.name)), source)
+            })?;
+            if out.written - start != tensor.bytes {
+                return Err(Error::invalid(
+                    &path,
+                    format!("data of tensor {}", quoted(&tensor.name)),
+                    format!("{} bytes", tensor.bytes),
+                    format!("{} bytes", out.written - start),
+                ));
+            }
+            out.pad(self.alignment).map_err(failed)?;
+        }
+        out.flush().map_err(failed)
+    }
+}
+
+/// Checks the length of a key or a tensor's name.
+fn check_name(path: &Path, what: &str, name: &str) -> Result<()> {
+    if (1..=MAX_NAME_BYTES).contains(&name.len()) {
+        return Ok(());
+    }
+    let expected = format!("a name of 1 to {MAX_NAME_BYTES} bytes");
+    let found = format!("{} bytes", name.len());
+    Err(Error::invalid(path, format!("{what} {}", quoted(name)), expected, found))
+}
+
+fn put_header(out: &mut Vec<u8>, version: u32, metadata: &Metadata, tensors: &[Entry]) {
+    out.extend(b"GGUF");
+    out.extend(version.to_le_bytes());
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata.iter() {
+        put_string(out, key.as_bytes());
+        put_value(out, value);
+    }
+    for tensor in tensors {
+        put_string(out, tensor.name.as_bytes());
+        out.extend((tensor.shape.len() as u32).to_le_bytes());
+        for dim in &tensor.shape {
+            out.extend(dim.to_le_bytes());
+        }
+        out.extend(tensor.format.id().to_le_bytes());
+        out.extend(tensor.offset.to_le_bytes());
+    }
+}
+
+fn put_string(out: &mut Vec<u8>, string: &[u8]) {
+    out.extend((string.len() as u64).to_le_bytes());
+    out.extend(string);
+}
+
+fn put_value(out: &mut Vec<u8>, value: &Value) {
+    let (kind, bytes): (u32, &[u8]) = match value {
+        Value::U8(v) => (kind::U8, &v.to_le_bytes()),
+        Value::I8(v) => (kind::I8, &v.to_le_bytes()),
+        Value::U16(v) => (kind::U16, &v.to_le_bytes()),
+        Value::I16(v) => (kind::I16, &v.to_le_bytes()),
+        Value::U32(v) => (kind::U32, &v.to_le_bytes()),
+        Value::I32(v) => (kind::I32, &v.to_le_bytes()),
+        Value::F32(v) => (kind::F32, &v.to_le_bytes()),
+        Value::Bool(v) => (kind::BOOL, &[u8::from(*v)]),
+        Value::U64(v) => (kind::U64, &v.to_le_bytes()),
+        Value::I64(v) => (kind::I64, &v.to_le_bytes()),
+        Value::F64(v) => (kind::F64, &v.to_le_bytes()),
+        Value::String(v) => {
+            out.extend(kind::STRING.to_le_bytes());
+            return put_string(out, v);
+        }
+        Value::Array(v) => {
+            out.extend(kind::ARRAY.to_le_bytes());
+            return put_array(out, v);
+        }
+    };
+    out.extend(kind.to_le_bytes());
+    out.extend(bytes);
+}
+
+fn put_array(out: &mut Vec<u8>, array: &Array) {
+    let kind = match array {
+        Array::U8(_) => kind::U8,
+        Array::I8(_) => kind::I8,
+        Array::U16(_) => kind::U16,
+        Array::I16(_) => kind::I16,
+        Array::U32(_) => kind::U32,
+        Array::I32(_) => kind::I32,
+        Array::F32(_) => kind::F32,
+        Array::Bool(_) => kind::BOOL,
+        Array::String(_) => kind::STRING,
+        Array::Array(_) => kind::ARRAY,
+        Array::U64(_) => kind::U64,
+        Array::I64(_) => kind::I64,
+        Array::F64(_) => kind::F64,
+    };
+    out.extend(kind.to_le_bytes());
+    out.extend((array.len() as u64).to_le_bytes());
+    each_array!(array, items => items.iter().for_each(|item| item.put(out)));
+}
+
+/// An element of an array, as the file holds it.
+trait Put {
+    fn put(&self, out: &mut Vec<u8>);
+}
+
+macro_rules! put_numbers {
+    ($($number:ty)*) => {$(
+        impl Put for $number {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend(self.to_le_bytes());
+            }
+        }
+    )*};
+}
+put_numbers!(u8 i8 u16 i16 u32 i32 f32 u64 i64 f64);
+
+impl Put for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(*self));
+    }
+}
+
+impl Put for Box<[u8]> {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_string(out, self);
+    }
+}
+
+impl Put for Array {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_array(out, self);
+    }
+}
+
+/// A stream that knows how many bytes went through it.
+struct Counted<W> {
+    out: W,
+    written: u64,
+}
+
+impl<W: Write> Counted<W> {
+    /// Writes zeros up to a multiple of `alignment` bytes.
+    fn pad(&mut self, alignment: u64) -> io::Result<()> {
+        let gap = self.written.next_multiple_of(alignment) - self.written;
+        io::copy(&mut io::Read::take(io::repeat(0), gap), self).map(|_| ())
+    }
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.out.write(bytes)?;
+        self.written += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
