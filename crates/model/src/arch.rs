@@ -1,0 +1,83 @@
+//! The architectures: one file each, and the table that names them.
+
+use bodkin_gguf::{Metadata, Tensor};
+
+use crate::builder::Builder;
+use crate::error::{Error, Result};
+use crate::keys::Keys;
+use crate::plan::{Attention, Plan, Value};
+
+/// Declares the modules and the table from `general.architecture` to them.
+macro_rules! architectures {
+    ($($module:ident: $($name:literal),+;)+) => {
+        $(mod $module;)+
+
+        const TABLE: &[(&str, fn(&Keys<'_>, &mut Builder<'_>) -> Result<Value>)] =
+            &[$($(($name, $module::build),)+)+];
+    };
+}
+
+architectures! {
+    gemma: "gemma2", "gemma3";
+    llama: "llama";
+    qwen: "qwen2", "qwen3";
+}
+
+/// The names of all architectures that [`plan`] knows.
+pub fn architectures() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|(name, _)| *name)
+}
+
+/// The plan of a model, from its metadata and its tensors' names, shapes and formats.
+pub fn plan(metadata: &Metadata, tensors: &[Tensor]) -> Result<Plan> {
+    let keys = Keys::new(metadata)?;
+    let found = keys.architecture();
+    let Some((_, build)) = TABLE.iter().find(|(name, _)| *name == found) else {
+        let known = architectures().collect::<Vec<_>>().join(", ");
+        return Err(Error::UnknownArchitecture { found: found.to_owned(), known });
+    };
+    let mut builder = Builder::new(&keys, tensors)?;
+    let output = build(&keys, &mut builder)?;
+    Ok(builder.finish(output))
+}
+
+/// The attention of every layer as most decoders describe it.
+fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
+    let layers = m.layers()?;
+    let width = m.size("embedding_length")?;
+    let heads = m
+        .sizes("attention.head_count", layers)?
+        .ok_or_else(|| m.error("attention.head_count", "missing"))?;
+    let kv_heads = m.sizes("attention.head_count_kv", layers)?.unwrap_or_else(|| heads.clone());
+    let key_dim = m.size_or("attention.key_length", width / heads[0])?;
+    let value_dim = m.size_or("attention.value_length", key_dim)?;
+    heads
+        .into_iter()
+        .zip(kv_heads)
+        .map(|(heads, kv_heads)| {
+            if heads % kv_heads != 0 {
+                let problem = format!("{kv_heads} does not divide the {heads} query heads");
+                return Err(m.error("attention.head_count_kv", problem));
+            }
+            let scale = 1.0 / (key_dim as f32).sqrt();
+            let (softcap, window) = (None, None);
+            Ok(Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window })
+        })
+        .collect()
+}
+
+/// The hidden width of every layer's feed-forward part.
+fn hidden_sizes(m: &Keys<'_>) -> Result<Vec<usize>> {
+    let sizes = m.sizes("feed_forward_length", m.layers()?)?;
+    sizes.ok_or_else(|| m.error("feed_forward_length", "missing"))
+}
+
+/// Refuses files whose feed-forward layers are mixtures of experts.
+fn refuse_experts(m: &Keys<'_>) -> Result<()> {
+    match m.u32("expert_count")? {
+        Some(n) if n > 0 => {
+            Err(Error::Unsupported(format!("a {} model with {n} experts", m.architecture())))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,234 @@
+//! The vocabulary that architectures are written in: one method for each thing that blocks are
+//! made of. Features follow from the presence of tensors; shapes are checked here, once.
+
+use std::collections::HashMap;
+
+use bodkin_gguf::Tensor;
+
+use crate::error::{Error, Result};
+use crate::keys::Keys;
+use crate::plan::{
+    Act, Attention, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight, WeightId,
+};
+use crate::rope::Rope;
+
+/// What an attention layer needs to know besides its tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionLayer {
+    /// Heads, scale, window.
+    pub attention: Attention,
+    /// How queries and keys are rotated, if they are.
+    pub rope: Option<Rope>,
+    /// The epsilon of query and key norms, where the file has them.
+    pub eps: f32,
+}
+
+/// Makes a plan, one operation at a time.
+pub struct Builder<'a> {
+    tensors: HashMap<&'a str, &'a Tensor>,
+    known: HashMap<String, WeightId>,
+    /// Stands before every tensor name: empty, or `blk.N.`.
+    prefix: String,
+    plan: Plan,
+}
+
+impl<'a> Builder<'a> {
+    /// Starts a plan over the tensors of a file.
+    pub fn new(keys: &Keys<'_>, tensors: &'a [Tensor]) -> Result<Builder<'a>> {
+        let tensors: HashMap<_, _> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+        let plan = Plan {
+            architecture: keys.architecture().to_owned(),
+            context_length: keys.context_length()?,
+            vocabulary: tensors.get("token_embd.weight").map_or(0, |t| t.rows()),
+            weights: Vec::new(),
+            slots: Vec::new(),
+            ops: Vec::new(),
+            widths: Vec::new(),
+        };
+        Ok(Builder { tensors, known: HashMap::new(), prefix: String::new(), plan })
+    }
+
+    /// The finished plan, whose logits are `output`.
+    pub fn finish(self, output: Value) -> Plan {
+        assert_eq!(output, self.plan.output(), "the logits are computed last");
+        self.plan
+    }
+
+    /// From here on tensor names are those of block `layer`.
+    pub fn block(&mut self, layer: usize) -> &mut Self {
+        self.prefix = format!("blk.{layer}.");
+        self
+    }
+
+    /// Whether the file has this tensor in the current block. `name` has no `.weight`.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(format!("{}{name}.weight", self.prefix).as_str())
+    }
+
+    /// The width of a value.
+    pub fn width(&self, value: Value) -> usize {
+        self.plan.width(value)
+    }
+
+    fn push(&mut self, op: Op, width: usize) -> Value {
+        self.plan.ops.push(op);
+        self.plan.widths.push(width);
+        Value(self.plan.ops.len() - 1)
+    }
+
+    /// The weight called `full_name`, which must have `cols` columns and `rows` rows.
+    fn find(&mut self, full_name: &str, cols: usize, rows: usize) -> Result<WeightId> {
+        let missing = || Error::MissingTensor(full_name.to_owned());
+        let tensor = *self.tensors.get(full_name).ok_or_else(missing)?;
+        if tensor.cols() != cols || tensor.rows() != rows {
+            return Err(Error::Shape {
+                name: full_name.to_owned(),
+                found: tensor.shape.clone(),
+                wanted: if rows == 1 { vec![cols as u64] } else { vec![cols as u64, rows as u64] },
+            });
+        }
+        if let Some(&id) = self.known.get(full_name) {
+            return Ok(id);
+        }
+        let id = WeightId(self.plan.weights.len());
+        let (name, format) = (full_name.to_owned(), tensor.format);
+        self.plan.weights.push(Weight { name, format, cols, rows });
+        self.known.insert(full_name.to_owned(), id);
+        Ok(id)
+    }
+
+    fn weight(&mut self, name: &str, cols: usize, rows: usize) -> Result<WeightId> {
+        self.find(&format!("{}{name}.weight", self.prefix), cols, rows)
+    }
+
+    fn bias(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {
+        let full = format!("{}{name}.bias", self.prefix);
+        if !self.tensors.contains_key(full.as_str()) {
+            return Ok(None);
+        }
+        self.find(&full, cols, 1).map(Some)
+    }
+
+    /// A vector outside the blocks, if the file has it, such as `rope_freqs`.
+    pub fn vector(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {
+        let full = format!("{name}.weight");
+        if !self.tensors.contains_key(full.as_str()) {
+            return Ok(None);
+        }
+        self.find(&full, cols, 1).map(Some)
+    }
+
+    /// The rows of the token table.
+    pub fn embed(&mut self, name: &str, width: usize) -> Result<Value> {
+        let full = format!("{name}.weight");
+        let rows = self.tensors.get(full.as_str()).map_or(0, |t| t.rows());
+        let table = self.find(&full, width, rows)?;
+        Ok(self.push(Op::Embed { table }, width))
+    }
+
+    /// A norm over whole rows.
+    pub fn rms_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
+        let width = self.width(input);
+        let weight = self.weight(name, width, 1)?;
+        let bias = None;
+        let kind = NormKind::Rms;
+        Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
+    }
+
+    /// A norm over each head, or over the row where the weight is that wide; nothing where the
+    /// file has no such weight.
+    fn head_norm(&mut self, input: Value, name: &str, head_dim: usize, eps: f32) -> Result<Value> {
+        let width = self.width(input);
+        let full = format!("{}{name}.weight", self.prefix);
+        let Some(tensor) = self.tensors.get(full.as_str()) else { return Ok(input) };
+        let part = if tensor.cols() == width { width } else { head_dim };
+        let weight = self.find(&full, part, 1)?;
+        let (kind, bias, groups) = (NormKind::Rms, None, width / part);
+        Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
+    }
+
+    /// A product with `name`, plus its bias if there is one.
+    pub fn linear(&mut self, input: Value, name: &str, rows: usize) -> Result<Value> {
+        let weight = self.weight(name, self.width(input), rows)?;
+        let bias = self.bias(name, rows)?;
+        Ok(self.push(Op::Linear { input, weight, bias }, rows))
+    }
+
+    fn slice(&mut self, input: Value, start: usize, len: usize) -> Value {
+        self.push(Op::Slice { input, start, len }, len)
+    }
+
+    /// Self-attention: projections, norms of queries and keys, rotation, attention, output.
+    pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
+        let a = layer.attention;
+        let width = self.width(input);
+        let (q_width, k_width, v_width) =
+            (a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
+        let (q, k, v) = if self.has("attn_qkv") {
+            let all = self.linear(input, "attn_qkv", q_width + k_width + v_width)?;
+            let q = self.slice(all, 0, q_width);
+            let k = self.slice(all, q_width, k_width);
+            (q, k, self.slice(all, q_width + k_width, v_width))
+        } else {
+            let q = self.linear(input, "attn_q", q_width)?;
+            let k = self.linear(input, "attn_k", k_width)?;
+            (q, k, self.linear(input, "attn_v", v_width)?)
+        };
+        let mut q = self.head_norm(q, "attn_q_norm", a.key_dim, layer.eps)?;
+        let mut k = self.head_norm(k, "attn_k_norm", a.key_dim, layer.eps)?;
+        if let Some(rope) = layer.rope {
+            let head_dim = a.key_dim;
+            q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, q_width);
+            k = self.push(Op::Rope { input: k, heads: a.kv_heads, head_dim, rope }, k_width);
+        }
+        let slot = SlotId(self.plan.slots.len());
+        self.plan.slots.push(KvSlot {
+            kv_heads: a.kv_heads,
+            key_dim: a.key_dim,
+            value_dim: a.value_dim,
+            window: a.window,
+        });
+        let op = Op::Attention { q, k, v, attention: a, slot };
+        let out = self.push(op, a.heads * a.value_dim);
+        self.linear(out, "attn_output", width)
+    }
+
+    /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`.
+    pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
+        let width = self.width(input);
+        let gate = self.linear(input, "ffn_gate", hidden)?;
+        let up = self.linear(input, "ffn_up", hidden)?;
+        let h = self.push(Op::Glu { gate, up, act }, hidden);
+        self.linear(h, "ffn_down", width)
+    }
+
+    /// The sum of two values.
+    pub fn add(&mut self, a: Value, b: Value) -> Value {
+        let width = self.width(a);
+        assert_eq!(width, self.width(b), "only values of one width are added");
+        self.push(Op::Add { a, b }, width)
+    }
+
+    /// A value times a number.
+    pub fn scale(&mut self, input: Value, factor: f32) -> Value {
+        self.push(Op::Scale { input, factor }, self.width(input))
+    }
+
+    /// The final norm and the head: the first tensor of `names` that the file has.
+    pub fn logits(&mut self, input: Value, norm: &str, eps: f32, names: &[&str]) -> Result<Value> {
+        self.prefix.clear();
+        let input = self.rms_norm(input, norm, eps)?;
+        let name = names.iter().find(|name| self.has(name));
+        let name = *name.ok_or_else(|| Error::MissingTensor(format!("{}.weight", names[0])))?;
+        let rows = self.plan.vocabulary;
+        let weight = self.weight(name, self.width(input), rows)?;
+        let bias = self.bias(name, rows)?;
+        Ok(self.push(Op::Logits { input, weight, bias }, rows))
+    }
+
+    /// `cap * tanh(x / cap)`, or the value itself without a cap.
+    pub fn softcap(&mut self, input: Value, cap: Option<f32>) -> Value {
+        let width = self.width(input);
+        cap.map_or(input, |cap| self.push(Op::Softcap { input, cap }, width))
+    }
+}

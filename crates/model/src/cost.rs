@@ -1,0 +1,114 @@
+//! What a plan costs: sums over its operations. The memory planner, the progress bar, the
+//! roofline of `bench` and `inspect --memory` all use these numbers and no others.
+
+use crate::plan::{Op, Plan, Rows, Value};
+
+/// Bytes and operations of a plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// All weights that the plan names, in the file's formats.
+    pub weight_bytes: u64,
+    /// The number of weights.
+    pub parameters: u64,
+    /// Weight bytes that one decode step reads: of the token table only a row, unless it is also
+    /// the head.
+    pub step_weight_bytes: u64,
+    /// Elements of key and value that a token adds to slots without a window.
+    pub kv_elements_per_token: u64,
+    /// Elements of key and value that slots with a window hold at most.
+    pub kv_elements_windowed: u64,
+    /// Multiplications and additions of the products with weights, for one token with logits.
+    pub flops_per_token: u64,
+}
+
+impl Plan {
+    /// The sums over the plan.
+    pub fn cost(&self) -> Cost {
+        let mut read_in_full = vec![false; self.weights.len()];
+        let mut cost = Cost {
+            weight_bytes: self.weights.iter().map(|w| w.bytes()).sum(),
+            parameters: self.weights.iter().map(|w| w.cols as u64 * w.rows as u64).sum(),
+            step_weight_bytes: 0,
+            kv_elements_per_token: 0,
+            kv_elements_windowed: 0,
+            flops_per_token: 0,
+        };
+        for op in &self.ops {
+            match op {
+                Op::Embed { table } => {
+                    let w = self.weight(*table);
+                    cost.step_weight_bytes += w.bytes() / w.rows as u64;
+                }
+                _ => op.weights().for_each(|id| read_in_full[id.0] = true),
+            }
+            if let Op::Linear { weight, .. } | Op::Logits { weight, .. } = op {
+                let w = self.weight(*weight);
+                cost.flops_per_token += 2 * w.cols as u64 * w.rows as u64;
+            }
+        }
+        let read = self.weights.iter().zip(read_in_full).filter(|(_, read)| *read);
+        cost.step_weight_bytes += read.map(|(w, _)| w.bytes()).sum::<u64>();
+        for slot in &self.slots {
+            let elements = slot.elements_per_token() as u64;
+            match slot.window {
+                None => cost.kv_elements_per_token += elements,
+                Some(window) => cost.kv_elements_windowed += elements * window as u64,
+            }
+        }
+        cost
+    }
+}
+
+/// Which buffer each value lives in: values whose lifetimes do not meet share one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// The buffer of each value. Those from the logits on have none: they live, one in the
+    /// place of the other, where the caller wants the logits.
+    pub of: Vec<Option<usize>>,
+    /// The widest value of each buffer, in elements.
+    pub widths: Vec<usize>,
+}
+
+impl Buffers {
+    /// Bytes of all buffers for a step of so many tokens.
+    pub fn bytes(&self, tokens: usize) -> u64 {
+        4 * self.widths.iter().sum::<usize>() as u64 * tokens as u64
+    }
+}
+
+impl Plan {
+    /// The last operation that reads each value; the output is read after all of them.
+    pub fn last_uses(&self) -> Vec<usize> {
+        let mut last: Vec<usize> = (0..self.ops.len()).collect();
+        for (i, op) in self.ops.iter().enumerate() {
+            op.inputs().for_each(|value| last[value.0] = i);
+        }
+        last[self.output().0] = self.ops.len();
+        last
+    }
+
+    /// Assigns buffers, best fit: an operation never writes a buffer that it reads.
+    pub fn buffers(&self) -> Buffers {
+        let last = self.last_uses();
+        let mut buffers = Buffers { of: Vec::new(), widths: Vec::new() };
+        let mut busy_until: Vec<usize> = Vec::new();
+        for (i, &width) in self.widths.iter().enumerate() {
+            if self.rows(Value(i)) == Rows::Outputs {
+                buffers.of.push(None);
+                continue;
+            }
+            let free = (0..busy_until.len())
+                .filter(|&b| busy_until[b] < i)
+                .min_by_key(|&b| buffers.widths[b].abs_diff(width));
+            let b = free.unwrap_or_else(|| {
+                busy_until.push(0);
+                buffers.widths.push(0);
+                busy_until.len() - 1
+            });
+            busy_until[b] = last[i];
+            buffers.widths[b] = buffers.widths[b].max(width);
+            buffers.of.push(Some(b));
+        }
+        buffers
+    }
+}

@@ -1,0 +1,158 @@
+//! Metadata as an architecture reads it: keys without their prefix, defaults in one place, and
+//! numbers checked before anything is divided or sized by them.
+
+use bodkin_gguf::Metadata;
+
+use crate::error::{Error, Result};
+use crate::plan::WeightId;
+use crate::rope::{Rope, RopeScaling, RopeStyle};
+
+/// No layer count, head count or head width of a real model comes near this.
+const PLAUSIBLE_MAX: u32 = 1 << 24;
+
+/// The metadata of one architecture.
+pub struct Keys<'a> {
+    metadata: &'a Metadata,
+    architecture: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    /// Reads `general.architecture`.
+    pub fn new(metadata: &'a Metadata) -> Result<Keys<'a>> {
+        Ok(Keys { metadata, architecture: metadata.architecture()? })
+    }
+
+    /// What `general.architecture` says.
+    pub fn architecture(&self) -> &'a str {
+        self.architecture
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    /// An error about the key `name`.
+    pub fn error(&self, name: &str, problem: impl Into<String>) -> Error {
+        Error::Key { key: self.key(name), problem: problem.into() }
+    }
+
+    /// An integer that may be absent.
+    pub fn u32(&self, name: &str) -> Result<Option<u32>> {
+        Ok(self.metadata.u32(&self.key(name))?)
+    }
+
+    /// A number that may be absent.
+    pub fn f32(&self, name: &str) -> Result<Option<f32>> {
+        let value = self.metadata.f32(&self.key(name))?;
+        match value {
+            Some(x) if !x.is_finite() => {
+                Err(self.error(name, format!("expected a number, found {x}")))
+            }
+            _ => Ok(value),
+        }
+    }
+
+    /// A size that must be there, from 1 up.
+    pub fn size(&self, name: &str) -> Result<usize> {
+        let value = self.metadata.need_u32(&self.key(name))?;
+        self.plausible(name, value)
+    }
+
+    /// A size that may be absent, from 1 up.
+    pub fn size_or(&self, name: &str, default: usize) -> Result<usize> {
+        self.u32(name)?.map_or(Ok(default), |value| self.plausible(name, value))
+    }
+
+    /// A size for each layer, stored as one number for all or as an array.
+    pub fn sizes(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+        let Some(values) = self.metadata.u32s(&self.key(name))? else { return Ok(None) };
+        let values = match values.len() {
+            1 => vec![values[0]; layers],
+            n if n >= layers => values,
+            n => return Err(self.error(name, format!("expected {layers} values, found {n}"))),
+        };
+        values.into_iter().take(layers).map(|v| self.plausible(name, v)).collect::<Result<_>>().map(Some)
+    }
+
+    fn plausible(&self, name: &str, value: u32) -> Result<usize> {
+        if value == 0 || value > PLAUSIBLE_MAX {
+            return Err(self.error(name, format!("expected 1 to {PLAUSIBLE_MAX}, found {value}")));
+        }
+        Ok(value as usize)
+    }
+
+    /// The number of blocks.
+    pub fn layers(&self) -> Result<usize> {
+        let layers = self.size("block_count")?;
+        if layers > 4096 {
+            return Err(self.error("block_count", format!("expected at most 4096, found {layers}")));
+        }
+        Ok(layers)
+    }
+
+    /// The epsilon of the RMS norms.
+    pub fn rms_eps(&self) -> Result<f32> {
+        let name = "attention.layer_norm_rms_epsilon";
+        self.f32(name)?.ok_or_else(|| self.error(name, "missing"))
+    }
+
+    /// The rotation of heads of `head_dim`, scaled as the metadata says. `factors` are the
+    /// per-frequency divisors that some files hold as a tensor.
+    pub fn rope(
+        &self,
+        style: RopeStyle,
+        head_dim: usize,
+        factors: Option<WeightId>,
+    ) -> Result<Rope> {
+        let dims = self.size_or("rope.dimension_count", head_dim)?;
+        if dims > head_dim || dims % 2 != 0 {
+            let problem = format!("expected an even number up to {head_dim}, found {dims}");
+            return Err(self.error("rope.dimension_count", problem));
+        }
+        let base = self.f32("rope.freq_base")?.unwrap_or(10_000.0);
+        if base <= 1.0 {
+            return Err(self.error("rope.freq_base", format!("expected more than 1, found {base}")));
+        }
+        Ok(Rope { style, dims, base, scaling: self.rope_scaling()?, factors })
+    }
+
+    fn rope_scaling(&self) -> Result<RopeScaling> {
+        let name = "rope.scaling.type";
+        let kind = self.metadata.str(&self.key(name))?.unwrap_or("linear");
+        let factor = match self.f32("rope.scaling.factor")? {
+            Some(factor) => Some(factor),
+            None => self.f32("rope.scale_linear")?,
+        };
+        // Zero stands for "not scaled" in files of some converters.
+        let factor = factor.filter(|&f| f != 0.0).unwrap_or(1.0);
+        if factor < 0.0 {
+            let problem = format!("expected a positive number, found {factor}");
+            return Err(self.error("rope.scaling.factor", problem));
+        }
+        match kind {
+            "none" => Ok(RopeScaling::None),
+            "linear" if factor == 1.0 => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor }),
+            "yarn" => Ok(RopeScaling::Yarn {
+                factor,
+                original_context: self
+                    .size_or("rope.scaling.original_context_length", self.context_length()?)?
+                    as u32,
+                beta_fast: self.f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: self.f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                attn_factor: self.f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            }),
+            other => Err(self.error(name, format!("expected none, linear or yarn, found {other}"))),
+        }
+    }
+
+    /// The longest sequence that the model was made for.
+    pub fn context_length(&self) -> Result<usize> {
+        self.size("context_length")
+    }
+
+    /// The tokens that a local layer sees, or none if the key is absent or zero.
+    pub fn sliding_window(&self) -> Result<Option<usize>> {
+        Ok(self.u32("attention.sliding_window")?.filter(|&w| w > 0).map(|w| w as usize))
+    }
+}

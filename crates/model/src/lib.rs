@@ -1,0 +1,23 @@
+//! From GGUF metadata to a [`Plan`]: a straight-line list of operations over numbered values and
+//! named weights, and what such a list costs in bytes and operations. This crate is pure: it must
+//! not know a device, a thread, a page table or a token, and it never reads a weight.
+
+#![forbid(unsafe_code)]
+
+mod arch;
+mod builder;
+mod cost;
+mod error;
+mod keys;
+mod plan;
+mod rope;
+
+pub use arch::{architectures, plan};
+pub use builder::{AttentionLayer, Builder};
+pub use cost::{Buffers, Cost};
+pub use error::{Error, Result};
+pub use keys::Keys;
+pub use plan::{
+    Act, Attention, KvSlot, NormKind, Op, Plan, Rows, SlotId, Value, Weight, WeightId,
+};
+pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};
