@@ -1,0 +1,86 @@
+//! One step's work: tokens of any mix of sequences, and where their state is.
+
+use bodkin_model::Plan;
+
+use crate::Limits;
+use crate::error::{Error, Result};
+
+/// Tokens whose keys and values one page holds, in every slot of its window.
+pub const PAGE_TOKENS: usize = 32;
+
+/// Where the state of one sequence is, for the slots of one window.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageTable {
+    /// Pages that were given back because the window has passed them. Position `p` is in
+    /// `pages[p / PAGE_TOKENS - skipped]`.
+    pub skipped: usize,
+    /// Page numbers in order of position.
+    pub pages: Vec<u32>,
+}
+
+impl PageTable {
+    /// The page that holds `position`.
+    pub fn page(&self, position: usize) -> usize {
+        self.pages[position / PAGE_TOKENS - self.skipped] as usize
+    }
+}
+
+/// Consecutive tokens of one sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// The number of tokens.
+    pub len: usize,
+    /// The position of the first one in its sequence.
+    pub position: usize,
+    /// One table for each of [`Plan::windows`]; they cover the new tokens too.
+    pub tables: Vec<PageTable>,
+}
+
+/// One step: the tokens of all spans, one span after the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// `[rows]`.
+    pub tokens: Vec<u32>,
+    /// Their lengths add up to `rows`.
+    pub spans: Vec<Span>,
+    /// The rows whose logits are wanted, ascending.
+    pub outputs: Vec<u32>,
+}
+
+impl Batch {
+    /// The position of every row in its sequence.
+    pub fn positions(&self) -> impl Iterator<Item = usize> {
+        self.spans.iter().flat_map(|s| s.position..s.position + s.len)
+    }
+
+    /// Checks the step against what the model was loaded for.
+    pub fn check(&self, plan: &Plan, limits: &Limits) -> Result<()> {
+        let at_most = |what, found, limit| {
+            if found > limit { Err(Error::Limit { what, found, limit }) } else { Ok(()) }
+        };
+        at_most("tokens", self.tokens.len(), limits.tokens)?;
+        at_most("rows of logits", self.outputs.len(), limits.outputs)?;
+        let rows: usize = self.spans.iter().map(|s| s.len).sum();
+        assert_eq!(rows, self.tokens.len(), "the spans cover the tokens");
+        assert!(self.spans.iter().all(|s| s.len > 0), "every span has tokens");
+        for &token in &self.tokens {
+            at_most("as a token id", token as usize, plan.vocabulary - 1)?;
+        }
+        assert!(self.outputs.windows(2).all(|w| w[0] < w[1]), "outputs ascend");
+        assert!(self.outputs.iter().all(|&row| (row as usize) < rows), "outputs are rows");
+        let windows = plan.windows();
+        for span in &self.spans {
+            assert_eq!(span.tables.len(), windows.len(), "a table for each window");
+            for ((table, window), &limit) in span.tables.iter().zip(&windows).zip(&limits.pages) {
+                let oldest = window.map_or(0, |w| (span.position + 1).saturating_sub(w));
+                let pages = (span.position + span.len).div_ceil(PAGE_TOKENS);
+                assert!(table.skipped * PAGE_TOKENS <= oldest, "the window's pages are there");
+                assert!(table.skipped + table.pages.len() >= pages, "new tokens have pages");
+                for &page in &table.pages {
+                    at_most("as a page number", page as usize, limit.saturating_sub(1))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

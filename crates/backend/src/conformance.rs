@@ -1,0 +1,1 @@
+//! Every operation, format and odd shape against the reference.

@@ -1,0 +1,40 @@
+//! Why a plan could not be loaded or a step not be run.
+
+/// What can go wrong in a backend.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The backend has no way to compute something in the plan.
+    #[error("{backend} cannot run {what}")]
+    Unsupported {
+        /// The backend's name.
+        backend: String,
+        /// The operation or format.
+        what: String,
+    },
+    /// The step asks for more than the model was sized for, or contradicts itself.
+    #[error("the step has {found} {what}, the model was loaded for {limit}")]
+    Limit {
+        /// Tokens, rows of logits, pages, ids.
+        what: &'static str,
+        /// What the batch has.
+        found: usize,
+        /// What the model can take.
+        limit: usize,
+    },
+    /// The machine has less memory than the model needs.
+    #[error("the model needs {needed} bytes for {what}, {available} are available")]
+    Memory {
+        /// Weights, state or scratch.
+        what: &'static str,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes there are.
+        available: u64,
+    },
+    /// A setting of the backend makes no sense here.
+    #[error("{0}")]
+    Config(String),
+}
+
+/// The result of loading or running.
+pub type Result<T> = std::result::Result<T, Error>;

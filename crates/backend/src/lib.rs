@@ -1,0 +1,88 @@
+//! The contract between the engine and whatever computes: [`Backend`] loads a plan's weights and
+//! gives a [`Model`]; a model runs a [`Batch`]. The state of sequences (keys and values in pages)
+//! belongs to the model; the engine only numbers the pages. The reference interpreter is the plain
+//! meaning of every operation, and [`conformance`] compares any other backend with it. This crate
+//! must not know text, sampling, scheduling, or any particular device.
+
+#![forbid(unsafe_code)]
+
+mod batch;
+pub mod conformance;
+mod error;
+mod reference;
+
+pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
+pub use error::{Error, Result};
+pub use reference::Reference;
+
+use std::sync::Arc;
+
+use bodkin_gguf::File;
+use bodkin_model::Plan;
+
+/// What a model is sized for when it is loaded; a step never asks for more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most tokens in one step.
+    pub tokens: usize,
+    /// The most rows of logits in one step.
+    pub outputs: usize,
+    /// Pages for each of [`Plan::windows`], in that order.
+    pub pages: Vec<usize>,
+}
+
+/// The bytes that a loaded model holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Weights as the backend keeps them.
+    pub weight_bytes: u64,
+    /// Pages of keys and values.
+    pub state_bytes: u64,
+    /// Buffers for values between operations.
+    pub scratch_bytes: u64,
+}
+
+/// Told how many bytes of weights are ready, and how many there are.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// Something that can run plans.
+pub trait Backend {
+    /// A short name, such as `cpu`.
+    fn name(&self) -> String;
+
+    /// Threads of the host that compute.
+    fn threads(&self) -> usize;
+
+    /// Bytes a second that the device reads from its memory, measured now.
+    fn bandwidth(&self) -> f64;
+
+    /// Bytes of the device's memory that are free, if that can be known.
+    fn available_memory(&self) -> Option<u64>;
+
+    /// The bytes that [`Backend::load`] would hold, without reading a weight.
+    fn memory(&self, plan: &Plan, limits: &Limits) -> Memory;
+
+    /// Reads the weights and allocates everything that steps need.
+    fn load(
+        &self,
+        plan: Arc<Plan>,
+        file: &Arc<File>,
+        limits: &Limits,
+        progress: Progress<'_>,
+    ) -> Result<Box<dyn Model>>;
+}
+
+/// A loaded model with the state of its sequences.
+pub trait Model: Send {
+    /// What it computes.
+    fn plan(&self) -> &Plan;
+
+    /// What it was sized for.
+    fn limits(&self) -> &Limits;
+
+    /// Runs one step. `logits` is `[batch.outputs.len(), vocabulary]`.
+    ///
+    /// A row's result depends on its own sequence alone: not on what else is in the batch, nor on
+    /// how a prompt was cut into steps.
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()>;
+}
