@@ -1,0 +1,171 @@
+//! How fast products are, beside what the machine allows: `cargo bench -p bodkin-cpu --bench linear
+//! [KIND...]`. Decode (one token) is given as bytes of packed weight per second, next to a loop
+//! that only reads as many bytes; prefill (512 tokens) as operations per second, two for each
+//! weight and token, next to a loop of nothing but int8 products.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use bodkin_cpu::Simd;
+use bodkin_cpu::linear::{Activations, Kind, OutRows, PackedWeight, multiply};
+
+const ROWS: usize = 8192;
+const COLS: usize = 2048;
+const TOKENS: usize = 512;
+/// Enough to come from memory, not from a cache.
+const DECODE_BYTES: usize = 1 << 30;
+const THREADS: [usize; 2] = [1, 2];
+
+fn main() {
+    let names: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    println!("plain reading: {}", two(|threads| format!("{:.1} GB/s", read_speed(threads))));
+    #[cfg(target_arch = "x86_64")]
+    println!("int8 products: {}", two(|threads| format!("{:.0} Gop/s", peak::speed(threads))));
+    println!(
+        "kind    level      pack GB/s  decode GB/s (1, 2 threads)  prefill Gop/s (1, 2 threads)"
+    );
+    for &kind in Kind::ALL {
+        let name = format!("{kind:?}");
+        if names.is_empty() || names.iter().any(|n| n.eq_ignore_ascii_case(&name)) {
+            measure(kind, &name);
+        }
+    }
+}
+
+fn measure(kind: Kind, name: &str) {
+    let format = kind.format();
+    let row_bytes = format.row_bytes(COLS).expect("2048 is a multiple of all blocks");
+    // Codes 0x71 and scales 0x7171 (f16) are ordinary numbers in every format.
+    let source = vec![0x71; ROWS * row_bytes];
+    let start = Instant::now();
+    let mut weights = vec![PackedWeight::pack(format, &source, ROWS, COLS)];
+    let pack_speed = source.len() as f64 / start.elapsed().as_secs_f64() / 1e9;
+    while weights.len() * weights[0].bytes() < DECODE_BYTES {
+        weights.push(PackedWeight::pack(format, &source, ROWS, COLS));
+    }
+    let levels: Vec<Simd> = match std::env::var_os("BODKIN_CPU") {
+        None => Simd::available().collect(),
+        Some(_) => Simd::from_env().into_iter().collect(),
+    };
+    for simd in levels.into_iter().rev() {
+        let bytes = weights.len() * weights[0].bytes();
+        let decode = |threads| {
+            let seconds = product_seconds(simd, &weights, 1, threads);
+            format!("{:.1} of {:.1}", bytes as f64 / seconds / 1e9, read_speed(threads))
+        };
+        let prefill = |threads| {
+            let seconds = product_seconds(simd, &weights[..1], TOKENS, threads);
+            format!("{:.0}", 2.0 * (ROWS * COLS * TOKENS) as f64 / seconds / 1e9)
+        };
+        let (decode, prefill) = (two(decode), two(prefill));
+        println!("{name:7} {:10} {pack_speed:5.1}      {decode:28} {prefill}", simd.name());
+    }
+}
+
+fn two(figure: impl Fn(usize) -> String) -> String {
+    THREADS.map(figure).join(", ")
+}
+
+/// The part of `count` that a thread takes.
+fn share(count: usize, thread: usize, threads: usize) -> Range<usize> {
+    count * thread / threads..count * (thread + 1) / threads
+}
+
+/// The best of three runs over all weights.
+fn product_seconds(simd: Simd, weights: &[PackedWeight], tokens: usize, threads: usize) -> f64 {
+    let form = weights[0].kind().form();
+    let mut x = Activations::with_bytes(tokens * form.row_bytes(COLS));
+    let filling = x.fill(form, tokens, COLS);
+    let row: Vec<f32> = (0..COLS).map(|i| (i % 17) as f32 - 8.0).collect();
+    for token in 0..tokens {
+        // SAFETY: one thread.
+        unsafe { filling.set(simd, token, &row) }
+    }
+    let mut out = vec![0.0; tokens * ROWS];
+    let out = OutRows::new(&mut out, ROWS);
+    best_of_three(|| {
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let x = &x;
+                scope.spawn(move || {
+                    for weight in weights {
+                        let panels = share(weight.panels(), thread, threads);
+                        // SAFETY: threads have disjoint panels.
+                        unsafe { multiply(simd, weight, None, panels, x, 0..tokens, out) }
+                    }
+                });
+            }
+        });
+    })
+}
+
+fn best_of_three(run: impl Fn()) -> f64 {
+    let time = || {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64()
+    };
+    time().min(time()).min(time())
+}
+
+/// GB/s of summing up words.
+fn read_speed(threads: usize) -> f64 {
+    use std::sync::OnceLock;
+    static WORDS: OnceLock<Vec<u64>> = OnceLock::new();
+    let words = WORDS.get_or_init(|| (0..DECODE_BYTES as u64 / 8).collect());
+    let sum = |words: &[u64]| {
+        let (blocks, _) = words.as_chunks::<32>();
+        blocks.iter().fold([0u64; 32], |mut sums, block| {
+            sums.iter_mut().zip(block).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+            sums
+        })
+    };
+    let seconds = best_of_three(|| {
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let part = &words[share(words.len(), thread, threads)];
+                scope.spawn(move || std::hint::black_box(sum(part)));
+            }
+        });
+    });
+    DECODE_BYTES as f64 / seconds / 1e9
+}
+
+/// The int8 products that the highest level can do, from registers.
+#[cfg(target_arch = "x86_64")]
+mod peak {
+    use std::arch::x86_64::*;
+
+    use super::{Simd, best_of_three};
+
+    const ROUNDS: usize = 20_000_000;
+    const CHAINS: usize = 12;
+
+    pub(super) fn speed(threads: usize) -> f64 {
+        if Simd::detect().name() != "avx512" {
+            return f64::NAN;
+        }
+        let seconds = best_of_three(|| {
+            std::thread::scope(|scope| {
+                for _ in 0..threads {
+                    // SAFETY: the level was asked for above.
+                    scope.spawn(|| unsafe { products() });
+                }
+            });
+        });
+        (threads * ROUNDS * CHAINS * 128) as f64 / seconds / 1e9
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    unsafe fn products() {
+        let a = std::hint::black_box(_mm512_set1_epi8(3));
+        let b = std::hint::black_box(_mm512_set1_epi8(5));
+        let mut sums = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
+        }
+        std::hint::black_box(sums);
+    }
+}

@@ -1,0 +1,219 @@
+//! Keys and values in pages, laid out for the attention kernel: keys
+//! with the tokens of a page side by side, so that a vector is sixteen scores; values with the
+//! elements of a token side by side, so that a vector is sixteen outputs.
+
+use std::ops::Range;
+
+use bodkin_backend::PAGE_TOKENS;
+use bodkin_gguf::Format;
+use bodkin_model::{KvSlot, Plan};
+use half::f16;
+
+use crate::shared::Shared;
+use crate::vector::{LANES, Vector};
+
+/// How a key or value is kept.
+pub(crate) trait Cell: Copy + Send {
+    fn from_f32(x: f32) -> Self;
+
+    /// # Safety
+    ///
+    /// As for [`Vector::load`].
+    unsafe fn load<V: Vector>(from: *const Self) -> V;
+}
+
+impl Cell for f32 {
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const f32) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(from) }
+    }
+}
+
+/// The bits of a half-precision number.
+impl Cell for u16 {
+    fn from_f32(x: f32) -> u16 {
+        f16::from_f32(x).to_bits()
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u16) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_f16(from) }
+    }
+}
+
+/// The pages of one slot.
+pub(crate) struct KvPages {
+    half: Cells<Vec<u16>>,
+    single: Cells<Vec<f32>>,
+}
+
+/// Keys and values of a slot.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cells<T> {
+    /// `[pages, kv_heads, key_dim, PAGE_TOKENS]`.
+    pub(crate) keys: T,
+    /// `[pages, kv_heads, PAGE_TOKENS, value_stride]`.
+    pub(crate) values: T,
+}
+
+/// Where the keys and values of a slot are; what threads pass around.
+#[derive(Clone, Copy)]
+pub(crate) enum KvView {
+    Half(Cells<Shared<u16>>, KvLayout),
+    Single(Cells<Shared<f32>>, KvLayout),
+}
+
+/// How precisely keys and values are kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precision {
+    Half,
+    Single,
+}
+
+impl Precision {
+    /// Half, but for models whose weights are all single: there, the rounding of keys and values
+    /// would be the largest error by far.
+    pub(crate) fn of(plan: &Plan) -> Precision {
+        let single = plan.weights.iter().all(|w| w.format == Format::F32);
+        if single { Precision::Single } else { Precision::Half }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Precision::Half => 2,
+            Precision::Single => 4,
+        }
+    }
+}
+
+/// The shape of a page.
+#[derive(Clone, Copy)]
+pub(crate) struct KvLayout {
+    precision: Precision,
+    kv_heads: usize,
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+    /// `value_dim` rounded up to whole vectors.
+    pub(crate) value_stride: usize,
+}
+
+impl KvLayout {
+    pub(crate) fn new(slot: &KvSlot, precision: Precision) -> KvLayout {
+        KvLayout {
+            precision,
+            kv_heads: slot.kv_heads,
+            key_dim: slot.key_dim,
+            value_dim: slot.value_dim,
+            value_stride: slot.value_dim.next_multiple_of(LANES),
+        }
+    }
+
+    /// Elements of a page: of its keys, and of its values.
+    fn page_len(&self) -> (usize, usize) {
+        let heads = self.kv_heads * PAGE_TOKENS;
+        (heads * self.key_dim, heads * self.value_stride)
+    }
+
+    /// Bytes of a page.
+    pub(crate) fn page_bytes(&self) -> u64 {
+        let (keys, values) = self.page_len();
+        (self.precision.bytes() * (keys + values)) as u64
+    }
+
+    /// The keys of one head in a page: `[key_dim, PAGE_TOKENS]`.
+    pub(crate) fn keys(&self, page: usize, kv_head: usize) -> Range<usize> {
+        let len = self.key_dim * PAGE_TOKENS;
+        let start = (page * self.kv_heads + kv_head) * len;
+        start..start + len
+    }
+
+    /// The values of one head in a page: `[PAGE_TOKENS, value_stride]`.
+    pub(crate) fn values(&self, page: usize, kv_head: usize) -> Range<usize> {
+        let len = self.value_stride * PAGE_TOKENS;
+        let start = (page * self.kv_heads + kv_head) * len;
+        start..start + len
+    }
+}
+
+impl KvView {
+    pub(crate) fn layout(&self) -> &KvLayout {
+        match self {
+            KvView::Half(_, layout) | KvView::Single(_, layout) => layout,
+        }
+    }
+
+    /// Keeps the keys `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` of a token.
+    ///
+    /// # Safety
+    ///
+    /// No other thread touches this token of this page before the next barrier.
+    pub(crate) unsafe fn store(self, page: usize, token: usize, k: &[f32], v: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                KvView::Half(cells, layout) => cells.store(&layout, page, token, k, v),
+                KvView::Single(cells, layout) => cells.store(&layout, page, token, k, v),
+            }
+        }
+    }
+}
+
+impl<C: Cell> Cells<Shared<C>> {
+    /// # Safety
+    ///
+    /// As for [`KvView::store`].
+    unsafe fn store(self, layout: &KvLayout, page: usize, token: usize, k: &[f32], v: &[f32]) {
+        assert!(token < PAGE_TOKENS, "a token of a page");
+        for (head, k) in k.chunks_exact(layout.key_dim).enumerate() {
+            let cells = layout.keys(page, head);
+            assert!(cells.end <= self.keys.len(), "a page of the slot");
+            for (i, &x) in k.iter().enumerate() {
+                let at = cells.start + i * PAGE_TOKENS + token;
+                // SAFETY: within the page's cells, which lie in the buffer; the caller rules out
+                // other threads.
+                unsafe { self.keys.start().add(at).write(C::from_f32(x)) };
+            }
+        }
+        for (head, v) in v.chunks_exact(layout.value_dim).enumerate() {
+            let start = layout.values(page, head).start + token * layout.value_stride;
+            // SAFETY: the caller's promise.
+            let cells = unsafe { self.values.part_mut(start..start + layout.value_dim) };
+            cells.iter_mut().zip(v).for_each(|(y, &x)| *y = C::from_f32(x));
+        }
+    }
+}
+
+impl KvPages {
+    /// So many pages of zeros.
+    pub(crate) fn new(layout: &KvLayout, pages: usize) -> KvPages {
+        let (keys, values) = layout.page_len();
+        let (keys, values) = (pages * keys, pages * values);
+        let (mut half, mut single) = (Cells::default(), Cells::default());
+        match layout.precision {
+            Precision::Half => half = Cells { keys: vec![0; keys], values: vec![0; values] },
+            Precision::Single => {
+                single = Cells { keys: vec![0.0; keys], values: vec![0.0; values] };
+            }
+        }
+        KvPages { half, single }
+    }
+
+    pub(crate) fn view(&mut self, layout: KvLayout) -> KvView {
+        match layout.precision {
+            Precision::Half => KvView::Half(self.half.view(), layout),
+            Precision::Single => KvView::Single(self.single.view(), layout),
+        }
+    }
+}
+
+impl<T> Cells<Vec<T>> {
+    fn view(&mut self) -> Cells<Shared<T>> {
+        Cells { keys: Shared::new(&mut self.keys), values: Shared::new(&mut self.values) }
+    }
+}

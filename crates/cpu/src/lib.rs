@@ -1,0 +1,88 @@
+//! The Plan on CPU cores. A plan is lowered to stages; a pool of threads runs them, meeting at a
+//! barrier after each. Weights are repacked at load for the processor's vector instructions, which
+//! are chosen at run time. This crate must not know architectures, text, or who asks.
+
+mod attend;
+mod host;
+mod kv;
+pub mod linear;
+mod lower;
+mod model;
+mod ops;
+mod pool;
+mod shared;
+mod simd;
+mod step;
+mod vector;
+mod weights;
+
+use std::sync::Arc;
+
+use bodkin_backend::{Backend, Error, Limits, Memory, Model, Progress, Result};
+use bodkin_gguf::File;
+use bodkin_model::Plan;
+
+pub use lower::Fusions;
+pub use simd::Simd;
+
+/// How to use this machine's cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Threads that compute; the caller of a step is one of them.
+    pub threads: usize,
+    /// Which vector instructions to use.
+    pub simd: Simd,
+    /// Which rewrites of the plan are on.
+    pub fusions: Fusions,
+}
+
+impl Cpu {
+    /// All cores, or `threads` of them, with the best instructions that there are, or those that
+    /// the environment variable `BODKIN_CPU` names.
+    pub fn new(threads: Option<usize>) -> Result<Cpu> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.unwrap_or_else(cores);
+        if threads == 0 || threads > 1024 {
+            return Err(Error::Config(format!("expected 1 to 1024 threads, found {threads}")));
+        }
+        let simd = Simd::from_env().map_err(Error::Config)?;
+        Ok(Cpu { threads, simd, fusions: Fusions::ALL })
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> String {
+        format!("cpu ({}, {} threads)", self.simd, self.threads)
+    }
+
+    fn threads(&self) -> usize {
+        self.threads
+    }
+
+    fn bandwidth(&self) -> f64 {
+        let mut pool = pool::Pool::new(self.threads).expect("threads that have run before");
+        host::bandwidth(&mut pool)
+    }
+
+    fn available_memory(&self) -> Option<u64> {
+        host::available_memory()
+    }
+
+    fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
+        model::memory(plan, limits, self.threads)
+    }
+
+    fn load(
+        &self,
+        plan: Arc<Plan>,
+        file: &Arc<File>,
+        limits: &Limits,
+        progress: Progress<'_>,
+    ) -> Result<Box<dyn Model>> {
+        let failed = |e| Error::Config(format!("cannot start {} threads: {e}", self.threads));
+        let mut pool = pool::Pool::new(self.threads).map_err(failed)?;
+        let weights = weights::prepare(&plan, file, &mut pool, progress);
+        let (simd, fusions) = (self.simd, self.fusions);
+        Ok(Box::new(model::CpuModel::new(plan, file, limits, simd, fusions, pool, weights)))
+    }
+}

@@ -1,0 +1,342 @@
+//! Activations in the form that the kernels read: int8 blocks for integer kinds, f32 for float
+//! kinds. It knows rows of f32 and how tiles lie in memory, no weight.
+//!
+//! Rows (tokens) are grouped in tiles of 16, the last tile being as wide as there are rows left.
+//! Inside a tile the column steps come first and the rows second:
+//!
+//! ```text
+//! blocks   [tile][cols / 32][row in tile] of Block (52 bytes)
+//! floats   [tile][cols][row in tile] of f32
+//! ```
+//!
+//! So a kernel walks one pointer for all its tokens, and a single row is plain row-major.
+//!
+//! An int8 block holds 32 columns: `scale = max |x| / 127`, `code = round(x * (127 / max |x|))`,
+//! ties to even. A block below 2^-118 becomes zero (its reciprocal would overflow); a block with a
+//! value that is not finite gets the scale NaN, so that the fault shows in every result.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::memory::Memory;
+use crate::simd::Simd;
+
+/// Rows (tokens) of a full tile.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// Columns of an int8 block.
+pub(crate) const BLOCK_COLS: usize = 32;
+
+/// 32 columns of one row as int8. The sums stand here as kernels start from them: where weights are
+/// made unsigned by adding 128, a dot begins at minus 128 sums; any smaller offset is a power of
+/// two.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub(crate) struct Block {
+    pub(crate) codes: [i8; BLOCK_COLS],
+    pub(crate) scale: f32,
+    /// Minus `scale` times the sum of all codes, for kinds with minimums.
+    pub(crate) minus_scaled_sum: f32,
+    /// Minus 128 times the sum of all codes.
+    pub(crate) start: i32,
+    /// Minus 128 times the sums of the first and of the last 16 codes.
+    pub(crate) half_starts: [i32; 2],
+}
+
+/// What the activations of a kind of weight are turned into.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// int8 blocks of 32 columns.
+    Blocks,
+    /// f32, as they are.
+    Floats,
+}
+
+impl Form {
+    /// Bytes of one row of `cols` columns.
+    pub fn row_bytes(self, cols: usize) -> usize {
+        match self {
+            Form::Blocks => cols / BLOCK_COLS * size_of::<Block>(),
+            Form::Floats => cols * size_of::<f32>(),
+        }
+    }
+
+    /// Bytes of one step along the columns of one row.
+    pub(crate) fn step_bytes(self) -> usize {
+        match self {
+            Form::Blocks => size_of::<Block>(),
+            Form::Floats => size_of::<f32>(),
+        }
+    }
+}
+
+/// A buffer of activations: made once for the largest step, filled anew before each product.
+/// Threads that fill and read it together each take a handle of the same shape.
+pub struct Activations {
+    /// Keeps what `start` points to alive.
+    memory: Arc<Memory>,
+    start: *mut u8,
+    form: Form,
+    rows: usize,
+    cols: usize,
+}
+
+// SAFETY: the memory lives as long as any handle; `Filling::set` and `multiply` demand that no
+// row is set while another thread sets or reads it.
+unsafe impl Send for Activations {}
+// SAFETY: as for Send.
+unsafe impl Sync for Activations {}
+
+impl Activations {
+    /// A buffer that can hold `bytes`, see [`Form::row_bytes`].
+    pub fn with_bytes(bytes: usize) -> Activations {
+        let mut memory = Memory::zeroed(bytes);
+        let start = memory.start_mut();
+        Activations { memory: Arc::new(memory), start, form: Form::Floats, rows: 0, cols: 0 }
+    }
+
+    /// A handle of the same buffer in another shape, and the right to set its rows.
+    ///
+    /// # Panics
+    /// As [`Activations::fill`].
+    pub fn shaped(&self, form: Form, rows: usize, cols: usize) -> Activations {
+        let (memory, start) = (Arc::clone(&self.memory), self.start);
+        let mut handle = Activations { memory, start, form, rows, cols };
+        handle.fill(form, rows, cols);
+        handle
+    }
+
+    /// The right to set rows in the present shape.
+    pub fn filling(&self) -> Filling<'_> {
+        let Activations { start, form, rows, cols, .. } = *self;
+        Filling { start, form, rows, cols, owner: PhantomData }
+    }
+
+    /// Begins a new filling with `rows` rows of `cols` columns. Every row must be set before the
+    /// product; until then it holds whatever was there.
+    ///
+    /// # Panics
+    /// If the buffer is too small, or if `cols` is no multiple of 32 for [`Form::Blocks`].
+    pub fn fill(&mut self, form: Form, rows: usize, cols: usize) -> Filling<'_> {
+        assert!(form == Form::Floats || cols.is_multiple_of(BLOCK_COLS), "{cols} columns");
+        let bytes = rows * form.row_bytes(cols);
+        assert!(bytes <= self.memory.len(), "activations: {bytes} of {}", self.memory.len());
+        (self.form, self.rows, self.cols) = (form, rows, cols);
+        Filling { start: self.start, form, rows, cols, owner: PhantomData }
+    }
+
+    /// How the rows are stored.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Rows (tokens) of the present filling.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns of the present filling.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Where `row` begins in its tile, and the distance in bytes between two column steps.
+    pub(crate) fn row(&self, row: usize) -> (*const u8, usize) {
+        let place = Place::of(row, self.rows, self.form, self.cols);
+        // SAFETY: `place` lies inside `rows` rows, which `fill` checked against the memory.
+        (unsafe { self.start.add(place.offset).cast_const() }, place.stride)
+    }
+}
+
+/// Where a row lies in the buffer, in bytes.
+struct Place {
+    offset: usize,
+    stride: usize,
+}
+
+impl Place {
+    fn of(row: usize, rows: usize, form: Form, cols: usize) -> Place {
+        assert!(row < rows, "activations: row {row} of {rows}");
+        let first = row - row % TILE_ROWS;
+        let width = TILE_ROWS.min(rows - first);
+        let step = form.step_bytes();
+        Place { offset: first * form.row_bytes(cols) + (row - first) * step, stride: width * step }
+    }
+}
+
+/// The right to set rows of an [`Activations`] buffer, shareable between threads.
+#[derive(Copy, Clone)]
+pub struct Filling<'a> {
+    start: *mut u8,
+    form: Form,
+    rows: usize,
+    cols: usize,
+    owner: PhantomData<&'a mut Activations>,
+}
+
+// SAFETY: the pointer stays valid for 'a, and `set` demands that no two threads set the same row.
+unsafe impl Send for Filling<'_> {}
+// SAFETY: as for Send.
+unsafe impl Sync for Filling<'_> {}
+
+impl Filling<'_> {
+    /// Sets `row` from `x`, `[cols]`. Give a thread whole tiles of 16 rows where possible: the rows
+    /// of a tile share cache lines. The result is the same on every level.
+    ///
+    /// # Safety
+    /// No other thread sets or reads the same row at the same time.
+    ///
+    /// # Panics
+    /// If `row` or the length of `x` does not fit the filling.
+    pub unsafe fn set(self, simd: Simd, row: usize, x: &[f32]) {
+        assert!(x.len() == self.cols, "activations: {} columns of {}", x.len(), self.cols);
+        let place = Place::of(row, self.rows, self.form, self.cols);
+        // SAFETY: `place` lies inside the buffer, whose size `fill` checked.
+        let (start, stride) = (unsafe { self.start.add(place.offset) }, place.stride);
+        match self.form {
+            // SAFETY: all `cols` steps lie inside the tile; the caller keeps other threads away.
+            Form::Floats => unsafe { copy_row(start, stride, x) },
+            Form::Blocks => match simd {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as for floats; a `Simd` proves its instructions.
+                Simd::Avx512 => unsafe { quantize_row_avx512(start, stride, x) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Simd::Avx2 | Simd::AvxVnni => unsafe { quantize_row_avx2(start, stride, x) },
+                // SAFETY: as for floats.
+                _ => unsafe { quantize_row(start, stride, x) },
+            },
+        }
+    }
+}
+
+/// # Safety
+/// `start` has `x.len()` steps of `stride` bytes to write to.
+unsafe fn copy_row(start: *mut u8, stride: usize, x: &[f32]) {
+    for (col, &value) in x.iter().enumerate() {
+        // SAFETY: the caller gives the room; steps are multiples of 4 bytes, so f32 is aligned.
+        unsafe { start.add(col * stride).cast::<f32>().write(value) }
+    }
+}
+
+/// # Safety
+/// As [`quantize_row`], on a processor with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn quantize_row_avx512(start: *mut u8, stride: usize, x: &[f32]) {
+    // SAFETY: passed on.
+    unsafe { quantize_row(start, stride, x) }
+}
+
+/// # Safety
+/// As [`quantize_row`], on a processor with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn quantize_row_avx2(start: *mut u8, stride: usize, x: &[f32]) {
+    // SAFETY: passed on.
+    unsafe { quantize_row(start, stride, x) }
+}
+
+/// # Safety
+/// `start` has `x.len() / 32` steps of `stride` bytes to write to.
+#[inline(always)]
+unsafe fn quantize_row(start: *mut u8, stride: usize, x: &[f32]) {
+    for (index, block) in x.as_chunks::<BLOCK_COLS>().0.iter().enumerate() {
+        // SAFETY: the caller gives the room; steps are multiples of 52 bytes, so Block is aligned.
+        unsafe { start.add(index * stride).cast::<Block>().write(quantize_block(block)) }
+    }
+}
+
+/// The definition of the int8 form. Integer maximum, one product and one addition per value: no
+/// order of evaluation can change a bit, so the compiler may vectorise it as it likes.
+#[inline(always)]
+fn quantize_block(x: &[f32; BLOCK_COLS]) -> Block {
+    // Adding this rounds a small f32 to an integer, ties to even, in its low mantissa bits.
+    const ROUND: f32 = 12_582_912.0;
+    // The bits of |x| order as the values do, with infinity and NaN on top.
+    let bits = x.iter().fold(0, |max, v| (v.to_bits() & 0x7fff_ffff).max(max));
+    let largest = f32::from_bits(bits);
+    let (scale, inverse) = if !largest.is_finite() {
+        (f32::NAN, 0.0)
+    } else if largest < f32::from_bits(0x0480_0000) {
+        (0.0, 0.0)
+    } else {
+        (largest / 127.0, 127.0 / largest)
+    };
+    let mut codes = [0; BLOCK_COLS];
+    let (mut low, mut high) = (0, 0);
+    for i in 0..BLOCK_COLS {
+        let value = if inverse == 0.0 { 0.0 } else { x[i] * inverse };
+        let code = (value + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+        codes[i] = code as i8;
+        if i < BLOCK_COLS / 2 { low += code } else { high += code }
+    }
+    let minus_scaled_sum = scale * -(low + high) as f32;
+    let (start, half_starts) = (-128 * (low + high), [-128 * low, -128 * high]);
+    Block { codes, scale, minus_scaled_sum, start, half_starts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ramp(first: f32, step: f32) -> [f32; 32] {
+        std::array::from_fn(|i| first + step * i as f32)
+    }
+
+    #[test]
+    fn a_block_reads_back_within_half_a_step() {
+        let x = ramp(-3.0, 0.21);
+        let block = quantize_block(&x);
+        for (x, code) in x.iter().zip(block.codes) {
+            assert!((x - block.scale * f32::from(code)).abs() <= block.scale * 0.501);
+        }
+        let sum: i32 = block.codes.iter().map(|&c| i32::from(c)).sum();
+        let low: i32 = block.codes[..16].iter().map(|&c| i32::from(c)).sum();
+        assert_eq!(block.start, -128 * sum);
+        assert_eq!(block.half_starts, [-128 * low, -128 * (sum - low)]);
+    }
+
+    #[test]
+    fn extreme_blocks_stay_finite_and_faults_show() {
+        for (first, step) in [(0.0, 0.0), (1e30, 1e29), (-3e36, 1e35), (1e-40, 1e-41), (1e-36, 0.0)]
+        {
+            let block = quantize_block(&ramp(first, step));
+            assert!(block.scale.is_finite() && block.minus_scaled_sum.is_finite());
+            assert!(block.codes.iter().all(|&c| c != i8::MIN));
+        }
+        for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = ramp(1.0, 1.0);
+            x[7] = fault;
+            assert!(quantize_block(&x).scale.is_nan());
+        }
+    }
+
+    #[test]
+    fn all_levels_write_the_same_bytes_in_tiles() {
+        let (rows, cols) = (19, 96);
+        let x: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 - 500.5).collect();
+        let fill = |simd| {
+            let mut buffer = Activations::with_bytes(rows * Form::Blocks.row_bytes(cols));
+            let filling = buffer.fill(Form::Blocks, rows, cols);
+            for row in 0..rows {
+                // SAFETY: one thread.
+                unsafe { filling.set(simd, row, &x[row * cols..][..cols]) }
+            }
+            let mut bytes = vec![];
+            for row in 0..rows {
+                let (start, stride) = buffer.row(row);
+                for step in 0..cols / 32 {
+                    // SAFETY: inside the row, and Block has no padding.
+                    let block = unsafe { start.add(step * stride).cast::<[u8; 52]>().read() };
+                    bytes.extend(block);
+                }
+            }
+            bytes
+        };
+        let expected = fill(Simd::Portable);
+        for simd in Simd::available() {
+            assert!(fill(simd) == expected, "{simd}");
+        }
+    }
+}

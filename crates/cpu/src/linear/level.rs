@@ -1,0 +1,195 @@
+//! What a kernel needs from a processor: vectors with one lane per row of a panel, and a handful of
+//! operations on them. Kinds of weight and tiles are written once over [`Lanes`]; a level of
+//! instructions implements it in one file. It knows no kind of weight.
+
+use super::kind::{FloatKind, IntegerKind};
+use super::tile::{self, Tile};
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+/// Rows of a panel.
+pub(crate) const PANEL_ROWS: usize = 16;
+
+/// Vector operations over all rows of a panel, or over a part of them where registers are narrow.
+///
+/// A pointer parameter names the place of all 16 rows; an implementation with fewer lanes takes its
+/// own from there. Nothing need be aligned.
+///
+/// # Safety
+/// Every function may only run where its level's instructions exist, with pointers to as many
+/// bytes as stated.
+pub(crate) trait Lanes: Copy {
+    /// Four bytes (columns) per lane.
+    type Bytes: Copy;
+    /// One i32 per lane.
+    type Ints: Copy;
+    /// One f32 per lane.
+    type Floats: Copy;
+
+    /// The first row of a panel that these lanes stand for.
+    const FIRST: usize;
+    /// The number of lanes.
+    const COUNT: usize;
+
+    /// Loads 64 bytes.
+    unsafe fn bytes(at: *const u8) -> Self::Bytes;
+    /// `((v >> RIGHT) << LEFT) & MASK` in each byte; the mask must clear what a shift brings in
+    /// from the byte's neighbour.
+    unsafe fn field<const RIGHT: u32, const LEFT: u32, const MASK: u8>(
+        v: Self::Bytes,
+    ) -> Self::Bytes;
+    /// Bitwise or.
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `table[nibble]` for each byte, all of which are below 16.
+    unsafe fn lookup(table: &[i8; 16], nibbles: Self::Bytes) -> Self::Bytes;
+
+    /// The same value in all lanes.
+    unsafe fn int(value: i32) -> Self::Ints;
+    /// `start` plus, for each vector of `codes`, the products of its unsigned codes below
+    /// `2^bits`, `bits <= 6`, with the next four of the `4 * codes.len()` activation codes at `x`.
+    unsafe fn dot(start: Self::Ints, codes: &[Self::Bytes], bits: u32, x: *const i8) -> Self::Ints;
+    /// Turns centred codes, see [`Codes`](super::kind::Codes), into what `centred_dot` takes.
+    unsafe fn centre(codes: Self::Bytes, bits: u32, offset: i32) -> Self::Bytes;
+    /// The sum of `(code - offset) * x` for prepared codes; `start` is minus 128 times the sum of
+    /// the activation codes.
+    unsafe fn centred_dot(
+        start: i32,
+        codes: &[Self::Bytes],
+        bits: u32,
+        offset: i32,
+        x: *const i8,
+    ) -> Self::Ints;
+
+    /// Integers to floats, rounding to nearest.
+    unsafe fn to_floats(v: Self::Ints) -> Self::Floats;
+    /// Loads 16 unsigned bytes as floats.
+    unsafe fn from_u8(at: *const u8) -> Self::Floats;
+    /// Loads 16 signed bytes as floats.
+    unsafe fn from_i8(at: *const u8) -> Self::Floats;
+    /// Loads 16 bytes as the exponent fields of floats: byte `e` gives `2^(e - 127)`, 0 gives 0.
+    unsafe fn from_exponents(at: *const u8) -> Self::Floats;
+    /// Loads 16 f16.
+    unsafe fn from_f16(at: *const u8) -> Self::Floats;
+    /// Loads 16 bfloat16.
+    unsafe fn from_bf16(at: *const u8) -> Self::Floats;
+    /// Loads 16 f32.
+    unsafe fn from_f32(at: *const u8) -> Self::Floats;
+    /// The same value in all lanes.
+    unsafe fn float(value: f32) -> Self::Floats;
+    /// `a + b`.
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b`.
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`, rounded once where the processor can.
+    unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// Stores these lanes' part of 16 f32.
+    unsafe fn store(v: Self::Floats, at: *mut f32);
+    /// Asks for the cache line at `at`, which need not exist.
+    unsafe fn prefetch(at: *const u8);
+}
+
+/// The tiles of a level, compiled with its instructions.
+pub(crate) trait Level {
+    /// Tokens of the widest tile whose sums stay in registers.
+    const TOKENS: usize;
+
+    /// Runs [`tile::integer`] over all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`tile::integer`], where the level's instructions exist.
+    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile);
+
+    /// Runs [`tile::float`] over all rows of `P` panels.
+    ///
+    /// # Safety
+    /// As [`tile::float`], where the level's instructions exist.
+    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile);
+}
+
+impl Level for Portable {
+    const TOKENS: usize = 4;
+
+    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe { tile::integer::<Portable, K, T>(tile) }
+    }
+
+    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe { tile::float::<Portable, K, P, T>(tile) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Level for Avx512 {
+    const TOKENS: usize = 16;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")]
+    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe { tile::integer::<Avx512, K, T>(tile) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")]
+    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe { tile::float::<Avx512, K, P, T>(tile) }
+    }
+}
+
+/// Half a panel at a time: eight unpacked vectors and the sums of four tokens fill 16 registers.
+#[cfg(target_arch = "x86_64")]
+impl Level for Avx2<0, false> {
+    const TOKENS: usize = 4;
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe {
+            tile::integer::<Avx2<0, false>, K, T>(tile);
+            tile::integer::<Avx2<1, false>, K, T>(tile);
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe {
+            tile::float::<Avx2<0, false>, K, P, T>(tile);
+            tile::float::<Avx2<1, false>, K, P, T>(tile);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Level for Avx2<0, true> {
+    const TOKENS: usize = 4;
+
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe {
+            tile::integer::<Avx2<0, true>, K, T>(tile);
+            tile::integer::<Avx2<1, true>, K, T>(tile);
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
+        // SAFETY: passed on.
+        unsafe {
+            tile::float::<Avx2<0, true>, K, P, T>(tile);
+            tile::float::<Avx2<1, true>, K, P, T>(tile);
+        }
+    }
+}

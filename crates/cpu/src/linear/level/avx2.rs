@@ -1,0 +1,186 @@
+//! The lanes in AVX2: half a panel, eight rows, in a register, with or without the int8 products of
+//! AVX-VNNI.
+
+#![allow(unsafe_op_in_unsafe_fn, reason = "the trait states the one condition of all functions")]
+
+use std::arch::x86_64::*;
+
+use crate::linear::level::Lanes;
+
+/// Eight lanes in 256-bit registers: the `HALF`-th half (0 or 1) of a panel, `VNNI` if the
+/// processor has AVX-VNNI.
+#[derive(Copy, Clone)]
+pub(crate) struct Avx2<const HALF: usize, const VNNI: bool>;
+
+/// The four activation codes at `x` in every lane.
+#[inline(always)]
+unsafe fn broadcast(x: *const i8) -> __m256i {
+    _mm256_set1_epi32(x.cast::<i32>().read_unaligned())
+}
+
+/// Adds neighbouring pairs of i16.
+#[inline(always)]
+unsafe fn widen(pairs: __m256i) -> __m256i {
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
+    type Bytes = __m256i;
+    type Ints = __m256i;
+    type Floats = __m256;
+
+    const FIRST: usize = 8 * HALF;
+    const COUNT: usize = 8;
+
+    #[inline(always)]
+    unsafe fn bytes(at: *const u8) -> __m256i {
+        _mm256_loadu_si256(at.add(32 * HALF).cast())
+    }
+
+    #[inline(always)]
+    unsafe fn field<const RIGHT: u32, const LEFT: u32, const MASK: u8>(v: __m256i) -> __m256i {
+        // The shifts take i32 parameters, which cannot be computed from these; a vector of counts
+        // can, and becomes an immediate.
+        let v = if RIGHT > 0 { _mm256_srl_epi16(v, _mm_cvtsi32_si128(RIGHT as i32)) } else { v };
+        let v = if LEFT > 0 { _mm256_sll_epi16(v, _mm_cvtsi32_si128(LEFT as i32)) } else { v };
+        _mm256_and_si256(v, _mm256_set1_epi8(MASK as i8))
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+        _mm256_or_si256(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], nibbles: __m256i) -> __m256i {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+        _mm256_shuffle_epi8(table, nibbles)
+    }
+
+    #[inline(always)]
+    unsafe fn int(value: i32) -> __m256i {
+        _mm256_set1_epi32(value)
+    }
+
+    #[inline(always)]
+    unsafe fn dot(start: __m256i, codes: &[__m256i], bits: u32, x: *const i8) -> __m256i {
+        let mut sum = start;
+        if VNNI {
+            for (step, &codes) in codes.iter().enumerate() {
+                sum = _mm256_dpbusd_avx_epi32(sum, codes, broadcast(x.add(4 * step)));
+            }
+            return sum;
+        }
+        // One product pair is below 2^(bits + 8), so an i16 holds the sum of 2^(7 - bits) of them.
+        let together = 1 << (7 - bits).min(3);
+        for (group, codes) in codes.chunks(together).enumerate() {
+            let x = x.add(4 * together * group);
+            let mut pairs = _mm256_maddubs_epi16(codes[0], broadcast(x));
+            for (step, &codes) in codes.iter().enumerate().skip(1) {
+                let products = _mm256_maddubs_epi16(codes, broadcast(x.add(4 * step)));
+                pairs = _mm256_add_epi16(pairs, products);
+            }
+            sum = _mm256_add_epi32(sum, widen(pairs));
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn centre(codes: __m256i, bits: u32, _: i32) -> __m256i {
+        // VNNI takes unsigned codes: add 128, and take 128 sums off at the start.
+        if VNNI && bits == 8 { _mm256_xor_si256(codes, _mm256_set1_epi8(i8::MIN)) } else { codes }
+    }
+
+    #[inline(always)]
+    unsafe fn centred_dot(
+        start: i32,
+        codes: &[__m256i],
+        bits: u32,
+        offset: i32,
+        x: *const i8,
+    ) -> __m256i {
+        if bits < 8 {
+            return Self::dot(Self::int((start >> 7) * offset), codes, bits, x);
+        }
+        if VNNI {
+            return Self::dot(Self::int(start), codes, bits, x);
+        }
+        let mut sum = _mm256_setzero_si256();
+        for (step, &codes) in codes.iter().enumerate() {
+            // |w| * (x with the sign of w); two products reach 2 * 128 * 127, just inside an i16.
+            let x = _mm256_sign_epi8(broadcast(x.add(4 * step)), codes);
+            let products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x);
+            sum = _mm256_add_epi32(sum, widen(products));
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(v: __m256i) -> __m256 {
+        _mm256_cvtepi32_ps(v)
+    }
+
+    #[inline(always)]
+    unsafe fn from_u8(at: *const u8) -> __m256 {
+        let bytes = _mm_loadl_epi64(at.add(8 * HALF).cast());
+        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))
+    }
+
+    #[inline(always)]
+    unsafe fn from_i8(at: *const u8) -> __m256 {
+        let bytes = _mm_loadl_epi64(at.add(8 * HALF).cast());
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+    }
+
+    #[inline(always)]
+    unsafe fn from_exponents(at: *const u8) -> __m256 {
+        let exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.add(8 * HALF).cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponents))
+    }
+
+    #[inline(always)]
+    unsafe fn from_f16(at: *const u8) -> __m256 {
+        _mm256_cvtph_ps(_mm_loadu_si128(at.add(16 * HALF).cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn from_bf16(at: *const u8) -> __m256 {
+        let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(16 * HALF).cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+    }
+
+    #[inline(always)]
+    unsafe fn from_f32(at: *const u8) -> __m256 {
+        _mm256_loadu_ps(at.add(32 * HALF).cast())
+    }
+
+    #[inline(always)]
+    unsafe fn float(value: f32) -> __m256 {
+        _mm256_set1_ps(value)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        _mm256_add_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        _mm256_mul_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        _mm256_fmadd_ps(a, b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn store(v: __m256, at: *mut f32) {
+        _mm256_storeu_ps(at.add(8 * HALF), v);
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+}

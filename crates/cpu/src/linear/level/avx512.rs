@@ -1,0 +1,138 @@
+//! The lanes in AVX-512: a whole panel in one register, four int8 products a lane in one
+//! `vpdpbusd`, whose activation operand is broadcast from memory at no cost.
+
+#![allow(unsafe_op_in_unsafe_fn, reason = "the trait states the one condition of all functions")]
+
+use std::arch::x86_64::*;
+
+use crate::linear::level::Lanes;
+
+/// 16 lanes in 512-bit registers.
+#[derive(Copy, Clone)]
+pub(crate) struct Avx512;
+
+impl Lanes for Avx512 {
+    type Bytes = __m512i;
+    type Ints = __m512i;
+    type Floats = __m512;
+
+    const FIRST: usize = 0;
+    const COUNT: usize = 16;
+
+    #[inline(always)]
+    unsafe fn bytes(at: *const u8) -> __m512i {
+        _mm512_loadu_si512(at.cast())
+    }
+
+    #[inline(always)]
+    unsafe fn field<const RIGHT: u32, const LEFT: u32, const MASK: u8>(v: __m512i) -> __m512i {
+        let v = if RIGHT > 0 { _mm512_srli_epi16::<RIGHT>(v) } else { v };
+        let v = if LEFT > 0 { _mm512_slli_epi16::<LEFT>(v) } else { v };
+        _mm512_and_si512(v, _mm512_set1_epi8(MASK as i8))
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        _mm512_or_si512(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], nibbles: __m512i) -> __m512i {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+        _mm512_shuffle_epi8(table, nibbles)
+    }
+
+    #[inline(always)]
+    unsafe fn int(value: i32) -> __m512i {
+        _mm512_set1_epi32(value)
+    }
+
+    #[inline(always)]
+    unsafe fn dot(start: __m512i, codes: &[__m512i], _: u32, x: *const i8) -> __m512i {
+        let mut sum = start;
+        for (step, &codes) in codes.iter().enumerate() {
+            let x = x.add(4 * step).cast::<i32>().read_unaligned();
+            sum = _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(x));
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn centre(codes: __m512i, _: u32, offset: i32) -> __m512i {
+        // The instruction takes unsigned codes. Bringing all offsets to 128 once for all tokens
+        // makes the start of a dot a plain load.
+        _mm512_add_epi8(codes, _mm512_set1_epi8((128 - offset) as i8))
+    }
+
+    #[inline(always)]
+    unsafe fn centred_dot(start: i32, codes: &[__m512i], _: u32, _: i32, x: *const i8) -> __m512i {
+        Self::dot(Self::int(start), codes, 8, x)
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(v: __m512i) -> __m512 {
+        _mm512_cvtepi32_ps(v)
+    }
+
+    #[inline(always)]
+    unsafe fn from_u8(at: *const u8) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn from_i8(at: *const u8) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn from_exponents(at: *const u8) -> __m512 {
+        let exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponents))
+    }
+
+    #[inline(always)]
+    unsafe fn from_f16(at: *const u8) -> __m512 {
+        _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn from_bf16(at: *const u8) -> __m512 {
+        let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    }
+
+    #[inline(always)]
+    unsafe fn from_f32(at: *const u8) -> __m512 {
+        _mm512_loadu_ps(at.cast())
+    }
+
+    #[inline(always)]
+    unsafe fn float(value: f32) -> __m512 {
+        _mm512_set1_ps(value)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        _mm512_mul_ps(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn store(v: __m512, at: *mut f32) {
+        _mm512_storeu_ps(at, v);
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+}

@@ -1,0 +1,62 @@
+//! Memory for weights and activations: zeroed, on 64-byte boundaries, in huge pages where the
+//! system has them. It knows bytes only.
+
+/// From this size on, memory is mapped for itself, so that it can be put in huge pages.
+#[cfg(target_os = "linux")]
+const MAPPED_BYTES: usize = 4 << 20;
+
+/// One cache line; its alignment is that of the whole memory.
+#[derive(Copy, Clone)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+enum Store {
+    Lines(Vec<Line>),
+    #[cfg(target_os = "linux")]
+    Mapped(memmap2::MmapMut),
+}
+
+/// Zeroed bytes that begin on a 64-byte boundary.
+pub(crate) struct Memory {
+    store: Store,
+    bytes: usize,
+}
+
+impl Memory {
+    /// `bytes` zeros.
+    pub(crate) fn zeroed(bytes: usize) -> Memory {
+        #[cfg(target_os = "linux")]
+        if bytes >= MAPPED_BYTES
+            && let Ok(map) = memmap2::MmapMut::map_anon(bytes)
+        {
+            // Huge pages are an advice: without them everything works, with more TLB misses.
+            let _ = map.advise(memmap2::Advice::HugePage);
+            return Memory { store: Store::Mapped(map), bytes };
+        }
+        let lines = vec![Line([0; 64]); bytes.div_ceil(64)];
+        Memory { store: Store::Lines(lines), bytes }
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first byte, to read from.
+    pub(crate) fn start(&self) -> *const u8 {
+        match &self.store {
+            Store::Lines(lines) => lines.as_ptr().cast(),
+            #[cfg(target_os = "linux")]
+            Store::Mapped(map) => map.as_ptr(),
+        }
+    }
+
+    /// The first byte, to write to.
+    pub(crate) fn start_mut(&mut self) -> *mut u8 {
+        match &mut self.store {
+            Store::Lines(lines) => lines.as_mut_ptr().cast(),
+            #[cfg(target_os = "linux")]
+            Store::Mapped(map) => map.as_mut_ptr(),
+        }
+    }
+}

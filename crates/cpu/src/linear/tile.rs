@@ -1,0 +1,220 @@
+//! The product of panels with a tile of tokens, for every kind of weight and level of instructions.
+//! It knows pointers into one panel and one tile; how work is cut into tiles is its caller's.
+//!
+//! The order of arithmetic is part of the contract: every sum of a (row, token) pair is formed in
+//! this order whatever the tile, so results do not depend on neighbours, threads or chunking, and
+//! the levels with fused multiply-add agree bit for bit.
+//!
+//! Integer kinds, for each block of 32 columns in order:
+//!
+//! ```text
+//! for each scale group g:  sum = fma(f32(i32 dot of codes), scale[g] * x.scale, sum)
+//! kinds with minimums:     sum = fma(min[g], -(x.scale * x.sum[g]), sum)
+//! ```
+//!
+//! Float kinds, for each column in order: `sum = fma(w, x, sum)`. A bias is added to the finished
+//! sum.
+
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use super::activations::{BLOCK_COLS, Block};
+use super::kind::{Codes, FloatKind, IntegerKind};
+use super::level::{Lanes, PANEL_ROWS};
+
+/// How far ahead of their use weights are asked for: memory takes about 100 ns, a core 20 GB/s.
+const PREFETCH_BYTES: usize = 2048;
+
+/// The operands of one tile.
+pub(crate) struct Tile {
+    /// The first panel.
+    pub(crate) panel: *const u8,
+    /// Distance between panels in bytes.
+    pub(crate) panel_bytes: usize,
+    /// Columns of the weight and of the activations.
+    pub(crate) cols: usize,
+    /// The first token's activations.
+    pub(crate) x: *const u8,
+    /// Distance between two column steps of the activations in bytes.
+    pub(crate) x_stride: usize,
+    /// Where the first panel's first row of the first token goes.
+    pub(crate) out: *mut f32,
+    /// Distance between two tokens' results in elements.
+    pub(crate) out_stride: usize,
+    /// Rows to write, up to 16 times the number of panels.
+    pub(crate) rows: usize,
+    /// `[rows]` to add to the sums, or null.
+    pub(crate) bias: *const f32,
+}
+
+/// Runs a block once for each index below `$count` (at most 16), unrolled without fail: the sums
+/// that it indexes must stay in registers.
+macro_rules! unrolled {
+    ($count:expr, $index:ident => $body:block) => {
+        unrolled!(@ $count, $index, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $count:expr, $index:ident, $body:block, $($value:literal)*) => {
+        $(if $value < $count { let $index = $value; $body })*
+    };
+}
+
+/// One panel times `T` tokens, for the rows of the lanes `L`.
+///
+/// # Safety
+/// The pointers of `tile` are valid: `panel` for a panel of `cols` columns, `x` for `T` tokens of
+/// `cols / 32` blocks, `out` and `bias` for `rows` rows. The instructions of `L` exist.
+#[inline(always)]
+pub(crate) unsafe fn integer<L: Lanes, K: IntegerKind, const T: usize>(tile: &Tile) {
+    // SAFETY: the loop walks exactly the panel and the tokens' blocks, as the caller vouches.
+    unsafe {
+        let mut sums = [L::float(0.0); T];
+        let (mut span, mut x) = (tile.panel, tile.x);
+        for _ in 0..tile.cols / K::COLS {
+            let head = K::head::<L>(span);
+            for block in 0..K::COLS / BLOCK_COLS {
+                if T == 1 {
+                    let bytes = K::BYTES * BLOCK_COLS / K::COLS;
+                    let ahead = span.wrapping_add(block * bytes + PREFETCH_BYTES);
+                    for line in 0..bytes.div_ceil(64) {
+                        L::prefetch(ahead.wrapping_add(64 * line));
+                    }
+                }
+                integer_block::<L, K, T>(span, &head, block, x.cast(), &mut sums);
+                x = x.add(tile.x_stride);
+            }
+            span = span.add(K::BYTES);
+        }
+        finish::<L, T>(tile, 0, &sums);
+    }
+}
+
+/// A block of weights, unpacked.
+struct Weights<L: Lanes> {
+    codes: [L::Bytes; 8],
+    /// One per group; the second is the first again where there is one group.
+    scales: [L::Floats; 2],
+    mins: [L::Floats; 2],
+}
+
+/// One block of 32 columns: the weights are unpacked once and used for all tokens.
+#[inline(always)]
+unsafe fn integer_block<L: Lanes, K: IntegerKind, const T: usize>(
+    span: *const u8,
+    head: &K::Head<L>,
+    block: usize,
+    x: *const Block,
+    sums: &mut [L::Floats; T],
+) {
+    let last = K::GROUPS - 1;
+    // SAFETY: inside the span and the tokens' blocks, as the caller of `integer` vouches.
+    unsafe {
+        let mut codes = K::codes::<L>(span, block);
+        if let Codes::Centred { bits, offset } = K::CODES {
+            for codes in &mut codes {
+                *codes = L::centre(*codes, bits, offset);
+            }
+        }
+        let scales = [K::scale(span, head, block, 0), K::scale(span, head, block, last)];
+        let mins = [K::min(span, head, block, 0), K::min(span, head, block, last)];
+        let weights = Weights::<L> { codes, scales, mins };
+        unrolled!(T, t => {
+            sums[t] = add_block::<L, K>(&weights, &*x.add(t), sums[t]);
+            if t % 4 == 3 {
+                // Interleaving more than four tokens would only cost registers.
+                compiler_fence(Ordering::SeqCst);
+            }
+        });
+    }
+}
+
+/// Adds the product of a block of weights with a block of one token.
+#[inline(always)]
+unsafe fn add_block<L: Lanes, K: IntegerKind>(
+    weights: &Weights<L>,
+    x: &Block,
+    mut sum: L::Floats,
+) -> L::Floats {
+    let steps = weights.codes.len() / K::GROUPS;
+    // SAFETY: the caller vouches for the instructions; a group's codes lie inside the block.
+    unsafe {
+        for group in 0..K::GROUPS {
+            let codes = &weights.codes[group * steps..(group + 1) * steps];
+            let x_codes = x.codes.as_ptr().add(4 * group * steps);
+            let start = if K::GROUPS == 1 { x.start } else { x.half_starts[group] };
+            let dot = match K::CODES {
+                Codes::Unsigned { bits } => L::dot(L::int(0), codes, bits, x_codes),
+                Codes::Centred { bits, offset } => {
+                    L::centred_dot(start, codes, bits, offset, x_codes)
+                }
+            };
+            let scale = L::mul(weights.scales[group], L::float(x.scale));
+            sum = L::fma(L::to_floats(dot), scale, sum);
+        }
+        if K::MINS {
+            for group in 0..K::GROUPS {
+                let scaled = match K::GROUPS {
+                    1 => x.minus_scaled_sum,
+                    _ => x.scale * (x.half_starts[group] >> 7) as f32,
+                };
+                sum = L::fma(weights.mins[group], L::float(scaled), sum);
+            }
+        }
+    }
+    sum
+}
+
+/// `P` panels times `T` tokens, for the rows of the lanes `L`. Several panels hide the latency of
+/// the additions where there are few tokens.
+///
+/// # Safety
+/// The pointers of `tile` are valid: `panel` for `P` panels of `cols` columns, `x` for `T` tokens
+/// of `cols` f32, `out` and `bias` for `rows` rows. The instructions of `L` exist.
+#[inline(always)]
+pub(crate) unsafe fn float<L: Lanes, K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
+    // SAFETY: the loop walks exactly the panels and the tokens' columns, as the caller vouches.
+    unsafe {
+        let mut sums = [[L::float(0.0); T]; P];
+        let (mut panel, mut x) = (tile.panel, tile.x);
+        for _ in 0..tile.cols {
+            unrolled!(P, p => {
+                let at = panel.add(p * tile.panel_bytes);
+                if T == 1 {
+                    L::prefetch(at.wrapping_add(PREFETCH_BYTES));
+                }
+                let weights = K::load::<L>(at);
+                unrolled!(T, t => {
+                    let x = L::float(*x.cast::<f32>().add(t));
+                    sums[p][t] = L::fma(weights, x, sums[p][t]);
+                });
+            });
+            panel = panel.add(PANEL_ROWS * K::BYTES);
+            x = x.add(tile.x_stride);
+        }
+        unrolled!(P, p => { finish::<L, T>(tile, p, &sums[p]) });
+    }
+}
+
+/// Adds the bias to the sums of one panel and writes them, as far as there are rows.
+#[inline(always)]
+unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: &[L::Floats; T]) {
+    let first = panel * PANEL_ROWS;
+    let rows = PANEL_ROWS.min(tile.rows - first);
+    // SAFETY: only rows below `tile.rows` are read or written, as the caller of the tile vouches.
+    unsafe {
+        let bias = tile.bias.wrapping_add(first);
+        for (token, &sums) in sums.iter().enumerate() {
+            let out = tile.out.add(token * tile.out_stride + first);
+            if rows == PANEL_ROWS && tile.bias.is_null() {
+                L::store(sums, out);
+            } else if rows == PANEL_ROWS {
+                L::store(L::add(sums, L::from_f32(bias.cast())), out);
+            } else {
+                let mut lanes = [0.0; PANEL_ROWS];
+                L::store(sums, lanes.as_mut_ptr());
+                let lanes = lanes.iter().enumerate().take(rows).skip(L::FIRST);
+                for (row, &sum) in lanes.take(L::COUNT) {
+                    *out.add(row) = if tile.bias.is_null() { sum } else { sum + *bias.add(row) };
+                }
+            }
+        }
+    }
+}

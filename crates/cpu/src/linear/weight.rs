@@ -1,0 +1,265 @@
+//! Weights as kernels read them: panels of 16 rows, each contiguous, packed at load. It knows how
+//! formats become kinds and nothing of products.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bodkin_gguf::Format;
+use half::f16;
+
+use super::kind::{FloatKind, IntegerKind, Kind, Visit};
+use super::level::PANEL_ROWS;
+use super::memory::Memory;
+
+/// Columns that are dequantised at a time; all blocks of all formats divide it.
+const CHUNK_COLS: usize = 256;
+
+/// A weight matrix `[rows, cols]`, packed.
+pub struct PackedWeight {
+    kind: Kind,
+    rows: usize,
+    cols: usize,
+    panel_bytes: usize,
+    memory: Memory,
+}
+
+impl PackedWeight {
+    /// The bytes that a weight takes when packed; `None` if that overflows or if the kind cannot
+    /// have so many columns.
+    pub fn bytes_for(kind: Kind, rows: usize, cols: usize) -> Option<usize> {
+        kind.panel_bytes(cols)?.checked_mul(rows.div_ceil(PANEL_ROWS))
+    }
+
+    /// A weight of zeros, to be filled through [`PackedWeight::packer`].
+    ///
+    /// # Panics
+    /// If [`PackedWeight::bytes_for`] has no answer.
+    pub fn zeroed(kind: Kind, rows: usize, cols: usize) -> PackedWeight {
+        let bytes = PackedWeight::bytes_for(kind, rows, cols);
+        let bytes = bytes.unwrap_or_else(|| panic!("{kind:?}: no panels of {rows} x {cols}"));
+        let panel_bytes = kind.panel_bytes(cols).unwrap_or(0);
+        PackedWeight { kind, rows, cols, panel_bytes, memory: Memory::zeroed(bytes) }
+    }
+
+    /// Packs a whole weight on this thread; `source` is `[rows, cols]` in `format`.
+    ///
+    /// # Panics
+    /// As [`PackedWeight::zeroed`] and [`PackedWeight::packer`].
+    pub fn pack(format: Format, source: &[u8], rows: usize, cols: usize) -> PackedWeight {
+        let kind = Kind::native(format).unwrap_or_else(|| float_kind(format, source, cols));
+        let mut weight = PackedWeight::zeroed(kind, rows, cols);
+        let panels = 0..weight.panels();
+        // SAFETY: no other thread knows this weight.
+        unsafe { weight.packer(format, source).pack(panels) };
+        weight
+    }
+
+    /// Prepares packing from `source`, `[rows, cols]` in `format`.
+    ///
+    /// # Panics
+    /// If `source` has another size, or if the kind cannot hold the format: an integer kind holds
+    /// its own only, a float kind any.
+    pub fn packer<'a>(&'a mut self, format: Format, source: &'a [u8]) -> Packer<'a> {
+        let row_bytes = format.row_bytes(self.cols).and_then(|bytes| {
+            (bytes.checked_mul(self.rows) == Some(source.len())).then_some(bytes)
+        });
+        let Some(row_bytes) = row_bytes else {
+            panic!("{}: {} bytes for {} x {}", format.name(), source.len(), self.rows, self.cols);
+        };
+        let (kind, rows, cols, panel_bytes) = (self.kind, self.rows, self.cols, self.panel_bytes);
+        let integer = kind.form() == super::Form::Blocks;
+        assert!(!integer || kind.format() == format, "{} as {kind:?}", format.name());
+        let start = self.memory.start_mut();
+        let owner = PhantomData;
+        Packer { start, kind, rows, cols, panel_bytes, format, source, row_bytes, owner }
+    }
+
+    /// How the weight is stored.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Rows: the width of a product.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: the width of the activations.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Panels of 16 rows, the last one padded with zeros.
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(PANEL_ROWS)
+    }
+
+    /// Bytes of all panels.
+    pub fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Bytes of one panel.
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.panel_bytes
+    }
+
+    /// The first byte of a panel.
+    pub(crate) fn panel(&self, panel: usize) -> *const u8 {
+        debug_assert!(panel < self.panels());
+        // SAFETY: inside the memory, which holds all panels.
+        unsafe { self.memory.start().add(panel * self.panel_bytes) }
+    }
+}
+
+/// The float kind for rows of a format that has no kind of its own: F16, or F32 where F16 would
+/// lose more than 2^-11 of a row's largest value. Parts of a tensor may be asked about one by one;
+/// if any answers F32, the tensor needs it.
+///
+/// # Panics
+/// If `source` is no whole number of rows of `cols` columns.
+pub fn float_kind(format: Format, source: &[u8], cols: usize) -> Kind {
+    let row_bytes = format.row_bytes(cols).unwrap_or(0);
+    assert!(row_bytes > 0 && source.len().is_multiple_of(row_bytes), "{}", format.name());
+    let mut values = vec![0.0; cols];
+    let fits = source.chunks_exact(row_bytes).all(|row| {
+        format.dequantize(row, &mut values);
+        row_fits_f16(&values)
+    });
+    if fits { Kind::F16 } else { Kind::F32 }
+}
+
+fn row_fits_f16(values: &[f32]) -> bool {
+    let largest = values.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
+    // Rounding loses at most 2^-12 of a normal value and 2^-25 of a smaller one.
+    if largest >= f32::from(f16::MIN_POSITIVE) {
+        return largest <= f32::from(f16::MAX);
+    }
+    let bound = largest / 2048.0;
+    values.iter().all(|&v| (f16::from_f32(v).to_f32() - v).abs() <= bound)
+}
+
+/// The right to pack panels of a weight, shareable between threads.
+#[derive(Copy, Clone)]
+pub struct Packer<'a> {
+    start: *mut u8,
+    kind: Kind,
+    rows: usize,
+    cols: usize,
+    panel_bytes: usize,
+    format: Format,
+    source: &'a [u8],
+    row_bytes: usize,
+    owner: PhantomData<&'a mut PackedWeight>,
+}
+
+// SAFETY: the pointer stays valid for 'a, and `pack` demands that threads pack different panels.
+unsafe impl Send for Packer<'_> {}
+// SAFETY: as for Send.
+unsafe impl Sync for Packer<'_> {}
+
+impl Packer<'_> {
+    /// Packs the panels of a range.
+    ///
+    /// # Safety
+    /// No other thread packs the same panels at the same time.
+    ///
+    /// # Panics
+    /// If the weight has fewer panels.
+    pub unsafe fn pack(self, panels: Range<usize>) {
+        assert!(panels.end <= self.rows.div_ceil(PANEL_ROWS), "panel {}", panels.end);
+        for panel in panels {
+            let first = panel * PANEL_ROWS;
+            let rows = PANEL_ROWS.min(self.rows - first);
+            let source = &self.source[first * self.row_bytes..][..rows * self.row_bytes];
+            // SAFETY: the panel lies in the memory, and the caller keeps other threads off it.
+            let target = unsafe {
+                let start = self.start.add(panel * self.panel_bytes);
+                std::slice::from_raw_parts_mut(start, self.panel_bytes)
+            };
+            self.kind.visit(PackPanel { packer: self, source, rows, target });
+        }
+    }
+}
+
+/// One panel on its way from a format to a kind.
+struct PackPanel<'a> {
+    packer: Packer<'a>,
+    source: &'a [u8],
+    rows: usize,
+    target: &'a mut [u8],
+}
+
+impl Visit for PackPanel<'_> {
+    type Output = ();
+
+    fn integer<K: IntegerKind>(self) {
+        assert_eq!(self.row_bytes(), self.packer.cols / K::COLS * K::SOURCE_BYTES);
+        for (index, span) in self.target.chunks_exact_mut(K::BYTES).enumerate() {
+            for row in 0..self.rows {
+                let at = row * self.packer.row_bytes + index * K::SOURCE_BYTES;
+                K::pack(&self.source[at..at + K::SOURCE_BYTES], row, span);
+            }
+        }
+    }
+
+    fn float<K: FloatKind>(self) {
+        if self.packer.format == self.packer.kind.format() {
+            self.transpose::<K>();
+        } else {
+            self.dequantize::<K>();
+        }
+    }
+}
+
+impl PackPanel<'_> {
+    fn row_bytes(&self) -> usize {
+        self.packer.row_bytes
+    }
+
+    /// Rows of the same floats become columns.
+    fn transpose<K: FloatKind>(self) {
+        let row_bytes = self.row_bytes();
+        for (col, column) in self.target.chunks_exact_mut(PANEL_ROWS * K::BYTES).enumerate() {
+            let column = column.chunks_exact_mut(K::BYTES).take(self.rows).enumerate();
+            for (row, value) in column {
+                let at = row * row_bytes + col * K::BYTES;
+                value.copy_from_slice(&self.source[at..at + K::BYTES]);
+            }
+        }
+    }
+
+    /// Rows of any format become columns of floats.
+    fn dequantize<K: FloatKind>(self) {
+        let (format, cols) = (self.packer.format, self.packer.cols);
+        let mut values = [[0.0; CHUNK_COLS]; PANEL_ROWS];
+        for first in (0..cols).step_by(CHUNK_COLS) {
+            let count = CHUNK_COLS.min(cols - first);
+            let bytes = |cols| cols / format.block_elements() * format.block_bytes();
+            for (row, values) in values[..self.rows].iter_mut().enumerate() {
+                let at = row * self.row_bytes() + bytes(first);
+                format.dequantize(&self.source[at..at + bytes(count)], &mut values[..count]);
+            }
+            let target = &mut self.target[first * PANEL_ROWS * K::BYTES..];
+            let columns = target.chunks_exact_mut(PANEL_ROWS * K::BYTES);
+            for (col, column) in columns.take(count).enumerate() {
+                for (value, to) in values[..self.rows].iter().zip(column.chunks_mut(K::BYTES)) {
+                    K::store(value[col], to);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f16_is_refused_where_it_loses_too_much() {
+        assert!(row_fits_f16(&[0.0, 65504.0, 1e-9]));
+        assert!(row_fits_f16(&[0.0; 4]));
+        assert!(!row_fits_f16(&[65536.0]));
+        assert!(!row_fits_f16(&[1.2345e-7]));
+    }
+}

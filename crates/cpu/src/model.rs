@@ -1,0 +1,232 @@
+//! A loaded model: all memory that steps need, and how a step is set up on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use bodkin_backend::{Batch, Limits, Memory, Model, PAGE_TOKENS, Result};
+use bodkin_gguf::File;
+use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
+
+use crate::attend::{partials_len, scratch_len};
+use crate::kv::{KvLayout, KvPages, KvView, Precision};
+use crate::linear::{Activations, Form, PackedWeight};
+use crate::lower::{Fusions, Program, lower};
+use crate::pool::Pool;
+use crate::shared::Shared;
+use crate::simd::Simd;
+use crate::step::Step;
+use crate::weights::{Prepared, kind, uses};
+
+/// The largest need for scratch of each kind, in elements or bytes.
+struct Sizes {
+    blocks_bytes: usize,
+    floats_bytes: usize,
+    scratch: usize,
+    partials: usize,
+}
+
+/// A plan on the CPU.
+pub(crate) struct CpuModel {
+    plan: Arc<Plan>,
+    file: Arc<File>,
+    limits: Limits,
+    simd: Simd,
+    program: Program,
+    pool: Pool,
+    weights: Vec<Prepared>,
+    ropes: Vec<RopeTable>,
+    slot_tables: Vec<usize>,
+    memory: Buffers,
+    positions: Vec<u32>,
+    spans: Vec<u32>,
+    taken: Vec<AtomicUsize>,
+}
+
+/// What threads write. The views point into the owners, which are never touched directly.
+struct Buffers {
+    values: Vec<Shared<f32>>,
+    angles: Vec<Shared<f32>>,
+    scratch: Vec<Shared<f32>>,
+    partials: Shared<f32>,
+    kv: Vec<KvView>,
+    blocks: Activations,
+    floats: Activations,
+    _floats: Vec<Vec<f32>>,
+    _pages: Vec<KvPages>,
+}
+
+impl Buffers {
+    fn new(
+        plan: &Plan,
+        program: &Program,
+        limits: &Limits,
+        sizes: &Sizes,
+        threads: usize,
+    ) -> Buffers {
+        let mut owners: Vec<Vec<f32>> = Vec::new();
+        let mut floats = |len: usize| {
+            let mut owner = vec![0.0; len];
+            let view = Shared::new(&mut owner);
+            owners.push(owner);
+            view
+        };
+        let rows = limits.tokens;
+        let values = program.buffer_widths.iter().map(|w| floats(w * rows)).collect();
+        let angles = program.ropes.iter().map(|r| floats(r.dims * rows)).collect();
+        let scratch = (0..threads).map(|_| floats(sizes.scratch)).collect();
+        let partials = floats(sizes.partials);
+        let mut pages = Vec::new();
+        let mut kv = Vec::new();
+        for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
+            let layout = KvLayout::new(slot, Precision::of(plan));
+            let mut owner = KvPages::new(&layout, limits.pages[group]);
+            kv.push(owner.view(layout));
+            pages.push(owner);
+        }
+        Buffers {
+            values,
+            angles,
+            scratch,
+            partials,
+            kv,
+            blocks: Activations::with_bytes(sizes.blocks_bytes),
+            floats: Activations::with_bytes(sizes.floats_bytes),
+            _floats: owners,
+            _pages: pages,
+        }
+    }
+}
+
+/// The page table of each slot among those of a span.
+fn slot_tables(plan: &Plan) -> Vec<usize> {
+    let windows = plan.windows();
+    let group = |window| windows.iter().position(|&w| w == window).expect("a window of the plan");
+    plan.slots.iter().map(|slot| group(slot.window)).collect()
+}
+
+fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
+    let mut sizes = Sizes { blocks_bytes: 0, floats_bytes: 0, scratch: 0, partials: 0 };
+    for op in &plan.ops {
+        let (weight, rows) = match op {
+            Op::Linear { weight, .. } => (plan.weight(*weight), limits.tokens),
+            Op::Logits { weight, .. } => (plan.weight(*weight), limits.outputs),
+            _ => continue,
+        };
+        let form = kind(weight).form();
+        let bytes = rows * form.row_bytes(weight.cols);
+        match form {
+            Form::Blocks => sizes.blocks_bytes = sizes.blocks_bytes.max(bytes),
+            Form::Floats => sizes.floats_bytes = sizes.floats_bytes.max(bytes),
+        }
+    }
+    for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
+        let stride = KvLayout::new(slot, Precision::of(plan)).value_stride;
+        let tokens = limits.pages[group] * PAGE_TOKENS;
+        sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
+        sizes.partials = sizes.partials.max(partials_len(threads, tokens, stride));
+    }
+    sizes
+}
+
+/// The bytes that a model will hold.
+pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize) -> Memory {
+    let sizes = sizes(plan, limits, threads);
+    let matrices = plan.weights.iter().zip(uses(plan)).filter(|(_, uses)| uses.matrix);
+    let pages = plan.slots.iter().zip(slot_tables(plan));
+    let values = plan.buffers().bytes(limits.tokens);
+    let scratch = 4 * (threads * sizes.scratch + sizes.partials);
+    let logits = 4 * limits.outputs * plan.vocabulary;
+    Memory {
+        weight_bytes: matrices
+            .map(|(w, _)| PackedWeight::bytes_for(kind(w), w.rows, w.cols).unwrap_or(0) as u64)
+            .sum(),
+        state_bytes: pages
+            .map(|(slot, group)| {
+                let layout = KvLayout::new(slot, Precision::of(plan));
+                limits.pages[group] as u64 * layout.page_bytes()
+            })
+            .sum(),
+        scratch_bytes: values
+            + (sizes.blocks_bytes + sizes.floats_bytes + scratch + logits) as u64,
+    }
+}
+
+impl CpuModel {
+    pub(crate) fn new(
+        plan: Arc<Plan>,
+        file: &Arc<File>,
+        limits: &Limits,
+        simd: Simd,
+        fusions: Fusions,
+        pool: Pool,
+        weights: Vec<Prepared>,
+    ) -> CpuModel {
+        let program = lower(&plan, fusions);
+        let threads = pool.threads();
+        let memory =
+            Buffers::new(&plan, &program, limits, &sizes(&plan, limits, threads), threads);
+        let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
+        let table = |rope: &Rope| rope.table(rope.factors.map(vector));
+        let ropes = program.ropes.iter().map(table).collect();
+        CpuModel {
+            slot_tables: slot_tables(&plan),
+            positions: Vec::with_capacity(limits.tokens),
+            spans: Vec::with_capacity(limits.tokens),
+            taken: program.stages.iter().map(|_| AtomicUsize::new(0)).collect(),
+            plan,
+            file: Arc::clone(file),
+            limits: limits.clone(),
+            simd,
+            program,
+            pool,
+            weights,
+            ropes,
+            memory,
+        }
+    }
+}
+
+impl Model for CpuModel {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        batch.check(&self.plan, &self.limits)?;
+        assert_eq!(logits.len(), batch.outputs.len() * self.plan.vocabulary, "room for the logits");
+        self.positions.clear();
+        self.positions.extend(batch.positions().map(|p| p as u32));
+        self.spans.clear();
+        for (i, span) in batch.spans.iter().enumerate() {
+            self.spans.extend(std::iter::repeat_n(i as u32, span.len));
+        }
+        self.taken.iter().for_each(|taken| taken.store(0, Relaxed));
+        let step = Step {
+            simd: self.simd,
+            program: &self.program,
+            plan: &self.plan,
+            file: &self.file,
+            weights: &self.weights,
+            batch,
+            positions: &self.positions,
+            spans: &self.spans,
+            buffers: &self.memory.values,
+            logits: Shared::new(logits),
+            blocks: &self.memory.blocks,
+            floats: &self.memory.floats,
+            kv: &self.memory.kv,
+            slot_tables: &self.slot_tables,
+            ropes: &self.ropes,
+            angles: &self.memory.angles,
+            scratch: &self.memory.scratch,
+            partials: self.memory.partials,
+            taken: &self.taken,
+        };
+        self.pool.run(&|worker| step.run(worker));
+        Ok(())
+    }
+}

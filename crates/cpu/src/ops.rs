@@ -1,0 +1,4 @@
+//! What stages do to values: row by row, or attention over pages.
+
+pub(crate) mod attention;
+pub(crate) mod rows;

@@ -1,0 +1,240 @@
+//! Threads that run one function together and meet at barriers. A step of the model is one call
+//! of [`Pool::run`]; between its stages the threads wait for each other, spinning, because a stage
+//! takes microseconds.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Turns of a spinning wait before a thread lets others have the core: about 20 microseconds.
+const SPINS: u32 = 4_000;
+/// Times that an idle worker yields before it sleeps.
+const YIELDS: u32 = 50;
+
+/// A fixed number of threads; the caller of [`Pool::run`] is one of them.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// What a thread knows of itself while a function runs.
+pub(crate) struct Worker<'a> {
+    /// From 0, which is the caller's.
+    pub(crate) index: usize,
+    /// How many there are.
+    pub(crate) threads: usize,
+    barrier: &'a Barrier,
+}
+
+impl Worker<'_> {
+    /// Returns when all threads have called it; what they wrote before is visible after.
+    pub(crate) fn barrier(&self) {
+        self.barrier.wait(self.threads);
+    }
+
+    /// This thread's share of `0..n`, in order of the threads.
+    pub(crate) fn share(&self, n: usize) -> std::ops::Range<usize> {
+        n * self.index / self.threads..n * (self.index + 1) / self.threads
+    }
+}
+
+type Job = *const (dyn Fn(&Worker<'_>) + Sync);
+
+struct Shared {
+    /// Counts the calls of `run`; a worker that has seen fewer has work.
+    epoch: AtomicUsize,
+    job: Mutex<SendJob>,
+    barrier: Barrier,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+    stop: AtomicBool,
+}
+
+/// The pointer is only followed between the two barriers of `run`, while the function lives.
+#[derive(Clone, Copy)]
+struct SendJob(Option<Job>);
+// SAFETY: the function behind the pointer is `Sync`, and `run` keeps it alive while it is used.
+unsafe impl Send for SendJob {}
+
+struct Barrier {
+    arrived: AtomicUsize,
+    round: AtomicUsize,
+}
+
+impl Barrier {
+    fn wait(&self, threads: usize) {
+        let round = self.round.load(Relaxed);
+        if self.arrived.fetch_add(1, SeqCst) + 1 == threads {
+            self.arrived.store(0, Relaxed);
+            self.round.store(round.wrapping_add(1), Release);
+            return;
+        }
+        spin_while(|| self.round.load(Acquire) == round);
+    }
+}
+
+/// Spins, and now and then lets other threads have the core.
+fn spin_while(condition: impl Fn() -> bool) {
+    let mut turns = 0;
+    while condition() {
+        turns += 1;
+        if turns % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
+
+impl Pool {
+    /// Starts `threads - 1` workers.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
+        assert!(threads > 0, "the caller is a thread");
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            job: Mutex::new(SendJob(None)),
+            barrier: Barrier { arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) },
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+            stop: AtomicBool::new(false),
+        });
+        let start = |index| {
+            let shared = Arc::clone(&shared);
+            let name = format!("bodkin-cpu-{index}");
+            std::thread::Builder::new().name(name).spawn(move || shared.work(index, threads))
+        };
+        let workers = (1..threads).map(start).collect::<Result<_, _>>()?;
+        Ok(Pool { shared, workers })
+    }
+
+    /// The number of threads, the caller included.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `function` on every thread and returns when all are done.
+    pub(crate) fn run(&mut self, function: &(dyn Fn(&Worker<'_>) + Sync)) {
+        let threads = self.threads();
+        // SAFETY: only the lifetime changes; this function returns after the last use.
+        let job: Job = unsafe {
+            std::mem::transmute::<&(dyn Fn(&Worker<'_>) + Sync), &'static (dyn Fn(&Worker<'_>) + Sync)>(
+                function,
+            )
+        };
+        let shared = &*self.shared;
+        *shared.job.lock().unwrap_or_else(PoisonError::into_inner) = SendJob(Some(job));
+        shared.epoch.fetch_add(1, SeqCst);
+        shared.wake_sleepers();
+        let _guard = AbortOnPanic;
+        let worker = Worker { index: 0, threads, barrier: &shared.barrier };
+        function(&worker);
+        worker.barrier();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.epoch.fetch_add(1, SeqCst);
+        self.shared.wake_sleepers();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has ended the process already.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, index: usize, threads: usize) {
+        let _guard = AbortOnPanic;
+        let worker = Worker { index, threads, barrier: &self.barrier };
+        let mut seen = 0;
+        loop {
+            self.wait_for_work(seen);
+            seen += 1;
+            if self.stop.load(SeqCst) {
+                return;
+            }
+            let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: `run` waits at the barrier below before the function ends.
+            let function = unsafe { &*job.0.expect("work comes with a function") };
+            function(&worker);
+            worker.barrier();
+        }
+    }
+
+    /// Spins for a while, then sleeps, until the epoch has passed `seen`.
+    fn wait_for_work(&self, seen: usize) {
+        for turn in 0..SPINS * YIELDS {
+            if self.epoch.load(Acquire) != seen {
+                return;
+            }
+            if turn % SPINS == SPINS - 1 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, SeqCst);
+        while self.epoch.load(SeqCst) == seen {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, SeqCst);
+    }
+
+    fn wake_sleepers(&self) {
+        if self.sleepers.load(SeqCst) > 0 {
+            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.wake.notify_all();
+        }
+    }
+}
+
+/// A thread that unwinds past a barrier would leave the others waiting for ever.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_meet_at_every_barrier() {
+        let mut pool = Pool::new(3).unwrap();
+        let counters: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+        for round in 1..50 {
+            pool.run(&|worker| {
+                for counter in &counters {
+                    counter.fetch_add(1, SeqCst);
+                    worker.barrier();
+                    assert_eq!(counter.load(SeqCst), 3 * round);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn sleeping_workers_wake() {
+        let mut pool = Pool::new(2).unwrap();
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            let ran = AtomicUsize::new(0);
+            pool.run(&|_| {
+                ran.fetch_add(1, SeqCst);
+            });
+            assert_eq!(ran.load(SeqCst), 2);
+        }
+    }
+
+    #[test]
+    fn shares_cover_everything_once() {
+        let barrier = Barrier { arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) };
+        for n in 0..40 {
+            let share = |index| Worker { index, threads: 7, barrier: &barrier }.share(n);
+            assert_eq!((0..7).flat_map(share).collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
+        }
+    }
+}

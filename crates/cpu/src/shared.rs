@@ -1,0 +1,55 @@
+//! Buffers that the threads of a step share. Which thread may touch which part follows from the
+//! stages: parts written in a stage are disjoint, and parts read were written before a barrier.
+
+use std::ops::Range;
+
+/// A slice that several threads read and write in disjoint parts.
+#[derive(Clone, Copy)]
+pub(crate) struct Shared<T> {
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: access goes through unsafe methods whose callers keep parts disjoint.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: likewise.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// Lends out `slice` until the step ends.
+    pub(crate) fn new(slice: &mut [T]) -> Shared<T> {
+        Shared { start: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
+    /// The first element.
+    pub(crate) fn start(self) -> *mut T {
+        self.start
+    }
+
+    /// Reads a part.
+    ///
+    /// # Safety
+    ///
+    /// The slice still lives, and no thread writes this part before the next barrier.
+    pub(crate) unsafe fn part<'a>(self, range: Range<usize>) -> &'a [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part of the buffer");
+        // SAFETY: in bounds; the caller rules out writers.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
+    /// Writes a part.
+    ///
+    /// # Safety
+    ///
+    /// The slice still lives, and nothing else touches this part before the next barrier.
+    pub(crate) unsafe fn part_mut<'a>(self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part of the buffer");
+        // SAFETY: in bounds; the caller rules out others.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

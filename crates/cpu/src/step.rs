@@ -1,0 +1,272 @@
+//! One step as each thread runs it: the stages in order, a barrier after each.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use bodkin_backend::{Batch, PAGE_TOKENS};
+use bodkin_gguf::File;
+use bodkin_model::{Plan, RopeTable, Rows};
+
+use crate::kv::KvView;
+use crate::linear::{Activations, Form, OutRows, multiply};
+use crate::lower::{Place, Product, Program, RowOp, Stage};
+use crate::attend::Attend;
+use crate::ops::rows;
+use crate::pool::Worker;
+use crate::shared::Shared;
+use crate::simd::Simd;
+use crate::weights::{Prepared, read_row};
+
+/// Pieces into which a thread's share of a product is cut, so that one that the system holds up
+/// does not hold up the others.
+const CHUNKS_PER_THREAD: usize = 8;
+
+/// Everything that the threads of a step share.
+pub(crate) struct Step<'a> {
+    pub(crate) simd: Simd,
+    pub(crate) program: &'a Program,
+    pub(crate) weights: &'a [Prepared],
+    pub(crate) plan: &'a Plan,
+    pub(crate) file: &'a File,
+    pub(crate) batch: &'a Batch,
+    /// The position of each row.
+    pub(crate) positions: &'a [u32],
+    /// The span of each row.
+    pub(crate) spans: &'a [u32],
+    /// `[tokens, buffer width]` each.
+    pub(crate) buffers: &'a [Shared<f32>],
+    /// `[outputs, vocabulary]`.
+    pub(crate) logits: Shared<f32>,
+    /// The prepared input of the next products, one for each form.
+    pub(crate) blocks: &'a Activations,
+    pub(crate) floats: &'a Activations,
+    pub(crate) kv: &'a [KvView],
+    /// The page table of each slot among those of a span.
+    pub(crate) slot_tables: &'a [usize],
+    pub(crate) ropes: &'a [RopeTable],
+    /// Cosines, then sines, `[tokens, 2 * pairs]` for each rope.
+    pub(crate) angles: &'a [Shared<f32>],
+    /// Room of each thread for a tile of attention.
+    pub(crate) scratch: &'a [Shared<f32>],
+    /// Room for the sums of tiles whose segments are spread over threads.
+    pub(crate) partials: Shared<f32>,
+    /// How much of each stage has been taken; zero at the start.
+    pub(crate) taken: &'a [AtomicUsize],
+}
+
+impl Step<'_> {
+    /// Runs all stages. Every thread calls it.
+    pub(crate) fn run(&self, worker: &Worker<'_>) {
+        for (stage, taken) in self.program.stages.iter().zip(self.taken) {
+            match stage {
+                Stage::Rows { rows, ops } => {
+                    for row in worker.share(self.count(*rows)) {
+                        ops.iter().for_each(|op| self.row(op, *rows, row));
+                    }
+                }
+                Stage::Multiply { rows, input, products } => {
+                    self.multiply(worker, *rows, *input, products, taken);
+                }
+                Stage::Attend { q, out, attention, slot } => {
+                    let (q, out, slot) = (*q, *out, *slot);
+                    Attend { step: self, q, out, attention, slot }.run(worker, taken);
+                }
+            }
+            worker.barrier();
+        }
+    }
+
+    fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.batch.tokens.len(),
+            Rows::Outputs => self.batch.outputs.len(),
+        }
+    }
+
+    /// Where a row of a place begins, and in what.
+    fn locate(&self, place: Place, row: usize) -> (Shared<f32>, usize) {
+        match place.buffer {
+            Some(b) => (self.buffers[b], row * self.program.buffer_widths[b]),
+            None => (self.logits, row * place.width),
+        }
+    }
+
+    /// Some columns of a row, to be written.
+    ///
+    /// # Safety
+    ///
+    /// Only one thread touches these columns in this stage.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn columns(
+        &self,
+        place: Place,
+        row: usize,
+        columns: std::ops::Range<usize>,
+    ) -> &mut [f32] {
+        let (buffer, start) = self.locate(place, row);
+        // SAFETY: the caller's promise.
+        unsafe { buffer.part_mut(start + columns.start..start + columns.end) }
+    }
+
+    pub(crate) fn read(&self, place: Place, row: usize) -> &[f32] {
+        let (buffer, start) = self.locate(place, row);
+        // SAFETY: a row-local stage touches a row from one thread only, and other stages write
+        // other buffers than they read.
+        unsafe { buffer.part(start..start + place.width) }
+    }
+
+    #[allow(clippy::mut_from_ref)]
+    fn write(&self, place: Place, row: usize) -> &mut [f32] {
+        let (buffer, start) = self.locate(place, row);
+        // SAFETY: a row is written by one thread of a stage, and an operation never writes what
+        // it reads, but for those that work in place, which take one reference only.
+        unsafe { buffer.part_mut(start..start + place.width) }
+    }
+
+    fn row(&self, op: &RowOp, rows: Rows, row: usize) {
+        let vector = |id: bodkin_model::WeightId| {
+            self.weights[id.0].vector.as_deref().expect("prepared as a vector")
+        };
+        match *op {
+            RowOp::Angles { rope } => self.set_angles(rope, row),
+            RowOp::Embed { table, out } => {
+                let token = self.batch.tokens[row] as usize;
+                read_row(self.file, self.plan.weight(table), token, self.write(out, row));
+            }
+            RowOp::Norm { input, out, kind, weight, bias, eps } => {
+                let (x, out) = (self.read(input, row), self.write(out, row));
+                rows::norm(self.simd, x, kind, vector(weight), bias.map(vector), eps, out);
+            }
+            RowOp::Rope { input, out, head_dim, style, rope } => {
+                let (x, out) = (self.read(input, row), self.write(out, row));
+                let (cos, sin) = self.read_angles(rope, row);
+                rows::rope(style, x, head_dim, cos, sin, out);
+            }
+            RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
+            RowOp::Glu { gate, up, act, out } => {
+                let (gate, up) = (self.read(gate, row), self.read(up, row));
+                rows::glu(self.simd, act, gate, up, self.write(out, row));
+            }
+            RowOp::Add { a, b, out } => {
+                rows::add(self.simd, self.read(a, row), self.read(b, row), self.write(out, row));
+            }
+            RowOp::Scale { input, factor, out } => {
+                if input != out {
+                    self.write(out, row).copy_from_slice(self.read(input, row));
+                }
+                self.write(out, row).iter_mut().for_each(|x| *x *= factor);
+            }
+            RowOp::Softcap { input, cap, out } => {
+                if input != out {
+                    self.write(out, row).copy_from_slice(self.read(input, row));
+                }
+                rows::cap_in_place(self.simd, self.write(out, row), cap);
+            }
+            RowOp::Slice { input, start, out } => {
+                let columns = start..start + out.width;
+                self.write(out, row).copy_from_slice(&self.read(input, row)[columns]);
+            }
+            RowOp::Prepare { input, blocks, floats } => {
+                let from = match rows {
+                    Rows::Tokens => row,
+                    Rows::Outputs => self.batch.outputs[row] as usize,
+                };
+                let x = self.read(input, from);
+                for (wanted, form) in [(blocks, Form::Blocks), (floats, Form::Floats)] {
+                    if wanted {
+                        let activations = self.activations(form, self.count(rows), input.width);
+                        // SAFETY: one thread sets this row; products read it after a barrier.
+                        unsafe { activations.filling().set(self.simd, row, x) };
+                    }
+                }
+            }
+        }
+    }
+
+    fn activations(&self, form: Form, rows: usize, cols: usize) -> Activations {
+        match form {
+            Form::Blocks => self.blocks.shaped(form, rows, cols),
+            Form::Floats => self.floats.shaped(form, rows, cols),
+        }
+    }
+
+    fn set_angles(&self, rope: usize, row: usize) {
+        let table = &self.ropes[rope];
+        let pairs = table.frequencies.len();
+        // SAFETY: one thread sets the angles of a row, and only in the first stage.
+        let angles = unsafe { self.angles[rope].part_mut(2 * pairs * row..2 * pairs * (row + 1)) };
+        let (cos, sin) = angles.split_at_mut(pairs);
+        table.rotate_at(self.positions[row], cos, sin);
+    }
+
+    fn read_angles(&self, rope: usize, row: usize) -> (&[f32], &[f32]) {
+        let pairs = self.ropes[rope].frequencies.len();
+        // SAFETY: the angles of a row were set by this thread or before a barrier.
+        let angles = unsafe { self.angles[rope].part(2 * pairs * row..2 * pairs * (row + 1)) };
+        angles.split_at(pairs)
+    }
+
+    fn store(&self, k: Place, v: Place, slot: usize, row: usize) {
+        let span = &self.batch.spans[self.spans[row] as usize];
+        let position = self.positions[row] as usize;
+        let page = span.tables[self.slot_tables[slot]].page(position);
+        let (k, v) = (self.read(k, row), self.read(v, row));
+        // SAFETY: the cells of this token are written here only, and read after a barrier.
+        unsafe { self.kv[slot].store(page, position % PAGE_TOKENS, k, v) };
+    }
+
+    fn multiply(
+        &self,
+        worker: &Worker<'_>,
+        rows: Rows,
+        input: Place,
+        products: &[Product],
+        taken: &AtomicUsize,
+    ) {
+        let matrix = |p: &Product| self.weights[p.weight.0].matrix.as_ref().expect("prepared");
+        let total: usize = products.iter().map(|p| matrix(p).panels()).sum();
+        let chunk = total.div_ceil(worker.threads * CHUNKS_PER_THREAD);
+        loop {
+            let start = taken.fetch_add(chunk, Relaxed);
+            if start >= total {
+                return;
+            }
+            let mut before = 0;
+            for product in products {
+                let matrix = matrix(product);
+                let from = start.clamp(before, before + matrix.panels()) - before;
+                let to = (start + chunk).clamp(before, before + matrix.panels()) - before;
+                before += matrix.panels();
+                if from < to {
+                    self.product(rows, input, product, from..to);
+                }
+            }
+        }
+    }
+
+    fn product(
+        &self,
+        rows: Rows,
+        input: Place,
+        product: &Product,
+        panels: std::ops::Range<usize>,
+    ) {
+        let weight = &self.weights[product.weight.0];
+        let matrix = weight.matrix.as_ref().expect("prepared as a matrix");
+        let bias = product.bias.map(|id| {
+            self.weights[id.0].vector.as_deref().expect("prepared as a vector")
+        });
+        let count = self.count(rows);
+        let activations = self.activations(matrix.kind().form(), count, input.width);
+        let (buffer, stride) = match product.out.buffer {
+            Some(b) => (self.buffers[b], self.program.buffer_widths[b]),
+            None => (self.logits, product.out.width),
+        };
+        assert!(count * stride <= buffer.len(), "room for every row of the result");
+        // SAFETY: the buffer has the rows, and this thread alone has taken these panels, so it
+        // alone writes their columns.
+        unsafe {
+            let out = OutRows::from_raw(buffer.start(), stride, count);
+            multiply(self.simd, matrix, bias, panels, &activations, 0..count, out);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! An array, for any processor.
+
+use half::f16;
+
+use super::{LANES, Vector};
+
+/// Sixteen lanes that the compiler vectorises as it can.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable([f32; LANES]);
+
+impl Portable {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Portable(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+
+    /// Folds the upper half onto the lower until one lane is left.
+    #[inline(always)]
+    fn fold(self, f: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut x = self.0;
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                x[i] = f(x[i], x[i + half]);
+            }
+        }
+        x[0]
+    }
+}
+
+impl Vector for Portable {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Portable([x; LANES])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller says that sixteen elements are there.
+        Portable(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller says that there is room for sixteen elements.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: the caller says that sixteen elements are there.
+        let halves = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        Portable(halves.map(|h| f16::from_bits(h).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16) {
+        let halves = self.0.map(|x| f16::from_f32(x).to_bits());
+        // SAFETY: the caller says that there is room for sixteen elements.
+        unsafe { to.cast::<[u16; LANES]>().write_unaligned(halves) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        self.zip(other, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        self.zip(other, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        self.zip(other, f32::max)
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        self.zip(other, f32::min)
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // Two roundings: without the instruction, a fused one costs a library call per lane.
+        Portable(std::array::from_fn(|i| self.0[i] * b.0[i] + c.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        Portable(self.0.map(f32::round_ties_even))
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, n: Self) -> Self {
+        self.zip(n, |x, n| x * f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self.fold(|a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.fold(f32::max)
+    }
+}

@@ -1,0 +1,315 @@
+//! Matrix products against their definition: dequantised weights times activations in f64, for
+//! every kind of weight, level of instructions and awkward shape; and that results do not depend on
+//! neighbours, cuts or threads.
+
+use std::ops::Range;
+
+use bodkin_cpu::Simd;
+use bodkin_cpu::linear::{Activations, Form, Kind, OutRows, PackedWeight, float_kind, multiply};
+use bodkin_gguf::Format;
+
+/// Deterministic noise (SplitMix64).
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Roughly normal.
+    fn normal(&mut self) -> f32 {
+        (0..4).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32 - 0.5).sum()
+    }
+
+    fn normals(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.normal()).collect()
+    }
+}
+
+/// `[rows, cols]` in `format`: random bits wherever they are codes, so that every code occurs, with
+/// scales that are ordinary numbers.
+fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) -> Vec<u8> {
+    let f16s: &[usize] = match format {
+        Format::F32 => {
+            return noise.normals(rows * cols).iter().flat_map(|v| v.to_le_bytes()).collect();
+        }
+        Format::BF16 => {
+            let top = |v: &f32| (v.to_bits() >> 16) as u16;
+            return noise.normals(rows * cols).iter().flat_map(|v| top(v).to_le_bytes()).collect();
+        }
+        Format::F16 => &[0],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[0, 2],
+        Format::Q2_K => &[80, 82],
+        Format::Q3_K => &[108],
+        Format::Q6_K => &[208],
+        Format::MXFP4 => &[],
+        _ => &[0],
+    };
+    let blocks = rows * cols / format.block_elements();
+    let mut bytes = vec![0; blocks * format.block_bytes()];
+    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+        block.fill_with(|| noise.next() as u8);
+        for &at in f16s {
+            // Sign, exponent between 2^-7 and 1, any mantissa.
+            let bits = (noise.next() as u16 & 0x83ff) | (0x2000 + (noise.next() as u16 & 0x1c00));
+            block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+        }
+        if format == Format::MXFP4 {
+            block[0] = 118 + (noise.next() % 12) as u8;
+        }
+    }
+    bytes
+}
+
+fn filled(simd: Simd, form: Form, x: &[f32], cols: usize) -> Activations {
+    let rows = x.len() / cols;
+    let mut activations = Activations::with_bytes(rows * form.row_bytes(cols));
+    let filling = activations.fill(form, rows, cols);
+    for (row, x) in x.chunks_exact(cols).enumerate() {
+        // SAFETY: one thread.
+        unsafe { filling.set(simd, row, x) }
+    }
+    activations
+}
+
+/// The whole product, with panels and tokens cut as given.
+fn product(
+    simd: Simd,
+    weight: &PackedWeight,
+    bias: Option<&[f32]>,
+    x: &Activations,
+    panel_cuts: &[Range<usize>],
+    token_cuts: &[Range<usize>],
+) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.rows() * weight.rows()];
+    let rows = OutRows::new(&mut out, weight.rows());
+    for panels in panel_cuts {
+        for tokens in token_cuts {
+            // SAFETY: one thread.
+            unsafe { multiply(simd, weight, bias, panels.clone(), x, tokens.clone(), rows) }
+        }
+    }
+    out
+}
+
+fn whole(simd: Simd, weight: &PackedWeight, x: &Activations) -> Vec<f32> {
+    let (panels, tokens) = (0..weight.panels(), 0..x.rows());
+    product(simd, weight, None, x, &[panels, 0..0], &[tokens, 0..0])
+}
+
+/// What the int8 form keeps of `x`: its definition, written a second time.
+fn rounded(form: Form, x: &[f32]) -> Vec<f32> {
+    if form == Form::Floats {
+        return x.to_vec();
+    }
+    let block = |x: &[f32]| {
+        let largest = x.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
+        let (scale, inverse) = (largest / 127.0, 127.0 / largest);
+        x.iter().map(|v| scale * (v * inverse).round_ties_even()).collect::<Vec<_>>()
+    };
+    x.chunks_exact(32).flat_map(block).collect()
+}
+
+/// `[tokens, rows]` in f64.
+fn expected(weight: &[f32], x: &[f32], cols: usize) -> Vec<f64> {
+    let dot =
+        |w: &[f32], x: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+    x.chunks_exact(cols).flat_map(|x| weight.chunks_exact(cols).map(move |w| dot(w, x))).collect()
+}
+
+fn error(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let difference = |(f, e): (&f32, &f64)| (f64::from(*f) - e).powi(2);
+    let power: f64 = expected.iter().map(|e| e * e).sum();
+    found.iter().zip(expected).map(difference).sum::<f64>() / power
+}
+
+fn column_counts(kind: Kind) -> &'static [usize] {
+    match kind.cols_multiple() {
+        1 => &[1, 7, 32, 33, 256],
+        32 => &[32, 96, 256, 512],
+        _ => &[256, 512],
+    }
+}
+
+#[test]
+fn every_kind_and_level_computes_the_product() {
+    let mut noise = Noise(1);
+    for &kind in Kind::ALL {
+        for &cols in column_counts(kind) {
+            for rows in [1, 5, 16, 17, 40] {
+                check_product(kind, rows, cols, &mut noise);
+            }
+        }
+    }
+}
+
+fn check_product(kind: Kind, rows: usize, cols: usize, noise: &mut Noise) {
+    let bytes = random_weight(kind.format(), rows, cols, noise);
+    let mut values = vec![0.0; rows * cols];
+    kind.format().dequantize(&bytes, &mut values);
+    let weight = PackedWeight::pack(kind.format(), &bytes, rows, cols);
+    assert_eq!((weight.kind(), weight.rows(), weight.cols()), (kind, rows, cols));
+    assert_eq!(Some(weight.bytes()), PackedWeight::bytes_for(kind, rows, cols));
+    for tokens in [1, 2, 3, 7, 16, 33] {
+        let x = noise.normals(tokens * cols);
+        let exact = expected(&values, &x, cols);
+        let kept = expected(&values, &rounded(kind.form(), &x), cols);
+        for simd in Simd::available() {
+            let found = whole(simd, &weight, &filled(simd, kind.form(), &x, cols));
+            let what = format!("{kind:?} {rows}x{cols}, {tokens} tokens, {simd}");
+            let (near, far) = (error(&found, &kept), error(&found, &exact));
+            assert!(near < 1e-10, "{what}: {near:e} from what the activations keep");
+            assert!(far < 1e-3 || rows * tokens < 50, "{what}: {far:e} from the exact product");
+        }
+    }
+}
+
+#[test]
+fn a_result_depends_on_its_row_and_token_only() {
+    let mut noise = Noise(2);
+    let (rows, cols, tokens) = (17 * 16 + 3, 256, 41);
+    for &kind in Kind::ALL {
+        let bytes = random_weight(kind.format(), rows, cols, &mut noise);
+        let weight = PackedWeight::pack(kind.format(), &bytes, rows, cols);
+        let x = noise.normals(tokens * cols);
+        let mut reference: Option<Vec<f32>> = None;
+        for simd in Simd::available() {
+            let all = filled(simd, kind.form(), &x, cols);
+            let found = whole(simd, &weight, &all);
+            let cuts = [0..1, 1..7, 7..weight.panels()];
+            let cut = product(simd, &weight, None, &all, &cuts, &[0..3, 3..20, 20..21, 21..41]);
+            assert!(found == cut, "{kind:?} {simd}: cutting changed a result");
+            for (token, x) in x.chunks_exact(cols).enumerate() {
+                let alone = whole(simd, &weight, &filled(simd, kind.form(), x, cols));
+                assert!(found[token * rows..][..rows] == alone, "{kind:?} {simd}, token {token}");
+            }
+            if simd != Simd::Portable {
+                let first = reference.get_or_insert_with(|| found.clone());
+                assert!(*first == found, "{kind:?}: {simd} differs from the level below");
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_share_one_result() {
+    let mut noise = Noise(3);
+    let (rows, cols, tokens) = (160, 512, 19);
+    for &kind in &[Kind::F16, Kind::Q4_K, Kind::Q8_0] {
+        let bytes = random_weight(kind.format(), rows, cols, &mut noise);
+        let alone = PackedWeight::pack(kind.format(), &bytes, rows, cols);
+        let mut weight = PackedWeight::zeroed(kind, rows, cols);
+        let packer = weight.packer(kind.format(), &bytes);
+        std::thread::scope(|threads| {
+            for panels in [0..3, 3..10] {
+                // SAFETY: the ranges are disjoint.
+                threads.spawn(move || unsafe { packer.pack(panels) });
+            }
+        });
+        let (simd, x) = (Simd::detect(), noise.normals(tokens * cols));
+        let mut activations = Activations::with_bytes(tokens * kind.form().row_bytes(cols));
+        let filling = activations.fill(kind.form(), tokens, cols);
+        std::thread::scope(|threads| {
+            for rows in [0..8, 8..19] {
+                let x = &x;
+                threads.spawn(move || {
+                    for row in rows {
+                        // SAFETY: the ranges are disjoint.
+                        unsafe { filling.set(simd, row, &x[row * cols..][..cols]) }
+                    }
+                });
+            }
+        });
+        let mut out = vec![f32::NAN; tokens * rows];
+        let target = OutRows::new(&mut out, rows);
+        std::thread::scope(|threads| {
+            for panels in [0..4, 4..10] {
+                let (weight, x) = (&weight, &activations);
+                // SAFETY: the ranges are disjoint.
+                threads.spawn(move || unsafe {
+                    multiply(simd, weight, None, panels, x, 0..tokens, target)
+                });
+            }
+        });
+        assert!(out == whole(simd, &alone, &activations), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_bias_is_added_and_wider_rows_keep_their_rest() {
+    let (rows, cols, width) = (21, 32, 30);
+    let mut noise = Noise(4);
+    let bytes = random_weight(Format::Q8_0, rows, cols, &mut noise);
+    let weight = PackedWeight::pack(Format::Q8_0, &bytes, rows, cols);
+    let (x, bias) = (noise.normals(2 * cols), noise.normals(rows));
+    for simd in Simd::available() {
+        let x = filled(simd, Form::Blocks, &x, cols);
+        let plain = whole(simd, &weight, &x);
+        let mut out = vec![7.0; 2 * width];
+        // SAFETY: one thread.
+        unsafe {
+            multiply(simd, &weight, Some(&bias), 0..2, &x, 0..2, OutRows::new(&mut out, width))
+        };
+        for (token, out) in out.chunks_exact(width).enumerate() {
+            for row in 0..width {
+                let expected = if row < rows { plain[token * rows + row] + bias[row] } else { 7.0 };
+                assert_eq!(out[row], expected, "{simd}: token {token}, row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_activations_stay_finite_and_faults_show() {
+    let (rows, cols) = (16, 64);
+    let weight = PackedWeight::pack(Format::Q8_0, &vec![0x01; rows * 68], rows, cols);
+    for simd in Simd::available() {
+        for (value, finite) in [(0.0, true), (1e30, true), (1e-42, true), (f32::NAN, false)] {
+            let mut x = vec![value; cols];
+            x[33] = 0.5;
+            let out = whole(simd, &weight, &filled(simd, Form::Blocks, &x, cols));
+            assert_eq!(out.iter().all(|v| v.is_finite()), finite, "{simd}: {value}");
+        }
+    }
+}
+
+#[test]
+fn formats_without_a_kind_become_floats() {
+    let mut noise = Noise(5);
+    let (rows, cols, tokens) = (18, 512, 3);
+    let x = noise.normals(tokens * cols);
+    for &format in &[Format::TQ2_0, Format::I8, Format::F64] {
+        assert_eq!(Kind::native(format), None);
+        let bytes: Vec<u8> = match format {
+            Format::F64 => noise
+                .normals(rows * cols)
+                .iter()
+                .flat_map(|v| f64::from(*v * 1e6).to_le_bytes())
+                .collect(),
+            Format::TQ2_0 => {
+                let mut bytes: Vec<u8> =
+                    (0..rows * 132).map(|_| noise.next() as u8 & 0xaa).collect();
+                for block in bytes.chunks_exact_mut(66) {
+                    block[64..].copy_from_slice(&0x3123u16.to_le_bytes());
+                }
+                bytes
+            }
+            _ => (0..rows * cols).map(|_| noise.next() as u8).collect(),
+        };
+        let kind = if format == Format::F64 { Kind::F32 } else { Kind::F16 };
+        assert_eq!(float_kind(format, &bytes, cols), kind, "{format:?}");
+        let weight = PackedWeight::pack(format, &bytes, rows, cols);
+        assert_eq!(weight.kind(), kind);
+        let mut values = vec![0.0; rows * cols];
+        format.dequantize(&bytes, &mut values);
+        let exact = expected(&values, &x, cols);
+        for simd in Simd::available() {
+            let found = whole(simd, &weight, &filled(simd, Form::Floats, &x, cols));
+            assert!(error(&found, &exact) < 1e-9, "{format:?} {simd}");
+        }
+    }
+}
