@@ -70,13 +70,7 @@ impl Attend<'_> {
     }
 
     /// Tasks are single segments; merging comes after a barrier.
-    fn run_split(
-        &self,
-        worker: &Worker<'_>,
-        taken: &AtomicUsize,
-        tiles: usize,
-        segments: usize,
-    ) {
+    fn run_split(&self, worker: &Worker<'_>, taken: &AtomicUsize, tiles: usize, segments: usize) {
         let (q, _, mut total) = self.scratch(worker);
         loop {
             let index = taken.fetch_add(1, Relaxed);

@@ -100,7 +100,8 @@ pub(crate) struct Program {
 /// Turns a plan into stages.
 pub(crate) fn lower(plan: &Plan, fusions: Fusions) -> Program {
     let buffers = plan.buffers();
-    let mut lowering = Lowering { plan, fusions, homes: &buffers.of, stages: vec![], ropes: vec![] };
+    let mut lowering =
+        Lowering { plan, fusions, homes: &buffers.of, stages: vec![], ropes: vec![] };
     let mut next = 0;
     while next < plan.ops.len() {
         next = lowering.op(next);

@@ -146,8 +146,7 @@ pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize) -> Memory {
                 limits.pages[group] as u64 * layout.page_bytes()
             })
             .sum(),
-        scratch_bytes: values
-            + (sizes.blocks_bytes + sizes.floats_bytes + scratch + logits) as u64,
+        scratch_bytes: values + (sizes.blocks_bytes + sizes.floats_bytes + scratch + logits) as u64,
     }
 }
 
@@ -163,8 +162,7 @@ impl CpuModel {
     ) -> CpuModel {
         let program = lower(&plan, fusions);
         let threads = pool.threads();
-        let memory =
-            Buffers::new(&plan, &program, limits, &sizes(&plan, limits, threads), threads);
+        let memory = Buffers::new(&plan, &program, limits, &sizes(&plan, limits, threads), threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
         let table = |rope: &Rope| rope.table(rope.factors.map(vector));
         let ropes = program.ropes.iter().map(table).collect();

@@ -116,9 +116,10 @@ impl Pool {
         let threads = self.threads();
         // SAFETY: only the lifetime changes; this function returns after the last use.
         let job: Job = unsafe {
-            std::mem::transmute::<&(dyn Fn(&Worker<'_>) + Sync), &'static (dyn Fn(&Worker<'_>) + Sync)>(
-                function,
-            )
+            std::mem::transmute::<
+                &(dyn Fn(&Worker<'_>) + Sync),
+                &'static (dyn Fn(&Worker<'_>) + Sync),
+            >(function)
         };
         let shared = &*self.shared;
         *shared.job.lock().unwrap_or_else(PoisonError::into_inner) = SendJob(Some(job));
@@ -168,7 +169,11 @@ impl Shared {
             if self.epoch.load(Acquire) != seen {
                 return;
             }
-            if turn % SPINS == SPINS - 1 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if turn % SPINS == SPINS - 1 {
+                std::thread::yield_now()
+            } else {
+                std::hint::spin_loop()
+            }
         }
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, SeqCst);

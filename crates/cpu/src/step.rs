@@ -6,10 +6,10 @@ use bodkin_backend::{Batch, PAGE_TOKENS};
 use bodkin_gguf::File;
 use bodkin_model::{Plan, RopeTable, Rows};
 
+use crate::attend::Attend;
 use crate::kv::KvView;
 use crate::linear::{Activations, Form, OutRows, multiply};
 use crate::lower::{Place, Product, Program, RowOp, Stage};
-use crate::attend::Attend;
 use crate::ops::rows;
 use crate::pool::Worker;
 use crate::shared::Shared;
@@ -243,18 +243,12 @@ impl Step<'_> {
         }
     }
 
-    fn product(
-        &self,
-        rows: Rows,
-        input: Place,
-        product: &Product,
-        panels: std::ops::Range<usize>,
-    ) {
+    fn product(&self, rows: Rows, input: Place, product: &Product, panels: std::ops::Range<usize>) {
         let weight = &self.weights[product.weight.0];
         let matrix = weight.matrix.as_ref().expect("prepared as a matrix");
-        let bias = product.bias.map(|id| {
-            self.weights[id.0].vector.as_deref().expect("prepared as a vector")
-        });
+        let bias = product
+            .bias
+            .map(|id| self.weights[id.0].vector.as_deref().expect("prepared as a vector"));
         let count = self.count(rows);
         let activations = self.activations(matrix.kind().form(), count, input.width);
         let (buffer, stride) = match product.out.buffer {

@@ -110,7 +110,7 @@ fn rounded(form: Form, x: &[f32]) -> Vec<f32> {
         let (scale, inverse) = (largest / 127.0, 127.0 / largest);
         x.iter().map(|v| scale * (v * inverse).round_ties_even()).collect::<Vec<_>>()
     };
-    x.chunks_exact(32).flat_map(block).collect()
+    x.chunks_exact(16).flat_map(block).collect()
 }
 
 /// `[tokens, rows]` in f64.

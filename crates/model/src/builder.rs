@@ -7,9 +7,7 @@ use bodkin_gguf::Tensor;
 
 use crate::error::{Error, Result};
 use crate::keys::Keys;
-use crate::plan::{
-    Act, Attention, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight, WeightId,
-};
+use crate::plan::{Act, Attention, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight, WeightId};
 use crate::rope::Rope;
 
 /// What an attention layer needs to know besides its tensors.

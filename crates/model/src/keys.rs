@@ -71,7 +71,12 @@ impl<'a> Keys<'a> {
             n if n >= layers => values,
             n => return Err(self.error(name, format!("expected {layers} values, found {n}"))),
         };
-        values.into_iter().take(layers).map(|v| self.plausible(name, v)).collect::<Result<_>>().map(Some)
+        values
+            .into_iter()
+            .take(layers)
+            .map(|v| self.plausible(name, v))
+            .collect::<Result<_>>()
+            .map(Some)
     }
 
     fn plausible(&self, name: &str, value: u32) -> Result<usize> {

@@ -17,7 +17,5 @@ pub use builder::{AttentionLayer, Builder};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};
 pub use keys::Keys;
-pub use plan::{
-    Act, Attention, KvSlot, NormKind, Op, Plan, Rows, SlotId, Value, Weight, WeightId,
-};
+pub use plan::{Act, Attention, KvSlot, NormKind, Op, Plan, Rows, SlotId, Value, Weight, WeightId};
 pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};

@@ -8,8 +8,10 @@
 //! Integer kinds, for each block of 32 columns in order:
 //!
 //! ```text
-//! for each scale group g:  sum = fma(f32(i32 dot of codes), scale[g] * x.scale, sum)
-//! kinds with minimums:     sum = fma(min[g], -(x.scale * x.sum[g]), sum)
+//! d[h] = f32(i32 dot of the codes of half h), for both halves of the block
+//! one scale a block:    sum = fma(fma(d[1], x.scale[1], d[0] * x.scale[0]), scale, sum)
+//! one scale a half:     for each h: sum = fma(d[h], scale[h] * x.scale[h], sum)
+//! kinds with minimums:  sum = fma(min[g], minus the scaled sum of x's codes, sum), each group g
 //! ```
 //!
 //! Float kinds, for each column in order: `sum = fma(w, x, sum)`. A bias is added to the finished
@@ -133,28 +135,34 @@ unsafe fn add_block<L: Lanes, K: IntegerKind>(
     x: &Block,
     mut sum: L::Floats,
 ) -> L::Floats {
-    let steps = weights.codes.len() / K::GROUPS;
-    // SAFETY: the caller vouches for the instructions; a group's codes lie inside the block.
+    const STEPS: usize = 4;
+    // SAFETY: the caller vouches for the instructions; a half's codes lie inside the block.
     unsafe {
-        for group in 0..K::GROUPS {
-            let codes = &weights.codes[group * steps..(group + 1) * steps];
-            let x_codes = x.codes.as_ptr().add(4 * group * steps);
-            let start = if K::GROUPS == 1 { x.start } else { x.half_starts[group] };
-            let dot = match K::CODES {
+        let half = |half: usize| {
+            let codes = &weights.codes[half * STEPS..(half + 1) * STEPS];
+            let x_codes = x.codes.as_ptr().add(4 * half * STEPS);
+            L::to_floats(match K::CODES {
                 Codes::Unsigned { bits } => L::dot(L::int(0), codes, bits, x_codes),
                 Codes::Centred { bits, offset } => {
-                    L::centred_dot(start, codes, bits, offset, x_codes)
+                    L::centred_dot(x.starts[half], codes, bits, offset, x_codes)
                 }
-            };
-            let scale = L::mul(weights.scales[group], L::float(x.scale));
-            sum = L::fma(L::to_floats(dot), scale, sum);
+            })
+        };
+        let x_scales = [L::float(x.scales[0]), L::float(x.scales[1])];
+        if K::GROUPS == 1 {
+            let both = L::fma(half(1), x_scales[1], L::mul(half(0), x_scales[0]));
+            sum = L::fma(both, weights.scales[0], sum);
+        } else {
+            for group in 0..2 {
+                let scale = L::mul(weights.scales[group], x_scales[group]);
+                sum = L::fma(half(group), scale, sum);
+            }
         }
-        if K::MINS {
-            for group in 0..K::GROUPS {
-                let scaled = match K::GROUPS {
-                    1 => x.minus_scaled_sum,
-                    _ => x.scale * (x.half_starts[group] >> 7) as f32,
-                };
+        if K::MINS && K::GROUPS == 1 {
+            sum = L::fma(weights.mins[0], L::float(x.minus_scaled_sum), sum);
+        } else if K::MINS {
+            for group in 0..2 {
+                let scaled = x.scales[group] * (x.starts[group] >> 7) as f32;
                 sum = L::fma(weights.mins[group], L::float(scaled), sum);
             }
         }

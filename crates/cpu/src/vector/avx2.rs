@@ -53,13 +53,6 @@ impl Vector for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn store_f16(self, to: *mut u16) {
-        unsafe {
-            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
-            _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
-        }
-    }
-    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }
@@ -85,9 +78,7 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        unsafe {
-            Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1))
-        }
+        unsafe { Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
     }
     #[inline(always)]
     unsafe fn round(self) -> Self {

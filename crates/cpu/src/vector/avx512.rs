@@ -30,13 +30,6 @@ impl Vector for Avx512 {
         unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
     }
     #[inline(always)]
-    unsafe fn store_f16(self, to: *mut u16) {
-        unsafe {
-            let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
-            _mm256_storeu_si256(to.cast(), halves);
-        }
-    }
-    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Avx512(_mm512_add_ps(self.0, other.0)) }
     }
@@ -67,7 +60,9 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn round(self) -> Self {
         unsafe {
-            Avx512(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0))
+            Avx512(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
+                self.0,
+            ))
         }
     }
     #[inline(always)]

@@ -1,0 +1,10 @@
+//! One module per command: an `Args` struct, and `run`, which does the work.
+
+pub(crate) mod bench;
+pub(crate) mod detokenize;
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod logits;
+pub(crate) mod pull;
+pub(crate) mod run;
+pub(crate) mod tokenize;

@@ -1,0 +1,245 @@
+//! `bodkin bench`: how fast prompts are read and tokens generated, as rows like llama-bench's, with
+//! the share of the memory bandwidth that was measured between the tests.
+
+mod report;
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use bodkin_backend::{Backend, Batch, Limits, Model, Span};
+use bodkin_engine::{Pages, Sequence};
+
+use crate::load::{Machine, Opened};
+use report::{Format, Row};
+
+/// Arguments of `bench`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    model: String,
+    /// Prompt lengths: lists (128,512) and ranges (128-512+128)
+    #[arg(short = 'p', long, default_value = "512", value_name = "N")]
+    n_prompt: String,
+    /// Numbers of tokens to generate
+    #[arg(short = 'n', long, default_value = "128", value_name = "N")]
+    n_gen: String,
+    /// Tokens that are in the context before the test begins
+    #[arg(short = 'd', long, default_value = "0", value_name = "N")]
+    n_depth: String,
+    /// Numbers of threads to test [default: all cores]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<String>,
+    /// Runs of each test
+    #[arg(short, long, default_value_t = 5, value_name = "N")]
+    repetitions: usize,
+    /// How the rows are printed
+    #[arg(short, long, default_value = "md")]
+    output: Format,
+    /// Tokens of a prompt that are read in one step
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    batch_size: usize,
+    /// Where to compute: auto or cpu
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    device: String,
+}
+
+/// One row to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Test {
+    prompt: usize,
+    generate: usize,
+    depth: usize,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let opened = Opened::find(&args.model)?;
+    let tests = tests(&args)?;
+    ensure!(args.repetitions > 0, "--repetitions: expected at least 1");
+    let threads = match &args.threads {
+        Some(list) => numbers("--threads", list)?.into_iter().map(Some).collect(),
+        None => vec![None],
+    };
+    let mut rows = Vec::new();
+    for threads in threads {
+        let machine = Machine {
+            device: args.device.clone(),
+            threads,
+            ctx_size: None,
+            batch_size: args.batch_size,
+        };
+        let backend = machine.backend()?;
+        for &test in &tests {
+            rows.push(measure(&opened, backend.as_ref(), test, &args)?);
+        }
+    }
+    report::print(&mut std::io::stdout().lock(), args.output, &rows)
+}
+
+fn tests(args: &Args) -> Result<Vec<Test>> {
+    let mut tests = Vec::new();
+    for depth in numbers("--n-depth", &args.n_depth)? {
+        let prompts = numbers("--n-prompt", &args.n_prompt)?;
+        let prompts = prompts.into_iter().map(|prompt| Test { prompt, generate: 0, depth });
+        let generates = numbers("--n-gen", &args.n_gen)?;
+        let generates = generates.into_iter().map(|generate| Test { prompt: 0, generate, depth });
+        tests.extend(prompts.chain(generates).filter(|t| t.prompt + t.generate > 0));
+    }
+    ensure!(!tests.is_empty(), "nothing to measure: -p and -n are both 0");
+    Ok(tests)
+}
+
+/// Numbers and ranges, such as `1,2-8+2,16-64*2`.
+fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
+    let number = |s: &str| -> Result<usize> {
+        s.trim().parse().with_context(|| format!("{flag}: `{s}` is no number"))
+    };
+    let mut out = Vec::new();
+    for part in text.split(',') {
+        let Some((from, rest)) = part.split_once('-') else {
+            out.push(number(part)?);
+            continue;
+        };
+        let (to, next): (_, Box<dyn Fn(usize) -> usize>) = match rest.split_once(['+', '*']) {
+            None => (rest, Box::new(|n| n + 1)),
+            Some((to, step)) => {
+                let step = number(step)?;
+                match rest.contains('*') {
+                    true if step < 2 => bail!("{flag}: the factor in `{part}` must be at least 2"),
+                    false if step < 1 => bail!("{flag}: the step in `{part}` must be at least 1"),
+                    true => (to, Box::new(move |n: usize| n.saturating_mul(step))),
+                    false => (to, Box::new(move |n| n + step)),
+                }
+            }
+        };
+        let (mut n, to) = (number(from)?, number(to)?);
+        ensure!(n > 0 || !rest.contains('*'), "{flag}: `{part}` never ends");
+        while n <= to {
+            out.push(n);
+            ensure!(out.len() <= 1000, "{flag}: more than 1000 values");
+            n = next(n);
+        }
+    }
+    Ok(out)
+}
+
+fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> Result<Row> {
+    let plan = &opened.plan;
+    let tokens = test.depth + test.prompt + test.generate;
+    let step = args.batch_size.min((test.depth.max(test.prompt)).max(1));
+    let pages = Pages::needed(&plan.windows(), tokens, step, 1);
+    let limits = Limits { tokens: step, outputs: 1, pages };
+    let mut session = Session::new(opened.load(backend, &limits)?, step);
+    let mut samples_ns = Vec::new();
+    // The first run pages the weights in and is not counted.
+    for i in 0..=args.repetitions {
+        session.restart();
+        session.read(test.depth)?;
+        let start = Instant::now();
+        session.read(test.prompt)?;
+        for _ in 0..test.generate {
+            session.read(1)?;
+        }
+        if i > 0 {
+            samples_ns.push(start.elapsed().as_nanos() as u64);
+        }
+    }
+    drop(session);
+    let steps = if test.prompt > 0 { test.prompt.div_ceil(step) } else { test.generate };
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let mut row = Row {
+        model_filename: opened.name.clone(),
+        model_type: opened.describe(),
+        model_size: plan.cost().weight_bytes,
+        model_n_params: plan.cost().parameters,
+        backend: backend.name(),
+        threads: backend.threads(),
+        batch: args.batch_size,
+        prompt: test.prompt,
+        generate: test.generate,
+        depth: test.depth,
+        time_unix_s: time,
+        bytes: bytes_read(opened, test, steps),
+        samples_ns,
+        bandwidth: 0.0,
+    };
+    row.bandwidth = backend.bandwidth();
+    Ok(row)
+}
+
+/// Bytes that a test must read at least: the weights once a step, and in each step the keys and
+/// values of what is in the context, in half precision.
+fn bytes_read(opened: &Opened, test: Test, steps: usize) -> u64 {
+    let cost = opened.plan.cost();
+    let context = test.depth + (test.prompt + test.generate) / 2;
+    let kv = 2 * (cost.kv_elements_per_token * context as u64 + cost.kv_elements_windowed);
+    let kv = if test.generate > 0 { kv } else { 0 };
+    steps as u64 * (cost.step_weight_bytes + kv)
+}
+
+/// A model that is fed made-up tokens.
+struct Session {
+    model: Box<dyn Model>,
+    pages: Pages,
+    sequence: Sequence,
+    step: usize,
+    logits: Vec<f32>,
+    /// The state of a linear congruential generator: the same tokens in every run.
+    random: u32,
+}
+
+impl Session {
+    fn new(model: Box<dyn Model>, step: usize) -> Session {
+        let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
+        let sequence = pages.start(&[]);
+        let logits = vec![0.0; model.plan().vocabulary];
+        Session { model, pages, sequence, step, logits, random: 1 }
+    }
+
+    fn restart(&mut self) {
+        let fresh = self.pages.start(&[]);
+        self.pages.release(std::mem::replace(&mut self.sequence, fresh));
+    }
+
+    /// Runs `count` more tokens, as many in a step as fit, with logits for the last.
+    fn read(&mut self, count: usize) -> Result<()> {
+        let mut left = count;
+        while left > 0 {
+            let len = left.min(self.step);
+            let tokens: Vec<u32> = (0..len).map(|_| self.token()).collect();
+            ensure!(
+                self.pages.reserve(&mut self.sequence, len),
+                "pages for all tokens of the test"
+            );
+            let position = self.sequence.tokens.len();
+            let tables = self.sequence.tables.clone();
+            let batch = Batch {
+                tokens,
+                spans: vec![Span { len, position, tables }],
+                outputs: vec![len as u32 - 1],
+            };
+            self.model.forward(&batch, &mut self.logits)?;
+            self.pages.advance(&mut self.sequence, &batch.tokens);
+            left -= len;
+        }
+        Ok(())
+    }
+
+    fn token(&mut self) -> u32 {
+        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.random >> 8) % self.model.plan().vocabulary as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_ranges() {
+        assert_eq!(numbers("-p", "1,2-8+3,16-64*2").unwrap(), [1, 2, 5, 8, 16, 32, 64]);
+        assert_eq!(numbers("-p", "3-5").unwrap(), [3, 4, 5]);
+        for bad in ["", "a", "0-8*2", "1-8*1", "1-4+0", "1-"] {
+            assert!(numbers("-p", bad).is_err(), "{bad}");
+        }
+    }
+}

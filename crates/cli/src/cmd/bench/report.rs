@@ -1,0 +1,170 @@
+//! Rows of `bench` as Markdown, JSON or CSV; fields are named as llama-bench names them.
+
+use std::io::Write;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::progress::human_bytes;
+
+/// How rows are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// A table
+    Md,
+    /// An array of objects
+    Json,
+    /// A header and a line for each row
+    Csv,
+}
+
+/// One measured test.
+pub(crate) struct Row {
+    pub(crate) model_filename: String,
+    pub(crate) model_type: String,
+    pub(crate) model_size: u64,
+    pub(crate) model_n_params: u64,
+    pub(crate) backend: String,
+    pub(crate) threads: usize,
+    pub(crate) batch: usize,
+    pub(crate) prompt: usize,
+    pub(crate) generate: usize,
+    pub(crate) depth: usize,
+    pub(crate) time_unix_s: u64,
+    /// Read in one run of the test.
+    pub(crate) bytes: u64,
+    pub(crate) samples_ns: Vec<u64>,
+    /// Bytes a second that the machine reads at most.
+    pub(crate) bandwidth: f64,
+}
+
+impl Row {
+    /// As in llama-bench: `pp512`, `tg128 @ d4096`.
+    fn test(&self) -> String {
+        let test = match self.prompt {
+            0 => format!("tg{}", self.generate),
+            n => format!("pp{n}"),
+        };
+        if self.depth > 0 { format!("{test} @ d{}", self.depth) } else { test }
+    }
+
+    fn rates(&self) -> Vec<f64> {
+        let tokens = (self.prompt + self.generate) as f64;
+        self.samples_ns.iter().map(|&ns| tokens * 1e9 / ns as f64).collect()
+    }
+
+    fn bytes_per_second(&self) -> f64 {
+        let times: Vec<f64> = self.samples_ns.iter().map(|&ns| ns as f64).collect();
+        self.bytes as f64 * 1e9 / mean(&times)
+    }
+
+    fn fields(&self) -> Vec<(&'static str, Value)> {
+        let rates = self.rates();
+        let times: Vec<f64> = self.samples_ns.iter().map(|&ns| ns as f64).collect();
+        let gb_s = self.bytes_per_second() / 1e9;
+        vec![
+            ("build_version", json!(env!("CARGO_PKG_VERSION"))),
+            ("backends", json!(self.backend)),
+            ("model_filename", json!(self.model_filename)),
+            ("model_type", json!(self.model_type)),
+            ("model_size", json!(self.model_size)),
+            ("model_n_params", json!(self.model_n_params)),
+            ("n_batch", json!(self.batch)),
+            ("n_threads", json!(self.threads)),
+            ("n_prompt", json!(self.prompt)),
+            ("n_gen", json!(self.generate)),
+            ("n_depth", json!(self.depth)),
+            ("test", json!(self.test())),
+            ("test_time_unix_s", json!(self.time_unix_s)),
+            ("avg_ns", json!(mean(&times) as u64)),
+            ("stddev_ns", json!(deviation(&times) as u64)),
+            ("avg_ts", json!(mean(&rates))),
+            ("stddev_ts", json!(deviation(&rates))),
+            ("gb_s", json!(gb_s)),
+            ("bandwidth_gb_s", json!(self.bandwidth / 1e9)),
+            ("bandwidth_share", json!(self.bytes_per_second() / self.bandwidth)),
+            ("samples_ns", json!(self.samples_ns)),
+            ("samples_ts", json!(rates)),
+        ]
+    }
+}
+
+fn mean(x: &[f64]) -> f64 {
+    x.iter().sum::<f64>() / x.len() as f64
+}
+
+/// The sample standard deviation; 0 for a single sample.
+fn deviation(x: &[f64]) -> f64 {
+    if x.len() < 2 {
+        return 0.0;
+    }
+    let m = mean(x);
+    (x.iter().map(|x| (x - m).powi(2)).sum::<f64>() / (x.len() - 1) as f64).sqrt()
+}
+
+/// Prints all rows.
+pub(crate) fn print(out: &mut dyn Write, format: Format, rows: &[Row]) -> Result<()> {
+    match format {
+        Format::Md => print_table(out, rows),
+        Format::Json => {
+            let rows = rows.iter().map(|row| {
+                let fields = row.fields().into_iter().map(|(k, v)| (k.to_owned(), v));
+                Value::Object(fields.collect())
+            });
+            writeln!(out, "{:#}", Value::Array(rows.collect()))?;
+            Ok(())
+        }
+        Format::Csv => print_csv(out, rows),
+    }
+}
+
+fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
+    writeln!(
+        out,
+        "| model | size | params | backend | threads | test | t/s | GB/s | of bandwidth |"
+    )?;
+    writeln!(out, "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |")?;
+    for row in rows {
+        let rates = row.rates();
+        let speed = row.bytes_per_second();
+        writeln!(
+            out,
+            "| {} | {} | {:.2} M | {} | {} | {} | {:.2} ± {:.2} | {:.1} | {:.0} % of {:.1} |",
+            row.model_type,
+            human_bytes(row.model_size),
+            row.model_n_params as f64 / 1e6,
+            row.backend,
+            row.threads,
+            row.test(),
+            mean(&rates),
+            deviation(&rates),
+            speed / 1e9,
+            100.0 * speed / row.bandwidth,
+            row.bandwidth / 1e9,
+        )?;
+    }
+    Ok(())
+}
+
+fn print_csv(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
+    let quoted = |value: &Value| {
+        let text = match value {
+            Value::String(s) => s.clone(),
+            Value::Array(items) => {
+                items.iter().map(ToString::to_string).collect::<Vec<_>>().join(";")
+            }
+            other => other.to_string(),
+        };
+        format!("\"{}\"", text.replace('"', "\"\""))
+    };
+    for (i, row) in rows.iter().enumerate() {
+        let fields = row.fields();
+        if i == 0 {
+            let names: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
+            writeln!(out, "{}", names.join(","))?;
+        }
+        let values: Vec<String> = fields.iter().map(|(_, value)| quoted(value)).collect();
+        writeln!(out, "{}", values.join(","))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! `bodkin inspect`: what is in a file, what it computes, and what it will take.
+
+use std::io::Write;
+
+use anyhow::Result;
+use bodkin_backend::Memory;
+use bodkin_gguf::{Array, File, Value};
+use serde_json::json;
+
+use crate::load::{Machine, Opened};
+use crate::progress::human_bytes;
+use crate::source;
+
+/// Arguments of `inspect`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    model: String,
+    /// Print what the model computes, one operation a line
+    #[arg(long)]
+    plan: bool,
+    /// Print the bytes that it takes when it runs
+    #[arg(long)]
+    memory: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if !args.plan && !args.memory {
+        // Metadata and tensors can be read whether or not the architecture is known.
+        let file = File::open(source::resolve(&args.model)?)?;
+        return print_file(&mut out, &file, args.json);
+    }
+    let opened = Opened::find(&args.model)?;
+    if args.plan {
+        write!(out, "{}", opened.plan)?;
+    }
+    if args.memory {
+        print_memory(&mut out, &opened, &args)?;
+    }
+    Ok(())
+}
+
+fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
+    if as_json {
+        let metadata = file.metadata().iter().map(|(k, v)| (k.to_owned(), json_value(v)));
+        let tensors = file.tensors().iter().map(|t| {
+            json!({"name": t.name, "format": t.format.name(), "shape": t.shape, "bytes": t.bytes})
+        });
+        let value = json!({
+            "path": file.path().display().to_string(),
+            "version": file.version(),
+            "metadata": metadata.collect::<serde_json::Map<_, _>>(),
+            "tensors": tensors.collect::<Vec<_>>(),
+        });
+        writeln!(out, "{value:#}")?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{}: GGUF version {}, {} tensors, {}\n",
+        file.path().display(),
+        file.version(),
+        file.tensors().len(),
+        human_bytes(file.bytes())
+    )?;
+    for (key, value) in file.metadata().iter() {
+        writeln!(out, "{key} = {}", text_value(value))?;
+    }
+    writeln!(out)?;
+    for t in file.tensors() {
+        let shape = t.shape.iter().rev().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        writeln!(out, "{:<40} {:<8} [{shape}] {}", t.name, t.format.name(), human_bytes(t.bytes))?;
+    }
+    Ok(())
+}
+
+fn print_memory(out: &mut dyn Write, opened: &Opened, args: &Args) -> Result<()> {
+    let backend = args.machine.backend()?;
+    let options = opened.options(&args.machine, backend.as_ref(), 1)?;
+    let Memory { weight_bytes, state_bytes, scratch_bytes } =
+        opened.memory(backend.as_ref(), &options.limits(&opened.plan));
+    let cost = opened.plan.cost();
+    // Half-precision keys and values.
+    let kv_per_1k = 2 * 1000 * cost.kv_elements_per_token;
+    let kv_windowed = 2 * cost.kv_elements_windowed;
+    if args.json {
+        let value = json!({
+            "backend": backend.name(),
+            "context": options.context,
+            "parameters": cost.parameters,
+            "file_weight_bytes": cost.weight_bytes,
+            "weight_bytes": weight_bytes,
+            "kv_bytes_per_1k_tokens": kv_per_1k,
+            "kv_bytes_windowed": kv_windowed,
+            "state_bytes": state_bytes,
+            "scratch_bytes": scratch_bytes,
+            "bytes_read_per_token": cost.step_weight_bytes,
+            "flops_per_token": cost.flops_per_token,
+        });
+        writeln!(out, "{value:#}")?;
+        return Ok(());
+    }
+    let context = format!("state, context of {} tokens", options.context);
+    for (what, bytes) in [
+        ("weights in the file", cost.weight_bytes),
+        ("weights in memory", weight_bytes),
+        ("KV per 1k tokens", kv_per_1k),
+        ("KV of full windows", kv_windowed),
+        (context.as_str(), state_bytes),
+        ("scratch", scratch_bytes),
+        ("read per token", cost.step_weight_bytes),
+    ] {
+        writeln!(out, "{what:<36} {:>12}", human_bytes(bytes))?;
+    }
+    writeln!(out, "{:<36} {:>12}", "parameters", cost.parameters)?;
+    writeln!(out, "{:<36} {:>12}", "operations per token", cost.flops_per_token)?;
+    Ok(())
+}
+
+/// A value on one line; of a long array only its start.
+fn text_value(value: &Value) -> String {
+    match json_value(value) {
+        serde_json::Value::Array(items) if items.len() > 8 => {
+            let start = items[..4].iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            format!("[{start}, ... {} in all]", items.len())
+        }
+        value => value.to_string(),
+    }
+}
+
+fn json_value(value: &Value) -> serde_json::Value {
+    match value {
+        Value::U8(x) => json!(x),
+        Value::I8(x) => json!(x),
+        Value::U16(x) => json!(x),
+        Value::I16(x) => json!(x),
+        Value::U32(x) => json!(x),
+        Value::I32(x) => json!(x),
+        Value::U64(x) => json!(x),
+        Value::I64(x) => json!(x),
+        Value::F32(x) => json!(x),
+        Value::F64(x) => json!(x),
+        Value::Bool(x) => json!(x),
+        Value::String(x) => json!(String::from_utf8_lossy(x)),
+        Value::Array(array) => json_array(array),
+    }
+}
+
+fn json_array(array: &Array) -> serde_json::Value {
+    match array {
+        Array::U8(x) => json!(x),
+        Array::I8(x) => json!(x),
+        Array::U16(x) => json!(x),
+        Array::I16(x) => json!(x),
+        Array::U32(x) => json!(x),
+        Array::I32(x) => json!(x),
+        Array::U64(x) => json!(x),
+        Array::I64(x) => json!(x),
+        Array::F32(x) => json!(x),
+        Array::F64(x) => json!(x),
+        Array::Bool(x) => json!(x),
+        Array::String(x) => {
+            x.iter().map(|s| json!(String::from_utf8_lossy(s))).collect::<Vec<_>>().into()
+        }
+        Array::Array(x) => x.iter().map(json_array).collect::<Vec<_>>().into(),
+    }
+}

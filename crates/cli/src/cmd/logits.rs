@@ -1,0 +1,109 @@
+//! `bodkin logits`: raw logits of given tokens as a NumPy file, for comparing with other programs.
+
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use bodkin_backend::Limits;
+use bodkin_engine::Pages;
+
+use crate::load::{Machine, Opened};
+
+/// Arguments of `logits`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    model: String,
+    /// Token ids, fed from position 0 as they stand
+    #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
+    tokens: Vec<u32>,
+    /// Which positions: all, last, or a list such as 0,5
+    #[arg(long, default_value = "all")]
+    positions: String,
+    /// The file to write: f32 of shape [positions, vocabulary] in NumPy's format
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let opened = Opened::find(&args.model)?;
+    let positions = positions(&args.positions, args.tokens.len())?;
+    let context = args.machine.ctx_size.unwrap_or(args.tokens.len());
+    let tokens = args.tokens.len();
+    ensure!(tokens <= context, "the prompt has {tokens} tokens, --ctx-size allows {context}");
+    let step = args.machine.batch_size.min(tokens);
+    let windows = opened.plan.windows();
+    let pages = Pages::needed(&windows, context, step, 1);
+    let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages };
+    let backend = args.machine.backend()?;
+    let mut model = opened.load(backend.as_ref(), &limits)?;
+
+    let folder = args.output.parent().filter(|p| !p.as_os_str().is_empty());
+    let folder = folder.map_or_else(|| PathBuf::from("."), PathBuf::from);
+    let failed = || format!("cannot write {}", args.output.display());
+    let file = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
+    let mut out = BufWriter::new(file);
+    npy_header(&mut out, positions.len(), opened.plan.vocabulary).with_context(failed)?;
+    let mut result = Ok(());
+    let wanted = |position| positions.binary_search(&position).is_ok();
+    bodkin_engine::logits(model.as_mut(), &args.tokens, step, wanted, |_, row| {
+        if result.is_ok() {
+            result = row.iter().try_for_each(|x| out.write_all(&x.to_le_bytes()));
+        }
+    })?;
+    result.with_context(failed)?;
+    let file =
+        out.into_inner().map_err(std::io::IntoInnerError::into_error).with_context(failed)?;
+    file.persist(&args.output).with_context(failed)?;
+    Ok(())
+}
+
+/// Ascending positions below `len`.
+fn positions(text: &str, len: usize) -> Result<Vec<usize>> {
+    let mut positions = match text {
+        "all" => (0..len).collect(),
+        "last" => vec![len - 1],
+        list => list
+            .split(',')
+            .map(|p| p.trim().parse().with_context(|| format!("--positions: `{p}` is no number")))
+            .collect::<Result<Vec<usize>>>()?,
+    };
+    positions.sort_unstable();
+    positions.dedup();
+    if let Some(&last) = positions.last()
+        && last >= len
+    {
+        bail!("--positions: {last} is past the last of the {len} tokens");
+    }
+    Ok(positions)
+}
+
+/// The header of NumPy's file format, version 1.0: a dictionary padded to 64 bytes.
+fn npy_header(out: &mut dyn Write, rows: usize, cols: usize) -> std::io::Result<()> {
+    const MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
+    let mut header =
+        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
+    let padded = (MAGIC.len() + 2 + header.len() + 1).next_multiple_of(64);
+    let spaces = padded - (MAGIC.len() + 2 + header.len() + 1);
+    header.extend(std::iter::repeat_n(' ', spaces));
+    header.push('\n');
+    out.write_all(MAGIC)?;
+    out.write_all(&(header.len() as u16).to_le_bytes())?;
+    out.write_all(header.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_checked() {
+        assert_eq!(positions("all", 3).unwrap(), [0, 1, 2]);
+        assert_eq!(positions("last", 3).unwrap(), [2]);
+        assert_eq!(positions("2,0,2", 3).unwrap(), [0, 2]);
+        assert!(positions("3", 3).unwrap_err().to_string().contains("past the last"));
+        assert!(positions("x", 3).unwrap_err().to_string().contains("no number"));
+    }
+}

@@ -1,0 +1,228 @@
+//! A conversation with a loaded model: its messages, its answers, and what they cost.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use bodkin_backend::Backend;
+use bodkin_engine::{
+    Engine, Event, Finish, Request, Sampler, SamplerOptions, Template, Timings, Tokenizer, Usage,
+};
+use bodkin_model::Plan;
+use serde_json::{Map, Value, json};
+
+use super::Args;
+use crate::interrupt;
+use crate::load::Opened;
+
+/// A loaded model and what has been said.
+pub(crate) struct Session {
+    engine: Engine,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<Template>,
+    backend: Box<dyn Backend>,
+    plan: Arc<Plan>,
+    sampling: SamplerOptions,
+    max_tokens: Option<usize>,
+    stop: Vec<String>,
+    ignore_end: bool,
+    messages: Vec<Value>,
+    /// Bytes a second, measured when first asked for.
+    bandwidth: std::cell::OnceCell<f64>,
+}
+
+/// One answer and what it took.
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    ids: Vec<u32>,
+    reason: Option<Finish>,
+    usage: Usage,
+    timings: Timings,
+}
+
+impl Session {
+    pub(crate) fn open(opened: &Opened, args: &Args) -> Result<Session> {
+        let sampling = args.sampling.options(opened.file.metadata())?;
+        let tokenizer = opened.tokenizer()?;
+        // What makes no sense is said before the weights are read.
+        Sampler::new(sampling.clone(), &tokenizer)?;
+        let template = match args.raw {
+            true => None,
+            false => Template::from_metadata(opened.file.metadata(), &tokenizer)?,
+        };
+        let backend = args.machine.backend()?;
+        let options = opened.options(&args.machine, backend.as_ref(), 1)?;
+        let model = opened.load(backend.as_ref(), &options.limits(&opened.plan))?;
+        let engine = Engine::open(model, Arc::clone(&tokenizer), options)?;
+        let mut session = Session {
+            engine,
+            tokenizer,
+            template,
+            backend,
+            plan: Arc::clone(&opened.plan),
+            sampling,
+            max_tokens: args.max_tokens,
+            stop: args.stop.clone(),
+            ignore_end: args.ignore_eos,
+            messages: Vec::new(),
+            bandwidth: std::cell::OnceCell::new(),
+        };
+        if let Some(system) = &args.system {
+            session.set_system(system)?;
+        }
+        Ok(session)
+    }
+
+    /// Forgets the conversation and starts one with this system message; none if it is empty.
+    pub(crate) fn set_system(&mut self, text: &str) -> Result<()> {
+        if self.template.is_none() {
+            bail!("this model has no chat template, so it takes no system message");
+        }
+        self.messages.clear();
+        if !text.is_empty() {
+            self.messages.push(json!({"role": "system", "content": text}));
+        }
+        Ok(())
+    }
+
+    /// Forgets the conversation but for the system message.
+    pub(crate) fn clear(&mut self) {
+        self.messages.retain(|m| m["role"] == "system");
+    }
+
+    /// Whether what is said is a conversation, or one text that the model goes on with.
+    pub(crate) fn is_chat(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// Answers `prompt`, passing text on as it comes. Ctrl-C ends the answer.
+    pub(crate) fn answer(
+        &mut self,
+        prompt: &str,
+        mut say: impl FnMut(&str) -> std::io::Result<()>,
+    ) -> Result<Answer> {
+        self.messages.push(json!({"role": "user", "content": prompt}));
+        let answer = self.generate(prompt, &mut say);
+        match &answer {
+            Ok(answer) if self.is_chat() => {
+                self.messages.push(json!({"role": "assistant", "content": answer.text}));
+            }
+            // What could not be answered was not said.
+            _ => drop(self.messages.pop()),
+        }
+        answer
+    }
+
+    fn generate(
+        &self,
+        prompt: &str,
+        say: &mut dyn FnMut(&str) -> std::io::Result<()>,
+    ) -> Result<Answer> {
+        let prompt = match &self.template {
+            // The template writes the special tokens itself.
+            Some(template) => {
+                let messages = Value::Array(self.messages.clone());
+                let text = template.render(&messages, None, true, &Map::new())?;
+                self.tokenizer.encode(&text, false, true)
+            }
+            None => self.tokenizer.encode(prompt, true, true),
+        };
+        let interrupt = interrupt::catch();
+        let events = self.engine.submit(Request {
+            prompt,
+            sampling: self.sampling.clone(),
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            ignore_end: self.ignore_end,
+            ..Request::default()
+        });
+        let mut answer = Answer {
+            text: String::new(),
+            ids: Vec::new(),
+            reason: None,
+            usage: Usage::default(),
+            timings: Timings::default(),
+        };
+        for event in events {
+            match event {
+                Event::Token { id, text } => {
+                    answer.ids.push(id);
+                    answer.text.push_str(&text);
+                    say(&text)?;
+                }
+                Event::Done { reason, text, usage, timings } => {
+                    answer.text.push_str(&text);
+                    say(&text)?;
+                    answer.reason = Some(reason);
+                    answer.usage = usage;
+                    answer.timings = timings;
+                }
+                Event::Error(error) => return Err(error.into()),
+            }
+            if interrupt.happened() {
+                break;
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Tokens, speeds, and the share of the memory bandwidth that generating took.
+    pub(crate) fn stats(&self, answer: &Answer) -> String {
+        if answer.reason.is_none() {
+            return format!("stopped after {} tokens", answer.ids.len());
+        }
+        let (usage, timings) = (answer.usage, answer.timings);
+        let read = usage.prompt_tokens - usage.cached_tokens;
+        let mut text = format!(
+            "prompt {} tokens ({} from before), {:.1} tok/s; answer {} tokens",
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            rate(read, timings.prompt_ms),
+            usage.generated_tokens,
+        );
+        // The first token comes with the prompt.
+        let steps = usage.generated_tokens.saturating_sub(1);
+        if steps > 0 && timings.generate_ms > 0.0 {
+            let cost = self.plan.cost();
+            let context = (usage.prompt_tokens + usage.generated_tokens / 2) as u64;
+            let kv = 2 * (cost.kv_elements_per_token * context + cost.kv_elements_windowed);
+            let speed = (cost.step_weight_bytes + kv) as f64 * rate(steps, timings.generate_ms);
+            let bandwidth = *self.bandwidth.get_or_init(|| self.backend.bandwidth());
+            let _ = write!(
+                text,
+                ", {:.1} tok/s, {:.1} GB/s, {:.0} % of the {:.1} GB/s that memory gives",
+                rate(steps, timings.generate_ms),
+                speed / 1e9,
+                100.0 * speed / bandwidth,
+                bandwidth / 1e9,
+            );
+        }
+        text
+    }
+}
+
+fn rate(count: usize, ms: f64) -> f64 {
+    if ms > 0.0 { count as f64 * 1e3 / ms } else { 0.0 }
+}
+
+impl Answer {
+    /// For scripts.
+    pub(crate) fn json(&self) -> Value {
+        let reason = match &self.reason {
+            Some(Finish::End) => "end",
+            Some(Finish::Stop(_)) => "stop",
+            Some(Finish::Length) => "length",
+            None => "interrupted",
+        };
+        json!({
+            "text": self.text,
+            "tokens": self.ids,
+            "reason": reason,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "cached_tokens": self.usage.cached_tokens,
+            "generated_tokens": self.usage.generated_tokens,
+            "prompt_ms": self.timings.prompt_ms,
+            "generate_ms": self.timings.generate_ms,
+        })
+    }
+}

@@ -1,0 +1,81 @@
+//! What happens on Ctrl-C (and on a polite request to terminate). Destructors do not run when a
+//! process ends by a signal, so whoever holds something to undo registers an action here. This
+//! module must not know what the actions do.
+
+use std::process::exit;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+/// The exit status that shells give to a process ended by Ctrl-C.
+const EXIT_INTERRUPTED: i32 = 130;
+
+type Action = Box<dyn FnMut() + Send>;
+
+static ACTIONS: Mutex<Vec<(u64, Action)>> = Mutex::new(Vec::new());
+
+/// Keeps an action registered for as long as it lives.
+pub(crate) struct Guard(u64);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        actions().retain(|(id, _)| *id != self.0);
+    }
+}
+
+fn install() {
+    static HANDLER: Once = Once::new();
+    // Without a handler Ctrl-C ends the process at once, and the next fetch tidies up after it.
+    HANDLER.call_once(|| ctrlc::set_handler(interrupted).unwrap_or_default());
+}
+
+/// Registers `action` to run on Ctrl-C before the process ends (newest first), until the guard is
+/// dropped.
+pub(crate) fn on_interrupt(action: impl FnMut() + Send + 'static) -> Guard {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    install();
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    actions().push((id, Box::new(action)));
+    Guard(id)
+}
+
+/// Catches Ctrl-C for as long as it lives: the process goes on, and [`Catch::happened`] tells.
+pub(crate) struct Catch(());
+
+static CATCHING: AtomicBool = AtomicBool::new(false);
+static HAPPENED: AtomicBool = AtomicBool::new(false);
+
+/// Begins to catch Ctrl-C. Only one catch lives at a time.
+pub(crate) fn catch() -> Catch {
+    install();
+    HAPPENED.store(false, Ordering::SeqCst);
+    CATCHING.store(true, Ordering::SeqCst);
+    Catch(())
+}
+
+impl Catch {
+    /// Whether Ctrl-C was pressed since.
+    pub(crate) fn happened(&self) -> bool {
+        HAPPENED.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Catch {
+    fn drop(&mut self) {
+        CATCHING.store(false, Ordering::SeqCst);
+    }
+}
+
+fn actions() -> MutexGuard<'static, Vec<(u64, Action)>> {
+    ACTIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn interrupted() {
+    // A second Ctrl-C ends the process even if the first is not heeded.
+    if CATCHING.load(Ordering::SeqCst) && !HAPPENED.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    for (_, action) in actions().iter_mut().rev() {
+        action();
+    }
+    exit(EXIT_INTERRUPTED)
+}

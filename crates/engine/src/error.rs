@@ -1,0 +1,81 @@
+//! Why text could not become tokens, or a request could not be answered.
+
+/// The result of the engine's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong in the engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model's metadata could not be read as the engine needs it.
+    #[error(transparent)]
+    Metadata(#[from] bodkin_gguf::Error),
+    /// The backend could not load or run the model.
+    #[error(transparent)]
+    Backend(#[from] bodkin_backend::Error),
+    /// The model's tokenizer is of a kind that the engine does not know.
+    #[error("tokenizer.ggml.model: expected one of {known}, found `{found}`")]
+    UnknownTokenizer {
+        /// The name in the metadata.
+        found: String,
+        /// The names that would have been right.
+        known: String,
+    },
+    /// The model names a way to split text that the engine does not know.
+    #[error(
+        "tokenizer.ggml.pre: unknown pre-tokenizer `{found}`; one of the known ones can be assumed \
+         in its place: {known}"
+    )]
+    UnknownPreTokenizer {
+        /// The name in the metadata.
+        found: String,
+        /// The names that would have been right.
+        known: String,
+    },
+    /// A part of the vocabulary contradicts another.
+    #[error("{key}: expected {expected}, found {found}")]
+    Vocabulary {
+        /// The metadata key.
+        key: &'static str,
+        /// What would have been right.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A chat template does not parse, fails, or refuses a conversation.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// An option of the sampler makes no sense.
+    #[error("sampling option {option}: expected {expected}, found {found}")]
+    Sampling {
+        /// The option's name.
+        option: &'static str,
+        /// What would have been right.
+        expected: &'static str,
+        /// What was given.
+        found: String,
+    },
+    /// A request has no tokens to go on from.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// A prompt leaves no room for an answer.
+    #[error("the prompt has {tokens} tokens, the context has room for {limit}")]
+    PromptTooLong {
+        /// In the prompt.
+        tokens: usize,
+        /// The most there may be.
+        limit: usize,
+    },
+    /// There is no memory for another token of any request.
+    #[error("out of pages: {tokens} tokens do not fit into the context memory")]
+    OutOfPages {
+        /// Tokens of all running requests.
+        tokens: usize,
+    },
+    /// A step failed; all requests that were part of it end with the same message.
+    #[error("{0}")]
+    Step(String),
+    /// The engine's thread did not start.
+    #[error("cannot start the engine's thread: {0}")]
+    Thread(std::io::Error),
+}

@@ -1,0 +1,27 @@
+//! Text in, events out: tokenizer, chat template, sampler, pages, scheduler and the loop that runs
+//! a model for all requests. It must not know any backend by name, nor HTTP, nor the terminal.
+
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+mod logits;
+mod pages;
+mod request;
+pub mod sampler;
+mod scheduler;
+mod stop;
+pub mod stream;
+pub mod template;
+pub mod tokenizer;
+mod worker;
+
+pub use engine::{Engine, EngineOptions, Events};
+pub use error::{Error, Result};
+pub use logits::logits;
+pub use pages::{Pages, Sequence};
+pub use request::{Event, Finish, Request, Timings, Usage};
+pub use sampler::{Sampler, SamplerOptions};
+pub use stream::TextStream;
+pub use template::Template;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,62 @@
+//! Logits of a fixed text: what perplexity, parity checks and `bodkin logits` read.
+
+use bodkin_backend::{Batch, Model, Span};
+
+use crate::error::{Error, Result};
+use crate::pages::Pages;
+
+/// Runs `tokens` as one new sequence in steps of at most `step` tokens, and calls `each` with the
+/// index and the logits (`[vocabulary]`) of every position that `wanted` accepts, in order.
+pub fn logits(
+    model: &mut dyn Model,
+    tokens: &[u32],
+    step: usize,
+    wanted: impl Fn(usize) -> bool,
+    mut each: impl FnMut(usize, &[f32]),
+) -> Result<()> {
+    let (windows, vocabulary) = (model.plan().windows(), model.plan().vocabulary);
+    let limits = model.limits().clone();
+    let step = step.min(limits.tokens);
+    let mut pages = Pages::new(&windows, &limits.pages);
+    let mut sequence = pages.start(&[]);
+    let mut rows = vec![0.0; limits.outputs * vocabulary];
+    let mut from = 0;
+    while from < tokens.len() {
+        let (len, outputs) = piece(tokens.len() - from, step, limits.outputs, |i| wanted(from + i));
+        if !pages.reserve(&mut sequence, len) {
+            let limit = pages.longest_sequence();
+            return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
+        }
+        let chunk = &tokens[from..from + len];
+        let span = Span { len, position: from, tables: sequence.tables.clone() };
+        let batch = Batch { tokens: chunk.to_vec(), spans: vec![span], outputs };
+        let rows = &mut rows[..batch.outputs.len() * vocabulary];
+        model.forward(&batch, rows)?;
+        for (&row, logits) in batch.outputs.iter().zip(rows.chunks_exact(vocabulary)) {
+            each(from + row as usize, logits);
+        }
+        pages.advance(&mut sequence, chunk);
+        from += len;
+    }
+    Ok(())
+}
+
+/// The length of the next step and the rows whose logits it gives: as many tokens as fit without
+/// more wanted rows than a step can give.
+fn piece(
+    left: usize,
+    step: usize,
+    outputs_max: usize,
+    wanted: impl Fn(usize) -> bool,
+) -> (usize, Vec<u32>) {
+    let mut outputs = Vec::new();
+    for i in 0..left.min(step) {
+        if wanted(i) {
+            if outputs.len() == outputs_max {
+                return (i, outputs);
+            }
+            outputs.push(i as u32);
+        }
+    }
+    (left.min(step), outputs)
+}

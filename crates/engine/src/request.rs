@@ -1,0 +1,78 @@
+//! What clients send and what they get back.
+
+use crate::sampler::SamplerOptions;
+
+/// A prompt, and how to go on from it.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Token ids; special tokens are part of them.
+    pub prompt: Vec<u32>,
+    /// How the next token is chosen.
+    pub sampling: SamplerOptions,
+    /// Stop after so many tokens; without it, at the end of the context.
+    pub max_tokens: Option<usize>,
+    /// Stop where one of these texts begins; it is not part of the output.
+    pub stop: Vec<String>,
+    /// Stop at one of these tokens, besides the model's own end tokens.
+    pub stop_tokens: Vec<u32>,
+    /// Go on past the model's own end tokens.
+    pub ignore_end: bool,
+    /// Show special tokens as text.
+    pub show_special: bool,
+}
+
+/// Something that happened to a request.
+#[derive(Debug)]
+pub enum Event {
+    /// A token was generated. `text` holds the characters that are complete now: it can be empty.
+    Token {
+        /// The token's id.
+        id: u32,
+        /// What can be shown.
+        text: String,
+    },
+    /// The last event of a request that ended well.
+    Done {
+        /// Why it ended.
+        reason: Finish,
+        /// Text that was held back, in case it was the start of a stop text.
+        text: String,
+        /// Token counts.
+        usage: Usage,
+        /// Durations.
+        timings: Timings,
+    },
+    /// The last event of a request that failed.
+    Error(crate::Error),
+}
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model's own end token, or one of the request's stop tokens.
+    End,
+    /// This stop text.
+    Stop(String),
+    /// `max_tokens`, or the end of the context.
+    Length,
+}
+
+/// Token counts of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// In the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, stored already from an earlier request.
+    pub cached_tokens: usize,
+    /// Generated, the end token included.
+    pub generated_tokens: usize,
+}
+
+/// Durations of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timings {
+    /// From submission to the first generated token.
+    pub prompt_ms: f64,
+    /// From the first generated token to the last.
+    pub generate_ms: f64,
+}

@@ -1,0 +1,294 @@
+//! The next token from its logits: a chain of steps in llama.cpp's order, with its defaults. It
+//! must not know models, text or requests.
+//!
+//! Logit bias, penalties and DRY change single logits, top-n-sigma masks some; then there are
+//! candidates, which top-k, typical, top-p, min-p and XTC make fewer; temperature and a draw
+//! choose one of them. Buffers are kept from token to token.
+
+mod candidates;
+mod dry;
+mod options;
+mod penalties;
+mod random;
+
+pub use self::options::SamplerOptions;
+
+use std::collections::VecDeque;
+
+use self::candidates::Candidates;
+use self::dry::Dry;
+use self::penalties::Penalties;
+use self::random::Random;
+use crate::error::Result;
+use crate::tokenizer::Tokenizer;
+
+/// Chooses tokens for one sequence.
+#[derive(Debug)]
+pub struct Sampler {
+    options: SamplerOptions,
+    penalties: Option<Penalties>,
+    dry: Option<Dry>,
+    history: History,
+    /// The logits with what the first steps changed.
+    logits: Vec<f32>,
+    candidates: Candidates,
+    random: Random,
+    /// Mirostat's running limit of surprise, in bits.
+    surprise_max: f32,
+}
+
+impl Sampler {
+    /// Checks the options and starts with no tokens. Fails if an option makes no sense.
+    pub fn new(options: SamplerOptions, tokenizer: &Tokenizer) -> Result<Sampler> {
+        options.check(tokenizer.vocab_size())?;
+        let dry = Dry::new(&options, tokenizer);
+        Ok(Sampler::with_dry(options, dry))
+    }
+
+    fn with_dry(options: SamplerOptions, dry: Option<Dry>) -> Sampler {
+        let penalties = Penalties::new(&options);
+        let windows =
+            [penalties.as_ref().map_or(0, |p| p.window), dry.as_ref().map_or(0, |dry| dry.window)];
+        Sampler {
+            penalties,
+            dry,
+            history: History::new(windows.into_iter().max().unwrap_or(0)),
+            logits: Vec::new(),
+            candidates: Candidates::default(),
+            random: Random::new(options.seed.unwrap_or_else(random::any_seed)),
+            surprise_max: 2.0 * options.mirostat_tau,
+            options,
+        }
+    }
+
+    /// Chooses a token; `logits` are those of the whole vocabulary. Logits that are no numbers
+    /// count as impossible; if all are, the token is 0. Does not [`Sampler::accept`] it.
+    ///
+    /// Panics if `logits` is empty.
+    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+        assert!(!logits.is_empty(), "there must be a logit for each token");
+        let mut changed = std::mem::take(&mut self.logits);
+        let logits = match self.adjust(logits, &mut changed) {
+            true => changed.as_slice(),
+            false => logits,
+        };
+        let token = if self.options.mirostat == 2 {
+            self.draw_mirostat(logits)
+        } else if self.options.is_greedy() {
+            candidates::best(logits)
+        } else {
+            self.truncate(logits);
+            self.candidates.temperature(self.options.temperature);
+            self.candidates.draw(&mut self.random).0
+        };
+        self.logits = changed;
+        token
+    }
+
+    /// Takes note of a token of the sequence, from the prompt or chosen.
+    pub fn accept(&mut self, id: u32) {
+        self.history.push(id);
+        if let Some(penalties) = &mut self.penalties {
+            penalties.accept(&self.history);
+        }
+    }
+
+    /// Applies the steps that change logits to a copy in `changed`. Returns false, without a
+    /// copy, if there are none.
+    fn adjust(&mut self, logits: &[f32], changed: &mut Vec<f32>) -> bool {
+        let options = &self.options;
+        // With mirostat, llama.cpp's chain has none of the other steps.
+        let is_plain = options.mirostat == 0;
+        let sigma = is_plain && options.top_n_sigma > 0.0;
+        let penalties = self.penalties.as_ref().filter(|_| is_plain);
+        let dry = self.dry.as_mut().filter(|_| is_plain);
+        if options.logit_bias.is_empty() && penalties.is_none() && dry.is_none() && !sigma {
+            return false;
+        }
+        changed.clear();
+        changed.extend_from_slice(logits);
+        for &(id, bias) in &options.logit_bias {
+            if let Some(logit) = changed.get_mut(id as usize) {
+                *logit += bias;
+            }
+        }
+        if let Some(penalties) = penalties {
+            penalties.apply(changed);
+        }
+        if let Some(dry) = dry {
+            dry.apply(&self.history, changed);
+        }
+        if sigma {
+            candidates::top_n_sigma(changed, options.top_n_sigma);
+        }
+        true
+    }
+
+    /// The steps from top-k to XTC.
+    fn truncate(&mut self, logits: &[f32]) {
+        let (options, candidates) = (&self.options, &mut self.candidates);
+        candidates.fill(logits, options.top_k as usize);
+        candidates.typical(options.typical_p, options.min_keep);
+        candidates.top_p(options.top_p, options.min_keep);
+        candidates.min_p(options.min_p, options.min_keep);
+        let (probability, threshold) = (options.xtc_probability, options.xtc_threshold);
+        candidates.xtc(probability, threshold, options.min_keep, &mut self.random);
+    }
+
+    /// Mirostat 2 (Basu et al. 2021): draws from the tokens that surprise less than a limit, and
+    /// moves the limit so that the surprise is `tau` on average.
+    fn draw_mirostat(&mut self, logits: &[f32]) -> u32 {
+        if self.options.temperature <= 0.0 {
+            return candidates::best(logits);
+        }
+        self.candidates.fill(logits, 0);
+        self.candidates.temperature(self.options.temperature);
+        self.candidates.limit_surprise(self.surprise_max);
+        let (token, p) = self.candidates.draw(&mut self.random);
+        let error = -p.log2() - self.options.mirostat_tau;
+        self.surprise_max -= self.options.mirostat_eta * error;
+        token
+    }
+}
+
+/// The latest tokens of a sequence.
+#[derive(Debug)]
+struct History {
+    tokens: VecDeque<u32>,
+    limit: usize,
+}
+
+impl History {
+    /// Keeps `limit` tokens and one more, so that a window sees which token leaves it.
+    fn new(limit: usize) -> History {
+        History { tokens: VecDeque::with_capacity(limit.min(4096) + 1), limit }
+    }
+
+    fn push(&mut self, id: u32) {
+        if self.limit == 0 {
+            return;
+        }
+        if self.tokens.len() > self.limit {
+            self.tokens.pop_front();
+        }
+        self.tokens.push_back(id);
+    }
+
+    /// The token that was pushed `age` tokens before the latest one.
+    fn back(&self, age: usize) -> Option<u32> {
+        let index = self.tokens.len().checked_sub(age.checked_add(1)?)?;
+        self.tokens.get(index).copied()
+    }
+
+    /// The latest tokens, at most `window` of them, the latest first.
+    fn latest(&self, window: usize) -> impl Iterator<Item = u32> {
+        self.tokens.iter().rev().take(window).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every draw from these probabilities.
+    fn shares(options: &SamplerOptions, p: &[f32], accepted: &[u32]) -> Vec<f32> {
+        let mut sampler = Sampler::with_dry(options.clone(), None);
+        accepted.iter().for_each(|&id| sampler.accept(id));
+        let logits: Vec<f32> = p.iter().map(|p| p.ln()).collect();
+        let mut counts = vec![0.0; p.len()];
+        for _ in 0..20_000 {
+            counts[sampler.sample(&logits) as usize] += 1.0 / 20_000.0;
+        }
+        counts
+    }
+
+    fn assert_close(found: &[f32], expected: &[f32]) {
+        let is_close = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.02);
+        assert!(is_close && found.len() == expected.len(), "{found:?} {expected:?}");
+    }
+
+    fn open() -> SamplerOptions {
+        SamplerOptions {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: Some(1),
+            ..SamplerOptions::default()
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let p = [0.1, 0.2, 0.3, 0.4];
+        assert_close(&shares(&open(), &p, &[]), &p);
+        // Squared and normalised: half the temperature.
+        let half = SamplerOptions { temperature: 0.5, ..open() };
+        assert_close(&shares(&half, &p, &[]), &[0.0333, 0.1333, 0.3, 0.5333]);
+        let greedy = SamplerOptions { temperature: 0.0, ..open() };
+        assert_eq!(shares(&greedy, &p, &[])[..3], [0.0; 3]);
+        let biased = SamplerOptions { logit_bias: vec![(3, f32::NEG_INFINITY)], ..open() };
+        assert_close(&shares(&biased, &p, &[]), &[0.1667, 0.3333, 0.5, 0.0]);
+    }
+
+    #[test]
+    fn the_chain_truncates_in_order() {
+        let p = [0.1, 0.2, 0.3, 0.4];
+        let three = SamplerOptions { top_k: 3, ..open() };
+        assert_close(&shares(&three, &p, &[]), &[0.0, 0.2222, 0.3333, 0.4444]);
+        // Of the three, the best two have 7/9 of the probability.
+        let both = SamplerOptions { top_k: 3, top_p: 0.75, ..open() };
+        assert_close(&shares(&both, &p, &[]), &[0.0, 0.0, 0.4286, 0.5714]);
+        let sigma = SamplerOptions { top_n_sigma: 1.0, ..open() };
+        assert_close(&shares(&sigma, &p, &[]), &[0.0, 0.0, 0.4286, 0.5714]);
+    }
+
+    #[test]
+    fn penalties_see_what_was_accepted() {
+        let p = [0.2; 5];
+        let repeat = SamplerOptions { repeat_penalty: 50.0, ..open() };
+        assert_close(&shares(&repeat, &p, &[0]), &[0.0, 0.25, 0.25, 0.25, 0.25]);
+        let short = SamplerOptions { repeat_last_n: 2, ..repeat };
+        assert_close(&shares(&short, &p, &[0, 1, 2]), &[0.3333, 0.0, 0.0, 0.3333, 0.3333]);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_tokens() {
+        let p = [0.1, 0.2, 0.3, 0.4];
+        let run = |seed| {
+            let options = SamplerOptions { seed: Some(seed), ..open() };
+            let mut sampler = Sampler::with_dry(options, None);
+            let logits: Vec<f32> = p.iter().map(|p: &f32| p.ln()).collect();
+            (0..64).map(|_| sampler.sample(&logits)).collect::<Vec<u32>>()
+        };
+        assert_eq!(run(7), run(7));
+        assert_ne!(run(7), run(8));
+    }
+
+    #[test]
+    fn mirostat_keeps_the_surprise_near_its_target() {
+        let p: Vec<f32> = (1..=1000).map(|rank| 1.0 / rank as f32).collect();
+        let sum: f32 = p.iter().sum();
+        let logits: Vec<f32> = p.iter().map(|p| p.ln()).collect();
+        let options = SamplerOptions { mirostat: 2, mirostat_tau: 3.0, ..open() };
+        let mut sampler = Sampler::with_dry(options, None);
+        let tokens: Vec<u32> = (0..4000).map(|_| sampler.sample(&logits)).collect();
+        // Far into the run the limit has settled well below the whole vocabulary.
+        let late = &tokens[2000..];
+        let highest = late.iter().max().copied().unwrap_or(0);
+        assert!((4..200).contains(&highest), "{highest}");
+        assert!(sampler.surprise_max > -(p[0] / sum).log2(), "{}", sampler.surprise_max);
+    }
+
+    #[test]
+    fn broken_logits_do_not_panic() {
+        for options in [open(), SamplerOptions::default(), SamplerOptions { mirostat: 2, ..open() }]
+        {
+            let mut sampler = Sampler::with_dry(options, None);
+            assert_eq!(sampler.sample(&[f32::NAN, f32::NAN]), 0);
+            assert_eq!(sampler.sample(&[f32::NEG_INFINITY; 3]), 0);
+            assert_eq!(sampler.sample(&[f32::NAN, 1.0, f32::NEG_INFINITY]), 1);
+            assert_eq!(sampler.sample(&[0.0, f32::INFINITY]), 1);
+        }
+    }
+}

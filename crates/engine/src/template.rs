@@ -1,0 +1,253 @@
+//! Chat templates: a conversation as the text that a model was trained on. Templates are written
+//! for Jinja2 as transformers sets it up; this sets up minijinja the same way. They come with
+//! models, so they are not trusted: the steps of a rendering and its depth are limited, and there
+//! is nothing they can reach. It must not know HTTP or tokens.
+
+mod filters;
+mod json;
+mod methods;
+mod source;
+
+use bodkin_gguf::Metadata;
+use jiff::civil::DateTime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, ErrorKind, Value};
+use serde_json::{Map, Value as Json};
+
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+
+/// The most instructions of one rendering: hundreds of times what a long conversation takes.
+const FUEL: u64 = 50_000_000;
+
+/// The name of the only template of an environment.
+const NAME: &str = "chat";
+
+/// A chat template, ready to render.
+#[derive(Debug)]
+pub struct Template {
+    environment: Environment<'static>,
+    source: String,
+    bos_token: String,
+    eos_token: String,
+}
+
+impl Template {
+    /// The template in a model's metadata, or None if there is none.
+    pub fn from_metadata(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Option<Template>> {
+        let Some(source) = metadata.str("tokenizer.chat_template")? else { return Ok(None) };
+        let text = |id: Option<u32>| {
+            let piece = id.map(|id| tokenizer.piece(id, true)).unwrap_or_default();
+            String::from_utf8_lossy(&piece).into_owned()
+        };
+        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+        Template::new(source, &bos, &eos).map(Some)
+    }
+
+    /// Compiles a template. Fails if it does not parse.
+    pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Template> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(error)?);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(methods::call);
+        environment.add_filter("tojson", json::filter);
+        environment.add_filter("indent", filters::indent);
+        environment.add_filter(source::ESCAPE, filters::escape);
+        environment.add_test("iterable", filters::is_iterable);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", |format: &str| {
+            strftime(format, jiff::Zoned::now().datetime())
+        });
+        environment.add_template_owned(NAME, source::adapt(source)).map_err(error)?;
+        let source = source.to_owned();
+        let (bos_token, eos_token) = (bos_token.to_owned(), eos_token.to_owned());
+        Ok(Template { environment, source, bos_token, eos_token })
+    }
+
+    /// Stops the clock that templates see at a local time such as `2025-01-15T12:00:00`.
+    pub fn at(mut self, time: &str) -> Result<Template> {
+        let fixed: DateTime = time.parse().map_err(|e: jiff::Error| template(e.to_string()))?;
+        self.environment.add_function("strftime_now", move |format: &str| strftime(format, fixed));
+        Ok(self)
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Renders a conversation. `messages` and `tools` are arrays as OpenAI's interface has them;
+    /// `extra` are further variables, such as `enable_thinking`. Fails if the template does, which
+    /// includes conversations that it refuses.
+    pub fn render(
+        &self,
+        messages: &Json,
+        tools: Option<&Json>,
+        add_generation_prompt: bool,
+        extra: &Map<String, Json>,
+    ) -> Result<String> {
+        let token = |text: &String| Value::from(text.as_str());
+        let mut context: Vec<(&str, Value)> = vec![
+            ("bos_token", token(&self.bos_token)),
+            ("eos_token", token(&self.eos_token)),
+            ("messages", value(messages)),
+            ("tools", tools.map_or(Value::from(()), value)),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(add_generation_prompt)),
+        ];
+        context.extend(extra.iter().map(|(key, json)| (key.as_str(), value(json))));
+        let context = Value::from_pairs(context);
+        self.environment.get_template(NAME).and_then(|t| t.render(context)).map_err(error)
+    }
+}
+
+fn value(json: &Json) -> Value {
+    Value::from(Serde(json))
+}
+
+fn template(message: impl Into<String>) -> Error {
+    Error::Template(message.into())
+}
+
+/// All that minijinja knows about an error, in one line.
+fn error(error: minijinja::Error) -> Error {
+    let mut message = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        message.push_str(": ");
+        message.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    template(message.replace('\n', " "))
+}
+
+fn raise_exception(message: &str) -> std::result::Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.to_owned()))
+}
+
+fn strftime(format: &str, time: DateTime) -> std::result::Result<String, minijinja::Error> {
+    jiff::fmt::strtime::format(format, time)
+        .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn render(source: &str) -> Result<String> {
+        let template = Template::new(source, "<s>", "</s>")?.at("2025-01-15T12:34:56")?;
+        let messages = json!([
+            {"role": "user", "content": " Hi <b>& \"é\" "},
+            {"role": "assistant", "content": null, "tool_calls": [
+                {"name": "f", "arguments": {"b": 1, "a": [true, null, 1.5, 1e20]}},
+            ]},
+        ]);
+        template.render(&messages, None, true, &Map::new())
+    }
+
+    fn rendered(source: &str) -> String {
+        render(source).unwrap()
+    }
+
+    #[test]
+    fn special_tokens_come_from_the_tokenizer() {
+        use bodkin_gguf::{Array, Value};
+        let text = |text: &str| Value::String(text.as_bytes().into());
+        let texts = ["<unk>", "<s>", "</s>"].map(|text| Box::from(text.as_bytes()));
+        let mut metadata = Metadata::new();
+        metadata.insert("tokenizer.ggml.model", text("llama"));
+        metadata.insert("tokenizer.ggml.tokens", Value::Array(Array::String(texts.to_vec())));
+        let kinds = Value::Array(Array::I32(vec![2, 3, 3]));
+        metadata.insert("tokenizer.ggml.token_type", kinds);
+        let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+        assert!(Template::from_metadata(&metadata, &tokenizer).unwrap().is_none());
+        let source = "{{ bos_token }}{{ x }}{{ eos_token }}{{ tools }}";
+        metadata.insert("tokenizer.chat_template", text(source));
+        let template = Template::from_metadata(&metadata, &tokenizer).unwrap().unwrap();
+        let extra = [("x".to_owned(), json!(1))].into_iter().collect();
+        let found = template.render(&json!([]), None, false, &extra).unwrap();
+        assert_eq!(found, "<s>1</s>None");
+    }
+
+    #[test]
+    fn white_space_goes_as_in_transformers() {
+        let source = concat!(
+            "{{ bos_token }}\n{% for m in messages %}\n  {% if loop.first %}\n",
+            "[{{ m.role }}]\n  {%- endif %}\n{% endfor %}\nend\n"
+        );
+        assert_eq!(rendered(source), "<s>\n[user]end");
+    }
+
+    #[test]
+    fn json_is_python_s() {
+        let source = "{{ messages[1].tool_calls[0].arguments | tojson }}";
+        assert_eq!(rendered(source), r#"{"b": 1, "a": [true, null, 1.5, 1e+20]}"#);
+        assert_eq!(rendered("{{ messages[0].content | tojson }}"), r#"" Hi <b>& \"é\" ""#);
+        assert_eq!(rendered("{{ [1, {}] | tojson(indent=2) }}"), "[\n  1,\n  {}\n]");
+        assert_eq!(
+            rendered("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':')) }}"),
+            r#"{"b":1,"a":2}"#
+        );
+        assert_eq!(
+            rendered("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}"),
+            r#"{"a": 2, "b": 1}"#
+        );
+        assert!(render("{{ nothing | tojson }}").is_err());
+    }
+
+    #[test]
+    fn values_print_as_in_python() {
+        assert_eq!(
+            rendered("{{ true }} {{ none }} {{ 1.0 }} {{ 'a' ~ none }}"),
+            "True None 1.0 aNone"
+        );
+        assert_eq!(rendered("{{ messages[0].content.strip().split(' ')[0] }}"), "Hi");
+        assert_eq!(
+            rendered("{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}{{ v }}{% endfor %}"),
+            "b1a2"
+        );
+        assert_eq!(rendered("{{ {'a': 1}.get('x', 'y') }}{{ 'abc'.startswith('ab') }}"), "yTrue");
+    }
+
+    #[test]
+    fn generation_tags_do_nothing() {
+        let source = "a\n{%- generation -%}\n b {% endgeneration %}\nc";
+        assert_eq!(rendered(source), "ab c");
+        assert_eq!(rendered("{{ '{% generation' }}"), "{% generation");
+    }
+
+    #[test]
+    fn sums_with_safe_text_are_escaped() {
+        let source = "{{ '<'|safe + messages[0].role + '<' + [\"'\"]|tojson }}";
+        assert_eq!(rendered(source), "<user&lt;[&#34;&#39;&#34;]");
+        assert_eq!(rendered("{{ '<'|safe }}{{ '<' + '>' }}"), "<<>");
+    }
+
+    #[test]
+    fn time_stands_still() {
+        assert_eq!(rendered("{{ strftime_now('%d %b %Y') }}"), "15 Jan 2025");
+        assert!(render("{{ strftime_now('%!') }}").is_err());
+    }
+
+    #[test]
+    fn failures_are_errors_of_one_line() {
+        let error = render("{{ raise_exception('No\nway') }}").unwrap_err().to_string();
+        assert!(error.contains("No way") && !error.contains('\n'), "{error}");
+        assert!(render("{% if %}").is_err());
+        assert!(render("{{ nothing.at_all }}").is_err());
+    }
+
+    #[test]
+    fn endless_templates_end() {
+        let source = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
+        assert!(render(source).is_err());
+        let range = "{% for i in range(9999) %}";
+        let loops = format!("{}{}", range.repeat(3), "{% endfor %}".repeat(3));
+        assert!(render(&loops).is_err());
+    }
+}

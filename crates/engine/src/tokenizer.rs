@@ -1,0 +1,298 @@
+//! Text to tokens and back, from the metadata of a GGUF file alone, with llama.cpp's results. It
+//! must not know models, requests or templates.
+//!
+//! The merge loop is our own and not the `tokenizers` crate's: that one has no SentencePiece BPE
+//! (merging by scores), one loop serves both kinds, and it is built from a quarter of a million
+//! tokens in tens of milliseconds, which is part of the time to the first token. A new kind is a
+//! file beside `byte_level` and a variant of `Algorithm`.
+
+mod alphabet;
+mod byte_level;
+mod clean;
+mod merge;
+mod sentence_piece;
+mod special;
+mod split;
+mod vocabulary;
+
+#[cfg(test)]
+mod tests;
+
+use bodkin_gguf::Metadata;
+
+use self::byte_level::ByteLevel;
+use self::clean::clean_spaces;
+use self::sentence_piece::{SPACE, SentencePiece};
+use self::special::{Fragment, Marks, Special};
+use self::vocabulary::{Kind, Spelling, Vocabulary};
+use crate::error::{Error, Result};
+
+/// Values of `tokenizer.ggml.model` that are known.
+const MODELS: [&str; 2] = ["gpt2", "llama"];
+
+/// A model's tokenizer.
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    algorithm: Algorithm,
+    special: Special,
+    marks: Marks,
+    add_bos: bool,
+    add_eos: bool,
+    /// A text starts with a space that is not in it.
+    add_space_prefix: bool,
+    clean_spaces: bool,
+}
+
+enum Algorithm {
+    ByteLevel(ByteLevel),
+    SentencePiece(SentencePiece),
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("tokens", &self.vocabulary.len()).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer that `tokenizer.ggml.*` describe. Fails if it is of an unknown kind or
+    /// the parts contradict each other.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer> {
+        let pre = metadata.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty());
+        Tokenizer::from_metadata_assuming(metadata, pre.unwrap_or("default"))
+    }
+
+    /// As [`Tokenizer::from_metadata`], with the pre-tokenizer `pre` whatever the metadata says,
+    /// for files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers.
+    pub fn from_metadata_assuming(metadata: &Metadata, pre: &str) -> Result<Tokenizer> {
+        match metadata.need_str("tokenizer.ggml.model")? {
+            "gpt2" => Tokenizer::byte_level(metadata, pre),
+            "llama" => Tokenizer::sentence_piece(metadata),
+            other => {
+                Err(Error::UnknownTokenizer { found: other.to_owned(), known: MODELS.join(", ") })
+            }
+        }
+    }
+
+    fn byte_level(metadata: &Metadata, pre: &str) -> Result<Tokenizer> {
+        let named = split::named(pre)?;
+        let mut vocabulary = Vocabulary::from_metadata(metadata, Spelling::ByteLevel)?;
+        let algorithm = ByteLevel::from_metadata(metadata, &vocabulary, named)?;
+        // The number is llama.cpp's.
+        let defaults = Special { bos: Some(11), eos: Some(11), ..Special::default() };
+        let special = Special::from_metadata(metadata, &mut vocabulary, defaults)?;
+        let mut new = Tokenizer {
+            marks: Marks::new(metadata, &vocabulary)?,
+            vocabulary,
+            algorithm: Algorithm::ByteLevel(algorithm),
+            special,
+            add_bos: named.add_bos,
+            add_eos: false,
+            add_space_prefix: false,
+            clean_spaces: named.clean_spaces,
+        };
+        new.read_flags(metadata)?;
+        Ok(new)
+    }
+
+    fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer> {
+        let mut vocabulary = Vocabulary::from_metadata(metadata, Spelling::Plain)?;
+        let defaults =
+            Special { bos: Some(1), eos: Some(2), unknown: Some(0), ..Special::default() };
+        let special = Special::from_metadata(metadata, &mut vocabulary, defaults)?;
+        let algorithm = SentencePiece::from_metadata(metadata, &vocabulary, special.unknown)?;
+        let mut new = Tokenizer {
+            marks: Marks::new(metadata, &vocabulary)?,
+            vocabulary,
+            algorithm: Algorithm::SentencePiece(algorithm),
+            special,
+            add_bos: true,
+            add_eos: false,
+            add_space_prefix: true,
+            clean_spaces: false,
+        };
+        new.read_flags(metadata)?;
+        Ok(new)
+    }
+
+    fn read_flags(&mut self, metadata: &Metadata) -> Result<()> {
+        let read = |key: &str, flag: &mut bool| -> Result<()> {
+            *flag = metadata.bool(&format!("tokenizer.ggml.{key}"))?.unwrap_or(*flag);
+            Ok(())
+        };
+        read("add_bos_token", &mut self.add_bos)?;
+        read("add_eos_token", &mut self.add_eos)?;
+        read("add_space_prefix", &mut self.add_space_prefix)
+    }
+
+    /// The tokens of `text`, which must be shorter than 1 GiB. With `add_special`, BOS and EOS are
+    /// added as the model wants it; with `parse_special`, control tokens that are spelled out in
+    /// the text become those tokens instead of text.
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
+        assert!(text.len() < 1 << 30, "a text of {} bytes is too long to tokenize", text.len());
+        let mut out = Vec::new();
+        if add_special && self.add_bos {
+            out.extend(self.special.bos);
+        }
+        let mut follows_special = true;
+        for fragment in self.marks.partition(text, &self.vocabulary, parse_special) {
+            match fragment {
+                Fragment::Token(id) => out.push(id),
+                Fragment::Text(ref range) => {
+                    let prefix = self.add_space_prefix && follows_special;
+                    self.encode_text(&text[range.clone()], prefix, &mut out);
+                }
+            }
+            follows_special = matches!(fragment, Fragment::Token(_));
+        }
+        if add_special && self.add_eos {
+            out.extend(self.special.eos);
+        }
+        out
+    }
+
+    fn encode_text(&self, text: &str, prefix: bool, out: &mut Vec<u32>) {
+        match &self.algorithm {
+            Algorithm::ByteLevel(bpe) => bpe.encode(text, &self.vocabulary, out),
+            Algorithm::SentencePiece(bpe) => bpe.encode(text, prefix, &self.vocabulary, out),
+        }
+    }
+
+    /// The bytes that tokens stand for; control tokens are shown if `special` says so. Ids that
+    /// are no tokens stand for nothing.
+    pub fn decode(&self, ids: &[u32], special: bool) -> Vec<u8> {
+        self.decode_with(ids, false, special)
+    }
+
+    /// As [`Tokenizer::decode`]; with `remove_special`, a BOS at the start and an EOS at the end
+    /// are left out where [`Tokenizer::encode`] would add them.
+    pub fn decode_with(&self, mut ids: &[u32], remove_special: bool, special: bool) -> Vec<u8> {
+        let mut removes_space = self.add_space_prefix;
+        if remove_special && self.add_bos && ids.first().copied() == self.special.bos {
+            removes_space = false;
+            ids = ids.get(1..).unwrap_or_default();
+        }
+        if remove_special && self.add_eos && ids.last().copied() == self.special.eos {
+            ids = ids.split_last().map_or(ids, |(_, rest)| rest);
+        }
+        let mut out = Vec::with_capacity(ids.len() * 4);
+        for (index, &id) in ids.iter().enumerate() {
+            self.push_piece(id, special, &mut out);
+            if index == 0 && removes_space && out.first() == Some(&b' ') {
+                out.remove(0);
+            }
+        }
+        if self.clean_spaces {
+            clean_spaces(&mut out);
+        }
+        out
+    }
+
+    /// The bytes of one token, which need not be whole characters.
+    pub fn piece(&self, id: u32, special: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.push_piece(id, special, &mut out);
+        out
+    }
+
+    /// Appends what [`Tokenizer::piece`] returns.
+    pub fn push_piece(&self, id: u32, special: bool, out: &mut Vec<u8>) {
+        let text = self.vocabulary.text(id);
+        match self.vocabulary.kind(id) {
+            Kind::Undefined | Kind::Unused => {}
+            kind if kind.is_hidden() && !special => {}
+            Kind::Unknown | Kind::Control | Kind::UserDefined => out.extend_from_slice(text),
+            Kind::Byte => out.extend(byte(text)),
+            Kind::Normal => match self.algorithm {
+                Algorithm::ByteLevel(_) => out.extend_from_slice(text),
+                Algorithm::SentencePiece(_) => unescape(text, out),
+            },
+        }
+    }
+
+    /// How many tokens there are; ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// The token that starts a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.special.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.special.eos
+    }
+
+    /// The token that ends a turn of a chat.
+    pub fn eot(&self) -> Option<u32> {
+        self.special.eot
+    }
+
+    /// The token that ends a message which goes on after a tool was called.
+    pub fn eom(&self) -> Option<u32> {
+        self.special.eom
+    }
+
+    /// The token for what has no token.
+    pub fn unknown(&self) -> Option<u32> {
+        self.special.unknown
+    }
+
+    /// The token that fills up batches.
+    pub fn padding(&self) -> Option<u32> {
+        self.special.padding
+    }
+
+    /// Whether a text starts with BOS.
+    pub fn add_bos(&self) -> bool {
+        self.add_bos && self.special.bos.is_some()
+    }
+
+    /// Whether a text ends with EOS.
+    pub fn add_eos(&self) -> bool {
+        self.add_eos && self.special.eos.is_some()
+    }
+
+    /// Whether a model that generates this token is done.
+    pub fn is_end_of_generation(&self, id: u32) -> bool {
+        self.special.ends.binary_search(&id).is_ok()
+    }
+
+    /// All tokens that end a generation, ascending.
+    pub fn ends_of_generation(&self) -> &[u32] {
+        &self.special.ends
+    }
+
+    /// Whether the token stands for no text, unless special tokens are shown.
+    pub fn is_control(&self, id: u32) -> bool {
+        self.vocabulary.kind(id).is_hidden()
+    }
+
+    /// The token with this text, such as `<|im_end|>`; spaces are written as the vocabulary has
+    /// them.
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        self.vocabulary.find_named(text.as_bytes())
+    }
+}
+
+/// The byte of a token such as `<0x0A>`.
+fn byte(text: &[u8]) -> Option<u8> {
+    let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
+    u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// Appends a text of SentencePiece with its spaces as spaces.
+fn unescape(mut text: &[u8], out: &mut Vec<u8>) {
+    let space = SPACE.as_bytes();
+    while let [first, rest @ ..] = text {
+        if let Some(rest) = text.strip_prefix(space) {
+            out.push(b' ');
+            text = rest;
+        } else {
+            out.push(*first);
+            text = rest;
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Special tokens: which there are, which end a generation, and where they stand in a text. The
+//! metadata names some by id; others are known by their text, because many files leave them out.
+//! The rules are those of llama.cpp, so that the same file behaves the same.
+
+use std::ops::Range;
+
+use bodkin_gguf::Metadata;
+
+use super::vocabulary::{Kind, Vocabulary};
+use crate::error::Result;
+
+/// Texts of tokens that end a turn; the first that exists is the one, if the metadata names none.
+const END_OF_TURN: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_utterance>",
+];
+
+/// Texts of tokens that end a generation besides.
+const ENDS: &[&str] = &[
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "</s>",
+    "<|eom_id|>",
+    "[EOS]",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+];
+
+/// Tokens for filling in the middle of a text, and for its place in a repository.
+struct Fill {
+    key: &'static str,
+    is_end: bool,
+    texts: &'static [&'static str],
+}
+
+#[rustfmt::skip]
+const FILL: &[Fill] = &[
+    Fill {
+        key: "fim_pre",
+        is_end: false,
+        texts: &[
+            "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+            "<|code_prefix|>", "<|prefix|>",
+        ],
+    },
+    Fill {
+        key: "fim_suf",
+        is_end: false,
+        texts: &[
+            "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+            "<|code_suffix|>", "<|suffix|>",
+        ],
+    },
+    Fill {
+        key: "fim_mid",
+        is_end: false,
+        texts: &[
+            "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+            "<|code_middle|>", "<|middle|>",
+        ],
+    },
+    Fill {
+        key: "fim_pad",
+        is_end: true,
+        texts: &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+    },
+    Fill {
+        key: "fim_rep",
+        is_end: true,
+        texts: &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
+    },
+    Fill { key: "fim_sep", is_end: true, texts: &["<|file_sep|>"] },
+];
+
+/// Harmony's marks of the parts of a message: always shown, because they are its structure.
+const MARKS: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+/// Ids of special tokens.
+#[derive(Debug, Default)]
+pub(super) struct Special {
+    pub(super) bos: Option<u32>,
+    pub(super) eos: Option<u32>,
+    pub(super) eot: Option<u32>,
+    pub(super) eom: Option<u32>,
+    pub(super) unknown: Option<u32>,
+    pub(super) padding: Option<u32>,
+    /// All that end a generation, ascending.
+    pub(super) ends: Vec<u32>,
+}
+
+impl Special {
+    /// Reads the ids, given the defaults of the kind of tokenizer, and corrects the kinds of
+    /// tokens that are known by their texts.
+    pub(super) fn from_metadata(
+        metadata: &Metadata,
+        vocabulary: &mut Vocabulary,
+        defaults: Special,
+    ) -> Result<Special> {
+        let len = vocabulary.len();
+        let read = |key: &str, default: Option<u32>| -> Result<Option<u32>> {
+            let is_valid = |id: &u32| (*id as usize) < len;
+            let id = metadata.u32(&format!("tokenizer.ggml.{key}_token_id"))?;
+            Ok(id.filter(is_valid).or(default.filter(is_valid)))
+        };
+        let mut new = Special {
+            bos: read("bos", defaults.bos)?,
+            eos: read("eos", defaults.eos)?,
+            eot: read("eot", None)?,
+            eom: read("eom", None)?,
+            unknown: read("unknown", defaults.unknown)?,
+            padding: read("padding", defaults.padding)?,
+            ends: Vec::new(),
+        };
+        new.eot = new.eot.or_else(|| control(vocabulary, END_OF_TURN));
+        new.eom = new.eom.or_else(|| control(vocabulary, &["<|eom_id|>"]));
+        for fill in FILL {
+            let id = read(fill.key, None)?.or_else(|| control(vocabulary, fill.texts));
+            new.ends.extend(id.filter(|_| fill.is_end));
+        }
+        new.find_ends(vocabulary);
+        Ok(new)
+    }
+
+    fn find_ends(&mut self, vocabulary: &mut Vocabulary) {
+        for text in END_OF_TURN.iter().chain(ENDS) {
+            self.ends.extend(control(vocabulary, &[text]));
+        }
+        for text in MARKS {
+            if let Some(id) = vocabulary.find_named(text.as_bytes()) {
+                vocabulary.set_kind(id, Kind::UserDefined);
+            }
+        }
+        self.ends.extend([self.eos, self.eot, self.eom].into_iter().flatten());
+        self.ends.sort_unstable();
+        self.ends.dedup();
+        let find = |text: &str| {
+            let id = vocabulary.find_named(text.as_bytes());
+            id.filter(|id| self.ends.contains(id))
+        };
+        // Where messages end with other tokens, `<|end|>` only ends a part of one.
+        let calls = find("<|call|>").or(find("<|calls|>"));
+        let others = find("<|return|>").or(find("<|flush|>"));
+        let end = calls.and(others).and(find("<|end|>"));
+        // Where tool calls or texts end with tokens of their own, `</s>` is only markup.
+        let markup = find("<|tool_response>").or(find("<|plamo:eos|>")).and(find("</s>"));
+        for (id, kind) in [(end, Kind::UserDefined), (markup, Kind::Normal)] {
+            if let Some(id) = id {
+                vocabulary.set_kind(id, kind);
+                self.ends.retain(|&other| other != id);
+            }
+        }
+    }
+}
+
+/// The first token with one of the texts, made a control token if it is none.
+fn control(vocabulary: &mut Vocabulary, texts: &[&str]) -> Option<u32> {
+    let id = texts.iter().find_map(|text| vocabulary.find_named(text.as_bytes()))?;
+    vocabulary.set_kind(id, Kind::Control);
+    Some(id)
+}
+
+/// A piece of the input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fragment {
+    /// Text that is still to be tokenized, as a range of bytes.
+    Text(Range<usize>),
+    /// A special token that stood there.
+    Token(u32),
+}
+
+/// A token that is looked for.
+struct Mark {
+    id: u32,
+    /// Only looked for when special tokens are parsed.
+    needs_parsing: bool,
+    /// Takes the white space before it.
+    strips_left: bool,
+    /// Takes the white space after it.
+    strips_right: bool,
+}
+
+/// Finds special tokens in texts.
+pub(super) struct Marks {
+    /// Longest first.
+    marks: Vec<Mark>,
+}
+
+impl Marks {
+    /// Takes the special tokens of a vocabulary. Which of them strip white space is not in the
+    /// metadata: llama.cpp knows it by the names of models, and so do we.
+    pub(super) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Marks> {
+        let ids = (0..vocabulary.len() as u32).filter(|&id| vocabulary.kind(id).is_special());
+        let mut marks: Vec<Mark> = ids
+            .map(|id| Mark {
+                id,
+                needs_parsing: vocabulary.kind(id).is_hidden(),
+                strips_left: false,
+                strips_right: false,
+            })
+            .collect();
+        marks.sort_by_key(|mark| std::cmp::Reverse(vocabulary.text(mark.id).len()));
+        let name = metadata.str("general.name")?.unwrap_or_default().to_lowercase();
+        let pre = metadata.str("tokenizer.ggml.pre")?.unwrap_or_default();
+        let masks = ["jina-v2-de", "jina-v2-es", "jina-v2-code"].iter().any(|p| pre.contains(p));
+        let is_phi3 = name.contains("phi-3") || name.contains("phi3");
+        for mark in &mut marks {
+            let text = vocabulary.text(mark.id);
+            mark.strips_left = masks && text == b"<mask>";
+            let plain: [&[u8]; 3] = [b"<unk>", b"<s>", b"<|endoftext|>"];
+            mark.strips_right = !masks && is_phi3 && !plain.contains(&text);
+        }
+        Ok(Marks { marks })
+    }
+
+    /// Cuts a text at the special tokens in it. A longer token goes before a shorter one wherever
+    /// they stand, so each is looked for in what the longer ones left.
+    pub(super) fn partition(
+        &self,
+        text: &str,
+        vocabulary: &Vocabulary,
+        parse_special: bool,
+    ) -> Vec<Fragment> {
+        let mut fragments = Vec::new();
+        if text.is_empty() {
+            return fragments;
+        }
+        fragments.push(Fragment::Text(0..text.len()));
+        let neighbours = Neighbours::new(text.as_bytes());
+        for mark in self.marks.iter().filter(|mark| parse_special || !mark.needs_parsing) {
+            // Texts of tokens that are not UTF-8 cannot stand in a text.
+            if let bytes = vocabulary.text(mark.id)
+                && neighbours.may_hold(bytes)
+                && let Ok(token) = str::from_utf8(bytes)
+            {
+                fragments = cut(text, token, mark, fragments);
+            }
+        }
+        fragments
+    }
+}
+
+/// Cuts all fragments of text at one special token.
+fn cut(text: &str, token: &str, mark: &Mark, fragments: Vec<Fragment>) -> Vec<Fragment> {
+    let mut out = Vec::with_capacity(fragments.len());
+    for fragment in fragments {
+        let Fragment::Text(Range { mut start, end }) = fragment else {
+            out.push(fragment);
+            continue;
+        };
+        while let Some(at) = text[start..end].find(token) {
+            let mut left = &text[start..start + at];
+            if mark.strips_left {
+                left = left.trim_end_matches(is_space);
+            }
+            if !left.is_empty() {
+                out.push(Fragment::Text(start..start + left.len()));
+            }
+            out.push(Fragment::Token(mark.id));
+            start += at + token.len();
+            if mark.strips_right {
+                start = end - text[start..end].trim_start_matches(is_space).len();
+            }
+        }
+        if start < end {
+            out.push(Fragment::Text(start..end));
+        }
+    }
+    out
+}
+
+/// White space as C has it.
+fn is_space(character: char) -> bool {
+    matches!(character, ' ' | '\t'..='\r')
+}
+
+/// Which pairs of neighbouring bytes a text has. There are thousands of special tokens, and most
+/// can be ruled out by this instead of a search through the whole text.
+struct Neighbours {
+    pairs: Vec<u64>,
+    bytes: [bool; 256],
+}
+
+impl Neighbours {
+    fn new(text: &[u8]) -> Neighbours {
+        let mut new = Neighbours { pairs: vec![0; 65536 / 64], bytes: [false; 256] };
+        text.iter().for_each(|&byte| new.bytes[usize::from(byte)] = true);
+        for pair in text.windows(2) {
+            let index = usize::from(pair[0]) << 8 | usize::from(pair[1]);
+            new.pairs[index / 64] |= 1 << (index % 64);
+        }
+        new
+    }
+
+    /// Whether the text may hold `token`, which it cannot if the token is empty.
+    fn may_hold(&self, token: &[u8]) -> bool {
+        let has = |pair: &[u8]| {
+            let index = usize::from(pair[0]) << 8 | usize::from(pair[1]);
+            self.pairs[index / 64] >> (index % 64) & 1 == 1
+        };
+        token.first().is_some_and(|&byte| self.bytes[usize::from(byte)])
+            && token.windows(2).all(has)
+    }
+}

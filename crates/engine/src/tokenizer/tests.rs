@@ -1,0 +1,195 @@
+//! Whole tokenizers: the tiny models' against their references, and made-up vocabularies for what
+//! those do not reach.
+
+use std::path::{Path, PathBuf};
+
+use bodkin_gguf::{Array, File, Metadata, Value};
+use serde_json::Value as Json;
+
+use super::Tokenizer;
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models")
+}
+
+fn ids(value: &Json) -> Vec<u32> {
+    let items = value.as_array().unwrap().iter();
+    items.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn tiny_models_tokenize_as_their_references() {
+    let mut models_seen = 0;
+    for entry in std::fs::read_dir(models()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "gguf") {
+            continue;
+        }
+        let file = File::open(&path).unwrap();
+        if file.metadata().need_str("tokenizer.ggml.model").unwrap() == "bert" {
+            continue;
+        }
+        let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap();
+        let reference = std::fs::read(path.with_extension("json")).unwrap();
+        let reference: Json = serde_json::from_slice(&reference).unwrap();
+        for case in reference["tokenize"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let context = format!("{}: {text:?}", path.display());
+            let plain = tokenizer.encode(text, false, false);
+            assert_eq!(plain, ids(&case["ids"]), "{context}");
+            let parsed = tokenizer.encode(text, false, true);
+            assert_eq!(parsed, ids(&case["ids_parse_special"]), "{context}");
+            let added = tokenizer.encode(text, true, true);
+            assert_eq!(added, ids(&case["ids_add_special"]), "{context}");
+            let decoded = hex(&tokenizer.decode(&plain, false));
+            assert_eq!(decoded, case["detokenized_hex"].as_str().unwrap(), "{context}");
+        }
+        models_seen += 1;
+    }
+    assert!(models_seen > 10, "only {models_seen} models");
+}
+
+fn strings<T: AsRef<[u8]>>(items: &[T]) -> Value {
+    let items = items.iter().map(|item| Box::from(item.as_ref())).collect();
+    Value::Array(Array::String(items))
+}
+
+/// A vocabulary of the kind `model` with these tokens: text, kind, score.
+fn metadata(model: &str, tokens: &[(&str, i32, f32)]) -> Metadata {
+    let mut metadata = Metadata::new();
+    metadata.insert("tokenizer.ggml.model", Value::String(model.as_bytes().into()));
+    let texts: Vec<&str> = tokens.iter().map(|token| token.0).collect();
+    metadata.insert("tokenizer.ggml.tokens", strings(&texts));
+    let kinds = tokens.iter().map(|token| token.1).collect();
+    metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
+    let scores = tokens.iter().map(|token| token.2).collect();
+    metadata.insert("tokenizer.ggml.scores", Value::Array(Array::F32(scores)));
+    metadata
+}
+
+fn byte_level(tokens: &[(&str, i32)], merges: &[&str]) -> Metadata {
+    let tokens: Vec<_> = tokens.iter().map(|&(text, kind)| (text, kind, 0.0)).collect();
+    let mut metadata = metadata("gpt2", &tokens);
+    metadata.insert("tokenizer.ggml.pre", Value::String(b"gpt-2".as_slice().into()));
+    metadata.insert("tokenizer.ggml.merges", strings(merges));
+    metadata
+}
+
+#[test]
+fn longer_special_tokens_go_first_wherever_they_stand() {
+    let tokens = [("a", 1), ("b", 1), ("c", 1), ("ab", 4), ("bca", 4), ("<|im_end|>", 1)];
+    let tokenizer = Tokenizer::from_metadata(&byte_level(&tokens, &[])).unwrap();
+    // `ab` stands first, but `bca` is longer.
+    assert_eq!(tokenizer.encode("abca", false, false), [0, 4]);
+    assert_eq!(tokenizer.encode("abab", false, false), [3, 3]);
+    // Known by its text, it is a control token whatever its kind, and ends a generation.
+    assert!(tokenizer.is_end_of_generation(5) && tokenizer.is_control(5));
+    assert_eq!(tokenizer.encode("<|im_end|>c", false, true), [5, 2]);
+    assert_eq!(tokenizer.encode("<|im_end|>c", false, false), [2]);
+    assert_eq!(tokenizer.piece(5, false), b"");
+    assert_eq!(tokenizer.piece(5, true), b"<|im_end|>");
+    assert_eq!((tokenizer.eot(), tokenizer.id_of("bca")), (Some(5), Some(4)));
+}
+
+#[test]
+fn phi_3_takes_the_white_space_after_special_tokens() {
+    let tokens = [("<unk>", 2, 0.0), ("<s>", 3, 0.0), ("</s>", 3, 0.0), ("<|end|>", 3, 0.0)];
+    let mut tokens = tokens.to_vec();
+    tokens.extend([("▁", 1, -1.0), ("a", 1, -2.0)]);
+    let mut metadata = metadata("llama", &tokens);
+    metadata.insert("tokenizer.ggml.add_space_prefix", Value::Bool(false));
+    let text = "a<|end|> \n a<s> a";
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    assert_eq!(tokenizer.encode(text, false, true), [5, 3, 4, 0, 4, 5, 1, 4, 5]);
+    metadata.insert("general.name", Value::String(b"Phi-3 mini".as_slice().into()));
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    assert_eq!(tokenizer.encode(text, false, true), [5, 3, 5, 1, 4, 5]);
+}
+
+#[test]
+fn sentence_piece_merges_by_score_and_falls_back_to_bytes() {
+    let tokens = [
+        ("<unk>", 2, 0.0),
+        ("<s>", 3, 0.0),
+        ("</s>", 3, 0.0),
+        ("<0xC3>", 6, 0.0),
+        ("<0xA9>", 6, 0.0),
+        ("▁", 1, -9.0),
+        ("a", 1, -9.0),
+        ("b", 1, -9.0),
+        ("ab", 1, -2.0),
+        ("ba", 1, -1.0),
+    ];
+    let tokenizer = Tokenizer::from_metadata(&metadata("llama", &tokens)).unwrap();
+    assert_eq!(tokenizer.encode("aba", true, false), [1, 5, 6, 9]);
+    assert_eq!(tokenizer.encode("é", false, false), [5, 3, 4]);
+    assert_eq!(tokenizer.decode(&[5, 6, 5, 3, 4], false), "a é".as_bytes());
+    assert_eq!(tokenizer.decode_with(&[1, 5, 6], true, true), b" a");
+    assert_eq!(tokenizer.decode_with(&[1, 5, 6], false, true), b"<s> a");
+}
+
+#[test]
+fn a_merge_result_that_is_no_token_falls_apart() {
+    let tokens = [("a", 1), ("b", 1), ("abc", 1), ("c", 1)];
+    let metadata = byte_level(&tokens, &["a b", "ab c"]);
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    assert_eq!(tokenizer.encode("abc", false, false), [2]);
+    assert_eq!(tokenizer.encode("ab", false, false), [0, 1]);
+}
+
+#[test]
+fn long_runs_take_no_longer_than_text() {
+    let tokens = [("a", 1), ("aa", 1), ("aaaa", 1), ("Ċ", 1), ("ĊĊ", 1), ("Ġ", 1), ("ĠĠ", 1)];
+    let merges = ["a a", "aa aa", "Ċ Ċ", "Ġ Ġ"];
+    let mut metadata = byte_level(&tokens, &merges);
+    for pre in ["gpt-2", "llama-bpe", "gpt-4o", "deepseek-v3", "default", "bloom"] {
+        metadata.insert("tokenizer.ggml.pre", Value::String(pre.as_bytes().into()));
+        let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+        for (character, best) in [('a', 4), ('\n', 2), (' ', 2)] {
+            let text: String = std::iter::repeat_n(character, 1 << 17).collect();
+            let ids = tokenizer.encode(&text, false, false);
+            assert_eq!(ids.len(), text.len() / best, "{pre} {character:?}");
+        }
+        let text = format!("{}a", " ".repeat(1 << 17));
+        assert_eq!(
+            tokenizer.decode(&tokenizer.encode(&text, false, false), false).len(),
+            text.len()
+        );
+    }
+}
+
+#[test]
+fn contradictions_are_named() {
+    let error = |metadata: &Metadata| Tokenizer::from_metadata(metadata).unwrap_err().to_string();
+    let mut unknown = byte_level(&[("a", 1)], &[]);
+    unknown.insert("tokenizer.ggml.model", Value::String(b"wonder".as_slice().into()));
+    assert!(error(&unknown).contains("`wonder`"));
+    let mut pre = byte_level(&[("a", 1)], &[]);
+    pre.insert("tokenizer.ggml.pre", Value::String(b"wonder".as_slice().into()));
+    assert!(error(&pre).contains("`wonder`"));
+    assert!(Tokenizer::from_metadata_assuming(&pre, "qwen2").is_ok());
+    let mut short = byte_level(&[("a", 1), ("b", 1)], &[]);
+    short.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![1])));
+    assert!(error(&short).contains("tokenizer.ggml.token_type"));
+    let mut merges = byte_level(&[("a", 1)], &[]);
+    merges.remove("tokenizer.ggml.merges");
+    assert!(error(&merges).contains("tokenizer.ggml.merges"));
+}
+
+#[test]
+fn odd_vocabularies_do_not_panic() {
+    let tokens = [("", 1), ("", 4), ("a", 9), ("a", -1), ("\u{10FFFF}", 3), ("<0xZZ>", 6)];
+    let mut metadata =
+        byte_level(&tokens, &["", " ", "a", "a ", " a", "  ", "é é", "\u{10FFFF} a"]);
+    metadata.insert("tokenizer.ggml.bos_token_id", Value::U32(7_000_000));
+    metadata.insert("tokenizer.ggml.add_bos_token", Value::Bool(true));
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    let ids = tokenizer.encode("a\u{10FFFF}\0 é", true, true);
+    assert!(ids.iter().all(|&id| (id as usize) < tokens.len()), "{ids:?}");
+    assert_eq!(tokenizer.decode(&[99, u32::MAX, 5], true), b"");
+    assert_eq!(tokenizer.bos(), None);
+}

@@ -1,0 +1,210 @@
+//! The tokens of a model: their texts, kinds, and the way from a text back to its token. All texts
+//! lie in one buffer, because a quarter of a million small allocations would take longer than
+//! everything else at load. It must not know how text is cut into tokens.
+
+use std::hash::BuildHasher;
+
+use bodkin_gguf::{Array, Metadata, Value};
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
+
+use super::alphabet;
+use crate::error::{Error, Result};
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+
+/// What a token is for. The numbers are those of `tokenizer.ggml.token_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Undefined,
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+impl Kind {
+    fn from_number(number: i32) -> Kind {
+        match number {
+            1 => Kind::Normal,
+            2 => Kind::Unknown,
+            3 => Kind::Control,
+            4 => Kind::UserDefined,
+            5 => Kind::Unused,
+            6 => Kind::Byte,
+            _ => Kind::Undefined,
+        }
+    }
+
+    /// Whether the token is looked for in the text before anything else is.
+    pub(super) fn is_special(self) -> bool {
+        matches!(self, Kind::Unknown | Kind::Control | Kind::UserDefined)
+    }
+
+    /// Whether the token has no text of its own.
+    pub(super) fn is_hidden(self) -> bool {
+        matches!(self, Kind::Unknown | Kind::Control)
+    }
+}
+
+/// How the texts in the metadata stand for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// In the alphabet of byte-level BPE; special tokens as they are.
+    ByteLevel,
+    /// As they are.
+    Plain,
+}
+
+/// All tokens, by id.
+pub(super) struct Vocabulary {
+    bytes: Vec<u8>,
+    /// Where each text ends in `bytes`.
+    ends: Vec<u32>,
+    kinds: Vec<Kind>,
+    /// Ids by text.
+    table: HashTable<u32>,
+    /// Tokens that no piece of text can be, because they are not spelled in the alphabet.
+    unlisted: Vec<u32>,
+    hasher: FxBuildHasher,
+}
+
+impl Vocabulary {
+    /// Reads `tokenizer.ggml.tokens` and `token_type`.
+    pub(super) fn from_metadata(metadata: &Metadata, spelling: Spelling) -> Result<Vocabulary> {
+        let Some(texts) = metadata.strings(TOKENS)? else {
+            return Err(vocabulary(TOKENS, "an array of texts", "no such key"));
+        };
+        let kinds = kinds(metadata, texts.len())?;
+        let length: usize = texts.iter().map(|text| text.len() + 16).sum();
+        if u32::try_from(length).is_err() {
+            return Err(vocabulary(TOKENS, "texts of less than 4 GiB", format!("{length} bytes")));
+        }
+        let mut new = Vocabulary {
+            bytes: Vec::with_capacity(length),
+            ends: Vec::with_capacity(texts.len()),
+            kinds,
+            table: HashTable::with_capacity(texts.len()),
+            unlisted: Vec::new(),
+            hasher: FxBuildHasher,
+        };
+        for text in texts {
+            new.push(text, spelling);
+        }
+        Ok(new)
+    }
+
+    fn push(&mut self, text: &[u8], spelling: Spelling) {
+        let id = self.ends.len() as u32;
+        let start = self.bytes.len();
+        let is_listed = if text.is_empty() {
+            // Nothing can be this token; it is shown by a name, as in llama.cpp.
+            self.bytes.extend_from_slice(format!("[EMPTY_{id}]").as_bytes());
+            true
+        } else if spelling == Spelling::Plain {
+            self.bytes.extend_from_slice(text);
+            true
+        } else {
+            self.push_byte_level(text, self.kinds[id as usize].is_special())
+        };
+        self.ends.push(self.bytes.len() as u32);
+        if !is_listed {
+            self.unlisted.push(id);
+            return;
+        }
+        let (bytes, ends, hasher) = (&self.bytes, &self.ends, self.hasher);
+        let text = &bytes[start..];
+        let is_same = |&other: &u32| slice(bytes, ends, other) == text;
+        let hash_of = |&other: &u32| hasher.hash_one(slice(bytes, ends, other));
+        match self.table.entry(hasher.hash_one(text), is_same, hash_of) {
+            // Of two tokens with one text the later is found.
+            hashbrown::hash_table::Entry::Occupied(mut entry) => *entry.get_mut() = id,
+            hashbrown::hash_table::Entry::Vacant(entry) => drop(entry.insert(id)),
+        }
+    }
+
+    /// Appends a text that is spelled in the alphabet of byte-level BPE. Returns whether the
+    /// appended bytes are the ones that it stands for.
+    fn push_byte_level(&mut self, text: &[u8], is_special: bool) -> bool {
+        let start = self.bytes.len();
+        if let Ok(spelled) = str::from_utf8(text)
+            && alphabet::decode(spelled, &mut self.bytes)
+        {
+            if !is_special || self.bytes[start..] == *text {
+                return true;
+            }
+            self.bytes.truncate(start);
+        }
+        self.bytes.extend_from_slice(text);
+        false
+    }
+
+    /// How many tokens there are.
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// A token's text: for byte-level BPE the bytes that it stands for, else as in the metadata.
+    /// Empty for ids that are no tokens.
+    pub(super) fn text(&self, id: u32) -> &[u8] {
+        if (id as usize) < self.len() { slice(&self.bytes, &self.ends, id) } else { &[] }
+    }
+
+    /// A token's kind; `Undefined` for ids that are no tokens.
+    pub(super) fn kind(&self, id: u32) -> Kind {
+        self.kinds.get(id as usize).copied().unwrap_or(Kind::Undefined)
+    }
+
+    pub(super) fn set_kind(&mut self, id: u32, kind: Kind) {
+        self.kinds[id as usize] = kind;
+    }
+
+    /// The token that a piece of text is.
+    pub(super) fn find(&self, text: &[u8]) -> Option<u32> {
+        let hash = self.hasher.hash_one(text);
+        let is_same = |&id: &u32| slice(&self.bytes, &self.ends, id) == text;
+        self.table.find(hash, is_same).copied()
+    }
+
+    /// The token with this text, special tokens included that no piece of text can be.
+    pub(super) fn find_named(&self, text: &[u8]) -> Option<u32> {
+        let unlisted = || self.unlisted.iter().copied().find(|&id| self.text(id) == text);
+        self.find(text).or_else(unlisted)
+    }
+
+    /// Tokens that [`Vocabulary::find`] does not find.
+    pub(super) fn unlisted(&self) -> &[u32] {
+        &self.unlisted
+    }
+}
+
+fn slice<'a>(bytes: &'a [u8], ends: &[u32], id: u32) -> &'a [u8] {
+    let id = id as usize;
+    let start = if id == 0 { 0 } else { ends[id - 1] as usize };
+    &bytes[start..ends[id] as usize]
+}
+
+fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>> {
+    let numbers = match metadata.get(TYPES) {
+        None => return Ok(vec![Kind::Normal; count]),
+        Some(Value::Array(Array::I32(numbers))) => numbers,
+        Some(_) => return Err(vocabulary(TYPES, "an array of i32", "another type")),
+    };
+    if numbers.len() < count {
+        let expected = format!("{count} kinds, one for each token");
+        return Err(vocabulary(TYPES, expected, numbers.len().to_string()));
+    }
+    Ok(numbers[..count].iter().map(|&number| Kind::from_number(number)).collect())
+}
+
+/// Builds [`Error::Vocabulary`].
+pub(super) fn vocabulary(
+    key: &'static str,
+    expected: impl Into<String>,
+    found: impl Into<String>,
+) -> Error {
+    Error::Vocabulary { key, expected: expected.into(), found: found.into() }
+}

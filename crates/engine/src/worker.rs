@@ -1,0 +1,270 @@
+//! The loop: admit, schedule, forward, sample, emit. One thread owns the model and runs it for
+//! all requests; everything else talks to it through channels.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::Instant;
+
+use bodkin_backend::{Batch, Model, Span};
+
+use crate::error::Error;
+use crate::pages::{Pages, Sequence};
+use crate::request::{Event, Finish, Request, Timings, Usage};
+use crate::sampler::Sampler;
+use crate::scheduler::{Waiting, schedule};
+use crate::stop::StopTexts;
+use crate::stream::TextStream;
+use crate::tokenizer::Tokenizer;
+
+/// A request on its way to the worker.
+pub(crate) struct Submission {
+    pub(crate) request: Request,
+    pub(crate) events: Sender<Event>,
+    /// Set when nobody reads the events any more.
+    pub(crate) cancelled: Arc<AtomicBool>,
+}
+
+/// A request that is being worked on.
+struct Running {
+    request: Request,
+    events: Sender<Event>,
+    cancelled: Arc<AtomicBool>,
+    sequence: Sequence,
+    /// Tokens that are known and not yet stored.
+    pending: Vec<u32>,
+    sampler: Sampler,
+    stream: TextStream,
+    stop: StopTexts,
+    usage: Usage,
+    started: Instant,
+    first_token: Option<Instant>,
+}
+
+/// Owns the model.
+pub(crate) struct Worker {
+    model: Box<dyn Model>,
+    tokenizer: Arc<Tokenizer>,
+    context: usize,
+    pages: Pages,
+    running: Vec<Running>,
+    /// Rows of logits of the last step.
+    logits: Vec<f32>,
+    batch: Batch,
+    taken: Vec<usize>,
+}
+
+impl Worker {
+    /// `context` is the most tokens that a sequence may have.
+    pub(crate) fn new(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, context: usize) -> Worker {
+        let limits = model.limits();
+        let pages = Pages::new(&model.plan().windows(), &limits.pages);
+        let logits = vec![0.0; limits.outputs * model.plan().vocabulary];
+        let context = context.min(pages.longest_sequence());
+        Worker {
+            model,
+            tokenizer,
+            context,
+            pages,
+            running: Vec::new(),
+            logits,
+            batch: Batch::default(),
+            taken: Vec::new(),
+        }
+    }
+
+    /// Works until the other end of `submissions` is gone and every request has ended.
+    pub(crate) fn run(mut self, submissions: &Receiver<Submission>) {
+        loop {
+            if self.running.is_empty() {
+                match submissions.recv() {
+                    Ok(submission) => self.admit(submission),
+                    Err(_) => return,
+                }
+            }
+            while self.running.len() < self.model.limits().outputs {
+                match submissions.try_recv() {
+                    Ok(submission) => self.admit(submission),
+                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+                }
+            }
+            self.drop_cancelled();
+            if !self.running.is_empty()
+                && let Err(error) = self.step()
+            {
+                self.fail(error);
+            }
+        }
+    }
+
+    fn admit(&mut self, submission: Submission) {
+        let events = submission.events.clone();
+        match self.start(submission) {
+            Ok(running) => self.running.push(running),
+            // Nobody may be listening any more; then nobody needs to know.
+            Err(error) => drop(events.send(Event::Error(error))),
+        }
+    }
+
+    fn start(&mut self, submission: Submission) -> Result<Running, Error> {
+        let Submission { request, events, cancelled } = submission;
+        let prompt_tokens = request.prompt.len();
+        if prompt_tokens == 0 {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt_tokens >= self.context {
+            let limit = self.context - 1;
+            return Err(Error::PromptTooLong { tokens: prompt_tokens, limit });
+        }
+        let mut sampler = Sampler::new(request.sampling.clone(), &self.tokenizer)?;
+        request.prompt.iter().for_each(|&id| sampler.accept(id));
+        let sequence = self.pages.start(&request.prompt);
+        let cached_tokens = sequence.tokens.len();
+        let pending = request.prompt[cached_tokens..].to_vec();
+        let stream = TextStream::new(Arc::clone(&self.tokenizer), request.show_special);
+        Ok(Running {
+            stop: StopTexts::new(&request.stop),
+            usage: Usage { prompt_tokens, cached_tokens, generated_tokens: 0 },
+            request,
+            events,
+            cancelled,
+            sequence,
+            pending,
+            sampler,
+            stream,
+            started: Instant::now(),
+            first_token: None,
+        })
+    }
+
+    /// One step of the model, and what follows from its logits.
+    fn step(&mut self) -> Result<(), Error> {
+        self.fill_batch()?;
+        let vocabulary = self.model.plan().vocabulary;
+        let rows = &mut self.logits[..self.batch.outputs.len() * vocabulary];
+        self.model.forward(&self.batch, rows)?;
+        let mut rows = self.logits.chunks_exact(vocabulary);
+        let mut ended = Vec::new();
+        for (i, running) in self.running.iter_mut().enumerate() {
+            let taken = self.taken[i];
+            if taken == 0 {
+                continue;
+            }
+            let stored: Vec<u32> = running.pending.drain(..taken).collect();
+            self.pages.advance(&mut running.sequence, &stored);
+            if running.pending.is_empty() {
+                let logits = rows.next().expect("a row for each request that was read to its end");
+                if !running.next(logits, &self.tokenizer, self.context) {
+                    ended.push(i);
+                }
+            }
+        }
+        for i in ended.into_iter().rev() {
+            let running = self.running.remove(i);
+            self.pages.keep(running.sequence);
+        }
+        Ok(())
+    }
+
+    /// Chooses the tokens of the next step. A request without pages waits for another to end; if
+    /// there is none, it fails.
+    fn fill_batch(&mut self) -> Result<(), Error> {
+        let waiting: Vec<Waiting> = self.running.iter().map(Running::waiting).collect();
+        let limits = self.model.limits();
+        schedule(&waiting, limits.tokens, limits.outputs, &mut self.taken);
+        let batch = &mut self.batch;
+        batch.tokens.clear();
+        batch.spans.clear();
+        batch.outputs.clear();
+        for (running, taken) in self.running.iter_mut().zip(&mut self.taken) {
+            if *taken == 0 || !self.pages.reserve(&mut running.sequence, *taken) {
+                *taken = 0;
+                continue;
+            }
+            batch.tokens.extend(&running.pending[..*taken]);
+            if *taken == running.pending.len() {
+                batch.outputs.push(batch.tokens.len() as u32 - 1);
+            }
+            batch.spans.push(Span {
+                len: *taken,
+                position: running.sequence.tokens.len(),
+                tables: running.sequence.tables.clone(),
+            });
+        }
+        if batch.tokens.is_empty() {
+            let tokens = self.running.iter().map(|r| r.sequence.tokens.len() + r.pending.len());
+            return Err(Error::OutOfPages { tokens: tokens.sum() });
+        }
+        Ok(())
+    }
+
+    /// Ends requests that nobody waits for; what they have stored may serve others.
+    fn drop_cancelled(&mut self) {
+        for i in (0..self.running.len()).rev() {
+            if self.running[i].cancelled.load(Relaxed) {
+                let running = self.running.remove(i);
+                self.pages.keep(running.sequence);
+            }
+        }
+    }
+
+    /// Ends every request: a step that failed leaves no state to go on from.
+    fn fail(&mut self, error: Error) {
+        let message = error.to_string();
+        for running in self.running.drain(..) {
+            // Nobody may be listening any more; then nobody needs to know.
+            let _ = running.events.send(Event::Error(Error::Step(message.clone())));
+            self.pages.release(running.sequence);
+        }
+    }
+}
+
+impl Running {
+    fn waiting(&self) -> Waiting {
+        Waiting { pending: self.pending.len(), decoding: self.first_token.is_some() }
+    }
+
+    /// Draws the next token and says it. Returns whether the request goes on.
+    fn next(&mut self, logits: &[f32], tokenizer: &Tokenizer, context: usize) -> bool {
+        let now = Instant::now();
+        self.first_token.get_or_insert(now);
+        let id = self.sampler.sample(logits);
+        self.sampler.accept(id);
+        self.usage.generated_tokens += 1;
+        let is_end = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
+        if is_end || self.request.stop_tokens.contains(&id) {
+            return self.finish(Finish::End);
+        }
+        let text = self.stream.push(id);
+        let (text, stopped) = self.stop.push(&text);
+        if self.events.send(Event::Token { id, text }).is_err() {
+            return false;
+        }
+        if let Some(text) = stopped {
+            return self.finish(Finish::Stop(text));
+        }
+        let length = self.sequence.tokens.len() + 1;
+        let is_last = self.request.max_tokens == Some(self.usage.generated_tokens);
+        if is_last || length >= context {
+            return self.finish(Finish::Length);
+        }
+        self.pending.push(id);
+        true
+    }
+
+    fn finish(&mut self, reason: Finish) -> bool {
+        let mut text = String::new();
+        if !matches!(reason, Finish::Stop(_)) {
+            let rest = self.stream.finish();
+            text = self.stop.push(&rest).0 + &self.stop.finish();
+        }
+        let first = self.first_token.unwrap_or(self.started);
+        let timings = Timings {
+            prompt_ms: (first - self.started).as_secs_f64() * 1e3,
+            generate_ms: first.elapsed().as_secs_f64() * 1e3,
+        };
+        // Nobody may be listening any more; then nobody needs to know.
+        let _ = self.events.send(Event::Done { reason, text, usage: self.usage, timings });
+        false
+    }
+}

@@ -1,0 +1,111 @@
+//! The cost of a small plan, against sums made by hand.
+
+use bodkin_gguf::Format;
+use bodkin_model::{Attention, Cost, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight, WeightId};
+
+fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
+    Weight { name: name.to_owned(), format, cols, rows }
+}
+
+fn attention(value_dim: usize, window: Option<usize>) -> (Attention, KvSlot) {
+    let (heads, kv_heads, key_dim) = (4, 2, 4);
+    let (scale, softcap) = (0.5, None);
+    (
+        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window },
+        KvSlot { kv_heads, key_dim, value_dim, window },
+    )
+}
+
+/// A table of ten tokens, two layers of attention, and a head that is `head`.
+fn plan(head: WeightId) -> Plan {
+    let (open, open_slot) = attention(8, None);
+    let (local, local_slot) = attention(8, Some(5));
+    let none = None;
+    let norm = |input, weight| Op::Norm {
+        input,
+        kind: NormKind::Rms,
+        weight,
+        bias: none,
+        eps: 1e-5,
+        groups: 1,
+    };
+    let (q, k, v) = (Value(2), Value(3), Value(4));
+    let linear = |input, weight, bias| Op::Linear { input: Value(input), weight, bias };
+    let ops = vec![
+        Op::Embed { table: WeightId(0) },
+        norm(Value(0), WeightId(1)),
+        linear(1, WeightId(2), Some(WeightId(3))),
+        linear(1, WeightId(4), none),
+        linear(1, WeightId(4), none),
+        Op::Attention { q, k, v, attention: open, slot: SlotId(0) },
+        Op::Attention { q, k, v, attention: local, slot: SlotId(1) },
+        Op::Add { a: Value(5), b: Value(6) },
+        Op::Logits { input: Value(7), weight: head, bias: none },
+    ];
+    Plan {
+        architecture: "none".to_owned(),
+        context_length: 64,
+        vocabulary: 10,
+        weights: vec![
+            weight("table", Format::F16, 10, 32),
+            weight("norm", Format::F32, 1, 32),
+            weight("q", Format::Q8_0, 16, 32),
+            weight("q.bias", Format::F32, 1, 16),
+            weight("kv", Format::Q4_0, 16, 32),
+            weight("head", Format::F16, 10, 32),
+        ],
+        slots: vec![open_slot, local_slot],
+        ops,
+        widths: vec![32, 32, 16, 16, 16, 32, 32, 32, 10],
+    }
+}
+
+const TABLE: u64 = 10 * 32 * 2;
+const VECTORS: u64 = 32 * 4 + 16 * 4;
+const MATRICES: u64 = 16 * 34 + 16 * 18;
+
+#[test]
+fn sums_by_hand() {
+    let wanted = Cost {
+        weight_bytes: 2 * TABLE + VECTORS + MATRICES,
+        parameters: 2 * 320 + 32 + 512 + 16 + 512,
+        // A row of the table, and the matrix that two operations read once only.
+        step_weight_bytes: 64 + TABLE + VECTORS + MATRICES,
+        kv_elements_per_token: 2 * (4 + 8),
+        kv_elements_windowed: 2 * (4 + 8) * 5,
+        flops_per_token: 2 * (3 * 512 + 320),
+    };
+    assert_eq!(plan(WeightId(5)).cost(), wanted);
+}
+
+#[test]
+fn a_tied_table_is_read_as_the_head_too() {
+    let mut plan = plan(WeightId(0));
+    plan.weights.pop();
+    assert_eq!(plan.cost().weight_bytes, TABLE + VECTORS + MATRICES);
+    assert_eq!(plan.cost().step_weight_bytes, 64 + TABLE + VECTORS + MATRICES);
+}
+
+#[test]
+fn windows_are_listed_once_in_order_of_use() {
+    let mut plan = plan(WeightId(5));
+    assert_eq!(plan.windows(), [None, Some(5)]);
+    plan.slots.extend([plan.slots[1], plan.slots[0]]);
+    plan.slots.swap(0, 1);
+    assert_eq!(plan.windows(), [Some(5), None]);
+}
+
+#[test]
+fn buffers_by_hand() {
+    let buffers = plan(WeightId(5)).buffers();
+    // The table's row, its norm, then queries, keys and values, of which the queries take over
+    // from the row; both results of attention; their sum in the place of a value now dead.
+    assert_eq!(buffers.of[8], None);
+    assert_eq!(buffers.of[2], buffers.of[0]);
+    let living = [buffers.of[2], buffers.of[3], buffers.of[4], buffers.of[5], buffers.of[6]];
+    let mut distinct = living.to_vec();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), living.len(), "all live when the second attention runs");
+    assert_eq!(buffers.bytes(2), 2 * 4 * buffers.widths.iter().sum::<usize>() as u64);
+}

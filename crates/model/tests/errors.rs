@@ -1,0 +1,214 @@
+//! Files that read well but describe no model: errors that name what is wrong, and no panic.
+
+#![allow(clippy::unwrap_used)]
+
+mod rules;
+
+use bodkin_gguf::{Array, Format, Metadata, Tensor, Value};
+use bodkin_model::{Error, Plan, plan};
+
+const MODELS: [&str; 6] = ["llama", "llama-yarn", "llama3-tied", "qwen2", "gemma2", "gemma3"];
+
+fn parts(name: &str) -> (Metadata, Vec<Tensor>) {
+    let file = rules::open(name);
+    (file.metadata().clone(), file.tensors().to_vec())
+}
+
+/// The plan of a model with one key set to another value.
+fn with(name: &str, key: &str, value: Value) -> Result<Plan, Error> {
+    let (mut metadata, tensors) = parts(name);
+    metadata.insert(key, value);
+    plan(&metadata, &tensors)
+}
+
+/// Checks that the error's text names all of `parts`, in one line.
+#[track_caller]
+fn assert_names(result: Result<Plan, Error>, parts: &[&str]) {
+    let text = result.expect_err("no plan can be made of this").to_string();
+    assert!(parts.iter().all(|part| text.contains(part)), "`{text}` does not name {parts:?}");
+    assert!(!text.contains('\n'), "{text}");
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_the_known_ones() {
+    let value = Value::String((*b"perceptron").into());
+    assert_names(with("llama", "general.architecture", value), &["perceptron", "llama", "gemma3"]);
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    for name in ["token_embd.weight", "blk.1.ffn_down.weight", "output_norm.weight"] {
+        let (metadata, mut tensors) = parts("llama");
+        tensors.retain(|tensor| tensor.name != name);
+        assert_names(plan(&metadata, &tensors), &[name, "missing"]);
+    }
+    assert_names(plan(&parts("llama").0, &[]), &["token_embd.weight"]);
+}
+
+#[test]
+fn a_head_is_needed() {
+    let (metadata, mut tensors) = parts("llama");
+    tensors.retain(|tensor| tensor.name != "output.weight");
+    plan(&metadata, &tensors).expect("the token table is the head");
+}
+
+#[test]
+fn a_wrong_shape_is_named_with_both() {
+    for model in MODELS {
+        let (metadata, tensors) = parts(model);
+        for i in 0..tensors.len() {
+            for dim in 0..tensors[i].shape.len() {
+                let mut tensors = tensors.clone();
+                let name = tensors[i].name.clone();
+                tensors[i].shape[dim] += 32;
+                match plan(&metadata, &tensors) {
+                    // The table's rows are the vocabulary, and a norm of heads may be as wide
+                    // as all of them.
+                    Ok(plan) => {
+                        assert!(name == "token_embd.weight" || name.ends_with("_norm.weight"));
+                        rules::check(&plan);
+                    }
+                    Err(error) => assert!(error.to_string().contains("shape"), "{error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn more_dimensions_are_no_way_around_a_shape() {
+    let (metadata, mut tensors) = parts("llama");
+    let tensor = tensors.iter_mut().find(|t| t.name == "blk.0.attn_norm.weight").unwrap();
+    tensor.shape.push(7);
+    assert_names(plan(&metadata, &tensors), &["blk.0.attn_norm.weight", "7"]);
+}
+
+#[test]
+fn absurd_sizes_are_named() {
+    let cases: [(&str, u32, &str); 12] = [
+        ("attention.head_count", 0, "found 0"),
+        ("attention.head_count_kv", 0, "found 0"),
+        ("attention.head_count_kv", 3, "3"),
+        ("block_count", 0, "found 0"),
+        ("block_count", 1 << 31, "2147483648"),
+        ("block_count", 5000, "5000"),
+        ("block_count", 4, "blk.3"),
+        ("embedding_length", 0, "found 0"),
+        ("feed_forward_length", 0, "found 0"),
+        ("rope.dimension_count", 7, "7"),
+        ("rope.dimension_count", 4096, "4096"),
+        ("context_length", 0, "found 0"),
+    ];
+    let (_, tensors) = parts("llama");
+    let blocks = tensors.iter().filter(|t| t.name.ends_with("attn_norm.weight")).count();
+    assert_eq!(blocks, 3, "the fourth block of the case above is one too many");
+    for (key, value, part) in cases {
+        let key = format!("llama.{key}");
+        assert_names(with("llama", &key, Value::U32(value)), &[part]);
+    }
+}
+
+#[test]
+fn absurd_numbers_are_named() {
+    let cases = [
+        ("attention.layer_norm_rms_epsilon", f32::NAN),
+        ("attention.layer_norm_rms_epsilon", f32::INFINITY),
+        ("rope.freq_base", f32::NAN),
+        ("rope.freq_base", 0.0),
+        ("rope.freq_base", -10_000.0),
+        ("rope.scaling.factor", f32::NAN),
+        ("rope.scaling.factor", -4.0),
+    ];
+    for (key, value) in cases {
+        let key = format!("llama.{key}");
+        assert_names(with("llama-linear", &key, Value::F32(value)), &[key.as_str()]);
+    }
+}
+
+#[test]
+fn unknown_scalings_and_experts_are_refused() {
+    let value = Value::String((*b"mystery").into());
+    assert_names(with("llama", "llama.rope.scaling.type", value), &["scaling.type", "mystery"]);
+    assert_names(with("llama", "llama.expert_count", Value::U32(8)), &["8 experts"]);
+}
+
+#[test]
+fn a_key_of_another_type_is_named() {
+    let key = "llama.attention.head_count";
+    assert_names(with("llama", key, Value::String((*b"four").into())), &[key]);
+    let short = Value::Array(Array::U32(vec![4]));
+    with("llama", key, short).expect("one value for all layers");
+    assert_names(with("llama", key, Value::Array(Array::U32(vec![]))), &["0"]);
+}
+
+/// More heads than the width has elements leave nothing to a head; with a fused projection no
+/// other shape contradicts that.
+#[test]
+fn heads_of_no_width_are_refused() {
+    let (mut metadata, mut tensors) = parts("llama");
+    let width = metadata.u32("llama.embedding_length").unwrap().unwrap();
+    for key in ["head_count", "head_count_kv"] {
+        metadata.insert(format!("llama.attention.{key}"), Value::U32(2 * width));
+    }
+    metadata.remove("llama.attention.key_length");
+    metadata.remove("llama.rope.dimension_count");
+    metadata.insert("llama.attention.value_length", Value::U32(1));
+    for tensor in &mut tensors {
+        if tensor.name.ends_with("attn_q.weight") {
+            tensor.name = tensor.name.replace("attn_q", "attn_qkv");
+            tensor.shape = vec![u64::from(width), 2 * u64::from(width)];
+        } else if tensor.name.ends_with("attn_output.weight") {
+            tensor.shape = vec![2 * u64::from(width), u64::from(width)];
+        }
+    }
+    if let Ok(plan) = plan(&metadata, &tensors) {
+        rules::check(&plan);
+    }
+}
+
+/// Every key with every awkward value: no panic, and what passes is a plan that keeps the rules.
+#[test]
+fn awkward_metadata_never_panics() {
+    let integers = [0u32, 1, 2, 3, 7, 31, 33, 4096, 4097, 1 << 24, 1 << 31, u32::MAX];
+    let floats = [0.0, -0.0, -1.0, 1.0, 1e-45, 1e38, f32::NAN, f32::INFINITY];
+    let mut values: Vec<Value> = integers.map(Value::U32).to_vec();
+    values.extend(floats.map(Value::F32));
+    values.extend([Value::I32(-1), Value::U64(u64::MAX), Value::Bool(true)]);
+    values.extend([Value::String((*b"yarn").into()), Value::Array(Array::U32(vec![0, 1, 2]))]);
+    for model in MODELS {
+        let (metadata, tensors) = parts(model);
+        let prefix = format!("{}.", metadata.architecture().unwrap());
+        let keys = metadata.iter().map(|(key, _)| key).filter(|key| key.starts_with(&prefix));
+        let more = ["attention.sliding_window", "rope.scaling.factor", "attention.value_length"];
+        let more = more.map(|key| format!("{prefix}{key}"));
+        for key in keys.chain(more.iter().map(String::as_str)) {
+            for value in &values {
+                let mut metadata = metadata.clone();
+                metadata.insert(key, value.clone());
+                if let Ok(plan) = plan(&metadata, &tensors) {
+                    rules::check(&plan);
+                }
+            }
+            let mut metadata = metadata.clone();
+            metadata.remove(key);
+            let _ = plan(&metadata, &tensors);
+        }
+    }
+}
+
+#[test]
+fn any_tensor_may_be_missing_or_of_any_format() {
+    for model in MODELS {
+        let (metadata, tensors) = parts(model);
+        for i in 0..tensors.len() {
+            let mut fewer = tensors.clone();
+            fewer.remove(i);
+            if let Ok(plan) = plan(&metadata, &fewer) {
+                rules::check(&plan);
+            }
+            let mut other = tensors.clone();
+            other[i].format = Format::F16;
+            rules::check(&plan(&metadata, &other).unwrap());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The plan of every architecture and feature as text, and what holds for all of them.
+//! `cargo xtask golden` rewrites the texts.
+
+#![allow(clippy::unwrap_used)]
+
+mod rules;
+
+use std::path::Path;
+
+use bodkin_model::{Op, Plan, Rows, Value, architectures, plan};
+
+/// The name of each golden text, which is that of its model, and its content.
+fn texts() -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut texts = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        texts.push((name, std::fs::read_to_string(path).unwrap()));
+    }
+    assert!(texts.len() >= 12, "only {} golden texts", texts.len());
+    texts
+}
+
+fn plan_of(name: &str) -> Plan {
+    let file = rules::open(name);
+    plan(file.metadata(), file.tensors()).unwrap()
+}
+
+fn plans() -> impl Iterator<Item = (String, Plan)> {
+    texts().into_iter().map(|(name, _)| (name.clone(), plan_of(&name)))
+}
+
+#[test]
+fn plans_are_as_written_down() {
+    for (name, wanted) in texts() {
+        let found = plan_of(&name).to_string();
+        let lines = found.lines().zip(wanted.lines());
+        let different = lines.enumerate().find(|(_, (found, wanted))| found != wanted);
+        if let Some((line, (found, wanted))) = different {
+            panic!(
+                "{name}.txt:{}:\n  wanted {wanted}\n  found  {found}\n\
+                 `cargo xtask golden` rewrites the texts, if this is meant",
+                line + 1
+            );
+        }
+        assert_eq!(found.lines().count(), wanted.lines().count(), "lines of {name}");
+    }
+}
+
+#[test]
+fn every_architecture_has_a_golden_text() {
+    let found: Vec<String> = plans().map(|(_, plan)| plan.architecture).collect();
+    for name in architectures() {
+        assert!(found.iter().any(|found| found == name), "no golden text for {name}");
+    }
+}
+
+#[test]
+fn plans_keep_the_rules() {
+    plans().for_each(|(_, plan)| rules::check(&plan));
+}
+
+#[test]
+fn all_tensors_are_used() {
+    for (name, plan) in plans() {
+        for tensor in rules::open(&name).tensors() {
+            let used = plan.weights.iter().any(|weight| weight.name == tensor.name);
+            assert!(used, "{name}: the plan leaves {} unused", tensor.name);
+        }
+    }
+}
+
+#[test]
+fn buffers_are_never_shared_by_living_values() {
+    for (name, plan) in plans() {
+        let buffers = plan.buffers();
+        let last = plan.last_uses();
+        for (i, op) in plan.ops.iter().enumerate() {
+            assert_eq!(buffers.of[i].is_none(), plan.rows(Value(i)) == Rows::Outputs);
+            let Some(buffer) = buffers.of[i] else { continue };
+            assert!(buffers.widths[buffer] >= plan.widths[i], "{name}: %{i} fits");
+            let is_read = op.inputs().any(|value| buffers.of[value.0] == Some(buffer));
+            assert!(!is_read, "{name}: %{i} writes a buffer that it reads");
+            for other in (0..i).filter(|&other| buffers.of[other] == Some(buffer)) {
+                assert!(last[other] < i, "{name}: %{i} overwrites %{other}, which is still read");
+            }
+        }
+        let alone: usize = plan.widths.iter().sum();
+        assert!(buffers.bytes(3) < 4 * 3 * alone as u64 / 2, "{name}: buffers are reused");
+    }
+}
+
+#[test]
+fn last_uses_are_the_last() {
+    for (_, plan) in plans() {
+        let last = plan.last_uses();
+        for value in (0..plan.ops.len()).map(Value) {
+            let reads = |op: &Op| op.inputs().any(|input| input == value);
+            let found = plan.ops.iter().rposition(reads);
+            let wanted = if value == plan.output() { plan.ops.len() } else { found.unwrap() };
+            assert_eq!(last[value.0], wanted);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What holds for every plan, whatever the model: operands come before their use and fit.
+
+use std::path::Path;
+
+use bodkin_gguf::File;
+use bodkin_model::{Op, Plan, Value};
+
+/// One of the tiny models that all tests share.
+pub(crate) fn open(name: &str) -> File {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+    let path = folder.join(name).with_extension("gguf");
+    File::open(&path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Panics if an operation of the plan contradicts its operands.
+pub(crate) fn check(plan: &Plan) {
+    assert_eq!(plan.ops.len(), plan.widths.len());
+    assert_eq!(plan.widths.last(), Some(&plan.vocabulary));
+    assert!(plan.widths.iter().all(|&width| width > 0), "no value is empty:\n{plan}");
+    for (i, op) in plan.ops.iter().enumerate() {
+        assert!(op.inputs().all(|value| value.0 < i), "%{i} reads what is made before it");
+        assert!(op.weights().all(|id| id.0 < plan.weights.len()), "%{i} reads known weights");
+        let out = plan.widths[i];
+        let width = |value: &Value| plan.width(*value);
+        match op {
+            Op::Embed { table } => assert_eq!(plan.weight(*table).cols, out),
+            Op::Norm { input, weight, groups, eps, .. } => {
+                assert_eq!((width(input), plan.weight(*weight).cols * groups), (out, out));
+                assert!(eps.is_finite());
+            }
+            Op::Linear { input, weight, .. } | Op::Logits { input, weight, .. } => {
+                assert_eq!(plan.weight(*weight).cols, width(input));
+                assert_eq!(plan.weight(*weight).rows, out);
+            }
+            Op::Rope { input, heads, head_dim, rope } => {
+                assert_eq!((width(input), heads * head_dim), (out, out));
+                assert!(rope.dims % 2 == 0 && rope.dims <= *head_dim);
+                if let Some(factors) = rope.factors {
+                    assert_eq!(plan.weight(factors).cols, rope.dims / 2, "a factor for each pair");
+                }
+            }
+            Op::Attention { q, k, v, attention: a, slot } => {
+                assert_eq!(width(q), a.heads * a.key_dim);
+                assert_eq!(width(k), a.kv_heads * a.key_dim);
+                assert_eq!(width(v), a.kv_heads * a.value_dim);
+                assert_eq!(out, a.heads * a.value_dim);
+                assert!(a.heads % a.kv_heads == 0 && a.scale.is_finite() && a.window != Some(0));
+                let kept = plan.slots[slot.0];
+                assert_eq!((kept.kv_heads, kept.key_dim), (a.kv_heads, a.key_dim));
+                assert_eq!((kept.value_dim, kept.window), (a.value_dim, a.window));
+            }
+            Op::Glu { gate: a, up: b, .. } | Op::Add { a, b } => {
+                assert_eq!((width(a), width(b)), (out, out));
+            }
+            Op::Scale { input, .. } | Op::Softcap { input, .. } => assert_eq!(width(input), out),
+            Op::Slice { input, start, len } => {
+                assert!(*len == out && start + len <= width(input));
+            }
+        }
+    }
+}
