@@ -68,10 +68,10 @@ impl Batch {
         }
         assert!(self.outputs.windows(2).all(|w| w[0] < w[1]), "outputs ascend");
         assert!(self.outputs.iter().all(|&row| (row as usize) < rows), "outputs are rows");
-        let windows = plan.windows();
         for span in &self.spans {
-            assert_eq!(span.tables.len(), windows.len(), "a table for each window");
-            for ((table, window), &limit) in span.tables.iter().zip(&windows).zip(&limits.pages) {
+            assert_eq!(span.tables.len(), limits.pages.len(), "a table for each window");
+            let windows = plan.distinct_windows();
+            for ((table, window), &limit) in span.tables.iter().zip(windows).zip(&limits.pages) {
                 let oldest = window.map_or(0, |w| (span.position + 1).saturating_sub(w));
                 let pages = (span.position + span.len).div_ceil(PAGE_TOKENS);
                 assert!(table.skipped * PAGE_TOKENS <= oldest, "the window's pages are there");

@@ -1,1 +1,90 @@
-//! Every operation, format and odd shape against the reference.
+//! The acceptance suite of a backend: every operation, every weight format and odd shapes against
+//! the reference interpreter, and the promise that a row's result depends on its sequence alone.
+//! A backend's test is one line:
+//!
+//! ```no_run
+//! # let backend = bodkin_backend::Reference;
+//! assert_eq!(bodkin_backend::conformance::check(&backend), Vec::<String>::new());
+//! ```
+//!
+//! Models are made in memory from a fixed seed. The suite must not know any particular backend,
+//! nor an architecture: its plans are made by hand.
+
+mod case;
+mod chains;
+mod feed;
+mod formats;
+mod limits;
+mod ops;
+mod random;
+
+use std::sync::{Arc, LazyLock};
+
+use crate::{Backend, Model, Reference, Result};
+use case::Case;
+use feed::{Feeding, feed};
+
+/// What a backend got wrong, one line each with the operation, format and shape; empty if it got
+/// everything right.
+pub fn check(backend: &dyn Backend) -> Vec<String> {
+    let mut failures = Vec::new();
+    for case in CASES.iter() {
+        if let Err(error) = check_case(backend, case, &mut failures) {
+            failures.push(format!("{}: {error}", case.name));
+        }
+    }
+    limits::check(backend, &mut failures);
+    failures
+}
+
+/// The logits of every case, by the case's name, each prompt in one step. For backends with
+/// settings that must not change a bit: threads, rewrites of the plan.
+///
+/// # Errors
+/// What the backend says about the first case that it cannot run.
+pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
+    let run = |case: &Case| {
+        let mut model = load(backend, case)?;
+        Ok((case.name.clone(), feed(model.as_mut(), case, Feeding::Whole)?))
+    };
+    CASES.iter().map(run).collect()
+}
+
+/// Made once, because quantising takes longer than running.
+static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
+    ops::cases().into_iter().chain(chains::cases()).chain(formats::cases()).collect()
+});
+
+fn load(backend: &dyn Backend, case: &Case) -> Result<Box<dyn Model>> {
+    backend.load(Arc::clone(&case.plan), &case.file, &case.limits(), &|_, _| ())
+}
+
+fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
+    let wanted = feed(load(&Reference, case)?.as_mut(), case, Feeding::Whole)?;
+    let mut model = load(backend, case)?;
+    let whole = feed(model.as_mut(), case, Feeding::Whole)?;
+    let (nmse, limit) = (nmse(&whole, &wanted), case.tolerance);
+    if nmse.is_nan() || nmse > limit {
+        failures.push(format!("{}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
+    }
+    let vocabulary = case.plan.vocabulary;
+    for feeding in Feeding::OTHERS {
+        let found = feed(model.as_mut(), case, feeding)?;
+        let rows = feeding.rows(case.tokens.len());
+        let same = rows.flat_map(|row| &whole[row * vocabulary..][..vocabulary]);
+        if !same.map(|x| x.to_bits()).eq(found.iter().map(|x| x.to_bits())) {
+            let name = &case.name;
+            failures.push(format!("{name}: {feeding:?} differs in bits from the whole prompt"));
+        }
+    }
+    Ok(())
+}
+
+/// The squared error relative to the squared reference.
+fn nmse(found: &[f32], wanted: &[f32]) -> f64 {
+    assert_eq!(found.len(), wanted.len(), "logits of the same rows");
+    let pairs = found.iter().zip(wanted).map(|(&f, &w)| (f64::from(f), f64::from(w)));
+    let (error, size) =
+        pairs.fold((0.0, 0.0), |(error, size), (f, w)| (error + (f - w).powi(2), size + w * w));
+    if error == 0.0 { 0.0 } else { error / size }
+}

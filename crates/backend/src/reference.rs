@@ -201,7 +201,8 @@ impl ReferenceModel {
             for position in span.position..span.position + span.len {
                 let first = a.window.map_or(0, |w| (position + 1).saturating_sub(w));
                 let table = &span.tables[group];
-                let cells: Vec<usize> = (first..=position).map(|p| cell(table.page(p), p)).collect();
+                let cells: Vec<usize> =
+                    (first..=position).map(|p| cell(table.page(p), p)).collect();
                 let row = rows.next().expect("a row for each token");
                 for (head, q) in row.chunks_exact(a.key_dim).enumerate() {
                     self.attend_head(slot, a, head / (a.heads / a.kv_heads), q, &cells, &mut out);

@@ -306,13 +306,13 @@ impl Plan {
     /// The distinct windows of the slots, in order of first use: slots with the same window share
     /// a page table.
     pub fn windows(&self) -> Vec<Option<usize>> {
-        let mut windows = Vec::new();
-        for slot in &self.slots {
-            if !windows.contains(&slot.window) {
-                windows.push(slot.window);
-            }
-        }
-        windows
+        self.distinct_windows().collect()
+    }
+
+    /// As [`Plan::windows`], for steps, which allocate nothing.
+    pub fn distinct_windows(&self) -> impl Iterator<Item = Option<usize>> {
+        let is_new = |i: usize| self.slots[..i].iter().all(|s| s.window != self.slots[i].window);
+        (0..self.slots.len()).filter(move |&i| is_new(i)).map(|i| self.slots[i].window)
     }
 
     fn fmt_op(&self, f: &mut fmt::Formatter<'_>, op: &Op) -> fmt::Result {

@@ -153,9 +153,8 @@ unsafe fn add_block<L: Lanes, K: IntegerKind>(
             let both = L::fma(half(1), x_scales[1], L::mul(half(0), x_scales[0]));
             sum = L::fma(both, weights.scales[0], sum);
         } else {
-            for group in 0..2 {
-                let scale = L::mul(weights.scales[group], x_scales[group]);
-                sum = L::fma(half(group), scale, sum);
+            for (group, x_scale) in x_scales.into_iter().enumerate() {
+                sum = L::fma(half(group), L::mul(weights.scales[group], x_scale), sum);
             }
         }
         if K::MINS && K::GROUPS == 1 {

@@ -198,18 +198,18 @@ unsafe fn page_scores<V: Vector, C: Cell>(
             for d in 0..key_dim {
                 let k: [V; PAGE_TOKENS / LANES] =
                     std::array::from_fn(|j| C::load(keys.add(d * PAGE_TOKENS + j * LANES)));
-                for i in 0..BLOCK {
+                for (i, sums) in sums.iter_mut().enumerate() {
                     let q = V::splat(*q.add(row(i) * key_dim + d));
-                    for j in 0..PAGE_TOKENS / LANES {
-                        sums[i][j] = k[j].mul_add(q, sums[i][j]);
+                    for (sum, k) in sums.iter_mut().zip(k) {
+                        *sum = k.mul_add(q, *sum);
                     }
                 }
             }
-            for i in 0..BLOCK.min(rows - block) {
-                for j in 0..PAGE_TOKENS / LANES {
+            for (i, sums) in sums.into_iter().enumerate().take(rows - block) {
+                for (j, sum) in sums.into_iter().enumerate() {
                     let capped = match tile.softcap {
-                        Some(cap) => softcap(sums[i][j], V::splat(cap)),
-                        None => sums[i][j],
+                        Some(cap) => softcap(sum, V::splat(cap)),
+                        None => sum,
                     };
                     capped.store(scores.as_mut_ptr().add((block + i) * PAGE_TOKENS + j * LANES));
                 }
@@ -265,7 +265,7 @@ unsafe fn add_values<V: Vector, C: Cell>(
     sums: &mut Sums<'_>,
 ) {
     assert!(values.len() == stride * PAGE_TOKENS && sums.values.len() >= rows * stride);
-    assert!(rows <= TILE_ROWS && filled <= PAGE_TOKENS && stride % LANES == 0);
+    assert!(rows <= TILE_ROWS && filled <= PAGE_TOKENS && stride.is_multiple_of(LANES));
     let (page, out) = (values.as_ptr(), sums.values.as_mut_ptr());
     for block in (0..rows).step_by(BLOCK) {
         let row = |i: usize| (block + i).min(rows - 1);
@@ -277,9 +277,9 @@ unsafe fn add_values<V: Vector, C: Cell>(
                 });
                 for t in 0..filled {
                     let v: V = C::load(page.add(t * stride + d));
-                    for i in 0..BLOCK {
+                    for (i, acc) in acc.iter_mut().enumerate() {
                         let p = V::splat(scores[row(i) * PAGE_TOKENS + t]);
-                        acc[i] = v.mul_add(p, acc[i]);
+                        *acc = v.mul_add(p, *acc);
                     }
                 }
                 for (i, acc) in acc.into_iter().enumerate().take(rows - block) {

@@ -1,0 +1,161 @@
+//! A model of a few operations, made by hand: its plan, and a file in memory with its weights.
+
+use std::sync::Arc;
+
+use bodkin_gguf::{File, Format, Metadata, Writer};
+use bodkin_model::{Attention, KvSlot, Op, Plan, SlotId, Value, Weight, WeightId};
+
+use super::random::Random;
+use crate::{Limits, PAGE_TOKENS};
+
+/// The most that float weights may be off, as an NMSE.
+pub(super) const FLOAT: f64 = 1e-6;
+/// Likewise where keys and values may be kept in half precision.
+pub(super) const HALF_STATE: f64 = 1e-5;
+/// Likewise where activations may be rounded to eight bits.
+pub(super) const INTEGER: f64 = 1e-3;
+
+/// Token ids, and logits of a row: no multiple of any tile.
+pub(super) const VOCABULARY: usize = 67;
+
+/// One model and one prompt.
+pub(super) struct Case {
+    /// The operation, format and shape.
+    pub(super) name: String,
+    pub(super) plan: Arc<Plan>,
+    pub(super) file: Arc<File>,
+    /// The largest NMSE against the reference.
+    pub(super) tolerance: f64,
+    pub(super) tokens: Vec<u32>,
+    /// The position of the first token; not zero only where no state is kept.
+    pub(super) position: usize,
+}
+
+impl Case {
+    /// Room for the prompt beside another sequence of the same length.
+    pub(super) fn limits(&self) -> Limits {
+        let outputs = self.tokens.len();
+        let pages = 2 * self.tokens.len().div_ceil(PAGE_TOKENS) + 2;
+        Limits { tokens: outputs + 8, outputs, pages: vec![pages; self.plan.windows().len()] }
+    }
+}
+
+/// Makes a case, one operation at a time.
+pub(super) struct Maker {
+    name: String,
+    pub(super) random: Random,
+    plan: Plan,
+    /// The data of each weight of the plan.
+    data: Vec<Vec<u8>>,
+}
+
+impl Maker {
+    /// Starts a plan with nothing in it. The name decides over all random numbers.
+    pub(super) fn empty(name: impl Into<String>) -> Maker {
+        let name = name.into();
+        let plan = Plan {
+            architecture: "conformance".to_owned(),
+            context_length: 1 << 16,
+            vocabulary: VOCABULARY,
+            weights: Vec::new(),
+            slots: Vec::new(),
+            ops: Vec::new(),
+            widths: Vec::new(),
+        };
+        Maker { random: Random::of(&name), name, plan, data: Vec::new() }
+    }
+
+    /// Starts a plan whose first value is `[tokens, width]`, read from a table of floats.
+    pub(super) fn start(name: impl Into<String>, width: usize) -> (Maker, Value) {
+        let mut maker = Maker::empty(name);
+        let table = maker.matrix(Format::F32, VOCABULARY, width);
+        let value = maker.push(Op::Embed { table }, width);
+        (maker, value)
+    }
+
+    pub(super) fn push(&mut self, op: Op, width: usize) -> Value {
+        self.plan.ops.push(op);
+        self.plan.widths.push(width);
+        Value(self.plan.ops.len() - 1)
+    }
+
+    /// A weight whose data are given.
+    pub(super) fn stored(
+        &mut self,
+        format: Format,
+        rows: usize,
+        cols: usize,
+        data: Vec<u8>,
+    ) -> WeightId {
+        let name = format!("weight.{}", self.data.len());
+        self.plan.weights.push(Weight { name, format, cols, rows });
+        self.data.push(data);
+        WeightId(self.data.len() - 1)
+    }
+
+    /// A matrix of normal values that leaves the size of its input about as it is.
+    pub(super) fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> WeightId {
+        let mut values = self.random.normals(rows * cols);
+        let is_table = self.plan.ops.is_empty();
+        let scale = if is_table { 1.0 } else { 1.0 / (cols as f32).sqrt() };
+        values.iter_mut().for_each(|x| *x *= scale);
+        let bytes = format.row_bytes(cols).expect("a shape that the format can hold");
+        let mut data = vec![0; rows * bytes];
+        format.quantize(&values, &mut data).expect("a format with a quantiser");
+        self.stored(format, rows, cols, data)
+    }
+
+    /// A vector of normal values around `mean`.
+    pub(super) fn vector(&mut self, len: usize, mean: f32) -> WeightId {
+        let values = self.random.normals(len);
+        self.floats(&values.iter().map(|x| mean + 0.3 * x).collect::<Vec<_>>())
+    }
+
+    /// A vector of these values.
+    pub(super) fn floats(&mut self, values: &[f32]) -> WeightId {
+        let data = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.stored(Format::F32, 1, values.len(), data)
+    }
+
+    pub(super) fn linear(&mut self, input: Value, format: Format, rows: usize) -> Value {
+        let weight = self.matrix(format, rows, self.plan.width(input));
+        self.push(Op::Linear { input, weight, bias: None }, rows)
+    }
+
+    /// Projections and attention on them.
+    pub(super) fn attention(&mut self, input: Value, format: Format, a: Attention) -> Value {
+        let q = self.linear(input, format, a.heads * a.key_dim);
+        let k = self.linear(input, format, a.kv_heads * a.key_dim);
+        let v = self.linear(input, format, a.kv_heads * a.value_dim);
+        self.attend(q, k, v, a)
+    }
+
+    pub(super) fn attend(&mut self, q: Value, k: Value, v: Value, a: Attention) -> Value {
+        let slot = SlotId(self.plan.slots.len());
+        let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = a;
+        self.plan.slots.push(KvSlot { kv_heads, key_dim, value_dim, window });
+        self.push(Op::Attention { q, k, v, attention: a, slot }, heads * value_dim)
+    }
+
+    /// A head of floats, so that every element of `input` shows in every logit.
+    pub(super) fn logits(&mut self, input: Value) -> Value {
+        let weight = self.matrix(Format::F32, VOCABULARY, self.plan.width(input));
+        self.push(Op::Logits { input, weight, bias: None }, VOCABULARY)
+    }
+
+    /// A case with a prompt of random tokens.
+    pub(super) fn finish(mut self, tolerance: f64, tokens: usize) -> Case {
+        let tokens = (0..tokens).map(|_| self.random.below(VOCABULARY) as u32).collect();
+        let metadata = Metadata::new();
+        let mut writer = Writer::new("conformance.gguf", &metadata).expect("no metadata");
+        for (weight, data) in self.plan.weights.iter().zip(&self.data) {
+            let shape = [weight.cols as u64, weight.rows as u64];
+            writer.tensor(&weight.name, weight.format, &shape, data).expect("a valid tensor");
+        }
+        let mut bytes = Vec::new();
+        writer.write_to(&mut bytes).expect("memory takes all bytes");
+        let file = File::from_bytes("conformance.gguf", bytes).expect("what was just written");
+        let (plan, file) = (Arc::new(self.plan), Arc::new(file));
+        Case { name: self.name, plan, file, tolerance, tokens, position: 0 }
+    }
+}

@@ -1,0 +1,88 @@
+//! Whole blocks of a decoder, where buffers are reused, products share their input, and layers
+//! with and without a window stand side by side.
+
+use bodkin_gguf::Format;
+use bodkin_model::{Act, Attention, NormKind, Op, Rope, RopeScaling, RopeStyle, Value};
+
+use super::case::{Case, HALF_STATE, INTEGER, Maker};
+
+const TOKENS: usize = 75;
+const WIDTH: usize = 64;
+const HIDDEN: usize = 96;
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        decoder("decoder F32", [Format::F32; 3], None, HALF_STATE),
+        decoder("decoder F16", [Format::F16; 3], None, HALF_STATE),
+        decoder("decoder Q8_0, window", [Format::Q8_0; 3], Some(40), 5.0 * INTEGER),
+        // Integer and float products of one input.
+        decoder(
+            "decoder mixed, window",
+            [Format::Q4_0, Format::F16, Format::Q8_0],
+            Some(9),
+            5.0 * INTEGER,
+        ),
+        fused_projection(),
+    ]
+}
+
+fn norm(maker: &mut Maker, input: Value, groups: usize) -> Value {
+    let weight = maker.vector(WIDTH / groups, 1.0);
+    let kind = NormKind::Rms;
+    maker.push(Op::Norm { input, kind, weight, bias: None, eps: 1e-6, groups }, WIDTH)
+}
+
+/// Three blocks, the middle one with a window; the head's softcap last.
+fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f64) -> Case {
+    let (mut maker, x) = Maker::start(name, WIDTH);
+    let mut x = maker.push(Op::Scale { input: x, factor: 2.0 }, WIDTH);
+    for layer in 0..3 {
+        let h = norm(&mut maker, x, 1);
+        let q = maker.linear(h, formats[0], WIDTH);
+        let k = maker.linear(h, formats[1], WIDTH / 2);
+        let v = maker.linear(h, formats[2], WIDTH / 2);
+        let q = norm(&mut maker, q, 4);
+        let (style, scaling, factors) = (RopeStyle::Neox, RopeScaling::None, None);
+        let base = if layer == 1 { 100.0 } else { 10_000.0 };
+        let rope = Rope { style, dims: 16, base, scaling, factors };
+        let q = maker.push(Op::Rope { input: q, heads: 4, head_dim: 16, rope }, WIDTH);
+        let k = maker.push(Op::Rope { input: k, heads: 2, head_dim: 16, rope }, WIDTH / 2);
+        let attention = Attention {
+            heads: 4,
+            kv_heads: 2,
+            key_dim: 16,
+            value_dim: 16,
+            scale: 0.25,
+            softcap: Some(20.0),
+            window: window.filter(|_| layer == 1),
+        };
+        let h = maker.attend(q, k, v, attention);
+        let h = maker.linear(h, formats[0], WIDTH);
+        x = maker.push(Op::Add { a: x, b: h }, WIDTH);
+        let h = norm(&mut maker, x, 1);
+        let gate = maker.linear(h, formats[1], HIDDEN);
+        let up = maker.linear(h, formats[0], HIDDEN);
+        let h = maker.push(Op::Glu { gate, up, act: Act::Silu }, HIDDEN);
+        let h = maker.linear(h, formats[2], WIDTH);
+        x = maker.push(Op::Add { a: x, b: h }, WIDTH);
+    }
+    let x = norm(&mut maker, x, 1);
+    let input = maker.logits(x);
+    maker.push(Op::Softcap { input, cap: 3.0 }, super::case::VOCABULARY);
+    maker.finish(tolerance, TOKENS)
+}
+
+/// Queries, keys and values cut out of one product.
+fn fused_projection() -> Case {
+    let (mut maker, x) = Maker::start("slices of a fused projection", WIDTH);
+    let input = maker.linear(x, Format::F32, 56);
+    let q = maker.push(Op::Slice { input, start: 0, len: 24 }, 24);
+    let k = maker.push(Op::Slice { input, start: 24, len: 8 }, 8);
+    let v = maker.push(Op::Slice { input, start: 32, len: 24 }, 24);
+    let (heads, kv_heads, key_dim, value_dim) = (3, 1, 8, 24);
+    let (scale, softcap, window) = (0.4, None, None);
+    let a = Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window };
+    let value = maker.attend(q, k, v, a);
+    maker.logits(value);
+    maker.finish(HALF_STATE, TOKENS)
+}

@@ -1,0 +1,142 @@
+//! A prompt fed to a model in different ways, all of which must give the same rows; and the pages
+//! for it, handed out and taken back as an engine would.
+
+use crate::error::Result;
+use crate::{Batch, Model, PAGE_TOKENS, PageTable, Span};
+
+use super::case::Case;
+use super::random::Random;
+
+/// How a prompt is cut into steps, and what is beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Feeding {
+    /// All tokens in one step.
+    Whole,
+    /// Steps of so many tokens.
+    Chunks(usize),
+    /// Steps of seven tokens, with another sequence's tokens before or behind them.
+    Beside,
+    /// Steps of thirteen tokens, in pages of no order.
+    OddPages,
+    /// Steps of four tokens, with the logits of every seventh row only.
+    SomeOutputs,
+}
+
+impl Feeding {
+    /// All that must agree with [`Feeding::Whole`].
+    pub(super) const OTHERS: [Feeding; 5] = [
+        Feeding::Chunks(1),
+        Feeding::Chunks(5),
+        Feeding::Beside,
+        Feeding::OddPages,
+        Feeding::SomeOutputs,
+    ];
+
+    /// The rows whose logits are asked for.
+    pub(super) fn rows(self, tokens: usize) -> std::iter::StepBy<std::ops::Range<usize>> {
+        (0..tokens).step_by(if self == Feeding::SomeOutputs { 7 } else { 1 })
+    }
+
+    fn step(self, tokens: usize) -> usize {
+        match self {
+            Feeding::Whole => tokens,
+            Feeding::Chunks(step) => step,
+            Feeding::Beside => 7,
+            Feeding::OddPages => 13,
+            Feeding::SomeOutputs => 4,
+        }
+    }
+}
+
+/// The logits of [`Feeding::rows`], `[rows, vocabulary]`.
+pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Result<Vec<f32>> {
+    let mut pages = Pages::new(model, feeding == Feeding::OddPages);
+    let (mut ours, mut other) = (pages.start(case.position), pages.start(case.position));
+    let wanted = feeding.rows(case.tokens.len());
+    let step = feeding.step(case.tokens.len());
+    let mut found = Vec::new();
+    for (chunk, from) in case.tokens.chunks(step).zip((0..).step_by(step)) {
+        let mut neighbour: Vec<u32> = Vec::new();
+        if feeding == Feeding::Beside {
+            neighbour.extend(chunk.iter().rev().take(3).map(|token| token / 2));
+        }
+        let mut batch = Batch::default();
+        // The neighbour comes first and last by turns.
+        let is_first = (from / step).is_multiple_of(2);
+        if is_first {
+            pages.append(&mut other, &neighbour, &mut batch);
+        }
+        let start = batch.tokens.len();
+        pages.append(&mut ours, chunk, &mut batch);
+        if !is_first {
+            pages.append(&mut other, &neighbour, &mut batch);
+        }
+        let rows = wanted.clone().filter(|row| (from..from + chunk.len()).contains(row));
+        batch.outputs = rows.map(|row| (start + row - from) as u32).collect();
+        let mut logits = vec![f32::NAN; batch.outputs.len() * case.plan.vocabulary];
+        model.forward(&batch, &mut logits)?;
+        found.extend(logits);
+        pages.release(&mut ours);
+        pages.release(&mut other);
+    }
+    Ok(found)
+}
+
+/// One sequence's length and pages.
+pub(super) struct Sequence {
+    position: usize,
+    tables: Vec<PageTable>,
+}
+
+/// The free pages of every window.
+pub(super) struct Pages {
+    windows: Vec<Option<usize>>,
+    free: Vec<Vec<u32>>,
+}
+
+impl Pages {
+    pub(super) fn new(model: &dyn Model, is_shuffled: bool) -> Pages {
+        let mut random = Random::of("pages");
+        let all = model.limits().pages.iter().map(|&pages| {
+            let mut pages: Vec<u32> = (0..pages as u32).rev().collect();
+            if is_shuffled {
+                (1..pages.len()).for_each(|i| pages.swap(i, random.below(i + 1)));
+            }
+            pages
+        });
+        Pages { free: all.collect(), windows: model.plan().windows() }
+    }
+
+    pub(super) fn start(&self, position: usize) -> Sequence {
+        Sequence { position, tables: vec![PageTable::default(); self.windows.len()] }
+    }
+
+    /// Adds a span with pages for it to a step; no span for no tokens.
+    pub(super) fn append(&mut self, sequence: &mut Sequence, tokens: &[u32], batch: &mut Batch) {
+        if tokens.is_empty() {
+            return;
+        }
+        let end = sequence.position + tokens.len();
+        for (table, free) in sequence.tables.iter_mut().zip(&mut self.free) {
+            while (table.skipped + table.pages.len()) * PAGE_TOKENS < end {
+                table.pages.push(free.pop().expect("pages for two sequences"));
+            }
+        }
+        let (len, position, tables) = (tokens.len(), sequence.position, sequence.tables.clone());
+        batch.tokens.extend(tokens);
+        batch.spans.push(Span { len, position, tables });
+        sequence.position = end;
+    }
+
+    /// Takes back the pages that no later token sees; the next one that needs a page gets them.
+    fn release(&mut self, sequence: &mut Sequence) {
+        let windows = self.windows.iter().zip(&mut self.free);
+        for (table, (window, free)) in sequence.tables.iter_mut().zip(windows) {
+            let oldest = window.map_or(0, |w| (sequence.position + 1).saturating_sub(w));
+            while (table.skipped + 1) * PAGE_TOKENS <= oldest && !table.pages.is_empty() {
+                free.push(table.pages.remove(0));
+                table.skipped += 1;
+            }
+        }
+    }
+}

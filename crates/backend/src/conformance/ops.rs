@@ -1,0 +1,191 @@
+//! Every operation, alone between a token table and a head, in its variants and odd shapes.
+
+use bodkin_gguf::Format;
+use bodkin_model::{Act, Attention, NormKind, Op, Rope, RopeScaling, RopeStyle};
+
+use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY};
+
+/// Tokens of a prompt; more than a page where state is kept.
+const TOKENS: usize = 19;
+const LONG: usize = 75;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for width in [1, 7, 64, 80] {
+        let (mut maker, value) = Maker::start(format!("embed width {width}"), width);
+        maker.logits(value);
+        cases.push(maker.finish(FLOAT, TOKENS));
+    }
+    norms(&mut cases);
+    biases(&mut cases);
+    ropes(&mut cases);
+    attentions(&mut cases);
+    elementwise(&mut cases);
+    slices(&mut cases);
+    cases
+}
+
+fn norms(cases: &mut Vec<Case>) {
+    for kind in [NormKind::Rms, NormKind::Layer] {
+        for (groups, n) in [(1, 7), (1, 33), (1, 64), (1, 80), (3, 16), (5, 24), (2, 80)] {
+            for has_bias in [false, true] {
+                let name = format!("norm {kind:?} groups {groups}x{n} bias {has_bias}");
+                let (mut maker, input) = Maker::start(name, groups * n);
+                let weight = maker.vector(n, 1.0);
+                let bias = has_bias.then(|| maker.vector(n, 0.0));
+                let op = Op::Norm { input, kind, weight, bias, eps: 1e-5, groups };
+                let value = maker.push(op, groups * n);
+                maker.logits(value);
+                cases.push(maker.finish(FLOAT, TOKENS));
+            }
+        }
+    }
+}
+
+fn biases(cases: &mut Vec<Case>) {
+    for (format, tolerance) in [
+        (Format::F32, FLOAT),
+        (Format::F16, FLOAT),
+        (Format::Q8_0, INTEGER),
+        (Format::Q4_K, INTEGER),
+    ] {
+        for rows in [1, 17, 40] {
+            let name = format!("linear {} with bias [{rows}, 256]", format.name());
+            let (mut maker, input) = Maker::start(name, 256);
+            let weight = maker.matrix(format, rows, 256);
+            let bias = Some(maker.vector(rows, 0.5));
+            let value = maker.push(Op::Linear { input, weight, bias }, rows);
+            maker.logits(value);
+            cases.push(maker.finish(tolerance, TOKENS));
+        }
+    }
+    let (mut maker, input) = Maker::start("logits with bias, scale and softcap", 64);
+    let weight = maker.matrix(Format::F32, VOCABULARY, 64);
+    let bias = Some(maker.vector(VOCABULARY, 0.5));
+    let input = maker.push(Op::Logits { input, weight, bias }, VOCABULARY);
+    let input = maker.push(Op::Scale { input, factor: 3.0 }, VOCABULARY);
+    maker.push(Op::Softcap { input, cap: 5.0 }, VOCABULARY);
+    cases.push(maker.finish(FLOAT, TOKENS));
+}
+
+fn ropes(cases: &mut Vec<Case>) {
+    let yarn = |attn_factor| RopeScaling::Yarn {
+        factor: 4.0,
+        original_context: 64,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attn_factor,
+    };
+    let scalings = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, yarn(1.0), yarn(0.7)];
+    for style in [RopeStyle::Norm, RopeStyle::Neox] {
+        for (heads, head_dim, dims) in
+            [(1, 8, 8), (3, 16, 16), (2, 24, 24), (3, 80, 80), (2, 80, 32)]
+        {
+            for scaling in scalings {
+                for position in [0, 5000] {
+                    let rope = Rope { style, dims, base: 10_000.0, scaling, factors: None };
+                    cases.push(rotation(heads, head_dim, rope, position));
+                }
+            }
+        }
+        let rope =
+            Rope { style, dims: 24, base: 500_000.0, scaling: RopeScaling::None, factors: None };
+        cases.push(rotation_with_factors(rope));
+    }
+}
+
+fn rotation(heads: usize, head_dim: usize, rope: Rope, position: usize) -> Case {
+    let name = format!("rope {rope} heads {heads}x{head_dim} from {position}");
+    let width = heads * head_dim;
+    let (mut maker, input) = Maker::start(name, width);
+    let value = maker.push(Op::Rope { input, heads, head_dim, rope }, width);
+    maker.logits(value);
+    Case { position, ..maker.finish(FLOAT, TOKENS) }
+}
+
+fn rotation_with_factors(rope: Rope) -> Case {
+    let (heads, head_dim) = (2, 24);
+    let (mut maker, input) = Maker::start(format!("rope {rope} factors"), heads * head_dim);
+    let factors: Vec<f32> = (0..rope.dims / 2).map(|i| 1.0 + 0.5 * i as f32).collect();
+    let rope = Rope { factors: Some(maker.floats(&factors)), ..rope };
+    let value = maker.push(Op::Rope { input, heads, head_dim, rope }, heads * head_dim);
+    maker.logits(value);
+    Case { position: 1000, ..maker.finish(FLOAT, TOKENS) }
+}
+
+fn attentions(cases: &mut Vec<Case>) {
+    let usual = |heads, kv_heads, dim| Attention {
+        heads,
+        kv_heads,
+        key_dim: dim,
+        value_dim: dim,
+        scale: 1.0 / (dim as f32).sqrt(),
+        softcap: None,
+        window: None,
+    };
+    let mut variants = Vec::new();
+    for (heads, kv_heads) in [(1, 1), (3, 3), (4, 2), (6, 2), (8, 1)] {
+        variants.extend([8, 16, 24, 80].map(|dim| (usual(heads, kv_heads, dim), LONG)));
+    }
+    let one = usual(4, 2, 16);
+    for window in [1, 5, 32, 33, 64] {
+        variants.push((Attention { window: Some(window), ..one }, LONG));
+    }
+    variants.push((Attention { softcap: Some(2.0), ..one }, LONG));
+    variants.push((Attention { softcap: Some(2.0), window: Some(20), ..usual(6, 3, 24) }, LONG));
+    variants.push((Attention { scale: 2.0, ..one }, LONG));
+    variants.push((Attention { value_dim: 24, ..one }, LONG));
+    variants.push((Attention { value_dim: 8, ..usual(3, 1, 80) }, LONG));
+    // Long enough for kernels that cut a sequence into segments.
+    variants.push((usual(2, 1, 16), 530));
+    variants.push((Attention { window: Some(300), ..usual(2, 1, 16) }, 530));
+    for (attention, tokens) in variants {
+        cases.push(attend(attention, Format::F32, tokens));
+        cases.push(attend(attention, Format::F16, tokens));
+    }
+}
+
+fn attend(a: Attention, format: Format, tokens: usize) -> Case {
+    let (mut maker, input) = Maker::start(format!("{} {a:?} {tokens} tokens", format.name()), 48);
+    let value = maker.attention(input, format, a);
+    maker.logits(value);
+    maker.finish(HALF_STATE, tokens)
+}
+
+fn elementwise(cases: &mut Vec<Case>) {
+    for width in [1, 7, 33, 80] {
+        for act in [Act::Silu, Act::GeluTanh] {
+            let (mut maker, x) = Maker::start(format!("glu {act:?} width {width}"), width);
+            let gate = maker.push(Op::Scale { input: x, factor: 3.0 }, width);
+            let up = maker.linear(x, Format::F32, width);
+            let value = maker.push(Op::Glu { gate, up, act }, width);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
+        let (mut maker, a) = Maker::start(format!("add width {width}"), width);
+        let b = maker.linear(a, Format::F32, width);
+        let sum = maker.push(Op::Add { a, b }, width);
+        let twice = maker.push(Op::Add { a: sum, b: sum }, width);
+        maker.logits(twice);
+        cases.push(maker.finish(FLOAT, TOKENS));
+
+        let (mut maker, x) = Maker::start(format!("scale and softcap width {width}"), width);
+        let scaled = maker.push(Op::Scale { input: x, factor: -2.5 }, width);
+        let capped = maker.push(Op::Softcap { input: scaled, cap: 1.5 }, width);
+        // The operands are read again after both: neither may have been changed in place.
+        let sum = maker.push(Op::Add { a: x, b: scaled }, width);
+        let sum = maker.push(Op::Add { a: sum, b: capped }, width);
+        maker.logits(sum);
+        cases.push(maker.finish(FLOAT, TOKENS));
+    }
+}
+
+fn slices(cases: &mut Vec<Case>) {
+    for (width, start, len) in [(7, 0, 3), (7, 6, 1), (33, 1, 32), (80, 16, 48), (80, 0, 80)] {
+        let name = format!("slice {start}..{} of {width}", start + len);
+        let (mut maker, input) = Maker::start(name, width);
+        let value = maker.push(Op::Slice { input, start, len }, len);
+        maker.logits(value);
+        cases.push(maker.finish(FLOAT, TOKENS));
+    }
+}

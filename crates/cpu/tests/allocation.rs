@@ -1,0 +1,98 @@
+//! A step allocates nothing: everything is sized when the model is loaded. The allocator counts
+//! for the whole process, so that the workers' allocations are seen too; hence one test only.
+
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, PageTable, Span};
+use bodkin_cpu::{Cpu, Fusions, Simd};
+use bodkin_gguf::File;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Models of all kinds of weight, norm, window and cap.
+const MODELS: [&str; 4] = ["llama-q4_k_m", "llama-f16", "qwen2-q8_0", "gemma3"];
+
+/// Decode steps that warm up, and those whose allocations are counted.
+const WARM_UP: usize = 4;
+const STEPS: usize = 40;
+/// Where decoding starts: far enough for attention to be spread over threads.
+const POSITION: usize = 500;
+
+#[test]
+fn steps_allocate_nothing() {
+    for model in MODELS {
+        for simd in Simd::available() {
+            for threads in [1, 2] {
+                count(model, &Cpu { threads, simd, fusions: Fusions::ALL });
+            }
+        }
+    }
+}
+
+fn count(name: &str, cpu: &Cpu) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+    let file = Arc::new(File::open(folder.join(name).with_extension("gguf")).unwrap());
+    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
+    let pages = (POSITION + WARM_UP + STEPS).div_ceil(PAGE_TOKENS);
+    let groups = plan.windows().len();
+    let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups] };
+    let mut model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
+
+    let mut logits = vec![0.0; 2 * plan.vocabulary];
+    let prompt = batch(groups, pages, 8, 0);
+    model.forward(&prompt, &mut logits).unwrap();
+    let steps: Vec<Batch> =
+        (0..STEPS + WARM_UP).map(|i| batch(groups, pages, 1, POSITION + i)).collect();
+    let (warm_up, steps) = steps.split_at(WARM_UP);
+    run(model.as_mut(), warm_up, &mut logits);
+    let before = ALLOCATIONS.load(SeqCst);
+    run(model.as_mut(), steps, &mut logits);
+    model.forward(&prompt, &mut logits).unwrap();
+    let count = ALLOCATIONS.load(SeqCst) - before;
+    assert_eq!(count, 0, "allocations of {} steps of {name} on {}", STEPS + 1, cpu.name());
+}
+
+fn run(model: &mut dyn Model, steps: &[Batch], logits: &mut [f32]) {
+    steps.iter().for_each(|step| model.forward(step, logits).unwrap());
+}
+
+/// So many tokens of each of two sequences.
+fn batch(groups: usize, pages: usize, len: usize, position: usize) -> Batch {
+    let span = |first: usize| {
+        let pages = (first as u32..(first + pages) as u32).collect();
+        Span { len, position, tables: vec![PageTable { skipped: 0, pages }; groups] }
+    };
+    let spans = vec![Span { len, ..span(0) }, Span { len, ..span(pages) }];
+    let outputs = vec![len as u32 - 1, 2 * len as u32 - 1];
+    Batch { tokens: (0..2 * len as u32).collect(), spans, outputs }
+}
