@@ -1,0 +1,34 @@
+//! `cargo xtask ci`: everything that must pass before a change goes in, in the order in which
+//! failures are cheapest to find.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+const STEPS: &[(&str, &[&str])] = &[
+    ("format", &["fmt", "--all", "--check"]),
+    ("tidy", &["xtask", "tidy"]),
+    ("clippy", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
+    ("tests", &["test", "--workspace", "--quiet"]),
+    ("docs", &["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]),
+];
+
+/// Runs every step in the workspace at `root` and stops at the first that fails.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    for (name, args) in STEPS {
+        println!("{name}: cargo {}", args.join(" "));
+        let start = Instant::now();
+        let status = Command::new("cargo")
+            .args(*args)
+            .current_dir(root)
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .status()
+            .context("cannot run cargo")?;
+        let seconds = start.elapsed().as_secs_f64();
+        ensure!(status.success(), "{name} failed after {seconds:.1} s");
+        println!("{name}: ok, {seconds:.1} s");
+    }
+    Ok(())
+}

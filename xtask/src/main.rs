@@ -1,0 +1,49 @@
+//! Everything a developer runs: one command per file, listed here. Nobody who only builds or uses
+//! bodkin needs it.
+
+#![forbid(unsafe_code)]
+
+mod ci;
+mod compare;
+mod golden;
+mod parity;
+mod synth;
+mod tidy;
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+/// Checks and data that need more than `cargo test`.
+#[derive(Parser)]
+#[command(name = "xtask")]
+enum Command {
+    /// Runs all checks, in the order in which failures are cheapest to find.
+    Ci,
+    /// Measures against llama.cpp, in turns, and rewrites the README's table.
+    Compare(compare::Args),
+    /// Rewrites the golden texts of plans.
+    Golden(golden::Args),
+    /// Compares with the reference results of a parity kit.
+    Parity(parity::Args),
+    /// Makes a model file of some size with random weights.
+    Synth(synth::Args),
+    /// Checks the rules of the design that a machine can check.
+    Tidy,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Command::parse() {
+        Command::Ci => ci::run(&root()),
+        Command::Compare(args) => compare::run(&root(), &args),
+        Command::Golden(args) => golden::run(&root(), &args),
+        Command::Parity(args) => parity::main(&args),
+        Command::Synth(args) => synth::run(&args),
+        Command::Tidy => tidy::run(&root()),
+    }
+}
+
+/// The workspace's folder.
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}

@@ -1,0 +1,124 @@
+//! `cargo xtask parity`: runs the cases of a parity kit, whose results come from other engines,
+//! and says which fail. One file per folder of the kit.
+
+mod chat;
+mod models;
+mod quants;
+mod real;
+mod tokenizers;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+/// How the kit is found.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder of the kit.
+    #[arg(long)]
+    kit: PathBuf,
+    /// Only these folders of the kit.
+    only: Vec<String>,
+}
+
+/// The outcome for one folder of the kit.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// Comparisons that were equal.
+    pub(crate) passed: usize,
+    /// One line for each comparison that was not.
+    pub(crate) failures: Vec<String>,
+    /// Names of what the engine does not support, each with the reason.
+    pub(crate) not_covered: Vec<String>,
+    /// Limits of numeric comparisons, each with the largest value found.
+    pub(crate) worst: Vec<(f64, f64)>,
+}
+
+impl Report {
+    /// Counts a comparison; `describe` is asked only if it was not equal.
+    pub(crate) fn check(&mut self, is_equal: bool, describe: impl FnOnce() -> String) {
+        match is_equal {
+            true => self.passed += 1,
+            false => self.failures.push(describe()),
+        }
+    }
+
+    /// Notes a value that is to stay below a limit.
+    pub(crate) fn worst(&mut self, limit: f64, value: f64) {
+        match self.worst.iter_mut().find(|(other, _)| *other == limit) {
+            Some((_, worst)) => *worst = worst.max(value),
+            None => self.worst.push((limit, value)),
+        }
+    }
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    let models = models()?;
+    let mut failed = 0;
+    for (name, run) in PARTS {
+        if !args.only.is_empty() && !args.only.iter().any(|only| only == name) {
+            continue;
+        }
+        let report = run(&args.kit, &models).with_context(|| format!("parity of {name}"))?;
+        report.not_covered.iter().for_each(|line| println!("{name}: not covered: {line}"));
+        report.failures.iter().for_each(|line| println!("{name}: FAILED: {line}"));
+        let (passed, failures) = (report.passed, report.failures.len());
+        for (limit, worst) in report.worst {
+            println!("{name}: worst {worst:.2e}, at most {limit:.0e}");
+        }
+        println!("{name}: {passed} passed, {failures} failed");
+        failed += failures;
+    }
+    if failed > 0 {
+        bail!("{failed} comparisons failed");
+    }
+    Ok(())
+}
+
+/// The folders of the kit, and what runs them.
+const PARTS: [(&str, Run); 5] = [
+    ("quants", quants::run),
+    ("models", models::run),
+    ("tokenizers", tokenizers::run),
+    ("chat", chat::run),
+    ("real", real::run),
+];
+
+type Run = fn(&std::path::Path, &BTreeMap<String, PathBuf>) -> Result<Report>;
+
+/// The real models that a kit has references for, and the names that `bodkin pull` has for them.
+const REAL: [(&str, &str); 2] =
+    [("SmolLM2-135M-Instruct.Q4_1", "smollm2"), ("gemma3-270m-q4_k_m", "gemma3-270m")];
+
+/// Real model files by name, fetched if need be.
+fn models() -> Result<BTreeMap<String, PathBuf>> {
+    let pull = |(name, pulled): (&str, &str)| {
+        Ok((name.to_owned(), crate::compare::pull(&crate::root(), pulled)?))
+    };
+    REAL.into_iter().map(pull).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The selection of the kit that is kept with the sources.
+    fn all_pass(run: Run, at_least: usize) {
+        let kit = crate::root().join("tests/parity");
+        let report = run(&kit, &BTreeMap::new()).unwrap();
+        assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
+        assert!(report.not_covered.is_empty(), "{:?}", report.not_covered);
+        assert!(report.passed >= at_least, "only {} comparisons", report.passed);
+    }
+
+    #[test]
+    fn models_agree() {
+        all_pass(models::run, 1000);
+    }
+
+    #[test]
+    fn quants_agree() {
+        all_pass(quants::run, 27 * 18);
+    }
+}

@@ -1,0 +1,219 @@
+//! The kit's tiny models: logits at every stored position, in prefill, token by token, in chunks
+//! of five and beside another sequence; and the greedy continuation up to a near tie.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use bodkin_backend::{Backend, Batch, Limits, Model, Reference, Span};
+use bodkin_cpu::{Cpu, Simd};
+use bodkin_engine::Pages;
+use bodkin_gguf::File;
+use bodkin_model::Plan;
+use serde_json::Value;
+
+use super::Report;
+
+/// The most that a file of float weights may be off.
+const NMSE_FLOAT: f64 = 1e-6;
+/// The most that a file of quantised weights may be off.
+const NMSE_QUANTIZED: f64 = 1e-3;
+/// Greedy runs are compared up to the first step whose best two logits are closer than this.
+const NEAR_TIE: f64 = 0.05;
+/// Tokens in the longest step.
+const STEP: usize = 1024;
+
+/// How a prompt is fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Feeding {
+    Whole,
+    Chunks(usize),
+    Beside,
+}
+
+/// Runs every model of the kit whose architecture is known on the reference interpreter and on the
+/// CPU at every level.
+pub(crate) fn run(kit: &Path, _: &BTreeMap<String, PathBuf>) -> Result<Report> {
+    let mut report = Report::default();
+    run_on(kit, &Reference, &mut report)?;
+    for simd in Simd::available() {
+        run_on(kit, &Cpu { simd, ..Cpu::new(Some(1))? }, &mut report)?;
+    }
+    report.not_covered.sort();
+    report.not_covered.dedup();
+    Ok(report)
+}
+
+fn run_on(kit: &Path, backend: &dyn Backend, report: &mut Report) -> Result<()> {
+    let mut names: Vec<String> = std::fs::read_dir(kit.join("models"))
+        .with_context(|| format!("{}: no folder `models`", kit.display()))?
+        .filter_map(|entry| {
+            Some(entry.ok()?.file_name().to_str()?.strip_suffix(".gguf")?.to_owned())
+        })
+        .collect();
+    names.sort();
+    ensure!(!names.is_empty(), "{}: no models", kit.display());
+    for name in names {
+        let gguf = kit.join("models").join(format!("{name}.gguf"));
+        let json = std::fs::read_to_string(gguf.with_extension("json"))?;
+        let case: Value = serde_json::from_str(&json)?;
+        let file = Arc::new(File::open(&gguf)?);
+        match bodkin_model::plan(file.metadata(), file.tensors()) {
+            Ok(plan) => {
+                let check = Check { name: &name, case: &case, file: &file, plan: Arc::new(plan) };
+                check.all(backend, report)?;
+            }
+            Err(
+                error @ (bodkin_model::Error::UnknownArchitecture { .. }
+                | bodkin_model::Error::Unsupported(_)),
+            ) => {
+                report.not_covered.push(format!("{name}: {error}"));
+            }
+            Err(error) => report.failures.push(format!("{name}: {error}")),
+        }
+    }
+    Ok(())
+}
+
+struct Check<'a> {
+    name: &'a str,
+    case: &'a Value,
+    file: &'a Arc<File>,
+    plan: Arc<Plan>,
+}
+
+impl Check<'_> {
+    fn all(&self, backend: &dyn Backend, report: &mut Report) -> Result<()> {
+        let windows = self.plan.windows();
+        let limits =
+            Limits { tokens: STEP, outputs: STEP, pages: Pages::needed(&windows, STEP, STEP, 2) };
+        let plan = Arc::clone(&self.plan);
+        let mut model = backend.load(plan, self.file, &limits, &|_, _| ())?;
+        let column = self.case["reference"].as_str().context("no `reference`")?.to_owned();
+        let is_float = self.plan.weights.iter().all(|w| w.format == bodkin_gguf::Format::F32);
+        let limit = if is_float { NMSE_FLOAT } else { NMSE_QUANTIZED };
+        for case in self.case["cases"].as_array().context("no `cases`")? {
+            let tokens = integers(&case["tokens"])?;
+            let positions: Vec<usize> =
+                integers(&case["positions"])?.into_iter().map(|p| p as usize).collect();
+            let wanted = rows(&case["logits"][&column])?;
+            let mut first: Option<Vec<Vec<f32>>> = None;
+            for feeding in [Feeding::Whole, Feeding::Chunks(1), Feeding::Chunks(5), Feeding::Beside]
+            {
+                let found = feed(model.as_mut(), &tokens, &positions, feeding)?;
+                let label =
+                    format!("{} on {}: case {} {feeding:?}", self.name, backend.name(), case["id"]);
+                compare(&label, &positions, &found, &wanted, limit, report);
+                let same = first.get_or_insert_with(|| found.clone()) == &found;
+                report.check(same, || format!("{label}: not the same bits as the whole prompt"));
+            }
+        }
+        self.greedy(model.as_mut(), &backend.name(), report)
+    }
+
+    fn greedy(&self, model: &mut dyn Model, backend: &str, report: &mut Report) -> Result<()> {
+        let greedy = &self.case["greedy"];
+        let cases = self.case["cases"].as_array().context("no `cases`")?;
+        let case = cases.iter().find(|c| c["id"] == greedy["case"]).context("no greedy case")?;
+        let mut tokens = integers(&case["tokens"])?;
+        let margins = rows(&Value::Array(vec![greedy["margins"].clone()]))?.remove(0);
+        for (step, (wanted, margin)) in
+            integers(&greedy["tokens"])?.into_iter().zip(margins).enumerate()
+        {
+            if f64::from(margin) < NEAR_TIE {
+                break;
+            }
+            let logits = feed(model, &tokens, &[tokens.len() - 1], Feeding::Whole)?.remove(0);
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+            let found = best.context("no logits")? as u32;
+            report.check(found == wanted, || {
+                format!("{} on {backend}: greedy step {step}: {found}, not {wanted}", self.name)
+            });
+            tokens.push(wanted);
+        }
+        Ok(())
+    }
+}
+
+/// The logits at `positions`, with the prompt fed in some way.
+fn feed(
+    model: &mut dyn Model,
+    tokens: &[u32],
+    positions: &[usize],
+    feeding: Feeding,
+) -> Result<Vec<Vec<f32>>> {
+    let (step, with_other) = match feeding {
+        Feeding::Whole => (STEP, false),
+        Feeding::Chunks(step) => (step, false),
+        Feeding::Beside => (7, true),
+    };
+    let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
+    let (mut ours, mut other) = (pages.start(&[]), pages.start(&[]));
+    let vocabulary = model.plan().vocabulary;
+    let mut found = Vec::new();
+    for (from, chunk) in (0..).step_by(step).zip(tokens.chunks(step)) {
+        let neighbour: Vec<u32> = chunk.iter().rev().map(|t| t / 2).take(3).collect();
+        let mut batch = Batch::default();
+        let neighbour = if with_other { neighbour.as_slice() } else { &[] };
+        for (sequence, new) in [(&mut other, neighbour), (&mut ours, chunk)] {
+            if new.is_empty() {
+                continue;
+            }
+            ensure!(pages.reserve(sequence, new.len()), "the pages suffice for both");
+            let (len, position) = (new.len(), sequence.tokens.len());
+            batch.tokens.extend(new);
+            batch.spans.push(Span { len, position, tables: sequence.tables.clone() });
+        }
+        let start = batch.tokens.len() - chunk.len();
+        let wanted = (0..chunk.len()).filter(|i| positions.contains(&(from + i)));
+        batch.outputs = wanted.map(|i| (start + i) as u32).collect();
+        let mut logits = vec![0.0; batch.outputs.len() * vocabulary];
+        model.forward(&batch, &mut logits)?;
+        pages.advance(&mut other, neighbour);
+        pages.advance(&mut ours, chunk);
+        found.extend(logits.chunks_exact(vocabulary).map(<[f32]>::to_vec));
+    }
+    Ok(found)
+}
+
+fn compare(
+    label: &str,
+    positions: &[usize],
+    found: &[Vec<f32>],
+    wanted: &[Vec<f32>],
+    limit: f64,
+    report: &mut Report,
+) {
+    report.check(found.len() == wanted.len(), || format!("{label}: {} rows", found.len()));
+    for ((found, wanted), position) in found.iter().zip(wanted).zip(positions) {
+        let nmse = nmse(found, wanted);
+        report.worst(limit, nmse);
+        report.check(nmse <= limit, || {
+            format!("{label}: position {position}: NMSE {nmse:.2e}, at most {limit:.0e}")
+        });
+    }
+}
+
+/// The squared error relative to the squared reference.
+fn nmse(found: &[f32], wanted: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let error: f64 =
+        found.iter().zip(wanted).map(|(&f, &w)| square(f64::from(f) - f64::from(w))).sum();
+    error / wanted.iter().map(|&w| square(f64::from(w))).sum::<f64>()
+}
+
+fn integers(value: &Value) -> Result<Vec<u32>> {
+    let values = value.as_array().context("expected an array of integers")?;
+    values.iter().map(|v| Ok(v.as_u64().context("expected an integer")? as u32)).collect()
+}
+
+fn rows(value: &Value) -> Result<Vec<Vec<f32>>> {
+    let rows = value.as_array().context("expected an array of rows")?;
+    rows.iter()
+        .map(|row| {
+            let row = row.as_array().context("expected a row of numbers")?;
+            row.iter().map(|x| Ok(x.as_f64().context("expected a number")? as f32)).collect()
+        })
+        .collect()
+}

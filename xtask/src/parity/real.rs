@@ -1,0 +1,150 @@
+//! The kit's real models: log-probabilities against those of exact arithmetic on the same weights,
+//! no further from them than llama.cpp's; the same first token and the same greedy text, up to
+//! near ties.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use bodkin_backend::{Backend, Limits, Model};
+use bodkin_cpu::Cpu;
+use bodkin_engine::Pages;
+use bodkin_gguf::File;
+use serde_json::Value;
+
+use super::Report;
+
+/// The mean distance may be so many times llama.cpp's.
+const RATIO: f64 = 1.1;
+/// Logits closer than this may come out in either order: integer activations move them as much.
+const NEAR_TIE: f64 = 0.3;
+/// Tokens of the longest prompt with its continuation.
+const CONTEXT: usize = 512;
+
+/// Runs every model of the kit's folder `real` that has a plan.
+pub(crate) fn run(kit: &Path, models: &BTreeMap<String, PathBuf>) -> Result<Report> {
+    let mut report = Report::default();
+    for entry in std::fs::read_dir(kit.join("real"))? {
+        let path = entry?.path();
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let case: Value = serde_json::from_str(&text)?;
+        let name = case["name"].as_str().or(path.file_stem().and_then(|s| s.to_str()));
+        let name = name.context("no name")?;
+        let Some(model) = models.get(name) else {
+            report.not_covered.push(format!("{name}: no model file"));
+            continue;
+        };
+        check(name, &case, model, &mut report).with_context(|| name.to_owned())?;
+    }
+    Ok(report)
+}
+
+fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<()> {
+    let file = Arc::new(File::open(path)?);
+    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
+    let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
+    let limits = Limits { tokens: CONTEXT, outputs: 1, pages };
+    let mut model = Cpu::new(None)?.load(plan, &file, &limits, &|_, _| ())?;
+    let (mut ours, mut theirs) = (0.0, 0.0);
+    for prompt in case["prompts"].as_array().context("no `prompts`")? {
+        let label = format!("{name}, prompt {}", prompt["id"]);
+        let exact = &prompt["dequantized_f32"];
+        let tokens = ids(&prompt["tokens"])?;
+        let logits = last_logits(model.as_mut(), &tokens)?;
+        let (a, b) = distances(&logits, exact, &prompt["llama_cpp"])?;
+        (ours, theirs) = (ours + a, theirs + b);
+        let top = numbers(&exact["top20_logits"])?;
+        let best = ids(&exact["top20_ids"])?[0];
+        let is_tie = top[0] - top[1] <= NEAR_TIE;
+        report.check(is_tie || argmax(&logits) == best, || {
+            format!("{label}: first token {}, not {best}", argmax(&logits))
+        });
+        greedy(model.as_mut(), &label, tokens, &prompt["greedy_dequantized_f32"], report)?;
+    }
+    println!("{name}: distance from exact arithmetic {:.2} times llama.cpp's", ours / theirs);
+    report.check(ours <= RATIO * theirs, || {
+        format!("{name}: mean distance {ours:.4}, llama.cpp's {theirs:.4}")
+    });
+    Ok(())
+}
+
+/// The mean distances of our and of llama.cpp's log-probabilities from the exact ones, over the
+/// exact ones' top 20, as far as llama.cpp's top 20 has them too.
+fn distances(logits: &[f32], exact: &Value, llama_cpp: &Value) -> Result<(f64, f64)> {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
+    let normal = f64::from(max) + sum.ln();
+    let theirs: BTreeMap<u32, f64> = ids(&llama_cpp["top20_ids"])?
+        .into_iter()
+        .zip(numbers(&llama_cpp["top20_logprobs"])?)
+        .collect();
+    let exact = ids(&exact["top20_ids"])?.into_iter().zip(numbers(&exact["top20_logprobs"])?);
+    let common: Vec<(f64, f64)> = exact
+        .filter_map(|(id, logprob)| {
+            let theirs = theirs.get(&id)?;
+            let ours = f64::from(logits[id as usize]) - normal;
+            Some(((ours - logprob).abs(), (theirs - logprob).abs()))
+        })
+        .collect();
+    let n = common.len() as f64;
+    Ok((common.iter().map(|c| c.0).sum::<f64>() / n, common.iter().map(|c| c.1).sum::<f64>() / n))
+}
+
+/// Follows the reference's greedy text token by token, up to its first near tie.
+fn greedy(
+    model: &mut dyn Model,
+    label: &str,
+    mut tokens: Vec<u32>,
+    reference: &Value,
+    report: &mut Report,
+) -> Result<()> {
+    let wanted = ids(&reference["tokens"])?.into_iter().zip(numbers(&reference["margins"])?);
+    let wanted: Vec<(u32, f64)> = wanted.take_while(|(_, margin)| *margin > NEAR_TIE).collect();
+    let prompt = tokens.len();
+    tokens.extend(wanted.iter().map(|(id, _)| id));
+    let mut found = Vec::new();
+    bodkin_engine::logits(
+        model,
+        &tokens,
+        CONTEXT,
+        |i| i + 1 >= prompt,
+        |_, logits| {
+            found.push(argmax(logits));
+        },
+    )?;
+    for (step, (found, (wanted, margin))) in found.into_iter().zip(wanted).enumerate() {
+        report.check(found == wanted, || {
+            format!("{label}: greedy step {step}: {found}, not {wanted} (margin {margin:.2})")
+        });
+    }
+    Ok(())
+}
+
+fn last_logits(model: &mut dyn Model, tokens: &[u32]) -> Result<Vec<f32>> {
+    let mut last = Vec::new();
+    bodkin_engine::logits(
+        model,
+        tokens,
+        CONTEXT,
+        |i| i + 1 == tokens.len(),
+        |_, logits| {
+            last = logits.to_vec();
+        },
+    )?;
+    Ok(last)
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0) as u32
+}
+
+fn ids(value: &Value) -> Result<Vec<u32>> {
+    let values = value.as_array().context("expected an array of ids")?;
+    values.iter().map(|v| Ok(v.as_u64().context("expected an id")? as u32)).collect()
+}
+
+fn numbers(value: &Value) -> Result<Vec<f64>> {
+    let values = value.as_array().context("expected an array of numbers")?;
+    values.iter().map(|v| v.as_f64().context("expected a number")).collect()
+}

@@ -1,0 +1,94 @@
+//! Random weights, fast: a few megabytes of a format are made once, and tensors are filled from
+//! them, starting at another block each time. Equal stretches do not matter to speed.
+
+use std::io::{self, Write};
+
+use bodkin_gguf::Format;
+
+/// Elements that are made; a multiple of every format's block.
+const ELEMENTS: usize = 1 << 20;
+
+/// The deviation of the weights, as models are initialised with.
+const DEVIATION: f32 = 0.02;
+
+/// Whether files hold matrices in it. The others are integers, or blocks of activations.
+pub(super) fn holds_weights(format: Format) -> bool {
+    use Format::{I8, I16, I32, I64, Q8_1, Q8_K};
+    !matches!(format, I8 | I16 | I32 | I64 | Q8_1 | Q8_K)
+}
+
+/// A stretch of blocks of one format.
+pub(super) struct Blocks {
+    pub(super) format: Format,
+    seed: u64,
+    data: Vec<u8>,
+}
+
+impl Blocks {
+    pub(super) fn new(format: Format, seed: u64) -> Blocks {
+        let mut random = Random(seed);
+        let mut data = vec![0; ELEMENTS / format.block_elements() * format.block_bytes()];
+        let values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
+        if format.quantize(&values, &mut data).is_err() {
+            data.chunks_exact_mut(format.block_bytes())
+                .for_each(|block| random.block(format, block));
+        }
+        Blocks { format, seed, data }
+    }
+
+    /// The bytes of so many elements, which are whole blocks.
+    pub(super) fn bytes(&self, elements: u64) -> u64 {
+        elements / self.format.block_elements() as u64 * self.format.block_bytes() as u64
+    }
+
+    /// Writes `bytes` bytes of blocks, others for each `tensor`.
+    pub(super) fn write(&self, tensor: u64, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
+        let size = self.format.block_bytes();
+        let blocks = (self.data.len() / size) as u64;
+        let mut random = Random(self.seed ^ tensor.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        let mut left = bytes;
+        while left > 0 {
+            let start = (random.bits() % blocks) as usize * size;
+            let stretch = &self.data[start..];
+            let len = left.min(stretch.len() as u64) as usize;
+            out.write_all(&stretch[..len])?;
+            left -= len as u64;
+        }
+        Ok(())
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Nearly normal, with mean 0 and deviation 1: the sum of four uniform numbers.
+    fn normal(&mut self) -> f32 {
+        let bits = self.bits();
+        let sum: f32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as f32 / 65536.0).sum();
+        (sum - 2.0) * 3f32.sqrt()
+    }
+
+    /// Random bits, drawn again until all values are finite and of the wanted size: for formats
+    /// that cannot be quantised to.
+    fn block(&mut self, format: Format, block: &mut [u8]) {
+        let mut values = vec![0.0; format.block_elements()];
+        loop {
+            block.fill_with(|| self.bits() as u8);
+            format.dequantize(block, &mut values);
+            let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+            let is_finite = values.iter().all(|x| x.is_finite());
+            if is_finite && (0.5 * DEVIATION..=4.0 * DEVIATION).contains(&largest) {
+                return;
+            }
+        }
+    }
+}

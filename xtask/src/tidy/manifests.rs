@@ -1,0 +1,107 @@
+//! Rules about Cargo.toml files: the direction of dependency between the crates, the shared lints,
+//! and the order of dependencies.
+
+use toml::Table;
+
+use super::Item;
+
+/// Every crate with the crates that it may use: the layers below it, and nothing beside it.
+const EDGES: &[(&str, &[&str])] = &[
+    ("gguf", &[]),
+    ("model", &["gguf"]),
+    ("backend", &["gguf", "model"]),
+    ("cpu", &["backend", "gguf", "model"]),
+    ("cuda", &["backend", "gguf", "model"]),
+    ("wgpu", &["backend", "gguf", "model"]),
+    ("engine", &["backend", "gguf", "model"]),
+    ("compress", &["backend", "gguf", "model"]),
+    ("eval", &["backend", "engine", "gguf", "model"]),
+    ("serve", &["backend", "engine", "gguf", "model"]),
+    ("flight", &["backend", "engine", "gguf", "model"]),
+    ("cli", ALL_BUT_CLI),
+    ("xtask", ALL_BUT_CLI),
+];
+const ALL_BUT_CLI: &[&str] = &[
+    "backend", "compress", "cpu", "cuda", "engine", "eval", "flight", "gguf", "model", "serve",
+    "wgpu",
+];
+const SECTIONS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
+
+/// Checks one file.
+pub(super) fn check(item: &Item, complaints: &mut Vec<String>) {
+    let path = &item.path;
+    if !path.ends_with("Cargo.toml") {
+        return;
+    }
+    order(item, complaints);
+    let Some(name) = item.crate_name() else { return };
+    let manifest: Table = match item.text.as_deref().unwrap_or_default().parse() {
+        Ok(manifest) => manifest,
+        Err(error) => return complaints.push(format!("{path}: {}", error.message())),
+    };
+    let lints = manifest.get("lints").and_then(|lints| lints.get("workspace"));
+    if lints.and_then(|value| value.as_bool()) != Some(true) {
+        complaints.push(format!("{path}: expected [lints] workspace = true"));
+    }
+    let Some((_, allowed)) = EDGES.iter().find(|(crate_name, _)| *crate_name == name) else {
+        return complaints.push(format!("{path}: the design has no crate `{name}`"));
+    };
+    for used in dependencies(&manifest) {
+        let ours = used.strip_prefix("bodkin-");
+        if ours.is_some_and(|used| used != name && !allowed.contains(&used)) {
+            complaints.push(format!("{path}: {name} must not use {used}"));
+        }
+    }
+}
+
+/// Names of all dependencies, also of those for one platform only.
+fn dependencies(manifest: &Table) -> Vec<&str> {
+    let targets = manifest.get("target").and_then(|value| value.as_table());
+    let targets = targets.into_iter().flat_map(Table::values).filter_map(|value| value.as_table());
+    std::iter::once(manifest)
+        .chain(targets)
+        .flat_map(|table| SECTIONS.iter().filter_map(|section| table.get(*section)?.as_table()))
+        .flat_map(|section| section.keys().map(String::as_str))
+        .collect()
+}
+
+/// Dependencies stand in alphabetical order.
+fn order(item: &Item, complaints: &mut Vec<String>) {
+    let mut last: Option<&str> = None;
+    for (number, line) in item.lines() {
+        if line.starts_with('[') {
+            let section = line.trim_matches(['[', ']']).rsplit('.').next().unwrap_or_default();
+            last = SECTIONS.contains(&section).then_some("");
+        } else if let (Some(before), Some((key, _))) = (last, line.split_once(['.', ' ', '='])) {
+            let is_key = !key.is_empty() && !key.starts_with(['#', '"', '\'', ']', '}']);
+            if is_key && key < before {
+                let path = &item.path;
+                complaints.push(format!("{path}:{number}: `{key}` stands after `{before}`"));
+            }
+            last = if is_key { Some(key) } else { last };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::complaints;
+
+    #[test]
+    fn every_rule_can_fail() {
+        let good = "[lints]\nworkspace = true\n\n[dependencies]\nbodkin-gguf.workspace = true\n\
+                    half = \"2\"\n";
+        assert_eq!(complaints("crates/model/Cargo.toml", good).len(), 0);
+        for bad in [
+            good.replace("workspace = true\n\n", "\n"),
+            good.replace("bodkin-gguf", "bodkin-engine"),
+            good.replace("half", "anyhow"),
+            format!("{good}\n[target.'cfg(unix)'.dependencies]\nbodkin-cpu = \"1\"\n"),
+        ] {
+            assert_eq!(complaints("crates/model/Cargo.toml", &bad).len(), 1, "{bad}");
+        }
+        assert_eq!(complaints("crates/novel/Cargo.toml", good).len(), 1);
+        let workspace = "[workspace.dependencies]\nb = \"1\"\na = \"1\"\n";
+        assert_eq!(complaints("Cargo.toml", workspace).len(), 1);
+    }
+}
