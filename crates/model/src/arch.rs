@@ -6,6 +6,7 @@ use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::plan::{Attention, Plan, Value};
+use crate::rope::{Rope, RopeStyle};
 
 /// Declares the modules and the table from `general.architecture` to them.
 macro_rules! architectures {
@@ -18,9 +19,13 @@ macro_rules! architectures {
 }
 
 architectures! {
-    gemma: "gemma2", "gemma3";
+    gemma: "gemma", "gemma2", "gemma3";
+    granite: "granite";
     llama: "llama";
+    olmo2: "olmo2";
+    phi: "phi3";
     qwen: "qwen2", "qwen3";
+    smollm3: "smollm3";
 }
 
 /// The names of all architectures that [`plan`] knows.
@@ -28,16 +33,26 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|(name, _)| *name)
 }
 
-/// The plan of a model, from its metadata and its tensors' names, shapes and formats.
+/// The plan of a model, from its metadata and its tensors' names, shapes and formats, for
+/// sequences as long as the model was made for.
 pub fn plan(metadata: &Metadata, tensors: &[Tensor]) -> Result<Plan> {
-    let keys = Keys::new(metadata)?;
+    build(&Keys::new(metadata)?, tensors)
+}
+
+/// As [`plan`], for sequences of up to `context` tokens: some models rotate otherwise if none is
+/// longer than what they were first trained with.
+pub fn plan_for(metadata: &Metadata, tensors: &[Tensor], context: usize) -> Result<Plan> {
+    build(&Keys::new(metadata)?.for_context(context), tensors)
+}
+
+fn build(keys: &Keys<'_>, tensors: &[Tensor]) -> Result<Plan> {
     let found = keys.architecture();
     let Some((_, build)) = TABLE.iter().find(|(name, _)| *name == found) else {
         let known = architectures().collect::<Vec<_>>().join(", ");
         return Err(Error::UnknownArchitecture { found: found.to_owned(), known });
     };
-    let mut builder = Builder::new(&keys, tensors)?;
-    let output = build(&keys, &mut builder)?;
+    let mut builder = Builder::new(keys, tensors)?;
+    let output = build(keys, &mut builder)?;
     Ok(builder.finish(output))
 }
 
@@ -50,6 +65,14 @@ fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
         .ok_or_else(|| m.error("attention.head_count", "missing"))?;
     let kv_heads = m.sizes("attention.head_count_kv", layers)?.unwrap_or_else(|| heads.clone());
     let key_dim = m.size_or("attention.key_length", width / heads[0])?;
+    if key_dim == 0 {
+        let problem = format!("{} heads leave nothing of a width of {width}", heads[0]);
+        return Err(m.error("attention.head_count", problem));
+    }
+    if key_dim == 0 {
+        let problem = format!("a width of {width} leaves nothing to each of {} heads", heads[0]);
+        return Err(m.error("attention.head_count", problem));
+    }
     let value_dim = m.size_or("attention.value_length", key_dim)?;
     heads
         .into_iter()
@@ -64,6 +87,16 @@ fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
             Ok(Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window })
         })
         .collect()
+}
+
+/// The rotation of heads of `head_dim`, with the divisors of its frequencies that a file may have:
+/// Llama 3's, or LongRoPE's for contexts up to the original one and beyond it.
+fn rope(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle, head_dim: usize) -> Result<Rope> {
+    let rope = m.rope(style, head_dim)?;
+    let is_long = m.context()? > m.original_context()?;
+    let set = if is_long { "rope_factors_long" } else { "rope_factors_short" };
+    let name = if g.has("rope_freqs") { "rope_freqs" } else { set };
+    Ok(Rope { factors: g.vector(name, rope.dims / 2)?, ..rope })
 }
 
 /// The hidden width of every layer's feed-forward part.

@@ -191,11 +191,16 @@ impl<'a> Builder<'a> {
         self.linear(out, "attn_output", width)
     }
 
-    /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`.
+    /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`. Without a tensor for the gate its
+    /// rows are the first half of the other's.
     pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
         let width = self.width(input);
-        let gate = self.linear(input, "ffn_gate", hidden)?;
-        let up = self.linear(input, "ffn_up", hidden)?;
+        let (gate, up) = if self.has("ffn_gate") {
+            (self.linear(input, "ffn_gate", hidden)?, self.linear(input, "ffn_up", hidden)?)
+        } else {
+            let both = self.linear(input, "ffn_up", 2 * hidden)?;
+            (self.slice(both, 0, hidden), self.slice(both, hidden, hidden))
+        };
         let h = self.push(Op::Glu { gate, up, act }, hidden);
         self.linear(h, "ffn_down", width)
     }
@@ -207,9 +212,10 @@ impl<'a> Builder<'a> {
         self.push(Op::Add { a, b }, width)
     }
 
-    /// A value times a number.
-    pub fn scale(&mut self, input: Value, factor: f32) -> Value {
-        self.push(Op::Scale { input, factor }, self.width(input))
+    /// A value times a number, or the value itself without one.
+    pub fn scale(&mut self, input: Value, factor: Option<f32>) -> Value {
+        let width = self.width(input);
+        factor.map_or(input, |factor| self.push(Op::Scale { input, factor }, width))
     }
 
     /// The final norm and the head: the first tensor of `names` that the file has.

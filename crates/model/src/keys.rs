@@ -1,10 +1,9 @@
 //! Metadata as an architecture reads it: keys without their prefix, defaults in one place, and
 //! numbers checked before anything is divided or sized by them.
 
-use bodkin_gguf::Metadata;
+use bodkin_gguf::{Array, Metadata, Value};
 
 use crate::error::{Error, Result};
-use crate::plan::WeightId;
 use crate::rope::{Rope, RopeScaling, RopeStyle};
 
 /// No layer count, head count or head width of a real model comes near this.
@@ -14,12 +13,19 @@ const PLAUSIBLE_MAX: u32 = 1 << 24;
 pub struct Keys<'a> {
     metadata: &'a Metadata,
     architecture: &'a str,
+    /// Tokens of the longest sequence, if that is not what the model was made for.
+    context: Option<usize>,
 }
 
 impl<'a> Keys<'a> {
     /// Reads `general.architecture`.
     pub fn new(metadata: &'a Metadata) -> Result<Keys<'a>> {
-        Ok(Keys { metadata, architecture: metadata.architecture()? })
+        Ok(Keys { metadata, architecture: metadata.architecture()?, context: None })
+    }
+
+    /// The same for sequences of up to `context` tokens.
+    pub fn for_context(self, context: usize) -> Keys<'a> {
+        Keys { context: Some(context), ..self }
     }
 
     /// What `general.architecture` says.
@@ -39,6 +45,11 @@ impl<'a> Keys<'a> {
     /// An integer that may be absent.
     pub fn u32(&self, name: &str) -> Result<Option<u32>> {
         Ok(self.metadata.u32(&self.key(name))?)
+    }
+
+    /// A yes or no that may be absent.
+    pub fn bool(&self, name: &str) -> Result<Option<bool>> {
+        Ok(self.metadata.bool(&self.key(name))?)
     }
 
     /// A number that may be absent.
@@ -101,24 +112,25 @@ impl<'a> Keys<'a> {
         self.f32(name)?.ok_or_else(|| self.error(name, "missing"))
     }
 
-    /// The rotation of heads of `head_dim`, scaled as the metadata says. `factors` are the
-    /// per-frequency divisors that some files hold as a tensor.
-    pub fn rope(
-        &self,
-        style: RopeStyle,
-        head_dim: usize,
-        factors: Option<WeightId>,
-    ) -> Result<Rope> {
+    /// The rotation of heads of `head_dim`, scaled as the metadata says, without factors.
+    pub fn rope(&self, style: RopeStyle, head_dim: usize) -> Result<Rope> {
         let dims = self.size_or("rope.dimension_count", head_dim)?;
         if dims > head_dim || dims % 2 != 0 {
             let problem = format!("expected an even number up to {head_dim}, found {dims}");
             return Err(self.error("rope.dimension_count", problem));
         }
-        let base = self.f32("rope.freq_base")?.unwrap_or(10_000.0);
-        if base <= 1.0 {
-            return Err(self.error("rope.freq_base", format!("expected more than 1, found {base}")));
+        let base = self.rope_base("rope.freq_base")?.unwrap_or(10_000.0);
+        Ok(Rope { style, dims, base, scaling: self.rope_scaling()?, factors: None })
+    }
+
+    /// The base of a rotation's wavelengths, which may be absent.
+    pub fn rope_base(&self, name: &str) -> Result<Option<f32>> {
+        match self.f32(name)? {
+            Some(base) if base <= 1.0 => {
+                Err(self.error(name, format!("expected more than 1, found {base}")))
+            }
+            base => Ok(base),
         }
-        Ok(Rope { style, dims, base, scaling: self.rope_scaling()?, factors })
     }
 
     fn rope_scaling(&self) -> Result<RopeScaling> {
@@ -134,26 +146,58 @@ impl<'a> Keys<'a> {
             let problem = format!("expected a positive number, found {factor}");
             return Err(self.error("rope.scaling.factor", problem));
         }
+        let attn_factor = self.f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
         match kind {
             "none" => Ok(RopeScaling::None),
+            "longrope" => Ok(RopeScaling::Long { attn_factor }),
+            // Phi's converter leaves the type out.
+            "linear" if factor == 1.0 && attn_factor != 1.0 => {
+                Ok(RopeScaling::Long { attn_factor })
+            }
             "linear" if factor == 1.0 => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor }),
             "yarn" => Ok(RopeScaling::Yarn {
                 factor,
-                original_context: self
-                    .size_or("rope.scaling.original_context_length", self.context_length()?)?
-                    as u32,
+                original_context: self.original_context()? as u32,
                 beta_fast: self.f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
                 beta_slow: self.f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                attn_factor: self.f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
+                attn_factor,
             }),
-            other => Err(self.error(name, format!("expected none, linear or yarn, found {other}"))),
+            other => {
+                let problem = format!("expected none, linear, yarn or longrope, found {other}");
+                Err(self.error(name, problem))
+            }
         }
     }
 
     /// The longest sequence that the model was made for.
     pub fn context_length(&self) -> Result<usize> {
         self.size("context_length")
+    }
+
+    /// The longest sequence that the plan is for.
+    pub fn context(&self) -> Result<usize> {
+        self.context.map_or_else(|| self.context_length(), Ok)
+    }
+
+    /// The longest sequence that the model was first trained with, before its context was extended.
+    pub fn original_context(&self) -> Result<usize> {
+        self.size_or("rope.scaling.original_context_length", self.context_length()?)
+    }
+
+    /// Which layers are local. Files say it for each layer, or how many layers make a run of which
+    /// the last one is global; `period` is that of files that say nothing.
+    pub fn local_layers(&self, period: usize) -> Result<Vec<bool>> {
+        let (name, layers) = ("attention.sliding_window_pattern", self.layers()?);
+        if let Some(Value::Array(Array::Bool(local))) = self.metadata.get(&self.key(name)) {
+            if local.len() < layers {
+                let problem = format!("expected {layers} values, found {}", local.len());
+                return Err(self.error(name, problem));
+            }
+            return Ok(local.clone());
+        }
+        let period = self.u32(name)?.filter(|&p| p > 0).map_or(period, |p| p as usize);
+        Ok((1..=layers).map(|i| i % period != 0).collect())
     }
 
     /// The tokens that a local layer sees, or none if the key is absent or zero.

@@ -12,7 +12,7 @@ mod keys;
 mod plan;
 mod rope;
 
-pub use arch::{architectures, plan};
+pub use arch::{architectures, plan, plan_for};
 pub use builder::{AttentionLayer, Builder};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};

@@ -1,6 +1,6 @@
 //! Rotary position embedding: which frequencies a model rotates with. The methods are those of
-//! RoFormer (Su et al. 2021), position interpolation (Chen et al. 2023), YaRN (Peng et al. 2023)
-//! and Llama 3's per-frequency factors.
+//! RoFormer (Su et al. 2021), position interpolation (Chen et al. 2023), YaRN (Peng et al. 2023),
+//! LongRoPE (Ding et al. 2024) and Llama 3's per-frequency factors.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -37,6 +37,11 @@ pub enum RopeScaling {
         /// Rotations below which a frequency is interpolated in full.
         beta_slow: f32,
         /// Multiplies the rotated values on top of YaRN's own `1 + 0.1 ln(factor)`.
+        attn_factor: f32,
+    },
+    /// LongRoPE: all that it does to frequencies is in [`Rope::factors`].
+    Long {
+        /// Multiplies the rotated values.
         attn_factor: f32,
     },
 }
@@ -105,6 +110,7 @@ impl Rope {
                 }
                 magnitude = attn_factor * (1.0 + 0.1 * factor.ln());
             }
+            RopeScaling::Long { attn_factor } => magnitude = attn_factor,
         }
         RopeTable { frequencies, magnitude }
     }
@@ -133,6 +139,7 @@ impl fmt::Display for Rope {
                      attn {attn_factor}"
                 )
             }
+            RopeScaling::Long { attn_factor } => write!(f, " long attn {attn_factor}"),
         }
     }
 }

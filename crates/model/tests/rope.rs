@@ -34,6 +34,13 @@ fn factors_divide_each_frequency() {
 }
 
 #[test]
+fn long_rope_only_magnifies() {
+    let table = rope(4, RopeScaling::Long { attn_factor: 1.25 }).table(None);
+    assert_close(&table.frequencies, &[1.0, 0.01]);
+    assert_eq!(table.magnitude, 1.25);
+}
+
+#[test]
 fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
     // Pair 8 ln(4096 / (32 * 2 pi)) / (2 ln 10000) = 1.3 turns 32 times within 4096 tokens, pair
     // 2.8 turns once: the ramp goes from pair 1 to pair 3, and pair 2 is half stretched.

@@ -10,7 +10,6 @@ use bodkin_backend::{Backend, Batch, Limits, Model, Reference, Span};
 use bodkin_cpu::{Cpu, Simd};
 use bodkin_engine::Pages;
 use bodkin_gguf::File;
-use bodkin_model::Plan;
 use serde_json::Value;
 
 use super::Report;
@@ -60,10 +59,7 @@ fn run_on(kit: &Path, backend: &dyn Backend, report: &mut Report) -> Result<()> 
         let case: Value = serde_json::from_str(&json)?;
         let file = Arc::new(File::open(&gguf)?);
         match bodkin_model::plan(file.metadata(), file.tensors()) {
-            Ok(plan) => {
-                let check = Check { name: &name, case: &case, file: &file, plan: Arc::new(plan) };
-                check.all(backend, report)?;
-            }
+            Ok(_) => Check { name: &name, case: &case, file: &file, backend }.all(report)?,
             Err(
                 error @ (bodkin_model::Error::UnknownArchitecture { .. }
                 | bodkin_model::Error::Unsupported(_)),
@@ -80,20 +76,19 @@ struct Check<'a> {
     name: &'a str,
     case: &'a Value,
     file: &'a Arc<File>,
-    plan: Arc<Plan>,
+    backend: &'a dyn Backend,
 }
 
 impl Check<'_> {
-    fn all(&self, backend: &dyn Backend, report: &mut Report) -> Result<()> {
-        let windows = self.plan.windows();
-        let limits =
-            Limits { tokens: STEP, outputs: STEP, pages: Pages::needed(&windows, STEP, STEP, 2) };
-        let plan = Arc::clone(&self.plan);
-        let mut model = backend.load(plan, self.file, &limits, &|_, _| ())?;
+    fn all(&self, report: &mut Report) -> Result<()> {
         let column = self.case["reference"].as_str().context("no `reference`")?.to_owned();
-        let is_float = self.plan.weights.iter().all(|w| w.format == bodkin_gguf::Format::F32);
-        let limit = if is_float { NMSE_FLOAT } else { NMSE_QUANTIZED };
         for case in self.case["cases"].as_array().context("no `cases`")? {
+            // Of some models the context that the reference was opened with decides the rotation.
+            let context = case["n_ctx"].as_u64().map(|n| n as usize);
+            let mut model = self.load(context)?;
+            let weights = &model.plan().weights;
+            let is_float = weights.iter().all(|w| w.format == bodkin_gguf::Format::F32);
+            let limit = if is_float { NMSE_FLOAT } else { NMSE_QUANTIZED };
             let tokens = integers(&case["tokens"])?;
             let positions: Vec<usize> =
                 integers(&case["positions"])?.into_iter().map(|p| p as usize).collect();
@@ -102,14 +97,25 @@ impl Check<'_> {
             for feeding in [Feeding::Whole, Feeding::Chunks(1), Feeding::Chunks(5), Feeding::Beside]
             {
                 let found = feed(model.as_mut(), &tokens, &positions, feeding)?;
-                let label =
-                    format!("{} on {}: case {} {feeding:?}", self.name, backend.name(), case["id"]);
+                let backend = self.backend.name();
+                let label = format!("{} on {backend}: case {} {feeding:?}", self.name, case["id"]);
                 compare(&label, &positions, &found, &wanted, limit, report);
                 let same = first.get_or_insert_with(|| found.clone()) == &found;
                 report.check(same, || format!("{label}: not the same bits as the whole prompt"));
             }
         }
-        self.greedy(model.as_mut(), &backend.name(), report)
+        self.greedy(self.load(None)?.as_mut(), &self.backend.name(), report)
+    }
+
+    fn load(&self, context: Option<usize>) -> Result<Box<dyn Model>> {
+        let (metadata, tensors) = (self.file.metadata(), self.file.tensors());
+        let plan = match context {
+            Some(context) => bodkin_model::plan_for(metadata, tensors, context)?,
+            None => bodkin_model::plan(metadata, tensors)?,
+        };
+        let pages = Pages::needed(&plan.windows(), STEP, STEP, 2);
+        let limits = Limits { tokens: STEP, outputs: STEP, pages };
+        Ok(self.backend.load(Arc::new(plan), self.file, &limits, &|_, _| ())?)
     }
 
     fn greedy(&self, model: &mut dyn Model, backend: &str, report: &mut Report) -> Result<()> {

@@ -1,54 +1,47 @@
-//! Gemma 2 and 3: norms before and after each half of a block, local layers with a window
-//! between global ones, tied embeddings scaled by the root of the width.
+//! Gemma 1, 2 and 3: tied embeddings scaled by the root of the width. From 2 on norms stand after
+//! each half of a block too, and layers with a window between global ones.
 
-use super::{attention_layers, hidden_sizes};
-use crate::builder::{AttentionLayer, Builder};
+use super::llama::Decoder;
+use crate::builder::Builder;
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::plan::{Act, Attention, Value};
-use crate::rope::{Rope, RopeScaling, RopeStyle};
+use crate::plan::{Act, Value};
+use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
-    let eps = m.rms_eps()?;
-    let width = m.size("embedding_length")?;
-    let hidden = hidden_sizes(m)?;
+    let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
     let variant = Variant::new(m)?;
-    let layers = attention_layers(m)?;
-    let global = m.rope(RopeStyle::Neox, layers[0].key_dim, None)?;
-    let local = variant.local_rope(global);
-
-    let x = g.embed("token_embd", width)?;
-    let mut x = g.scale(x, (width as f32).sqrt());
-    for (i, attention) in layers.into_iter().enumerate() {
-        let is_local = i % variant.period < variant.period - 1;
-        let window = variant.window.filter(|_| is_local);
-        let rope = Some(if is_local { local } else { global });
-        let scale = variant.scale(width, &attention);
-        let attention = Attention { window, scale, softcap: variant.attention_softcap, ..attention };
-
-        let b = g.block(i);
-        let h = b.rms_norm(x, "attn_norm", eps)?;
-        let h = b.attention(h, AttentionLayer { attention, rope, eps })?;
-        let h = b.rms_norm(h, "post_attention_norm", eps)?;
-        x = b.add(x, h);
-        let h = b.rms_norm(x, "ffn_norm", eps)?;
-        let h = b.feed_forward(h, Act::GeluTanh, hidden[i])?;
-        let h = b.rms_norm(h, "post_ffw_norm", eps)?;
-        x = b.add(x, h);
+    let width = decoder.width as f32;
+    decoder.act = Act::GeluTanh;
+    decoder.embedding_scale = Some(width.sqrt());
+    decoder.norm_after = variant.norm_after;
+    for layer in &mut decoder.layers {
+        let attention = &mut layer.attention;
+        attention.softcap = variant.attention_softcap;
+        if variant.scale_by_width {
+            attention.scale = (attention.heads as f32 / width).sqrt();
+        }
     }
-    let x = g.logits(x, "output_norm", eps, &["output", "token_embd"])?;
-    Ok(g.softcap(x, variant.logit_softcap))
+    if let Some(window) = variant.window {
+        let local = m.local_layers(variant.period)?;
+        decoder.localize(&local, window, variant.local_base);
+    }
+    let logits = decoder.build(g)?;
+    Ok(g.softcap(logits, variant.logit_softcap))
 }
 
 /// In what the generations differ.
+#[derive(Default)]
 struct Variant {
-    /// One layer in so many is global, the last of each run.
-    period: usize,
+    norm_after: bool,
+    /// The tokens that local layers see.
     window: Option<usize>,
-    attention_softcap: Option<f32>,
-    logit_softcap: Option<f32>,
+    /// One layer in so many is global, unless the file says which.
+    period: usize,
     /// The base of the local layers' rotation, if they have one of their own.
     local_base: Option<f32>,
+    attention_softcap: Option<f32>,
+    logit_softcap: Option<f32>,
     /// The 27B models scale queries by the width per head and not by the head's own.
     scale_by_width: bool,
 }
@@ -58,37 +51,27 @@ impl Variant {
         let attention_softcap = m.f32("attn_logit_softcapping")?;
         let logit_softcap = m.f32("final_logit_softcapping")?;
         let (window, layers) = (m.sliding_window()?, m.layers()?);
-        let period = m.u32("attention.sliding_window_pattern");
-        if m.architecture() == "gemma2" {
-            return Ok(Variant {
-                period: 2,
+        let local_base = m.rope_base("rope.freq_base_swa")?;
+        Ok(match m.architecture() {
+            "gemma" => Variant::default(),
+            "gemma2" => Variant {
+                norm_after: true,
                 window: Some(window.unwrap_or(4096)),
+                period: 2,
+                local_base,
                 attention_softcap: Some(attention_softcap.unwrap_or(50.0)),
                 logit_softcap: Some(logit_softcap.unwrap_or(30.0)),
-                local_base: None,
                 scale_by_width: layers == 46,
-            });
-        }
-        Ok(Variant {
-            period: period?.filter(|&p| p > 0).unwrap_or(6) as usize,
-            window,
-            attention_softcap,
-            logit_softcap,
-            local_base: Some(m.f32("rope.freq_base_swa")?.unwrap_or(10_000.0)),
-            scale_by_width: layers == 62,
+            },
+            _ => Variant {
+                norm_after: true,
+                window,
+                period: 6,
+                local_base: Some(local_base.unwrap_or(10_000.0)),
+                attention_softcap,
+                logit_softcap,
+                scale_by_width: layers == 62,
+            },
         })
-    }
-
-    /// Context extension applies to the global layers only.
-    fn local_rope(&self, global: Rope) -> Rope {
-        match self.local_base {
-            Some(base) => Rope { base, scaling: RopeScaling::None, ..global },
-            None => global,
-        }
-    }
-
-    fn scale(&self, width: usize, a: &Attention) -> f32 {
-        let dim = if self.scale_by_width { width / a.heads } else { a.key_dim };
-        1.0 / (dim as f32).sqrt()
     }
 }

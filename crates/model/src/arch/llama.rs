@@ -1,30 +1,91 @@
-//! Llama, and what is stored under its name: Mistral, TinyLlama, SmolLM2.
+//! Llama, and what is stored under its name: Mistral, TinyLlama, SmolLM2. Most other decoders
+//! are this one with a few settings changed: their files start from [`Decoder::new`].
 
-use super::{attention_layers, hidden_sizes, refuse_experts};
+use super::{attention_layers, hidden_sizes, refuse_experts, rope};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
 use crate::keys::Keys;
 use crate::plan::{Act, Value};
-use crate::rope::RopeStyle;
+use crate::rope::{RopeScaling, RopeStyle};
 
 pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
-    refuse_experts(m)?;
-    let eps = m.rms_eps()?;
-    let layers = attention_layers(m)?;
-    let hidden = hidden_sizes(m)?;
-    let head_dim = layers[0].key_dim;
-    let factors = g.vector("rope_freqs", head_dim / 2)?;
-    let rope = Some(m.rope(RopeStyle::Norm, head_dim, factors)?);
+    Decoder::new(m, g, RopeStyle::Norm)?.build(g)
+}
 
-    let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
-    for (i, attention) in layers.into_iter().enumerate() {
-        let b = g.block(i);
-        let h = b.rms_norm(x, "attn_norm", eps)?;
-        let h = b.attention(h, AttentionLayer { attention, rope, eps })?;
-        x = b.add(x, h);
-        let h = b.rms_norm(x, "ffn_norm", eps)?;
-        let h = b.feed_forward(h, Act::Silu, hidden[i])?;
-        x = b.add(x, h);
+/// Blocks of attention and a gated feed-forward layer, each added to what went into it.
+pub(super) struct Decoder {
+    /// The width of embeddings and of what blocks take and give.
+    pub(super) width: usize,
+    /// The attention of each layer.
+    pub(super) layers: Vec<AttentionLayer>,
+    /// The width within the feed-forward part of each layer.
+    hidden: Vec<usize>,
+    /// The epsilon of all norms.
+    eps: f32,
+    /// The activation of the gate.
+    pub(super) act: Act,
+    /// Whether attention and feed-forward part work on normed values.
+    pub(super) norm_before: bool,
+    /// Whether their results are normed before they are added.
+    pub(super) norm_after: bool,
+    /// Multiplies the rows of the token table.
+    pub(super) embedding_scale: Option<f32>,
+    /// Multiplies what attention and feed-forward part add.
+    pub(super) residual_scale: Option<f32>,
+}
+
+impl Decoder {
+    /// Llama's settings, with the sizes that the metadata gives.
+    pub(super) fn new(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle) -> Result<Decoder> {
+        refuse_experts(m)?;
+        let eps = m.rms_eps()?;
+        let attention = attention_layers(m)?;
+        let rope = Some(rope(m, g, style, attention[0].key_dim)?);
+        let layer = |attention| AttentionLayer { attention, rope, eps };
+        Ok(Decoder {
+            width: m.size("embedding_length")?,
+            layers: attention.into_iter().map(layer).collect(),
+            hidden: hidden_sizes(m)?,
+            eps,
+            act: Act::Silu,
+            norm_before: true,
+            norm_after: false,
+            embedding_scale: None,
+            residual_scale: None,
+        })
     }
-    g.logits(x, "output_norm", eps, &["output", "token_embd"])
+
+    /// Makes layers local: they see `window` tokens, and rotate with a base of their own, if there
+    /// is one, and without the scaling of longer contexts.
+    pub(super) fn localize(&mut self, local: &[bool], window: usize, base: Option<f32>) {
+        let layers = self.layers.iter_mut().zip(local);
+        for (layer, _) in layers.filter(|(_, is_local)| **is_local) {
+            layer.attention.window = Some(window);
+            if let Some(rope) = &mut layer.rope {
+                rope.base = base.unwrap_or(rope.base);
+                rope.scaling = RopeScaling::None;
+            }
+        }
+    }
+
+    /// The whole model, from the token table to the logits.
+    pub(super) fn build(self, g: &mut Builder<'_>) -> Result<Value> {
+        let eps = self.eps;
+        let x = g.embed("token_embd", self.width)?;
+        let mut x = g.scale(x, self.embedding_scale);
+        for (i, (layer, hidden)) in self.layers.into_iter().zip(self.hidden).enumerate() {
+            let b = g.block(i);
+            let h = if self.norm_before { b.rms_norm(x, "attn_norm", eps)? } else { x };
+            let h = b.attention(h, layer)?;
+            let h = if self.norm_after { b.rms_norm(h, "post_attention_norm", eps)? } else { h };
+            let h = b.scale(h, self.residual_scale);
+            x = b.add(x, h);
+            let h = if self.norm_before { b.rms_norm(x, "ffn_norm", eps)? } else { x };
+            let h = b.feed_forward(h, self.act, hidden)?;
+            let h = if self.norm_after { b.rms_norm(h, "post_ffw_norm", eps)? } else { h };
+            let h = b.scale(h, self.residual_scale);
+            x = b.add(x, h);
+        }
+        g.logits(x, "output_norm", eps, &["output", "token_embd"])
+    }
 }

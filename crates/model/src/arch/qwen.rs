@@ -1,28 +1,13 @@
 //! Qwen 2 and Qwen 3: as Llama, with the other rotation; the biases of 2 and the head norms of 3
 //! follow from the tensors.
 
-use super::{attention_layers, hidden_sizes};
-use crate::builder::{AttentionLayer, Builder};
+use super::llama::Decoder;
+use crate::builder::Builder;
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::plan::{Act, Value};
+use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
-    let eps = m.rms_eps()?;
-    let layers = attention_layers(m)?;
-    let hidden = hidden_sizes(m)?;
-    let rope = Some(m.rope(RopeStyle::Neox, layers[0].key_dim, None)?);
-
-    let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
-    for (i, attention) in layers.into_iter().enumerate() {
-        let b = g.block(i);
-        let h = b.rms_norm(x, "attn_norm", eps)?;
-        let h = b.attention(h, AttentionLayer { attention, rope, eps })?;
-        x = b.add(x, h);
-        let h = b.rms_norm(x, "ffn_norm", eps)?;
-        let h = b.feed_forward(h, Act::Silu, hidden[i])?;
-        x = b.add(x, h);
-    }
-    g.logits(x, "output_norm", eps, &["output", "token_embd"])
+    Decoder::new(m, g, RopeStyle::Neox)?.build(g)
 }

@@ -1,0 +1,14 @@
+//! SmolLM3: as Llama, but the last of every four layers does not rotate.
+
+use super::llama::Decoder;
+use crate::builder::Builder;
+use crate::error::Result;
+use crate::keys::Keys;
+use crate::plan::Value;
+use crate::rope::RopeStyle;
+
+pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    let mut decoder = Decoder::new(m, g, RopeStyle::Norm)?;
+    decoder.layers.iter_mut().skip(3).step_by(4).for_each(|layer| layer.rope = None);
+    decoder.build(g)
+}
