@@ -61,7 +61,7 @@ impl Backend for Cpu {
 
     fn bandwidth(&self) -> f64 {
         let mut pool = pool::Pool::new(self.threads).expect("threads that have run before");
-        host::bandwidth(&mut pool)
+        host::bandwidth(self.simd, &mut pool)
     }
 
     fn available_memory(&self) -> Option<u64> {

@@ -22,6 +22,7 @@ mod weight;
 
 pub use activations::{Activations, Filling, Form};
 pub use kind::Kind;
+pub(crate) use memory::Memory;
 pub use weight::{PackedWeight, Packer, float_kind};
 
 use activations::TILE_ROWS;

@@ -51,6 +51,13 @@ impl Memory {
         }
     }
 
+    /// All bytes.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = self.bytes;
+        // SAFETY: the memory is as long as that, initialised, and borrowed for as long.
+        unsafe { std::slice::from_raw_parts_mut(self.start_mut(), bytes) }
+    }
+
     /// The first byte, to write to.
     pub(crate) fn start_mut(&mut self) -> *mut u8 {
         match &mut self.store {

@@ -13,23 +13,32 @@ fn whole(len: usize) -> usize {
     len / LANES * LANES
 }
 
+/// A function of two vectors. Not a closure: those are compiled without the instructions of the
+/// function that they stand in, and one that is not inlined calls every intrinsic.
+trait Binary: Copy {
+    /// # Safety
+    ///
+    /// As for [`Vector`].
+    unsafe fn apply<V: Vector>(self, a: V, b: V) -> V;
+}
+
 /// `out[i] = f(a[i], b[i])` by vectors, with a padded vector for the rest.
 #[inline(always)]
-unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(V, V) -> V) {
+unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Binary) {
     assert!(a.len() == out.len() && b.len() == out.len());
     let n = whole(out.len());
     // SAFETY: whole vectors stay within the slices, the rest goes through padded arrays.
     unsafe {
         for i in (0..n).step_by(LANES) {
-            f(V::load(a.as_ptr().add(i)), V::load(b.as_ptr().add(i)))
-                .store(out.as_mut_ptr().add(i));
+            let (a, b) = (V::load(a.as_ptr().add(i)), V::load(b.as_ptr().add(i)));
+            f.apply(a, b).store(out.as_mut_ptr().add(i));
         }
         if n < out.len() {
             let rest = out.len() - n;
             let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
             x[..rest].copy_from_slice(&a[n..]);
             y[..rest].copy_from_slice(&b[n..]);
-            f(V::load(x.as_ptr()), V::load(y.as_ptr())).store(x.as_mut_ptr());
+            f.apply(V::load(x.as_ptr()), V::load(y.as_ptr())).store(x.as_mut_ptr());
             out[n..].copy_from_slice(&x[..rest]);
         }
     }
@@ -101,8 +110,8 @@ unsafe fn norm_part<V: Vector>(
         };
         let centre = V::splat(mean);
         let square = total::<V>(x, |x| x.sub(centre).mul(x.sub(centre)));
-        let scale = V::splat(1.0 / (square / n + eps).sqrt());
-        zip::<V>(x, weight, out, |x, w| x.sub(centre).mul(scale).mul(w));
+        let scale = 1.0 / (square / n + eps).sqrt();
+        zip::<V>(x, weight, out, Normed { mean, scale });
     }
 }
 
@@ -117,20 +126,69 @@ pub(crate) fn glu(simd: Simd, act: Act, gate: &[f32], up: &[f32], out: &mut [f32
 #[inline(always)]
 unsafe fn silu<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { zip::<V>(gate, up, out, |g, u| gated(g, g).mul(u)) }
+    unsafe { zip::<V>(gate, up, out, Silu) }
 }
 
 #[inline(always)]
 unsafe fn gelu_tanh<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // 0.5 (1 + tanh y) is the logistic function of 2 y.
-    const LINEAR: f32 = 2.0 * 0.797_884_6;
-    const CUBIC: f32 = LINEAR * 0.044_715;
     // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe {
-        zip::<V>(gate, up, out, |g, u| {
-            let slope = g.mul(g).mul_add(V::splat(CUBIC), V::splat(LINEAR));
-            gated(g, g.mul(slope)).mul(u)
-        });
+    unsafe { zip::<V>(gate, up, out, GeluTanh) }
+}
+
+/// `silu(gate) * up`.
+#[derive(Clone, Copy)]
+struct Silu;
+
+impl Binary for Silu {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, gate: V, up: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { gated(gate, gate).mul(up) }
+    }
+}
+
+/// `gelu(gate) * up`.
+#[derive(Clone, Copy)]
+struct GeluTanh;
+
+impl Binary for GeluTanh {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, gate: V, up: V) -> V {
+        // 0.5 (1 + tanh y) is the logistic function of 2 y.
+        const LINEAR: f32 = 2.0 * 0.797_884_6;
+        const CUBIC: f32 = LINEAR * 0.044_715;
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe {
+            let slope = gate.mul(gate).mul_add(V::splat(CUBIC), V::splat(LINEAR));
+            gated(gate, gate.mul(slope)).mul(up)
+        }
+    }
+}
+
+/// `(x - mean) * scale * weight`.
+#[derive(Clone, Copy)]
+struct Normed {
+    mean: f32,
+    scale: f32,
+}
+
+impl Binary for Normed {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, x: V, weight: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { x.sub(V::splat(self.mean)).mul(V::splat(self.scale)).mul(weight) }
+    }
+}
+
+/// `a + b`.
+#[derive(Clone, Copy)]
+struct Sum;
+
+impl Binary for Sum {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, a: V, b: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { a.add(b) }
     }
 }
 
@@ -149,7 +207,7 @@ pub(crate) fn add(simd: Simd, a: &[f32], b: &[f32], out: &mut [f32]) {
 #[inline(always)]
 unsafe fn add_rows<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32]) {
     // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { zip::<V>(a, b, out, |a, b| a.add(b)) }
+    unsafe { zip::<V>(a, b, out, Sum) }
 }
 
 /// `cap * tanh(x / cap)` in place.
