@@ -7,7 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 /// The exit status that shells give to a process ended by Ctrl-C.
-const EXIT_INTERRUPTED: i32 = 130;
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+
+/// Work that Ctrl-C ended early, after everything that there is to say about it was said.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 type Action = Box<dyn FnMut() + Send>;
 
@@ -77,5 +89,5 @@ fn interrupted() {
     for (_, action) in actions().iter_mut().rev() {
         action();
     }
-    exit(EXIT_INTERRUPTED)
+    exit(EXIT_INTERRUPTED.into())
 }

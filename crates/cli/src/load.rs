@@ -6,13 +6,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Limits, Memory, Model};
+use bodkin_backend::{Backend, Limits, Memory, Model, PAGE_TOKENS};
 use bodkin_engine::{EngineOptions, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 use crate::progress::{Progress, human_bytes};
 use crate::{backends, source};
+
+/// The most tokens that a flag may ask for, so that no sum of bytes overflows.
+pub(crate) const MAX_TOKENS: usize = 1 << 30;
+
+/// The most tokens that a step may have.
+pub(crate) const MAX_STEP_TOKENS: usize = 1 << 16;
 
 /// Flags of every command that runs a model.
 #[derive(clap::Args, Clone, Debug)]
@@ -23,7 +29,7 @@ pub(crate) struct Machine {
     /// Threads that compute [default: all cores]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// Tokens of context, prompt and answer together [default: the model's, or what fits]
+    /// Tokens of context [default: the model's, or what fits]
     #[arg(short, long, value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
     /// Tokens of a prompt that are read in one step
@@ -78,16 +84,16 @@ impl Opened {
     /// The sizes of an engine for `parallel` requests: the context that was asked for, or the
     /// longest up to the model's own that leaves half of the free memory to others.
     pub(crate) fn options(
-        &self,
+        &mut self,
         machine: &Machine,
         backend: &dyn Backend,
         parallel: usize,
     ) -> Result<EngineOptions> {
-        let step_tokens = machine.batch_size;
-        ensure!((1..=65_536).contains(&step_tokens), "--batch-size: expected 1 to 65536 tokens");
+        let step_tokens = machine.step_tokens()?;
         let options = |context| EngineOptions { context, step_tokens, parallel };
-        if let Some(context) = machine.ctx_size {
+        if let Some(context) = machine.context()? {
             ensure!(context >= 2, "--ctx-size: expected at least 2 tokens, found {context}");
+            self.plan_for(context)?;
             return Ok(options(context));
         }
         let mut context = self.plan.context_length;
@@ -97,7 +103,15 @@ impl Opened {
         while context > 2048 && !fits(context) {
             context = (context / 2).max(2048);
         }
+        self.plan_for(context)?;
         Ok(options(context))
+    }
+
+    /// Plans anew for sequences of up to `context` tokens: some models rotate otherwise then.
+    pub(crate) fn plan_for(&mut self, context: usize) -> Result<()> {
+        let plan = bodkin_model::plan_for(self.file.metadata(), self.file.tensors(), context);
+        self.plan = Arc::new(plan.with_context(|| self.name.clone())?);
+        Ok(())
     }
 
     /// What the model would hold.
@@ -142,6 +156,29 @@ fn tokenizer_of(file: &File) -> Result<Arc<Tokenizer>> {
     Ok(Arc::new(tokenizer.with_context(|| file.path().display().to_string())?))
 }
 
+/// Bytes of keys and values of a sequence of `tokens` tokens: what the last of them reads.
+pub(crate) fn kv_bytes(plan: &Plan, backend: &dyn Backend, tokens: usize) -> u64 {
+    let elements = |tokens: usize| -> u128 {
+        let slots = plan.slots.iter();
+        let kept =
+            slots.map(|s| s.elements_per_token() * s.window.map_or(tokens, |w| w.min(tokens)));
+        kept.map(|elements| elements as u128).sum()
+    };
+    // How precisely it keeps them is the backend's to choose: a page of each slot tells.
+    let pages = vec![1; plan.windows().len()];
+    let page = backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages });
+    let page_elements = elements(1) * PAGE_TOKENS as u128;
+    let bytes = elements(tokens) * u128::from(page.state_bytes);
+    // A plan without slots keeps nothing.
+    bytes.checked_div(page_elements).unwrap_or(0) as u64
+}
+
+/// A number of tokens that `flag` gave, if it makes sense.
+pub(crate) fn within(flag: &str, tokens: usize, most: usize) -> Result<usize> {
+    ensure!((1..=most).contains(&tokens), "{flag}: expected 1 to {most} tokens, found {tokens}");
+    Ok(tokens)
+}
+
 /// All bytes together.
 pub(crate) fn total(memory: &Memory) -> u64 {
     memory.weight_bytes + memory.state_bytes + memory.scratch_bytes
@@ -151,5 +188,15 @@ impl Machine {
     /// The backend that these flags choose.
     pub(crate) fn backend(&self) -> Result<Box<dyn Backend>> {
         backends::choose(&self.device, self.threads)
+    }
+
+    /// The context that was asked for, if one was.
+    pub(crate) fn context(&self) -> Result<Option<usize>> {
+        self.ctx_size.map(|tokens| within("--ctx-size", tokens, MAX_TOKENS)).transpose()
+    }
+
+    /// The most tokens of a step.
+    pub(crate) fn step_tokens(&self) -> Result<usize> {
+        within("--batch-size", self.batch_size, MAX_STEP_TOKENS)
     }
 }

@@ -8,10 +8,11 @@ mod backends;
 mod cmd;
 mod interrupt;
 mod load;
+mod output;
 mod progress;
 mod source;
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -58,11 +59,24 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if reader_has_gone(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<interrupt::Interrupted>() => interrupt::EXIT_INTERRUPTED.into(),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // If not even this can be written, the status has to do.
+            let _ = writeln!(std::io::stderr(), "error: {}", line(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// A failure in a line. Every failure says what was tried, but for those of plain printing.
+fn line(error: &anyhow::Error) -> String {
+    let text = match error.chain().len() == 1 && error.is::<std::io::Error>() {
+        true => format!("cannot write to standard output: {error}"),
+        false => format!("{error:#}"),
+    };
+    // Names out of files may hold anything, which a terminal must not obey. A model that could not
+    // be fetched has a line for each place that was tried.
+    text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
 /// Whether the command failed only because nobody reads its output any more, as under `| head`.

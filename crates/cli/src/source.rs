@@ -77,7 +77,11 @@ pub(crate) fn find(model: &str, check: Check) -> Result<Resolved> {
     } else if is_path(model) {
         on_disk(Path::new(model))
     } else {
-        in_ollama_store(model, check)
+        match in_ollama_store(model, check) {
+            // Only now: a folder may by chance have a model's name.
+            Err(_) if Path::new(model).is_dir() => on_disk(Path::new(model)),
+            found => found,
+        }
     }
 }
 

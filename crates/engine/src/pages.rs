@@ -30,9 +30,10 @@ pub struct Sequence {
 impl Sequence {
     /// Whether the state after `len` tokens can still be had by forgetting later ones.
     fn can_shrink_to(&self, len: usize, groups: &[Group]) -> bool {
-        self.tables.iter().zip(groups).all(|(table, group)| {
-            table.skipped * PAGE_TOKENS <= oldest_needed(group.window, len)
-        })
+        self.tables
+            .iter()
+            .zip(groups)
+            .all(|(table, group)| table.skipped * PAGE_TOKENS <= oldest_needed(group.window, len))
     }
 }
 

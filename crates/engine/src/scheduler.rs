@@ -13,12 +13,7 @@ pub(crate) struct Waiting {
 
 /// How many tokens each request runs in a step of at most `budget` tokens and `outputs` rows of
 /// logits; `requests` are oldest first. Writes one number for each request.
-pub(crate) fn schedule(
-    requests: &[Waiting],
-    budget: usize,
-    outputs: usize,
-    out: &mut Vec<usize>,
-) {
+pub(crate) fn schedule(requests: &[Waiting], budget: usize, outputs: usize, out: &mut Vec<usize>) {
     out.clear();
     out.resize(requests.len(), 0);
     let (mut budget, mut outputs) = (budget, outputs);

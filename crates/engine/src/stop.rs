@@ -36,10 +36,7 @@ impl StopTexts {
 /// The length of the longest end of `text` that is a proper start of `stop`.
 fn partial(text: &str, stop: &str) -> usize {
     let lengths = (1..stop.len().min(text.len() + 1)).rev();
-    lengths
-        .filter(|&n| stop.is_char_boundary(n))
-        .find(|&n| text.ends_with(&stop[..n]))
-        .unwrap_or(0)
+    lengths.filter(|&n| stop.is_char_boundary(n)).find(|&n| text.ends_with(&stop[..n])).unwrap_or(0)
 }
 
 #[cfg(test)]

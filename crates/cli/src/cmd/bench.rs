@@ -3,13 +3,14 @@
 
 mod report;
 
+use std::num::NonZeroUsize;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Span};
 use bodkin_engine::{Pages, Sequence};
 
-use crate::load::{Machine, Opened};
+use crate::load::{self, Machine, Opened};
 use report::{Format, Row};
 
 /// Arguments of `bench`.
@@ -20,20 +21,20 @@ pub(crate) struct Args {
     /// Prompt lengths: lists (128,512) and ranges (128-512+128)
     #[arg(short = 'p', long, default_value = "512", value_name = "N")]
     n_prompt: String,
-    /// Numbers of tokens to generate
+    /// Numbers of tokens to generate, written likewise
     #[arg(short = 'n', long, default_value = "128", value_name = "N")]
     n_gen: String,
-    /// Tokens that are in the context before the test begins
+    /// Numbers of tokens in the context before a test begins
     #[arg(short = 'd', long, default_value = "0", value_name = "N")]
     n_depth: String,
     /// Numbers of threads to test [default: all cores]
     #[arg(short, long, value_name = "N")]
     threads: Option<String>,
     /// Runs of each test
-    #[arg(short, long, default_value_t = 5, value_name = "N")]
-    repetitions: usize,
+    #[arg(short, long, default_value = "5", value_name = "N")]
+    repetitions: NonZeroUsize,
     /// How the rows are printed
-    #[arg(short, long, default_value = "md")]
+    #[arg(short, long, default_value = "md", value_name = "FORMAT")]
     output: Format,
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
@@ -54,19 +55,14 @@ struct Test {
 pub(crate) fn run(args: Args) -> Result<()> {
     let opened = Opened::find(&args.model)?;
     let tests = tests(&args)?;
-    ensure!(args.repetitions > 0, "--repetitions: expected at least 1");
+    let batch_size = load::within("--batch-size", args.batch_size, load::MAX_STEP_TOKENS)?;
     let threads = match &args.threads {
         Some(list) => numbers("--threads", list)?.into_iter().map(Some).collect(),
         None => vec![None],
     };
     let mut rows = Vec::new();
     for threads in threads {
-        let machine = Machine {
-            device: args.device.clone(),
-            threads,
-            ctx_size: None,
-            batch_size: args.batch_size,
-        };
+        let machine = Machine { device: args.device.clone(), threads, ctx_size: None, batch_size };
         let backend = machine.backend()?;
         for &test in &tests {
             rows.push(measure(&opened, backend.as_ref(), test, &args)?);
@@ -91,7 +87,9 @@ fn tests(args: &Args) -> Result<Vec<Test>> {
 /// Numbers and ranges, such as `1,2-8+2,16-64*2`.
 fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
     let number = |s: &str| -> Result<usize> {
-        s.trim().parse().with_context(|| format!("{flag}: `{s}` is no number"))
+        let n = s.trim().parse().with_context(|| format!("{flag}: `{s}` is no number"))?;
+        ensure!(n <= load::MAX_TOKENS, "{flag}: expected at most {}, found {n}", load::MAX_TOKENS);
+        Ok(n)
     };
     let mut out = Vec::new();
     for part in text.split(',') {
@@ -113,6 +111,7 @@ fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
         };
         let (mut n, to) = (number(from)?, number(to)?);
         ensure!(n > 0 || !rest.contains('*'), "{flag}: `{part}` never ends");
+        ensure!(n <= to, "{flag}: `{part}` has no value");
         while n <= to {
             out.push(n);
             ensure!(out.len() <= 1000, "{flag}: more than 1000 values");
@@ -131,7 +130,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     let mut session = Session::new(opened.load(backend, &limits)?, step);
     let mut samples_ns = Vec::new();
     // The first run pages the weights in and is not counted.
-    for i in 0..=args.repetitions {
+    for i in 0..=args.repetitions.get() {
         session.restart();
         session.read(test.depth)?;
         let start = Instant::now();
@@ -158,7 +157,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         generate: test.generate,
         depth: test.depth,
         time_unix_s: time,
-        bytes: bytes_read(opened, test, steps),
+        bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
         bandwidth: 0.0,
     };
@@ -166,14 +165,15 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     Ok(row)
 }
 
-/// Bytes that a test must read at least: the weights once a step, and in each step the keys and
-/// values of what is in the context, in half precision.
-fn bytes_read(opened: &Opened, test: Test, steps: usize) -> u64 {
-    let cost = opened.plan.cost();
-    let context = test.depth + (test.prompt + test.generate) / 2;
-    let kv = 2 * (cost.kv_elements_per_token * context as u64 + cost.kv_elements_windowed);
-    let kv = if test.generate > 0 { kv } else { 0 };
-    steps as u64 * (cost.step_weight_bytes + kv)
+/// Bytes that a test must read at least: the weights once a step, and in each generated token's
+/// step the keys and values of what is in the context.
+fn bytes_read(opened: &Opened, backend: &dyn Backend, test: Test, steps: usize) -> u64 {
+    let context = test.depth + test.generate / 2;
+    let kv = match test.generate {
+        0 => 0,
+        _ => load::kv_bytes(&opened.plan, backend, context),
+    };
+    steps as u64 * (opened.plan.cost().step_weight_bytes + kv)
 }
 
 /// A model that is fed made-up tokens.
@@ -238,7 +238,7 @@ mod tests {
     fn lists_and_ranges() {
         assert_eq!(numbers("-p", "1,2-8+3,16-64*2").unwrap(), [1, 2, 5, 8, 16, 32, 64]);
         assert_eq!(numbers("-p", "3-5").unwrap(), [3, 4, 5]);
-        for bad in ["", "a", "0-8*2", "1-8*1", "1-4+0", "1-"] {
+        for bad in ["", "a", "0-8*2", "1-8*1", "1-4+0", "1-", "8-4", "1-2000", "2000000000"] {
             assert!(numbers("-p", bad).is_err(), "{bad}");
         }
     }

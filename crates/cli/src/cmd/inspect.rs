@@ -4,10 +4,10 @@ use std::io::Write;
 
 use anyhow::Result;
 use bodkin_backend::Memory;
-use bodkin_gguf::{Array, File, Value};
+use bodkin_gguf::{Array, File, Tensor, Value};
 use serde_json::json;
 
-use crate::load::{Machine, Opened};
+use crate::load::{self, Machine, Opened};
 use crate::progress::human_bytes;
 use crate::source;
 
@@ -17,7 +17,7 @@ pub(crate) struct Args {
     /// A path, or any name that `pull` and `list` know
     model: String,
     /// Print what the model computes, one operation a line
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     plan: bool,
     /// Print the bytes that it takes when it runs
     #[arg(long)]
@@ -36,12 +36,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let file = File::open(source::resolve(&args.model)?)?;
         return print_file(&mut out, &file, args.json);
     }
-    let opened = Opened::find(&args.model)?;
+    let mut opened = Opened::find(&args.model)?;
     if args.plan {
         write!(out, "{}", opened.plan)?;
     }
     if args.memory {
-        print_memory(&mut out, &opened, &args)?;
+        print_memory(&mut out, &mut opened, &args)?;
     }
     Ok(())
 }
@@ -50,7 +50,8 @@ fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
     if as_json {
         let metadata = file.metadata().iter().map(|(k, v)| (k.to_owned(), json_value(v)));
         let tensors = file.tensors().iter().map(|t| {
-            json!({"name": t.name, "format": t.format.name(), "shape": t.shape, "bytes": t.bytes})
+            let format = t.format.name();
+            json!({"name": t.name, "format": format, "shape": shape(t), "bytes": t.bytes})
         });
         let value = json!({
             "path": file.path().display().to_string(),
@@ -74,21 +75,28 @@ fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
     }
     writeln!(out)?;
     for t in file.tensors() {
-        let shape = t.shape.iter().rev().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        writeln!(out, "{:<40} {:<8} [{shape}] {}", t.name, t.format.name(), human_bytes(t.bytes))?;
+        let (format, shape, size) = (t.format.name(), shape(t), human_bytes(t.bytes));
+        writeln!(out, "{:<40} {format:<8} {shape:?} {size}", t.name)?;
     }
     Ok(())
 }
 
-fn print_memory(out: &mut dyn Write, opened: &Opened, args: &Args) -> Result<()> {
+/// Columns last, as plans print shapes.
+fn shape(tensor: &Tensor) -> Vec<u64> {
+    tensor.shape.iter().rev().copied().collect()
+}
+
+fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result<()> {
     let backend = args.machine.backend()?;
     let options = opened.options(&args.machine, backend.as_ref(), 1)?;
     let Memory { weight_bytes, state_bytes, scratch_bytes } =
         opened.memory(backend.as_ref(), &options.limits(&opened.plan));
     let cost = opened.plan.cost();
-    // Half-precision keys and values.
-    let kv_per_1k = 2 * 1000 * cost.kv_elements_per_token;
-    let kv_windowed = 2 * cost.kv_elements_windowed;
+    // From the largest window on, only what has no window grows.
+    let window = opened.plan.windows().into_iter().flatten().max().unwrap_or(0);
+    let kv = |tokens| load::kv_bytes(&opened.plan, backend.as_ref(), tokens);
+    let kv_per_1k = kv(window + 1000) - kv(window);
+    let kv_windowed = kv(window) - window as u64 * kv_per_1k / 1000;
     if args.json {
         let value = json!({
             "backend": backend.name(),

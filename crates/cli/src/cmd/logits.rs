@@ -1,6 +1,6 @@
 //! `bodkin logits`: raw logits of given tokens as a NumPy file, for comparing with other programs.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -8,9 +8,11 @@ use bodkin_backend::Limits;
 use bodkin_engine::Pages;
 
 use crate::load::{Machine, Opened};
+use crate::output;
 
 /// Arguments of `logits`.
 #[derive(clap::Args)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of context [default: as many as given]")))]
 pub(crate) struct Args {
     /// A path, or any name that `pull` and `list` know
     model: String,
@@ -18,9 +20,9 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
     tokens: Vec<u32>,
     /// Which positions: all, last, or a list such as 0,5
-    #[arg(long, default_value = "all")]
+    #[arg(long, default_value = "all", value_name = "LIST")]
     positions: String,
-    /// The file to write: f32 of shape [positions, vocabulary] in NumPy's format
+    /// The file to write, in NumPy's format: f32 [positions, vocabulary]
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
@@ -28,36 +30,36 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let opened = Opened::find(&args.model)?;
-    let positions = positions(&args.positions, args.tokens.len())?;
-    let context = args.machine.ctx_size.unwrap_or(args.tokens.len());
+    let mut opened = Opened::find(&args.model)?;
+    let vocabulary = opened.plan.vocabulary;
+    for &id in &args.tokens {
+        ensure!(
+            (id as usize) < vocabulary,
+            "--tokens: token id {id}: the vocabulary has {vocabulary} tokens"
+        );
+    }
     let tokens = args.tokens.len();
+    let positions = positions(&args.positions, tokens)?;
+    let context = args.machine.context()?.unwrap_or(tokens);
     ensure!(tokens <= context, "the prompt has {tokens} tokens, --ctx-size allows {context}");
-    let step = args.machine.batch_size.min(tokens);
-    let windows = opened.plan.windows();
-    let pages = Pages::needed(&windows, context, step, 1);
+    let step = args.machine.step_tokens()?.min(tokens);
+    opened.plan_for(context)?;
+    let pages = Pages::needed(&opened.plan.windows(), context, step, 1);
     let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages };
     let backend = args.machine.backend()?;
-    let mut model = opened.load(backend.as_ref(), &limits)?;
-
-    let folder = args.output.parent().filter(|p| !p.as_os_str().is_empty());
-    let folder = folder.map_or_else(|| PathBuf::from("."), PathBuf::from);
-    let failed = || format!("cannot write {}", args.output.display());
-    let file = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
-    let mut out = BufWriter::new(file);
-    npy_header(&mut out, positions.len(), opened.plan.vocabulary).with_context(failed)?;
-    let mut result = Ok(());
-    let wanted = |position| positions.binary_search(&position).is_ok();
-    bodkin_engine::logits(model.as_mut(), &args.tokens, step, wanted, |_, row| {
-        if result.is_ok() {
-            result = row.iter().try_for_each(|x| out.write_all(&x.to_le_bytes()));
-        }
-    })?;
-    result.with_context(failed)?;
-    let file =
-        out.into_inner().map_err(std::io::IntoInnerError::into_error).with_context(failed)?;
-    file.persist(&args.output).with_context(failed)?;
-    Ok(())
+    output::write(&args.output, |out| {
+        let failed = || format!("cannot write {}", args.output.display());
+        let mut model = opened.load(backend.as_ref(), &limits)?;
+        npy_header(out, positions.len(), vocabulary).with_context(failed)?;
+        let mut result = Ok(());
+        let wanted = |position| positions.binary_search(&position).is_ok();
+        bodkin_engine::logits(model.as_mut(), &args.tokens, step, wanted, |_, row| {
+            if result.is_ok() {
+                result = row.iter().try_for_each(|x| out.write_all(&x.to_le_bytes()));
+            }
+        })?;
+        result.with_context(failed)
+    })
 }
 
 /// Ascending positions below `len`.

@@ -5,16 +5,24 @@ mod sampling;
 mod session;
 
 use std::io::{IsTerminal, Read, Write};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::interrupt::Interrupted;
 use crate::load::{Machine, Opened};
 use sampling::Sampling;
 use session::Session;
 
+const SAMPLING_HEADING: &str =
+    "Sampling [default: what the model's file recommends, or llama.cpp's]";
+
 /// Arguments of `run`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Ctrl-C stops an answer and keeps what has been said; the status is then 130."
+)]
 pub(crate) struct Args {
     /// A path, or any name that `pull` and `list` know
     model: String,
@@ -26,12 +34,12 @@ pub(crate) struct Args {
     /// What the model is told before the conversation
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
-    /// Go on from the prompt as it stands, without the model's chat template
+    /// Go on from the prompt as it stands, with no chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
-    /// The most tokens of an answer [default: to the end of the context]
+    /// Most tokens of an answer [default: to the end of the context]
     #[arg(short = 'n', long, value_name = "N")]
-    max_tokens: Option<usize>,
+    max_tokens: Option<NonZeroUsize>,
     /// Stop where this text begins (may be repeated)
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -44,41 +52,47 @@ pub(crate) struct Args {
     /// Print the answer, its tokens and its timings as JSON
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = SAMPLING_HEADING)]
     sampling: Sampling,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Machine")]
     machine: Machine,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let prompt = match (&args.prompt, &args.file) {
-        (Some(text), _) => Some(text.clone()),
-        (None, Some(file)) => Some(
-            std::fs::read_to_string(file)
-                .with_context(|| format!("cannot read the prompt from {}", file.display()))?,
-        ),
-        (None, None) if !std::io::stdin().is_terminal() => {
-            let mut text = String::new();
-            std::io::stdin()
-                .lock()
-                .read_to_string(&mut text)
-                .context("cannot read the prompt from standard input")?;
-            Some(text.strip_suffix('\n').map_or(text.clone(), str::to_owned))
-        }
-        (None, None) => None,
-    };
-    let opened = Opened::find(&args.model)?;
-    let mut session = Session::open(&opened, &args)?;
-    match prompt {
-        Some(prompt) => {
-            ensure!(!prompt.is_empty(), "the prompt is empty");
-            once(&mut session, &args, &prompt)
-        }
-        None => {
-            ensure!(!args.json, "--json needs a prompt");
-            chat::chat(&mut session)
-        }
+    let prompt = prompt(&args)?;
+    match &prompt {
+        Some(prompt) => ensure!(!prompt.is_empty(), "the prompt is empty"),
+        None => ensure!(!args.json, "--json needs a prompt"),
     }
+    let mut opened = Opened::find(&args.model)?;
+    let mut session = Session::open(&mut opened, &args)?;
+    match prompt {
+        Some(prompt) => once(&mut session, &args, &prompt),
+        None => chat::chat(&mut session),
+    }
+}
+
+/// What was given on the command line, in a file or on standard input; `None` asks for a chat.
+fn prompt(args: &Args) -> Result<Option<String>> {
+    if let Some(text) = &args.prompt {
+        return Ok(Some(text.clone()));
+    }
+    if let Some(file) = &args.file {
+        let text = std::fs::read_to_string(file);
+        let failed = || format!("cannot read the prompt from {}", file.display());
+        return Ok(Some(text.with_context(failed)?));
+    }
+    let mut stdin = std::io::stdin().lock();
+    if stdin.is_terminal() {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    stdin.read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+    // The newline with which `echo` and here-documents end is not meant.
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(Some(text))
 }
 
 /// One answer.
@@ -97,8 +111,8 @@ fn once(session: &mut Session, args: &Args, prompt: &str) -> Result<()> {
     } else {
         writeln!(out)?;
         if !args.quiet {
-            eprintln!("\n{}", session.stats(&answer));
+            writeln!(std::io::stderr(), "\n{}", session.stats(&answer))?;
         }
     }
-    Ok(())
+    if answer.is_whole() { Ok(()) } else { Err(Interrupted.into()) }
 }

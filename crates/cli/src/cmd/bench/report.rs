@@ -7,14 +7,11 @@ use serde_json::{Value, json};
 
 use crate::progress::human_bytes;
 
-/// How rows are printed.
+/// How rows are printed: as a Markdown table, an array of objects, or a header and a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// A table
     Md,
-    /// An array of objects
     Json,
-    /// A header and a line for each row
     Csv,
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
-use super::session::Session;
+use super::session::{Answer, Session};
 
 const HELP: &str = "\
 /help           this text
@@ -51,7 +51,7 @@ pub(crate) fn chat(session: &mut Session) -> Result<()> {
             (command, _) if command.starts_with('/') => {
                 eprintln!("unknown command {command}; /help shows those there are");
             }
-            _ => last = answer(session, &line).or(last),
+            _ => last = answer(session, &line)?.or(last),
         }
     }
     if let Some(file) = history {
@@ -62,15 +62,25 @@ pub(crate) fn chat(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// Answers, and says what went wrong if that failed; the chat goes on.
-fn answer(session: &mut Session, line: &str) -> Option<super::session::Answer> {
+/// Answers, and says what went wrong if that failed; the chat goes on. Fails if nobody reads the
+/// answer any more.
+fn answer(session: &mut Session, line: &str) -> Result<Option<Answer>> {
     let mut out = std::io::stdout().lock();
     let answer = session.answer(line, |text| {
         out.write_all(text.as_bytes())?;
         out.flush()
     });
-    println!("\n");
-    answer.inspect_err(|error| eprintln!("error: {error:#}")).ok()
+    match answer {
+        Ok(answer) => {
+            writeln!(out, "\n")?;
+            Ok(Some(answer))
+        }
+        Err(error) if error.is::<std::io::Error>() => Err(error),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            Ok(None)
+        }
+    }
 }
 
 /// A line, or several joined by a backslash; nothing at the end of input.

@@ -9,58 +9,58 @@ use bodkin_gguf::Metadata;
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Sampling {
     /// 0 always takes the most likely token
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Only the K most likely tokens; 0 for all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<u32>,
     /// Only the most likely tokens that together have probability P
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Only tokens at least P times as likely as the most likely one
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Locally typical sampling
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     typical: Option<f32>,
     /// Only logits within N standard deviations of the largest
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     top_n_sigma: Option<f32>,
     /// Tokens back to which the penalties look
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
     /// Divide the logits of repeated tokens
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Lower the logits of tokens by how often they were said
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
     /// Lower the logits of tokens that were said
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
     /// Strength of the penalty on repeated sequences
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dry_multiplier: Option<f32>,
     /// Growth of that penalty with each repeated token
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dry_base: Option<f32>,
     /// Length of a repetition that goes unpunished
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     dry_allowed_length: Option<u32>,
     /// Chance of leaving out the most likely tokens
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_probability: Option<f32>,
     /// Probability from which on they count as most likely
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_threshold: Option<f32>,
     /// 2 for Mirostat 2, 0 for none
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     mirostat: Option<u32>,
     /// Mirostat's target surprise
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     mirostat_tau: Option<f32>,
     /// Mirostat's learning rate
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     mirostat_eta: Option<f32>,
     /// Add X to the logit of a token (may be repeated)
     #[arg(long, value_name = "ID+X or ID-X")]

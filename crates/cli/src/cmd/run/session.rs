@@ -1,6 +1,7 @@
 //! A conversation with a loaded model: its messages, its answers, and what they cost.
 
 use std::fmt::Write;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -13,7 +14,9 @@ use serde_json::{Map, Value, json};
 
 use super::Args;
 use crate::interrupt;
-use crate::load::Opened;
+use crate::load::{self, Opened};
+
+const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system message";
 
 /// A loaded model and what has been said.
 pub(crate) struct Session {
@@ -35,13 +38,19 @@ pub(crate) struct Session {
 pub(crate) struct Answer {
     pub(crate) text: String,
     ids: Vec<u32>,
-    reason: Option<Finish>,
+    /// `None` if Ctrl-C stopped it.
+    end: Option<End>,
+}
+
+/// How an answer ended by itself.
+struct End {
+    reason: Finish,
     usage: Usage,
     timings: Timings,
 }
 
 impl Session {
-    pub(crate) fn open(opened: &Opened, args: &Args) -> Result<Session> {
+    pub(crate) fn open(opened: &mut Opened, args: &Args) -> Result<Session> {
         let sampling = args.sampling.options(opened.file.metadata())?;
         let tokenizer = opened.tokenizer()?;
         // What makes no sense is said before the weights are read.
@@ -50,6 +59,9 @@ impl Session {
             true => None,
             false => Template::from_metadata(opened.file.metadata(), &tokenizer)?,
         };
+        if args.system.is_some() && template.is_none() {
+            bail!("{}: {NO_TEMPLATE}", opened.name);
+        }
         let backend = args.machine.backend()?;
         let options = opened.options(&args.machine, backend.as_ref(), 1)?;
         let model = opened.load(backend.as_ref(), &options.limits(&opened.plan))?;
@@ -61,7 +73,7 @@ impl Session {
             backend,
             plan: Arc::clone(&opened.plan),
             sampling,
-            max_tokens: args.max_tokens,
+            max_tokens: args.max_tokens.map(NonZeroUsize::get),
             stop: args.stop.clone(),
             ignore_end: args.ignore_eos,
             messages: Vec::new(),
@@ -76,7 +88,7 @@ impl Session {
     /// Forgets the conversation and starts one with this system message; none if it is empty.
     pub(crate) fn set_system(&mut self, text: &str) -> Result<()> {
         if self.template.is_none() {
-            bail!("this model has no chat template, so it takes no system message");
+            bail!(NO_TEMPLATE);
         }
         self.messages.clear();
         if !text.is_empty() {
@@ -136,13 +148,7 @@ impl Session {
             ignore_end: self.ignore_end,
             ..Request::default()
         });
-        let mut answer = Answer {
-            text: String::new(),
-            ids: Vec::new(),
-            reason: None,
-            usage: Usage::default(),
-            timings: Timings::default(),
-        };
+        let mut answer = Answer { text: String::new(), ids: Vec::new(), end: None };
         for event in events {
             match event {
                 Event::Token { id, text } => {
@@ -153,9 +159,7 @@ impl Session {
                 Event::Done { reason, text, usage, timings } => {
                     answer.text.push_str(&text);
                     say(&text)?;
-                    answer.reason = Some(reason);
-                    answer.usage = usage;
-                    answer.timings = timings;
+                    answer.end = Some(End { reason, usage, timings });
                 }
                 Event::Error(error) => return Err(error.into()),
             }
@@ -168,10 +172,9 @@ impl Session {
 
     /// Tokens, speeds, and the share of the memory bandwidth that generating took.
     pub(crate) fn stats(&self, answer: &Answer) -> String {
-        if answer.reason.is_none() {
+        let Some(End { usage, timings, .. }) = &answer.end else {
             return format!("stopped after {} tokens", answer.ids.len());
-        }
-        let (usage, timings) = (answer.usage, answer.timings);
+        };
         let read = usage.prompt_tokens - usage.cached_tokens;
         let mut text = format!(
             "prompt {} tokens ({} from before), {:.1} tok/s; answer {} tokens",
@@ -184,8 +187,8 @@ impl Session {
         let steps = usage.generated_tokens.saturating_sub(1);
         if steps > 0 && timings.generate_ms > 0.0 {
             let cost = self.plan.cost();
-            let context = (usage.prompt_tokens + usage.generated_tokens / 2) as u64;
-            let kv = 2 * (cost.kv_elements_per_token * context + cost.kv_elements_windowed);
+            let context = usage.prompt_tokens + usage.generated_tokens / 2;
+            let kv = load::kv_bytes(&self.plan, self.backend.as_ref(), context);
             let speed = (cost.step_weight_bytes + kv) as f64 * rate(steps, timings.generate_ms);
             let bandwidth = *self.bandwidth.get_or_init(|| self.backend.bandwidth());
             let _ = write!(
@@ -206,9 +209,15 @@ fn rate(count: usize, ms: f64) -> f64 {
 }
 
 impl Answer {
-    /// For scripts.
+    /// Whether it ended by itself.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// For scripts; what is not known of an answer that was stopped is null.
     pub(crate) fn json(&self) -> Value {
-        let reason = match &self.reason {
+        let end = self.end.as_ref();
+        let reason = match end.map(|end| &end.reason) {
             Some(Finish::End) => "end",
             Some(Finish::Stop(_)) => "stop",
             Some(Finish::Length) => "length",
@@ -218,11 +227,11 @@ impl Answer {
             "text": self.text,
             "tokens": self.ids,
             "reason": reason,
-            "prompt_tokens": self.usage.prompt_tokens,
-            "cached_tokens": self.usage.cached_tokens,
-            "generated_tokens": self.usage.generated_tokens,
-            "prompt_ms": self.timings.prompt_ms,
-            "generate_ms": self.timings.generate_ms,
+            "prompt_tokens": end.map(|end| end.usage.prompt_tokens),
+            "cached_tokens": end.map(|end| end.usage.cached_tokens),
+            "generated_tokens": end.map(|end| end.usage.generated_tokens),
+            "prompt_ms": end.map(|end| end.timings.prompt_ms),
+            "generate_ms": end.map(|end| end.timings.generate_ms),
         })
     }
 }

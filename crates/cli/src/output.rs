@@ -1,0 +1,48 @@
+//! A file that a command writes: whole, or not at all. This module must not know what is in it.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use tempfile::{Builder, NamedTempFile};
+
+use crate::interrupt;
+
+/// Creates or replaces `path` with what `fill` writes. It is written under another name beside it
+/// and renamed at the end, so that nobody ever sees a part; what is no plain file, such as a pipe
+/// or a device, is written as it stands.
+pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    let failed = || format!("cannot write {}", path.display());
+    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        let mut out = BufWriter::new(File::options().write(true).open(path).with_context(failed)?);
+        fill(&mut out)?;
+        return out.flush().with_context(failed);
+    }
+    let file = temporary(path).with_context(failed)?;
+    let name = file.path().to_owned();
+    // If it cannot be removed there is nobody left to tell.
+    let _guard = interrupt::on_interrupt(move || drop(fs::remove_file(&name)));
+    let mut out = BufWriter::new(file);
+    fill(&mut out)?;
+    let file = out.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
+    file.persist(path).with_context(failed)?;
+    Ok(())
+}
+
+fn temporary(path: &Path) -> Result<NamedTempFile> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    ensure!(folder.is_dir(), "there is no folder {}", folder.display());
+    let mut builder = Builder::new();
+    #[cfg(unix)]
+    {
+        use std::fs::Permissions;
+        use std::os::unix::fs::PermissionsExt;
+        // The user's mask decides, as for any other new file.
+        builder.permissions(Permissions::from_mode(0o666));
+    }
+    Ok(builder.prefix(".bodkin-").tempfile_in(folder)?)
+}

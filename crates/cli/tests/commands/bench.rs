@@ -1,0 +1,122 @@
+//! `bench`: the rows in each of their shapes.
+
+use serde_json::Value;
+
+use crate::place::{Place, failure, model};
+
+const FIELDS: [&str; 22] = [
+    "build_version",
+    "backends",
+    "model_filename",
+    "model_type",
+    "model_size",
+    "model_n_params",
+    "n_batch",
+    "n_threads",
+    "n_prompt",
+    "n_gen",
+    "n_depth",
+    "test",
+    "test_time_unix_s",
+    "avg_ns",
+    "stddev_ns",
+    "avg_ts",
+    "stddev_ts",
+    "gb_s",
+    "bandwidth_gb_s",
+    "bandwidth_share",
+    "samples_ns",
+    "samples_ts",
+];
+
+fn bench(place: &Place, flags: &[&str]) -> String {
+    place.text(&[&["bench", &model("llama"), "-r", "2"], flags].concat())
+}
+
+fn tests(rows: &Value) -> Vec<&str> {
+    rows.as_array().unwrap().iter().map(|row| row["test"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_table_has_a_row_for_each_test() {
+    let table = bench(&Place::new(), &["-p", "8", "-n", "4", "-o", "md"]);
+    let cells = |line: &str| -> Vec<String> {
+        let inner = line.strip_prefix("| ").and_then(|line| line.strip_suffix(" |")).unwrap();
+        inner.split(" | ").map(str::to_owned).collect()
+    };
+    let lines: Vec<Vec<String>> = table.lines().map(cells).collect();
+    let head = "model,size,params,backend,threads,test,t/s,GB/s,of bandwidth";
+    assert_eq!(lines[0], head.split(',').collect::<Vec<_>>());
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{table}");
+    assert_eq!(lines.len(), 4);
+    assert_eq!((lines[2][5].as_str(), lines[3][5].as_str()), ("pp8", "tg4"));
+}
+
+#[test]
+fn json_has_numbers_that_agree() {
+    let rows = bench(&Place::new(), &["-p", "8", "-n", "4", "-o", "json", "-t", "1", "-d", "3"]);
+    let rows: Value = serde_json::from_str(&rows).unwrap();
+    assert_eq!(tests(&rows), ["pp8 @ d3", "tg4 @ d3"]);
+    for row in rows.as_array().unwrap() {
+        let fields: Vec<&String> = row.as_object().unwrap().keys().collect();
+        assert_eq!(fields, FIELDS);
+        let number = |key: &str| row[key].as_f64().unwrap();
+        assert_eq!((number("n_threads"), number("n_depth")), (1.0, 3.0));
+        let samples: Vec<f64> =
+            row["samples_ns"].as_array().unwrap().iter().map(|ns| ns.as_f64().unwrap()).collect();
+        assert_eq!(samples.len(), 2);
+        assert!((number("avg_ns") - (samples[0] + samples[1]) / 2.0).abs() <= 1.0);
+        let tokens = number("n_prompt") + number("n_gen");
+        let rate = row["samples_ts"][0].as_f64().unwrap();
+        assert!((rate * samples[0] / 1e9 / tokens - 1.0).abs() < 1e-9);
+        let share = number("gb_s") / number("bandwidth_gb_s");
+        assert!((share / number("bandwidth_share") - 1.0).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn csv_has_the_same_fields() {
+    let csv = bench(&Place::new(), &["-p", "8", "-n", "0", "-o", "csv"]);
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0], FIELDS.join(","));
+    let inner = lines[1].strip_prefix('"').and_then(|line| line.strip_suffix('"')).unwrap();
+    let cells: Vec<&str> = inner.split("\",\"").collect();
+    assert_eq!(cells.len(), FIELDS.len());
+    let cell = |name| cells[FIELDS.iter().position(|field| *field == name).unwrap()];
+    assert_eq!((cell("n_prompt"), cell("test")), ("8", "pp8"));
+    assert_eq!(cell("samples_ns").split(';').count(), 2);
+}
+
+#[test]
+fn lists_and_ranges_multiply() {
+    let place = Place::new();
+    let flags = ["-p", "0,4-8+4", "-n", "1-4*2", "-d", "0,2", "-t", "1,2", "-o", "json"];
+    let rows: Value = serde_json::from_str(&bench(&place, &flags)).unwrap();
+    let plain = ["pp4", "pp8", "tg1", "tg2", "tg4"];
+    let deep = ["pp4 @ d2", "pp8 @ d2", "tg1 @ d2", "tg2 @ d2", "tg4 @ d2"];
+    let once = [&plain[..], &deep].concat();
+    assert_eq!(tests(&rows), [&once[..], &once].concat());
+    assert_eq!((&rows[0]["n_threads"], &rows[10]["n_threads"]), (&1.into(), &2.into()));
+}
+
+#[test]
+fn what_cannot_be_measured_is_named() {
+    let place = Place::new();
+    let model = model("llama");
+    for (flags, needle) in [
+        (&["-p", "0", "-n", "0"][..], "nothing to measure"),
+        (&["-p", "x"], "--n-prompt: `x`"),
+        (&["-p", "8-4"], "`8-4`"),
+        (&["-p", "18446744073709551615", "-d", "1"], "--n-prompt"),
+        (&["-d", "1000000000", "-t", "1024"], "are missing"),
+        (&["-b", "0"], "--batch-size"),
+        (&["-t", "0"], "threads"),
+        (&["--device", "nonsense"], "nonsense"),
+    ] {
+        let error = failure(&place.run(&[&["bench", &model], flags].concat()));
+        assert!(error.contains(needle), "{flags:?}: {error}");
+    }
+    assert_eq!(place.run(&["bench", &model, "-r", "0"]).status.code(), Some(2));
+    assert_eq!(place.run(&["bench", &model, "-o", "xml"]).status.code(), Some(2));
+}

@@ -1,0 +1,110 @@
+//! `inspect`: text, JSON, plan and memory, and that their numbers agree.
+
+use serde_json::Value;
+
+use crate::place::{Place, model, reference};
+
+/// The tiny models that differ in what they hold.
+const MODELS: [&str; 6] = ["llama", "llama3-tied", "llama-q4_k_m", "gemma2", "gemma3", "qwen2"];
+
+#[test]
+fn the_text_has_all_keys_and_tensors() {
+    let place = Place::new();
+    for name in MODELS {
+        let model = model(name);
+        let (text, json) =
+            (place.text(&["inspect", &model]), place.json(&["inspect", &model, "--json"]));
+        let tensors = json["tensors"].as_array().unwrap();
+        let first = text.lines().next().unwrap();
+        assert!(first.contains(&format!("{}.gguf", name)), "{first}");
+        assert!(first.contains(&format!("{} tensors", tensors.len())), "{first}");
+        for key in json["metadata"].as_object().unwrap().keys() {
+            assert!(text.contains(&format!("\n{key} = ")), "{key}");
+        }
+        for tensor in tensors {
+            let start = format!("\n{} ", tensor["name"].as_str().unwrap());
+            assert!(text.contains(&start), "{start}");
+        }
+        assert!(text.lines().all(|line| line.len() < 1000), "long arrays are cut");
+    }
+}
+
+#[test]
+fn the_json_says_what_the_reference_says() {
+    let place = Place::new();
+    let json = place.json(&["inspect", &model("llama"), "--json"]);
+    let reference = reference("llama");
+    for (key, value) in reference["gguf"]["metadata"].as_object().unwrap() {
+        assert_eq!(&json["metadata"][key], value, "{key}");
+    }
+    let tensors = json["tensors"].as_array().unwrap();
+    assert_eq!(tensors.len(), 30);
+    assert!(tensors.iter().all(|tensor| tensor["format"] == "F32"));
+    let embedding = tensors.iter().find(|tensor| tensor["name"] == "token_embd.weight").unwrap();
+    assert_eq!(embedding["shape"], serde_json::json!([384, 64]));
+    assert_eq!(embedding["bytes"], 4 * 384 * 64);
+}
+
+#[test]
+fn the_plan_has_an_operation_a_line() {
+    let place = Place::new();
+    for (name, head) in [
+        ("llama", "plan llama vocabulary 384 context 1024"),
+        ("gemma3", "plan gemma3 vocabulary 400 context 1024"),
+    ] {
+        let plan = place.text(&["inspect", &model(name), "--plan"]);
+        let mut lines = plan.lines();
+        assert_eq!(lines.next(), Some(head));
+        for (i, line) in lines.clone().enumerate() {
+            assert!(line.starts_with(&format!("%{i} [")), "{line}");
+        }
+        assert!(lines.next_back().unwrap().contains("= logits "), "{plan}");
+    }
+}
+
+#[test]
+fn the_weights_in_the_file_are_the_tensors_that_the_plan_names() {
+    let place = Place::new();
+    for name in MODELS {
+        let model = model(name);
+        let plan = place.text(&["inspect", &model, "--plan"]);
+        let used = |tensor: &&Value| {
+            let name = tensor["name"].as_str().unwrap();
+            plan.split_whitespace().any(|word| word == name)
+        };
+        let json = place.json(&["inspect", &model, "--json"]);
+        let tensors = json["tensors"].as_array().unwrap();
+        let bytes: u64 = tensors.iter().filter(used).map(|t| t["bytes"].as_u64().unwrap()).sum();
+        assert!(bytes > 0);
+        let memory = place.json(&["inspect", &model, "--memory", "--json"]);
+        assert_eq!(memory["file_weight_bytes"], bytes, "{name}");
+    }
+}
+
+#[test]
+fn memory_grows_with_the_context_and_the_step() {
+    let place = Place::new();
+    let model = model("llama");
+    let memory =
+        |flags: &[&str]| place.json(&[&["inspect", &model, "--memory", "--json"], flags].concat());
+    let bytes = |memory: &Value, key: &str| memory[key].as_u64().unwrap();
+    let (small, large) = (memory(&["--ctx-size", "1024"]), memory(&["--ctx-size", "8192"]));
+    assert_eq!((&small["context"], &large["context"]), (&1024.into(), &8192.into()));
+    // Keys and values of 3 layers with 2 heads of 16, as precise as the weights.
+    assert_eq!(small["kv_bytes_per_1k_tokens"], 4 * 1000 * 3 * 2 * 2 * 16);
+    assert_eq!(small["kv_bytes_windowed"], 0);
+    let grown = bytes(&large, "state_bytes") - bytes(&small, "state_bytes");
+    assert_eq!(grown, (8192 - 1024) * bytes(&small, "kv_bytes_per_1k_tokens") / 1000);
+    assert_eq!(small["weight_bytes"], large["weight_bytes"]);
+    let short = memory(&["--ctx-size", "1024", "--batch-size", "1"]);
+    assert!(bytes(&short, "scratch_bytes") < bytes(&small, "scratch_bytes"));
+
+    let windowed = place.json(&["inspect", &self::model("gemma3"), "--memory", "--json"]);
+    assert!(bytes(&windowed, "kv_bytes_windowed") > 0);
+    assert!(bytes(&windowed, "kv_bytes_windowed") < bytes(&windowed, "state_bytes"));
+
+    let text = place.text(&["inspect", &model, "--memory", "--ctx-size", "1024"]);
+    assert!(text.contains("state, context of 1024 tokens"), "{text}");
+    assert!(text.contains("weights in the file"), "{text}");
+    assert_eq!(place.run(&["inspect", &model, "--plan", "--json"]).status.code(), Some(2));
+}

@@ -1,0 +1,14 @@
+//! The commands from the outside: the real binary on the tiny models of `tests/parity`, held
+//! against results that no part of bodkin produced.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bench;
+#[cfg(unix)]
+mod chat;
+mod inspect;
+mod logits;
+mod place;
+mod run;
+mod tokens;
+mod wrong;

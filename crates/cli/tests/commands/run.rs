@@ -1,0 +1,205 @@
+//! `run` with a prompt: what is answered, where it stops, and how it ends.
+
+use std::fs;
+#[cfg(unix)]
+use std::{io::Read, process::Stdio};
+
+use serde_json::Value;
+
+use crate::place::{Place, failure, model, printed, stderr};
+
+const GREEDY: [&str; 6] = ["--temperature", "0", "--raw", "-n", "8", "--json"];
+
+/// `run MODEL PROMPT` with flags.
+fn command<'a>(model: &'a str, prompt: &'a str, flags: &[&'a str]) -> Vec<&'a str> {
+    [&["run", model, prompt], flags].concat()
+}
+
+/// Ids and text of an answer.
+fn said(answer: &Value) -> (&Value, &Value) {
+    (&answer["tokens"], &answer["text"])
+}
+
+#[test]
+fn greedy_answers_do_not_depend_on_threads_or_instructions() {
+    let place = Place::new();
+    for name in ["llama", "gemma3", "llama-q4_0"] {
+        let model = model(name);
+        let args = command(&model, "Hello world", &GREEDY);
+        let first = place.json(&args);
+        assert_eq!(first["tokens"].as_array().unwrap().len(), 8, "{name}");
+        assert_eq!(first["generated_tokens"], 8);
+        assert_eq!(first["reason"], "length");
+        for threads in ["1", "2", "3"] {
+            let again = place.json(&[&args[..], &["-t", threads]].concat());
+            assert_eq!(said(&again), said(&first), "{name} on {threads} threads");
+        }
+        let one_by_one = place.json(&[&args[..], &["--batch-size", "1"]].concat());
+        assert_eq!(said(&one_by_one), said(&first), "{name}");
+        let portable = place.bodkin(&args).env("BODKIN_CPU", "portable").output().unwrap();
+        let portable: Value = serde_json::from_str(&printed(portable)).unwrap();
+        assert_eq!(said(&portable), said(&first), "{name}");
+    }
+}
+
+#[test]
+fn the_prompt_has_the_tokens_that_tokenize_gives() {
+    let place = Place::new();
+    for name in ["llama", "gemma3"] {
+        let model = model(name);
+        let ids = place.text(&["tokenize", &model, "Hello world"]);
+        let answer = place.json(&command(&model, "Hello world", &GREEDY));
+        assert_eq!(answer["prompt_tokens"], ids.split(',').count(), "{name}");
+    }
+}
+
+#[test]
+fn a_seed_reproduces() {
+    let place = Place::new();
+    let model = model("llama");
+    let with_seed = |seed| {
+        let flags = ["--temperature", "1.5", "--raw", "-n", "24", "--json", "--seed", seed];
+        place.json(&command(&model, "Hello", &flags))["tokens"].clone()
+    };
+    assert_eq!(with_seed("7"), with_seed("7"));
+    assert_ne!(with_seed("7"), with_seed("8"));
+}
+
+#[test]
+fn sampling_flags_reach_the_sampler() {
+    let place = Place::new();
+    let model = model("llama");
+    let flags = ["--temperature", "0", "--raw", "-n", "3", "--json", "--ignore-eos"];
+    let bias = [&flags[..], &["--logit-bias", "93+inf"]].concat();
+    assert!(failure(&place.run(&command(&model, "a", &bias))).contains("logit_bias"));
+    let bias = [&flags[..], &["--logit-bias", "93+1000"]].concat();
+    assert_eq!(said(&place.json(&command(&model, "a", &bias))).1, "xxx");
+    // With the repetition forbidden, the bias helps once.
+    let penalty = [&bias[..], &["--presence-penalty", "2000", "--repeat-last-n", "-1"]].concat();
+    let text = place.json(&command(&model, "a", &penalty))["text"].clone();
+    let text = text.as_str().unwrap();
+    assert!(text.starts_with('x') && text.matches('x').count() == 1, "{text}");
+}
+
+#[test]
+fn the_prompt_comes_from_anywhere() {
+    let place = Place::new();
+    let model = model("llama");
+    let prompt = "Hello world,\n  good-bye";
+    let given = place.text(&command(&model, prompt, &GREEDY[..5]));
+    let args = [&["run", &model], &GREEDY[..5]].concat();
+    assert_eq!(place.text_of(&args, prompt.as_bytes()), given);
+    assert_eq!(place.text_of(&args, format!("{prompt}\n").as_bytes()), given);
+    fs::write(place.path("prompt.txt"), prompt).unwrap();
+    assert_eq!(place.text(&[&args[..], &["--file", "prompt.txt"]].concat()), given);
+
+    let absent = failure(&place.run(&[&args[..], &["--file", "absent.txt"]].concat()));
+    assert!(absent.contains("absent.txt"), "{absent}");
+    assert!(failure(&place.run(&args)).contains("the prompt is empty"));
+    let both = [&args[..], &["a prompt", "--file", "prompt.txt"]].concat();
+    assert_eq!(place.run(&both).status.code(), Some(2));
+}
+
+#[test]
+fn a_stop_text_ends_the_answer_before_it() {
+    let place = Place::new();
+    let model = model("llama");
+    // Every token is an `x`.
+    let flags = ["--temperature", "0", "--raw", "-n", "8", "--logit-bias", "93+1000"];
+    let endless = command(&model, "a", &flags);
+    assert_eq!(place.text(&endless), "xxxxxxxx\n");
+    let stopped = [&endless[..], &["--stop", "y", "--stop", "xxx"]].concat();
+    assert_eq!(place.text(&stopped), "\n");
+    let answer = place.json(&[&stopped[..], &["--json"]].concat());
+    assert_eq!((&answer["reason"], &answer["text"]), (&"stop".into(), &"".into()));
+    assert_eq!(answer["generated_tokens"], 3);
+    // What could have become a stop text is not lost at the end.
+    assert_eq!(place.text(&[&endless[..], &["--stop", "xy"]].concat()), "xxxxxxxx\n");
+}
+
+#[test]
+fn an_end_token_ends_the_answer_unless_it_is_ignored() {
+    let place = Place::new();
+    let model = model("llama");
+    // Token 1 is the end of a text.
+    let flags = ["--temperature", "0", "--raw", "-n", "4", "--json", "--logit-bias", "1+1000"];
+    let ended = place.json(&command(&model, "a", &flags));
+    assert_eq!((&ended["reason"], &ended["text"]), (&"end".into(), &"".into()));
+    let ignored = [&flags[..], &["--ignore-eos"]].concat();
+    let ignored = place.json(&command(&model, "a", &ignored));
+    assert_eq!(ignored["reason"], "length");
+    assert_eq!(ignored["tokens"], serde_json::json!([1, 1, 1, 1]));
+}
+
+#[test]
+fn the_chat_template_frames_the_prompt() {
+    let place = Place::new();
+    let model = model("llama");
+    let tokens = |flags: &[&str]| {
+        let flags = [&["-n", "1", "--json"], flags].concat();
+        place.json(&command(&model, "Hello", &flags))["prompt_tokens"].as_u64().unwrap()
+    };
+    let (raw, framed) = (tokens(&["--raw"]), tokens(&[]));
+    assert!(raw < framed);
+    assert!(framed < tokens(&["--system", "You are terse."]));
+
+    let bare = place.variant("llama", |m| drop(m.remove("tokenizer.chat_template")));
+    let answer = place.json(&command(&bare, "Hello", &["-n", "1", "--json"]));
+    assert_eq!(answer["prompt_tokens"], raw);
+    let error = failure(&place.run(&command(&bare, "Hello", &["--system", "You are terse."])));
+    assert!(error.contains("variant.gguf") && error.contains("no chat template"), "{error}");
+    let both = command(&model, "Hello", &["--raw", "--system", "You are terse."]);
+    assert_eq!(place.run(&both).status.code(), Some(2));
+}
+
+#[test]
+fn statistics_are_one_line_on_stderr() {
+    let place = Place::new();
+    let model = model("llama");
+    let flags = ["--temperature", "0", "--raw", "-n", "8", "--ignore-eos"];
+    let output = place.run(&command(&model, "Hello world", &flags));
+    let stats = stderr(&output);
+    let stats = stats.trim();
+    assert_eq!(stats.lines().count(), 1, "{stats}");
+    assert!(stats.starts_with("prompt 9 tokens (0 from before), "), "{stats}");
+    assert!(stats.contains("answer 8 tokens, "), "{stats}");
+    assert!(stats.contains("% of the ") && stats.ends_with("that memory gives"), "{stats}");
+
+    let quiet = place.run(&command(&model, "Hello world", &[&flags[..], &["-q"]].concat()));
+    assert_eq!(stderr(&quiet), "");
+    assert_eq!(quiet.stdout, output.stdout);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_leaves_ends_it_silently() {
+    let place = Place::new();
+    let model = model("llama");
+    let flags = ["--raw", "--ignore-eos", "--ctx-size", "100000"];
+    let mut command = place.bodkin(&command(&model, "Hello", &flags));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_the_answer_and_keeps_it() {
+    let place = Place::new();
+    let model = model("llama");
+    let flags = ["--temperature", "0", "--raw", "--ignore-eos", "--logit-bias", "93+1000"];
+    let flags = [&flags[..], &["--ctx-size", "100000"]].concat();
+    let mut command = place.bodkin(&command(&model, "Hello", &flags));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut [0; 3]).unwrap();
+    crate::chat::interrupt(&child);
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    let text = rest.strip_suffix('\n').expect("a whole last line");
+    assert!(text.bytes().all(|byte| byte == b'x') && text.len() < 99_000);
+    assert_eq!(stderr(&output), format!("\nstopped after {} tokens\n", 3 + text.len()));
+}

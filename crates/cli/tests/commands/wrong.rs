@@ -1,0 +1,216 @@
+//! Wrong input: one line that names the thing, the right status, and nothing half-written.
+
+use std::fs;
+
+use bodkin_gguf::{Metadata, Value};
+
+use crate::place::{Place, failure, model, stderr};
+
+/// Flags of a short answer, so that what is not found wrong ends soon.
+const SHORT: [&str; 3] = ["Hello", "-n", "1"];
+
+#[test]
+fn what_is_no_model_is_named() {
+    let place = Place::new();
+    let whole = fs::read(model("llama")).unwrap();
+    fs::write(place.path("text.gguf"), "once upon a time").unwrap();
+    fs::write(place.path("empty.gguf"), "").unwrap();
+    fs::write(place.path("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
+    fs::write(place.path("header.gguf"), &whole[..100]).unwrap();
+    fs::create_dir(place.path("folder")).unwrap();
+    for (name, needle) in [
+        ("absent.gguf", "No such file"),
+        ("./absent", "No such file"),
+        ("folder", "found a folder"),
+        ("./folder", "found a folder"),
+        ("text.gguf", "not a GGUF file"),
+        ("empty.gguf", "truncated"),
+        ("cut.gguf", "truncated"),
+        ("header.gguf", "truncated"),
+        ("absent-name", "smollm2"),
+    ] {
+        for command in [&["run"][..], &["inspect"], &["bench"], &["tokenize"]] {
+            let flags = if command == ["run"] { &SHORT[..] } else { &[] };
+            let error = failure(&place.run(&[command, &[name], flags].concat()));
+            assert!(error.contains(name) && error.contains(needle), "{command:?} {name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_those_known() {
+    let place = Place::new();
+    let change = |metadata: &mut Metadata| {
+        metadata.insert("general.architecture", Value::String(Box::from(&b"perceptron"[..])));
+    };
+    let path = place.variant("llama", change);
+    let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
+    for needle in ["variant.gguf", "`perceptron`", "llama", "gemma3", "qwen2"] {
+        assert!(error.contains(needle), "{error}");
+    }
+    // What needs no plan works.
+    assert!(place.text(&["inspect", &path]).contains("perceptron"));
+    assert_eq!(place.text(&["tokenize", &path, "Hello world"]), "0,45,354,81,84,275,285,81,73\n");
+}
+
+#[test]
+fn a_terminal_is_not_commanded_by_a_file() {
+    let place = Place::new();
+    let change = |metadata: &mut Metadata| {
+        metadata.insert("general.architecture", Value::String(Box::from(&b"\x1b[2Jx"[..])));
+    };
+    let path = place.variant("llama", change);
+    let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
+    assert!(error.contains("`\u{fffd}[2Jx`"), "{error}");
+    assert!(!place.text(&["inspect", &path]).contains('\x1b'));
+}
+
+#[test]
+fn an_unknown_type_of_tensor_is_named() {
+    let place = Place::new();
+    let mut bytes = fs::read(model("llama")).unwrap();
+    let name = b"output_norm.weight";
+    let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
+    // The name, the number of dimensions, one dimension, the type.
+    let at = at + name.len() + 4 + 8;
+    assert_eq!(bytes[at..at + 4], [0; 4]);
+    bytes[at..at + 4].copy_from_slice(&9999_u32.to_le_bytes());
+    fs::write(place.path("odd.gguf"), bytes).unwrap();
+    let error = failure(&place.run(&[&["run", "odd.gguf"], &SHORT[..]].concat()));
+    for needle in ["odd.gguf", "output_norm.weight", "9999"] {
+        assert!(error.contains(needle), "{error}");
+    }
+}
+
+#[test]
+fn a_model_without_a_tokenizer_is_named() {
+    let place = Place::new();
+    let path = place.variant("llama", |m| drop(m.remove("tokenizer.ggml.model")));
+    for args in [&["tokenize", &path, "Hello"][..], &["run", &path, "Hello"]] {
+        let error = failure(&place.run(args));
+        assert!(error.contains("variant.gguf"), "{error}");
+        assert!(error.contains("tokenizer.ggml.model"), "{error}");
+    }
+    // What needs no text works.
+    place.text(&["logits", &path, "--tokens", "1,2", "-o", "out.npy"]);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_never_cut() {
+    let place = Place::new();
+    let model = model("llama");
+    let prompt = "x ".repeat(50);
+    let tokens = place.text(&["tokenize", &model, &prompt]).split(',').count().to_string();
+    let error = failure(&place.run(&["run", &model, &prompt, "--raw", "--ctx-size", "32"]));
+    assert!(error.contains(&tokens) && error.contains("31"), "{error}");
+    let args = ["logits", &model, "--tokens", "1,2,3", "--ctx-size", "2", "-o", "out.npy"];
+    let error = failure(&place.run(&args));
+    assert!(error.contains("3 tokens") && error.contains("allows 2"), "{error}");
+    assert_eq!(place.files(), ["home"]);
+}
+
+#[test]
+fn flags_that_make_no_sense_are_named() {
+    let place = Place::new();
+    let model = model("llama");
+    for (flags, needles) in [
+        (&["--device", "nonsense"][..], ["--device", "nonsense"]),
+        (&["-t", "0"], ["threads", "found 0"]),
+        (&["-t", "100000"], ["threads", "100000"]),
+        (&["--ctx-size", "1"], ["--ctx-size", "found 1"]),
+        (&["--ctx-size", "0"], ["--ctx-size", "found 0"]),
+        (&["--ctx-size", "18446744073709551615"], ["--ctx-size", "18446744073709551615"]),
+        (&["--ctx-size", "1000000000", "-t", "1024"], ["are missing", "smaller --ctx-size"]),
+        (&["--batch-size", "0"], ["--batch-size", "found 0"]),
+        (&["--temperature", "NaN"], ["temperature", "NaN"]),
+        (&["--top-p", "-0.5"], ["top_p", "-0.5"]),
+        (&["--min-p", "2"], ["min_p", "2"]),
+        (&["--repeat-penalty", "0"], ["repeat_penalty", "0"]),
+        (&["--mirostat", "1"], ["mirostat", "1"]),
+        (&["--logit-bias", "384+1"], ["logit_bias", "384"]),
+        (&["--logit-bias", "one"], ["--logit-bias", "`one`"]),
+    ] {
+        let error = failure(&place.run(&[&["run", &model], &SHORT[..], flags].concat()));
+        assert!(needles.iter().all(|needle| error.contains(needle)), "{flags:?}: {error}");
+    }
+    let mut command = place.bodkin(&[&["run", &model], &SHORT[..]].concat());
+    let error = failure(&command.env("BODKIN_CPU", "nonsense").output().unwrap());
+    assert!(error.contains("BODKIN_CPU") && error.contains("portable"), "{error}");
+}
+
+#[test]
+fn wrong_usage_has_status_2_and_names_the_word() {
+    let place = Place::new();
+    let model = model("llama");
+    for (args, needle) in [
+        (&["nonsense"][..], "nonsense"),
+        (&["run", &model, "Hello", "--nonsense"], "--nonsense"),
+        (&["run", &model, "Hello", "-n", "0"], "--max-tokens"),
+        (&["run", &model, "Hello", "-n", "-1"], "-1"),
+        (&["run", &model, "Hello", "--seed", "x"], "--seed"),
+        (&["run", &model, "Hello", "--temperature", "warm"], "--temperature"),
+        (&["run"], "<MODEL>"),
+        (&["tokenize"], "<MODEL>"),
+        (&["detokenize", &model], "<IDS>"),
+        (&["detokenize", &model, "1,x"], "'x'"),
+        (&["detokenize", &model, "1,-2"], "-2"),
+        (&["detokenize", &model, "4294967296"], "4294967296"),
+        (&["logits", &model, "-o", "out.npy"], "--tokens"),
+        (&["logits", &model, "--tokens", "", "-o", "out.npy"], "--tokens"),
+        (&["logits", &model, "--tokens", "1"], "--output"),
+    ] {
+        let output = place.run(args);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert!(output.stdout.is_empty());
+        assert!(text.starts_with("error: ") && text.contains(needle), "{args:?}: {text}");
+    }
+    let error = failure(&place.run(&["detokenize", &model, "1,384"]));
+    assert!(error.contains("token id 384") && error.contains("384 tokens"), "{error}");
+    assert_eq!(place.files(), ["home"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_a_failure() {
+    let place = Place::new();
+    let model = model("llama");
+    for args in [
+        &["run", &model, "Hello", "-n", "2", "-q"][..],
+        &["run", &model, "Hello", "-n", "2", "--json"],
+        &["inspect", &model],
+        &["inspect", &model, "--json"],
+        &["inspect", &model, "--plan"],
+        &["inspect", &model, "--memory"],
+        &["bench", &model, "-p", "1", "-n", "0", "-r", "1"],
+        &["tokenize", &model, "Hello"],
+        &["detokenize", &model, "45"],
+        &["list"],
+        &["list", "--json"],
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let error = failure(&place.bodkin(args).stdout(full).output().unwrap());
+        assert!(
+            error.starts_with("cannot write to standard output: No space"),
+            "{args:?}: {error}"
+        );
+        // Where not even an error can be said, the status says it.
+        let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = place.bodkin(args);
+        let status = command.stdout(full()).stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(1), "{args:?}");
+    }
+}
+
+#[test]
+fn help_fits_a_terminal() {
+    let place = Place::new();
+    let commands = ["run", "pull", "list", "inspect", "bench", "tokenize", "detokenize", "logits"];
+    let whole = place.text(&["--help"]);
+    for command in commands {
+        assert!(whole.contains(&format!("\n  {command} ")), "{whole}");
+        for line in place.text(&[command, "--help"]).lines() {
+            assert!(line.chars().count() <= 100 && !line.ends_with(' '), "{command}: {line}");
+        }
+    }
+}
