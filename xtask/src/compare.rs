@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// A Python that has the peer's package; without it, one is set up under `target`.
     #[arg(long)]
     python: Option<PathBuf>,
+    /// What the rows call the peer, if another build of it is measured.
+    #[arg(long, default_value = PEER)]
+    peer: String,
 }
 
 /// The runs of one test, pair by pair.
@@ -127,12 +130,13 @@ fn measure(root: &Path, python: &Path, model: &Path, test: &str, args: &Args) ->
 
 fn run_ours(root: &Path, model: &Path, kind: &str, count: usize, args: &Args) -> Result<Value> {
     let (prompt, generate) = if kind == "pp" { (count, 0) } else { (0, count) };
-    let output = Command::new(root.join("target/release/bodkin"))
-        .arg("bench")
+    let output = Command::new("cargo")
+        .args(["run", "--quiet", "--release", "-p", "bodkin", "--", "bench"])
         .arg(model)
         .args(["-p", &prompt.to_string(), "-n", &generate.to_string()])
         .args(["-d", &args.depth.to_string(), "-t", &args.threads.to_string()])
         .args(["-r", "1", "-o", "json"])
+        .current_dir(root)
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "bodkin bench: {}", said.trim());
@@ -175,7 +179,7 @@ fn row(root: &Path, path: &Path, test: &str, args: &Args, pairs: &Pairs) -> Resu
         "file": path.file_name().map(|n| n.to_string_lossy().into_owned()),
         "test": format!("{test}{depth}"),
         "tok_s": median(&pairs.ours),
-        "peer": PEER,
+        "peer": args.peer,
         "peer_tok_s": median(&pairs.theirs),
         "ratio": median(&ratios),
         "ratios": ratios,

@@ -37,6 +37,30 @@ pub(crate) struct Machine {
     pub(crate) batch_size: usize,
 }
 
+/// What `general.file_type` says of the usual mixtures, by the names that GGML gives them.
+const FILE_TYPES: &[(u32, &str)] = &[
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (7, "Q8_0"),
+    (8, "Q5_0"),
+    (9, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K_S"),
+    (12, "Q3_K_M"),
+    (13, "Q3_K_L"),
+    (14, "Q4_K_S"),
+    (15, "Q4_K_M"),
+    (16, "Q5_K_S"),
+    (17, "Q5_K_M"),
+    (18, "Q6_K"),
+    (25, "IQ4_NL"),
+    (30, "IQ4_XS"),
+    (32, "BF16"),
+    (38, "MXFP4"),
+];
+
 /// A file and what its plan says.
 pub(crate) struct Opened {
     /// Where it lies, for messages.
@@ -73,12 +97,19 @@ impl Opened {
             n if n >= 1e9 => format!("{:.1}B", n / 1e9),
             n => format!("{:.0}M", n / 1e6),
         };
+        let kind = self.file.metadata().u32("general.file_type").ok().flatten();
+        let kind = kind.and_then(|kind| FILE_TYPES.iter().find(|(id, _)| *id == kind));
+        let kind = kind.map_or_else(|| self.most_common_format(), |(_, name)| name);
+        format!("{} {size} {kind}", self.plan.architecture)
+    }
+
+    /// The format of most bytes, for files that do not say their type.
+    fn most_common_format(&self) -> &'static str {
         let mut bytes: HashMap<&str, u64> = HashMap::new();
         for weight in &self.plan.weights {
             *bytes.entry(weight.format.name()).or_default() += weight.bytes();
         }
-        let most = bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, *name));
-        format!("{} {size} {}", self.plan.architecture, most.map_or("", |(name, _)| name))
+        bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("", |(name, _)| name)
     }
 
     /// The sizes of an engine for `parallel` requests: the context that was asked for, or the

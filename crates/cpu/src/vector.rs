@@ -67,7 +67,8 @@ pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
     }
 }
 
-/// Calls a function generic over [`Vector`], compiled for the instructions of a [`crate::simd::Simd`].
+/// Calls a function generic over [`Vector`], compiled for the instructions of a
+/// [`crate::simd::Simd`].
 ///
 /// `dispatch!(simd, name(a: A, b: B) -> R)` expands to the choice between three copies of
 /// `name::<V>(a, b)`.

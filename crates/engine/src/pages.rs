@@ -43,7 +43,8 @@ fn oldest_needed(window: Option<usize>, position: usize) -> usize {
 }
 
 impl Pages {
-    /// `windows` and `pages` are those of the plan and of the limits that its model was loaded with.
+    /// `windows` are those of the plan, `pages` those of the limits that its model was loaded
+    /// with.
     pub fn new(windows: &[Option<usize>], pages: &[usize]) -> Pages {
         let group = |(&window, &total): (&Option<usize>, &usize)| Group {
             window,
