@@ -42,6 +42,19 @@ pub struct Memory {
     pub scratch_bytes: u64,
 }
 
+/// What a model did in one kind of work, over all layers, while profiling was on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Part {
+    /// The operations or weights, without the layer's number.
+    pub what: String,
+    /// From the start of the work to the moment when the last thread was done.
+    pub seconds: f64,
+    /// Bytes of weights that were read at least.
+    pub bytes: u64,
+    /// Multiplications and additions with weights.
+    pub operations: u64,
+}
+
 /// Told how many bytes of weights are ready, and how many there are.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
@@ -85,4 +98,11 @@ pub trait Model: Send {
     /// A row's result depends on its own sequence alone: not on what else is in the batch, nor on
     /// how a prompt was cut into steps.
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()>;
+
+    /// Begins to take the time of the parts of each step, from nothing; or ends it.
+    fn set_profiling(&mut self, on: bool);
+
+    /// The parts since profiling began, in the order in which a step comes to them. Empty if the
+    /// backend takes no times.
+    fn profile(&self) -> Vec<Part>;
 }

@@ -9,7 +9,7 @@ use bodkin_model::{Weight, WeightId};
 
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::Result;
-use crate::{Backend, Limits, Memory, Model, Progress};
+use crate::{Backend, Limits, Memory, Model, Part, Progress};
 
 /// The plain meaning of a plan.
 pub struct Reference;
@@ -127,6 +127,12 @@ impl Model for ReferenceModel {
         }
         logits.copy_from_slice(&values[plan.output().0]);
         Ok(())
+    }
+
+    fn set_profiling(&mut self, _: bool) {}
+
+    fn profile(&self) -> Vec<Part> {
+        Vec::new()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Error, Limits, Memory, Model, Progress, Reference, Result, conformance,
+    Backend, Batch, Error, Limits, Memory, Model, Part, Progress, Reference, Result, conformance,
 };
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -68,6 +68,14 @@ impl Model for CarelessModel {
         let factor = 1.0 + 0.002 * batch.tokens.len() as f32;
         logits.iter_mut().for_each(|x| *x *= factor);
         Ok(())
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.0.set_profiling(on);
+    }
+
+    fn profile(&self) -> Vec<Part> {
+        self.0.profile()
     }
 }
 

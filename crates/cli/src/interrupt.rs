@@ -3,7 +3,7 @@
 //! module must not know what the actions do.
 
 use std::process::exit;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 /// The exit status that shells give to a process ended by Ctrl-C.
@@ -50,31 +50,28 @@ pub(crate) fn on_interrupt(action: impl FnMut() + Send + 'static) -> Guard {
     Guard(id)
 }
 
-/// Catches Ctrl-C for as long as it lives: the process goes on, and [`Catch::happened`] tells.
+/// Catches Ctrl-C for as long as it lives: the process goes on.
 pub(crate) struct Catch(());
 
-static CATCHING: AtomicBool = AtomicBool::new(false);
-static HAPPENED: AtomicBool = AtomicBool::new(false);
+/// What the first Ctrl-C does while a catch lives.
+static CAUGHT: Mutex<Option<Action>> = Mutex::new(None);
 
-/// Begins to catch Ctrl-C. Only one catch lives at a time.
-pub(crate) fn catch() -> Catch {
+/// Begins to catch Ctrl-C, which then runs `action`, once; a second Ctrl-C ends the process even
+/// if the first is not heeded. Only one catch lives at a time.
+pub(crate) fn catch(action: impl FnMut() + Send + 'static) -> Catch {
     install();
-    HAPPENED.store(false, Ordering::SeqCst);
-    CATCHING.store(true, Ordering::SeqCst);
+    *caught() = Some(Box::new(action));
     Catch(())
-}
-
-impl Catch {
-    /// Whether Ctrl-C was pressed since.
-    pub(crate) fn happened(&self) -> bool {
-        HAPPENED.load(Ordering::SeqCst)
-    }
 }
 
 impl Drop for Catch {
     fn drop(&mut self) {
-        CATCHING.store(false, Ordering::SeqCst);
+        *caught() = None;
     }
+}
+
+fn caught() -> MutexGuard<'static, Option<Action>> {
+    CAUGHT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn actions() -> MutexGuard<'static, Vec<(u64, Action)>> {
@@ -82,9 +79,9 @@ fn actions() -> MutexGuard<'static, Vec<(u64, Action)>> {
 }
 
 fn interrupted() {
-    // A second Ctrl-C ends the process even if the first is not heeded.
-    if CATCHING.load(Ordering::SeqCst) && !HAPPENED.swap(true, Ordering::SeqCst) {
-        return;
+    let action = caught().take();
+    if let Some(mut action) = action {
+        return action();
     }
     for (_, action) in actions().iter_mut().rev() {
         action();

@@ -10,6 +10,7 @@ mod lower;
 mod model;
 mod ops;
 mod pool;
+mod profile;
 mod shared;
 mod simd;
 mod step;

@@ -68,6 +68,25 @@ pub(crate) enum RowOp {
     Prepare { input: Place, blocks: bool, floats: bool },
 }
 
+impl RowOp {
+    /// A word for profiles.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            RowOp::Angles { .. } => "angles",
+            RowOp::Embed { .. } => "embed",
+            RowOp::Norm { .. } => "norm",
+            RowOp::Rope { .. } => "rope",
+            RowOp::Store { .. } => "store",
+            RowOp::Glu { .. } => "glu",
+            RowOp::Add { .. } => "add",
+            RowOp::Scale { .. } => "scale",
+            RowOp::Softcap { .. } => "softcap",
+            RowOp::Slice { .. } => "slice",
+            RowOp::Prepare { .. } => "quantize",
+        }
+    }
+}
+
 /// A product of a stage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use bodkin_backend::{Batch, Limits, Memory, Model, PAGE_TOKENS, Result};
+use bodkin_backend::{Batch, Limits, Memory, Model, PAGE_TOKENS, Part, Result};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
@@ -12,6 +12,7 @@ use crate::kv::{KvLayout, KvPages, KvView, Precision};
 use crate::linear::{Activations, Form, PackedWeight};
 use crate::lower::{Fusions, Program, lower};
 use crate::pool::Pool;
+use crate::profile::Times;
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::step::Step;
@@ -40,6 +41,7 @@ pub(crate) struct CpuModel {
     positions: Vec<u32>,
     spans: Vec<u32>,
     taken: Vec<AtomicUsize>,
+    profile: Option<Times>,
 }
 
 /// What threads write. The views point into the owners, which are never touched directly.
@@ -171,6 +173,7 @@ impl CpuModel {
             positions: Vec::with_capacity(limits.tokens),
             spans: Vec::with_capacity(limits.tokens),
             taken: program.stages.iter().map(|_| AtomicUsize::new(0)).collect(),
+            profile: None,
             plan,
             file: Arc::clone(file),
             limits: limits.clone(),
@@ -223,8 +226,23 @@ impl Model for CpuModel {
             scratch: &self.memory.scratch,
             partials: self.memory.partials,
             taken: &self.taken,
+            seconds: self.profile.as_mut().map(|times| {
+                times.steps += 1;
+                times.tokens += batch.tokens.len() as u64;
+                times.outputs += batch.outputs.len() as u64;
+                Shared::new(&mut times.seconds)
+            }),
         };
         self.pool.run(&|worker| step.run(worker));
         Ok(())
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profile = on.then(|| Times::new(&self.program));
+    }
+
+    fn profile(&self) -> Vec<Part> {
+        let times = self.profile.as_ref();
+        times.map_or_else(Vec::new, |t| t.parts(&self.plan, &self.program, &self.weights))
     }
 }

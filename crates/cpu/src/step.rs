@@ -1,6 +1,7 @@
 //! One step as each thread runs it: the stages in order, a barrier after each.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
 
 use bodkin_backend::{Batch, PAGE_TOKENS};
 use bodkin_gguf::File;
@@ -51,12 +52,16 @@ pub(crate) struct Step<'a> {
     pub(crate) partials: Shared<f32>,
     /// How much of each stage has been taken; zero at the start.
     pub(crate) taken: &'a [AtomicUsize],
+    /// The seconds that each stage took so far, if they are wanted.
+    pub(crate) seconds: Option<Shared<f64>>,
 }
 
 impl Step<'_> {
     /// Runs all stages. Every thread calls it.
     pub(crate) fn run(&self, worker: &Worker<'_>) {
-        for (stage, taken) in self.program.stages.iter().zip(self.taken) {
+        // One clock is enough: all threads leave a stage together.
+        let mut clock = self.seconds.filter(|_| worker.index == 0).map(|s| (s, Instant::now()));
+        for (i, (stage, taken)) in self.program.stages.iter().zip(self.taken).enumerate() {
             match stage {
                 Stage::Rows { rows, ops } => {
                     for row in worker.share(self.count(*rows)) {
@@ -72,6 +77,13 @@ impl Step<'_> {
                 }
             }
             worker.barrier();
+            if let Some((seconds, start)) = &mut clock {
+                let now = Instant::now();
+                // SAFETY: only this thread touches the times.
+                let stage = unsafe { seconds.part_mut(i..i + 1) };
+                stage[0] += (now - *start).as_secs_f64();
+                *start = now;
+            }
         }
     }
 

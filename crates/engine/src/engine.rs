@@ -59,9 +59,27 @@ impl Iterator for Events {
     }
 }
 
+impl Events {
+    /// Something that ends the request from elsewhere.
+    pub fn canceller(&self) -> Canceller {
+        Canceller(Arc::clone(&self.cancelled))
+    }
+}
+
 impl Drop for Events {
     fn drop(&mut self) {
         self.cancelled.store(true, Relaxed);
+    }
+}
+
+/// Ends a request at its next step; its events then end with what there is to say about it.
+#[derive(Clone, Debug)]
+pub struct Canceller(Arc<AtomicBool>);
+
+impl Canceller {
+    /// Asks for the end.
+    pub fn cancel(&self) {
+        self.0.store(true, Relaxed);
     }
 }
 

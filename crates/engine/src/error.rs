@@ -58,6 +58,9 @@ pub enum Error {
     /// A request has no tokens to go on from.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
+    /// A request wants no answer.
+    #[error("the answer may have 0 tokens, it must be allowed 1 at least")]
+    NoTokens,
     /// A prompt leaves no room for an answer.
     #[error("the prompt has {tokens} tokens, the context has room for {limit}")]
     PromptTooLong {

@@ -16,7 +16,7 @@ pub mod template;
 pub mod tokenizer;
 mod worker;
 
-pub use engine::{Engine, EngineOptions, Events};
+pub use engine::{Canceller, Engine, EngineOptions, Events};
 pub use error::{Error, Result};
 pub use logits::logits;
 pub use pages::{Pages, Sequence};

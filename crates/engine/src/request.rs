@@ -55,6 +55,8 @@ pub enum Finish {
     Stop(String),
     /// `max_tokens`, or the end of the context.
     Length,
+    /// Somebody asked for it.
+    Cancelled,
 }
 
 /// Token counts of a request.

@@ -21,7 +21,7 @@ use crate::tokenizer::Tokenizer;
 pub(crate) struct Submission {
     pub(crate) request: Request,
     pub(crate) events: Sender<Event>,
-    /// Set when nobody reads the events any more.
+    /// Set when the request is to end.
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
@@ -112,6 +112,9 @@ impl Worker {
         if prompt_tokens == 0 {
             return Err(Error::EmptyPrompt);
         }
+        if request.max_tokens == Some(0) {
+            return Err(Error::NoTokens);
+        }
         if prompt_tokens >= self.context {
             let limit = self.context - 1;
             return Err(Error::PromptTooLong { tokens: prompt_tokens, limit });
@@ -198,11 +201,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends requests that nobody waits for; what they have stored may serve others.
+    /// Ends requests that are not wanted any more; what they have stored may serve others.
     fn drop_cancelled(&mut self) {
         for i in (0..self.running.len()).rev() {
             if self.running[i].cancelled.load(Relaxed) {
-                let running = self.running.remove(i);
+                let mut running = self.running.remove(i);
+                running.finish(Finish::Cancelled);
                 self.pages.keep(running.sequence);
             }
         }

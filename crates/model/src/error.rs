@@ -7,7 +7,7 @@ pub enum Error {
     #[error(transparent)]
     Gguf(#[from] bodkin_gguf::Error),
     /// The architecture has no file in `arch/`.
-    #[error("unknown architecture `{found}`; known: {known}")]
+    #[error("unknown architecture `{}`; known: {known}", found.escape_debug())]
     UnknownArchitecture {
         /// What `general.architecture` says.
         found: String,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bodkin_backend::{Backend, Limits, Model};
-use bodkin_cpu::Cpu;
+use bodkin_cpu::{Cpu, Simd};
 use bodkin_engine::Pages;
 use bodkin_gguf::File;
 use serde_json::Value;
@@ -19,6 +19,9 @@ use super::Report;
 const RATIO: f64 = 1.1;
 /// Logits closer than this may come out in either order: integer activations move them as much.
 const NEAR_TIE: f64 = 0.3;
+/// What rounding may put between levels of instructions: a tie in the rounding of an activation
+/// that falls the other way costs a step of its int8 code.
+const LEVELS_NMSE: f64 = 1e-4;
 /// Tokens of the longest prompt with its continuation.
 const CONTEXT: usize = 512;
 
@@ -62,10 +65,38 @@ fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<(
         });
         greedy(model.as_mut(), &label, tokens, &prompt["greedy_dequantized_f32"], report)?;
     }
+    levels_agree(name, case, &file, &limits, report)?;
     println!("{name}: distance from exact arithmetic {:.2} times llama.cpp's", ours / theirs);
     report.check(ours <= RATIO * theirs, || {
         format!("{name}: mean distance {ours:.4}, llama.cpp's {theirs:.4}")
     });
+    Ok(())
+}
+
+/// Every level of instructions on the first prompt, against the portable one.
+fn levels_agree(
+    name: &str,
+    case: &Value,
+    file: &Arc<File>,
+    limits: &Limits,
+    report: &mut Report,
+) -> Result<()> {
+    let tokens = ids(&case["prompts"][0]["tokens"])?;
+    let mut portable = Vec::new();
+    for simd in Simd::available() {
+        let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
+        let cpu = Cpu { simd, ..Cpu::new(None)? };
+        let mut model = cpu.load(plan, file, limits, &|_, _| ())?;
+        let logits = last_logits(model.as_mut(), &tokens)?;
+        if portable.is_empty() {
+            portable.clone_from(&logits);
+        }
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let error: f64 = logits.iter().zip(&portable).map(|(a, b)| square(a - b)).sum();
+        let nmse = error / portable.iter().map(|&x| square(x)).sum::<f64>();
+        report.worst(LEVELS_NMSE, nmse);
+        report.check(nmse <= LEVELS_NMSE, || format!("{name}: {simd} off by NMSE {nmse:.1e}"));
+    }
     Ok(())
 }
 

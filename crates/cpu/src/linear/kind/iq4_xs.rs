@@ -6,7 +6,7 @@
 //! 276 bytes a block, 1.5 % above the file; 4 loads, about 31 vector operations
 //! ```
 //!
-//! value = (d * scale) * table[code]; d * scale is exact in f32.
+//! value = (d * scale) * `table[code]`; d * scale is exact in f32.
 
 use super::bits::{nibbles, pack_pairs, put_f16};
 use super::iq4_nl::values;

@@ -18,7 +18,7 @@ const EXPONENTS: usize = 256;
 /// Twice the values of E2M1.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// value = 2^(exponent - 128) * table[code]
+/// value = 2^(exponent - 128) * `table[code]`
 pub(crate) struct Mxfp4;
 
 impl IntegerKind for Mxfp4 {
