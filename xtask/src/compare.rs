@@ -24,8 +24,8 @@ pub(crate) struct Args {
     #[arg(short, long, default_value_t = 2)]
     threads: usize,
     /// Pairs of runs for each test.
-    #[arg(short, long, default_value_t = 5)]
-    pairs: usize,
+    #[arg(short, long, default_value = "5")]
+    pairs: std::num::NonZeroUsize,
     /// Tests, named as llama-bench names them.
     #[arg(long, value_delimiter = ',', default_value = "pp512,tg128")]
     tests: Vec<String>,
@@ -105,7 +105,7 @@ pub(crate) fn pull(root: &Path, model: &str) -> Result<PathBuf> {
 }
 
 fn measure(root: &Path, python: &Path, model: &Path, test: &str, args: &Args) -> Result<Pairs> {
-    let (kind, count) = test.split_at(2);
+    let (kind, count) = test.split_at_checked(2).unwrap_or((test, ""));
     let count: usize =
         count.parse().with_context(|| format!("a test is ppN or tgN, not {test}"))?;
     ensure!(matches!(kind, "pp" | "tg"), "a test is ppN or tgN, not {test}");
@@ -116,7 +116,7 @@ fn measure(root: &Path, python: &Path, model: &Path, test: &str, args: &Args) ->
         gb_s: vec![],
         model: String::new(),
     };
-    for _ in 0..args.pairs {
+    for _ in 0..args.pairs.get() {
         let row = run_ours(root, model, kind, count, args)?;
         let number = |name: &str| row[name].as_f64().with_context(|| format!("no `{name}`"));
         pairs.ours.push(number("avg_ts")?);

@@ -10,7 +10,7 @@ mod tokenizers;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// How the kit is found.
 #[derive(clap::Args)]
@@ -54,6 +54,9 @@ impl Report {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
+    for only in &args.only {
+        ensure!(PARTS.iter().any(|(name, _)| name == only), "the kit has no part `{only}`");
+    }
     let models = models()?;
     let mut failed = 0;
     for (name, run) in PARTS {

@@ -32,7 +32,8 @@ pub struct Span {
     pub len: usize,
     /// The position of the first one in its sequence.
     pub position: usize,
-    /// One table for each of [`Plan::windows`]; they cover the new tokens too.
+    /// One table for each of [`Plan::windows`]; they cover the new tokens too. The pages of the
+    /// new tokens are this span's alone: they are written while others are read.
     pub tables: Vec<PageTable>,
 }
 
@@ -81,6 +82,21 @@ impl Batch {
                 }
             }
         }
+        assert!(self.new_pages_are_apart(), "pages of new tokens belong to one span");
         Ok(())
+    }
+
+    /// Whether every page that a span writes occurs once in the whole batch.
+    fn new_pages_are_apart(&self) -> bool {
+        let count = |group: usize, page: u32| {
+            let pages = self.spans.iter().flat_map(|s| &s.tables[group].pages);
+            pages.filter(|&&p| p == page).count()
+        };
+        self.spans.iter().all(|span| {
+            span.tables.iter().enumerate().all(|(group, table)| {
+                let first = span.position / PAGE_TOKENS - table.skipped;
+                table.pages[first..].iter().all(|&page| count(group, page) == 1)
+            })
+        })
     }
 }

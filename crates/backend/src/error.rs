@@ -21,16 +21,6 @@ pub enum Error {
         /// What the model can take.
         limit: usize,
     },
-    /// The machine has less memory than the model needs.
-    #[error("the model needs {needed} bytes for {what}, {available} are available")]
-    Memory {
-        /// Weights, state or scratch.
-        what: &'static str,
-        /// Bytes asked for.
-        needed: u64,
-        /// Bytes there are.
-        available: u64,
-    },
     /// A setting of the backend makes no sense here.
     #[error("{0}")]
     Config(String),

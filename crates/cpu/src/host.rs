@@ -8,31 +8,33 @@ use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::vector::{Vector, dispatch};
 
-/// Larger than most last-level caches.
-const BYTES: usize = 512 << 20;
+/// Larger than most last-level caches; less where memory is short.
+const BYTES_MAX: u64 = 512 << 20;
 /// Passes, of which the fastest counts: others may be using the memory too.
 const PASSES: usize = 4;
 
 /// Bytes a second that all threads of `pool` read together.
 pub(crate) fn bandwidth(simd: Simd, pool: &mut Pool) -> f64 {
-    let mut memory = Memory::zeroed(BYTES);
+    let quarter = available_memory().map_or(BYTES_MAX, |bytes| bytes / 4);
+    let len = quarter.clamp(1 << 20, BYTES_MAX) as usize;
+    let mut memory = Memory::zeroed(len);
     let bytes = Shared::new(memory.bytes_mut());
     let part = |share: std::ops::Range<usize>| share.start / 64 * 64..share.end / 64 * 64;
     // Pages that were never written are all the same page of zeros.
     // SAFETY: the shares do not overlap.
-    pool.run(&|worker| unsafe { bytes.part_mut(part(worker.share(BYTES))) }.fill(1));
+    pool.run(&|worker| unsafe { bytes.part_mut(part(worker.share(len))) }.fill(1));
     let mut best = f64::MAX;
     for _ in 0..PASSES {
         let start = Instant::now();
         pool.run(&|worker| {
             // SAFETY: nobody writes any more.
-            let bytes = unsafe { bytes.part(part(worker.share(BYTES))) };
+            let bytes = unsafe { bytes.part(part(worker.share(len))) };
             let sum = dispatch!(simd, read_all(bytes: &[u8]) -> f32);
             assert!(sum >= 0.0, "the bytes were read");
         });
         best = best.min(start.elapsed().as_secs_f64());
     }
-    BYTES as f64 / best
+    len as f64 / best
 }
 
 /// The sum of the bytes read as f32, by eight sums that do not wait for each other.
@@ -50,10 +52,21 @@ unsafe fn read_all<V: Vector>(bytes: &[u8]) -> f32 {
     }
 }
 
-/// Bytes that programs can still take, where the system says so.
+/// Bytes that programs can still take, where the system says so: of the machine, or of the
+/// container if that has a limit.
 pub(crate) fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kilobytes * 1024)
+    let machine = kilobytes * 1024;
+    Some(container_memory().map_or(machine, |container| container.min(machine)))
+}
+
+/// What the control group of version 2 leaves, if it sets a limit.
+fn container_memory() -> Option<u64> {
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    Some(read("max")?.saturating_sub(read("current")?))
 }

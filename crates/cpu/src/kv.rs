@@ -37,7 +37,8 @@ impl Cell for f32 {
 /// The bits of a half-precision number.
 impl Cell for u16 {
     fn from_f32(x: f32) -> u16 {
-        f16::from_f32(x).to_bits()
+        // An infinity would spoil sums in which it counts for nothing.
+        f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits()
     }
 
     #[inline(always)]

@@ -128,7 +128,8 @@ pub(crate) fn lower(plan: &Plan, fusions: Fusions) -> Program {
     let angles = (0..lowering.ropes.len()).map(|rope| RowOp::Angles { rope }).collect();
     let mut stages = vec![Stage::Rows { rows: Rows::Tokens, ops: angles }];
     let mut rest = lowering.stages.into_iter().peekable();
-    if let Some(Stage::Rows { ops, .. }) = rest.next_if(|_| fusions.rows)
+    if let Some(Stage::Rows { ops, .. }) =
+        rest.next_if(|s| fusions.rows && matches!(s, Stage::Rows { rows: Rows::Tokens, .. }))
         && let Stage::Rows { ops: first, .. } = &mut stages[0]
     {
         first.extend(ops);

@@ -102,8 +102,12 @@ impl Pool {
             let name = format!("bodkin-cpu-{index}");
             std::thread::Builder::new().name(name).spawn(move || shared.work(index, threads))
         };
-        let workers = (1..threads).map(start).collect::<Result<_, _>>()?;
-        Ok(Pool { shared, workers })
+        // A pool that is not complete still ends its workers.
+        let mut pool = Pool { shared: Arc::clone(&shared), workers: Vec::new() };
+        for index in 1..threads {
+            pool.workers.push(start(index)?);
+        }
+        Ok(pool)
     }
 
     /// The number of threads, the caller included.

@@ -18,7 +18,7 @@ pub enum Simd {
     /// As `Avx2`, with the int8 products of AVX-VNNI: Intel since Alder Lake, AMD since Zen 5.
     #[non_exhaustive]
     AvxVnni,
-    /// AVX-512 F, BW, VL and VNNI: AMD since Zen 4, Intel servers since Ice Lake.
+    /// AVX-512 F, BW, DQ, VL and VNNI: AMD since Zen 4, Intel servers since Ice Lake.
     #[non_exhaustive]
     Avx512,
 }
@@ -92,6 +92,7 @@ impl Simd {
                 avx2()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }

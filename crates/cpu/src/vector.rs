@@ -45,7 +45,7 @@ pub(crate) trait Vector: Copy {
     unsafe fn largest(self) -> f32;
 }
 
-/// `e^x` to about two units in the last place; 0 below -87.
+/// `e^x` to about two units in the last place; below -87 as at -87, some 1e-38.
 ///
 /// # Safety
 ///

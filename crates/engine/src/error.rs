@@ -58,6 +58,14 @@ pub enum Error {
     /// A request has no tokens to go on from.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
+    /// A prompt has a token that the model does not have.
+    #[error("token id {id}: the model has {vocabulary} tokens")]
+    UnknownToken {
+        /// In the prompt.
+        id: u32,
+        /// The number of token ids.
+        vocabulary: usize,
+    },
     /// A request wants no answer.
     #[error("the answer may have 0 tokens, it must be allowed 1 at least")]
     NoTokens,

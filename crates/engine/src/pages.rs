@@ -86,7 +86,9 @@ impl Pages {
         };
         let usable = |s: &Sequence| {
             let len = shared(s);
-            if s.can_shrink_to(len, &self.groups) { len } else { 0 }
+            // A long conversation is not given up for the few tokens that all prompts begin with.
+            let is_worth_it = 2 * len >= s.tokens.len();
+            if is_worth_it && s.can_shrink_to(len, &self.groups) { len } else { 0 }
         };
         let best = (0..self.kept.len()).max_by_key(|&i| usable(&self.kept[i]));
         match best.map(|i| (i, usable(&self.kept[i]))) {
@@ -111,18 +113,20 @@ impl Pages {
     }
 
     /// Takes pages for `new` more tokens, giving up kept sequences where pages are short, oldest
-    /// first. Returns false, with nothing taken, if there are not enough even so.
+    /// first. Returns false, with nothing taken or given up, if there are not enough even so.
     pub fn reserve(&mut self, sequence: &mut Sequence, new: usize) -> bool {
         let pages = (sequence.tokens.len() + new).div_ceil(PAGE_TOKENS);
         let missing = |table: &PageTable| pages.saturating_sub(table.skipped + table.pages.len());
-        loop {
-            let mut pairs = sequence.tables.iter().zip(&self.groups);
-            if pairs.all(|(table, group)| missing(table) <= group.free.len()) {
-                break;
-            }
-            if self.kept.is_empty() {
-                return false;
-            }
+        let is_enough = |pages: &Pages, kept: bool| {
+            sequence.tables.iter().zip(&pages.groups).enumerate().all(|(i, (table, group))| {
+                let held = pages.kept.iter().filter(|_| kept).map(|s| s.tables[i].pages.len());
+                missing(table) <= group.free.len() + held.sum::<usize>()
+            })
+        };
+        if !is_enough(self, true) {
+            return false;
+        }
+        while !is_enough(self, false) {
             let oldest = self.kept.remove(0);
             self.release(oldest);
         }
@@ -156,13 +160,6 @@ impl Pages {
     pub fn release(&mut self, sequence: Sequence) {
         for (table, group) in sequence.tables.into_iter().zip(&mut self.groups) {
             group.free.extend(table.pages);
-        }
-    }
-
-    /// Gives the pages of all kept sequences back.
-    pub fn forget(&mut self) {
-        for sequence in std::mem::take(&mut self.kept) {
-            self.release(sequence);
         }
     }
 

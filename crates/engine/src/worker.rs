@@ -119,6 +119,10 @@ impl Worker {
             let limit = self.context - 1;
             return Err(Error::PromptTooLong { tokens: prompt_tokens, limit });
         }
+        let vocabulary = self.model.plan().vocabulary;
+        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(Error::UnknownToken { id, vocabulary });
+        }
         let mut sampler = Sampler::new(request.sampling.clone(), &self.tokenizer)?;
         request.prompt.iter().for_each(|&id| sampler.accept(id));
         let sequence = self.pages.start(&request.prompt);
@@ -169,9 +173,30 @@ impl Worker {
         Ok(())
     }
 
-    /// Chooses the tokens of the next step. A request without pages waits for another to end; if
-    /// there is none, it fails.
+    /// Chooses the tokens of the next step. Where pages are short, requests wait for others to
+    /// end; if all wait, the youngest gives its pages up and begins again later.
     fn fill_batch(&mut self) -> Result<(), Error> {
+        loop {
+            self.schedule_step();
+            if !self.batch.tokens.is_empty() {
+                return Ok(());
+            }
+            let stored = |r: &Running| !r.sequence.tokens.is_empty();
+            let youngest = self.running.iter().rposition(stored).filter(|&i| i > 0);
+            let Some(youngest) = youngest else {
+                let tokens = self.running.iter().map(|r| r.sequence.tokens.len() + r.pending.len());
+                return Err(Error::OutOfPages { tokens: tokens.sum() });
+            };
+            let running = &mut self.running[youngest];
+            let fresh = self.pages.start(&[]);
+            let mut stored = std::mem::replace(&mut running.sequence, fresh);
+            running.pending.splice(0..0, stored.tokens.drain(..));
+            self.pages.release(stored);
+        }
+    }
+
+    /// Fills the batch with what has pages.
+    fn schedule_step(&mut self) {
         let waiting: Vec<Waiting> = self.running.iter().map(Running::waiting).collect();
         let limits = self.model.limits();
         schedule(&waiting, limits.tokens, limits.outputs, &mut self.taken);
@@ -194,11 +219,6 @@ impl Worker {
                 tables: running.sequence.tables.clone(),
             });
         }
-        if batch.tokens.is_empty() {
-            let tokens = self.running.iter().map(|r| r.sequence.tokens.len() + r.pending.len());
-            return Err(Error::OutOfPages { tokens: tokens.sum() });
-        }
-        Ok(())
     }
 
     /// Ends requests that are not wanted any more; what they have stored may serve others.

@@ -66,10 +66,6 @@ fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
     let kv_heads = m.sizes("attention.head_count_kv", layers)?.unwrap_or_else(|| heads.clone());
     let key_dim = m.size_or("attention.key_length", width / heads[0])?;
     if key_dim == 0 {
-        let problem = format!("{} heads leave nothing of a width of {width}", heads[0]);
-        return Err(m.error("attention.head_count", problem));
-    }
-    if key_dim == 0 {
         let problem = format!("a width of {width} leaves nothing to each of {} heads", heads[0]);
         return Err(m.error("attention.head_count", problem));
     }

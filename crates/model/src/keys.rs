@@ -170,6 +170,16 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The bound of a soft cap; zero stands for none.
+    pub fn cap(&self, name: &str) -> Result<Option<f32>> {
+        match self.f32(name)? {
+            Some(cap) if cap < 0.0 => {
+                Err(self.error(name, format!("expected a positive number, found {cap}")))
+            }
+            cap => Ok(cap.filter(|&cap| cap > 0.0)),
+        }
+    }
+
     /// The longest sequence that the model was made for.
     pub fn context_length(&self) -> Result<usize> {
         self.size("context_length")

@@ -35,7 +35,7 @@ pub(crate) fn rewrite(readme: &Path, results: &Path) -> Result<()> {
     for line in rows.lines() {
         let row: Value = serde_json::from_str(line)?;
         let same = |other: &Value| {
-            ["cpu", "threads", "model", "test"].iter().all(|&key| other[key] == row[key])
+            ["cpu", "threads", "model", "test", "peer"].iter().all(|&key| other[key] == row[key])
         };
         match newest.iter().position(same) {
             Some(i) => newest[i] = row,
@@ -53,8 +53,12 @@ pub(crate) fn rewrite(readme: &Path, results: &Path) -> Result<()> {
         writeln!(table, "{}", line(row))?;
     }
     if let Some(row) = newest.last() {
-        let (cpu, threads) = (&row["cpu"], &row["threads"]);
-        writeln!(table, "\nMedians of pairs in turns; {threads} threads of {cpu}.")?;
+        let text = |name: &str| row[name].as_str().unwrap_or("?").to_owned();
+        let (cpu, threads, peer) = (text("cpu"), &row["threads"], text("peer"));
+        writeln!(
+            table,
+            "\nMedians of pairs in turns; {threads} threads of {cpu}; the peer is {peer}."
+        )?;
     }
     std::fs::write(readme, format!("{before}{START}{table}{END}{after}"))?;
     Ok(())

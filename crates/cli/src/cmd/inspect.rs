@@ -37,6 +37,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         return print_file(&mut out, &file, args.json);
     }
     let mut opened = Opened::find(&args.model)?;
+    if let Some(context) = args.machine.ctx_size {
+        opened.plan_for(context)?;
+    }
     if args.plan {
         write!(out, "{}", opened.plan)?;
     }

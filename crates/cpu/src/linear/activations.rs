@@ -11,9 +11,10 @@
 //!
 //! So a kernel walks one pointer for all its tokens, and a single row is plain row-major.
 //!
-//! An int8 block holds 32 columns: `scale = max |x| / 127`, `code = round(x * (127 / max |x|))`,
-//! ties to even. A block below 2^-118 becomes zero (its reciprocal would overflow); a block with a
-//! value that is not finite gets the scale NaN, so that the fault shows in every result.
+//! An int8 block holds 32 columns in two halves, each with `scale = max |x| / 127` and
+//! `code = round(x * (127 / max |x|))`, ties to even. A half below 2^-118 becomes zero (its
+//! reciprocal would overflow); a half with a value that is not finite gets the scale NaN, so that
+//! the fault shows in every result.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

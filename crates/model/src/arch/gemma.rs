@@ -48,8 +48,8 @@ struct Variant {
 
 impl Variant {
     fn new(m: &Keys<'_>) -> Result<Variant> {
-        let attention_softcap = m.f32("attn_logit_softcapping")?;
-        let logit_softcap = m.f32("final_logit_softcapping")?;
+        let attention_softcap = m.cap("attn_logit_softcapping")?;
+        let logit_softcap = m.cap("final_logit_softcapping")?;
         let (window, layers) = (m.sliding_window()?, m.layers()?);
         let local_base = m.rope_base("rope.freq_base_swa")?;
         Ok(match m.architecture() {

@@ -38,12 +38,6 @@ pub(crate) struct Session {
 pub(crate) struct Answer {
     pub(crate) text: String,
     ids: Vec<u32>,
-    /// `None` if Ctrl-C stopped it.
-    end: Option<End>,
-}
-
-/// How an answer ended by itself.
-struct End {
     reason: Finish,
     usage: Usage,
     timings: Timings,
@@ -149,30 +143,28 @@ impl Session {
         });
         let canceller = events.canceller();
         let _catch = interrupt::catch(move || canceller.cancel());
-        let mut answer = Answer { text: String::new(), ids: Vec::new(), end: None };
+        let (mut text, mut ids) = (String::new(), Vec::new());
         for event in events {
             match event {
-                Event::Token { id, text } => {
-                    answer.ids.push(id);
-                    answer.text.push_str(&text);
-                    say(&text)?;
+                Event::Token { id, text: new } => {
+                    ids.push(id);
+                    text.push_str(&new);
+                    say(&new)?;
                 }
-                Event::Done { reason, text, usage, timings } => {
-                    answer.text.push_str(&text);
-                    say(&text)?;
-                    answer.end = Some(End { reason, usage, timings });
+                Event::Done { reason, text: rest, usage, timings } => {
+                    text.push_str(&rest);
+                    say(&rest)?;
+                    return Ok(Answer { text, ids, reason, usage, timings });
                 }
                 Event::Error(error) => return Err(error.into()),
             }
         }
-        Ok(answer)
+        bail!("the engine ended without an answer")
     }
 
     /// Tokens, speeds, and the share of the memory bandwidth that generating took.
     pub(crate) fn stats(&self, answer: &Answer) -> String {
-        let Some(End { usage, timings, .. }) = &answer.end else {
-            return format!("stopped after {} tokens", answer.ids.len());
-        };
+        let Answer { usage, timings, .. } = answer;
         let read = usage.prompt_tokens - usage.cached_tokens;
         let mut text = format!(
             "prompt {} tokens ({} from before), {:.1} tok/s; answer {} tokens",
@@ -209,27 +201,26 @@ fn rate(count: usize, ms: f64) -> f64 {
 impl Answer {
     /// Whether it ended by itself.
     pub(crate) fn is_whole(&self) -> bool {
-        self.end.as_ref().is_some_and(|end| end.reason != Finish::Cancelled)
+        self.reason != Finish::Cancelled
     }
 
     /// For scripts.
     pub(crate) fn json(&self) -> Value {
-        let end = self.end.as_ref();
-        let reason = match end.map(|end| &end.reason) {
-            Some(Finish::End) => "end",
-            Some(Finish::Stop(_)) => "stop",
-            Some(Finish::Length) => "length",
-            Some(Finish::Cancelled) | None => "interrupted",
+        let reason = match self.reason {
+            Finish::End => "end",
+            Finish::Stop(_) => "stop",
+            Finish::Length => "length",
+            Finish::Cancelled => "interrupted",
         };
         json!({
             "text": self.text,
             "tokens": self.ids,
             "reason": reason,
-            "prompt_tokens": end.map(|end| end.usage.prompt_tokens),
-            "cached_tokens": end.map(|end| end.usage.cached_tokens),
-            "generated_tokens": end.map(|end| end.usage.generated_tokens),
-            "prompt_ms": end.map(|end| end.timings.prompt_ms),
-            "generate_ms": end.map(|end| end.timings.generate_ms),
+            "prompt_tokens": self.usage.prompt_tokens,
+            "cached_tokens": self.usage.cached_tokens,
+            "generated_tokens": self.usage.generated_tokens,
+            "prompt_ms": self.timings.prompt_ms,
+            "generate_ms": self.timings.generate_ms,
         })
     }
 }
