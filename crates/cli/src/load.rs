@@ -189,12 +189,7 @@ fn tokenizer_of(file: &File) -> Result<Arc<Tokenizer>> {
 
 /// Bytes of keys and values of a sequence of `tokens` tokens: what the last of them reads.
 pub(crate) fn kv_bytes(plan: &Plan, backend: &dyn Backend, tokens: usize) -> u64 {
-    let elements = |tokens: usize| -> u128 {
-        let slots = plan.slots.iter();
-        let kept =
-            slots.map(|s| s.elements_per_token() * s.window.map_or(tokens, |w| w.min(tokens)));
-        kept.map(|elements| elements as u128).sum()
-    };
+    let elements = |tokens| u128::from(plan.kv_elements(tokens));
     // How precisely it keeps them is the backend's to choose: a page of each slot tells.
     let pages = vec![1; plan.windows().len()];
     let page = backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages });

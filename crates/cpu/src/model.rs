@@ -133,15 +133,20 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
 /// The bytes that a model will hold.
 pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize) -> Memory {
     let sizes = sizes(plan, limits, threads);
-    let matrices = plan.weights.iter().zip(uses(plan)).filter(|(_, uses)| uses.matrix);
+    let weights = plan.weights.iter().zip(uses(plan)).map(|(w, uses)| {
+        let packed = PackedWeight::bytes_for(kind(w), w.rows, w.cols);
+        let matrix = packed.expect("no tensor of a file overflows") as u64;
+        let vector = 4 * (w.rows * w.cols) as u64;
+        u64::from(uses.matrix) * matrix + u64::from(uses.vector) * vector
+    });
     let pages = plan.slots.iter().zip(slot_tables(plan));
     let values = plan.buffers().bytes(limits.tokens);
-    let scratch = 4 * (threads * sizes.scratch + sizes.partials);
+    let ropes = lower(plan, Fusions::ALL).ropes;
+    let angles: usize = ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
+    let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles);
     let logits = 4 * limits.outputs * plan.vocabulary;
     Memory {
-        weight_bytes: matrices
-            .map(|(w, _)| PackedWeight::bytes_for(kind(w), w.rows, w.cols).unwrap_or(0) as u64)
-            .sum(),
+        weight_bytes: weights.sum(),
         state_bytes: pages
             .map(|(slot, group)| {
                 let layout = KvLayout::new(slot, Precision::of(plan));

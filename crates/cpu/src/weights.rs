@@ -34,7 +34,15 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
                 uses[weight.0].matrix = true;
                 bias.iter().for_each(|id| uses[id.0].vector = true);
             }
-            _ => op.weights().for_each(|id| uses[id.0].vector = true),
+            Op::Norm { .. } | Op::Rope { .. } => {
+                op.weights().for_each(|id| uses[id.0].vector = true);
+            }
+            Op::Attention { .. }
+            | Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Slice { .. } => {}
         }
     }
     uses

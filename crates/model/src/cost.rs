@@ -13,10 +13,6 @@ pub struct Cost {
     /// Weight bytes that one decode step reads: of the token table only a row, unless it is also
     /// the head.
     pub step_weight_bytes: u64,
-    /// Elements of key and value that a token adds to slots without a window.
-    pub kv_elements_per_token: u64,
-    /// Elements of key and value that slots with a window hold at most.
-    pub kv_elements_windowed: u64,
     /// Multiplications and additions of the products with weights, for one token with logits.
     pub flops_per_token: u64,
 }
@@ -29,8 +25,6 @@ impl Plan {
             weight_bytes: self.weights.iter().map(|w| w.bytes()).sum(),
             parameters: self.weights.iter().map(|w| w.cols as u64 * w.rows as u64).sum(),
             step_weight_bytes: 0,
-            kv_elements_per_token: 0,
-            kv_elements_windowed: 0,
             flops_per_token: 0,
         };
         for op in &self.ops {
@@ -48,14 +42,15 @@ impl Plan {
         }
         let read = self.weights.iter().zip(read_in_full).filter(|(_, read)| *read);
         cost.step_weight_bytes += read.map(|(w, _)| w.bytes()).sum::<u64>();
-        for slot in &self.slots {
-            let elements = slot.elements_per_token() as u64;
-            match slot.window {
-                None => cost.kv_elements_per_token += elements,
-                Some(window) => cost.kv_elements_windowed += elements * window as u64,
-            }
-        }
         cost
+    }
+
+    /// Elements of keys and values that a sequence of `tokens` tokens holds, and that the next
+    /// token reads: slots with a window hold no more than that.
+    pub fn kv_elements(&self, tokens: usize) -> u64 {
+        let held = |window: Option<usize>| window.map_or(tokens, |w| w.min(tokens)) as u64;
+        let slots = self.slots.iter();
+        slots.map(|s| (s.elements_per_token() as u64).saturating_mul(held(s.window))).sum()
     }
 }
 

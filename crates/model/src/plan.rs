@@ -239,7 +239,12 @@ impl Op {
             | Op::Linear { weight, bias, .. }
             | Op::Logits { weight, bias, .. } => (Some(*weight), *bias),
             Op::Rope { rope, .. } => (rope.factors, None),
-            _ => (None, None),
+            Op::Attention { .. }
+            | Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Slice { .. } => (None, None),
         };
         [a, b].into_iter().flatten()
     }

@@ -71,11 +71,13 @@ fn sums_by_hand() {
         parameters: 2 * 320 + 32 + 512 + 16 + 512,
         // A row of the table, and the matrix that two operations read once only.
         step_weight_bytes: 64 + TABLE + VECTORS + MATRICES,
-        kv_elements_per_token: 2 * (4 + 8),
-        kv_elements_windowed: 2 * (4 + 8) * 5,
         flops_per_token: 2 * (3 * 512 + 320),
     };
-    assert_eq!(plan(WeightId(5)).cost(), wanted);
+    let plan = plan(WeightId(5));
+    assert_eq!(plan.cost(), wanted);
+    // One slot holds everything, the other the last five tokens.
+    assert_eq!(plan.kv_elements(3), 2 * (4 + 8) * (3 + 3));
+    assert_eq!(plan.kv_elements(100), 2 * (4 + 8) * (100 + 5));
 }
 
 #[test]

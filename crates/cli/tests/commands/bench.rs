@@ -75,6 +75,16 @@ fn json_has_numbers_that_agree() {
 }
 
 #[test]
+fn a_profile_accounts_for_the_run() {
+    let flags = ["-p", "8", "-n", "0", "-o", "json", "-t", "1", "--profile"];
+    let rows: Value = serde_json::from_str(&bench(&Place::new(), &flags)).unwrap();
+    let parts = rows[0]["profile"].as_array().unwrap();
+    let has = |what: &str| parts.iter().any(|part| part["what"] == what);
+    assert!(has("attention") && has("ffn_gate + ffn_up") && has("glu, quantize"), "{parts:?}");
+    assert!(parts.iter().all(|part| part["ms"].as_f64().unwrap() > 0.0));
+}
+
+#[test]
 fn csv_has_the_same_fields() {
     let csv = bench(&Place::new(), &["-p", "8", "-n", "0", "-o", "csv"]);
     let lines: Vec<&str> = csv.lines().collect();

@@ -163,7 +163,7 @@ fn ctrl_c_stops_an_answer_and_the_chat_goes_on() {
     chat.say("Hello", "xxx");
     interrupt(&chat.child);
     chat.expect(END);
-    chat.say("/stats", "stopped after ");
+    chat.say("/stats", "; answer ");
     chat.leave("/bye\r");
 }
 

@@ -61,7 +61,7 @@ fn a_terminal_is_not_commanded_by_a_file() {
     };
     let path = place.variant("llama", change);
     let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
-    assert!(error.contains("`\u{fffd}[2Jx`"), "{error}");
+    assert!(error.contains("`\\u{1b}[2Jx`"), "{error}");
     assert!(!place.text(&["inspect", &path]).contains('\x1b'));
 }
 

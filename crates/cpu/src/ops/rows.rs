@@ -14,7 +14,7 @@ fn whole(len: usize) -> usize {
 }
 
 /// A function of two vectors. Not a closure: those are compiled without the instructions of the
-/// function that they stand in, and one that is not inlined calls every intrinsic.
+/// function that they stand in, and one too large to be inlined calls every intrinsic.
 trait Binary: Copy {
     /// # Safety
     ///

@@ -72,7 +72,7 @@ impl Row {
         let rates = self.rates();
         let times: Vec<f64> = self.samples_ns.iter().map(|&ns| ns as f64).collect();
         let gb_s = self.bytes_per_second() / 1e9;
-        vec![
+        let mut fields = vec![
             ("build_version", json!(env!("CARGO_PKG_VERSION"))),
             ("backends", json!(self.backend)),
             ("model_filename", json!(self.model_filename)),
@@ -95,8 +95,12 @@ impl Row {
             ("bandwidth_share", json!(self.bytes_per_second() / self.bandwidth)),
             ("samples_ns", json!(self.samples_ns)),
             ("samples_ts", json!(rates)),
-            ("profile", self.profile.iter().map(|part| self.part_fields(part)).collect()),
-        ]
+        ];
+        if !self.profile.is_empty() {
+            let parts = self.profile.iter().map(|part| self.part_fields(part));
+            fields.push(("profile", parts.collect()));
+        }
+        fields
     }
 }
 
