@@ -19,9 +19,10 @@ use super::Report;
 const RATIO: f64 = 1.1;
 /// Logits closer than this may come out in either order: integer activations move them as much.
 const NEAR_TIE: f64 = 0.3;
-/// What rounding may put between levels of instructions: a tie in the rounding of an activation
-/// that falls the other way costs a step of its int8 code.
-const LEVELS_NMSE: f64 = 1e-4;
+/// What may lie between the portable level, which rounds twice where others round once, and
+/// another: as much as the kit allows quantised files. An activation whose rounding falls the other
+/// way costs a step of its int8 code, and later layers make more of it.
+const LEVELS_NMSE: f64 = 1e-3;
 /// Tokens of the longest prompt with its continuation.
 const CONTEXT: usize = 512;
 
@@ -48,13 +49,22 @@ fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<(
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
     let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
     let limits = Limits { tokens: CONTEXT, outputs: 1, pages };
-    let mut model = Cpu::new(None)?.load(plan, &file, &limits, &|_, _| ())?;
+    for simd in Simd::available() {
+        let cpu = Cpu { simd, ..Cpu::new(None)? };
+        let mut model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ())?;
+        prompts(&format!("{name} ({simd})"), case, model.as_mut(), report)?;
+    }
+    levels_agree(name, case, &file, &limits, report)
+}
+
+/// All prompts on one model.
+fn prompts(name: &str, case: &Value, model: &mut dyn Model, report: &mut Report) -> Result<()> {
     let (mut ours, mut theirs) = (0.0, 0.0);
     for prompt in case["prompts"].as_array().context("no `prompts`")? {
         let label = format!("{name}, prompt {}", prompt["id"]);
         let exact = &prompt["dequantized_f32"];
         let tokens = ids(&prompt["tokens"])?;
-        let logits = last_logits(model.as_mut(), &tokens)?;
+        let logits = last_logits(model, &tokens)?;
         let (a, b) = distances(&logits, exact, &prompt["llama_cpp"])?;
         (ours, theirs) = (ours + a, theirs + b);
         let top = numbers(&exact["top20_logits"])?;
@@ -63,9 +73,8 @@ fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<(
         report.check(is_tie || argmax(&logits) == best, || {
             format!("{label}: first token {}, not {best}", argmax(&logits))
         });
-        greedy(model.as_mut(), &label, tokens, &prompt["greedy_dequantized_f32"], report)?;
+        greedy(model, &label, tokens, &prompt["greedy_dequantized_f32"], report)?;
     }
-    levels_agree(name, case, &file, &limits, report)?;
     println!("{name}: distance from exact arithmetic {:.2} times llama.cpp's", ours / theirs);
     report.check(ours <= RATIO * theirs, || {
         format!("{name}: mean distance {ours:.4}, llama.cpp's {theirs:.4}")
