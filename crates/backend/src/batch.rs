@@ -35,6 +35,9 @@ pub struct Span {
     /// One table for each of [`Plan::windows`]; they cover the new tokens too. The pages of the
     /// new tokens are this span's alone: they are written while others are read.
     pub tables: Vec<PageTable>,
+    /// The cell of the sequence's recurrent state, its alone in this step; of no meaning where the
+    /// plan has none. At position 0 the state begins as zero, whatever the cell holds.
+    pub state: u32,
 }
 
 /// One step: the tokens of all spans, one span after the other.
@@ -80,6 +83,17 @@ impl Batch {
                 for &page in &table.pages {
                     at_most("as a page number", page as usize, limit.saturating_sub(1))?;
                 }
+            }
+        }
+        if !plan.states.is_empty() {
+            for (i, span) in self.spans.iter().enumerate() {
+                at_most(
+                    "as a cell of state",
+                    span.state as usize,
+                    limits.states.saturating_sub(1),
+                )?;
+                let is_apart = self.spans[..i].iter().all(|other| other.state != span.state);
+                assert!(is_apart, "a cell of state belongs to one span");
             }
         }
         assert!(self.new_pages_are_apart(), "pages of new tokens belong to one span");

@@ -67,7 +67,7 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     if nmse.is_nan() || nmse > limit {
         failures.push(format!("{}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
     }
-    let vocabulary = case.plan.vocabulary;
+    let vocabulary = case.plan.output_width();
     for feeding in Feeding::OTHERS {
         let found = feed(model.as_mut(), case, feeding)?;
         let rows = feeding.rows(case.tokens.len());

@@ -29,6 +29,9 @@ pub struct Limits {
     pub outputs: usize,
     /// Pages for each of [`Plan::windows`], in that order.
     pub pages: Vec<usize>,
+    /// Cells of recurrent state, each for one sequence or one copy of its state; 0 where the plan
+    /// has none.
+    pub states: usize,
 }
 
 /// The bytes that a loaded model holds.
@@ -36,7 +39,7 @@ pub struct Limits {
 pub struct Memory {
     /// Weights as the backend keeps them.
     pub weight_bytes: u64,
-    /// Pages of keys and values.
+    /// Pages of keys and values, and cells of recurrent state.
     pub state_bytes: u64,
     /// Buffers for values between operations.
     pub scratch_bytes: u64,
@@ -93,11 +96,17 @@ pub trait Model: Send {
     /// What it was sized for.
     fn limits(&self) -> &Limits;
 
-    /// Runs one step. `logits` is `[batch.outputs.len(), vocabulary]`.
+    /// Runs one step. `logits` is `[batch.outputs.len(), plan.output_width()]`.
     ///
     /// A row's result depends on its own sequence alone: not on what else is in the batch, nor on
     /// how a prompt was cut into steps.
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()>;
+
+    /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.
+    fn copy_state(&mut self, from: u32, to: u32);
+
+    /// How often each expert was chosen since the model was loaded, for each routing of the plan.
+    fn expert_counts(&self) -> Vec<Vec<u64>>;
 
     /// Begins to take the time of the parts of each step, from nothing; or ends it.
     fn set_profiling(&mut self, on: bool);

@@ -129,6 +129,12 @@ impl Model for ReferenceModel {
         Ok(())
     }
 
+    fn copy_state(&mut self, _: u32, _: u32) {}
+
+    fn expert_counts(&self) -> Vec<Vec<u64>> {
+        Vec::new()
+    }
+
     fn set_profiling(&mut self, _: bool) {}
 
     fn profile(&self) -> Vec<Part> {
@@ -142,7 +148,7 @@ impl ReferenceModel {
         let of = |value: Value| values[value.0].as_slice();
         let weight = |id: WeightId| self.weights[id.0].as_slice();
         match &plan.ops[i] {
-            Op::Embed { table } => {
+            Op::Embed { table, .. } => {
                 let width = plan.widths[i];
                 let rows = batch.tokens.iter().map(|&t| t as usize * width);
                 rows.flat_map(|start| &weight(*table)[start..start + width]).copied().collect()
@@ -169,10 +175,18 @@ impl ReferenceModel {
             Op::Softcap { input, cap } => {
                 of(*input).iter().map(|x| (x / cap).tanh() * cap).collect()
             }
-            Op::Slice { input, start, len } => {
+            Op::Slice { input, start, len, .. } => {
                 let rows = of(*input).chunks_exact(plan.width(*input));
                 rows.flat_map(|row| &row[*start..*start + *len]).copied().collect()
             }
+            Op::Act { .. }
+            | Op::Concat { .. }
+            | Op::Route { .. }
+            | Op::ExpertLinear { .. }
+            | Op::ExpertSum { .. }
+            | Op::Conv { .. }
+            | Op::Scan { .. }
+            | Op::Pool { .. } => unimplemented!("{}", plan.ops[i].name()),
             Op::Logits { input, weight: w, bias } => {
                 let width = plan.width(*input);
                 let rows = batch.outputs.iter().map(|&row| row as usize * width);
@@ -317,6 +331,10 @@ fn rotate(
 
 fn activate(act: Act, x: f32) -> f32 {
     match act {
+        Act::Identity => x,
+        Act::Sigmoid | Act::Gelu | Act::ReluSquared | Act::ClampedSwish => {
+            unimplemented!("{act:?}")
+        }
         Act::Silu => x / (1.0 + (-x).exp()),
         Act::GeluTanh => {
             let inner = 0.797_884_6 * (x + 0.044_715 * x * x * x);

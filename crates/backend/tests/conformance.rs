@@ -56,6 +56,14 @@ impl Model for CarelessModel {
         self.0.plan()
     }
 
+    fn copy_state(&mut self, from: u32, to: u32) {
+        self.0.copy_state(from, to);
+    }
+
+    fn expert_counts(&self) -> Vec<Vec<u64>> {
+        self.0.expert_counts()
+    }
+
     fn limits(&self) -> &Limits {
         self.0.limits()
     }

@@ -192,7 +192,7 @@ pub(crate) fn kv_bytes(plan: &Plan, backend: &dyn Backend, tokens: usize) -> u64
     let elements = |tokens| u128::from(plan.kv_elements(tokens));
     // How precisely it keeps them is the backend's to choose: a page of each slot tells.
     let pages = vec![1; plan.windows().len()];
-    let page = backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages });
+    let page = backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages, states: 0 });
     let page_elements = elements(1) * PAGE_TOKENS as u128;
     let bytes = elements(tokens) * u128::from(page.state_bytes);
     // A plan without slots keeps nothing.

@@ -168,7 +168,7 @@ impl Lowering<'_> {
                 self.stages.push(Stage::Attend { q, out, attention: *attention, slot });
                 return i + 1;
             }
-            Op::Embed { table } => RowOp::Embed { table: *table, out },
+            Op::Embed { table, .. } => RowOp::Embed { table: *table, out },
             Op::Norm { input, kind, weight, bias, eps, groups: _ } => {
                 let (input, kind, weight, bias, eps) =
                     (self.place(*input), *kind, *weight, *bias, *eps);
@@ -189,9 +189,17 @@ impl Lowering<'_> {
             Op::Softcap { input, cap } => {
                 RowOp::Softcap { input: self.place(*input), cap: *cap, out }
             }
-            Op::Slice { input, start, len: _ } => {
+            Op::Slice { input, start, .. } => {
                 RowOp::Slice { input: self.place(*input), start: *start, out }
             }
+            Op::Act { .. }
+            | Op::Concat { .. }
+            | Op::Route { .. }
+            | Op::ExpertLinear { .. }
+            | Op::ExpertSum { .. }
+            | Op::Conv { .. }
+            | Op::Scan { .. }
+            | Op::Pool { .. } => unimplemented!("{}", self.plan.ops[i].name()),
         };
         self.row(self.plan.rows(Value(i)), row_op);
         i + 1

@@ -144,7 +144,7 @@ pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize) -> Memory {
     let ropes = lower(plan, Fusions::ALL).ropes;
     let angles: usize = ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
     let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles);
-    let logits = 4 * limits.outputs * plan.vocabulary;
+    let logits = 4 * limits.outputs * plan.output_width();
     Memory {
         weight_bytes: weights.sum(),
         state_bytes: pages
@@ -203,7 +203,11 @@ impl Model for CpuModel {
 
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         batch.check(&self.plan, &self.limits)?;
-        assert_eq!(logits.len(), batch.outputs.len() * self.plan.vocabulary, "room for the logits");
+        assert_eq!(
+            logits.len(),
+            batch.outputs.len() * self.plan.output_width(),
+            "room for the logits"
+        );
         self.positions.clear();
         self.positions.extend(batch.positions().map(|p| p as u32));
         self.spans.clear();
@@ -240,6 +244,12 @@ impl Model for CpuModel {
         };
         self.pool.run(&|worker| step.run(worker));
         Ok(())
+    }
+
+    fn copy_state(&mut self, _: u32, _: u32) {}
+
+    fn expert_counts(&self) -> Vec<Vec<u64>> {
+        Vec::new()
     }
 
     fn set_profiling(&mut self, on: bool) {

@@ -37,7 +37,15 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
             Op::Norm { .. } | Op::Rope { .. } => {
                 op.weights().for_each(|id| uses[id.0].vector = true);
             }
-            Op::Attention { .. }
+            Op::Act { .. }
+            | Op::Concat { .. }
+            | Op::Route { .. }
+            | Op::ExpertLinear { .. }
+            | Op::ExpertSum { .. }
+            | Op::Conv { .. }
+            | Op::Scan { .. }
+            | Op::Pool { .. }
+            | Op::Attention { .. }
             | Op::Glu { .. }
             | Op::Add { .. }
             | Op::Scale { .. }

@@ -65,10 +65,10 @@ fn count(name: &str, cpu: &Cpu) {
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let pages = (POSITION + WARM_UP + STEPS).div_ceil(PAGE_TOKENS);
     let groups = plan.windows().len();
-    let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups] };
+    let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups], states: 2 };
     let mut model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
 
-    let mut logits = vec![0.0; 2 * plan.vocabulary];
+    let mut logits = vec![0.0; 2 * plan.output_width()];
     let prompt = batch(groups, pages, 8, 0);
     model.forward(&prompt, &mut logits).unwrap();
     let steps: Vec<Batch> =
@@ -90,7 +90,7 @@ fn run(model: &mut dyn Model, steps: &[Batch], logits: &mut [f32]) {
 fn batch(groups: usize, pages: usize, len: usize, position: usize) -> Batch {
     let span = |first: usize| {
         let pages = (first as u32..(first + pages) as u32).collect();
-        Span { len, position, tables: vec![PageTable { skipped: 0, pages }; groups] }
+        Span { len, position, tables: vec![PageTable { skipped: 0, pages }; groups], state: 0 }
     };
     let spans = vec![Span { len, ..span(0) }, Span { len, ..span(pages) }];
     let outputs = vec![len as u32 - 1, 2 * len as u32 - 1];

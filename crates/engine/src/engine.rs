@@ -33,6 +33,7 @@ impl EngineOptions {
             tokens: step,
             outputs: self.parallel,
             pages: Pages::needed(&plan.windows(), len, step, self.parallel),
+            states: 0,
         }
     }
 }

@@ -14,7 +14,7 @@ pub fn logits(
     wanted: impl Fn(usize) -> bool,
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<()> {
-    let (windows, vocabulary) = (model.plan().windows(), model.plan().vocabulary);
+    let (windows, vocabulary) = (model.plan().windows(), model.plan().output_width());
     let limits = model.limits().clone();
     let step = step.min(limits.tokens);
     let mut pages = Pages::new(&windows, &limits.pages);
@@ -28,7 +28,7 @@ pub fn logits(
             return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
         }
         let chunk = &tokens[from..from + len];
-        let span = Span { len, position: from, tables: sequence.tables.clone() };
+        let span = Span { len, position: from, tables: sequence.tables.clone(), state: 0 };
         let batch = Batch { tokens: chunk.to_vec(), spans: vec![span], outputs };
         let rows = &mut rows[..batch.outputs.len() * vocabulary];
         model.forward(&batch, rows)?;

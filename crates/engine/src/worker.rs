@@ -59,7 +59,7 @@ impl Worker {
     pub(crate) fn new(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, context: usize) -> Worker {
         let limits = model.limits();
         let pages = Pages::new(&model.plan().windows(), &limits.pages);
-        let logits = vec![0.0; limits.outputs * model.plan().vocabulary];
+        let logits = vec![0.0; limits.outputs * model.plan().output_width()];
         let context = context.min(pages.longest_sequence());
         Worker {
             model,
@@ -217,6 +217,7 @@ impl Worker {
                 len: *taken,
                 position: running.sequence.tokens.len(),
                 tables: running.sequence.tables.clone(),
+                state: 0,
             });
         }
     }

@@ -5,7 +5,8 @@ use bodkin_gguf::{Metadata, Tensor};
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
-use crate::plan::{Attention, Plan, Value};
+use crate::op::Attention;
+use crate::plan::{Plan, Value};
 use crate::rope::{Rope, RopeStyle};
 
 /// Declares the modules and the table from `general.architecture` to them.
@@ -80,7 +81,18 @@ fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
             }
             let scale = 1.0 / (key_dim as f32).sqrt();
             let (softcap, window) = (None, None);
-            Ok(Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window })
+            let (causal, sinks) = (true, None);
+            Ok(Attention {
+                heads,
+                kv_heads,
+                key_dim,
+                value_dim,
+                scale,
+                softcap,
+                window,
+                causal,
+                sinks,
+            })
         })
         .collect()
 }

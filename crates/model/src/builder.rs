@@ -7,7 +7,8 @@ use bodkin_gguf::Tensor;
 
 use crate::error::{Error, Result};
 use crate::keys::Keys;
-use crate::plan::{Act, Attention, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight, WeightId};
+use crate::op::{Act, Attention, EmbedBy, NormKind, Op};
+use crate::plan::{KvSlot, Plan, SlotId, Value, Weight, WeightId};
 use crate::rope::Rope;
 
 /// What an attention layer needs to know besides its tensors.
@@ -40,6 +41,7 @@ impl<'a> Builder<'a> {
             vocabulary: tensors.get("token_embd.weight").map_or(0, |t| t.rows()),
             weights: Vec::new(),
             slots: Vec::new(),
+            states: Vec::new(),
             ops: Vec::new(),
             widths: Vec::new(),
         };
@@ -121,7 +123,7 @@ impl<'a> Builder<'a> {
         let full = format!("{name}.weight");
         let rows = self.tensors.get(full.as_str()).map_or(0, |t| t.rows());
         let table = self.find(&full, width, rows)?;
-        Ok(self.push(Op::Embed { table }, width))
+        Ok(self.push(Op::Embed { table, by: EmbedBy::Token }, width))
     }
 
     /// A norm over whole rows.
@@ -153,7 +155,7 @@ impl<'a> Builder<'a> {
     }
 
     fn slice(&mut self, input: Value, start: usize, len: usize) -> Value {
-        self.push(Op::Slice { input, start, len }, len)
+        self.push(Op::Slice { input, groups: 1, start, len }, len)
     }
 
     /// Self-attention: projections, norms of queries and keys, rotation, attention, output.

@@ -1,7 +1,8 @@
 //! What a plan costs: sums over its operations. The memory planner, the progress bar, the
 //! roofline of `bench` and `inspect --memory` all use these numbers and no others.
 
-use crate::plan::{Op, Plan, Rows, Value};
+use crate::op::Op;
+use crate::plan::{Plan, Rows, Value};
 
 /// Bytes and operations of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +30,7 @@ impl Plan {
         };
         for op in &self.ops {
             match op {
-                Op::Embed { table } => {
+                Op::Embed { table, .. } => {
                     let w = self.weight(*table);
                     cost.step_weight_bytes += w.bytes() / w.rows as u64;
                 }

@@ -9,13 +9,16 @@ mod builder;
 mod cost;
 mod error;
 mod keys;
+mod op;
 mod plan;
 mod rope;
+mod text;
 
 pub use arch::{architectures, plan, plan_for};
 pub use builder::{AttentionLayer, Builder};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};
 pub use keys::Keys;
-pub use plan::{Act, Attention, KvSlot, NormKind, Op, Plan, Rows, SlotId, Value, Weight, WeightId};
+pub use op::{Act, Attention, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Scan};
+pub use plan::{KvSlot, Plan, Rows, SlotId, StateId, StateSlot, Value, Weight, WeightId};
 pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};

@@ -1,7 +1,8 @@
 //! The cost of a small plan, against sums made by hand.
 
 use bodkin_gguf::Format;
-use bodkin_model::{Attention, Cost, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight, WeightId};
+use bodkin_model::WeightId;
+use bodkin_model::{Attention, Cost, EmbedBy, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight};
 
 fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
     Weight { name: name.to_owned(), format, cols, rows }
@@ -10,8 +11,9 @@ fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
 fn attention(value_dim: usize, window: Option<usize>) -> (Attention, KvSlot) {
     let (heads, kv_heads, key_dim) = (4, 2, 4);
     let (scale, softcap) = (0.5, None);
+    let (causal, sinks) = (true, None);
     (
-        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window },
+        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window, causal, sinks },
         KvSlot { kv_heads, key_dim, value_dim, window },
     )
 }
@@ -32,7 +34,7 @@ fn plan(head: WeightId) -> Plan {
     let (q, k, v) = (Value(2), Value(3), Value(4));
     let linear = |input, weight, bias| Op::Linear { input: Value(input), weight, bias };
     let ops = vec![
-        Op::Embed { table: WeightId(0) },
+        Op::Embed { table: WeightId(0), by: EmbedBy::Token },
         norm(Value(0), WeightId(1)),
         linear(1, WeightId(2), Some(WeightId(3))),
         linear(1, WeightId(4), none),
@@ -54,6 +56,7 @@ fn plan(head: WeightId) -> Plan {
             weight("kv", Format::Q4_0, 16, 32),
             weight("head", Format::F16, 10, 32),
         ],
+        states: Vec::new(),
         slots: vec![open_slot, local_slot],
         ops,
         widths: vec![32, 32, 16, 16, 16, 32, 32, 32, 10],

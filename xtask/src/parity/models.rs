@@ -114,7 +114,7 @@ impl Check<'_> {
             None => bodkin_model::plan(metadata, tensors)?,
         };
         let pages = Pages::needed(&plan.windows(), STEP, STEP, 2);
-        let limits = Limits { tokens: STEP, outputs: STEP, pages };
+        let limits = Limits { tokens: STEP, outputs: STEP, pages, states: 2 };
         Ok(self.backend.load(Arc::new(plan), self.file, &limits, &|_, _| ())?)
     }
 
@@ -169,7 +169,7 @@ fn feed(
             ensure!(pages.reserve(sequence, new.len()), "the pages suffice for both");
             let (len, position) = (new.len(), sequence.tokens.len());
             batch.tokens.extend(new);
-            batch.spans.push(Span { len, position, tables: sequence.tables.clone() });
+            batch.spans.push(Span { len, position, tables: sequence.tables.clone(), state: 0 });
         }
         let start = batch.tokens.len() - chunk.len();
         let wanted = (0..chunk.len()).filter(|i| positions.contains(&(from + i)));

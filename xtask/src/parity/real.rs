@@ -48,7 +48,7 @@ fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<(
     let file = Arc::new(File::open(path)?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
     let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
-    let limits = Limits { tokens: CONTEXT, outputs: 1, pages };
+    let limits = Limits { tokens: CONTEXT, outputs: 1, pages, states: 1 };
     // The other levels are compared with this one on a prompt: portable code takes minutes for all.
     let mut model = Cpu::new(None)?.load(plan, &file, &limits, &|_, _| ())?;
     prompts(name, case, model.as_mut(), report)?;

@@ -30,12 +30,12 @@ fn tiny_models_run() {
             );
         }
         let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
-        let limits = Limits { tokens: 5, outputs: 5, pages: vec![1] };
+        let limits = Limits { tokens: 5, outputs: 5, pages: vec![1], states: 0 };
         let mut model = Reference.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
         let tables = vec![PageTable { skipped: 0, pages: vec![0] }];
         let batch = Batch {
             tokens: vec![510, 72, 101, 300, 7],
-            spans: vec![Span { len: 5, position: 0, tables }],
+            spans: vec![Span { len: 5, position: 0, tables, state: 0 }],
             outputs: (0..5).collect(),
         };
         let mut logits = vec![0.0; 5 * plan.vocabulary];

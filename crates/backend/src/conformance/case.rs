@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bodkin_gguf::{File, Format, Metadata, Writer};
-use bodkin_model::{Attention, KvSlot, Op, Plan, SlotId, Value, Weight, WeightId};
+use bodkin_model::{Attention, EmbedBy, KvSlot, Op, Plan, SlotId, Value, Weight, WeightId};
 
 use super::random::Random;
 use crate::{Limits, PAGE_TOKENS};
@@ -36,7 +36,12 @@ impl Case {
     pub(super) fn limits(&self) -> Limits {
         let outputs = self.tokens.len();
         let pages = 2 * self.tokens.len().div_ceil(PAGE_TOKENS) + 2;
-        Limits { tokens: outputs + 8, outputs, pages: vec![pages; self.plan.windows().len()] }
+        Limits {
+            tokens: outputs + 8,
+            outputs,
+            pages: vec![pages; self.plan.windows().len()],
+            states: 2,
+        }
     }
 }
 
@@ -59,6 +64,7 @@ impl Maker {
             vocabulary: VOCABULARY,
             weights: Vec::new(),
             slots: Vec::new(),
+            states: Vec::new(),
             ops: Vec::new(),
             widths: Vec::new(),
         };
@@ -69,7 +75,7 @@ impl Maker {
     pub(super) fn start(name: impl Into<String>, width: usize) -> (Maker, Value) {
         let mut maker = Maker::empty(name);
         let table = maker.matrix(Format::F32, VOCABULARY, width);
-        let value = maker.push(Op::Embed { table }, width);
+        let value = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
         (maker, value)
     }
 

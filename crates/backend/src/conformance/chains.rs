@@ -55,6 +55,8 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
             scale: 0.25,
             softcap: Some(20.0),
             window: window.filter(|_| layer == 1),
+            causal: true,
+            sinks: None,
         };
         let h = maker.attend(q, k, v, attention);
         let h = maker.linear(h, formats[0], WIDTH);
@@ -76,12 +78,14 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
 fn fused_projection() -> Case {
     let (mut maker, x) = Maker::start("slices of a fused projection", WIDTH);
     let input = maker.linear(x, Format::F32, 56);
-    let q = maker.push(Op::Slice { input, start: 0, len: 24 }, 24);
-    let k = maker.push(Op::Slice { input, start: 24, len: 8 }, 8);
-    let v = maker.push(Op::Slice { input, start: 32, len: 24 }, 24);
+    let q = maker.push(Op::Slice { input, groups: 1, start: 0, len: 24 }, 24);
+    let k = maker.push(Op::Slice { input, groups: 1, start: 24, len: 8 }, 8);
+    let v = maker.push(Op::Slice { input, groups: 1, start: 32, len: 24 }, 24);
     let (heads, kv_heads, key_dim, value_dim) = (3, 1, 8, 24);
     let (scale, softcap, window) = (0.4, None, None);
-    let a = Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window };
+    let (causal, sinks) = (true, None);
+    let a =
+        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window, causal, sinks };
     let value = maker.attend(q, k, v, a);
     maker.logits(value);
     maker.finish(HALF_STATE, TOKENS)

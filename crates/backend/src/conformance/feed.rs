@@ -73,7 +73,7 @@ pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Resu
         }
         let rows = wanted.clone().filter(|row| (from..from + chunk.len()).contains(row));
         batch.outputs = rows.map(|row| (start + row - from) as u32).collect();
-        let mut logits = vec![f32::NAN; batch.outputs.len() * case.plan.vocabulary];
+        let mut logits = vec![f32::NAN; batch.outputs.len() * case.plan.output_width()];
         model.forward(&batch, &mut logits)?;
         found.extend(logits);
         pages.release(&mut ours);
@@ -124,7 +124,7 @@ impl Pages {
         }
         let (len, position, tables) = (tokens.len(), sequence.position, sequence.tables.clone());
         batch.tokens.extend(tokens);
-        batch.spans.push(Span { len, position, tables });
+        batch.spans.push(Span { len, position, tables, state: 0 });
         sequence.position = end;
     }
 

@@ -1,7 +1,7 @@
 //! Every format that can hold weights: as a token table, as a matrix of odd shapes, as the head.
 
 use bodkin_gguf::Format;
-use bodkin_model::Op;
+use bodkin_model::{EmbedBy, Op};
 
 use super::case::{Case, FLOAT, INTEGER, Maker, VOCABULARY};
 
@@ -88,7 +88,7 @@ fn table(format: Format, source: Source) -> Case {
     let cols = 2 * format.block_elements().max(32);
     let mut maker = Maker::empty(format!("embed {} {source:?} width {cols}", format.name()));
     let table = weight(&mut maker, format, source, VOCABULARY, cols);
-    let value = maker.push(Op::Embed { table }, cols);
+    let value = maker.push(Op::Embed { table, by: EmbedBy::Token }, cols);
     maker.logits(value);
     maker.finish(FLOAT, TOKENS)
 }
@@ -98,7 +98,7 @@ fn head(format: Format, source: Source) -> Case {
     let cols = format.block_elements().max(32);
     let mut maker = Maker::empty(format!("tied logits {} {source:?} width {cols}", format.name()));
     let table = weight(&mut maker, format, source, VOCABULARY, cols);
-    let input = maker.push(Op::Embed { table }, cols);
+    let input = maker.push(Op::Embed { table, by: EmbedBy::Token }, cols);
     maker.push(Op::Logits { input, weight: table, bias: None }, VOCABULARY);
     maker.finish(tolerance(format), TOKENS)
 }

@@ -21,7 +21,9 @@ fn case() -> Case {
     let (mut maker, x) = Maker::start("limits", 48);
     let (heads, kv_heads, key_dim, value_dim) = (2, 1, 16, 16);
     let (scale, softcap, window) = (0.25, None, None);
-    let a = Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window };
+    let (causal, sinks) = (true, None);
+    let a =
+        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window, causal, sinks };
     let value = maker.attention(x, Format::F32, a);
     maker.logits(value);
     maker.finish(HALF_STATE, 20)

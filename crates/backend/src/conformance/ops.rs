@@ -122,6 +122,8 @@ fn attentions(cases: &mut Vec<Case>) {
         scale: 1.0 / (dim as f32).sqrt(),
         softcap: None,
         window: None,
+        causal: true,
+        sinks: None,
     };
     let mut variants = Vec::new();
     for (heads, kv_heads) in [(1, 1), (3, 3), (4, 2), (6, 2), (8, 1)] {
@@ -184,7 +186,7 @@ fn slices(cases: &mut Vec<Case>) {
     for (width, start, len) in [(7, 0, 3), (7, 6, 1), (33, 1, 32), (80, 16, 48), (80, 0, 80)] {
         let name = format!("slice {start}..{} of {width}", start + len);
         let (mut maker, input) = Maker::start(name, width);
-        let value = maker.push(Op::Slice { input, start, len }, len);
+        let value = maker.push(Op::Slice { input, groups: 1, start, len }, len);
         maker.logits(value);
         cases.push(maker.finish(FLOAT, TOKENS));
     }

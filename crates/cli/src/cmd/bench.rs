@@ -129,7 +129,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     let tokens = test.depth + test.prompt + test.generate;
     let step = args.batch_size.min((test.depth.max(test.prompt)).max(1));
     let pages = Pages::needed(&plan.windows(), tokens, step, 1);
-    let limits = Limits { tokens: step, outputs: 1, pages };
+    let limits = Limits { tokens: step, outputs: 1, pages, states: 1 };
     let mut session = Session::new(opened.load(backend, &limits)?, step);
     let mut samples_ns = Vec::new();
     // The first run pages the weights in and is not counted.
@@ -197,7 +197,7 @@ impl Session {
     fn new(model: Box<dyn Model>, step: usize) -> Session {
         let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
         let sequence = pages.start(&[]);
-        let logits = vec![0.0; model.plan().vocabulary];
+        let logits = vec![0.0; model.plan().output_width()];
         Session { model, pages, sequence, step, logits, random: 1, profiled: false }
     }
 
@@ -233,7 +233,7 @@ impl Session {
             let tables = self.sequence.tables.clone();
             let batch = Batch {
                 tokens,
-                spans: vec![Span { len, position, tables }],
+                spans: vec![Span { len, position, tables, state: 0 }],
                 outputs: vec![len as u32 - 1],
             };
             self.model.forward(&batch, &mut self.logits)?;

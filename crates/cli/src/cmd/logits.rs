@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut opened = Opened::find(&args.model)?;
-    let vocabulary = opened.plan.vocabulary;
+    let vocabulary = opened.plan.output_width();
     for &id in &args.tokens {
         ensure!(
             (id as usize) < vocabulary,
@@ -45,7 +45,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let step = args.machine.step_tokens()?.min(tokens);
     opened.plan_for(context)?;
     let pages = Pages::needed(&opened.plan.windows(), context, step, 1);
-    let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages };
+    let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages, states: 1 };
     let backend = args.machine.backend()?;
     output::write(&args.output, |out| {
         let failed = || format!("cannot write {}", args.output.display());

@@ -120,6 +120,7 @@ pub(crate) fn glu(simd: Simd, act: Act, gate: &[f32], up: &[f32], out: &mut [f32
     match act {
         Act::Silu => dispatch!(simd, silu(gate: &[f32], up: &[f32], out: &mut [f32])),
         Act::GeluTanh => dispatch!(simd, gelu_tanh(gate: &[f32], up: &[f32], out: &mut [f32])),
+        _ => unimplemented!("{act:?}"),
     }
 }
 

@@ -5,7 +5,8 @@ use super::{attention_layers, hidden_sizes, refuse_experts, rope};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::plan::{Act, Value};
+use crate::op::Act;
+use crate::plan::Value;
 use crate::rope::{RopeScaling, RopeStyle};
 
 pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {

@@ -1,0 +1,117 @@
+//! A plan as text, one operation a line: what `inspect --plan` prints and golden tests compare.
+
+use std::fmt;
+
+use crate::op::{Act, EmbedBy, Gating, NormKind, Op, PoolKind, Routing};
+use crate::plan::Plan;
+
+impl Plan {
+    fn fmt_op(&self, f: &mut fmt::Formatter<'_>, op: &Op) -> fmt::Result {
+        for (i, value) in op.inputs().enumerate() {
+            write!(f, "{} %{}", if i == 0 { "" } else { "," }, value.0)?;
+        }
+        for id in op.weights() {
+            let w = self.weight(id);
+            write!(f, " {} {}[{}, {}]", w.name, w.format.name(), w.rows, w.cols)?;
+        }
+        match op {
+            Op::Norm { kind, eps, groups, .. } => {
+                let kind = match kind {
+                    NormKind::Rms => "rms",
+                    NormKind::Layer => "layer",
+                };
+                write!(f, " {kind} eps {eps:e}")?;
+                fmt_groups(f, *groups)
+            }
+            Op::Rope { heads, head_dim, rope, .. } => write!(f, " heads {heads}x{head_dim} {rope}"),
+            Op::Attention { attention: a, slot, .. } => {
+                write!(
+                    f,
+                    " slot {} heads {}/{} dims {}/{} scale {}",
+                    slot.0, a.heads, a.kv_heads, a.key_dim, a.value_dim, a.scale
+                )?;
+                a.window.map_or(Ok(()), |w| write!(f, " window {w}"))?;
+                a.softcap.map_or(Ok(()), |c| write!(f, " softcap {c}"))?;
+                f.write_str(if a.causal { "" } else { " both ways" })
+            }
+            Op::Act { act, .. } | Op::Glu { act, .. } => write!(f, " {}", act.name()),
+            Op::Scale { factor, .. } => write!(f, " by {factor}"),
+            Op::Softcap { cap, .. } => write!(f, " cap {cap}"),
+            Op::Slice { groups, start, len, .. } => {
+                write!(f, " {start}..{}", start + len)?;
+                fmt_groups(f, *groups)
+            }
+            Op::Concat { groups, .. } => fmt_groups(f, *groups),
+            Op::Route { routing, .. } => write!(f, " {routing}"),
+            Op::ExpertLinear { experts, .. } => write!(f, " experts {experts}"),
+            Op::Conv { state, .. } => write!(f, " state {}", state.0),
+            Op::Scan { scan: s, state, .. } => write!(
+                f,
+                " state {} heads {}x{} groups {} of {}",
+                state.0, s.heads, s.head_dim, s.groups, s.state
+            ),
+            Op::Pool { kind, .. } => f.write_str(match kind {
+                PoolKind::Mean => " mean",
+                PoolKind::First => " first",
+                PoolKind::Last => " last",
+            }),
+            Op::Embed { by, .. } => f.write_str(match by {
+                EmbedBy::Token => "",
+                EmbedBy::Position => " by position",
+                EmbedBy::First => " first",
+            }),
+            Op::Linear { .. } | Op::Add { .. } | Op::ExpertSum { .. } | Op::Logits { .. } => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "plan {} vocabulary {} context {}",
+            self.architecture, self.vocabulary, self.context_length
+        )?;
+        for (i, op) in self.ops.iter().enumerate() {
+            write!(f, "%{i} [{}] = {}", self.widths[i], op.name())?;
+            self.fmt_op(f, op)?;
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+fn fmt_groups(f: &mut fmt::Formatter<'_>, groups: usize) -> fmt::Result {
+    if groups > 1 { write!(f, " groups {groups}") } else { Ok(()) }
+}
+
+impl Act {
+    /// The function's word in the plan's text.
+    fn name(self) -> &'static str {
+        match self {
+            Act::Identity => "identity",
+            Act::Silu => "silu",
+            Act::Sigmoid => "sigmoid",
+            Act::Gelu => "gelu",
+            Act::GeluTanh => "gelu_tanh",
+            Act::ReluSquared => "relu_squared",
+            Act::ClampedSwish => "clamped_swish",
+        }
+    }
+}
+
+impl fmt::Display for Routing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gating = match self.gating {
+            Gating::Softmax => "softmax",
+            Gating::Sigmoid => "sigmoid",
+            Gating::SoftmaxOfChosen => "softmax of chosen",
+        };
+        write!(f, "{} of {} {gating}", self.used, self.experts)?;
+        if self.groups > 1 {
+            write!(f, " from {} of {} groups", self.groups_used, self.groups)?;
+        }
+        f.write_str(if self.normalize { " normalized" } else { "" })?;
+        if self.scale == 1.0 { Ok(()) } else { write!(f, " by {}", self.scale) }
+    }
+}
