@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use bodkin_cpu::Simd;
-use bodkin_cpu::linear::{Activations, Kind, OutRows, PackedWeight, multiply};
+use bodkin_cpu::linear::{Activations, Kind, OutRows, PackedWeight, ROOM, multiply};
 
 const ROWS: usize = 8192;
 const COLS: usize = 2048;
@@ -88,10 +88,11 @@ fn product_seconds(simd: Simd, weights: &[PackedWeight], tokens: usize, threads:
             for thread in 0..threads {
                 let x = &x;
                 scope.spawn(move || {
+                    let room = &mut vec![0.0; ROOM];
                     for weight in weights {
                         let panels = share(weight.panels(), thread, threads);
                         // SAFETY: threads have disjoint panels.
-                        unsafe { multiply(simd, weight, None, panels, x, 0..tokens, out) }
+                        unsafe { multiply(simd, weight, None, panels, x, 0..tokens, out, room) }
                     }
                 });
             }

@@ -25,14 +25,17 @@ pub use kind::Kind;
 pub(crate) use memory::Memory;
 pub use weight::{PackedWeight, Packer, float_kind};
 
-use activations::TILE_ROWS;
+use activations::{BLOCK_COLS, TILE_ROWS};
 use kind::{FloatKind, IntegerKind, Visit};
 use level::{Level, PANEL_ROWS, Portable};
 use tile::Tile;
 
-/// Panels are taken in groups of about this size, which stays in the second-level cache while all
-/// tokens pass over it.
+/// Panels that are not unpacked are taken in groups of about this size.
 const GROUP_BYTES: usize = 512 << 10;
+
+/// Columns that are unpacked at a time: those of a tile of activations stay in the first-level
+/// cache while the panels of a group pass over them.
+const UNPACKED_COLS: usize = 512;
 
 /// Where products go: rows of f32 that several threads fill together.
 #[derive(Copy, Clone)]
@@ -68,9 +71,13 @@ impl<'a> OutRows<'a> {
     }
 }
 
+/// Elements of a thread's room for panels that are unpacked once for many tokens.
+pub const ROOM: usize = 1 << 18;
+
 /// Writes `out[token][row] = sum over columns of weight[row] * x[token] + bias[row]` for the rows
 /// of `panels` and the tokens of `tokens`. Weights are read once a call, so long as a group of
-/// tokens' activations fits the caches.
+/// tokens' activations fits the caches. `room` is scratch: with [`ROOM`], many tokens are
+/// fastest; without any, the result is the same.
 ///
 /// # Safety
 /// No other thread writes the same rows of the same tokens, or reads them, at the same time; none
@@ -78,6 +85,7 @@ impl<'a> OutRows<'a> {
 ///
 /// # Panics
 /// If shapes or forms do not fit.
+#[allow(clippy::too_many_arguments)]
 pub unsafe fn multiply(
     simd: Simd,
     weight: &PackedWeight,
@@ -86,6 +94,7 @@ pub unsafe fn multiply(
     x: &Activations,
     tokens: Range<usize>,
     out: OutRows<'_>,
+    room: &mut [f32],
 ) {
     assert!(x.form() == weight.kind().form(), "{:?} times {:?}", weight.kind(), x.form());
     assert!(x.cols() == weight.cols(), "{} columns times {}", weight.cols(), x.cols());
@@ -93,7 +102,7 @@ pub unsafe fn multiply(
     assert!(panels.end <= weight.panels(), "panel {} of {}", panels.end, weight.panels());
     assert!(tokens.end <= x.rows().min(out.rows), "token {} of {}", tokens.end, x.rows());
     assert!(weight.rows() <= out.stride, "{} rows into {}", weight.rows(), out.stride);
-    let job = Job { weight, bias, panels, x, tokens, out };
+    let job = Job { weight, bias, panels, x, tokens, out, room };
     match simd {
         Simd::Portable => weight.kind().visit(Run::<Portable>(job, PhantomData)),
         #[cfg(target_arch = "x86_64")]
@@ -115,41 +124,100 @@ struct Job<'a> {
     x: &'a Activations,
     tokens: Range<usize>,
     out: OutRows<'a>,
+    room: &'a mut [f32],
+}
+
+/// Panels that lie one after the other, packed or unpacked, and some of their columns.
+#[derive(Clone, Copy)]
+struct Panels {
+    /// The number of the first one.
+    first: usize,
+    count: usize,
+    start: *const u8,
+    /// Bytes from one to the next.
+    bytes: usize,
+    /// The first column, and how many.
+    col: usize,
+    cols: usize,
 }
 
 impl Job<'_> {
-    /// Calls `run` with each tile, its tokens (1, 2, 4, 8 or 16, at most `widest`) and its panels
-    /// (1, or 4 where there are few tokens and `several` is set).
-    #[inline(always)]
-    fn tiles(self, widest: usize, several: bool, run: impl Fn(&Tile, usize, usize)) {
-        let group = (GROUP_BYTES / self.weight.panel_bytes().max(1)).max(4);
+    /// Cuts the panels into groups that stay in the second-level cache while all tokens pass over
+    /// them.
+    fn packed(&self, mut run: impl FnMut(Panels)) {
+        let (bytes, cols) = (self.weight.panel_bytes(), self.weight.cols());
+        let group = (GROUP_BYTES / bytes.max(1)).max(4);
         for first in self.panels.clone().step_by(group) {
-            let panels = first..(first + group).min(self.panels.end);
-            let mut token = self.tokens.start;
-            while token < self.tokens.end {
-                let left = (self.tokens.end - token).min(TILE_ROWS - token % TILE_ROWS);
-                let tokens = 1 << left.min(widest).ilog2();
-                let mut panel = panels.start;
-                while panel < panels.end {
-                    let together = several && tokens <= 4 && panels.end - panel >= 4;
-                    let count = if together { 4 } else { 1 };
-                    run(&self.tile(panel, count, token), count, tokens);
-                    panel += count;
+            let count = group.min(self.panels.end - first);
+            run(Panels { first, count, start: self.weight.panel(first), bytes, col: 0, cols });
+        }
+    }
+
+    /// As [`Job::packed`], for so many tokens that it pays to unpack first: some columns of as many
+    /// panels as the room has place for, at `col_bytes` for each column. `unpack` writes the given
+    /// columns of a panel.
+    fn unpacked(
+        &mut self,
+        col_bytes: usize,
+        unpack: impl Fn(*const u8, Range<usize>, *mut u8),
+        mut run: impl FnMut(&Self, Panels),
+    ) {
+        let cols = self.weight.cols();
+        let group = size_of_val(self.room) / (col_bytes * cols.min(UNPACKED_COLS));
+        let room = self.room.as_mut_ptr().cast::<u8>();
+        for first in self.panels.clone().step_by(group) {
+            let count = group.min(self.panels.end - first);
+            for col in (0..cols).step_by(UNPACKED_COLS) {
+                let cols = UNPACKED_COLS.min(cols - col);
+                let bytes = col_bytes * cols;
+                for i in 0..count {
+                    // SAFETY: the room has place for the group.
+                    let room = unsafe { room.add(i * bytes) };
+                    unpack(self.weight.panel(first + i), col..col + cols, room);
                 }
-                token += tokens;
+                run(self, Panels { first, count, start: room, bytes, col, cols });
             }
         }
     }
 
-    fn tile(&self, panel: usize, count: usize, token: usize) -> Tile {
-        let first = panel * PANEL_ROWS;
+    /// Whether there are so many tokens that panels are unpacked first, which costs about as much
+    /// as a tile, and room for it.
+    fn should_unpack(&self) -> bool {
+        self.tokens.len() >= 2 * TILE_ROWS && self.room.len() >= ROOM
+    }
+
+    /// Calls `run` with each tile of a group, its panels and its tokens: as many as `shapes`, pairs
+    /// of tokens and panels, allows.
+    #[inline(always)]
+    fn tiles(&self, group: Panels, shapes: &[(usize, usize)], run: impl Fn(&Tile, usize, usize)) {
+        let mut token = self.tokens.start;
+        while token < self.tokens.end {
+            let left = (self.tokens.end - token).min(TILE_ROWS - token % TILE_ROWS);
+            let fits = shapes.iter().rev().find(|(tokens, _)| *tokens <= left);
+            let &(tokens, together) = fits.expect("every level has tiles of one token");
+            let mut panel = 0;
+            while panel < group.count {
+                let count = if group.count - panel >= together { together } else { 1 };
+                run(&self.tile(group, panel, count, token), count, tokens);
+                panel += count;
+            }
+            token += tokens;
+        }
+    }
+
+    fn tile(&self, group: Panels, panel: usize, count: usize, token: usize) -> Tile {
+        let first = (group.first + panel) * PANEL_ROWS;
         let (x, x_stride) = self.x.row(token);
         let bias = self.bias.map_or(std::ptr::null(), |bias| bias[first..].as_ptr());
         Tile {
-            panel: self.weight.panel(panel),
-            panel_bytes: self.weight.panel_bytes(),
-            cols: self.weight.cols(),
-            x,
+            // SAFETY: the group has so many panels.
+            panel: unsafe { group.start.add(panel * group.bytes) },
+            panel_bytes: group.bytes,
+            cols: group.cols,
+            is_first: group.col == 0,
+            is_last: group.col + group.cols == self.weight.cols(),
+            // SAFETY: the row has so many steps.
+            x: unsafe { x.add(group.col / self.x.form().step_cols() * x_stride) },
             x_stride,
             // SAFETY: `multiply` checked the token and the row against `out`.
             out: unsafe { self.out.start.add(token * self.out.stride + first) },
@@ -163,36 +231,79 @@ impl Job<'_> {
 /// Runs a job on a level, once its kind is known.
 struct Run<'a, L>(Job<'a>, PhantomData<L>);
 
+/// Calls a function of a level with a tile's number of tokens as a constant.
+macro_rules! with_tokens {
+    ($tokens:expr, $level:ident::$name:ident::<$kind:ident>($tile:expr)) => {
+        match $tokens {
+            16 => $level::$name::<$kind, 16>($tile),
+            8 => $level::$name::<$kind, 8>($tile),
+            4 => $level::$name::<$kind, 4>($tile),
+            2 => $level::$name::<$kind, 2>($tile),
+            _ => $level::$name::<$kind, 1>($tile),
+        }
+    };
+}
+
+impl<L: Level> Run<'_, L> {
+    /// Runs the tiles of a group of floats.
+    fn floats<K: FloatKind>(job: &Job<'_>, group: Panels) {
+        // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
+        // threads away, and a `Simd` proves its instructions.
+        job.tiles(group, L::FLOAT_PANELS, |tile, panels, tokens| unsafe {
+            match (panels, tokens) {
+                (1, 8) => L::float::<K, 1, 8>(tile),
+                (_, 8) => L::float::<K, 2, 8>(tile),
+                (1, 4) => L::float::<K, 1, 4>(tile),
+                (2, 4) => L::float::<K, 2, 4>(tile),
+                (_, 4) => L::float::<K, 4, 4>(tile),
+                (1, 2) => L::float::<K, 1, 2>(tile),
+                (_, 2) => L::float::<K, 4, 2>(tile),
+                (1, _) => L::float::<K, 1, 1>(tile),
+                (_, _) => L::float::<K, 4, 1>(tile),
+            }
+        });
+    }
+}
+
 impl<L: Level> Visit for Run<'_, L> {
     type Output = ();
 
     fn integer<K: IntegerKind>(self) {
-        // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
-        // threads away, and a `Simd` proves its instructions.
-        self.0.tiles(L::TOKENS, false, |tile, _, tokens| unsafe {
-            match tokens {
-                16 => L::integer::<K, 16>(tile),
-                8 => L::integer::<K, 8>(tile),
-                4 => L::integer::<K, 4>(tile),
-                2 => L::integer::<K, 2>(tile),
-                _ => L::integer::<K, 1>(tile),
-            }
+        /// Integer tiles have one panel.
+        const SHAPES: [(usize, usize); 5] = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1)];
+        let shapes = &SHAPES[..=L::TOKENS.ilog2() as usize];
+        let mut job = self.0;
+        if !job.should_unpack() {
+            // SAFETY: as for floats.
+            return job.packed(|group| {
+                job.tiles(group, shapes, |tile, _, tokens| unsafe {
+                    with_tokens!(tokens, L::integer::<K>(tile));
+                });
+            });
+        }
+        let unpack = |panel: *const u8, cols: Range<usize>, room| {
+            // SAFETY: columns begin at whole spans of a panel, the room is long enough, and a
+            // `Simd` proves its instructions.
+            unsafe { L::unpack::<K>(panel.add(cols.start / K::COLS * K::BYTES), cols.len(), room) }
+        };
+        job.unpacked(tile::unpacked_bytes::<K>() / BLOCK_COLS, unpack, |job, group| {
+            // SAFETY: as for floats.
+            job.tiles(group, shapes, |tile, _, tokens| unsafe {
+                with_tokens!(tokens, L::unpacked::<K>(tile));
+            });
         });
     }
 
     fn float<K: FloatKind>(self) {
-        // SAFETY: as for integer kinds.
-        self.0.tiles(L::TOKENS, true, |tile, panels, tokens| unsafe {
-            match (panels, tokens) {
-                (_, 16) => L::float::<K, 1, 16>(tile),
-                (_, 8) => L::float::<K, 1, 8>(tile),
-                (1, 4) => L::float::<K, 1, 4>(tile),
-                (1, 2) => L::float::<K, 1, 2>(tile),
-                (1, _) => L::float::<K, 1, 1>(tile),
-                (_, 4) => L::float::<K, 4, 4>(tile),
-                (_, 2) => L::float::<K, 4, 2>(tile),
-                (_, _) => L::float::<K, 4, 1>(tile),
-            }
-        });
+        let mut job = self.0;
+        if !job.should_unpack() {
+            return job.packed(|group| Self::floats::<K>(&job, group));
+        }
+        let widen = |panel: *const u8, cols: Range<usize>, room| {
+            let start = panel.wrapping_add(cols.start * PANEL_ROWS * K::BYTES);
+            // SAFETY: as for integer kinds.
+            unsafe { L::widen::<K>(start, cols.len(), room) }
+        };
+        job.unpacked(4 * PANEL_ROWS, widen, Self::floats::<kind::F32>);
     }
 }

@@ -9,7 +9,7 @@ use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
 use crate::attend::{partials_len, scratch_len};
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
-use crate::linear::{Activations, Form, PackedWeight};
+use crate::linear::{Activations, Form, PackedWeight, ROOM};
 use crate::lower::{Fusions, Program, lower};
 use crate::pool::Pool;
 use crate::profile::Times;
@@ -107,7 +107,7 @@ fn slot_tables(plan: &Plan) -> Vec<usize> {
 }
 
 fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
-    let mut sizes = Sizes { blocks_bytes: 0, floats_bytes: 0, scratch: 0, partials: 0 };
+    let mut sizes = Sizes { blocks_bytes: 0, floats_bytes: 0, scratch: ROOM, partials: 0 };
     for op in &plan.ops {
         let (weight, rows) = match op {
             Op::Linear { weight, .. } => (plan.weight(*weight), limits.tokens),

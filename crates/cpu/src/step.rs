@@ -249,13 +249,21 @@ impl Step<'_> {
                 let to = (start + chunk).clamp(before, before + matrix.panels()) - before;
                 before += matrix.panels();
                 if from < to {
-                    self.product(rows, input, product, from..to);
+                    let scratch = self.scratch[worker.index];
+                    self.product(rows, input, product, from..to, scratch);
                 }
             }
         }
     }
 
-    fn product(&self, rows: Rows, input: Place, product: &Product, panels: std::ops::Range<usize>) {
+    fn product(
+        &self,
+        rows: Rows,
+        input: Place,
+        product: &Product,
+        panels: std::ops::Range<usize>,
+        scratch: Shared<f32>,
+    ) {
         let weight = &self.weights[product.weight.0];
         let matrix = weight.matrix.as_ref().expect("prepared as a matrix");
         let bias = product
@@ -269,10 +277,11 @@ impl Step<'_> {
         };
         assert!(count * stride <= buffer.len(), "room for every row of the result");
         // SAFETY: the buffer has the rows, and this thread alone has taken these panels, so it
-        // alone writes their columns.
+        // alone writes their columns. The scratch is this thread's.
         unsafe {
             let out = OutRows::from_raw(buffer.start(), stride, count);
-            multiply(self.simd, matrix, bias, panels, &activations, 0..count, out);
+            let room = scratch.part_mut(0..scratch.len());
+            multiply(self.simd, matrix, bias, panels, &activations, 0..count, out, room);
         }
     }
 }

@@ -43,7 +43,7 @@ fn products(simd: Simd, format: Format, rows: &[u8], x: &[f32]) -> Vec<f32> {
     unsafe {
         activations.fill(form, 1, x.len()).set(simd, 0, x);
         let target = OutRows::new(&mut out, weight.rows());
-        multiply(simd, &weight, None, 0..weight.panels(), &activations, 0..1, target);
+        multiply(simd, &weight, None, 0..weight.panels(), &activations, 0..1, target, &mut []);
     }
     out
 }

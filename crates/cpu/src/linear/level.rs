@@ -92,6 +92,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once where the processor can.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// Stores these lanes' part of 64 bytes.
+    unsafe fn store_bytes(v: Self::Bytes, at: *mut u8);
     /// Stores these lanes' part of 16 f32.
     unsafe fn store(v: Self::Floats, at: *mut f32);
     /// Asks for the cache line at `at`, which need not exist.
@@ -100,14 +102,35 @@ pub(crate) trait Lanes: Copy {
 
 /// The tiles of a level, compiled with its instructions.
 pub(crate) trait Level {
-    /// Tokens of the widest tile whose sums stay in registers.
+    /// Tokens of the widest tile of integers whose sums stay in registers.
     const TOKENS: usize;
+    /// Panels of a tile of floats with this many tokens, the widest of which is the last: so many
+    /// sums hide the latency of the additions, and stay in registers.
+    const FLOAT_PANELS: &[(usize, usize)];
 
     /// Runs [`tile::integer`] over all rows of a panel.
     ///
     /// # Safety
     /// As [`tile::integer`], where the level's instructions exist.
     unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile);
+
+    /// Runs [`tile::unpack`] over all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`tile::unpack`], where the level's instructions exist.
+    unsafe fn unpack<K: IntegerKind>(panel: *const u8, cols: usize, room: *mut u8);
+
+    /// Runs [`tile::unpacked`] over all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`tile::unpacked`], where the level's instructions exist.
+    unsafe fn unpacked<K: IntegerKind, const T: usize>(tile: &Tile);
+
+    /// Runs [`tile::widen`] over all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`tile::widen`], where the level's instructions exist.
+    unsafe fn widen<K: FloatKind>(panel: *const u8, cols: usize, room: *mut u8);
 
     /// Runs [`tile::float`] over all rows of `P` panels.
     ///
@@ -116,80 +139,70 @@ pub(crate) trait Level {
     unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile);
 }
 
-impl Level for Portable {
-    const TOKENS: usize = 4;
+/// Implements a level: its widest tiles, its instructions, and the lanes that make up a panel.
+macro_rules! level {
+    ($level:ty, $tokens:literal, $float_panels:expr, [$($lanes:ty),+]
+        $(, #[$features:meta])?) => {
+        impl Level for $level {
+            const TOKENS: usize = $tokens;
+            const FLOAT_PANELS: &[(usize, usize)] = &$float_panels;
 
-    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe { tile::integer::<Portable, K, T>(tile) }
-    }
+            $(#[$features])?
+            unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
+                // SAFETY: passed on.
+                unsafe { $(tile::integer::<$lanes, K, T>(tile);)+ }
+            }
 
-    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe { tile::float::<Portable, K, P, T>(tile) }
-    }
+            $(#[$features])?
+            unsafe fn unpack<K: IntegerKind>(panel: *const u8, cols: usize, room: *mut u8) {
+                // SAFETY: passed on.
+                unsafe { $(tile::unpack::<$lanes, K>(panel, cols, room);)+ }
+            }
+
+            $(#[$features])?
+            unsafe fn unpacked<K: IntegerKind, const T: usize>(tile: &Tile) {
+                // SAFETY: passed on.
+                unsafe { $(tile::unpacked::<$lanes, K, T>(tile);)+ }
+            }
+
+            $(#[$features])?
+            unsafe fn widen<K: FloatKind>(panel: *const u8, cols: usize, room: *mut u8) {
+                // SAFETY: passed on.
+                unsafe { $(tile::widen::<$lanes, K>(panel, cols, room);)+ }
+            }
+
+            $(#[$features])?
+            unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
+                // SAFETY: passed on.
+                unsafe { $(tile::float::<$lanes, K, P, T>(tile);)+ }
+            }
+        }
+    };
 }
 
+level!(Portable, 4, [(1, 1), (2, 1), (4, 1)], [Portable]);
 #[cfg(target_arch = "x86_64")]
-impl Level for Avx512 {
-    const TOKENS: usize = 16;
-
+level!(
+    Avx512,
+    16,
+    [(1, 4), (2, 4), (4, 4), (8, 2)],
+    [Avx512],
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")]
-    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe { tile::integer::<Avx512, K, T>(tile) }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")]
-    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe { tile::float::<Avx512, K, P, T>(tile) }
-    }
-}
-
-/// Half a panel at a time: eight unpacked vectors and the sums of four tokens fill 16 registers.
+);
+// Half a panel at a time: the sums of four tokens and what they are made of fill 16 registers.
 #[cfg(target_arch = "x86_64")]
-impl Level for Avx2<0, false> {
-    const TOKENS: usize = 4;
-
+level!(
+    Avx2<0, false>,
+    4,
+    [(1, 4), (2, 4), (4, 2)],
+    [Avx2<0, false>, Avx2<1, false>],
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe {
-            tile::integer::<Avx2<0, false>, K, T>(tile);
-            tile::integer::<Avx2<1, false>, K, T>(tile);
-        }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe {
-            tile::float::<Avx2<0, false>, K, P, T>(tile);
-            tile::float::<Avx2<1, false>, K, P, T>(tile);
-        }
-    }
-}
-
+);
 #[cfg(target_arch = "x86_64")]
-impl Level for Avx2<0, true> {
-    const TOKENS: usize = 4;
-
+level!(
+    Avx2<0, true>,
+    4,
+    [(1, 4), (2, 4), (4, 2)],
+    [Avx2<0, true>, Avx2<1, true>],
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-    unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe {
-            tile::integer::<Avx2<0, true>, K, T>(tile);
-            tile::integer::<Avx2<1, true>, K, T>(tile);
-        }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-    unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
-        // SAFETY: passed on.
-        unsafe {
-            tile::float::<Avx2<0, true>, K, P, T>(tile);
-            tile::float::<Avx2<1, true>, K, P, T>(tile);
-        }
-    }
-}
+);
