@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Limits, Memory, Model, PAGE_TOKENS};
-use bodkin_engine::{EngineOptions, Tokenizer};
+use bodkin_engine::{EngineOptions, Error, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
@@ -35,6 +35,38 @@ pub(crate) struct Machine {
     /// Tokens of a prompt that are read in one step
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(crate) batch_size: usize,
+}
+
+/// Flags of every command that turns text into tokens or back.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Text {
+    /// Cut words as NAME does, not as the file says
+    #[arg(long, value_name = "NAME")]
+    assume_pre: Option<String>,
+}
+
+impl Text {
+    /// The tokenizer of a file whose weights may be of any architecture, or absent.
+    pub(crate) fn tokenizer(&self, file: &File) -> Result<Arc<Tokenizer>> {
+        let path = || file.path().display().to_string();
+        if let Some(name) = &self.assume_pre {
+            let tokenizer = Tokenizer::from_metadata_assuming(file.metadata(), name);
+            return match tokenizer {
+                Err(error @ Error::UnknownPreTokenizer { .. }) => {
+                    Err(error).context("--assume-pre")
+                }
+                other => Ok(Arc::new(other.with_context(path)?)),
+            };
+        }
+        match Tokenizer::from_metadata(file.metadata()) {
+            Err(Error::UnknownPreTokenizer { found, known }) => bail!(
+                "{}: tokenizer.ggml.pre: unknown pre-tokenizer `{found}`; --assume-pre NAME goes \
+                 on as if it were NAME, which may be any of {known}",
+                path(),
+            ),
+            other => Ok(Arc::new(other.with_context(path)?)),
+        }
+    }
 }
 
 /// What `general.file_type` says of the usual mixtures, by the names that GGML gives them.
@@ -83,11 +115,6 @@ impl Opened {
         let plan =
             bodkin_model::plan(file.metadata(), file.tensors()).with_context(|| name.clone())?;
         Ok(Opened { name, file, plan: Arc::new(plan) })
-    }
-
-    /// The tokenizer that the file carries.
-    pub(crate) fn tokenizer(&self) -> Result<Arc<Tokenizer>> {
-        tokenizer_of(&self.file)
     }
 
     /// The model in a few words, as llama-bench says it: `llama 135M Q4_1`.
@@ -175,16 +202,6 @@ impl Opened {
         let model = backend.load(Arc::clone(&self.plan), &self.file, limits, &report);
         model.with_context(|| self.name.clone())
     }
-}
-
-/// The tokenizer of a file whose weights may be of any architecture, or absent.
-pub(crate) fn tokenizer(path: &Path) -> Result<Arc<Tokenizer>> {
-    tokenizer_of(&File::open(path)?)
-}
-
-fn tokenizer_of(file: &File) -> Result<Arc<Tokenizer>> {
-    let tokenizer = Tokenizer::from_metadata(file.metadata());
-    Ok(Arc::new(tokenizer.with_context(|| file.path().display().to_string())?))
 }
 
 /// Bytes of keys and values of a sequence of `tokens` tokens: what the last of them reads.

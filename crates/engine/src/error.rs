@@ -21,13 +21,11 @@ pub enum Error {
         /// The names that would have been right.
         known: String,
     },
-    /// The model names a way to split text that the engine does not know.
-    #[error(
-        "tokenizer.ggml.pre: unknown pre-tokenizer `{found}`; one of the known ones can be assumed \
-         in its place: {known}"
-    )]
+    /// The model, or whoever assumed one in its place, names a way to split text that the engine
+    /// does not know.
+    #[error("unknown pre-tokenizer `{found}`; those known are {known}")]
     UnknownPreTokenizer {
-        /// The name in the metadata.
+        /// The name that was given.
         found: String,
         /// The names that would have been right.
         known: String,

@@ -3,17 +3,22 @@
 //!
 //! The merge loop is our own and not the `tokenizers` crate's: that one has no SentencePiece BPE
 //! (merging by scores), one loop serves both kinds, and it is built from a quarter of a million
-//! tokens in tens of milliseconds, which is part of the time to the first token. A new kind is a
-//! file beside `byte_level` and a variant of `Algorithm`.
+//! tokens in tens of milliseconds, which is part of the time to the first token. WordPiece and
+//! unigram search a trie of their own, because both must give llama.cpp's results and not those of
+//! the published code. A new kind is a file beside `byte_level` and a variant of `Algorithm`.
 
 mod alphabet;
 mod byte_level;
+mod charsmap;
 mod clean;
 mod merge;
 mod sentence_piece;
 mod special;
 mod split;
+mod trie;
+mod unigram;
 mod vocabulary;
+mod word_piece;
 
 #[cfg(test)]
 mod tests;
@@ -24,11 +29,14 @@ use self::byte_level::ByteLevel;
 use self::clean::clean_spaces;
 use self::sentence_piece::{SPACE, SentencePiece};
 use self::special::{Fragment, Marks, Special};
+use self::split::Named;
+use self::unigram::Unigram;
 use self::vocabulary::{Kind, Spelling, Vocabulary};
+use self::word_piece::WordPiece;
 use crate::error::{Error, Result};
 
 /// Values of `tokenizer.ggml.model` that are known.
-const MODELS: [&str; 2] = ["gpt2", "llama"];
+const MODELS: [&str; 4] = ["gpt2", "llama", "bert", "t5"];
 
 /// A model's tokenizer.
 pub struct Tokenizer {
@@ -46,6 +54,48 @@ pub struct Tokenizer {
 enum Algorithm {
     ByteLevel(ByteLevel),
     SentencePiece(SentencePiece),
+    WordPiece(WordPiece),
+    Unigram(Unigram),
+}
+
+/// What the metadata need not say.
+impl Algorithm {
+    /// The numbers are llama.cpp's.
+    fn special(&self) -> Special {
+        let none = Special::default();
+        match self {
+            Algorithm::ByteLevel(_) => Special { bos: Some(11), eos: Some(11), ..none },
+            Algorithm::SentencePiece(_) => {
+                Special { bos: Some(1), eos: Some(2), unknown: Some(0), ..none }
+            }
+            Algorithm::WordPiece(_) => Special {
+                bos: Some(101),
+                unknown: Some(100),
+                separator: Some(102),
+                padding: Some(0),
+                ..none
+            },
+            Algorithm::Unigram(_) => {
+                Special { eos: Some(1), unknown: Some(2), padding: Some(0), ..none }
+            }
+        }
+    }
+
+    fn adds_bos(&self, named: &Named) -> bool {
+        match self {
+            Algorithm::ByteLevel(_) => named.add_bos,
+            Algorithm::SentencePiece(_) | Algorithm::WordPiece(_) => true,
+            Algorithm::Unigram(_) => false,
+        }
+    }
+
+    fn cleans_spaces(&self, named: &Named) -> bool {
+        match self {
+            Algorithm::ByteLevel(_) => named.clean_spaces,
+            Algorithm::WordPiece(_) => true,
+            Algorithm::SentencePiece(_) | Algorithm::Unigram(_) => false,
+        }
+    }
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -58,58 +108,50 @@ impl Tokenizer {
     /// Builds the tokenizer that `tokenizer.ggml.*` describe. Fails if it is of an unknown kind or
     /// the parts contradict each other.
     pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer> {
-        let pre = metadata.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty());
-        Tokenizer::from_metadata_assuming(metadata, pre.unwrap_or("default"))
+        Tokenizer::new(metadata, None)
     }
 
     /// As [`Tokenizer::from_metadata`], with the pre-tokenizer `pre` whatever the metadata says,
-    /// for files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers.
+    /// for files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers; the
+    /// name is checked all the same.
     pub fn from_metadata_assuming(metadata: &Metadata, pre: &str) -> Result<Tokenizer> {
-        match metadata.need_str("tokenizer.ggml.model")? {
-            "gpt2" => Tokenizer::byte_level(metadata, pre),
-            "llama" => Tokenizer::sentence_piece(metadata),
-            other => {
-                Err(Error::UnknownTokenizer { found: other.to_owned(), known: MODELS.join(", ") })
-            }
+        Tokenizer::new(metadata, Some(split::named(pre)?))
+    }
+
+    fn new(metadata: &Metadata, assumed: Option<&'static Named>) -> Result<Tokenizer> {
+        let model = metadata.need_str("tokenizer.ggml.model")?;
+        if !MODELS.contains(&model) {
+            let found = model.to_owned();
+            return Err(Error::UnknownTokenizer { found, known: MODELS.join(", ") });
         }
-    }
-
-    fn byte_level(metadata: &Metadata, pre: &str) -> Result<Tokenizer> {
-        let named = split::named(pre)?;
-        let mut vocabulary = Vocabulary::from_metadata(metadata, Spelling::ByteLevel)?;
-        let algorithm = ByteLevel::from_metadata(metadata, &vocabulary, named)?;
-        // The number is llama.cpp's.
-        let defaults = Special { bos: Some(11), eos: Some(11), ..Special::default() };
-        let special = Special::from_metadata(metadata, &mut vocabulary, defaults)?;
-        let mut new = Tokenizer {
-            marks: Marks::new(metadata, &vocabulary)?,
-            vocabulary,
-            algorithm: Algorithm::ByteLevel(algorithm),
-            special,
-            add_bos: named.add_bos,
-            add_eos: false,
-            add_space_prefix: false,
-            clean_spaces: named.clean_spaces,
+        let named = match assumed {
+            Some(named) => named,
+            None if model == "gpt2" => {
+                let pre = metadata.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty());
+                split::named(pre.unwrap_or("default"))?
+            }
+            None => split::named("default")?,
         };
-        new.read_flags(metadata)?;
-        Ok(new)
-    }
-
-    fn sentence_piece(metadata: &Metadata) -> Result<Tokenizer> {
-        let mut vocabulary = Vocabulary::from_metadata(metadata, Spelling::Plain)?;
-        let defaults =
-            Special { bos: Some(1), eos: Some(2), unknown: Some(0), ..Special::default() };
-        let special = Special::from_metadata(metadata, &mut vocabulary, defaults)?;
-        let algorithm = SentencePiece::from_metadata(metadata, &vocabulary, special.unknown)?;
+        let spelling = if model == "gpt2" { Spelling::ByteLevel } else { Spelling::Plain };
+        let mut vocabulary = Vocabulary::from_metadata(metadata, spelling)?;
+        let words = &vocabulary;
+        // Before special tokens are corrected, as in llama.cpp.
+        let algorithm = match model {
+            "gpt2" => Algorithm::ByteLevel(ByteLevel::from_metadata(metadata, words, named)?),
+            "llama" => Algorithm::SentencePiece(SentencePiece::from_metadata(metadata, words)?),
+            "bert" => Algorithm::WordPiece(WordPiece::from_metadata(metadata, words)?),
+            _ => Algorithm::Unigram(Unigram::from_metadata(metadata, words)?),
+        };
+        let special = Special::from_metadata(metadata, &mut vocabulary, algorithm.special())?;
         let mut new = Tokenizer {
             marks: Marks::new(metadata, &vocabulary)?,
             vocabulary,
-            algorithm: Algorithm::SentencePiece(algorithm),
             special,
-            add_bos: true,
-            add_eos: false,
-            add_space_prefix: true,
-            clean_spaces: false,
+            add_bos: algorithm.adds_bos(named),
+            add_eos: matches!(algorithm, Algorithm::Unigram(_)),
+            add_space_prefix: matches!(algorithm, Algorithm::SentencePiece(_)),
+            clean_spaces: algorithm.cleans_spaces(named),
+            algorithm,
         };
         new.read_flags(metadata)?;
         Ok(new)
@@ -125,13 +167,15 @@ impl Tokenizer {
         read("add_space_prefix", &mut self.add_space_prefix)
     }
 
-    /// The tokens of `text`, which must be shorter than 1 GiB. With `add_special`, BOS and EOS are
-    /// added as the model wants it; with `parse_special`, control tokens that are spelled out in
-    /// the text become those tokens instead of text.
+    /// The tokens of `text`, which must be shorter than 1 GiB. With `add_special`, BOS and EOS (or
+    /// what BERT has for them) are added as the model wants it; with `parse_special`, control
+    /// tokens that are spelled out in the text become those tokens instead of text.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
         assert!(text.len() < 1 << 30, "a text of {} bytes is too long to tokenize", text.len());
         let mut out = Vec::new();
-        if add_special && self.add_bos {
+        // BERT's models always want theirs.
+        let is_word_piece = matches!(self.algorithm, Algorithm::WordPiece(_));
+        if add_special && (self.add_bos || is_word_piece) {
             out.extend(self.special.bos);
         }
         let mut follows_special = true;
@@ -139,22 +183,29 @@ impl Tokenizer {
             match fragment {
                 Fragment::Token(id) => out.push(id),
                 Fragment::Text(ref range) => {
-                    let prefix = self.add_space_prefix && follows_special;
-                    self.encode_text(&text[range.clone()], prefix, &mut out);
+                    self.encode_text(&text[range.clone()], follows_special, &mut out);
                 }
             }
             follows_special = matches!(fragment, Fragment::Token(_));
         }
-        if add_special && self.add_eos {
+        if add_special && is_word_piece {
+            out.extend(self.special.separator);
+        } else if add_special && self.add_eos {
             out.extend(self.special.eos);
         }
         out
     }
 
-    fn encode_text(&self, text: &str, prefix: bool, out: &mut Vec<u32>) {
+    fn encode_text(&self, text: &str, follows_special: bool, out: &mut Vec<u32>) {
+        let (vocabulary, unknown) = (&self.vocabulary, self.special.unknown);
+        let prefix = self.add_space_prefix;
         match &self.algorithm {
-            Algorithm::ByteLevel(bpe) => bpe.encode(text, &self.vocabulary, out),
-            Algorithm::SentencePiece(bpe) => bpe.encode(text, prefix, &self.vocabulary, out),
+            Algorithm::ByteLevel(bpe) => bpe.encode(text, vocabulary, out),
+            Algorithm::SentencePiece(bpe) => {
+                bpe.encode(text, prefix && follows_special, vocabulary, unknown, out);
+            }
+            Algorithm::WordPiece(pieces) => pieces.encode(text, unknown, out),
+            Algorithm::Unigram(unigram) => unigram.encode(text, prefix, unknown, out),
         }
     }
 
@@ -205,7 +256,7 @@ impl Tokenizer {
             Kind::Byte => out.extend(byte(text)),
             Kind::Normal => match self.algorithm {
                 Algorithm::ByteLevel(_) => out.extend_from_slice(text),
-                Algorithm::SentencePiece(_) => unescape(text, out),
+                _ => unescape(text, out),
             },
         }
     }

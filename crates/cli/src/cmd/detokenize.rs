@@ -3,9 +3,10 @@
 use std::io::Write;
 
 use anyhow::{Result, ensure};
+use bodkin_gguf::File;
 use serde_json::json;
 
-use crate::load;
+use crate::load::Text;
 use crate::source;
 
 /// Arguments of `detokenize`.
@@ -22,10 +23,13 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    words: Text,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let tokenizer = load::tokenizer(&source::resolve(&args.model)?)?;
+    let file = File::open(&source::resolve(&args.model)?)?;
+    let tokenizer = args.words.tokenizer(&file)?;
     let vocabulary = tokenizer.vocab_size();
     for &id in &args.ids {
         ensure!(

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 
 use crate::interrupt::Interrupted;
-use crate::load::{Machine, Opened};
+use crate::load::{Machine, Opened, Text};
 use sampling::Sampling;
 use session::Session;
 
@@ -52,6 +52,8 @@ pub(crate) struct Args {
     /// Print the answer, its tokens and its timings as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    words: Text,
     #[command(flatten, next_help_heading = SAMPLING_HEADING)]
     sampling: Sampling,
     #[command(flatten, next_help_heading = "Machine")]

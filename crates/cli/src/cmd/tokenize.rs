@@ -3,9 +3,10 @@
 use std::io::{Read, Write};
 
 use anyhow::{Context, Result};
+use bodkin_gguf::File;
 use serde_json::json;
 
-use crate::load;
+use crate::load::Text;
 use crate::source;
 
 /// Arguments of `tokenize`.
@@ -24,10 +25,13 @@ pub(crate) struct Args {
     /// Print JSON: ids and pieces
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    words: Text,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let tokenizer = load::tokenizer(&source::resolve(&args.model)?)?;
+    let file = File::open(&source::resolve(&args.model)?)?;
+    let tokenizer = args.words.tokenizer(&file)?;
     let text = match args.text {
         Some(text) => text,
         None => std::io::read_to_string(std::io::stdin().lock().by_ref())

@@ -96,6 +96,37 @@ fn a_model_without_a_tokenizer_is_named() {
 }
 
 #[test]
+fn an_unknown_pre_tokenizer_is_named_with_the_way_on() {
+    let place = Place::new();
+    let set = |name: &'static [u8]| {
+        move |m: &mut Metadata| m.insert("tokenizer.ggml.pre", Value::String(Box::from(name)))
+    };
+    let right = place.text(&["tokenize", &model("llama"), "Hello, (the)"]);
+    let path = place.variant("llama", set(b"wonder"));
+    let (tokenize, detokenize) = (["tokenize", &path, "Hello, (the)"], ["detokenize", &path, "45"]);
+    let run = ["run", &path, "Hello, (the)", "--raw", "-n", "1", "-q"];
+    for args in [&tokenize[..], &detokenize, &run] {
+        let error = failure(&place.run(args));
+        for needle in ["variant.gguf", "`wonder`", "--assume-pre NAME", "qwen2", "llama-bpe"] {
+            assert!(error.contains(needle), "{error}");
+        }
+        let assumed = [args, &["--assume-pre", "llama-bpe"]].concat();
+        assert!(!place.text(&assumed).is_empty());
+        let error = failure(&place.run(&[args, &["--assume-pre", "nonsense"]].concat()));
+        for needle in ["--assume-pre", "`nonsense`", "qwen2", "llama-bpe"] {
+            assert!(error.contains(needle), "{error}");
+        }
+    }
+    let assume = |name| place.text(&[&tokenize[..], &["--assume-pre", name]].concat());
+    assert_eq!(assume("llama-bpe"), right);
+    assert_ne!(assume("default"), right);
+    // Other kinds of tokenizers have none, and mind no name.
+    let path = place.variant("llama-spm", set(b"wonder"));
+    let right = place.text(&["tokenize", &model("llama-spm"), "Hello"]);
+    assert_eq!(place.text(&["tokenize", &path, "Hello"]), right);
+}
+
+#[test]
 fn a_prompt_that_is_too_long_is_never_cut() {
     let place = Place::new();
     let model = model("llama");

@@ -2,13 +2,11 @@
 //! with the best score first; what is no token falls back to bytes. It must not know special
 //! tokens.
 
-use bodkin_gguf::{Array, Metadata, Value};
+use bodkin_gguf::Metadata;
 
 use super::merge::{Merger, Pairs};
-use super::vocabulary::{Vocabulary, vocabulary as error};
+use super::vocabulary::{Vocabulary, scores};
 use crate::error::Result;
-
-const SCORES: &str = "tokenizer.ggml.scores";
 
 /// How SentencePiece writes a space.
 pub(super) const SPACE: &str = "\u{2581}";
@@ -40,31 +38,24 @@ impl SentencePiece {
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocabulary: &Vocabulary,
-        unknown: Option<u32>,
     ) -> Result<SentencePiece> {
-        let count = vocabulary.len();
-        let ranks = match scores(metadata)? {
-            None => vec![rank(0.0); count],
-            Some(scores) if scores.len() < count => {
-                let expected = format!("{count} scores, one for each token");
-                return Err(error(SCORES, expected, scores.len().to_string()));
-            }
-            Some(scores) => scores[..count].iter().map(|&score| rank(score)).collect(),
-        };
+        let ranks = scores(metadata, vocabulary.len())?.into_iter().map(rank).collect();
         let byte = |byte: u8| {
             let spelled = vocabulary.find(format!("<0x{byte:02X}>").as_bytes());
-            spelled.or_else(|| vocabulary.find(&[byte])).or(unknown)
+            spelled.or_else(|| vocabulary.find(&[byte]))
         };
         let bytes = Box::new(std::array::from_fn(|index| byte(index as u8)));
         Ok(SentencePiece { ranks, bytes })
     }
 
-    /// Appends the tokens of `text`, after a space if `prefix` says so.
+    /// Appends the tokens of `text`, after a space if `prefix` says so. Bytes that are no tokens
+    /// become `unknown`.
     pub(super) fn encode(
         &self,
         text: &str,
         prefix: bool,
         vocabulary: &Vocabulary,
+        unknown: Option<u32>,
         out: &mut Vec<u32>,
     ) {
         let spaces = text.bytes().filter(|&byte| byte == b' ').count();
@@ -86,7 +77,9 @@ impl SentencePiece {
         }
         let merges = Merges { vocabulary, ranks: &self.ranks };
         merger.run(escaped.as_bytes(), &merges, |id, text| match id {
-            NONE => out.extend(text.iter().filter_map(|&byte| self.bytes[usize::from(byte)])),
+            NONE => {
+                out.extend(text.iter().filter_map(|&b| self.bytes[usize::from(b)].or(unknown)));
+            }
             id => out.push(id),
         });
     }
@@ -98,15 +91,6 @@ fn rank(score: f32) -> u32 {
     let bits = if score.is_nan() { return u32::MAX } else { (score + 0.0).to_bits() };
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending
-}
-
-fn scores(metadata: &Metadata) -> Result<Option<Vec<f32>>> {
-    match metadata.get(SCORES) {
-        Some(Value::Array(Array::I32(scores))) => {
-            Ok(Some(scores.iter().map(|&score| score as f32).collect()))
-        }
-        _ => Ok(metadata.f32s(SCORES)?),
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use bodkin_gguf::Metadata;
 
 use super::vocabulary::{Kind, Vocabulary};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Texts of tokens that end a turn; the first that exists is the one, if the metadata names none.
 const END_OF_TURN: &[&str] = &[
@@ -96,6 +96,7 @@ pub(super) struct Special {
     pub(super) eot: Option<u32>,
     pub(super) eom: Option<u32>,
     pub(super) unknown: Option<u32>,
+    pub(super) separator: Option<u32>,
     pub(super) padding: Option<u32>,
     /// All that end a generation, ascending.
     pub(super) ends: Vec<u32>,
@@ -121,6 +122,8 @@ impl Special {
             eot: read("eot", None)?,
             eom: read("eom", None)?,
             unknown: read("unknown", defaults.unknown)?,
+            // The key is spelled like that.
+            separator: read("seperator", defaults.separator)?,
             padding: read("padding", defaults.padding)?,
             ends: Vec::new(),
         };
@@ -212,15 +215,12 @@ impl Marks {
             })
             .collect();
         marks.sort_by_key(|mark| std::cmp::Reverse(vocabulary.text(mark.id).len()));
-        let name = metadata.str("general.name")?.unwrap_or_default().to_lowercase();
-        let pre = metadata.str("tokenizer.ggml.pre")?.unwrap_or_default();
-        let masks = ["jina-v2-de", "jina-v2-es", "jina-v2-code"].iter().any(|p| pre.contains(p));
-        let is_phi3 = name.contains("phi-3") || name.contains("phi3");
+        let strips = Strips::from_metadata(metadata)?;
         for mark in &mut marks {
             let text = vocabulary.text(mark.id);
-            mark.strips_left = masks && text == b"<mask>";
+            mark.strips_left = strips.before == Some(text);
             let plain: [&[u8]; 3] = [b"<unk>", b"<s>", b"<|endoftext|>"];
-            mark.strips_right = !masks && is_phi3 && !plain.contains(&text);
+            mark.strips_right = strips.after && !plain.contains(&text);
         }
         Ok(Marks { marks })
     }
@@ -249,6 +249,34 @@ impl Marks {
             }
         }
         fragments
+    }
+}
+
+/// Which white space is part of special tokens.
+struct Strips {
+    /// Before the token with this text.
+    before: Option<&'static [u8]>,
+    /// After nearly all tokens.
+    after: bool,
+}
+
+impl Strips {
+    fn from_metadata(metadata: &Metadata) -> Result<Strips> {
+        let read = |key| Ok::<_, Error>(metadata.str(key)?.unwrap_or_default().to_lowercase());
+        let holds = |text: String, parts: &[&str]| parts.iter().any(|&part| text.contains(part));
+        let none = Strips { before: None, after: false };
+        let jina = ["jina-v2-de", "jina-v2-es", "jina-v2-code"];
+        if holds(read("tokenizer.ggml.pre")?, &jina)
+            || holds(read("general.architecture")?, &["nomic-bert-moe", "jina-bert-v3"])
+        {
+            return Ok(Strips { before: Some(b"<mask>"), ..none });
+        }
+        let name = read("general.name")?;
+        if holds(name.clone(), &["phi-3", "phi3"]) {
+            return Ok(Strips { after: true, ..none });
+        }
+        let masks = holds(name, &["modern-bert"]);
+        Ok(Strips { before: masks.then_some(b"[MASK]"), ..none })
     }
 }
 

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
 
 /// What a token is for. The numbers are those of `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,6 +199,24 @@ fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>> {
         return Err(vocabulary(TYPES, expected, numbers.len().to_string()));
     }
     Ok(numbers[..count].iter().map(|&number| Kind::from_number(number)).collect())
+}
+
+/// The scores of `count` tokens, by id; all 0 if the metadata has none.
+pub(super) fn scores(metadata: &Metadata, count: usize) -> Result<Vec<f32>> {
+    let mut scores = match metadata.get(SCORES) {
+        None => return Ok(vec![0.0; count]),
+        Some(Value::Array(Array::F32(scores))) => scores.clone(),
+        Some(Value::Array(Array::I32(scores))) => {
+            scores.iter().map(|&score| score as f32).collect()
+        }
+        Some(_) => return Err(vocabulary(SCORES, "an array of f32 or i32", "another type")),
+    };
+    if scores.len() < count {
+        let expected = format!("{count} scores, one for each token");
+        return Err(vocabulary(SCORES, expected, scores.len().to_string()));
+    }
+    scores.truncate(count);
+    Ok(scores)
 }
 
 /// Builds [`Error::Vocabulary`].

@@ -46,7 +46,7 @@ pub(crate) struct Answer {
 impl Session {
     pub(crate) fn open(opened: &mut Opened, args: &Args) -> Result<Session> {
         let sampling = args.sampling.options(opened.file.metadata())?;
-        let tokenizer = opened.tokenizer()?;
+        let tokenizer = args.words.tokenizer(&opened.file)?;
         // What makes no sense is said before the weights are read.
         Sampler::new(sampling.clone(), &tokenizer)?;
         let template = match args.raw {
