@@ -121,9 +121,11 @@ impl Attend<'_> {
                 let pairs = tile * TILE_ROWS..end;
                 let mut ranges = [RowRange::default(); TILE_ROWS];
                 for (range, pair) in ranges.iter_mut().zip(pairs.clone()) {
-                    let last = span.position + pair / self.group();
+                    let own = span.position + pair / self.group();
+                    let end = span.position + span.len - 1;
+                    let last = if self.attention.causal { own } else { end };
                     let window = self.attention.window;
-                    let first = window.map_or(0, |w| (last + 1).saturating_sub(w));
+                    let first = window.map_or(0, |w| (own + 1).saturating_sub(w));
                     *range = RowRange { first, last };
                 }
                 return Some(Work { span: i, span_row, kv_head, pairs, ranges });
@@ -196,9 +198,10 @@ impl Attend<'_> {
         for (i, pair) in work.pairs.clone().enumerate() {
             let (row, head) = self.place(work, pair);
             let start = head * dim;
+            let sink = self.attention.sinks.map(|id| self.step.vector(id)[head]);
             // SAFETY: only this thread has this tile, so it alone writes these columns.
             let out = unsafe { self.step.columns(self.out, row, start..start + dim) };
-            total.write(i, out);
+            total.write(i, sink, out);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! are chosen at run time. This crate must not know architectures, text, or who asks.
 
 mod attend;
+mod experts;
 mod host;
 mod kv;
 pub mod linear;
@@ -11,6 +12,7 @@ mod model;
 mod ops;
 mod pool;
 mod profile;
+mod recurrent;
 mod shared;
 mod simd;
 mod step;
@@ -21,7 +23,7 @@ use std::sync::Arc;
 
 use bodkin_backend::{Backend, Error, Limits, Memory, Model, Progress, Result};
 use bodkin_gguf::File;
-use bodkin_model::Plan;
+use bodkin_model::{Plan, StateSlot};
 
 pub use lower::Fusions;
 pub use simd::Simd;
@@ -80,6 +82,15 @@ impl Backend for Cpu {
         limits: &Limits,
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
+        let taps = plan.states.iter().filter_map(|state| match state {
+            StateSlot::Conv { kernel, .. } => Some(*kernel),
+            StateSlot::Scan(_) => None,
+        });
+        if let Some(taps) = taps.max().filter(|&taps| taps > recurrent::MOST_TAPS) {
+            let most = recurrent::MOST_TAPS;
+            let what = format!("a convolution of {taps} taps (at most {most})");
+            return Err(Error::Unsupported { backend: self.name(), what });
+        }
         let failed = |e| Error::Config(format!("cannot start {} threads: {e}", self.threads));
         let mut pool = pool::Pool::new(self.threads).map_err(failed)?;
         let weights = weights::prepare(&plan, file, &mut pool, progress);

@@ -43,7 +43,19 @@ pub struct OutRows<'a> {
     start: *mut f32,
     stride: usize,
     rows: usize,
+    /// Where rows go that are parts of longer ones.
+    parts: Option<Parts<'a>>,
     owner: PhantomData<&'a mut [f32]>,
+}
+
+/// Rows that are parts of longer rows, in any order.
+#[derive(Copy, Clone)]
+struct Parts<'a> {
+    /// Row `i` is part `places[i] % parts` of the longer row `places[i] / parts`.
+    places: &'a [u32],
+    parts: usize,
+    /// Elements of a part.
+    width: usize,
 }
 
 // SAFETY: the pointer stays valid for 'a, and `multiply` demands that threads write apart.
@@ -59,7 +71,7 @@ impl<'a> OutRows<'a> {
     pub fn new(out: &'a mut [f32], width: usize) -> OutRows<'a> {
         assert!(width > 0 && out.len().is_multiple_of(width), "{} of {width}", out.len());
         let rows = out.len() / width;
-        OutRows { start: out.as_mut_ptr(), stride: width, rows, owner: PhantomData }
+        OutRows { start: out.as_mut_ptr(), stride: width, rows, parts: None, owner: PhantomData }
     }
 
     /// `rows` rows that begin `stride` elements apart.
@@ -67,7 +79,48 @@ impl<'a> OutRows<'a> {
     /// # Safety
     /// For 'a, the rows are valid to write as far as products into them are wide.
     pub unsafe fn from_raw(start: *mut f32, stride: usize, rows: usize) -> OutRows<'a> {
-        OutRows { start, stride, rows, owner: PhantomData }
+        OutRows { start, stride, rows, parts: None, owner: PhantomData }
+    }
+
+    /// Rows of `width` elements that are parts of rows of `parts` such, which begin `stride`
+    /// elements apart: row `i` is part `places[i] % parts` of row `places[i] / parts`.
+    ///
+    /// # Safety
+    /// As for [`OutRows::from_raw`], for the rows that `places` name.
+    ///
+    /// # Panics
+    /// If the parts do not fit the distance of rows.
+    pub unsafe fn scattered(
+        start: *mut f32,
+        stride: usize,
+        places: &'a [u32],
+        parts: usize,
+        width: usize,
+    ) -> OutRows<'a> {
+        assert!(parts * width <= stride, "{parts} parts of {width} in {stride}");
+        let (rows, parts) = (places.len(), Some(Parts { places, parts, width }));
+        OutRows { start, stride, rows, parts, owner: PhantomData }
+    }
+
+    /// The elements that a row may have.
+    fn width(&self) -> usize {
+        self.parts.map_or(self.stride, |p| p.width)
+    }
+
+    /// The first element of a row.
+    ///
+    /// # Safety
+    /// There is such a row.
+    unsafe fn row(&self, row: usize) -> *mut f32 {
+        let offset = match self.parts {
+            None => row * self.stride,
+            Some(p) => {
+                let place = p.places[row] as usize;
+                place / p.parts * self.stride + place % p.parts * p.width
+            }
+        };
+        // SAFETY: inside what whoever made this vouched for.
+        unsafe { self.start.add(offset) }
     }
 }
 
@@ -101,7 +154,7 @@ pub unsafe fn multiply(
     assert!(bias.is_none_or(|bias| bias.len() == weight.rows()), "the bias is not as long");
     assert!(panels.end <= weight.panels(), "panel {} of {}", panels.end, weight.panels());
     assert!(tokens.end <= x.rows().min(out.rows), "token {} of {}", tokens.end, x.rows());
-    assert!(weight.rows() <= out.stride, "{} rows into {}", weight.rows(), out.stride);
+    assert!(weight.rows() <= out.width(), "{} rows into {}", weight.rows(), out.width());
     let job = Job { weight, bias, panels, x, tokens, out, room };
     match simd {
         Simd::Portable => weight.kind().visit(Run::<Portable>(job, PhantomData)),
@@ -209,6 +262,11 @@ impl Job<'_> {
         let first = (group.first + panel) * PANEL_ROWS;
         let (x, x_stride) = self.x.row(token);
         let bias = self.bias.map_or(std::ptr::null(), |bias| bias[first..].as_ptr());
+        let mut out = [std::ptr::null_mut(); TILE_ROWS];
+        for (out, token) in out.iter_mut().zip(token..self.tokens.end) {
+            // SAFETY: `multiply` checked the tokens and the rows against `out`.
+            *out = unsafe { self.out.row(token).add(first) };
+        }
         Tile {
             // SAFETY: the group has so many panels.
             panel: unsafe { group.start.add(panel * group.bytes) },
@@ -219,9 +277,7 @@ impl Job<'_> {
             // SAFETY: the row has so many steps.
             x: unsafe { x.add(group.col / self.x.form().step_cols() * x_stride) },
             x_stride,
-            // SAFETY: `multiply` checked the token and the row against `out`.
-            out: unsafe { self.out.start.add(token * self.out.stride + first) },
-            out_stride: self.out.stride,
+            out,
             rows: (count * PANEL_ROWS).min(self.weight.rows() - first),
             bias,
         }

@@ -4,7 +4,8 @@
 //! - `rows`: operations that look at one row alone run back to back on that row, in one stage;
 //! - `siblings`: products with the same input run as one stage.
 
-use bodkin_model::{Act, Attention, NormKind, Op, Plan, Rope, RopeStyle, Rows, Value, WeightId};
+use bodkin_model::{Act, Attention, EmbedBy, NormKind, Op, Plan, PoolKind, Rope, RopeStyle};
+use bodkin_model::{Routing, Rows, Scan, Value, WeightId};
 
 use crate::linear::Form;
 use crate::weights::kind;
@@ -40,7 +41,7 @@ pub(crate) enum RowOp {
     /// Sines and cosines of the row's position, for the rope of this index.
     Angles { rope: usize },
     /// Read a row of a table.
-    Embed { table: WeightId, out: Place },
+    Embed { table: WeightId, by: EmbedBy, out: Place },
     /// Normalise.
     Norm {
         input: Place,
@@ -49,11 +50,14 @@ pub(crate) enum RowOp {
         weight: WeightId,
         bias: Option<WeightId>,
         eps: f32,
+        groups: usize,
     },
     /// Rotate.
     Rope { input: Place, out: Place, head_dim: usize, style: RopeStyle, rope: usize },
     /// Keep keys and values.
     Store { k: Place, v: Place, slot: usize },
+    /// `act(input)`.
+    Act { input: Place, act: Act, out: Place },
     /// `act(gate) * up`.
     Glu { gate: Place, up: Place, act: Act, out: Place },
     /// `a + b`.
@@ -62,8 +66,18 @@ pub(crate) enum RowOp {
     Scale { input: Place, factor: f32, out: Place },
     /// `cap * tanh(input / cap)`.
     Softcap { input: Place, cap: f32, out: Place },
-    /// Some columns.
-    Slice { input: Place, start: usize, out: Place },
+    /// Some columns of each part.
+    Slice { input: Place, groups: usize, start: usize, out: Place },
+    /// Parts of two rows by turns.
+    Concat { a: Place, b: Place, groups: usize, out: Place },
+    /// Choose experts.
+    Route { input: Place, bias: Option<WeightId>, routing: Routing, out: Place },
+    /// Add up what the chosen experts made.
+    ExpertSum { input: Place, route: Place, out: Place },
+    /// The rows of a sequence become one.
+    Pool { input: Place, kind: PoolKind, out: Place },
+    /// Make the parts of the row, or the row for each part, ready as inputs of experts' products.
+    PrepareExperts { input: Place, cols: usize, sorting: usize, blocks: bool, floats: bool },
     /// Make the row ready as the input of products, in the forms that their weights take.
     Prepare { input: Place, blocks: bool, floats: bool },
 }
@@ -77,12 +91,17 @@ impl RowOp {
             RowOp::Norm { .. } => "norm",
             RowOp::Rope { .. } => "rope",
             RowOp::Store { .. } => "store",
+            RowOp::Act { .. } => "act",
             RowOp::Glu { .. } => "glu",
             RowOp::Add { .. } => "add",
             RowOp::Scale { .. } => "scale",
             RowOp::Softcap { .. } => "softcap",
             RowOp::Slice { .. } => "slice",
-            RowOp::Prepare { .. } => "quantize",
+            RowOp::Concat { .. } => "concat",
+            RowOp::Route { .. } => "route",
+            RowOp::ExpertSum { .. } => "expert_sum",
+            RowOp::Pool { .. } => "pool",
+            RowOp::Prepare { .. } | RowOp::PrepareExperts { .. } => "quantize",
         }
     }
 }
@@ -104,6 +123,43 @@ pub(crate) enum Stage {
     Multiply { rows: Rows, input: Place, products: Vec<Product> },
     /// Each thread takes some heads and tokens.
     Attend { q: Place, out: Place, attention: Attention, slot: usize },
+    /// One thread sorts the pairs of tokens and experts by expert.
+    Sort { sorting: usize },
+    /// Each thread takes some rows of the experts' weights, for all tokens that chose them. The
+    /// input was prepared by the stage before.
+    Experts { cols: usize, sorting: usize, products: Vec<Product> },
+    /// Each thread takes some columns.
+    Conv { input: Place, weight: WeightId, bias: Option<WeightId>, state: usize, out: Place },
+    /// Each thread takes some heads.
+    Scan(ScanStage),
+}
+
+/// A state-space layer as a stage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScanStage {
+    pub(crate) x: Place,
+    pub(crate) b: Place,
+    pub(crate) c: Place,
+    pub(crate) dt: Place,
+    pub(crate) a: WeightId,
+    pub(crate) d: WeightId,
+    pub(crate) dt_bias: WeightId,
+    pub(crate) scan: Scan,
+    pub(crate) state: usize,
+    pub(crate) out: Place,
+}
+
+/// How tokens meet experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sorting {
+    /// What the router made; without it every token meets all experts.
+    pub(crate) route: Option<Place>,
+    /// The operation that routes.
+    op: Option<usize>,
+    /// Experts that a token meets.
+    pub(crate) used: usize,
+    /// All experts.
+    pub(crate) experts: usize,
 }
 
 /// The lowered plan.
@@ -112,6 +168,8 @@ pub(crate) struct Program {
     pub(crate) stages: Vec<Stage>,
     /// The distinct rotations.
     pub(crate) ropes: Vec<Rope>,
+    /// The ways in which tokens meet experts.
+    pub(crate) sortings: Vec<Sorting>,
     /// The widest row of each buffer.
     pub(crate) buffer_widths: Vec<usize>,
 }
@@ -119,8 +177,8 @@ pub(crate) struct Program {
 /// Turns a plan into stages.
 pub(crate) fn lower(plan: &Plan, fusions: Fusions) -> Program {
     let buffers = plan.buffers();
-    let mut lowering =
-        Lowering { plan, fusions, homes: &buffers.of, stages: vec![], ropes: vec![] };
+    let (stages, ropes, sortings) = (vec![], vec![], vec![]);
+    let mut lowering = Lowering { plan, fusions, homes: &buffers.of, stages, ropes, sortings };
     let mut next = 0;
     while next < plan.ops.len() {
         next = lowering.op(next);
@@ -135,7 +193,8 @@ pub(crate) fn lower(plan: &Plan, fusions: Fusions) -> Program {
         first.extend(ops);
     }
     stages.extend(rest);
-    Program { stages, ropes: lowering.ropes, buffer_widths: buffers.widths }
+    let (ropes, sortings) = (lowering.ropes, lowering.sortings);
+    Program { stages, ropes, sortings, buffer_widths: buffers.widths }
 }
 
 struct Lowering<'a> {
@@ -144,6 +203,7 @@ struct Lowering<'a> {
     homes: &'a [Option<usize>],
     stages: Vec<Stage>,
     ropes: Vec<Rope>,
+    sortings: Vec<Sorting>,
 }
 
 impl Lowering<'_> {
@@ -168,11 +228,25 @@ impl Lowering<'_> {
                 self.stages.push(Stage::Attend { q, out, attention: *attention, slot });
                 return i + 1;
             }
-            Op::Embed { table, .. } => RowOp::Embed { table: *table, out },
-            Op::Norm { input, kind, weight, bias, eps, groups: _ } => {
-                let (input, kind, weight, bias, eps) =
-                    (self.place(*input), *kind, *weight, *bias, *eps);
-                RowOp::Norm { input, out, kind, weight, bias, eps }
+            Op::ExpertLinear { input, route, .. } => return self.experts(i, *input, *route),
+            Op::Conv { input, weight, bias, state } => {
+                let (weight, bias, state) = (*weight, *bias, state.0);
+                let input = self.place(*input);
+                self.stages.push(Stage::Conv { input, weight, bias, state, out });
+                return i + 1;
+            }
+            Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
+                let [x, b, c, dt] = [x, b, c, dt].map(|value| self.place(*value));
+                let (a, d, dt_bias, scan, state) = (*a, *d, *dt_bias, *scan, state.0);
+                let stage = ScanStage { x, b, c, dt, a, d, dt_bias, scan, state, out };
+                self.stages.push(Stage::Scan(stage));
+                return i + 1;
+            }
+            Op::Embed { table, by } => RowOp::Embed { table: *table, by: *by, out },
+            Op::Norm { input, kind, weight, bias, eps, groups } => {
+                let (input, kind, weight, bias, eps, groups) =
+                    (self.place(*input), *kind, *weight, *bias, *eps, *groups);
+                RowOp::Norm { input, out, kind, weight, bias, eps, groups }
             }
             Op::Rope { input, head_dim, rope, heads: _ } => {
                 let (input, head_dim, style) = (self.place(*input), *head_dim, rope.style);
@@ -189,17 +263,21 @@ impl Lowering<'_> {
             Op::Softcap { input, cap } => {
                 RowOp::Softcap { input: self.place(*input), cap: *cap, out }
             }
-            Op::Slice { input, start, .. } => {
-                RowOp::Slice { input: self.place(*input), start: *start, out }
+            Op::Slice { input, groups, start, len: _ } => {
+                RowOp::Slice { input: self.place(*input), groups: *groups, start: *start, out }
             }
-            Op::Act { .. }
-            | Op::Concat { .. }
-            | Op::Route { .. }
-            | Op::ExpertLinear { .. }
-            | Op::ExpertSum { .. }
-            | Op::Conv { .. }
-            | Op::Scan { .. }
-            | Op::Pool { .. } => unimplemented!("{}", self.plan.ops[i].name()),
+            Op::Act { input, act } => RowOp::Act { input: self.place(*input), act: *act, out },
+            Op::Concat { a, b, groups } => {
+                RowOp::Concat { a: self.place(*a), b: self.place(*b), groups: *groups, out }
+            }
+            Op::Route { input, bias, routing } => {
+                let input = self.place(*input);
+                RowOp::Route { input, bias: *bias, routing: *routing, out }
+            }
+            Op::ExpertSum { input, route } => {
+                RowOp::ExpertSum { input: self.place(*input), route: self.place(*route), out }
+            }
+            Op::Pool { input, kind } => RowOp::Pool { input: self.place(*input), kind: *kind, out },
         };
         self.row(self.plan.rows(Value(i)), row_op);
         i + 1
@@ -223,11 +301,52 @@ impl Lowering<'_> {
 
     fn multiply(&mut self, rows: Rows, input: Value, products: Vec<Product>) {
         let input = self.place(input);
-        let forms: Vec<Form> =
-            products.iter().map(|p| kind(self.plan.weight(p.weight)).form()).collect();
-        let (blocks, floats) = (forms.contains(&Form::Blocks), forms.contains(&Form::Floats));
+        let (blocks, floats) = self.forms(&products);
         self.row(rows, RowOp::Prepare { input, blocks, floats });
         self.stages.push(Stage::Multiply { rows, input, products });
+    }
+
+    /// Which forms of activations products want: blocks, floats.
+    fn forms(&self, products: &[Product]) -> (bool, bool) {
+        let has =
+            |form: Form| products.iter().any(|p| kind(self.plan.weight(p.weight)).form() == form);
+        (has(Form::Blocks), has(Form::Floats))
+    }
+
+    /// Lowers the experts' product `first` and, fused, those right after it that have the same
+    /// input and routing.
+    fn experts(&mut self, first: usize, input: Value, route: Option<Value>) -> usize {
+        let (mut products, mut next, mut shape) = (Vec::new(), first, None);
+        while let Some(op) = self.plan.ops.get(next)
+            && let Op::ExpertLinear { input: other, route: other_route, weight, bias, experts } = op
+            && (*other, *other_route) == (input, route)
+            && (products.is_empty() || self.fusions.siblings)
+        {
+            let (weight, bias, out) = (*weight, *bias, self.place(Value(next)));
+            products.push(Product { weight, bias, out });
+            shape = Some((*experts, self.plan.weight(weight).cols));
+            next += 1;
+        }
+        let (experts, cols) = shape.expect("the first operation is one");
+        let sorting = self.sorting(route, experts);
+        let ((blocks, floats), input) = (self.forms(&products), self.place(input));
+        self.row(Rows::Tokens, RowOp::PrepareExperts { input, cols, sorting, blocks, floats });
+        self.stages.push(Stage::Experts { cols, sorting, products });
+        next
+    }
+
+    /// The sorting for a routing, with its stage where it is needed for the first time.
+    fn sorting(&mut self, route: Option<Value>, experts: usize) -> usize {
+        let op = route.map(|value| value.0);
+        let known = |s: &Sorting| s.op == op && s.experts == experts;
+        if let Some(known) = self.sortings.iter().position(known) {
+            return known;
+        }
+        let used = route.map_or(experts, |route| self.plan.width(route) / 2);
+        self.sortings.push(Sorting { route: route.map(|r| self.place(r)), op, used, experts });
+        let sorting = self.sortings.len() - 1;
+        self.stages.push(Stage::Sort { sorting });
+        sorting
     }
 
     /// Appends to the last stage if that is of the same rows, else starts one.

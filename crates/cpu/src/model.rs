@@ -8,11 +8,13 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
 use crate::attend::{partials_len, scratch_len};
+use crate::experts::{Sorted, SortedView};
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
 use crate::linear::{Activations, Form, PackedWeight, ROOM};
 use crate::lower::{Fusions, Program, lower};
 use crate::pool::Pool;
 use crate::profile::Times;
+use crate::recurrent::{self, States};
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::step::Step;
@@ -51,10 +53,13 @@ struct Buffers {
     scratch: Vec<Shared<f32>>,
     partials: Shared<f32>,
     kv: Vec<KvView>,
+    states: States,
+    sorted: Vec<SortedView>,
     blocks: Activations,
     floats: Activations,
     _floats: Vec<Vec<f32>>,
     _pages: Vec<KvPages>,
+    _sorted: Vec<Sorted>,
 }
 
 impl Buffers {
@@ -85,7 +90,12 @@ impl Buffers {
             kv.push(owner.view(layout));
             pages.push(owner);
         }
+        let mut sorted: Vec<Sorted> =
+            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows)).collect();
         Buffers {
+            states: States::new(plan, limits.states),
+            sorted: sorted.iter_mut().map(Sorted::view).collect(),
+            _sorted: sorted,
             values,
             angles,
             scratch,
@@ -112,6 +122,10 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
         let (weight, rows) = match op {
             Op::Linear { weight, .. } => (plan.weight(*weight), limits.tokens),
             Op::Logits { weight, .. } => (plan.weight(*weight), limits.outputs),
+            Op::ExpertLinear { weight, route, experts, .. } => {
+                let used = route.map_or(*experts, |route| plan.width(route) / 2);
+                (plan.weight(*weight), limits.tokens * used)
+            }
             _ => continue,
         };
         let form = kind(weight).form();
@@ -134,16 +148,17 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
 pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize) -> Memory {
     let sizes = sizes(plan, limits, threads);
     let weights = plan.weights.iter().zip(uses(plan)).map(|(w, uses)| {
-        let packed = PackedWeight::bytes_for(kind(w), w.rows, w.cols);
+        let packed = PackedWeight::bytes_for(kind(w), w.rows / uses.matrices.max(1), w.cols);
         let matrix = packed.expect("no tensor of a file overflows") as u64;
         let vector = 4 * (w.rows * w.cols) as u64;
-        u64::from(uses.matrix) * matrix + u64::from(uses.vector) * vector
+        uses.matrices as u64 * matrix + u64::from(uses.vector) * vector
     });
     let pages = plan.slots.iter().zip(slot_tables(plan));
     let values = plan.buffers().bytes(limits.tokens);
-    let ropes = lower(plan, Fusions::ALL).ropes;
-    let angles: usize = ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
-    let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles);
+    let program = lower(plan, Fusions::ALL);
+    let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
+    let sorted: usize = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens)).sum();
+    let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + sorted;
     let logits = 4 * limits.outputs * plan.output_width();
     Memory {
         weight_bytes: weights.sum(),
@@ -152,7 +167,8 @@ pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize) -> Memory {
                 let layout = KvLayout::new(slot, Precision::of(plan));
                 limits.pages[group] as u64 * layout.page_bytes()
             })
-            .sum(),
+            .sum::<u64>()
+            + recurrent::bytes(plan, limits.states),
         scratch_bytes: values + (sizes.blocks_bytes + sizes.floats_bytes + scratch + logits) as u64,
     }
 }
@@ -229,6 +245,8 @@ impl Model for CpuModel {
             blocks: &self.memory.blocks,
             floats: &self.memory.floats,
             kv: &self.memory.kv,
+            states: &self.memory.states.views,
+            sorted: &self.memory.sorted,
             slot_tables: &self.slot_tables,
             ropes: &self.ropes,
             angles: &self.memory.angles,
@@ -246,18 +264,24 @@ impl Model for CpuModel {
         Ok(())
     }
 
-    fn copy_state(&mut self, _: u32, _: u32) {}
+    fn copy_state(&mut self, from: u32, to: u32) {
+        self.memory.states.copy(&self.plan, from, to);
+    }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
-        Vec::new()
+        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
+        let routed = routed.filter(|(sorting, _)| sorting.route.is_some());
+        // SAFETY: a step borrows the model for as long as it runs.
+        routed.map(|(_, sorted)| unsafe { sorted.counts() }.to_vec()).collect()
     }
 
     fn set_profiling(&mut self, on: bool) {
-        self.profile = on.then(|| Times::new(&self.program));
+        self.profile = on.then(|| Times::new(&self.program, &self.memory.sorted));
     }
 
     fn profile(&self) -> Vec<Part> {
         let times = self.profile.as_ref();
-        times.map_or_else(Vec::new, |t| t.parts(&self.plan, &self.program, &self.weights))
+        let sorted = &self.memory.sorted;
+        times.map_or_else(Vec::new, |t| t.parts(&self.plan, &self.program, &self.weights, sorted))
     }
 }

@@ -3,6 +3,7 @@
 use bodkin_backend::Part;
 use bodkin_model::{Plan, Rows};
 
+use crate::experts::SortedView;
 use crate::lower::{Product, Program, RowOp, Stage};
 use crate::weights::Prepared;
 
@@ -13,15 +14,26 @@ pub(crate) struct Times {
     pub(crate) steps: u64,
     pub(crate) tokens: u64,
     pub(crate) outputs: u64,
+    /// Of each sorting, the matrices that had been read when profiling began.
+    reads: Vec<u64>,
 }
 
 impl Times {
-    pub(crate) fn new(program: &Program) -> Times {
-        Times { seconds: vec![0.0; program.stages.len()], steps: 0, tokens: 0, outputs: 0 }
+    pub(crate) fn new(program: &Program, sorted: &[SortedView]) -> Times {
+        let seconds = vec![0.0; program.stages.len()];
+        // SAFETY: no step is running.
+        let reads = sorted.iter().map(|s| unsafe { s.reads() }).collect();
+        Times { seconds, steps: 0, tokens: 0, outputs: 0, reads }
     }
 
     /// The stages of all layers added up by what they do.
-    pub(crate) fn parts(&self, plan: &Plan, program: &Program, weights: &[Prepared]) -> Vec<Part> {
+    pub(crate) fn parts(
+        &self,
+        plan: &Plan,
+        program: &Program,
+        weights: &[Prepared],
+        sorted: &[SortedView],
+    ) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         for (stage, &seconds) in program.stages.iter().zip(&self.seconds) {
             let mut part = Part { what: describe(plan, stage), seconds, ..Part::default() };
@@ -31,10 +43,20 @@ impl Times {
                     Rows::Outputs => self.outputs,
                 };
                 for product in products {
-                    let matrix = weights[product.weight.0].matrix.as_ref();
+                    let matrix = &weights[product.weight.0].matrices[0];
                     let weight = plan.weight(product.weight);
-                    part.bytes += self.steps * matrix.map_or(0, |m| m.bytes() as u64);
+                    part.bytes += self.steps * matrix.bytes() as u64;
                     part.operations += 2 * tokens * (weight.rows * weight.cols) as u64;
+                }
+            }
+            if let Stage::Experts { sorting, products, .. } = stage {
+                // SAFETY: no step is running.
+                let reads = unsafe { sorted[*sorting].reads() } - self.reads[*sorting];
+                let pairs = self.tokens * program.sortings[*sorting].used as u64;
+                for product in products {
+                    let matrix = &weights[product.weight.0].matrices[0];
+                    part.bytes += reads * matrix.bytes() as u64;
+                    part.operations += 2 * pairs * (matrix.rows() * matrix.cols()) as u64;
                 }
             }
             match parts.iter_mut().find(|other| other.what == part.what) {
@@ -59,7 +81,10 @@ fn describe(plan: &Plan, stage: &Stage) -> String {
     };
     match stage {
         Stage::Attend { .. } => "attention".to_owned(),
-        Stage::Multiply { products, .. } => {
+        Stage::Sort { .. } => "sort by expert".to_owned(),
+        Stage::Conv { .. } => "conv".to_owned(),
+        Stage::Scan { .. } => "scan".to_owned(),
+        Stage::Multiply { products, .. } | Stage::Experts { products, .. } => {
             products.iter().map(name).collect::<Vec<_>>().join(" + ")
         }
         Stage::Rows { ops, .. } => ops.iter().map(RowOp::name).collect::<Vec<_>>().join(", "),

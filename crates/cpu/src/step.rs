@@ -5,13 +5,16 @@ use std::time::Instant;
 
 use bodkin_backend::{Batch, PAGE_TOKENS};
 use bodkin_gguf::File;
-use bodkin_model::{Plan, RopeTable, Rows};
+use bodkin_model::{EmbedBy, Plan, PoolKind, RopeTable, Rows};
 
 use crate::attend::Attend;
+use crate::experts::SortedView;
 use crate::kv::KvView;
 use crate::linear::{Activations, Form, OutRows, multiply};
 use crate::lower::{Place, Product, Program, RowOp, Stage};
-use crate::ops::rows;
+use crate::ops::act;
+use crate::ops::route::route;
+use crate::ops::rows::{self, Norm};
 use crate::pool::Worker;
 use crate::shared::Shared;
 use crate::simd::Simd;
@@ -19,7 +22,7 @@ use crate::weights::{Prepared, read_row};
 
 /// Pieces into which a thread's share of a product is cut, so that one that the system holds up
 /// does not hold up the others.
-const CHUNKS_PER_THREAD: usize = 8;
+pub(crate) const CHUNKS_PER_THREAD: usize = 8;
 
 /// Everything that the threads of a step share.
 pub(crate) struct Step<'a> {
@@ -41,6 +44,10 @@ pub(crate) struct Step<'a> {
     pub(crate) blocks: &'a Activations,
     pub(crate) floats: &'a Activations,
     pub(crate) kv: &'a [KvView],
+    /// The cells of each recurrent state.
+    pub(crate) states: &'a [Shared<f32>],
+    /// The tables of each sorting.
+    pub(crate) sorted: &'a [SortedView],
     /// The page table of each slot among those of a span.
     pub(crate) slot_tables: &'a [usize],
     pub(crate) ropes: &'a [RopeTable],
@@ -71,6 +78,18 @@ impl Step<'_> {
                 Stage::Multiply { rows, input, products } => {
                     self.multiply(worker, *rows, *input, products, taken);
                 }
+                Stage::Sort { sorting } => {
+                    if worker.index == 0 {
+                        self.sort(*sorting);
+                    }
+                }
+                Stage::Experts { cols, sorting, products } => {
+                    self.experts(worker, *cols, *sorting, products, taken);
+                }
+                Stage::Conv { input, weight, bias, state, out } => {
+                    self.conv(*input, *weight, *bias, (*state, *out), taken);
+                }
+                Stage::Scan(stage) => self.scan(stage, taken),
                 Stage::Attend { q, out, attention, slot } => {
                     let (q, out, slot) = (*q, *out, *slot);
                     Attend { step: self, q, out, attention, slot }.run(worker, taken);
@@ -94,12 +113,18 @@ impl Step<'_> {
         }
     }
 
+    /// What a place lies in, and the distance of its rows.
+    pub(crate) fn buffer(&self, place: Place) -> (Shared<f32>, usize) {
+        match place.buffer {
+            Some(b) => (self.buffers[b], self.program.buffer_widths[b]),
+            None => (self.logits, place.width),
+        }
+    }
+
     /// Where a row of a place begins, and in what.
     fn locate(&self, place: Place, row: usize) -> (Shared<f32>, usize) {
-        match place.buffer {
-            Some(b) => (self.buffers[b], row * self.program.buffer_widths[b]),
-            None => (self.logits, row * place.width),
-        }
+        let (buffer, stride) = self.buffer(place);
+        (buffer, row * stride)
     }
 
     /// Some columns of a row, to be written.
@@ -140,13 +165,18 @@ impl Step<'_> {
         };
         match *op {
             RowOp::Angles { rope } => self.set_angles(rope, row),
-            RowOp::Embed { table, out } => {
-                let token = self.batch.tokens[row] as usize;
-                read_row(self.file, self.plan.weight(table), token, self.write(out, row));
+            RowOp::Embed { table, by, out } => {
+                let index = match by {
+                    EmbedBy::Token => self.batch.tokens[row] as usize,
+                    EmbedBy::Position => self.positions[row] as usize,
+                    EmbedBy::First => 0,
+                };
+                read_row(self.file, self.plan.weight(table), index, self.write(out, row));
             }
-            RowOp::Norm { input, out, kind, weight, bias, eps } => {
+            RowOp::Norm { input, out, kind, weight, bias, eps, groups } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
-                rows::norm(self.simd, x, kind, vector(weight), bias.map(vector), eps, out);
+                let (weight, bias) = (vector(weight), bias.map(vector));
+                rows::norm(self.simd, x, Norm { kind, weight, bias, eps, groups }, out);
             }
             RowOp::Rope { input, out, head_dim, style, rope } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
@@ -154,9 +184,12 @@ impl Step<'_> {
                 rows::rope(style, x, head_dim, cos, sin, out);
             }
             RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
-            RowOp::Glu { gate, up, act, out } => {
+            RowOp::Glu { gate, up, act: kind, out } => {
                 let (gate, up) = (self.read(gate, row), self.read(up, row));
-                rows::glu(self.simd, act, gate, up, self.write(out, row));
+                act::glu(self.simd, kind, gate, up, self.write(out, row));
+            }
+            RowOp::Act { input, act: kind, out } => {
+                act::act(self.simd, kind, self.read(input, row), self.write(out, row));
             }
             RowOp::Add { a, b, out } => {
                 rows::add(self.simd, self.read(a, row), self.read(b, row), self.write(out, row));
@@ -173,9 +206,34 @@ impl Step<'_> {
                 }
                 rows::cap_in_place(self.simd, self.write(out, row), cap);
             }
-            RowOp::Slice { input, start, out } => {
-                let columns = start..start + out.width;
-                self.write(out, row).copy_from_slice(&self.read(input, row)[columns]);
+            RowOp::Slice { input, groups, start, out } => {
+                let (from, len) = (input.width / groups, out.width / groups);
+                let parts = self.read(input, row).chunks_exact(from);
+                for (part, out) in parts.zip(self.write(out, row).chunks_exact_mut(len)) {
+                    out.copy_from_slice(&part[start..start + len]);
+                }
+            }
+            RowOp::Concat { a, b, groups, out } => {
+                let (first, second) = (a.width / groups, (out.width - a.width) / groups);
+                let parts = self.write(out, row).chunks_exact_mut(first + second);
+                let (a, b) = (self.read(a, row), self.read(b, row).chunks_exact(second).cycle());
+                for (out, (a, b)) in parts.zip(a.chunks_exact(first).zip(b)) {
+                    out[..first].copy_from_slice(a);
+                    out[first..].copy_from_slice(b);
+                }
+            }
+            RowOp::Route { input, bias, ref routing, out } => {
+                let scores = self.read(input, row);
+                route(routing, scores, bias.map(vector), self.write(out, row));
+            }
+            RowOp::ExpertSum { input, route, out } => {
+                let (parts, route) = (self.read(input, row), self.read(route, row));
+                rows::weighted_sum(self.simd, parts, route, self.write(out, row));
+            }
+            RowOp::Pool { input, kind, out } => self.pool(input, kind, row, out),
+            RowOp::PrepareExperts { input, cols, sorting, blocks, floats } => {
+                let forms = [(blocks, Form::Blocks), (floats, Form::Floats)];
+                self.prepare_experts(row, input, cols, sorting, &forms);
             }
             RowOp::Prepare { input, blocks, floats } => {
                 let from = match rows {
@@ -194,7 +252,26 @@ impl Step<'_> {
         }
     }
 
-    fn activations(&self, form: Form, rows: usize, cols: usize) -> Activations {
+    /// Makes the row of an output from the rows of its sequence.
+    fn pool(&self, input: Place, kind: PoolKind, output: usize, out: Place) {
+        let span = self.spans[self.batch.outputs[output] as usize] as usize;
+        let first: usize = self.batch.spans[..span].iter().map(|s| s.len).sum();
+        let len = self.batch.spans[span].len;
+        let out = self.write(out, output);
+        match kind {
+            PoolKind::First => out.copy_from_slice(self.read(input, first)),
+            PoolKind::Last => out.copy_from_slice(self.read(input, first + len - 1)),
+            PoolKind::Mean => {
+                out.fill(0.0);
+                for row in first..first + len {
+                    out.iter_mut().zip(self.read(input, row)).for_each(|(y, x)| *y += x);
+                }
+                out.iter_mut().for_each(|y| *y /= len as f32);
+            }
+        }
+    }
+
+    pub(crate) fn activations(&self, form: Form, rows: usize, cols: usize) -> Activations {
         match form {
             Form::Blocks => self.blocks.shaped(form, rows, cols),
             Form::Floats => self.floats.shaped(form, rows, cols),
@@ -234,7 +311,7 @@ impl Step<'_> {
         products: &[Product],
         taken: &AtomicUsize,
     ) {
-        let matrix = |p: &Product| self.weights[p.weight.0].matrix.as_ref().expect("prepared");
+        let matrix = |p: &Product| &self.weights[p.weight.0].matrices[0];
         let total: usize = products.iter().map(|p| matrix(p).panels()).sum();
         let chunk = total.div_ceil(worker.threads * CHUNKS_PER_THREAD);
         loop {
@@ -264,17 +341,13 @@ impl Step<'_> {
         panels: std::ops::Range<usize>,
         scratch: Shared<f32>,
     ) {
-        let weight = &self.weights[product.weight.0];
-        let matrix = weight.matrix.as_ref().expect("prepared as a matrix");
+        let matrix = &self.weights[product.weight.0].matrices[0];
         let bias = product
             .bias
             .map(|id| self.weights[id.0].vector.as_deref().expect("prepared as a vector"));
         let count = self.count(rows);
         let activations = self.activations(matrix.kind().form(), count, input.width);
-        let (buffer, stride) = match product.out.buffer {
-            Some(b) => (self.buffers[b], self.program.buffer_widths[b]),
-            None => (self.logits, product.out.width),
-        };
+        let (buffer, stride) = self.buffer(product.out);
         assert!(count * stride <= buffer.len(), "room for every row of the result");
         // SAFETY: the buffer has the rows, and this thread alone has taken these panels, so it
         // alone writes their columns. The scratch is this thread's.

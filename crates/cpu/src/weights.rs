@@ -7,51 +7,45 @@ use bodkin_model::{Op, Plan, Weight};
 
 use crate::linear::{Kind, PackedWeight, float_kind};
 use crate::pool::Pool;
+use crate::recurrent::transposed;
 
 /// One weight, in every form that the plan needs.
 #[derive(Default)]
 pub(crate) struct Prepared {
-    /// For products.
-    pub(crate) matrix: Option<PackedWeight>,
-    /// For norms, biases and rope factors.
+    /// For products: one, or one for each expert.
+    pub(crate) matrices: Vec<PackedWeight>,
+    /// For everything else, in f32.
     pub(crate) vector: Option<Vec<f32>>,
 }
 
 /// How the plan uses a weight.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Uses {
-    pub(crate) matrix: bool,
+    /// In products: the number of matrices that lie one after the other.
+    pub(crate) matrices: usize,
     pub(crate) vector: bool,
+    /// The taps of a convolution, if it is the weight of one.
+    taps: usize,
 }
 
 /// How the plan uses each of its weights.
 pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
     let mut uses = vec![Uses::default(); plan.weights.len()];
     for op in &plan.ops {
-        match op {
-            Op::Embed { .. } => {}
-            Op::Linear { weight, bias, .. } | Op::Logits { weight, bias, .. } => {
-                uses[weight.0].matrix = true;
-                bias.iter().for_each(|id| uses[id.0].vector = true);
-            }
-            Op::Norm { .. } | Op::Rope { .. } => {
-                op.weights().for_each(|id| uses[id.0].vector = true);
-            }
-            Op::Act { .. }
-            | Op::Concat { .. }
-            | Op::Route { .. }
-            | Op::ExpertLinear { .. }
-            | Op::ExpertSum { .. }
-            | Op::Conv { .. }
-            | Op::Scan { .. }
-            | Op::Pool { .. }
-            | Op::Attention { .. }
-            | Op::Glu { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Softcap { .. }
-            | Op::Slice { .. } => {}
+        let matrices = match op {
+            Op::Embed { .. } => continue,
+            Op::Linear { weight, .. } | Op::Logits { weight, .. } => Some((*weight, 1)),
+            Op::ExpertLinear { weight, experts, .. } => Some((*weight, *experts)),
+            _ => None,
+        };
+        if let Some((weight, count)) = matrices {
+            uses[weight.0].matrices = count;
         }
+        if let Op::Conv { weight, .. } = op {
+            uses[weight.0].taps = plan.weight(*weight).cols;
+        }
+        let vectors = op.weights().filter(|id| matrices.is_none_or(|(matrix, _)| matrix != *id));
+        vectors.for_each(|id| uses[id.0].vector = true);
     }
     uses
 }
@@ -75,13 +69,16 @@ pub(crate) fn prepare(
     for (weight, uses) in plan.weights.iter().zip(uses(plan)) {
         let bytes = file.data(tensor(file, weight));
         let mut prepared = Prepared::default();
-        if uses.matrix {
-            prepared.matrix = Some(pack(weight, bytes, pool));
+        if uses.matrices > 0 {
+            prepared.matrices = pack(weight, bytes, uses.matrices, pool);
         }
         if uses.vector {
             let mut values = vec![0.0; weight.cols * weight.rows];
             weight.format.dequantize(bytes, &mut values);
-            prepared.vector = Some(values);
+            prepared.vector = Some(match uses.taps {
+                0 => values,
+                kernel => transposed(&values, kernel),
+            });
         }
         weights.push(prepared);
         done += weight.bytes();
@@ -90,15 +87,20 @@ pub(crate) fn prepare(
     weights
 }
 
-fn pack(weight: &Weight, bytes: &[u8], pool: &mut Pool) -> PackedWeight {
+/// The `count` matrices of a weight, packed.
+fn pack(weight: &Weight, bytes: &[u8], count: usize, pool: &mut Pool) -> Vec<PackedWeight> {
     let kind = Kind::native(weight.format);
     let kind = kind.unwrap_or_else(|| float_kind(weight.format, bytes, weight.cols));
-    let mut packed = PackedWeight::zeroed(kind, weight.rows, weight.cols);
-    let panels = packed.panels();
-    let packer = packed.packer(weight.format, bytes);
-    // SAFETY: the threads' shares do not overlap.
-    pool.run(&|worker| unsafe { packer.pack(worker.share(panels)) });
-    packed
+    let rows = weight.rows / count;
+    let matrix = |bytes: &[u8]| {
+        let mut packed = PackedWeight::zeroed(kind, rows, weight.cols);
+        let panels = packed.panels();
+        let packer = packed.packer(weight.format, bytes);
+        // SAFETY: the threads' shares do not overlap.
+        pool.run(&|worker| unsafe { packer.pack(worker.share(panels)) });
+        packed
+    };
+    bytes.chunks_exact(bytes.len() / count).map(matrix).collect()
 }
 
 /// The values of one row of a weight that stays in the file: a token's embedding.

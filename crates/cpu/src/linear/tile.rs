@@ -19,7 +19,7 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::activations::{BLOCK_COLS, Block};
+use super::activations::{BLOCK_COLS, Block, TILE_ROWS};
 use super::kind::{Codes, FloatKind, IntegerKind};
 use super::level::{Lanes, PANEL_ROWS};
 
@@ -42,10 +42,8 @@ pub(crate) struct Tile {
     pub(crate) x: *const u8,
     /// Distance between two column steps of the activations in bytes.
     pub(crate) x_stride: usize,
-    /// Where the first panel's first row of the first token goes.
-    pub(crate) out: *mut f32,
-    /// Distance between two tokens' results in elements.
-    pub(crate) out_stride: usize,
+    /// Where the first panel's first row of each token goes.
+    pub(crate) out: [*mut f32; TILE_ROWS],
     /// Rows to write, up to 16 times the number of panels.
     pub(crate) rows: usize,
     /// `[rows]` to add to the sums, or null.
@@ -346,7 +344,7 @@ unsafe fn begin<L: Lanes, const T: usize>(tile: &Tile, panel: usize) -> [L::Floa
             return sums;
         }
         for (token, sums) in sums.iter_mut().enumerate() {
-            let out = tile.out.add(token * tile.out_stride + first);
+            let out = tile.out[token].add(first);
             *sums = if rows == PANEL_ROWS {
                 L::from_f32(out.cast())
             } else {
@@ -369,7 +367,7 @@ unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: &[L:
         let bias = tile.bias.wrapping_add(first);
         let has_bias = tile.is_last && !tile.bias.is_null();
         for (token, &sums) in sums.iter().enumerate() {
-            let out = tile.out.add(token * tile.out_stride + first);
+            let out = tile.out[token].add(first);
             if rows == PANEL_ROWS && !has_bias {
                 L::store(sums, out);
             } else if rows == PANEL_ROWS {

@@ -31,7 +31,7 @@ const BLOCK: usize = 4;
 pub(crate) struct RowRange {
     /// The first visible position.
     pub(crate) first: usize,
-    /// Its own position, the last visible one.
+    /// The last visible position.
     pub(crate) last: usize,
 }
 
@@ -92,10 +92,18 @@ impl<'a> Sums<'a> {
         }
     }
 
-    /// Writes the weighted mean of the values that a row has seen.
-    pub(crate) fn write(&self, row: usize, out: &mut [f32]) {
+    /// Writes the weighted mean of the values that a row has seen, and of nothing at all with the
+    /// score of the sink.
+    pub(crate) fn write(&self, row: usize, sink: Option<f32>, out: &mut [f32]) {
         let stride = self.values.len() / TILE_ROWS;
-        let scale = 1.0 / self.sum[row];
+        let scale = match sink {
+            None => 1.0 / self.sum[row],
+            Some(sink) => {
+                let max = self.max[row].max(sink);
+                let keep = (self.max[row] - max).exp();
+                keep / (self.sum[row] * keep + (sink - max).exp())
+            }
+        };
         out.iter_mut().zip(&self.values[row * stride..]).for_each(|(y, v)| *y = v * scale);
     }
 }

@@ -2,11 +2,11 @@
 //! so that the row stays in the first-level cache; each reads and writes a few kilobytes and is
 //! bound by the latency of its arithmetic, not by memory.
 
-use bodkin_model::{Act, NormKind, RopeStyle};
+use bodkin_model::{NormKind, RopeStyle};
 
 use super::attention::softcap;
 use crate::simd::Simd;
-use crate::vector::{LANES, Vector, dispatch, exp};
+use crate::vector::{LANES, Vector, dispatch};
 
 /// The whole-vector part of a length.
 fn whole(len: usize) -> usize {
@@ -15,7 +15,7 @@ fn whole(len: usize) -> usize {
 
 /// A function of two vectors. Not a closure: those are compiled without the instructions of the
 /// function that they stand in, and one too large to be inlined calls every intrinsic.
-trait Binary: Copy {
+pub(super) trait Binary: Copy {
     /// # Safety
     ///
     /// As for [`Vector`].
@@ -23,8 +23,12 @@ trait Binary: Copy {
 }
 
 /// `out[i] = f(a[i], b[i])` by vectors, with a padded vector for the rest.
+///
+/// # Safety
+///
+/// As for [`Vector`].
 #[inline(always)]
-unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Binary) {
+pub(super) unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Binary) {
     assert!(a.len() == out.len() && b.len() == out.len());
     let n = whole(out.len());
     // SAFETY: whole vectors stay within the slices, the rest goes through padded arrays.
@@ -72,23 +76,32 @@ unsafe fn f_rest<V: Vector>(x: &[f32], f: impl Fn(V) -> V, lanes: &mut [f32; LAN
     unsafe { f(V::load(padded.as_ptr())).store(lanes.as_mut_ptr()) }
 }
 
-/// Normalises each part of `x` that is as long as `weight`.
-pub(crate) fn norm(
-    simd: Simd,
-    x: &[f32],
-    kind: NormKind,
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    eps: f32,
-    out: &mut [f32],
-) {
-    let parts = x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len()));
-    for (part, out) in parts {
+/// How a row is normalised.
+#[derive(Clone, Copy)]
+pub(crate) struct Norm<'a> {
+    pub(crate) kind: NormKind,
+    /// For a part, or for all parts one after the other.
+    pub(crate) weight: &'a [f32],
+    /// As long as the weight.
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) eps: f32,
+    /// Equal parts of a row, each normalised on its own.
+    pub(crate) groups: usize,
+}
+
+/// Normalises the parts of `x`.
+pub(crate) fn norm(simd: Simd, x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
+    let Norm { kind, weight, bias, eps, groups } = norm;
+    let len = x.len() / groups;
+    let parts = x.chunks_exact(len).zip(out.chunks_exact_mut(len));
+    for (i, (part, out)) in parts.enumerate() {
+        let start = if weight.len() == len { 0 } else { i * len };
+        let weight = &weight[start..start + len];
         dispatch!(simd, norm_part(
             part: &[f32], kind: NormKind, weight: &[f32], eps: f32, out: &mut [f32],
         ));
         if let Some(bias) = bias {
-            out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            out.iter_mut().zip(&bias[start..start + len]).for_each(|(y, b)| *y += b);
         }
     }
 }
@@ -112,57 +125,6 @@ unsafe fn norm_part<V: Vector>(
         let square = total::<V>(x, |x| x.sub(centre).mul(x.sub(centre)));
         let scale = 1.0 / (square / n + eps).sqrt();
         zip::<V>(x, weight, out, Normed { mean, scale });
-    }
-}
-
-/// `act(gate) * up`.
-pub(crate) fn glu(simd: Simd, act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    match act {
-        Act::Silu => dispatch!(simd, silu(gate: &[f32], up: &[f32], out: &mut [f32])),
-        Act::GeluTanh => dispatch!(simd, gelu_tanh(gate: &[f32], up: &[f32], out: &mut [f32])),
-        _ => unimplemented!("{act:?}"),
-    }
-}
-
-#[inline(always)]
-unsafe fn silu<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { zip::<V>(gate, up, out, Silu) }
-}
-
-#[inline(always)]
-unsafe fn gelu_tanh<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { zip::<V>(gate, up, out, GeluTanh) }
-}
-
-/// `silu(gate) * up`.
-#[derive(Clone, Copy)]
-struct Silu;
-
-impl Binary for Silu {
-    #[inline(always)]
-    unsafe fn apply<V: Vector>(self, gate: V, up: V) -> V {
-        // SAFETY: the caller keeps the contract of `Vector`.
-        unsafe { gated(gate, gate).mul(up) }
-    }
-}
-
-/// `gelu(gate) * up`.
-#[derive(Clone, Copy)]
-struct GeluTanh;
-
-impl Binary for GeluTanh {
-    #[inline(always)]
-    unsafe fn apply<V: Vector>(self, gate: V, up: V) -> V {
-        // 0.5 (1 + tanh y) is the logistic function of 2 y.
-        const LINEAR: f32 = 2.0 * 0.797_884_6;
-        const CUBIC: f32 = LINEAR * 0.044_715;
-        // SAFETY: the caller keeps the contract of `Vector`.
-        unsafe {
-            let slope = gate.mul(gate).mul_add(V::splat(CUBIC), V::splat(LINEAR));
-            gated(gate, gate.mul(slope)).mul(up)
-        }
     }
 }
 
@@ -193,13 +155,6 @@ impl Binary for Sum {
     }
 }
 
-/// `x` times the logistic function of `y`.
-#[inline(always)]
-unsafe fn gated<V: Vector>(x: V, y: V) -> V {
-    // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { x.div(V::splat(1.0).add(exp(V::splat(0.0).sub(y)))) }
-}
-
 /// `a + b`.
 pub(crate) fn add(simd: Simd, a: &[f32], b: &[f32], out: &mut [f32]) {
     dispatch!(simd, add_rows(a: &[f32], b: &[f32], out: &mut [f32]));
@@ -209,6 +164,54 @@ pub(crate) fn add(simd: Simd, a: &[f32], b: &[f32], out: &mut [f32]) {
 unsafe fn add_rows<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32]) {
     // SAFETY: the caller keeps the contract of `Vector`.
     unsafe { zip::<V>(a, b, out, Sum) }
+}
+
+/// The sum of equal parts of a row, each times its weight: `parts` is `[used][out.len()]`, `route`
+/// begins with the `used` weights.
+pub(crate) fn weighted_sum(simd: Simd, parts: &[f32], route: &[f32], out: &mut [f32]) {
+    out.fill(0.0);
+    for (part, &weight) in parts.chunks_exact(out.len()).zip(route) {
+        dispatch!(simd, add_scaled(part: &[f32], weight: f32, out: &mut [f32]));
+    }
+}
+
+#[inline(always)]
+unsafe fn add_scaled<V: Vector>(x: &[f32], factor: f32, out: &mut [f32]) {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe { update::<V>(out, x, AddScaled { factor }) }
+}
+
+/// `a + factor * b`.
+#[derive(Clone, Copy)]
+struct AddScaled {
+    factor: f32,
+}
+
+impl Binary for AddScaled {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, a: V, b: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { b.mul_add(V::splat(self.factor), a) }
+    }
+}
+
+/// `out[i] = f(out[i], x[i])`.
+#[inline(always)]
+unsafe fn update<V: Vector>(out: &mut [f32], x: &[f32], f: impl Binary) {
+    assert!(out.len() == x.len());
+    let n = whole(out.len());
+    // SAFETY: whole vectors stay within the slices, the rest goes through padded arrays.
+    unsafe {
+        for i in (0..n).step_by(LANES) {
+            let (a, b) = (V::load(out.as_ptr().add(i)), V::load(x.as_ptr().add(i)));
+            f.apply(a, b).store(out.as_mut_ptr().add(i));
+        }
+        if n < out.len() {
+            let mut rest = [0.0; LANES];
+            rest[..out.len() - n].copy_from_slice(&out[n..]);
+            zip::<V>(&rest[..out.len() - n], &x[n..], &mut out[n..], f);
+        }
+    }
 }
 
 /// `cap * tanh(x / cap)` in place.

@@ -1,0 +1,166 @@
+//! Activation functions: on a row, or as the gate on another. Row-local, bound by arithmetic: an
+//! exponential and a division for most.
+
+use bodkin_model::Act;
+
+use super::rows::{Binary, zip};
+use crate::simd::Simd;
+use crate::vector::{Vector, dispatch, exp};
+
+/// A function of one vector.
+trait Function: Copy {
+    /// # Safety
+    ///
+    /// As for [`Vector`].
+    unsafe fn of<V: Vector>(self, x: V) -> V;
+}
+
+/// `f(a)`, whatever `b`.
+#[derive(Clone, Copy)]
+struct Alone<F>(F);
+
+impl<F: Function> Binary for Alone<F> {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, a: V, _: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { self.0.of(a) }
+    }
+}
+
+/// `f(a) * b`.
+#[derive(Clone, Copy)]
+struct Gated<F>(F);
+
+impl<F: Function> Binary for Gated<F> {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, a: V, b: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { self.0.of(a).mul(b) }
+    }
+}
+
+/// The table of functions of one value: the plan's name, ours, and the formula.
+macro_rules! functions {
+    ($($act:ident $name:ident |$x:ident| $formula:expr;)*) => {
+        $(
+            #[derive(Clone, Copy)]
+            struct $act;
+
+            impl Function for $act {
+                #[inline(always)]
+                unsafe fn of<V: Vector>(self, $x: V) -> V {
+                    #[allow(unused_unsafe, reason = "one formula is the value itself")]
+                    // SAFETY: the caller keeps the contract of `Vector`.
+                    unsafe { $formula }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn $name<V: Vector>(a: &[f32], b: Option<&[f32]>, out: &mut [f32]) {
+                // SAFETY: the caller keeps the contract of `Vector`.
+                unsafe {
+                    match b {
+                        Some(b) => zip::<V>(a, b, out, Gated($act)),
+                        None => zip::<V>(a, a, out, Alone($act)),
+                    }
+                }
+            }
+        )*
+
+        /// `act(a)`, or `act(a) * b`.
+        fn run(simd: Simd, act: Act, a: &[f32], b: Option<&[f32]>, out: &mut [f32]) {
+            match act {
+                $(Act::$act => {
+                    dispatch!(simd, $name(a: &[f32], b: Option<&[f32]>, out: &mut [f32]));
+                })*
+                Act::ClampedSwish => {
+                    let b = b.expect("this function is of two values");
+                    dispatch!(simd, clamped_swish(a: &[f32], b: &[f32], out: &mut [f32]));
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    Identity identity |x| x;
+    Silu silu |x| gated(x, x);
+    Sigmoid sigmoid |x| gated(V::splat(1.0), x);
+    Gelu gelu |x| {
+        let half = x.mul(V::splat(0.5));
+        half.add(half.mul(erf(x.mul(V::splat(std::f32::consts::FRAC_1_SQRT_2)))))
+    };
+    GeluTanh gelu_tanh |x| {
+        // 0.5 (1 + tanh y) is the logistic function of 2 y.
+        const LINEAR: f32 = 2.0 * 0.797_884_6;
+        const CUBIC: f32 = LINEAR * 0.044_715;
+        gated(x, x.mul(x.mul(x).mul_add(V::splat(CUBIC), V::splat(LINEAR))))
+    };
+    ReluSquared relu_squared |x| {
+        let x = x.max(V::splat(0.0));
+        x.mul(x)
+    };
+}
+
+/// `act(input)`.
+pub(crate) fn act(simd: Simd, act: Act, input: &[f32], out: &mut [f32]) {
+    run(simd, act, input, None, out);
+}
+
+/// `act(gate) * up`, where the gate is as long as the other or one number.
+pub(crate) fn glu(simd: Simd, act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    if gate.len() == out.len() {
+        return run(simd, act, gate, Some(up), out);
+    }
+    let mut factor = [0.0];
+    run(simd, act, gate, None, &mut factor);
+    out.iter_mut().zip(up).for_each(|(y, x)| *y = factor[0] * x);
+}
+
+#[inline(always)]
+unsafe fn clamped_swish<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe { zip::<V>(gate, up, out, ClampedSwish) }
+}
+
+/// GPT-OSS's gate, see [`Act::ClampedSwish`].
+#[derive(Clone, Copy)]
+struct ClampedSwish;
+
+impl Binary for ClampedSwish {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, gate: V, up: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe {
+            let limit = V::splat(7.0);
+            let gate = gate.min(limit);
+            let up = up.min(limit).max(V::splat(-7.0)).add(V::splat(1.0));
+            gated(gate, gate.mul(V::splat(1.702))).mul(up)
+        }
+    }
+}
+
+/// `x` times the logistic function of `y`.
+#[inline(always)]
+unsafe fn gated<V: Vector>(x: V, y: V) -> V {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe { x.div(V::splat(1.0).add(exp(V::splat(0.0).sub(y)))) }
+}
+
+/// The error function to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+#[inline(always)]
+unsafe fn erf<V: Vector>(x: V) -> V {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe {
+        let one = V::splat(1.0);
+        let size = x.max(V::splat(0.0).sub(x));
+        let t = one.div(size.mul_add(V::splat(0.327_591_1), one));
+        let mut p = V::splat(1.061_405_4);
+        for c in [-1.453_152, 1.421_413_7, -0.284_496_72, 0.254_829_6] {
+            p = p.mul_add(t, V::splat(c));
+        }
+        let value = one.sub(p.mul(t).mul(exp(V::splat(0.0).sub(size.mul(size)))));
+        // The sign of x, without a branch: x / |x|, and 0 where both are.
+        value.mul(x.div(size.max(V::splat(f32::MIN_POSITIVE))))
+    }
+}
