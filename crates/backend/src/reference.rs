@@ -1,6 +1,8 @@
 //! The reference interpreter: every operation as its definition says, in f32 with f64 sums, one
 //! after the other, on weights dequantised to f32. Slow and obvious; the oracle for the rest.
 
+mod state;
+
 use std::sync::Arc;
 
 use bodkin_gguf::File;
@@ -10,6 +12,7 @@ use bodkin_model::{Weight, WeightId};
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::Result;
 use crate::{Backend, Limits, Memory, Model, Part, Progress};
+use state::Cells;
 
 /// The plain meaning of a plan.
 pub struct Reference;
@@ -24,6 +27,8 @@ struct ReferenceModel {
     /// Keys and values of every slot, `[pages * PAGE_TOKENS, width]`.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
+    /// Recurrent state, one for each of the plan's.
+    states: Vec<Cells>,
 }
 
 impl Backend for Reference {
@@ -50,13 +55,12 @@ impl Backend for Reference {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
+        let kv = plan.slots.iter();
+        let kv = kv.map(|s| slot_tokens(plan, limits, s.window) * s.elements_per_token());
+        let cells = limits.states as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
-            state_bytes: plan
-                .slots
-                .iter()
-                .map(|s| 4 * (slot_tokens(plan, limits, s.window) * s.elements_per_token()) as u64)
-                .sum(),
+            state_bytes: 4 * (kv.sum::<usize>() as u64 + cells),
             scratch_bytes: 4 * widths * limits.tokens as u64,
         }
     }
@@ -85,8 +89,9 @@ impl Backend for Reference {
         let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
         let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
         let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
+        let states = plan.states.iter().map(|s| Cells::new(limits.states, s.elements())).collect();
         let limits = limits.clone();
-        Ok(Box::new(ReferenceModel { plan, limits, weights, ropes, keys, values }))
+        Ok(Box::new(ReferenceModel { plan, limits, weights, ropes, keys, values, states }))
     }
 }
 
@@ -129,7 +134,9 @@ impl Model for ReferenceModel {
         Ok(())
     }
 
-    fn copy_state(&mut self, _: u32, _: u32) {}
+    fn copy_state(&mut self, from: u32, to: u32) {
+        self.states.iter_mut().for_each(|cells| cells.copy(from, to));
+    }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
         Vec::new()
@@ -179,13 +186,21 @@ impl ReferenceModel {
                 let rows = of(*input).chunks_exact(plan.width(*input));
                 rows.flat_map(|row| &row[*start..*start + *len]).copied().collect()
             }
+            Op::Conv { input, weight: w, bias, state } => {
+                let (weight, bias) = (weight(*w), bias.map(weight));
+                state::conv(&mut self.states[state.0], batch, of(*input), weight, bias)
+            }
+            Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
+                let (x, b, c, dt) = (of(*x), of(*b), of(*c), of(*dt));
+                let (a, d, dt_bias) = (weight(*a), weight(*d), weight(*dt_bias));
+                let inputs = state::ScanInputs { x, b, c, dt, a, d, dt_bias };
+                state::scan(&mut self.states[state.0], batch, *scan, &inputs)
+            }
             Op::Act { .. }
             | Op::Concat { .. }
             | Op::Route { .. }
             | Op::ExpertLinear { .. }
             | Op::ExpertSum { .. }
-            | Op::Conv { .. }
-            | Op::Scan { .. }
             | Op::Pool { .. } => unimplemented!("{}", plan.ops[i].name()),
             Op::Logits { input, weight: w, bias } => {
                 let width = plan.width(*input);

@@ -53,6 +53,12 @@ impl Plan {
         let slots = self.slots.iter();
         slots.map(|s| (s.elements_per_token() as u64).saturating_mul(held(s.window))).sum()
     }
+
+    /// Elements of recurrent state that a sequence of any length holds, and that every token reads
+    /// and writes.
+    pub fn state_elements(&self) -> u64 {
+        self.states.iter().map(|s| s.elements() as u64).sum()
+    }
 }
 
 /// Which buffer each value lives in: values whose lifetimes do not meet share one.
