@@ -1,6 +1,8 @@
 //! The vocabulary that architectures are written in: one method for each thing that blocks are
 //! made of. Features follow from the presence of tensors; shapes are checked here, once.
 
+mod experts;
+
 use std::collections::HashMap;
 
 use bodkin_gguf::Tensor;
@@ -63,6 +65,12 @@ impl<'a> Builder<'a> {
     /// Whether the file has this tensor in the current block. `name` has no `.weight`.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(format!("{}{name}.weight", self.prefix).as_str())
+    }
+
+    /// The rows of a tensor of the current block, if the file has it. `name` has no `.weight`.
+    fn rows(&self, name: &str) -> Option<usize> {
+        let name = format!("{}{name}.weight", self.prefix);
+        self.tensors.get(name.as_str()).map(|tensor| tensor.rows())
     }
 
     /// The width of a value.

@@ -4,6 +4,7 @@
 use bodkin_gguf::{Array, Metadata, Value};
 
 use crate::error::{Error, Result};
+use crate::op::{Gating, Routing};
 use crate::rope::{Rope, RopeScaling, RopeStyle};
 
 /// No layer count, head count or head width of a real model comes near this.
@@ -104,6 +105,57 @@ impl<'a> Keys<'a> {
             return Err(self.error("block_count", format!("expected at most 4096, found {layers}")));
         }
         Ok(layers)
+    }
+
+    /// Whether feed-forward layers are made of experts.
+    pub fn has_experts(&self) -> Result<bool> {
+        Ok(self.u32("expert_count")?.is_some_and(|n| n > 0))
+    }
+
+    /// How the experts of a layer are chosen. `gating` and `normalize` are those of models whose
+    /// files do not say.
+    pub fn routing(&self, layer: usize, gating: Gating, normalize: bool) -> Result<Routing> {
+        let experts = self.size("expert_count")?;
+        let used = self.expert_used(layer, experts)?;
+        let gating = match self.u32("expert_gating_func")? {
+            None | Some(0) => gating,
+            Some(1) => Gating::Softmax,
+            Some(2) => Gating::Sigmoid,
+            Some(3) => Gating::SoftmaxOfChosen,
+            Some(other) => {
+                let problem = format!("expected 1 to 3, found {other}");
+                return Err(self.error("expert_gating_func", problem));
+            }
+        };
+        // Zero stands for none in both.
+        let groups = self.u32("expert_group_count")?.map_or(1, |n| n.max(1) as usize);
+        let groups_used = self.u32("expert_group_used_count")?.unwrap_or(0) as usize;
+        let groups_used = if groups_used == 0 { groups } else { groups_used };
+        if !experts.is_multiple_of(groups) {
+            let problem = format!("{groups} does not divide the {experts} experts");
+            return Err(self.error("expert_group_count", problem));
+        }
+        if groups_used > groups || used > experts / groups * groups_used {
+            let problem = format!(
+                "expected groups with {used} experts, at most {groups}, found {groups_used}"
+            );
+            return Err(self.error("expert_group_used_count", problem));
+        }
+        let normalize = self.bool("expert_weights_norm")?.unwrap_or(normalize);
+        let scale = self.f32("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0);
+        Ok(Routing { experts, used, gating, groups, groups_used, normalize, scale })
+    }
+
+    /// The experts that a token passes through in a layer.
+    fn expert_used(&self, layer: usize, experts: usize) -> Result<usize> {
+        let name = "expert_used_count";
+        let values = self.metadata.u32s(&self.key(name))?.unwrap_or_default();
+        let used = if values.len() == 1 { values.first() } else { values.get(layer) };
+        match used.map(|&used| used as usize) {
+            Some(used) if (1..=experts).contains(&used) => Ok(used),
+            Some(used) => Err(self.error(name, format!("expected 1 to {experts}, found {used}"))),
+            None => Err(self.error(name, format!("no value for layer {layer}"))),
+        }
     }
 
     /// The epsilon of the RMS norms.
