@@ -2,6 +2,7 @@
 //! made of. Features follow from the presence of tensors; shapes are checked here, once.
 
 mod experts;
+mod state;
 
 use std::collections::HashMap;
 
@@ -12,6 +13,8 @@ use crate::keys::Keys;
 use crate::op::{Act, Attention, EmbedBy, NormKind, Op};
 use crate::plan::{KvSlot, Plan, SlotId, Value, Weight, WeightId};
 use crate::rope::Rope;
+
+pub use state::Mixer;
 
 /// What an attention layer needs to know besides its tensors.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +109,12 @@ impl<'a> Builder<'a> {
     }
 
     fn weight(&mut self, name: &str, cols: usize, rows: usize) -> Result<WeightId> {
-        self.find(&format!("{}{name}.weight", self.prefix), cols, rows)
+        let bare = format!("{}{name}", self.prefix);
+        let full = format!("{bare}.weight");
+        // Some converters leave the ending out.
+        let is_bare =
+            self.tensors.contains_key(bare.as_str()) && !self.tensors.contains_key(full.as_str());
+        self.find(if is_bare { &bare } else { &full }, cols, rows)
     }
 
     fn bias(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {
@@ -202,16 +210,22 @@ impl<'a> Builder<'a> {
     }
 
     /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`. Without a tensor for the gate its
-    /// rows are the first half of the other's.
+    /// rows are the first half of the other's; where that has no such half, there is no gate:
+    /// `down(act(up(x)))`.
     pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
         let width = self.width(input);
-        let (gate, up) = if self.has("ffn_gate") {
-            (self.linear(input, "ffn_gate", hidden)?, self.linear(input, "ffn_up", hidden)?)
+        let h = if self.has("ffn_gate") {
+            let gate = self.linear(input, "ffn_gate", hidden)?;
+            let up = self.linear(input, "ffn_up", hidden)?;
+            self.push(Op::Glu { gate, up, act }, hidden)
+        } else if self.rows("ffn_up") == Some(hidden) {
+            let up = self.linear(input, "ffn_up", hidden)?;
+            self.push(Op::Act { input: up, act }, hidden)
         } else {
             let both = self.linear(input, "ffn_up", 2 * hidden)?;
-            (self.slice(both, 0, hidden), self.slice(both, hidden, hidden))
+            let (gate, up) = (self.slice(both, 0, hidden), self.slice(both, hidden, hidden));
+            self.push(Op::Glu { gate, up, act }, hidden)
         };
-        let h = self.push(Op::Glu { gate, up, act }, hidden);
         self.linear(h, "ffn_down", width)
     }
 

@@ -7,7 +7,7 @@ mod rules;
 use bodkin_gguf::{Array, Format, Metadata, Tensor, Value};
 use bodkin_model::{Error, Plan, plan};
 
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 15] = [
     "llama",
     "llama-yarn",
     "llama3-tied",
@@ -18,6 +18,11 @@ const MODELS: [&str; 10] = [
     "granite",
     "olmo2",
     "phi4-mini",
+    "mamba2",
+    "nemotron-h",
+    "granitehybrid-dense",
+    "falcon-h1",
+    "lfm2",
 ];
 
 fn parts(name: &str) -> (Metadata, Vec<Tensor>) {

@@ -50,8 +50,7 @@ pub(super) fn conv(
         for row in 0..span.len {
             for (column, taps) in weight.chunks_exact(kernel).enumerate() {
                 let inputs = inputs[row * width + column..].iter().step_by(width);
-                let sum: f64 =
-                    inputs.zip(taps).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                let sum: f64 = inputs.zip(taps).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
                 out.push(sum as f32 + bias.map_or(0.0, |b| b[column]));
             }
         }
