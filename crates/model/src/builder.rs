@@ -1,7 +1,11 @@
 //! The vocabulary that architectures are written in: one method for each thing that blocks are
 //! made of. Features follow from the presence of tensors; shapes are checked here, once.
 
+mod encoder;
 mod experts;
+mod latent;
+
+pub use latent::LatentLayer;
 
 use std::collections::HashMap;
 
@@ -76,6 +80,11 @@ impl<'a> Builder<'a> {
     /// The width of a value.
     pub fn width(&self, value: Value) -> usize {
         self.plan.width(value)
+    }
+
+    /// Whether any layer has experts.
+    pub fn has_experts(&self) -> bool {
+        self.tensors.keys().any(|name| name.ends_with(".ffn_gate_inp.weight"))
     }
 
     fn push(&mut self, op: Op, width: usize) -> Value {
@@ -163,12 +172,20 @@ impl<'a> Builder<'a> {
     }
 
     fn slice(&mut self, input: Value, start: usize, len: usize) -> Value {
-        self.push(Op::Slice { input, groups: 1, start, len }, len)
+        self.slices(input, 1, start, len)
+    }
+
+    /// The same columns of each of `groups` parts.
+    fn slices(&mut self, input: Value, groups: usize, start: usize, len: usize) -> Value {
+        self.push(Op::Slice { input, groups, start, len }, groups * len)
     }
 
     /// Self-attention: projections, norms of queries and keys, rotation, attention, output.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
-        let a = layer.attention;
+        let mut a = layer.attention;
+        if self.has("attn_sinks") {
+            a.sinks = Some(self.weight("attn_sinks", a.heads, 1)?);
+        }
         let width = self.width(input);
         let (q_width, k_width, v_width) =
             (a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
@@ -189,16 +206,16 @@ impl<'a> Builder<'a> {
             q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, q_width);
             k = self.push(Op::Rope { input: k, heads: a.kv_heads, head_dim, rope }, k_width);
         }
-        let slot = SlotId(self.plan.slots.len());
-        self.plan.slots.push(KvSlot {
-            kv_heads: a.kv_heads,
-            key_dim: a.key_dim,
-            value_dim: a.value_dim,
-            window: a.window,
-        });
-        let op = Op::Attention { q, k, v, attention: a, slot };
-        let out = self.push(op, a.heads * a.value_dim);
+        let out = self.attend(q, k, v, a);
         self.linear(out, "attn_output", width)
+    }
+
+    /// Attention with a slot of its own.
+    fn attend(&mut self, q: Value, k: Value, v: Value, attention: Attention) -> Value {
+        let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = attention;
+        let slot = SlotId(self.plan.slots.len());
+        self.plan.slots.push(KvSlot { kv_heads, key_dim, value_dim, window });
+        self.push(Op::Attention { q, k, v, attention, slot }, heads * value_dim)
     }
 
     /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`. Without a tensor for the gate its
@@ -212,6 +229,14 @@ impl<'a> Builder<'a> {
             (self.slice(both, 0, hidden), self.slice(both, hidden, hidden))
         };
         let h = self.push(Op::Glu { gate, up, act }, hidden);
+        self.linear(h, "ffn_down", width)
+    }
+
+    /// A feed-forward layer without a gate: `down(act(up(x)))`.
+    pub fn mlp(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
+        let width = self.width(input);
+        let h = self.linear(input, "ffn_up", hidden)?;
+        let h = self.push(Op::Act { input: h, act }, hidden);
         self.linear(h, "ffn_down", width)
     }
 

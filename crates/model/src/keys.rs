@@ -4,7 +4,7 @@
 use bodkin_gguf::{Array, Metadata, Value};
 
 use crate::error::{Error, Result};
-use crate::op::{Gating, Routing};
+use crate::op::{Gating, PoolKind, Routing};
 use crate::rope::{Rope, RopeScaling, RopeStyle};
 
 /// No layer count, head count or head width of a real model comes near this.
@@ -98,13 +98,17 @@ impl<'a> Keys<'a> {
         Ok(value as usize)
     }
 
-    /// The number of blocks.
+    /// The number of blocks, without those at the end that only guess at tokens to come.
     pub fn layers(&self) -> Result<usize> {
-        let layers = self.size("block_count")?;
-        if layers > 4096 {
-            return Err(self.error("block_count", format!("expected at most 4096, found {layers}")));
+        let blocks = self.size("block_count")?;
+        if blocks > 4096 {
+            return Err(self.error("block_count", format!("expected at most 4096, found {blocks}")));
         }
-        Ok(layers)
+        let (name, guessing) = ("nextn_predict_layers", self.u32("nextn_predict_layers")?);
+        match blocks.checked_sub(guessing.unwrap_or(0) as usize) {
+            Some(layers) if layers > 0 => Ok(layers),
+            _ => Err(self.error(name, format!("expected fewer than the {blocks} blocks"))),
+        }
     }
 
     /// Whether feed-forward layers are made of experts.
@@ -156,6 +160,25 @@ impl<'a> Keys<'a> {
             Some(used) => Err(self.error(name, format!("expected 1 to {experts}, found {used}"))),
             None => Err(self.error(name, format!("no value for layer {layer}"))),
         }
+    }
+
+    /// How an encoder makes one row of all; most files say it.
+    pub fn pooling(&self) -> Result<PoolKind> {
+        match self.u32("pooling_type")? {
+            None | Some(1) => Ok(PoolKind::Mean),
+            Some(2) => Ok(PoolKind::First),
+            Some(3) => Ok(PoolKind::Last),
+            Some(other) => {
+                let problem = format!("expected 1 (mean), 2 (first) or 3 (last), found {other}");
+                Err(self.error("pooling_type", problem))
+            }
+        }
+    }
+
+    /// The epsilon of the layer norms.
+    pub fn layer_eps(&self) -> Result<f32> {
+        let name = "attention.layer_norm_epsilon";
+        self.f32(name)?.ok_or_else(|| self.error(name, "missing"))
     }
 
     /// The epsilon of the RMS norms.

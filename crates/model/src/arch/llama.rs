@@ -1,11 +1,11 @@
-//! Llama, and what is stored under its name: Mistral, TinyLlama, SmolLM2. Most other decoders
-//! are this one with a few settings changed: their files start from [`Decoder::new`].
+//! Llama, and what is stored under its name: Mistral, Mixtral, TinyLlama, SmolLM2. Most other
+//! decoders are this one with a few settings changed: their files start from [`Decoder::new`].
 
-use super::{attention_layers, hidden_sizes, refuse_experts, rope};
+use super::{attention_layers, hidden_sizes, rope, routings};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::op::Act;
+use crate::op::{Act, Gating, Routing};
 use crate::plan::Value;
 use crate::rope::{RopeScaling, RopeStyle};
 
@@ -13,7 +13,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     Decoder::new(m, g, RopeStyle::Norm)?.build(g)
 }
 
-/// Blocks of attention and a gated feed-forward layer, each added to what went into it.
+/// Blocks of attention and a gated feed-forward layer or experts, each added to what went into it.
 pub(super) struct Decoder {
     /// The width of embeddings and of what blocks take and give.
     pub(super) width: usize,
@@ -21,10 +21,14 @@ pub(super) struct Decoder {
     pub(super) layers: Vec<AttentionLayer>,
     /// The width within the feed-forward part of each layer.
     hidden: Vec<usize>,
+    /// How each layer chooses experts, if the model has any.
+    pub(super) routings: Vec<Routing>,
     /// The epsilon of all norms.
     eps: f32,
     /// The activation of the gate.
     pub(super) act: Act,
+    /// The norm before the feed-forward part.
+    pub(super) ffn_norm: &'static str,
     /// Whether attention and feed-forward part work on normed values.
     pub(super) norm_before: bool,
     /// Whether their results are normed before they are added.
@@ -38,7 +42,6 @@ pub(super) struct Decoder {
 impl Decoder {
     /// Llama's settings, with the sizes that the metadata gives.
     pub(super) fn new(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle) -> Result<Decoder> {
-        refuse_experts(m)?;
         let eps = m.rms_eps()?;
         let attention = attention_layers(m)?;
         let rope = Some(rope(m, g, style, attention[0].key_dim)?);
@@ -47,8 +50,10 @@ impl Decoder {
             width: m.size("embedding_length")?,
             layers: attention.into_iter().map(layer).collect(),
             hidden: hidden_sizes(m)?,
+            routings: routings(m, g, Gating::Softmax, true)?,
             eps,
             act: Act::Silu,
+            ffn_norm: "ffn_norm",
             norm_before: true,
             norm_after: false,
             embedding_scale: None,
@@ -81,8 +86,11 @@ impl Decoder {
             let h = if self.norm_after { b.rms_norm(h, "post_attention_norm", eps)? } else { h };
             let h = b.scale(h, self.residual_scale);
             x = b.add(x, h);
-            let h = if self.norm_before { b.rms_norm(x, "ffn_norm", eps)? } else { x };
-            let h = b.feed_forward(h, self.act, hidden)?;
+            let h = if self.norm_before { b.rms_norm(x, self.ffn_norm, eps)? } else { x };
+            let h = match self.routings.get(i).filter(|_| b.has("ffn_gate_inp")) {
+                Some(&routing) => b.experts(h, routing, self.act)?,
+                None => b.feed_forward(h, self.act, hidden)?,
+            };
             let h = if self.norm_after { b.rms_norm(h, "post_ffw_norm", eps)? } else { h };
             let h = b.scale(h, self.residual_scale);
             x = b.add(x, h);
