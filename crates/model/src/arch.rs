@@ -5,7 +5,7 @@ use bodkin_gguf::{Metadata, Tensor};
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
-use crate::op::Attention;
+use crate::op::{Attention, Gating, Routing};
 use crate::plan::{Plan, Value};
 use crate::rope::{Rope, RopeStyle};
 
@@ -20,16 +20,20 @@ macro_rules! architectures {
 }
 
 architectures! {
+    bert: "bert", "nomic-bert", "nomic-bert-moe";
+    deepseek2: "deepseek2";
     falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3";
-    granite: "granite", "granitehybrid";
-    lfm2: "lfm2";
+    gpt_oss: "gpt-oss";
+    granite: "granite", "granitehybrid", "granitemoe";
+    lfm2: "lfm2", "lfm2moe";
     llama: "llama";
     mamba2: "mamba2";
     nemotron: "nemotron_h", "nemotron_h_moe";
     olmo2: "olmo2";
+    olmoe: "olmoe";
     phi: "phi3";
-    qwen: "qwen2", "qwen3";
+    qwen: "qwen2", "qwen2moe", "qwen3", "qwen3moe";
     smollm3: "smollm3";
 }
 
@@ -127,12 +131,16 @@ fn hidden_sizes(m: &Keys<'_>) -> Result<Vec<usize>> {
     sizes.ok_or_else(|| m.error("feed_forward_length", "missing"))
 }
 
-/// Refuses files whose feed-forward layers are mixtures of experts.
-fn refuse_experts(m: &Keys<'_>) -> Result<()> {
-    match m.u32("expert_count")? {
-        Some(n) if n > 0 => {
-            Err(Error::Unsupported(format!("a {} model with {n} experts", m.architecture())))
-        }
-        _ => Ok(()),
+/// How each layer chooses its experts; empty if the model has none. `gating` and `normalize` are
+/// those of models whose files do not say.
+fn routings(
+    m: &Keys<'_>,
+    g: &Builder<'_>,
+    gating: Gating,
+    normalize: bool,
+) -> Result<Vec<Routing>> {
+    if !m.has_experts()? && !g.has_experts() {
+        return Ok(Vec::new());
     }
+    (0..m.layers()?).map(|layer| m.routing(layer, gating, normalize)).collect()
 }

@@ -1,8 +1,13 @@
 //! The vocabulary that architectures are written in: one method for each thing that blocks are
 //! made of. Features follow from the presence of tensors; shapes are checked here, once.
 
+mod encoder;
 mod experts;
+mod latent;
 mod state;
+
+pub use latent::LatentLayer;
+pub use state::Mixer;
 
 use std::collections::HashMap;
 
@@ -13,8 +18,6 @@ use crate::keys::Keys;
 use crate::op::{Act, Attention, EmbedBy, NormKind, Op};
 use crate::plan::{KvSlot, Plan, SlotId, Value, Weight, WeightId};
 use crate::rope::Rope;
-
-pub use state::Mixer;
 
 /// What an attention layer needs to know besides its tensors.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +82,11 @@ impl<'a> Builder<'a> {
     /// The width of a value.
     pub fn width(&self, value: Value) -> usize {
         self.plan.width(value)
+    }
+
+    /// Whether any layer has experts.
+    pub fn has_experts(&self) -> bool {
+        self.tensors.keys().any(|name| name.ends_with(".ffn_gate_inp.weight"))
     }
 
     fn push(&mut self, op: Op, width: usize) -> Value {
@@ -171,12 +179,20 @@ impl<'a> Builder<'a> {
     }
 
     fn slice(&mut self, input: Value, start: usize, len: usize) -> Value {
-        self.push(Op::Slice { input, groups: 1, start, len }, len)
+        self.slices(input, 1, start, len)
+    }
+
+    /// The same columns of each of `groups` parts.
+    fn slices(&mut self, input: Value, groups: usize, start: usize, len: usize) -> Value {
+        self.push(Op::Slice { input, groups, start, len }, groups * len)
     }
 
     /// Self-attention: projections, norms of queries and keys, rotation, attention, output.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
-        let a = layer.attention;
+        let mut a = layer.attention;
+        if self.has("attn_sinks") {
+            a.sinks = Some(self.weight("attn_sinks", a.heads, 1)?);
+        }
         let width = self.width(input);
         let (q_width, k_width, v_width) =
             (a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
@@ -197,16 +213,16 @@ impl<'a> Builder<'a> {
             q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, q_width);
             k = self.push(Op::Rope { input: k, heads: a.kv_heads, head_dim, rope }, k_width);
         }
-        let slot = SlotId(self.plan.slots.len());
-        self.plan.slots.push(KvSlot {
-            kv_heads: a.kv_heads,
-            key_dim: a.key_dim,
-            value_dim: a.value_dim,
-            window: a.window,
-        });
-        let op = Op::Attention { q, k, v, attention: a, slot };
-        let out = self.push(op, a.heads * a.value_dim);
+        let out = self.attend(q, k, v, a);
         self.linear(out, "attn_output", width)
+    }
+
+    /// Attention with a slot of its own.
+    fn attend(&mut self, q: Value, k: Value, v: Value, attention: Attention) -> Value {
+        let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = attention;
+        let slot = SlotId(self.plan.slots.len());
+        self.plan.slots.push(KvSlot { kv_heads, key_dim, value_dim, window });
+        self.push(Op::Attention { q, k, v, attention, slot }, heads * value_dim)
     }
 
     /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`. Without a tensor for the gate its

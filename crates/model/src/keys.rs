@@ -4,7 +4,7 @@
 use bodkin_gguf::{Array, Metadata, Value};
 
 use crate::error::{Error, Result};
-use crate::op::{Gating, Routing};
+use crate::op::{Gating, PoolKind, Routing};
 use crate::rope::{Rope, RopeScaling, RopeStyle};
 
 /// No layer count, head count or head width of a real model comes near this.
@@ -184,6 +184,25 @@ impl<'a> Keys<'a> {
             Some(used) => Err(self.error(name, format!("expected 1 to {experts}, found {used}"))),
             None => Err(self.error(name, format!("no value for layer {layer}"))),
         }
+    }
+
+    /// How an encoder makes one row of all; most files say it.
+    pub fn pooling(&self) -> Result<PoolKind> {
+        match self.u32("pooling_type")? {
+            None | Some(1) => Ok(PoolKind::Mean),
+            Some(2) => Ok(PoolKind::First),
+            Some(3) => Ok(PoolKind::Last),
+            Some(other) => {
+                let problem = format!("expected 1 (mean), 2 (first) or 3 (last), found {other}");
+                Err(self.error("pooling_type", problem))
+            }
+        }
+    }
+
+    /// The epsilon of the layer norms.
+    pub fn layer_eps(&self) -> Result<f32> {
+        let name = "attention.layer_norm_epsilon";
+        self.f32(name)?.ok_or_else(|| self.error(name, "missing"))
     }
 
     /// The epsilon of the RMS norms.

@@ -15,7 +15,7 @@ mod rope;
 mod text;
 
 pub use arch::{architectures, plan, plan_for};
-pub use builder::{AttentionLayer, Builder, Mixer};
+pub use builder::{AttentionLayer, Builder, LatentLayer, Mixer};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};
 pub use keys::Keys;

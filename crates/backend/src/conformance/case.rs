@@ -85,6 +85,10 @@ impl Maker {
         Value(self.plan.ops.len() - 1)
     }
 
+    pub(super) fn width(&self, value: Value) -> usize {
+        self.plan.width(value)
+    }
+
     /// A weight whose data are given.
     pub(super) fn stored(
         &mut self,

@@ -7,7 +7,7 @@ use crate::{Batch, Model, PAGE_TOKENS, PageTable, Span};
 use super::case::Case;
 use super::random::Random;
 
-/// How a prompt is cut into steps, and what is beside it.
+/// How a prompt is cut into steps, if the plan lets it, and what is beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Feeding {
     /// All tokens in one step.
@@ -53,7 +53,10 @@ pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Resu
     let mut pages = Pages::new(model, feeding == Feeding::OddPages);
     let (mut ours, mut other) = (pages.start(case.position), pages.start(case.position));
     let wanted = feeding.rows(case.tokens.len());
-    let step = feeding.step(case.tokens.len());
+    let step = match case.plan.needs_whole_sequences() {
+        true => case.tokens.len(),
+        false => feeding.step(case.tokens.len()),
+    };
     let mut found = Vec::new();
     for (chunk, from) in case.tokens.chunks(step).zip((0..).step_by(step)) {
         let mut neighbour: Vec<u32> = Vec::new();

@@ -1,6 +1,7 @@
-//! Granite 3 and 4: as Llama, with a factor on the embeddings, on what each half of a block adds, on
-//! the scores and on the logits. Models trained without a rotation are marked by a scaling that is
-//! not finetuned. The hybrids have a Mamba 2 mixer where a layer has no key heads.
+//! Granite 3 and 4, dense and with experts: as Llama, with a factor on the embeddings, on what each
+//! half of a block adds, on the scores and on the logits. Models trained without a rotation are
+//! marked by a scaling that is not finetuned. The hybrids have a Mamba 2 mixer where a layer has no
+//! key heads.
 
 use super::llama::{Decoder, Mix};
 use crate::builder::{Builder, Mixer};

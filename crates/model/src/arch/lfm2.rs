@@ -1,4 +1,5 @@
-//! LFM2: as Llama, with head norms, and a short convolution where a layer has no key heads.
+//! LFM2: as Llama, with head norms, and a short convolution where a layer has no key heads. Which
+//! layers have experts follows from the tensors.
 
 use super::llama::{Decoder, Mix};
 use crate::builder::Builder;

@@ -1,12 +1,12 @@
-//! Llama, and what is stored under its name: Mistral, TinyLlama, SmolLM2. Most other decoders
-//! are this one with a few settings changed: their files start from [`Decoder::new`], or, where
-//! layers mix the tokens of a sequence in different ways, from [`Decoder::hybrid`].
+//! Llama, and what is stored under its name: Mistral, Mixtral, TinyLlama, SmolLM2. Most other
+//! decoders are this one with a few settings changed: their files start from [`Decoder::new`], or,
+//! where layers mix the tokens of a sequence in different ways, from [`Decoder::hybrid`].
 
-use super::{attention_layers, hidden_sizes, hybrid_attention_layers, refuse_experts, rope};
+use super::{attention_layers, hidden_sizes, hybrid_attention_layers, rope, routings};
 use crate::builder::{AttentionLayer, Builder, Mixer};
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::op::{Act, Attention};
+use crate::op::{Act, Attention, Gating, Routing};
 use crate::plan::Value;
 use crate::rope::{RopeScaling, RopeStyle};
 
@@ -27,8 +27,8 @@ pub(super) enum Mix {
     ShortConv(usize),
 }
 
-/// Blocks of attention, or another mix, and a gated feed-forward layer, each added to what went
-/// into it.
+/// Blocks of attention, or another mix, and a gated feed-forward layer or experts, each added to
+/// what went into it.
 pub(super) struct Decoder {
     /// The width of embeddings and of what blocks take and give.
     pub(super) width: usize,
@@ -36,10 +36,14 @@ pub(super) struct Decoder {
     pub(super) layers: Vec<Mix>,
     /// The width within the feed-forward part of each layer.
     hidden: Vec<usize>,
+    /// How each layer chooses experts, if the model has any.
+    pub(super) routings: Vec<Routing>,
     /// The epsilon of all norms.
     eps: f32,
     /// The activation of the gate.
     pub(super) act: Act,
+    /// The norm before the feed-forward part.
+    pub(super) ffn_norm: &'static str,
     /// Whether attention and feed-forward part work on normed values.
     pub(super) norm_before: bool,
     /// Whether their results are normed before they are added.
@@ -77,7 +81,6 @@ impl Decoder {
         attention: Vec<Option<Attention>>,
         other: Option<Mix>,
     ) -> Result<Decoder> {
-        refuse_experts(m)?;
         let eps = m.rms_eps()?;
         let head_dim = attention.iter().flatten().next().map(|a| a.key_dim);
         let rope = head_dim.map(|head_dim| rope(m, g, style, head_dim)).transpose()?;
@@ -89,8 +92,10 @@ impl Decoder {
             width: m.size("embedding_length")?,
             layers: attention.into_iter().map(layer).collect(),
             hidden: hidden_sizes(m)?,
+            routings: routings(m, g, Gating::Softmax, true)?,
             eps,
             act: Act::Silu,
+            ffn_norm: "ffn_norm",
             norm_before: true,
             norm_after: false,
             embedding_scale: None,
@@ -132,8 +137,11 @@ impl Decoder {
             let h = if self.norm_after { b.rms_norm(h, "post_attention_norm", eps)? } else { h };
             let h = b.scale(h, self.residual_scale);
             x = b.add(x, h);
-            let h = if self.norm_before { b.rms_norm(x, "ffn_norm", eps)? } else { x };
-            let h = b.feed_forward(h, self.act, hidden)?;
+            let h = if self.norm_before { b.rms_norm(x, self.ffn_norm, eps)? } else { x };
+            let h = match self.routings.get(i).filter(|_| b.has("ffn_gate_inp")) {
+                Some(&routing) => b.experts(h, routing, self.act)?,
+                None => b.feed_forward(h, self.act, hidden)?,
+            };
             let h = if self.norm_after { b.rms_norm(h, "post_ffw_norm", eps)? } else { h };
             let h = b.scale(h, self.residual_scale);
             x = b.add(x, h);

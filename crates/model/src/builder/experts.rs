@@ -47,9 +47,8 @@ impl Builder<'_> {
             let hidden = rows / experts / 2;
             let shape = [width, 2 * hidden];
             let both = self.expert_linear(x, route, "ffn_gate_up_exps", experts, shape)?;
-            let half = |start| Op::Slice { input: both, groups: used, start, len: hidden };
-            let gate = self.push(half(0), used * hidden);
-            let up = self.push(half(hidden), used * hidden);
+            let gate = self.slices(both, used, 0, hidden);
+            let up = self.slices(both, used, hidden, hidden);
             return Ok(self.push(Op::Glu { gate, up, act }, used * hidden));
         }
         let shape = [width, self.rows("ffn_up_exps").unwrap_or(0) / experts];
@@ -77,7 +76,7 @@ impl Builder<'_> {
     }
 
     /// The matrices called `name` of all experts: `[cols, rows, experts]` in the file.
-    fn expert_matrices(
+    pub(super) fn expert_matrices(
         &mut self,
         name: &str,
         cols: usize,
