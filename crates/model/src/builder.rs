@@ -219,24 +219,22 @@ impl<'a> Builder<'a> {
     }
 
     /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`. Without a tensor for the gate its
-    /// rows are the first half of the other's.
+    /// rows are the first half of the other's; where that has no such half, there is no gate:
+    /// `down(act(up(x)))`.
     pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
         let width = self.width(input);
-        let (gate, up) = if self.has("ffn_gate") {
-            (self.linear(input, "ffn_gate", hidden)?, self.linear(input, "ffn_up", hidden)?)
+        let h = if self.has("ffn_gate") {
+            let gate = self.linear(input, "ffn_gate", hidden)?;
+            let up = self.linear(input, "ffn_up", hidden)?;
+            self.push(Op::Glu { gate, up, act }, hidden)
+        } else if self.rows("ffn_up") == Some(hidden) {
+            let up = self.linear(input, "ffn_up", hidden)?;
+            self.push(Op::Act { input: up, act }, hidden)
         } else {
             let both = self.linear(input, "ffn_up", 2 * hidden)?;
-            (self.slice(both, 0, hidden), self.slice(both, hidden, hidden))
+            let (gate, up) = (self.slice(both, 0, hidden), self.slice(both, hidden, hidden));
+            self.push(Op::Glu { gate, up, act }, hidden)
         };
-        let h = self.push(Op::Glu { gate, up, act }, hidden);
-        self.linear(h, "ffn_down", width)
-    }
-
-    /// A feed-forward layer without a gate: `down(act(up(x)))`.
-    pub fn mlp(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
-        let width = self.width(input);
-        let h = self.linear(input, "ffn_up", hidden)?;
-        let h = self.push(Op::Act { input: h, act }, hidden);
         self.linear(h, "ffn_down", width)
     }
 

@@ -98,16 +98,21 @@ impl<'a> Keys<'a> {
         Ok(value as usize)
     }
 
-    /// The number of blocks, without those at the end that only guess at tokens to come.
+    /// The number of blocks.
     pub fn layers(&self) -> Result<usize> {
-        let blocks = self.size("block_count")?;
-        if blocks > 4096 {
-            return Err(self.error("block_count", format!("expected at most 4096, found {blocks}")));
+        let layers = self.size("block_count")?;
+        if layers > 4096 {
+            return Err(self.error("block_count", format!("expected at most 4096, found {layers}")));
         }
-        let (name, guessing) = ("nextn_predict_layers", self.u32("nextn_predict_layers")?);
-        match blocks.checked_sub(guessing.unwrap_or(0) as usize) {
-            Some(layers) if layers > 0 => Ok(layers),
-            _ => Err(self.error(name, format!("expected fewer than the {blocks} blocks"))),
+        Ok(layers)
+    }
+
+    /// The number of blocks without those at the end that draft further tokens.
+    pub fn layers_without_drafts(&self) -> Result<usize> {
+        let (layers, name) = (self.layers()?, "nextn_predict_layers");
+        match self.u32(name)?.map_or(0, |n| n as usize) {
+            drafts if drafts < layers => Ok(layers - drafts),
+            drafts => Err(self.error(name, format!("expected less than {layers}, found {drafts}"))),
         }
     }
 

@@ -33,10 +33,10 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
         let h = b.attention(x, AttentionLayer { attention, rope, eps })?;
         let h = b.add(h, x);
         x = b.layer_norm(h, "attn_output_norm", eps)?;
+        let act = if b.has("ffn_gate") { Act::Silu } else { Act::Gelu };
         let h = match routings.get(i).filter(|_| b.has("ffn_gate_inp")) {
-            Some(&routing) => b.experts(x, routing, Act::Gelu)?,
-            None if b.has("ffn_gate") => b.feed_forward(x, Act::Silu, hidden)?,
-            None => b.mlp(x, Act::Gelu, hidden)?,
+            Some(&routing) => b.experts(x, routing, act)?,
+            None => b.feed_forward(x, act, hidden)?,
         };
         let h = b.add(h, x);
         x = b.layer_norm(h, "layer_output_norm", eps)?;

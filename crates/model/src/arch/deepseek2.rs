@@ -18,7 +18,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let routings = routings(m, g, Gating::Softmax, false)?;
     let hidden = hidden_sizes(m)?;
     let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
-    for (i, hidden) in hidden.into_iter().enumerate() {
+    for (i, hidden) in hidden.into_iter().enumerate().take(m.layers_without_drafts()?) {
         let b = g.block(i);
         let h = b.rms_norm(x, "attn_norm", eps)?;
         let h = b.latent_attention(h, &layer)?;

@@ -5,10 +5,16 @@ use std::path::Path;
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Value};
 
-/// One of the tiny models that all tests share.
+/// One of the tiny models that all tests share. Of some only the header is kept: no plan reads a
+/// weight, so zeros stand for them.
 pub(crate) fn open(name: &str) -> File {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
-    let path = folder.join(name).with_extension("gguf");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
+    let header = folder.join("headers").join(name).with_extension("gguf");
+    if let Ok(mut bytes) = std::fs::read(&header) {
+        bytes.resize(bytes.len() + 2_000_000, 0);
+        return File::from_bytes(name, bytes).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let path = folder.join("models").join(name).with_extension("gguf");
     File::open(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
