@@ -182,7 +182,7 @@ impl Check<'_> {
 
 /// The pooled rows of sequences, all in one step.
 fn embed(model: &mut dyn Model, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
-    let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
+    let mut pages = Pages::of(model);
     let mut batch = Batch::default();
     for (state, tokens) in (0..).zip(sequences) {
         let mut sequence = pages.start(&[]);
