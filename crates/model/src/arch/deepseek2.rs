@@ -49,12 +49,15 @@ fn latent_layer(m: &Keys<'_>, eps: f32) -> Result<LatentLayer> {
     let mut rope = m.rope(RopeStyle::Norm, dims)?;
     let mut scale = 1.0 / (key_dim as f32).sqrt();
     // YaRN's growth of the scores is on all of a key here, so the rotated part has none of its own.
-    let growth = m.f32("rope.scaling.yarn_log_multiplier")?.filter(|&x| x != 0.0);
-    if let (Some(growth), RopeScaling::Yarn { factor, attn_factor, .. }) =
-        (growth, &mut rope.scaling)
+    let name = "rope.scaling.yarn_log_multiplier";
+    if let RopeScaling::Yarn { factor, attn_factor, .. } = &mut rope.scaling
+        && let Some(growth) = m.f32(name)?.filter(|&growth| growth != 0.0 && *factor > 1.0)
     {
         *attn_factor /= 1.0 + 0.1 * factor.ln();
         scale *= (1.0 + growth * factor.ln()).powi(2);
+        if !scale.is_finite() {
+            return Err(m.error(name, format!("expected a small number, found {growth}")));
+        }
     }
     let rank = m.size("attention.kv_lora_rank")?;
     Ok(LatentLayer { heads, plain_dim, value_dim, rank, rope, scale, eps })
