@@ -45,7 +45,8 @@ impl Plan {
             }
             if let Op::Linear { weight, .. }
             | Op::Logits { weight, .. }
-            | Op::ExpertLinear { weight, .. } = op
+            | Op::ExpertLinear { weight, .. }
+            | Op::Conv { weight, .. } = op
             {
                 // Every element of the result is the sum of so many products.
                 cost.flops_per_token +=

@@ -12,7 +12,7 @@ use crate::plan::Value;
 pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let eps = match m.f32("attention.layer_norm_rms_epsilon")? {
         Some(eps) => eps,
-        None => m.f32("attention.layer_norm_epsilon")?.map_or_else(|| m.rms_eps(), Ok)?,
+        None => m.layer_eps()?,
     };
     let layers = m.layers_without_drafts()?;
     let mixer = Mixer::new(m, eps)?;
