@@ -44,13 +44,14 @@ impl Decoder {
     pub(super) fn new(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle) -> Result<Decoder> {
         let eps = m.rms_eps()?;
         let attention = attention_layers(m)?;
+        let routings = routings(m, g, Gating::Softmax, true)?;
         let rope = Some(rope(m, g, style, attention[0].key_dim)?);
         let layer = |attention| AttentionLayer { attention, rope, eps };
         Ok(Decoder {
             width: m.size("embedding_length")?,
             layers: attention.into_iter().map(layer).collect(),
-            hidden: hidden_sizes(m)?,
-            routings: routings(m, g, Gating::Softmax, true)?,
+            hidden: hidden_sizes(m, !routings.is_empty())?,
+            routings,
             eps,
             act: Act::Silu,
             ffn_norm: "ffn_norm",
