@@ -1,6 +1,6 @@
-//! Granite 3 and 4, dense and with experts, but for the hybrids: as Llama, with a factor on the embeddings, on what each half
-//! of a block adds, on the scores and on the logits. Models trained without a rotation are
-//! marked by a scaling that is not finetuned.
+//! Granite 3 and 4, dense and with experts, but for the hybrids: as Llama, with a factor on the
+//! embeddings, on what each half of a block adds, on the scores and on the logits. Models trained
+//! without a rotation are marked by a scaling that is not finetuned.
 
 use super::llama::Decoder;
 use crate::builder::Builder;
