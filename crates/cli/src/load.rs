@@ -78,7 +78,7 @@ impl Opened {
     }
 
     fn open(path: &Path) -> Result<Opened> {
-        let file = Arc::new(File::open(path)?);
+        let file = Arc::new(bodkin_model::open(path)?);
         let name = path.display().to_string();
         let plan =
             bodkin_model::plan(file.metadata(), file.tensors()).with_context(|| name.clone())?;
@@ -179,7 +179,7 @@ impl Opened {
 
 /// The tokenizer of a file whose weights may be of any architecture, or absent.
 pub(crate) fn tokenizer(path: &Path) -> Result<Arc<Tokenizer>> {
-    tokenizer_of(&File::open(path)?)
+    tokenizer_of(&bodkin_model::open(path)?)
 }
 
 fn tokenizer_of(file: &File) -> Result<Arc<Tokenizer>> {

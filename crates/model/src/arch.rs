@@ -125,10 +125,15 @@ fn rope(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle, head_dim: usize) ->
     Ok(Rope { factors: g.vector(name, rope.dims / 2)?, ..rope })
 }
 
-/// The hidden width of every layer's feed-forward part.
-fn hidden_sizes(m: &Keys<'_>) -> Result<Vec<usize>> {
-    let sizes = m.sizes("feed_forward_length", m.layers()?)?;
-    sizes.ok_or_else(|| m.error("feed_forward_length", "missing"))
+/// The hidden width of every layer's feed-forward part. Files of models with experts need not have
+/// it: no layer is that wide then.
+fn hidden_sizes(m: &Keys<'_>, has_experts: bool) -> Result<Vec<usize>> {
+    let (name, layers) = ("feed_forward_length", m.layers()?);
+    match m.sizes(name, layers)? {
+        Some(sizes) => Ok(sizes),
+        None if has_experts => Ok(vec![0; layers]),
+        None => Err(m.error(name, "missing")),
+    }
 }
 
 /// How each layer chooses its experts; empty if the model has none. `gating` and `normalize` are

@@ -71,7 +71,7 @@ fn run_on(
         let gguf = kit.join("models").join(format!("{name}.gguf"));
         let json = std::fs::read_to_string(gguf.with_extension("json"))?;
         let case: Value = serde_json::from_str(&json)?;
-        let file = Arc::new(File::open(&gguf)?);
+        let file = Arc::new(bodkin_model::open(&gguf)?);
         match bodkin_model::plan(file.metadata(), file.tensors()) {
             Ok(plan) => {
                 let check = Check { name: &name, case: &case, file: &file, backend };

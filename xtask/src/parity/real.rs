@@ -45,7 +45,7 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
 }
 
 fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<()> {
-    let file = Arc::new(File::open(path)?);
+    let file = Arc::new(bodkin_model::open(path)?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
     let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
     let limits = Limits { tokens: CONTEXT, outputs: 1, pages, states: 1 };

@@ -27,7 +27,8 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
         Some(rope(m, g, RopeStyle::Neox, attention[0].key_dim)?)
     };
     x = g.layer_norm(x, "token_embd_norm", eps)?;
-    for (i, (attention, hidden)) in attention.into_iter().zip(hidden_sizes(m)?).enumerate() {
+    let hidden = hidden_sizes(m, !routings.is_empty())?;
+    for (i, (attention, hidden)) in attention.into_iter().zip(hidden).enumerate() {
         let b = g.block(i);
         let attention = Attention { causal, ..attention };
         let h = b.attention(x, AttentionLayer { attention, rope, eps })?;

@@ -16,7 +16,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let eps = m.rms_eps()?;
     let layer = latent_layer(m, eps)?;
     let routings = routings(m, g, Gating::Softmax, false)?;
-    let hidden = hidden_sizes(m)?;
+    let hidden = hidden_sizes(m, !routings.is_empty())?;
     let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
     for (i, hidden) in hidden.into_iter().enumerate().take(m.layers_without_drafts()?) {
         let b = g.block(i);

@@ -82,6 +82,7 @@ impl Decoder {
         other: Option<Mix>,
     ) -> Result<Decoder> {
         let eps = m.rms_eps()?;
+        let routings = routings(m, g, Gating::Softmax, true)?;
         let head_dim = attention.iter().flatten().next().map(|a| a.key_dim);
         let rope = head_dim.map(|head_dim| rope(m, g, style, head_dim)).transpose()?;
         let layer = |attention| match attention {
@@ -91,8 +92,8 @@ impl Decoder {
         Ok(Decoder {
             width: m.size("embedding_length")?,
             layers: attention.into_iter().map(layer).collect(),
-            hidden: hidden_sizes(m)?,
-            routings: routings(m, g, Gating::Softmax, true)?,
+            hidden: hidden_sizes(m, !routings.is_empty())?,
+            routings,
             eps,
             act: Act::Silu,
             ffn_norm: "ffn_norm",
@@ -106,17 +107,14 @@ impl Decoder {
 
     /// The attention of each layer that has one.
     pub(super) fn attention(&mut self) -> impl Iterator<Item = &mut AttentionLayer> {
-        self.layers.iter_mut().filter_map(|layer| match layer {
-            Mix::Attention(attention) | Mix::AttentionAndMamba(attention, _) => Some(attention),
-            Mix::Mamba(_) | Mix::ShortConv(_) => None,
-        })
+        self.layers.iter_mut().filter_map(Mix::attention)
     }
 
     /// Makes layers local: they see `window` tokens, and rotate with a base of their own, if there
     /// is one, and without the scaling of longer contexts.
     pub(super) fn localize(&mut self, local: &[bool], window: usize, base: Option<f32>) {
-        let layers = self.attention().zip(local);
-        for (layer, _) in layers.filter(|(_, is_local)| **is_local) {
+        let layers = self.layers.iter_mut().zip(local).filter(|(_, is_local)| **is_local);
+        for layer in layers.filter_map(|(layer, _)| layer.attention()) {
             layer.attention.window = Some(window);
             if let Some(rope) = &mut layer.rope {
                 rope.base = base.unwrap_or(rope.base);
@@ -151,6 +149,13 @@ impl Decoder {
 }
 
 impl Mix {
+    fn attention(&mut self) -> Option<&mut AttentionLayer> {
+        match self {
+            Mix::Attention(layer) | Mix::AttentionAndMamba(layer, _) => Some(layer),
+            Mix::Mamba(_) | Mix::ShortConv(_) => None,
+        }
+    }
+
     fn apply(self, b: &mut Builder<'_>, input: Value) -> Result<Value> {
         match self {
             Mix::Attention(layer) => b.attention(input, layer),
