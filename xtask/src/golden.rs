@@ -27,10 +27,9 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     names.sort();
     names.dedup();
     for name in names {
-        let model = root.join("tests/parity/models").join(format!("{name}.gguf"));
-        let file = File::open(&model)?;
+        let file = open(&root.join("tests/parity"), &format!("{name}.gguf"))?;
         let plan = bodkin_model::plan(file.metadata(), file.tensors())
-            .with_context(|| format!("{}: no plan", model.display()))?;
+            .with_context(|| format!("{name}: no plan"))?;
         let (path, text) = (folder.join(format!("{name}.txt")), plan.to_string());
         if fs::read_to_string(&path).ok().as_deref() != Some(text.as_str()) {
             fs::write(&path, text).with_context(|| path.display().to_string())?;
@@ -38,4 +37,13 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A tiny model. Of some only the header is kept: no plan reads a weight, so zeros stand for them.
+fn open(folder: &Path, name: &str) -> Result<File> {
+    let Ok(mut bytes) = fs::read(folder.join("headers").join(name)) else {
+        return Ok(File::open(folder.join("models").join(name))?);
+    };
+    bytes.resize(bytes.len() + 2_000_000, 0);
+    Ok(File::from_bytes(name, bytes)?)
 }

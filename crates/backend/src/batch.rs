@@ -47,7 +47,8 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Their lengths add up to `rows`.
     pub spans: Vec<Span>,
-    /// The rows whose logits are wanted, ascending.
+    /// The rows whose logits are wanted, ascending. Of an encoder, a row stands for its span: the
+    /// embedding is that of the whole sequence.
     pub outputs: Vec<u32>,
 }
 
@@ -55,6 +56,18 @@ impl Batch {
     /// The position of every row in its sequence.
     pub fn positions(&self) -> impl Iterator<Item = usize> {
         self.spans.iter().flat_map(|s| s.position..s.position + s.len)
+    }
+
+    /// The first row and the number of rows of the span that a row belongs to.
+    pub fn span_of(&self, row: usize) -> (usize, usize) {
+        let mut start = 0;
+        for span in &self.spans {
+            if row < start + span.len {
+                return (start, span.len);
+            }
+            start += span.len;
+        }
+        panic!("row {row} of {start}");
     }
 
     /// Checks the step against what the model was loaded for.
@@ -72,7 +85,11 @@ impl Batch {
         }
         assert!(self.outputs.windows(2).all(|w| w[0] < w[1]), "outputs ascend");
         assert!(self.outputs.iter().all(|&row| (row as usize) < rows), "outputs are rows");
+        let positions = plan.positions();
+        let is_whole = plan.needs_whole_sequences();
         for span in &self.spans {
+            assert!(!is_whole || span.position == 0, "a sequence comes whole");
+            at_most("tokens in a sequence", span.position + span.len, positions)?;
             assert_eq!(span.tables.len(), limits.pages.len(), "a table for each window");
             let windows = plan.distinct_windows();
             for ((table, window), &limit) in span.tables.iter().zip(windows).zip(&limits.pages) {

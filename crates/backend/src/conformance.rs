@@ -12,11 +12,14 @@
 
 mod case;
 mod chains;
+mod encoders;
+mod experts;
 mod feed;
 mod formats;
 mod limits;
 mod ops;
 mod random;
+mod state;
 
 use std::sync::{Arc, LazyLock};
 
@@ -34,6 +37,7 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
         }
     }
     limits::check(backend, &mut failures);
+    state::check(backend, &mut failures);
     failures
 }
 
@@ -52,7 +56,10 @@ pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
 
 /// Made once, because quantising takes longer than running.
 static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-    ops::cases().into_iter().chain(chains::cases()).chain(formats::cases()).collect()
+    [ops::cases, chains::cases, experts::cases, encoders::cases, state::cases, formats::cases]
+        .into_iter()
+        .flat_map(|cases| cases())
+        .collect()
 });
 
 fn load(backend: &dyn Backend, case: &Case) -> Result<Box<dyn Model>> {
@@ -60,9 +67,13 @@ fn load(backend: &dyn Backend, case: &Case) -> Result<Box<dyn Model>> {
 }
 
 fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
-    let wanted = feed(load(&Reference, case)?.as_mut(), case, Feeding::Whole)?;
+    let mut reference = load(&Reference, case)?;
+    let wanted = feed(reference.as_mut(), case, Feeding::Whole)?;
     let mut model = load(backend, case)?;
     let whole = feed(model.as_mut(), case, Feeding::Whole)?;
+    if model.expert_counts() != reference.expert_counts() {
+        failures.push(format!("{}: other counts of experts", case.name));
+    }
     let (nmse, limit) = (nmse(&whole, &wanted), case.tolerance);
     if nmse.is_nan() || nmse > limit {
         failures.push(format!("{}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));

@@ -1,15 +1,23 @@
 //! The reference interpreter: every operation as its definition says, in f32 with f64 sums, one
 //! after the other, on weights dequantised to f32. Slow and obvious; the oracle for the rest.
 
+mod attention;
+mod experts;
+mod rows;
+mod state;
+
 use std::sync::Arc;
 
 use bodkin_gguf::File;
-use bodkin_model::{Act, Attention, NormKind, Op, Plan, Rope, RopeStyle, RopeTable, SlotId, Value};
-use bodkin_model::{Weight, WeightId};
+use bodkin_model::{EmbedBy, Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
+
+use experts::ExpertLinear;
+use rows::Norm;
 
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::Result;
 use crate::{Backend, Limits, Memory, Model, Part, Progress};
+use state::Cells;
 
 /// The plain meaning of a plan.
 pub struct Reference;
@@ -24,6 +32,10 @@ struct ReferenceModel {
     /// Keys and values of every slot, `[pages * PAGE_TOKENS, width]`.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
+    /// Recurrent state, one for each of the plan's.
+    states: Vec<Cells>,
+    /// For each routing of the plan, how often each expert was chosen.
+    expert_counts: Vec<Vec<u64>>,
 }
 
 impl Backend for Reference {
@@ -50,13 +62,12 @@ impl Backend for Reference {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
+        let kv = plan.slots.iter();
+        let kv = kv.map(|s| slot_tokens(plan, limits, s.window) * s.elements_per_token());
+        let cells = limits.states as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
-            state_bytes: plan
-                .slots
-                .iter()
-                .map(|s| 4 * (slot_tokens(plan, limits, s.window) * s.elements_per_token()) as u64)
-                .sum(),
+            state_bytes: 4 * (kv.sum::<usize>() as u64 + cells),
             scratch_bytes: 4 * widths * limits.tokens as u64,
         }
     }
@@ -85,8 +96,22 @@ impl Backend for Reference {
         let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
         let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
         let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
-        let limits = limits.clone();
-        Ok(Box::new(ReferenceModel { plan, limits, weights, ropes, keys, values }))
+        let states = plan.states.iter().map(|s| Cells::new(limits.states, s.elements())).collect();
+        let expert_counts = plan.ops.iter().filter_map(|op| match op {
+            Op::Route { routing, .. } => Some(vec![0; routing.experts]),
+            _ => None,
+        });
+        let (expert_counts, limits) = (expert_counts.collect(), limits.clone());
+        Ok(Box::new(ReferenceModel {
+            plan,
+            limits,
+            weights,
+            ropes,
+            keys,
+            values,
+            states,
+            expert_counts,
+        }))
     }
 }
 
@@ -129,10 +154,12 @@ impl Model for ReferenceModel {
         Ok(())
     }
 
-    fn copy_state(&mut self, _: u32, _: u32) {}
+    fn copy_state(&mut self, from: u32, to: u32) {
+        self.states.iter_mut().for_each(|cells| cells.copy(from, to));
+    }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
-        Vec::new()
+        self.expert_counts.clone()
     }
 
     fn set_profiling(&mut self, _: bool) {}
@@ -148,197 +175,92 @@ impl ReferenceModel {
         let of = |value: Value| values[value.0].as_slice();
         let weight = |id: WeightId| self.weights[id.0].as_slice();
         match &plan.ops[i] {
-            Op::Embed { table, .. } => {
+            Op::Embed { table, by } => {
                 let width = plan.widths[i];
-                let rows = batch.tokens.iter().map(|&t| t as usize * width);
-                rows.flat_map(|start| &weight(*table)[start..start + width]).copied().collect()
+                let rows: Vec<usize> = match by {
+                    EmbedBy::Token => batch.tokens.iter().map(|&t| t as usize).collect(),
+                    EmbedBy::Position => batch.positions().collect(),
+                    EmbedBy::First => vec![0; batch.tokens.len()],
+                };
+                let row = |row: usize| &weight(*table)[row * width..][..width];
+                rows.into_iter().flat_map(row).copied().collect()
             }
-            Op::Norm { input, kind, weight: w, bias, eps, groups: _ } => {
-                norm(of(*input), *kind, weight(*w), bias.map(weight), *eps)
+            Op::Norm { input, kind, weight: w, bias, eps, groups } => {
+                let (weight, bias) = (weight(*w), bias.map(weight));
+                let norm = Norm { kind: *kind, weight, bias, eps: *eps, groups: *groups };
+                norm.run(of(*input), plan.widths[i])
             }
             Op::Linear { input, weight: w, bias } => {
-                linear(of(*input), plan.width(*input), weight(*w), bias.map(weight))
+                rows::linear(of(*input), plan.width(*input), weight(*w), bias.map(weight))
             }
             Op::Rope { input, head_dim, rope, .. } => {
                 let table = self.ropes[i].as_ref().expect("every rope has its table");
-                rotate(of(*input), plan.widths[i], *head_dim, rope, table, batch)
+                rows::rotate(of(*input), plan.widths[i], *head_dim, rope, table, batch)
             }
             Op::Attention { q, k, v, attention, slot } => {
                 self.store(*slot, attention, of(*k), of(*v), batch);
                 self.attend(*slot, attention, of(*q), batch)
             }
-            Op::Glu { gate, up, act } => {
-                of(*gate).iter().zip(of(*up)).map(|(&g, &u)| activate(*act, g) * u).collect()
-            }
+            Op::Act { input, act } => of(*input).iter().map(|&x| rows::activate(*act, x)).collect(),
+            Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act, plan.widths[i]),
             Op::Add { a, b } => of(*a).iter().zip(of(*b)).map(|(a, b)| a + b).collect(),
             Op::Scale { input, factor } => of(*input).iter().map(|x| x * factor).collect(),
             Op::Softcap { input, cap } => {
                 of(*input).iter().map(|x| (x / cap).tanh() * cap).collect()
             }
-            Op::Slice { input, start, len, .. } => {
-                let rows = of(*input).chunks_exact(plan.width(*input));
-                rows.flat_map(|row| &row[*start..*start + *len]).copied().collect()
+            Op::Slice { input, groups, start, len } => {
+                rows::slice(of(*input), plan.width(*input) / groups, *start, *len)
             }
-            Op::Act { .. }
-            | Op::Concat { .. }
-            | Op::Route { .. }
-            | Op::ExpertLinear { .. }
-            | Op::ExpertSum { .. }
-            | Op::Conv { .. }
-            | Op::Scan { .. }
-            | Op::Pool { .. } => unimplemented!("{}", plan.ops[i].name()),
+            Op::Concat { a, b, groups } => {
+                let widths = [plan.width(*a), plan.width(*b)];
+                rows::concat(of(*a), of(*b), widths, *groups, plan.widths[i])
+            }
+            Op::Route { input, bias, routing } => {
+                let route = experts::route(of(*input), bias.map(weight), routing);
+                self.count(plan, i, &route);
+                route
+            }
+            Op::ExpertLinear { input, route, weight: w, bias, experts } => {
+                let (experts, cols) = (*experts, plan.weight(*w).cols);
+                let (weight, bias) = (weight(*w), bias.map(weight));
+                let linear = ExpertLinear { weight, bias, cols, experts };
+                linear.run(of(*input), plan.width(*input), route.map(of))
+            }
+            Op::ExpertSum { input, route } => {
+                experts::expert_sum(of(*input), of(*route), plan.width(*route) / 2)
+            }
+            Op::Pool { input, kind } => rows::pool(of(*input), plan.widths[i], *kind, batch),
+            Op::Conv { input, weight: w, bias, state } => {
+                let (weight, bias) = (weight(*w), bias.map(weight));
+                state::conv(&mut self.states[state.0], batch, of(*input), weight, bias)
+            }
+            Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
+                let (x, b, c, dt) = (of(*x), of(*b), of(*c), of(*dt));
+                let (a, d, dt_bias) = (weight(*a), weight(*d), weight(*dt_bias));
+                let inputs = state::ScanInputs { x, b, c, dt, a, d, dt_bias };
+                state::scan(&mut self.states[state.0], batch, *scan, &inputs)
+            }
             Op::Logits { input, weight: w, bias } => {
                 let width = plan.width(*input);
                 let rows = batch.outputs.iter().map(|&row| row as usize * width);
                 let rows: Vec<f32> =
                     rows.flat_map(|start| &of(*input)[start..start + width]).copied().collect();
-                linear(&rows, width, weight(*w), bias.map(weight))
+                rows::linear(&rows, width, weight(*w), bias.map(weight))
             }
         }
-    }
-
-    fn store(&mut self, slot: SlotId, a: &Attention, k: &[f32], v: &[f32], batch: &Batch) {
-        let group = self.group(slot);
-        let (k_width, v_width) = (a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
-        let mut row = 0;
-        for span in &batch.spans {
-            for position in span.position..span.position + span.len {
-                let at = cell(span.tables[group].page(position), position);
-                self.keys[slot.0][at * k_width..][..k_width]
-                    .copy_from_slice(&k[row * k_width..][..k_width]);
-                self.values[slot.0][at * v_width..][..v_width]
-                    .copy_from_slice(&v[row * v_width..][..v_width]);
-                row += 1;
-            }
-        }
-    }
-
-    fn attend(&self, slot: SlotId, a: &Attention, q: &[f32], batch: &Batch) -> Vec<f32> {
-        let group = self.group(slot);
-        let mut out = Vec::with_capacity(batch.tokens.len() * a.heads * a.value_dim);
-        let mut rows = q.chunks_exact(a.heads * a.key_dim);
-        for span in &batch.spans {
-            for position in span.position..span.position + span.len {
-                let first = a.window.map_or(0, |w| (position + 1).saturating_sub(w));
-                let table = &span.tables[group];
-                let cells: Vec<usize> =
-                    (first..=position).map(|p| cell(table.page(p), p)).collect();
-                let row = rows.next().expect("a row for each token");
-                for (head, q) in row.chunks_exact(a.key_dim).enumerate() {
-                    self.attend_head(slot, a, head / (a.heads / a.kv_heads), q, &cells, &mut out);
-                }
-            }
-        }
-        out
-    }
-
-    fn attend_head(
-        &self,
-        slot: SlotId,
-        a: &Attention,
-        kv_head: usize,
-        q: &[f32],
-        cells: &[usize],
-        out: &mut Vec<f32>,
-    ) {
-        let key = |at: usize| &self.keys[slot.0][(at * a.kv_heads + kv_head) * a.key_dim..];
-        let value = |at: usize| &self.values[slot.0][(at * a.kv_heads + kv_head) * a.value_dim..];
-        let score = |&at: &usize| {
-            let score = dot(q, &key(at)[..a.key_dim]) * f64::from(a.scale);
-            a.softcap.map_or(score, |cap| (score / f64::from(cap)).tanh() * f64::from(cap))
-        };
-        let scores: Vec<f64> = cells.iter().map(score).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
-        let mut head = vec![0.0f64; a.value_dim];
-        for (score, &at) in scores.iter().zip(cells) {
-            let p = (score - max).exp() / sum;
-            head.iter_mut().zip(value(at)).for_each(|(h, &v)| *h += p * f64::from(v));
-        }
-        out.extend(head.iter().map(|&h| h as f32));
-    }
-
-    fn group(&self, slot: SlotId) -> usize {
-        let window = self.plan.slots[slot.0].window;
-        self.plan.windows().iter().position(|&w| w == window).expect("a window of the plan")
     }
 }
 
-/// The index of a position's keys and values within its slot.
-fn cell(page: usize, position: usize) -> usize {
-    page * PAGE_TOKENS + position % PAGE_TOKENS
+impl ReferenceModel {
+    /// Adds the experts that the routing at operation `i` chose to its counts.
+    fn count(&mut self, plan: &Plan, i: usize, route: &[f32]) {
+        let routing = plan.ops[..i].iter().filter(|op| matches!(op, Op::Route { .. })).count();
+        for row in route.chunks_exact(plan.widths[i]) {
+            experts::chosen(row).for_each(|e| self.expert_counts[routing][e] += 1);
+        }
+    }
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
-}
-
-fn norm(x: &[f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) -> Vec<f32> {
-    let mut out = Vec::with_capacity(x.len());
-    for part in x.chunks_exact(weight.len()) {
-        let n = part.len() as f64;
-        let mean = match kind {
-            NormKind::Rms => 0.0,
-            NormKind::Layer => part.iter().map(|&x| f64::from(x)).sum::<f64>() / n,
-        };
-        let square = part.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
-        let scale = 1.0 / (square + f64::from(eps)).sqrt();
-        for (i, (&x, &w)) in part.iter().zip(weight).enumerate() {
-            let y = ((f64::from(x) - mean) * scale) as f32 * w;
-            out.push(y + bias.map_or(0.0, |b| b[i]));
-        }
-    }
-    out
-}
-
-fn linear(x: &[f32], cols: usize, weight: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
-    let mut out = Vec::with_capacity(x.len() / cols * (weight.len() / cols));
-    for row in x.chunks_exact(cols) {
-        for (j, w) in weight.chunks_exact(cols).enumerate() {
-            out.push(dot(row, w) as f32 + bias.map_or(0.0, |b| b[j]));
-        }
-    }
-    out
-}
-
-fn rotate(
-    x: &[f32],
-    width: usize,
-    head_dim: usize,
-    rope: &Rope,
-    table: &RopeTable,
-    batch: &Batch,
-) -> Vec<f32> {
-    let pairs = rope.dims / 2;
-    let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
-    let mut out = x.to_vec();
-    for (row, position) in out.chunks_exact_mut(width).zip(batch.positions()) {
-        table.rotate_at(position as u32, &mut cos, &mut sin);
-        for head in row.chunks_exact_mut(head_dim) {
-            for i in 0..pairs {
-                let (a, b) = match rope.style {
-                    RopeStyle::Norm => (2 * i, 2 * i + 1),
-                    RopeStyle::Neox => (i, i + pairs),
-                };
-                let (x, y) = (head[a], head[b]);
-                head[a] = x * cos[i] - y * sin[i];
-                head[b] = x * sin[i] + y * cos[i];
-            }
-        }
-    }
-    out
-}
-
-fn activate(act: Act, x: f32) -> f32 {
-    match act {
-        Act::Identity => x,
-        Act::Sigmoid | Act::Gelu | Act::ReluSquared | Act::ClampedSwish => {
-            unimplemented!("{act:?}")
-        }
-        Act::Silu => x / (1.0 + (-x).exp()),
-        Act::GeluTanh => {
-            let inner = 0.797_884_6 * (x + 0.044_715 * x * x * x);
-            0.5 * x * (1.0 + inner.tanh())
-        }
-    }
 }

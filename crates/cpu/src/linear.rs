@@ -330,8 +330,8 @@ impl<L: Level> Visit for Run<'_, L> {
         let shapes = &SHAPES[..=L::TOKENS.ilog2() as usize];
         let mut job = self.0;
         if !job.should_unpack() {
-            // SAFETY: as for floats.
             return job.packed(|group| {
+                // SAFETY: as for floats.
                 job.tiles(group, shapes, |tile, _, tokens| unsafe {
                     with_tokens!(tokens, L::integer::<K>(tile));
                 });

@@ -1,12 +1,15 @@
 //! An open GGUF file: the bytes, mapped or owned, and what the header says about them. All checks
 //! have been made by the time a [`File`] exists. It must not know block layouts.
 
+mod edit;
+
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
+use crate::format::fp4::unpair_mxfp4;
 use crate::header::{self, Header, quoted};
 use crate::metadata::Metadata;
 use crate::split::PartName;
@@ -28,13 +31,16 @@ pub struct File {
 enum Bytes {
     Mapped(Mmap),
     Owned(Vec<u8>),
+    Made(edit::Made),
 }
 
 impl Bytes {
-    fn as_slice(&self) -> &[u8] {
+    /// The bytes of a shard of `file`.
+    fn of<'a>(&'a self, file: &'a File) -> &'a [u8] {
         match self {
             Bytes::Mapped(map) => map,
             Bytes::Owned(vec) => vec,
+            Bytes::Made(made) => made.bytes(file),
         }
     }
 }
@@ -44,9 +50,9 @@ impl File {
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         let bytes = map(path)?;
-        let header = header::parse(path, bytes.as_slice())?;
+        let header = header::parse(path, &bytes)?;
         let count = split_number(path, &header.metadata, "split.count")?.unwrap_or(1);
-        let mut file = File::from_part(path, bytes, header);
+        let mut file = File::from_part(path, Bytes::Mapped(bytes), header);
         if count > 1 {
             file.load_other_parts(count)?;
         }
@@ -102,7 +108,7 @@ impl File {
     /// # Panics
     /// If the tensor is none of this file's.
     pub fn data(&self, tensor: &Tensor) -> &[u8] {
-        let bytes = self.shards[tensor.shard].as_slice();
+        let bytes = self.shards[tensor.shard].of(self);
         &bytes[tensor.offset as usize..][..tensor.bytes as usize]
     }
 
@@ -112,7 +118,7 @@ impl File {
     }
 
     fn from_part(path: &Path, bytes: Bytes, header: Header) -> File {
-        File {
+        let mut file = File {
             path: path.to_path_buf(),
             version: header.version,
             alignment: header.alignment,
@@ -120,7 +126,9 @@ impl File {
             tensors: header.tensors,
             by_name: HashMap::new(),
             shards: vec![bytes],
-        }
+        };
+        header.paired.into_iter().for_each(|index| file.remake(index, unpair_mxfp4));
+        file
     }
 
     /// Adds parts 2 to `count` to a file that holds the first.
@@ -130,11 +138,12 @@ impl File {
         for number in 2..=count {
             let path = names.path_of(number);
             let bytes = map(&path)?;
-            let header = header::parse(&path, bytes.as_slice())?;
+            let header = header::parse(&path, &bytes)?;
             check_part(&path, &header.metadata, number, count)?;
-            let shard = self.shards.len();
+            let (shard, first) = (self.shards.len(), self.tensors.len());
             self.tensors.extend(header.tensors.into_iter().map(|t| Tensor { shard, ..t }));
-            self.shards.push(bytes);
+            self.shards.push(Bytes::Mapped(bytes));
+            header.paired.into_iter().for_each(|index| self.remake(first + index, unpair_mxfp4));
         }
         let expected = split_number(&first, &self.metadata, "split.tensors.count")?;
         match expected {
@@ -166,7 +175,7 @@ impl File {
 
 /// Maps a regular file into memory.
 #[allow(unsafe_code)]
-fn map(path: &Path) -> Result<Bytes> {
+fn map(path: &Path) -> Result<Mmap> {
     let about = fs::metadata(path).map_err(|source| Error::io(path, "open", source))?;
     if about.is_dir() {
         return Err(Error::Directory { file: path.to_path_buf() });
@@ -184,7 +193,7 @@ fn map(path: &Path) -> Result<Bytes> {
     // this one with a signal, and one that writes to it changes weights; neither can be prevented
     // here, and both are the accepted price of not copying gigabytes.
     let mapped = unsafe { Mmap::map(&file) };
-    mapped.map(Bytes::Mapped).map_err(|source| Error::io(path, "map", source))
+    mapped.map_err(|source| Error::io(path, "map", source))
 }
 
 /// Reads one of the `split.*` keys as a number.

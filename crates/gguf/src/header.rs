@@ -22,12 +22,18 @@ const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 1;
 /// A name of one byte, a dimension count, one dimension, a type and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
+/// The type id under which Ollama's first files of GPT-OSS have MXFP4, with the codes of a block in
+/// pairs of neighbours. GGML had given up a type of this number before GGUF existed.
+const PAIRED_MXFP4: u32 = 4;
+
 /// What the bytes before the tensor data say.
 pub(crate) struct Header {
     pub(crate) version: u32,
     pub(crate) metadata: Metadata,
     /// Offsets are absolute already; `shard` is 0.
     pub(crate) tensors: Vec<Tensor>,
+    /// The tensors, by index, that are [`PAIRED_MXFP4`].
+    pub(crate) paired: Vec<usize>,
     /// In bytes.
     pub(crate) alignment: u64,
 }
@@ -48,9 +54,9 @@ pub(crate) fn parse(file: &Path, bytes: &[u8]) -> Result<Header> {
 
     let metadata = read_metadata(&mut cursor, entry_count)?;
     let alignment = read_alignment(file, &metadata)?;
-    let mut tensors = read_tensors(&mut cursor, tensor_count, alignment)?;
+    let (mut tensors, paired) = read_tensors(&mut cursor, tensor_count, alignment)?;
     place_tensors(&cursor, &mut tensors, alignment)?;
-    Ok(Header { version, metadata, tensors, alignment })
+    Ok(Header { version, metadata, tensors, paired, alignment })
 }
 
 /// The alignment that metadata ask for, in bytes: a power of two within reason.
@@ -154,8 +160,13 @@ fn read_array(cursor: &mut Cursor, depth: usize) -> Result<Array> {
     })
 }
 
-fn read_tensors(cursor: &mut Cursor, count: u64, alignment: u64) -> Result<Vec<Tensor>> {
-    let mut tensors = Vec::new();
+/// All tensors, and which of them are [`PAIRED_MXFP4`].
+fn read_tensors(
+    cursor: &mut Cursor,
+    count: u64,
+    alignment: u64,
+) -> Result<(Vec<Tensor>, Vec<usize>)> {
+    let (mut tensors, mut paired) = (Vec::new(), Vec::new());
     let mut names = HashSet::new();
     for number in 0..count {
         cursor.item = format!("tensor number {number}");
@@ -164,12 +175,17 @@ fn read_tensors(cursor: &mut Cursor, count: u64, alignment: u64) -> Result<Vec<T
         if !names.insert(name.clone()) {
             return Err(cursor.invalid("one tensor of this name", "a second one"));
         }
-        tensors.push(read_tensor(cursor, name, alignment)?);
+        let (tensor, id) = read_tensor(cursor, name, alignment)?;
+        if id == PAIRED_MXFP4 {
+            paired.push(tensors.len());
+        }
+        tensors.push(tensor);
     }
-    Ok(tensors)
+    Ok((tensors, paired))
 }
 
-fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<Tensor> {
+/// A tensor, and the id of its type.
+fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<(Tensor, u32)> {
     let dims = cursor.u32()?;
     if dims == 0 || dims as usize > MAX_DIMS {
         let expected = format!("1 to {MAX_DIMS} dimensions");
@@ -177,9 +193,9 @@ fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<Tens
     }
     let shape = cursor.numbers(dims.into(), u64::from_le_bytes)?;
     let id = cursor.u32()?;
-    let Some(format) = Format::from_id(id) else {
-        let hint = if id == 4 { " (MXFP4 of an older Ollama file?)" } else { "" };
-        return Err(cursor.invalid("a known type", format!("type {id}{hint}")));
+    let format = if id == PAIRED_MXFP4 { Some(Format::MXFP4) } else { Format::from_id(id) };
+    let Some(format) = format else {
+        return Err(cursor.invalid("a known type", format!("type {id}")));
     };
     let bytes = checked_bytes(format, &shape)
         .map_err(|problem| cursor.invalid(problem.expected, problem.found))?;
@@ -188,7 +204,7 @@ fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<Tens
         let expected = format!("an offset that is a multiple of {alignment}");
         return Err(cursor.invalid(expected, offset.to_string()));
     }
-    Ok(Tensor { name, format, shape, offset, bytes, shard: 0 })
+    Ok((Tensor { name, format, shape, offset, bytes, shard: 0 }, id))
 }
 
 /// Turns offsets within the data section into offsets within the file, and checks that the data

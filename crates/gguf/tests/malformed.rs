@@ -160,7 +160,6 @@ const TENSORS: &[Case] = &[
         |p| p.tensors[1] = tensor("b", &[32, 8], 12, 32),
         &["`b`", "Q4_K blocks of 256", "[32, 8]"],
     ),
-    ("type 4", |p| p.tensors[1] = tensor("b", &[32], 4, 32), &["`b`", "type 4 (MXFP4"]),
     ("type 5", |p| p.tensors[1] = tensor("b", &[32], 5, 32), &["`b`", "known type", "type 5"]),
     ("type 31", |p| p.tensors[1] = tensor("b", &[32], 31, 32), &["`b`", "type 31"]),
     ("type 1000", |p| p.tensors[1] = tensor("b", &[32], 1000, 32), &["`b`", "type 1000"]),

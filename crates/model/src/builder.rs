@@ -1,6 +1,14 @@
 //! The vocabulary that architectures are written in: one method for each thing that blocks are
 //! made of. Features follow from the presence of tensors; shapes are checked here, once.
 
+mod encoder;
+mod experts;
+mod latent;
+mod state;
+
+pub use latent::LatentLayer;
+pub use state::Mixer;
+
 use std::collections::HashMap;
 
 use bodkin_gguf::Tensor;
@@ -65,9 +73,20 @@ impl<'a> Builder<'a> {
         self.tensors.contains_key(format!("{}{name}.weight", self.prefix).as_str())
     }
 
+    /// The rows of a tensor of the current block, if the file has it. `name` has no `.weight`.
+    fn rows(&self, name: &str) -> Option<usize> {
+        let name = format!("{}{name}.weight", self.prefix);
+        self.tensors.get(name.as_str()).map(|tensor| tensor.rows())
+    }
+
     /// The width of a value.
     pub fn width(&self, value: Value) -> usize {
         self.plan.width(value)
+    }
+
+    /// Whether any layer has experts.
+    pub fn has_experts(&self) -> bool {
+        self.tensors.keys().any(|name| name.ends_with(".ffn_gate_inp.weight"))
     }
 
     fn push(&mut self, op: Op, width: usize) -> Value {
@@ -98,7 +117,12 @@ impl<'a> Builder<'a> {
     }
 
     fn weight(&mut self, name: &str, cols: usize, rows: usize) -> Result<WeightId> {
-        self.find(&format!("{}{name}.weight", self.prefix), cols, rows)
+        let bare = format!("{}{name}", self.prefix);
+        let full = format!("{bare}.weight");
+        // Some converters leave the ending out.
+        let is_bare =
+            self.tensors.contains_key(bare.as_str()) && !self.tensors.contains_key(full.as_str());
+        self.find(if is_bare { &bare } else { &full }, cols, rows)
     }
 
     fn bias(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {
@@ -155,12 +179,20 @@ impl<'a> Builder<'a> {
     }
 
     fn slice(&mut self, input: Value, start: usize, len: usize) -> Value {
-        self.push(Op::Slice { input, groups: 1, start, len }, len)
+        self.slices(input, 1, start, len)
+    }
+
+    /// The same columns of each of `groups` parts.
+    fn slices(&mut self, input: Value, groups: usize, start: usize, len: usize) -> Value {
+        self.push(Op::Slice { input, groups, start, len }, groups * len)
     }
 
     /// Self-attention: projections, norms of queries and keys, rotation, attention, output.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
-        let a = layer.attention;
+        let mut a = layer.attention;
+        if self.has("attn_sinks") {
+            a.sinks = Some(self.weight("attn_sinks", a.heads, 1)?);
+        }
         let width = self.width(input);
         let (q_width, k_width, v_width) =
             (a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
@@ -181,29 +213,35 @@ impl<'a> Builder<'a> {
             q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, q_width);
             k = self.push(Op::Rope { input: k, heads: a.kv_heads, head_dim, rope }, k_width);
         }
-        let slot = SlotId(self.plan.slots.len());
-        self.plan.slots.push(KvSlot {
-            kv_heads: a.kv_heads,
-            key_dim: a.key_dim,
-            value_dim: a.value_dim,
-            window: a.window,
-        });
-        let op = Op::Attention { q, k, v, attention: a, slot };
-        let out = self.push(op, a.heads * a.value_dim);
+        let out = self.attend(q, k, v, a);
         self.linear(out, "attn_output", width)
     }
 
+    /// Attention with a slot of its own.
+    fn attend(&mut self, q: Value, k: Value, v: Value, attention: Attention) -> Value {
+        let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = attention;
+        let slot = SlotId(self.plan.slots.len());
+        self.plan.slots.push(KvSlot { kv_heads, key_dim, value_dim, window });
+        self.push(Op::Attention { q, k, v, attention, slot }, heads * value_dim)
+    }
+
     /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`. Without a tensor for the gate its
-    /// rows are the first half of the other's.
+    /// rows are the first half of the other's; where that has no such half, there is no gate:
+    /// `down(act(up(x)))`.
     pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
         let width = self.width(input);
-        let (gate, up) = if self.has("ffn_gate") {
-            (self.linear(input, "ffn_gate", hidden)?, self.linear(input, "ffn_up", hidden)?)
+        let h = if self.has("ffn_gate") {
+            let gate = self.linear(input, "ffn_gate", hidden)?;
+            let up = self.linear(input, "ffn_up", hidden)?;
+            self.push(Op::Glu { gate, up, act }, hidden)
+        } else if self.rows("ffn_up") == Some(hidden) {
+            let up = self.linear(input, "ffn_up", hidden)?;
+            self.push(Op::Act { input: up, act }, hidden)
         } else {
             let both = self.linear(input, "ffn_up", 2 * hidden)?;
-            (self.slice(both, 0, hidden), self.slice(both, hidden, hidden))
+            let (gate, up) = (self.slice(both, 0, hidden), self.slice(both, hidden, hidden));
+            self.push(Op::Glu { gate, up, act }, hidden)
         };
-        let h = self.push(Op::Glu { gate, up, act }, hidden);
         self.linear(h, "ffn_down", width)
     }
 

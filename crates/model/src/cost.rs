@@ -11,8 +11,8 @@ pub struct Cost {
     pub weight_bytes: u64,
     /// The number of weights.
     pub parameters: u64,
-    /// Weight bytes that one decode step reads: of the token table only a row, unless it is also
-    /// the head.
+    /// Weight bytes that one decode step reads: of a table only a row, unless it is also the head;
+    /// of experts only the share of those that are chosen.
     pub step_weight_bytes: u64,
     /// Multiplications and additions of the products with weights, for one token with logits.
     pub flops_per_token: u64,
@@ -21,28 +21,39 @@ pub struct Cost {
 impl Plan {
     /// The sums over the plan.
     pub fn cost(&self) -> Cost {
-        let mut read_in_full = vec![false; self.weights.len()];
         let mut cost = Cost {
             weight_bytes: self.weights.iter().map(|w| w.bytes()).sum(),
             parameters: self.weights.iter().map(|w| w.cols as u64 * w.rows as u64).sum(),
             step_weight_bytes: 0,
             flops_per_token: 0,
         };
-        for op in &self.ops {
-            match op {
-                Op::Embed { table, .. } => {
-                    let w = self.weight(*table);
-                    cost.step_weight_bytes += w.bytes() / w.rows as u64;
+        // Of each weight the most that one operation reads: what is read twice comes once.
+        let mut read = vec![0; self.weights.len()];
+        for (i, op) in self.ops.iter().enumerate() {
+            for id in op.weights() {
+                let bytes = self.weight(id).bytes();
+                match op {
+                    Op::Embed { table, .. } => {
+                        cost.step_weight_bytes += bytes / self.weight(*table).rows as u64;
+                    }
+                    Op::ExpertLinear { route: Some(route), experts, .. } => {
+                        let used = self.width(*route) as u64 / 2;
+                        read[id.0] = bytes / *experts as u64 * used;
+                    }
+                    _ => read[id.0] = bytes,
                 }
-                _ => op.weights().for_each(|id| read_in_full[id.0] = true),
             }
-            if let Op::Linear { weight, .. } | Op::Logits { weight, .. } = op {
-                let w = self.weight(*weight);
-                cost.flops_per_token += 2 * w.cols as u64 * w.rows as u64;
+            if let Op::Linear { weight, .. }
+            | Op::Logits { weight, .. }
+            | Op::ExpertLinear { weight, .. }
+            | Op::Conv { weight, .. } = op
+            {
+                // Every element of the result is the sum of so many products.
+                cost.flops_per_token +=
+                    2 * self.weight(*weight).cols as u64 * self.widths[i] as u64;
             }
         }
-        let read = self.weights.iter().zip(read_in_full).filter(|(_, read)| *read);
-        cost.step_weight_bytes += read.map(|(w, _)| w.bytes()).sum::<u64>();
+        cost.step_weight_bytes += read.iter().sum::<u64>();
         cost
     }
 
@@ -52,6 +63,12 @@ impl Plan {
         let held = |window: Option<usize>| window.map_or(tokens, |w| w.min(tokens)) as u64;
         let slots = self.slots.iter();
         slots.map(|s| (s.elements_per_token() as u64).saturating_mul(held(s.window))).sum()
+    }
+
+    /// Elements of recurrent state that a sequence of any length holds, and that every token reads
+    /// and writes.
+    pub fn state_elements(&self) -> u64 {
+        self.states.iter().map(|s| s.elements() as u64).sum()
     }
 }
 

@@ -4,6 +4,7 @@
 use bodkin_gguf::{Array, Metadata, Value};
 
 use crate::error::{Error, Result};
+use crate::op::{Gating, PoolKind, Routing};
 use crate::rope::{Rope, RopeScaling, RopeStyle};
 
 /// No layer count, head count or head width of a real model comes near this.
@@ -76,18 +77,29 @@ impl<'a> Keys<'a> {
 
     /// A size for each layer, stored as one number for all or as an array.
     pub fn sizes(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
-        let Some(values) = self.metadata.u32s(&self.key(name))? else { return Ok(None) };
-        let values = match values.len() {
-            1 => vec![values[0]; layers],
-            n if n >= layers => values,
+        let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
+        let sizes = values.into_iter().map(|v| self.plausible(name, v));
+        sizes.collect::<Result<_>>().map(Some)
+    }
+
+    /// As [`Keys::sizes`], but a layer may lack what is counted: then it has zero.
+    pub fn counts(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+        let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
+        let counts = values.into_iter().map(|v| match v {
+            0 => Ok(0),
+            v => self.plausible(name, v),
+        });
+        counts.collect::<Result<_>>().map(Some)
+    }
+
+    fn layer_values(&self, name: &str, layers: usize) -> Result<Option<Vec<u32>>> {
+        let Some(mut values) = self.metadata.u32s(&self.key(name))? else { return Ok(None) };
+        match values.len() {
+            1 => values = vec![values[0]; layers],
+            n if n >= layers => values.truncate(layers),
             n => return Err(self.error(name, format!("expected {layers} values, found {n}"))),
-        };
-        values
-            .into_iter()
-            .take(layers)
-            .map(|v| self.plausible(name, v))
-            .collect::<Result<_>>()
-            .map(Some)
+        }
+        Ok(Some(values))
     }
 
     fn plausible(&self, name: &str, value: u32) -> Result<usize> {
@@ -104,6 +116,93 @@ impl<'a> Keys<'a> {
             return Err(self.error("block_count", format!("expected at most 4096, found {layers}")));
         }
         Ok(layers)
+    }
+
+    /// The number of blocks without those at the end that draft further tokens.
+    pub fn layers_without_drafts(&self) -> Result<usize> {
+        let (layers, name) = (self.layers()?, "nextn_predict_layers");
+        match self.u32(name)?.map_or(0, |n| n as usize) {
+            drafts if drafts < layers => Ok(layers - drafts),
+            drafts => Err(self.error(name, format!("expected less than {layers}, found {drafts}"))),
+        }
+    }
+
+    /// The taps of a convolution, which looks back at least by one.
+    pub fn kernel(&self, name: &str) -> Result<usize> {
+        match self.size(name)? {
+            1 => Err(self.error(name, "expected at least 2, found 1")),
+            kernel => Ok(kernel),
+        }
+    }
+
+    /// Whether feed-forward layers are made of experts.
+    pub fn has_experts(&self) -> Result<bool> {
+        Ok(self.u32("expert_count")?.is_some_and(|n| n > 0))
+    }
+
+    /// How the experts of a layer are chosen. `gating` and `normalize` are those of models whose
+    /// files do not say.
+    pub fn routing(&self, layer: usize, gating: Gating, normalize: bool) -> Result<Routing> {
+        let experts = self.size("expert_count")?;
+        let used = self.expert_used(layer, experts)?;
+        let gating = match self.u32("expert_gating_func")? {
+            None | Some(0) => gating,
+            Some(1) => Gating::Softmax,
+            Some(2) => Gating::Sigmoid,
+            Some(3) => Gating::SoftmaxOfChosen,
+            Some(other) => {
+                let problem = format!("expected 1 to 3, found {other}");
+                return Err(self.error("expert_gating_func", problem));
+            }
+        };
+        // Zero stands for none in both.
+        let groups = self.u32("expert_group_count")?.map_or(1, |n| n.max(1) as usize);
+        let groups_used = self.u32("expert_group_used_count")?.unwrap_or(0) as usize;
+        let groups_used = if groups_used == 0 { groups } else { groups_used };
+        if !experts.is_multiple_of(groups) {
+            let problem = format!("{groups} does not divide the {experts} experts");
+            return Err(self.error("expert_group_count", problem));
+        }
+        if groups_used > groups || used > experts / groups * groups_used {
+            let problem = format!(
+                "expected groups with {used} experts, at most {groups}, found {groups_used}"
+            );
+            return Err(self.error("expert_group_used_count", problem));
+        }
+        let normalize = self.bool("expert_weights_norm")?.unwrap_or(normalize);
+        let scale = self.f32("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0);
+        Ok(Routing { experts, used, gating, groups, groups_used, normalize, scale })
+    }
+
+    /// The experts that a token passes through in a layer.
+    fn expert_used(&self, layer: usize, experts: usize) -> Result<usize> {
+        let name = "expert_used_count";
+        let values = self.metadata.u32s(&self.key(name))?.unwrap_or_default();
+        let used = if values.len() == 1 { values.first() } else { values.get(layer) };
+        match used.map(|&used| used as usize) {
+            Some(used) if (1..=experts).contains(&used) => Ok(used),
+            Some(used) => Err(self.error(name, format!("expected 1 to {experts}, found {used}"))),
+            None => Err(self.error(name, format!("no value for layer {layer}"))),
+        }
+    }
+
+    /// How an encoder makes one row of all; most files say it.
+    pub fn pooling(&self) -> Result<PoolKind> {
+        match self.u32("pooling_type")? {
+            None | Some(1) => Ok(PoolKind::Mean),
+            Some(2) => Ok(PoolKind::First),
+            Some(3) => Ok(PoolKind::Last),
+            Some(other) => {
+                let problem = format!("expected 1 (mean), 2 (first) or 3 (last), found {other}");
+                Err(self.error("pooling_type", problem))
+            }
+        }
+    }
+
+    /// The epsilon of the layer norms.
+    pub fn layer_eps(&self) -> Result<f32> {
+        let name = "attention.layer_norm_epsilon";
+        self.f32(name)?.ok_or_else(|| self.error(name, "missing"))
     }
 
     /// The epsilon of the RMS norms.

@@ -1,11 +1,13 @@
 //! From GGUF metadata to a [`Plan`]: a straight-line list of operations over numbered values and
-//! named weights, and what such a list costs in bytes and operations. This crate is pure: it must
-//! not know a device, a thread, a page table or a token, and it never reads a weight.
+//! named weights, and what such a list costs in bytes and operations; and old files in today's
+//! form. This crate is pure: it must not know a device, a thread, a page table or a token, and no
+//! plan depends on the value of a weight.
 
 #![forbid(unsafe_code)]
 
 mod arch;
 mod builder;
+mod canonical;
 mod cost;
 mod error;
 mod keys;
@@ -15,7 +17,8 @@ mod rope;
 mod text;
 
 pub use arch::{architectures, plan, plan_for};
-pub use builder::{AttentionLayer, Builder};
+pub use builder::{AttentionLayer, Builder, LatentLayer, Mixer};
+pub use canonical::{canonical, open};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};
 pub use keys::Keys;

@@ -80,7 +80,7 @@ pub struct Routing {
     /// The groups with the largest sums of their two best experts' probabilities, of which the
     /// experts are chosen.
     pub groups_used: usize,
-    /// Divide the weights of the chosen by their sum.
+    /// Divide the weights of the chosen by their sum, or by 2^-14 if that is more.
     pub normalize: bool,
     /// Multiplies the weights.
     pub scale: f32,

@@ -3,7 +3,7 @@
 
 use bodkin_gguf::Format;
 
-use crate::op::{Op, Scan};
+use crate::op::{EmbedBy, Op, Scan};
 
 /// A value `[rows, width]` of f32, numbered by the operation that makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -149,6 +149,24 @@ impl Plan {
     /// Whether the plan makes embeddings and not logits.
     pub fn is_encoder(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Op::Pool { .. }))
+    }
+
+    /// Whether a sequence has to come in one step, because its tokens look at later ones.
+    pub fn needs_whole_sequences(&self) -> bool {
+        self.ops.iter().any(|op| match op {
+            Op::Attention { attention, .. } => !attention.causal,
+            Op::Pool { .. } => true,
+            _ => false,
+        })
+    }
+
+    /// The positions that sequences may have: as many as the smallest table of positions has rows.
+    pub fn positions(&self) -> usize {
+        let rows = self.ops.iter().filter_map(|op| match op {
+            Op::Embed { table, by: EmbedBy::Position } => Some(self.weight(*table).rows),
+            _ => None,
+        });
+        rows.min().unwrap_or(usize::MAX)
     }
 
     /// The distinct windows of the slots, in order of first use: slots with the same window share

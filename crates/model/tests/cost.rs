@@ -1,8 +1,10 @@
 //! The cost of a small plan, against sums made by hand.
 
 use bodkin_gguf::Format;
-use bodkin_model::WeightId;
-use bodkin_model::{Attention, Cost, EmbedBy, KvSlot, NormKind, Op, Plan, SlotId, Value, Weight};
+use bodkin_model::{
+    Attention, Cost, EmbedBy, Gating, KvSlot, NormKind, Op, Plan, Routing, SlotId, Value, Weight,
+    WeightId,
+};
 
 fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
     Weight { name: name.to_owned(), format, cols, rows }
@@ -89,6 +91,49 @@ fn a_tied_table_is_read_as_the_head_too() {
     plan.weights.pop();
     assert_eq!(plan.cost().weight_bytes, TABLE + VECTORS + MATRICES);
     assert_eq!(plan.cost().step_weight_bytes, 64 + TABLE + VECTORS + MATRICES);
+}
+
+/// Of four experts a token meets two: half of their weights and biases are read. The matrices of a
+/// product without a choice are all read, and of tables by position or of one row a row each.
+#[test]
+fn only_chosen_experts_are_read() {
+    let mut plan = plan(WeightId(5));
+    let (gating, groups, groups_used) = (Gating::Softmax, 1, 1);
+    let (normalize, scale) = (false, 1.0);
+    let routing = Routing { experts: 4, used: 2, gating, groups, groups_used, normalize, scale };
+    plan.weights.extend([
+        weight("router", Format::F32, 4, 32),
+        weight("experts", Format::Q8_0, 4 * 16, 32),
+        weight("experts.bias", Format::F32, 4, 16),
+        weight("heads", Format::F16, 4 * 8, 8),
+        weight("positions", Format::F16, 64, 32),
+    ]);
+    let before = plan.cost();
+    let head = plan.ops.pop().expect("the head is last");
+    let experts = |input, route, weight, bias| Op::ExpertLinear {
+        input: Value(input),
+        route,
+        weight: WeightId(weight),
+        bias,
+        experts: 4,
+    };
+    plan.ops.extend([
+        Op::Linear { input: Value(7), weight: WeightId(6), bias: None },
+        Op::Route { input: Value(8), bias: None, routing },
+        experts(7, Some(Value(9)), 7, Some(WeightId(8))),
+        experts(10, None, 9, None),
+        Op::Embed { table: WeightId(10), by: EmbedBy::Position },
+        Op::Embed { table: WeightId(10), by: EmbedBy::First },
+        head,
+    ]);
+    plan.widths.splice(8.., [4, 4, 32, 32, 32, 32, 10]);
+    let cost = plan.cost();
+    let (router, matrices, biases, heads) = (4 * 32 * 4, 64 * 34, 4 * 16 * 4, 32 * 8 * 2);
+    let added = router + matrices / 2 + biases / 2 + heads + 2 * 32 * 2;
+    assert_eq!(cost.step_weight_bytes - before.step_weight_bytes, added);
+    let products = 4 * 32 + 2 * 16 * 32 + 32 * 8;
+    assert_eq!(cost.flops_per_token - before.flops_per_token, 2 * products);
+    assert_eq!(cost.weight_bytes, before.weight_bytes, "all weights were there before");
 }
 
 #[test]

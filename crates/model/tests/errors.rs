@@ -7,7 +7,7 @@ mod rules;
 use bodkin_gguf::{Array, Format, Metadata, Tensor, Value};
 use bodkin_model::{Error, Plan, plan};
 
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 25] = [
     "llama",
     "llama-yarn",
     "llama3-tied",
@@ -18,6 +18,21 @@ const MODELS: [&str; 10] = [
     "granite",
     "olmo2",
     "phi4-mini",
+    "mamba2",
+    "nemotron-h",
+    "nemotron-h-moe-latent",
+    "granitehybrid-dense",
+    "falcon-h1",
+    "lfm2",
+    "lfm2moe",
+    "qwen2moe",
+    "olmoe",
+    "granitemoe-shared",
+    "gpt-oss",
+    "deepseek3-yarn",
+    "bert",
+    "nomic-bert",
+    "nomic-bert-moe",
 ];
 
 fn parts(name: &str) -> (Metadata, Vec<Tensor>) {
@@ -73,10 +88,12 @@ fn a_wrong_shape_is_named_with_both() {
                 let name = tensors[i].name.clone();
                 tensors[i].shape[dim] += 32;
                 match plan(&metadata, &tensors) {
-                    // The table's rows are the vocabulary, a norm of heads may be as wide as all
-                    // of them, and the factors of short contexts are not read for long ones.
+                    // The table's rows are the vocabulary, those of another are types of which
+                    // the first is used, a norm of heads may be as wide as all of them, and the
+                    // factors of short contexts are not read for long ones.
                     Ok(plan) => {
-                        let passing = ["token_embd.weight", "_norm.weight", "_short.weight"];
+                        let passing =
+                            ["token_embd.weight", "types.weight", "_norm.weight", "_short.weight"];
                         assert!(passing.iter().any(|end| name.ends_with(end)), "{name}");
                         rules::check(&plan);
                     }
@@ -138,10 +155,50 @@ fn absurd_numbers_are_named() {
 }
 
 #[test]
-fn unknown_scalings_and_experts_are_refused() {
+fn unknown_scalings_are_refused() {
     let value = Value::String((*b"mystery").into());
     assert_names(with("llama", "llama.rope.scaling.type", value), &["scaling.type", "mystery"]);
-    assert_names(with("llama", "llama.expert_count", Value::U32(8)), &["8 experts"]);
+}
+
+#[test]
+fn absurd_experts_are_named() {
+    // A dense model that claims to have some.
+    let claim = with("llama", "llama.expert_count", Value::U32(8));
+    assert_names(claim, &["llama.expert_used_count", "layer 0"]);
+    let cases: [(&str, u32, &[&str]); 12] = [
+        ("expert_count", 0, &["expert_count", "found 0"]),
+        ("expert_count", 6, &["expert_group_count", "4", "6 experts"]),
+        ("expert_count", 12, &["blk.1.ffn_gate_inp.weight", "[64, 12]"]),
+        ("expert_count", u32::MAX, &["expert_count", "4294967295"]),
+        ("expert_used_count", 0, &["expert_used_count", "found 0"]),
+        ("expert_used_count", 9, &["expert_used_count", "1 to 8", "found 9"]),
+        ("expert_used_count", 5, &["expert_group_used_count", "5 experts", "found 2"]),
+        ("expert_gating_func", 9, &["expert_gating_func", "found 9"]),
+        ("expert_group_count", 3, &["expert_group_count", "3", "8 experts"]),
+        ("expert_group_used_count", 5, &["expert_group_used_count", "found 5"]),
+        ("rope.dimension_count", 32, &["rope.dimension_count", "found 32"]),
+        ("nextn_predict_layers", 3, &["nextn_predict_layers", "found 3"]),
+    ];
+    for (key, value, parts) in cases {
+        let key = format!("deepseek2.{key}");
+        assert_names(with("deepseek3-yarn", &key, Value::U32(value)), parts);
+    }
+    let (mut metadata, tensors) = parts("mixtral");
+    metadata.remove("llama.expert_used_count");
+    assert_names(plan(&metadata, &tensors), &["expert_used_count", "layer 0"]);
+    metadata.remove("llama.expert_count");
+    assert_names(plan(&metadata, &tensors), &["llama.expert_count"]);
+}
+
+#[test]
+fn unknown_poolings_are_named() {
+    for kind in [0, 4, 7] {
+        let value = Value::U32(kind);
+        assert_names(with("bert", "bert.pooling_type", value), &["pooling_type", "found"]);
+    }
+    let (mut metadata, tensors) = parts("bert");
+    metadata.remove("bert.attention.layer_norm_epsilon");
+    assert_names(plan(&metadata, &tensors), &["bert.attention.layer_norm_epsilon", "missing"]);
 }
 
 #[test]
@@ -198,6 +255,13 @@ fn awkward_metadata_never_panics() {
             "rope.scaling.attn_factor",
             "rope.scaling.factor",
             "rope.scaling.original_context_length",
+            "nextn_predict_layers",
+            "expert_count",
+            "expert_used_count",
+            "expert_gating_func",
+            "expert_group_count",
+            "expert_group_used_count",
+            "expert_weights_scale",
         ];
         let more = more.map(|key| format!("{prefix}{key}"));
         for key in keys.chain(more.iter().map(String::as_str)) {

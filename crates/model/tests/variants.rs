@@ -5,7 +5,7 @@
 mod rules;
 
 use bodkin_gguf::{Array, Metadata, Tensor, Value};
-use bodkin_model::{Op, Plan, Rope, RopeScaling, plan, plan_for};
+use bodkin_model::{Gating, Op, Plan, PoolKind, Rope, RopeScaling, Routing, plan, plan_for};
 
 /// The metadata and tensors of a model, with some keys set to other values.
 fn parts(name: &str, changes: &[(&str, Value)]) -> (Metadata, Vec<Tensor>) {
@@ -133,4 +133,116 @@ fn a_pattern_is_a_period_or_a_value_for_each_layer() {
     let (metadata, tensors) = parts("gemma3", &[("attention.sliding_window_pattern", short)]);
     let error = bodkin_model::plan(&metadata, &tensors).unwrap_err().to_string();
     assert!(error.contains("sliding_window_pattern") && error.contains("found 1"), "{error}");
+}
+
+/// The tensors of a model with some of them in another form.
+fn changed(name: &str, mut change: impl FnMut(Tensor) -> Vec<Tensor>) -> Vec<Tensor> {
+    parts(name, &[]).1.into_iter().flat_map(change).collect()
+}
+
+#[test]
+fn latent_attention_is_expanded_where_one_matrix_makes_keys_and_values() {
+    let lengths = [("attention.key_length", 32), ("attention.value_length", 16)];
+    let lengths = lengths.map(|(key, value)| (key, Value::U32(value)));
+    let (mut metadata, _) = parts("deepseek3-yarn", &lengths);
+    metadata.remove("deepseek2.attention.key_length_mla");
+    metadata.remove("deepseek2.attention.value_length_mla");
+    let tensors = changed("deepseek3-yarn", |mut tensor| {
+        if tensor.name.ends_with("attn_v_b.weight") {
+            return Vec::new();
+        }
+        if tensor.name.ends_with("attn_k_b.weight") {
+            tensor.name = tensor.name.replace("attn_k_b", "attn_kv_b");
+            tensor.shape = vec![32, 4 * (16 + 16)];
+        }
+        vec![tensor]
+    });
+    let expanded = plan(&metadata, &tensors).unwrap();
+    rules::check(&expanded);
+    let narrow = with("deepseek3-yarn", &[]);
+    for (slot, other) in expanded.slots.iter().zip(&narrow.slots) {
+        assert_eq!((slot.kv_heads, slot.key_dim, slot.value_dim), (4, 32, 16));
+        assert_eq!((other.kv_heads, other.key_dim, other.value_dim), (1, 32 + 16, 32));
+    }
+    assert_eq!(ropes(&expanded), ropes(&narrow));
+    let scale = |plan: &Plan| {
+        let scale = |op: &Op| match op {
+            Op::Attention { attention, .. } => Some(attention.scale),
+            _ => None,
+        };
+        plan.ops.iter().find_map(scale)
+    };
+    assert_eq!(scale(&expanded), scale(&narrow));
+}
+
+#[test]
+fn yarn_without_a_multiplier_grows_what_is_rotated() {
+    let (mut metadata, tensors) = parts("deepseek3-yarn", &[]);
+    metadata.remove("deepseek2.rope.scaling.yarn_log_multiplier");
+    let rope = ropes(&plan(&metadata, &tensors).unwrap())[0];
+    assert!((rope.table(None).magnitude - (1.0 + 0.1 * 4f32.ln())).abs() < 1e-6);
+    let rope = ropes(&with("deepseek3-yarn", &[]))[0];
+    assert!((rope.table(None).magnitude - 1.0).abs() < 1e-6, "the scores grow as a whole");
+}
+
+#[test]
+fn drafting_blocks_are_left_out() {
+    let all = with("deepseek3-yarn", &[]);
+    let fewer = with("deepseek3-yarn", &[("nextn_predict_layers", Value::U32(1))]);
+    assert_eq!((all.slots.len(), fewer.slots.len()), (3, 2));
+}
+
+#[test]
+fn gate_and_up_of_experts_may_be_one_tensor() {
+    let tensors = changed("qwen3moe", |mut tensor| {
+        if tensor.name.contains("ffn_gate_exps") {
+            tensor.name = tensor.name.replace("ffn_gate_exps", "ffn_gate_up_exps");
+            tensor.shape[1] *= 2;
+        }
+        if tensor.name.contains("ffn_up_exps") { Vec::new() } else { vec![tensor] }
+    });
+    let fused = plan(&parts("qwen3moe", &[]).0, &tensors).unwrap();
+    rules::check(&fused);
+    let apart = with("qwen3moe", &[]);
+    assert_eq!(fused.cost().flops_per_token, apart.cost().flops_per_token);
+    assert_eq!(fused.cost().parameters, apart.cost().parameters);
+}
+
+#[test]
+fn metadata_decide_how_experts_are_chosen() {
+    let routing = |plan: &Plan| {
+        let routing = |op: &Op| match op {
+            Op::Route { routing, .. } => Some(*routing),
+            _ => None,
+        };
+        plan.ops.iter().find_map(routing).unwrap()
+    };
+    let normalize = |name| routing(&with(name, &[])).normalize;
+    assert_eq!(["mixtral", "qwen3moe", "granitemoe"].map(normalize), [true; 3]);
+    assert_eq!(["olmoe", "qwen2moe", "gpt-oss"].map(normalize), [false; 3]);
+    let found = routing(&with(
+        "olmoe",
+        &[
+            ("expert_weights_norm", Value::Bool(true)),
+            ("expert_gating_func", Value::U32(2)),
+            ("expert_weights_scale", Value::F32(2.5)),
+            ("expert_used_count", Value::Array(Array::U32(vec![5, 2]))),
+        ],
+    ));
+    let (gating, groups, groups_used) = (Gating::Sigmoid, 1, 1);
+    let (normalize, scale) = (true, 2.5);
+    let wanted = Routing { experts: 8, used: 5, gating, groups, groups_used, normalize, scale };
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn encoders_pool_as_the_file_says() {
+    for (kind, wanted) in [(1, PoolKind::Mean), (2, PoolKind::First), (3, PoolKind::Last)] {
+        let plan = with("bert", &[("pooling_type", Value::U32(kind))]);
+        assert!(matches!(plan.ops.last(), Some(Op::Pool { kind, .. }) if *kind == wanted));
+        assert!(plan.is_encoder() && plan.needs_whole_sequences());
+        assert_eq!(plan.positions(), 256);
+    }
+    assert_eq!(with("nomic-bert", &[]).positions(), usize::MAX, "a rotation has no last position");
+    assert!(!with("llama", &[]).needs_whole_sequences());
 }

@@ -2,18 +2,18 @@
 //! conversations.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use bodkin_engine::Template;
 use serde_json::{Map, Value};
 
-use super::Report;
 use super::tokenizers::read_json;
+use super::{Chosen, Report};
 
 /// Renders all cases. Errors that Jinja2 itself makes, unlike those that a template raises, need
 /// not happen here: such cases are left out.
-pub(crate) fn run(kit: &Path, _: &BTreeMap<String, PathBuf>) -> Result<Report> {
+pub(crate) fn run(kit: &Path, _: &Chosen) -> Result<Report> {
     let folder = kit.join("chat");
     let kit = read_json(&folder.join("chat.json"))?;
     let mut report = Report::default();

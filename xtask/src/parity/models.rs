@@ -1,8 +1,8 @@
 //! The kit's tiny models: logits at every stored position, in prefill, token by token, in chunks
-//! of five and beside another sequence; and the greedy continuation up to a near tie.
+//! of five and beside another sequence; and the greedy continuation up to a near tie. Of encoders
+//! the embeddings, alone and beside another sequence.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -12,12 +12,14 @@ use bodkin_engine::Pages;
 use bodkin_gguf::File;
 use serde_json::Value;
 
-use super::Report;
+use super::{Chosen, Report};
 
 /// The most that a file of float weights may be off.
 const NMSE_FLOAT: f64 = 1e-6;
 /// The most that a file of quantised weights may be off.
 const NMSE_QUANTIZED: f64 = 1e-3;
+/// The most that the cosine of an embedding with the reference may lack of 1.
+const COSINE_DISTANCE: f64 = 1e-4;
 /// Greedy runs are compared up to the first step whose best two logits are closer than this.
 const NEAR_TIE: f64 = 0.05;
 /// Tokens in the longest step.
@@ -32,34 +34,49 @@ enum Feeding {
 }
 
 /// Runs every model of the kit whose architecture is known on the reference interpreter and on the
-/// CPU at every level.
-pub(crate) fn run(kit: &Path, _: &BTreeMap<String, PathBuf>) -> Result<Report> {
+/// CPU at every level, unless others were chosen.
+pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
-    run_on(kit, &Reference, &mut report)?;
+    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference)];
     for simd in Simd::available() {
-        run_on(kit, &Cpu { simd, ..Cpu::new(Some(1))? }, &mut report)?;
+        backends.push(Box::new(Cpu { simd, ..Cpu::new(Some(1))? }));
+    }
+    let wanted = chosen.backend.as_deref().unwrap_or_default();
+    backends.retain(|backend| backend.name().starts_with(wanted));
+    ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");
+    for backend in &backends {
+        run_on(kit, chosen.model.as_deref(), backend.as_ref(), &mut report)?;
     }
     report.not_covered.sort();
     report.not_covered.dedup();
     Ok(report)
 }
 
-fn run_on(kit: &Path, backend: &dyn Backend, report: &mut Report) -> Result<()> {
+fn run_on(
+    kit: &Path,
+    chosen: Option<&str>,
+    backend: &dyn Backend,
+    report: &mut Report,
+) -> Result<()> {
     let mut names: Vec<String> = std::fs::read_dir(kit.join("models"))
         .with_context(|| format!("{}: no folder `models`", kit.display()))?
         .filter_map(|entry| {
             Some(entry.ok()?.file_name().to_str()?.strip_suffix(".gguf")?.to_owned())
         })
         .collect();
+    names.retain(|name| chosen.is_none_or(|chosen| name.starts_with(chosen)));
     names.sort();
     ensure!(!names.is_empty(), "{}: no models", kit.display());
     for name in names {
         let gguf = kit.join("models").join(format!("{name}.gguf"));
         let json = std::fs::read_to_string(gguf.with_extension("json"))?;
         let case: Value = serde_json::from_str(&json)?;
-        let file = Arc::new(File::open(&gguf)?);
+        let file = Arc::new(bodkin_model::open(&gguf)?);
         match bodkin_model::plan(file.metadata(), file.tensors()) {
-            Ok(_) => Check { name: &name, case: &case, file: &file, backend }.all(report)?,
+            Ok(plan) => {
+                let check = Check { name: &name, case: &case, file: &file, backend };
+                if plan.is_encoder() { check.embeddings(report)? } else { check.all(report)? }
+            }
             Err(
                 error @ (bodkin_model::Error::UnknownArchitecture { .. }
                 | bodkin_model::Error::Unsupported(_)),
@@ -107,6 +124,27 @@ impl Check<'_> {
         self.greedy(self.load(None)?.as_mut(), &self.backend.name(), report)
     }
 
+    /// The direction of every case's embedding.
+    fn embeddings(&self, report: &mut Report) -> Result<()> {
+        let column = self.case["reference"].as_str().context("no `reference`")?;
+        let mut model = self.load(None)?;
+        for case in self.case["cases"].as_array().context("no `cases`")? {
+            let tokens = integers(&case["tokens"])?;
+            let wanted = rows(&Value::Array(vec![case["embedding"][column].clone()]))?.remove(0);
+            let alone = embed(model.as_mut(), &[&tokens])?.remove(0);
+            let other: Vec<u32> = tokens.iter().rev().map(|t| t / 2).collect();
+            let between = embed(model.as_mut(), &[&other[..1], &tokens, &other])?.remove(1);
+            let label = format!("{} on {}: case {}", self.name, self.backend.name(), case["id"]);
+            let distance = 1.0 - cosine(&alone, &wanted);
+            report.worst(COSINE_DISTANCE, distance);
+            report.check(distance <= COSINE_DISTANCE, || {
+                format!("{label}: 1 - cosine {distance:.2e}, at most {COSINE_DISTANCE:.0e}")
+            });
+            report.check(alone == between, || format!("{label}: other bits beside another"));
+        }
+        Ok(())
+    }
+
     fn load(&self, context: Option<usize>) -> Result<Box<dyn Model>> {
         let (metadata, tensors) = (self.file.metadata(), self.file.tensors());
         let plan = match context {
@@ -142,6 +180,31 @@ impl Check<'_> {
     }
 }
 
+/// The pooled rows of sequences, all in one step.
+fn embed(model: &mut dyn Model, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
+    let mut pages = Pages::of(model);
+    let mut batch = Batch::default();
+    for (state, tokens) in (0..).zip(sequences) {
+        let mut sequence = pages.start(&[]);
+        ensure!(pages.reserve(&mut sequence, tokens.len()), "the pages suffice for all");
+        batch.outputs.push(batch.tokens.len() as u32);
+        batch.tokens.extend(*tokens);
+        let (len, position, tables) = (tokens.len(), 0, sequence.tables);
+        batch.spans.push(Span { len, position, tables, state });
+    }
+    let width = model.plan().output_width();
+    let mut rows = vec![0.0; sequences.len() * width];
+    model.forward(&batch, &mut rows)?;
+    Ok(rows.chunks_exact(width).map(<[f32]>::to_vec).collect())
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
 /// The logits at `positions`, with the prompt fed in some way.
 fn feed(
     model: &mut dyn Model,
@@ -154,7 +217,7 @@ fn feed(
         Feeding::Chunks(step) => (step, false),
         Feeding::Beside => (7, true),
     };
-    let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
+    let mut pages = Pages::of(model);
     let (mut ours, mut other) = (pages.start(&[]), pages.start(&[]));
     let vocabulary = model.plan().vocabulary;
     let mut found = Vec::new();
@@ -168,8 +231,9 @@ fn feed(
             }
             ensure!(pages.reserve(sequence, new.len()), "the pages suffice for both");
             let (len, position) = (new.len(), sequence.tokens.len());
+            let (tables, state) = (sequence.tables.clone(), sequence.state());
             batch.tokens.extend(new);
-            batch.spans.push(Span { len, position, tables: sequence.tables.clone(), state: 0 });
+            batch.spans.push(Span { len, position, tables, state });
         }
         let start = batch.tokens.len() - chunk.len();
         let wanted = (0..chunk.len()).filter(|i| positions.contains(&(from + i)));

@@ -1,21 +1,20 @@
 //! The kit's blocks of every format: values bit for bit, and products of the rows with a vector.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use bodkin_gguf::Format;
 use serde_json::Value;
 
-use super::Report;
 use super::tokenizers::read_json;
+use super::{Chosen, Report};
 
 /// The most that a product in single precision may be off, relative to the sum of its absolute
 /// terms.
 const DOT: f64 = 1e-5;
 
 /// Compares all formats of the kit.
-pub(crate) fn run(kit: &Path, _: &BTreeMap<String, PathBuf>) -> Result<Report> {
+pub(crate) fn run(kit: &Path, _: &Chosen) -> Result<Report> {
     let folder = kit.join("quants");
     let index = read_json(&folder.join("index.json"))?;
     let mut report = Report::default();

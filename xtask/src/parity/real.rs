@@ -3,7 +3,7 @@
 //! near ties.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -13,7 +13,7 @@ use bodkin_engine::Pages;
 use bodkin_gguf::File;
 use serde_json::Value;
 
-use super::Report;
+use super::{Chosen, Report};
 
 /// The mean distance may be so many times llama.cpp's.
 const RATIO: f64 = 1.1;
@@ -27,7 +27,7 @@ const LEVELS_NMSE: f64 = 1e-3;
 const CONTEXT: usize = 512;
 
 /// Runs every model of the kit's folder `real` that has a plan.
-pub(crate) fn run(kit: &Path, models: &BTreeMap<String, PathBuf>) -> Result<Report> {
+pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
     for entry in std::fs::read_dir(kit.join("real"))? {
         let path = entry?.path();
@@ -35,7 +35,7 @@ pub(crate) fn run(kit: &Path, models: &BTreeMap<String, PathBuf>) -> Result<Repo
         let case: Value = serde_json::from_str(&text)?;
         let name = case["name"].as_str().or(path.file_stem().and_then(|s| s.to_str()));
         let name = name.context("no name")?;
-        let Some(model) = models.get(name) else {
+        let Some(model) = chosen.real.get(name) else {
             report.not_covered.push(format!("{name}: no model file"));
             continue;
         };
@@ -45,7 +45,7 @@ pub(crate) fn run(kit: &Path, models: &BTreeMap<String, PathBuf>) -> Result<Repo
 }
 
 fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<()> {
-    let file = Arc::new(File::open(path)?);
+    let file = Arc::new(bodkin_model::open(path)?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
     let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
     let limits = Limits { tokens: CONTEXT, outputs: 1, pages, states: 1 };

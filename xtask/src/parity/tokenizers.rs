@@ -1,7 +1,6 @@
 //! The kit's tokenizers: ids, pieces and detokenized bytes of awkward strings, by llama.cpp, for
 //! whole vocabularies and for each tiny model's own.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -9,17 +8,17 @@ use bodkin_engine::{Error, Tokenizer};
 use bodkin_gguf::File;
 use serde_json::Value;
 
-use super::Report;
+use super::{Chosen, Report};
 
-/// Runs all cases. `models` are real model files, by the names that the kit has for them.
-pub(crate) fn run(kit: &Path, models: &BTreeMap<String, PathBuf>) -> Result<Report> {
+/// Runs all cases, those of real models too.
+pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
     let folder = kit.join("tokenizers");
     for path in files(&folder, "json")? {
         let case = read_json(&path)?;
         // The index has no strings.
         if case["strings"].is_array() {
-            vocabulary(&folder, &case, models, &mut report)?;
+            vocabulary(&folder, &case, chosen, &mut report)?;
         }
     }
     for path in files(&folder.join("ggml-vocab"), "inp")? {
@@ -54,16 +53,11 @@ fn open(name: &str, path: &Path, pre: Option<&str>, report: &mut Report) -> Opti
     None
 }
 
-fn vocabulary(
-    folder: &Path,
-    case: &Value,
-    models: &BTreeMap<String, PathBuf>,
-    report: &mut Report,
-) -> Result<()> {
+fn vocabulary(folder: &Path, case: &Value, chosen: &Chosen, report: &mut Report) -> Result<()> {
     let name = text(&case["name"])?;
     let path = match case["vocab_file"].as_str() {
         Some(file) => folder.join(file),
-        None => match models.get(name) {
+        None => match chosen.real.get(name) {
             Some(path) => path.clone(),
             None => {
                 report.not_covered.push(format!("{name}: the model file was not given"));

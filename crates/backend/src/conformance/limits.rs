@@ -3,17 +3,40 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bodkin_gguf::Format;
-use bodkin_model::Attention;
+use bodkin_model::{Attention, EmbedBy, Op};
 
-use super::case::{Case, HALF_STATE, Maker, VOCABULARY};
+use super::case::{Case, FLOAT, HALF_STATE, Maker, VOCABULARY};
 use super::feed::{Feeding, Pages, feed};
 use crate::{Backend, Batch, Error, Result};
 
 /// Steps beyond the limits are errors, and leave the model as it was.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     let case = case();
-    if let Err(error) = try_check(backend, &case, failures) {
+    let result = try_check(backend, &case, failures);
+    if let Err(error) = result.and_then(|()| check_positions(backend, failures)) {
         failures.push(format!("limits: {error}"));
+    }
+}
+
+/// A sequence has no more tokens than a table has positions.
+fn check_positions(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
+    let (mut maker, a) = Maker::start("limits of positions", 8);
+    let table = maker.matrix(Format::F32, 9, 8);
+    let b = maker.push(Op::Embed { table, by: EmbedBy::Position }, 8);
+    let value = maker.push(Op::Add { a, b }, 8);
+    maker.logits(value);
+    let case = maker.finish(FLOAT, 9);
+    let load =
+        |case: &Case| backend.load(Arc::clone(&case.plan), &case.file, &case.limits(), &|_, _| ());
+    feed(load(&case)?.as_mut(), &case, Feeding::Whole)?;
+    let longer = Case { tokens: vec![0; 10], ..case };
+    match feed(load(&longer)?.as_mut(), &longer, Feeding::Whole) {
+        Err(Error::Limit { .. }) => Ok(()),
+        Err(other) => Err(other),
+        Ok(_) => {
+            failures.push("limits: a position that the table has not is accepted".to_owned());
+            Ok(())
+        }
     }
 }
 

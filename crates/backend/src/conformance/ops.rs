@@ -9,6 +9,10 @@ use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY};
 const TOKENS: usize = 19;
 const LONG: usize = 75;
 
+/// The functions of one value.
+const ACTS: [Act; 6] =
+    [Act::Identity, Act::Silu, Act::Sigmoid, Act::Gelu, Act::GeluTanh, Act::ReluSquared];
+
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for width in [1, 7, 64, 80] {
@@ -27,12 +31,17 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn norms(cases: &mut Vec<Case>) {
     for kind in [NormKind::Rms, NormKind::Layer] {
-        for (groups, n) in [(1, 7), (1, 33), (1, 64), (1, 80), (3, 16), (5, 24), (2, 80)] {
+        let shapes = [(1, 7), (1, 33), (1, 64), (1, 80), (3, 16), (5, 24), (2, 80)];
+        for (groups, n, weights) in shapes
+            .into_iter()
+            .flat_map(|(groups, n)| [(groups, n, n), (groups, n, groups * n)])
+            .filter(|&(groups, n, weights)| groups > 1 || weights == n)
+        {
             for has_bias in [false, true] {
-                let name = format!("norm {kind:?} groups {groups}x{n} bias {has_bias}");
+                let name = format!("norm {kind:?} {groups}x{n} by {weights} bias {has_bias}");
                 let (mut maker, input) = Maker::start(name, groups * n);
-                let weight = maker.vector(n, 1.0);
-                let bias = has_bias.then(|| maker.vector(n, 0.0));
+                let weight = maker.vector(weights, 1.0);
+                let bias = has_bias.then(|| maker.vector(weights, 0.0));
                 let op = Op::Norm { input, kind, weight, bias, eps: 1e-5, groups };
                 let value = maker.push(op, groups * n);
                 maker.logits(value);
@@ -141,14 +150,23 @@ fn attentions(cases: &mut Vec<Case>) {
     // Long enough for kernels that cut a sequence into segments.
     variants.push((usual(2, 1, 16), 530));
     variants.push((Attention { window: Some(300), ..usual(2, 1, 16) }, 530));
+    // One key and value head that is wider than a usual one, as in latent attention.
+    variants.push((Attention { value_dim: 32, ..usual(4, 1, 48) }, LONG));
     for (attention, tokens) in variants {
-        cases.push(attend(attention, Format::F32, tokens));
-        cases.push(attend(attention, Format::F16, tokens));
+        cases.push(attend(attention, Format::F32, tokens, false));
+        cases.push(attend(attention, Format::F16, tokens, false));
+    }
+    for window in [None, Some(1), Some(20)] {
+        for a in [usual(1, 1, 8), one, Attention { softcap: Some(2.0), ..usual(6, 3, 24) }] {
+            cases.push(attend(Attention { window, ..a }, Format::F32, LONG, true));
+        }
     }
 }
 
-fn attend(a: Attention, format: Format, tokens: usize) -> Case {
-    let (mut maker, input) = Maker::start(format!("{} {a:?} {tokens} tokens", format.name()), 48);
+fn attend(mut a: Attention, format: Format, tokens: usize, has_sinks: bool) -> Case {
+    let name = format!("{} {a:?} sinks {has_sinks} {tokens} tokens", format.name());
+    let (mut maker, input) = Maker::start(name, 48);
+    a.sinks = has_sinks.then(|| maker.vector(a.heads, 1.0));
     let value = maker.attention(input, format, a);
     maker.logits(value);
     maker.finish(HALF_STATE, tokens)
@@ -156,10 +174,24 @@ fn attend(a: Attention, format: Format, tokens: usize) -> Case {
 
 fn elementwise(cases: &mut Vec<Case>) {
     for width in [1, 7, 33, 80] {
-        for act in [Act::Silu, Act::GeluTanh] {
+        for act in ACTS {
+            let (mut maker, input) = Maker::start(format!("act {act:?} width {width}"), width);
+            let input = maker.push(Op::Scale { input, factor: 3.0 }, width);
+            let value = maker.push(Op::Act { input, act }, width);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+
+            let (mut maker, x) = Maker::start(format!("one gate {act:?} width {width}"), width);
+            let gate = maker.linear(x, Format::F32, 1);
+            let value = maker.push(Op::Glu { gate, up: x, act }, width);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
+        for act in ACTS.into_iter().chain([Act::ClampedSwish]) {
             let (mut maker, x) = Maker::start(format!("glu {act:?} width {width}"), width);
-            let gate = maker.push(Op::Scale { input: x, factor: 3.0 }, width);
-            let up = maker.linear(x, Format::F32, width);
+            // Far enough from zero for the bounds of gates that have some.
+            let gate = maker.push(Op::Scale { input: x, factor: 5.0 }, width);
+            let up = maker.linear(gate, Format::F32, width);
             let value = maker.push(Op::Glu { gate, up, act }, width);
             maker.logits(value);
             cases.push(maker.finish(FLOAT, TOKENS));
@@ -184,10 +216,22 @@ fn elementwise(cases: &mut Vec<Case>) {
 
 fn slices(cases: &mut Vec<Case>) {
     for (width, start, len) in [(7, 0, 3), (7, 6, 1), (33, 1, 32), (80, 16, 48), (80, 0, 80)] {
-        let name = format!("slice {start}..{} of {width}", start + len);
-        let (mut maker, input) = Maker::start(name, width);
-        let value = maker.push(Op::Slice { input, groups: 1, start, len }, len);
-        maker.logits(value);
-        cases.push(maker.finish(FLOAT, TOKENS));
+        for groups in [1, 2, 5] {
+            let name = format!("slice {start}..{} of {groups} x {width}", start + len);
+            let (mut maker, input) = Maker::start(name, groups * width);
+            let value = maker.push(Op::Slice { input, groups, start, len }, groups * len);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
+    }
+    for (n, m) in [(1, 1), (7, 3), (16, 48), (80, 33)] {
+        for (groups, is_shared) in [(1, false), (2, false), (5, false), (2, true), (5, true)] {
+            let name = format!("concat {groups} x {n} and {m} shared {is_shared}");
+            let (mut maker, a) = Maker::start(name, groups * n);
+            let b = maker.linear(a, Format::F32, if is_shared { m } else { groups * m });
+            let value = maker.push(Op::Concat { a, b, groups }, groups * (n + m));
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
     }
 }

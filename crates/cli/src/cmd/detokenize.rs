@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use anyhow::{Result, ensure};
-use bodkin_gguf::File;
 use serde_json::json;
 
 use crate::load::Text;
@@ -28,7 +27,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let file = File::open(&source::resolve(&args.model)?)?;
+    let file = bodkin_model::open(&source::resolve(&args.model)?)?;
     let tokenizer = args.words.tokenizer(&file)?;
     let vocabulary = tokenizer.vocab_size();
     for &id in &args.ids {

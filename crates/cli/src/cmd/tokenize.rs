@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 
 use anyhow::{Context, Result};
-use bodkin_gguf::File;
 use serde_json::json;
 
 use crate::load::Text;
@@ -30,7 +29,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let file = File::open(&source::resolve(&args.model)?)?;
+    let file = bodkin_model::open(&source::resolve(&args.model)?)?;
     let tokenizer = args.words.tokenizer(&file)?;
     let text = match args.text {
         Some(text) => text,

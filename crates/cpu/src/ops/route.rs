@@ -144,6 +144,6 @@ mod tests {
     #[test]
     fn scores_that_are_no_numbers_still_give_experts() {
         let found = run(&ROUTING, &[f32::NAN; 6], None);
-        assert!(found[2..].iter().all(|&e| e >= 0.0 && e < 6.0), "{found:?}");
+        assert!(found[2..].iter().all(|e| (0.0..6.0).contains(e)), "{found:?}");
     }
 }

@@ -48,6 +48,19 @@ pub fn half_ue4m3(byte: u8) -> f32 {
     }
 }
 
+/// MXFP4 from blocks whose bytes hold neighbours: elements 0 and 1, 2 and 3, and so on.
+pub(crate) fn unpair_mxfp4(blocks: &[u8]) -> Vec<u8> {
+    let mut out = blocks.to_vec();
+    for (out, block) in out.chunks_exact_mut(17).zip(blocks.chunks_exact(17)) {
+        for i in 0..8 {
+            let (low, high) = (block[1 + i], block[9 + i]);
+            out[1 + 2 * i] = low & 15 | high << 4;
+            out[2 + 2 * i] = low >> 4 | high & 0xf0;
+        }
+    }
+    out
+}
+
 impl Block for MXFP4 {
     const ELEMENTS: usize = 32;
 

@@ -1,0 +1,190 @@
+//! Experts: the choice in all its variants, products with the chosen matrices, and whole layers.
+
+use bodkin_gguf::Format;
+use bodkin_model::{Act, EmbedBy, Gating, Op, Routing, Value, WeightId};
+
+use super::case::{Case, FLOAT, INTEGER, Maker, VOCABULARY};
+
+const TOKENS: usize = 19;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for routing in routings() {
+        cases.push(scores(routing, false, -1.0));
+        cases.push(scores(routing, true, -1.0));
+        cases.push(ties(routing));
+    }
+    // The sum of such weights is next to nothing.
+    let small = Routing { gating: Gating::Sigmoid, normalize: true, ..usual(16, 3) };
+    cases.push(scores(small, true, -15.0));
+    products(&mut cases);
+    for (n, used) in [(1, 3), (7, 1), (33, 2), (80, 4)] {
+        cases.push(sum(n, usual(6, used)));
+    }
+    layers(&mut cases);
+    cases
+}
+
+fn usual(experts: usize, used: usize) -> Routing {
+    let (groups, groups_used, normalize, scale) = (1, 1, false, 1.0);
+    Routing { experts, used, gating: Gating::Softmax, groups, groups_used, normalize, scale }
+}
+
+fn routings() -> Vec<Routing> {
+    let mut routings = Vec::new();
+    for gating in [Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxOfChosen] {
+        for (experts, used) in [(1, 1), (4, 4), (6, 2), (64, 8), (130, 6)] {
+            for (normalize, scale) in [(false, 1.0), (true, 2.5)] {
+                routings.push(Routing { gating, normalize, scale, ..usual(experts, used) });
+            }
+        }
+        for (experts, groups, groups_used) in [(8, 4, 2), (8, 8, 3), (64, 8, 4), (12, 3, 3)] {
+            let normalize = groups != 4;
+            routings.push(Routing { gating, groups, groups_used, normalize, ..usual(experts, 3) });
+        }
+    }
+    routings
+}
+
+/// Weights and numbers of the chosen, side by side and of one size.
+fn show_route(maker: &mut Maker, input: Value, bias: Option<WeightId>, routing: Routing) {
+    let Routing { experts, used, .. } = routing;
+    let input = maker.push(Op::Route { input, bias, routing }, 2 * used);
+    let a = maker.push(Op::Slice { input, groups: 1, start: 0, len: used }, used);
+    let numbers = maker.push(Op::Slice { input, groups: 1, start: used, len: used }, used);
+    let factor = 1.0 / experts as f32;
+    let b = maker.push(Op::Scale { input: numbers, factor }, used);
+    let value = maker.push(Op::Concat { a, b, groups: 1 }, 2 * used);
+    maker.logits(value);
+}
+
+/// Scores that are products, around `mean`.
+fn scores(routing: Routing, has_bias: bool, mean: f32) -> Case {
+    let name = format!("route {routing} bias {has_bias} mean {mean}");
+    let (mut maker, input) = Maker::start(name, 40);
+    let weight = maker.matrix(Format::F32, routing.experts, 40);
+    let shift = Some(maker.vector(routing.experts, mean));
+    let scores = maker.push(Op::Linear { input, weight, bias: shift }, routing.experts);
+    let bias = has_bias.then(|| maker.vector(routing.experts, 0.0));
+    show_route(&mut maker, scores, bias, routing);
+    maker.finish(FLOAT, TOKENS)
+}
+
+/// Scores of which many are the same.
+fn ties(routing: Routing) -> Case {
+    let mut maker = Maker::empty(format!("route {routing} ties"));
+    let values = (0..VOCABULARY * routing.experts).map(|_| maker.random.below(3) as f32 - 1.0);
+    let data = values.flat_map(f32::to_le_bytes).collect();
+    let table = maker.stored(Format::F32, VOCABULARY, routing.experts, data);
+    let input = maker.push(Op::Embed { table, by: EmbedBy::Token }, routing.experts);
+    show_route(&mut maker, input, None, routing);
+    maker.finish(FLOAT, TOKENS)
+}
+
+fn tolerance(format: Format) -> f64 {
+    if format.block_elements() == 1 { FLOAT } else { INTEGER }
+}
+
+/// A product of expert matrices, alone: one input for all experts, or a part for each.
+fn products(cases: &mut Vec<Case>) {
+    let block = [(256, 17, 6, 2), (256, 40, 4, 4)];
+    let odd = [(7, 1, 3, 1), (33, 17, 6, 2), (64, 40, 40, 3), (80, 5, 4, 4)];
+    for format in [Format::F32, Format::F16, Format::Q8_0, Format::Q4_K, Format::MXFP4] {
+        let shapes = block.iter().chain(&odd);
+        for &(cols, n, experts, used) in
+            shapes.filter(|(cols, ..)| format.row_bytes(*cols).is_some())
+        {
+            for has_bias in [false, true] {
+                for has_parts in [false, true] {
+                    let name = format!(
+                        "expert_linear {} [{experts} x {n}, {cols}] used {used} bias {has_bias} \
+                         parts {has_parts}",
+                        format.name()
+                    );
+                    let (mut maker, x) = Maker::start(name, cols);
+                    let route = route(&mut maker, x, usual(experts, used));
+                    let width = if has_parts { used * cols } else { cols };
+                    let input = if has_parts { maker.linear(x, Format::F32, width) } else { x };
+                    let shape = (experts, n, cols);
+                    let value = product(&mut maker, input, Some(route), format, shape, has_bias);
+                    maker.logits(value);
+                    cases.push(maker.finish(tolerance(format), TOKENS));
+                }
+            }
+        }
+        let (experts, n, cols) = (3, 17, 256);
+        let name = format!("expert_linear {} [{experts} x {n}, {cols}] all", format.name());
+        let (mut maker, input) = Maker::start(name, experts * cols);
+        let value = product(&mut maker, input, None, format, (experts, n, cols), false);
+        maker.logits(value);
+        cases.push(maker.finish(tolerance(format), TOKENS));
+    }
+}
+
+fn route(maker: &mut Maker, x: Value, routing: Routing) -> Value {
+    let input = maker.linear(x, Format::F32, routing.experts);
+    maker.push(Op::Route { input, bias: None, routing }, 2 * routing.used)
+}
+
+/// The products of `(experts, rows, cols)` matrices.
+fn product(
+    maker: &mut Maker,
+    input: Value,
+    route: Option<Value>,
+    format: Format,
+    (experts, n, cols): (usize, usize, usize),
+    has_bias: bool,
+) -> Value {
+    let weight = maker.matrix(format, experts * n, cols);
+    let bias = has_bias.then(|| {
+        let values = maker.random.normals(experts * n);
+        let data = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        maker.stored(Format::F32, experts, n, data)
+    });
+    let used = route.map_or(experts, |route| maker.width(route) / 2);
+    maker.push(Op::ExpertLinear { input, route, weight, bias, experts }, used * n)
+}
+
+fn sum(n: usize, routing: Routing) -> Case {
+    let (mut maker, x) = Maker::start(format!("expert_sum {routing} of {n}"), 40);
+    let route = route(&mut maker, x, routing);
+    let input = maker.linear(x, Format::F32, routing.used * n);
+    let value = maker.push(Op::ExpertSum { input, route }, n);
+    maker.logits(value);
+    maker.finish(FLOAT, TOKENS)
+}
+
+/// Layers of experts as models have them, added to their input, for prompts of several lengths.
+fn layers(cases: &mut Vec<Case>) {
+    let few = Routing { normalize: true, ..usual(6, 2) };
+    let many = Routing { gating: Gating::SoftmaxOfChosen, ..usual(64, 4) };
+    for (act, routing) in [(Act::Silu, few), (Act::ClampedSwish, many), (Act::ReluSquared, few)] {
+        for format in [Format::F32, Format::Q8_0, Format::MXFP4] {
+            for tokens in [1, 3, 75] {
+                cases.push(layer(act, routing, format, tokens));
+            }
+        }
+    }
+}
+
+fn layer(act: Act, routing: Routing, format: Format, tokens: usize) -> Case {
+    let (width, hidden) = (64, 96);
+    let name = format!("experts {} {act:?} {routing} {tokens} tokens", format.name());
+    let (mut maker, x) = Maker::start(name, width);
+    let route = route(&mut maker, x, routing);
+    let (experts, used) = (routing.experts, routing.used);
+    let (inner, outer) = ((experts, hidden, width), (experts, width, hidden));
+    let has_bias = act == Act::ClampedSwish;
+    let up = product(&mut maker, x, Some(route), format, inner, has_bias);
+    let h = if act == Act::ReluSquared {
+        maker.push(Op::Act { input: up, act }, used * hidden)
+    } else {
+        let gate = product(&mut maker, x, Some(route), format, inner, has_bias);
+        maker.push(Op::Glu { gate, up, act }, used * hidden)
+    };
+    let h = product(&mut maker, h, Some(route), format, outer, has_bias);
+    let sum = maker.push(Op::ExpertSum { input: h, route }, width);
+    let value = maker.push(Op::Add { a: x, b: sum }, width);
+    maker.logits(value);
+    maker.finish(if tolerance(format) == FLOAT { FLOAT } else { 2.0 * INTEGER }, tokens)
+}

@@ -1,0 +1,153 @@
+//! Operations of the reference interpreter that look at rows one by one, and the pooling of rows.
+
+use bodkin_model::{Act, NormKind, PoolKind, Rope, RopeStyle, RopeTable};
+
+use super::dot;
+use crate::batch::Batch;
+
+/// Normalises each of `groups` parts of rows of `width`.
+pub(super) struct Norm<'a> {
+    pub(super) kind: NormKind,
+    /// As wide as a part, or as a row.
+    pub(super) weight: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) eps: f32,
+    pub(super) groups: usize,
+}
+
+impl Norm<'_> {
+    pub(super) fn run(&self, x: &[f32], width: usize) -> Vec<f32> {
+        let mut out = Vec::with_capacity(x.len());
+        for part in x.chunks_exact(width / self.groups) {
+            let n = part.len() as f64;
+            let mean = match self.kind {
+                NormKind::Rms => 0.0,
+                NormKind::Layer => part.iter().map(|&x| f64::from(x)).sum::<f64>() / n,
+            };
+            let square = part.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+            let scale = 1.0 / (square + f64::from(self.eps)).sqrt();
+            for &x in part {
+                let i = out.len() % self.weight.len();
+                let y = ((f64::from(x) - mean) * scale) as f32 * self.weight[i];
+                out.push(y + self.bias.map_or(0.0, |b| b[i]));
+            }
+        }
+        out
+    }
+}
+
+pub(super) fn linear(x: &[f32], cols: usize, weight: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+    let mut out = Vec::with_capacity(x.len() / cols * (weight.len() / cols));
+    for row in x.chunks_exact(cols) {
+        for (j, w) in weight.chunks_exact(cols).enumerate() {
+            out.push(dot(row, w) as f32 + bias.map_or(0.0, |b| b[j]));
+        }
+    }
+    out
+}
+
+pub(super) fn rotate(
+    x: &[f32],
+    width: usize,
+    head_dim: usize,
+    rope: &Rope,
+    table: &RopeTable,
+    batch: &Batch,
+) -> Vec<f32> {
+    let pairs = rope.dims / 2;
+    let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
+    let mut out = x.to_vec();
+    for (row, position) in out.chunks_exact_mut(width).zip(batch.positions()) {
+        table.rotate_at(position as u32, &mut cos, &mut sin);
+        for head in row.chunks_exact_mut(head_dim) {
+            for i in 0..pairs {
+                let (a, b) = match rope.style {
+                    RopeStyle::Norm => (2 * i, 2 * i + 1),
+                    RopeStyle::Neox => (i, i + pairs),
+                };
+                let (x, y) = (head[a], head[b]);
+                head[a] = x * cos[i] - y * sin[i];
+                head[b] = x * sin[i] + y * cos[i];
+            }
+        }
+    }
+    out
+}
+
+pub(super) fn activate(act: Act, x: f32) -> f32 {
+    match act {
+        Act::Identity => x,
+        Act::Silu => x * sigmoid(x),
+        Act::Sigmoid => sigmoid(x),
+        Act::Gelu => {
+            let x = f64::from(x);
+            (x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt()))) as f32
+        }
+        Act::GeluTanh => {
+            let inner = 0.797_884_6 * (x + 0.044_715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Act::ReluSquared => x.max(0.0) * x.max(0.0),
+        Act::ClampedSwish => panic!("{act:?} needs two values"),
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `act(gate) * up`, with one gate for each element or each row of `width`.
+pub(super) fn glu(gate: &[f32], up: &[f32], act: Act, width: usize) -> Vec<f32> {
+    let elements_per_gate = if gate.len() == up.len() { 1 } else { width };
+    let pairs = up.iter().enumerate().map(|(i, &u)| (gate[i / elements_per_gate], u));
+    match act {
+        Act::ClampedSwish => pairs
+            .map(|(g, u)| (g.min(7.0), u.clamp(-7.0, 7.0)))
+            .map(|(g, u)| g * sigmoid(1.702 * g) * (u + 1.0))
+            .collect(),
+        _ => pairs.map(|(g, u)| activate(act, g) * u).collect(),
+    }
+}
+
+/// Columns `start .. start + len` of each part of `part` columns.
+pub(super) fn slice(x: &[f32], part: usize, start: usize, len: usize) -> Vec<f32> {
+    x.chunks_exact(part).flat_map(|part| &part[start..start + len]).copied().collect()
+}
+
+/// Each of `groups` parts of a row of `a`, followed by that of `b`, or by all of `b`'s row.
+pub(super) fn concat(
+    a: &[f32],
+    b: &[f32],
+    widths: [usize; 2],
+    groups: usize,
+    out: usize,
+) -> Vec<f32> {
+    let part = widths[0] / groups;
+    let added = out / groups - part;
+    let mut result = Vec::with_capacity(a.len() / widths[0] * out);
+    for (a, b) in a.chunks_exact(widths[0]).zip(b.chunks_exact(widths[1])) {
+        for (a, b) in a.chunks_exact(part).zip(b.chunks_exact(added).cycle()) {
+            result.extend_from_slice(a);
+            result.extend_from_slice(b);
+        }
+    }
+    result
+}
+
+/// One row for each output: of all rows of the sequence that the output's row belongs to.
+pub(super) fn pool(x: &[f32], width: usize, kind: PoolKind, batch: &Batch) -> Vec<f32> {
+    let mut out = Vec::with_capacity(batch.outputs.len() * width);
+    for &output in &batch.outputs {
+        let (start, len) = batch.span_of(output as usize);
+        let row = |i: usize| &x[i * width..][..width];
+        match kind {
+            PoolKind::First => out.extend_from_slice(row(start)),
+            PoolKind::Last => out.extend_from_slice(row(start + len - 1)),
+            PoolKind::Mean => out.extend((0..width).map(|j| {
+                let sum: f64 = (start..start + len).map(|i| f64::from(row(i)[j])).sum();
+                (sum / len as f64) as f32
+            })),
+        }
+    }
+    out
+}

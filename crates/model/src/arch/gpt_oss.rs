@@ -1,0 +1,28 @@
+//! GPT-OSS: every other layer local, a sink for each head, biases everywhere, and experts whose
+//! gates are bounded.
+
+use super::llama::Decoder;
+use super::routings;
+use crate::builder::Builder;
+use crate::error::Result;
+use crate::keys::Keys;
+use crate::op::{Act, Gating};
+use crate::plan::Value;
+use crate::rope::RopeStyle;
+
+pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
+    decoder.routings = routings(m, g, Gating::SoftmaxOfChosen, false)?;
+    decoder.act = Act::ClampedSwish;
+    decoder.ffn_norm = "post_attention_norm";
+    let (window, base) = (m.sliding_window()?, m.rope_base("rope.freq_base_swa")?);
+    let layers = decoder.attention().zip(m.local_layers(2)?);
+    for (layer, _) in layers.filter(|(_, is_local)| *is_local) {
+        // Local layers rotate as the others, stretched too.
+        layer.attention.window = window;
+        if let (Some(rope), Some(base)) = (&mut layer.rope, base) {
+            rope.base = base;
+        }
+    }
+    decoder.build(g)
+}

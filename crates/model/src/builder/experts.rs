@@ -1,0 +1,124 @@
+//! A feed-forward layer made of experts. Which parts it has follows from its tensors: a gate or
+//! none, gate and up in one, biases, a latent width around the experts, an expert that all share.
+
+use crate::error::{Error, Result};
+use crate::op::{Act, Op, Routing};
+use crate::plan::{Value, WeightId};
+
+use super::Builder;
+
+impl Builder<'_> {
+    /// The sum of what each token's chosen experts make of it, each times its weight, and of what
+    /// the shared expert makes of it, where there is one. Experts are as wide as their tensors.
+    pub fn experts(&mut self, input: Value, routing: Routing, act: Act) -> Result<Value> {
+        let width = self.width(input);
+        let scores = self.linear(input, "ffn_gate_inp", routing.experts)?;
+        let bias = self.bias("exp_probs_b", routing.experts)?;
+        let route = self.push(Op::Route { input: scores, bias, routing }, 2 * routing.used);
+        let x = match self.rows("ffn_latent_down") {
+            Some(latent) => self.linear(input, "ffn_latent_down", latent)?,
+            None => input,
+        };
+        let latent = self.width(x);
+        let h = self.expert_hidden(x, route, &routing, act)?;
+        let shape = [self.width(h) / routing.used, latent];
+        let h = self.expert_linear(h, route, "ffn_down_exps", routing.experts, shape)?;
+        let sum = self.push(Op::ExpertSum { input: h, route }, latent);
+        let sum = match x == input {
+            true => sum,
+            false => self.linear(sum, "ffn_latent_up", width)?,
+        };
+        match self.shared_expert(input, act)? {
+            Some(shared) => Ok(self.add(sum, shared)),
+            None => Ok(sum),
+        }
+    }
+
+    /// What the chosen experts have between their matrices, `[rows, used * hidden]`.
+    fn expert_hidden(
+        &mut self,
+        x: Value,
+        route: Value,
+        routing: &Routing,
+        act: Act,
+    ) -> Result<Value> {
+        let (experts, used, width) = (routing.experts, routing.used, self.width(x));
+        if let Some(rows) = self.rows("ffn_gate_up_exps") {
+            let hidden = rows / experts / 2;
+            let shape = [width, 2 * hidden];
+            let both = self.expert_linear(x, route, "ffn_gate_up_exps", experts, shape)?;
+            let gate = self.slices(both, used, 0, hidden);
+            let up = self.slices(both, used, hidden, hidden);
+            return Ok(self.push(Op::Glu { gate, up, act }, used * hidden));
+        }
+        let shape = [width, self.rows("ffn_up_exps").unwrap_or(0) / experts];
+        let up = self.expert_linear(x, route, "ffn_up_exps", experts, shape)?;
+        if !self.has("ffn_gate_exps") {
+            return Ok(self.push(Op::Act { input: up, act }, self.width(up)));
+        }
+        let gate = self.expert_linear(x, route, "ffn_gate_exps", experts, shape)?;
+        Ok(self.push(Op::Glu { gate, up, act }, self.width(up)))
+    }
+
+    /// Products with the chosen experts' matrices of `name`, each `cols` to `rows` wide.
+    fn expert_linear(
+        &mut self,
+        input: Value,
+        route: Value,
+        name: &str,
+        experts: usize,
+        [cols, rows]: [usize; 2],
+    ) -> Result<Value> {
+        let weight = self.expert_matrices(name, cols, rows, experts)?;
+        let bias = self.matrix_bias(name, rows, experts)?;
+        let width = self.width(route) / 2 * rows;
+        Ok(self.push(Op::ExpertLinear { input, route: Some(route), weight, bias, experts }, width))
+    }
+
+    /// The matrices called `name` of all experts: `[cols, rows, experts]` in the file.
+    pub(super) fn expert_matrices(
+        &mut self,
+        name: &str,
+        cols: usize,
+        rows: usize,
+        experts: usize,
+    ) -> Result<WeightId> {
+        let id = self.weight(name, cols, rows * experts)?;
+        let name = format!("{}{name}.weight", self.prefix);
+        let found = &self.tensors[name.as_str()].shape;
+        let wanted = vec![cols as u64, rows as u64, experts as u64];
+        let is_same = found.iter().chain(&[1; 3]).zip(&wanted).all(|(f, w)| f == w);
+        match is_same && rows > 0 {
+            true => Ok(id),
+            false => Err(Error::Shape { name, found: found.clone(), wanted }),
+        }
+    }
+
+    /// A row for each expert, if the file has them.
+    fn matrix_bias(&mut self, name: &str, cols: usize, experts: usize) -> Result<Option<WeightId>> {
+        let full = format!("{}{name}.bias", self.prefix);
+        match self.tensors.contains_key(full.as_str()) {
+            true => self.find(&full, cols, experts).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// The expert that every token passes through, times a gate of its own where there is one.
+    fn shared_expert(&mut self, input: Value, act: Act) -> Result<Option<Value>> {
+        let Some(hidden) = self.rows("ffn_up_shexp") else { return Ok(None) };
+        let width = self.width(input);
+        let up = self.linear(input, "ffn_up_shexp", hidden)?;
+        let h = if self.has("ffn_gate_shexp") {
+            let gate = self.linear(input, "ffn_gate_shexp", hidden)?;
+            self.push(Op::Glu { gate, up, act }, hidden)
+        } else {
+            self.push(Op::Act { input: up, act }, hidden)
+        };
+        let up = self.linear(h, "ffn_down_shexp", width)?;
+        if !self.has("ffn_gate_inp_shexp") {
+            return Ok(Some(up));
+        }
+        let gate = self.linear(input, "ffn_gate_inp_shexp", 1)?;
+        Ok(Some(self.push(Op::Glu { gate, up, act: Act::Sigmoid }, width)))
+    }
+}

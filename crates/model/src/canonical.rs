@@ -1,0 +1,83 @@
+//! Old and odd files in the form of today's, in memory: one place brings names, keys and layouts
+//! into the form that architectures are written for, so that no architecture knows of others. What
+//! has to be computed for that is computed when a backend first reads the tensor.
+
+mod ollama;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bodkin_gguf::{File, Format, Tensor};
+
+use crate::error::{Error, Result};
+
+/// Opens a model's file and brings it into today's form.
+pub fn open(path: impl AsRef<Path>) -> Result<File> {
+    canonical(File::open(path)?)
+}
+
+/// A file in today's form: itself, if it has that.
+pub fn canonical(mut file: File) -> Result<File> {
+    ollama::mend(&mut file)?;
+    join_experts(&mut file)?;
+    Ok(file)
+}
+
+/// The tensors of an expert in files from before they were stacked.
+const PARTS: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
+
+/// The name of the stacked tensor and the expert's number, for `blk.3.ffn_up.7.weight`.
+fn expert_of(name: &str) -> Option<(String, usize)> {
+    let mut words = name.split('.');
+    let (block, layer) = (words.next()?, words.next()?);
+    let (part, expert) = (words.next()?, words.next()?.parse().ok()?);
+    let is_expert = block == "blk" && PARTS.contains(&part) && words.eq(["weight"]);
+    is_expert.then(|| (format!("blk.{layer}.{part}_exps.weight"), expert))
+}
+
+/// Stacks the experts of files that have a tensor for each.
+fn join_experts(file: &mut File) -> Result<()> {
+    let mut stacks: BTreeMap<String, BTreeMap<usize, Tensor>> = BTreeMap::new();
+    for tensor in file.tensors() {
+        if let Some((stack, expert)) = expert_of(&tensor.name)
+            && stacks.entry(stack).or_default().insert(expert, tensor.clone()).is_some()
+        {
+            return Err(Error::Unsupported(format!("a second tensor for that of {}", tensor.name)));
+        }
+    }
+    if stacks.is_empty() {
+        return Ok(());
+    }
+    file.retain_tensors(|tensor| expert_of(&tensor.name).is_none());
+    for (name, experts) in stacks {
+        let first_missing = (0..experts.len()).find(|expert| !experts.contains_key(expert));
+        if let Some(expert) = first_missing {
+            return Err(Error::MissingTensor(name.replace("_exps", &format!(".{expert}"))));
+        }
+        let parts: Vec<Tensor> = experts.into_values().collect();
+        let (format, mut shape) = (parts[0].format, parts[0].shape.clone());
+        for part in &parts {
+            check_alike(part, format, &shape)?;
+        }
+        shape.truncate(2);
+        shape.push(parts.len() as u64);
+        file.add_tensor(&name, format, &shape, move |file| {
+            parts.iter().flat_map(|part| file.data(part)).copied().collect()
+        })?;
+    }
+    Ok(())
+}
+
+/// Experts of one stack have one format, and one shape of two dimensions.
+fn check_alike(tensor: &Tensor, format: Format, wanted: &[u64]) -> Result<()> {
+    let name = tensor.name.clone();
+    if tensor.format != format {
+        let (found, wanted) = (tensor.format.name(), format.name());
+        return Err(Error::Unsupported(format!("{name} as {found} beside others as {wanted}")));
+    }
+    if tensor.shape != wanted || wanted.len() != 2 {
+        let found = tensor.shape.clone();
+        return Err(Error::Shape { name, found, wanted: wanted.to_vec() });
+    }
+    Ok(())
+}
