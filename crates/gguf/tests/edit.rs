@@ -63,7 +63,7 @@ fn paired_codes_are_brought_in_order() {
     let exponent = 128;
     parts.data[32] = exponent;
     for i in 0..16u8 {
-        parts.data[33 + usize::from(i)] = (2 * i % 16) | (2 * i + 1) % 16 << 4;
+        parts.data[33 + usize::from(i)] = (2 * i % 16) | (((2 * i + 1) % 16) << 4);
     }
     let file = File::from_bytes("paired", parts.bytes()).unwrap();
     let tensor = file.tensor("b").unwrap();
