@@ -19,6 +19,7 @@ mod formats;
 mod limits;
 mod ops;
 mod random;
+mod state;
 
 use std::sync::{Arc, LazyLock};
 
@@ -36,6 +37,7 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
         }
     }
     limits::check(backend, &mut failures);
+    state::check(backend, &mut failures);
     failures
 }
 
@@ -54,7 +56,7 @@ pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
 
 /// Made once, because quantising takes longer than running.
 static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-    [ops::cases, chains::cases, experts::cases, encoders::cases, formats::cases]
+    [ops::cases, chains::cases, experts::cases, encoders::cases, state::cases, formats::cases]
         .into_iter()
         .flat_map(|cases| cases())
         .collect()

@@ -4,6 +4,7 @@
 mod attention;
 mod experts;
 mod rows;
+mod state;
 
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use rows::Norm;
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::Result;
 use crate::{Backend, Limits, Memory, Model, Part, Progress};
+use state::Cells;
 
 /// The plain meaning of a plan.
 pub struct Reference;
@@ -30,6 +32,8 @@ struct ReferenceModel {
     /// Keys and values of every slot, `[pages * PAGE_TOKENS, width]`.
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
+    /// Recurrent state, one for each of the plan's.
+    states: Vec<Cells>,
     /// For each routing of the plan, how often each expert was chosen.
     expert_counts: Vec<Vec<u64>>,
 }
@@ -58,13 +62,12 @@ impl Backend for Reference {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
+        let kv = plan.slots.iter();
+        let kv = kv.map(|s| slot_tokens(plan, limits, s.window) * s.elements_per_token());
+        let cells = limits.states as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
-            state_bytes: plan
-                .slots
-                .iter()
-                .map(|s| 4 * (slot_tokens(plan, limits, s.window) * s.elements_per_token()) as u64)
-                .sum(),
+            state_bytes: 4 * (kv.sum::<usize>() as u64 + cells),
             scratch_bytes: 4 * widths * limits.tokens as u64,
         }
     }
@@ -93,12 +96,22 @@ impl Backend for Reference {
         let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
         let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
         let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
+        let states = plan.states.iter().map(|s| Cells::new(limits.states, s.elements())).collect();
         let expert_counts = plan.ops.iter().filter_map(|op| match op {
             Op::Route { routing, .. } => Some(vec![0; routing.experts]),
             _ => None,
         });
         let (expert_counts, limits) = (expert_counts.collect(), limits.clone());
-        Ok(Box::new(ReferenceModel { plan, limits, weights, ropes, keys, values, expert_counts }))
+        Ok(Box::new(ReferenceModel {
+            plan,
+            limits,
+            weights,
+            ropes,
+            keys,
+            values,
+            states,
+            expert_counts,
+        }))
     }
 }
 
@@ -141,7 +154,9 @@ impl Model for ReferenceModel {
         Ok(())
     }
 
-    fn copy_state(&mut self, _: u32, _: u32) {}
+    fn copy_state(&mut self, from: u32, to: u32) {
+        self.states.iter_mut().for_each(|cells| cells.copy(from, to));
+    }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
         self.expert_counts.clone()
@@ -215,7 +230,16 @@ impl ReferenceModel {
                 experts::expert_sum(of(*input), of(*route), plan.width(*route) / 2)
             }
             Op::Pool { input, kind } => rows::pool(of(*input), plan.widths[i], *kind, batch),
-            Op::Conv { .. } | Op::Scan { .. } => unimplemented!("{}", plan.ops[i].name()),
+            Op::Conv { input, weight: w, bias, state } => {
+                let (weight, bias) = (weight(*w), bias.map(weight));
+                state::conv(&mut self.states[state.0], batch, of(*input), weight, bias)
+            }
+            Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
+                let (x, b, c, dt) = (of(*x), of(*b), of(*c), of(*dt));
+                let (a, d, dt_bias) = (weight(*a), weight(*d), weight(*dt_bias));
+                let inputs = state::ScanInputs { x, b, c, dt, a, d, dt_bias };
+                state::scan(&mut self.states[state.0], batch, *scan, &inputs)
+            }
             Op::Logits { input, weight: w, bias } => {
                 let width = plan.width(*input);
                 let rows = batch.outputs.iter().map(|&row| row as usize * width);

@@ -191,12 +191,21 @@ fn tokenizer_of(file: &File) -> Result<Arc<Tokenizer>> {
 pub(crate) fn kv_bytes(plan: &Plan, backend: &dyn Backend, tokens: usize) -> u64 {
     let elements = |tokens| u128::from(plan.kv_elements(tokens));
     // How precisely it keeps them is the backend's to choose: a page of each slot tells.
-    let pages = vec![1; plan.windows().len()];
-    let page = backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages, states: 0 });
     let page_elements = elements(1) * PAGE_TOKENS as u128;
-    let bytes = elements(tokens) * u128::from(page.state_bytes);
+    let bytes = elements(tokens) * u128::from(held(plan, backend, 0));
     // A plan without slots keeps nothing.
     bytes.checked_div(page_elements).unwrap_or(0) as u64
+}
+
+/// Bytes of recurrent state of a sequence of any length, which every token reads.
+pub(crate) fn cell_bytes(plan: &Plan, backend: &dyn Backend) -> u64 {
+    held(plan, backend, 1) - held(plan, backend, 0)
+}
+
+/// Bytes of a page of each window, and of some cells of recurrent state.
+fn held(plan: &Plan, backend: &dyn Backend, states: usize) -> u64 {
+    let pages = vec![1; plan.windows().len()];
+    backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages, states }).state_bytes
 }
 
 /// A number of tokens that `flag` gave, if it makes sense.

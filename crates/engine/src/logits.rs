@@ -14,10 +14,10 @@ pub fn logits(
     wanted: impl Fn(usize) -> bool,
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<()> {
-    let (windows, vocabulary) = (model.plan().windows(), model.plan().output_width());
+    let vocabulary = model.plan().output_width();
     let limits = model.limits().clone();
     let step = step.min(limits.tokens);
-    let mut pages = Pages::new(&windows, &limits.pages);
+    let mut pages = Pages::of(model);
     let mut sequence = pages.start(&[]);
     let mut rows = vec![0.0; limits.outputs * vocabulary];
     let mut from = 0;
@@ -28,7 +28,8 @@ pub fn logits(
             return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
         }
         let chunk = &tokens[from..from + len];
-        let span = Span { len, position: from, tables: sequence.tables.clone(), state: 0 };
+        let (tables, state) = (sequence.tables.clone(), sequence.state());
+        let span = Span { len, position: from, tables, state };
         let batch = Batch { tokens: chunk.to_vec(), spans: vec![span], outputs };
         let rows = &mut rows[..batch.outputs.len() * vocabulary];
         model.forward(&batch, rows)?;

@@ -1,8 +1,14 @@
-//! Which pages hold which sequence. Counting only: this module touches no tensor and can be tested
-//! with no model. Sequences with the same start as a finished one take over its pages, so that
-//! the next turn of a chat does not compute the earlier ones again.
+//! Which pages and cells hold which sequence. Counting only: this module touches no tensor and can
+//! be tested with no model. Sequences with the same start as a finished one take over its pages, so
+//! that the next turn of a chat does not compute the earlier ones again.
+//!
+//! Keys and values can be cut to any shorter start; recurrent state cannot go back. So a sequence
+//! of a plan with states can be taken over at two lengths only: at its very end, and where its
+//! prompt ended. The end serves the next turn of a chat whose template repeats the answer as it
+//! was generated. Templates that leave out the reasoning, or whose text falls into other tokens
+//! than those drawn, part from the sequence within the answer: they go on from the prompt's end.
 
-use bodkin_backend::{PAGE_TOKENS, PageTable};
+use bodkin_backend::{Model, PAGE_TOKENS, PageTable};
 
 /// The free pages of one window, and the window.
 struct Group {
@@ -11,9 +17,12 @@ struct Group {
     total: usize,
 }
 
-/// All pages of a model, and the sequences kept for their start.
+/// All pages and cells of a model, and the sequences kept for their start.
 pub struct Pages {
     groups: Vec<Group>,
+    /// Whether sequences have recurrent state, each in a cell of its own.
+    has_states: bool,
+    free_cells: Vec<u32>,
     /// Finished sequences, the one used last at the end.
     kept: Vec<Sequence>,
 }
@@ -25,9 +34,36 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// One for each window.
     pub tables: Vec<PageTable>,
+    /// The cell of its recurrent state; none before its first token, or where the plan has none.
+    pub cell: Option<u32>,
+    /// A copy of the state that it once had.
+    checkpoint: Option<Checkpoint>,
+}
+
+/// The state after the first tokens of a sequence.
+#[derive(Clone, Copy, Debug)]
+struct Checkpoint {
+    /// How many tokens.
+    len: usize,
+    cell: u32,
 }
 
 impl Sequence {
+    /// The cell that a step names, which has no meaning where there is none.
+    pub fn state(&self) -> u32 {
+        self.cell.unwrap_or_default()
+    }
+
+    fn cells(&self) -> impl Iterator<Item = u32> {
+        self.cell.into_iter().chain(self.checkpoint.map(|checkpoint| checkpoint.cell))
+    }
+
+    /// The longest start of up to `len` tokens after which there is recurrent state.
+    fn longest_state_within(&self, len: usize) -> usize {
+        let lengths = [Some(self.tokens.len()), self.checkpoint.map(|c| c.len)];
+        lengths.into_iter().flatten().filter(|&l| l <= len).max().unwrap_or(0)
+    }
+
     /// Whether the state after `len` tokens can still be had by forgetting later ones.
     fn can_shrink_to(&self, len: usize, groups: &[Group]) -> bool {
         self.tables
@@ -43,15 +79,27 @@ fn oldest_needed(window: Option<usize>, position: usize) -> usize {
 }
 
 impl Pages {
-    /// `windows` are those of the plan, `pages` those of the limits that its model was loaded
-    /// with.
-    pub fn new(windows: &[Option<usize>], pages: &[usize]) -> Pages {
+    /// `windows` are those of the plan, `pages` are the number of each; no cells where the plan has
+    /// no recurrent state.
+    fn new(windows: &[Option<usize>], pages: &[usize], cells: usize) -> Pages {
         let group = |(&window, &total): (&Option<usize>, &usize)| Group {
             window,
             free: (0..total as u32).rev().collect(),
             total,
         };
-        Pages { groups: windows.iter().zip(pages).map(group).collect(), kept: Vec::new() }
+        Pages {
+            groups: windows.iter().zip(pages).map(group).collect(),
+            has_states: cells > 0,
+            free_cells: (0..cells as u32).rev().collect(),
+            kept: Vec::new(),
+        }
+    }
+
+    /// Those that a model was loaded for.
+    pub fn of(model: &dyn Model) -> Pages {
+        let (plan, limits) = (model.plan(), model.limits());
+        let cells = if plan.states.is_empty() { 0 } else { limits.states };
+        Pages::new(&plan.windows(), &limits.pages, cells)
     }
 
     /// The most tokens that one sequence can have.
@@ -76,13 +124,20 @@ impl Pages {
         windows.iter().map(|w| sequences * (tokens(w).div_ceil(PAGE_TOKENS) + 1)).collect()
     }
 
+    /// The cells for `sequences` sequences at a time: each has one and a checkpoint, and so has one
+    /// more that is kept while they run.
+    pub fn cells_needed(sequences: usize) -> usize {
+        2 * (sequences + 1)
+    }
+
     /// A sequence for a prompt: the kept one that shares the longest start with it, cut to what
     /// they share, or an empty one. At least the last token is left to compute.
     pub fn start(&mut self, prompt: &[u32]) -> Sequence {
         let limit = prompt.len().saturating_sub(1);
         let shared = |s: &Sequence| {
             let same = s.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            same.min(limit)
+            let same = same.min(limit);
+            if self.has_states { s.longest_state_within(same) } else { same }
         };
         let usable = |s: &Sequence| {
             let len = shared(s);
@@ -99,12 +154,19 @@ impl Pages {
             }
             _ => {
                 let tables = vec![PageTable::default(); self.groups.len()];
-                Sequence { tokens: Vec::new(), tables }
+                Sequence { tables, ..Sequence::default() }
             }
         }
     }
 
+    /// Cuts a sequence to its first `len` tokens, after which there must be recurrent state, if
+    /// the plan has any.
     fn shrink(&mut self, sequence: &mut Sequence, len: usize) {
+        if self.has_states && len < sequence.tokens.len() {
+            let checkpoint = sequence.checkpoint.take().filter(|c| c.len == len);
+            let checkpoint = checkpoint.expect("recurrent state goes back to a checkpoint only");
+            self.free_cells.extend(sequence.cell.replace(checkpoint.cell));
+        }
         sequence.tokens.truncate(len);
         for (table, group) in sequence.tables.iter_mut().zip(&mut self.groups) {
             let pages = len.div_ceil(PAGE_TOKENS).saturating_sub(table.skipped);
@@ -112,16 +174,21 @@ impl Pages {
         }
     }
 
-    /// Takes pages for `new` more tokens, giving up kept sequences where pages are short, oldest
-    /// first. Returns false, with nothing taken or given up, if there are not enough even so.
+    /// Takes pages for `new` more tokens, and a cell for the first of them, giving up kept sequences
+    /// where either is short, oldest first. Returns false, with nothing taken or given up, if there
+    /// are not enough even so.
     pub fn reserve(&mut self, sequence: &mut Sequence, new: usize) -> bool {
         let pages = (sequence.tokens.len() + new).div_ceil(PAGE_TOKENS);
         let missing = |table: &PageTable| pages.saturating_sub(table.skipped + table.pages.len());
+        let needs_cell = self.has_states && sequence.cell.is_none();
         let is_enough = |pages: &Pages, kept: bool| {
-            sequence.tables.iter().zip(&pages.groups).enumerate().all(|(i, (table, group))| {
-                let held = pages.kept.iter().filter(|_| kept).map(|s| s.tables[i].pages.len());
-                missing(table) <= group.free.len() + held.sum::<usize>()
-            })
+            let has_cell = !pages.free_cells.is_empty() || kept && !pages.kept.is_empty();
+            let has_pages =
+                sequence.tables.iter().zip(&pages.groups).enumerate().all(|(i, (table, group))| {
+                    let held = pages.kept.iter().filter(|_| kept).map(|s| s.tables[i].pages.len());
+                    missing(table) <= group.free.len() + held.sum::<usize>()
+                });
+            has_pages && (has_cell || !needs_cell)
         };
         if !is_enough(self, true) {
             return false;
@@ -134,7 +201,25 @@ impl Pages {
             let from = group.free.len() - missing(table);
             table.pages.extend(group.free.drain(from..));
         }
+        if needs_cell {
+            sequence.cell = self.free_cells.pop();
+        }
         true
+    }
+
+    /// Sets a cell aside for the state that the sequence has now, in the place of an earlier
+    /// checkpoint if it has one, giving up the oldest kept sequence if cells are short. Returns
+    /// the cell to copy from and the one to copy to; none if there is no cell or no state.
+    pub fn checkpoint(&mut self, sequence: &mut Sequence) -> Option<(u32, u32)> {
+        let from = sequence.cell?;
+        let earlier = sequence.checkpoint.map(|checkpoint| checkpoint.cell);
+        if earlier.is_none() && self.free_cells.is_empty() && !self.kept.is_empty() {
+            let oldest = self.kept.remove(0);
+            self.release(oldest);
+        }
+        let cell = earlier.or_else(|| self.free_cells.pop())?;
+        sequence.checkpoint = Some(Checkpoint { len: sequence.tokens.len(), cell });
+        Some((from, cell))
     }
 
     /// Notes tokens as stored, and frees the pages that the windows have passed.
@@ -156,8 +241,9 @@ impl Pages {
         }
     }
 
-    /// Gives all pages of a sequence back.
+    /// Gives all pages and cells of a sequence back.
     pub fn release(&mut self, sequence: Sequence) {
+        self.free_cells.extend(sequence.cells());
         for (table, group) in sequence.tables.into_iter().zip(&mut self.groups) {
             group.free.extend(table.pages);
         }
@@ -166,6 +252,11 @@ impl Pages {
     /// Free pages of each window, for tests and metrics.
     pub fn free(&self) -> Vec<usize> {
         self.groups.iter().map(|g| g.free.len()).collect()
+    }
+
+    /// Free cells, for tests and metrics.
+    pub fn free_cells(&self) -> usize {
+        self.free_cells.len()
     }
 }
 
@@ -185,7 +276,7 @@ mod tests {
 
     #[test]
     fn windows_keep_only_what_they_see() {
-        let mut pages = Pages::new(&WINDOWS, &Pages::needed(&WINDOWS, 1000, 7, 1));
+        let mut pages = Pages::new(&WINDOWS, &Pages::needed(&WINDOWS, 1000, 7, 1), 0);
         let all = pages.free();
         let mut sequence = pages.start(&[]);
         run(&mut pages, &mut sequence, 0..1000, 7);
@@ -199,7 +290,7 @@ mod tests {
 
     #[test]
     fn the_next_turn_takes_over_the_pages_of_the_last() {
-        let mut pages = Pages::new(&WINDOWS, &[40, 40]);
+        let mut pages = Pages::new(&WINDOWS, &[40, 40], 0);
         let all = pages.free();
         let mut sequence = pages.start(&[]);
         run(&mut pages, &mut sequence, 0..50, 9);
@@ -217,16 +308,104 @@ mod tests {
 
     #[test]
     fn a_window_that_has_moved_on_cannot_go_back() {
-        let mut pages = Pages::new(&WINDOWS, &[40, 40]);
+        let mut pages = Pages::new(&WINDOWS, &[40, 40], 0);
         let mut sequence = pages.start(&[]);
         run(&mut pages, &mut sequence, 0..300, 9);
         pages.keep(sequence);
         assert_eq!(pages.start(&[0, 1, 2, 3, 999]).tokens.len(), 0);
     }
 
+    /// Runs the prompt and some more, with a checkpoint between them.
+    fn answer(pages: &mut Pages, prompt: &[u32], generated: std::ops::Range<u32>) -> Sequence {
+        let mut sequence = pages.start(prompt);
+        let rest = prompt[sequence.tokens.len()..].to_vec();
+        assert!(pages.reserve(&mut sequence, rest.len()));
+        pages.advance(&mut sequence, &rest);
+        pages.checkpoint(&mut sequence);
+        run(pages, &mut sequence, generated, 1);
+        sequence
+    }
+
+    #[test]
+    fn recurrent_state_goes_on_from_the_end_or_from_the_end_of_the_prompt() {
+        let prompt: Vec<u32> = (0..60).collect();
+        let shared = |next: &[u32]| {
+            let mut pages = Pages::new(&[None], &[40], 4);
+            let sequence = answer(&mut pages, &prompt, 60..70);
+            let (end, checkpoint) = (sequence.cell, sequence.checkpoint.map(|c| c.cell));
+            assert_eq!((pages.free_cells(), end == checkpoint), (2, false));
+            pages.keep(sequence);
+            let sequence = pages.start(next);
+            let len = sequence.tokens.len();
+            match len {
+                0 => assert_eq!((sequence.cell, pages.free_cells()), (None, 2)),
+                60 => assert_eq!((sequence.cell, pages.free_cells()), (checkpoint, 3)),
+                _ => assert_eq!((sequence.cell, pages.free_cells()), (end, 2)),
+            }
+            assert_eq!(sequence.tables[0].pages.len(), len.div_ceil(PAGE_TOKENS));
+            let held = sequence.cells().count();
+            let free = pages.free_cells();
+            pages.release(sequence);
+            assert_eq!(pages.free_cells(), free + held);
+            len
+        };
+        let next: Vec<u32> = (0..100).collect();
+        assert_eq!(shared(&next), 70);
+        assert_eq!(shared(&next[..71]), 70);
+        // One token would be left to compute, but the state after 69 is gone.
+        assert_eq!(shared(&next[..70]), 60);
+        let other_answer: Vec<u32> = (0..65).chain([999; 20]).collect();
+        assert_eq!(shared(&other_answer), 60);
+        assert_eq!(shared(&next[..60]), 0);
+        let other_prompt: Vec<u32> = (0..59).chain([999; 20]).collect();
+        assert_eq!(shared(&other_prompt), 0);
+    }
+
+    #[test]
+    fn a_checkpoint_moves_with_the_turns_of_a_chat() {
+        let mut pages = Pages::new(&[None], &[40], 4);
+        for turn in 1..5 {
+            let prompt: Vec<u32> = (0..100 * turn - 20).collect();
+            let sequence = answer(&mut pages, &prompt, 100 * turn - 20..100 * turn);
+            assert_eq!(sequence.checkpoint.map(|c| c.len), Some(prompt.len()));
+            pages.keep(sequence);
+            assert_eq!(pages.free_cells(), 2);
+        }
+    }
+
+    #[test]
+    fn a_window_that_has_moved_on_cannot_go_back_to_a_checkpoint() {
+        let mut pages = Pages::new(&WINDOWS, &[40, 40], 4);
+        let prompt: Vec<u32> = (0..200).collect();
+        let sequence = answer(&mut pages, &prompt, 200..300);
+        pages.keep(sequence);
+        let next: Vec<u32> = (0..250).chain([999; 20]).collect();
+        assert_eq!(pages.start(&next).tokens.len(), 0);
+    }
+
+    #[test]
+    fn kept_sequences_give_up_their_cells() {
+        let mut pages = Pages::new(&[None], &[40], 2);
+        let first = answer(&mut pages, &[1, 2, 3], 4..6);
+        pages.keep(first);
+        assert_eq!(pages.free_cells(), 0);
+        let mut second = pages.start(&[7, 8]);
+        assert!(pages.reserve(&mut second, 2));
+        let mut third = pages.start(&[9]);
+        assert!(pages.reserve(&mut third, 1), "the checkpoint of the first was free");
+        pages.advance(&mut third, &[9]);
+        assert_eq!(pages.checkpoint(&mut third), None, "no cell, and no harm");
+        let mut fourth = pages.start(&[10]);
+        assert!(!pages.reserve(&mut fourth, 1));
+        assert_eq!(fourth.tables[0].pages.len(), 0, "nothing is taken");
+        pages.keep(third);
+        assert!(pages.reserve(&mut fourth, 1));
+        assert!(pages.start(&[9, 1]).tokens.is_empty());
+    }
+
     #[test]
     fn kept_sequences_make_room() {
-        let mut pages = Pages::new(&WINDOWS, &[4, 4]);
+        let mut pages = Pages::new(&WINDOWS, &[4, 4], 0);
         let mut first = pages.start(&[]);
         run(&mut pages, &mut first, 0..100, 10);
         pages.keep(first);

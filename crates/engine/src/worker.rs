@@ -58,7 +58,7 @@ impl Worker {
     /// `context` is the most tokens that a sequence may have.
     pub(crate) fn new(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, context: usize) -> Worker {
         let limits = model.limits();
-        let pages = Pages::new(&model.plan().windows(), &limits.pages);
+        let pages = Pages::of(&*model);
         let logits = vec![0.0; limits.outputs * model.plan().output_width()];
         let context = context.min(pages.longest_sequence());
         Worker {
@@ -159,6 +159,11 @@ impl Worker {
             }
             let stored: Vec<u32> = running.pending.drain(..taken).collect();
             self.pages.advance(&mut running.sequence, &stored);
+            if running.sequence.tokens.len() == running.request.prompt.len()
+                && let Some((from, to)) = self.pages.checkpoint(&mut running.sequence)
+            {
+                self.model.copy_state(from, to);
+            }
             if running.pending.is_empty() {
                 let logits = rows.next().expect("a row for each request that was read to its end");
                 if !running.next(logits, &self.tokenizer, self.context) {
@@ -217,7 +222,7 @@ impl Worker {
                 len: *taken,
                 position: running.sequence.tokens.len(),
                 tables: running.sequence.tables.clone(),
-                state: 0,
+                state: running.sequence.state(),
             });
         }
     }

@@ -1,5 +1,6 @@
-//! Several requests at once on a real tiny model: each gets what it gets alone, a cancelled one
-//! ends, and requests that do not fit say so without harm to the others.
+//! Several requests at once on tiny models, one with windows and one with recurrent state: each
+//! gets what it gets alone, a cancelled one ends, and requests that do not fit say so without harm
+//! to the others.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::Path;
@@ -16,7 +17,39 @@ const OPTIONS: EngineOptions = EngineOptions { context: 96, step_tokens: 16, par
 /// An engine on a tiny Gemma 3, whose local layers have a window.
 fn engine(change: impl FnOnce(&mut Limits)) -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models/gemma3.gguf");
-    let file = Arc::new(File::open(path).unwrap());
+    open(File::open(path).unwrap(), change)
+}
+
+/// An engine on a tiny Nemotron-H: blocks with recurrent state, and one with attention.
+fn hybrid(change: impl FnOnce(&mut Limits)) -> Engine {
+    open(hybrid_file(), change)
+}
+
+/// Of this model only the header is kept; its weights are made up here.
+fn hybrid_file() -> File {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/headers");
+    let mut bytes = std::fs::read(folder.join("nemotron-h.gguf")).unwrap();
+    bytes.resize(bytes.len() + 1_000_000, 0);
+    let header = File::from_bytes("hybrid.gguf", bytes.clone()).unwrap();
+    let mut random = 1u32;
+    for tensor in header.tensors() {
+        let (centre, spread) = match tensor.name.as_str() {
+            name if name.ends_with("norm.weight") => (1.0, 0.2),
+            name if name.ends_with("ssm_a") => (-0.6, 0.5),
+            _ => (0.0, 2.0 / (tensor.cols() as f32).sqrt()),
+        };
+        let data = &mut bytes[tensor.offset as usize..][..tensor.bytes as usize];
+        for value in data.chunks_exact_mut(4) {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let unit = (random >> 8) as f32 / (1 << 23) as f32 - 1.0;
+            value.copy_from_slice(&(centre + spread * unit).to_le_bytes());
+        }
+    }
+    File::from_bytes("hybrid.gguf", bytes).unwrap()
+}
+
+fn open(file: File, change: impl FnOnce(&mut Limits)) -> Engine {
+    let file = Arc::new(file);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
     let mut limits = OPTIONS.limits(&plan);
@@ -37,13 +70,19 @@ fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
 
 /// The tokens of a request and how it ended.
 fn collect(events: Events) -> (Vec<u32>, Result<Finish, Error>) {
+    let (tokens, end) = collect_all(events);
+    (tokens, end.map(|(reason, _)| reason))
+}
+
+/// As [`collect`], with how many tokens of the prompt were stored already.
+fn collect_all(events: Events) -> (Vec<u32>, Result<(Finish, usize), Error>) {
     let mut tokens = Vec::new();
     for event in events {
         match event {
             Event::Token { id, .. } => tokens.push(id),
             Event::Done { reason, usage, .. } => {
                 assert_eq!(usage.generated_tokens, tokens.len());
-                return (tokens, Ok(reason));
+                return (tokens, Ok((reason, usage.cached_tokens)));
             }
             Event::Error(error) => return (tokens, Err(error)),
         }
@@ -53,16 +92,28 @@ fn collect(events: Events) -> (Vec<u32>, Result<Finish, Error>) {
 
 #[test]
 fn neighbours_change_nothing() {
+    check_neighbours(|| engine(|_| ()));
+}
+
+#[test]
+fn neighbours_change_nothing_in_recurrent_state() {
+    check_neighbours(|| hybrid(|_| ()));
+    // Cells for one request and its checkpoint: the others wait for it.
+    check_neighbours(|| hybrid(|limits| limits.states = 2));
+    check_neighbours(|| hybrid(|limits| limits.states = 1));
+}
+
+fn check_neighbours(engine: impl Fn() -> Engine) {
     let requests = [request(7, 40, 20), request(11, 3, 30), request(13, 25, 9), request(17, 50, 5)];
     let alone: Vec<Vec<u32>> = requests
         .iter()
-        .map(|r| collect(engine(|_| ()).submit(r.clone())))
+        .map(|r| collect(engine().submit(r.clone())))
         .map(|(tokens, end)| {
             assert_eq!(end.unwrap(), Finish::Length);
             tokens
         })
         .collect();
-    let engine = engine(|_| ());
+    let engine = engine();
     // More than run at once, twice, so that the second round finds kept sequences.
     for _ in 0..2 {
         let events: Vec<Events> = requests.iter().map(|r| engine.submit(r.clone())).collect();
@@ -110,4 +161,45 @@ fn short_pages_delay_requests_and_end_none() {
         let (tokens, end) = collect(events);
         assert_eq!((tokens.len(), end.unwrap()), (30, Finish::Length));
     }
+}
+
+/// Pages for one request at a time, so that the others give theirs and their cells up, and begin
+/// again.
+#[test]
+fn recurrent_state_is_computed_again_where_pages_were_short() {
+    let alone = |seed| collect(hybrid(|_| ()).submit(request(seed, 40, 30))).0;
+    let engine = hybrid(|limits| limits.pages[0] = 4);
+    let events: Vec<Events> = (2..6).map(|seed| engine.submit(request(seed, 40, 30))).collect();
+    for (events, seed) in events.into_iter().zip(2..) {
+        let (tokens, end) = collect(events);
+        assert_eq!((tokens, end.unwrap()), (alone(seed), Finish::Length));
+    }
+}
+
+/// The next turn of a chat goes on from the end of the last, or from the end of its prompt where
+/// it repeats the answer in other tokens; the result is that of computing everything.
+#[test]
+fn recurrent_state_goes_on_where_a_sequence_or_its_prompt_ended() {
+    let first = request(7, 40, 12);
+    let then = |answer: &[u32]| Request {
+        prompt: first.prompt.iter().chain(answer).copied().chain(50..60).collect(),
+        ..first.clone()
+    };
+    let (answer, _) = collect(hybrid(|_| ()).submit(first.clone()));
+    assert!(answer.iter().any(|id| *id != answer[0]), "the text says something about the state");
+    // The last token of an answer was drawn and not stored.
+    for (repeated, stored) in [(answer.clone(), 51), (vec![60; 12], 40), (vec![], 40)] {
+        let next = then(&repeated);
+        let alone = collect(hybrid(|_| ()).submit(next.clone())).0;
+        let engine = hybrid(|_| ());
+        let (again, _) = collect(engine.submit(first.clone()));
+        assert_eq!(again, answer);
+        let (tokens, end) = collect_all(engine.submit(next.clone()));
+        assert_eq!((tokens, end.unwrap()), (alone, (Finish::Length, stored)));
+    }
+    // State never goes back into what it has passed.
+    let engine = hybrid(|_| ());
+    collect(engine.submit(first.clone())).1.unwrap();
+    let shorter = Request { prompt: first.prompt[..39].to_vec(), ..first.clone() };
+    assert_eq!(collect_all(engine.submit(shorter)).1.unwrap(), (Finish::Length, 0));
 }

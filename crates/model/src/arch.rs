@@ -22,10 +22,14 @@ macro_rules! architectures {
 architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     deepseek2: "deepseek2";
+    falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3";
     gpt_oss: "gpt-oss";
-    granite: "granite", "granitemoe";
+    granite: "granite", "granitehybrid", "granitemoe";
+    lfm2: "lfm2", "lfm2moe";
     llama: "llama";
+    mamba2: "mamba2";
+    nemotron: "nemotron_h", "nemotron_h_moe";
     olmo2: "olmo2";
     olmoe: "olmoe";
     phi: "phi3";
@@ -64,41 +68,51 @@ fn build(keys: &Keys<'_>, tensors: &[Tensor]) -> Result<Plan> {
 /// The attention of every layer as most decoders describe it.
 fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
     let layers = m.layers()?;
+    // Both refuse zeros.
+    m.sizes("attention.head_count", layers)?;
+    m.sizes("attention.head_count_kv", layers)?;
+    Ok(hybrid_attention_layers(m, layers)?.into_iter().flatten().collect())
+}
+
+/// The attention of every layer, or none for the layers without key heads: those of a hybrid that
+/// are something else.
+fn hybrid_attention_layers(m: &Keys<'_>, layers: usize) -> Result<Vec<Option<Attention>>> {
     let width = m.size("embedding_length")?;
     let heads = m
-        .sizes("attention.head_count", layers)?
+        .counts("attention.head_count", layers)?
         .ok_or_else(|| m.error("attention.head_count", "missing"))?;
-    let kv_heads = m.sizes("attention.head_count_kv", layers)?.unwrap_or_else(|| heads.clone());
-    let key_dim = m.size_or("attention.key_length", width / heads[0])?;
+    let kv_heads = m.counts("attention.head_count_kv", layers)?.unwrap_or_else(|| heads.clone());
+    let first = heads.iter().copied().find(|&heads| heads > 0).unwrap_or(width);
+    let key_dim = m.size_or("attention.key_length", width / first)?;
     if key_dim == 0 {
-        let problem = format!("a width of {width} leaves nothing to each of {} heads", heads[0]);
+        let problem = format!("a width of {width} leaves nothing to each of {first} heads");
         return Err(m.error("attention.head_count", problem));
     }
     let value_dim = m.size_or("attention.value_length", key_dim)?;
-    heads
-        .into_iter()
-        .zip(kv_heads)
-        .map(|(heads, kv_heads)| {
-            if heads % kv_heads != 0 {
-                let problem = format!("{kv_heads} does not divide the {heads} query heads");
-                return Err(m.error("attention.head_count_kv", problem));
-            }
-            let scale = 1.0 / (key_dim as f32).sqrt();
-            let (softcap, window) = (None, None);
-            let (causal, sinks) = (true, None);
-            Ok(Attention {
-                heads,
-                kv_heads,
-                key_dim,
-                value_dim,
-                scale,
-                softcap,
-                window,
-                causal,
-                sinks,
-            })
-        })
-        .collect()
+    let scale = 1.0 / (key_dim as f32).sqrt();
+    let (softcap, window) = (None, None);
+    let (causal, sinks) = (true, None);
+    let layer = |(heads, kv_heads): (usize, usize)| {
+        if kv_heads == 0 {
+            return Ok(None);
+        }
+        if heads == 0 || heads % kv_heads != 0 {
+            let problem = format!("{kv_heads} does not divide the {heads} query heads");
+            return Err(m.error("attention.head_count_kv", problem));
+        }
+        Ok(Some(Attention {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            scale,
+            softcap,
+            window,
+            causal,
+            sinks,
+        }))
+    };
+    heads.into_iter().zip(kv_heads).map(layer).collect()
 }
 
 /// The rotation of heads of `head_dim`, with the divisors of its frequencies that a file may have:

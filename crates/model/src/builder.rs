@@ -4,8 +4,10 @@
 mod encoder;
 mod experts;
 mod latent;
+mod state;
 
 pub use latent::LatentLayer;
+pub use state::Mixer;
 
 use std::collections::HashMap;
 
@@ -115,7 +117,12 @@ impl<'a> Builder<'a> {
     }
 
     fn weight(&mut self, name: &str, cols: usize, rows: usize) -> Result<WeightId> {
-        self.find(&format!("{}{name}.weight", self.prefix), cols, rows)
+        let bare = format!("{}{name}", self.prefix);
+        let full = format!("{bare}.weight");
+        // Some converters leave the ending out.
+        let is_bare =
+            self.tensors.contains_key(bare.as_str()) && !self.tensors.contains_key(full.as_str());
+        self.find(if is_bare { &bare } else { &full }, cols, rows)
     }
 
     fn bias(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {

@@ -45,7 +45,8 @@ impl Plan {
             }
             if let Op::Linear { weight, .. }
             | Op::Logits { weight, .. }
-            | Op::ExpertLinear { weight, .. } = op
+            | Op::ExpertLinear { weight, .. }
+            | Op::Conv { weight, .. } = op
             {
                 // Every element of the result is the sum of so many products.
                 cost.flops_per_token +=
@@ -62,6 +63,12 @@ impl Plan {
         let held = |window: Option<usize>| window.map_or(tokens, |w| w.min(tokens)) as u64;
         let slots = self.slots.iter();
         slots.map(|s| (s.elements_per_token() as u64).saturating_mul(held(s.window))).sum()
+    }
+
+    /// Elements of recurrent state that a sequence of any length holds, and that every token reads
+    /// and writes.
+    pub fn state_elements(&self) -> u64 {
+        self.states.iter().map(|s| s.elements() as u64).sum()
     }
 }
 

@@ -77,18 +77,29 @@ impl<'a> Keys<'a> {
 
     /// A size for each layer, stored as one number for all or as an array.
     pub fn sizes(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
-        let Some(values) = self.metadata.u32s(&self.key(name))? else { return Ok(None) };
-        let values = match values.len() {
-            1 => vec![values[0]; layers],
-            n if n >= layers => values,
+        let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
+        let sizes = values.into_iter().map(|v| self.plausible(name, v));
+        sizes.collect::<Result<_>>().map(Some)
+    }
+
+    /// As [`Keys::sizes`], but a layer may lack what is counted: then it has zero.
+    pub fn counts(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+        let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
+        let counts = values.into_iter().map(|v| match v {
+            0 => Ok(0),
+            v => self.plausible(name, v),
+        });
+        counts.collect::<Result<_>>().map(Some)
+    }
+
+    fn layer_values(&self, name: &str, layers: usize) -> Result<Option<Vec<u32>>> {
+        let Some(mut values) = self.metadata.u32s(&self.key(name))? else { return Ok(None) };
+        match values.len() {
+            1 => values = vec![values[0]; layers],
+            n if n >= layers => values.truncate(layers),
             n => return Err(self.error(name, format!("expected {layers} values, found {n}"))),
-        };
-        values
-            .into_iter()
-            .take(layers)
-            .map(|v| self.plausible(name, v))
-            .collect::<Result<_>>()
-            .map(Some)
+        }
+        Ok(Some(values))
     }
 
     fn plausible(&self, name: &str, value: u32) -> Result<usize> {
@@ -113,6 +124,14 @@ impl<'a> Keys<'a> {
         match self.u32(name)?.map_or(0, |n| n as usize) {
             drafts if drafts < layers => Ok(layers - drafts),
             drafts => Err(self.error(name, format!("expected less than {layers}, found {drafts}"))),
+        }
+    }
+
+    /// The taps of a convolution, which looks back at least by one.
+    pub fn kernel(&self, name: &str) -> Result<usize> {
+        match self.size(name)? {
+            1 => Err(self.error(name, "expected at least 2, found 1")),
+            kernel => Ok(kernel),
         }
     }
 

@@ -17,7 +17,7 @@ mod rope;
 mod text;
 
 pub use arch::{architectures, plan, plan_for};
-pub use builder::{AttentionLayer, Builder, LatentLayer};
+pub use builder::{AttentionLayer, Builder, LatentLayer, Mixer};
 pub use canonical::{canonical, open};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};

@@ -7,7 +7,7 @@ mod rules;
 use bodkin_gguf::{Array, Format, Metadata, Tensor, Value};
 use bodkin_model::{Error, Plan, plan};
 
-const MODELS: [&str; 18] = [
+const MODELS: [&str; 25] = [
     "llama",
     "llama-yarn",
     "llama3-tied",
@@ -18,6 +18,13 @@ const MODELS: [&str; 18] = [
     "granite",
     "olmo2",
     "phi4-mini",
+    "mamba2",
+    "nemotron-h",
+    "nemotron-h-moe-latent",
+    "granitehybrid-dense",
+    "falcon-h1",
+    "lfm2",
+    "lfm2moe",
     "qwen2moe",
     "olmoe",
     "granitemoe-shared",

@@ -182,7 +182,7 @@ impl Check<'_> {
 
 /// The pooled rows of sequences, all in one step.
 fn embed(model: &mut dyn Model, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
-    let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
+    let mut pages = Pages::of(model);
     let mut batch = Batch::default();
     for (state, tokens) in (0..).zip(sequences) {
         let mut sequence = pages.start(&[]);
@@ -217,7 +217,7 @@ fn feed(
         Feeding::Chunks(step) => (step, false),
         Feeding::Beside => (7, true),
     };
-    let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
+    let mut pages = Pages::of(model);
     let (mut ours, mut other) = (pages.start(&[]), pages.start(&[]));
     let vocabulary = model.plan().vocabulary;
     let mut found = Vec::new();
@@ -231,8 +231,9 @@ fn feed(
             }
             ensure!(pages.reserve(sequence, new.len()), "the pages suffice for both");
             let (len, position) = (new.len(), sequence.tokens.len());
+            let (tables, state) = (sequence.tables.clone(), sequence.state());
             batch.tokens.extend(new);
-            batch.spans.push(Span { len, position, tables: sequence.tables.clone(), state: 0 });
+            batch.spans.push(Span { len, position, tables, state });
         }
         let start = batch.tokens.len() - chunk.len();
         let wanted = (0..chunk.len()).filter(|i| positions.contains(&(from + i)));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bodkin_gguf::{File, Format, Metadata, Writer};
-use bodkin_model::{Attention, EmbedBy, KvSlot, Op, Plan, SlotId, Value, Weight, WeightId};
+use bodkin_model::{Attention, EmbedBy, KvSlot, Op, Plan, SlotId, StateId, StateSlot, Value};
+use bodkin_model::{Weight, WeightId};
 
 use super::random::Random;
 use crate::{Limits, PAGE_TOKENS};
@@ -145,6 +146,12 @@ impl Maker {
         let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = a;
         self.plan.slots.push(KvSlot { kv_heads, key_dim, value_dim, window });
         self.push(Op::Attention { q, k, v, attention: a, slot }, heads * value_dim)
+    }
+
+    /// A state of the plan, for one operation.
+    pub(super) fn state(&mut self, slot: StateSlot) -> StateId {
+        self.plan.states.push(slot);
+        StateId(self.plan.states.len() - 1)
     }
 
     /// A head of floats, so that every element of `input` shows in every logit.

@@ -85,16 +85,18 @@ pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Resu
     Ok(found)
 }
 
-/// One sequence's length and pages.
+/// One sequence's length, pages and cell.
 pub(super) struct Sequence {
-    position: usize,
+    pub(super) position: usize,
     tables: Vec<PageTable>,
+    pub(super) cell: u32,
 }
 
-/// The free pages of every window.
+/// The free pages of every window, and the free cells.
 pub(super) struct Pages {
     windows: Vec<Option<usize>>,
     free: Vec<Vec<u32>>,
+    cells: Vec<u32>,
 }
 
 impl Pages {
@@ -107,11 +109,19 @@ impl Pages {
             }
             pages
         });
-        Pages { free: all.collect(), windows: model.plan().windows() }
+        let free = all.collect();
+        let mut cells: Vec<u32> = (0..model.limits().states as u32).collect();
+        if !is_shuffled {
+            cells.reverse();
+        }
+        Pages { free, windows: model.plan().windows(), cells }
     }
 
-    pub(super) fn start(&self, position: usize) -> Sequence {
-        Sequence { position, tables: vec![PageTable::default(); self.windows.len()] }
+    /// An empty sequence; its cell holds what the last one left there.
+    pub(super) fn start(&mut self, position: usize) -> Sequence {
+        let tables = vec![PageTable::default(); self.windows.len()];
+        let cell = self.cells.pop().expect("cells for two sequences");
+        Sequence { position, tables, cell }
     }
 
     /// Adds a span with pages for it to a step; no span for no tokens.
@@ -127,7 +137,7 @@ impl Pages {
         }
         let (len, position, tables) = (tokens.len(), sequence.position, sequence.tables.clone());
         batch.tokens.extend(tokens);
-        batch.spans.push(Span { len, position, tables, state: 0 });
+        batch.spans.push(Span { len, position, tables, state: sequence.cell });
         sequence.position = end;
     }
 

@@ -170,14 +170,15 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
 }
 
 /// Bytes that a test must read at least: the weights once a step, and in each generated token's
-/// step the keys and values of what is in the context.
+/// step the keys and values of what is in the context, and the recurrent state.
 fn bytes_read(opened: &Opened, backend: &dyn Backend, test: Test, steps: usize) -> u64 {
     let context = test.depth + test.generate / 2;
-    let kv = match test.generate {
+    let (plan, weights) = (&opened.plan, opened.plan.cost().step_weight_bytes);
+    let kept = match test.generate {
         0 => 0,
-        _ => load::kv_bytes(&opened.plan, backend, context),
+        _ => load::kv_bytes(plan, backend, context) + load::cell_bytes(plan, backend),
     };
-    steps as u64 * (opened.plan.cost().step_weight_bytes + kv)
+    steps as u64 * (weights + kept)
 }
 
 /// A model that is fed made-up tokens.
@@ -195,7 +196,7 @@ struct Session {
 
 impl Session {
     fn new(model: Box<dyn Model>, step: usize) -> Session {
-        let mut pages = Pages::new(&model.plan().windows(), &model.limits().pages);
+        let mut pages = Pages::of(&*model);
         let sequence = pages.start(&[]);
         let logits = vec![0.0; model.plan().output_width()];
         Session { model, pages, sequence, step, logits, random: 1, profiled: false }
@@ -230,10 +231,10 @@ impl Session {
                 "pages for all tokens of the test"
             );
             let position = self.sequence.tokens.len();
-            let tables = self.sequence.tables.clone();
+            let (tables, state) = (self.sequence.tables.clone(), self.sequence.state());
             let batch = Batch {
                 tokens,
-                spans: vec![Span { len, position, tables, state: 0 }],
+                spans: vec![Span { len, position, tables, state }],
                 outputs: vec![len as u32 - 1],
             };
             self.model.forward(&batch, &mut self.logits)?;

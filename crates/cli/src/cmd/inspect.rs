@@ -100,6 +100,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
     let kv = |tokens| load::kv_bytes(&opened.plan, backend.as_ref(), tokens);
     let kv_per_1k = kv(window + 1000) - kv(window);
     let kv_windowed = kv(window) - window as u64 * kv_per_1k / 1000;
+    let cell_bytes = load::cell_bytes(&opened.plan, backend.as_ref());
     if args.json {
         let value = json!({
             "backend": backend.name(),
@@ -109,6 +110,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
             "weight_bytes": weight_bytes,
             "kv_bytes_per_1k_tokens": kv_per_1k,
             "kv_bytes_windowed": kv_windowed,
+            "recurrent_bytes_per_sequence": cell_bytes,
             "state_bytes": state_bytes,
             "scratch_bytes": scratch_bytes,
             "bytes_read_per_token": cost.step_weight_bytes,
@@ -123,6 +125,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
         ("weights in memory", weight_bytes),
         ("KV per 1k tokens", kv_per_1k),
         ("KV of full windows", kv_windowed),
+        ("recurrent state per sequence", cell_bytes),
         (context.as_str(), state_bytes),
         ("scratch", scratch_bytes),
         ("read per token", cost.step_weight_bytes),

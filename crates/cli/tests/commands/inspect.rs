@@ -93,6 +93,7 @@ fn memory_grows_with_the_context_and_the_step() {
     // Keys and values of 3 layers with 2 heads of 16, as precise as the weights.
     assert_eq!(small["kv_bytes_per_1k_tokens"], 4 * 1000 * 3 * 2 * 2 * 16);
     assert_eq!(small["kv_bytes_windowed"], 0);
+    assert_eq!(small["recurrent_bytes_per_sequence"], 0);
     let grown = bytes(&large, "state_bytes") - bytes(&small, "state_bytes");
     assert_eq!(grown, (8192 - 1024) * bytes(&small, "kv_bytes_per_1k_tokens") / 1000);
     assert_eq!(small["weight_bytes"], large["weight_bytes"]);

@@ -16,7 +16,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     decoder.act = Act::GeluTanh;
     decoder.embedding_scale = Some(width.sqrt());
     decoder.norm_after = variant.norm_after;
-    for layer in &mut decoder.layers {
+    for layer in decoder.attention() {
         let attention = &mut layer.attention;
         attention.softcap = variant.attention_softcap;
         if variant.scale_by_width {

@@ -16,7 +16,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     decoder.act = Act::ClampedSwish;
     decoder.ffn_norm = "post_attention_norm";
     let (window, base) = (m.sliding_window()?, m.rope_base("rope.freq_base_swa")?);
-    let layers = decoder.layers.iter_mut().zip(m.local_layers(2)?);
+    let layers = decoder.attention().zip(m.local_layers(2)?);
     for (layer, _) in layers.filter(|(_, is_local)| *is_local) {
         // Local layers rotate as the others, stretched too.
         layer.attention.window = window;

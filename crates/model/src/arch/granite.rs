@@ -1,21 +1,26 @@
-//! Granite 3 and 4, dense and with experts, but for the hybrids: as Llama, with a factor on the
-//! embeddings, on what each half of a block adds, on the scores and on the logits. Models trained
-//! without a rotation are marked by a scaling that is not finetuned.
+//! Granite 3 and 4, dense and with experts: as Llama, with a factor on the embeddings, on what each
+//! half of a block adds, on the scores and on the logits. Models trained without a rotation are
+//! marked by a scaling that is not finetuned. The hybrids have a Mamba 2 mixer where a layer has no
+//! key heads.
 
-use super::llama::Decoder;
-use crate::builder::Builder;
+use super::llama::{Decoder, Mix};
+use crate::builder::{Builder, Mixer};
 use crate::error::Result;
 use crate::keys::Keys;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
-    let mut decoder = Decoder::new(m, g, RopeStyle::Norm)?;
+    let style = RopeStyle::Norm;
+    let mut decoder = match m.u32("ssm.inner_size")? {
+        Some(_) => Decoder::hybrid(m, g, style, Mix::Mamba(Mixer::new(m, m.rms_eps()?)?))?,
+        None => Decoder::new(m, g, style)?,
+    };
     decoder.embedding_scale = factor(m, "embedding_scale")?;
     decoder.residual_scale = factor(m, "residual_scale")?;
     let attention_scale = factor(m, "attention.scale")?;
     let is_rotated = m.bool("rope.scaling.finetuned")?.unwrap_or(true);
-    for layer in &mut decoder.layers {
+    for layer in decoder.attention() {
         layer.attention.scale = attention_scale.unwrap_or(layer.attention.scale);
         layer.rope = layer.rope.filter(|_| is_rotated);
     }

@@ -9,6 +9,6 @@ use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let mut decoder = Decoder::new(m, g, RopeStyle::Norm)?;
-    decoder.layers.iter_mut().skip(3).step_by(4).for_each(|layer| layer.rope = None);
+    decoder.attention().skip(3).step_by(4).for_each(|layer| layer.rope = None);
     decoder.build(g)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bodkin_gguf::File;
-use bodkin_model::{Op, Plan, Value};
+use bodkin_model::{Op, Plan, StateSlot, Value};
 
 /// One of the tiny models that all tests share. Of some only the header is kept: no plan reads a
 /// weight, so zeros stand for them.
@@ -83,13 +83,21 @@ pub(crate) fn check(plan: &Plan) {
                 assert_eq!(weight.rows / experts * used, out);
             }
             Op::ExpertSum { input, route } => assert_eq!(width(input), out * width(route) / 2),
-            Op::Conv { input, weight, .. } => {
-                assert_eq!((width(input), plan.weight(*weight).rows), (out, out));
+            Op::Conv { input, weight, state, .. } => {
+                let weight = plan.weight(*weight);
+                assert_eq!((width(input), weight.rows), (out, out));
+                let kept = StateSlot::Conv { kernel: weight.cols, width: out };
+                assert_eq!(plan.states[state.0], kept);
             }
-            Op::Scan { x, b, c, dt, scan: s, .. } => {
+            Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
                 assert_eq!((width(x), width(dt)), (out, s.heads));
                 assert_eq!(s.heads * s.head_dim, out);
+                assert!(s.heads % s.groups == 0);
                 assert_eq!((width(b), width(c)), (s.groups * s.state, s.groups * s.state));
+                for weight in [a, d, dt_bias].map(|id| plan.weight(*id)) {
+                    assert_eq!(weight.cols * weight.rows, s.heads);
+                }
+                assert_eq!(plan.states[state.0], StateSlot::Scan(*s));
             }
         }
     }

@@ -178,8 +178,9 @@ impl Session {
         if steps > 0 && timings.generate_ms > 0.0 {
             let cost = self.plan.cost();
             let context = usage.prompt_tokens + usage.generated_tokens / 2;
-            let kv = load::kv_bytes(&self.plan, self.backend.as_ref(), context);
-            let speed = (cost.step_weight_bytes + kv) as f64 * rate(steps, timings.generate_ms);
+            let (plan, backend) = (&self.plan, self.backend.as_ref());
+            let kept = load::kv_bytes(plan, backend, context) + load::cell_bytes(plan, backend);
+            let speed = (cost.step_weight_bytes + kept) as f64 * rate(steps, timings.generate_ms);
             let bandwidth = *self.bandwidth.get_or_init(|| self.backend.bandwidth());
             let _ = write!(
                 text,

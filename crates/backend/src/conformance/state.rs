@@ -1,0 +1,214 @@
+//! What carries a state of fixed size along: convolutions and scans, alone and in the layers that
+//! are made of them; and cells whose state is copied.
+
+use std::sync::Arc;
+
+use bodkin_gguf::Format;
+use bodkin_model::{Act, Attention, NormKind, Op, Scan, StateSlot, Value};
+
+use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY};
+use super::feed::{Feeding, Pages, Sequence, feed};
+use crate::{Backend, Batch, Error, Model, Result};
+
+const TOKENS: usize = 19;
+const LONG: usize = 75;
+/// The width of what layers take and give.
+const WIDTH: usize = 64;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for width in [1, 7, 33, 80] {
+        for kernel in [2, 3, 4, 7] {
+            for has_bias in [false, true] {
+                cases.push(convolution(width, kernel, has_bias));
+            }
+        }
+    }
+    for (heads, head_dim, groups, state) in [
+        (1, 1, 1, 1),
+        (2, 3, 1, 5),
+        (3, 7, 3, 33),
+        (6, 5, 2, 7),
+        (8, 16, 2, 16),
+        (4, 33, 1, 20),
+        (2, 64, 1, 128),
+    ] {
+        let scan = Scan { heads, head_dim, groups, state };
+        cases.push(scanned(scan, TOKENS));
+        cases.push(scanned(scan, LONG));
+    }
+    let (plain, grouped) = ((8, 16, 1, 16), (6, 16, 3, 33));
+    for (format, tolerance) in [(Format::F32, FLOAT), (Format::Q8_0, 5.0 * INTEGER)] {
+        for (heads, head_dim, groups, state) in [plain, grouped] {
+            let scan = Scan { heads, head_dim, groups, state };
+            cases.push(mixers(format, scan, tolerance));
+        }
+        cases.push(short_convolutions(format, tolerance));
+    }
+    cases.push(hybrid());
+    cases
+}
+
+fn convolution(width: usize, kernel: usize, has_bias: bool) -> Case {
+    let name = format!("conv width {width} kernel {kernel} bias {has_bias}");
+    let (mut maker, input) = Maker::start(name, width);
+    let value = conv(&mut maker, input, kernel, has_bias);
+    maker.logits(value);
+    maker.finish(FLOAT, TOKENS)
+}
+
+fn conv(maker: &mut Maker, input: Value, kernel: usize, has_bias: bool) -> Value {
+    let width = maker.width(input);
+    let weight = maker.matrix(Format::F32, width, kernel);
+    let bias = has_bias.then(|| maker.vector(width, 0.5));
+    let state = maker.state(StateSlot::Conv { kernel, width });
+    maker.push(Op::Conv { input, weight, bias, state }, width)
+}
+
+fn scanned(s: Scan, tokens: usize) -> Case {
+    let (mut maker, input) = Maker::start(format!("{s:?} {tokens} tokens"), WIDTH);
+    let x = maker.linear(input, Format::F32, s.heads * s.head_dim);
+    let b = maker.linear(input, Format::F32, s.groups * s.state);
+    let c = maker.linear(input, Format::F32, s.groups * s.state);
+    let dt = maker.linear(input, Format::F32, s.heads);
+    let value = scan(&mut maker, [x, b, c, dt], s);
+    maker.logits(value);
+    maker.finish(FLOAT, tokens)
+}
+
+/// Some heads forget at once, others keep nearly all.
+fn scan(maker: &mut Maker, [x, b, c, dt]: [Value; 4], s: Scan) -> Value {
+    let a: Vec<f32> = (0..s.heads).map(|head| -16.0 / 4f32.powi(head as i32)).collect();
+    let (a, d) = (maker.floats(&a), maker.vector(s.heads, 1.0));
+    let dt_bias = maker.vector(s.heads, -1.0);
+    let state = maker.state(StateSlot::Scan(s));
+    let op = Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state };
+    maker.push(op, s.heads * s.head_dim)
+}
+
+/// As Mamba 2 has it: convolution, scan, gate, norm in groups.
+fn mixer(maker: &mut Maker, input: Value, format: Format, s: Scan) -> Value {
+    let (inner, shared) = (s.heads * s.head_dim, s.groups * s.state);
+    let mixed = inner + 2 * shared;
+    let all = maker.linear(input, format, inner + mixed + s.heads);
+    let slice = |maker: &mut Maker, input, start, len| {
+        maker.push(Op::Slice { input, groups: 1, start, len }, len)
+    };
+    let gate = slice(maker, all, 0, inner);
+    let xbc = slice(maker, all, inner, mixed);
+    let dt = slice(maker, all, inner + mixed, s.heads);
+    let xbc = conv(maker, xbc, 4, true);
+    let xbc = maker.push(Op::Act { input: xbc, act: Act::Silu }, mixed);
+    let x = slice(maker, xbc, 0, inner);
+    let b = slice(maker, xbc, inner, shared);
+    let c = slice(maker, xbc, inner + shared, shared);
+    let up = scan(maker, [x, b, c, dt], s);
+    let input = maker.push(Op::Glu { gate, up, act: Act::Silu }, inner);
+    let (weight, kind, bias) = (maker.vector(inner, 1.0), NormKind::Rms, None);
+    let op = Op::Norm { input, kind, weight, bias, eps: 1e-5, groups: s.groups };
+    let value = maker.push(op, inner);
+    maker.linear(value, format, WIDTH)
+}
+
+/// Two layers, each with cells of its own.
+fn mixers(format: Format, s: Scan, tolerance: f64) -> Case {
+    let (mut maker, mut x) = Maker::start(format!("mixers {} {s:?}", format.name()), WIDTH);
+    for _ in 0..2 {
+        let h = mixer(&mut maker, x, format, s);
+        x = maker.push(Op::Add { a: x, b: h }, WIDTH);
+    }
+    maker.logits(x);
+    maker.finish(tolerance, LONG)
+}
+
+/// As LFM2 has it: a convolution between two gates.
+fn short_convolutions(format: Format, tolerance: f64) -> Case {
+    let (mut maker, mut x) = Maker::start(format!("short convs {}", format.name()), WIDTH);
+    for _ in 0..2 {
+        let [before, after, h] = [0; 3].map(|_| maker.linear(x, format, WIDTH));
+        let h = maker.push(Op::Glu { gate: before, up: h, act: Act::Identity }, WIDTH);
+        let h = conv(&mut maker, h, 3, false);
+        let h = maker.push(Op::Glu { gate: after, up: h, act: Act::Identity }, WIDTH);
+        let h = maker.linear(h, format, WIDTH);
+        x = maker.push(Op::Add { a: x, b: h }, WIDTH);
+    }
+    maker.logits(x);
+    maker.finish(tolerance, LONG)
+}
+
+/// A mixer and attention with a window on the same input.
+fn hybrid() -> Case {
+    let (mut maker, x) = Maker::start("mixer beside attention", WIDTH);
+    let a = mixer(&mut maker, x, Format::F32, Scan { heads: 4, head_dim: 8, groups: 2, state: 8 });
+    let attention = Attention {
+        heads: 4,
+        kv_heads: 2,
+        key_dim: 16,
+        value_dim: 16,
+        scale: 0.25,
+        softcap: None,
+        window: Some(20),
+        causal: true,
+        sinks: None,
+    };
+    let b = maker.attention(x, Format::F32, attention);
+    let sum = maker.push(Op::Add { a, b }, WIDTH);
+    maker.logits(sum);
+    maker.finish(HALF_STATE, LONG)
+}
+
+/// A sequence goes on from a copy of its state as from the state itself, and cells that the model
+/// was not loaded for are refused.
+pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
+    let case = mixers(Format::F32, Scan { heads: 4, head_dim: 8, groups: 2, state: 8 }, FLOAT);
+    if let Err(error) = try_check(backend, &case, failures) {
+        failures.push(format!("copies of state: {error}"));
+    }
+}
+
+fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
+    let limits = case.limits();
+    let mut model = backend.load(Arc::clone(&case.plan), &case.file, &limits, &|_, _| ())?;
+    let whole = feed(model.as_mut(), case, Feeding::Whole)?;
+    let mut pages = Pages::new(model.as_ref(), false);
+    let (mut first, mut copy) = (pages.start(0), pages.start(0));
+    let (start, rest) = case.tokens.split_at(11);
+    step(model.as_mut(), &mut pages, &mut [(&mut first, start)])?;
+    model.copy_state(first.cell, copy.cell);
+    copy.position = first.position;
+    // The first goes another way beside its copy, then alone.
+    let (same, more) = rest.split_at(5);
+    let other: Vec<u32> = same.iter().map(|token| token / 2).collect();
+    let both = &mut [(&mut first, other.as_slice()), (&mut copy, same)];
+    let found = step(model.as_mut(), &mut pages, both)?;
+    let mut found = found[other.len() * VOCABULARY..].to_vec();
+    step(model.as_mut(), &mut pages, &mut [(&mut first, &other)])?;
+    found.extend(step(model.as_mut(), &mut pages, &mut [(&mut copy, more)])?);
+    let wanted = &whole[start.len() * VOCABULARY..];
+    if !wanted.iter().map(|x| x.to_bits()).eq(found.iter().map(|x| x.to_bits())) {
+        failures.push("copies of state: a copy goes on otherwise than what it was made of".into());
+    }
+    copy.cell = limits.states as u32;
+    match step(model.as_mut(), &mut pages, &mut [(&mut copy, same)]) {
+        Err(Error::Limit { .. }) => {}
+        Err(other) => failures.push(format!("copies of state: another error: {other}")),
+        Ok(_) => failures.push("a cell of state that does not exist is accepted".to_owned()),
+    }
+    Ok(())
+}
+
+/// Runs tokens of some sequences, with the logits of all rows.
+fn step(
+    model: &mut dyn Model,
+    pages: &mut Pages,
+    sequences: &mut [(&mut Sequence, &[u32])],
+) -> Result<Vec<f32>> {
+    let mut batch = Batch::default();
+    for (sequence, tokens) in sequences {
+        pages.append(sequence, tokens, &mut batch);
+    }
+    batch.outputs = (0..batch.tokens.len() as u32).collect();
+    let mut logits = vec![f32::NAN; batch.outputs.len() * VOCABULARY];
+    model.forward(&batch, &mut logits)?;
+    Ok(logits)
+}

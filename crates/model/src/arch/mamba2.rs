@@ -1,0 +1,19 @@
+//! Mamba 2: blocks of one mixer each, no attention and no feed-forward layers.
+
+use crate::builder::{Builder, Mixer};
+use crate::error::Result;
+use crate::keys::Keys;
+use crate::plan::Value;
+
+pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    let (eps, layers) = (m.rms_eps()?, m.layers()?);
+    let mixer = Mixer::new(m, eps)?;
+    let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
+    for i in 0..layers {
+        let b = g.block(i);
+        let h = b.rms_norm(x, "attn_norm", eps)?;
+        let h = b.mixer(h, mixer)?;
+        x = b.add(x, h);
+    }
+    g.logits(x, "output_norm", eps, &["output", "token_embd"])
+}

@@ -1,0 +1,38 @@
+//! Nemotron-H and Nemotron 3: each block is one thing only, a Mamba 2 mixer, attention without
+//! rotation, or a feed-forward layer of squared ReLUs, which may be made of experts. Blocks behind
+//! the last one, which draft further tokens, are left out.
+
+use super::hybrid_attention_layers;
+use crate::builder::{AttentionLayer, Builder, Mixer};
+use crate::error::Result;
+use crate::keys::Keys;
+use crate::op::{Act, Gating};
+use crate::plan::Value;
+
+pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    let eps = match m.f32("attention.layer_norm_rms_epsilon")? {
+        Some(eps) => eps,
+        None => m.layer_eps()?,
+    };
+    let layers = m.layers_without_drafts()?;
+    let mixer = Mixer::new(m, eps)?;
+    let attention = hybrid_attention_layers(m, layers)?;
+    let hidden = m
+        .counts("feed_forward_length", layers)?
+        .ok_or_else(|| m.error("feed_forward_length", "missing"))?;
+    let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
+    for (i, (attention, hidden)) in attention.into_iter().zip(hidden).enumerate() {
+        let b = g.block(i);
+        let h = b.rms_norm(x, "attn_norm", eps)?;
+        let h = match (hidden, attention) {
+            (0, None) => b.mixer(h, mixer)?,
+            (0, Some(attention)) => b.attention(h, AttentionLayer { attention, rope: None, eps })?,
+            _ if b.has("ffn_gate_inp") => {
+                b.experts(h, m.routing(i, Gating::Sigmoid, false)?, Act::ReluSquared)?
+            }
+            _ => b.feed_forward(h, Act::ReluSquared, hidden)?,
+        };
+        x = b.add(x, h);
+    }
+    g.logits(x, "output_norm", eps, &["output", "token_embd"])
+}

@@ -1,0 +1,107 @@
+//! Layers that carry a state of fixed size along a sequence: the mixer of Mamba 2 (Dao and Gu
+//! 2024) and the gated short convolution of LFM2.
+
+use crate::error::Result;
+use crate::keys::Keys;
+use crate::op::{Act, NormKind, Op, Scan};
+use crate::plan::{StateId, StateSlot, Value};
+
+use super::Builder;
+
+/// The sizes of a Mamba 2 mixer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixer {
+    /// Taps of the convolution, at least 2.
+    pub kernel: usize,
+    /// Heads, groups, widths.
+    pub scan: Scan,
+    /// The epsilon of the norm, where the file has one.
+    pub eps: f32,
+}
+
+impl Mixer {
+    /// The mixer that all recurrent layers of a model have.
+    pub fn new(m: &Keys<'_>, eps: f32) -> Result<Mixer> {
+        let kernel = m.kernel("ssm.conv_kernel")?;
+        let (inner, heads) = (m.size("ssm.inner_size")?, m.size("ssm.time_step_rank")?);
+        if inner % heads != 0 {
+            let problem = format!("{heads} heads do not divide the width of {inner}");
+            return Err(m.error("ssm.time_step_rank", problem));
+        }
+        let groups = m.size("ssm.group_count")?;
+        if heads % groups != 0 {
+            let problem = format!("{groups} does not divide the {heads} heads");
+            return Err(m.error("ssm.group_count", problem));
+        }
+        let head_dim = inner / heads;
+        let scan = Scan { heads, head_dim, groups, state: m.size("ssm.state_size")? };
+        Ok(Mixer { kernel, scan, eps })
+    }
+}
+
+impl Builder<'_> {
+    /// A Mamba 2 mixer: one projection to gate, inputs and time steps; a convolution over the
+    /// inputs; the scan; its result gated, normed in groups where the file has a norm, projected.
+    pub fn mixer(&mut self, input: Value, mixer: Mixer) -> Result<Value> {
+        let Mixer { kernel, scan, eps } = mixer;
+        let (inner, shared) = (scan.heads * scan.head_dim, scan.groups * scan.state);
+        let mixed = inner + 2 * shared;
+        let all = self.linear(input, "ssm_in", inner + mixed + scan.heads)?;
+        let gate = self.slice(all, 0, inner);
+        let dt = self.slice(all, inner + mixed, scan.heads);
+        let xbc = self.slice(all, inner, mixed);
+        let xbc = self.conv(xbc, "ssm_conv1d", kernel)?;
+        let xbc = self.push(Op::Act { input: xbc, act: Act::Silu }, mixed);
+        let x = self.slice(xbc, 0, inner);
+        let b = self.slice(xbc, inner, shared);
+        let c = self.slice(xbc, inner + shared, shared);
+        // Names that do not end as those of other weights do.
+        let a = self.find(&format!("{}ssm_a", self.prefix), 1, scan.heads)?;
+        let d = self.find(&format!("{}ssm_d", self.prefix), 1, scan.heads)?;
+        let dt_bias = self.find(&format!("{}ssm_dt.bias", self.prefix), scan.heads, 1)?;
+        let state = self.state(StateSlot::Scan(scan));
+        let up = self.push(Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state }, inner);
+        let y = self.push(Op::Glu { gate, up, act: Act::Silu }, inner);
+        let y = self.group_norm(y, "ssm_norm", scan.groups, eps)?;
+        self.linear(y, "ssm_out", self.width(input))
+    }
+
+    /// A short convolution between two gates: one projection to both gates and the input.
+    pub fn short_conv(&mut self, input: Value, kernel: usize) -> Result<Value> {
+        let width = self.width(input);
+        let all = self.linear(input, "shortconv.in_proj", 3 * width)?;
+        let before = self.slice(all, 0, width);
+        let after = self.slice(all, width, width);
+        let x = self.slice(all, 2 * width, width);
+        let act = Act::Identity;
+        let x = self.push(Op::Glu { gate: before, up: x, act }, width);
+        let x = self.conv(x, "shortconv.conv", kernel)?;
+        let x = self.push(Op::Glu { gate: after, up: x, act }, width);
+        self.linear(x, "shortconv.out_proj", width)
+    }
+
+    fn conv(&mut self, input: Value, name: &str, kernel: usize) -> Result<Value> {
+        let width = self.width(input);
+        let weight = self.weight(name, kernel, width)?;
+        let bias = self.bias(name, width)?;
+        let state = self.state(StateSlot::Conv { kernel, width });
+        Ok(self.push(Op::Conv { input, weight, bias, state }, width))
+    }
+
+    /// A norm over each part of a row with weights of its own, `[width / groups, groups]`; nothing
+    /// where the file has none.
+    fn group_norm(&mut self, input: Value, name: &str, groups: usize, eps: f32) -> Result<Value> {
+        if !self.has(name) {
+            return Ok(input);
+        }
+        let width = self.width(input);
+        let weight = self.weight(name, width / groups, groups)?;
+        let (kind, bias) = (NormKind::Rms, None);
+        Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
+    }
+
+    fn state(&mut self, slot: StateSlot) -> StateId {
+        self.plan.states.push(slot);
+        StateId(self.plan.states.len() - 1)
+    }
+}
