@@ -83,22 +83,31 @@ pub(crate) fn check(plan: &Plan) {
                 assert_eq!(weight.rows / experts * used, out);
             }
             Op::ExpertSum { input, route } => assert_eq!(width(input), out * width(route) / 2),
-            Op::Conv { input, weight, state, .. } => {
-                let weight = plan.weight(*weight);
-                assert_eq!((width(input), weight.rows), (out, out));
-                let kept = StateSlot::Conv { kernel: weight.cols, width: out };
-                assert_eq!(plan.states[state.0], kept);
-            }
-            Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
-                assert_eq!((width(x), width(dt)), (out, s.heads));
-                assert_eq!(s.heads * s.head_dim, out);
-                assert!(s.heads % s.groups == 0);
-                assert_eq!((width(b), width(c)), (s.groups * s.state, s.groups * s.state));
-                for weight in [a, d, dt_bias].map(|id| plan.weight(*id)) {
-                    assert_eq!(weight.cols * weight.rows, s.heads);
-                }
-                assert_eq!(plan.states[state.0], StateSlot::Scan(*s));
-            }
+            Op::Conv { .. } | Op::Scan { .. } => check_recurrent(plan, op, out),
         }
+    }
+}
+
+/// What an operation keeps of a sequence is as wide as what it works on.
+fn check_recurrent(plan: &Plan, op: &Op, out: usize) {
+    let width = |value: &Value| plan.width(*value);
+    match op {
+        Op::Conv { input, weight, state, .. } => {
+            let weight = plan.weight(*weight);
+            assert_eq!((width(input), weight.rows), (out, out));
+            let kept = StateSlot::Conv { kernel: weight.cols, width: out };
+            assert_eq!(plan.states[state.0], kept);
+        }
+        Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
+            assert_eq!((width(x), width(dt)), (out, s.heads));
+            assert_eq!(s.heads * s.head_dim, out);
+            assert!(s.heads % s.groups == 0);
+            assert_eq!((width(b), width(c)), (s.groups * s.state, s.groups * s.state));
+            for weight in [a, d, dt_bias].map(|id| plan.weight(*id)) {
+                assert_eq!(weight.cols * weight.rows, s.heads);
+            }
+            assert_eq!(plan.states[state.0], StateSlot::Scan(*s));
+        }
+        other => panic!("{} keeps nothing", other.name()),
     }
 }
