@@ -9,7 +9,7 @@ mod state;
 use std::sync::Arc;
 
 use bodkin_gguf::File;
-use bodkin_model::{EmbedBy, Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
+use bodkin_model::{Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
 
 use experts::ExpertLinear;
 use rows::Norm;
@@ -176,14 +176,7 @@ impl ReferenceModel {
         let weight = |id: WeightId| self.weights[id.0].as_slice();
         match &plan.ops[i] {
             Op::Embed { table, by } => {
-                let width = plan.widths[i];
-                let rows: Vec<usize> = match by {
-                    EmbedBy::Token => batch.tokens.iter().map(|&t| t as usize).collect(),
-                    EmbedBy::Position => batch.positions().collect(),
-                    EmbedBy::First => vec![0; batch.tokens.len()],
-                };
-                let row = |row: usize| &weight(*table)[row * width..][..width];
-                rows.into_iter().flat_map(row).copied().collect()
+                rows::pick(weight(*table), plan.widths[i], rows::of_table(*by, batch))
             }
             Op::Norm { input, kind, weight: w, bias, eps, groups } => {
                 let (weight, bias) = (weight(*w), bias.map(weight));
@@ -235,16 +228,13 @@ impl ReferenceModel {
                 state::conv(&mut self.states[state.0], batch, of(*input), weight, bias)
             }
             Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
-                let (x, b, c, dt) = (of(*x), of(*b), of(*c), of(*dt));
-                let (a, d, dt_bias) = (weight(*a), weight(*d), weight(*dt_bias));
-                let inputs = state::ScanInputs { x, b, c, dt, a, d, dt_bias };
-                state::scan(&mut self.states[state.0], batch, *scan, &inputs)
+                let values = [x, b, c, dt].map(|value| of(*value));
+                let weights = [a, d, dt_bias].map(|id| weight(*id));
+                state::scan(&mut self.states[state.0], batch, *scan, values, weights)
             }
             Op::Logits { input, weight: w, bias } => {
-                let width = plan.width(*input);
-                let rows = batch.outputs.iter().map(|&row| row as usize * width);
-                let rows: Vec<f32> =
-                    rows.flat_map(|start| &of(*input)[start..start + width]).copied().collect();
+                let (width, rows) = (plan.width(*input), batch.outputs.iter().map(|&i| i as usize));
+                let rows = rows::pick(of(*input), width, rows);
                 rows::linear(&rows, width, weight(*w), bias.map(weight))
             }
         }

@@ -174,9 +174,9 @@ impl Pages {
         }
     }
 
-    /// Takes pages for `new` more tokens, and a cell for the first of them, giving up kept sequences
-    /// where either is short, oldest first. Returns false, with nothing taken or given up, if there
-    /// are not enough even so.
+    /// Takes pages for `new` more tokens, and a cell for the first of them, giving up kept
+    /// sequences where either is short, oldest first. Returns false, with nothing taken or given
+    /// up, if there are not enough even so.
     pub fn reserve(&mut self, sequence: &mut Sequence, new: usize) -> bool {
         let pages = (sequence.tokens.len() + new).div_ceil(PAGE_TOKENS);
         let missing = |table: &PageTable| pages.saturating_sub(table.skipped + table.pages.len());

@@ -62,7 +62,7 @@ fn join_experts(file: &mut File) -> Result<()> {
         shape.truncate(2);
         shape.push(parts.len() as u64);
         file.add_tensor(&name, format, &shape, move |file| {
-            parts.iter().flat_map(|part| file.data(part)).copied().collect()
+            parts.iter().map(|part| file.data(part)).collect::<Vec<_>>().concat()
         })?;
     }
     Ok(())

@@ -136,7 +136,7 @@ fn a_pattern_is_a_period_or_a_value_for_each_layer() {
 }
 
 /// The tensors of a model with some of them in another form.
-fn changed(name: &str, mut change: impl FnMut(Tensor) -> Vec<Tensor>) -> Vec<Tensor> {
+fn changed(name: &str, change: impl FnMut(Tensor) -> Vec<Tensor>) -> Vec<Tensor> {
     parts(name, &[]).1.into_iter().flat_map(change).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Operations of the reference interpreter that look at rows one by one, and the pooling of rows.
 
-use bodkin_model::{Act, NormKind, PoolKind, Rope, RopeStyle, RopeTable};
+use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, RopeTable};
 
 use super::dot;
 use crate::batch::Batch;
@@ -34,6 +34,20 @@ impl Norm<'_> {
         }
         out
     }
+}
+
+/// The row of a table that each token reads.
+pub(super) fn of_table(by: EmbedBy, batch: &Batch) -> Vec<usize> {
+    match by {
+        EmbedBy::Token => batch.tokens.iter().map(|&t| t as usize).collect(),
+        EmbedBy::Position => batch.positions().collect(),
+        EmbedBy::First => vec![0; batch.tokens.len()],
+    }
+}
+
+/// These rows of a value or a table, one after the other.
+pub(super) fn pick(x: &[f32], width: usize, rows: impl IntoIterator<Item = usize>) -> Vec<f32> {
+    rows.into_iter().flat_map(|row| &x[row * width..][..width]).copied().collect()
 }
 
 pub(super) fn linear(x: &[f32], cols: usize, weight: &[f32], bias: Option<&[f32]>) -> Vec<f32> {

@@ -59,33 +59,29 @@ pub(super) fn conv(
     out
 }
 
-/// The operands of a scan, as in [`bodkin_model::Op::Scan`].
-pub(super) struct ScanInputs<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) b: &'a [f32],
-    pub(super) c: &'a [f32],
-    pub(super) dt: &'a [f32],
-    pub(super) a: &'a [f32],
-    pub(super) d: &'a [f32],
-    pub(super) dt_bias: &'a [f32],
-}
-
-/// A cell holds `[heads, head_dim, state]`.
-pub(super) fn scan(cells: &mut Cells, batch: &Batch, s: Scan, of: &ScanInputs<'_>) -> Vec<f32> {
-    let mut out = Vec::with_capacity(of.x.len());
+/// The operands are those of [`bodkin_model::Op::Scan`], in their order; a cell holds
+/// `[heads, head_dim, state]`.
+pub(super) fn scan(
+    cells: &mut Cells,
+    batch: &Batch,
+    s: Scan,
+    [x, b, c, dt]: [&[f32]; 4],
+    [a, d, dt_bias]: [&[f32]; 3],
+) -> Vec<f32> {
+    let mut out = Vec::with_capacity(x.len());
     let mut row = 0;
     for span in &batch.spans {
         let state = cells.before(span);
         for _ in 0..span.len {
             for (head, state) in state.chunks_exact_mut(s.head_dim * s.state).enumerate() {
                 let group = row * s.groups + head / (s.heads / s.groups);
-                let b = &of.b[group * s.state..][..s.state];
-                let c = &of.c[group * s.state..][..s.state];
-                let x = &of.x[(row * s.heads + head) * s.head_dim..][..s.head_dim];
-                let dt = softplus(f64::from(of.dt[row * s.heads + head] + of.dt_bias[head]));
-                let decay = (dt * f64::from(of.a[head])).exp();
+                let b = &b[group * s.state..][..s.state];
+                let c = &c[group * s.state..][..s.state];
+                let x = &x[(row * s.heads + head) * s.head_dim..][..s.head_dim];
+                let dt = softplus(f64::from(dt[row * s.heads + head] + dt_bias[head]));
+                let decay = (dt * f64::from(a[head])).exp();
                 for (&x, state) in x.iter().zip(state.chunks_exact_mut(s.state)) {
-                    let mut y = f64::from(of.d[head]) * f64::from(x);
+                    let mut y = f64::from(d[head]) * f64::from(x);
                     for ((h, &b), &c) in state.iter_mut().zip(b).zip(c) {
                         *h = (decay * f64::from(*h) + dt * f64::from(x) * f64::from(b)) as f32;
                         y += f64::from(*h) * f64::from(c);

@@ -72,33 +72,60 @@ pub(crate) fn check(plan: &Plan) {
                 let part = out / groups - width(a) / groups;
                 assert!(width(b) == part || width(b) == part * groups);
             }
-            Op::Route { input, routing, .. } => {
-                assert_eq!((width(input), 2 * routing.used), (routing.experts, out));
-                assert!(routing.used <= routing.experts);
+            Op::Route { .. } | Op::ExpertLinear { .. } | Op::ExpertSum { .. } => {
+                check_experts(plan, op, out);
             }
-            Op::ExpertLinear { input, route, weight, experts, .. } => {
-                let used = route.as_ref().map_or(*experts, |route| width(route) / 2);
-                let weight = plan.weight(*weight);
-                assert!(width(input) == weight.cols || width(input) == weight.cols * used);
-                assert_eq!(weight.rows / experts * used, out);
+            Op::Conv { .. } | Op::Scan { .. } => check_recurrent(plan, op, out),
+        }
+    }
+}
+
+/// What an operation keeps of a sequence is as wide as what it works on.
+fn check_recurrent(plan: &Plan, op: &Op, out: usize) {
+    let width = |value: &Value| plan.width(*value);
+    match op {
+        Op::Conv { input, weight, state, .. } => {
+            let weight = plan.weight(*weight);
+            assert_eq!((width(input), weight.rows), (out, out));
+            let kept = StateSlot::Conv { kernel: weight.cols, width: out };
+            assert_eq!(plan.states[state.0], kept);
+        }
+        Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
+            assert_eq!((width(x), width(dt)), (out, s.heads));
+            assert_eq!(s.heads * s.head_dim, out);
+            assert!(s.heads % s.groups == 0);
+            assert_eq!((width(b), width(c)), (s.groups * s.state, s.groups * s.state));
+            for weight in [a, d, dt_bias].map(|id| plan.weight(*id)) {
+                assert_eq!(weight.cols * weight.rows, s.heads);
             }
-            Op::ExpertSum { input, route } => assert_eq!(width(input), out * width(route) / 2),
-            Op::Conv { input, weight, state, .. } => {
-                let weight = plan.weight(*weight);
-                assert_eq!((width(input), weight.rows), (out, out));
-                let kept = StateSlot::Conv { kernel: weight.cols, width: out };
-                assert_eq!(plan.states[state.0], kept);
-            }
-            Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
-                assert_eq!((width(x), width(dt)), (out, s.heads));
-                assert_eq!(s.heads * s.head_dim, out);
-                assert!(s.heads % s.groups == 0);
-                assert_eq!((width(b), width(c)), (s.groups * s.state, s.groups * s.state));
-                for weight in [a, d, dt_bias].map(|id| plan.weight(*id)) {
-                    assert_eq!(weight.cols * weight.rows, s.heads);
-                }
-                assert_eq!(plan.states[state.0], StateSlot::Scan(*s));
+            assert_eq!(plan.states[state.0], StateSlot::Scan(*s));
+        }
+        other => panic!("{} keeps nothing", other.name()),
+    }
+}
+
+/// A choice is possible, and what the chosen make is as wide as all of their matrices together.
+fn check_experts(plan: &Plan, op: &Op, out: usize) {
+    let width = |value: &Value| plan.width(*value);
+    match op {
+        Op::Route { input, routing: r, bias } => {
+            assert_eq!((width(input), 2 * r.used), (r.experts, out));
+            assert!(r.experts % r.groups == 0 && (1..=r.groups).contains(&r.groups_used));
+            assert!((1..=r.experts / r.groups * r.groups_used).contains(&r.used));
+            assert!(r.scale.is_finite());
+            assert!(bias.is_none_or(|id| plan.weight(id).cols == r.experts));
+        }
+        Op::ExpertLinear { input, route, weight, experts, bias } => {
+            let used = route.as_ref().map_or(*experts, |route| width(route) / 2);
+            let weight = plan.weight(*weight);
+            assert!(width(input) == weight.cols || width(input) == weight.cols * used);
+            let rows = weight.rows / experts;
+            assert_eq!((rows * used, rows * experts), (out, weight.rows));
+            if let Some(bias) = bias.map(|id| plan.weight(id)) {
+                assert_eq!((bias.rows, bias.cols), (*experts, rows));
             }
         }
+        Op::ExpertSum { input, route } => assert_eq!(width(input), out * width(route) / 2),
+        other => panic!("{} is no operation of experts", other.name()),
     }
 }
