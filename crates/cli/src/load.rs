@@ -35,6 +35,9 @@ pub(crate) struct Machine {
     /// Tokens of a prompt that are read in one step
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(crate) batch_size: usize,
+    /// Leave weights as the file has them: less memory, slower
+    #[arg(long)]
+    pub(crate) no_repack: bool,
 }
 
 /// Flags of every command that turns text into tokens or back.
@@ -239,7 +242,7 @@ pub(crate) fn total(memory: &Memory) -> u64 {
 impl Machine {
     /// The backend that these flags choose.
     pub(crate) fn backend(&self) -> Result<Box<dyn Backend>> {
-        backends::choose(&self.device, self.threads)
+        backends::choose(&self.device, self.threads, !self.no_repack)
     }
 
     /// The context that was asked for, if one was.

@@ -37,6 +37,9 @@ pub struct Cpu {
     pub simd: Simd,
     /// Which rewrites of the plan are on.
     pub fusions: Fusions,
+    /// Whether weights are repacked into memory at load. If not, they stay in the file's pages and
+    /// are packed whenever they are used: slower, with the same results, in less memory.
+    pub repack: bool,
 }
 
 impl Cpu {
@@ -49,7 +52,7 @@ impl Cpu {
             return Err(Error::Config(format!("expected 1 to 1024 threads, found {threads}")));
         }
         let simd = Simd::from_env().map_err(Error::Config)?;
-        Ok(Cpu { threads, simd, fusions: Fusions::ALL })
+        Ok(Cpu { threads, simd, fusions: Fusions::ALL, repack: true })
     }
 }
 
@@ -72,7 +75,7 @@ impl Backend for Cpu {
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
-        model::memory(plan, limits, self.threads)
+        model::memory(plan, limits, self.threads, self.repack)
     }
 
     fn load(
@@ -93,7 +96,7 @@ impl Backend for Cpu {
         }
         let failed = |e| Error::Config(format!("cannot start {} threads: {e}", self.threads));
         let mut pool = pool::Pool::new(self.threads).map_err(failed)?;
-        let weights = weights::prepare(&plan, file, &mut pool, progress);
+        let weights = weights::prepare(&plan, file, self.repack, &mut pool, progress);
         let (simd, fusions) = (self.simd, self.fusions);
         Ok(Box::new(model::CpuModel::new(plan, file, limits, simd, fusions, pool, weights)))
     }

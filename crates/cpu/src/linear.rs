@@ -23,7 +23,7 @@ mod weight;
 pub use activations::{Activations, Filling, Form};
 pub use kind::Kind;
 pub(crate) use memory::Memory;
-pub use weight::{PackedWeight, Packer, float_kind};
+pub use weight::{PackedWeight, Packer, Source, float_kind};
 
 use activations::{BLOCK_COLS, TILE_ROWS};
 use kind::{FloatKind, IntegerKind, Visit};
@@ -197,12 +197,30 @@ struct Panels {
 impl Job<'_> {
     /// Cuts the panels into groups that stay in the second-level cache while all tokens pass over
     /// them.
-    fn packed(&self, mut run: impl FnMut(Panels)) {
+    fn packed(&mut self, mut run: impl FnMut(&Self, Panels)) {
         let (bytes, cols) = (self.weight.panel_bytes(), self.weight.cols());
         let group = (GROUP_BYTES / bytes.max(1)).max(4);
+        let Some(start) = self.weight.start() else { return self.repacked(run) };
         for first in self.panels.clone().step_by(group) {
             let count = group.min(self.panels.end - first);
-            run(Panels { first, count, start: self.weight.panel(first), bytes, col: 0, cols });
+            // SAFETY: the memory holds all panels.
+            let start = unsafe { start.add(first * bytes) };
+            run(self, Panels { first, count, start, bytes, col: 0, cols });
+        }
+    }
+
+    /// As [`Job::packed`], for a weight that is packed only when it is used: as many panels at a
+    /// time as there is room for.
+    fn repacked(&mut self, mut run: impl FnMut(&Self, Panels)) {
+        let (bytes, cols) = (self.weight.panel_bytes(), self.weight.cols());
+        let group = size_of_val(self.room) / bytes.max(1);
+        assert!(group > 0, "room for {} bytes of a panel of {bytes}", size_of_val(self.room));
+        let room = self.room.as_mut_ptr().cast::<u8>();
+        for first in self.panels.clone().step_by(group) {
+            let count = group.min(self.panels.end - first);
+            // SAFETY: the room has place for the group and belongs to this thread.
+            unsafe { self.weight.pack_into(first..first + count, room) };
+            run(self, Panels { first, count, start: room, bytes, col: 0, cols });
         }
     }
 
@@ -215,7 +233,8 @@ impl Job<'_> {
         unpack: impl Fn(*const u8, Range<usize>, *mut u8),
         mut run: impl FnMut(&Self, Panels),
     ) {
-        let cols = self.weight.cols();
+        let (cols, panel_bytes) = (self.weight.cols(), self.weight.panel_bytes());
+        let start = self.weight.start().expect("the weight is packed");
         let group = size_of_val(self.room) / (col_bytes * cols.min(UNPACKED_COLS));
         let room = self.room.as_mut_ptr().cast::<u8>();
         for first in self.panels.clone().step_by(group) {
@@ -224,9 +243,10 @@ impl Job<'_> {
                 let cols = UNPACKED_COLS.min(cols - col);
                 let bytes = col_bytes * cols;
                 for i in 0..count {
-                    // SAFETY: the room has place for the group.
-                    let room = unsafe { room.add(i * bytes) };
-                    unpack(self.weight.panel(first + i), col..col + cols, room);
+                    // SAFETY: the memory holds all panels, the room has place for the group.
+                    let (panel, room) =
+                        unsafe { (start.add((first + i) * panel_bytes), room.add(i * bytes)) };
+                    unpack(panel, col..col + cols, room);
                 }
                 run(self, Panels { first, count, start: room, bytes, col, cols });
             }
@@ -236,7 +256,8 @@ impl Job<'_> {
     /// Whether there are so many tokens that panels are unpacked first, which costs about as much
     /// as a tile, and room for it.
     fn should_unpack(&self) -> bool {
-        self.tokens.len() >= 2 * TILE_ROWS && self.room.len() >= ROOM
+        let is_packed = self.weight.start().is_some();
+        is_packed && self.tokens.len() >= 2 * TILE_ROWS && self.room.len() >= ROOM
     }
 
     /// Calls `run` with each tile of a group, its panels and its tokens: as many as `shapes`, pairs
@@ -330,7 +351,7 @@ impl<L: Level> Visit for Run<'_, L> {
         let shapes = &SHAPES[..=L::TOKENS.ilog2() as usize];
         let mut job = self.0;
         if !job.should_unpack() {
-            return job.packed(|group| {
+            return job.packed(|job, group| {
                 // SAFETY: as for floats.
                 job.tiles(group, shapes, |tile, _, tokens| unsafe {
                     with_tokens!(tokens, L::integer::<K>(tile));
@@ -353,7 +374,7 @@ impl<L: Level> Visit for Run<'_, L> {
     fn float<K: FloatKind>(self) {
         let mut job = self.0;
         if !job.should_unpack() {
-            return job.packed(|group| Self::floats::<K>(&job, group));
+            return job.packed(Self::floats::<K>);
         }
         let widen = |panel: *const u8, cols: Range<usize>, room| {
             let start = panel.wrapping_add(cols.start * PANEL_ROWS * K::BYTES);

@@ -271,8 +271,10 @@ impl Lowering<'_> {
                 RowOp::Concat { a: self.place(*a), b: self.place(*b), groups: *groups, out }
             }
             Op::Route { input, bias, routing } => {
-                let input = self.place(*input);
-                RowOp::Route { input, bias: *bias, routing: *routing, out }
+                let (input, bias, routing) = (self.place(*input), *bias, *routing);
+                self.row(Rows::Tokens, RowOp::Route { input, bias, routing, out });
+                self.sorting(Some(Value(i)), routing.experts);
+                return i + 1;
             }
             Op::ExpertSum { input, route } => {
                 RowOp::ExpertSum { input: self.place(*input), route: self.place(*route), out }

@@ -10,7 +10,7 @@ use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 use crate::attend::{partials_len, scratch_len};
 use crate::experts::{Sorted, SortedView};
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
-use crate::linear::{Activations, Form, PackedWeight, ROOM};
+use crate::linear::{Activations, Form, Kind, PackedWeight, ROOM};
 use crate::lower::{Fusions, Program, lower};
 use crate::pool::Pool;
 use crate::profile::Times;
@@ -130,6 +130,10 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
         };
         let form = kind(weight).form();
         let bytes = rows * form.row_bytes(weight.cols);
+        // A panel of a weight that is not repacked at load has to fit.
+        let kind = Kind::native(weight.format).unwrap_or(Kind::F32);
+        let panel = kind.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
+        sizes.scratch = sizes.scratch.max(panel);
         match form {
             Form::Blocks => sizes.blocks_bytes = sizes.blocks_bytes.max(bytes),
             Form::Floats => sizes.floats_bytes = sizes.floats_bytes.max(bytes),
@@ -145,13 +149,14 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
 }
 
 /// The bytes that a model will hold.
-pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize) -> Memory {
+pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize, repack: bool) -> Memory {
     let sizes = sizes(plan, limits, threads);
     let weights = plan.weights.iter().zip(uses(plan)).map(|(w, uses)| {
         let packed = PackedWeight::bytes_for(kind(w), w.rows / uses.matrices.max(1), w.cols);
         let matrix = packed.expect("no tensor of a file overflows") as u64;
         let vector = 4 * (w.rows * w.cols) as u64;
-        uses.matrices as u64 * matrix + u64::from(uses.vector) * vector
+        let matrices = if repack { uses.matrices as u64 } else { 0 };
+        matrices * matrix + u64::from(uses.vector) * vector
     });
     let pages = plan.slots.iter().zip(slot_tables(plan));
     let values = plan.buffers().bytes(limits.tokens);

@@ -22,6 +22,9 @@ pub(crate) const LANES: usize = 16;
 /// Every method must run inside a function compiled for the implementor's instructions, on a
 /// processor that has them; pointers must be valid for sixteen elements.
 pub(crate) trait Vector: Copy {
+    /// Rows of which two vectors each fit the registers, with room for operands; at most 8.
+    const ROWS: usize;
+
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);

@@ -1,6 +1,8 @@
 //! Weights as the stages read them: matrices packed for the products, tables left in the file,
 //! vectors in f32.
 
+use std::sync::Arc;
+
 use bodkin_backend::Progress;
 use bodkin_gguf::{File, Tensor};
 use bodkin_model::{Op, Plan, Weight};
@@ -56,10 +58,13 @@ pub(crate) fn kind(weight: &Weight) -> Kind {
     Kind::native(weight.format).unwrap_or(Kind::F16)
 }
 
-/// Reads all weights, on all threads.
+/// Reads all weights, on all threads. With `repack`, matrices are packed into memory and the file's
+/// pages given back one tensor after the other, so that both are never held together; without, they
+/// stay in the file and are packed whenever they are used.
 pub(crate) fn prepare(
     plan: &Plan,
-    file: &File,
+    file: &Arc<File>,
+    repack: bool,
     pool: &mut Pool,
     progress: Progress<'_>,
 ) -> Vec<Prepared> {
@@ -67,10 +72,15 @@ pub(crate) fn prepare(
     let mut done = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
     for (weight, uses) in plan.weights.iter().zip(uses(plan)) {
-        let bytes = file.data(tensor(file, weight));
+        let tensor = tensor(file, weight);
+        let bytes = file.data(tensor);
         let mut prepared = Prepared::default();
         if uses.matrices > 0 {
-            prepared.matrices = pack(weight, bytes, uses.matrices, pool);
+            prepared.matrices = if repack {
+                pack(weight, bytes, uses.matrices, pool)
+            } else {
+                leave(weight, file, uses.matrices)
+            };
         }
         if uses.vector {
             let mut values = vec![0.0; weight.cols * weight.rows];
@@ -81,6 +91,9 @@ pub(crate) fn prepare(
             });
         }
         weights.push(prepared);
+        if repack {
+            file.release(tensor);
+        }
         done += weight.bytes();
         progress(done, total);
     }
@@ -101,6 +114,30 @@ fn pack(weight: &Weight, bytes: &[u8], count: usize, pool: &mut Pool) -> Vec<Pac
         packed
     };
     bytes.chunks_exact(bytes.len() / count).map(matrix).collect()
+}
+
+/// A part of a tensor of an open file.
+struct Part {
+    file: Arc<File>,
+    tensor: Tensor,
+    bytes: std::ops::Range<usize>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        &self.file.data(&self.tensor)[self.bytes.clone()]
+    }
+}
+
+/// The `count` matrices of a weight, left in the file.
+fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
+    let (rows, len) = (weight.rows / count, weight.bytes() as usize / count);
+    let matrix = |i: usize| {
+        let (file, tensor) = (Arc::clone(file), tensor(file, weight).clone());
+        let part = Part { file, tensor, bytes: i * len..(i + 1) * len };
+        PackedWeight::unpacked(weight.format, Box::new(part), rows, weight.cols)
+    };
+    (0..count).map(matrix).collect()
 }
 
 /// The values of one row of a weight that stays in the file: a token's embedding.

@@ -53,7 +53,7 @@ fn steps_allocate_nothing() {
     for model in MODELS {
         for simd in Simd::available() {
             for threads in [1, 2] {
-                count(model, &Cpu { threads, simd, fusions: Fusions::ALL });
+                count(model, &Cpu { threads, simd, fusions: Fusions::ALL, repack: true });
             }
         }
     }

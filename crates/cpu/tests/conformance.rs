@@ -7,41 +7,44 @@ use bodkin_cpu::{Cpu, Fusions, Simd};
 const ROWS: Fusions = Fusions { rows: true, ..Fusions::NONE };
 const SIBLINGS: Fusions = Fusions { siblings: true, ..Fusions::NONE };
 
+fn cpu(threads: usize, simd: Simd) -> Cpu {
+    Cpu { threads, simd, fusions: Fusions::ALL, repack: true }
+}
+
 #[test]
 fn every_level_conforms() {
     for simd in Simd::available() {
-        let failures = conformance::check(&Cpu { threads: 1, simd, fusions: Fusions::ALL });
+        let failures = conformance::check(&cpu(1, simd));
         assert!(failures.is_empty(), "{simd}:\n{}", failures.join("\n"));
     }
 }
 
 #[test]
 fn threads_conform() {
-    let failures =
-        conformance::check(&Cpu { threads: 2, simd: Simd::detect(), fusions: Fusions::ALL });
+    let failures = conformance::check(&cpu(2, Simd::detect()));
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[test]
-fn threads_and_fusions_change_no_bit() {
+fn threads_fusions_and_repacking_change_no_bit() {
     for simd in Simd::available() {
-        let run = |threads, fusions| conformance::logits(&Cpu { threads, simd, fusions });
-        let wanted = run(1, Fusions::ALL).unwrap();
-        for (threads, fusions) in [
-            (1, Fusions::NONE),
-            (1, ROWS),
-            (1, SIBLINGS),
-            (2, Fusions::ALL),
-            (2, Fusions::NONE),
-            (3, Fusions::ALL),
-            (3, ROWS),
-            (3, SIBLINGS),
+        let wanted = conformance::logits(&cpu(1, simd)).unwrap();
+        for (threads, fusions, repack) in [
+            (1, Fusions::NONE, true),
+            (1, ROWS, true),
+            (1, SIBLINGS, true),
+            (2, Fusions::ALL, true),
+            (2, Fusions::NONE, false),
+            (3, Fusions::ALL, false),
+            (3, ROWS, true),
+            (3, SIBLINGS, true),
         ] {
-            let found = run(threads, fusions).unwrap();
+            let setting = Cpu { threads, simd, fusions, repack };
+            let found = conformance::logits(&setting).unwrap();
             assert_eq!(found.len(), wanted.len());
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
                 let same = found.iter().zip(wanted).all(|(f, w)| f.to_bits() == w.to_bits());
-                assert!(same, "{simd}, {threads} threads, {fusions:?}: {name}");
+                assert!(same, "{setting:?}: {name}");
             }
         }
     }

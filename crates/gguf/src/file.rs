@@ -112,6 +112,18 @@ impl File {
         &bytes[tensor.offset as usize..][..tensor.bytes as usize]
     }
 
+    /// Says that a tensor's bytes are not needed soon, so that the process need not hold them in
+    /// memory: the system reads them again if they are. An advice; nothing changes but speed.
+    ///
+    /// # Panics
+    /// If the tensor is none of this file's.
+    pub fn release(&self, tensor: &Tensor) {
+        #[cfg(unix)]
+        if let Bytes::Mapped(map) = &self.shards[tensor.shard] {
+            advise_unneeded(map, tensor.offset as usize, tensor.bytes as usize);
+        }
+    }
+
     /// How many bytes all tensor data take together.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
@@ -170,6 +182,21 @@ impl File {
             }
         }
         Ok(self)
+    }
+}
+
+/// Gives back the pages that lie wholly in the range.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn advise_unneeded(map: &Mmap, offset: usize, len: usize) {
+    // Where pages are larger, the system refuses, and they stay.
+    const PAGE: usize = 4096;
+    let (start, end) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
+    if start < end {
+        let advice = memmap2::UncheckedAdvice::DontNeed;
+        // SAFETY: the mapping is shared with the file and never written, so pages that are given
+        // back come again with the same bytes.
+        let _ = unsafe { map.unchecked_advise_range(advice, start, end - start) };
     }
 }
 

@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Print where the time of one more run goes, by kind of work
     #[arg(long)]
     profile: bool,
+    /// Leave weights as the file has them: less memory, slower
+    #[arg(long)]
+    no_repack: bool,
     /// Where to compute: auto or cpu
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -65,7 +68,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     };
     let mut rows = Vec::new();
     for threads in threads {
-        let machine = Machine { device: args.device.clone(), threads, ctx_size: None, batch_size };
+        let machine = Machine {
+            device: args.device.clone(),
+            threads,
+            ctx_size: None,
+            batch_size,
+            no_repack: args.no_repack,
+        };
         let backend = machine.backend()?;
         for &test in &tests {
             rows.push(measure(&opened, backend.as_ref(), test, &args)?);

@@ -101,6 +101,8 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
     let kv_per_1k = kv(window + 1000) - kv(window);
     let kv_windowed = kv(window) - window as u64 * kv_per_1k / 1000;
     let cell_bytes = load::cell_bytes(&opened.plan, backend.as_ref());
+    // What is packed is given back by the file: this alone is on top.
+    let repacking_bytes = weight_bytes.saturating_sub(cost.weight_bytes);
     if args.json {
         let value = json!({
             "backend": backend.name(),
@@ -108,6 +110,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
             "parameters": cost.parameters,
             "file_weight_bytes": cost.weight_bytes,
             "weight_bytes": weight_bytes,
+            "repacking_bytes": repacking_bytes,
             "kv_bytes_per_1k_tokens": kv_per_1k,
             "kv_bytes_windowed": kv_windowed,
             "recurrent_bytes_per_sequence": cell_bytes,
@@ -123,6 +126,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
     for (what, bytes) in [
         ("weights in the file", cost.weight_bytes),
         ("weights in memory", weight_bytes),
+        ("of them added by repacking", repacking_bytes),
         ("KV per 1k tokens", kv_per_1k),
         ("KV of full windows", kv_windowed),
         ("recurrent state per sequence", cell_bytes),

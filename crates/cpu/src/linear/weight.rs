@@ -20,8 +20,19 @@ pub struct PackedWeight {
     rows: usize,
     cols: usize,
     panel_bytes: usize,
-    memory: Memory,
+    store: Store,
 }
+
+/// Where the panels are.
+enum Store {
+    /// In memory of their own.
+    Packed(Memory),
+    /// Nowhere: they are packed whenever they are used, from `[rows, cols]` in the format.
+    Source(Source, Format),
+}
+
+/// Bytes that someone else owns.
+pub type Source = Box<dyn AsRef<[u8]> + Send + Sync>;
 
 impl PackedWeight {
     /// The bytes that a weight takes when packed; `None` if that overflows or if the kind cannot
@@ -38,7 +49,8 @@ impl PackedWeight {
         let bytes = PackedWeight::bytes_for(kind, rows, cols);
         let bytes = bytes.unwrap_or_else(|| panic!("{kind:?}: no panels of {rows} x {cols}"));
         let panel_bytes = kind.panel_bytes(cols).unwrap_or(0);
-        PackedWeight { kind, rows, cols, panel_bytes, memory: Memory::zeroed(bytes) }
+        let store = Store::Packed(Memory::zeroed(bytes));
+        PackedWeight { kind, rows, cols, panel_bytes, store }
     }
 
     /// Packs a whole weight on this thread; `source` is `[rows, cols]` in `format`.
@@ -52,6 +64,20 @@ impl PackedWeight {
         // SAFETY: no other thread knows this weight.
         unsafe { weight.packer(format, source).pack(panels) };
         weight
+    }
+
+    /// A weight that takes no memory: its panels are packed from `source`, `[rows, cols]` in
+    /// `format`, whenever they are used. Slower, with the same results.
+    ///
+    /// # Panics
+    /// As [`PackedWeight::zeroed`], or if `source` has another size.
+    pub fn unpacked(format: Format, source: Source, rows: usize, cols: usize) -> PackedWeight {
+        let bytes = (*source).as_ref();
+        let kind = Kind::native(format).unwrap_or_else(|| float_kind(format, bytes, cols));
+        let panel_bytes = kind.panel_bytes(cols);
+        let panel_bytes = panel_bytes.unwrap_or_else(|| panic!("{kind:?}: no panels of {cols}"));
+        assert_eq!(bytes.len(), rows * format.row_bytes(cols).unwrap_or(0), "{rows} x {cols}");
+        PackedWeight { kind, rows, cols, panel_bytes, store: Store::Source(source, format) }
     }
 
     /// Prepares packing from `source`, `[rows, cols]` in `format`.
@@ -69,7 +95,8 @@ impl PackedWeight {
         let (kind, rows, cols, panel_bytes) = (self.kind, self.rows, self.cols, self.panel_bytes);
         let integer = kind.form() == super::Form::Blocks;
         assert!(!integer || kind.format() == format, "{} as {kind:?}", format.name());
-        let start = self.memory.start_mut();
+        let Store::Packed(memory) = &mut self.store else { panic!("this weight stays unpacked") };
+        let start = memory.start_mut();
         let owner = PhantomData;
         Packer { start, kind, rows, cols, panel_bytes, format, source, row_bytes, owner }
     }
@@ -94,9 +121,12 @@ impl PackedWeight {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
-    /// Bytes of all panels.
+    /// Bytes that a product reads.
     pub fn bytes(&self) -> usize {
-        self.memory.len()
+        match &self.store {
+            Store::Packed(memory) => memory.len(),
+            Store::Source(source, _) => (**source).as_ref().len(),
+        }
     }
 
     /// Bytes of one panel.
@@ -104,11 +134,34 @@ impl PackedWeight {
         self.panel_bytes
     }
 
-    /// The first byte of a panel.
-    pub(crate) fn panel(&self, panel: usize) -> *const u8 {
-        debug_assert!(panel < self.panels());
-        // SAFETY: inside the memory, which holds all panels.
-        unsafe { self.memory.start().add(panel * self.panel_bytes) }
+    /// The first byte of all panels; none if they are packed only when they are used.
+    pub(crate) fn start(&self) -> Option<*const u8> {
+        match &self.store {
+            Store::Packed(memory) => Some(memory.start()),
+            Store::Source(..) => None,
+        }
+    }
+
+    /// Packs some panels of a weight that stays unpacked.
+    ///
+    /// # Safety
+    /// `room` has place for the panels, and no other thread touches it.
+    pub(crate) unsafe fn pack_into(&self, panels: Range<usize>, room: *mut u8) {
+        let Store::Source(source, format) = &self.store else { panic!("the weight is packed") };
+        let (rows, cols, panel_bytes) = (self.rows, self.cols, self.panel_bytes);
+        let source = (**source).as_ref();
+        let (kind, format, row_bytes) = (self.kind, *format, source.len() / rows);
+        let bytes = panels.len() * panel_bytes;
+        let skipped = panels.start * panel_bytes;
+        // SAFETY: the caller gives the room. What lies before it is never written.
+        unsafe {
+            room.write_bytes(0, bytes);
+            let start = room.wrapping_sub(skipped);
+            let owner = PhantomData;
+            let packer =
+                Packer { start, kind, rows, cols, panel_bytes, format, source, row_bytes, owner };
+            packer.pack(panels);
+        }
     }
 }
 
@@ -174,7 +227,7 @@ impl Packer<'_> {
             let source = &self.source[first * self.row_bytes..][..rows * self.row_bytes];
             // SAFETY: the panel lies in the memory, and the caller keeps other threads off it.
             let target = unsafe {
-                let start = self.start.add(panel * self.panel_bytes);
+                let start = self.start.wrapping_add(panel * self.panel_bytes);
                 std::slice::from_raw_parts_mut(start, self.panel_bytes)
             };
             self.kind.visit(PackPanel { packer: self, source, rows, target });

@@ -23,8 +23,6 @@ pub(crate) const TILE_ROWS: usize = 16;
 pub(crate) const SEGMENT_TOKENS: usize = 8 * PAGE_TOKENS;
 /// Below every score, and still a number.
 const LOWEST: f32 = -1e30;
-/// Rows whose sums are in registers together.
-const BLOCK: usize = 4;
 
 /// One row of a tile: the keys that it may see.
 #[derive(Clone, Copy, Default)]
@@ -186,6 +184,23 @@ unsafe fn segment_of<V: Vector, C: Cell>(
     }
 }
 
+/// Runs a function on the rows of a tile, 8, 4, 2 or 1 at a time: `name::<V, C, N>(first row, ...)`.
+macro_rules! by_rows {
+    ($rows:expr, $name:ident($($arg:expr),*)) => {{
+        let mut row = 0;
+        while row < $rows {
+            let count = 1 << ($rows - row).min(V::ROWS).ilog2();
+            match count {
+                8 => $name::<V, C, 8>(row, $($arg),*),
+                4 => $name::<V, C, 4>(row, $($arg),*),
+                2 => $name::<V, C, 2>(row, $($arg),*),
+                _ => $name::<V, C, 1>(row, $($arg),*),
+            }
+            row += count;
+        }
+    }};
+}
+
 /// The scores of a tile with the keys of a page: `[rows, PAGE_TOKENS]`.
 #[inline(always)]
 unsafe fn page_scores<V: Vector, C: Cell>(
@@ -196,31 +211,41 @@ unsafe fn page_scores<V: Vector, C: Cell>(
 ) {
     let rows = tile.ranges.len();
     assert!(tile.q.len() == rows * key_dim && keys.len() == key_dim * PAGE_TOKENS);
-    let (q, keys) = (tile.q.as_ptr(), keys.as_ptr());
-    for block in (0..rows).step_by(BLOCK) {
-        // Rows past the end repeat the last one: the block's shape stays fixed.
-        let row = |i: usize| (block + i).min(rows - 1);
-        // SAFETY: rows and elements stay within the lengths asserted above.
-        unsafe {
-            let mut sums = [[V::splat(0.0); PAGE_TOKENS / LANES]; BLOCK];
-            for d in 0..key_dim {
-                let k: [V; PAGE_TOKENS / LANES] =
-                    std::array::from_fn(|j| C::load(keys.add(d * PAGE_TOKENS + j * LANES)));
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    let q = V::splat(*q.add(row(i) * key_dim + d));
-                    for (sum, k) in sums.iter_mut().zip(k) {
-                        *sum = k.mul_add(q, *sum);
-                    }
+    // SAFETY: rows and elements stay within the lengths asserted above; the caller keeps the
+    // contract of `Vector`.
+    unsafe { by_rows!(rows, score_rows(tile, keys, key_dim, scores)) }
+}
+
+/// The scores of `N` rows from `first` on.
+#[inline(always)]
+unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
+    first: usize,
+    tile: &Tile<'_>,
+    keys: &[C],
+    key_dim: usize,
+    scores: &mut [f32; TILE_ROWS * PAGE_TOKENS],
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let (q, keys) = (tile.q.as_ptr().add(first * key_dim), keys.as_ptr());
+        let mut sums = [[V::splat(0.0); PAGE_TOKENS / LANES]; N];
+        for d in 0..key_dim {
+            let k: [V; PAGE_TOKENS / LANES] =
+                std::array::from_fn(|j| C::load(keys.add(d * PAGE_TOKENS + j * LANES)));
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let q = V::splat(*q.add(i * key_dim + d));
+                for (sum, k) in sums.iter_mut().zip(k) {
+                    *sum = k.mul_add(q, *sum);
                 }
             }
-            for (i, sums) in sums.into_iter().enumerate().take(rows - block) {
-                for (j, sum) in sums.into_iter().enumerate() {
-                    let capped = match tile.softcap {
-                        Some(cap) => softcap(sum, V::splat(cap)),
-                        None => sum,
-                    };
-                    capped.store(scores.as_mut_ptr().add((block + i) * PAGE_TOKENS + j * LANES));
-                }
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (j, sum) in sums.into_iter().enumerate() {
+                let capped = match tile.softcap {
+                    Some(cap) => softcap(sum, V::splat(cap)),
+                    None => sum,
+                };
+                capped.store(scores.as_mut_ptr().add((first + i) * PAGE_TOKENS + j * LANES));
             }
         }
     }
@@ -274,25 +299,47 @@ unsafe fn add_values<V: Vector, C: Cell>(
 ) {
     assert!(values.len() == stride * PAGE_TOKENS && sums.values.len() >= rows * stride);
     assert!(rows <= TILE_ROWS && filled <= PAGE_TOKENS && stride.is_multiple_of(LANES));
-    let (page, out) = (values.as_ptr(), sums.values.as_mut_ptr());
-    for block in (0..rows).step_by(BLOCK) {
-        let row = |i: usize| (block + i).min(rows - 1);
-        for d in (0..stride).step_by(LANES) {
-            // SAFETY: rows, tokens and elements stay within the lengths asserted above.
-            unsafe {
-                let mut acc: [V; BLOCK] = std::array::from_fn(|i| {
-                    V::load(out.add(row(i) * stride + d)).mul(V::splat(decay[row(i)]))
-                });
-                for t in 0..filled {
-                    let v: V = C::load(page.add(t * stride + d));
-                    for (i, acc) in acc.iter_mut().enumerate() {
-                        let p = V::splat(scores[row(i) * PAGE_TOKENS + t]);
-                        *acc = v.mul_add(p, *acc);
-                    }
+    let page = Page { values, stride, filled };
+    // SAFETY: rows, tokens and elements stay within the lengths asserted above; the caller keeps
+    // the contract of `Vector`.
+    unsafe { by_rows!(rows, add_rows(&page, scores, decay, sums.values)) }
+}
+
+/// The values of a page.
+struct Page<'a, C> {
+    /// `[PAGE_TOKENS, stride]`.
+    values: &'a [C],
+    stride: usize,
+    /// Tokens that are there.
+    filled: usize,
+}
+
+/// Adds a page to the values of `N` rows from `first` on.
+#[inline(always)]
+unsafe fn add_rows<V: Vector, C: Cell, const N: usize>(
+    first: usize,
+    page: &Page<'_, C>,
+    scores: &[f32; TILE_ROWS * PAGE_TOKENS],
+    decay: &[f32; TILE_ROWS],
+    values: &mut [f32],
+) {
+    let stride = page.stride;
+    for d in (0..stride).step_by(LANES) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let (from, out) = (page.values.as_ptr().add(d), values.as_mut_ptr().add(d));
+            let mut sums: [V; N] = std::array::from_fn(|i| {
+                V::load(out.add((first + i) * stride)).mul(V::splat(decay[first + i]))
+            });
+            for t in 0..page.filled {
+                let v: V = C::load(from.add(t * stride));
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    let p = V::splat(scores[(first + i) * PAGE_TOKENS + t]);
+                    *sum = v.mul_add(p, *sum);
                 }
-                for (i, acc) in acc.into_iter().enumerate().take(rows - block) {
-                    acc.store(out.add((block + i) * stride + d));
-                }
+            }
+            for (i, sum) in sums.into_iter().enumerate() {
+                sum.store(out.add((first + i) * stride));
             }
         }
     }

@@ -30,6 +30,8 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 // AVX2, FMA and F16C on a processor that has them, with valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx2 {
+    const ROWS: usize = 2;
+
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x)) }

@@ -13,6 +13,8 @@ pub(crate) struct Avx512(__m512);
 // AVX-512 on a processor that has it, with valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx512 {
+    const ROWS: usize = 8;
+
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { Avx512(_mm512_set1_ps(x)) }

@@ -28,6 +28,8 @@ impl Portable {
 }
 
 impl Vector for Portable {
+    const ROWS: usize = 2;
+
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Portable([x; LANES])
