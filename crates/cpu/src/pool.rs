@@ -30,7 +30,13 @@ pub(crate) struct Worker<'a> {
 impl Worker<'_> {
     /// Returns when all threads have called it; what they wrote before is visible after.
     pub(crate) fn barrier(&self) {
-        self.barrier.wait(self.threads);
+        self.barrier.wait(self.threads, || ());
+    }
+
+    /// As [`Worker::barrier`]; the thread that comes last calls `serial` before it lets the others
+    /// go on. Work that one thread does anyway costs no barrier of its own.
+    pub(crate) fn barrier_then(&self, serial: impl FnOnce()) {
+        self.barrier.wait(self.threads, serial);
     }
 
     /// This thread's share of `0..n`, in order of the threads.
@@ -64,10 +70,11 @@ struct Barrier {
 }
 
 impl Barrier {
-    fn wait(&self, threads: usize) {
+    fn wait(&self, threads: usize, serial: impl FnOnce()) {
         let round = self.round.load(Relaxed);
         if self.arrived.fetch_add(1, SeqCst) + 1 == threads {
             self.arrived.store(0, Relaxed);
+            serial();
             self.round.store(round.wrapping_add(1), Release);
             return;
         }

@@ -68,41 +68,76 @@ impl Step<'_> {
     pub(crate) fn run(&self, worker: &Worker<'_>) {
         // One clock is enough: all threads leave a stage together.
         let mut clock = self.seconds.filter(|_| worker.index == 0).map(|s| (s, Instant::now()));
-        for (i, (stage, taken)) in self.program.stages.iter().zip(self.taken).enumerate() {
-            match stage {
-                Stage::Rows { rows, ops } => {
-                    for row in worker.share(self.count(*rows)) {
-                        ops.iter().for_each(|op| self.row(op, *rows, row));
-                    }
-                }
-                Stage::Multiply { rows, input, products } => {
-                    self.multiply(worker, *rows, *input, products, taken);
-                }
-                Stage::Sort { sorting } => {
-                    if worker.index == 0 {
-                        self.sort(*sorting);
-                    }
-                }
-                Stage::Experts { cols, sorting, products } => {
-                    self.experts(worker, *cols, *sorting, products, taken);
-                }
-                Stage::Conv { input, weight, bias, state, out } => {
-                    self.conv(*input, *weight, *bias, (*state, *out), taken);
-                }
-                Stage::Scan(stage) => self.scan(stage, taken),
-                Stage::Attend { q, out, attention, slot } => {
-                    let (q, out, slot) = (*q, *out, *slot);
-                    Attend { step: self, q, out, attention, slot }.run(worker, taken);
-                }
-            }
-            worker.barrier();
+        let stages = &self.program.stages;
+        let mut next = 0;
+        while next < stages.len() {
+            let this = next;
+            self.stage(this, worker);
+            let serial = stages[this + 1..].iter().take_while(|stage| self.is_serial(stage));
+            next = this + 1 + serial.count();
+            worker.barrier_then(|| stages[this + 1..next].iter().for_each(|s| self.serial(s)));
             if let Some((seconds, start)) = &mut clock {
                 let now = Instant::now();
                 // SAFETY: only this thread touches the times.
-                let stage = unsafe { seconds.part_mut(i..i + 1) };
+                let stage = unsafe { seconds.part_mut(this..this + 1) };
                 stage[0] += (now - *start).as_secs_f64();
                 *start = now;
             }
+        }
+    }
+
+    /// This thread's part of a stage.
+    fn stage(&self, index: usize, worker: &Worker<'_>) {
+        let taken = &self.taken[index];
+        match &self.program.stages[index] {
+            Stage::Rows { rows, ops } => {
+                for row in worker.share(self.count(*rows)) {
+                    ops.iter().for_each(|op| self.row(op, *rows, row));
+                }
+            }
+            Stage::Multiply { rows, input, products } => {
+                self.multiply(worker, *rows, *input, products, taken);
+            }
+            Stage::Sort { sorting } => {
+                if worker.index == 0 {
+                    self.sort(*sorting);
+                }
+            }
+            Stage::Experts { cols, sorting, products } => {
+                self.experts(worker, *cols, *sorting, products, taken);
+            }
+            Stage::Conv { input, weight, bias, state, out } => {
+                self.conv(*input, *weight, *bias, (*state, *out), taken);
+            }
+            Stage::Scan(stage) => self.scan(stage, taken),
+            Stage::Attend { q, out, attention, slot } => {
+                let (q, out, slot) = (*q, *out, *slot);
+                Attend { step: self, q, out, attention, slot }.run(worker, taken);
+            }
+        }
+    }
+
+    /// Whether a stage is one thread's work, so that it needs no barrier of its own: in decode,
+    /// what is done to the one row. Times are taken stage by stage.
+    fn is_serial(&self, stage: &Stage) -> bool {
+        self.seconds.is_none()
+            && match stage {
+                Stage::Rows { rows, .. } => self.count(*rows) <= 1,
+                Stage::Sort { .. } => self.batch.tokens.len() <= 1,
+                _ => false,
+            }
+    }
+
+    /// A stage that is one thread's work.
+    fn serial(&self, stage: &Stage) {
+        match stage {
+            Stage::Rows { rows, ops } => {
+                for row in 0..self.count(*rows) {
+                    ops.iter().for_each(|op| self.row(op, *rows, row));
+                }
+            }
+            Stage::Sort { sorting } => self.sort(*sorting),
+            _ => unreachable!("every thread has a part of this stage"),
         }
     }
 
