@@ -159,6 +159,15 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
     }
 
+    /// A layer norm over whole rows, plus its bias if there is one.
+    pub fn layer_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
+        let width = self.width(input);
+        let weight = self.weight(name, width, 1)?;
+        let bias = self.bias(name, width)?;
+        let kind = NormKind::Layer;
+        Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
+    }
+
     /// A norm over each head, or over the row where the weight is that wide; nothing where the
     /// file has no such weight.
     fn head_norm(&mut self, input: Value, name: &str, head_dim: usize, eps: f32) -> Result<Value> {
@@ -258,10 +267,27 @@ impl<'a> Builder<'a> {
         factor.map_or(input, |factor| self.push(Op::Scale { input, factor }, width))
     }
 
-    /// The final norm and the head: the first tensor of `names` that the file has.
+    /// The final RMS norm and the head: the first tensor of `names` that the file has.
     pub fn logits(&mut self, input: Value, norm: &str, eps: f32, names: &[&str]) -> Result<Value> {
         self.prefix.clear();
         let input = self.rms_norm(input, norm, eps)?;
+        self.head(input, names)
+    }
+
+    /// As [`Builder::logits`], with a layer norm.
+    pub fn layer_norm_logits(
+        &mut self,
+        input: Value,
+        norm: &str,
+        eps: f32,
+        names: &[&str],
+    ) -> Result<Value> {
+        self.prefix.clear();
+        let input = self.layer_norm(input, norm, eps)?;
+        self.head(input, names)
+    }
+
+    fn head(&mut self, input: Value, names: &[&str]) -> Result<Value> {
         let name = names.iter().find(|name| self.has(name));
         let name = *name.ok_or_else(|| Error::MissingTensor(format!("{}.weight", names[0])))?;
         let rows = self.plan.vocabulary;

@@ -7,7 +7,7 @@ mod rules;
 use bodkin_gguf::{Array, Format, Metadata, Tensor, Value};
 use bodkin_model::{Error, Plan, plan};
 
-const MODELS: [&str; 25] = [
+const MODELS: [&str; 26] = [
     "llama",
     "llama-yarn",
     "llama3-tied",
@@ -33,6 +33,7 @@ const MODELS: [&str; 25] = [
     "bert",
     "nomic-bert",
     "nomic-bert-moe",
+    "starcoder2",
 ];
 
 fn parts(name: &str) -> (Metadata, Vec<Tensor>) {

@@ -1,8 +1,8 @@
-//! What encoders have and decoders have not: tables that are read by position or at one row, norms
-//! that centre, and the pooling of rows at the end.
+//! What encoders have and decoders have not: tables that are read by position or at one row, and
+//! the pooling of rows at the end.
 
 use crate::error::Result;
-use crate::op::{EmbedBy, NormKind, Op, PoolKind};
+use crate::op::{EmbedBy, Op, PoolKind};
 use crate::plan::Value;
 
 use super::Builder;
@@ -19,15 +19,6 @@ impl Builder<'_> {
         let rows = self.rows(name).unwrap_or(0);
         let table = self.find(&format!("{name}.weight"), width, rows)?;
         Ok(self.push(Op::Embed { table, by: EmbedBy::First }, width))
-    }
-
-    /// A layer norm over whole rows, plus its bias if there is one.
-    pub fn layer_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
-        let width = self.width(input);
-        let weight = self.weight(name, width, 1)?;
-        let bias = self.bias(name, width)?;
-        let kind = NormKind::Layer;
-        Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
     }
 
     /// One row for each sequence.
