@@ -229,17 +229,8 @@ impl Lowering<'_> {
                 return i + 1;
             }
             Op::ExpertLinear { input, route, .. } => return self.experts(i, *input, *route),
-            Op::Conv { input, weight, bias, state } => {
-                let (weight, bias, state) = (*weight, *bias, state.0);
-                let input = self.place(*input);
-                self.stages.push(Stage::Conv { input, weight, bias, state, out });
-                return i + 1;
-            }
-            Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
-                let [x, b, c, dt] = [x, b, c, dt].map(|value| self.place(*value));
-                let (a, d, dt_bias, scan, state) = (*a, *d, *dt_bias, *scan, state.0);
-                let stage = ScanStage { x, b, c, dt, a, d, dt_bias, scan, state, out };
-                self.stages.push(Stage::Scan(stage));
+            Op::Conv { .. } | Op::Scan { .. } => {
+                self.stages.extend(self.recurrent(i));
                 return i + 1;
             }
             Op::Embed { table, by } => RowOp::Embed { table: *table, by: *by, out },
@@ -283,6 +274,23 @@ impl Lowering<'_> {
         };
         self.row(self.plan.rows(Value(i)), row_op);
         i + 1
+    }
+
+    /// The stage of a recurrent operation.
+    fn recurrent(&self, i: usize) -> Option<Stage> {
+        let out = self.place(Value(i));
+        match &self.plan.ops[i] {
+            Op::Conv { input, weight, bias, state } => {
+                let (weight, bias, state) = (*weight, *bias, state.0);
+                Some(Stage::Conv { input: self.place(*input), weight, bias, state, out })
+            }
+            Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
+                let [x, b, c, dt] = [x, b, c, dt].map(|value| self.place(*value));
+                let (a, d, dt_bias, scan, state) = (*a, *d, *dt_bias, *scan, state.0);
+                Some(Stage::Scan(ScanStage { x, b, c, dt, a, d, dt_bias, scan, state, out }))
+            }
+            _ => None,
+        }
     }
 
     /// Lowers the product `first` and, fused, those right after it that have the same input.

@@ -230,32 +230,17 @@ impl Step<'_> {
                 rows::add(self.simd, self.read(a, row), self.read(b, row), self.write(out, row));
             }
             RowOp::Scale { input, factor, out } => {
-                if input != out {
-                    self.write(out, row).copy_from_slice(self.read(input, row));
-                }
-                self.write(out, row).iter_mut().for_each(|x| *x *= factor);
+                self.copied(input, out, row).iter_mut().for_each(|x| *x *= factor);
             }
             RowOp::Softcap { input, cap, out } => {
-                if input != out {
-                    self.write(out, row).copy_from_slice(self.read(input, row));
-                }
-                rows::cap_in_place(self.simd, self.write(out, row), cap);
+                rows::cap_in_place(self.simd, self.copied(input, out, row), cap);
             }
             RowOp::Slice { input, groups, start, out } => {
-                let (from, len) = (input.width / groups, out.width / groups);
-                let parts = self.read(input, row).chunks_exact(from);
-                for (part, out) in parts.zip(self.write(out, row).chunks_exact_mut(len)) {
-                    out.copy_from_slice(&part[start..start + len]);
-                }
+                rows::slice(self.read(input, row), groups, start, self.write(out, row));
             }
             RowOp::Concat { a, b, groups, out } => {
-                let (first, second) = (a.width / groups, (out.width - a.width) / groups);
-                let parts = self.write(out, row).chunks_exact_mut(first + second);
-                let (a, b) = (self.read(a, row), self.read(b, row).chunks_exact(second).cycle());
-                for (out, (a, b)) in parts.zip(a.chunks_exact(first).zip(b)) {
-                    out[..first].copy_from_slice(a);
-                    out[first..].copy_from_slice(b);
-                }
+                let (a, b) = (self.read(a, row), self.read(b, row));
+                rows::concat(a, b, groups, self.write(out, row));
             }
             RowOp::Route { input, bias, ref routing, out } => {
                 let scores = self.read(input, row);
@@ -271,19 +256,31 @@ impl Step<'_> {
                 self.prepare_experts(row, input, cols, sorting, &forms);
             }
             RowOp::Prepare { input, blocks, floats } => {
-                let from = match rows {
-                    Rows::Tokens => row,
-                    Rows::Outputs => self.batch.outputs[row] as usize,
-                };
-                let x = self.read(input, from);
-                for (wanted, form) in [(blocks, Form::Blocks), (floats, Form::Floats)] {
-                    if wanted {
-                        let activations = self.activations(form, self.count(rows), input.width);
-                        // SAFETY: one thread sets this row; products read it after a barrier.
-                        unsafe { activations.filling().set(self.simd, row, x) };
-                    }
-                }
+                self.prepare(rows, row, input, &[(blocks, Form::Blocks), (floats, Form::Floats)]);
             }
+        }
+    }
+
+    /// The row of `out`, holding that of `input`, which may lie in the same place.
+    #[allow(clippy::mut_from_ref)]
+    fn copied(&self, input: Place, out: Place, row: usize) -> &mut [f32] {
+        if input != out {
+            self.write(out, row).copy_from_slice(self.read(input, row));
+        }
+        self.write(out, row)
+    }
+
+    /// Makes a row ready as the input of products.
+    fn prepare(&self, rows: Rows, row: usize, input: Place, forms: &[(bool, Form); 2]) {
+        let from = match rows {
+            Rows::Tokens => row,
+            Rows::Outputs => self.batch.outputs[row] as usize,
+        };
+        let x = self.read(input, from);
+        for &(_, form) in forms.iter().filter(|(wanted, _)| *wanted) {
+            let activations = self.activations(form, self.count(rows), input.width);
+            // SAFETY: one thread sets this row; products read it after a barrier.
+            unsafe { activations.filling().set(self.simd, row, x) };
         }
     }
 

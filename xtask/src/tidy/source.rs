@@ -52,8 +52,10 @@ fn unsafe_code(item: &Item, text: &str, complaints: &mut Vec<String>) {
         complaints.push(format!("{}: expected #![forbid(unsafe_code)]", item.path));
     }
     let blocks = item.lines().filter(|(_, line)| line.contains("unsafe {")).count();
-    if name == "gguf" && blocks > 1 {
-        complaints.push(format!("{}: {blocks} unsafe blocks, the one mmap is allowed", item.path));
+    // Mapping a file, and giving its pages back.
+    if name == "gguf" && blocks > 2 {
+        let allowed = "mapping a file and giving its pages back are allowed";
+        complaints.push(format!("{}: {blocks} unsafe blocks, {allowed}", item.path));
     }
 }
 

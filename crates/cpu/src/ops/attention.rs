@@ -184,7 +184,8 @@ unsafe fn segment_of<V: Vector, C: Cell>(
     }
 }
 
-/// Runs a function on the rows of a tile, 8, 4, 2 or 1 at a time: `name::<V, C, N>(first row, ...)`.
+/// Runs a function on the rows of a tile, 8, 4, 2 or 1 at a time, as
+/// `name::<V, C, N>(first row, ...)`.
 macro_rules! by_rows {
     ($rows:expr, $name:ident($($arg:expr),*)) => {{
         let mut row = 0;

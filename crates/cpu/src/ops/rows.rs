@@ -166,6 +166,24 @@ unsafe fn add_rows<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32]) {
     unsafe { zip::<V>(a, b, out, Sum) }
 }
 
+/// Columns of each of `groups` equal parts of `x`, from `start` on.
+pub(crate) fn slice(x: &[f32], groups: usize, start: usize, out: &mut [f32]) {
+    let (from, len) = (x.len() / groups, out.len() / groups);
+    for (part, out) in x.chunks_exact(from).zip(out.chunks_exact_mut(len)) {
+        out.copy_from_slice(&part[start..start + len]);
+    }
+}
+
+/// Each of `groups` equal parts of `a`, followed by that of `b`, or by all of `b`.
+pub(crate) fn concat(a: &[f32], b: &[f32], groups: usize, out: &mut [f32]) {
+    let (first, second) = (a.len() / groups, (out.len() - a.len()) / groups);
+    let parts = a.chunks_exact(first).zip(b.chunks_exact(second).cycle());
+    for (out, (a, b)) in out.chunks_exact_mut(first + second).zip(parts) {
+        out[..first].copy_from_slice(a);
+        out[first..].copy_from_slice(b);
+    }
+}
+
 /// The sum of equal parts of a row, each times its weight: `parts` is `[used][out.len()]`, `route`
 /// begins with the `used` weights.
 pub(crate) fn weighted_sum(simd: Simd, parts: &[f32], route: &[f32], out: &mut [f32]) {
