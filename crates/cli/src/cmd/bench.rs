@@ -56,7 +56,7 @@ struct Test {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let opened = Opened::find(&args.model)?;
+    let opened = Opened::find_decoder(&args.model)?;
     let tests = tests(&args)?;
     let batch_size = load::within("--batch-size", args.batch_size, load::MAX_STEP_TOKENS)?;
     let threads = match &args.threads {
