@@ -115,7 +115,7 @@ impl Engine {
         let cancelled = Arc::new(AtomicBool::new(false));
         let submission = Submission { request, events, cancelled: Arc::clone(&cancelled) };
         // If the worker is gone the events end at once, which the client sees.
-        let _ = self.messages().send(Message::Submit(submission));
+        let _ = self.messages().send(Message::Submit(Box::new(submission)));
         Events { receiver, cancelled }
     }
 

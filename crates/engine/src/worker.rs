@@ -30,7 +30,7 @@ pub(crate) struct Submission {
 /// What clients want of the worker.
 pub(crate) enum Message {
     /// An answer.
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// How the engine is, once the step that runs has ended.
     Stats(Sender<Stats>),
 }
@@ -112,7 +112,7 @@ impl Worker {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Submit(submission) => self.waiting.push_back(submission),
+            Message::Submit(submission) => self.waiting.push_back(*submission),
             Message::Stats(reply) => {
                 let stats = Stats {
                     running: self.running.len(),

@@ -9,9 +9,9 @@ use serde::Serialize;
 use crate::load::{Machine, Opened, Text};
 
 const AFTER: &str = "\
-Prints a line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has \
-length 1;\nN counts the tokens of the text with those that mark its start and end. Texts share \
-steps of up to\n--batch-size tokens; no text is ever cut.";
+Prints a line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
+length 1; N counts the tokens of the text with those that mark its start and end. Texts share
+steps of up to --batch-size tokens; no text is ever cut.";
 
 /// Arguments of `embed`.
 #[derive(clap::Args)]
