@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where the time of one more run goes, and how often experts were chosen
+    /// Print where the time of one more run goes, and the choices of experts
     #[arg(long)]
     profile: bool,
     /// Where to compute: auto or cpu

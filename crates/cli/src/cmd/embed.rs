@@ -17,7 +17,7 @@ steps of up to --batch-size tokens; no text is ever cut.";
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
 #[command(mut_arg("ctx_size", |arg| arg.help("Most tokens of a text [default: the model's]")))]
-#[command(mut_arg("batch_size", |arg| arg.help("Tokens of several texts that are read in one step")))]
+#[command(mut_arg("batch_size", |arg| arg.help("Tokens of several texts read in one step")))]
 pub(crate) struct Args {
     /// A path, or any name that `pull` and `list` know
     model: String,
