@@ -1,6 +1,6 @@
 //! `cargo xtask synth`: a model of a given shape with random weights, for measuring speed and
-//! memory without a download. The values mean nothing, but every block is valid, activations keep an
-//! ordinary size, and the file has a whole tokenizer, so that other engines load it too.
+//! memory without a download. The values mean nothing, but every block is valid, activations keep
+//! an ordinary size, and the file has a whole tokenizer, so that other engines load it too.
 
 mod blocks;
 mod shape;
@@ -48,7 +48,8 @@ fn write(shape: &Shape, format: Format, seed: u64, name: &str, out: &Path) -> Re
     let precise = Blocks::new(Format::F32, seed);
 
     let progress = Progress::default();
-    let mut writer = Writer::new(out, &shape.metadata(name))?;
+    let metadata = shape.metadata(name);
+    let mut writer = Writer::new(out, &metadata)?;
     for (i, tensor) in shape.tensors().into_iter().enumerate() {
         let dimensions: Vec<u64> = tensor.shape.iter().map(|&n| n.into()).collect();
         let elements: u64 = dimensions.iter().product();
@@ -58,7 +59,8 @@ fn write(shape: &Shape, format: Format, seed: u64, name: &str, out: &Path) -> Re
             Fill::Precise => &precise,
             Fill::Constant(value) => {
                 let data = value.to_le_bytes().repeat(elements as usize);
-                writer.tensor(&tensor.name, Format::F32, &dimensions, &data)?;
+                let source = move |out: &mut dyn Write| out.write_all(&data);
+                writer.tensor_with(&tensor.name, Format::F32, &dimensions, source)?;
                 continue;
             }
         };
