@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod detokenize;
+pub(crate) mod embed;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;

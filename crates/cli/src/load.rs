@@ -112,6 +112,18 @@ impl Opened {
         Opened::open(&source::resolve(model)?)
     }
 
+    /// As [`Opened::find`], for commands that need text or logits of the model.
+    pub(crate) fn find_decoder(model: &str) -> Result<Opened> {
+        let opened = Opened::find(model)?;
+        ensure!(
+            !opened.plan.is_encoder(),
+            "{}: a {} model makes embeddings and no text: use `bodkin embed`",
+            opened.name,
+            opened.plan.architecture
+        );
+        Ok(opened)
+    }
+
     fn open(path: &Path) -> Result<Opened> {
         let file = Arc::new(bodkin_model::open(path)?);
         let name = path.display().to_string();

@@ -37,6 +37,8 @@ enum Command {
     Inspect(cmd::inspect::Args),
     /// Measure how fast prompts are read and tokens generated
     Bench(cmd::bench::Args),
+    /// Turn texts into vectors
+    Embed(cmd::embed::Args),
     /// Turn text into token ids
     Tokenize(cmd::tokenize::Args),
     /// Turn token ids into text
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::List(args) => cmd::list::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Bench(args) => cmd::bench::run(args),
+        Command::Embed(args) => cmd::embed::run(args),
         Command::Tokenize(args) => cmd::tokenize::run(args),
         Command::Detokenize(args) => cmd::detokenize::run(args),
         Command::Logits(args) => cmd::logits::run(args),

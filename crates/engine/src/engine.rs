@@ -11,8 +11,9 @@ use bodkin_model::Plan;
 use crate::error::{Error, Result};
 use crate::pages::Pages;
 use crate::request::{Event, Request};
+use crate::stats::Stats;
 use crate::tokenizer::Tokenizer;
-use crate::worker::{Submission, Worker};
+use crate::worker::{Message, Submission, Worker};
 
 /// How an engine is sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl EngineOptions {
 /// A loaded model that answers requests.
 pub struct Engine {
     tokenizer: Arc<Tokenizer>,
-    submissions: Option<Sender<Submission>>,
+    messages: Option<Sender<Message>>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -87,17 +88,20 @@ impl Canceller {
 
 impl Engine {
     /// Starts the thread that runs `model`, which must have been loaded with
-    /// [`EngineOptions::limits`].
+    /// [`EngineOptions::limits`]. Fails for an encoder.
     pub fn open(
         model: Box<dyn Model>,
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
     ) -> Result<Engine> {
-        let (submissions, receiver) = mpsc::channel();
+        if model.plan().is_encoder() {
+            return Err(Error::NoText { architecture: model.plan().architecture.clone() });
+        }
+        let (messages, receiver) = mpsc::channel();
         let worker = Worker::new(model, Arc::clone(&tokenizer), options.context);
         let thread = std::thread::Builder::new().name("bodkin-engine".to_owned());
         let worker = thread.spawn(move || worker.run(&receiver)).map_err(Error::Thread)?;
-        Ok(Engine { tokenizer, submissions: Some(submissions), worker: Some(worker) })
+        Ok(Engine { tokenizer, messages: Some(messages), worker: Some(worker) })
     }
 
     /// The model's tokenizer.
@@ -108,19 +112,28 @@ impl Engine {
     /// Queues a request.
     pub fn submit(&self, request: Request) -> Events {
         let (events, receiver) = mpsc::channel();
-        let submissions = self.submissions.as_ref();
-        let submissions = submissions.expect("an engine takes requests until it drops");
         let cancelled = Arc::new(AtomicBool::new(false));
         let submission = Submission { request, events, cancelled: Arc::clone(&cancelled) };
         // If the worker is gone the events end at once, which the client sees.
-        let _ = submissions.send(submission);
+        let _ = self.messages().send(Message::Submit(Box::new(submission)));
         Events { receiver, cancelled }
+    }
+
+    /// How the engine is once the step that runs has ended; none if its thread has failed.
+    pub fn stats(&self) -> Option<Stats> {
+        let (reply, receiver) = mpsc::channel();
+        self.messages().send(Message::Stats(reply)).ok()?;
+        receiver.recv().ok()
+    }
+
+    fn messages(&self) -> &Sender<Message> {
+        self.messages.as_ref().expect("an engine takes messages until it drops")
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.submissions = None;
+        self.messages = None;
         if let Some(worker) = self.worker.take() {
             // A worker that panicked has said so already.
             let _ = worker.join();

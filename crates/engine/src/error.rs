@@ -75,6 +75,34 @@ pub enum Error {
         /// The most there may be.
         limit: usize,
     },
+    /// Text was asked of a model that makes none.
+    #[error("a {architecture} model is an encoder: it makes embeddings and no text")]
+    NoText {
+        /// What the model is.
+        architecture: String,
+    },
+    /// Embeddings were asked of a model that makes none.
+    #[error("a {architecture} model makes text and no embeddings; an encoder, such as BERT, does")]
+    NoEmbeddings {
+        /// What the model is.
+        architecture: String,
+    },
+    /// A text to embed has no tokens.
+    #[error("text {text} has no tokens")]
+    EmptyText {
+        /// The first text is number 1.
+        text: usize,
+    },
+    /// A text to embed is longer than the model takes; texts are never cut.
+    #[error("text {text} has {tokens} tokens, the model takes {limit} at most")]
+    TextTooLong {
+        /// The first text is number 1.
+        text: usize,
+        /// In the text, with those that mark its start and end.
+        tokens: usize,
+        /// The most there may be.
+        limit: usize,
+    },
     /// There is no memory for another token of any request.
     #[error("out of pages: {tokens} tokens do not fit into the context memory")]
     OutOfPages {

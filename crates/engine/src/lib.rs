@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod embed;
 mod engine;
 mod error;
 mod logits;
@@ -10,18 +11,21 @@ mod pages;
 mod request;
 pub mod sampler;
 mod scheduler;
+mod stats;
 mod stop;
 pub mod stream;
 pub mod template;
 pub mod tokenizer;
 mod worker;
 
+pub use embed::{embed, embedding_limits, longest_text};
 pub use engine::{Canceller, Engine, EngineOptions, Events};
 pub use error::{Error, Result};
 pub use logits::logits;
 pub use pages::{Pages, Sequence};
 pub use request::{Event, Finish, Request, Timings, Usage};
 pub use sampler::{Sampler, SamplerOptions};
+pub use stats::{ExpertCounts, Stats, expert_counts};
 pub use stream::TextStream;
 pub use template::Template;
 pub use tokenizer::Tokenizer;

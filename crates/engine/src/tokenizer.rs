@@ -266,6 +266,17 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
+    /// Bytes of memory that it holds, near enough for planning.
+    pub fn memory_bytes(&self) -> usize {
+        let algorithm = match &self.algorithm {
+            Algorithm::ByteLevel(byte_level) => byte_level.memory_bytes(),
+            Algorithm::SentencePiece(sentence_piece) => sentence_piece.memory_bytes(),
+            Algorithm::WordPiece(word_piece) => word_piece.memory_bytes(),
+            Algorithm::Unigram(unigram) => unigram.memory_bytes(),
+        };
+        self.vocabulary.memory_bytes() + algorithm
+    }
+
     /// The token that starts a text.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos

@@ -1,9 +1,10 @@
 //! The loop: admit, schedule, forward, sample, emit. One thread owns the model and runs it for
 //! all requests; everything else talks to it through channels.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
 use bodkin_backend::{Batch, Model, Span};
@@ -13,6 +14,7 @@ use crate::pages::{Pages, Sequence};
 use crate::request::{Event, Finish, Request, Timings, Usage};
 use crate::sampler::Sampler;
 use crate::scheduler::{Waiting, schedule};
+use crate::stats::{Stats, expert_counts};
 use crate::stop::StopTexts;
 use crate::stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -23,6 +25,14 @@ pub(crate) struct Submission {
     pub(crate) events: Sender<Event>,
     /// Set when the request is to end.
     pub(crate) cancelled: Arc<AtomicBool>,
+}
+
+/// What clients want of the worker.
+pub(crate) enum Message {
+    /// An answer.
+    Submit(Box<Submission>),
+    /// How the engine is, once the step that runs has ended.
+    Stats(Sender<Stats>),
 }
 
 /// A request that is being worked on.
@@ -48,6 +58,8 @@ pub(crate) struct Worker {
     context: usize,
     pages: Pages,
     running: Vec<Running>,
+    /// Requests that come next, oldest first.
+    waiting: VecDeque<Submission>,
     /// Rows of logits of the last step.
     logits: Vec<f32>,
     batch: Batch,
@@ -67,32 +79,49 @@ impl Worker {
             context,
             pages,
             running: Vec::new(),
+            waiting: VecDeque::new(),
             logits,
             batch: Batch::default(),
             taken: Vec::new(),
         }
     }
 
-    /// Works until the other end of `submissions` is gone and every request has ended.
-    pub(crate) fn run(mut self, submissions: &Receiver<Submission>) {
+    /// Works until the other end of `messages` is gone and every request has ended.
+    pub(crate) fn run(mut self, messages: &Receiver<Message>) {
         loop {
-            if self.running.is_empty() {
-                match submissions.recv() {
-                    Ok(submission) => self.admit(submission),
+            if self.running.is_empty() && self.waiting.is_empty() {
+                match messages.recv() {
+                    Ok(message) => self.take(message),
                     Err(_) => return,
                 }
             }
-            while self.running.len() < self.model.limits().outputs {
-                match submissions.try_recv() {
-                    Ok(submission) => self.admit(submission),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
+            messages.try_iter().for_each(|message| self.take(message));
+            while self.running.len() < self.model.limits().outputs
+                && let Some(submission) = self.waiting.pop_front()
+            {
+                self.admit(submission);
             }
             self.drop_cancelled();
             if !self.running.is_empty()
                 && let Err(error) = self.step()
             {
                 self.fail(error);
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Submit(submission) => self.waiting.push_back(*submission),
+            Message::Stats(reply) => {
+                let stats = Stats {
+                    running: self.running.len(),
+                    waiting: self.waiting.len(),
+                    free_pages: self.pages.free(),
+                    experts: expert_counts(&*self.model),
+                };
+                // Whoever asked may have gone.
+                let _ = reply.send(stats);
             }
         }
     }

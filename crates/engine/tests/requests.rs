@@ -20,6 +20,32 @@ fn engine(change: impl FnOnce(&mut Limits)) -> Engine {
     open(File::open(path).unwrap(), change)
 }
 
+/// Prompts and answers of a tiny Mixtral choose experts; pages come back where nothing keeps them.
+#[test]
+fn an_engine_tells_its_state() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models/mixtral.gguf");
+    let engine = open(File::open(path).unwrap(), |_| ());
+    let before = engine.stats().unwrap();
+    assert_eq!((before.running, before.waiting), (0, 0));
+    assert!(before.experts.iter().all(|layer| layer.counts == [0; 4]));
+    let (tokens, end) = collect(engine.submit(request(7, 40, 10)));
+    assert_eq!((tokens.len(), end.unwrap()), (10, Finish::Length));
+    let after = engine.stats().unwrap();
+    assert_eq!((after.running, after.waiting), (0, 0));
+    // The last token is drawn and not run: 49 tokens are stored, in two pages.
+    assert_eq!(after.free_pages, [before.free_pages[0] - 2]);
+    assert_eq!(after.experts.iter().map(|e| e.layer).collect::<Vec<_>>(), [0, 1]);
+    for layer in &after.experts {
+        assert_eq!(layer.counts.iter().sum::<u64>(), 2 * 49);
+    }
+    // More than run at once.
+    let long: Vec<Events> = (2..7).map(|seed| engine.submit(request(seed, 20, 70))).collect();
+    let busy = engine.stats().unwrap();
+    assert_eq!(busy.running + busy.waiting, 5);
+    assert!(busy.running <= OPTIONS.parallel);
+    drop(long);
+}
+
 /// An engine on a tiny Nemotron-H: blocks with recurrent state, and one with attention.
 fn hybrid(change: impl FnOnce(&mut Limits)) -> Engine {
     open(hybrid_file(), change)

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use bodkin_backend::{Backend, Batch, Limits, PageTable, Reference, Span};
 use bodkin_engine::Tokenizer;
 use bodkin_gguf::File;
+use bodkin_model::Plan;
 
+use super::shape::{Kind, Tensor};
 use super::*;
 
 fn tiny(format: &str, seed: u64) -> File {
@@ -29,21 +31,44 @@ fn tiny_models_run() {
                 tensor.name
             );
         }
-        let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
-        let limits = Limits { tokens: 5, outputs: 5, pages: vec![1], states: 0 };
-        let mut model = Reference.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
-        let tables = vec![PageTable { skipped: 0, pages: vec![0] }];
-        let batch = Batch {
-            tokens: vec![510, 72, 101, 300, 7],
-            spans: vec![Span { len: 5, position: 0, tables, state: 0 }],
-            outputs: (0..5).collect(),
-        };
-        let mut logits = vec![0.0; 5 * plan.vocabulary];
-        model.forward(&batch, &mut logits).unwrap();
-        assert!(logits.iter().all(|x| x.is_finite()), "{name}");
-        let mean_square = logits.iter().map(|x| x * x).sum::<f32>() / logits.len() as f32;
-        assert!((0.01..100.0).contains(&mean_square), "{name}: mean square {mean_square}");
+        check(&file, name);
     }
+}
+
+#[test]
+fn experts_and_hybrids_run() {
+    let experts =
+        Shape { width: 256, hidden: 256, layers: 2, vocabulary: 512, ..Size::Moe.shape() };
+    let kind = Kind::Hybrid { every: 3, inner: 512, heads: 8, state: 32 };
+    let hybrid = Shape { kind, layers: 3, vocabulary: 512, ..Size::Hybrid.shape() };
+    let hybrid = Shape { width: 256, hidden: 512, heads: 4, kv_heads: 2, head_dim: 64, ..hybrid };
+    for (shape, ops) in [(experts, ["route", "expert_sum"]), (hybrid, ["scan", "attention"])] {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("small.gguf");
+        write(&shape, Format::Q4_K, 1, "small", &out).unwrap();
+        let plan = check(&Arc::new(File::open(out).unwrap()), ops[0]);
+        assert!(ops.iter().all(|name| plan.ops.iter().any(|op| op.name() == *name)), "{ops:?}");
+    }
+}
+
+/// Runs a few tokens: the logits are of an ordinary size.
+fn check(file: &Arc<File>, name: &str) -> Arc<Plan> {
+    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
+    let states = usize::from(!plan.states.is_empty());
+    let limits = Limits { tokens: 5, outputs: 5, pages: vec![1], states };
+    let mut model = Reference.load(Arc::clone(&plan), file, &limits, &|_, _| ()).unwrap();
+    let tables = vec![PageTable { skipped: 0, pages: vec![0] }];
+    let batch = Batch {
+        tokens: vec![510, 72, 101, 300, 7],
+        spans: vec![Span { len: 5, position: 0, tables, state: 0 }],
+        outputs: (0..5).collect(),
+    };
+    let mut logits = vec![0.0; 5 * plan.vocabulary];
+    model.forward(&batch, &mut logits).unwrap();
+    assert!(logits.iter().all(|x| x.is_finite()), "{name}");
+    let mean_square = logits.iter().map(|x| x * x).sum::<f32>() / logits.len() as f32;
+    assert!((0.01..100.0).contains(&mean_square), "{name}: mean square {mean_square}");
+    plan
 }
 
 #[test]
@@ -71,7 +96,8 @@ fn the_seed_decides() {
 #[test]
 fn large_shapes_are_those_of_the_models() {
     let parameters = |size: Size| -> u64 {
-        tensors(&size.shape()).iter().map(|(_, r, c)| u64::from(*r) * u64::from(*c)).sum()
+        let elements = |t: &Tensor| t.shape.iter().map(|&n| u64::from(n)).product::<u64>();
+        size.shape().tensors().iter().map(elements).sum()
     };
     assert_eq!(parameters(Size::OneB), 1_235_814_400);
     assert_eq!(parameters(Size::EightB), 8_030_261_248);

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Span};
-use bodkin_engine::{Pages, Sequence};
+use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
 use crate::load::{self, Machine, Opened};
 use report::{Format, Row};
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where the time of one more run goes, by kind of work
+    /// Print where the time of one more run goes, and the choices of experts
     #[arg(long)]
     profile: bool,
     /// Leave weights as the file has them: less memory, slower
@@ -59,7 +59,7 @@ struct Test {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let opened = Opened::find(&args.model)?;
+    let opened = Opened::find_decoder(&args.model)?;
     let tests = tests(&args)?;
     let batch_size = load::within("--batch-size", args.batch_size, load::MAX_STEP_TOKENS)?;
     let threads = match &args.threads {
@@ -148,11 +148,12 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
             samples_ns.push(ns);
         }
     }
-    let mut profile = Vec::new();
+    let (mut profile, mut experts) = (Vec::new(), Vec::new());
     if args.profile {
         session.profiled = true;
         session.run(test)?;
         profile = session.model.profile();
+        experts = session.experts_chosen();
     }
     drop(session);
     let steps = if test.prompt > 0 { test.prompt.div_ceil(step) } else { test.generate };
@@ -173,6 +174,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         samples_ns,
         bandwidth: 0.0,
         profile,
+        experts,
     };
     row.bandwidth = backend.bandwidth();
     Ok(row)
@@ -201,6 +203,8 @@ struct Session {
     random: u32,
     /// Whether the next run is taken apart.
     profiled: bool,
+    /// How often experts had been chosen when the last run began.
+    experts_before: Vec<ExpertCounts>,
 }
 
 impl Session {
@@ -208,7 +212,8 @@ impl Session {
         let mut pages = Pages::of(&*model);
         let sequence = pages.start(&[]);
         let logits = vec![0.0; model.plan().output_width()];
-        Session { model, pages, sequence, step, logits, random: 1, profiled: false }
+        let (random, profiled, experts_before) = (1, false, Vec::new());
+        Session { model, pages, sequence, step, logits, random, profiled, experts_before }
     }
 
     /// Runs a test and returns its nanoseconds.
@@ -216,12 +221,22 @@ impl Session {
         self.restart();
         self.read(test.depth)?;
         self.model.set_profiling(self.profiled);
+        self.experts_before = expert_counts(&*self.model);
         let start = Instant::now();
         self.read(test.prompt)?;
         for _ in 0..test.generate {
             self.read(1)?;
         }
         Ok(start.elapsed().as_nanos() as u64)
+    }
+
+    /// How often the last run chose experts.
+    fn experts_chosen(&self) -> Vec<ExpertCounts> {
+        let mut chosen = expert_counts(&*self.model);
+        for (now, before) in chosen.iter_mut().zip(&self.experts_before) {
+            now.counts.iter_mut().zip(&before.counts).for_each(|(now, before)| *now -= before);
+        }
+        chosen
     }
 
     fn restart(&mut self) {

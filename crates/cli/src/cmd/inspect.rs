@@ -4,6 +4,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use bodkin_backend::Memory;
+use bodkin_engine::{Tokenizer, embedding_limits};
 use bodkin_gguf::{Array, File, Tensor, Value};
 use serde_json::json;
 
@@ -92,21 +93,29 @@ fn shape(tensor: &Tensor) -> Vec<u64> {
 fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result<()> {
     let backend = args.machine.backend()?;
     let options = opened.options(&args.machine, backend.as_ref(), 1)?;
+    let (plan, context) = (&opened.plan, options.context);
+    let limits = match plan.is_encoder() {
+        // A text of that length, in one step.
+        true => embedding_limits(plan, &[vec![0; context]], options.step_tokens)?,
+        false => options.limits(plan),
+    };
     let Memory { weight_bytes, state_bytes, scratch_bytes } =
-        opened.memory(backend.as_ref(), &options.limits(&opened.plan));
-    let cost = opened.plan.cost();
+        opened.memory(backend.as_ref(), &limits);
+    let text_bytes = text_bytes(&opened.file);
+    let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes;
+    let cost = plan.cost();
     // From the largest window on, only what has no window grows.
-    let window = opened.plan.windows().into_iter().flatten().max().unwrap_or(0);
-    let kv = |tokens| load::kv_bytes(&opened.plan, backend.as_ref(), tokens);
+    let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
+    let kv = |tokens| load::kv_bytes(plan, backend.as_ref(), tokens);
     let kv_per_1k = kv(window + 1000) - kv(window);
     let kv_windowed = kv(window) - window as u64 * kv_per_1k / 1000;
-    let cell_bytes = load::cell_bytes(&opened.plan, backend.as_ref());
+    let cell_bytes = load::cell_bytes(plan, backend.as_ref());
     // What is packed is given back by the file: this alone is on top.
     let repacking_bytes = weight_bytes.saturating_sub(cost.weight_bytes);
     if args.json {
         let value = json!({
             "backend": backend.name(),
-            "context": options.context,
+            "context": context,
             "parameters": cost.parameters,
             "file_weight_bytes": cost.weight_bytes,
             "weight_bytes": weight_bytes,
@@ -116,29 +125,68 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
             "recurrent_bytes_per_sequence": cell_bytes,
             "state_bytes": state_bytes,
             "scratch_bytes": scratch_bytes,
+            "text_bytes": text_bytes,
+            "total_bytes": total_bytes,
             "bytes_read_per_token": cost.step_weight_bytes,
             "flops_per_token": cost.flops_per_token,
         });
         writeln!(out, "{value:#}")?;
         return Ok(());
     }
-    let context = format!("state, context of {} tokens", options.context);
+    let context = format!("state, context of {context} tokens");
     for (what, bytes) in [
         ("weights in the file", cost.weight_bytes),
-        ("weights in memory", weight_bytes),
-        ("of them added by repacking", repacking_bytes),
+        ("added by repacking", repacking_bytes),
         ("KV per 1k tokens", kv_per_1k),
         ("KV of full windows", kv_windowed),
         ("recurrent state per sequence", cell_bytes),
+        ("read per token", cost.step_weight_bytes),
+        ("weights in memory", weight_bytes),
         (context.as_str(), state_bytes),
         ("scratch", scratch_bytes),
-        ("read per token", cost.step_weight_bytes),
+        ("tokenizer and metadata", text_bytes),
+        ("memory in all", total_bytes),
     ] {
         writeln!(out, "{what:<36} {:>12}", human_bytes(bytes))?;
     }
     writeln!(out, "{:<36} {:>12}", "parameters", cost.parameters)?;
     writeln!(out, "{:<36} {:>12}", "operations per token", cost.flops_per_token)?;
     Ok(())
+}
+
+/// Bytes of what a model's file says and of the tokenizer that is made of it: the more, the larger
+/// the vocabulary.
+fn text_bytes(file: &File) -> u64 {
+    let metadata: u64 = file.metadata().iter().map(|(_, value)| value_bytes(value)).sum();
+    // Whoever runs a model without a tokenizer needs no memory for one.
+    let tokenizer = Tokenizer::from_metadata(file.metadata()).map_or(0, |t| t.memory_bytes());
+    metadata + tokenizer as u64
+}
+
+fn value_bytes(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => string_bytes(text),
+        Value::Array(array) => array_bytes(array),
+        _ => 0,
+    }
+}
+
+fn array_bytes(array: &Array) -> u64 {
+    let width = match array {
+        Array::U8(_) | Array::I8(_) | Array::Bool(_) => 1,
+        Array::U16(_) | Array::I16(_) => 2,
+        Array::U32(_) | Array::I32(_) | Array::F32(_) => 4,
+        Array::U64(_) | Array::I64(_) | Array::F64(_) => 8,
+        Array::String(texts) => return texts.iter().map(|text| string_bytes(text)).sum(),
+        Array::Array(arrays) => return arrays.iter().map(array_bytes).sum(),
+    };
+    width * array.len() as u64
+}
+
+/// A string and its place in a list. Allocators give whole blocks of 16 bytes, two at least, and
+/// take some of them for themselves.
+fn string_bytes(text: &[u8]) -> u64 {
+    size_of::<Box<[u8]>>() as u64 + (text.len() as u64 + 8).next_multiple_of(16).max(32)
 }
 
 /// A value on one line; of a long array only its start.

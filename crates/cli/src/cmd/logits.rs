@@ -30,7 +30,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut opened = Opened::find(&args.model)?;
+    let mut opened = Opened::find_decoder(&args.model)?;
     let vocabulary = opened.plan.output_width();
     for &id in &args.tokens {
         ensure!(

@@ -66,7 +66,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Some(prompt) => ensure!(!prompt.is_empty(), "the prompt is empty"),
         None => ensure!(!args.json, "--json needs a prompt"),
     }
-    let mut opened = Opened::find(&args.model)?;
+    let mut opened = Opened::find_decoder(&args.model)?;
     let mut session = Session::open(&mut opened, &args)?;
     match prompt {
         Some(prompt) => once(&mut session, &args, &prompt),

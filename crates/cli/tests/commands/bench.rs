@@ -84,6 +84,36 @@ fn a_profile_accounts_for_the_run() {
     assert!(parts.iter().all(|part| part["ms"].as_f64().unwrap() > 0.0));
 }
 
+/// The tiny Mixtral: of 4 experts in each of its layers, every token chooses 2.
+#[test]
+fn a_profile_counts_the_choices_of_experts() {
+    let place = Place::new();
+    let bench = |format| {
+        let flags = ["-p", "8", "-n", "3", "-d", "5", "-r", "1", "--profile", "-o", format];
+        place.text(&[&["bench", &model("mixtral")], &flags[..]].concat())
+    };
+    let rows: Value = serde_json::from_str(&bench("json")).unwrap();
+    for (row, tokens) in rows.as_array().unwrap().iter().zip([8, 3]) {
+        let layers = row["experts"].as_array().unwrap();
+        assert_eq!(layers.len(), 2);
+        for (i, layer) in layers.iter().enumerate() {
+            assert_eq!(layer["layer"], i);
+            let counts = layer["counts"].as_array().unwrap();
+            assert_eq!(counts.len(), 4);
+            let sum: u64 = counts.iter().map(|count| count.as_u64().unwrap()).sum();
+            assert_eq!(sum, 2 * tokens, "of the measured tokens only");
+        }
+    }
+    let table = bench("md");
+    assert!(
+        table.contains("| pp8 @ d5: layer | experts chosen | least | mean | most |"),
+        "{table}"
+    );
+    assert!(table.lines().any(|line| line.starts_with("| 1 | ") && line.contains(" | 4.0 | ")));
+    let dense = self::bench(&place, &["-p", "8", "-n", "0", "-o", "md", "--profile"]);
+    assert!(!dense.contains("experts"), "{dense}");
+}
+
 #[test]
 fn csv_has_the_same_fields() {
     let csv = bench(&Place::new(), &["-p", "8", "-n", "0", "-o", "csv"]);

@@ -6,6 +6,7 @@
 mod bench;
 #[cfg(unix)]
 mod chat;
+mod embed;
 mod inspect;
 mod logits;
 mod place;

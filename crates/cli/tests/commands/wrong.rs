@@ -205,7 +205,7 @@ fn wrong_usage_has_status_2_and_names_the_word() {
 #[test]
 fn a_full_disk_is_a_failure() {
     let place = Place::new();
-    let model = model("llama");
+    let (bert, model) = (model("bert"), model("llama"));
     for args in [
         &["run", &model, "Hello", "-n", "2", "-q"][..],
         &["run", &model, "Hello", "-n", "2", "--json"],
@@ -216,6 +216,7 @@ fn a_full_disk_is_a_failure() {
         &["bench", &model, "-p", "1", "-n", "0", "-r", "1"],
         &["tokenize", &model, "Hello"],
         &["detokenize", &model, "45"],
+        &["embed", &bert, "Hello"],
         &["list"],
         &["list", "--json"],
     ] {
@@ -236,7 +237,8 @@ fn a_full_disk_is_a_failure() {
 #[test]
 fn help_fits_a_terminal() {
     let place = Place::new();
-    let commands = ["run", "pull", "list", "inspect", "bench", "tokenize", "detokenize", "logits"];
+    let commands =
+        ["run", "pull", "list", "inspect", "bench", "embed", "tokenize", "detokenize", "logits"];
     let whole = place.text(&["--help"]);
     for command in commands {
         assert!(whole.contains(&format!("\n  {command} ")), "{whole}");

@@ -70,6 +70,12 @@ impl Symbols<'_> {
 }
 
 impl ByteLevel {
+    pub(super) fn memory_bytes(&self) -> usize {
+        // Of a standard table, an eighth at least stays empty, and each place has a byte of marks.
+        let places = (self.pairs.0.capacity() * 8).div_ceil(7).next_power_of_two();
+        places * (size_of::<(u64, (u32, u32))>() + 1)
+    }
+
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocabulary: &Vocabulary,

@@ -22,6 +22,10 @@ pub(super) struct Charsmap {
 }
 
 impl Charsmap {
+    pub(super) fn memory_bytes(&self) -> usize {
+        4 * self.units.capacity() + self.texts.capacity()
+    }
+
     /// Reads the rules; None if there are none.
     pub(super) fn from_metadata(metadata: &Metadata) -> Result<Option<Charsmap>> {
         let bytes: Vec<u8> = match metadata.get(KEY) {

@@ -35,6 +35,10 @@ impl Pairs for Merges<'_> {
 }
 
 impl SentencePiece {
+    pub(super) fn memory_bytes(&self) -> usize {
+        4 * self.ranks.capacity()
+    }
+
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocabulary: &Vocabulary,

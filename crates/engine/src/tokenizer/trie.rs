@@ -23,6 +23,10 @@ pub(super) struct Trie {
 }
 
 impl Trie {
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of::<Node>() * self.nodes.capacity()
+    }
+
     /// Texts with the tokens that they are, less than 4 GiB of them. Of two tokens with one text
     /// the later is found.
     pub(super) fn new(mut texts: Vec<(&[u8], u32)>) -> Trie {

@@ -36,6 +36,11 @@ struct Best {
 const UNKNOWN: u32 = u32::MAX;
 
 impl Unigram {
+    pub(super) fn memory_bytes(&self) -> usize {
+        let charsmap = self.charsmap.as_ref().map_or(0, Charsmap::memory_bytes);
+        self.trie.memory_bytes() + 4 * self.scores.capacity() + charsmap
+    }
+
     pub(super) fn from_metadata(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Unigram> {
         let mut scores = scores(metadata, vocabulary.len())?;
         let mut worst = f32::MAX;

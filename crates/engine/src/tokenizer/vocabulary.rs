@@ -74,6 +74,11 @@ pub(super) struct Vocabulary {
 }
 
 impl Vocabulary {
+    pub(super) fn memory_bytes(&self) -> usize {
+        let lists = self.bytes.capacity() + 4 * self.ends.capacity() + self.kinds.capacity();
+        lists + self.table.allocation_size()
+    }
+
     /// Reads `tokenizer.ggml.tokens` and `token_type`.
     pub(super) fn from_metadata(metadata: &Metadata, spelling: Spelling) -> Result<Vocabulary> {
         let Some(texts) = metadata.strings(TOKENS)? else {

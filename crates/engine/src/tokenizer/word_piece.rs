@@ -32,6 +32,10 @@ enum Role {
 }
 
 impl WordPiece {
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.trie.memory_bytes()
+    }
+
     pub(super) fn from_metadata(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<WordPiece> {
         let flag = |key: &str| metadata.bool(&format!("tokenizer.ggml.normalizer.{key}"));
         let lowercase = flag("lowercase")?.unwrap_or(true);

@@ -4,6 +4,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use bodkin_backend::Part;
+use bodkin_engine::ExpertCounts;
 use serde_json::{Value, json};
 
 use crate::progress::human_bytes;
@@ -36,6 +37,8 @@ pub(crate) struct Row {
     pub(crate) bandwidth: f64,
     /// Where the time of one run went; empty if that was not asked for.
     pub(crate) profile: Vec<Part>,
+    /// How often that run chose experts; empty where there are none.
+    pub(crate) experts: Vec<ExpertCounts>,
 }
 
 impl Row {
@@ -100,6 +103,10 @@ impl Row {
             let parts = self.profile.iter().map(|part| self.part_fields(part));
             fields.push(("profile", parts.collect()));
         }
+        if !self.experts.is_empty() {
+            let layer = |e: &ExpertCounts| json!({"layer": e.layer, "counts": e.counts});
+            fields.push(("experts", self.experts.iter().map(layer).collect()));
+        }
         fields
     }
 }
@@ -158,7 +165,15 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
             row.bandwidth / 1e9,
         )?;
     }
-    rows.iter().filter(|row| !row.profile.is_empty()).try_for_each(|row| print_profile(out, row))
+    for row in rows {
+        if !row.profile.is_empty() {
+            print_profile(out, row)?;
+        }
+        if !row.experts.is_empty() {
+            print_experts(out, row)?;
+        }
+    }
+    Ok(())
 }
 
 /// What each part of a run took, and how near it came to the limits.
@@ -178,6 +193,20 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
             100.0 * speed / row.bandwidth,
             part.operations as f64 / part.seconds / 1e9,
         )?;
+    }
+    Ok(())
+}
+
+/// How evenly each layer used its experts: of one token every layer chooses the same number.
+fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
+    writeln!(out, "\n| {}: layer | experts chosen | least | mean | most |", row.test())?;
+    writeln!(out, "| ---: | ---: | ---: | ---: | ---: |")?;
+    for ExpertCounts { layer, counts } in &row.experts {
+        let (all, chosen) = (counts.len(), counts.iter().filter(|&&count| count > 0).count());
+        let (least, most) = (counts.iter().min(), counts.iter().max());
+        let mean = counts.iter().sum::<u64>() as f64 / all as f64;
+        let [least, most] = [least, most].map(|count| count.copied().unwrap_or(0));
+        writeln!(out, "| {layer} | {chosen} of {all} | {least} | {mean:.1} | {most} |")?;
     }
     Ok(())
 }

@@ -1,0 +1,84 @@
+//! `bodkin embed`: texts as vectors, one JSON object a line.
+
+use std::io::Write;
+
+use anyhow::{Context, Result, ensure};
+use bodkin_engine::{embed, embedding_limits, longest_text};
+use serde::Serialize;
+
+use crate::load::{Machine, Opened, Text};
+
+const AFTER: &str = "\
+Prints a line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
+length 1; N counts the tokens of the text with those that mark its start and end. Texts share
+steps of up to --batch-size tokens; no text is ever cut.";
+
+/// Arguments of `embed`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Most tokens of a text [default: the model's]")))]
+#[command(mut_arg("batch_size", |arg| arg.help("Tokens of several texts read in one step")))]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    model: String,
+    /// The texts; each has a vector of its own
+    #[arg(required_unless_present = "tokens")]
+    text: Vec<String>,
+    /// Token ids of one text, taken as they stand
+    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "text")]
+    tokens: Vec<u32>,
+    #[command(flatten)]
+    words: Text,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// One line of the output.
+#[derive(Serialize)]
+struct Line<'a> {
+    embedding: &'a [f32],
+    tokens: usize,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut opened = Opened::find(&args.model)?;
+    let step = args.machine.step_tokens()?;
+    let longest = longest_text(&opened.plan).with_context(|| opened.name.clone())?;
+    let texts = texts(&args, &opened)?;
+    if let Some(context) = args.machine.context()? {
+        for (i, tokens) in texts.iter().map(Vec::len).enumerate() {
+            let text = i + 1;
+            ensure!(
+                tokens <= context,
+                "text {text} has {tokens} tokens, --ctx-size allows {context}"
+            );
+        }
+        opened.plan_for(context.min(longest))?;
+    }
+    let limits = embedding_limits(&opened.plan, &texts, step);
+    let limits = limits.with_context(|| opened.name.clone())?;
+    let backend = args.machine.backend()?;
+    let mut model = opened.load(backend.as_ref(), &limits)?;
+    let mut out = std::io::stdout().lock();
+    let mut written = Ok(());
+    embed(model.as_mut(), &texts, |i, embedding| {
+        if written.is_ok() {
+            written = write_line(&mut out, &Line { embedding, tokens: texts[i].len() });
+        }
+    })?;
+    written
+}
+
+/// The token ids of each text.
+fn texts(args: &Args, opened: &Opened) -> Result<Vec<Vec<u32>>> {
+    if !args.tokens.is_empty() {
+        return Ok(vec![args.tokens.clone()]);
+    }
+    let tokenizer = args.words.tokenizer(&opened.file)?;
+    Ok(args.text.iter().map(|text| tokenizer.encode(text, true, false)).collect())
+}
+
+fn write_line(out: &mut dyn Write, line: &Line<'_>) -> Result<()> {
+    let line = serde_json::to_string(line).context("cannot write an embedding as JSON")?;
+    Ok(writeln!(out, "{line}")?)
+}

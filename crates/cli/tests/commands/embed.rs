@@ -1,0 +1,100 @@
+//! `embed`: vectors against the reference, that company changes nothing, and what it refuses.
+
+use serde_json::Value;
+
+use crate::place::{Place, failure, model, reference};
+
+/// The lines of a run, each an object.
+fn lines(place: &Place, args: &[&str]) -> Vec<Value> {
+    let text = place.text(&[&["embed", &model("bert")], args].concat());
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+fn list(ids: &Value) -> String {
+    let ids = ids.as_array().unwrap().iter().map(ToString::to_string);
+    ids.collect::<Vec<_>>().join(",")
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[test]
+fn embeddings_are_those_of_the_reference() {
+    let place = Place::new();
+    let reference = reference("bert");
+    let column = reference["reference"].as_str().unwrap();
+    let cases = reference["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 4);
+    for case in cases {
+        let found = lines(&place, &["--tokens", &list(&case["tokens"])]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0]["tokens"], case["tokens"].as_array().unwrap().len());
+        let (found, wanted) = (floats(&found[0]["embedding"]), floats(&case["embedding"][column]));
+        assert!((dot(&found, &found) - 1.0).abs() < 1e-6, "length 1");
+        let cosine = dot(&found, &wanted) / dot(&wanted, &wanted).sqrt();
+        assert!(cosine >= 0.999_999, "{}: {cosine}", case["id"]);
+    }
+}
+
+#[test]
+fn a_text_has_its_special_tokens_and_minds_no_company() {
+    let place = Place::new();
+    let reference = reference("bert");
+    // An argument holds no zero byte.
+    let is_argument = |case: &&Value| !case["text"].as_str().unwrap().contains('\0');
+    let cases: Vec<&Value> =
+        reference["tokenize"].as_array().unwrap().iter().filter(is_argument).collect();
+    let texts: Vec<&str> = cases.iter().map(|case| case["text"].as_str().unwrap()).collect();
+    let args = |flags: &[&'static str]| [flags, &["--"], &texts].concat();
+    let together = lines(&place, &args(&[]));
+    assert_eq!(together.len(), cases.len());
+    for (found, case) in together.iter().zip(&cases).take(8) {
+        let alone = lines(&place, &["--tokens", &list(&case["ids_add_special"])]);
+        assert_eq!(&alone, std::slice::from_ref(found), "{}", case["text"]);
+    }
+    // Few tokens a step, so that some texts are longer; and one thread.
+    for flags in [&["--batch-size", "9"][..], &["-t", "1"]] {
+        assert_eq!(lines(&place, &args(flags)), together);
+    }
+}
+
+#[test]
+fn a_text_that_is_too_long_is_never_cut() {
+    let place = Place::new();
+    let bert = model("bert");
+    let long = "hello ".repeat(200);
+    let tokens = place.text(&["tokenize", &bert, &long]).split(',').count();
+    assert!(tokens > 256);
+    let error = failure(&place.run(&["embed", &bert, "hello", &long]));
+    let needle = format!("text 2 has {tokens} tokens, the model takes 256");
+    assert!(error.contains("bert.gguf") && error.contains(&needle), "{error}");
+    let error = failure(&place.run(&["embed", &bert, "--tokens", "2,5,3", "--ctx-size", "2"]));
+    assert!(error.contains("3 tokens") && error.contains("allows 2"), "{error}");
+    let error = failure(&place.run(&["embed", &bert, "--tokens", "2,384"]));
+    assert!(error.contains("token id 384") && error.contains("384 tokens"), "{error}");
+}
+
+#[test]
+fn each_kind_of_model_names_the_other_command() {
+    let place = Place::new();
+    let error = failure(&place.run(&["embed", &model("llama"), "hello"]));
+    assert!(error.contains("llama.gguf") && error.contains("no embeddings"), "{error}");
+    let bert = model("bert");
+    for args in [
+        &["run", &bert, "hello"][..],
+        &["bench", &bert],
+        &["logits", &bert, "--tokens", "2", "-o", "out.npy"],
+    ] {
+        let error = failure(&place.run(args));
+        assert!(error.contains("bert.gguf") && error.contains("`bodkin embed`"), "{error}");
+    }
+    assert_eq!(place.files(), ["home"]);
+    assert_eq!(place.run(&["embed", &bert]).status.code(), Some(2));
+    assert_eq!(place.run(&["embed", &bert, "x", "--tokens", "1"]).status.code(), Some(2));
+}

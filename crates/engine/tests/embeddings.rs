@@ -1,0 +1,92 @@
+//! Embeddings of a tiny BERT: packed into steps of any size they have the bits that they have
+//! alone, and what a step cannot hold is refused.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bodkin_backend::{Backend, Limits, Model, Reference};
+use bodkin_engine::{Engine, EngineOptions, Tokenizer, embed, embedding_limits, longest_text};
+use bodkin_gguf::File;
+use bodkin_model::Plan;
+
+fn file(name: &str) -> Arc<File> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+    Arc::new(File::open(folder.join(name)).unwrap())
+}
+
+fn plan(file: &File) -> Arc<Plan> {
+    Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap())
+}
+
+fn load(limits: &Limits) -> Box<dyn Model> {
+    let file = file("bert.gguf");
+    Reference.load(plan(&file), &file, limits, &|_, _| ()).unwrap()
+}
+
+fn texts() -> Vec<Vec<u32>> {
+    let text = |len: u32| (0..len).map(|i| 5 + (i * len) % 300).collect();
+    [3, 40, 1, 33, 7, 32, 64, 2].map(text).into()
+}
+
+fn embeddings(model: &mut dyn Model, texts: &[Vec<u32>]) -> Vec<Vec<f32>> {
+    let mut found = Vec::new();
+    let each = |i, embedding: &[f32]| {
+        assert_eq!(i, found.len(), "in order");
+        found.push(embedding.to_vec());
+    };
+    embed(model, texts, each).unwrap();
+    assert_eq!(found.len(), texts.len());
+    found
+}
+
+#[test]
+fn company_changes_nothing() {
+    let (texts, plan) = (texts(), plan(&file("bert.gguf")));
+    let limits = |texts: &[Vec<u32>], step| embedding_limits(&plan, texts, step).unwrap();
+    let alone = |text: &Vec<u32>| {
+        let text = std::slice::from_ref(text);
+        embeddings(load(&limits(text, 1)).as_mut(), text).remove(0)
+    };
+    let alone: Vec<Vec<f32>> = texts.iter().map(alone).collect();
+    for step in [1, 10, 50, 100, 1000] {
+        let mut model = load(&limits(&texts, step));
+        assert_eq!(embeddings(model.as_mut(), &texts), alone, "steps of {step}");
+        // All pages are there again.
+        assert_eq!(embeddings(model.as_mut(), &texts), alone, "steps of {step}, again");
+    }
+    // A server's sizes know no texts.
+    let mut model = load(&Limits { tokens: 70, outputs: 2, pages: vec![3], states: 0 });
+    assert_eq!(embeddings(model.as_mut(), &texts), alone);
+}
+
+#[test]
+fn limits_are_those_of_the_fullest_step() {
+    let plan = plan(&file("bert.gguf"));
+    let limits = |step| embedding_limits(&plan, &texts(), step).unwrap();
+    let of = |tokens, outputs, pages| Limits { tokens, outputs, pages: vec![pages], states: 0 };
+    assert_eq!(limits(1), of(64, 1, 2));
+    // 3 and 40 and 1; 33 and 7; 32; 64; 2.
+    assert_eq!(limits(50), of(64, 3, 4));
+    assert_eq!(limits(1000), of(182, 8, 11));
+}
+
+#[test]
+fn what_cannot_be_embedded_is_named() {
+    let bert = plan(&file("bert.gguf"));
+    assert_eq!(longest_text(&bert).unwrap(), 256);
+    let check = |texts: &[Vec<u32>]| embedding_limits(&bert, texts, 10).unwrap_err().to_string();
+    let long = "text 2 has 257 tokens, the model takes 256 at most";
+    assert_eq!(check(&[vec![5], vec![5; 257]]), long);
+    assert_eq!(check(&[vec![5], vec![]]), "text 2 has no tokens");
+    assert_eq!(check(&[vec![5, 384]]), "token id 384: the model has 384 tokens");
+    let mut model = load(&Limits { tokens: 20, outputs: 1, pages: vec![1], states: 0 });
+    let error = embed(model.as_mut(), &[vec![5; 21]], |_, _| ()).unwrap_err();
+    assert_eq!(error.to_string(), "text 1 has 21 tokens, the model takes 20 at most");
+    let error = longest_text(&plan(&file("llama.gguf"))).unwrap_err().to_string();
+    assert!(error.contains("llama") && error.contains("no embeddings"), "{error}");
+    let options = EngineOptions { context: 20, step_tokens: 20, parallel: 1 };
+    let tokenizer = Tokenizer::from_metadata(file("bert.gguf").metadata()).unwrap();
+    let error = Engine::open(model, Arc::new(tokenizer), options).err().unwrap();
+    assert_eq!(error.to_string(), "a bert model is an encoder: it makes embeddings and no text");
+}
