@@ -33,9 +33,9 @@ use tile::Tile;
 /// Panels that are not unpacked are taken in groups of about this size.
 const GROUP_BYTES: usize = 512 << 10;
 
-/// Columns that are unpacked at a time: those of a tile of activations stay in the first-level
-/// cache while the panels of a group pass over them.
-const UNPACKED_COLS: usize = 512;
+/// Columns are unpacked by as many as a tile of activations has in so many bytes, which stay in the
+/// first-level cache while the panels of a group pass over them.
+const TILE_BYTES: usize = 32 << 10;
 
 /// Where products go: rows of f32 that several threads fill together.
 #[derive(Copy, Clone)]
@@ -235,12 +235,15 @@ impl Job<'_> {
     ) {
         let (cols, panel_bytes) = (self.weight.cols(), self.weight.panel_bytes());
         let start = self.weight.start().expect("the weight is packed");
-        let group = size_of_val(self.room) / (col_bytes * cols.min(UNPACKED_COLS));
+        let form = self.x.form();
+        // Whole spans: the longest have 256 columns.
+        let most = TILE_BYTES / (TILE_ROWS * form.step_bytes()) * form.step_cols() / 256 * 256;
+        let group = size_of_val(self.room) / (col_bytes * cols.min(most));
         let room = self.room.as_mut_ptr().cast::<u8>();
         for first in self.panels.clone().step_by(group) {
             let count = group.min(self.panels.end - first);
-            for col in (0..cols).step_by(UNPACKED_COLS) {
-                let cols = UNPACKED_COLS.min(cols - col);
+            for col in (0..cols).step_by(most) {
+                let cols = most.min(cols - col);
                 let bytes = col_bytes * cols;
                 for i in 0..count {
                     // SAFETY: the memory holds all panels, the room has place for the group.
