@@ -25,17 +25,14 @@ pub use kind::Kind;
 pub(crate) use memory::Memory;
 pub use weight::{PackedWeight, Packer, Source, float_kind};
 
-use activations::{BLOCK_COLS, TILE_ROWS};
+use activations::TILE_ROWS;
 use kind::{FloatKind, IntegerKind, Visit};
 use level::{Level, PANEL_ROWS, Portable};
 use tile::Tile;
 
-/// Panels that are not unpacked are taken in groups of about this size.
+/// Panels are taken in groups of about this size, which stays in the second-level cache while all
+/// tokens pass over it.
 const GROUP_BYTES: usize = 512 << 10;
-
-/// Columns are unpacked by as many as a tile of activations has in so many bytes, which stay in the
-/// first-level cache while the panels of a group pass over them.
-const TILE_BYTES: usize = 32 << 10;
 
 /// Where products go: rows of f32 that several threads fill together.
 #[derive(Copy, Clone)]
@@ -124,13 +121,13 @@ impl<'a> OutRows<'a> {
     }
 }
 
-/// Elements of a thread's room for panels that are unpacked once for many tokens.
+/// Elements of a thread's room for panels that are packed only when they are used.
 pub const ROOM: usize = 1 << 18;
 
 /// Writes `out[token][row] = sum over columns of weight[row] * x[token] + bias[row]` for the rows
 /// of `panels` and the tokens of `tokens`. Weights are read once a call, so long as a group of
-/// tokens' activations fits the caches. `room` is scratch: with [`ROOM`], many tokens are
-/// fastest; without any, the result is the same.
+/// tokens' activations fits the caches. `room` is scratch for weights that
+/// stay unpacked: at least a panel, best [`ROOM`]; others need none.
 ///
 /// # Safety
 /// No other thread writes the same rows of the same tokens, or reads them, at the same time; none
@@ -180,7 +177,7 @@ struct Job<'a> {
     room: &'a mut [f32],
 }
 
-/// Panels that lie one after the other, packed or unpacked, and some of their columns.
+/// Panels that lie one after the other.
 #[derive(Clone, Copy)]
 struct Panels {
     /// The number of the first one.
@@ -189,8 +186,6 @@ struct Panels {
     start: *const u8,
     /// Bytes from one to the next.
     bytes: usize,
-    /// The first column, and how many.
-    col: usize,
     cols: usize,
 }
 
@@ -205,7 +200,7 @@ impl Job<'_> {
             let count = group.min(self.panels.end - first);
             // SAFETY: the memory holds all panels.
             let start = unsafe { start.add(first * bytes) };
-            run(self, Panels { first, count, start, bytes, col: 0, cols });
+            run(self, Panels { first, count, start, bytes, cols });
         }
     }
 
@@ -220,47 +215,8 @@ impl Job<'_> {
             let count = group.min(self.panels.end - first);
             // SAFETY: the room has place for the group and belongs to this thread.
             unsafe { self.weight.pack_into(first..first + count, room) };
-            run(self, Panels { first, count, start: room, bytes, col: 0, cols });
+            run(self, Panels { first, count, start: room, bytes, cols });
         }
-    }
-
-    /// As [`Job::packed`], for so many tokens that it pays to unpack first: some columns of as many
-    /// panels as the room has place for, at `col_bytes` for each column. `unpack` writes the given
-    /// columns of a panel.
-    fn unpacked(
-        &mut self,
-        col_bytes: usize,
-        unpack: impl Fn(*const u8, Range<usize>, *mut u8),
-        mut run: impl FnMut(&Self, Panels),
-    ) {
-        let (cols, panel_bytes) = (self.weight.cols(), self.weight.panel_bytes());
-        let start = self.weight.start().expect("the weight is packed");
-        let form = self.x.form();
-        // Whole spans: the longest have 256 columns.
-        let most = TILE_BYTES / (TILE_ROWS * form.step_bytes()) * form.step_cols() / 256 * 256;
-        let group = size_of_val(self.room) / (col_bytes * cols.min(most));
-        let room = self.room.as_mut_ptr().cast::<u8>();
-        for first in self.panels.clone().step_by(group) {
-            let count = group.min(self.panels.end - first);
-            for col in (0..cols).step_by(most) {
-                let cols = most.min(cols - col);
-                let bytes = col_bytes * cols;
-                for i in 0..count {
-                    // SAFETY: the memory holds all panels, the room has place for the group.
-                    let (panel, room) =
-                        unsafe { (start.add((first + i) * panel_bytes), room.add(i * bytes)) };
-                    unpack(panel, col..col + cols, room);
-                }
-                run(self, Panels { first, count, start: room, bytes, col, cols });
-            }
-        }
-    }
-
-    /// Whether there are so many tokens that panels are unpacked first, which costs about as much
-    /// as a tile, and room for it.
-    fn should_unpack(&self) -> bool {
-        let is_packed = self.weight.start().is_some();
-        is_packed && self.tokens.len() >= 2 * TILE_ROWS && self.room.len() >= ROOM
     }
 
     /// Calls `run` with each tile of a group, its panels and its tokens: as many as `shapes`, pairs
@@ -296,10 +252,7 @@ impl Job<'_> {
             panel: unsafe { group.start.add(panel * group.bytes) },
             panel_bytes: group.bytes,
             cols: group.cols,
-            is_first: group.col == 0,
-            is_last: group.col + group.cols == self.weight.cols(),
-            // SAFETY: the row has so many steps.
-            x: unsafe { x.add(group.col / self.x.form().step_cols() * x_stride) },
+            x,
             x_stride,
             out,
             rows: (count * PANEL_ROWS).min(self.weight.rows() - first),
@@ -311,19 +264,6 @@ impl Job<'_> {
 /// Runs a job on a level, once its kind is known.
 struct Run<'a, L>(Job<'a>, PhantomData<L>);
 
-/// Calls a function of a level with a tile's number of tokens as a constant.
-macro_rules! with_tokens {
-    ($tokens:expr, $level:ident::$name:ident::<$kind:ident>($tile:expr)) => {
-        match $tokens {
-            16 => $level::$name::<$kind, 16>($tile),
-            8 => $level::$name::<$kind, 8>($tile),
-            4 => $level::$name::<$kind, 4>($tile),
-            2 => $level::$name::<$kind, 2>($tile),
-            _ => $level::$name::<$kind, 1>($tile),
-        }
-    };
-}
-
 impl<L: Level> Run<'_, L> {
     /// Runs the tiles of a group of floats.
     fn floats<K: FloatKind>(job: &Job<'_>, group: Panels) {
@@ -331,8 +271,8 @@ impl<L: Level> Run<'_, L> {
         // threads away, and a `Simd` proves its instructions.
         job.tiles(group, L::FLOAT_PANELS, |tile, panels, tokens| unsafe {
             match (panels, tokens) {
-                (1, 8) => L::float::<K, 1, 8>(tile),
-                (_, 8) => L::float::<K, 2, 8>(tile),
+                (_, 16) => L::float::<K, 1, 16>(tile),
+                (_, 8) => L::float::<K, 1, 8>(tile),
                 (1, 4) => L::float::<K, 1, 4>(tile),
                 (2, 4) => L::float::<K, 2, 4>(tile),
                 (_, 4) => L::float::<K, 4, 4>(tile),
@@ -353,37 +293,22 @@ impl<L: Level> Visit for Run<'_, L> {
         const SHAPES: [(usize, usize); 5] = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1)];
         let shapes = &SHAPES[..=L::TOKENS.ilog2() as usize];
         let mut job = self.0;
-        if !job.should_unpack() {
-            return job.packed(|job, group| {
-                // SAFETY: as for floats.
-                job.tiles(group, shapes, |tile, _, tokens| unsafe {
-                    with_tokens!(tokens, L::integer::<K>(tile));
-                });
-            });
-        }
-        let unpack = |panel: *const u8, cols: Range<usize>, room| {
-            // SAFETY: columns begin at whole spans of a panel, the room is long enough, and a
-            // `Simd` proves its instructions.
-            unsafe { L::unpack::<K>(panel.add(cols.start / K::COLS * K::BYTES), cols.len(), room) }
-        };
-        job.unpacked(tile::unpacked_bytes::<K>() / BLOCK_COLS, unpack, |job, group| {
+        job.packed(|job, group| {
             // SAFETY: as for floats.
             job.tiles(group, shapes, |tile, _, tokens| unsafe {
-                with_tokens!(tokens, L::unpacked::<K>(tile));
+                match tokens {
+                    16 => L::integer::<K, 16>(tile),
+                    8 => L::integer::<K, 8>(tile),
+                    4 => L::integer::<K, 4>(tile),
+                    2 => L::integer::<K, 2>(tile),
+                    _ => L::integer::<K, 1>(tile),
+                }
             });
         });
     }
 
     fn float<K: FloatKind>(self) {
         let mut job = self.0;
-        if !job.should_unpack() {
-            return job.packed(Self::floats::<K>);
-        }
-        let widen = |panel: *const u8, cols: Range<usize>, room| {
-            let start = panel.wrapping_add(cols.start * PANEL_ROWS * K::BYTES);
-            // SAFETY: as for integer kinds.
-            unsafe { L::widen::<K>(start, cols.len(), room) }
-        };
-        job.unpacked(4 * PANEL_ROWS, widen, Self::floats::<kind::F32>);
+        job.packed(Self::floats::<K>);
     }
 }

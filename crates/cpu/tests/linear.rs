@@ -174,7 +174,6 @@ fn check_product(kind: Kind, rows: usize, cols: usize, noise: &mut Noise) {
 #[test]
 fn a_result_depends_on_its_row_and_token_only() {
     let mut noise = Noise(2);
-    // More columns than are unpacked at a time, more tokens than make it worth while.
     let (rows, cols, tokens) = (5 * 16 + 3, 1280, 41);
     for &kind in Kind::ALL {
         let bytes = random_weight(kind.format(), rows, cols, &mut noise);

@@ -92,8 +92,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once where the processor can.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// Stores these lanes' part of 64 bytes.
-    unsafe fn store_bytes(v: Self::Bytes, at: *mut u8);
     /// Stores these lanes' part of 16 f32.
     unsafe fn store(v: Self::Floats, at: *mut f32);
     /// Asks for the cache line at `at`, which need not exist.
@@ -113,24 +111,6 @@ pub(crate) trait Level {
     /// # Safety
     /// As [`tile::integer`], where the level's instructions exist.
     unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile);
-
-    /// Runs [`tile::unpack`] over all rows of a panel.
-    ///
-    /// # Safety
-    /// As [`tile::unpack`], where the level's instructions exist.
-    unsafe fn unpack<K: IntegerKind>(panel: *const u8, cols: usize, room: *mut u8);
-
-    /// Runs [`tile::unpacked`] over all rows of a panel.
-    ///
-    /// # Safety
-    /// As [`tile::unpacked`], where the level's instructions exist.
-    unsafe fn unpacked<K: IntegerKind, const T: usize>(tile: &Tile);
-
-    /// Runs [`tile::widen`] over all rows of a panel.
-    ///
-    /// # Safety
-    /// As [`tile::widen`], where the level's instructions exist.
-    unsafe fn widen<K: FloatKind>(panel: *const u8, cols: usize, room: *mut u8);
 
     /// Runs [`tile::float`] over all rows of `P` panels.
     ///
@@ -154,24 +134,6 @@ macro_rules! level {
             }
 
             $(#[$features])?
-            unsafe fn unpack<K: IntegerKind>(panel: *const u8, cols: usize, room: *mut u8) {
-                // SAFETY: passed on.
-                unsafe { $(tile::unpack::<$lanes, K>(panel, cols, room);)+ }
-            }
-
-            $(#[$features])?
-            unsafe fn unpacked<K: IntegerKind, const T: usize>(tile: &Tile) {
-                // SAFETY: passed on.
-                unsafe { $(tile::unpacked::<$lanes, K, T>(tile);)+ }
-            }
-
-            $(#[$features])?
-            unsafe fn widen<K: FloatKind>(panel: *const u8, cols: usize, room: *mut u8) {
-                // SAFETY: passed on.
-                unsafe { $(tile::widen::<$lanes, K>(panel, cols, room);)+ }
-            }
-
-            $(#[$features])?
             unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
                 // SAFETY: passed on.
                 unsafe { $(tile::float::<$lanes, K, P, T>(tile);)+ }
@@ -185,7 +147,7 @@ level!(Portable, 4, [(1, 1), (2, 1), (4, 1)], [Portable]);
 level!(
     Avx512,
     16,
-    [(1, 4), (2, 4), (4, 4), (8, 2)],
+    [(1, 4), (2, 4), (4, 4), (8, 1), (16, 1)],
     [Avx512],
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")]
 );

@@ -34,10 +34,6 @@ pub(crate) struct Tile {
     pub(crate) panel_bytes: usize,
     /// Columns to pass over.
     pub(crate) cols: usize,
-    /// Whether sums begin at zero; if not, with what is at `out`.
-    pub(crate) is_first: bool,
-    /// Whether sums are complete, so that the bias is due.
-    pub(crate) is_last: bool,
     /// The first token's activations.
     pub(crate) x: *const u8,
     /// Distance between two column steps of the activations in bytes.
@@ -92,57 +88,6 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerKind, const T: usize>(tile: &Ti
     }
 }
 
-/// As [`integer`], for a panel that [`unpack`] wrote.
-///
-/// # Safety
-/// As [`integer`], but that `panel` is one of [`unpacked_bytes`] times `cols / 32` bytes.
-#[inline(always)]
-pub(crate) unsafe fn unpacked<L: Lanes, K: IntegerKind, const T: usize>(tile: &Tile) {
-    // SAFETY: the loop walks exactly the panel and the tokens' blocks, as the caller vouches.
-    unsafe {
-        let mut sums = begin::<L, T>(tile, 0);
-        let (mut block, mut x) = (tile.panel, tile.x);
-        for _ in 0..tile.cols / BLOCK_COLS {
-            let weights = Weights::load::<K>(block);
-            add_blocks::<L, K, T>(&weights, x.cast(), &mut sums);
-            block = block.add(unpacked_bytes::<K>());
-            x = x.add(tile.x_stride);
-        }
-        finish::<L, T>(tile, 0, &sums);
-    }
-}
-
-/// Bytes of an unpacked block of 16 rows: eight steps of codes, then scales and minimums in f32.
-pub(crate) const fn unpacked_bytes<K: IntegerKind>() -> usize {
-    64 * (8 + K::GROUPS * if K::MINS { 2 } else { 1 })
-}
-
-/// Unpacks a panel of `cols` columns into `room`. Where many tiles of tokens pass over a panel, it
-/// is unpacked once for all of them: the values are the same bits.
-///
-/// # Safety
-/// `panel` is valid for a panel, `room` for [`unpacked_bytes`] times `cols / 32` bytes. The
-/// instructions of `L` exist.
-#[inline(always)]
-pub(crate) unsafe fn unpack<L: Lanes, K: IntegerKind>(
-    panel: *const u8,
-    cols: usize,
-    room: *mut u8,
-) {
-    // SAFETY: the loop walks exactly the panel and the room, as the caller vouches.
-    unsafe {
-        let (mut span, mut room) = (panel, room);
-        for _ in 0..cols / K::COLS {
-            let head = K::head::<L>(span);
-            for block in 0..K::COLS / BLOCK_COLS {
-                Weights::<L>::of::<K>(span, &head, block).store::<K>(room);
-                room = room.add(unpacked_bytes::<K>());
-            }
-            span = span.add(K::BYTES);
-        }
-    }
-}
-
 /// A block of weights, unpacked.
 struct Weights<L: Lanes> {
     codes: [L::Bytes; 8],
@@ -168,46 +113,6 @@ impl<L: Lanes> Weights<L> {
             let scales = [K::scale(span, head, block, 0), K::scale(span, head, block, last)];
             let mins = [K::min(span, head, block, 0), K::min(span, head, block, last)];
             Weights { codes, scales, mins }
-        }
-    }
-
-    /// # Safety
-    /// `at` is valid for an unpacked block to read.
-    #[inline(always)]
-    unsafe fn load<K: IntegerKind>(at: *const u8) -> Weights<L> {
-        let last = K::GROUPS - 1;
-        // SAFETY: the caller vouches for the block.
-        unsafe {
-            let mut codes = [L::bytes(at); 8];
-            for (step, codes) in codes.iter_mut().enumerate() {
-                *codes = L::bytes(at.add(64 * step));
-            }
-            let scale = |i: usize| at.add(64 * (8 + i));
-            let scales = [L::from_f32(scale(0)), L::from_f32(scale(last))];
-            let mins = if K::MINS {
-                [L::from_f32(scale(last + 1)), L::from_f32(scale(2 * last + 1))]
-            } else {
-                scales
-            };
-            Weights { codes, scales, mins }
-        }
-    }
-
-    /// # Safety
-    /// `at` is valid for an unpacked block to write.
-    #[inline(always)]
-    unsafe fn store<K: IntegerKind>(&self, at: *mut u8) {
-        // SAFETY: the caller vouches for the block.
-        unsafe {
-            for (step, &codes) in self.codes.iter().enumerate() {
-                L::store_bytes(codes, at.add(64 * step));
-            }
-            for group in 0..K::GROUPS {
-                L::store(self.scales[group], at.add(64 * (8 + group)).cast());
-                if K::MINS {
-                    L::store(self.mins[group], at.add(64 * (8 + K::GROUPS + group)).cast());
-                }
-            }
         }
     }
 }
@@ -295,7 +200,6 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatKind, const P: usize, const T: usiz
     // SAFETY: the loop walks exactly the panels and the tokens' columns, as the caller vouches.
     unsafe {
         let mut sums = [[L::float(0.0); T]; P];
-        unrolled!(P, p => { sums[p] = begin::<L, T>(tile, p); });
         let (mut panel, mut x) = (tile.panel, tile.x);
         for _ in 0..tile.cols {
             unrolled!(P, p => {
@@ -316,48 +220,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatKind, const P: usize, const T: usiz
     }
 }
 
-/// Unpacks a panel of floats into f32, `[cols][16 rows]`.
-///
-/// # Safety
-/// `panel` is valid for a panel of `cols` columns, `room` for as many f32. The instructions of `L`
-/// exist.
-#[inline(always)]
-pub(crate) unsafe fn widen<L: Lanes, K: FloatKind>(panel: *const u8, cols: usize, room: *mut u8) {
-    for col in 0..cols {
-        // SAFETY: the caller vouches for both.
-        unsafe {
-            let weights = K::load::<L>(panel.add(col * PANEL_ROWS * K::BYTES));
-            L::store(weights, room.add(col * PANEL_ROWS * 4).cast());
-        }
-    }
-}
-
-/// The sums of one panel before this tile.
-#[inline(always)]
-unsafe fn begin<L: Lanes, const T: usize>(tile: &Tile, panel: usize) -> [L::Floats; T] {
-    let first = panel * PANEL_ROWS;
-    let rows = PANEL_ROWS.min(tile.rows - first);
-    // SAFETY: only rows below `tile.rows` are read, as the caller of the tile vouches.
-    unsafe {
-        let mut sums = [L::float(0.0); T];
-        if tile.is_first {
-            return sums;
-        }
-        for (token, sums) in sums.iter_mut().enumerate() {
-            let out = tile.out[token].add(first);
-            *sums = if rows == PANEL_ROWS {
-                L::from_f32(out.cast())
-            } else {
-                let mut lanes = [0.0f32; PANEL_ROWS];
-                out.copy_to_nonoverlapping(lanes.as_mut_ptr(), rows);
-                L::from_f32(lanes.as_ptr().cast())
-            };
-        }
-        sums
-    }
-}
-
-/// Adds the bias to complete sums of one panel and writes them, as far as there are rows.
+/// Adds the bias to the sums of one panel and writes them, as far as there are rows.
 #[inline(always)]
 unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: &[L::Floats; T]) {
     let first = panel * PANEL_ROWS;
@@ -365,7 +228,7 @@ unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: &[L:
     // SAFETY: only rows below `tile.rows` are read or written, as the caller of the tile vouches.
     unsafe {
         let bias = tile.bias.wrapping_add(first);
-        let has_bias = tile.is_last && !tile.bias.is_null();
+        let has_bias = !tile.bias.is_null();
         for (token, &sums) in sums.iter().enumerate() {
             let out = tile.out[token].add(first);
             if rows == PANEL_ROWS && !has_bias {

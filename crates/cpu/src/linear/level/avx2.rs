@@ -175,11 +175,6 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn store_bytes(v: __m256i, at: *mut u8) {
-        _mm256_storeu_si256(at.add(32 * HALF).cast(), v);
-    }
-
-    #[inline(always)]
     unsafe fn store(v: __m256, at: *mut f32) {
         _mm256_storeu_ps(at.add(8 * HALF), v);
     }

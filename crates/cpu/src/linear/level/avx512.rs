@@ -127,11 +127,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn store_bytes(v: __m512i, at: *mut u8) {
-        _mm512_storeu_si512(at.cast(), v);
-    }
-
-    #[inline(always)]
     unsafe fn store(v: __m512, at: *mut f32) {
         _mm512_storeu_ps(at, v);
     }

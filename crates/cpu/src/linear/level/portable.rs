@@ -143,11 +143,6 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn store_bytes(v: [u8; 64], at: *mut u8) {
-        at.cast::<[u8; 64]>().write(v);
-    }
-
-    #[inline(always)]
     unsafe fn store(v: [f32; 16], at: *mut f32) {
         at.cast::<[f32; 16]>().write(v);
     }
