@@ -190,7 +190,7 @@ impl Step<'_> {
     fn write(&self, place: Place, row: usize) -> &mut [f32] {
         let (buffer, start) = self.locate(place, row);
         // SAFETY: a row is written by one thread of a stage, and an operation never writes what
-        // it reads, but for those that work in place, which take one reference only.
+        // it reads, but for those that work in place, which take one reference to it only.
         unsafe { buffer.part_mut(start..start + place.width) }
     }
 
@@ -220,14 +220,19 @@ impl Step<'_> {
             }
             RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
             RowOp::Glu { gate, up, act: kind, out } => {
-                let (gate, up) = (self.read(gate, row), self.read(up, row));
-                act::glu(self.simd, kind, gate, up, self.write(out, row));
+                let up = self.read(up, row);
+                if gate.width != out.width {
+                    let gate = self.read(gate, row)[0];
+                    act::glu_by_one(self.simd, kind, gate, up, self.write(out, row));
+                } else {
+                    act::glu(self.simd, kind, self.copied(gate, out, row), up);
+                }
             }
             RowOp::Act { input, act: kind, out } => {
-                act::act(self.simd, kind, self.read(input, row), self.write(out, row));
+                act::act(self.simd, kind, self.copied(input, out, row));
             }
             RowOp::Add { a, b, out } => {
-                rows::add(self.simd, self.read(a, row), self.read(b, row), self.write(out, row));
+                rows::add(self.simd, self.copied(a, out, row), self.read(b, row));
             }
             RowOp::Scale { input, factor, out } => {
                 self.copied(input, out, row).iter_mut().for_each(|x| *x *= factor);
