@@ -216,7 +216,7 @@ impl Step<'_> {
             RowOp::Rope { input, out, head_dim, style, rope } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
                 let (cos, sin) = self.read_angles(rope, row);
-                rows::rope(style, x, head_dim, cos, sin, out);
+                rows::rope(self.simd, style, x, head_dim, (cos, sin), out);
             }
             RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
             RowOp::Glu { gate, up, act: kind, out } => {
@@ -337,7 +337,7 @@ impl Step<'_> {
         let page = span.tables[self.slot_tables[slot]].page(position);
         let (k, v) = (self.read(k, row), self.read(v, row));
         // SAFETY: the cells of this token are written here only, and read after a barrier.
-        unsafe { self.kv[slot].store(page, position % PAGE_TOKENS, k, v) };
+        unsafe { self.kv[slot].store(self.simd, (page, position % PAGE_TOKENS), k, v) };
     }
 
     fn multiply(

@@ -272,13 +272,28 @@ unsafe fn cap_rows<V: Vector>(x: &mut [f32], cap: f32) {
     }
 }
 
-/// Rotates the first `2 * cos.len()` elements of each head; copies the others.
+/// Rotates the first `2 * cos.len()` elements of each head by the angles with these cosines and
+/// sines; copies the others.
 pub(crate) fn rope(
+    simd: Simd,
     style: RopeStyle,
     x: &[f32],
     head_dim: usize,
-    cos: &[f32],
-    sin: &[f32],
+    angles: (&[f32], &[f32]),
+    out: &mut [f32],
+) {
+    dispatch!(simd, rotate(
+        style: RopeStyle, x: &[f32], head_dim: usize, angles: (&[f32], &[f32]), out: &mut [f32],
+    ));
+}
+
+/// The loops are plain: a compiler that knows the instructions makes vectors of them.
+#[inline(always)]
+unsafe fn rotate<V: Vector>(
+    style: RopeStyle,
+    x: &[f32],
+    head_dim: usize,
+    (cos, sin): (&[f32], &[f32]),
     out: &mut [f32],
 ) {
     let pairs = cos.len();
