@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bodkin_backend::{Batch, PAGE_TOKENS};
 use bodkin_gguf::File;
-use bodkin_model::{EmbedBy, Plan, PoolKind, RopeTable, Rows};
+use bodkin_model::{Act, EmbedBy, Plan, PoolKind, RopeTable, Rows};
 
 use crate::attend::Attend;
 use crate::experts::SortedView;
@@ -219,15 +219,7 @@ impl Step<'_> {
                 rows::rope(self.simd, style, x, head_dim, (cos, sin), out);
             }
             RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
-            RowOp::Glu { gate, up, act: kind, out } => {
-                let up = self.read(up, row);
-                if gate.width != out.width {
-                    let gate = self.read(gate, row)[0];
-                    act::glu_by_one(self.simd, kind, gate, up, self.write(out, row));
-                } else {
-                    act::glu(self.simd, kind, self.copied(gate, out, row), up);
-                }
-            }
+            RowOp::Glu { gate, up, act, out } => self.glu(row, gate, up, act, out),
             RowOp::Act { input, act: kind, out } => {
                 act::act(self.simd, kind, self.copied(input, out, row));
             }
@@ -263,6 +255,16 @@ impl Step<'_> {
             RowOp::Prepare { input, blocks, floats } => {
                 self.prepare(rows, row, input, &[(blocks, Form::Blocks), (floats, Form::Floats)]);
             }
+        }
+    }
+
+    fn glu(&self, row: usize, gate: Place, up: Place, kind: Act, out: Place) {
+        let up = self.read(up, row);
+        if gate.width != out.width {
+            let gate = self.read(gate, row)[0];
+            act::glu_by_one(self.simd, kind, gate, up, self.write(out, row));
+        } else {
+            act::glu(self.simd, kind, self.copied(gate, out, row), up);
         }
     }
 
