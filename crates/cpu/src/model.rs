@@ -10,7 +10,7 @@ use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 use crate::attend::{partials_len, scratch_len};
 use crate::experts::{Sorted, SortedView};
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
-use crate::linear::{Activations, Form, Kind, PackedWeight, ROOM};
+use crate::linear::{self, Activations, Form, Kind, PackedWeight, ROOM};
 use crate::lower::{Fusions, Program, lower};
 use crate::pool::Pool;
 use crate::profile::Times;
@@ -57,7 +57,7 @@ struct Buffers {
     sorted: Vec<SortedView>,
     blocks: Activations,
     floats: Activations,
-    _floats: Vec<Vec<f32>>,
+    _floats: Vec<linear::Memory>,
     _pages: Vec<KvPages>,
     _sorted: Vec<Sorted>,
 }
@@ -70,10 +70,10 @@ impl Buffers {
         sizes: &Sizes,
         threads: usize,
     ) -> Buffers {
-        let mut owners: Vec<Vec<f32>> = Vec::new();
+        let mut owners: Vec<linear::Memory> = Vec::new();
         let mut floats = |len: usize| {
-            let mut owner = vec![0.0; len];
-            let view = Shared::new(&mut owner);
+            let mut owner = linear::Memory::zeroed(size_of::<f32>() * len);
+            let view = Shared::new(owner.numbers_mut());
             owners.push(owner);
             view
         };
@@ -129,7 +129,7 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
             _ => continue,
         };
         let form = kind(weight).form();
-        let bytes = rows * form.row_bytes(weight.cols);
+        let bytes = form.bytes(rows, weight.cols);
         // A panel of a weight that is not repacked at load has to fit.
         let kind = Kind::native(weight.format).unwrap_or(Kind::F32);
         let panel = kind.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));

@@ -68,7 +68,7 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
 
 fn filled(simd: Simd, form: Form, x: &[f32], cols: usize) -> Activations {
     let rows = x.len() / cols;
-    let mut activations = Activations::with_bytes(rows * form.row_bytes(cols));
+    let mut activations = Activations::with_bytes(form.bytes(rows, cols));
     let filling = activations.fill(form, rows, cols);
     for (row, x) in x.chunks_exact(cols).enumerate() {
         // SAFETY: one thread.
@@ -214,7 +214,7 @@ fn threads_share_one_result() {
             }
         });
         let (simd, x) = (Simd::detect(), noise.normals(tokens * cols));
-        let mut activations = Activations::with_bytes(tokens * kind.form().row_bytes(cols));
+        let mut activations = Activations::with_bytes(kind.form().bytes(tokens, cols));
         let filling = activations.fill(kind.form(), tokens, cols);
         std::thread::scope(|threads| {
             for rows in [0..8, 8..19] {
