@@ -84,6 +84,6 @@ fn formats_have_names_and_sizes() {
 
 #[test]
 fn formats_without_a_quantiser_say_so() {
-    let message = Format::IQ1_S.quantize(&[0.0; 256], &mut [0; 50]).unwrap_err().to_string();
+    let message = Format::IQ1_S.quantize(&[0.0; 256], None, &mut [0; 50]).unwrap_err().to_string();
     assert_eq!(message, "format IQ1_S: expected a format with a quantiser, found none");
 }

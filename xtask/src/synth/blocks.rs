@@ -29,7 +29,7 @@ impl Blocks {
         let mut random = Random(seed);
         let mut data = vec![0; ELEMENTS / format.block_elements() * format.block_bytes()];
         let values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
-        if format.quantize(&values, &mut data).is_err() {
+        if format.quantize(&values, None, &mut data).is_err() {
             data.chunks_exact_mut(format.block_bytes())
                 .for_each(|block| random.block(format, block));
         }

@@ -112,7 +112,7 @@ impl Maker {
         values.iter_mut().for_each(|x| *x *= scale);
         let bytes = format.row_bytes(cols).expect("a shape that the format can hold");
         let mut data = vec![0; rows * bytes];
-        format.quantize(&values, &mut data).expect("a format with a quantiser");
+        format.quantize(&values, None, &mut data).expect("a format with a quantiser");
         self.stored(format, rows, cols, data)
     }
 

@@ -51,7 +51,7 @@ fn is_float(format: Format) -> bool {
 
 fn quantizer(format: Format) -> bool {
     let (values, mut block) = (vec![0.0; format.block_elements()], vec![0; format.block_bytes()]);
-    format.quantize(&values, &mut block).is_ok()
+    format.quantize(&values, None, &mut block).is_ok()
 }
 
 fn tolerance(format: Format) -> f64 {

@@ -24,11 +24,11 @@ pub trait Block: Pod {
     /// Writes the values of the block to `out`, which holds [`Block::ELEMENTS`] of them.
     fn dequantize(&self, out: &mut [f32]);
 
-    /// Stores [`Block::ELEMENTS`] values as well as the format can; None if this crate cannot
-    /// write the format. Non-finite values are not expected and are stored as something finite
-    /// or not, as the format has it.
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let _ = values;
+    /// Stores [`Block::ELEMENTS`] values so that the sum of their squared errors, each times its
+    /// weight, is small; None if this crate cannot write the format. Non-finite values are not
+    /// expected and are stored as something finite or not, as the format has it.
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let _ = (values, weights);
         None
     }
 }
@@ -102,13 +102,21 @@ macro_rules! formats {
                 }
             }
 
-            /// Stores values. Fails if this crate has no quantiser for the format.
+            /// Stores values so that their squared errors, each times the value's weight, are
+            /// small; without weights all count alike. Weights are finite and not negative. Fails
+            /// if this crate has no quantiser for the format.
             ///
             /// # Panics
-            /// If `src` is no whole number of blocks or `dst` has another number of bytes.
-            pub fn quantize(self, src: &[f32], dst: &mut [u8]) -> Result<()> {
+            /// If `src` is no whole number of blocks, if `dst` has another number of bytes, or
+            /// `weights` another number of elements.
+            pub fn quantize(
+                self,
+                src: &[f32],
+                weights: Option<&[f32]>,
+                dst: &mut [u8],
+            ) -> Result<()> {
                 let done = match self {
-                    $(Format::$name => quantize_blocks::<$module::$name>(src, dst),)*
+                    $(Format::$name => quantize_blocks::<$module::$name>(src, weights, dst),)*
                 };
                 done.ok_or(Error::NoQuantizer { format: self.name() })
             }
@@ -178,11 +186,16 @@ fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
     }
 }
 
-fn quantize_blocks<B: Block>(src: &[f32], dst: &mut [u8]) -> Option<()> {
+fn quantize_blocks<B: Block>(src: &[f32], weights: Option<&[f32]>, dst: &mut [u8]) -> Option<()> {
+    const ALIKE: [f32; 256] = [1.0; 256];
     let blocks: &mut [B] = bytemuck::cast_slice_mut(dst);
     assert_eq!(blocks.len() * B::ELEMENTS, src.len(), "elements of {} blocks", blocks.len());
-    for (block, values) in blocks.iter_mut().zip(src.chunks_exact(B::ELEMENTS)) {
-        *block = B::quantize(values)?;
+    let weights_of = |block: usize| match weights {
+        Some(weights) => &weights[block * B::ELEMENTS..][..B::ELEMENTS],
+        None => &ALIKE[..B::ELEMENTS],
+    };
+    for (i, (block, values)) in blocks.iter_mut().zip(src.chunks_exact(B::ELEMENTS)).enumerate() {
+        *block = B::quantize(values, weights_of(i))?;
     }
     Some(())
 }
