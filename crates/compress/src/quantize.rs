@@ -1,0 +1,192 @@
+//! A model in other formats: first which format each tensor gets, then the file. It must not know
+//! how blocks are made, nor what a mixture is.
+
+use std::io::Write;
+use std::path::Path;
+
+use bodkin_gguf::{File, Format, Metadata, Tensor, Value, Writer};
+
+use crate::error::{Error, Result};
+use crate::mixture::{self, Facts, FileType};
+use crate::pattern::Pattern;
+use crate::rows;
+
+/// The version of the block formats, as `general.quantization_version` says it.
+const BLOCKS_VERSION: u32 = 2;
+
+/// Statistics of activations by the tensor that they are multiplied with: the mean square of the
+/// input to each column, `[matrices, cols]`, with one matrix for all but stacked experts.
+pub type Importance<'a> = &'a (dyn Fn(&str) -> Option<&'a [f32]> + Sync);
+
+/// What is to be made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The mixture; none leaves tensors in their formats.
+    pub kind: Option<FileType>,
+    /// Every matrix in the one format of the mixture.
+    pub pure: bool,
+    /// The format of tensors by name; the first pattern that is found decides.
+    pub overrides: Vec<(Pattern, Format)>,
+    /// Whether activations were measured, which changes a few rules.
+    pub has_imatrix: bool,
+}
+
+/// What becomes of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The tensor as it is.
+    pub tensor: Tensor,
+    /// How it will be stored.
+    pub format: Format,
+    /// The format that it would have, if its rows were whole numbers of blocks.
+    pub instead_of: Option<Format>,
+}
+
+impl Choice {
+    /// How many bytes it will take.
+    pub fn bytes(&self) -> u64 {
+        let row = self.format.row_bytes(self.tensor.cols()).expect("a format that fits was chosen");
+        row as u64 * self.tensor.rows() as u64
+    }
+}
+
+/// Chooses a format for every tensor of a file, in the file's order. Fails if an override names a
+/// format that cannot be written, or that a tensor's rows are no whole number of blocks of.
+pub fn choose(file: &File, options: &Options) -> Result<Vec<Choice>> {
+    for (pattern, format) in &options.overrides {
+        if !is_written(*format) {
+            let item = format!("type for `{}`", pattern.as_str());
+            return Err(Error::invalid(item, "a type that can be written", format.name()));
+        }
+    }
+    let facts = Facts::of(file, options.has_imatrix)?;
+    file.tensors().iter().map(|tensor| choose_one(tensor, options, &facts)).collect()
+}
+
+fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choice> {
+    let tensor = tensor.clone();
+    let cols = tensor.cols();
+    let named = options.overrides.iter().find(|(pattern, _)| pattern.matches(&tensor.name));
+    if let Some(&(_, format)) = named {
+        if format.row_bytes(cols).is_none() {
+            let block = format.block_elements();
+            let expected = format!("rows of whole {} blocks of {block}", format.name());
+            return Err(Error::invalid(tensor.name, expected, format!("rows of {cols}")));
+        }
+        return Ok(Choice { tensor, format, instead_of: None });
+    }
+    let kind = options.kind.filter(|_| mixture::is_quantized(&tensor));
+    let Some(kind) = kind else {
+        let format = tensor.format;
+        return Ok(Choice { tensor, format, instead_of: None });
+    };
+    let wanted = match options.pure {
+        true => kind.format,
+        false => mixture::format_for(kind, &tensor, facts),
+    };
+    match wanted.row_bytes(cols) {
+        Some(_) => Ok(Choice { tensor, format: wanted, instead_of: None }),
+        None => {
+            let format = mixture::fallback(wanted, cols);
+            Ok(Choice { tensor, format, instead_of: Some(wanted) })
+        }
+    }
+}
+
+/// Whether this program can store values in a format.
+pub fn is_written(format: Format) -> bool {
+    let values = vec![0.0; format.block_elements()];
+    format.quantize(&values, None, &mut vec![0; format.block_bytes()]).is_ok()
+}
+
+/// The metadata of a file whose tensors were stored anew.
+pub fn metadata(file: &File, kind: Option<FileType>) -> Metadata {
+    let mut metadata = file.metadata().clone();
+    for key in ["split.no", "split.count", "split.tensors.count"] {
+        metadata.remove(key);
+    }
+    if let Some(kind) = kind {
+        metadata.insert("general.quantization_version", Value::U32(BLOCKS_VERSION));
+        metadata.insert("general.file_type", Value::U32(kind.id));
+    }
+    metadata
+}
+
+/// Writes the file that was chosen. `done` is told the number of source bytes that were worked
+/// off since it was last called.
+pub fn write(
+    file: &File,
+    metadata: &Metadata,
+    choices: &[Choice],
+    importance: Importance,
+    threads: usize,
+    done: &dyn Fn(u64),
+    out: &mut dyn Write,
+) -> Result<()> {
+    // Only messages name the path: the caller's stream is what is written to.
+    let mut writer = Writer::new(Path::new("the new file"), metadata)?;
+    for choice in choices {
+        let tensor = &choice.tensor;
+        writer.tensor_with(&tensor.name, choice.format, &tensor.shape, move |out| {
+            if choice.format == tensor.format {
+                out.write_all(file.data(tensor))?;
+                done(tensor.bytes);
+            } else {
+                let importance = importance(&tensor.name);
+                let made = |bytes: &[u8], rows: usize| {
+                    out.write_all(bytes)?;
+                    done(tensor.bytes / tensor.rows() as u64 * rows as u64);
+                    Ok(())
+                };
+                convert(file, tensor, choice.format, importance, threads, made)?;
+            }
+            file.release(tensor);
+            Ok(())
+        })?;
+    }
+    Ok(writer.write_to(out)?)
+}
+
+/// Stores a tensor's rows in another format and hands them on in order, some at a time.
+fn convert(
+    file: &File,
+    tensor: &Tensor,
+    format: Format,
+    importance: Option<&[f32]>,
+    threads: usize,
+    mut emit: impl FnMut(&[u8], usize) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    let row_bytes = format.row_bytes(cols).expect("a format that fits was chosen");
+    let importance = importance.map(|all| all.chunks_exact(cols)).map(Iterator::collect::<Vec<_>>);
+    let make = |range: std::ops::Range<usize>| {
+        let values = rows::read(file, tensor, range.clone());
+        let mut bytes = vec![0; range.len() * row_bytes];
+        let mut weights = vec![0.0; cols];
+        for ((row, values), bytes) in
+            range.zip(values.chunks_exact(cols)).zip(bytes.chunks_exact_mut(row_bytes))
+        {
+            let columns = importance.as_ref().map(|all| all[row * all.len() / rows]);
+            weigh(values, columns, &mut weights);
+            let stored = format.quantize(values, Some(&weights), bytes);
+            stored.map_err(std::io::Error::other)?;
+        }
+        Ok(bytes)
+    };
+    rows::in_order(rows, cols, threads, make, |bytes| emit(bytes, bytes.len() / row_bytes))
+}
+
+/// How much the error of each value of a row counts. An error adds to the result as much as the
+/// input of its column is large; errors of large values count more, as those are more often what
+/// training put there on purpose.
+fn weigh(values: &[f32], columns: Option<&[f32]>, weights: &mut [f32]) {
+    let mean = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
+    for (i, (weight, x)) in weights.iter_mut().zip(values).enumerate() {
+        let column = columns.map_or(1.0, |columns| columns[i]);
+        *weight = column * (mean + x * x).sqrt();
+    }
+    // A column that was never used, or values that are all zero, say nothing.
+    if !weights.iter().any(|&weight| weight > 0.0) || !weights.iter().all(|w| w.is_finite()) {
+        weights.fill(1.0);
+    }
+}

@@ -1,0 +1,53 @@
+//! A tensor's rows, worked on by all threads and handed on in order. It must not know what is done
+//! with them.
+
+use std::io;
+use std::ops::Range;
+
+use bodkin_gguf::{File, Tensor};
+
+/// Elements that a thread takes at a time: enough to be worth a thread's start, and little beside
+/// any tensor that is worth several threads.
+const PIECE: usize = 1 << 20;
+
+/// Cuts `rows` rows of `cols` elements into pieces, has `make` turn each into bytes on one of
+/// `threads` threads, and gives the results to `emit` in order. As many pieces as threads are in
+/// memory at a time.
+pub(crate) fn in_order(
+    rows: usize,
+    cols: usize,
+    threads: usize,
+    make: impl Fn(Range<usize>) -> io::Result<Vec<u8>> + Sync,
+    mut emit: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let most = (PIECE / cols).max(1);
+    // Small tensors are shared too.
+    let piece = rows.div_ceil(threads).clamp(1, most);
+    let mut from = 0;
+    while from < rows {
+        let pieces = (0..threads).map(|i| from + i * piece).take_while(|&start| start < rows);
+        let results: Vec<io::Result<Vec<u8>>> = std::thread::scope(|scope| {
+            let make = &make;
+            let start = |first| scope.spawn(move || make(first..rows.min(first + piece)));
+            let running: Vec<_> = pieces.map(start).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            running.into_iter().map(join).collect()
+        });
+        for bytes in results {
+            emit(&bytes?)?;
+        }
+        from += threads * piece;
+    }
+    Ok(())
+}
+
+/// The values of some rows of a tensor.
+pub(crate) fn read(file: &File, tensor: &Tensor, rows: Range<usize>) -> Vec<f32> {
+    let row_bytes = tensor.bytes as usize / tensor.rows();
+    let mut values = vec![0.0; rows.len() * tensor.cols()];
+    let bytes = &file.data(tensor)[rows.start * row_bytes..rows.end * row_bytes];
+    tensor.format.dequantize(bytes, &mut values);
+    values
+}
