@@ -9,10 +9,12 @@
 mod batch;
 pub mod conformance;
 mod error;
+mod observe;
 mod reference;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use error::{Error, Result};
+pub use observe::{InputRow, Observer, Product};
 pub use reference::Reference;
 
 use std::sync::Arc;
@@ -101,6 +103,15 @@ pub trait Model: Send {
     /// A row's result depends on its own sequence alone: not on what else is in the batch, nor on
     /// how a prompt was cut into steps.
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()>;
+
+    /// Runs one step as [`Model::forward`] does, with the same bits, and shows `observer` the input
+    /// of every product with weights. Slower than a step that nobody observes, which pays nothing.
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()>;
 
     /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.
     fn copy_state(&mut self, from: u32, to: u32);

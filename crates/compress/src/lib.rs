@@ -1,10 +1,11 @@
-//! A GGUF file in, a GGUF file out: weights in fewer bits, or fewer weights. Files are worked
-//! through tensor by tensor in bounded memory, on several threads. This crate must not know
-//! text, how a backend computes, or who shows its progress.
+//! A GGUF in, a GGUF out: what activations say about weights, and the weights in fewer bits, or
+//! fewer of them. Files are worked through tensor by tensor, in bounded memory and on several
+//! threads. It must not know text, tokens, any particular backend, or who shows its progress.
 
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod imatrix;
 pub mod mixture;
 mod pattern;
 pub mod quantize;

@@ -9,6 +9,7 @@ mod kv;
 pub mod linear;
 mod lower;
 mod model;
+mod observe;
 mod ops;
 mod pool;
 mod profile;

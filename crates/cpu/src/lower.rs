@@ -127,7 +127,7 @@ pub(crate) enum Stage {
     Sort { sorting: usize },
     /// Each thread takes some rows of the experts' weights, for all tokens that chose them. The
     /// input was prepared by the stage before.
-    Experts { cols: usize, sorting: usize, products: Vec<Product> },
+    Experts { input: Place, cols: usize, sorting: usize, products: Vec<Product> },
     /// Each thread takes some columns.
     Conv { input: Place, weight: WeightId, bias: Option<WeightId>, state: usize, out: Place },
     /// Each thread takes some heads.
@@ -341,7 +341,7 @@ impl Lowering<'_> {
         let sorting = self.sorting(route, experts);
         let ((blocks, floats), input) = (self.forms(&products), self.place(input));
         self.row(Rows::Tokens, RowOp::PrepareExperts { input, cols, sorting, blocks, floats });
-        self.stages.push(Stage::Experts { cols, sorting, products });
+        self.stages.push(Stage::Experts { input, cols, sorting, products });
         next
     }
 

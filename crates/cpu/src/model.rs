@@ -1,9 +1,9 @@
 //! A loaded model: all memory that steps need, and how a step is set up on it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use bodkin_backend::{Batch, Limits, Memory, Model, PAGE_TOKENS, Part, Result};
+use bodkin_backend::{Batch, Limits, Memory, Model, Observer, PAGE_TOKENS, Part, Product, Result};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
@@ -12,6 +12,7 @@ use crate::experts::{Sorted, SortedView};
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
 use crate::linear::{Activations, Form, Kind, PackedWeight, ROOM};
 use crate::lower::{Fusions, Program, lower};
+use crate::observe::Show;
 use crate::pool::Pool;
 use crate::profile::Times;
 use crate::recurrent::{self, States};
@@ -211,18 +212,13 @@ impl CpuModel {
             memory,
         }
     }
-}
 
-impl Model for CpuModel {
-    fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+    fn step(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
         batch.check(&self.plan, &self.limits)?;
         assert_eq!(
             logits.len(),
@@ -236,6 +232,12 @@ impl Model for CpuModel {
             self.spans.extend(std::iter::repeat_n(i as u32, span.len));
         }
         self.taken.iter().for_each(|taken| taken.store(0, Relaxed));
+        let observer = observer.map(Mutex::new);
+        let show = observer.as_ref().map(|observer| {
+            |product: &Product<'_>| {
+                observer.lock().unwrap_or_else(PoisonError::into_inner).product(product);
+            }
+        });
         let step = Step {
             simd: self.simd,
             program: &self.program,
@@ -258,6 +260,7 @@ impl Model for CpuModel {
             scratch: &self.memory.scratch,
             partials: self.memory.partials,
             taken: &self.taken,
+            show: show.as_ref().map(|show| show as Show<'_>),
             seconds: self.profile.as_mut().map(|times| {
                 times.steps += 1;
                 times.tokens += batch.tokens.len() as u64;
@@ -267,6 +270,29 @@ impl Model for CpuModel {
         };
         self.pool.run(&|worker| step.run(worker));
         Ok(())
+    }
+}
+
+impl Model for CpuModel {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        self.step(batch, logits, None)
+    }
+
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        self.step(batch, logits, Some(observer))
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
