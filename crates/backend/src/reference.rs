@@ -84,7 +84,7 @@ impl Backend for Reference {
         let mut weights = Vec::with_capacity(plan.weights.len());
         for weight in &plan.weights {
             weights.push(dequantize(file, weight));
-            done += weight.bytes();
+            done += weight.bytes;
             progress(done, total);
         }
         let ropes = plan.ops.iter().map(|op| match op {

@@ -149,7 +149,7 @@ impl Opened {
     fn most_common_format(&self) -> &'static str {
         let mut bytes: HashMap<&str, u64> = HashMap::new();
         for weight in &self.plan.weights {
-            *bytes.entry(weight.format.name()).or_default() += weight.bytes();
+            *bytes.entry(weight.format.name()).or_default() += weight.bytes;
         }
         bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("", |(name, _)| name)
     }

@@ -21,7 +21,7 @@ pub type Importance<'a> = &'a (dyn Fn(&str) -> Option<&'a [f32]> + Sync);
 /// What is to be made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The mixture; none leaves tensors in their formats.
+    /// The mixture; none leaves tensors in their formats, and sparse ones in their bases.
     pub kind: Option<FileType>,
     /// Every matrix in the one format of the mixture.
     pub pure: bool,
@@ -45,6 +45,9 @@ pub struct Choice {
 impl Choice {
     /// How many bytes it will take.
     pub fn bytes(&self) -> u64 {
+        if self.format == self.tensor.format {
+            return self.tensor.bytes;
+        }
         let row = self.format.row_bytes(self.tensor.cols()).expect("a format that fits was chosen");
         row as u64 * self.tensor.rows() as u64
     }
@@ -77,7 +80,7 @@ fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choic
     }
     let kind = options.kind.filter(|_| mixture::is_quantized(&tensor));
     let Some(kind) = kind else {
-        let format = tensor.format;
+        let format = tensor.format.base().unwrap_or(tensor.format);
         return Ok(Choice { tensor, format, instead_of: None });
     };
     let wanted = match options.pure {
@@ -93,10 +96,13 @@ fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choic
     }
 }
 
-/// Whether this program can store values in a format.
-pub fn is_written(format: Format) -> bool {
+/// Whether a format is dense and can be written.
+fn is_written(format: Format) -> bool {
+    let Some(bytes) = format.block_bytes().filter(|_| format.base().is_none()) else {
+        return false;
+    };
     let values = vec![0.0; format.block_elements()];
-    format.quantize(&values, None, &mut vec![0; format.block_bytes()]).is_ok()
+    format.quantize(&values, None, &mut vec![0; bytes]).is_ok()
 }
 
 /// The metadata of a file whose tensors were stored anew.
@@ -127,7 +133,9 @@ pub fn write(
     let mut writer = Writer::new(Path::new("the new file"), metadata)?;
     for choice in choices {
         let tensor = &choice.tensor;
-        writer.tensor_with(&tensor.name, choice.format, &tensor.shape, move |out| {
+        let bytes = choice.bytes();
+        let (name, format, shape) = (&tensor.name, choice.format, &tensor.shape);
+        writer.tensor_with_bytes(name, format, shape, bytes, move |out| {
             if choice.format == tensor.format {
                 out.write_all(file.data(tensor))?;
                 done(tensor.bytes);

@@ -45,9 +45,10 @@ pub(crate) fn in_order(
 
 /// The values of some rows of a tensor.
 pub(crate) fn read(file: &File, tensor: &Tensor, rows: Range<usize>) -> Vec<f32> {
-    let row_bytes = tensor.bytes as usize / tensor.rows();
-    let mut values = vec![0.0; rows.len() * tensor.cols()];
-    let bytes = &file.data(tensor)[rows.start * row_bytes..rows.end * row_bytes];
-    tensor.format.dequantize(bytes, &mut values);
+    let (data, cols) = (file.data(tensor), tensor.cols());
+    let mut values = vec![0.0; rows.len() * cols];
+    for (row, out) in rows.zip(values.chunks_exact_mut(cols)) {
+        tensor.format.dequantize_row(tensor.format.row(data, tensor.rows(), row), out);
+    }
     values
 }

@@ -94,7 +94,7 @@ pub(crate) fn prepare(
         if repack {
             file.release(tensor);
         }
-        done += weight.bytes();
+        done += weight.bytes;
         progress(done, total);
     }
     weights
@@ -131,7 +131,7 @@ impl AsRef<[u8]> for Part {
 
 /// The `count` matrices of a weight, left in the file.
 fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
-    let (rows, len) = (weight.rows / count, weight.bytes() as usize / count);
+    let (rows, len) = (weight.rows / count, weight.bytes as usize / count);
     let matrix = |i: usize| {
         let (file, tensor) = (Arc::clone(file), tensor(file, weight).clone());
         let part = Part { file, tensor, bytes: i * len..(i + 1) * len };

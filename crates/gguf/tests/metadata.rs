@@ -69,7 +69,7 @@ fn order_is_kept() {
 
 #[test]
 fn formats_have_names_and_sizes() {
-    assert_eq!(Format::all().len(), 35);
+    assert_eq!(Format::all().len(), 42);
     for &format in Format::all() {
         assert_eq!(Format::from_id(format.id()), Some(format));
         assert_eq!(Format::from_name(&format.name().to_lowercase()), Some(format));

@@ -28,14 +28,8 @@ pub struct Weight {
     pub cols: usize,
     /// The number of rows: the width of the result.
     pub rows: usize,
-}
-
-impl Weight {
     /// The size in the file.
-    pub fn bytes(&self) -> u64 {
-        let row = self.format.row_bytes(self.cols).expect("the reader checked the row length");
-        row as u64 * self.rows as u64
-    }
+    pub bytes: u64,
 }
 
 /// Which rows of a step a value has.

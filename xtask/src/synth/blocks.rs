@@ -14,12 +14,13 @@ const DEVIATION: f32 = 0.02;
 /// Whether files hold matrices in it. The others are integers, or blocks of activations.
 pub(super) fn holds_weights(format: Format) -> bool {
     use Format::{I8, I16, I32, I64, Q8_1, Q8_K};
-    !matches!(format, I8 | I16 | I32 | I64 | Q8_1 | Q8_K)
+    !format.has_index() && !matches!(format, I8 | I16 | I32 | I64 | Q8_1 | Q8_K)
 }
 
 /// A stretch of blocks of one format.
 pub(super) struct Blocks {
     pub(super) format: Format,
+    block_bytes: usize,
     seed: u64,
     data: Vec<u8>,
 }
@@ -27,23 +28,23 @@ pub(super) struct Blocks {
 impl Blocks {
     pub(super) fn new(format: Format, seed: u64) -> Blocks {
         let mut random = Random(seed);
-        let mut data = vec![0; ELEMENTS / format.block_elements() * format.block_bytes()];
+        let block_bytes = format.block_bytes().expect("blocks of one size");
+        let mut data = vec![0; ELEMENTS / format.block_elements() * block_bytes];
         let values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
         if format.quantize(&values, None, &mut data).is_err() {
-            data.chunks_exact_mut(format.block_bytes())
-                .for_each(|block| random.block(format, block));
+            data.chunks_exact_mut(block_bytes).for_each(|block| random.block(format, block));
         }
-        Blocks { format, seed, data }
+        Blocks { format, block_bytes, seed, data }
     }
 
     /// The bytes of so many elements, which are whole blocks.
     pub(super) fn bytes(&self, elements: u64) -> u64 {
-        elements / self.format.block_elements() as u64 * self.format.block_bytes() as u64
+        elements / self.format.block_elements() as u64 * self.block_bytes as u64
     }
 
     /// Writes `bytes` bytes of blocks, others for each `tensor`.
     pub(super) fn write(&self, tensor: u64, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
-        let size = self.format.block_bytes();
+        let size = self.block_bytes;
         let blocks = (self.data.len() / size) as u64;
         let mut random = Random(self.seed ^ tensor.wrapping_mul(0xd6e8_feb8_6659_fd93));
         let mut left = bytes;

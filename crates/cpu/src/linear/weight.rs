@@ -288,7 +288,7 @@ impl PackPanel<'_> {
         let mut values = [[0.0; CHUNK_COLS]; PANEL_ROWS];
         for first in (0..cols).step_by(CHUNK_COLS) {
             let count = CHUNK_COLS.min(cols - first);
-            let bytes = |cols| cols / format.block_elements() * format.block_bytes();
+            let bytes = |cols| format.row_bytes(cols).expect("chunks are whole blocks");
             for (row, values) in values[..self.rows].iter_mut().enumerate() {
                 let at = row * self.row_bytes() + bytes(first);
                 format.dequantize(&self.source[at..at + bytes(count)], &mut values[..count]);
