@@ -7,5 +7,6 @@ pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;
 pub(crate) mod pull;
+pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod tokenize;

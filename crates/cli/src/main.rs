@@ -37,6 +37,8 @@ enum Command {
     Inspect(cmd::inspect::Args),
     /// Measure how fast prompts are read and tokens generated
     Bench(cmd::bench::Args),
+    /// Store a model in fewer bits
+    Quantize(cmd::quantize::Args),
     /// Turn texts into vectors
     Embed(cmd::embed::Args),
     /// Turn text into token ids
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Command::List(args) => cmd::list::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Bench(args) => cmd::bench::run(args),
+        Command::Quantize(args) => cmd::quantize::run(args),
         Command::Embed(args) => cmd::embed::run(args),
         Command::Tokenize(args) => cmd::tokenize::run(args),
         Command::Detokenize(args) => cmd::detokenize::run(args),

@@ -1,12 +1,14 @@
 //! A model in other formats: first which format each tensor gets, then the file. It must not know
 //! how blocks are made, nor what a mixture is.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
 use bodkin_gguf::{File, Format, Metadata, Tensor, Value, Writer};
 
 use crate::error::{Error, Result};
+use crate::imatrix::Imatrix;
 use crate::mixture::{self, Facts, FileType};
 use crate::pattern::Pattern;
 use crate::rows;
@@ -14,9 +16,49 @@ use crate::rows;
 /// The version of the block formats, as `general.quantization_version` says it.
 const BLOCKS_VERSION: u32 = 2;
 
-/// Statistics of activations by the tensor that they are multiplied with: the mean square of the
-/// input to each column, `[matrices, cols]`, with one matrix for all but stacked experts.
-pub type Importance<'a> = &'a (dyn Fn(&str) -> Option<&'a [f32]> + Sync);
+/// What activations say about the tensors that are stored anew: the mean square of the input to
+/// each column.
+#[derive(Clone, Debug)]
+pub struct Importance {
+    /// By the tensor's name, for each of its matrices; None where no token met the matrix.
+    tensors: BTreeMap<String, Vec<Option<Vec<f32>>>>,
+    missing: Vec<String>,
+}
+
+impl Importance {
+    /// Looks up all tensors that will be stored anew. Fails if the statistics are of another
+    /// model: of a tensor with other columns.
+    pub fn new(imatrix: &Imatrix, choices: &[Choice]) -> Result<Importance> {
+        let mut importance = Importance { tensors: BTreeMap::new(), missing: Vec::new() };
+        for choice in choices.iter().filter(|choice| choice.format != choice.tensor.format) {
+            let tensor = &choice.tensor;
+            let Some(entry) = imatrix.entries.get(&tensor.name) else {
+                importance.missing.push(tensor.name.clone());
+                continue;
+            };
+            let matrices = entry.counts.len();
+            if entry.cols() != tensor.cols() || !tensor.rows().is_multiple_of(matrices.max(1)) {
+                let item = format!("imatrix of {}", tensor.name);
+                let expected = format!("{} columns", tensor.cols());
+                return Err(Error::invalid(item, expected, format!("{}", entry.cols())));
+            }
+            let means = (0..matrices).map(|matrix| entry.mean_squares(matrix)).collect();
+            importance.tensors.insert(tensor.name.clone(), means);
+        }
+        Ok(importance)
+    }
+
+    /// Tensors that the statistics do not cover.
+    pub fn missing(&self) -> impl Iterator<Item = &str> {
+        self.missing.iter().map(String::as_str)
+    }
+
+    /// The columns of one of a tensor's rows.
+    fn columns(&self, tensor: &Tensor, row: usize) -> Option<&[f32]> {
+        let matrices = self.tensors.get(&tensor.name)?;
+        matrices[row * matrices.len() / tensor.rows()].as_deref()
+    }
+}
 
 /// What is to be made.
 #[derive(Clone, Debug)]
@@ -124,7 +166,7 @@ pub fn write(
     file: &File,
     metadata: &Metadata,
     choices: &[Choice],
-    importance: Importance,
+    importance: Option<&Importance>,
     threads: usize,
     done: &dyn Fn(u64),
     out: &mut dyn Write,
@@ -140,7 +182,6 @@ pub fn write(
                 out.write_all(file.data(tensor))?;
                 done(tensor.bytes);
             } else {
-                let importance = importance(&tensor.name);
                 let made = |bytes: &[u8], rows: usize| {
                     out.write_all(bytes)?;
                     done(tensor.bytes / tensor.rows() as u64 * rows as u64);
@@ -160,13 +201,12 @@ fn convert(
     file: &File,
     tensor: &Tensor,
     format: Format,
-    importance: Option<&[f32]>,
+    importance: Option<&Importance>,
     threads: usize,
     mut emit: impl FnMut(&[u8], usize) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
     let (rows, cols) = (tensor.rows(), tensor.cols());
     let row_bytes = format.row_bytes(cols).expect("a format that fits was chosen");
-    let importance = importance.map(|all| all.chunks_exact(cols)).map(Iterator::collect::<Vec<_>>);
     let make = |range: std::ops::Range<usize>| {
         let values = rows::read(file, tensor, range.clone());
         let mut bytes = vec![0; range.len() * row_bytes];
@@ -174,7 +214,7 @@ fn convert(
         for ((row, values), bytes) in
             range.zip(values.chunks_exact(cols)).zip(bytes.chunks_exact_mut(row_bytes))
         {
-            let columns = importance.as_ref().map(|all| all[row * all.len() / rows]);
+            let columns = importance.and_then(|all| all.columns(tensor, row));
             weigh(values, columns, &mut weights);
             let stored = format.quantize(values, Some(&weights), bytes);
             stored.map_err(std::io::Error::other)?;
