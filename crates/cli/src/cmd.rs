@@ -3,9 +3,11 @@
 pub(crate) mod bench;
 pub(crate) mod detokenize;
 pub(crate) mod embed;
+pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;
+pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod run;

@@ -47,6 +47,10 @@ enum Command {
     Detokenize(cmd::detokenize::Args),
     /// Write the logits of given tokens to a file
     Logits(cmd::logits::Args),
+    /// Measure how well a model predicts a text, and how far it lies from another
+    Perplexity(cmd::perplexity::Args),
+    /// Collect what goes through a model's weights as it reads a text
+    Imatrix(cmd::imatrix::Args),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +65,8 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => cmd::tokenize::run(args),
         Command::Detokenize(args) => cmd::detokenize::run(args),
         Command::Logits(args) => cmd::logits::run(args),
+        Command::Perplexity(args) => cmd::perplexity::run(args),
+        Command::Imatrix(args) => cmd::imatrix::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

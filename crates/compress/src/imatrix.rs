@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use bodkin_backend::{Observer, Product};
 use bodkin_gguf::{Array, Error, File, Format, Metadata, Result, Tensor, Value, Writer};
+use bodkin_model::{Op, Plan, WeightId};
 
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
@@ -115,6 +116,35 @@ impl Imatrix {
         Ok(imatrix)
     }
 
+    /// Makes every entry fit its weight in the plan: where a file has one count for all matrices, as
+    /// those of `llama-imatrix` do for matrices that every token meets, each gets it. `file` is for
+    /// messages.
+    ///
+    /// # Errors
+    /// One line about the first entry that is of no weight of the plan, or of another shape.
+    pub fn fit(mut self, plan: &Plan, file: &Path) -> Result<Imatrix> {
+        for (name, entry) in &mut self.entries {
+            let invalid = |expected: String, found: String| Error::Invalid {
+                file: file.to_owned(),
+                item: format!("`{name}`"),
+                expected,
+                found,
+            };
+            let Some(id) = plan.weights.iter().position(|weight| weight.name == *name) else {
+                let found = "none of this name".to_owned();
+                return Err(invalid("a weight of the model".to_owned(), found));
+            };
+            let (cols, matrices) = (plan.weights[id].cols, matrices(plan, WeightId(id)));
+            let (sums, counts) = (entry.square_sums.len(), entry.counts.len());
+            if sums != cols * matrices || (counts != 1 && counts != matrices) {
+                let found = format!("{sums} sums and {counts} counts");
+                return Err(invalid(format!("{matrices} x {cols} sums"), found));
+            }
+            entry.counts.resize(matrices, entry.counts[0]);
+        }
+        Ok(self)
+    }
+
     /// Writes the file that [`Imatrix::open`] and `llama-quantize` read.
     ///
     /// # Errors
@@ -145,6 +175,15 @@ impl Imatrix {
         }
         writer.save()
     }
+}
+
+/// How many matrices a weight of a plan is made of.
+fn matrices(plan: &Plan, id: WeightId) -> usize {
+    let experts = plan.ops.iter().find_map(|op| match op {
+        Op::ExpertLinear { weight, experts, .. } if *weight == id => Some(*experts),
+        _ => None,
+    });
+    experts.unwrap_or(1)
 }
 
 /// The statistics of one weight from its two tensors.
