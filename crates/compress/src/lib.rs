@@ -8,8 +8,10 @@ mod error;
 pub mod imatrix;
 pub mod mixture;
 mod pattern;
+pub mod prune;
 pub mod quantize;
 mod rows;
+pub mod surgery;
 
 pub use error::{Error, Result};
 pub use pattern::Pattern;

@@ -221,13 +221,14 @@ fn convert(
         }
         Ok(bytes)
     };
-    rows::in_order(rows, cols, threads, make, |bytes| emit(bytes, bytes.len() / row_bytes))
+    let emit = |bytes: Vec<u8>| emit(&bytes, bytes.len() / row_bytes);
+    rows::in_order(rows, cols, threads, make, emit)
 }
 
 /// How much the error of each value of a row counts. An error adds to the result as much as the
 /// input of its column is large; errors of large values count more, as those are more often what
 /// training put there on purpose.
-fn weigh(values: &[f32], columns: Option<&[f32]>, weights: &mut [f32]) {
+pub(crate) fn weigh(values: &[f32], columns: Option<&[f32]>, weights: &mut [f32]) {
     let mean = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
     for (i, (weight, x)) in weights.iter_mut().zip(values).enumerate() {
         let column = columns.map_or(1.0, |columns| columns[i]);

@@ -10,15 +10,15 @@ use bodkin_gguf::{File, Tensor};
 /// any tensor that is worth several threads.
 const PIECE: usize = 1 << 20;
 
-/// Cuts `rows` rows of `cols` elements into pieces, has `make` turn each into bytes on one of
+/// Cuts `rows` rows of `cols` elements into pieces, has `make` turn each into something on one of
 /// `threads` threads, and gives the results to `emit` in order. As many pieces as threads are in
 /// memory at a time.
-pub(crate) fn in_order(
+pub(crate) fn in_order<T: Send>(
     rows: usize,
     cols: usize,
     threads: usize,
-    make: impl Fn(Range<usize>) -> io::Result<Vec<u8>> + Sync,
-    mut emit: impl FnMut(&[u8]) -> io::Result<()>,
+    make: impl Fn(Range<usize>) -> io::Result<T> + Sync,
+    mut emit: impl FnMut(T) -> io::Result<()>,
 ) -> io::Result<()> {
     let most = (PIECE / cols).max(1);
     // Small tensors are shared too.
@@ -26,7 +26,7 @@ pub(crate) fn in_order(
     let mut from = 0;
     while from < rows {
         let pieces = (0..threads).map(|i| from + i * piece).take_while(|&start| start < rows);
-        let results: Vec<io::Result<Vec<u8>>> = std::thread::scope(|scope| {
+        let results: Vec<io::Result<T>> = std::thread::scope(|scope| {
             let make = &make;
             let start = |first| scope.spawn(move || make(first..rows.min(first + piece)));
             let running: Vec<_> = pieces.map(start).collect();
@@ -35,8 +35,8 @@ pub(crate) fn in_order(
             };
             running.into_iter().map(join).collect()
         });
-        for bytes in results {
-            emit(&bytes?)?;
+        for result in results {
+            emit(result?)?;
         }
         from += threads * piece;
     }
