@@ -8,6 +8,7 @@ pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
+pub(crate) mod prune;
 pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod run;

@@ -124,9 +124,18 @@ impl Opened {
         Ok(opened)
     }
 
-    fn open(path: &Path) -> Result<Opened> {
-        let file = Arc::new(bodkin_model::open(path)?);
-        let name = path.display().to_string();
+    /// A model's file under a path.
+    pub(crate) fn open(path: &Path) -> Result<Opened> {
+        Opened::of(bodkin_model::open(path)?, path.display().to_string())
+    }
+
+    /// The same model with another file's weights.
+    pub(crate) fn with_file(self, file: File) -> Result<Opened> {
+        Opened::of(file, self.name)
+    }
+
+    fn of(file: File, name: String) -> Result<Opened> {
+        let file = Arc::new(file);
         let plan =
             bodkin_model::plan(file.metadata(), file.tensors()).with_context(|| name.clone())?;
         Ok(Opened { name, file, plan: Arc::new(plan) })

@@ -37,6 +37,8 @@ enum Command {
     Inspect(cmd::inspect::Args),
     /// Measure how fast prompts are read and tokens generated
     Bench(cmd::bench::Args),
+    /// Make a model smaller by leaving weights out
+    Prune(Box<cmd::prune::Args>),
     /// Store a model in fewer bits
     Quantize(cmd::quantize::Args),
     /// Turn texts into vectors
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::List(args) => cmd::list::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Bench(args) => cmd::bench::run(args),
+        Command::Prune(args) => cmd::prune::run(*args),
         Command::Quantize(args) => cmd::quantize::run(args),
         Command::Embed(args) => cmd::embed::run(args),
         Command::Tokenize(args) => cmd::tokenize::run(args),

@@ -180,6 +180,18 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     Ok(row)
 }
 
+/// Tokens a second that a model generates alone, after one that nobody times.
+pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Result<f64> {
+    const TOKENS: usize = 64;
+    let backend = machine.backend()?;
+    let pages = Pages::needed(&opened.plan.windows(), TOKENS, 1, 1);
+    let limits = Limits { tokens: 1, outputs: 1, pages, states: 1 };
+    let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1);
+    session.run(Test { prompt: 0, generate: 1, depth: 0 })?;
+    let ns = session.run(Test { prompt: 0, generate: TOKENS, depth: 0 })?;
+    Ok(TOKENS as f64 / (ns as f64 * 1e-9))
+}
+
 /// Bytes that a test must read at least: the weights once a step, and in each generated token's
 /// step the keys and values of what is in the context, and the recurrent state.
 fn bytes_read(opened: &Opened, backend: &dyn Backend, test: Test, steps: usize) -> u64 {
