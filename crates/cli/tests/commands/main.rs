@@ -6,6 +6,7 @@
 mod bench;
 #[cfg(unix)]
 mod chat;
+mod compress;
 mod embed;
 mod inspect;
 mod logits;
