@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
     /// Write the log-probabilities to this file, or read them with --kl-divergence
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", alias = "save-all-logits")]
     kl_divergence_base: Option<PathBuf>,
     /// Compare with the file of --kl-divergence-base
     #[arg(long, requires = "kl_divergence_base", conflicts_with = "file")]
@@ -87,10 +87,15 @@ pub(super) fn windows(
     // The newline with which files end is not part of the text.
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let tokens = tokenizer.encode(text, true, false);
-    let mut windows = Windows::of_text(tokens, size, tokenizer.first_token())
+    let mut windows = Windows::of_text(tokens, size, first_token(tokenizer))
         .with_context(|| file.display().to_string())?;
     windows.truncate(chunks.unwrap_or(usize::MAX));
     Ok(windows)
+}
+
+/// The token that takes the place of each window's first one, if the model wants one there.
+fn first_token(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.bos().filter(|_| tokenizer.add_bos())
 }
 
 /// A loaded model and when it began to read.

@@ -8,7 +8,7 @@ use bodkin_engine::Tokenizer;
 use bodkin_eval::{Base, Divergence, Estimate, Values, score};
 use serde_json::{Value, json};
 
-use super::{Args, Run};
+use super::{Args, Run, first_token};
 use crate::load::Opened;
 
 const HEAD: &str = "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence\
@@ -19,7 +19,7 @@ const LEAST: usize = 100;
 
 pub(super) fn run(args: &Args, opened: &mut Opened, tokenizer: &Tokenizer) -> Result<()> {
     let path = args.kl_divergence_base.as_deref().context("--kl-divergence-base: no file")?;
-    let mut base = Base::open(path, tokenizer.first_token())?;
+    let mut base = Base::open(path, first_token(tokenizer))?;
     base.check_vocabulary(opened.plan.output_width())?;
     let mut windows = base.windows().clone();
     if let Some(context) = args.machine.context()? {
