@@ -6,9 +6,11 @@
 mod bench;
 #[cfg(unix)]
 mod chat;
+mod check;
 mod embed;
 mod inspect;
 mod logits;
+mod perplexity;
 mod place;
 mod run;
 mod tokens;

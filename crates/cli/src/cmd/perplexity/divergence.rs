@@ -35,11 +35,11 @@ pub(super) fn run(args: &Args, opened: &mut Opened, tokenizer: &Tokenizer) -> Re
         writeln!(out, "{HEAD}")?;
     }
     for window in 0..windows.count() {
-        run.tell(window, &windows);
         base.read_window(&mut rows)?;
         let of = |row: bodkin_eval::Row<'_>| Values::of(row, base.row(&rows, row.index));
         let threads = run.threads();
         score(run.model.as_mut(), &windows, window, threads, of, |values| divergence.add(values))?;
+        run.tell(window, &windows);
         if !args.json {
             line(&mut out, window + 1, &divergence)?;
         }
