@@ -132,12 +132,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
         true => table::json(&reports)?,
         false => table::print(&reports)?,
     }
+    // Also what is wrong now can be compared with later.
+    if let Some(path) = args.save_baseline.as_ref().filter(|_| !records.is_empty()) {
+        baseline::save(path, &records)?;
+    }
     let failed = reports.iter().filter(|report| !report.faults.is_empty()).count();
     ensure!(failed == 0, "{failed} of {} models failed", reports.len());
-    match &args.save_baseline {
-        Some(path) => Ok(baseline::save(path, &records)?),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Everything about one model.

@@ -46,7 +46,7 @@ fn a_model_does_not_diverge_from_itself() {
     let found =
         place.json(&[&["perplexity", &other, "--kl-divergence", "--json"][..], &base].concat());
     let divergence = found["divergence"]["value"].as_f64().unwrap();
-    assert!((1e-4..1.0).contains(&divergence), "{found}");
+    assert!(divergence > 1.0, "random weights of another seed: {found}");
 }
 
 #[test]
