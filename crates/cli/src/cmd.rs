@@ -1,6 +1,7 @@
 //! One module per command: an `Args` struct, and `run`, which does the work.
 
 pub(crate) mod bench;
+pub(crate) mod check;
 pub(crate) mod detokenize;
 pub(crate) mod embed;
 pub(crate) mod imatrix;

@@ -51,6 +51,8 @@ enum Command {
     Logits(cmd::logits::Args),
     /// Measure how well a model predicts a text, and how far it lies from another
     Perplexity(cmd::perplexity::Args),
+    /// Check models for regressions
+    Check(Box<cmd::check::Args>),
     /// Collect what goes through a model's weights as it reads a text
     Imatrix(cmd::imatrix::Args),
 }
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         Command::Detokenize(args) => cmd::detokenize::run(args),
         Command::Logits(args) => cmd::logits::run(args),
         Command::Perplexity(args) => cmd::perplexity::run(args),
+        Command::Check(args) => cmd::check::run(*args),
         Command::Imatrix(args) => cmd::imatrix::run(args),
     };
     match result {

@@ -173,9 +173,10 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
         assert!(text.len() < 1 << 30, "a text of {} bytes is too long to tokenize", text.len());
         let mut out = Vec::new();
+        // BERT's models always want theirs.
         let is_word_piece = matches!(self.algorithm, Algorithm::WordPiece(_));
-        if add_special {
-            out.extend(self.first_token());
+        if add_special && (self.add_bos || is_word_piece) {
+            out.extend(self.special.bos);
         }
         let mut follows_special = true;
         for fragment in self.marks.partition(text, &self.vocabulary, parse_special) {
@@ -193,13 +194,6 @@ impl Tokenizer {
             out.extend(self.special.eos);
         }
         out
-    }
-
-    /// The token that stands before every text, if the model wants one.
-    pub fn first_token(&self) -> Option<u32> {
-        // BERT's models always want theirs.
-        let is_word_piece = matches!(self.algorithm, Algorithm::WordPiece(_));
-        self.special.bos.filter(|_| self.add_bos || is_word_piece)
     }
 
     fn encode_text(&self, text: &str, follows_special: bool, out: &mut Vec<u32>) {

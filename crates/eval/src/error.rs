@@ -12,6 +12,9 @@ pub enum Error {
     /// The engine could not run the model.
     #[error(transparent)]
     Engine(#[from] bodkin_engine::Error),
+    /// A GGUF file could not be read or written.
+    #[error(transparent)]
+    File(#[from] bodkin_gguf::Error),
     /// A text is shorter than two windows.
     #[error(
         "the text has {tokens} tokens; windows of {window} need {} at least",

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 mod divergence;
 mod error;
 mod kld;

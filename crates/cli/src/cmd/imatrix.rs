@@ -70,10 +70,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     };
     let mut run = Run::new(&mut opened, &args.machine, size)?;
     for window in 0..windows.count() {
-        run.tell(window, &windows);
         let mut observer = Chosen { imatrix: &mut imatrix, has_output: args.process_output };
         let wanted = |_| args.process_output;
         read(run.model.as_mut(), &windows, window, wanted, &mut observer)?;
+        run.tell(window, &windows);
     }
     imatrix.chunk_tokens = size as u32;
     imatrix.chunks += windows.count() as u32;

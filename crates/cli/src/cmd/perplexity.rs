@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
     /// Write the log-probabilities to this file, or read them with --kl-divergence
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", alias = "save-all-logits")]
     kl_divergence_base: Option<PathBuf>,
     /// Compare with the file of --kl-divergence-base
     #[arg(long, requires = "kl_divergence_base", conflicts_with = "file")]
@@ -87,17 +87,22 @@ pub(super) fn windows(
     // The newline with which files end is not part of the text.
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let tokens = tokenizer.encode(text, true, false);
-    let mut windows = Windows::of_text(tokens, size, tokenizer.first_token())
+    let mut windows = Windows::of_text(tokens, size, first_token(tokenizer))
         .with_context(|| file.display().to_string())?;
     windows.truncate(chunks.unwrap_or(usize::MAX));
     Ok(windows)
+}
+
+/// The token that takes the place of each window's first one, if the model wants one there.
+fn first_token(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.bos().filter(|_| tokenizer.add_bos())
 }
 
 /// A loaded model and when it began to read.
 pub(super) struct Run {
     pub(super) model: Box<dyn Model>,
     backend: Box<dyn Backend>,
-    start: Option<Instant>,
+    start: Instant,
 }
 
 impl Run {
@@ -108,7 +113,7 @@ impl Run {
         opened.plan_for(size)?;
         let backend = machine.backend()?;
         let model = opened.load(backend.as_ref(), &limits(&opened.plan, size, step))?;
-        Ok(Run { model, backend, start: None })
+        Ok(Run { model, backend, start: Instant::now() })
     }
 
     /// Threads that compute.
@@ -116,20 +121,13 @@ impl Run {
         self.backend.threads()
     }
 
-    /// Says how long it will take, once the first chunk has been read.
-    pub(super) fn tell(&mut self, chunk: usize, windows: &Windows) {
-        match self.start {
-            None => {
-                self.start = Some(Instant::now());
-                let (count, size) = (windows.count(), windows.size());
-                eprintln!("reading {count} chunks of {size} tokens");
-            }
-            Some(start) if chunk == 1 => {
-                let seconds = start.elapsed().as_secs_f64();
-                let minutes = seconds * windows.count() as f64 / 60.0;
-                eprintln!("{seconds:.2} seconds a chunk, {minutes:.2} minutes in all");
-            }
-            Some(_) => (),
+    /// Says after the first chunk how long all of them will take.
+    pub(super) fn tell(&self, chunk: usize, windows: &Windows) {
+        if chunk == 0 {
+            let (count, size) = (windows.count(), windows.size());
+            let seconds = self.start.elapsed().as_secs_f64();
+            let minutes = seconds * count as f64 / 60.0;
+            eprintln!("{count} chunks of {size} tokens: {seconds:.2} s each, {minutes:.2} minutes");
         }
     }
 }
@@ -145,9 +143,7 @@ fn measure(
     let mut out = std::io::stdout().lock();
     let (mut perplexity, mut running) = (Perplexity::default(), Vec::new());
     let (threads, keeps) = (run.threads(), args.kl_divergence_base.is_some());
-    let start = Instant::now();
     for window in 0..windows.count() {
-        run.tell(window, windows);
         let mut kept = Ok(());
         let of = |row: bodkin_eval::Row<'_>| {
             let softmax = LogSoftmax::of(row.logits);
@@ -161,6 +157,7 @@ fn measure(
             }
         })?;
         kept?;
+        run.tell(window, windows);
         running.push(perplexity.value());
         if !args.json {
             write!(out, "[{}]{:.4},", window + 1, perplexity.value())?;
@@ -175,7 +172,7 @@ fn measure(
             "chunks": windows.count(),
             "chunk_tokens": windows.size(),
             "running": running,
-            "seconds": start.elapsed().as_secs_f64(),
+            "seconds": run.start.elapsed().as_secs_f64(),
         });
         writeln!(out, "{report:#}")?;
         return Ok(());

@@ -8,7 +8,7 @@ use bodkin_engine::Tokenizer;
 use bodkin_eval::{Base, Divergence, Estimate, Values, score};
 use serde_json::{Value, json};
 
-use super::{Args, Run};
+use super::{Args, Run, first_token};
 use crate::load::Opened;
 
 const HEAD: &str = "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence\
@@ -19,7 +19,7 @@ const LEAST: usize = 100;
 
 pub(super) fn run(args: &Args, opened: &mut Opened, tokenizer: &Tokenizer) -> Result<()> {
     let path = args.kl_divergence_base.as_deref().context("--kl-divergence-base: no file")?;
-    let mut base = Base::open(path, tokenizer.first_token())?;
+    let mut base = Base::open(path, first_token(tokenizer))?;
     base.check_vocabulary(opened.plan.output_width())?;
     let mut windows = base.windows().clone();
     if let Some(context) = args.machine.context()? {
@@ -35,11 +35,11 @@ pub(super) fn run(args: &Args, opened: &mut Opened, tokenizer: &Tokenizer) -> Re
         writeln!(out, "{HEAD}")?;
     }
     for window in 0..windows.count() {
-        run.tell(window, &windows);
         base.read_window(&mut rows)?;
         let of = |row: bodkin_eval::Row<'_>| Values::of(row, base.row(&rows, row.index));
         let threads = run.threads();
         score(run.model.as_mut(), &windows, window, threads, of, |values| divergence.add(values))?;
+        run.tell(window, &windows);
         if !args.json {
             line(&mut out, window + 1, &divergence)?;
         }
