@@ -116,9 +116,9 @@ impl Imatrix {
         Ok(imatrix)
     }
 
-    /// Makes every entry fit its weight in the plan: where a file has one count for all matrices, as
-    /// those of `llama-imatrix` do for matrices that every token meets, each gets it. `file` is for
-    /// messages.
+    /// Makes every entry fit its weight in the plan: where a file has one count for all matrices,
+    /// as those of `llama-imatrix` do for matrices that every token meets, each gets it. `file` is
+    /// for messages.
     ///
     /// # Errors
     /// One line about the first entry that is of no weight of the plan, or of another shape.

@@ -38,8 +38,8 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 fn file() -> File {
     let mut metadata = Metadata::new();
     metadata.insert("general.architecture", Value::String((*b"llama").into()));
-    let mut writer = Writer::new("test", &metadata).unwrap();
     let data = bytes(&weights());
+    let mut writer = Writer::new("test", &metadata).unwrap();
     let shape = [COLS as u64, ROWS as u64];
     for name in [NAME, "blk.0.ffn_gate_inp.weight", "token_embd.weight", "output.weight"] {
         writer.tensor(name, Format::F32, &shape, &data).unwrap();

@@ -51,8 +51,9 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
         _ => &[0],
     };
     let blocks = rows * cols / format.block_elements();
-    let mut bytes = vec![0; blocks * format.block_bytes()];
-    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+    let block_bytes = format.block_bytes().expect("a dense format");
+    let mut bytes = vec![0; blocks * block_bytes];
+    for block in bytes.chunks_exact_mut(block_bytes) {
         block.fill_with(|| noise.next() as u8);
         for &at in f16s {
             // Sign, exponent between 2^-7 and 1, any mantissa.

@@ -1,4 +1,5 @@
-//! `perplexity` and `imatrix` on tiny models: files of log-probabilities, JSON, and what is refused.
+//! `perplexity` and `imatrix` on tiny models: files of log-probabilities, JSON, and what is
+//! refused.
 
 use std::fs;
 

@@ -2,7 +2,7 @@
 //! they are: the shape alone does not.
 //!
 //! ```text
-//! rows + 1 u64: where each row begins, in bytes from the start of the data, and where the last ends
+//! rows + 1 u64: where each row begins, in bytes from the data's start, and where the last ends
 //! ```
 //!
 //! So the first entry is the length of the index itself. Whoever opens data checks the index once;

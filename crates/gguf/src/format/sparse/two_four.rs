@@ -5,8 +5,8 @@
 //! block of 32: scale | u32, bits 2i and 2i + 1 for code i | 16 codes
 //! ```
 //!
-//! Code `i` belongs to the elements from `i / 2 * 4` on. The two of four stand in order; where other
-//! bytes name one element twice, the later counts.
+//! Code `i` belongs to the elements from `i / 2 * 4` on. The two of four stand in order; where
+//! other bytes name one element twice, the later counts.
 
 use bytemuck::{Pod, Zeroable};
 
