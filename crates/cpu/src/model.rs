@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use bodkin_backend::{Batch, Limits, Memory, Model, PAGE_TOKENS, Part, Result};
+use bodkin_backend::{Batch, Choice, Limits, Memory, Model, PAGE_TOKENS, Part, Result};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
@@ -19,6 +19,7 @@ use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::step::Step;
 use crate::weights::{Prepared, kind, uses};
+use crate::{Cpu, Sparse};
 
 /// The largest need for scratch of each kind, in elements or bytes.
 struct Sizes {
@@ -37,6 +38,7 @@ pub(crate) struct CpuModel {
     program: Program,
     pool: Pool,
     weights: Vec<Prepared>,
+    choices: Vec<Choice>,
     ropes: Vec<RopeTable>,
     slot_tables: Vec<usize>,
     memory: Buffers,
@@ -149,14 +151,23 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
 }
 
 /// The bytes that a model will hold.
-pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize, repack: bool) -> Memory {
+pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
+    let threads = cpu.threads;
     let sizes = sizes(plan, limits, threads);
     let weights = plan.weights.iter().zip(uses(plan)).map(|(w, uses)| {
         let packed = PackedWeight::bytes_for(kind(w), w.rows / uses.matrices.max(1), w.cols);
-        let matrix = packed.expect("no tensor of a file overflows") as u64;
+        let dense = uses.matrices as u64 * packed.expect("no tensor of a file overflows") as u64;
+        // Nibbles lie in pairs of rows that are not of one length: a little more than in the file.
+        let sparse = w.bytes + w.bytes / 16;
+        let matrices = match (w.format.base().is_some(), cpu.sparse) {
+            _ if uses.matrices == 0 => 0,
+            (true, Sparse::Always) => sparse,
+            (true, Sparse::Auto) => dense.max(sparse),
+            (false, _) if !cpu.repack => 0,
+            _ => dense,
+        };
         let vector = 4 * (w.rows * w.cols) as u64;
-        let matrices = if repack { uses.matrices as u64 } else { 0 };
-        matrices * matrix + u64::from(uses.vector) * vector
+        matrices + u64::from(uses.vector) * vector
     });
     let pages = plan.slots.iter().zip(slot_tables(plan));
     let values = plan.buffers().bytes(limits.tokens);
@@ -180,15 +191,14 @@ pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize, repack: bool)
 
 impl CpuModel {
     pub(crate) fn new(
+        cpu: &Cpu,
         plan: Arc<Plan>,
         file: &Arc<File>,
         limits: &Limits,
-        simd: Simd,
-        fusions: Fusions,
         pool: Pool,
-        weights: Vec<Prepared>,
+        (weights, choices): (Vec<Prepared>, Vec<Choice>),
     ) -> CpuModel {
-        let program = lower(&plan, fusions);
+        let program = lower(&plan, cpu.fusions);
         let threads = pool.threads();
         let memory = Buffers::new(&plan, &program, limits, &sizes(&plan, limits, threads), threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
@@ -203,10 +213,11 @@ impl CpuModel {
             plan,
             file: Arc::clone(file),
             limits: limits.clone(),
-            simd,
+            simd: cpu.simd,
             program,
             pool,
             weights,
+            choices,
             ropes,
             memory,
         }
@@ -278,6 +289,10 @@ impl Model for CpuModel {
         let routed = routed.filter(|(sorting, _)| sorting.route.is_some());
         // SAFETY: a step borrows the model for as long as it runs.
         routed.map(|(_, sorted)| unsafe { sorted.counts() }.to_vec()).collect()
+    }
+
+    fn choices(&self) -> &[Choice] {
+        &self.choices
     }
 
     fn set_profiling(&mut self, on: bool) {
