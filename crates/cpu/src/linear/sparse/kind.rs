@@ -163,9 +163,15 @@ impl<P: Pattern> SparseKind for Q4_0<P> {
 
     fn pack(dense: &[u8], head: &mut [u8], codes: &mut Vec<u8>) {
         let mut rows = [Vec::new(), Vec::new()];
+        let scales = &dense[dense.len() - SCALES_BYTES..];
         let masks = std::array::from_fn(|step| {
             let vector = &dense[step % 4 * VECTOR..][..VECTOR];
-            let code = |i: usize| (vector[i] >> (4 * (step / 4)) & 15) ^ CENTRE;
+            // Rows that only fill up the panel have no scale, and no codes that mean zero.
+            let has_scale = |row: usize| scales[2 * row] | scales[2 * row + 1] & 0x7f != 0;
+            let code = |i: usize| match has_scale(i / 4) {
+                true => (vector[i] >> (4 * (step / 4)) & 15) ^ CENTRE,
+                false => 0,
+            };
             let mask = P::complete_by_row(mask_of(|i| code(i) != 0));
             rows[step / 4].extend(ones(mask).map(code));
             mask
