@@ -41,7 +41,7 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
             (head, left) = (head.add(K::HEAD), left.add(taken));
             x = x.add(tile.x_stride);
         }
-        finish::<L, 1>(tile, 0, &sums);
+        finish::<L, 1>(tile, 0, sums);
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
             });
             x = x.add(4 * tile.x_stride);
         }
-        unrolled!(P, p => { finish::<L, 1>(tile, p, &sums[p]) });
+        unrolled!(P, p => { finish::<L, 1>(tile, p, sums[p]) });
     }
 }
 
