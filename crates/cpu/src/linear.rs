@@ -14,6 +14,7 @@ use std::ops::Range;
 use crate::simd::Simd;
 
 mod activations;
+mod columns;
 mod kind;
 mod level;
 mod memory;
@@ -22,12 +23,14 @@ mod tile;
 mod weight;
 
 pub use activations::{Activations, Filling, Form};
+pub use columns::{is_known as has_columns, pack_columns};
 pub use kind::Kind;
 pub(crate) use memory::Memory;
 pub use sparse::{SparsePacker, SparsePart};
 pub use weight::{PackedWeight, Packer, Rows, Source, float_kind};
 
-use activations::TILE_ROWS;
+use activations::{Kept, TILE_ROWS};
+use columns::{ColumnGroups, ColumnInteger, GROUP, VisitColumns};
 use kind::{FloatKind, IntegerKind, Visit};
 use level::{Level, PANEL_ROWS, Portable};
 use sparse::{SparseFloat, SparseInteger, SparsePanels, VisitSparse};
@@ -167,24 +170,34 @@ pub unsafe fn multiply(
     let job = Job { simd, weight, bias, panels, x, tokens, out, room };
     // Of sparse weights, many tokens read the dense kind.
     let sparse = weight.sparse().filter(|_| job.tokens.len() == 1);
-    match sparse.map_or(simd, |_| simd.expanding()) {
-        Simd::Portable => run::<Portable>(job, sparse),
+    let columns = weight.columns().zip(x.kept().filter(|_| job.tokens.len() == 1));
+    let expands = sparse.is_some() || columns.is_some();
+    match if expands { simd.expanding() } else { simd } {
+        Simd::Portable => run::<Portable>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => run::<level::Avx2<0, false>>(job, sparse),
+        Simd::Avx2 => run::<level::Avx2<0, false>>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
-        Simd::AvxVnni => run::<level::Avx2<0, true>>(job, sparse),
+        Simd::AvxVnni => run::<level::Avx2<0, true>>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 => run::<level::Avx512>(job, sparse),
+        Simd::Avx512 => run::<level::Avx512>(job, sparse, columns),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{simd} on another processor"),
     }
 }
 
-/// Runs a job on a level, whose instructions exist: all of them for a sparse one.
-fn run<L: Level>(job: Job<'_>, sparse: Option<&SparsePanels>) {
-    match sparse {
-        Some(panels) => panels.layout.visit(RunSparse::<L>(job, panels, PhantomData)),
-        None => job.weight.kind().visit(Run::<L>(job, PhantomData)),
+/// Runs a job on a level, whose instructions exist: all of them for one that skips zeros.
+fn run<L: Level>(
+    job: Job<'_>,
+    sparse: Option<&SparsePanels>,
+    columns: Option<(&ColumnGroups, Kept)>,
+) {
+    let kind = job.weight.kind();
+    match (sparse, columns) {
+        (Some(panels), _) => panels.layout.visit(RunSparse::<L>(job, panels, PhantomData)),
+        (_, Some((groups, kept))) => {
+            columns::visit(kind, RunColumns::<L>(job, groups, kept, PhantomData));
+        }
+        (None, None) => kind.visit(Run::<L>(job, PhantomData)),
     }
 }
 
@@ -458,6 +471,56 @@ impl<L: Level> VisitSparse for RunSparse<'_, L> {
         for panel in self.0.panels.clone() {
             // SAFETY: as for floats.
             unsafe { L::csr(&self.tile(panel, 1)) }
+        }
+    }
+}
+
+/// Runs a job with one token on a level, for a weight by columns.
+struct RunColumns<'a, L>(Job<'a>, &'a ColumnGroups, Kept, PhantomData<L>);
+
+impl<L: Level> RunColumns<'_, L> {
+    /// The operands of `count` panels of one group.
+    fn tile(&self, panel: usize, count: usize) -> Tile {
+        let (start, cols) = (self.1.group(panel), self.0.weight.cols());
+        let sums = std::ptr::null_mut();
+        let group = Panels { first: panel, count, start, bytes: 0, col: 0, cols, sums };
+        self.0.tile(group, (0, count), (self.0.tokens.start, 1))
+    }
+
+    /// The panels of the job, group by group.
+    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<L> {
+        let Range { start, end } = self.0.panels;
+        let groups = start / GROUP..end.div_ceil(GROUP);
+        groups.map(move |group| start.max(group * GROUP)..end.min((group + 1) * GROUP))
+    }
+}
+
+impl<L: Level> VisitColumns for RunColumns<'_, L> {
+    type Output = ();
+
+    fn integer<K: ColumnInteger>(self) {
+        for panels in self.groups() {
+            let tile = self.tile(panels.start, panels.len());
+            let first = panels.start % GROUP;
+            // SAFETY: as for floats.
+            unsafe { L::columns_integer::<K>(&tile, first..first + panels.len(), self.2) }
+        }
+    }
+
+    fn float<K: FloatKind>(self) {
+        for mut panels in self.groups() {
+            // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
+            // threads away, and a `Simd` proves its instructions.
+            unsafe {
+                while panels.len() >= 4 {
+                    let tile = self.tile(panels.start, 4);
+                    L::columns_float::<K, 4>(&tile, panels.start % GROUP, self.2);
+                    panels.start += 4;
+                }
+                for panel in panels {
+                    L::columns_float::<K, 1>(&self.tile(panel, 1), panel % GROUP, self.2);
+                }
+            }
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Weights as the stages read them: matrices packed for the products, tables left in the file,
 //! vectors in f32.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bodkin_backend::{Choice, Progress};
-use bodkin_gguf::{File, Tensor};
+use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Op, Plan, Weight};
 
 use crate::linear::{Kind, PackedWeight, Rows, float_kind};
@@ -54,8 +55,9 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
     uses
 }
 
-/// How a weight is packed, with zeros or without. Whether a format without a kind of its own fits half precision can
-/// only be told from its values; until they are read, this supposes that it does.
+/// How a weight is packed, with zeros or without. Whether a format without a kind of its own fits
+/// half precision can only be told from its values; until they are read, this supposes that it
+/// does.
 pub(crate) fn kind(weight: &Weight) -> Kind {
     Kind::native(weight.format).unwrap_or(Kind::F16)
 }
@@ -75,12 +77,13 @@ pub(crate) fn prepare(
     let mut done = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
     let mut choices = Vec::new();
+    let mut trials = Trials::default();
     for (weight, uses) in plan.weights.iter().zip(uses(plan)) {
         let tensor = tensor(file, weight);
         let bytes = file.data(tensor);
         let mut prepared = Prepared::default();
         if uses.matrices > 0 {
-            let choice = choose(cpu, weight, bytes, uses.matrices, pool);
+            let choice = choose(cpu, weight, bytes, uses.matrices, (&mut trials, pool));
             let is_sparse = choice.as_ref().is_some_and(|choice| choice.sparse);
             prepared.matrices = if cpu.repack || choice.is_some() {
                 pack(weight, bytes, uses.matrices, is_sparse, pool)
@@ -107,18 +110,30 @@ pub(crate) fn prepare(
     (weights, choices)
 }
 
+/// How many times as fast weights are without their zeros, by format, rows, columns and share of the
+/// dense size in [`SIZES`]: what weights that agree in these would say again.
+type Trials = HashMap<(Format, usize, usize, usize), f64>;
+
+/// Steps in which a share of the dense size is told apart.
+const SIZES: usize = 32;
+
 /// How a weight of a sparse format is kept; none for any other.
 fn choose(
     cpu: &Cpu,
     weight: &Weight,
     bytes: &[u8],
     count: usize,
-    pool: &mut Pool,
+    (trials, pool): (&mut Trials, &mut Pool),
 ) -> Option<Choice> {
-    weight.format.base()?;
+    let base = weight.format.base()?;
     let speedup = (cpu.sparse == Sparse::Auto).then(|| {
-        let source = Rows::new(weight.format, bytes, weight.rows);
-        trial::speedup(cpu, kind(weight), source, weight.rows / count, weight.cols, pool)
+        let (rows, cols) = (weight.rows / count, weight.cols);
+        let dense = base.row_bytes(cols).expect("the weight was checked") * weight.rows;
+        let size = weight.bytes as usize * SIZES / dense;
+        *trials.entry((weight.format, rows, cols, size)).or_insert_with(|| {
+            let source = Rows::new(weight.format, bytes, weight.rows);
+            trial::speedup(cpu, kind(weight), source, rows, cols, pool)
+        })
     });
     let sparse = speedup.map_or(cpu.sparse == Sparse::Always, |speedup| speedup > 1.0);
     let (weight, format) = (weight.name.clone(), weight.format);

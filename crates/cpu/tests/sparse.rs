@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use bodkin_cpu::Simd;
-use bodkin_cpu::linear::{Activations, OutRows, PackedWeight, ROOM, Rows, SparsePacker, multiply};
+use bodkin_cpu::linear::{
+    Activations, Kind, OutRows, PackedWeight, ROOM, Rows, SparsePacker, multiply, pack_columns,
+};
 use bodkin_gguf::Format;
 
 const FORMATS: [Format; 7] = [
@@ -39,7 +41,7 @@ impl Noise {
 fn product(simd: Simd, weight: &PackedWeight, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
     let (form, cols) = (weight.kind().form(), weight.cols());
     let tokens = x.len() / cols;
-    let mut activations = Activations::with_bytes(tokens * form.row_bytes(cols));
+    let mut activations = Activations::with_bytes(tokens * form.row_bytes(cols)).with_index(cols);
     let filling = activations.fill(form, tokens, cols);
     for (row, x) in x.chunks_exact(cols).enumerate() {
         // SAFETY: one thread.
@@ -84,6 +86,45 @@ fn check(format: Format, rows: usize, cols: usize, zeros: u64, noise: &mut Noise
                 let first = product(simd, &sparse, &x[..cols], bias);
                 assert!(found[..rows] == first, "{what}: the first token alone");
             }
+        }
+    }
+}
+
+#[test]
+fn columns_whose_input_is_zero_change_no_bit() {
+    let mut noise = Noise(5);
+    for kind in [Kind::F32, Kind::F16, Kind::BF16, Kind::Q8_0, Kind::Q4_0] {
+        for (rows, cols) in [(1, 32), (40, 96), (128, 64), (300, 256)] {
+            let format = kind.format();
+            let data = format.encode(&noise.values(rows * cols, 0), cols).unwrap();
+            let dense = PackedWeight::pack(format, &data, rows, cols);
+            let columns = pack_columns(kind, Rows::new(format, &data, rows), rows, cols);
+            let bias = noise.values(rows, 0);
+            for zeros in [0, 50, 97, 100] {
+                for tokens in [1, 3, 19] {
+                    let x = noise.values(tokens * cols, zeros);
+                    for simd in Simd::available() {
+                        let found = product(simd, &columns, &x, Some(&bias));
+                        let wanted = product(simd, &dense, &x, Some(&bias));
+                        let what = format!("{kind:?} {rows}x{cols}, {zeros} %, {tokens}, {simd}");
+                        assert!(found == wanted, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn faults_show_where_all_else_is_zero() {
+    for format in [Format::Q8_0, Format::F16] {
+        let data = format.encode(&[1.0; 64], 64).unwrap();
+        let kind = Kind::native(format).unwrap();
+        let columns = pack_columns(kind, Rows::new(format, &data, 1), 1, 64);
+        let mut x = [0.0; 64];
+        x[40] = f32::NAN;
+        for simd in Simd::available() {
+            assert!(product(simd, &columns, &x, None)[0].is_nan(), "{format:?}, {simd}");
         }
     }
 }

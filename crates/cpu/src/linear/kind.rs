@@ -29,7 +29,7 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 
-pub(crate) use float::F32;
+pub(crate) use float::{Bf16, F16, F32};
 pub(crate) use q4_0::Q4_0;
 pub(crate) use q8_0::Q8_0;
 

@@ -2,9 +2,13 @@
 //! operations on them. Kinds of weight and tiles are written once over [`Lanes`]; a level of
 //! instructions implements it in one file. It knows no kind of weight.
 
+use std::ops::Range;
+
+use super::activations::Kept;
+use super::columns::{self as by_columns, ColumnInteger};
 use super::kind::{FloatKind, IntegerKind};
 use super::sparse::{SparseFloat, SparseInteger, SparseKind};
-use super::tile::{self, Tile, sparse};
+use super::tile::{self, Tile, columns, sparse};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -110,6 +114,8 @@ pub(crate) trait Lanes: Copy {
     /// Of 16 floats, those whose bit is set come from the f16 at `at`, one after the other; the
     /// others are zero. 32 bytes are read.
     unsafe fn expand_f16(mask: u16, at: *const u8) -> Self::Floats;
+    /// The 16 bytes of each of four columns, row by row.
+    unsafe fn interleave(columns: [*const u8; 4]) -> Self::Bytes;
     /// One f16 as f32.
     unsafe fn widen(bits: u16) -> f32;
     /// `a * b + c` of one value, rounded as [`Lanes::fma`] does.
@@ -176,6 +182,29 @@ pub(crate) trait Level {
     /// # Safety
     /// As [`sparse::expand`], where the level's instructions exist with those that expand.
     unsafe fn expand<K: SparseKind>(panel: *const u8, cols: usize, dense: *mut u8);
+
+    /// Runs [`columns::integer`] over all rows of the panels.
+    ///
+    /// # Safety
+    /// As [`columns::integer`], where the level's instructions exist with those that expand.
+    unsafe fn columns_integer<K: ColumnInteger>(tile: &Tile, panels: Range<usize>, kept: Kept);
+
+    /// Runs [`columns::float`] over all rows of `P` panels.
+    ///
+    /// # Safety
+    /// As [`columns::float`], where the level's instructions exist.
+    unsafe fn columns_float<K: FloatKind, const P: usize>(tile: &Tile, first: usize, kept: Kept);
+
+    /// Runs [`by_columns::expand`] for all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`by_columns::expand`], where the level's instructions exist with those that expand.
+    unsafe fn expand_columns<K: ColumnInteger>(
+        group: *const u8,
+        panel: usize,
+        cols: usize,
+        dense: *mut u8,
+    );
 }
 
 /// Implements a level: its widest tiles, its instructions, and the lanes that make up a panel.
@@ -231,6 +260,37 @@ macro_rules! level {
                 // SAFETY: passed on.
                 unsafe { $(sparse::expand::<$lanes, K>(panel, cols, dense);)+ }
             }
+
+            $(#[$expanding])?
+            unsafe fn columns_integer<K: ColumnInteger>(
+                tile: &Tile,
+                panels: Range<usize>,
+                kept: Kept,
+            ) {
+                // SAFETY: passed on.
+                unsafe { $(columns::integer::<$lanes, K>(tile, panels.clone(), kept);)+ }
+            }
+
+            $(#[$features])?
+            unsafe fn columns_float<K: FloatKind, const P: usize>(
+                tile: &Tile,
+                first: usize,
+                kept: Kept,
+            ) {
+                // SAFETY: passed on.
+                unsafe { $(columns::float::<$lanes, K, P>(tile, first, kept);)+ }
+            }
+
+            $(#[$expanding])?
+            unsafe fn expand_columns<K: ColumnInteger>(
+                group: *const u8,
+                panel: usize,
+                cols: usize,
+                dense: *mut u8,
+            ) {
+                // SAFETY: passed on.
+                unsafe { $(by_columns::expand::<$lanes, K>(group, panel, cols, dense);)+ }
+            }
         }
     };
 }
@@ -245,7 +305,7 @@ level!(
     [Avx512],
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")],
     #[target_feature(
-        enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi2,bmi2,fma,f16c,popcnt"
+        enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2,bmi2,fma,f16c,popcnt"
     )]
 );
 // Half a panel at a time: the sums of four tokens and what they are made of fill 16 registers.

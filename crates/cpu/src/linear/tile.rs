@@ -34,6 +34,7 @@ macro_rules! unrolled {
     };
 }
 
+pub(crate) mod columns;
 pub(crate) mod sparse;
 
 /// How far ahead of their use weights are asked for: memory takes about 100 ns, a core 20 GB/s.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use bodkin_gguf::Format;
 use half::f16;
 
+use super::columns::ColumnGroups;
 use super::kind::{FloatKind, IntegerKind, Kind, Visit};
 use super::level::PANEL_ROWS;
 use super::memory::Memory;
@@ -81,6 +82,8 @@ enum Store {
     Source(Source, Format),
     /// In memory of their own, without zeros.
     Sparse(SparsePanels),
+    /// In memory of their own, by columns.
+    Columns(ColumnGroups),
 }
 
 /// Bytes that someone else owns.
@@ -140,6 +143,18 @@ impl PackedWeight {
         let panel_bytes = kind.panel_bytes(cols);
         let panel_bytes = panel_bytes.unwrap_or_else(|| panic!("{kind:?}: no panels of {cols}"));
         PackedWeight { kind, rows, cols, panel_bytes, store: Store::Sparse(panels) }
+    }
+
+    /// A weight by columns, whose panels become `kind`.
+    pub(super) fn of_columns(
+        kind: Kind,
+        rows: usize,
+        cols: usize,
+        groups: ColumnGroups,
+    ) -> PackedWeight {
+        let panel_bytes = kind.panel_bytes(cols);
+        let panel_bytes = panel_bytes.unwrap_or_else(|| panic!("{kind:?}: no panels of {cols}"));
+        PackedWeight { kind, rows, cols, panel_bytes, store: Store::Columns(groups) }
     }
 
     /// A weight that takes no memory: its panels are packed from `source`, `[rows, cols]` in
@@ -205,6 +220,7 @@ impl PackedWeight {
             Store::Packed(memory) => memory.len(),
             Store::Source(source, _) => (**source).as_ref().len(),
             Store::Sparse(panels) => panels.len(),
+            Store::Columns(groups) => groups.len(),
         }
     }
 
@@ -216,12 +232,21 @@ impl PackedWeight {
         }
     }
 
+    /// The groups of a weight by columns.
+    pub(crate) fn columns(&self) -> Option<&ColumnGroups> {
+        match &self.store {
+            Store::Columns(groups) => Some(groups),
+            _ => None,
+        }
+    }
+
     /// Takes the weight out of the processor's caches, where it can: the next product reads it from
     /// memory.
     pub(crate) fn evict(&self) {
         match &self.store {
             Store::Packed(memory) => memory.evict(),
             Store::Sparse(panels) => panels.evict(),
+            Store::Columns(groups) => groups.evict(),
             Store::Source(..) => {}
         }
     }
@@ -237,11 +262,12 @@ impl PackedWeight {
         self.panel_bytes
     }
 
-    /// The first byte of all panels; none if they are packed only when they are used, or sparse.
+    /// The first byte of all panels; none if they have to be written as
+    /// the kind whenever they are used.
     pub(crate) fn start(&self) -> Option<*const u8> {
         match &self.store {
             Store::Packed(memory) => Some(memory.start()),
-            Store::Source(..) | Store::Sparse(_) => None,
+            Store::Source(..) | Store::Sparse(_) | Store::Columns(_) => None,
         }
     }
 
@@ -256,6 +282,11 @@ impl PackedWeight {
             // SAFETY: passed on.
             Store::Sparse(sparse) => unsafe {
                 return sparse.expand_into(simd, panels, cols, panel_bytes, room);
+            },
+            // SAFETY: passed on.
+            Store::Columns(groups) => unsafe {
+                let sizes = (cols, panel_bytes);
+                return groups.expand_into(simd, self.kind, panels, sizes, room);
             },
             Store::Source(source, format) => ((**source).as_ref(), *format),
         };

@@ -260,6 +260,13 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn interleave(columns: [*const u8; 4]) -> __m256i {
+        let [a, b, c, d] = columns.map(|column| _mm_loadl_epi64(column.add(8 * HALF).cast()));
+        let (ab, cd) = (_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d));
+        _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd))
+    }
+
+    #[inline(always)]
     unsafe fn widen(bits: u16) -> f32 {
         _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
     }

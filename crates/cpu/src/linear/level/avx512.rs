@@ -11,6 +11,17 @@ use crate::linear::level::Lanes;
 #[derive(Copy, Clone)]
 pub(crate) struct Avx512;
 
+/// Where the bytes of four columns of 16 rows come from, row by row.
+static BY_ROW: [u8; 64] = {
+    let mut order = [0; 64];
+    let mut i = 0;
+    while i < 64 {
+        order[i] = (i % 4 * 16 + i / 4) as u8;
+        i += 1;
+    }
+    order
+};
+
 /// Keeps a load apart from what uses it: AMD's processors take an expansion from memory apart into
 /// three times the work of one from a register.
 #[inline]
@@ -168,6 +179,16 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn expand_f16(mask: u16, at: *const u8) -> __m512 {
         _mm512_maskz_expand_ps(mask, Self::from_f16(at))
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(columns: [*const u8; 4]) -> __m512i {
+        let [a, b, c, d] = columns.map(|column| _mm_loadu_si128(column.cast()));
+        let columns = _mm512_castsi128_si512(a);
+        let columns = _mm512_inserti32x4::<1>(columns, b);
+        let columns = _mm512_inserti32x4::<2>(columns, c);
+        let columns = _mm512_inserti32x4::<3>(columns, d);
+        _mm512_permutexvar_epi8(_mm512_loadu_si512(BY_ROW.as_ptr().cast()), columns)
     }
 
     #[inline(always)]

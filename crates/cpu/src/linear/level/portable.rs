@@ -190,6 +190,15 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn interleave(columns: [*const u8; 4]) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = *columns[i % 4].add(i / 4);
+        }
+        bytes
+    }
+
+    #[inline(always)]
     unsafe fn widen(bits: u16) -> f32 {
         f16::from_bits(bits).to_f32_const()
     }
