@@ -138,6 +138,17 @@ pub trait Model: Send {
         &[]
     }
 
+    /// Takes for zero, from now on, what is smaller in magnitude than a threshold in the input of
+    /// each of the plan's [`Plan::gated_products`], in their order. What is zero need not be read
+    /// of the weights.
+    ///
+    /// # Errors
+    /// Where the backend cannot do that, or was not told to when the model was loaded.
+    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<()> {
+        let what = format!("{} products with thresholds of inputs", thresholds.len());
+        Err(Error::Unsupported { backend: "this device".to_owned(), what })
+    }
+
     /// Begins to take the time of the parts of each step, from nothing; or ends it.
     fn set_profiling(&mut self, on: bool);
 

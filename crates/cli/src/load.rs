@@ -42,6 +42,15 @@ pub(crate) struct Machine {
     /// Read sparse weights without their zeros
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) sparse: SparseWeights,
+    /// Skip this share of the inputs of down projections, the smallest ones: faster, less precise
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub(crate) activation_sparsity: Option<f64>,
+}
+
+/// Parses a share that may be skipped.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..1.0).contains(share));
+    share.ok_or_else(|| "expected a share from 0 up to, but not, 1".to_owned())
 }
 
 /// Flags of every command that turns text into tokens or back.
@@ -290,7 +299,8 @@ pub(crate) fn total(memory: &Memory) -> u64 {
 impl Machine {
     /// The backend that these flags choose.
     pub(crate) fn backend(&self) -> Result<Box<dyn Backend>> {
-        backends::choose(&self.device, self.threads, !self.no_repack, self.sparse)
+        let (repack, skipped) = (!self.no_repack, self.activation_sparsity);
+        backends::choose(&self.device, self.threads, repack, self.sparse, skipped)
     }
 
     /// The context that was asked for, if one was.

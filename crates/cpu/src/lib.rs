@@ -44,6 +44,9 @@ pub struct Cpu {
     pub repack: bool,
     /// How weights of sparse formats are kept.
     pub sparse: Sparse,
+    /// Whether models take thresholds of inputs: the weights of such products are kept by columns
+    /// where their format allows, so that a lone token reads those only whose input is not zero.
+    pub skip_inputs: bool,
 }
 
 /// Whether weights of sparse formats are read without their zeros. Results are the same, bit for
@@ -69,7 +72,7 @@ impl Cpu {
         }
         let simd = Simd::from_env().map_err(Error::Config)?;
         let (fusions, sparse) = (Fusions::ALL, Sparse::Auto);
-        Ok(Cpu { threads, simd, fusions, repack: true, sparse })
+        Ok(Cpu { threads, simd, fusions, repack: true, sparse, skip_inputs: false })
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use bodkin_backend::{Choice, Progress};
 use bodkin_gguf::{File, Format, Tensor};
-use bodkin_model::{Op, Plan, Weight};
+use bodkin_model::{Op, Plan, Weight, WeightId};
 
-use crate::linear::{Kind, PackedWeight, Rows, float_kind};
+use crate::linear::{Kind, PackedWeight, Rows, float_kind, has_columns, pack_columns};
 use crate::pool::Pool;
 use crate::recurrent::transposed;
 use crate::trial::{self, pack_dense, pack_sparse};
@@ -78,14 +78,18 @@ pub(crate) fn prepare(
     let mut weights = Vec::with_capacity(plan.weights.len());
     let mut choices = Vec::new();
     let mut trials = Trials::default();
-    for (weight, uses) in plan.weights.iter().zip(uses(plan)) {
+    let masked = masked(cpu, plan);
+    for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
         let tensor = tensor(file, weight);
         let bytes = file.data(tensor);
         let mut prepared = Prepared::default();
         if uses.matrices > 0 {
             let choice = choose(cpu, weight, bytes, uses.matrices, (&mut trials, pool));
             let is_sparse = choice.as_ref().is_some_and(|choice| choice.sparse);
-            prepared.matrices = if cpu.repack || choice.is_some() {
+            prepared.matrices = if masked.contains(&WeightId(id)) && is_by_columns(cpu, weight) {
+                let source = Rows::new(weight.format, bytes, weight.rows);
+                vec![pack_columns(kind(weight), source, weight.rows, weight.cols)]
+            } else if cpu.repack || choice.is_some() {
                 pack(weight, bytes, uses.matrices, is_sparse, pool)
             } else {
                 leave(weight, file, uses.matrices)
@@ -108,6 +112,19 @@ pub(crate) fn prepare(
         progress(done, total);
     }
     (weights, choices)
+}
+
+/// The products whose inputs have thresholds.
+pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
+    if cpu.skip_inputs { plan.gated_products() } else { Vec::new() }
+}
+
+/// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it is
+/// short already.
+pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
+    cpu.repack
+        && weight.format.base().is_none()
+        && Kind::native(weight.format).is_some_and(has_columns)
 }
 
 /// How many times as fast weights are without their zeros, by format, rows, columns and share of the

@@ -61,6 +61,7 @@ fn steps_allocate_nothing() {
                         fusions: Fusions::ALL,
                         repack: true,
                         sparse: Sparse::Always,
+                        skip_inputs: threads == 2,
                     },
                 );
             }

@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// Read sparse weights without their zeros
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     sparse: SparseWeights,
+    /// Skip this share of the inputs of down projections, the smallest ones
+    #[arg(long, value_name = "SHARE", value_parser = load::share)]
+    activation_sparsity: Option<f64>,
     /// Where to compute: auto or cpu
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -79,6 +82,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             batch_size,
             no_repack: args.no_repack,
             sparse: args.sparse,
+            activation_sparsity: args.activation_sparsity,
         };
         let backend = machine.backend()?;
         for &test in &tests {

@@ -7,7 +7,7 @@ use std::ops::Range;
 use bodkin_gguf::Format;
 use half::f16;
 
-use super::columns::ColumnGroups;
+use super::columns::{ColumnGroups, GROUP};
 use super::kind::{FloatKind, IntegerKind, Kind, Visit};
 use super::level::PANEL_ROWS;
 use super::memory::Memory;
@@ -92,6 +92,8 @@ pub type Source = Box<dyn AsRef<[u8]> + Send + Sync>;
 impl PackedWeight {
     /// Rows of a panel.
     pub const PANEL_ROWS: usize = PANEL_ROWS;
+    /// Rows that weights by columns are filled up to.
+    pub const GROUP_ROWS: usize = GROUP * PANEL_ROWS;
 
     /// The bytes that a weight takes when packed; `None` if that overflows or if the kind cannot
     /// have so many columns.
