@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use bodkin_cpu::Simd;
 use bodkin_cpu::linear::{
-    Activations, Form, Kind, OutRows, PackedWeight, ROOM, float_kind, multiply,
+    Activations, Form, Kind, OutRows, PackedWeight, ROOM, Rows, float_kind, multiply,
 };
 use bodkin_gguf::Format;
 
@@ -51,8 +51,9 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
         _ => &[0],
     };
     let blocks = rows * cols / format.block_elements();
-    let mut bytes = vec![0; blocks * format.block_bytes()];
-    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+    let block_bytes = format.block_bytes().expect("a dense format");
+    let mut bytes = vec![0; blocks * block_bytes];
+    for block in bytes.chunks_exact_mut(block_bytes) {
         block.fill_with(|| noise.next() as u8);
         for &at in f16s {
             // Sign, exponent between 2^-7 and 1, any mantissa.
@@ -206,7 +207,7 @@ fn threads_share_one_result() {
         let bytes = random_weight(kind.format(), rows, cols, &mut noise);
         let alone = PackedWeight::pack(kind.format(), &bytes, rows, cols);
         let mut weight = PackedWeight::zeroed(kind, rows, cols);
-        let packer = weight.packer(kind.format(), &bytes);
+        let packer = weight.packer(Rows::new(kind.format(), &bytes, rows));
         std::thread::scope(|threads| {
             for panels in [0..3, 3..10] {
                 // SAFETY: the ranges are disjoint.
