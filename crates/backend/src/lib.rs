@@ -108,6 +108,12 @@ pub trait Model: Send {
     /// How often each expert was chosen since the model was loaded, for each routing of the plan.
     fn expert_counts(&self) -> Vec<Vec<u64>>;
 
+    /// The seconds that threads, added up, have spent in each expert's products since the model was
+    /// loaded, in the order of [`Model::expert_counts`]. Empty if the backend takes no times.
+    fn expert_seconds(&self) -> Vec<Vec<f64>> {
+        Vec::new()
+    }
+
     /// Begins to take the time of the parts of each step, from nothing; or ends it.
     fn set_profiling(&mut self, on: bool);
 

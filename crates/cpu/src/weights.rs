@@ -73,7 +73,7 @@ pub(crate) fn prepare(
     let mut weights = Vec::with_capacity(plan.weights.len());
     for (weight, uses) in plan.weights.iter().zip(uses(plan)) {
         let tensor = tensor(file, weight);
-        let bytes = file.data(tensor);
+        let bytes = &*file.read(tensor);
         let mut prepared = Prepared::default();
         if uses.matrices > 0 {
             prepared.matrices = if repack {
