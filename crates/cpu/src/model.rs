@@ -100,7 +100,7 @@ impl Buffers {
             pages.push(owner);
         }
         let mut sorted: Vec<Sorted> =
-            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows)).collect();
+            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows, threads)).collect();
         Buffers {
             states: States::new(plan, limits.states),
             sorted: sorted.iter_mut().map(Sorted::view).collect(),
@@ -187,7 +187,8 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     let values = plan.buffers().bytes(limits.tokens);
     let program = lower(plan, Fusions::ALL, &masked);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
-    let sorted: usize = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens)).sum();
+    let sorted = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens, threads));
+    let sorted: usize = sorted.sum();
     let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + sorted;
     let logits = 4 * limits.outputs * plan.output_width();
     Memory {
@@ -237,6 +238,12 @@ impl CpuModel {
             ropes,
             memory,
         }
+    }
+
+    /// The tables of each routing of the plan.
+    fn routed(&self) -> impl Iterator<Item = SortedView> {
+        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
+        routed.filter(|(sorting, _)| sorting.route.is_some()).map(|(_, sorted)| *sorted)
     }
 
     fn step(
@@ -327,10 +334,13 @@ impl Model for CpuModel {
     }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
-        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
-        let routed = routed.filter(|(sorting, _)| sorting.route.is_some());
         // SAFETY: a step borrows the model for as long as it runs.
-        routed.map(|(_, sorted)| unsafe { sorted.counts() }.to_vec()).collect()
+        self.routed().map(|sorted| unsafe { sorted.counts() }.to_vec()).collect()
+    }
+
+    fn expert_seconds(&self) -> Vec<Vec<f64>> {
+        // SAFETY: as above.
+        self.routed().map(|sorted| unsafe { sorted.seconds() }).collect()
     }
 
     fn choices(&self) -> &[Choice] {
