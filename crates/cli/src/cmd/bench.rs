@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     no_repack: bool,
-    /// Where to compute: auto or cpu
+    /// Where to compute: auto, cpu or cuda[:N]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
 }
