@@ -231,15 +231,21 @@ KERNEL __launch_bounds__(128) join_segments(const __grid_constant__ Attend a) {
 }
 
 struct Store {
-    const float *k; // [rows, k_stride]
-    const float *v; // [rows, v_stride]
+    const float *q;       // [rows, q_stride], or none if queries are not rotated
+    const float *k;       // [rows, k_stride]
+    const float *v;       // [rows, v_stride]
+    const float2 *angles; // [rows, pairs]: cosines and sines
+    float *q_out;         // [rows, q_out_stride]
     u16 *keys;
     u16 *values;
     const u32 *feed;
-    u32 k_stride, v_stride, kv_heads, key_dim, value_dim, table;
+    u32 q_stride, k_stride, v_stride, q_out_stride;
+    u32 heads, kv_heads, key_dim, value_dim, table;
+    u32 pairs; // 0 if keys are not rotated
+    u32 is_neox;
 };
 
-// Puts a row's keys and values into its sequence's pages: a block for a row.
+// Puts a row's keys and values into its sequence's pages, and rotates keys and queries on the way.
 KERNEL store(const __grid_constant__ Store s) {
     let_next_start();
     wait_for_inputs();
@@ -247,14 +253,24 @@ KERNEL store(const __grid_constant__ Store s) {
     u32 row = blockIdx.x, position = feed.position(row);
     u64 page = feed.pages(s.table, feed.span(row))[position / PAGE_TOKENS];
     u32 token = position % PAGE_TOKENS, key_stride = up8(s.key_dim), stride = up8(s.value_dim);
-    for (u32 i = threadIdx.x; i < s.kv_heads * s.key_dim; i += blockDim.x) {
-        u32 head = i / s.key_dim, at = i % s.key_dim;
-        u64 eight = ((page * s.kv_heads + head) * (key_stride / 8) + at / 8) * PAGE_TOKENS + token;
-        s.keys[eight * 8 + at % 8] = to_half(s.k[(u64)row * s.k_stride + i]);
-    }
-    for (u32 i = threadIdx.x; i < s.kv_heads * s.value_dim; i += blockDim.x) {
-        u32 head = i / s.value_dim, at = i % s.value_dim;
-        u64 cell = ((page * s.kv_heads + head) * PAGE_TOKENS + token) * stride;
-        s.values[cell + at] = to_half(s.v[(u64)row * s.v_stride + i]);
+    u32 q_len = s.q ? s.heads * s.key_dim : 0, k_len = s.kv_heads * s.key_dim;
+    u32 v_len = s.kv_heads * s.value_dim;
+    const float2 *angles = s.angles + (u64)row * s.pairs;
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < q_len + k_len + v_len;
+         i += blockDim.x * gridDim.y) {
+        if (i < q_len) {
+            const float *q = s.q + (u64)row * s.q_stride + i / s.key_dim * s.key_dim;
+            float y = rotated(q, i % s.key_dim, angles, s.pairs, s.is_neox);
+            s.q_out[(u64)row * s.q_out_stride + i] = y;
+        } else if (i < q_len + k_len) {
+            u32 head = (i - q_len) / s.key_dim, at = (i - q_len) % s.key_dim;
+            const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
+            u64 eight = ((page * s.kv_heads + head) * (key_stride / 8) + at / 8) * PAGE_TOKENS + token;
+            s.keys[eight * 8 + at % 8] = to_half(rotated(k, at, angles, s.pairs, s.is_neox));
+        } else {
+            u32 v = i - q_len - k_len, head = v / s.value_dim, at = v % s.value_dim;
+            u64 cell = ((page * s.kv_heads + head) * PAGE_TOKENS + token) * stride;
+            s.values[cell + at] = to_half(s.v[(u64)row * s.v_stride + v]);
+        }
     }
 }

@@ -129,6 +129,24 @@ DEVICE float block_sum(float x, float *room) {
     return sum;
 }
 
+// What an RMS norm multiplies a row with; `blockDim.x` decides the order of the sum.
+DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
+    float square = 0.0f;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) square = fmaf(x[i], x[i], square);
+    return rsqrtf(block_sum(square, room) / (float)n + eps);
+}
+
+// Element `at` of a head, rotated by its row's angles; those beyond the pairs stay as they are.
+DEVICE float rotated(const float *head, u32 at, const float2 *angles, u32 pairs, u32 is_neox) {
+    float y = head[at];
+    if (at >= 2 * pairs) return y;
+    bool is_second = is_neox ? at >= pairs : at % 2 == 1;
+    u32 other = is_neox ? (is_second ? at - pairs : at + pairs) : at ^ 1;
+    float2 angle = angles[is_neox ? at % pairs : at / 2];
+    float z = head[other];
+    return is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
+}
+
 // Activation functions, numbered as in the host's `act_number`.
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }

@@ -61,8 +61,19 @@ template <int KIND, int COLS8, int TILES> struct Dot {
     }
 };
 
+// The normalised row, made by every block for itself; as `normalize` makes it.
+DEVICE void normalize_input(const Product &p, u16 *out) {
+    __shared__ float room[32];
+    float scale = rms_scale(p.norm_x, p.norm_n, p.norm_eps, room);
+    for (u32 i = threadIdx.x; i < p.input_stride; i += blockDim.x) {
+        out[i] = i < p.norm_n ? to_input(p.norm_x[i] * scale * p.norm_weight[i]) : 0;
+    }
+    __syncthreads();
+}
+
 template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     typedef Dot<KIND, COLS8, TILES> D;
+    extern __shared__ __align__(16) u16 normalized[];
     __shared__ float partial[2][WARPS][TILES][8 * COLS8][TILE_ROWS + 1];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     u32 first = warp * p.part, end = min(first + p.part, p.chunks);
@@ -82,6 +93,9 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         u32 at = p.is_shared ? row : start;
         d.x[0] = g == 0 ? p.input + (u64)at * p.input_stride + 16 * c : 0;
         if (first < end && tile < p.tiles) d.fetch(tile, first, next);
+    } else if (p.norm_x) {
+        normalize_input(p, normalized);
+        d.x[0] = g == 0 ? normalized + 16 * c : 0;
     } else {
         for (int n = 0; n < COLS8; n++) {
             bool is_in = 8 * n + g < cols;

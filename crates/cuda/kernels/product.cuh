@@ -28,6 +28,8 @@ struct Product {
     const float *residual;  // added to the first matrix's result, or none
     u16 *half_out;          // where a gated result goes if it is an input itself, or none
     const float *route;     // of experts
+    const float *norm_x;    // the only row of input before its RMS norm, or none: instead of `input`
+    const float *norm_weight;
     u32 input_stride;
     u32 residual_stride;
     u32 half_stride;
@@ -41,6 +43,8 @@ struct Product {
     u32 act;    // of a gated product
     u32 used;   // experts that each row meets; 0 without experts
     u32 is_shared; // all experts of a row meet the same input
+    u32 norm_n;    // columns of the row
+    float norm_eps;
 };
 
 DEVICE u32 input_row(const Product &p, u32 row) {

@@ -76,13 +76,18 @@ KERNEL normalize(const __grid_constant__ Norm p) {
     wait_for_inputs();
     u32 row = blockIdx.x, group = blockIdx.y;
     const float *x = p.x + (u64)row * p.stride + group * p.n;
-    float mean = 0.0f, square = 0.0f;
+    float mean = 0.0f, scale;
     if (p.is_layer) {
         for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) mean += x[i];
         mean = block_sum(mean, room) / (float)p.n;
+        float square = 0.0f;
+        for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) {
+            square = fmaf(x[i] - mean, x[i] - mean, square);
+        }
+        scale = rsqrtf(block_sum(square, room) / (float)p.n + p.eps);
+    } else {
+        scale = rms_scale(x, p.n, p.eps, room);
     }
-    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) square = fmaf(x[i] - mean, x[i] - mean, square);
-    float scale = rsqrtf(block_sum(square, room) / (float)p.n + p.eps);
     for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) {
         u32 at = group * p.n + i, w = p.weight_len == p.n ? i : at;
         float y = (x[i] - mean) * scale * p.weight[w];
@@ -158,17 +163,8 @@ KERNEL rotate(const __grid_constant__ Rotate p) {
     const float *x = p.x + row * p.stride;
     float *out = p.out + row * p.out_stride;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
-        u32 head = i / p.head_dim * p.head_dim, at = i % p.head_dim;
-        float y = x[i];
-        if (at < 2 * p.pairs) {
-            bool is_second = p.is_neox ? at >= p.pairs : at % 2 == 1;
-            u32 pair = p.is_neox ? at % p.pairs : at / 2;
-            u32 other = p.is_neox ? (is_second ? at - p.pairs : at + p.pairs) : at ^ 1;
-            float2 angle = p.angles[row * p.pairs + pair];
-            float z = x[head + other];
-            y = is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
-        }
-        out[i] = y;
+        const float *head = x + i / p.head_dim * p.head_dim;
+        out[i] = rotated(head, i % p.head_dim, p.angles + row * p.pairs, p.pairs, p.is_neox);
     }
 }
 

@@ -64,3 +64,55 @@ pub(crate) fn arrange(program: &Program, tokens: usize, outputs: usize) -> Arena
     }
     arena
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::lower::lower;
+
+    #[test]
+    fn values_in_use_never_share_memory() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+        let mut count = 0;
+        for entry in std::fs::read_dir(models).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "gguf") {
+                continue;
+            }
+            let file = bodkin_model::open(&path).unwrap();
+            let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+            for fuse in [false, true] {
+                check(&lower(&plan, fuse));
+            }
+            count += 1;
+        }
+        assert!(count > 10, "only {count} models");
+    }
+
+    fn check(program: &Program) {
+        let (tokens, outputs) = (7, 3);
+        let arena = arrange(program, tokens, outputs);
+        let mut uses = vec![Vec::new(); program.values.len()];
+        for (i, stage) in program.stages.iter().enumerate() {
+            stage.values(&mut |value| uses[value.0].push(i));
+        }
+        uses[program.output.0].push(program.stages.len());
+        let place = |v: usize| {
+            let start = arena.offsets[v];
+            start..start + program.values[v].bytes(tokens, outputs)
+        };
+        for a in 0..uses.len() {
+            for b in 0..a {
+                let (Some(first_a), Some(first_b)) = (uses[a].first(), uses[b].first()) else {
+                    continue;
+                };
+                let meet = first_a <= uses[b].last().unwrap() && first_b <= uses[a].last().unwrap();
+                let apart = place(a).end <= place(b).start || place(b).end <= place(a).start;
+                assert!(!meet || apart, "{a} and {b} are in use together at {:?}", place(a));
+            }
+            assert!(place(a).end <= arena.bytes, "within the arena");
+        }
+    }
+}

@@ -5,18 +5,24 @@
 //! - `siblings`: products with the same input run as one stage;
 //! - `gates`: two products of which one gates the other keep only the gated result;
 //! - `residuals`: a product that is only added to a value is added where it is made;
+//! - `rotations`: keys and queries are rotated where keys and values are stored;
+//! - `norms`: products of a single row normalise it themselves;
 //! - `halves`: norms, attention and gates write the inputs of products themselves.
 
 mod stage;
 
 use std::collections::HashMap;
 
-use bodkin_model::{Act, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
+use bodkin_model::{Act, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use crate::planes::{CHUNK_COLS, Kind};
-pub(crate) use stage::{After, Content, Experts, Factor, Function, Program, ScanStage};
+pub(crate) use stage::{After, Content, Experts, Factor, Function, InputNorm};
+pub(crate) use stage::{Program, Rotation, ScanStage};
 pub(crate) use stage::{Spec, Stage, Value, Work};
 
+/// Widths of norms that products make for themselves: blocks of this width sum in the same order
+/// as the norm's own, and the row has to fit beside their results.
+const INLINED_COLS: std::ops::RangeInclusive<usize> = 257..=12_288;
 /// The most matrices of one product.
 const FACTORS: usize = 4;
 
@@ -32,6 +38,7 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
         readers,
         floats: HashMap::new(),
         halves: HashMap::new(),
+        norms: HashMap::new(),
         stages: Vec::new(),
         values: Vec::new(),
         ropes: Vec::new(),
@@ -59,6 +66,8 @@ struct Lowering<'a> {
     floats: HashMap<usize, Value>,
     /// Its halves, by the number of parts.
     halves: HashMap<(usize, usize), Value>,
+    /// What makes halves, where products can do it too.
+    norms: HashMap<Value, InputNorm>,
     stages: Vec<Stage>,
     values: Vec<Spec>,
     ropes: Vec<Rope>,
@@ -139,28 +148,28 @@ impl Lowering<'_> {
             Op::Logits { input, weight, bias } => {
                 let input = self.halves(*input, 1);
                 let factors = vec![Factor { weight: *weight, bias: *bias, out: Some(self.out(i)) }];
-                let (after, experts) = (After::Nothing, None);
-                Work::Product { input, is_outputs: true, factors, after, experts }
+                let (after, experts, norm) =
+                    (After::Nothing, None, self.norms.get(&input).copied());
+                Work::Product { input, is_outputs: true, norm, factors, after, experts }
             }
             Op::Embed { table, by } => Work::Embed { table: *table, by: *by, out: self.out(i) },
             Op::Norm { input, kind, weight, bias, eps, groups } => {
                 let input = self.floats(*input);
                 let (kind, weight, bias, eps, groups) = (*kind, *weight, *bias, *eps, *groups);
                 let (out, half_out) = self.outs(i, 1);
-                Work::Norm { input, kind, weight, bias, eps, groups, out, half_out }
+                let is_inlined = self.inline_norm(i, out, half_out);
+                Work::Norm { input, kind, weight, bias, eps, groups, out, half_out, is_inlined }
             }
+            Op::Rope { .. } if self.is_rotation(i) => return self.rotated_attention(i),
             Op::Rope { input, head_dim, rope, heads: _ } => {
                 let (input, head_dim, style) = (self.floats(*input), *head_dim, rope.style);
                 let rope = self.rope(rope);
                 Work::Rotate { input, head_dim, style, rope, out: self.out(i) }
             }
-            Op::Attention { q, k, v, attention, slot } => {
+            Op::Attention { q, k, v, slot, .. } => {
                 let (q, k, v) = (self.floats(*q), self.floats(*k), self.floats(*v));
-                self.push(i, Work::Store { k, v, slot: slot.0 }, "store");
-                let is_padded = !self.plan.widths[i].is_multiple_of(CHUNK_COLS);
-                let (out, half_out) =
-                    if is_padded { (Some(self.out(i)), None) } else { self.outs(i, 1) };
-                Work::Attend { q, attention: *attention, slot: slot.0, out, half_out }
+                self.push(i, Work::Store { k, v, slot: slot.0, rotation: None }, "store");
+                self.attend(i, q)
             }
             Op::Act { input, act } => self.elementwise(i, Function::Act(*act), *input, None),
             Op::Glu { gate, up, act } => {
@@ -212,6 +221,69 @@ impl Lowering<'_> {
         };
         self.push(i, work, &name);
         i + 1
+    }
+
+    /// Whether norm `i` can be left to the products that read it, and if so, notes it for them.
+    fn inline_norm(&mut self, i: usize, out: Option<Value>, half_out: Option<Value>) -> bool {
+        let &Op::Norm { input, kind, weight, bias, eps, groups } = &self.plan.ops[i] else {
+            unreachable!("called for norms");
+        };
+        let width = self.plan.widths[i];
+        let is_plain = kind == NormKind::Rms && groups == 1 && bias.is_none() && out.is_none();
+        let is_linear = |&reader: &usize| {
+            matches!(self.plan.ops[reader], Op::Linear { .. } | Op::Logits { .. })
+        };
+        let fits = INLINED_COLS.contains(&width) && self.readers[i].iter().all(is_linear);
+        let (true, Some(half)) = (is_plain && fits, half_out) else { return false };
+        self.norms.insert(half, InputNorm { input: self.floats(input), weight, eps });
+        true
+    }
+
+    /// The attention of operation `i`, once keys and values are stored.
+    fn attend(&mut self, i: usize, q: Value) -> Work {
+        let Op::Attention { attention, slot, .. } = &self.plan.ops[i] else {
+            unreachable!("called for attention");
+        };
+        let (attention, slot) = (*attention, slot.0);
+        // Other rows would have to be padded.
+        let (out, half_out) = match self.plan.widths[i].is_multiple_of(CHUNK_COLS) {
+            true => self.outs(i, 1),
+            false => (Some(self.out(i)), None),
+        };
+        Work::Attend { q, attention, slot, out, half_out }
+    }
+
+    /// Whether operations `i` and `i + 1` rotate the queries and keys of attention `i + 2` alike,
+    /// and nobody else reads them.
+    fn is_rotation(&self, i: usize) -> bool {
+        let Some([Op::Rope { rope, head_dim, .. }, second, third]) = self.plan.ops.get(i..i + 3)
+        else {
+            return false;
+        };
+        let Op::Rope { rope: other, head_dim: other_dim, .. } = second else { return false };
+        let Op::Attention { q, k, .. } = third else { return false };
+        self.fuse
+            && (rope, head_dim) == (other, other_dim)
+            && (q.0, k.0) == (i, i + 1)
+            && [i, i + 1].iter().all(|&value| self.readers[value] == [i + 2])
+    }
+
+    /// Lowers two rotations and the attention after them.
+    fn rotated_attention(&mut self, i: usize) -> usize {
+        let ops = &self.plan.ops[i..i + 3];
+        let [Op::Rope { input: q, rope, .. }, Op::Rope { input: k, .. }, third] = ops else {
+            unreachable!("called for such operations");
+        };
+        let Op::Attention { v, slot, .. } = third else {
+            unreachable!("called for such operations");
+        };
+        let (k, v, slot, style) = (self.floats(*k), self.floats(*v), slot.0, rope.style);
+        let (q, rope, q_out) = (self.floats(*q), self.rope(rope), self.out(i));
+        let rotation = Some(Rotation { q, q_out, style, rope });
+        self.push(i + 2, Work::Store { k, v, slot, rotation }, "rope + store");
+        let work = self.attend(i + 2, q_out);
+        self.push(i + 2, work, "attention");
+        i + 3
     }
 
     fn elementwise(
@@ -350,7 +422,8 @@ impl Lowering<'_> {
             (factors.collect(), After::Nothing, first, next)
         };
         let name = self.names(&factors.iter().map(|f| f.weight).collect::<Vec<_>>());
-        let work = Work::Product { input, is_outputs: false, factors, after, experts };
+        let norm = self.norms.get(&input).copied();
+        let work = Work::Product { input, is_outputs: false, norm, factors, after, experts };
         self.push(made, work, &name);
         next
     }
@@ -368,5 +441,51 @@ impl Lowering<'_> {
             layer.map_or(name, |(_, name)| name).to_owned()
         };
         weights.iter().map(name).collect::<Vec<_>>().join(" + ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stages(model: &str, fuse: bool) -> Vec<String> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+        let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
+        let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        lower(&plan, fuse).stages.into_iter().map(|stage| stage.name).collect()
+    }
+
+    #[test]
+    fn a_layer_is_eight_stages() {
+        let names = stages("llama-q4_0", true);
+        assert_eq!(names[..2], ["angles", "embed"]);
+        let layer = [
+            "norm",
+            "attn_q + attn_k + attn_v",
+            "rope + store",
+            "attention",
+            "attn_output",
+            "norm",
+            "ffn_gate + ffn_up",
+            "ffn_down",
+        ];
+        assert_eq!(names[2..10], layer);
+        assert_eq!(names[10..18], layer);
+    }
+
+    #[test]
+    fn without_rewrites_each_operation_is_a_stage() {
+        let names = stages("llama-q4_0", false);
+        for name in ["attn_q", "rope", "store", "attention", "prepare", "glu", "add"] {
+            assert!(names.iter().any(|other| other == name), "no {name} in {names:?}");
+        }
+    }
+
+    #[test]
+    fn experts_gate_and_are_summed() {
+        let names = stages("mixtral", true);
+        for name in ["route", "ffn_gate_exps + ffn_up_exps", "ffn_down_exps", "expert_sum"] {
+            assert!(names.iter().any(|other| other == name), "no {name} in {names:?}");
+        }
     }
 }

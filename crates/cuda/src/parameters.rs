@@ -34,6 +34,8 @@ parameters! {
         residual: u64,
         half_out: u64,
         route: u64,
+        norm_x: u64,
+        norm_weight: u64,
         input_stride: u32,
         residual_stride: u32,
         half_stride: u32,
@@ -47,6 +49,8 @@ parameters! {
         act: u32,
         used: u32,
         is_shared: u32,
+        norm_n: u32,
+        norm_eps: f32,
         padding: u32,
     }
 
@@ -76,19 +80,28 @@ parameters! {
         is_spread: u32,
     }
 
-    /// Keeping keys and values.
+    /// Keeping keys and values, and rotating them and queries.
     struct Store {
+        q: u64,
         k: u64,
         v: u64,
+        angles: u64,
+        q_out: u64,
         keys: u64,
         values: u64,
         feed: u64,
+        q_stride: u32,
         k_stride: u32,
         v_stride: u32,
+        q_out_stride: u32,
+        heads: u32,
         kv_heads: u32,
         key_dim: u32,
         value_dim: u32,
         table: u32,
+        pairs: u32,
+        is_neox: u32,
+        padding: u32,
     }
 
     /// Sines and cosines.

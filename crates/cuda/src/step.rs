@@ -7,9 +7,7 @@ use bodkin_model::{Act, EmbedBy, Gating, NormKind, Plan, PoolKind, RopeStyle, Ro
 
 use crate::driver::Device;
 use crate::kernels::{Kernels, MUL_SHARED_BYTES};
-use crate::lower::{
-    After, Content, Experts, Factor, Function, Program, ScanStage, Stage, Value, Work,
-};
+use crate::lower::{After, Content, Function, Program, Rotation, ScanStage, Stage, Value, Work};
 use crate::parameters as p;
 use crate::sizes::{SEGMENT, Sizes, key_stride, value_stride};
 use crate::weights::Placed;
@@ -100,11 +98,10 @@ impl Step<'_> {
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),
             Work::Embed { table, by, out } => self.embed(rows, *table, *by, *out),
+            Work::Norm { is_inlined: true, .. } if self.tokens == 1 => Ok(()),
             Work::Norm { .. } => self.norm(rows, &stage.work),
             Work::Prepare { input, out } => self.prepare(rows, *input, *out),
-            Work::Product { input, is_outputs, factors, after, experts } => {
-                self.product(rows, (*input, *is_outputs), factors, *after, *experts)
-            }
+            Work::Product { .. } => self.product(rows, &stage.work),
             Work::Rotate { input, head_dim, style, rope, out } => {
                 let width = self.content(*out).stride();
                 let parameters = p::Rotate {
@@ -121,7 +118,7 @@ impl Step<'_> {
                 // SAFETY: values and angles have room for the step's rows.
                 unsafe { d.launch(k.rotate, self.elements(rows, width), THREADS, 0, &parameters) }
             }
-            Work::Store { k, v, slot } => self.store(rows, *k, *v, *slot),
+            Work::Store { k, v, slot, rotation } => self.store(rows, (*k, *v), *slot, *rotation),
             Work::Attend { .. } => self.attend(rows, &stage.work),
             Work::Elementwise { function, a, b, out } => {
                 self.elementwise(rows, *function, (*a, *b), *out)
@@ -206,7 +203,7 @@ impl Step<'_> {
     }
 
     fn norm(&self, rows: usize, work: &Work) -> Result<()> {
-        let Work::Norm { input, kind, weight, bias, eps, groups, out, half_out } = work else {
+        let Work::Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = work else {
             unreachable!("called for norms");
         };
         let n = self.content(*input).stride() / groups;
@@ -250,26 +247,28 @@ impl Step<'_> {
         unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
 
-    fn product(
-        &self,
-        rows: usize,
-        (input, is_outputs): (Value, bool),
-        factors: &[Factor],
-        after: After,
-        experts: Option<Experts>,
-    ) -> Result<()> {
+    fn product(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Product { input, is_outputs, norm, factors, after, experts } = work else {
+            unreachable!("called for products");
+        };
         let first = &self.weights[factors[0].weight.0];
         let mut parameters = p::Product {
-            input: self.address(input),
+            input: self.address(*input),
             feed: self.at.feed,
-            input_stride: self.stride(input),
+            input_stride: self.stride(*input),
             count: factors.len() as u32,
             chunks: first.shape.chunks() as u32,
             part: first.shape.part() as u32,
             rows: rows as u32,
-            is_outputs: u32::from(is_outputs),
+            is_outputs: u32::from(*is_outputs),
             ..p::Product::default()
         };
+        if let (Some(norm), 1) = (norm, self.tokens) {
+            parameters.norm_x = self.address(norm.input);
+            parameters.norm_weight = self.vector(Some(norm.weight));
+            parameters.norm_n = self.stride(norm.input);
+            parameters.norm_eps = norm.eps;
+        }
         let is_gated = matches!(after, After::Gate { .. });
         for (matrix, factor) in parameters.matrices.iter_mut().zip(factors) {
             let weight = &self.weights[factor.weight.0];
@@ -291,16 +290,16 @@ impl Step<'_> {
         match after {
             After::Nothing => {}
             After::Add(value) => {
-                (parameters.residual, parameters.residual_stride) = self.place(Some(value));
+                (parameters.residual, parameters.residual_stride) = self.place(Some(*value));
             }
             After::Gate { act, out } => {
-                parameters.act = act_number(act);
-                match self.content(out) {
+                parameters.act = act_number(*act);
+                match self.content(*out) {
                     Content::Halves { .. } => {
-                        (parameters.half_out, parameters.half_stride) = self.place(Some(out));
+                        (parameters.half_out, parameters.half_stride) = self.place(Some(*out));
                     }
                     Content::Floats(_) => {
-                        parameters.matrices[0].out = self.address(out);
+                        parameters.matrices[0].out = self.address(*out);
                         parameters.matrices[0].out_stride = first.shape.rows as u32;
                     }
                 }
@@ -331,13 +330,21 @@ impl Step<'_> {
         let blocks = (DOT_BLOCKS * self.device.processors as usize).div_ceil(columns);
         let grid = [tiles.min(blocks), columns, 1];
         let kernel = kernels.dot[wide][usize::from(is_gated)];
+        // Of a row that is normalised on the way.
+        let shared = if product.norm_x == 0 { 0 } else { 2 * product.input_stride as usize };
         // SAFETY: as above; the routed experts are below their number.
-        unsafe { self.device.launch(kernel, grid, THREADS, 0, product) }
+        unsafe { self.device.launch(kernel, grid, THREADS, shared, product) }
     }
 
-    fn store(&self, rows: usize, k: Value, v: Value, slot: usize) -> Result<()> {
+    fn store(
+        &self,
+        rows: usize,
+        (k, v): (Value, Value),
+        slot: usize,
+        rotation: Option<Rotation>,
+    ) -> Result<()> {
         let shape = &self.plan.slots[slot];
-        let parameters = p::Store {
+        let mut parameters = p::Store {
             k: self.address(k),
             v: self.address(v),
             keys: self.at.kv[slot][0],
@@ -349,9 +356,21 @@ impl Step<'_> {
             key_dim: shape.key_dim as u32,
             value_dim: shape.value_dim as u32,
             table: self.at.tables[slot] as u32,
+            ..p::Store::default()
         };
+        let mut width = self.content(k).stride() + self.content(v).stride();
+        if let Some(Rotation { q, q_out, style, rope }) = rotation {
+            (parameters.q, parameters.q_stride) = self.place(Some(q));
+            (parameters.q_out, parameters.q_out_stride) = self.place(Some(q_out));
+            parameters.heads = self.stride(q) / parameters.key_dim;
+            parameters.angles = self.at.angles[rope];
+            parameters.pairs = (self.program.ropes[rope].dims / 2) as u32;
+            parameters.is_neox = u32::from(style == RopeStyle::Neox);
+            width += self.content(q).stride();
+        }
+        let (kernel, grid) = (self.kernels.store, self.elements(rows, width));
         // SAFETY: the step's pages are pages of the slot, and each belongs to one row's sequence.
-        unsafe { self.device.launch(self.kernels.store, [rows, 1, 1], THREADS, 0, &parameters) }
+        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
 
     fn attend(&self, rows: usize, work: &Work) -> Result<()> {

@@ -82,6 +82,15 @@ pub(crate) struct Experts {
     pub(crate) is_shared: bool,
 }
 
+/// A rotation of keys that are stored, and of the queries that meet them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rotation {
+    pub(crate) q: Value,
+    pub(crate) q_out: Value,
+    pub(crate) style: RopeStyle,
+    pub(crate) rope: usize,
+}
+
 /// Functions of single elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Function {
@@ -106,6 +115,14 @@ pub(crate) struct ScanStage {
     pub(crate) out: Value,
 }
 
+/// An RMS norm that products can make for themselves where there is one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct InputNorm {
+    pub(crate) input: Value,
+    pub(crate) weight: WeightId,
+    pub(crate) eps: f32,
+}
+
 /// A stage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Work {
@@ -126,6 +143,8 @@ pub(crate) enum Work {
         groups: usize,
         out: Option<Value>,
         half_out: Option<Value>,
+        /// Whether all readers are products that can do it too.
+        is_inlined: bool,
     },
     /// Makes floats the inputs of products.
     Prepare {
@@ -136,6 +155,8 @@ pub(crate) enum Work {
         input: Value,
         /// Whether the input has all tokens' rows, of which those of outputs are multiplied.
         is_outputs: bool,
+        /// What makes the input, if the product can do it too.
+        norm: Option<InputNorm>,
         factors: Vec<Factor>,
         after: After,
         experts: Option<Experts>,
@@ -151,6 +172,8 @@ pub(crate) enum Work {
         k: Value,
         v: Value,
         slot: usize,
+        /// Of the keys, and of queries beside them.
+        rotation: Option<Rotation>,
     },
     Attend {
         q: Value,
@@ -226,8 +249,9 @@ impl Stage {
             | Work::Pool { input, out, .. }
             | Work::Route { input, out, .. }
             | Work::Conv { input, out, .. } => vec![Some(*input), Some(*out)],
-            Work::Product { input, factors, after, experts, .. } => {
-                let mut values = vec![Some(*input), experts.and_then(|e| e.route)];
+            Work::Product { input, norm, factors, after, experts, .. } => {
+                let mut values = vec![Some(*input), norm.map(|n| n.input)];
+                values.push(experts.and_then(|e| e.route));
                 values.extend(factors.iter().map(|f| f.out));
                 values.push(match after {
                     After::Nothing => None,
@@ -235,7 +259,10 @@ impl Stage {
                 });
                 values
             }
-            Work::Store { k, v, .. } => vec![Some(*k), Some(*v)],
+            Work::Store { k, v, rotation, .. } => {
+                let queries = rotation.map(|r| [r.q, r.q_out]).into_iter().flatten();
+                queries.chain([*k, *v]).map(Some).collect()
+            }
             Work::Attend { q, out, half_out, .. } => vec![Some(*q), *out, *half_out],
             Work::Elementwise { a, b, out, .. } => vec![Some(*a), *b, Some(*out)],
             Work::Concat { a, b, out, .. } => vec![Some(*a), Some(*b), Some(*out)],
