@@ -17,6 +17,7 @@ struct Attend {
     float *out;         // [rows, out_stride], or none
     u16 *half_out;      // [rows, half_stride], or none
     float *partials;    // [rows, heads, segments, value_stride + 2] if the segments are spread
+    u32 *arrivals;      // [rows, blocks of heads]: shares of segments that are done, zero before
     float scale, softcap;
     u32 q_stride, out_stride, half_stride;
     u32 heads, kv_heads, key_dim, value_dim;
@@ -61,10 +62,40 @@ DEVICE void finish(const Attend &a, u32 row, u32 head, u32 i, float most, float 
     if (a.half_out) a.half_out[(u64)row * a.half_stride + at] = to_input(y);
 }
 
+// Joins the segments of a head that many blocks have made.
+DEVICE void join_segments(const Attend &a, u32 row, u32 head, u32 count) {
+    u32 stride = up8(a.value_dim);
+    const float *from = a.partials + ((u64)row * a.heads + head) * a.segments * (stride + 2);
+    for (u32 i = threadIdx.x; i < stride; i += blockDim.x) {
+        float most = -INFINITY_F, sum = 0.0f, value = 0.0f;
+        for (u32 segment = 0; segment < count; segment++) {
+            const float *at = from + segment * (stride + 2);
+            float2 factors = join(most, sum, __ldcg(at + stride), __ldcg(at + stride + 1));
+            value = value * factors.x + __ldcg(at + i) * factors.y;
+        }
+        finish(a, row, head, i, most, sum, value);
+    }
+}
+
+// Whether this block is the last of so many that come here, whose writes it can then read.
+DEVICE bool is_last(u32 *arrivals, u32 blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(arrivals, 1) + 1 == blocks;
+        if (last) *arrivals = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
 // Blocks are a row, some query heads of a key head, and one of the shares of segments.
 template <int HEADS> DEVICE void attend(const Attend &a) {
     extern __shared__ float shared[];
     __shared__ float room[4][HEADS];
+    __shared__ u32 page_of[SEGMENT / PAGE_TOKENS];
     let_next_start();
     wait_for_inputs();
     u32 t = threadIdx.x, row = blockIdx.x;
@@ -74,8 +105,8 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
     u32 group = a.heads / a.kv_heads, per_kv = (group + HEADS - 1) / HEADS;
     u32 kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * HEADS;
     u32 count = min((u32)HEADS, (kv_head + 1) * group - first_head);
-    u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim), pairs = stride / 2;
-    u32 splits = pairs >= 128 ? 1 : 128 / pairs;
+    u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim), eights = stride / 8;
+    u32 splits = eights >= 128 ? 1 : 128 / eights;
 
     float *q = shared;                          // [HEADS, key_stride]
     float *weights = q + HEADS * key_stride;    // [HEADS, SEGMENT]
@@ -105,8 +136,10 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
         if (is_in) {
             u32 position = segment * SEGMENT + t;
             u64 page = pages[position / PAGE_TOKENS];
+            page_of[t / PAGE_TOKENS] = page;
             const uint4 *k = (const uint4 *)a.keys
                 + (page * a.kv_heads + kv_head) * key_stride / 8 * PAGE_TOKENS + position % PAGE_TOKENS;
+#pragma unroll 4
             for (u32 i = 0; i < key_stride / 8; i++) {
                 uint4 eight = k[i * PAGE_TOKENS];
                 float2 x0 = from_half_pair(eight.x), x1 = from_half_pair(eight.y);
@@ -149,28 +182,44 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
         for (int h = 0; h < HEADS; h++) {
             if (t % 32 == 0) room[t / 32][h] = segment_sum[h];
         }
-        // Of the values, a thread takes a pair of columns and every token that is its split's.
-        for (u32 item = t; item < pairs * splits; item += 128) {
-            u32 pair = item % pairs, split = item / pairs;
-            float2 sums[HEADS] = {};
-            for (u32 i = split; i < SEGMENT; i += splits) {
-                if (i < from || i >= to) continue;
-                u32 position = segment * SEGMENT + i;
-                u64 page = pages[position / PAGE_TOKENS];
-                u64 at = ((page * a.kv_heads + kv_head) * PAGE_TOKENS + position % PAGE_TOKENS) * stride;
-                float2 v = from_half_pair(*(const u32 *)(a.values + at + 2 * pair));
+        // Of the values, a thread takes eight columns and every token that is its split's.
+        for (u32 item = t; item < eights * splits; item += 128) {
+            u32 eight = item % eights, split = item / eights;
+            float sums[HEADS][8] = {};
+            for (u32 i = from / splits * splits + split; i < to; i += 4 * splits) {
+                uint4 v[4];
 #pragma unroll
-                for (int h = 0; h < HEADS; h++) {
-                    float w = weights[h * SEGMENT + i];
-                    sums[h].x = fmaf(w, v.x, sums[h].x);
-                    sums[h].y = fmaf(w, v.y, sums[h].y);
+                for (int j = 0; j < 4; j++) {
+                    u32 token = i + j * splits;
+                    if (token < from || token >= to) {
+                        v[j] = make_uint4(0, 0, 0, 0);
+                        continue;
+                    }
+                    u64 page = page_of[token / PAGE_TOKENS];
+                    u64 at = ((page * a.kv_heads + kv_head) * PAGE_TOKENS + token % PAGE_TOKENS) * stride;
+                    v[j] = *(const uint4 *)(a.values + at + 8 * eight);
+                }
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    u32 token = min(i + j * splits, SEGMENT - 1);
+                    float2 x[4] = {from_half_pair(v[j].x), from_half_pair(v[j].y),
+                                   from_half_pair(v[j].z), from_half_pair(v[j].w)};
+#pragma unroll
+                    for (int h = 0; h < HEADS; h++) {
+                        float w = weights[h * SEGMENT + token];
+#pragma unroll
+                        for (int k = 0; k < 4; k++) {
+                            sums[h][2 * k] = fmaf(w, x[k].x, sums[h][2 * k]);
+                            sums[h][2 * k + 1] = fmaf(w, x[k].y, sums[h][2 * k + 1]);
+                        }
+                    }
                 }
             }
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
-                float *to_part = part + (split * HEADS + h) * stride + 2 * pair;
-                to_part[0] = sums[h].x;
-                to_part[1] = sums[h].y;
+                float4 *to_part = (float4 *)(part + (split * HEADS + h) * stride + 8 * eight);
+                to_part[0] = make_float4(sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
+                to_part[1] = make_float4(sums[h][4], sums[h][5], sums[h][6], sums[h][7]);
             }
         }
         __syncthreads();
@@ -198,7 +247,12 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
         }
         __syncthreads();
     }
-    if (a.is_spread) return;
+    if (a.is_spread) {
+        u32 shares = min(gridDim.z, last - first + 1);
+        if (!is_last(a.arrivals + row * gridDim.y + blockIdx.y, shares)) return;
+        for (u32 h = 0; h < count; h++) join_segments(a, row, first_head + h, last - first + 1);
+        return;
+    }
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
         if ((u32)h >= count) continue;
@@ -210,25 +264,6 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
 
 KERNEL __launch_bounds__(128) attend_1(const __grid_constant__ Attend a) { attend<1>(a); }
 KERNEL __launch_bounds__(128) attend_4(const __grid_constant__ Attend a) { attend<4>(a); }
-
-// Joins the segments that many blocks made: a block is a row and a head.
-KERNEL __launch_bounds__(128) join_segments(const __grid_constant__ Attend a) {
-    let_next_start();
-    wait_for_inputs();
-    u32 row = blockIdx.x, head = blockIdx.y, stride = up8(a.value_dim);
-    uint2 range = seen(a, row);
-    u32 count = (range.y - 1) / SEGMENT - range.x / SEGMENT + 1;
-    const float *from = a.partials + ((u64)row * a.heads + head) * a.segments * (stride + 2);
-    for (u32 i = threadIdx.x; i < stride; i += 128) {
-        float most = -INFINITY_F, sum = 0.0f, value = 0.0f;
-        for (u32 segment = 0; segment < count; segment++) {
-            const float *at = from + segment * (stride + 2);
-            float2 factors = join(most, sum, at[stride], at[stride + 1]);
-            value = value * factors.x + at[i] * factors.y;
-        }
-        finish(a, row, head, i, most, sum, value);
-    }
-}
 
 struct Store {
     const float *q;       // [rows, q_stride], or none if queries are not rotated

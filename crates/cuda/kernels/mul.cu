@@ -50,7 +50,7 @@ template <int KIND, bool GATED> DEVICE void mul(const Product &p) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         u32 row = start + (threadIdx.x + 256 * i) / 8;
-        x[i] = p.input + (u64)(row < p.rows ? input_row(p, row) : 0) * p.input_stride;
+        x[i] = (const u16 *)p.input + (u64)(row < p.rows ? input_row(p, row) : 0) * p.input_stride;
     }
     for (u32 i = 0; i + 1 < STAGES; i++) fetch_inputs(p, start, i, base + i * INPUTS * ROW_BYTES, x);
     Weights next[2] = {}, now[2];
@@ -119,13 +119,18 @@ template <int KIND, bool GATED> DEVICE void mul(const Product &p) {
 #pragma unroll 1
     for (u32 k = 0; k < 32; k++) {
         u32 at = start + inputs + k / 4 * 8 + 2 * c + k % 2, r = g + k % 4 / 2 * 8;
-        if (at >= p.rows) continue;
+        if (at >= p.rows || !weights[0]) continue;
         float first = results[256 * k], second = results[256 * (32 + k)];
+        u32 row = tile[0] * TILE_ROWS + r, other = tile[1] * TILE_ROWS + r;
+        float scale = row_scale(p.matrices[matrix[0]], 0, row);
+        float other_scale = weights[1] ? row_scale(p.matrices[matrix[1]], 0, other) : 0.0f;
         if (GATED) {
-            if (weights[0]) emit_gated(p, 0, tile[0] * TILE_ROWS + r, at, first, second);
-        } else {
-            if (weights[0]) emit(p, matrix[0], 0, tile[0] * TILE_ROWS + r, at, first);
-            if (weights[1]) emit(p, matrix[1], 0, tile[1] * TILE_ROWS + r, at, second);
+            emit_gated(p, 0, row, at, first, second, scale, other_scale);
+            continue;
+        }
+        emit(p, matrix[0], 0, row, at, first, scale, added(p, row, at));
+        if (weights[1]) {
+            emit(p, matrix[1], 0, other, at, second, other_scale, added(p, other, at));
         }
     }
 }

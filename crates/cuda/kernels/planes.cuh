@@ -8,7 +8,7 @@
 #define TILE_ROWS 16u
 #define CHUNK_COLS 64u
 
-enum Kind { F16, S8, S8X16, U8, U4 };
+enum Kind { F16, S8, S8X16, U8, U4, F32 };
 
 template <int KIND> struct Planes;
 
@@ -161,6 +161,16 @@ template <> struct Planes<U4> {
         u32 pair = ((const u32 *)(chunk + 512))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
         float2 scale = from_half_pair(pair);
         return fmaf(scale.x, (float)code, scale.y);
+    }
+};
+
+// Plain rows, for kernels that use no `mma`.
+template <> struct Planes<F32> {
+    static const u32 BYTES = 4096;
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 row = lane / 4 + 8 * high, column = lane % 4 * 16 + i;
+        return ((const float *)chunk)[CHUNK_COLS * row + column] * (1.0f / INPUT_SCALE);
     }
 };
 

@@ -1,8 +1,8 @@
 // What products with weights share: their parameters and what is done with each sum.
 //
-// A sum over columns is taken in up to eight parts of `part` chunks each. Within a part it runs
-// from chunk to chunk through `mma`, whose order is fixed; the parts are added in order. So a row
-// has the same bits whether it comes alone or with many others.
+// A sum over columns is taken in up to eight parts of `part` chunks each, as the weight's shape
+// alone says. Within a part it runs from chunk to chunk through `mma`, whose order is fixed; the
+// parts are added in order. So a row has the same bits whether it comes alone or with others.
 #pragma once
 #include "planes.cuh"
 
@@ -23,7 +23,7 @@ struct Matrix {
 
 struct Product {
     Matrix matrices[MATRICES];
-    const u16 *input;       // [.., input_stride] in half precision
+    const void *input;      // [.., input_stride] in half precision; of weights in f32, in f32
     const u32 *feed;        // for outputs: which row of the input
     const float *residual;  // added to the first matrix's result, or none
     u16 *half_out;          // where a gated result goes if it is an input itself, or none
@@ -43,7 +43,7 @@ struct Product {
     u32 act;    // of a gated product
     u32 used;   // experts that each row meets; 0 without experts
     u32 is_shared; // all experts of a row meet the same input
-    u32 norm_n;    // columns of the row
+    u32 cols;
     float norm_eps;
 };
 
@@ -58,27 +58,40 @@ DEVICE u32 matrix_of(const Product &p, u32 tile) {
     return i;
 }
 
+// The scale of a row of a matrix, or of an expert's.
+DEVICE float row_scale(const Matrix &m, u32 expert, u32 row) {
+    return m.scales[expert * m.tiles * TILE_ROWS + row];
+}
+
 // A sum with its row's scale and bias.
-DEVICE float finished(const Matrix &m, u32 expert, u32 row, float sum) {
-    float y = sum * m.scales[expert * m.tiles * TILE_ROWS + row];
+DEVICE float finished(const Matrix &m, u32 expert, u32 row, float sum, float scale) {
+    float y = sum * scale;
     return m.bias ? y + m.bias[expert * m.rows + row] : y;
 }
 
+// What is added to row `row` of matrix 0 for row `at` of the result.
+DEVICE float added(const Product &p, u32 row, u32 at) {
+    bool is_in = p.residual && row < p.matrices[0].rows;
+    return is_in ? p.residual[(u64)at * p.residual_stride + row] : 0.0f;
+}
+
 // Row `row` of matrix `i`, for row `at` of the result.
-DEVICE void emit(const Product &p, u32 i, u32 expert, u32 row, u32 at, float sum) {
+DEVICE void emit(const Product &p, u32 i, u32 expert, u32 row, u32 at, float sum, float scale,
+                 float residual) {
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
-    float y = finished(m, expert, row, sum);
-    if (p.residual && i == 0) y = p.residual[(u64)at * p.residual_stride + row] + y;
+    float y = finished(m, expert, row, sum, scale);
+    if (p.residual && i == 0) y = residual + y;
     m.out[(u64)at * m.out_stride + row] = y;
 }
 
 // Likewise of a gated product: matrix 0 makes the gate.
-DEVICE void emit_gated(const Product &p, u32 expert, u32 row, u32 at, float gate, float up) {
+DEVICE void emit_gated(const Product &p, u32 expert, u32 row, u32 at, float gate, float up,
+                       float gate_scale, float up_scale) {
     const Matrix &m = p.matrices[0];
     if (row >= m.rows) return;
-    float y = gated(p.act, finished(m, expert, row, gate),
-                    finished(p.matrices[1], expert, row, up));
+    float y = gated(p.act, finished(m, expert, row, gate, gate_scale),
+                    finished(p.matrices[1], expert, row, up, up_scale));
     if (p.half_out) {
         p.half_out[(u64)at * p.half_stride + row] = to_input(y);
     } else {

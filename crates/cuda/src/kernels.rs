@@ -20,7 +20,7 @@ macro_rules! images {
 
 const IMAGES: [(&[u8], &[u8]); 5] = images!["rows" "state" "attend" "dot" "mul"];
 
-/// Every kind of planes, in the order of [`Kernels`]' tables.
+/// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
 const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
@@ -31,7 +31,7 @@ const ATTEND_SHARED_BYTES: usize = 96 << 10;
 /// The kernels of one kind of planes.
 #[derive(Clone, Copy)]
 pub(crate) struct OfKind {
-    pub(crate) embed: Kernel,
+    embed: Kernel,
     /// For up to 8 and up to 16 rows; plain and gated.
     pub(crate) dot: [[Kernel; 2]; 2],
     /// For many rows; plain and gated.
@@ -41,6 +41,9 @@ pub(crate) struct OfKind {
 /// All kernels.
 pub(crate) struct Kernels {
     kinds: [OfKind; 5],
+    embed_f32: Kernel,
+    /// Products with weights in f32.
+    pub(crate) exact: Kernel,
     pub(crate) angles: Kernel,
     pub(crate) normalize: Kernel,
     pub(crate) prepare: Kernel,
@@ -55,7 +58,6 @@ pub(crate) struct Kernels {
     pub(crate) read_all: Kernel,
     /// For one, and for up to four query heads of a key head.
     pub(crate) attend: [Kernel; 2],
-    pub(crate) join_segments: Kernel,
     pub(crate) store: Kernel,
     _modules: Vec<Module>,
 }
@@ -93,6 +95,8 @@ impl Kernels {
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {
             kinds,
+            embed_f32: rows.kernel("embed_f32", 0)?,
+            exact: dot.kernel("exact", 0)?,
             angles: rows.kernel("angles", 0)?,
             normalize: rows.kernel("normalize", 0)?,
             prepare: rows.kernel("prepare", 0)?,
@@ -109,15 +113,22 @@ impl Kernels {
                 attend.kernel("attend_1", ATTEND_SHARED_BYTES)?,
                 attend.kernel("attend_4", ATTEND_SHARED_BYTES)?,
             ],
-            join_segments: attend.kernel("join_segments", 0)?,
             store: attend.kernel("store", 0)?,
             _modules: modules,
         })
     }
 
     /// The kernels for planes of a kind.
+    ///
+    /// # Panics
+    /// If the kind is F32, which has others.
     pub(crate) fn of(&self, kind: Kind) -> &OfKind {
-        let at = KINDS.iter().position(|&other| other == kind).expect("every kind is in the table");
+        let at = KINDS.iter().position(|&other| other == kind).expect("a kind with `mma`");
         &self.kinds[at]
+    }
+
+    /// The kernel that reads rows of a table.
+    pub(crate) fn embed(&self, kind: Kind) -> Kernel {
+        if kind == Kind::F32 { self.embed_f32 } else { self.of(kind).embed }
     }
 }

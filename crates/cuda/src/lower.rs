@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 use bodkin_model::{Act, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
-use crate::planes::{CHUNK_COLS, Kind};
+use crate::planes::{CHUNK_COLS, Kind, Shape};
 pub(crate) use stage::{After, Content, Experts, Factor, Function, InputNorm};
 pub(crate) use stage::{Program, Rotation, ScanStage};
 pub(crate) use stage::{Spec, Stage, Value, Work};
@@ -116,8 +116,20 @@ impl Lowering<'_> {
         out
     }
 
-    /// The parts in which a product reads a value; none if the reader is no product.
+    /// What a product with this weight reads of a value: halves in so many parts, or floats.
+    fn input(&mut self, value: PlanValue, parts: usize, weight: WeightId) -> Value {
+        match self.kind(weight) {
+            Kind::F32 => self.floats(value),
+            _ => self.halves(value, parts),
+        }
+    }
+
+    /// The parts in which a product reads a value's halves; none if the reader reads floats.
     fn parts(&self, reader: usize, value: usize) -> Option<usize> {
+        let is_exact = |id: WeightId| self.kind(id) == Kind::F32;
+        if self.plan.ops[reader].weights().next().is_some_and(is_exact) {
+            return None;
+        }
         match &self.plan.ops[reader] {
             Op::Linear { .. } | Op::Logits { .. } => Some(1),
             Op::ExpertLinear { input, route, weight, .. } if input.0 == value => {
@@ -143,10 +155,13 @@ impl Lowering<'_> {
     fn op(&mut self, i: usize) -> usize {
         let name = self.plan.ops[i].name();
         let work = match &self.plan.ops[i] {
-            Op::Linear { input, .. } => return self.linear(i, *input),
+            Op::Linear { input, weight, .. } => {
+                let input = self.input(*input, 1, *weight);
+                return self.products(i, input, None);
+            }
             Op::ExpertLinear { .. } => return self.expert_linear(i),
             Op::Logits { input, weight, bias } => {
-                let input = self.halves(*input, 1);
+                let input = self.input(*input, 1, *weight);
                 let factors = vec![Factor { weight: *weight, bias: *bias, out: Some(self.out(i)) }];
                 let (after, experts, norm) =
                     (After::Nothing, None, self.norms.get(&input).copied());
@@ -334,7 +349,14 @@ impl Lowering<'_> {
             ) => (input, route, experts) == (other, other_route, other_experts),
             _ => false,
         };
-        self.fuse && same_input && self.kind(weight) == self.kind(other)
+        // Sums are cut into parts as the shape says, and all in one stage alike.
+        let shape = |id: WeightId, op: &Op| {
+            let experts = if let Op::ExpertLinear { experts, .. } = op { *experts } else { 1 };
+            Shape::of(self.plan.weight(id), experts)
+        };
+        let (one, two) = (shape(weight, one), shape(other, two));
+        let alike = one.kind == two.kind && one.part() == two.part() && one.kind != Kind::F32;
+        self.fuse && same_input && alike
     }
 
     /// If products `i` and `i + 1` are read by a gating alone: the function, and which is the gate.
@@ -366,12 +388,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Lowers the product `first` and those operations after it that can run with it.
-    fn linear(&mut self, first: usize, input: PlanValue) -> usize {
-        let input = self.halves(input, 1);
-        self.products(first, input, None)
-    }
-
+    /// Lowers the experts' product `first` and those operations after it that can run with it.
     fn expert_linear(&mut self, first: usize) -> usize {
         let Op::ExpertLinear { input, route, weight, experts, .. } = &self.plan.ops[first] else {
             unreachable!("called for this operation");
@@ -379,11 +396,12 @@ impl Lowering<'_> {
         let parts = self.plan.width(*input) / self.plan.weight(*weight).cols;
         let used = route.map_or(*experts, |route| self.plan.width(route) / 2);
         let route = route.map(|route| self.floats(route));
-        let input = self.halves(*input, parts);
+        let input = self.input(*input, parts, *weight);
         // One part for one expert is the same either way.
         self.products(first, input, Some(Experts { route, used, is_shared: parts == 1 }))
     }
 
+    /// Lowers the product `first` and those operations after it that can run with it.
     fn products(&mut self, first: usize, input: Value, experts: Option<Experts>) -> usize {
         let rows = experts.map_or(1, |e| e.used);
         let (factors, after, made, next) = if let Some((act, gate)) = self.gating(first) {

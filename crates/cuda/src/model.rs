@@ -66,6 +66,7 @@ impl CudaModel {
         let mut addresses = Addresses {
             arena: take(sizes.arena.bytes as usize, "the values of a step")?,
             partials: take(sizes.partial_bytes, "the segments of attention")?,
+            arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
             tables: slot_tables(&plan),
             ..Addresses::default()
         };

@@ -49,7 +49,7 @@ parameters! {
         act: u32,
         used: u32,
         is_shared: u32,
-        norm_n: u32,
+        cols: u32,
         norm_eps: f32,
         padding: u32,
     }
@@ -64,6 +64,7 @@ parameters! {
         out: u64,
         half_out: u64,
         partials: u64,
+        arrivals: u64,
         scale: f32,
         softcap: f32,
         q_stride: u32,

@@ -4,6 +4,7 @@
 //! file holds; the row's scale puts that right. This file must not know the device.
 
 use bodkin_gguf::Format;
+use bodkin_model::Weight;
 use bytemuck::cast_slice_mut;
 use half::f16;
 
@@ -13,14 +14,17 @@ use crate::codes::{Group, groups};
 pub(crate) const TILE_ROWS: usize = 16;
 /// Columns of a chunk.
 pub(crate) const CHUNK_COLS: usize = 64;
-/// Most parts of a sum over columns: the warps of a block.
-const PARTS: usize = 8;
+/// Parts of a sum over columns for up to so many tiles: where tiles are few, only parts give all
+/// warps of a large device something to read.
+const PARTS: [(usize, usize); 4] = [(384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
 /// Inputs of products are so many times smaller than they are, so scales are larger.
 const INPUT_DIVISOR: f32 = 16.0;
 
 /// How codes and scales are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
+    /// Plain rows of f32: of routers, whose choices hang on small differences, and of small files.
+    F32,
     /// Half precision.
     F16,
     /// Signed bytes with a scale for 32 columns.
@@ -43,6 +47,7 @@ impl Kind {
             Format::Q6_K | Format::Q3_K => Kind::S8x16,
             Format::Q5_1 | Format::Q5_K => Kind::U8,
             Format::Q4_0 | Format::Q4_1 | Format::Q4_K => Kind::U4,
+            Format::F32 => Kind::F32,
             _ => Kind::F16,
         }
     }
@@ -50,6 +55,7 @@ impl Kind {
     /// The word for it in the names of kernels.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Kind::F32 => "f32",
             Kind::F16 => "f16",
             Kind::S8 => "s8",
             Kind::S8x16 => "s8x16",
@@ -61,6 +67,7 @@ impl Kind {
     /// Bytes of a chunk.
     pub(crate) fn chunk_bytes(self) -> usize {
         match self {
+            Kind::F32 => 4096,
             Kind::F16 => 2048,
             Kind::S8 => 1088,
             Kind::S8x16 | Kind::U8 => 1152,
@@ -80,6 +87,12 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Of a weight with so many matrices, one behind the other.
+    pub(crate) fn of(weight: &Weight, matrices: usize) -> Shape {
+        let (kind, rows, cols) = (Kind::of(weight.format), weight.rows / matrices, weight.cols);
+        Shape { kind, matrices, rows, cols }
+    }
+
     /// Tiles of each matrix.
     pub(crate) fn tiles(&self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
@@ -92,7 +105,13 @@ impl Shape {
 
     /// Chunks of each part of a sum over columns: set by the shape alone, for the sum's order is.
     pub(crate) fn part(&self) -> usize {
-        self.chunks().div_ceil(PARTS)
+        let parts = PARTS.iter().find(|(tiles, _)| self.tiles() < *tiles);
+        self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
+    }
+
+    /// The warps that take a tile together: one for each part.
+    pub(crate) fn warps(&self) -> usize {
+        self.chunks().div_ceil(self.part()).next_power_of_two()
     }
 
     fn tile_bytes(&self) -> usize {
@@ -131,6 +150,10 @@ pub(crate) fn pack(
             let row = matrix * shape.rows + tile * TILE_ROWS + r;
             let row = &bytes[row * row_bytes..][..row_bytes];
             *scale = match shape.kind {
+                Kind::F32 => {
+                    format.dequantize(row, &mut values);
+                    pack_floats(&values, r, planes)
+                }
                 Kind::F16 => {
                     format.dequantize(row, &mut values);
                     pack_halves(&values, r, planes)
@@ -156,6 +179,16 @@ fn power_of_two(largest: f32) -> f32 {
 /// The largest magnitude.
 fn largest(values: impl Iterator<Item = f32>) -> f32 {
     values.fold(0.0, |most: f32, x| most.max(x.abs()))
+}
+
+/// Packs row `r` of a tile, and gives its scale.
+fn pack_floats(values: &[f32], r: usize, planes: &mut [u8]) -> f32 {
+    let chunks = planes.chunks_exact_mut(Kind::F32.chunk_bytes());
+    for (chunk, values) in chunks.zip(values.chunks(CHUNK_COLS)) {
+        let row = &mut chunk[4 * CHUNK_COLS * r..][..4 * values.len()];
+        row.copy_from_slice(bytemuck::cast_slice(values));
+    }
+    1.0
 }
 
 /// Packs row `r` of a tile, and gives its scale.
@@ -237,6 +270,10 @@ mod tests {
         };
         let byte = f32::from(chunk[512 * high + 16 * lane + i]);
         let value = match shape.kind {
+            Kind::F32 => {
+                let at = 4 * (CHUNK_COLS * (row % 16) + column % 64);
+                return f32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
+            }
             Kind::F16 => half(512 * (2 * high + i / 8) + 16 * lane + 2 * (i % 8)),
             Kind::S8 => half(1024 + 4 * (8 * (c / 2) + g) + 2 * high) * (byte - 128.0),
             Kind::S8x16 => half(1024 + 4 * (8 * c + g) + 2 * high) * (byte - 128.0),
@@ -300,7 +337,7 @@ mod tests {
 
     #[test]
     fn experts_are_padded_one_by_one() {
-        let shape = Shape { kind: Kind::F16, matrices: 3, rows: 17, cols: 5 };
+        let shape = Shape { kind: Kind::F32, matrices: 3, rows: 17, cols: 5 };
         let values: Vec<f32> = (0..3 * 17 * 5).map(|i| i as f32).collect();
         let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut planes = vec![0; shape.plane_bytes()];

@@ -31,6 +31,8 @@ pub(crate) struct Sizes {
     /// The rows whose segments are spread.
     pub(crate) spread_rows: usize,
     pub(crate) partial_bytes: usize,
+    /// Counts of the blocks of rows and heads that are done.
+    pub(crate) arrival_bytes: usize,
     /// Numbers of a step.
     pub(crate) feed_len: usize,
     /// Floats that the host reads.
@@ -52,6 +54,11 @@ impl Sizes {
             (limits.pages[table] * PAGE_TOKENS).div_ceil(SEGMENT) + 1
         });
         let segments = segments.max().unwrap_or(0);
+        let heads = program.stages.iter().filter_map(|stage| match &stage.work {
+            Work::Attend { attention, .. } => Some(attention.heads),
+            _ => None,
+        });
+        let heads = heads.max().unwrap_or(0);
         let row = program.stages.iter().filter_map(|stage| match &stage.work {
             Work::Attend { attention: a, slot, .. } => {
                 Some(4 * a.heads * segments * (value_stride(&plan.slots[*slot]) + 2))
@@ -69,6 +76,7 @@ impl Sizes {
             segments,
             spread_rows,
             partial_bytes: spread_rows * row_bytes,
+            arrival_bytes: 4 * spread_rows * heads,
             feed_len: feed::capacity(tokens, outputs, &limits.pages),
             output_len: outputs * plan.output_width(),
         }
@@ -83,7 +91,8 @@ impl Sizes {
     /// Bytes of scratch.
     pub(crate) fn scratch(&self) -> u64 {
         let angles: usize = self.angle_bytes.iter().sum();
-        self.arena.bytes + (self.partial_bytes + angles + 4 * self.feed_len) as u64
+        self.arena.bytes
+            + (self.partial_bytes + self.arrival_bytes + angles + 4 * self.feed_len) as u64
     }
 }
 

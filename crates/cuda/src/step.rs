@@ -9,6 +9,7 @@ use crate::driver::Device;
 use crate::kernels::{Kernels, MUL_SHARED_BYTES};
 use crate::lower::{After, Content, Function, Program, Rotation, ScanStage, Stage, Value, Work};
 use crate::parameters as p;
+use crate::planes::Kind;
 use crate::sizes::{SEGMENT, Sizes, key_stride, value_stride};
 use crate::weights::Placed;
 
@@ -25,6 +26,8 @@ pub(crate) struct Addresses {
     pub(crate) arena: u64,
     pub(crate) feed: u64,
     pub(crate) partials: u64,
+    /// Counts of blocks of attention, zero between steps.
+    pub(crate) arrivals: u64,
     /// Keys and values of each slot.
     pub(crate) kv: Vec<[u64; 2]>,
     /// The page table of each slot.
@@ -197,7 +200,7 @@ impl Step<'_> {
                 EmbedBy::First => 2,
             },
         };
-        let kernel = self.kernels.of(weight.shape.kind).embed;
+        let kernel = self.kernels.embed(weight.shape.kind);
         // SAFETY: token ids and positions are rows of the table: the step was checked.
         unsafe { self.device.launch(kernel, [rows, 1, 1], THREADS, 0, &parameters) }
     }
@@ -261,12 +264,12 @@ impl Step<'_> {
             part: first.shape.part() as u32,
             rows: rows as u32,
             is_outputs: u32::from(*is_outputs),
+            cols: first.shape.cols as u32,
             ..p::Product::default()
         };
         if let (Some(norm), 1) = (norm, self.tokens) {
             parameters.norm_x = self.address(norm.input);
             parameters.norm_weight = self.vector(Some(norm.weight));
-            parameters.norm_n = self.stride(norm.input);
             parameters.norm_eps = norm.eps;
         }
         let is_gated = matches!(after, After::Gate { .. });
@@ -314,8 +317,13 @@ impl Step<'_> {
     }
 
     fn send_product(&self, product: &p::Product, first: &Placed, is_gated: bool) -> Result<()> {
-        let kernels = self.kernels.of(first.shape.kind);
         let (rows, tiles) = (product.rows as usize, product.tiles as usize);
+        if first.shape.kind == Kind::F32 {
+            let grid = [first.shape.rows.div_ceil(8), rows * product.used.max(1) as usize, 1];
+            // SAFETY: the weights have these shapes, and values room for the step's rows.
+            return unsafe { self.device.launch(self.kernels.exact, grid, THREADS, 0, product) };
+        }
+        let kernels = self.kernels.of(first.shape.kind);
         if product.used == 0 && rows > DOT_ROWS {
             let tiles_of_block = if is_gated { 4 } else { 8 };
             let grid = [tiles.div_ceil(tiles_of_block), rows.div_ceil(128), 1];
@@ -328,7 +336,8 @@ impl Step<'_> {
             used => (0, rows * used as usize),
         };
         let blocks = (DOT_BLOCKS * self.device.processors as usize).div_ceil(columns);
-        let grid = [tiles.min(blocks), columns, 1];
+        let tiles_of_block = THREADS / 32 / first.shape.warps();
+        let grid = [tiles.div_ceil(tiles_of_block).min(blocks), columns, 1];
         let kernel = kernels.dot[wide][usize::from(is_gated)];
         // Of a row that is normalised on the way.
         let shared = if product.norm_x == 0 { 0 } else { 2 * product.input_stride as usize };
@@ -390,6 +399,7 @@ impl Step<'_> {
             out,
             half_out,
             partials: self.at.partials,
+            arrivals: self.at.arrivals,
             scale: a.scale,
             softcap: a.softcap.unwrap_or(0.0),
             q_stride: self.stride(*q),
@@ -408,20 +418,13 @@ impl Step<'_> {
         let group = a.heads / a.kv_heads;
         let heads = if group == 1 { 1 } else { 4 };
         let (keys, values) = (key_stride(shape), value_stride(shape));
-        let splits = if values / 2 >= 128 { 1 } else { 128 / (values / 2) };
+        let splits = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
         let shared = 4 * heads * (keys + SEGMENT + (splits + 1) * values);
         let spread = if is_spread { self.sizes.segments.min(64) } else { 1 };
         let grid = [rows, a.kv_heads * group.div_ceil(heads), spread];
         let kernel = self.kernels.attend[usize::from(group > 1)];
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
-        unsafe {
-            self.device.launch(kernel, grid, SEGMENT, shared, &parameters)?;
-            if is_spread {
-                let grid = [rows, a.heads, 1];
-                self.device.launch(self.kernels.join_segments, grid, 128, 0, &parameters)?;
-            }
-        }
-        Ok(())
+        unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
     }
 
     fn elementwise(

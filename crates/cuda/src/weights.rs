@@ -8,7 +8,7 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Weight};
 
 use crate::driver::{Device, Memory};
-use crate::planes::{Kind, Shape, pack};
+use crate::planes::{Shape, pack};
 
 /// Parts of the memory begin at multiples of it.
 const ALIGNMENT: usize = 256;
@@ -31,18 +31,13 @@ fn layout(plan: &Plan) -> (Vec<Layout>, usize) {
     };
     let layouts = plan.weights.iter().zip(uses(plan)).map(|(weight, uses)| {
         let planes = (uses.matrices > 0).then(|| {
-            let shape = shape(weight, uses.matrices);
+            let shape = Shape::of(weight, uses.matrices);
             (shape, take(shape.plane_bytes()), take(4 * shape.scales()))
         });
         let vector = uses.vector.then(|| take(4 * weight.rows * weight.cols));
         Layout { planes, vector }
     });
     (layouts.collect(), bytes)
-}
-
-fn shape(weight: &Weight, matrices: usize) -> Shape {
-    let (kind, rows, cols) = (Kind::of(weight.format), weight.rows / matrices, weight.cols);
-    Shape { kind, matrices, rows, cols }
 }
 
 /// How the plan uses a weight.
@@ -128,7 +123,7 @@ impl Weights {
                 device.finish()?;
             }
             placed.push(Placed {
-                shape: layout.planes.map_or_else(|| shape(weight, 1), |(shape, _, _)| shape),
+                shape: layout.planes.map_or_else(|| Shape::of(weight, 1), |(shape, _, _)| shape),
                 planes: layout.planes.map_or(0, |(_, planes, _)| at(planes)),
                 scales: layout.planes.map_or(0, |(_, _, scales)| at(scales)),
                 vector: layout.vector.map_or(0, at),
