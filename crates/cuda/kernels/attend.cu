@@ -108,6 +108,8 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
     u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim), eights = stride / 8;
     u32 splits = eights >= 128 ? 1 : 128 / eights;
 
+    // Of a single segment nothing is left to join.
+    bool is_spread = a.is_spread && first < last;
     float *q = shared;                          // [HEADS, key_stride]
     float *weights = q + HEADS * key_stride;    // [HEADS, SEGMENT]
     float *part = weights + HEADS * SEGMENT;    // [splits, HEADS, stride]
@@ -227,17 +229,17 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
         for (int h = 0; h < HEADS; h++) {
             segment_sum[h] = (room[0][h] + room[1][h]) + (room[2][h] + room[3][h]);
             float2 factors = make_float2(0.0f, 0.0f);
-            if (!a.is_spread) factors = join(most[h], sum[h], segment_most[h], segment_sum[h]);
+            if (!is_spread) factors = join(most[h], sum[h], segment_most[h], segment_sum[h]);
             u64 at = ((u64)row * a.heads + first_head + h) * a.segments + segment - first;
             float *out = a.partials + at * (stride + 2);
-            if (a.is_spread && (u32)h < count && t == 0) {
+            if (is_spread && (u32)h < count && t == 0) {
                 out[stride] = segment_most[h];
                 out[stride + 1] = segment_sum[h];
             }
             for (u32 i = t; i < stride; i += 128) {
                 float v = 0.0f;
                 for (u32 split = 0; split < splits; split++) v += part[(split * HEADS + h) * stride + i];
-                if (!a.is_spread) {
+                if (!is_spread) {
                     float &x = total[h * stride + i];
                     x = x * factors.x + v * factors.y;
                 } else if ((u32)h < count) {
@@ -247,7 +249,7 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
         }
         __syncthreads();
     }
-    if (a.is_spread) {
+    if (is_spread) {
         u32 shares = min(gridDim.z, last - first + 1);
         if (!is_last(a.arrivals + row * gridDim.y + blockIdx.y, shares)) return;
         for (u32 h = 0; h < count; h++) join_segments(a, row, first_head + h, last - first + 1);
@@ -262,8 +264,8 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
     }
 }
 
-KERNEL __launch_bounds__(128) attend_1(const __grid_constant__ Attend a) { attend<1>(a); }
-KERNEL __launch_bounds__(128) attend_4(const __grid_constant__ Attend a) { attend<4>(a); }
+KERNEL __launch_bounds__(128, 1) attend_1(const __grid_constant__ Attend a) { attend<1>(a); }
+KERNEL __launch_bounds__(128, 1) attend_4(const __grid_constant__ Attend a) { attend<4>(a); }
 
 struct Store {
     const float *q;       // [rows, q_stride], or none if queries are not rotated

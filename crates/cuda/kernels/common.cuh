@@ -132,7 +132,16 @@ DEVICE float block_sum(float x, float *room) {
 // What an RMS norm multiplies a row with; `blockDim.x` decides the order of the sum.
 DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
     float square = 0.0f;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) square = fmaf(x[i], x[i], square);
+    for (u32 first = threadIdx.x; first < n; first += 8 * blockDim.x) {
+        float eight[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            u32 i = first + j * blockDim.x;
+            eight[j] = i < n ? x[i] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) square = fmaf(eight[j], eight[j], square);
+    }
     return rsqrtf(block_sum(square, room) / (float)n + eps);
 }
 

@@ -6,59 +6,76 @@
 
 #define WARPS 8
 
-// Chunks that a warp asks for at a time: as many as registers hold twice.
-template <int KIND, int COLS8, int TILES> struct Batch {
-    static const int CHUNKS = KIND == U4 ? 4 / TILES
-        : KIND == F16 ? 2 / TILES
-        : TILES == 1 ? (KIND == U8 ? 2 : 3)
-        : (KIND == U8 || COLS8 == 2 ? 1 : 2);
-};
+// Bytes of weights that a warp has under way or in use.
+template <int COLS8> struct Ring { static const u32 BYTES = COLS8 == 1 ? 10240 : 8192; };
 
+DEVICE void copy_async(u32 to, const u8 *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+// A warp's weights on their way through shared memory: a stage is a chunk of each of its tiles.
 // COLS8: input rows in eights. TILES: 1, or 2 for a gate and what it gates.
 template <int KIND, int COLS8, int TILES> struct Dot {
-    static const int CHUNKS = Batch<KIND, COLS8, TILES>::CHUNKS;
     typedef Planes<KIND> Weights;
+    static const u32 STAGE = TILES * Weights::BYTES, DEPTH = Ring<COLS8>::BYTES / STAGE;
 
     const Product &p;
-    u32 lane, first, end, expert;
+    const u8 *ring;
+    u32 lane, first, end, step, expert;
     const u16 *x[COLS8];
+    // What is asked for next, and where it goes.
+    u32 tile, chunk, slot;
 
-    __device__ __forceinline__ const u8 *tile_start(u32 tile, int which) const {
+    __device__ __forceinline__ const u8 *tile_start(int which) const {
         u32 i = TILES == 2 ? which : matrix_of(p, tile);
         const Matrix &m = p.matrices[i];
         u64 at = (u64)expert * m.tiles + (TILES == 2 ? tile : tile - m.first_tile);
         return m.planes + at * p.chunks * Weights::BYTES;
     }
 
-    __device__ __forceinline__ void fetch(u32 tile, u32 chunk, Weights (&w)[TILES][CHUNKS]) const {
-        for (int i = 0; i < TILES; i++) {
-            const u8 *at = tile_start(tile, i) + (u64)chunk * Weights::BYTES;
+    // Asks for the next stage, if there is one.
+    __device__ __forceinline__ void fetch() {
+        if (first < end && tile < p.tiles) {
+            u32 to = (u32)__cvta_generic_to_shared(ring) + slot * STAGE;
 #pragma unroll
-            for (int j = 0; j < CHUNKS; j++) {
-                if (chunk + j < end) w[i][j].template load<true>(at + j * Weights::BYTES, lane);
+            for (int i = 0; i < TILES; i++) {
+                const u8 *from = tile_start(i) + (u64)chunk * Weights::BYTES;
+#pragma unroll
+                for (u32 at = 0; at < Weights::BYTES; at += 512) {
+                    u32 piece = at + 16 * lane;
+                    if (piece < Weights::BYTES) copy_async(to + i * Weights::BYTES + piece, from + piece);
+                }
+            }
+            slot = slot + 1 == DEPTH ? 0 : slot + 1;
+            chunk++;
+            if (chunk == end) {
+                chunk = first;
+                tile += step;
             }
         }
+        asm volatile("cp.async.commit_group;");
     }
 
-    __device__ __forceinline__ void multiply(u32 chunk, const Weights (&w)[TILES][CHUNKS],
-                                             float (&sums)[TILES][COLS8][4]) const {
+    // Multiplies the stage in a slot, which is that of a chunk.
+    __device__ __forceinline__ void multiply(u32 chunk, u32 slot, float (&sums)[TILES][COLS8][4]) const {
+        Weights w[TILES];
 #pragma unroll
-        for (int j = 0; j < CHUNKS; j++) {
-            if (chunk + j >= end) continue;
+        for (int i = 0; i < TILES; i++) {
+            w[i].load(ring + slot * STAGE + i * Weights::BYTES, lane);
+        }
 #pragma unroll
-            for (int n = 0; n < COLS8; n++) {
-                uint4 b[2] = {};
-                if (x[n]) {
-                    const uint4 *at = (const uint4 *)(x[n] + (chunk + j) * CHUNK_COLS);
-                    b[0] = at[0];
-                    b[1] = at[1];
-                }
+        for (int n = 0; n < COLS8; n++) {
+            uint4 b[2] = {};
+            if (x[n]) {
+                const uint4 *at = (const uint4 *)(x[n] + chunk * CHUNK_COLS);
+                b[0] = at[0];
+                b[1] = at[1];
+            }
 #pragma unroll
-                for (int step = 0; step < 4; step++) {
-                    u32 b0 = word(b[step / 2], step % 2 * 2), b1 = word(b[step / 2], step % 2 * 2 + 1);
+            for (int step = 0; step < 4; step++) {
+                u32 b0 = word(b[step / 2], step % 2 * 2), b1 = word(b[step / 2], step % 2 * 2 + 1);
 #pragma unroll
-                    for (int i = 0; i < TILES; i++) mma(sums[i][n], w[i][j].fragment(step), b0, b1);
-                }
+                for (int i = 0; i < TILES; i++) mma(sums[i][n], w[i].fragment(step), b0, b1);
             }
         }
     }
@@ -68,8 +85,19 @@ template <int KIND, int COLS8, int TILES> struct Dot {
 DEVICE void normalize_input(const Product &p, u16 *out) {
     __shared__ float room[32];
     float scale = rms_scale(p.norm_x, p.cols, p.norm_eps, room);
-    for (u32 i = threadIdx.x; i < p.input_stride; i += blockDim.x) {
-        out[i] = i < p.cols ? to_input(p.norm_x[i] * scale * p.norm_weight[i]) : 0;
+    for (u32 first = threadIdx.x; first < p.input_stride; first += 8 * blockDim.x) {
+        float x[8], weight[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            u32 i = first + j * blockDim.x;
+            x[j] = i < p.cols ? p.norm_x[i] : 0.0f;
+            weight[j] = i < p.cols ? __ldg(p.norm_weight + i) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            u32 i = first + j * blockDim.x;
+            if (i < p.input_stride) out[i] = to_input(x[j] * scale * weight[j]);
+        }
     }
     __syncthreads();
 }
@@ -85,7 +113,8 @@ DEVICE void team_sync(u32 team, u32 warps) {
 
 template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     typedef Dot<KIND, COLS8, TILES> D;
-    extern __shared__ __align__(16) u16 normalized[];
+    extern __shared__ __align__(16) u8 shared[];
+    u16 *normalized = (u16 *)(shared + WARPS * Ring<COLS8>::BYTES);
     __shared__ float partial[2][WARPS][TILES][8 * COLS8][TILE_ROWS + 1];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     // As many warps as parts, or more, of which the last ones have nothing to do.
@@ -95,12 +124,18 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     u32 first = member * p.part, end = min(first + p.part, p.chunks);
     u32 start = p.used ? blockIdx.y : blockIdx.y * 8 * COLS8;
     u32 cols = p.used ? 1 : min(8 * COLS8, p.rows - start);
-    D d = {p, lane, first, end, 0, {}};
-    typename D::Weights next[TILES][D::CHUNKS], now[TILES][D::CHUNKS];
-
     u32 tile = blockIdx.x * teams + team, step = gridDim.x * teams;
-    bool has_part = first < end;
-    if (!p.used && has_part && tile < p.tiles) d.fetch(tile, first, next);
+    const u8 *ring = shared + warp * Ring<COLS8>::BYTES;
+    D d = {p, ring, lane, first, end, step, 0, {}, tile, first, 0};
+    if (!p.used) {
+#pragma unroll 1
+        for (u32 i = 0; i < D::DEPTH; i++) d.fetch();
+    }
+    if (p.norm_x) {
+        for (u32 i = 32 * threadIdx.x; i < p.cols; i += 32 * blockDim.x) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + i));
+        }
+    }
     let_next_start();
     wait_for_inputs();
     const u16 *input = (const u16 *)p.input;
@@ -109,7 +144,8 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + p.used + i] : i;
         u32 at = p.is_shared ? row : start;
         d.x[0] = g == 0 ? input + (u64)at * p.input_stride + 16 * c : 0;
-        if (has_part && tile < p.tiles) d.fetch(tile, first, next);
+#pragma unroll 1
+        for (u32 i = 0; i < D::DEPTH; i++) d.fetch();
     } else if (p.norm_x) {
         normalize_input(p, normalized);
         d.x[0] = g == 0 ? normalized + 16 * c : 0;
@@ -120,7 +156,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
             d.x[n] = is_in ? input + at * p.input_stride + 16 * c : 0;
         }
     }
-    for (u32 turn = 0; tile < p.tiles; turn ^= 1) {
+    for (u32 turn = 0, slot = 0; tile < p.tiles; turn ^= 1) {
         // What the end of the tile needs is asked for at its beginning.
         u32 matrix = TILES == 2 ? 0 : matrix_of(p, tile);
         u32 row = (tile - p.matrices[matrix].first_tile) * TILE_ROWS + thread % TILE_ROWS;
@@ -131,19 +167,13 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
             residual = added(p, row, start + thread / TILE_ROWS);
         }
         float sums[TILES][COLS8][4] = {};
-        u32 next_tile = tile + step;
-        for (u32 chunk = first; chunk < end; chunk += D::CHUNKS) {
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
-#pragma unroll
-                for (int j = 0; j < D::CHUNKS; j++) now[i][j] = next[i][j];
-            }
-            if (chunk + D::CHUNKS < end) {
-                d.fetch(tile, chunk + D::CHUNKS, next);
-            } else if (next_tile < p.tiles) {
-                d.fetch(next_tile, first, next);
-            }
-            d.multiply(chunk, now, sums);
+        for (u32 chunk = first; chunk < end; chunk++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(D::DEPTH - 1) : "memory");
+            __syncwarp();
+            d.multiply(chunk, slot, sums);
+            __syncwarp();
+            d.fetch();
+            slot = slot + 1 == D::DEPTH ? 0 : slot + 1;
         }
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
@@ -174,7 +204,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
                 emit(p, matrix, d.expert, row, start + col, total[0], scales[0], residual);
             }
         }
-        tile = next_tile;
+        tile += step;
     }
 }
 

@@ -56,7 +56,7 @@ template <int KIND, bool GATED> DEVICE void mul(const Product &p) {
     Weights next[2] = {}, now[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (weights[i]) next[i].template load<false>(weights[i], lane);
+        if (weights[i]) next[i].load(weights[i], lane);
     }
 
     float sums[2][8][4] = {}, totals[2][8][4] = {};
@@ -69,7 +69,7 @@ template <int KIND, bool GATED> DEVICE void mul(const Product &p) {
         for (int i = 0; i < 2; i++) {
             now[i] = next[i];
             if (weights[i] && chunk + 1 < p.chunks) {
-                next[i].template load<false>(weights[i] + (u64)(chunk + 1) * Weights::BYTES, lane);
+                next[i].load(weights[i] + (u64)(chunk + 1) * Weights::BYTES, lane);
             }
         }
         Fragment f[2][4];

@@ -17,16 +17,7 @@ struct Fragment {
     u32 a[4];
 };
 
-template <bool STREAM> DEVICE uint4 load16(const u8 *at) {
-    uint4 v;
-    if (STREAM) {
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-    } else {
-        v = __ldg((const uint4 *)at);
-    }
-    return v;
-}
+DEVICE uint4 load16(const u8 *at) { return *(const uint4 *)at; }
 
 DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
@@ -38,8 +29,8 @@ template <> struct Planes<F16> {
     static const u32 BYTES = 2048;
     uint4 v[4];
 
-    template <bool STREAM> __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
-        for (int i = 0; i < 4; i++) v[i] = load16<STREAM>(chunk + 512 * i + 16 * lane);
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        for (int i = 0; i < 4; i++) v[i] = load16(chunk + 512 * i + 16 * lane);
     }
 
     __device__ __forceinline__ Fragment fragment(int step) const {
@@ -66,11 +57,11 @@ template <int GROUP> struct SignedBytes {
     uint4 low, high;
     u32 scales;
 
-    template <bool STREAM> __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
-        low = load16<STREAM>(chunk + 16 * lane);
-        high = load16<STREAM>(chunk + 512 + 16 * lane);
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        low = load16(chunk + 16 * lane);
+        high = load16(chunk + 512 + 16 * lane);
         u32 group = lane % 4 * 16 / GROUP;
-        scales = __ldg((const u32 *)(chunk + 1024) + 8 * group + lane / 4);
+        scales = ((const u32 *)(chunk + 1024))[8 * group + lane / 4];
     }
 
     __device__ __forceinline__ Fragment fragment(int step) const {
@@ -97,10 +88,10 @@ template <> struct Planes<U8> {
     uint4 low, high;
     uint2 scales;
 
-    template <bool STREAM> __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
-        low = load16<STREAM>(chunk + 16 * lane);
-        high = load16<STREAM>(chunk + 512 + 16 * lane);
-        scales = __ldg((const uint2 *)(chunk + 1024) + 8 * (lane % 4 / 2) + lane / 4);
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        low = load16(chunk + 16 * lane);
+        high = load16(chunk + 512 + 16 * lane);
+        scales = ((const uint2 *)(chunk + 1024))[8 * (lane % 4 / 2) + lane / 4];
     }
 
     __device__ __forceinline__ Fragment fragment(int step) const {
@@ -130,9 +121,9 @@ template <> struct Planes<U4> {
     uint4 codes;
     uint2 scales;
 
-    template <bool STREAM> __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
-        codes = load16<STREAM>(chunk + 16 * lane);
-        scales = __ldg((const uint2 *)(chunk + 512) + 8 * (lane % 4 / 2) + lane / 4);
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        scales = ((const uint2 *)(chunk + 512))[8 * (lane % 4 / 2) + lane / 4];
     }
 
     static __device__ __forceinline__ u32 first(u32 w) {

@@ -25,6 +25,10 @@ const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
+/// Shared memory of a block of `dot` for weights under way, for up to 8 and up to 16 rows.
+pub(crate) const DOT_SHARED_BYTES: [usize; 2] = [80 << 10, 64 << 10];
+/// The most shared memory that blocks of `dot` ask for: with a row that they normalise.
+const DOT_MOST_BYTES: usize = 112 << 10;
 /// The most shared memory that blocks of attention may ask for.
 const ATTEND_SHARED_BYTES: usize = 96 << 10;
 
@@ -79,8 +83,8 @@ impl Kernels {
             let name = kind.name();
             let dots = |rows: usize| -> Result<[Kernel; 2]> {
                 Ok([
-                    dot.kernel(&format!("dot_{name}_{rows}"), 0)?,
-                    dot.kernel(&format!("dot_{name}_{rows}_gated"), 0)?,
+                    dot.kernel(&format!("dot_{name}_{rows}"), DOT_MOST_BYTES)?,
+                    dot.kernel(&format!("dot_{name}_{rows}_gated"), DOT_MOST_BYTES)?,
                 ])
             };
             kinds.push(OfKind {

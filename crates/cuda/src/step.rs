@@ -6,7 +6,7 @@ use bodkin_backend::Result;
 use bodkin_model::{Act, EmbedBy, Gating, NormKind, Plan, PoolKind, RopeStyle, Rows, WeightId};
 
 use crate::driver::Device;
-use crate::kernels::{Kernels, MUL_SHARED_BYTES};
+use crate::kernels::{DOT_SHARED_BYTES, Kernels, MUL_SHARED_BYTES};
 use crate::lower::{After, Content, Function, Program, Rotation, ScanStage, Stage, Value, Work};
 use crate::parameters as p;
 use crate::planes::Kind;
@@ -340,7 +340,8 @@ impl Step<'_> {
         let grid = [tiles.div_ceil(tiles_of_block).min(blocks), columns, 1];
         let kernel = kernels.dot[wide][usize::from(is_gated)];
         // Of a row that is normalised on the way.
-        let shared = if product.norm_x == 0 { 0 } else { 2 * product.input_stride as usize };
+        let normalized = if product.norm_x == 0 { 0 } else { 2 * product.input_stride as usize };
+        let shared = DOT_SHARED_BYTES[wide] + normalized;
         // SAFETY: as above; the routed experts are below their number.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, product) }
     }
