@@ -7,44 +7,52 @@ use std::ops::Range;
 use bodkin_backend::PAGE_TOKENS;
 use bodkin_gguf::Format;
 use bodkin_model::{KvSlot, Plan};
-use half::f16;
 
 use crate::shared::Shared;
-use crate::vector::{LANES, Vector};
+use crate::simd::Simd;
+use crate::vector::{LANES, Vector, dispatch};
 
 /// How a key or value is kept.
-pub(crate) trait Cell: Copy + Send {
-    fn from_f32(x: f32) -> Self;
-
+pub(crate) trait Cell: Copy + Default + Send {
     /// # Safety
     ///
     /// As for [`Vector::load`].
     unsafe fn load<V: Vector>(from: *const Self) -> V;
+
+    /// # Safety
+    ///
+    /// As for [`Vector::store`].
+    unsafe fn store<V: Vector>(x: V, to: *mut Self);
 }
 
 impl Cell for f32 {
-    fn from_f32(x: f32) -> f32 {
-        x
-    }
-
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const f32) -> V {
         // SAFETY: the caller's promise.
         unsafe { V::load(from) }
     }
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(x: V, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { x.store(to) }
+    }
 }
 
 /// The bits of a half-precision number.
 impl Cell for u16 {
-    fn from_f32(x: f32) -> u16 {
-        // An infinity would spoil sums in which it counts for nothing.
-        f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits()
-    }
-
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u16) -> V {
         // SAFETY: the caller's promise.
         unsafe { V::load_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(x: V, to: *mut u16) {
+        // An infinity would spoil sums in which it counts for nothing. What is no number comes
+        // second, as that is what processors keep then.
+        // SAFETY: the caller's promise.
+        unsafe { V::splat(65504.0).min(V::splat(-65504.0).max(x)).store_f16(to) }
     }
 }
 
@@ -154,13 +162,20 @@ impl KvView {
     /// # Safety
     ///
     /// No other thread touches this token of this page before the next barrier.
-    pub(crate) unsafe fn store(self, page: usize, token: usize, k: &[f32], v: &[f32]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                KvView::Half(cells, layout) => cells.store(&layout, page, token, k, v),
-                KvView::Single(cells, layout) => cells.store(&layout, page, token, k, v),
-            }
+    pub(crate) unsafe fn store(self, simd: Simd, at: (usize, usize), k: &[f32], v: &[f32]) {
+        let view = self;
+        dispatch!(simd, store(view: KvView, at: (usize, usize), k: &[f32], v: &[f32]));
+    }
+}
+
+/// See [`KvView::store`].
+#[inline(always)]
+unsafe fn store<V: Vector>(view: KvView, at: (usize, usize), k: &[f32], v: &[f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match view {
+            KvView::Half(cells, layout) => cells.store::<V>(&layout, at, k, v),
+            KvView::Single(cells, layout) => cells.store::<V>(&layout, at, k, v),
         }
     }
 }
@@ -168,26 +183,56 @@ impl KvView {
 impl<C: Cell> Cells<Shared<C>> {
     /// # Safety
     ///
-    /// As for [`KvView::store`].
-    unsafe fn store(self, layout: &KvLayout, page: usize, token: usize, k: &[f32], v: &[f32]) {
+    /// As for [`KvView::store`] and [`Vector`].
+    #[inline(always)]
+    unsafe fn store<V: Vector>(
+        self,
+        layout: &KvLayout,
+        (page, token): (usize, usize),
+        k: &[f32],
+        v: &[f32],
+    ) {
         assert!(token < PAGE_TOKENS, "a token of a page");
         for (head, k) in k.chunks_exact(layout.key_dim).enumerate() {
             let cells = layout.keys(page, head);
             assert!(cells.end <= self.keys.len(), "a page of the slot");
-            for (i, &x) in k.iter().enumerate() {
-                let at = cells.start + i * PAGE_TOKENS + token;
+            for (i, k) in k.chunks(LANES).enumerate() {
+                let at = cells.start + i * LANES * PAGE_TOKENS + token;
                 // SAFETY: within the page's cells, which lie in the buffer; the caller rules out
                 // other threads.
-                unsafe { self.keys.start().add(at).write(C::from_f32(x)) };
+                unsafe {
+                    for (j, cell) in converted::<V, C>(k).into_iter().take(k.len()).enumerate() {
+                        self.keys.start().add(at + j * PAGE_TOKENS).write(cell);
+                    }
+                }
             }
         }
         for (head, v) in v.chunks_exact(layout.value_dim).enumerate() {
             let start = layout.values(page, head).start + token * layout.value_stride;
             // SAFETY: the caller's promise.
-            let cells = unsafe { self.values.part_mut(start..start + layout.value_dim) };
-            cells.iter_mut().zip(v).for_each(|(y, &x)| *y = C::from_f32(x));
+            unsafe {
+                let cells = self.values.part_mut(start..start + layout.value_dim);
+                for (cells, v) in cells.chunks_mut(LANES).zip(v.chunks(LANES)) {
+                    cells.copy_from_slice(&converted::<V, C>(v)[..v.len()]);
+                }
+            }
         }
     }
+}
+
+/// Up to a vector of numbers as cells; the rest is zero.
+///
+/// # Safety
+///
+/// As for [`Vector`].
+#[inline(always)]
+unsafe fn converted<V: Vector, C: Cell>(x: &[f32]) -> [C; LANES] {
+    let mut padded = [0.0; LANES];
+    let mut cells = [C::default(); LANES];
+    padded[..x.len()].copy_from_slice(x);
+    // SAFETY: both arrays are as long as a vector.
+    unsafe { C::store(V::load(padded.as_ptr()), cells.as_mut_ptr()) };
+    cells
 }
 
 impl KvPages {

@@ -34,6 +34,14 @@ use tile::Tile;
 /// tokens pass over it.
 const GROUP_BYTES: usize = 512 << 10;
 
+/// Columns of float weights that are widened to f32 at a time, so that those of a few panels stay
+/// in the first-level cache while all tokens pass over them.
+const WIDE_COLS: usize = 256;
+
+/// Tokens that pass over widened weights at most: their sums wait in the second-level cache for
+/// the next columns.
+const WIDE_TOKENS: usize = 1024;
+
 /// Where products go: rows of f32 that several threads fill together.
 #[derive(Copy, Clone)]
 pub struct OutRows<'a> {
@@ -121,13 +129,14 @@ impl<'a> OutRows<'a> {
     }
 }
 
-/// Elements of a thread's room for panels that are packed only when they are used.
+/// Elements of a thread's room for panels that are packed or widened only when they are used.
 pub const ROOM: usize = 1 << 18;
 
 /// Writes `out[token][row] = sum over columns of weight[row] * x[token] + bias[row]` for the rows
 /// of `panels` and the tokens of `tokens`. Weights are read once a call, so long as a group of
-/// tokens' activations fits the caches. `room` is scratch for weights that
-/// stay unpacked: at least a panel, best [`ROOM`]; others need none.
+/// tokens' activations fits the caches. `room` is scratch for weights that stay unpacked: at least
+/// a panel, best [`ROOM`]; others need none, but with [`ROOM`] float weights are faster for many
+/// tokens.
 ///
 /// # Safety
 /// No other thread writes the same rows of the same tokens, or reads them, at the same time; none
@@ -186,7 +195,12 @@ struct Panels {
     start: *const u8,
     /// Bytes from one to the next.
     bytes: usize,
+    /// The first column, and how many.
+    col: usize,
     cols: usize,
+    /// Where the sums of the first token wait until all columns have been seen; null where these
+    /// are all.
+    sums: *mut f32,
 }
 
 impl Job<'_> {
@@ -200,7 +214,8 @@ impl Job<'_> {
             let count = group.min(self.panels.end - first);
             // SAFETY: the memory holds all panels.
             let start = unsafe { start.add(first * bytes) };
-            run(self, Panels { first, count, start, bytes, cols });
+            let sums = std::ptr::null_mut();
+            run(self, Panels { first, count, start, bytes, col: 0, cols, sums });
         }
     }
 
@@ -215,7 +230,52 @@ impl Job<'_> {
             let count = group.min(self.panels.end - first);
             // SAFETY: the room has place for the group and belongs to this thread.
             unsafe { self.weight.pack_into(first..first + count, room) };
-            run(self, Panels { first, count, start: room, bytes, cols });
+            let sums = std::ptr::null_mut();
+            run(self, Panels { first, count, start: room, bytes, col: 0, cols, sums });
+        }
+    }
+
+    /// Whether there are so many tokens that float weights are widened first, which costs a
+    /// quarter of a tile, and room for it.
+    fn should_widen(&self) -> bool {
+        let is_packed = self.weight.start().is_some();
+        is_packed && self.tokens.len() >= 2 * TILE_ROWS && self.room.len() >= ROOM
+    }
+
+    /// As [`Job::packed`], for float weights and many tokens: `together` panels at a time, some
+    /// columns of them after the others. `widen` makes f32 of so many columns of a panel.
+    fn widened(
+        &mut self,
+        together: usize,
+        widen: impl Fn(*const u8, Range<usize>, *mut u8),
+        mut run: impl FnMut(&Self, Panels),
+    ) {
+        let (cols, panel_bytes) = (self.weight.cols(), self.weight.panel_bytes());
+        let start = self.weight.start().expect("the weight is packed");
+        let room = self.room.as_mut_ptr();
+        let len = together * PANEL_ROWS * WIDE_COLS;
+        assert!(len + together * PANEL_ROWS * WIDE_TOKENS <= self.room.len(), "room for sums");
+        // SAFETY: as asserted.
+        let sums = unsafe { room.add(len) };
+        let tokens = self.tokens.clone();
+        for token in tokens.clone().step_by(WIDE_TOKENS) {
+            self.tokens = token..tokens.end.min(token + WIDE_TOKENS);
+            for first in self.panels.clone().step_by(together) {
+                let count = together.min(self.panels.end - first);
+                for col in (0..cols).step_by(WIDE_COLS) {
+                    let cols = WIDE_COLS.min(cols - col);
+                    let bytes = size_of::<f32>() * PANEL_ROWS * cols;
+                    for i in 0..count {
+                        // SAFETY: the memory holds all panels, the room so many columns.
+                        let (panel, room) = unsafe {
+                            (start.add((first + i) * panel_bytes), room.cast::<u8>().add(i * bytes))
+                        };
+                        widen(panel, col..col + cols, room);
+                    }
+                    let start = room.cast();
+                    run(self, Panels { first, count, start, bytes, col, cols, sums });
+                }
+            }
         }
     }
 
@@ -231,14 +291,19 @@ impl Job<'_> {
             let mut panel = 0;
             while panel < group.count {
                 let count = if group.count - panel >= together { together } else { 1 };
-                run(&self.tile(group, panel, count, token), count, tokens);
+                run(&self.tile(group, (panel, count), (token, tokens)), count, tokens);
                 panel += count;
             }
             token += tokens;
         }
     }
 
-    fn tile(&self, group: Panels, panel: usize, count: usize, token: usize) -> Tile {
+    fn tile(
+        &self,
+        group: Panels,
+        (panel, count): (usize, usize),
+        (token, tokens): (usize, usize),
+    ) -> Tile {
         let first = (group.first + panel) * PANEL_ROWS;
         let (x, x_stride) = self.x.row(token);
         let bias = self.bias.map_or(std::ptr::null(), |bias| bias[first..].as_ptr());
@@ -247,12 +312,18 @@ impl Job<'_> {
             // SAFETY: `multiply` checked the tokens and the rows against `out`.
             *out = unsafe { self.out.row(token).add(first) };
         }
+        let (is_first, is_last) = (group.col == 0, group.col + group.cols == self.weight.cols());
+        let waiting = (token - self.tokens.start) * group.count + panel * tokens;
         Tile {
             // SAFETY: the group has so many panels.
             panel: unsafe { group.start.add(panel * group.bytes) },
             panel_bytes: group.bytes,
             cols: group.cols,
-            x,
+            is_first,
+            is_last,
+            sums: group.sums.wrapping_add(waiting * PANEL_ROWS),
+            // SAFETY: a row has as many steps as there are columns where not all are passed over.
+            x: unsafe { x.add(group.col * x_stride) },
             x_stride,
             out,
             rows: (count * PANEL_ROWS).min(self.weight.rows() - first),
@@ -266,14 +337,16 @@ struct Run<'a, L>(Job<'a>, PhantomData<L>);
 
 impl<L: Level> Run<'_, L> {
     /// Runs the tiles of a group of floats.
-    fn floats<K: FloatKind>(job: &Job<'_>, group: Panels) {
+    fn floats<K: FloatKind>(job: &Job<'_>, group: Panels, shapes: &[(usize, usize)]) {
         // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
         // threads away, and a `Simd` proves its instructions.
-        job.tiles(group, L::FLOAT_PANELS, |tile, panels, tokens| unsafe {
+        job.tiles(group, shapes, |tile, panels, tokens| unsafe {
             match (panels, tokens) {
                 (_, 16) => L::float::<K, 1, 16>(tile),
+                (3, 8) => L::float::<K, 3, 8>(tile),
                 (_, 8) => L::float::<K, 1, 8>(tile),
                 (1, 4) => L::float::<K, 1, 4>(tile),
+                (3, 4) => L::float::<K, 3, 4>(tile),
                 (2, 4) => L::float::<K, 2, 4>(tile),
                 (_, 4) => L::float::<K, 4, 4>(tile),
                 (1, 2) => L::float::<K, 1, 2>(tile),
@@ -309,6 +382,18 @@ impl<L: Level> Visit for Run<'_, L> {
 
     fn float<K: FloatKind>(self) {
         let mut job = self.0;
-        job.packed(Self::floats::<K>);
+        if !job.should_widen() {
+            return job.packed(|job, group| Self::floats::<K>(job, group, L::FLOAT_PANELS));
+        }
+        let together = L::WIDE_PANELS.last().map_or(1, |&(_, panels)| panels);
+        let widen = |panel: *const u8, cols: Range<usize>, room| {
+            let start = panel.wrapping_add(cols.start * PANEL_ROWS * K::BYTES);
+            // SAFETY: the panel has the columns, the room is long enough, and a `Simd` proves its
+            // instructions.
+            unsafe { L::widen::<K>(start, cols.len(), room) }
+        };
+        job.widened(together, widen, |job, group| {
+            Self::floats::<kind::F32>(job, group, L::WIDE_PANELS);
+        });
     }
 }

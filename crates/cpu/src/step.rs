@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bodkin_backend::{Batch, PAGE_TOKENS};
 use bodkin_gguf::File;
-use bodkin_model::{EmbedBy, Plan, PoolKind, RopeTable, Rows};
+use bodkin_model::{Act, EmbedBy, Plan, PoolKind, RopeTable, Rows};
 
 use crate::attend::Attend;
 use crate::experts::SortedView;
@@ -190,7 +190,7 @@ impl Step<'_> {
     fn write(&self, place: Place, row: usize) -> &mut [f32] {
         let (buffer, start) = self.locate(place, row);
         // SAFETY: a row is written by one thread of a stage, and an operation never writes what
-        // it reads, but for those that work in place, which take one reference only.
+        // it reads, but for those that work in place, which take one reference to it only.
         unsafe { buffer.part_mut(start..start + place.width) }
     }
 
@@ -216,18 +216,15 @@ impl Step<'_> {
             RowOp::Rope { input, out, head_dim, style, rope } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
                 let (cos, sin) = self.read_angles(rope, row);
-                rows::rope(style, x, head_dim, cos, sin, out);
+                rows::rope(self.simd, style, x, head_dim, (cos, sin), out);
             }
             RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
-            RowOp::Glu { gate, up, act: kind, out } => {
-                let (gate, up) = (self.read(gate, row), self.read(up, row));
-                act::glu(self.simd, kind, gate, up, self.write(out, row));
-            }
+            RowOp::Glu { gate, up, act, out } => self.glu(row, gate, up, act, out),
             RowOp::Act { input, act: kind, out } => {
-                act::act(self.simd, kind, self.read(input, row), self.write(out, row));
+                act::act(self.simd, kind, self.copied(input, out, row));
             }
             RowOp::Add { a, b, out } => {
-                rows::add(self.simd, self.read(a, row), self.read(b, row), self.write(out, row));
+                rows::add(self.simd, self.copied(a, out, row), self.read(b, row));
             }
             RowOp::Scale { input, factor, out } => {
                 self.copied(input, out, row).iter_mut().for_each(|x| *x *= factor);
@@ -258,6 +255,16 @@ impl Step<'_> {
             RowOp::Prepare { input, blocks, floats } => {
                 self.prepare(rows, row, input, &[(blocks, Form::Blocks), (floats, Form::Floats)]);
             }
+        }
+    }
+
+    fn glu(&self, row: usize, gate: Place, up: Place, kind: Act, out: Place) {
+        let up = self.read(up, row);
+        if gate.width != out.width {
+            let gate = self.read(gate, row)[0];
+            act::glu_by_one(self.simd, kind, gate, up, self.write(out, row));
+        } else {
+            act::glu(self.simd, kind, self.copied(gate, out, row), up);
         }
     }
 
@@ -332,7 +339,7 @@ impl Step<'_> {
         let page = span.tables[self.slot_tables[slot]].page(position);
         let (k, v) = (self.read(k, row), self.read(v, row));
         // SAFETY: the cells of this token are written here only, and read after a barrier.
-        unsafe { self.kv[slot].store(page, position % PAGE_TOKENS, k, v) };
+        unsafe { self.kv[slot].store(self.simd, (page, position % PAGE_TOKENS), k, v) };
     }
 
     fn multiply(

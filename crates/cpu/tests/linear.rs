@@ -244,32 +244,26 @@ fn threads_share_one_result() {
 
 #[test]
 fn a_bias_is_added_and_wider_rows_keep_their_rest() {
-    let (rows, cols, width) = (21, 32, 30);
+    let (rows, width) = (21, 30);
     let mut noise = Noise(4);
-    let bytes = random_weight(Format::Q8_0, rows, cols, &mut noise);
-    let weight = PackedWeight::pack(Format::Q8_0, &bytes, rows, cols);
-    let (x, bias) = (noise.normals(2 * cols), noise.normals(rows));
-    for simd in Simd::available() {
-        let x = filled(simd, Form::Blocks, &x, cols);
-        let plain = whole(simd, &weight, &x);
-        let mut out = vec![7.0; 2 * width];
-        // SAFETY: one thread.
-        unsafe {
-            multiply(
-                simd,
-                &weight,
-                Some(&bias),
-                0..2,
-                &x,
-                0..2,
-                OutRows::new(&mut out, width),
-                &mut [],
-            )
-        };
-        for (token, out) in out.chunks_exact(width).enumerate() {
-            for row in 0..width {
-                let expected = if row < rows { plain[token * rows + row] + bias[row] } else { 7.0 };
-                assert_eq!(out[row], expected, "{simd}: token {token}, row {row}");
+    // The second has columns and tokens enough for sums to wait for the last columns.
+    for (format, cols, tokens) in [(Format::Q8_0, 32, 2), (Format::F16, 300, 41)] {
+        let bytes = random_weight(format, rows, cols, &mut noise);
+        let weight = PackedWeight::pack(format, &bytes, rows, cols);
+        let (x, bias) = (noise.normals(tokens * cols), noise.normals(rows));
+        for simd in Simd::available() {
+            let x = filled(simd, weight.kind().form(), &x, cols);
+            let plain = whole(simd, &weight, &x);
+            let mut out = vec![7.0; tokens * width];
+            let (target, room) = (OutRows::new(&mut out, width), &mut vec![0.0; ROOM]);
+            // SAFETY: one thread.
+            unsafe { multiply(simd, &weight, Some(&bias), 0..2, &x, 0..tokens, target, room) };
+            for (token, out) in out.chunks_exact(width).enumerate() {
+                for row in 0..width {
+                    let sum = || plain[token * rows + row] + bias[row];
+                    let expected = if row < rows { sum() } else { 7.0 };
+                    assert_eq!(out[row], expected, "{simd}: token {token}, row {row}");
+                }
             }
         }
     }

@@ -100,7 +100,9 @@ impl Plan {
         last
     }
 
-    /// Assigns buffers, best fit: an operation never writes a buffer that it reads.
+    /// Assigns buffers, best fit. An operation never writes a buffer that it reads, but for those
+    /// that turn a value into another element by element (see [`Op::updates`]): they work in place
+    /// where that is the last use of the value.
     pub fn buffers(&self) -> Buffers {
         let last = self.last_uses();
         let mut buffers = Buffers { of: Vec::new(), widths: Vec::new() };
@@ -110,9 +112,12 @@ impl Plan {
                 buffers.of.push(None);
                 continue;
             }
-            let free = (0..busy_until.len())
-                .filter(|&b| busy_until[b] < i)
-                .min_by_key(|&b| buffers.widths[b].abs_diff(width));
+            let updated = self.ops[i].updates().filter(|value| last[value.0] == i);
+            let updated = updated.filter(|value| self.widths[value.0] == width);
+            let free = updated.and_then(|value| buffers.of[value.0]).or_else(|| {
+                let free = (0..busy_until.len()).filter(|&b| busy_until[b] < i);
+                free.min_by_key(|&b| buffers.widths[b].abs_diff(width))
+            });
             let b = free.unwrap_or_else(|| {
                 busy_until.push(0);
                 buffers.widths.push(0);

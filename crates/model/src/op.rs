@@ -349,6 +349,18 @@ impl Op {
         inputs.into_iter().flatten()
     }
 
+    /// The value that the operation turns into its result element by element, looking at nothing
+    /// else of it: the result may take its place.
+    pub fn updates(&self) -> Option<Value> {
+        match *self {
+            Op::Act { input, .. } | Op::Scale { input, .. } | Op::Softcap { input, .. } => {
+                Some(input)
+            }
+            Op::Glu { gate: a, up: b, .. } | Op::Add { a, b } => Some(a).filter(|_| a != b),
+            _ => None,
+        }
+    }
+
     /// The weights that the operation reads.
     pub fn weights(&self) -> impl Iterator<Item = WeightId> {
         let weights = match self {

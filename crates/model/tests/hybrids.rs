@@ -8,19 +8,8 @@ mod rules;
 use bodkin_gguf::{Array, Metadata, Tensor, Value};
 use bodkin_model::{Error, Op, Plan, Scan, StateSlot, plan};
 
-/// The metadata and tensors of a model, with some keys set to other values.
-fn parts(name: &str, changes: &[(&str, Value)]) -> (Metadata, Vec<Tensor>) {
-    let file = rules::open(name);
-    let mut metadata = file.metadata().clone();
-    for (key, value) in changes {
-        let key = format!("{}.{key}", file.metadata().architecture().unwrap());
-        metadata.insert(key, value.clone());
-    }
-    (metadata, file.tensors().to_vec())
-}
-
 fn try_with(name: &str, changes: &[(&str, Value)]) -> Result<Plan, Error> {
-    let (metadata, tensors) = parts(name, changes);
+    let (metadata, tensors) = rules::parts(name, changes);
     plan(&metadata, &tensors)
 }
 
@@ -91,7 +80,7 @@ fn the_window_of_lfm2_is_that_of_its_attention() {
 
 #[test]
 fn a_mixer_may_have_a_norm_or_none() {
-    let (metadata, mut tensors) = parts("mamba2", &[]);
+    let (metadata, mut tensors) = rules::parts("mamba2", &[]);
     tensors.retain(|tensor| tensor.name != "blk.1.ssm_norm.weight");
     let fewer = plan(&metadata, &tensors).unwrap();
     rules::check(&fewer);
@@ -103,7 +92,7 @@ fn a_mixer_may_have_a_norm_or_none() {
 #[test]
 fn missing_tensors_of_a_mixer_are_named() {
     for name in ["blk.1.ssm_a", "blk.1.ssm_d", "blk.1.ssm_dt.bias", "blk.0.ssm_conv1d.weight"] {
-        let (metadata, mut tensors) = parts("mamba2", &[]);
+        let (metadata, mut tensors) = rules::parts("mamba2", &[]);
         tensors.retain(|tensor| tensor.name != name);
         let error = plan(&metadata, &tensors).unwrap_err().to_string();
         assert_eq!(error, format!("tensor `{name}` is missing"));

@@ -7,19 +7,8 @@ mod rules;
 use bodkin_gguf::{Array, Metadata, Tensor, Value};
 use bodkin_model::{Gating, Op, Plan, PoolKind, Rope, RopeScaling, Routing, plan, plan_for};
 
-/// The metadata and tensors of a model, with some keys set to other values.
-fn parts(name: &str, changes: &[(&str, Value)]) -> (Metadata, Vec<Tensor>) {
-    let file = rules::open(name);
-    let mut metadata = file.metadata().clone();
-    for (key, value) in changes {
-        let key = format!("{}.{key}", file.metadata().architecture().unwrap());
-        metadata.insert(key, value.clone());
-    }
-    (metadata, file.tensors().to_vec())
-}
-
 fn with(name: &str, changes: &[(&str, Value)]) -> Plan {
-    let (metadata, tensors) = parts(name, changes);
+    let (metadata, tensors) = rules::parts(name, changes);
     let plan = plan(&metadata, &tensors).unwrap();
     rules::check(&plan);
     plan
@@ -49,7 +38,7 @@ fn factors(plan: &Plan) -> Vec<f32> {
 
 #[test]
 fn the_context_decides_between_long_and_short_factors() {
-    let (metadata, tensors) = parts("phi4-mini", &[]);
+    let (metadata, tensors) = rules::parts("phi4-mini", &[]);
     let factors = |plan: &Plan| {
         let ropes = ropes(plan);
         assert_eq!(ropes.len(), 6);
@@ -130,21 +119,22 @@ fn a_pattern_is_a_period_or_a_value_for_each_layer() {
     assert_eq!(global, wanted);
 
     let short = Value::Array(Array::Bool(vec![true]));
-    let (metadata, tensors) = parts("gemma3", &[("attention.sliding_window_pattern", short)]);
+    let (metadata, tensors) =
+        rules::parts("gemma3", &[("attention.sliding_window_pattern", short)]);
     let error = bodkin_model::plan(&metadata, &tensors).unwrap_err().to_string();
     assert!(error.contains("sliding_window_pattern") && error.contains("found 1"), "{error}");
 }
 
 /// The tensors of a model with some of them in another form.
 fn changed(name: &str, change: impl FnMut(Tensor) -> Vec<Tensor>) -> Vec<Tensor> {
-    parts(name, &[]).1.into_iter().flat_map(change).collect()
+    rules::parts(name, &[]).1.into_iter().flat_map(change).collect()
 }
 
 #[test]
 fn latent_attention_is_expanded_where_one_matrix_makes_keys_and_values() {
     let lengths = [("attention.key_length", 32), ("attention.value_length", 16)];
     let lengths = lengths.map(|(key, value)| (key, Value::U32(value)));
-    let (mut metadata, _) = parts("deepseek3-yarn", &lengths);
+    let (mut metadata, _) = rules::parts("deepseek3-yarn", &lengths);
     metadata.remove("deepseek2.attention.key_length_mla");
     metadata.remove("deepseek2.attention.value_length_mla");
     let tensors = changed("deepseek3-yarn", |mut tensor| {
@@ -177,7 +167,7 @@ fn latent_attention_is_expanded_where_one_matrix_makes_keys_and_values() {
 
 #[test]
 fn yarn_without_a_multiplier_grows_what_is_rotated() {
-    let (mut metadata, tensors) = parts("deepseek3-yarn", &[]);
+    let (mut metadata, tensors) = rules::parts("deepseek3-yarn", &[]);
     metadata.remove("deepseek2.rope.scaling.yarn_log_multiplier");
     let rope = ropes(&plan(&metadata, &tensors).unwrap())[0];
     assert!((rope.table(None).magnitude - (1.0 + 0.1 * 4f32.ln())).abs() < 1e-6);
@@ -201,7 +191,7 @@ fn gate_and_up_of_experts_may_be_one_tensor() {
         }
         if tensor.name.contains("ffn_up_exps") { Vec::new() } else { vec![tensor] }
     });
-    let fused = plan(&parts("qwen3moe", &[]).0, &tensors).unwrap();
+    let fused = plan(&rules::parts("qwen3moe", &[]).0, &tensors).unwrap();
     rules::check(&fused);
     let apart = with("qwen3moe", &[]);
     assert_eq!(fused.cost().flops_per_token, apart.cost().flops_per_token);

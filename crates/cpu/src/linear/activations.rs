@@ -16,6 +16,8 @@
 //! reciprocal would overflow); a half with a value that is not finite gets the scale NaN, so that
 //! the fault shows in every result.
 
+mod avx512;
+
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -31,6 +33,12 @@ pub(crate) const BLOCK_COLS: usize = 32;
 /// Columns that share a scale. Real activations have outliers; with 16 to a scale each spoils fewer
 /// of its neighbours, and logits are a third closer to those of exact arithmetic than with 32.
 const HALF: usize = BLOCK_COLS / 2;
+
+/// A half with nothing as large as this becomes zero.
+const SMALLEST: f32 = f32::from_bits(0x0480_0000);
+
+/// Adding this rounds a small f32 to an integer, ties to even, in its low mantissa bits.
+const ROUND: f32 = 12_582_912.0;
 
 /// 32 columns of one row as int8, with a scale for each half. The sums are negative because that is
 /// how kernels need them.
@@ -201,7 +209,7 @@ impl Filling<'_> {
             Form::Blocks => match simd {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as for floats; a `Simd` proves its instructions.
-                Simd::Avx512 => unsafe { quantize_row_avx512(start, stride, x) },
+                Simd::Avx512 => unsafe { avx512::quantize_row(start, stride, x) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 Simd::Avx2 | Simd::AvxVnni => unsafe { quantize_row_avx2(start, stride, x) },
@@ -219,15 +227,6 @@ unsafe fn copy_row(start: *mut u8, stride: usize, x: &[f32]) {
         // SAFETY: the caller gives the room; steps are multiples of 4 bytes, so f32 is aligned.
         unsafe { start.add(col * stride).cast::<f32>().write(value) }
     }
-}
-
-/// # Safety
-/// As [`quantize_row`], on a processor with AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn quantize_row_avx512(start: *mut u8, stride: usize, x: &[f32]) {
-    // SAFETY: passed on.
-    unsafe { quantize_row(start, stride, x) }
 }
 
 /// # Safety
@@ -267,14 +266,12 @@ fn quantize_block(x: &[f32; BLOCK_COLS]) -> Block {
 /// order of evaluation can change a bit, so the compiler may vectorise it as it likes.
 #[inline(always)]
 fn quantize_half(x: &[f32; HALF]) -> ([i8; HALF], f32, i32) {
-    // Adding this rounds a small f32 to an integer, ties to even, in its low mantissa bits.
-    const ROUND: f32 = 12_582_912.0;
     // The bits of |x| order as the values do, with infinity and NaN on top.
     let bits = x.iter().fold(0, |max, v| (v.to_bits() & 0x7fff_ffff).max(max));
     let largest = f32::from_bits(bits);
     let (scale, inverse) = if !largest.is_finite() {
         (f32::NAN, 0.0)
-    } else if largest < f32::from_bits(0x0480_0000) {
+    } else if largest < SMALLEST {
         (0.0, 0.0)
     } else {
         (largest / 127.0, 127.0 / largest)
@@ -330,7 +327,15 @@ mod tests {
     #[test]
     fn all_levels_write_the_same_bytes_in_tiles() {
         let (rows, cols) = (19, 96);
-        let x: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 - 500.5).collect();
+        let mut x: Vec<f32> =
+            (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 - 500.5).collect();
+        // Halves of a block with nothing, with faults, and with the largest and smallest numbers.
+        x[..32].fill(0.0);
+        x[40] = f32::INFINITY;
+        x[50] = f32::NAN;
+        x[70] = f32::MAX;
+        x[96..112].fill(f32::from_bits(SMALLEST.to_bits() - 1));
+        x[112..128].fill(SMALLEST);
         let fill = |simd| {
             let mut buffer = Activations::with_bytes(rows * Form::Blocks.row_bytes(cols));
             let filling = buffer.fill(Form::Blocks, rows, cols);

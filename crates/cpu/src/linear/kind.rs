@@ -29,6 +29,8 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 
+pub(crate) use float::F32;
+
 /// The codes of an integer kind.
 #[derive(Copy, Clone)]
 pub(crate) enum Codes {

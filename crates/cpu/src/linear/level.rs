@@ -105,12 +105,21 @@ pub(crate) trait Level {
     /// Panels of a tile of floats with this many tokens, the widest of which is the last: so many
     /// sums hide the latency of the additions, and stay in registers.
     const FLOAT_PANELS: &[(usize, usize)];
+    /// The same for weights that were widened to f32: as loads of these are cheap, the widest has
+    /// more panels and fewer tokens, each of which takes a load.
+    const WIDE_PANELS: &[(usize, usize)];
 
     /// Runs [`tile::integer`] over all rows of a panel.
     ///
     /// # Safety
     /// As [`tile::integer`], where the level's instructions exist.
     unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile);
+
+    /// Runs [`tile::widen`] over all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`tile::widen`], where the level's instructions exist.
+    unsafe fn widen<K: FloatKind>(panel: *const u8, cols: usize, to: *mut u8);
 
     /// Runs [`tile::float`] over all rows of `P` panels.
     ///
@@ -121,16 +130,23 @@ pub(crate) trait Level {
 
 /// Implements a level: its widest tiles, its instructions, and the lanes that make up a panel.
 macro_rules! level {
-    ($level:ty, $tokens:literal, $float_panels:expr, [$($lanes:ty),+]
+    ($level:ty, $tokens:literal, $float_panels:expr, $wide_panels:expr, [$($lanes:ty),+]
         $(, #[$features:meta])?) => {
         impl Level for $level {
             const TOKENS: usize = $tokens;
             const FLOAT_PANELS: &[(usize, usize)] = &$float_panels;
+            const WIDE_PANELS: &[(usize, usize)] = &$wide_panels;
 
             $(#[$features])?
             unsafe fn integer<K: IntegerKind, const T: usize>(tile: &Tile) {
                 // SAFETY: passed on.
                 unsafe { $(tile::integer::<$lanes, K, T>(tile);)+ }
+            }
+
+            $(#[$features])?
+            unsafe fn widen<K: FloatKind>(panel: *const u8, cols: usize, to: *mut u8) {
+                // SAFETY: passed on.
+                unsafe { $(tile::widen::<$lanes, K>(panel, cols, to);)+ }
             }
 
             $(#[$features])?
@@ -142,12 +158,13 @@ macro_rules! level {
     };
 }
 
-level!(Portable, 4, [(1, 1), (2, 1), (4, 1)], [Portable]);
+level!(Portable, 4, [(1, 1), (2, 1), (4, 1)], [(1, 1), (2, 1), (4, 1)], [Portable]);
 #[cfg(target_arch = "x86_64")]
 level!(
     Avx512,
     16,
     [(1, 4), (2, 4), (4, 4), (8, 1), (16, 1)],
+    [(1, 4), (2, 4), (4, 4), (8, 3)],
     [Avx512],
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")]
 );
@@ -157,6 +174,7 @@ level!(
     Avx2<0, false>,
     4,
     [(1, 4), (2, 4), (4, 2)],
+    [(1, 4), (2, 4), (4, 3)],
     [Avx2<0, false>, Avx2<1, false>],
     #[target_feature(enable = "avx2,fma,f16c")]
 );
@@ -165,6 +183,7 @@ level!(
     Avx2<0, true>,
     4,
     [(1, 4), (2, 4), (4, 2)],
+    [(1, 4), (2, 4), (4, 3)],
     [Avx2<0, true>, Avx2<1, true>],
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 );

@@ -34,6 +34,12 @@ pub(crate) struct Tile {
     pub(crate) panel_bytes: usize,
     /// Columns to pass over.
     pub(crate) cols: usize,
+    /// Whether sums begin at zero; if not, with what waits in `sums`.
+    pub(crate) is_first: bool,
+    /// Whether sums are complete; if not, they wait in `sums`.
+    pub(crate) is_last: bool,
+    /// Float tiles: `[tokens][panels]` of 16 sums, where the tile does not pass over all columns.
+    pub(crate) sums: *mut f32,
     /// The first token's activations.
     pub(crate) x: *const u8,
     /// Distance between two column steps of the activations in bytes.
@@ -84,7 +90,7 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerKind, const T: usize>(tile: &Ti
             }
             span = span.add(K::BYTES);
         }
-        finish::<L, T>(tile, 0, &sums);
+        finish::<L, T>(tile, 0, sums);
     }
 }
 
@@ -194,43 +200,82 @@ unsafe fn add_block<L: Lanes, K: IntegerKind>(
 ///
 /// # Safety
 /// The pointers of `tile` are valid: `panel` for `P` panels of `cols` columns, `x` for `T` tokens
-/// of `cols` f32, `out` and `bias` for `rows` rows. The instructions of `L` exist.
+/// of `cols` f32, `out` and `bias` for `rows` rows; `sums` unless these are the first and last
+/// columns. The instructions of `L` exist.
 #[inline(always)]
 pub(crate) unsafe fn float<L: Lanes, K: FloatKind, const P: usize, const T: usize>(tile: &Tile) {
     // SAFETY: the loop walks exactly the panels and the tokens' columns, as the caller vouches.
     unsafe {
         let mut sums = [[L::float(0.0); T]; P];
+        if !tile.is_first {
+            unrolled!(P, p => {
+                unrolled!(T, t => { sums[p][t] = L::from_f32(waiting::<P>(tile, p, t).cast()) });
+            });
+        }
         let (mut panel, mut x) = (tile.panel, tile.x);
         for _ in 0..tile.cols {
+            let mut weights = [L::float(0.0); P];
             unrolled!(P, p => {
                 let at = panel.add(p * tile.panel_bytes);
                 if T == 1 {
                     L::prefetch(at.wrapping_add(PREFETCH_BYTES));
                 }
-                let weights = K::load::<L>(at);
-                unrolled!(T, t => {
-                    let x = L::float(*x.cast::<f32>().add(t));
-                    sums[p][t] = L::fma(weights, x, sums[p][t]);
-                });
+                weights[p] = K::load::<L>(at);
+            });
+            // One token after the other: only one of them takes a register.
+            unrolled!(T, t => {
+                let x = L::float(*x.cast::<f32>().add(t));
+                unrolled!(P, p => { sums[p][t] = L::fma(weights[p], x, sums[p][t]) });
             });
             panel = panel.add(PANEL_ROWS * K::BYTES);
             x = x.add(tile.x_stride);
         }
-        unrolled!(P, p => { finish::<L, T>(tile, p, &sums[p]) });
+        if tile.is_last {
+            unrolled!(P, p => { finish::<L, T>(tile, p, sums[p]) });
+        } else {
+            unrolled!(P, p => {
+                unrolled!(T, t => { L::store(sums[p][t], waiting::<P>(tile, p, t)) });
+            });
+        }
+    }
+}
+
+/// Where the sums of a panel and a token wait.
+///
+/// # Safety
+/// As [`float`].
+#[inline(always)]
+unsafe fn waiting<const P: usize>(tile: &Tile, panel: usize, token: usize) -> *mut f32 {
+    // SAFETY: the caller vouches for the sums of all panels and tokens.
+    unsafe { tile.sums.add((token * P + panel) * PANEL_ROWS) }
+}
+
+/// Writes `cols` columns of a panel as f32, `[cols][16 rows]`.
+///
+/// # Safety
+/// `panel` has so many columns, `to` room for them. The instructions of `L` exist.
+#[inline(always)]
+pub(crate) unsafe fn widen<L: Lanes, K: FloatKind>(panel: *const u8, cols: usize, to: *mut u8) {
+    for col in 0..cols {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let weights = K::load::<L>(panel.add(col * PANEL_ROWS * K::BYTES));
+            L::store(weights, to.cast::<f32>().add(col * PANEL_ROWS));
+        }
     }
 }
 
 /// Adds the bias to the sums of one panel and writes them, as far as there are rows.
 #[inline(always)]
-unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: &[L::Floats; T]) {
+unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: [L::Floats; T]) {
     let first = panel * PANEL_ROWS;
     let rows = PANEL_ROWS.min(tile.rows - first);
     // SAFETY: only rows below `tile.rows` are read or written, as the caller of the tile vouches.
     unsafe {
         let bias = tile.bias.wrapping_add(first);
         let has_bias = !tile.bias.is_null();
-        for (token, &sums) in sums.iter().enumerate() {
-            let out = tile.out[token].add(first);
+        unrolled!(T, token => {
+            let (sums, out) = (sums[token], tile.out[token].add(first));
             if rows == PANEL_ROWS && !has_bias {
                 L::store(sums, out);
             } else if rows == PANEL_ROWS {
@@ -243,6 +288,6 @@ unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: &[L:
                     *out.add(row) = if has_bias { sum + *bias.add(row) } else { sum };
                 }
             }
-        }
+        });
     }
 }

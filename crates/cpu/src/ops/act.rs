@@ -3,7 +3,7 @@
 
 use bodkin_model::Act;
 
-use super::rows::{Binary, zip};
+use super::rows::{Binary, map, update};
 use crate::simd::Simd;
 use crate::vector::{Vector, dispatch, exp};
 
@@ -56,26 +56,26 @@ macro_rules! functions {
             }
 
             #[inline(always)]
-            unsafe fn $name<V: Vector>(a: &[f32], b: Option<&[f32]>, out: &mut [f32]) {
+            unsafe fn $name<V: Vector>(a: &mut [f32], b: Option<&[f32]>) {
                 // SAFETY: the caller keeps the contract of `Vector`.
                 unsafe {
                     match b {
-                        Some(b) => zip::<V>(a, b, out, Gated($act)),
-                        None => zip::<V>(a, a, out, Alone($act)),
+                        Some(b) => update::<V>(a, b, Gated($act)),
+                        None => map::<V>(a, Alone($act)),
                     }
                 }
             }
         )*
 
-        /// `act(a)`, or `act(a) * b`.
-        fn run(simd: Simd, act: Act, a: &[f32], b: Option<&[f32]>, out: &mut [f32]) {
+        /// `a` becomes `act(a)`, or `act(a) * b`.
+        fn run(simd: Simd, act: Act, a: &mut [f32], b: Option<&[f32]>) {
             match act {
                 $(Act::$act => {
-                    dispatch!(simd, $name(a: &[f32], b: Option<&[f32]>, out: &mut [f32]));
+                    dispatch!(simd, $name(a: &mut [f32], b: Option<&[f32]>));
                 })*
                 Act::ClampedSwish => {
                     let b = b.expect("this function is of two values");
-                    dispatch!(simd, clamped_swish(a: &[f32], b: &[f32], out: &mut [f32]));
+                    dispatch!(simd, clamped_swish(a: &mut [f32], b: &[f32]));
                 }
             }
         }
@@ -102,25 +102,27 @@ functions! {
     };
 }
 
-/// `act(input)`.
-pub(crate) fn act(simd: Simd, act: Act, input: &[f32], out: &mut [f32]) {
-    run(simd, act, input, None, out);
+/// `x` becomes `act(x)`.
+pub(crate) fn act(simd: Simd, act: Act, x: &mut [f32]) {
+    run(simd, act, x, None);
 }
 
-/// `act(gate) * up`, where the gate is as long as the other or one number.
-pub(crate) fn glu(simd: Simd, act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    if gate.len() == out.len() {
-        return run(simd, act, gate, Some(up), out);
-    }
-    let mut factor = [0.0];
-    run(simd, act, gate, None, &mut factor);
+/// `gate` becomes `act(gate) * up`.
+pub(crate) fn glu(simd: Simd, act: Act, gate: &mut [f32], up: &[f32]) {
+    run(simd, act, gate, Some(up));
+}
+
+/// `act(gate) * up`, where one gate is for the whole row.
+pub(crate) fn glu_by_one(simd: Simd, act: Act, gate: f32, up: &[f32], out: &mut [f32]) {
+    let mut factor = [gate];
+    run(simd, act, &mut factor, None);
     out.iter_mut().zip(up).for_each(|(y, x)| *y = factor[0] * x);
 }
 
 #[inline(always)]
-unsafe fn clamped_swish<V: Vector>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+unsafe fn clamped_swish<V: Vector>(gate: &mut [f32], up: &[f32]) {
     // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { zip::<V>(gate, up, out, ClampedSwish) }
+    unsafe { update::<V>(gate, up, ClampedSwish) }
 }
 
 /// GPT-OSS's gate, see [`Act::ClampedSwish`].

@@ -1,4 +1,4 @@
-//! Attention over pages with a running softmax (Milakov & Gimelshein 2018, as in FlashAttention).
+//! Attention over pages with a softmax in parts (Milakov & Gimelshein 2018, as in FlashAttention).
 //!
 //! A tile is up to sixteen query rows that share a key and value head: the heads of its group for
 //! one or several tokens, so decode with grouped queries and prefill are the same code. Positions
@@ -21,6 +21,8 @@ use crate::vector::{LANES, Vector, dispatch, exp};
 pub(crate) const TILE_ROWS: usize = 16;
 /// Tokens in a segment: a whole number of pages.
 pub(crate) const SEGMENT_TOKENS: usize = 8 * PAGE_TOKENS;
+/// Scores of a tile with a segment: `[TILE_ROWS, SEGMENT_TOKENS]`.
+const SCORES: usize = TILE_ROWS * SEGMENT_TOKENS;
 /// Below every score, and still a number.
 const LOWEST: f32 = -1e30;
 
@@ -45,7 +47,7 @@ pub(crate) struct Tile<'a> {
     pub(crate) softcap: Option<f32>,
 }
 
-/// The running softmax of the rows of a tile.
+/// The softmax of the rows of a tile over a part of the positions.
 pub(crate) struct Sums<'a> {
     /// `[TILE_ROWS]`: the largest score of each row.
     max: &'a mut [f32],
@@ -166,20 +168,27 @@ unsafe fn segment_of<V: Vector, C: Cell>(
     let first = tile.ranges.iter().map(|r| r.first).min().unwrap_or(0).max(start);
     let last = tile.ranges.iter().map(|r| r.last).max().unwrap_or(0);
     let last = last.min(start + SEGMENT_TOKENS - 1);
-    let mut scores = [0.0; TILE_ROWS * PAGE_TOKENS];
-    let mut decay = [1.0; TILE_ROWS];
-    for page_start in (first / PAGE_TOKENS * PAGE_TOKENS..=last).step_by(PAGE_TOKENS) {
-        let page = table.page(page_start);
-        let filled = (last + 1 - page_start).min(PAGE_TOKENS);
-        // SAFETY: the pages of a sequence are written by earlier stages only; the caller keeps
-        // the contract of `Vector`.
-        unsafe {
-            let keys = kv.keys.part(layout.keys(page, tile.kv_head));
-            let values = kv.values.part(layout.values(page, tile.kv_head));
-            page_scores::<V, C>(tile, keys, layout.key_dim, &mut scores);
-            exponentials::<V>(tile, page_start, &mut scores, &mut decay, sums);
-            let stride = layout.value_stride;
-            add_values::<V, C>(tile.ranges.len(), values, stride, filled, &scores, &decay, sums);
+    let pages = (first / PAGE_TOKENS * PAGE_TOKENS..=last).step_by(PAGE_TOKENS);
+    let mut scores = [0.0; SCORES];
+    // SAFETY: the pages of a sequence are written by earlier stages only; the caller keeps the
+    // contract of `Vector`.
+    unsafe {
+        for page_start in pages.clone() {
+            let keys = kv.keys.part(layout.keys(table.page(page_start), tile.kv_head));
+            page_scores::<V, C>(tile, keys, layout.key_dim, page_start - start, &mut scores);
+        }
+        for (row, range) in tile.ranges.iter().enumerate() {
+            let scores = &mut scores[row * SEGMENT_TOKENS..(row + 1) * SEGMENT_TOKENS];
+            (sums.max[row], sums.sum[row]) = exponentials::<V>(range, start, scores);
+        }
+        for page_start in pages {
+            let page = Page {
+                values: kv.values.part(layout.values(table.page(page_start), tile.kv_head)),
+                stride: layout.value_stride,
+                filled: (last + 1 - page_start).min(PAGE_TOKENS),
+                at: page_start - start,
+            };
+            add_values::<V, C>(tile.ranges.len(), &page, &scores, sums.values);
         }
     }
 }
@@ -202,19 +211,21 @@ macro_rules! by_rows {
     }};
 }
 
-/// The scores of a tile with the keys of a page: `[rows, PAGE_TOKENS]`.
+/// The scores of a tile with the keys of the page that begins `at` tokens into the segment.
 #[inline(always)]
 unsafe fn page_scores<V: Vector, C: Cell>(
     tile: &Tile<'_>,
     keys: &[C],
     key_dim: usize,
-    scores: &mut [f32; TILE_ROWS * PAGE_TOKENS],
+    at: usize,
+    scores: &mut [f32; SCORES],
 ) {
     let rows = tile.ranges.len();
     assert!(tile.q.len() == rows * key_dim && keys.len() == key_dim * PAGE_TOKENS);
+    assert!(rows <= TILE_ROWS && at + PAGE_TOKENS <= SEGMENT_TOKENS);
     // SAFETY: rows and elements stay within the lengths asserted above; the caller keeps the
     // contract of `Vector`.
-    unsafe { by_rows!(rows, score_rows(tile, keys, key_dim, scores)) }
+    unsafe { by_rows!(rows, score_rows(tile, keys, key_dim, at, scores)) }
 }
 
 /// The scores of `N` rows from `first` on.
@@ -224,7 +235,8 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
     tile: &Tile<'_>,
     keys: &[C],
     key_dim: usize,
-    scores: &mut [f32; TILE_ROWS * PAGE_TOKENS],
+    at: usize,
+    scores: &mut [f32; SCORES],
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
@@ -246,64 +258,49 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
                     Some(cap) => softcap(sum, V::splat(cap)),
                     None => sum,
                 };
-                capped.store(scores.as_mut_ptr().add((first + i) * PAGE_TOKENS + j * LANES));
+                let to = (first + i) * SEGMENT_TOKENS + at + j * LANES;
+                capped.store(scores.as_mut_ptr().add(to));
             }
         }
     }
 }
 
-/// Turns scores into exponentials relative to the new maximum of each row; `decay` is by what the
-/// row's older sums shrink.
+/// Turns the scores of a row with a segment, which begins at position `start`, into exponentials
+/// relative to the largest, and gives that and their sum. What the row may not see becomes zero.
 #[inline(always)]
 unsafe fn exponentials<V: Vector>(
-    tile: &Tile<'_>,
-    page_start: usize,
-    scores: &mut [f32; TILE_ROWS * PAGE_TOKENS],
-    decay: &mut [f32; TILE_ROWS],
-    sums: &mut Sums<'_>,
-) {
-    let rows = tile.ranges.iter().zip(scores.chunks_exact_mut(PAGE_TOKENS)).enumerate();
-    for (r, (range, row)) in rows {
-        let from = range.first.saturating_sub(page_start).min(PAGE_TOKENS);
-        let to = (range.last + 1).saturating_sub(page_start).min(PAGE_TOKENS).max(from);
-        row[..from].fill(LOWEST);
-        row[to..].fill(LOWEST);
-        // SAFETY: a row is two vectors long; the caller keeps the contract of `Vector`.
-        unsafe {
-            let (low, high) = (row.as_mut_ptr(), row.as_mut_ptr().add(LANES));
-            let (a, b) = (V::load(low), V::load(high));
-            let max = a.max(b).largest().max(sums.max[r]);
-            let a = exp(a.sub(V::splat(max)));
-            let b = exp(b.sub(V::splat(max)));
-            a.store(low);
-            b.store(high);
-            row[..from].fill(0.0);
-            row[to..].fill(0.0);
-            let total = V::load(low).add(V::load(high)).sum();
-            decay[r] = exp_one::<V>(sums.max[r] - max);
-            sums.max[r] = max;
-            sums.sum[r] = sums.sum[r] * decay[r] + total;
+    range: &RowRange,
+    start: usize,
+    scores: &mut [f32],
+) -> (f32, f32) {
+    let from = range.first.saturating_sub(start).min(SEGMENT_TOKENS);
+    let to = (range.last + 1).saturating_sub(start).min(SEGMENT_TOKENS).max(from);
+    let vectors = from / LANES * LANES..to.next_multiple_of(LANES);
+    scores[vectors.start..from].fill(LOWEST);
+    scores[to..vectors.end].fill(LOWEST);
+    let mut max = LOWEST;
+    let mut sum = 0.0;
+    // SAFETY: whole vectors of the row; the caller keeps the contract of `Vector`.
+    unsafe {
+        let row = scores.as_mut_ptr();
+        let mut largest = V::splat(LOWEST);
+        for at in vectors.clone().step_by(LANES) {
+            largest = largest.max(V::load(row.add(at)));
+        }
+        if from < to {
+            max = largest.largest();
+            let mut sums = V::splat(0.0);
+            for at in vectors.step_by(LANES) {
+                let e = exp(V::load(row.add(at)).sub(V::splat(max)));
+                e.store(row.add(at));
+                sums = sums.add(e);
+            }
+            sum = sums.sum();
         }
     }
-}
-
-/// `values = values * decay + exponentials * page`, for every row.
-#[inline(always)]
-unsafe fn add_values<V: Vector, C: Cell>(
-    rows: usize,
-    values: &[C],
-    stride: usize,
-    filled: usize,
-    scores: &[f32; TILE_ROWS * PAGE_TOKENS],
-    decay: &[f32; TILE_ROWS],
-    sums: &mut Sums<'_>,
-) {
-    assert!(values.len() == stride * PAGE_TOKENS && sums.values.len() >= rows * stride);
-    assert!(rows <= TILE_ROWS && filled <= PAGE_TOKENS && stride.is_multiple_of(LANES));
-    let page = Page { values, stride, filled };
-    // SAFETY: rows, tokens and elements stay within the lengths asserted above; the caller keeps
-    // the contract of `Vector`.
-    unsafe { by_rows!(rows, add_rows(&page, scores, decay, sums.values)) }
+    scores[..from].fill(0.0);
+    scores[to..].fill(0.0);
+    (max, sum)
 }
 
 /// The values of a page.
@@ -313,6 +310,25 @@ struct Page<'a, C> {
     stride: usize,
     /// Tokens that are there.
     filled: usize,
+    /// Where the page begins in its segment.
+    at: usize,
+}
+
+/// Adds the values of a page, each times its exponential, to every row.
+#[inline(always)]
+unsafe fn add_values<V: Vector, C: Cell>(
+    rows: usize,
+    page: &Page<'_, C>,
+    scores: &[f32; SCORES],
+    values: &mut [f32],
+) {
+    let stride = page.stride;
+    assert!(page.values.len() == stride * PAGE_TOKENS && values.len() >= rows * stride);
+    assert!(rows <= TILE_ROWS && page.filled <= PAGE_TOKENS && stride.is_multiple_of(LANES));
+    assert!(page.at + PAGE_TOKENS <= SEGMENT_TOKENS);
+    // SAFETY: rows, tokens and elements stay within the lengths asserted above; the caller keeps
+    // the contract of `Vector`.
+    unsafe { by_rows!(rows, add_rows(page, scores, values)) }
 }
 
 /// Adds a page to the values of `N` rows from `first` on.
@@ -320,39 +336,52 @@ struct Page<'a, C> {
 unsafe fn add_rows<V: Vector, C: Cell, const N: usize>(
     first: usize,
     page: &Page<'_, C>,
-    scores: &[f32; TILE_ROWS * PAGE_TOKENS],
-    decay: &[f32; TILE_ROWS],
+    scores: &[f32; SCORES],
     values: &mut [f32],
 ) {
-    let stride = page.stride;
-    for d in (0..stride).step_by(LANES) {
-        // SAFETY: as the caller vouches.
-        unsafe {
-            let (from, out) = (page.values.as_ptr().add(d), values.as_mut_ptr().add(d));
-            let mut sums: [V; N] = std::array::from_fn(|i| {
-                V::load(out.add((first + i) * stride)).mul(V::splat(decay[first + i]))
-            });
-            for t in 0..page.filled {
-                let v: V = C::load(from.add(t * stride));
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let p = V::splat(scores[(first + i) * PAGE_TOKENS + t]);
-                    *sum = v.mul_add(p, *sum);
-                }
-            }
-            for (i, sum) in sums.into_iter().enumerate() {
-                sum.store(out.add((first + i) * stride));
-            }
+    let pairs = page.stride / (2 * LANES) * (2 * LANES);
+    // SAFETY: as the caller vouches.
+    unsafe {
+        for d in (0..pairs).step_by(2 * LANES) {
+            add_columns::<V, C, N, 2>(first, d, page, scores, values);
+        }
+        if pairs < page.stride {
+            add_columns::<V, C, N, 1>(first, pairs, page, scores, values);
         }
     }
 }
 
-/// `e^x` of one number, by the vector code.
+/// Adds `D` vectors of a page, from column `d` on, to the values of `N` rows from `first` on.
 #[inline(always)]
-unsafe fn exp_one<V: Vector>(x: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    // SAFETY: the array is as long as a vector.
-    unsafe { exp(V::splat(x)).store(lanes.as_mut_ptr()) };
-    lanes[0]
+unsafe fn add_columns<V: Vector, C: Cell, const N: usize, const D: usize>(
+    first: usize,
+    d: usize,
+    page: &Page<'_, C>,
+    scores: &[f32; SCORES],
+    values: &mut [f32],
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let (from, out) = (page.values.as_ptr().add(d), values.as_mut_ptr().add(d));
+        let scores = scores.as_ptr().add(first * SEGMENT_TOKENS + page.at);
+        let mut sums: [[V; D]; N] = std::array::from_fn(|i| {
+            std::array::from_fn(|j| V::load(out.add((first + i) * page.stride + j * LANES)))
+        });
+        for t in 0..page.filled {
+            let v: [V; D] = std::array::from_fn(|j| C::load(from.add(t * page.stride + j * LANES)));
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let p = V::splat(*scores.add(i * SEGMENT_TOKENS + t));
+                for (sum, v) in sums.iter_mut().zip(v) {
+                    *sum = v.mul_add(p, *sum);
+                }
+            }
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (j, sum) in sums.into_iter().enumerate() {
+                sum.store(out.add((first + i) * page.stride + j * LANES));
+            }
+        }
+    }
 }
 
 /// `cap * tanh(x / cap)`.

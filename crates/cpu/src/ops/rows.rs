@@ -28,22 +28,61 @@ pub(super) trait Binary: Copy {
 ///
 /// As for [`Vector`].
 #[inline(always)]
-pub(super) unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Binary) {
+unsafe fn zip<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Binary) {
     assert!(a.len() == out.len() && b.len() == out.len());
-    let n = whole(out.len());
-    // SAFETY: whole vectors stay within the slices, the rest goes through padded arrays.
+    // SAFETY: the three are equally long.
+    unsafe { apply::<V>(a.as_ptr(), b.as_ptr(), out.as_mut_ptr(), out.len(), f) }
+}
+
+/// `a[i] = f(a[i], b[i])`.
+///
+/// # Safety
+///
+/// As for [`Vector`].
+#[inline(always)]
+pub(super) unsafe fn update<V: Vector>(a: &mut [f32], b: &[f32], f: impl Binary) {
+    assert!(a.len() == b.len());
+    // SAFETY: both are equally long.
+    unsafe { apply::<V>(a.as_mut_ptr(), b.as_ptr(), a.as_mut_ptr(), a.len(), f) }
+}
+
+/// `a[i] = f(a[i], a[i])`.
+///
+/// # Safety
+///
+/// As for [`Vector`].
+#[inline(always)]
+pub(super) unsafe fn map<V: Vector>(a: &mut [f32], f: impl Binary) {
+    let start = a.as_mut_ptr();
+    // SAFETY: the slice is as long as itself.
+    unsafe { apply::<V>(start, start, start, a.len(), f) }
+}
+
+/// # Safety
+///
+/// As for [`Vector`]; each pointer is valid for `len` elements, and they are equal or do not
+/// overlap.
+#[inline(always)]
+unsafe fn apply<V: Vector>(
+    a: *const f32,
+    b: *const f32,
+    out: *mut f32,
+    len: usize,
+    f: impl Binary,
+) {
+    let n = whole(len);
+    // SAFETY: whole vectors stay within the length, the rest goes through padded arrays; a vector
+    // is read before its place is written.
     unsafe {
         for i in (0..n).step_by(LANES) {
-            let (a, b) = (V::load(a.as_ptr().add(i)), V::load(b.as_ptr().add(i)));
-            f.apply(a, b).store(out.as_mut_ptr().add(i));
+            f.apply(V::load(a.add(i)), V::load(b.add(i))).store(out.add(i));
         }
-        if n < out.len() {
-            let rest = out.len() - n;
+        if n < len {
             let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
-            x[..rest].copy_from_slice(&a[n..]);
-            y[..rest].copy_from_slice(&b[n..]);
+            a.add(n).copy_to_nonoverlapping(x.as_mut_ptr(), len - n);
+            b.add(n).copy_to_nonoverlapping(y.as_mut_ptr(), len - n);
             f.apply(V::load(x.as_ptr()), V::load(y.as_ptr())).store(x.as_mut_ptr());
-            out[n..].copy_from_slice(&x[..rest]);
+            out.add(n).copy_from_nonoverlapping(x.as_ptr(), len - n);
         }
     }
 }
@@ -155,15 +194,15 @@ impl Binary for Sum {
     }
 }
 
-/// `a + b`.
-pub(crate) fn add(simd: Simd, a: &[f32], b: &[f32], out: &mut [f32]) {
-    dispatch!(simd, add_rows(a: &[f32], b: &[f32], out: &mut [f32]));
+/// `a += b`.
+pub(crate) fn add(simd: Simd, a: &mut [f32], b: &[f32]) {
+    dispatch!(simd, add_rows(a: &mut [f32], b: &[f32]));
 }
 
 #[inline(always)]
-unsafe fn add_rows<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32]) {
+unsafe fn add_rows<V: Vector>(a: &mut [f32], b: &[f32]) {
     // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { zip::<V>(a, b, out, Sum) }
+    unsafe { update::<V>(a, b, Sum) }
 }
 
 /// Columns of each of `groups` equal parts of `x`, from `start` on.
@@ -213,25 +252,6 @@ impl Binary for AddScaled {
     }
 }
 
-/// `out[i] = f(out[i], x[i])`.
-#[inline(always)]
-unsafe fn update<V: Vector>(out: &mut [f32], x: &[f32], f: impl Binary) {
-    assert!(out.len() == x.len());
-    let n = whole(out.len());
-    // SAFETY: whole vectors stay within the slices, the rest goes through padded arrays.
-    unsafe {
-        for i in (0..n).step_by(LANES) {
-            let (a, b) = (V::load(out.as_ptr().add(i)), V::load(x.as_ptr().add(i)));
-            f.apply(a, b).store(out.as_mut_ptr().add(i));
-        }
-        if n < out.len() {
-            let mut rest = [0.0; LANES];
-            rest[..out.len() - n].copy_from_slice(&out[n..]);
-            zip::<V>(&rest[..out.len() - n], &x[n..], &mut out[n..], f);
-        }
-    }
-}
-
 /// `cap * tanh(x / cap)` in place.
 pub(crate) fn cap_in_place(simd: Simd, x: &mut [f32], cap: f32) {
     dispatch!(simd, cap_rows(x: &mut [f32], cap: f32));
@@ -252,13 +272,28 @@ unsafe fn cap_rows<V: Vector>(x: &mut [f32], cap: f32) {
     }
 }
 
-/// Rotates the first `2 * cos.len()` elements of each head; copies the others.
+/// Rotates the first `2 * cos.len()` elements of each head by the angles with these cosines and
+/// sines; copies the others.
 pub(crate) fn rope(
+    simd: Simd,
     style: RopeStyle,
     x: &[f32],
     head_dim: usize,
-    cos: &[f32],
-    sin: &[f32],
+    angles: (&[f32], &[f32]),
+    out: &mut [f32],
+) {
+    dispatch!(simd, rotate(
+        style: RopeStyle, x: &[f32], head_dim: usize, angles: (&[f32], &[f32]), out: &mut [f32],
+    ));
+}
+
+/// The loops are plain: a compiler that knows the instructions makes vectors of them.
+#[inline(always)]
+unsafe fn rotate<V: Vector>(
+    style: RopeStyle,
+    x: &[f32],
+    head_dim: usize,
+    (cos, sin): (&[f32], &[f32]),
     out: &mut [f32],
 ) {
     let pairs = cos.len();

@@ -55,6 +55,13 @@ impl Vector for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16) {
+        unsafe {
+            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<0>(self.0));
+            _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<0>(self.1));
+        }
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }

@@ -32,6 +32,10 @@ impl Vector for Avx512 {
         unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
     }
     #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16) {
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<0>(self.0)) }
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Avx512(_mm512_add_ps(self.0, other.0)) }
     }

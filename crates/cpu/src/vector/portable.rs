@@ -51,6 +51,12 @@ impl Vector for Portable {
         Portable(halves.map(|h| f16::from_bits(h).to_f32()))
     }
     #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16) {
+        let halves = self.0.map(|x| f16::from_f32(x).to_bits());
+        // SAFETY: the caller says that there is room for sixteen elements.
+        unsafe { to.cast::<[u16; LANES]>().write_unaligned(halves) }
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }

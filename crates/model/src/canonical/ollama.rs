@@ -4,7 +4,7 @@
 
 use bodkin_gguf::{Array, File, Format, Metadata, Tensor, Value};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Changes what has to be changed.
 pub(super) fn mend(file: &mut File) -> Result<()> {
@@ -74,7 +74,10 @@ fn split_gates(file: &mut File) -> Result<()> {
         let elements = if is_bias { 1 } else { tensor.cols() };
         let (Some(bytes), Some(&rows)) = (tensor.format.row_bytes(elements), tensor.shape.get(dim))
         else {
-            continue;
+            let Tensor { name, shape, .. } = &tensor;
+            let what =
+                format!("tensor `{name}` of shape {shape:?} instead of rows of gates and ups");
+            return Err(Error::Unsupported(what));
         };
         let mut shape = tensor.shape.clone();
         shape[dim] = rows / 2;

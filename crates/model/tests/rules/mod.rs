@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bodkin_gguf::File;
+use bodkin_gguf::{File, Metadata, Tensor};
 use bodkin_model::{Op, Plan, StateSlot, Value};
 
 /// One of the tiny models that all tests share. Of some only the header is kept: no plan reads a
@@ -16,6 +16,18 @@ pub(crate) fn open(name: &str) -> File {
     }
     let path = folder.join("models").join(name).with_extension("gguf");
     File::open(&path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The metadata and tensors of a model, with some keys set to other values.
+#[allow(dead_code, reason = "not every test changes keys")]
+pub(crate) fn parts(name: &str, changes: &[(&str, bodkin_gguf::Value)]) -> (Metadata, Vec<Tensor>) {
+    let file = open(name);
+    let mut metadata = file.metadata().clone();
+    for (key, value) in changes {
+        let key = format!("{}.{key}", file.metadata().architecture().unwrap());
+        metadata.insert(key, value.clone());
+    }
+    (metadata, file.tensors().to_vec())
 }
 
 /// Panics if an operation of the plan contradicts its operands.
