@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use bodkin_cpu::Simd;
 use bodkin_cpu::linear::{
-    Activations, Form, Kind, OutRows, PackedWeight, ROOM, float_kind, multiply,
+    Activations, Form, Kind, OutRows, PackedWeight, ROOM, Rows, float_kind, multiply,
 };
 use bodkin_gguf::Format;
 
@@ -51,8 +51,9 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
         _ => &[0],
     };
     let blocks = rows * cols / format.block_elements();
-    let mut bytes = vec![0; blocks * format.block_bytes()];
-    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+    let block_bytes = format.block_bytes().expect("a dense format");
+    let mut bytes = vec![0; blocks * block_bytes];
+    for block in bytes.chunks_exact_mut(block_bytes) {
         block.fill_with(|| noise.next() as u8);
         for &at in f16s {
             // Sign, exponent between 2^-7 and 1, any mantissa.
@@ -68,7 +69,7 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
 
 fn filled(simd: Simd, form: Form, x: &[f32], cols: usize) -> Activations {
     let rows = x.len() / cols;
-    let mut activations = Activations::with_bytes(rows * form.row_bytes(cols));
+    let mut activations = Activations::with_bytes(form.bytes(rows, cols));
     let filling = activations.fill(form, rows, cols);
     for (row, x) in x.chunks_exact(cols).enumerate() {
         // SAFETY: one thread.
@@ -206,7 +207,7 @@ fn threads_share_one_result() {
         let bytes = random_weight(kind.format(), rows, cols, &mut noise);
         let alone = PackedWeight::pack(kind.format(), &bytes, rows, cols);
         let mut weight = PackedWeight::zeroed(kind, rows, cols);
-        let packer = weight.packer(kind.format(), &bytes);
+        let packer = weight.packer(Rows::new(kind.format(), &bytes, rows));
         std::thread::scope(|threads| {
             for panels in [0..3, 3..10] {
                 // SAFETY: the ranges are disjoint.
@@ -214,7 +215,7 @@ fn threads_share_one_result() {
             }
         });
         let (simd, x) = (Simd::detect(), noise.normals(tokens * cols));
-        let mut activations = Activations::with_bytes(tokens * kind.form().row_bytes(cols));
+        let mut activations = Activations::with_bytes(kind.form().bytes(tokens, cols));
         let filling = activations.fill(kind.form(), tokens, cols);
         std::thread::scope(|threads| {
             for rows in [0..8, 8..19] {

@@ -37,7 +37,7 @@ fn products(simd: Simd, format: Format, rows: &[u8], x: &[f32]) -> Vec<f32> {
     let row_bytes = format.row_bytes(x.len()).expect("whole blocks");
     let weight = PackedWeight::pack(format, rows, rows.len() / row_bytes, x.len());
     let form = weight.kind().form();
-    let mut activations = Activations::with_bytes(form.row_bytes(x.len()));
+    let mut activations = Activations::with_bytes(form.bytes(1, x.len()));
     let mut out = vec![f32::NAN; weight.rows()];
     // SAFETY: one thread.
     unsafe {

@@ -110,8 +110,8 @@ impl<'a> Builder<'a> {
             return Ok(id);
         }
         let id = WeightId(self.plan.weights.len());
-        let (name, format) = (full_name.to_owned(), tensor.format);
-        self.plan.weights.push(Weight { name, format, cols, rows });
+        let (name, format, bytes) = (full_name.to_owned(), tensor.format, tensor.bytes);
+        self.plan.weights.push(Weight { name, format, cols, rows, bytes });
         self.known.insert(full_name.to_owned(), id);
         Ok(id)
     }

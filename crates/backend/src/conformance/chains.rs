@@ -22,6 +22,12 @@ pub(super) fn cases() -> Vec<Case> {
             Some(9),
             5.0 * INTEGER,
         ),
+        decoder(
+            "decoder sparse, window",
+            [Format::BITMAP_Q4_0, Format::CSR_F16, Format::S24_Q8_0],
+            Some(9),
+            5.0 * INTEGER,
+        ),
         fused_projection(),
     ]
 }

@@ -58,6 +58,7 @@ fn biases(cases: &mut Vec<Case>) {
         (Format::F16, FLOAT),
         (Format::Q8_0, INTEGER),
         (Format::Q4_K, INTEGER),
+        (Format::BITMAP_F16, FLOAT),
     ] {
         for rows in [1, 17, 40] {
             let name = format!("linear {} with bias [{rows}, 256]", format.name());

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
+use crate::backends::SparseWeights;
 use crate::load::{self, Machine, Opened};
 use report::{Format, Row};
 
@@ -45,6 +46,12 @@ pub(crate) struct Args {
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     no_repack: bool,
+    /// Read sparse weights without their zeros
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    sparse: SparseWeights,
+    /// Skip this share of the inputs of down projections, the smallest ones
+    #[arg(long, value_name = "SHARE", value_parser = load::share)]
+    activation_sparsity: Option<f64>,
     /// Where to compute: auto or cpu
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -74,6 +81,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             ctx_size: None,
             batch_size,
             no_repack: args.no_repack,
+            sparse: args.sparse,
+            activation_sparsity: args.activation_sparsity,
         };
         let backend = machine.backend()?;
         for &test in &tests {
@@ -178,6 +187,18 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     };
     row.bandwidth = backend.bandwidth();
     Ok(row)
+}
+
+/// Tokens a second that a model generates alone, after one that nobody times.
+pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Result<f64> {
+    const TOKENS: usize = 64;
+    let backend = machine.backend()?;
+    let pages = Pages::needed(&opened.plan.windows(), TOKENS, 1, 1);
+    let limits = Limits { tokens: 1, outputs: 1, pages, states: 1 };
+    let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1);
+    session.run(Test { prompt: 0, generate: 1, depth: 0 })?;
+    let ns = session.run(Test { prompt: 0, generate: TOKENS, depth: 0 })?;
+    Ok(TOKENS as f64 / (ns as f64 * 1e-9))
 }
 
 /// Bytes that a test must read at least: the weights once a step, and in each generated token's

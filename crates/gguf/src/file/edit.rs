@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::{Bytes, File};
 use crate::header::quoted;
 use crate::metadata::Metadata;
-use crate::tensor::checked_bytes;
+use crate::tensor::fixed_bytes;
 use crate::{Error, Format, Result, Tensor};
 
 /// Makes a tensor's data from those of others. What it reads must not be made of the result.
@@ -65,7 +65,8 @@ impl File {
     }
 
     /// Adds a tensor whose data `recipe` makes when they are first asked for: exactly as many bytes
-    /// as format and shape take. Fails if there is one of this name or if the shape is impossible.
+    /// as format and shape take. Fails if there is one of this name, if the shape is impossible, or
+    /// if rows of the format differ in length.
     pub fn add_tensor(
         &mut self,
         name: &str,
@@ -76,7 +77,7 @@ impl File {
         if self.by_name.contains_key(name) {
             return Err(self.second(name));
         }
-        let bytes = checked_bytes(format, shape).map_err(|bad| {
+        let bytes = fixed_bytes(format, shape).map_err(|bad| {
             let item = format!("tensor {}", quoted(name));
             Error::invalid(&self.path, item, bad.expected, bad.found)
         })?;
