@@ -80,7 +80,13 @@ fn every_type_is_made_and_near_its_source() {
             for (a, b) in before.iter().zip(&after) {
                 (off, all) = (off + (a - b).powi(2), all + a * a);
             }
-            assert!(off < 0.03 * all, "{} {}: {off} of {all}", kind.name, tensor.name);
+            let format = made.tensor(&tensor.name).unwrap().format;
+            let limit = match 8 * format.block_bytes().unwrap() / format.block_elements() {
+                0..3 => 0.12,
+                3 => 0.03,
+                _ => 0.015,
+            };
+            assert!(off < limit * all, "{} {}: {off} of {all}", kind.name, tensor.name);
         }
         assert_eq!(made.tensor("output_norm.weight").unwrap().format, Format::F32);
         assert_eq!(made.tensor("blk.3.ffn_gate_inp.weight").unwrap().format, Format::F32);
