@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 /// The peer: a source package that builds llama.cpp for this machine.
-const PEER: &str = "llama_cpp_python==0.3.36";
+pub(crate) const PEER: &str = "llama_cpp_python==0.3.36";
 const RESULTS: &str = "benches/results/cpu.jsonl";
 
 /// What to compare.
@@ -77,7 +77,7 @@ fn run_cargo(root: &Path, args: &[&str]) -> Result<()> {
 }
 
 /// A virtual environment with the peer, built for this machine; it takes minutes the first time.
-fn set_up_peer(root: &Path) -> Result<PathBuf> {
+pub(crate) fn set_up_peer(root: &Path) -> Result<PathBuf> {
     let folder = root.join("target/peer");
     let python = folder.join("bin/python3");
     if !python.exists() {

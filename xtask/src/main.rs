@@ -7,6 +7,7 @@ mod ci;
 mod compare;
 mod golden;
 mod parity;
+mod quality;
 mod synth;
 mod tidy;
 
@@ -26,6 +27,8 @@ enum Command {
     Golden(golden::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
+    /// Measures what quantising and pruning cost.
+    Quality(quality::Args),
     /// Makes a model file of some size with random weights.
     Synth(synth::Args),
     /// Checks the rules of the design that a machine can check.
@@ -38,6 +41,7 @@ fn main() -> anyhow::Result<()> {
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
+        Command::Quality(args) => quality::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),
         Command::Tidy => tidy::run(&root()),
     }

@@ -3,6 +3,7 @@
 mod report;
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_compress::imatrix::Imatrix;
@@ -101,11 +102,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
         (None, None) => "none".to_owned(),
     };
     let file = opened.file.clone();
+    let start = Instant::now();
     let mut pruner = Pruner::new(&file, folder(&args.output))?;
     let imatrix = surgery.imatrix.as_ref().map(Imatrix::open).transpose()?;
     prune_all(&mut pruner, &jobs, &args.machine, &mut opened, imatrix, text.as_ref())?;
     write(pruner, &jobs, &source, &args.output)?;
-    report::print(&args, &opened, &jobs)
+    report::print(&args, &opened, &jobs, start.elapsed())
 }
 
 /// Prunes all tensors, collecting what has to be known of them.

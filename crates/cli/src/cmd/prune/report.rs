@@ -3,6 +3,7 @@
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
@@ -47,8 +48,8 @@ impl Row {
     }
 }
 
-/// Prints the table of a pruned file.
-pub(super) fn print(args: &Args, before: &Opened, jobs: &[Job]) -> Result<()> {
+/// Prints the table of a pruned file; `taken` is how long pruning took.
+pub(super) fn print(args: &Args, before: &Opened, jobs: &[Job], taken: Duration) -> Result<()> {
     let pruned = Opened::open(&args.output)?;
     let mut rows = vec![
         Row::new(format!("before: {}", before.describe()), before),
@@ -71,8 +72,8 @@ pub(super) fn print(args: &Args, before: &Opened, jobs: &[Job]) -> Result<()> {
         equal = Some(kind);
     }
     match args.json {
-        true => print_json(&rows, equal),
-        false => print_table(&rows, equal),
+        true => print_json(&rows, equal, taken),
+        false => print_table(&rows, equal, taken),
     }
 }
 
@@ -197,7 +198,7 @@ fn make(before: &Opened, choices: &[Choice], threads: usize, path: &Path) -> Res
     Ok(out.flush()?)
 }
 
-fn print_table(rows: &[Row], equal: Option<FileType>) -> Result<()> {
+fn print_table(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let width = rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
     write!(out, "{:width$} {:>10} {:>6}", "", "size", "bits")?;
@@ -217,6 +218,7 @@ fn print_table(rows: &[Row], equal: Option<FileType>) -> Result<()> {
     if let Some(line) = verdict(rows, equal) {
         writeln!(out, "{line}")?;
     }
+    writeln!(out, "Pruned in {:.1} s.", taken.as_secs_f64())?;
     Ok(())
 }
 
@@ -231,7 +233,7 @@ fn verdict(rows: &[Row], equal: Option<FileType>) -> Option<String> {
     })
 }
 
-fn print_json(rows: &[Row], equal: Option<FileType>) -> Result<()> {
+fn print_json(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result<()> {
     let values = rows.iter().map(|row| {
         let measured = row.measured;
         json!({
@@ -250,6 +252,7 @@ fn print_json(rows: &[Row], equal: Option<FileType>) -> Result<()> {
         "rows": values.collect::<Vec<_>>(),
         "dense_type_of_the_size": equal.map(|kind| kind.name),
         "dense_is_better": dense_is_better,
+        "seconds": taken.as_secs_f64(),
     });
     Ok(writeln!(std::io::stdout().lock(), "{value:#}")?)
 }
