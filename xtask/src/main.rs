@@ -8,6 +8,7 @@ mod compare;
 mod golden;
 mod parity;
 mod quality;
+mod sparse;
 mod synth;
 mod tidy;
 
@@ -29,6 +30,8 @@ enum Command {
     Parity(parity::Args),
     /// Measures what quantising and pruning cost.
     Quality(quality::Args),
+    /// Measures sparse weights against the same made dense, in turns.
+    Sparse(sparse::Args),
     /// Makes a model file of some size with random weights.
     Synth(synth::Args),
     /// Checks the rules of the design that a machine can check.
@@ -42,6 +45,7 @@ fn main() -> anyhow::Result<()> {
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
         Command::Quality(args) => quality::run(&root(), &args),
+        Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),
         Command::Tidy => tidy::run(&root()),
     }

@@ -19,7 +19,7 @@ pub use reference::Reference;
 
 use std::sync::Arc;
 
-use bodkin_gguf::File;
+use bodkin_gguf::{File, Format};
 use bodkin_model::Plan;
 
 /// What a model is sized for when it is loaded; a step never asks for more.
@@ -58,6 +58,19 @@ pub struct Part {
     pub bytes: u64,
     /// Multiplications and additions with weights.
     pub operations: u64,
+}
+
+/// How a backend keeps a weight of a sparse format.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The weight's name in the file.
+    pub weight: String,
+    /// How the file stores it.
+    pub format: Format,
+    /// Whether it is read without its zeros.
+    pub sparse: bool,
+    /// How many times as fast it is without its zeros, if that was measured.
+    pub speedup: Option<f64>,
 }
 
 /// Told how many bytes of weights are ready, and how many there are.
@@ -118,6 +131,23 @@ pub trait Model: Send {
 
     /// How often each expert was chosen since the model was loaded, for each routing of the plan.
     fn expert_counts(&self) -> Vec<Vec<u64>>;
+
+    /// How weights of sparse formats are kept, in the plan's order; nothing where the backend has
+    /// only one way.
+    fn choices(&self) -> &[Choice] {
+        &[]
+    }
+
+    /// Takes for zero, from now on, what is smaller in magnitude than a threshold in the input of
+    /// each of the plan's [`Plan::gated_products`], in their order. What is zero need not be read
+    /// of the weights.
+    ///
+    /// # Errors
+    /// Where the backend cannot do that, or was not told to when the model was loaded.
+    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<()> {
+        let what = format!("{} products with thresholds of inputs", thresholds.len());
+        Err(Error::Unsupported { backend: "this device".to_owned(), what })
+    }
 
     /// Begins to take the time of the parts of each step, from nothing; or ends it.
     fn set_profiling(&mut self, on: bool);

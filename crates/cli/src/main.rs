@@ -10,6 +10,7 @@ mod interrupt;
 mod load;
 mod output;
 mod progress;
+mod skipping;
 mod source;
 
 use std::io::{ErrorKind, Write};

@@ -6,6 +6,7 @@
 
 mod error;
 pub mod imatrix;
+pub mod magnitudes;
 pub mod mixture;
 mod pattern;
 pub mod prune;

@@ -58,6 +58,8 @@ pub(crate) struct Step<'a> {
     pub(crate) scratch: &'a [Shared<f32>],
     /// Room for the sums of tiles whose segments are spread over threads.
     pub(crate) partials: Shared<f32>,
+    /// Of the inputs of gated products.
+    pub(crate) thresholds: &'a [f32],
     /// How much of each stage has been taken; zero at the start.
     pub(crate) taken: &'a [AtomicUsize],
     /// Is shown the inputs of products, by the first thread.
@@ -254,6 +256,9 @@ impl Step<'_> {
                 rows::weighted_sum(self.simd, parts, route, self.write(out, row));
             }
             RowOp::Pool { input, kind, out } => self.pool(input, kind, row, out),
+            RowOp::Mask { values, product } => {
+                rows::mask(self.write(values, row), self.thresholds[product]);
+            }
             RowOp::PrepareExperts { input, cols, sorting, blocks, floats } => {
                 let forms = [(blocks, Form::Blocks), (floats, Form::Floats)];
                 self.prepare_experts(row, input, cols, sorting, &forms);

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use bodkin_cpu::Simd;
 use bodkin_cpu::linear::{
-    Activations, Form, Kind, OutRows, PackedWeight, ROOM, float_kind, multiply,
+    Activations, Form, Kind, OutRows, PackedWeight, ROOM, Rows, float_kind, multiply,
 };
 use bodkin_gguf::Format;
 
@@ -207,7 +207,7 @@ fn threads_share_one_result() {
         let bytes = random_weight(kind.format(), rows, cols, &mut noise);
         let alone = PackedWeight::pack(kind.format(), &bytes, rows, cols);
         let mut weight = PackedWeight::zeroed(kind, rows, cols);
-        let packer = weight.packer(kind.format(), &bytes);
+        let packer = weight.packer(Rows::new(kind.format(), &bytes, rows));
         std::thread::scope(|threads| {
             for panels in [0..3, 3..10] {
                 // SAFETY: the ranges are disjoint.

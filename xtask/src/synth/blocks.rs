@@ -5,16 +5,21 @@ use std::io::{self, Write};
 
 use bodkin_gguf::Format;
 
+use super::pruned::prune;
+
 /// Elements that are made; a multiple of every format's block.
 const ELEMENTS: usize = 1 << 20;
 
+/// Values that are compared when some are made zero, as many as a row may have.
+const PRUNED: usize = 2048;
+
 /// The deviation of the weights, as models are initialised with.
-const DEVIATION: f32 = 0.02;
+pub(super) const DEVIATION: f32 = 0.02;
 
 /// Whether files hold matrices in it. The others are integers, or blocks of activations.
 pub(super) fn holds_weights(format: Format) -> bool {
     use Format::{I8, I16, I32, I64, Q8_1, Q8_K};
-    !format.has_index() && !matches!(format, I8 | I16 | I32 | I64 | Q8_1 | Q8_K)
+    !matches!(format, I8 | I16 | I32 | I64 | Q8_1 | Q8_K)
 }
 
 /// A stretch of blocks of one format.
@@ -26,11 +31,13 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub(super) fn new(format: Format, seed: u64) -> Blocks {
+    /// Blocks of values of which a share of `sparsity` is zero, where there is a quantiser.
+    pub(super) fn new(format: Format, sparsity: f64, seed: u64) -> Blocks {
         let mut random = Random(seed);
         let block_bytes = format.block_bytes().expect("blocks of one size");
         let mut data = vec![0; ELEMENTS / format.block_elements() * block_bytes];
-        let values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
+        let mut values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
+        values.chunks_exact_mut(PRUNED).for_each(|values| prune(values, sparsity));
         if format.quantize(&values, None, &mut data).is_err() {
             data.chunks_exact_mut(block_bytes).for_each(|block| random.block(format, block));
         }
@@ -60,10 +67,14 @@ impl Blocks {
 }
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn bits(&mut self) -> u64 {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(super) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -72,7 +83,7 @@ impl Random {
     }
 
     /// Nearly normal, with mean 0 and deviation 1: the sum of four uniform numbers.
-    fn normal(&mut self) -> f32 {
+    pub(super) fn normal(&mut self) -> f32 {
         let bits = self.bits();
         let sum: f32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as f32 / 65536.0).sum();
         (sum - 2.0) * 3f32.sqrt()

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
+use crate::backends::SparseWeights;
 use crate::load::{self, Machine, Opened};
 use report::{Format, Row};
 
@@ -45,6 +46,12 @@ pub(crate) struct Args {
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     no_repack: bool,
+    /// Read sparse weights without their zeros
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    sparse: SparseWeights,
+    /// Skip this share of the inputs of down projections, the smallest ones
+    #[arg(long, value_name = "SHARE", value_parser = load::share)]
+    activation_sparsity: Option<f64>,
     /// Where to compute: auto or cpu
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -74,6 +81,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             ctx_size: None,
             batch_size,
             no_repack: args.no_repack,
+            sparse: args.sparse,
+            activation_sparsity: args.activation_sparsity,
         };
         let backend = machine.backend()?;
         for &test in &tests {
