@@ -132,6 +132,12 @@ pub trait Model: Send {
     /// How often each expert was chosen since the model was loaded, for each routing of the plan.
     fn expert_counts(&self) -> Vec<Vec<u64>>;
 
+    /// The seconds that threads, added up, have spent in each expert's products since the model was
+    /// loaded, in the order of [`Model::expert_counts`]. Empty if the backend takes no times.
+    fn expert_seconds(&self) -> Vec<Vec<f64>> {
+        Vec::new()
+    }
+
     /// How weights of sparse formats are kept, in the plan's order; nothing where the backend has
     /// only one way.
     fn choices(&self) -> &[Choice] {

@@ -25,7 +25,7 @@ mod weight;
 pub use activations::{Activations, Filling, Form};
 pub use columns::{is_known as has_columns, pack_columns};
 pub use kind::Kind;
-pub(crate) use memory::Memory;
+pub(crate) use memory::{Memory, Number};
 pub use sparse::{SparsePacker, SparsePart};
 pub use weight::{PackedWeight, Packer, Rows, Source, float_kind};
 
@@ -264,9 +264,12 @@ impl Job<'_> {
 
     /// Whether there are so many tokens that float weights are widened first, which costs a
     /// quarter of a tile, and room for it.
-    fn should_widen(&self) -> bool {
+    fn should_widen(&self, shapes: &[(usize, usize)]) -> bool {
         let is_packed = self.weight.start().is_some();
-        is_packed && self.tokens.len() >= 2 * TILE_ROWS && self.room.len() >= ROOM
+        !shapes.is_empty()
+            && is_packed
+            && self.tokens.len() >= 2 * TILE_ROWS
+            && self.room.len() >= ROOM
     }
 
     /// As [`Job::packed`], for float weights and many tokens: `together` panels at a time, some
@@ -373,7 +376,6 @@ impl<L: Level> Run<'_, L> {
                 (3, 8) => L::float::<K, 3, 8>(tile),
                 (_, 8) => L::float::<K, 1, 8>(tile),
                 (1, 4) => L::float::<K, 1, 4>(tile),
-                (3, 4) => L::float::<K, 3, 4>(tile),
                 (2, 4) => L::float::<K, 2, 4>(tile),
                 (_, 4) => L::float::<K, 4, 4>(tile),
                 (1, 2) => L::float::<K, 1, 2>(tile),
@@ -409,7 +411,7 @@ impl<L: Level> Visit for Run<'_, L> {
 
     fn float<K: FloatKind>(self) {
         let mut job = self.0;
-        if !job.should_widen() {
+        if !job.should_widen(L::WIDE_PANELS) {
             return job.packed(|job, group| Self::floats::<K>(job, group, L::FLOAT_PANELS));
         }
         let together = L::WIDE_PANELS.last().map_or(1, |&(_, panels)| panels);

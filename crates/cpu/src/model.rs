@@ -12,7 +12,7 @@ use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 use crate::attend::{partials_len, scratch_len};
 use crate::experts::{Sorted, SortedView};
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
-use crate::linear::{Activations, Form, Kind, PackedWeight, ROOM};
+use crate::linear::{self, Activations, Form, Kind, PackedWeight, ROOM};
 use crate::lower::{Fusions, Program, lower};
 use crate::observe::Show;
 use crate::pool::Pool;
@@ -66,7 +66,7 @@ struct Buffers {
     sorted: Vec<SortedView>,
     blocks: Activations,
     floats: Activations,
-    _floats: Vec<Vec<f32>>,
+    _floats: Vec<linear::Memory>,
     _pages: Vec<KvPages>,
     _sorted: Vec<Sorted>,
 }
@@ -79,10 +79,10 @@ impl Buffers {
         sizes: &Sizes,
         threads: usize,
     ) -> Buffers {
-        let mut owners: Vec<Vec<f32>> = Vec::new();
+        let mut owners: Vec<linear::Memory> = Vec::new();
         let mut floats = |len: usize| {
-            let mut owner = vec![0.0; len];
-            let view = Shared::new(&mut owner);
+            let mut owner = linear::Memory::zeroed(size_of::<f32>() * len);
+            let view = Shared::new(owner.numbers_mut());
             owners.push(owner);
             view
         };
@@ -100,7 +100,7 @@ impl Buffers {
             pages.push(owner);
         }
         let mut sorted: Vec<Sorted> =
-            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows)).collect();
+            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows, threads)).collect();
         Buffers {
             states: States::new(plan, limits.states),
             sorted: sorted.iter_mut().map(Sorted::view).collect(),
@@ -141,7 +141,7 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
             _ => continue,
         };
         let form = kind(weight).form();
-        let bytes = rows * form.row_bytes(weight.cols);
+        let bytes = form.bytes(rows, weight.cols);
         // A panel of a weight that is not repacked at load has to fit.
         let kind = Kind::native(weight.format).unwrap_or(Kind::F32);
         let panel = kind.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
@@ -187,7 +187,8 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     let values = plan.buffers().bytes(limits.tokens);
     let program = lower(plan, Fusions::ALL, &masked);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
-    let sorted: usize = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens)).sum();
+    let sorted = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens, threads));
+    let sorted: usize = sorted.sum();
     let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + sorted;
     let logits = 4 * limits.outputs * plan.output_width();
     Memory {
@@ -237,6 +238,12 @@ impl CpuModel {
             ropes,
             memory,
         }
+    }
+
+    /// The tables of each routing of the plan.
+    fn routed(&self) -> impl Iterator<Item = SortedView> {
+        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
+        routed.filter(|(sorting, _)| sorting.route.is_some()).map(|(_, sorted)| *sorted)
     }
 
     fn step(
@@ -327,10 +334,13 @@ impl Model for CpuModel {
     }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
-        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
-        let routed = routed.filter(|(sorting, _)| sorting.route.is_some());
         // SAFETY: a step borrows the model for as long as it runs.
-        routed.map(|(_, sorted)| unsafe { sorted.counts() }.to_vec()).collect()
+        self.routed().map(|sorted| unsafe { sorted.counts() }.to_vec()).collect()
+    }
+
+    fn expert_seconds(&self) -> Vec<Vec<f64>> {
+        // SAFETY: as above.
+        self.routed().map(|sorted| unsafe { sorted.seconds() }).collect()
     }
 
     fn choices(&self) -> &[Choice] {

@@ -81,7 +81,7 @@ pub(crate) fn prepare(
     let masked = masked(cpu, plan);
     for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
         let tensor = tensor(file, weight);
-        let bytes = file.data(tensor);
+        let bytes = &*file.read(tensor);
         let mut prepared = Prepared::default();
         if uses.matrices > 0 {
             let choice = choose(cpu, weight, bytes, uses.matrices, (&mut trials, pool));

@@ -41,7 +41,7 @@ impl Noise {
 fn product(simd: Simd, weight: &PackedWeight, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
     let (form, cols) = (weight.kind().form(), weight.cols());
     let tokens = x.len() / cols;
-    let mut activations = Activations::with_bytes(tokens * form.row_bytes(cols)).with_index(cols);
+    let mut activations = Activations::with_bytes(form.bytes(tokens, cols)).with_index(cols);
     let filling = activations.fill(form, tokens, cols);
     for (row, x) in x.chunks_exact(cols).enumerate() {
         // SAFETY: one thread.

@@ -19,6 +19,21 @@ pub(super) const INTEGER: f64 = 1e-3;
 /// Token ids, and logits of a row: no multiple of any tile.
 pub(super) const VOCABULARY: usize = 67;
 
+/// Causal attention without extras, scaled as usual.
+pub(super) fn usual_attention(heads: usize, kv_heads: usize, dim: usize) -> Attention {
+    Attention {
+        heads,
+        kv_heads,
+        key_dim: dim,
+        value_dim: dim,
+        scale: 1.0 / (dim as f32).sqrt(),
+        softcap: None,
+        window: None,
+        causal: true,
+        sinks: None,
+    }
+}
+
 /// One model and one prompt.
 pub(super) struct Case {
     /// The operation, format and shape.

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where the time of one more run goes, and the choices of experts
+    /// Print where the time of one more run goes, and the choices and times of experts
     #[arg(long)]
     profile: bool,
     /// Leave weights as the file has them: less memory, slower
@@ -224,7 +224,7 @@ struct Session {
     random: u32,
     /// Whether the next run is taken apart.
     profiled: bool,
-    /// How often experts had been chosen when the last run began.
+    /// How often experts had been chosen when the last run began, and what that had taken.
     experts_before: Vec<ExpertCounts>,
 }
 
@@ -251,11 +251,12 @@ impl Session {
         Ok(start.elapsed().as_nanos() as u64)
     }
 
-    /// How often the last run chose experts.
+    /// How often the last run chose experts, and what that took.
     fn experts_chosen(&self) -> Vec<ExpertCounts> {
         let mut chosen = expert_counts(&*self.model);
         for (now, before) in chosen.iter_mut().zip(&self.experts_before) {
             now.counts.iter_mut().zip(&before.counts).for_each(|(now, before)| *now -= before);
+            now.seconds.iter_mut().zip(&before.seconds).for_each(|(now, before)| *now -= before);
         }
         chosen
     }

@@ -66,11 +66,25 @@ pub enum Form {
 }
 
 impl Form {
-    /// Bytes of one row of `cols` columns.
-    pub fn row_bytes(self, cols: usize) -> usize {
+    /// Bytes of so many rows of `cols` columns.
+    pub fn bytes(self, rows: usize, cols: usize) -> usize {
+        rows * self.row_bytes(cols) + rows.saturating_sub(1) / TILE_ROWS * self.gap_bytes()
+    }
+
+    fn row_bytes(self, cols: usize) -> usize {
         match self {
             Form::Blocks => cols / BLOCK_COLS * size_of::<Block>(),
             Form::Floats => cols * size_of::<f32>(),
+        }
+    }
+
+    /// Bytes between two tiles. Where some columns of all tiles are passed over together, tiles
+    /// at a distance of a power of two would have all of them in the same few sets of the
+    /// second-level cache.
+    fn gap_bytes(self) -> usize {
+        match self {
+            Form::Blocks => 0,
+            Form::Floats => 8 << 10,
         }
     }
 
@@ -125,7 +139,7 @@ unsafe impl Send for Activations {}
 unsafe impl Sync for Activations {}
 
 impl Activations {
-    /// A buffer that can hold `bytes`, see [`Form::row_bytes`].
+    /// A buffer that can hold `bytes`, see [`Form::bytes`].
     pub fn with_bytes(bytes: usize) -> Activations {
         let mut memory = Memory::zeroed(bytes);
         let start = memory.start_mut();
@@ -165,7 +179,7 @@ impl Activations {
     /// If the buffer is too small, or if `cols` is no multiple of 32 for [`Form::Blocks`].
     pub fn fill(&mut self, form: Form, rows: usize, cols: usize) -> Filling<'_> {
         assert!(form == Form::Floats || cols.is_multiple_of(BLOCK_COLS), "{cols} columns");
-        let bytes = rows * form.row_bytes(cols);
+        let bytes = form.bytes(rows, cols);
         assert!(bytes <= self.memory.len(), "activations: {bytes} of {}", self.memory.len());
         (self.form, self.rows, self.cols) = (form, rows, cols);
         self.filling()
@@ -211,7 +225,8 @@ impl Place {
         let first = row - row % TILE_ROWS;
         let width = TILE_ROWS.min(rows - first);
         let step = form.step_bytes();
-        Place { offset: first * form.row_bytes(cols) + (row - first) * step, stride: width * step }
+        let tile = first * form.row_bytes(cols) + first / TILE_ROWS * form.gap_bytes();
+        Place { offset: tile + (row - first) * step, stride: width * step }
     }
 }
 
@@ -383,7 +398,7 @@ mod tests {
         x[96..112].fill(f32::from_bits(SMALLEST.to_bits() - 1));
         x[112..128].fill(SMALLEST);
         let fill = |simd| {
-            let mut buffer = Activations::with_bytes(rows * Form::Blocks.row_bytes(cols));
+            let mut buffer = Activations::with_bytes(Form::Blocks.bytes(rows, cols));
             let filling = buffer.fill(Form::Blocks, rows, cols);
             for row in 0..rows {
                 // SAFETY: one thread.

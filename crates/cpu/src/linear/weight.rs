@@ -312,6 +312,16 @@ impl PackedWeight {
 /// lose more than 2^-11 of a row's largest value. Parts of a tensor may be asked about one by one;
 /// if any answers F32, the tensor needs it.
 ///
+/// | stored as | becomes | loses |
+/// | --- | --- | --- |
+/// | I8, NVFP4, Q1_0, Q2_0, TQ1_0, TQ2_0 | F16 | nothing |
+/// | IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, Q8_1, Q8_K, I16, I32, I64, F64 | F16 | half precision's rounding, 2^-12 of each value at most |
+/// | any of these with a value above 65504, or rows of values too small for F16 | F32 | F32's rounding |
+///
+/// Products are formed in f32 with the activations as they are. `tests/linear_parity.rs` and
+/// `tests/linear.rs` hold each of these types against the exact product of its dequantised values:
+/// NMSE at most 1e-7.
+///
 /// # Panics
 /// If `source` is no whole number of rows of `cols` columns.
 pub fn float_kind(format: Format, source: &[u8], cols: usize) -> Kind {

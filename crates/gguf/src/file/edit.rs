@@ -1,6 +1,7 @@
 //! Changes to an open file, in memory only: other metadata, other names, tensors whose data are
 //! made of others. Nothing is read or copied before somebody asks for such data.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::OnceLock;
@@ -14,7 +15,7 @@ use crate::{Error, Format, Result, Tensor};
 /// Makes a tensor's data from those of others. What it reads must not be made of the result.
 type Recipe = Box<dyn Fn(&File) -> Vec<u8> + Send + Sync>;
 
-/// Data that are made when they are first asked for, and kept.
+/// Data that are made when they are asked for, and kept if that was not for one reading only.
 pub(super) struct Made {
     recipe: Recipe,
     bytes: OnceLock<Vec<u8>>,
@@ -23,6 +24,12 @@ pub(super) struct Made {
 impl Made {
     pub(super) fn bytes(&self, file: &File) -> &[u8] {
         self.bytes.get_or_init(|| (self.recipe)(file))
+    }
+
+    pub(super) fn read<'a>(&'a self, file: &File) -> Cow<'a, [u8]> {
+        self.bytes
+            .get()
+            .map_or_else(|| Cow::Owned((self.recipe)(file)), |b| Cow::Borrowed(b.as_slice()))
     }
 }
 
@@ -84,7 +91,11 @@ impl File {
     /// Has the data of the tensor at `index` made of what they were, in as many bytes.
     pub(super) fn remake(&mut self, index: usize, remake: fn(&[u8]) -> Vec<u8>) {
         let stored = self.tensors[index].clone();
-        let shard = self.add_made(Box::new(move |file| remake(file.data(&stored))));
+        let shard = self.add_made(Box::new(move |file| {
+            let bytes = remake(file.data(&stored));
+            file.release(&stored);
+            bytes
+        }));
         let tensor = &mut self.tensors[index];
         (tensor.shard, tensor.offset) = (shard, 0);
     }
