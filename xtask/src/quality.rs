@@ -1,6 +1,9 @@
 //! `cargo xtask quality`: what quantising and pruning cost a model. Each type of file is made by
 //! bodkin and by llama.cpp from the same source, and read by the same engine; each way to prune is
-//! one run of `bodkin prune`, whose table is kept. Appends rows to `benches/results/quality.jsonl`.
+//! one run of `bodkin prune`, whose table is kept. Appends rows to `benches/results/quality.jsonl`
+//! and rewrites the tables and the plot of `docs/quality.md` from that file.
+
+mod table;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -75,7 +78,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     if !types.is_empty() {
         bench.quantize_all(&types)?;
     }
-    args.prune.iter().try_for_each(|way| bench.prune(way))
+    args.prune.iter().try_for_each(|way| bench.prune(way))?;
+    table::rewrite(&root.join("docs"), &root.join(RESULTS))
 }
 
 impl Bench<'_> {
