@@ -5,7 +5,9 @@
 
 mod ci;
 mod compare;
+mod conformance;
 mod golden;
+mod kernels;
 mod parity;
 mod quality;
 mod sparse;
@@ -24,8 +26,12 @@ enum Command {
     Ci,
     /// Measures against llama.cpp, in turns, and rewrites the README's table.
     Compare(compare::Args),
+    /// Runs the acceptance suite of backends on an NVIDIA device.
+    Conformance(conformance::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
+    /// Compiles the CUDA kernels.
+    Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
     /// Measures what quantising and pruning cost.
@@ -42,7 +48,9 @@ fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Ci => ci::run(&root()),
         Command::Compare(args) => compare::run(&root(), &args),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Golden(args) => golden::run(&root(), &args),
+        Command::Kernels(args) => kernels::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
         Command::Quality(args) => quality::run(&root(), &args),
         Command::Sparse(args) => sparse::run(&root(), &args),

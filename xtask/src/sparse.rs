@@ -2,6 +2,9 @@
 //! turns, because the machine may be shared: only ratios of neighbouring runs say something. Appends
 //! rows to `benches/results/sparse.jsonl`. The dense runs are of the same file made dense while it is
 //! loaded: the same kernels, on the same bytes, as a dense file of the base format has.
+//!
+//! With `--activations`, any file is run with shares of its activations skipped and without, and its
+//! perplexity measured if there is a text.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,6 +33,15 @@ pub(crate) struct Args {
     /// Tests, named as llama-bench names them.
     #[arg(long, value_delimiter = ',', default_value = "tg128,pp512")]
     tests: Vec<String>,
+    /// Shares of activations to skip, such as 0.25,0.5; the weights stay as they are then.
+    #[arg(long, value_delimiter = ',')]
+    activations: Vec<String>,
+    /// A text to measure the perplexity with that skipping costs.
+    #[arg(long, requires = "activations")]
+    text: Option<PathBuf>,
+    /// Chunks of 512 tokens of the text.
+    #[arg(long, default_value_t = 20)]
+    chunks: usize,
     /// The binary; without it, one is built.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -43,6 +55,47 @@ struct Pairs {
     bandwidth: Vec<f64>,
 }
 
+impl Pairs {
+    /// Runs both ways in turns.
+    fn of(
+        binary: &Path,
+        path: &Path,
+        test: &str,
+        ways: [&[&str]; 2],
+        args: &Args,
+    ) -> Result<Pairs> {
+        let mut pairs = Pairs::default();
+        for _ in 0..args.pairs.get() {
+            let [dense, sparse] = ways.map(|flags| bench(binary, path, test, flags, args.threads));
+            let (dense, sparse) = (dense?, sparse?);
+            pairs.dense.push(number(&dense, "avg_ts")?);
+            pairs.sparse.push(number(&sparse, "avg_ts")?);
+            pairs.bandwidth.push(number(&sparse, "bandwidth_gb_s")?);
+        }
+        Ok(pairs)
+    }
+
+    /// The row of a test, with what else is to be said.
+    fn row(&self, root: &Path, path: &Path, test: &str, args: &Args, more: Value) -> Result<Value> {
+        let ratios: Vec<f64> = self.sparse.iter().zip(&self.dense).map(|(s, d)| s / d).collect();
+        let mut row = json!({
+            "commit": commit(root)?,
+            "cpu": cpu_name(),
+            "threads": args.threads,
+            "file": path.file_name().map(|name| name.to_string_lossy().into_owned()),
+            "test": test,
+            "dense_tok_s": median(&self.dense),
+            "sparse_tok_s": median(&self.sparse),
+            "ratio": median(&ratios),
+            "ratios": ratios,
+            "bandwidth_gb_s": median(&self.bandwidth),
+        });
+        let fields = row.as_object_mut().context("an object")?;
+        fields.extend(more.as_object().cloned().unwrap_or_default());
+        Ok(row)
+    }
+}
+
 /// Runs all tests.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let binary = match &args.binary {
@@ -52,18 +105,50 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             root.join("target/release/bodkin")
         }
     };
+    let results = root.join(RESULTS);
     for path in &args.files {
+        if !args.activations.is_empty() {
+            activations(root, &binary, path, args)?;
+            continue;
+        }
         let about = about(path)?;
         for test in &args.tests {
-            let mut pairs = Pairs::default();
-            for _ in 0..args.pairs.get() {
-                let dense = bench(&binary, path, test, "never", args.threads)?;
-                let sparse = bench(&binary, path, test, "always", args.threads)?;
-                pairs.dense.push(number(&dense, "avg_ts")?);
-                pairs.sparse.push(number(&sparse, "avg_ts")?);
-                pairs.bandwidth.push(number(&sparse, "bandwidth_gb_s")?);
-            }
-            let row = row(root, path, test, args.threads, &about, &pairs)?;
+            let ways = [&["--sparse", "never"][..], &["--sparse", "always"]];
+            let pairs = Pairs::of(&binary, path, test, ways, args)?;
+            let more = json!({
+                "kind": "weights",
+                "format": about.format,
+                "sparsity": about.sparsity,
+                "bytes_ratio": about.dense_bytes as f64 / about.bytes as f64,
+                "bytes_per_token": about.bytes,
+            });
+            let row = pairs.row(root, path, test, args, more)?;
+            append(&results, &row)?;
+            println!("{row}");
+        }
+    }
+    Ok(())
+}
+
+/// Skips shares of the activations of a file.
+fn activations(root: &Path, binary: &Path, path: &Path, args: &Args) -> Result<()> {
+    for share in &args.activations {
+        let skip = ["--activation-sparsity", share];
+        let perplexity = |flags: &[&str]| -> Result<Option<f64>> {
+            let text = args.text.as_deref();
+            text.map(|text| perplexity(binary, path, text, flags, args)).transpose()
+        };
+        let (before, after) = (perplexity(&[])?, perplexity(&skip)?);
+        for test in &args.tests {
+            let pairs = Pairs::of(binary, path, test, [&[], &skip], args)?;
+            let more = json!({
+                "kind": "activations",
+                "share": share.parse::<f64>()?,
+                "chunks": args.chunks,
+                "dense_perplexity": before,
+                "perplexity": after,
+            });
+            let row = pairs.row(root, path, test, args, more)?;
             append(&root.join(RESULTS), &row)?;
             println!("{row}");
         }
@@ -108,49 +193,37 @@ fn sparsity(file: &File, weight: &Weight) -> Result<f64> {
 }
 
 /// A row of `bodkin bench` with one run.
-fn bench(binary: &Path, path: &Path, test: &str, when: &str, threads: usize) -> Result<Value> {
+fn bench(binary: &Path, path: &Path, test: &str, flags: &[&str], threads: usize) -> Result<Value> {
     let (kind, count) = test.split_at_checked(2).unwrap_or((test, ""));
     ensure!(matches!(kind, "pp" | "tg"), "a test is ppN or tgN, not {test}");
     let (prompt, generate) = if kind == "pp" { (count, "0") } else { ("0", count) };
-    let output = Command::new(binary)
-        .arg("bench")
-        .arg(path)
-        .args(["-p", prompt, "-n", generate, "-r", "1", "-o", "json", "--sparse", when])
-        .args(["-t", &threads.to_string()])
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "bodkin bench: {}", said.trim());
-    let rows: Value = serde_json::from_slice(&output.stdout)?;
+    let rows = said(
+        Command::new(binary)
+            .arg("bench")
+            .arg(path)
+            .args(["-p", prompt, "-n", generate, "-r", "1", "-o", "json"])
+            .args(flags)
+            .args(["-t", &threads.to_string()]),
+    )?;
     Ok(rows[0].clone())
 }
 
-fn number(row: &Value, name: &str) -> Result<f64> {
-    row[name].as_f64().with_context(|| format!("no `{name}` in a row of bodkin bench"))
+/// The perplexity of a text.
+fn perplexity(binary: &Path, path: &Path, text: &Path, flags: &[&str], args: &Args) -> Result<f64> {
+    let numbers = ["--chunks", &args.chunks.to_string(), "-t", &args.threads.to_string()];
+    let mut command = Command::new(binary);
+    command.arg("perplexity").arg(path).arg("-f").arg(text).args(numbers).arg("--json");
+    number(&said(command.args(flags))?, "perplexity")
 }
 
-fn row(
-    root: &Path,
-    path: &Path,
-    test: &str,
-    threads: usize,
-    about: &About,
-    pairs: &Pairs,
-) -> Result<Value> {
-    let ratios: Vec<f64> = pairs.sparse.iter().zip(&pairs.dense).map(|(s, d)| s / d).collect();
-    Ok(json!({
-        "commit": commit(root)?,
-        "cpu": cpu_name(),
-        "threads": threads,
-        "file": path.file_name().map(|name| name.to_string_lossy().into_owned()),
-        "format": about.format,
-        "sparsity": about.sparsity,
-        "test": test,
-        "dense_tok_s": median(&pairs.dense),
-        "sparse_tok_s": median(&pairs.sparse),
-        "ratio": median(&ratios),
-        "ratios": ratios,
-        "bytes_ratio": about.dense_bytes as f64 / about.bytes as f64,
-        "bytes_per_token": about.bytes,
-        "bandwidth_gb_s": median(&pairs.bandwidth),
-    }))
+/// What a command prints, as JSON.
+fn said(command: &mut Command) -> Result<Value> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {}", errors.trim());
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+fn number(row: &Value, name: &str) -> Result<f64> {
+    row[name].as_f64().with_context(|| format!("no `{name}` in what bodkin printed"))
 }

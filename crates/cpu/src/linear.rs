@@ -434,19 +434,18 @@ impl<L: Level> RunSparse<'_, L> {
     /// The operands of `count` panels.
     fn tile(&self, panel: usize, count: usize) -> Tile {
         let (start, cols) = (self.1.panel(panel), self.0.weight.cols());
-        let sums = std::ptr::null_mut();
-        let group = Panels { first: panel, count, start, bytes: 0, col: 0, cols, sums };
+        let (bytes, sums) = (self.1.panel_bytes(panel), std::ptr::null_mut());
+        let group = Panels { first: panel, count, start, bytes, col: 0, cols, sums };
         self.0.tile(group, (0, count), (self.0.tokens.start, 1))
     }
 
     fn floats<K: SparseFloat, const P: usize>(&self, panel: usize) {
-        let mut panels = [self.1.panel(panel); P];
-        for (i, start) in panels.iter_mut().enumerate() {
-            *start = self.1.panel(panel + i);
-        }
+        let last = self.0.weight.panels() - 1;
+        let panels = std::array::from_fn(|i| self.1.panel(panel + i));
+        let next = std::array::from_fn(|i| self.1.panel(last.min(panel + P + i)));
         // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
         // threads away, and a `Simd` that expands proves its instructions.
-        unsafe { L::sparse_float::<K, P>(&self.tile(panel, P), panels) }
+        unsafe { L::sparse_float::<K, P>(&self.tile(panel, P), panels, next) }
     }
 }
 

@@ -170,7 +170,11 @@ pub(crate) trait Level {
     ///
     /// # Safety
     /// As [`sparse::float`], where the level's instructions exist with those that expand.
-    unsafe fn sparse_float<K: SparseFloat, const P: usize>(tile: &Tile, panels: [*const u8; P]);
+    unsafe fn sparse_float<K: SparseFloat, const P: usize>(
+        tile: &Tile,
+        panels: [*const u8; P],
+        next: [*const u8; P],
+    );
 
     /// Runs [`sparse::csr`] for all rows of a panel.
     ///
@@ -245,9 +249,10 @@ macro_rules! level {
             unsafe fn sparse_float<K: SparseFloat, const P: usize>(
                 tile: &Tile,
                 panels: [*const u8; P],
+                next: [*const u8; P],
             ) {
                 // SAFETY: passed on.
-                unsafe { $(sparse::float::<$lanes, K, P>(tile, panels);)+ }
+                unsafe { $(sparse::float::<$lanes, K, P>(tile, panels, next);)+ }
             }
 
             $(#[$features])?

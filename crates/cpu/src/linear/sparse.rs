@@ -206,6 +206,11 @@ impl SparsePanels {
         unsafe { self.memory.start().add(start) }
     }
 
+    /// Bytes of a panel, behind which the next one begins.
+    pub(crate) fn panel_bytes(&self, panel: usize) -> usize {
+        self.starts[panel + 1] - self.starts[panel]
+    }
+
     /// Writes some panels as the dense kind, `dense_bytes` each, one after the other.
     ///
     /// # Safety

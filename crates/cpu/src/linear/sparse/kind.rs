@@ -206,17 +206,17 @@ impl<P: Pattern> SparseInteger for Q4_0<P> {
         unsafe {
             let (mut low, mut high) = (codes, codes);
             let mut steps = [L::zero_bytes(); MASKS];
-            for step in 0..4 {
+            for (step, codes) in steps[..4].iter_mut().enumerate() {
                 let mask = P::by_row::<L>(head.add(step * P::BYTES));
                 L::prefetch(low.wrapping_add(PREFETCH_BYTES));
                 let left = L::field::<0, 0, 0x0f>(L::expand(mask, low));
-                steps[step] = L::flip::<CENTRE>(left);
+                *codes = L::flip::<CENTRE>(left);
                 low = low.add(mask.count_ones() as usize);
             }
-            for step in 4..MASKS {
+            for (step, codes) in steps.iter_mut().enumerate().skip(4) {
                 let mask = P::by_row::<L>(head.add(step * P::BYTES));
                 let left = L::field::<4, 0, 0x0f>(L::expand(mask, high));
-                steps[step] = L::flip::<CENTRE>(left);
+                *codes = L::flip::<CENTRE>(left);
                 high = high.add(mask.count_ones() as usize);
             }
             (steps, low.max(high).offset_from_unsigned(codes))

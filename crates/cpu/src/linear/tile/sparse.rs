@@ -11,11 +11,25 @@ use crate::linear::sparse::{COLS, SparseFloat, SparseInteger, SparseKind, csr as
 /// How far ahead of their use heads are asked for. They are a fourth of the bytes.
 const PREFETCH_HEADS: usize = 8;
 
+/// Lines of codes with which a panel begins that are asked for while the one before it ends: its
+/// heads lie right behind that one's codes, but its codes do not.
+const FIRST_LINES: usize = 32;
+
+/// Asks for a line of the next panel's codes, which begin at `next`, if `step` is one of the last of
+/// `steps`.
+#[inline(always)]
+unsafe fn prefetch_next<L: Lanes>(next: *const u8, step: usize, steps: usize) {
+    if step + FIRST_LINES >= steps {
+        // SAFETY: passed on; what is asked for need not exist.
+        unsafe { L::prefetch(next.wrapping_add(64 * (step + FIRST_LINES - steps))) }
+    }
+}
+
 /// One panel times one token, for the rows of the lanes `L`.
 ///
 /// # Safety
-/// The pointers of `tile` are valid: `panel` for a panel of the kind with `cols` columns, `x` for
-/// `cols / 32` blocks, `out` and `bias` for `rows` rows. The instructions of `L` exist, with those
+/// The pointers of `tile` are valid: `panel` for a panel of the kind with `cols` columns, after
+/// `panel_bytes` the next one, if there is one, `x` for `cols / 32` blocks, `out` and `bias` for `rows` rows. The instructions of `L` exist, with those
 /// that expand.
 #[inline(always)]
 pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
@@ -24,8 +38,11 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
     unsafe {
         let mut sums = [L::float(0.0)];
         let (mut head, mut x) = (tile.panel, tile.x);
-        let mut left = tile.panel.add(tile.cols / COLS * K::HEAD);
-        for _ in 0..tile.cols / COLS {
+        let blocks = tile.cols / COLS;
+        let mut left = tile.panel.add(blocks * K::HEAD);
+        let next = left.wrapping_add(tile.panel_bytes);
+        for block in 0..blocks {
+            prefetch_next::<L>(next, block, blocks);
             let ahead = head.wrapping_add(PREFETCH_HEADS * K::HEAD);
             L::prefetch(ahead);
             L::prefetch(ahead.wrapping_add(64));
@@ -48,11 +65,13 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
 /// `P` panels times one token, for the rows of the lanes `L`.
 ///
 /// # Safety
-/// As [`integer`], for `panels` in the place of `tile.panel` and `cols` f32 at `x`.
+/// As [`integer`], for `panels` in the place of `tile.panel` and `cols` f32 at `x`; `next` are the
+/// panels that come after these, and need not exist.
 #[inline(always)]
 pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
     tile: &Tile,
     panels: [*const u8; P],
+    next: [*const u8; P],
 ) {
     // SAFETY: the loop walks exactly the heads, codes and columns, as the caller vouches.
     unsafe {
@@ -67,6 +86,8 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
                 *input = L::float(*x.add(i * tile.x_stride).cast::<f32>());
             }
             unrolled!(P, p => {
+                let codes = next[p].wrapping_add(tile.cols / COLS * K::HEAD);
+                prefetch_next::<L>(codes, four, tile.cols / 4);
                 if four % 8 == 0 {
                     L::prefetch(heads[p].wrapping_add(PREFETCH_HEADS * K::HEAD));
                 }
