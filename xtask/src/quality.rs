@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Threads.
     #[arg(short, long, default_value_t = 2)]
     threads: usize,
+    /// Nothing else runs on this machine: speeds are shown.
+    #[arg(long)]
+    alone: bool,
     /// The binary; without it, one is built.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -182,6 +185,7 @@ impl Bench<'_> {
             "threads": self.args.threads,
             "file": self.model.file_name().map(|name| name.to_string_lossy().into_owned()),
             "chunks": self.args.chunks,
+            "alone": self.args.alone,
         });
         let fields = whole.as_object_mut().context("an object")?;
         fields.extend(row.as_object().cloned().unwrap_or_default());

@@ -65,13 +65,17 @@ fn pruned(rows: &[Value]) -> Result<String> {
         let [before, pruned, precise, large] = models(row)?;
         let cell = |model: &Value, name: &str| number(model, name);
         let perplexity = |model| cell(model, "perplexity");
-        let speed = |model| cell(model, "tokens_per_second");
+        // Speeds of a machine that did other things too say nothing.
+        let speed = |model| match row["alone"] == true {
+            true => format!("{:.0}", cell(model, "tokens_per_second")),
+            false => "-".to_owned(),
+        };
         let kind = row["dense_type_of_the_size"].as_str().unwrap_or("?");
         let better = if row["dense_is_better"] == true { kind } else { "pruned" };
         writeln!(
             out,
-            "| {} | {} | {:.2} | {:.2} ({:.2}) | {:.4} | {:.0} ({:.0}) | {:.2}, {:.2}, {:.0} | \
-             {kind}, {:.2}, {:.0} | {better} |",
+            "| {} | {} | {:.2} | {:.2} ({:.2}) | {:.4} | {} ({}) | {:.2}, {:.2}, {} | \
+             {kind}, {:.2}, {} | {better} |",
             row["file"].as_str().unwrap_or("?"),
             way(row),
             cell(pruned, "bits_per_weight"),
@@ -133,7 +137,7 @@ struct Point {
 
 fn points(rows: &[Value]) -> Vec<Point> {
     let mut points: Vec<Point> = Vec::new();
-    for row in of_kind(rows, "prune") {
+    for row in of_kind(rows, "prune").filter(|row| row["alone"] == true) {
         let Ok([before, pruned, precise, large]) = models(row) else { continue };
         for (i, model) in [before, pruned, precise, large].into_iter().enumerate() {
             let is_pruned = i == 1;
