@@ -7,6 +7,7 @@ mod ci;
 mod compare;
 mod golden;
 mod parity;
+mod plot;
 mod quality;
 mod sparse;
 mod synth;
@@ -28,6 +29,8 @@ enum Command {
     Golden(golden::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
+    /// Draws perplexity against speed from what was measured.
+    Plot(plot::Args),
     /// Measures what quantising and pruning cost.
     Quality(quality::Args),
     /// Measures sparse weights against the same made dense, in turns.
@@ -44,6 +47,7 @@ fn main() -> anyhow::Result<()> {
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
+        Command::Plot(args) => plot::run(&root(), &args),
         Command::Quality(args) => quality::run(&root(), &args),
         Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),

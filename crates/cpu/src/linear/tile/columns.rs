@@ -44,8 +44,8 @@ pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
                 *sum = add_block::<L, K>(block, panel, x, halves, *sum);
             }
         }
-        for panel in 0..panels.len() {
-            finish::<L, 1>(tile, panel, [sums[panel]]);
+        for (panel, &sum) in sums.iter().enumerate().take(panels.len()) {
+            finish::<L, 1>(tile, panel, [sum]);
         }
     }
 }
