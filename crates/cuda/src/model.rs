@@ -21,7 +21,7 @@ const RECORDED_ROWS: usize = 16;
 /// A plan on a device.
 pub(crate) struct CudaModel {
     // Graphs are dropped before the kernels and the memory that they use.
-    graphs: HashMap<(usize, usize), Graph>,
+    graphs: HashMap<(usize, usize, usize), Graph>,
     device: Arc<Device>,
     kernels: Arc<Kernels>,
     plan: Arc<Plan>,
@@ -158,10 +158,9 @@ impl CudaModel {
         if self.profile.is_some() {
             return self.send_profiled(batch);
         }
-        let is_stateless = self.plan.states.is_empty();
-        let key = (batch.tokens.len(), batch.outputs.len());
-        // The grids of recurrent stages follow from the number of spans.
-        if key.0 > RECORDED_ROWS || !(is_stateless || batch.spans.len() == key.0) {
+        // The grids of stages follow from these numbers.
+        let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len());
+        if key.0 > RECORDED_ROWS {
             let step = self.step(batch);
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
         }

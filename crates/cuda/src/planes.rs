@@ -109,9 +109,9 @@ impl Shape {
         self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
     }
 
-    /// The warps that take a tile together: one for each part.
-    pub(crate) fn warps(&self) -> usize {
-        self.chunks().div_ceil(self.part()).next_power_of_two()
+    /// Tiles that a block of eight warps takes at once: a warp for each part of their columns.
+    pub(crate) fn teams(&self) -> usize {
+        8 / self.chunks().div_ceil(self.part()).next_power_of_two()
     }
 
     fn tile_bytes(&self) -> usize {
