@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 /// The peer: a source package that builds llama.cpp for this machine.
-const PEER: &str = "llama_cpp_python==0.3.36";
+pub(crate) const PEER: &str = "llama_cpp_python==0.3.36";
 const RESULTS: &str = "benches/results/cpu.jsonl";
 
 /// What to compare.
@@ -70,14 +70,15 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     table::rewrite(&root.join("README.md"), &root.join(RESULTS))
 }
 
-fn run_cargo(root: &Path, args: &[&str]) -> Result<()> {
+/// Runs cargo at the root.
+pub(crate) fn run_cargo(root: &Path, args: &[&str]) -> Result<()> {
     let status = Command::new("cargo").args(args).current_dir(root).status()?;
     ensure!(status.success(), "cargo {} failed", args.join(" "));
     Ok(())
 }
 
 /// A virtual environment with the peer, built for this machine; it takes minutes the first time.
-fn set_up_peer(root: &Path) -> Result<PathBuf> {
+pub(crate) fn set_up_peer(root: &Path) -> Result<PathBuf> {
     let folder = root.join("target/peer");
     let python = folder.join("bin/python3");
     if !python.exists() {
@@ -168,11 +169,9 @@ fn run_theirs(
 
 fn row(root: &Path, path: &Path, test: &str, args: &Args, pairs: &Pairs) -> Result<Value> {
     let ratios: Vec<f64> = pairs.ours.iter().zip(&pairs.theirs).map(|(a, b)| a / b).collect();
-    let git =
-        Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root).output()?;
     let depth = if args.depth > 0 { format!(" @ d{}", args.depth) } else { String::new() };
     Ok(json!({
-        "commit": String::from_utf8_lossy(&git.stdout).trim(),
+        "commit": commit(root)?,
         "cpu": cpu_name(),
         "threads": args.threads,
         "model": pairs.model,
@@ -188,14 +187,23 @@ fn row(root: &Path, path: &Path, test: &str, args: &Args, pairs: &Pairs) -> Resu
     }))
 }
 
-fn median(values: &[f64]) -> f64 {
+/// The commit that the tree is at.
+pub(crate) fn commit(root: &Path) -> Result<String> {
+    let git = ["rev-parse", "--short", "HEAD"];
+    let output = Command::new("git").args(git).current_dir(root).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The middle of some values; of an even number of them, between the two in the middle.
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let n = sorted.len();
     if n == 0 { f64::NAN } else { (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0 }
 }
 
-fn cpu_name() -> String {
+/// The processor, as the system calls it.
+pub(crate) fn cpu_name() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
         let line = text.lines().find(|line| line.starts_with(name))?;
@@ -208,7 +216,8 @@ fn cpu_name() -> String {
     }
 }
 
-fn append(path: &Path, row: &Value) -> Result<()> {
+/// Appends a row to a file of rows.
+pub(crate) fn append(path: &Path, row: &Value) -> Result<()> {
     use std::io::Write;
     let folder = path.parent().context("a file in a folder")?;
     std::fs::create_dir_all(folder)?;

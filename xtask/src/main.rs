@@ -9,6 +9,8 @@ mod conformance;
 mod golden;
 mod kernels;
 mod parity;
+mod quality;
+mod sparse;
 mod synth;
 mod tidy;
 
@@ -32,6 +34,10 @@ enum Command {
     Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
+    /// Measures what quantising and pruning cost.
+    Quality(quality::Args),
+    /// Measures sparse weights against the same made dense, in turns.
+    Sparse(sparse::Args),
     /// Makes a model file of some size with random weights.
     Synth(synth::Args),
     /// Checks the rules of the design that a machine can check.
@@ -46,6 +52,8 @@ fn main() -> anyhow::Result<()> {
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Kernels(args) => kernels::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
+        Command::Quality(args) => quality::run(&root(), &args),
+        Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),
         Command::Tidy => tidy::run(&root()),
     }

@@ -3,6 +3,7 @@
 //! an ordinary size, and the file has a whole tokenizer, so that other engines load it too.
 
 mod blocks;
+mod pruned;
 mod shape;
 mod tokenizer;
 
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use bodkin_gguf::{Format, Writer};
 
 use blocks::Blocks;
+use pruned::PrunedRows;
 use shape::{Fill, Shape, Size};
 
 /// What to make.
@@ -22,13 +24,17 @@ pub(crate) struct Args {
     /// The model's size.
     #[arg(value_enum)]
     shape: Size,
-    /// How every matrix is stored, such as Q4_K.
+    /// How every matrix is stored, such as Q4_K, BITMAP_Q8_0 or S24_Q4_0.
     format: String,
     /// The file to write.
     out: PathBuf,
     /// Another seed gives other weights.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// The share of every matrix that is zero, but for the token table and the head. 2:4 formats
+    /// have half whatever it says.
+    #[arg(long, default_value_t = 0.0)]
+    sparsity: f64,
 }
 
 /// Writes the file.
@@ -36,21 +42,41 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let format = Format::from_name(&args.format)
         .with_context(|| format!("`{}` is no format; expected one such as Q4_K", args.format))?;
     ensure!(blocks::holds_weights(format), "{} holds no weights", format.name());
-    let name = format!("synthetic {:?} {}", args.shape, format.name());
-    write(&args.shape.shape(), format, args.seed, &name, &args.out)
+    ensure!((0.0..=1.0).contains(&args.sparsity), "--sparsity: expected a share from 0 to 1");
+    let name = match args.sparsity {
+        0.0 => format!("synthetic {:?} {}", args.shape, format.name()),
+        share => format!("synthetic {:?} {} {:.0} %", args.shape, format.name(), 100.0 * share),
+    };
+    write(&args.shape.shape(), format, args.sparsity, args.seed, &name, &args.out)
 }
 
-fn write(shape: &Shape, format: Format, seed: u64, name: &str, out: &Path) -> Result<()> {
-    let matrices = Blocks::new(format, seed);
+fn write(
+    shape: &Shape,
+    format: Format,
+    sparsity: f64,
+    seed: u64,
+    name: &str,
+    out: &Path,
+) -> Result<()> {
+    let base = format.base().unwrap_or(format);
     // Token tables are kept more precisely than the rest, as in most files.
-    let table_format = if format.block_elements() == 1 { format } else { Format::Q8_0 };
-    let tables = Blocks::new(table_format, seed);
-    let precise = Blocks::new(Format::F32, seed);
+    let table_format = if base.block_elements() == 1 { base } else { Format::Q8_0 };
+    let tables = Blocks::new(table_format, 0.0, seed);
+    let precise = Blocks::new(Format::F32, 0.0, seed);
+    let is_matrix = |t: &&shape::Tensor| t.fill == Fill::Weights;
+    let tensors = shape.tensors();
+    let widths = tensors.iter().filter(is_matrix).map(|t| t.shape[0] as usize);
+    let pruned = format.has_index().then(|| PrunedRows::new(format, sparsity, seed, widths));
+    let pruned = pruned.transpose()?;
+    let matrices = match pruned {
+        None => Blocks::new(format, sparsity, seed),
+        Some(_) => Blocks::new(base, 0.0, seed),
+    };
 
     let progress = Progress::default();
     let metadata = shape.metadata(name);
     let mut writer = Writer::new(out, &metadata)?;
-    for (i, tensor) in shape.tensors().into_iter().enumerate() {
+    for (i, tensor) in tensors.into_iter().enumerate() {
         let dimensions: Vec<u64> = tensor.shape.iter().map(|&n| n.into()).collect();
         let elements: u64 = dimensions.iter().product();
         let blocks = match tensor.fill {
@@ -65,6 +91,18 @@ fn write(shape: &Shape, format: Format, seed: u64, name: &str, out: &Path) -> Re
             }
         };
         let (number, progress) = (i as u64, &progress);
+        if let Some(pruned) = pruned.as_ref().filter(|_| tensor.fill == Fill::Weights) {
+            let (cols, rows) = (dimensions[0] as usize, (elements / dimensions[0]) as usize);
+            let bytes = pruned.bytes(number, rows, cols);
+            progress.expect(bytes);
+            let source = move |out: &mut dyn Write| -> io::Result<()> {
+                out.write_all(&pruned.data(number, rows, cols))?;
+                progress.advance(bytes);
+                Ok(())
+            };
+            writer.tensor_with_bytes(&tensor.name, format, &dimensions, bytes, source)?;
+            continue;
+        }
         let bytes = blocks.bytes(elements);
         progress.expect(bytes);
         let source = move |out: &mut dyn Write| -> io::Result<()> {

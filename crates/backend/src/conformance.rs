@@ -17,6 +17,7 @@ mod experts;
 mod feed;
 mod formats;
 mod limits;
+mod observed;
 mod ops;
 mod random;
 mod state;
@@ -25,7 +26,8 @@ use std::sync::{Arc, LazyLock};
 
 use crate::{Backend, Model, Reference, Result};
 use case::Case;
-use feed::{Feeding, feed};
+use feed::{Feeding, feed, feed_observed};
+use observed::Record;
 
 /// What a backend got wrong, one line each with the operation, format and shape; empty if it got
 /// everything right.
@@ -68,7 +70,8 @@ fn load(backend: &dyn Backend, case: &Case) -> Result<Box<dyn Model>> {
 
 fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
     let mut reference = load(&Reference, case)?;
-    let wanted = feed(reference.as_mut(), case, Feeding::Whole)?;
+    let mut record = Record::default();
+    let wanted = feed_observed(reference.as_mut(), case, &mut record)?;
     let mut model = load(backend, case)?;
     let whole = feed(model.as_mut(), case, Feeding::Whole)?;
     if model.expert_counts() != reference.expert_counts() {
@@ -78,6 +81,7 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     if nmse.is_nan() || nmse > limit {
         failures.push(format!("{}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
     }
+    observed::check(model.as_mut(), case, &whole, &record, failures)?;
     let vocabulary = case.plan.output_width();
     for feeding in Feeding::OTHERS {
         let found = feed(model.as_mut(), case, feeding)?;

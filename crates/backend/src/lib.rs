@@ -9,15 +9,17 @@
 mod batch;
 pub mod conformance;
 mod error;
+mod observe;
 mod reference;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use error::{Error, Result};
+pub use observe::{InputRow, Observer, Product};
 pub use reference::Reference;
 
 use std::sync::Arc;
 
-use bodkin_gguf::File;
+use bodkin_gguf::{File, Format};
 use bodkin_model::Plan;
 
 /// What a model is sized for when it is loaded; a step never asks for more.
@@ -56,6 +58,19 @@ pub struct Part {
     pub bytes: u64,
     /// Multiplications and additions with weights.
     pub operations: u64,
+}
+
+/// How a backend keeps a weight of a sparse format.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The weight's name in the file.
+    pub weight: String,
+    /// How the file stores it.
+    pub format: Format,
+    /// Whether it is read without its zeros.
+    pub sparse: bool,
+    /// How many times as fast it is without its zeros, if that was measured.
+    pub speedup: Option<f64>,
 }
 
 /// Told how many bytes of weights are ready, and how many there are.
@@ -102,11 +117,43 @@ pub trait Model: Send {
     /// how a prompt was cut into steps.
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()>;
 
+    /// Runs one step as [`Model::forward`] does, with the same bits, and shows `observer` the input
+    /// of every product with weights. Slower than a step that nobody observes, which pays nothing.
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()>;
+
     /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.
     fn copy_state(&mut self, from: u32, to: u32);
 
     /// How often each expert was chosen since the model was loaded, for each routing of the plan.
     fn expert_counts(&self) -> Vec<Vec<u64>>;
+
+    /// The seconds that threads, added up, have spent in each expert's products since the model was
+    /// loaded, in the order of [`Model::expert_counts`]. Empty if the backend takes no times.
+    fn expert_seconds(&self) -> Vec<Vec<f64>> {
+        Vec::new()
+    }
+
+    /// How weights of sparse formats are kept, in the plan's order; nothing where the backend has
+    /// only one way.
+    fn choices(&self) -> &[Choice] {
+        &[]
+    }
+
+    /// Takes for zero, from now on, what is smaller in magnitude than a threshold in the input of
+    /// each of the plan's [`Plan::gated_products`], in their order. What is zero need not be read
+    /// of the weights.
+    ///
+    /// # Errors
+    /// Where the backend cannot do that, or was not told to when the model was loaded.
+    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<()> {
+        let what = format!("{} products with thresholds of inputs", thresholds.len());
+        Err(Error::Unsupported { backend: "this device".to_owned(), what })
+    }
 
     /// Begins to take the time of the parts of each step, from nothing; or ends it.
     fn set_profiling(&mut self, on: bool);

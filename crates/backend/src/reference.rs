@@ -16,7 +16,7 @@ use rows::Norm;
 
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::Result;
-use crate::{Backend, Limits, Memory, Model, Part, Progress};
+use crate::{Backend, InputRow, Limits, Memory, Model, Observer, Part, Product, Progress};
 use state::Cells;
 
 /// The plain meaning of a plan.
@@ -84,7 +84,7 @@ impl Backend for Reference {
         let mut weights = Vec::with_capacity(plan.weights.len());
         for weight in &plan.weights {
             weights.push(dequantize(file, weight));
-            done += weight.bytes();
+            done += weight.bytes;
             progress(done, total);
         }
         let ropes = plan.ops.iter().map(|op| match op {
@@ -143,15 +143,16 @@ impl Model for ReferenceModel {
     }
 
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        batch.check(&self.plan, &self.limits)?;
-        let plan = Arc::clone(&self.plan);
-        let mut values: Vec<Vec<f32>> = Vec::with_capacity(plan.ops.len());
-        for i in 0..plan.ops.len() {
-            let value = self.run(&plan, i, batch, &values);
-            values.push(value);
-        }
-        logits.copy_from_slice(&values[plan.output().0]);
-        Ok(())
+        self.step(batch, logits, None)
+    }
+
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        self.step(batch, logits, Some(observer))
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
@@ -170,6 +171,26 @@ impl Model for ReferenceModel {
 }
 
 impl ReferenceModel {
+    fn step(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
+        batch.check(&self.plan, &self.limits)?;
+        let plan = Arc::clone(&self.plan);
+        let mut values: Vec<Vec<f32>> = Vec::with_capacity(plan.ops.len());
+        for i in 0..plan.ops.len() {
+            if let Some(observer) = &mut observer {
+                show(&plan, i, batch, &values, &mut **observer);
+            }
+            let value = self.run(&plan, i, batch, &values);
+            values.push(value);
+        }
+        logits.copy_from_slice(&values[plan.output().0]);
+        Ok(())
+    }
+
     /// The value of operation `i`, from those before it.
     fn run(&mut self, plan: &Plan, i: usize, batch: &Batch, values: &[Vec<f32>]) -> Vec<f32> {
         let of = |value: Value| values[value.0].as_slice();
@@ -249,6 +270,31 @@ impl ReferenceModel {
             experts::chosen(row).for_each(|e| self.expert_counts[routing][e] += 1);
         }
     }
+}
+
+/// Shows the input of operation `i`, if that is a product.
+fn show(plan: &Plan, i: usize, batch: &Batch, values: &[Vec<f32>], observer: &mut dyn Observer) {
+    let rows = |input: Value| values[input.0].chunks_exact(plan.width(input));
+    let alone = |values| InputRow { expert: 0, values };
+    let (weight, experts, rows): (_, _, Vec<InputRow<'_>>) = match &plan.ops[i] {
+        Op::Linear { input, weight, .. } => (weight, 1, rows(*input).map(alone).collect()),
+        Op::Logits { input, weight, .. } => {
+            let rows: Vec<&[f32]> = rows(*input).collect();
+            (weight, 1, batch.outputs.iter().map(|&row| alone(rows[row as usize])).collect())
+        }
+        Op::ExpertLinear { input, route, weight, experts, .. } => {
+            let cols = plan.weight(*weight).cols;
+            let pairs = rows(*input).enumerate().flat_map(|(token, row)| {
+                let route = route.map(|route| {
+                    &values[route.0][token * plan.width(route)..][..plan.width(route)]
+                });
+                experts::pairs(row, cols, route, *experts)
+            });
+            (weight, *experts, pairs.map(|(expert, values)| InputRow { expert, values }).collect())
+        }
+        _ => return,
+    };
+    observer.product(&Product { weight: plan.weight(*weight), experts, rows: &rows });
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {

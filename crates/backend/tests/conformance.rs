@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Error, Limits, Memory, Model, Part, Progress, Reference, Result, conformance,
+    Backend, Batch, Error, Limits, Memory, Model, Observer, Part, Progress, Reference, Result,
+    conformance,
 };
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -13,7 +14,8 @@ fn the_reference_keeps_its_own_contract() {
     assert_eq!(conformance::check(&Reference), Vec::<String>::new());
 }
 
-/// Results that depend on the length of the step, no limits, and no word while loading.
+/// Results that depend on the length of the step, no limits, nothing to observe, and no word while
+/// loading.
 struct Careless;
 
 struct CarelessModel(Box<dyn Model>);
@@ -78,6 +80,10 @@ impl Model for CarelessModel {
         Ok(())
     }
 
+    fn observe(&mut self, batch: &Batch, logits: &mut [f32], _: &mut dyn Observer) -> Result<()> {
+        self.0.forward(batch, logits)
+    }
+
     fn set_profiling(&mut self, on: bool) {
         self.0.set_profiling(on);
     }
@@ -94,6 +100,8 @@ fn faults_are_found() {
         "NMSE",
         "Chunks(1) differs in bits",
         "Beside differs in bits",
+        "other products are observed",
+        "observed differs in bits",
         "too many tokens is accepted",
         "a page that does not exist is accepted",
         "a position that the table has not is accepted",

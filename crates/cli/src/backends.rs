@@ -2,21 +2,49 @@
 
 use anyhow::{Context, Result, bail};
 use bodkin_backend::Backend;
-use bodkin_cpu::Cpu;
+use bodkin_cpu::{Cpu, Sparse};
 use bodkin_cuda::Cuda;
 
-/// The backend for `--device`, `--threads` and `--no-repack`. `auto` takes the first GPU if there
-/// is one that works, and says on stderr why it does not take one that is there.
+use crate::skipping::Skipping;
+
+/// Whether weights of sparse formats are read without their zeros.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum SparseWeights {
+    /// As is faster, measured while loading
+    Auto,
+    /// Always without
+    Always,
+    /// Never: they are made dense while loading
+    Never,
+}
+
+/// The backend for `--device`, `--threads`, `--no-repack`, `--sparse` and `--activation-sparsity`.
+/// `auto` takes the first GPU if there is one that works and no flag means the processor, and says
+/// on stderr why it does not take one that is there.
 pub(crate) fn choose(
     device: &str,
     threads: Option<usize>,
     repack: bool,
+    sparse: SparseWeights,
+    skipped: Option<f64>,
 ) -> Result<Box<dyn Backend>> {
-    let cpu = || -> Result<Box<dyn Backend>> { Ok(Box::new(Cpu { repack, ..Cpu::new(threads)? })) };
+    let cpu = || -> Result<Box<dyn Backend>> {
+        let sparse = match sparse {
+            SparseWeights::Auto => Sparse::Auto,
+            SparseWeights::Always => Sparse::Always,
+            SparseWeights::Never => Sparse::Never,
+        };
+        let skip_inputs = skipped.is_some();
+        let backend = Box::new(Cpu { repack, sparse, skip_inputs, ..Cpu::new(threads)? });
+        Ok(match skipped {
+            Some(share) => Box::new(Skipping { backend, share }),
+            None => backend,
+        })
+    };
+    let means_cpu = threads.is_some() || !repack || skipped.is_some();
     match device.split_once(':').unwrap_or((device, "")) {
         ("cpu", "") => cpu(),
-        // Who sets threads or the use of the file's pages means the processor.
-        ("auto", "") if threads.is_some() || !repack || !Cuda::is_installed() => cpu(),
+        ("auto", "") if means_cpu || !Cuda::is_installed() => cpu(),
         ("auto", "") => match Cuda::open(0) {
             Ok(cuda) => Ok(Box::new(cuda)),
             Err(error) => {
@@ -24,6 +52,9 @@ pub(crate) fn choose(
                 cpu()
             }
         },
+        ("cuda", _) if skipped.is_some() => {
+            bail!("--activation-sparsity: expected --device cpu, found `{device}`")
+        }
         ("cuda", "") => Ok(Box::new(Cuda::open(0)?)),
         ("cuda", number) => {
             let number = number.parse().with_context(|| {

@@ -1,11 +1,16 @@
 //! One module per command: an `Args` struct, and `run`, which does the work.
 
 pub(crate) mod bench;
+pub(crate) mod check;
 pub(crate) mod detokenize;
 pub(crate) mod embed;
+pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;
+pub(crate) mod perplexity;
+pub(crate) mod prune;
 pub(crate) mod pull;
+pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod tokenize;

@@ -3,14 +3,15 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Limits, Memory, Model, PAGE_TOKENS};
+use bodkin_backend::{Backend, Choice, Limits, Memory, Model, PAGE_TOKENS};
 use bodkin_engine::{EngineOptions, Error, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
+use crate::backends::SparseWeights;
 use crate::progress::{Progress, human_bytes};
 use crate::{backends, source};
 
@@ -38,6 +39,18 @@ pub(crate) struct Machine {
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     pub(crate) no_repack: bool,
+    /// Read sparse weights without their zeros
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub(crate) sparse: SparseWeights,
+    /// Skip this share of the inputs of down projections, the smallest ones: faster, less precise
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub(crate) activation_sparsity: Option<f64>,
+}
+
+/// Parses a share that may be skipped.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..1.0).contains(share));
+    share.ok_or_else(|| "expected a share from 0 up to, but not, 1".to_owned())
 }
 
 /// Flags of every command that turns text into tokens or back.
@@ -124,9 +137,18 @@ impl Opened {
         Ok(opened)
     }
 
-    fn open(path: &Path) -> Result<Opened> {
-        let file = Arc::new(bodkin_model::open(path)?);
-        let name = path.display().to_string();
+    /// A model's file under a path.
+    pub(crate) fn open(path: &Path) -> Result<Opened> {
+        Opened::of(bodkin_model::open(path)?, path.display().to_string())
+    }
+
+    /// The same model with another file's weights.
+    pub(crate) fn with_file(self, file: File) -> Result<Opened> {
+        Opened::of(file, self.name)
+    }
+
+    fn of(file: File, name: String) -> Result<Opened> {
+        let file = Arc::new(file);
         let plan =
             bodkin_model::plan(file.metadata(), file.tensors()).with_context(|| name.clone())?;
         Ok(Opened { name, file, plan: Arc::new(plan) })
@@ -149,7 +171,7 @@ impl Opened {
     fn most_common_format(&self) -> &'static str {
         let mut bytes: HashMap<&str, u64> = HashMap::new();
         for weight in &self.plan.weights {
-            *bytes.entry(weight.format.name()).or_default() += weight.bytes();
+            *bytes.entry(weight.format.name()).or_default() += weight.bytes;
         }
         bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("", |(name, _)| name)
     }
@@ -215,8 +237,31 @@ impl Opened {
         let progress = (bytes > 200_000_000).then(|| Progress::start("loading", Some(bytes)));
         let report = |done, _| progress.iter().for_each(|p| p.set(done));
         let model = backend.load(Arc::clone(&self.plan), &self.file, limits, &report);
-        model.with_context(|| self.name.clone())
+        let model = model.with_context(|| self.name.clone())?;
+        drop(progress);
+        if let Some(line) = sparse_line(model.choices()) {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| eprintln!("{line}"));
+        }
+        Ok(model)
     }
+}
+
+/// How the weights of sparse formats are kept, in a line: `sparse: 96 tensors without their
+/// zeros (1.21x to 1.48x), 16 made dense (0.94x to 0.97x)`. Speeds are those of a slice of each,
+/// against the same with its zeros.
+fn sparse_line(choices: &[Choice]) -> Option<String> {
+    let part = |sparse: bool, what: &str| {
+        let chosen: Vec<&Choice> = choices.iter().filter(|c| c.sparse == sparse).collect();
+        let speedups = || chosen.iter().filter_map(|c| c.speedup);
+        let (least, most) = (speedups().reduce(f64::min), speedups().reduce(f64::max));
+        let range = least.zip(most).map(|(a, b)| format!(" ({a:.2}x to {b:.2}x)"));
+        let count = chosen.len();
+        (count > 0).then(|| format!("{count} {what}{}", range.unwrap_or_default()))
+    };
+    let parts = [part(true, "tensors without their zeros"), part(false, "made dense")];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| format!("sparse: {}", parts.join(", ")))
 }
 
 /// Bytes of keys and values of a sequence of `tokens` tokens: what the last of them reads.
@@ -254,7 +299,8 @@ pub(crate) fn total(memory: &Memory) -> u64 {
 impl Machine {
     /// The backend that these flags choose.
     pub(crate) fn backend(&self) -> Result<Box<dyn Backend>> {
-        backends::choose(&self.device, self.threads, !self.no_repack)
+        let (repack, skipped) = (!self.no_repack, self.activation_sparsity);
+        backends::choose(&self.device, self.threads, repack, self.sparse, skipped)
     }
 
     /// The context that was asked for, if one was.

@@ -10,6 +10,7 @@ mod interrupt;
 mod load;
 mod output;
 mod progress;
+mod skipping;
 mod source;
 
 use std::io::{ErrorKind, Write};
@@ -37,6 +38,10 @@ enum Command {
     Inspect(cmd::inspect::Args),
     /// Measure how fast prompts are read and tokens generated
     Bench(cmd::bench::Args),
+    /// Make a model smaller by leaving weights out
+    Prune(Box<cmd::prune::Args>),
+    /// Store a model in fewer bits
+    Quantize(cmd::quantize::Args),
     /// Turn texts into vectors
     Embed(cmd::embed::Args),
     /// Turn text into token ids
@@ -45,6 +50,12 @@ enum Command {
     Detokenize(cmd::detokenize::Args),
     /// Write the logits of given tokens to a file
     Logits(cmd::logits::Args),
+    /// Measure how well a model predicts a text, and how far it lies from another
+    Perplexity(cmd::perplexity::Args),
+    /// Check models for regressions
+    Check(Box<cmd::check::Args>),
+    /// Collect what goes through a model's weights as it reads a text
+    Imatrix(cmd::imatrix::Args),
 }
 
 fn main() -> ExitCode {
@@ -54,10 +65,15 @@ fn main() -> ExitCode {
         Command::List(args) => cmd::list::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Bench(args) => cmd::bench::run(args),
+        Command::Prune(args) => cmd::prune::run(*args),
+        Command::Quantize(args) => cmd::quantize::run(args),
         Command::Embed(args) => cmd::embed::run(args),
         Command::Tokenize(args) => cmd::tokenize::run(args),
         Command::Detokenize(args) => cmd::detokenize::run(args),
         Command::Logits(args) => cmd::logits::run(args),
+        Command::Perplexity(args) => cmd::perplexity::run(args),
+        Command::Check(args) => cmd::check::run(*args),
+        Command::Imatrix(args) => cmd::imatrix::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

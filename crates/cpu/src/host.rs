@@ -1,5 +1,6 @@
 //! What this machine has: free memory, and how fast it is read.
 
+use std::path::Path;
 use std::time::Instant;
 
 use crate::linear::Memory;
@@ -62,11 +63,19 @@ pub(crate) fn available_memory() -> Option<u64> {
     Some(container_memory().map_or(machine, |container| container.min(machine)))
 }
 
-/// What the control group of version 2 leaves, if it sets a limit.
+/// What control groups of version 2 leave, if they set a limit: the least that this process's group
+/// or any around it has left.
 fn container_memory() -> Option<u64> {
-    let read = |name: &str| {
-        let text = std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?;
-        text.trim().parse::<u64>().ok()
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let left = |group: &Path| {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(group.join(name)).ok()?;
+            text.trim().parse::<u64>().ok()
+        };
+        Some(read("memory.max")?.saturating_sub(read("memory.current")?))
     };
-    Some(read("max")?.saturating_sub(read("current")?))
+    let root = Path::new("/sys/fs/cgroup");
+    let around = Path::new(own).ancestors().map(|group| root.join(group));
+    around.filter_map(|group| left(&group)).min()
 }

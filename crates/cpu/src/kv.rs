@@ -8,6 +8,7 @@ use bodkin_backend::PAGE_TOKENS;
 use bodkin_gguf::Format;
 use bodkin_model::{KvSlot, Plan};
 
+use crate::linear::{Memory, Number};
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::vector::{LANES, Vector, dispatch};
@@ -58,8 +59,8 @@ impl Cell for u16 {
 
 /// The pages of one slot.
 pub(crate) struct KvPages {
-    half: Cells<Vec<u16>>,
-    single: Cells<Vec<f32>>,
+    keys: Memory,
+    values: Memory,
 }
 
 /// Keys and values of a slot.
@@ -239,27 +240,19 @@ impl KvPages {
     /// So many pages of zeros.
     pub(crate) fn new(layout: &KvLayout, pages: usize) -> KvPages {
         let (keys, values) = layout.page_len();
-        let (keys, values) = (pages * keys, pages * values);
-        let (mut half, mut single) = (Cells::default(), Cells::default());
-        match layout.precision {
-            Precision::Half => half = Cells { keys: vec![0; keys], values: vec![0; values] },
-            Precision::Single => {
-                single = Cells { keys: vec![0.0; keys], values: vec![0.0; values] };
-            }
-        }
-        KvPages { half, single }
+        let zeroed = |len| Memory::zeroed(pages * len * layout.precision.bytes());
+        KvPages { keys: zeroed(keys), values: zeroed(values) }
     }
 
     pub(crate) fn view(&mut self, layout: KvLayout) -> KvView {
         match layout.precision {
-            Precision::Half => KvView::Half(self.half.view(), layout),
-            Precision::Single => KvView::Single(self.single.view(), layout),
+            Precision::Half => KvView::Half(self.cells(), layout),
+            Precision::Single => KvView::Single(self.cells(), layout),
         }
     }
-}
 
-impl<T> Cells<Vec<T>> {
-    fn view(&mut self) -> Cells<Shared<T>> {
-        Cells { keys: Shared::new(&mut self.keys), values: Shared::new(&mut self.values) }
+    fn cells<T: Number>(&mut self) -> Cells<Shared<T>> {
+        let keys = Shared::new(self.keys.numbers_mut());
+        Cells { keys, values: Shared::new(self.values.numbers_mut()) }
     }
 }

@@ -9,6 +9,7 @@ mod kv;
 pub mod linear;
 mod lower;
 mod model;
+mod observe;
 mod ops;
 mod pool;
 mod profile;
@@ -16,6 +17,7 @@ mod recurrent;
 mod shared;
 mod simd;
 mod step;
+mod trial;
 mod vector;
 mod weights;
 
@@ -40,6 +42,23 @@ pub struct Cpu {
     /// Whether weights are repacked into memory at load. If not, they stay in the file's pages and
     /// are packed whenever they are used: slower, with the same results, in less memory.
     pub repack: bool,
+    /// How weights of sparse formats are kept.
+    pub sparse: Sparse,
+    /// Whether models take thresholds of inputs: the weights of such products are kept by columns
+    /// where their format allows, so that a lone token reads those only whose input is not zero.
+    pub skip_inputs: bool,
+}
+
+/// Whether weights of sparse formats are read without their zeros. Results are the same, bit for
+/// bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sparse {
+    /// As is faster for each of them, measured when it is loaded.
+    Auto,
+    /// Always without.
+    Always,
+    /// Never: they are made dense when they are loaded.
+    Never,
 }
 
 impl Cpu {
@@ -52,7 +71,8 @@ impl Cpu {
             return Err(Error::Config(format!("expected 1 to 1024 threads, found {threads}")));
         }
         let simd = Simd::from_env().map_err(Error::Config)?;
-        Ok(Cpu { threads, simd, fusions: Fusions::ALL, repack: true })
+        let (fusions, sparse) = (Fusions::ALL, Sparse::Auto);
+        Ok(Cpu { threads, simd, fusions, repack: true, sparse, skip_inputs: false })
     }
 }
 
@@ -75,7 +95,7 @@ impl Backend for Cpu {
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
-        model::memory(plan, limits, self.threads, self.repack)
+        model::memory(self, plan, limits)
     }
 
     fn load(
@@ -96,8 +116,7 @@ impl Backend for Cpu {
         }
         let failed = |e| Error::Config(format!("cannot start {} threads: {e}", self.threads));
         let mut pool = pool::Pool::new(self.threads).map_err(failed)?;
-        let weights = weights::prepare(&plan, file, self.repack, &mut pool, progress);
-        let (simd, fusions) = (self.simd, self.fusions);
-        Ok(Box::new(model::CpuModel::new(plan, file, limits, simd, fusions, pool, weights)))
+        let weights = weights::prepare(self, &plan, file, &mut pool, progress);
+        Ok(Box::new(model::CpuModel::new(self, plan, file, limits, pool, weights)))
     }
 }

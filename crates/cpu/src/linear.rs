@@ -14,20 +14,26 @@ use std::ops::Range;
 use crate::simd::Simd;
 
 mod activations;
+mod columns;
 mod kind;
 mod level;
 mod memory;
+mod sparse;
 mod tile;
 mod weight;
 
 pub use activations::{Activations, Filling, Form};
+pub use columns::{is_known as has_columns, pack_columns};
 pub use kind::Kind;
-pub(crate) use memory::Memory;
-pub use weight::{PackedWeight, Packer, Source, float_kind};
+pub(crate) use memory::{Memory, Number};
+pub use sparse::{SparsePacker, SparsePart};
+pub use weight::{PackedWeight, Packer, Rows, Source, float_kind};
 
-use activations::TILE_ROWS;
+use activations::{Kept, TILE_ROWS};
+use columns::{ColumnGroups, ColumnInteger, GROUP, VisitColumns};
 use kind::{FloatKind, IntegerKind, Visit};
 use level::{Level, PANEL_ROWS, Portable};
+use sparse::{SparseFloat, SparseInteger, SparsePanels, VisitSparse};
 use tile::Tile;
 
 /// Panels are taken in groups of about this size, which stays in the second-level cache while all
@@ -134,9 +140,9 @@ pub const ROOM: usize = 1 << 18;
 
 /// Writes `out[token][row] = sum over columns of weight[row] * x[token] + bias[row]` for the rows
 /// of `panels` and the tokens of `tokens`. Weights are read once a call, so long as a group of
-/// tokens' activations fits the caches. `room` is scratch for weights that stay unpacked: at least
-/// a panel, best [`ROOM`]; others need none, but with [`ROOM`] float weights are faster for many
-/// tokens.
+/// tokens' activations fits the caches. `room` is scratch for weights that stay unpacked or are
+/// sparse: at least a dense panel, best [`ROOM`]; others need none, but with [`ROOM`] float weights
+/// are faster for many tokens.
 ///
 /// # Safety
 /// No other thread writes the same rows of the same tokens, or reads them, at the same time; none
@@ -161,22 +167,43 @@ pub unsafe fn multiply(
     assert!(panels.end <= weight.panels(), "panel {} of {}", panels.end, weight.panels());
     assert!(tokens.end <= x.rows().min(out.rows), "token {} of {}", tokens.end, x.rows());
     assert!(weight.rows() <= out.width(), "{} rows into {}", weight.rows(), out.width());
-    let job = Job { weight, bias, panels, x, tokens, out, room };
-    match simd {
-        Simd::Portable => weight.kind().visit(Run::<Portable>(job, PhantomData)),
+    let job = Job { simd, weight, bias, panels, x, tokens, out, room };
+    // Of sparse weights, many tokens read the dense kind.
+    let sparse = weight.sparse().filter(|_| job.tokens.len() == 1);
+    let columns = weight.columns().zip(x.kept().filter(|_| job.tokens.len() == 1));
+    let expands = sparse.is_some() || columns.is_some();
+    match if expands { simd.expanding() } else { simd } {
+        Simd::Portable => run::<Portable>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => weight.kind().visit(Run::<level::Avx2<0, false>>(job, PhantomData)),
+        Simd::Avx2 => run::<level::Avx2<0, false>>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
-        Simd::AvxVnni => weight.kind().visit(Run::<level::Avx2<0, true>>(job, PhantomData)),
+        Simd::AvxVnni => run::<level::Avx2<0, true>>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 => weight.kind().visit(Run::<level::Avx512>(job, PhantomData)),
+        Simd::Avx512 => run::<level::Avx512>(job, sparse, columns),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{simd} on another processor"),
     }
 }
 
+/// Runs a job on a level, whose instructions exist: all of them for one that skips zeros.
+fn run<L: Level>(
+    job: Job<'_>,
+    sparse: Option<&SparsePanels>,
+    columns: Option<(&ColumnGroups, Kept)>,
+) {
+    let kind = job.weight.kind();
+    match (sparse, columns) {
+        (Some(panels), _) => panels.layout.visit(RunSparse::<L>(job, panels, PhantomData)),
+        (_, Some((groups, kept))) => {
+            columns::visit(kind, RunColumns::<L>(job, groups, kept, PhantomData));
+        }
+        (None, None) => kind.visit(Run::<L>(job, PhantomData)),
+    }
+}
+
 /// The operands of a product, checked by [`multiply`], which also passes on its caller's promises.
 struct Job<'a> {
+    simd: Simd,
     weight: &'a PackedWeight,
     bias: Option<&'a [f32]>,
     panels: Range<usize>,
@@ -219,8 +246,8 @@ impl Job<'_> {
         }
     }
 
-    /// As [`Job::packed`], for a weight that is packed only when it is used: as many panels at a
-    /// time as there is room for.
+    /// As [`Job::packed`], for a weight that is packed, or made dense, only when it is used: as many
+    /// panels at a time as there is room for.
     fn repacked(&mut self, mut run: impl FnMut(&Self, Panels)) {
         let (bytes, cols) = (self.weight.panel_bytes(), self.weight.cols());
         let group = size_of_val(self.room) / bytes.max(1);
@@ -229,7 +256,7 @@ impl Job<'_> {
         for first in self.panels.clone().step_by(group) {
             let count = group.min(self.panels.end - first);
             // SAFETY: the room has place for the group and belongs to this thread.
-            unsafe { self.weight.pack_into(first..first + count, room) };
+            unsafe { self.weight.pack_into(self.simd, first..first + count, room) };
             let sums = std::ptr::null_mut();
             run(self, Panels { first, count, start: room, bytes, col: 0, cols, sums });
         }
@@ -237,9 +264,12 @@ impl Job<'_> {
 
     /// Whether there are so many tokens that float weights are widened first, which costs a
     /// quarter of a tile, and room for it.
-    fn should_widen(&self) -> bool {
+    fn should_widen(&self, shapes: &[(usize, usize)]) -> bool {
         let is_packed = self.weight.start().is_some();
-        is_packed && self.tokens.len() >= 2 * TILE_ROWS && self.room.len() >= ROOM
+        !shapes.is_empty()
+            && is_packed
+            && self.tokens.len() >= 2 * TILE_ROWS
+            && self.room.len() >= ROOM
     }
 
     /// As [`Job::packed`], for float weights and many tokens: `together` panels at a time, some
@@ -346,7 +376,6 @@ impl<L: Level> Run<'_, L> {
                 (3, 8) => L::float::<K, 3, 8>(tile),
                 (_, 8) => L::float::<K, 1, 8>(tile),
                 (1, 4) => L::float::<K, 1, 4>(tile),
-                (3, 4) => L::float::<K, 3, 4>(tile),
                 (2, 4) => L::float::<K, 2, 4>(tile),
                 (_, 4) => L::float::<K, 4, 4>(tile),
                 (1, 2) => L::float::<K, 1, 2>(tile),
@@ -382,7 +411,7 @@ impl<L: Level> Visit for Run<'_, L> {
 
     fn float<K: FloatKind>(self) {
         let mut job = self.0;
-        if !job.should_widen() {
+        if !job.should_widen(L::WIDE_PANELS) {
             return job.packed(|job, group| Self::floats::<K>(job, group, L::FLOAT_PANELS));
         }
         let together = L::WIDE_PANELS.last().map_or(1, |&(_, panels)| panels);
@@ -395,5 +424,105 @@ impl<L: Level> Visit for Run<'_, L> {
         job.widened(together, widen, |job, group| {
             Self::floats::<kind::F32>(job, group, L::WIDE_PANELS);
         });
+    }
+}
+
+/// Runs a job with one token on a level, once the layout of the sparse panels is known.
+struct RunSparse<'a, L>(Job<'a>, &'a SparsePanels, PhantomData<L>);
+
+impl<L: Level> RunSparse<'_, L> {
+    /// The operands of `count` panels.
+    fn tile(&self, panel: usize, count: usize) -> Tile {
+        let (start, cols) = (self.1.panel(panel), self.0.weight.cols());
+        let sums = std::ptr::null_mut();
+        let group = Panels { first: panel, count, start, bytes: 0, col: 0, cols, sums };
+        self.0.tile(group, (0, count), (self.0.tokens.start, 1))
+    }
+
+    fn floats<K: SparseFloat, const P: usize>(&self, panel: usize) {
+        let mut panels = [self.1.panel(panel); P];
+        for (i, start) in panels.iter_mut().enumerate() {
+            *start = self.1.panel(panel + i);
+        }
+        // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
+        // threads away, and a `Simd` that expands proves its instructions.
+        unsafe { L::sparse_float::<K, P>(&self.tile(panel, P), panels) }
+    }
+}
+
+impl<L: Level> VisitSparse for RunSparse<'_, L> {
+    type Output = ();
+
+    fn integer<K: SparseInteger>(self) {
+        for panel in self.0.panels.clone() {
+            // SAFETY: as for floats.
+            unsafe { L::sparse_integer::<K>(&self.tile(panel, 1)) }
+        }
+    }
+
+    fn float<K: SparseFloat>(self) {
+        let mut panels = self.0.panels.clone();
+        while panels.len() >= 4 {
+            self.floats::<K, 4>(panels.start);
+            panels.start += 4;
+        }
+        panels.for_each(|panel| self.floats::<K, 1>(panel));
+    }
+
+    fn csr(self) {
+        for panel in self.0.panels.clone() {
+            // SAFETY: as for floats.
+            unsafe { L::csr(&self.tile(panel, 1)) }
+        }
+    }
+}
+
+/// Runs a job with one token on a level, for a weight by columns.
+struct RunColumns<'a, L>(Job<'a>, &'a ColumnGroups, Kept, PhantomData<L>);
+
+impl<L: Level> RunColumns<'_, L> {
+    /// The operands of `count` panels of one group.
+    fn tile(&self, panel: usize, count: usize) -> Tile {
+        let (start, cols) = (self.1.group(panel), self.0.weight.cols());
+        let sums = std::ptr::null_mut();
+        let group = Panels { first: panel, count, start, bytes: 0, col: 0, cols, sums };
+        self.0.tile(group, (0, count), (self.0.tokens.start, 1))
+    }
+
+    /// The panels of the job, group by group.
+    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<L> {
+        let Range { start, end } = self.0.panels;
+        let groups = start / GROUP..end.div_ceil(GROUP);
+        groups.map(move |group| start.max(group * GROUP)..end.min((group + 1) * GROUP))
+    }
+}
+
+impl<L: Level> VisitColumns for RunColumns<'_, L> {
+    type Output = ();
+
+    fn integer<K: ColumnInteger>(self) {
+        for panels in self.groups() {
+            let tile = self.tile(panels.start, panels.len());
+            let first = panels.start % GROUP;
+            // SAFETY: as for floats.
+            unsafe { L::columns_integer::<K>(&tile, first..first + panels.len(), self.2) }
+        }
+    }
+
+    fn float<K: FloatKind>(self) {
+        for mut panels in self.groups() {
+            // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
+            // threads away, and a `Simd` proves its instructions.
+            unsafe {
+                while panels.len() >= 4 {
+                    let tile = self.tile(panels.start, 4);
+                    L::columns_float::<K, 4>(&tile, panels.start % GROUP, self.2);
+                    panels.start += 4;
+                }
+                for panel in panels {
+                    L::columns_float::<K, 1>(&self.tile(panel, 1), panel % GROUP, self.2);
+                }
+            }
+        }
     }
 }

@@ -78,6 +78,8 @@ pub(crate) enum RowOp {
     Pool { input: Place, kind: PoolKind, out: Place },
     /// Make the parts of the row, or the row for each part, ready as inputs of experts' products.
     PrepareExperts { input: Place, cols: usize, sorting: usize, blocks: bool, floats: bool },
+    /// Take for zero what is below the threshold of one of the gated products.
+    Mask { values: Place, product: usize },
     /// Make the row ready as the input of products, in the forms that their weights take.
     Prepare { input: Place, blocks: bool, floats: bool },
 }
@@ -101,6 +103,7 @@ impl RowOp {
             RowOp::Route { .. } => "route",
             RowOp::ExpertSum { .. } => "expert_sum",
             RowOp::Pool { .. } => "pool",
+            RowOp::Mask { .. } => "mask",
             RowOp::Prepare { .. } | RowOp::PrepareExperts { .. } => "quantize",
         }
     }
@@ -127,7 +130,7 @@ pub(crate) enum Stage {
     Sort { sorting: usize },
     /// Each thread takes some rows of the experts' weights, for all tokens that chose them. The
     /// input was prepared by the stage before.
-    Experts { cols: usize, sorting: usize, products: Vec<Product> },
+    Experts { input: Place, cols: usize, sorting: usize, products: Vec<Product> },
     /// Each thread takes some columns.
     Conv { input: Place, weight: WeightId, bias: Option<WeightId>, state: usize, out: Place },
     /// Each thread takes some heads.
@@ -174,11 +177,12 @@ pub(crate) struct Program {
     pub(crate) buffer_widths: Vec<usize>,
 }
 
-/// Turns a plan into stages.
-pub(crate) fn lower(plan: &Plan, fusions: Fusions) -> Program {
+/// Turns a plan into stages. The inputs of `masked` products get thresholds.
+pub(crate) fn lower(plan: &Plan, fusions: Fusions, masked: &[WeightId]) -> Program {
     let buffers = plan.buffers();
     let (stages, ropes, sortings) = (vec![], vec![], vec![]);
-    let mut lowering = Lowering { plan, fusions, homes: &buffers.of, stages, ropes, sortings };
+    let mut lowering =
+        Lowering { plan, fusions, masked, homes: &buffers.of, stages, ropes, sortings };
     let mut next = 0;
     while next < plan.ops.len() {
         next = lowering.op(next);
@@ -200,6 +204,7 @@ pub(crate) fn lower(plan: &Plan, fusions: Fusions) -> Program {
 struct Lowering<'a> {
     plan: &'a Plan,
     fusions: Fusions,
+    masked: &'a [WeightId],
     homes: &'a [Option<usize>],
     stages: Vec<Stage>,
     ropes: Vec<Rope>,
@@ -305,6 +310,11 @@ impl Lowering<'_> {
             products.push(Product { weight: *weight, bias: *bias, out });
             next += 1;
         }
+        let is_masked = |product: &Product| self.masked.iter().position(|&w| w == product.weight);
+        if let Some(product) = products.first().and_then(is_masked) {
+            let values = self.place(input);
+            self.row(Rows::Tokens, RowOp::Mask { values, product });
+        }
         self.multiply(Rows::Tokens, input, products);
         next
     }
@@ -341,7 +351,7 @@ impl Lowering<'_> {
         let sorting = self.sorting(route, experts);
         let ((blocks, floats), input) = (self.forms(&products), self.place(input));
         self.row(Rows::Tokens, RowOp::PrepareExperts { input, cols, sorting, blocks, floats });
-        self.stages.push(Stage::Experts { cols, sorting, products });
+        self.stages.push(Stage::Experts { input, cols, sorting, products });
         next
     }
 

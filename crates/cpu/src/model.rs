@@ -1,27 +1,33 @@
 //! A loaded model: all memory that steps need, and how a step is set up on it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use bodkin_backend::{Batch, Limits, Memory, Model, PAGE_TOKENS, Part, Result};
+use bodkin_backend::{
+    Batch, Choice, Error, Limits, Memory, Model, Observer, PAGE_TOKENS, Part, Product, Result,
+};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
 use crate::attend::{partials_len, scratch_len};
 use crate::experts::{Sorted, SortedView};
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
-use crate::linear::{Activations, Form, Kind, PackedWeight, ROOM};
+use crate::linear::{self, Activations, Form, Kind, PackedWeight, ROOM};
 use crate::lower::{Fusions, Program, lower};
+use crate::observe::Show;
 use crate::pool::Pool;
 use crate::profile::Times;
 use crate::recurrent::{self, States};
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::step::Step;
-use crate::weights::{Prepared, kind, uses};
+use crate::weights::{Prepared, is_by_columns, kind, masked, uses};
+use crate::{Cpu, Sparse};
 
 /// The largest need for scratch of each kind, in elements or bytes.
 struct Sizes {
+    /// Columns of the widest input with a threshold.
+    masked_cols: usize,
     blocks_bytes: usize,
     floats_bytes: usize,
     scratch: usize,
@@ -37,11 +43,14 @@ pub(crate) struct CpuModel {
     program: Program,
     pool: Pool,
     weights: Vec<Prepared>,
+    choices: Vec<Choice>,
     ropes: Vec<RopeTable>,
     slot_tables: Vec<usize>,
     memory: Buffers,
     positions: Vec<u32>,
     spans: Vec<u32>,
+    /// Of the inputs of gated products; none if the model was loaded without.
+    thresholds: Vec<f32>,
     taken: Vec<AtomicUsize>,
     profile: Option<Times>,
 }
@@ -57,7 +66,7 @@ struct Buffers {
     sorted: Vec<SortedView>,
     blocks: Activations,
     floats: Activations,
-    _floats: Vec<Vec<f32>>,
+    _floats: Vec<linear::Memory>,
     _pages: Vec<KvPages>,
     _sorted: Vec<Sorted>,
 }
@@ -70,10 +79,10 @@ impl Buffers {
         sizes: &Sizes,
         threads: usize,
     ) -> Buffers {
-        let mut owners: Vec<Vec<f32>> = Vec::new();
+        let mut owners: Vec<linear::Memory> = Vec::new();
         let mut floats = |len: usize| {
-            let mut owner = vec![0.0; len];
-            let view = Shared::new(&mut owner);
+            let mut owner = linear::Memory::zeroed(size_of::<f32>() * len);
+            let view = Shared::new(owner.numbers_mut());
             owners.push(owner);
             view
         };
@@ -91,7 +100,7 @@ impl Buffers {
             pages.push(owner);
         }
         let mut sorted: Vec<Sorted> =
-            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows)).collect();
+            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows, threads)).collect();
         Buffers {
             states: States::new(plan, limits.states),
             sorted: sorted.iter_mut().map(Sorted::view).collect(),
@@ -101,8 +110,8 @@ impl Buffers {
             scratch,
             partials,
             kv,
-            blocks: Activations::with_bytes(sizes.blocks_bytes),
-            floats: Activations::with_bytes(sizes.floats_bytes),
+            blocks: Activations::with_bytes(sizes.blocks_bytes).with_index(sizes.masked_cols),
+            floats: Activations::with_bytes(sizes.floats_bytes).with_index(sizes.masked_cols),
             _floats: owners,
             _pages: pages,
         }
@@ -116,8 +125,11 @@ fn slot_tables(plan: &Plan) -> Vec<usize> {
     plan.slots.iter().map(|slot| group(slot.window)).collect()
 }
 
-fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
-    let mut sizes = Sizes { blocks_bytes: 0, floats_bytes: 0, scratch: ROOM, partials: 0 };
+fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
+    let cols = masked(cpu, plan).into_iter().map(|id| plan.weight(id).cols);
+    let masked_cols = cols.max().unwrap_or(0);
+    let (scratch, partials) = (ROOM, 0);
+    let mut sizes = Sizes { masked_cols, blocks_bytes: 0, floats_bytes: 0, scratch, partials };
     for op in &plan.ops {
         let (weight, rows) = match op {
             Op::Linear { weight, .. } => (plan.weight(*weight), limits.tokens),
@@ -129,7 +141,7 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
             _ => continue,
         };
         let form = kind(weight).form();
-        let bytes = rows * form.row_bytes(weight.cols);
+        let bytes = form.bytes(rows, weight.cols);
         // A panel of a weight that is not repacked at load has to fit.
         let kind = Kind::native(weight.format).unwrap_or(Kind::F32);
         let panel = kind.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
@@ -143,26 +155,40 @@ fn sizes(plan: &Plan, limits: &Limits, threads: usize) -> Sizes {
         let stride = KvLayout::new(slot, Precision::of(plan)).value_stride;
         let tokens = limits.pages[group] * PAGE_TOKENS;
         sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
-        sizes.partials = sizes.partials.max(partials_len(threads, tokens, stride));
+        sizes.partials = sizes.partials.max(partials_len(cpu.threads, tokens, stride));
     }
     sizes
 }
 
 /// The bytes that a model will hold.
-pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize, repack: bool) -> Memory {
-    let sizes = sizes(plan, limits, threads);
-    let weights = plan.weights.iter().zip(uses(plan)).map(|(w, uses)| {
-        let packed = PackedWeight::bytes_for(kind(w), w.rows / uses.matrices.max(1), w.cols);
-        let matrix = packed.expect("no tensor of a file overflows") as u64;
+pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
+    let threads = cpu.threads;
+    let sizes = sizes(cpu, plan, limits);
+    let masked = masked(cpu, plan);
+    let weights = plan.weights.iter().zip(uses(plan)).enumerate().map(|(id, (w, uses))| {
+        let is_by_columns = masked.contains(&WeightId(id)) && is_by_columns(cpu, w);
+        let multiple = if is_by_columns { PackedWeight::GROUP_ROWS } else { 1 };
+        let rows = (w.rows / uses.matrices.max(1)).next_multiple_of(multiple);
+        let packed = PackedWeight::bytes_for(kind(w), rows, w.cols);
+        let dense = uses.matrices as u64 * packed.expect("no tensor of a file overflows") as u64;
+        // Nibbles lie in pairs of rows that are not of one length: a little more than in the file.
+        let sparse = w.bytes + w.bytes / 16;
+        let matrices = match (w.format.base().is_some(), cpu.sparse) {
+            _ if uses.matrices == 0 => 0,
+            (true, Sparse::Always) => sparse,
+            (true, Sparse::Auto) => dense.max(sparse),
+            (false, _) if !cpu.repack => 0,
+            _ => dense,
+        };
         let vector = 4 * (w.rows * w.cols) as u64;
-        let matrices = if repack { uses.matrices as u64 } else { 0 };
-        matrices * matrix + u64::from(uses.vector) * vector
+        matrices + u64::from(uses.vector) * vector
     });
     let pages = plan.slots.iter().zip(slot_tables(plan));
     let values = plan.buffers().bytes(limits.tokens);
-    let program = lower(plan, Fusions::ALL);
+    let program = lower(plan, Fusions::ALL, &masked);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
-    let sorted: usize = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens)).sum();
+    let sorted = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens, threads));
+    let sorted: usize = sorted.sum();
     let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + sorted;
     let logits = 4 * limits.outputs * plan.output_width();
     Memory {
@@ -180,17 +206,17 @@ pub(crate) fn memory(plan: &Plan, limits: &Limits, threads: usize, repack: bool)
 
 impl CpuModel {
     pub(crate) fn new(
+        cpu: &Cpu,
         plan: Arc<Plan>,
         file: &Arc<File>,
         limits: &Limits,
-        simd: Simd,
-        fusions: Fusions,
         pool: Pool,
-        weights: Vec<Prepared>,
+        (weights, choices): (Vec<Prepared>, Vec<Choice>),
     ) -> CpuModel {
-        let program = lower(&plan, fusions);
-        let threads = pool.threads();
-        let memory = Buffers::new(&plan, &program, limits, &sizes(&plan, limits, threads), threads);
+        let masked = masked(cpu, &plan);
+        let program = lower(&plan, cpu.fusions, &masked);
+        let (sizes, threads) = (sizes(cpu, &plan, limits), pool.threads());
+        let memory = Buffers::new(&plan, &program, limits, &sizes, threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
         let table = |rope: &Rope| rope.table(rope.factors.map(vector));
         let ropes = program.ropes.iter().map(table).collect();
@@ -198,31 +224,34 @@ impl CpuModel {
             slot_tables: slot_tables(&plan),
             positions: Vec::with_capacity(limits.tokens),
             spans: Vec::with_capacity(limits.tokens),
+            thresholds: vec![0.0; masked.len()],
             taken: program.stages.iter().map(|_| AtomicUsize::new(0)).collect(),
             profile: None,
             plan,
             file: Arc::clone(file),
             limits: limits.clone(),
-            simd,
+            simd: cpu.simd,
             program,
             pool,
             weights,
+            choices,
             ropes,
             memory,
         }
     }
-}
 
-impl Model for CpuModel {
-    fn plan(&self) -> &Plan {
-        &self.plan
+    /// The tables of each routing of the plan.
+    fn routed(&self) -> impl Iterator<Item = SortedView> {
+        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
+        routed.filter(|(sorting, _)| sorting.route.is_some()).map(|(_, sorted)| *sorted)
     }
 
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+    fn step(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
         batch.check(&self.plan, &self.limits)?;
         assert_eq!(
             logits.len(),
@@ -236,6 +265,12 @@ impl Model for CpuModel {
             self.spans.extend(std::iter::repeat_n(i as u32, span.len));
         }
         self.taken.iter().for_each(|taken| taken.store(0, Relaxed));
+        let observer = observer.map(Mutex::new);
+        let show = observer.as_ref().map(|observer| {
+            |product: &Product<'_>| {
+                observer.lock().unwrap_or_else(PoisonError::into_inner).product(product);
+            }
+        });
         let step = Step {
             simd: self.simd,
             program: &self.program,
@@ -257,7 +292,9 @@ impl Model for CpuModel {
             angles: &self.memory.angles,
             scratch: &self.memory.scratch,
             partials: self.memory.partials,
+            thresholds: &self.thresholds,
             taken: &self.taken,
+            show: show.as_ref().map(|show| show as Show<'_>),
             seconds: self.profile.as_mut().map(|times| {
                 times.steps += 1;
                 times.tokens += batch.tokens.len() as u64;
@@ -268,16 +305,55 @@ impl Model for CpuModel {
         self.pool.run(&|worker| step.run(worker));
         Ok(())
     }
+}
+
+impl Model for CpuModel {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        self.step(batch, logits, None)
+    }
+
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        self.step(batch, logits, Some(observer))
+    }
 
     fn copy_state(&mut self, from: u32, to: u32) {
         self.memory.states.copy(&self.plan, from, to);
     }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
-        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
-        let routed = routed.filter(|(sorting, _)| sorting.route.is_some());
         // SAFETY: a step borrows the model for as long as it runs.
-        routed.map(|(_, sorted)| unsafe { sorted.counts() }.to_vec()).collect()
+        self.routed().map(|sorted| unsafe { sorted.counts() }.to_vec()).collect()
+    }
+
+    fn expert_seconds(&self) -> Vec<Vec<f64>> {
+        // SAFETY: as above.
+        self.routed().map(|sorted| unsafe { sorted.seconds() }).collect()
+    }
+
+    fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
+    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<()> {
+        if thresholds.len() != self.thresholds.len() {
+            let (found, limit) = (thresholds.len(), self.thresholds.len());
+            return Err(Error::Limit { what: "thresholds of inputs", found, limit });
+        }
+        self.thresholds.copy_from_slice(thresholds);
+        Ok(())
     }
 
     fn set_profiling(&mut self, on: bool) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bodkin_model::{Plan, StateSlot, WeightId};
 
 use crate::lower::{Place, ScanStage};
-use crate::ops::recurrent::{ConvPart, ScanToken, conv, head_len, scan};
+use crate::ops::recurrent::{ConvPart, SCAN_TOKENS, ScanToken, conv, head_len, scan};
 use crate::shared::Shared;
 use crate::step::Step;
 
@@ -142,20 +142,25 @@ impl Step<'_> {
             // SAFETY: this thread alone has taken this head of this sequence.
             let state = unsafe { self.cell(stage.state, span, head * len..(head + 1) * len) };
             let group = head / (s.heads / s.groups) * s.state;
-            for row in first..first + self.batch.spans[span].len {
-                let dt = softplus(self.read(stage.dt, row)[head] + dt_bias[head]);
-                let columns = head * s.head_dim..(head + 1) * s.head_dim;
-                let token = ScanToken {
-                    x: &self.read(stage.x, row)[columns.clone()],
-                    b: &self.read(stage.b, row)[group..group + s.state],
-                    c: &self.read(stage.c, row)[group..group + s.state],
-                    dt,
-                    decay: (dt * a[head]).exp(),
-                    d: d[head],
-                };
-                // SAFETY: as above.
-                let out = unsafe { self.columns(stage.out, row, columns) };
-                scan(self.simd, &token, state, out);
+            let last = first + self.batch.spans[span].len;
+            for chunk in (first..last).step_by(SCAN_TOKENS) {
+                let mut tokens: [ScanToken<'_>; SCAN_TOKENS] = Default::default();
+                let tokens = &mut tokens[..SCAN_TOKENS.min(last - chunk)];
+                for (token, row) in tokens.iter_mut().zip(chunk..) {
+                    let dt = softplus(self.read(stage.dt, row)[head] + dt_bias[head]);
+                    let columns = head * s.head_dim..(head + 1) * s.head_dim;
+                    *token = ScanToken {
+                        x: &self.read(stage.x, row)[columns.clone()],
+                        b: &self.read(stage.b, row)[group..group + s.state],
+                        c: &self.read(stage.c, row)[group..group + s.state],
+                        dt,
+                        decay: (dt * a[head]).exp(),
+                        d: d[head],
+                        // SAFETY: as above.
+                        out: unsafe { self.columns(stage.out, row, columns) },
+                    };
+                }
+                scan(self.simd, tokens, state);
             }
         }
     }

@@ -77,12 +77,27 @@ impl Simd {
         Err(format!("{VARIABLE}: this processor has {}, not {name}", names(&available)))
     }
 
+    /// The level whose kernels expand vectors by masks, or permute bytes across them: this one, or a
+    /// lower one where the processor lacks the instructions for it.
+    pub(crate) fn expanding(self) -> Simd {
+        #[cfg(target_arch = "x86_64")]
+        if self == Simd::Avx512
+            && !(is_x86_feature_detected!("avx512vbmi")
+                && is_x86_feature_detected!("avx512vbmi2")
+                && is_x86_feature_detected!("bmi2"))
+        {
+            return Simd::Avx2;
+        }
+        self
+    }
+
     #[cfg(target_arch = "x86_64")]
     fn is_supported(self) -> bool {
         let avx2 = || {
             is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c")
+                && is_x86_feature_detected!("popcnt")
         };
         match self {
             Simd::Portable => true,

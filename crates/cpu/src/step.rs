@@ -12,6 +12,7 @@ use crate::experts::SortedView;
 use crate::kv::KvView;
 use crate::linear::{Activations, Form, OutRows, multiply};
 use crate::lower::{Place, Product, Program, RowOp, Stage};
+use crate::observe::Show;
 use crate::ops::act;
 use crate::ops::route::route;
 use crate::ops::rows::{self, Norm};
@@ -57,8 +58,12 @@ pub(crate) struct Step<'a> {
     pub(crate) scratch: &'a [Shared<f32>],
     /// Room for the sums of tiles whose segments are spread over threads.
     pub(crate) partials: Shared<f32>,
+    /// Of the inputs of gated products.
+    pub(crate) thresholds: &'a [f32],
     /// How much of each stage has been taken; zero at the start.
     pub(crate) taken: &'a [AtomicUsize],
+    /// Is shown the inputs of products, by the first thread.
+    pub(crate) show: Option<Show<'a>>,
     /// The seconds that each stage took so far, if they are wanted.
     pub(crate) seconds: Option<Shared<f64>>,
 }
@@ -89,6 +94,9 @@ impl Step<'_> {
     /// This thread's part of a stage.
     fn stage(&self, index: usize, worker: &Worker<'_>) {
         let taken = &self.taken[index];
+        if let Some(show) = self.show.filter(|_| worker.index == 0) {
+            self.show_products(&self.program.stages[index], show);
+        }
         match &self.program.stages[index] {
             Stage::Rows { rows, ops } => {
                 for row in worker.share(self.count(*rows)) {
@@ -103,7 +111,7 @@ impl Step<'_> {
                     self.sort(*sorting);
                 }
             }
-            Stage::Experts { cols, sorting, products } => {
+            Stage::Experts { input: _, cols, sorting, products } => {
                 self.experts(worker, *cols, *sorting, products, taken);
             }
             Stage::Conv { input, weight, bias, state, out } => {
@@ -248,6 +256,9 @@ impl Step<'_> {
                 rows::weighted_sum(self.simd, parts, route, self.write(out, row));
             }
             RowOp::Pool { input, kind, out } => self.pool(input, kind, row, out),
+            RowOp::Mask { values, product } => {
+                rows::mask(self.write(values, row), self.thresholds[product]);
+            }
             RowOp::PrepareExperts { input, cols, sorting, blocks, floats } => {
                 let forms = [(blocks, Form::Blocks), (floats, Form::Floats)];
                 self.prepare_experts(row, input, cols, sorting, &forms);

@@ -1,15 +1,18 @@
 //! Weights as the stages read them: matrices packed for the products, tables left in the file,
 //! vectors in f32.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use bodkin_backend::Progress;
-use bodkin_gguf::{File, Tensor};
-use bodkin_model::{Op, Plan, Weight};
+use bodkin_backend::{Choice, Progress};
+use bodkin_gguf::{File, Format, Tensor};
+use bodkin_model::{Op, Plan, Weight, WeightId};
 
-use crate::linear::{Kind, PackedWeight, float_kind};
+use crate::linear::{Kind, PackedWeight, Rows, float_kind, has_columns, pack_columns};
 use crate::pool::Pool;
 use crate::recurrent::transposed;
+use crate::trial::{self, pack_dense, pack_sparse};
+use crate::{Cpu, Sparse};
 
 /// One weight, in every form that the plan needs.
 #[derive(Default)]
@@ -52,35 +55,46 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
     uses
 }
 
-/// How a weight is packed. Whether a format without a kind of its own fits half precision can
-/// only be told from its values; until they are read, this supposes that it does.
+/// How a weight is packed, with zeros or without. Whether a format without a kind of its own fits
+/// half precision can only be told from its values; until they are read, this supposes that it
+/// does.
 pub(crate) fn kind(weight: &Weight) -> Kind {
     Kind::native(weight.format).unwrap_or(Kind::F16)
 }
 
-/// Reads all weights, on all threads. With `repack`, matrices are packed into memory and the file's
-/// pages given back one tensor after the other, so that both are never held together; without, they
-/// stay in the file and are packed whenever they are used.
+/// Reads all weights, on all threads, and says how the sparse ones are kept. With `cpu.repack`,
+/// matrices are packed into memory and the file's pages given back one tensor after the other, so
+/// that both are never held together; without, they stay in the file and are packed whenever they
+/// are used, unless their format is sparse.
 pub(crate) fn prepare(
+    cpu: &Cpu,
     plan: &Plan,
     file: &Arc<File>,
-    repack: bool,
     pool: &mut Pool,
     progress: Progress<'_>,
-) -> Vec<Prepared> {
+) -> (Vec<Prepared>, Vec<Choice>) {
     let total = plan.cost().weight_bytes;
     let mut done = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
-    for (weight, uses) in plan.weights.iter().zip(uses(plan)) {
+    let mut choices = Vec::new();
+    let mut trials = Trials::default();
+    let masked = masked(cpu, plan);
+    for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
         let tensor = tensor(file, weight);
-        let bytes = file.data(tensor);
+        let bytes = &*file.read(tensor);
         let mut prepared = Prepared::default();
         if uses.matrices > 0 {
-            prepared.matrices = if repack {
-                pack(weight, bytes, uses.matrices, pool)
+            let choice = choose(cpu, weight, bytes, uses.matrices, (&mut trials, pool));
+            let is_sparse = choice.as_ref().is_some_and(|choice| choice.sparse);
+            prepared.matrices = if masked.contains(&WeightId(id)) && is_by_columns(cpu, weight) {
+                let source = Rows::new(weight.format, bytes, weight.rows);
+                vec![pack_columns(kind(weight), source, weight.rows, weight.cols)]
+            } else if cpu.repack || choice.is_some() {
+                pack(weight, bytes, uses.matrices, is_sparse, pool)
             } else {
                 leave(weight, file, uses.matrices)
             };
+            choices.extend(choice);
         }
         if uses.vector {
             let mut values = vec![0.0; weight.cols * weight.rows];
@@ -91,29 +105,75 @@ pub(crate) fn prepare(
             });
         }
         weights.push(prepared);
-        if repack {
+        if cpu.repack {
             file.release(tensor);
         }
-        done += weight.bytes();
+        done += weight.bytes;
         progress(done, total);
     }
-    weights
+    (weights, choices)
+}
+
+/// The products whose inputs have thresholds.
+pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
+    if cpu.skip_inputs { plan.gated_products() } else { Vec::new() }
+}
+
+/// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it is
+/// short already.
+pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
+    cpu.repack
+        && weight.format.base().is_none()
+        && Kind::native(weight.format).is_some_and(has_columns)
+}
+
+/// How many times as fast weights are without their zeros, by format, rows, columns and share of the
+/// dense size in [`SIZES`]: what weights that agree in these would say again.
+type Trials = HashMap<(Format, usize, usize, usize), f64>;
+
+/// Steps in which a share of the dense size is told apart.
+const SIZES: usize = 32;
+
+/// How a weight of a sparse format is kept; none for any other.
+fn choose(
+    cpu: &Cpu,
+    weight: &Weight,
+    bytes: &[u8],
+    count: usize,
+    (trials, pool): (&mut Trials, &mut Pool),
+) -> Option<Choice> {
+    let base = weight.format.base()?;
+    let speedup = (cpu.sparse == Sparse::Auto).then(|| {
+        let (rows, cols) = (weight.rows / count, weight.cols);
+        let dense = base.row_bytes(cols).expect("the weight was checked") * weight.rows;
+        let size = weight.bytes as usize * SIZES / dense;
+        *trials.entry((weight.format, rows, cols, size)).or_insert_with(|| {
+            let source = Rows::new(weight.format, bytes, weight.rows);
+            trial::speedup(cpu, kind(weight), source, rows, cols, pool)
+        })
+    });
+    let sparse = speedup.map_or(cpu.sparse == Sparse::Always, |speedup| speedup > 1.0);
+    let (weight, format) = (weight.name.clone(), weight.format);
+    Some(Choice { weight, format, sparse, speedup })
 }
 
 /// The `count` matrices of a weight, packed.
-fn pack(weight: &Weight, bytes: &[u8], count: usize, pool: &mut Pool) -> Vec<PackedWeight> {
+fn pack(
+    weight: &Weight,
+    bytes: &[u8],
+    count: usize,
+    is_sparse: bool,
+    pool: &mut Pool,
+) -> Vec<PackedWeight> {
     let kind = Kind::native(weight.format);
     let kind = kind.unwrap_or_else(|| float_kind(weight.format, bytes, weight.cols));
-    let rows = weight.rows / count;
-    let matrix = |bytes: &[u8]| {
-        let mut packed = PackedWeight::zeroed(kind, rows, weight.cols);
-        let panels = packed.panels();
-        let packer = packed.packer(weight.format, bytes);
-        // SAFETY: the threads' shares do not overlap.
-        pool.run(&|worker| unsafe { packer.pack(worker.share(panels)) });
-        packed
+    let (rows, cols) = (weight.rows / count, weight.cols);
+    let source = Rows::new(weight.format, bytes, weight.rows);
+    let matrix = |i: usize| match is_sparse {
+        true => pack_sparse(source.from(i * rows), rows, cols, pool),
+        false => pack_dense(kind, source.from(i * rows), rows, cols, pool),
     };
-    bytes.chunks_exact(bytes.len() / count).map(matrix).collect()
+    (0..count).map(matrix).collect()
 }
 
 /// A part of a tensor of an open file.
@@ -131,7 +191,7 @@ impl AsRef<[u8]> for Part {
 
 /// The `count` matrices of a weight, left in the file.
 fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
-    let (rows, len) = (weight.rows / count, weight.bytes() as usize / count);
+    let (rows, len) = (weight.rows / count, weight.bytes as usize / count);
     let matrix = |i: usize| {
         let (file, tensor) = (Arc::clone(file), tensor(file, weight).clone());
         let part = Part { file, tensor, bytes: i * len..(i + 1) * len };
@@ -143,8 +203,7 @@ fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
 /// The values of one row of a weight that stays in the file: a token's embedding.
 pub(crate) fn read_row(file: &File, weight: &Weight, row: usize, out: &mut [f32]) {
     let bytes = file.data(tensor(file, weight));
-    let len = bytes.len() / weight.rows;
-    weight.format.dequantize(&bytes[row * len..][..len], out);
+    weight.format.dequantize_row(weight.format.row(bytes, weight.rows, row), out);
 }
 
 fn tensor<'a>(file: &'a File, weight: &Weight) -> &'a Tensor {

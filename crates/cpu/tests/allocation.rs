@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, PageTable, Span};
-use bodkin_cpu::{Cpu, Fusions, Simd};
+use bodkin_cpu::{Cpu, Fusions, Simd, Sparse};
 use bodkin_gguf::File;
 
 struct Counting;
@@ -53,7 +53,17 @@ fn steps_allocate_nothing() {
     for model in MODELS {
         for simd in Simd::available() {
             for threads in [1, 2] {
-                count(model, &Cpu { threads, simd, fusions: Fusions::ALL, repack: true });
+                count(
+                    model,
+                    &Cpu {
+                        threads,
+                        simd,
+                        fusions: Fusions::ALL,
+                        repack: true,
+                        sparse: Sparse::Always,
+                        skip_inputs: threads == 2,
+                    },
+                );
             }
         }
     }

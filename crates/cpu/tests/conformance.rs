@@ -2,13 +2,20 @@
 //! settings that must not change a bit.
 
 use bodkin_backend::conformance;
-use bodkin_cpu::{Cpu, Fusions, Simd};
+use bodkin_cpu::{Cpu, Fusions, Simd, Sparse};
 
 const ROWS: Fusions = Fusions { rows: true, ..Fusions::NONE };
 const SIBLINGS: Fusions = Fusions { siblings: true, ..Fusions::NONE };
 
 fn cpu(threads: usize, simd: Simd) -> Cpu {
-    Cpu { threads, simd, fusions: Fusions::ALL, repack: true }
+    Cpu {
+        threads,
+        simd,
+        fusions: Fusions::ALL,
+        repack: true,
+        sparse: Sparse::Always,
+        skip_inputs: false,
+    }
 }
 
 #[test]
@@ -26,20 +33,21 @@ fn threads_conform() {
 }
 
 #[test]
-fn threads_fusions_and_repacking_change_no_bit() {
+fn threads_fusions_repacking_and_zeros_change_no_bit() {
     for simd in Simd::available() {
         let wanted = conformance::logits(&cpu(1, simd)).unwrap();
-        for (threads, fusions, repack) in [
-            (1, Fusions::NONE, true),
-            (1, ROWS, true),
-            (1, SIBLINGS, true),
-            (2, Fusions::ALL, true),
-            (2, Fusions::NONE, false),
-            (3, Fusions::ALL, false),
-            (3, ROWS, true),
-            (3, SIBLINGS, true),
+        for (threads, fusions, repack, sparse) in [
+            (1, Fusions::NONE, true, Sparse::Never),
+            (1, ROWS, true, Sparse::Always),
+            (1, SIBLINGS, true, Sparse::Auto),
+            (2, Fusions::ALL, true, Sparse::Always),
+            (2, Fusions::NONE, false, Sparse::Never),
+            (3, Fusions::ALL, false, Sparse::Auto),
+            (3, ROWS, true, Sparse::Always),
+            (3, SIBLINGS, true, Sparse::Never),
         ] {
-            let setting = Cpu { threads, simd, fusions, repack };
+            let skip_inputs = threads == 3;
+            let setting = Cpu { threads, simd, fusions, repack, sparse, skip_inputs };
             let found = conformance::logits(&setting).unwrap();
             assert_eq!(found.len(), wanted.len());
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use bodkin_cpu::Simd;
 use bodkin_cpu::linear::{
-    Activations, Form, Kind, OutRows, PackedWeight, ROOM, float_kind, multiply,
+    Activations, Form, Kind, OutRows, PackedWeight, ROOM, Rows, float_kind, multiply,
 };
 use bodkin_gguf::Format;
 
@@ -51,8 +51,9 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
         _ => &[0],
     };
     let blocks = rows * cols / format.block_elements();
-    let mut bytes = vec![0; blocks * format.block_bytes()];
-    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+    let block_bytes = format.block_bytes().expect("a dense format");
+    let mut bytes = vec![0; blocks * block_bytes];
+    for block in bytes.chunks_exact_mut(block_bytes) {
         block.fill_with(|| noise.next() as u8);
         for &at in f16s {
             // Sign, exponent between 2^-7 and 1, any mantissa.
@@ -68,7 +69,7 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
 
 fn filled(simd: Simd, form: Form, x: &[f32], cols: usize) -> Activations {
     let rows = x.len() / cols;
-    let mut activations = Activations::with_bytes(rows * form.row_bytes(cols));
+    let mut activations = Activations::with_bytes(form.bytes(rows, cols));
     let filling = activations.fill(form, rows, cols);
     for (row, x) in x.chunks_exact(cols).enumerate() {
         // SAFETY: one thread.
@@ -206,7 +207,7 @@ fn threads_share_one_result() {
         let bytes = random_weight(kind.format(), rows, cols, &mut noise);
         let alone = PackedWeight::pack(kind.format(), &bytes, rows, cols);
         let mut weight = PackedWeight::zeroed(kind, rows, cols);
-        let packer = weight.packer(kind.format(), &bytes);
+        let packer = weight.packer(Rows::new(kind.format(), &bytes, rows));
         std::thread::scope(|threads| {
             for panels in [0..3, 3..10] {
                 // SAFETY: the ranges are disjoint.
@@ -214,7 +215,7 @@ fn threads_share_one_result() {
             }
         });
         let (simd, x) = (Simd::detect(), noise.normals(tokens * cols));
-        let mut activations = Activations::with_bytes(tokens * kind.form().row_bytes(cols));
+        let mut activations = Activations::with_bytes(kind.form().bytes(tokens, cols));
         let filling = activations.fill(kind.form(), tokens, cols);
         std::thread::scope(|threads| {
             for rows in [0..8, 8..19] {
@@ -288,7 +289,10 @@ fn formats_without_a_kind_become_floats() {
     let mut noise = Noise(5);
     let (rows, cols, tokens) = (18, 512, 3);
     let x = noise.normals(tokens * cols);
-    for &format in &[Format::TQ2_0, Format::I8, Format::F64] {
+    // Half precision reaches to 65504, so numbers of 16 bits fit.
+    let half = [Format::TQ2_0, Format::I8, Format::I16, Format::Q8_1, Format::Q8_K];
+    let single = [Format::F64, Format::I32, Format::I64];
+    for format in half.into_iter().chain(single) {
         assert_eq!(Kind::native(format), None);
         let bytes: Vec<u8> = match format {
             Format::F64 => noise
@@ -296,6 +300,23 @@ fn formats_without_a_kind_become_floats() {
                 .iter()
                 .flat_map(|v| f64::from(*v * 1e6).to_le_bytes())
                 .collect(),
+            Format::Q8_1 => random_weight(format, rows, cols, &mut noise),
+            Format::Q8_K => {
+                let mut bytes: Vec<u8> = (0..rows * 584).map(|_| noise.next() as u8).collect();
+                for block in bytes.chunks_exact_mut(292) {
+                    block[..4].copy_from_slice(&(0.3 * noise.normal()).to_le_bytes());
+                }
+                bytes
+            }
+            Format::I32 | Format::I64 => {
+                let size = format.row_bytes(1).expect("a number");
+                let number = |_| {
+                    let bytes = ((noise.next() >> 40) as i64 - (1 << 23)).to_le_bytes();
+                    bytes[..size].to_vec()
+                };
+                (0..rows * cols).flat_map(number).collect()
+            }
+            Format::I16 => (0..2 * rows * cols).map(|_| noise.next() as u8).collect(),
             Format::TQ2_0 => {
                 let mut bytes: Vec<u8> =
                     (0..rows * 132).map(|_| noise.next() as u8 & 0xaa).collect();
@@ -306,7 +327,7 @@ fn formats_without_a_kind_become_floats() {
             }
             _ => (0..rows * cols).map(|_| noise.next() as u8).collect(),
         };
-        let kind = if format == Format::F64 { Kind::F32 } else { Kind::F16 };
+        let kind = if half.contains(&format) { Kind::F16 } else { Kind::F32 };
         assert_eq!(float_kind(format, &bytes, cols), kind, "{format:?}");
         let weight = PackedWeight::pack(format, &bytes, rows, cols);
         assert_eq!(weight.kind(), kind);
@@ -315,7 +336,8 @@ fn formats_without_a_kind_become_floats() {
         let exact = expected(&values, &x, cols);
         for simd in Simd::available() {
             let found = whole(simd, &weight, &filled(simd, Form::Floats, &x, cols));
-            assert!(error(&found, &exact) < 1e-9, "{format:?} {simd}");
+            let limit = if kind == Kind::F32 { 1e-12 } else { 1e-7 };
+            assert!(error(&found, &exact) < limit, "{format:?} {simd}");
         }
     }
 }

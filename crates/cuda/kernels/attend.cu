@@ -4,7 +4,7 @@
 //
 // Positions come in segments of 128, counted from position 0. A segment has its own softmax, and
 // segments are joined in order, by one block or after many: a row has the same bits either way.
-#include "common.cuh"
+#include "device.cuh"
 
 #define SEGMENT 128u
 #define JOINED 16 // elements of a block's results for a thread to join, at most

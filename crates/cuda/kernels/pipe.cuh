@@ -1,7 +1,7 @@
 // One warp's memory on its way to shared memory: slots that are filled and emptied in turn. On
 // Hopper a single lane asks for a whole slot; elsewhere every lane asks for sixteen bytes at once.
 #pragma once
-#include "common.cuh"
+#include "device.cuh"
 
 #if __CUDA_ARCH__ >= 900
 

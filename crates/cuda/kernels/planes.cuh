@@ -3,7 +3,7 @@
 // `mma.m16n8k16`, then scales. Lane 4 g + c of a warp holds, of the rows g and g + 8, the columns
 // 16 c to 16 c + 15 of a chunk; the input is read in the same order of columns.
 #pragma once
-#include "common.cuh"
+#include "device.cuh"
 
 #define TILE_ROWS 16u
 #define CHUNK_COLS 64u

@@ -162,13 +162,7 @@ impl Lowering<'_> {
                 return self.products(i, input, None);
             }
             Op::ExpertLinear { .. } => return self.expert_linear(i),
-            Op::Logits { input, weight, bias } => {
-                let input = self.input(*input, 1, *weight);
-                let factors = vec![Factor { weight: *weight, bias: *bias, out: Some(self.out(i)) }];
-                let (after, experts, norm) =
-                    (After::Nothing, None, self.norms.get(&input).copied());
-                Work::Product { input, is_outputs: true, norm, factors, after, experts }
-            }
+            Op::Logits { .. } => self.logits(i),
             Op::Embed { table, by } => Work::Embed { table: *table, by: *by, out: self.out(i) },
             Op::Norm { input, kind, weight, bias, eps, groups } => {
                 let input = self.floats(*input);
@@ -187,19 +181,11 @@ impl Lowering<'_> {
                 let (inputs, rotation) = ([*q, *k, *v].map(|value| self.floats(value)), None);
                 self.attend(i, inputs, rotation)
             }
-            Op::Act { input, act } => self.elementwise(i, Function::Act(*act), *input, None),
-            Op::Glu { gate, up, act } => {
-                let is_row = self.plan.width(*gate) == 1 && self.plan.width(*up) > 1;
-                let function = if is_row { Function::GluOfRow(*act) } else { Function::Glu(*act) };
-                self.elementwise(i, function, *gate, Some(*up))
-            }
-            Op::Add { a, b } => self.elementwise(i, Function::Add, *a, Some(*b)),
-            Op::Scale { input, factor } => {
-                self.elementwise(i, Function::Scale(*factor), *input, None)
-            }
-            Op::Softcap { input, cap } => {
-                self.elementwise(i, Function::Softcap(*cap), *input, None)
-            }
+            Op::Act { .. }
+            | Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. } => self.elementwise(i),
             Op::Slice { input, groups, start, len: _ } => {
                 let (input, groups, start) = (self.floats(*input), *groups, *start);
                 Work::Slice { input, groups, start, out: self.out(i) }
@@ -239,6 +225,17 @@ impl Lowering<'_> {
         i + 1
     }
 
+    /// The product of the rows that are outputs.
+    fn logits(&mut self, i: usize) -> Work {
+        let &Op::Logits { input, weight, bias } = &self.plan.ops[i] else {
+            unreachable!("called for this operation");
+        };
+        let input = self.input(input, 1, weight);
+        let factors = vec![Factor { weight, bias, out: Some(self.out(i)) }];
+        let (after, experts, norm) = (After::Nothing, None, self.norms.get(&input).copied());
+        Work::Product { input, is_outputs: true, norm, factors, after, experts }
+    }
+
     /// Whether norm `i` can be left to the products that read it, and if so, notes it for them.
     fn inline_norm(&mut self, i: usize, out: Option<Value>, half_out: Option<Value>) -> bool {
         let &Op::Norm { input, kind, weight, bias, eps, groups } = &self.plan.ops[i] else {
@@ -255,13 +252,20 @@ impl Lowering<'_> {
         true
     }
 
-    fn elementwise(
-        &mut self,
-        i: usize,
-        function: Function,
-        a: PlanValue,
-        b: Option<PlanValue>,
-    ) -> Work {
+    /// An operation whose elements are functions of elements.
+    fn elementwise(&mut self, i: usize) -> Work {
+        let (function, a, b) = match &self.plan.ops[i] {
+            Op::Act { input, act } => (Function::Act(*act), *input, None),
+            Op::Glu { gate, up, act } => {
+                let is_row = self.plan.width(*gate) == 1 && self.plan.width(*up) > 1;
+                let function = if is_row { Function::GluOfRow(*act) } else { Function::Glu(*act) };
+                (function, *gate, Some(*up))
+            }
+            Op::Add { a, b } => (Function::Add, *a, Some(*b)),
+            Op::Scale { input, factor } => (Function::Scale(*factor), *input, None),
+            Op::Softcap { input, cap } => (Function::Softcap(*cap), *input, None),
+            _ => unreachable!("called for such operations"),
+        };
         let (a, b) = (self.floats(a), b.map(|b| self.floats(b)));
         Work::Elementwise { function, a, b, out: self.out(i) }
     }

@@ -53,6 +53,8 @@ pub(crate) struct Step<'a> {
     pub(crate) tokens: usize,
     pub(crate) outputs: usize,
     pub(crate) spans: usize,
+    /// Whether inputs of products are read back: then no product makes its own.
+    pub(crate) is_observed: bool,
 }
 
 impl Step<'_> {
@@ -92,6 +94,11 @@ impl Step<'_> {
         [rows, width.div_ceil(per_thread * THREADS).clamp(1, 256), 1]
     }
 
+    /// Whether products normalise their input themselves where they can.
+    fn inlines_norms(&self) -> bool {
+        self.tokens == 1 && !self.is_observed
+    }
+
     /// Sends a stage.
     pub(crate) fn run(&self, stage: &Stage) -> Result<()> {
         let rows = self.rows(stage.rows);
@@ -101,7 +108,7 @@ impl Step<'_> {
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),
             Work::Embed { table, by, out } => self.embed(rows, *table, *by, *out),
-            Work::Norm { is_inlined: true, .. } if self.tokens == 1 => Ok(()),
+            Work::Norm { is_inlined: true, .. } if self.inlines_norms() => Ok(()),
             Work::Norm { .. } => self.norm(rows, &stage.work),
             Work::Prepare { input, out } => self.prepare(rows, *input, *out),
             Work::Product { .. } => self.product(rows, &stage.work),

@@ -130,7 +130,7 @@ impl Weights {
                 len: weight.rows * weight.cols,
             });
             file.release(tensor);
-            done += weight.bytes();
+            done += weight.bytes;
             progress(done, total);
         }
         Ok(Weights { placed, _memory: memory })

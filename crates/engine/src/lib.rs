@@ -21,7 +21,7 @@ mod worker;
 pub use embed::{embed, embedding_limits, longest_text};
 pub use engine::{Canceller, Engine, EngineOptions, Events};
 pub use error::{Error, Result};
-pub use logits::logits;
+pub use logits::{logits, steps};
 pub use pages::{Pages, Sequence};
 pub use request::{Event, Finish, Request, Timings, Usage};
 pub use sampler::{Sampler, SamplerOptions};

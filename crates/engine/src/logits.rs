@@ -1,6 +1,6 @@
 //! Logits of a fixed text: what perplexity, parity checks and `bodkin logits` read.
 
-use bodkin_backend::{Batch, Model, Span};
+use bodkin_backend::{Batch, Model, Observer, Span};
 
 use crate::error::{Error, Result};
 use crate::pages::Pages;
@@ -15,11 +15,28 @@ pub fn logits(
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<()> {
     let vocabulary = model.plan().output_width();
+    steps(model, tokens, step, wanted, None, |positions, rows| {
+        let rows = rows.chunks_exact(vocabulary);
+        positions.iter().zip(rows).for_each(|(&position, row)| each(position, row));
+    })
+}
+
+/// As [`logits`], with the positions and the logits of each step together (`[positions,
+/// vocabulary]`; there may be none), and with somebody who watches the inputs of products.
+pub fn steps(
+    model: &mut dyn Model,
+    tokens: &[u32],
+    step: usize,
+    wanted: impl Fn(usize) -> bool,
+    mut observer: Option<&mut dyn Observer>,
+    mut each: impl FnMut(&[usize], &[f32]),
+) -> Result<()> {
+    let vocabulary = model.plan().output_width();
     let limits = model.limits().clone();
     let step = step.min(limits.tokens);
     let mut pages = Pages::of(model);
     let mut sequence = pages.start(&[]);
-    let mut rows = vec![0.0; limits.outputs * vocabulary];
+    let mut rows = Vec::new();
     let mut from = 0;
     while from < tokens.len() {
         let (len, outputs) = piece(tokens.len() - from, step, limits.outputs, |i| wanted(from + i));
@@ -31,11 +48,13 @@ pub fn logits(
         let (tables, state) = (sequence.tables.clone(), sequence.state());
         let span = Span { len, position: from, tables, state };
         let batch = Batch { tokens: chunk.to_vec(), spans: vec![span], outputs };
-        let rows = &mut rows[..batch.outputs.len() * vocabulary];
-        model.forward(&batch, rows)?;
-        for (&row, logits) in batch.outputs.iter().zip(rows.chunks_exact(vocabulary)) {
-            each(from + row as usize, logits);
+        rows.resize(batch.outputs.len() * vocabulary, 0.0);
+        match &mut observer {
+            Some(observer) => model.observe(&batch, &mut rows, &mut **observer)?,
+            None => model.forward(&batch, &mut rows)?,
         }
+        let positions: Vec<usize> = batch.outputs.iter().map(|&row| from + row as usize).collect();
+        each(&positions, &rows);
         pages.advance(&mut sequence, chunk);
         from += len;
     }

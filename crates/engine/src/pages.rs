@@ -124,10 +124,10 @@ impl Pages {
         windows.iter().map(|w| sequences * (tokens(w).div_ceil(PAGE_TOKENS) + 1)).collect()
     }
 
-    /// The cells for `sequences` sequences at a time: each has one and a checkpoint, and so has one
-    /// more that is kept while they run.
+    /// The cells for `sequences` sequences at a time: each has one and a checkpoint. Finished ones
+    /// keep theirs until a running one needs them, as they keep their pages.
     pub fn cells_needed(sequences: usize) -> usize {
-        2 * (sequences + 1)
+        2 * sequences
     }
 
     /// A sequence for a prompt: the kept one that shares the longest start with it, cut to what

@@ -9,9 +9,11 @@
 
 mod alphabet;
 mod byte_level;
+mod character_level;
 mod charsmap;
 mod clean;
 mod merge;
+mod merges;
 mod sentence_piece;
 mod special;
 mod split;
@@ -26,6 +28,7 @@ mod tests;
 use bodkin_gguf::Metadata;
 
 use self::byte_level::ByteLevel;
+use self::character_level::CharacterLevel;
 use self::clean::clean_spaces;
 use self::sentence_piece::{SPACE, SentencePiece};
 use self::special::{Fragment, Marks, Special};
@@ -36,7 +39,7 @@ use self::word_piece::WordPiece;
 use crate::error::{Error, Result};
 
 /// Values of `tokenizer.ggml.model` that are known.
-const MODELS: [&str; 4] = ["gpt2", "llama", "bert", "t5"];
+const MODELS: [&str; 5] = ["gpt2", "gemma4", "llama", "bert", "t5"];
 
 /// A model's tokenizer.
 pub struct Tokenizer {
@@ -53,6 +56,7 @@ pub struct Tokenizer {
 
 enum Algorithm {
     ByteLevel(ByteLevel),
+    CharacterLevel(CharacterLevel),
     SentencePiece(SentencePiece),
     WordPiece(WordPiece),
     Unigram(Unigram),
@@ -61,10 +65,13 @@ enum Algorithm {
 /// What the metadata need not say.
 impl Algorithm {
     /// The numbers are llama.cpp's.
-    fn special(&self) -> Special {
+    fn special(&self, model: &str) -> Special {
         let none = Special::default();
         match self {
-            Algorithm::ByteLevel(_) => Special { bos: Some(11), eos: Some(11), ..none },
+            Algorithm::CharacterLevel(_) if model == "gemma4" => none,
+            Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => {
+                Special { bos: Some(11), eos: Some(11), ..none }
+            }
             Algorithm::SentencePiece(_) => {
                 Special { bos: Some(1), eos: Some(2), unknown: Some(0), ..none }
             }
@@ -83,7 +90,7 @@ impl Algorithm {
 
     fn adds_bos(&self, named: &Named) -> bool {
         match self {
-            Algorithm::ByteLevel(_) => named.add_bos,
+            Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => named.add_bos,
             Algorithm::SentencePiece(_) | Algorithm::WordPiece(_) => true,
             Algorithm::Unigram(_) => false,
         }
@@ -91,7 +98,7 @@ impl Algorithm {
 
     fn cleans_spaces(&self, named: &Named) -> bool {
         match self {
-            Algorithm::ByteLevel(_) => named.clean_spaces,
+            Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => named.clean_spaces,
             Algorithm::WordPiece(_) => true,
             Algorithm::SentencePiece(_) | Algorithm::Unigram(_) => false,
         }
@@ -130,19 +137,28 @@ impl Tokenizer {
                 let pre = metadata.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty());
                 split::named(pre.unwrap_or("default"))?
             }
+            None if model == "gemma4" => split::named("gemma4")?,
             None => split::named("default")?,
         };
-        let spelling = if model == "gpt2" { Spelling::ByteLevel } else { Spelling::Plain };
+        let characters = named.characters.filter(|_| matches!(model, "gpt2" | "gemma4"));
+        let is_byte_level = model == "gpt2" && characters.is_none();
+        let spelling = if is_byte_level { Spelling::ByteLevel } else { Spelling::Plain };
         let mut vocabulary = Vocabulary::from_metadata(metadata, spelling)?;
         let words = &vocabulary;
         // Before special tokens are corrected, as in llama.cpp.
         let algorithm = match model {
-            "gpt2" => Algorithm::ByteLevel(ByteLevel::from_metadata(metadata, words, named)?),
+            "gpt2" | "gemma4" => match characters {
+                None => Algorithm::ByteLevel(ByteLevel::from_metadata(metadata, words, named)?),
+                Some(rules) => {
+                    let new = CharacterLevel::from_metadata(metadata, words, named, rules)?;
+                    Algorithm::CharacterLevel(new)
+                }
+            },
             "llama" => Algorithm::SentencePiece(SentencePiece::from_metadata(metadata, words)?),
             "bert" => Algorithm::WordPiece(WordPiece::from_metadata(metadata, words)?),
             _ => Algorithm::Unigram(Unigram::from_metadata(metadata, words)?),
         };
-        let special = Special::from_metadata(metadata, &mut vocabulary, algorithm.special())?;
+        let special = Special::from_metadata(metadata, &mut vocabulary, algorithm.special(model))?;
         let mut new = Tokenizer {
             marks: Marks::new(metadata, &vocabulary)?,
             vocabulary,
@@ -154,6 +170,7 @@ impl Tokenizer {
             algorithm,
         };
         new.read_flags(metadata)?;
+        new.add_bos |= characters.is_some_and(|rules| rules.always_bos);
         Ok(new)
     }
 
@@ -201,6 +218,7 @@ impl Tokenizer {
         let prefix = self.add_space_prefix;
         match &self.algorithm {
             Algorithm::ByteLevel(bpe) => bpe.encode(text, vocabulary, out),
+            Algorithm::CharacterLevel(bpe) => bpe.encode(text, vocabulary, out),
             Algorithm::SentencePiece(bpe) => {
                 bpe.encode(text, prefix && follows_special, vocabulary, unknown, out);
             }
@@ -270,6 +288,7 @@ impl Tokenizer {
     pub fn memory_bytes(&self) -> usize {
         let algorithm = match &self.algorithm {
             Algorithm::ByteLevel(byte_level) => byte_level.memory_bytes(),
+            Algorithm::CharacterLevel(character_level) => character_level.memory_bytes(),
             Algorithm::SentencePiece(sentence_piece) => sentence_piece.memory_bytes(),
             Algorithm::WordPiece(word_piece) => word_piece.memory_bytes(),
             Algorithm::Unigram(unigram) => unigram.memory_bytes(),

@@ -96,6 +96,14 @@ pub enum Error {
         /// Name of the format.
         format: &'static str,
     },
+    /// Values that a sparse format cannot hold, because too few of them are zero.
+    #[error("format {format}: expected {expected}, found more values")]
+    NotSparse {
+        /// Name of the format.
+        format: &'static str,
+        /// What the format can hold.
+        expected: &'static str,
+    },
 }
 
 impl Error {

@@ -3,6 +3,7 @@
 
 mod edit;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -110,6 +111,18 @@ impl File {
     pub fn data(&self, tensor: &Tensor) -> &[u8] {
         let bytes = self.shards[tensor.shard].of(self);
         &bytes[tensor.offset as usize..][..tensor.bytes as usize]
+    }
+
+    /// As [`File::data`], to be read once: what is made of other data is made for the caller and not
+    /// kept, so that a model's weights are never held a second time.
+    ///
+    /// # Panics
+    /// If the tensor is none of this file's.
+    pub fn read(&self, tensor: &Tensor) -> Cow<'_, [u8]> {
+        match &self.shards[tensor.shard] {
+            Bytes::Made(made) => made.read(self),
+            Bytes::Mapped(_) | Bytes::Owned(_) => Cow::Borrowed(self.data(tensor)),
+        }
     }
 
     /// Says that a tensor's bytes are not needed soon, so that the process need not hold them in

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use crate::metadata::{Array, Metadata, Value, kind};
-use crate::tensor::{MAX_DIMS, Tensor, checked_bytes};
+use crate::tensor::{MAX_DIMS, Tensor, checked_bytes, indexed_bytes};
 use crate::{Error, Format, Result};
 
 /// Alignment of tensor data where a file does not give its own, in bytes.
@@ -199,6 +199,8 @@ fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<(Ten
     };
     let bytes = checked_bytes(format, &shape)
         .map_err(|problem| cursor.invalid(problem.expected, problem.found))?;
+    // What only the data can tell is asked when they are placed.
+    let bytes = bytes.unwrap_or(0);
     let offset = cursor.u64()?;
     if !offset.is_multiple_of(alignment) {
         let expected = format!("an offset that is a multiple of {alignment}");
@@ -215,6 +217,14 @@ fn place_tensors(cursor: &Cursor, tensors: &mut [Tensor], alignment: u64) -> Res
     let data_start = (cursor.at as u64).next_multiple_of(alignment);
     for tensor in tensors.iter_mut() {
         let start = tensor.offset.checked_add(data_start);
+        if let Some(start) = start.filter(|&start| start <= actual && tensor.format.has_index()) {
+            let data = &cursor.bytes[start as usize..];
+            let bytes = indexed_bytes(tensor.format, &tensor.shape, data).map_err(|bad| {
+                let item = format!("tensor {}", quoted(&tensor.name));
+                Error::invalid(file, item, bad.expected, bad.found)
+            })?;
+            tensor.bytes = bytes;
+        }
         let end = start.and_then(|start| start.checked_add(tensor.bytes));
         match (start, end) {
             (Some(start), Some(end)) if end <= actual => tensor.offset = start,

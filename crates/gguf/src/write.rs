@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::header::{MAX_NAME_BYTES, quoted, read_alignment};
 use crate::metadata::{Array, Metadata, Value, each_array, kind};
-use crate::tensor::checked_bytes;
+use crate::tensor::{BadShape, bytes_of, checked_bytes, fixed_bytes};
 use crate::{Error, Format, Result};
 
 /// What writes one tensor's data: exactly as many bytes as its format and shape take.
@@ -68,11 +68,13 @@ impl<'a> Writer<'a> {
         shape: &[u64],
         data: &'a [u8],
     ) -> Result<()> {
-        self.tensor_with(name, format, shape, move |out| out.write_all(data))
+        let bytes = bytes_of(format, shape, data);
+        self.add(name, format, shape, bytes, Box::new(move |out| out.write_all(data)))
     }
 
     /// Adds a tensor whose data are made when it is its turn to be written. `source` must write
-    /// exactly as many bytes as format and shape take.
+    /// exactly as many bytes as format and shape take. Fails for a format whose rows differ in
+    /// length: see [`Writer::tensor_with_bytes`].
     pub fn tensor_with(
         &mut self,
         name: &str,
@@ -80,21 +82,52 @@ impl<'a> Writer<'a> {
         shape: &[u64],
         source: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
     ) -> Result<()> {
+        let bytes = fixed_bytes(format, shape);
+        self.add(name, format, shape, bytes, Box::new(source))
+    }
+
+    /// As [`Writer::tensor_with`], for any format: `bytes` says how many bytes `source` will write.
+    pub fn tensor_with_bytes(
+        &mut self,
+        name: &str,
+        format: Format,
+        shape: &[u64],
+        bytes: u64,
+        source: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
+    ) -> Result<()> {
+        let bytes = checked_bytes(format, shape).and_then(|wanted| match wanted {
+            Some(wanted) if wanted != bytes => Err(BadShape {
+                expected: format!("{wanted} bytes"),
+                found: format!("{bytes} bytes"),
+            }),
+            _ => Ok(bytes),
+        });
+        self.add(name, format, shape, bytes, Box::new(source))
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        format: Format,
+        shape: &[u64],
+        bytes: Result<u64, BadShape>,
+        source: Source<'a>,
+    ) -> Result<()> {
         check_name(&self.path, "tensor", name)?;
         let item = || format!("tensor {}", quoted(name));
         if !self.names.insert(name.to_string()) {
             let (expected, found) = ("one tensor of this name", "a second one");
             return Err(Error::invalid(&self.path, item(), expected, found));
         }
-        let bytes = checked_bytes(format, shape)
-            .map_err(|bad| Error::invalid(&self.path, item(), bad.expected, bad.found))?;
+        let bytes =
+            bytes.map_err(|bad| Error::invalid(&self.path, item(), bad.expected, bad.found))?;
         let offset = self.next_offset;
         let end = bytes.checked_next_multiple_of(self.alignment);
         self.next_offset = end.and_then(|end| end.checked_add(offset)).ok_or_else(|| {
             let found = format!("{bytes} bytes from byte {offset}");
             Error::invalid(&self.path, item(), "data that end before byte 2^64", found)
         })?;
-        let (name, shape, source) = (name.to_string(), shape.to_vec(), Box::new(source));
+        let (name, shape) = (name.to_string(), shape.to_vec());
         self.tensors.push(Entry { name, format, shape, offset, bytes, source });
         Ok(())
     }

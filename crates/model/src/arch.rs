@@ -35,6 +35,7 @@ architectures! {
     phi: "phi3";
     qwen: "qwen2", "qwen2moe", "qwen3", "qwen3moe";
     smollm3: "smollm3";
+    stablelm: "stablelm";
     starcoder2: "starcoder2";
 }
 

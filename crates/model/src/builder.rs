@@ -110,8 +110,8 @@ impl<'a> Builder<'a> {
             return Ok(id);
         }
         let id = WeightId(self.plan.weights.len());
-        let (name, format) = (full_name.to_owned(), tensor.format);
-        self.plan.weights.push(Weight { name, format, cols, rows });
+        let (name, format, bytes) = (full_name.to_owned(), tensor.format, tensor.bytes);
+        self.plan.weights.push(Weight { name, format, cols, rows, bytes });
         self.known.insert(full_name.to_owned(), id);
         Ok(id)
     }
@@ -168,15 +168,22 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
     }
 
-    /// A norm over each head, or over the row where the weight is that wide; nothing where the
-    /// file has no such weight.
-    fn head_norm(&mut self, input: Value, name: &str, head_dim: usize, eps: f32) -> Result<Value> {
+    /// A norm over each head, by one weight for all or by one for each, or over the row where the
+    /// weight is that wide; nothing where the file has no such weight.
+    fn head_norm(
+        &mut self,
+        input: Value,
+        name: &str,
+        head_dim: usize,
+        (kind, eps): (NormKind, f32),
+    ) -> Result<Value> {
         let width = self.width(input);
         let full = format!("{}{name}.weight", self.prefix);
         let Some(tensor) = self.tensors.get(full.as_str()) else { return Ok(input) };
         let part = if tensor.cols() == width { width } else { head_dim };
-        let weight = self.find(&full, part, 1)?;
-        let (kind, bias, groups) = (NormKind::Rms, None, width / part);
+        let (bias, groups) = (None, width / part);
+        let rows = if tensor.rows() == groups { groups } else { 1 };
+        let weight = self.find(&full, part, rows)?;
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }
 
@@ -198,6 +205,16 @@ impl<'a> Builder<'a> {
 
     /// Self-attention: projections, norms of queries and keys, rotation, attention, output.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
+        self.attention_normed_by(input, layer, NormKind::Rms)
+    }
+
+    /// As [`Builder::attention`], with norms of queries and keys of this kind, if there are any.
+    pub fn attention_normed_by(
+        &mut self,
+        input: Value,
+        layer: AttentionLayer,
+        norm: NormKind,
+    ) -> Result<Value> {
         let mut a = layer.attention;
         if self.has("attn_sinks") {
             a.sinks = Some(self.weight("attn_sinks", a.heads, 1)?);
@@ -215,8 +232,8 @@ impl<'a> Builder<'a> {
             let k = self.linear(input, "attn_k", k_width)?;
             (q, k, self.linear(input, "attn_v", v_width)?)
         };
-        let mut q = self.head_norm(q, "attn_q_norm", a.key_dim, layer.eps)?;
-        let mut k = self.head_norm(k, "attn_k_norm", a.key_dim, layer.eps)?;
+        let mut q = self.head_norm(q, "attn_q_norm", a.key_dim, (norm, layer.eps))?;
+        let mut k = self.head_norm(k, "attn_k_norm", a.key_dim, (norm, layer.eps))?;
         if let Some(rope) = layer.rope {
             let head_dim = a.key_dim;
             q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, q_width);

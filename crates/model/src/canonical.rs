@@ -62,7 +62,12 @@ fn join_experts(file: &mut File) -> Result<()> {
         shape.truncate(2);
         shape.push(parts.len() as u64);
         file.add_tensor(&name, format, &shape, move |file| {
-            parts.iter().map(|part| file.data(part)).collect::<Vec<_>>().concat()
+            let mut stack = Vec::with_capacity(parts.iter().map(|p| p.bytes as usize).sum());
+            for part in &parts {
+                stack.extend_from_slice(file.data(part));
+                file.release(part);
+            }
+            stack
         })?;
     }
     Ok(())

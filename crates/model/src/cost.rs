@@ -22,7 +22,7 @@ impl Plan {
     /// The sums over the plan.
     pub fn cost(&self) -> Cost {
         let mut cost = Cost {
-            weight_bytes: self.weights.iter().map(|w| w.bytes()).sum(),
+            weight_bytes: self.weights.iter().map(|w| w.bytes).sum(),
             parameters: self.weights.iter().map(|w| w.cols as u64 * w.rows as u64).sum(),
             step_weight_bytes: 0,
             flops_per_token: 0,
@@ -31,7 +31,7 @@ impl Plan {
         let mut read = vec![0; self.weights.len()];
         for (i, op) in self.ops.iter().enumerate() {
             for id in op.weights() {
-                let bytes = self.weight(id).bytes();
+                let bytes = self.weight(id).bytes;
                 match op {
                     Op::Embed { table, .. } => {
                         cost.step_weight_bytes += bytes / self.weight(*table).rows as u64;

@@ -28,14 +28,8 @@ pub struct Weight {
     pub cols: usize,
     /// The number of rows: the width of the result.
     pub rows: usize,
-}
-
-impl Weight {
     /// The size in the file.
-    pub fn bytes(&self) -> u64 {
-        let row = self.format.row_bytes(self.cols).expect("the reader checked the row length");
-        row as u64 * self.rows as u64
-    }
+    pub bytes: u64,
 }
 
 /// Which rows of a step a value has.
@@ -158,6 +152,21 @@ impl Plan {
             Op::Pool { .. } => true,
             _ => false,
         })
+    }
+
+    /// The products whose input an activation or a gate made for them alone, in order: many of its
+    /// elements are small, and a backend may be told to skip those. Experts' are not among them.
+    pub fn gated_products(&self) -> Vec<WeightId> {
+        let mut uses = vec![0; self.ops.len()];
+        self.ops.iter().flat_map(Op::inputs).for_each(|value| uses[value.0] += 1);
+        let is_gate = |value: Value| matches!(self.ops[value.0], Op::Glu { .. } | Op::Act { .. });
+        let gated = self.ops.iter().filter_map(|op| match op {
+            Op::Linear { input, weight, .. } if is_gate(*input) && uses[input.0] == 1 => {
+                Some(*weight)
+            }
+            _ => None,
+        });
+        gated.collect()
     }
 
     /// The positions that sequences may have: as many as the smallest table of positions has rows.

@@ -7,7 +7,8 @@ use bodkin_model::{
 };
 
 fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
-    Weight { name: name.to_owned(), format, cols, rows }
+    let bytes = (rows * format.row_bytes(cols).expect("a dense format of whole blocks")) as u64;
+    Weight { name: name.to_owned(), format, cols, rows, bytes }
 }
 
 fn attention(value_dim: usize, window: Option<usize>) -> (Attention, KvSlot) {

@@ -7,35 +7,6 @@ mod rules;
 use bodkin_gguf::{Array, Format, Metadata, Tensor, Value};
 use bodkin_model::{Error, Plan, plan};
 
-const MODELS: [&str; 26] = [
-    "llama",
-    "llama-yarn",
-    "llama3-tied",
-    "qwen2",
-    "gemma2",
-    "gemma3",
-    "smollm3",
-    "granite",
-    "olmo2",
-    "phi4-mini",
-    "mamba2",
-    "nemotron-h",
-    "nemotron-h-moe-latent",
-    "granitehybrid-dense",
-    "falcon-h1",
-    "lfm2",
-    "lfm2moe",
-    "qwen2moe",
-    "olmoe",
-    "granitemoe-shared",
-    "gpt-oss",
-    "deepseek3-yarn",
-    "bert",
-    "nomic-bert",
-    "nomic-bert-moe",
-    "starcoder2",
-];
-
 fn parts(name: &str) -> (Metadata, Vec<Tensor>) {
     let file = rules::open(name);
     (file.metadata().clone(), file.tensors().to_vec())
@@ -81,8 +52,8 @@ fn a_head_is_needed() {
 
 #[test]
 fn a_wrong_shape_is_named_with_both() {
-    for model in MODELS {
-        let (metadata, tensors) = parts(model);
+    for model in rules::models() {
+        let (metadata, tensors) = parts(&model);
         for i in 0..tensors.len() {
             for dim in 0..tensors[i].shape.len() {
                 let mut tensors = tensors.clone();
@@ -245,8 +216,8 @@ fn awkward_metadata_never_panics() {
     values.extend(floats.map(Value::F32));
     values.extend([Value::I32(-1), Value::U64(u64::MAX), Value::Bool(true)]);
     values.extend([Value::String((*b"yarn").into()), Value::Array(Array::U32(vec![0, 1, 2]))]);
-    for model in MODELS {
-        let (metadata, tensors) = parts(model);
+    for model in rules::models() {
+        let (metadata, tensors) = parts(&model);
         let prefix = format!("{}.", metadata.architecture().unwrap());
         let keys = metadata.iter().map(|(key, _)| key).filter(|key| key.starts_with(&prefix));
         let more = [
@@ -282,8 +253,8 @@ fn awkward_metadata_never_panics() {
 
 #[test]
 fn any_tensor_may_be_missing_or_of_any_format() {
-    for model in MODELS {
-        let (metadata, tensors) = parts(model);
+    for model in rules::models() {
+        let (metadata, tensors) = parts(&model);
         for i in 0..tensors.len() {
             let mut fewer = tensors.clone();
             fewer.remove(i);

@@ -5,7 +5,7 @@
 
 mod rules;
 
-use bodkin_gguf::{Array, Metadata, Tensor, Value};
+use bodkin_gguf::{Array, Value};
 use bodkin_model::{Error, Op, Plan, Scan, StateSlot, plan};
 
 fn try_with(name: &str, changes: &[(&str, Value)]) -> Result<Plan, Error> {

@@ -4,7 +4,7 @@
 
 mod rules;
 
-use bodkin_gguf::{Array, Metadata, Tensor, Value};
+use bodkin_gguf::{Array, Tensor, Value};
 use bodkin_model::{Gating, Op, Plan, PoolKind, Rope, RopeScaling, Routing, plan, plan_for};
 
 fn with(name: &str, changes: &[(&str, Value)]) -> Plan {

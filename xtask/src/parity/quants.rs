@@ -38,8 +38,9 @@ fn compare(format: Format, file: &Safetensors, prefix: &str, report: &mut Report
     let name = |part: &str| format!("{prefix}{part}");
     let blocks = file.bytes(&name("q"), "U8")?;
     let wanted = file.f32s(&name("dequant"))?;
-    ensure!(blocks.len() % format.block_bytes() == 0, "no whole blocks");
-    let mut found = vec![0.0; blocks.len() / format.block_bytes() * format.block_elements()];
+    let block_bytes = format.block_bytes().context("blocks of one size")?;
+    ensure!(blocks.len() % block_bytes == 0, "no whole blocks");
+    let mut found = vec![0.0; blocks.len() / block_bytes * format.block_elements()];
     format.dequantize(blocks, &mut found);
     ensure!(found.len() == wanted.len(), "{} values, not {}", found.len(), wanted.len());
     let different =

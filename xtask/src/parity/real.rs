@@ -9,7 +9,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bodkin_backend::{Backend, Limits, Model};
 use bodkin_cpu::{Cpu, Simd};
-use bodkin_engine::Pages;
+use bodkin_engine::{Pages, Tokenizer};
+use bodkin_eval::{LogSoftmax, Perplexity, Row, Windows, score};
 use bodkin_gguf::File;
 use serde_json::Value;
 
@@ -23,7 +24,9 @@ const NEAR_TIE: f64 = 0.3;
 /// another: as much as the kit allows quantised files. An activation whose rounding falls the other
 /// way costs a step of its int8 code, and later layers make more of it.
 const LEVELS_NMSE: f64 = 1e-3;
-/// Tokens of the longest prompt with its continuation.
+/// The perplexity may be so far from one of the references', relatively.
+const PERPLEXITY: f64 = 0.005;
+/// Tokens of the longest prompt with its continuation, and of a window of the perplexity's text.
 const CONTEXT: usize = 512;
 
 /// Runs every model of the kit's folder `real` that has a plan.
@@ -40,6 +43,7 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
             continue;
         };
         check(name, &case, model, &mut report).with_context(|| name.to_owned())?;
+        perplexity(kit, name, &case, model, &mut report).with_context(|| name.to_owned())?;
     }
     Ok(report)
 }
@@ -76,6 +80,52 @@ fn prompts(name: &str, case: &Value, model: &mut dyn Model, report: &mut Report)
     println!("{name}: distance from exact arithmetic {:.2} times llama.cpp's", ours / theirs);
     report.check(ours <= RATIO * theirs, || {
         format!("{name}: mean distance {ours:.4}, llama.cpp's {theirs:.4}")
+    });
+    Ok(())
+}
+
+/// The perplexity of the windows that the references have, of those that the text at hand fills.
+fn perplexity(
+    kit: &Path,
+    name: &str,
+    case: &Value,
+    path: &Path,
+    report: &mut Report,
+) -> Result<()> {
+    let texts = [kit.join("../data/wikitext2-test.txt"), kit.join("real/wikitext2-start.txt")];
+    let text = texts.iter().find(|path| path.is_file()).context("the kit has no text")?;
+    let text = std::fs::read_to_string(text)?;
+    let file = Arc::new(bodkin_model::open(path)?);
+    let tokenizer = Tokenizer::from_metadata(file.metadata())?;
+    let first = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    let mut windows = Windows::of_text(tokenizer.encode(&text, true, false), CONTEXT, first)?;
+    let exact = numbers(&case["perplexity_dequantized_f32"]["running"])?;
+    let llama_cpp = numbers(&case["perplexity"]["running"])?;
+    windows.truncate(exact.len());
+    let plan = Arc::new(bodkin_model::plan_for(file.metadata(), file.tensors(), CONTEXT)?);
+    let limits = bodkin_eval::limits(&plan, CONTEXT, CONTEXT);
+    let cpu = Cpu::new(None)?;
+    let mut model = cpu.load(plan, &file, &limits, &|_, _| ())?;
+    let mut found = Perplexity::default();
+    for window in 0..windows.count() {
+        let of = |row: Row<'_>| {
+            LogSoftmax::of(row.logits).log_probability(row.logits[row.next as usize])
+        };
+        score(model.as_mut(), &windows, window, cpu.threads, of, |log| found.add(log))?;
+    }
+    let last = windows.count() - 1;
+    let relative = |wanted: f64| (found.value() / wanted - 1.0).abs();
+    let (from_exact, from_peer) = (relative(exact[last]), relative(llama_cpp[last]));
+    println!(
+        "{name}: perplexity {:.4} of {} windows, {:.2} % from exact arithmetic, {:.2} % from \
+         llama.cpp",
+        found.value(),
+        last + 1,
+        100.0 * from_exact,
+        100.0 * from_peer
+    );
+    report.check(from_exact.min(from_peer) <= PERPLEXITY, || {
+        format!("{name}: perplexity {:.4}, not {:.4}", found.value(), exact[last])
     });
     Ok(())
 }

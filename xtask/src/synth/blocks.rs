@@ -5,11 +5,16 @@ use std::io::{self, Write};
 
 use bodkin_gguf::Format;
 
+use super::pruned::prune;
+
 /// Elements that are made; a multiple of every format's block.
 const ELEMENTS: usize = 1 << 20;
 
+/// Values that are compared when some are made zero, as many as a row may have.
+const PRUNED: usize = 2048;
+
 /// The deviation of the weights, as models are initialised with.
-const DEVIATION: f32 = 0.02;
+pub(super) const DEVIATION: f32 = 0.02;
 
 /// Whether files hold matrices in it. The others are integers, or blocks of activations.
 pub(super) fn holds_weights(format: Format) -> bool {
@@ -20,30 +25,33 @@ pub(super) fn holds_weights(format: Format) -> bool {
 /// A stretch of blocks of one format.
 pub(super) struct Blocks {
     pub(super) format: Format,
+    block_bytes: usize,
     seed: u64,
     data: Vec<u8>,
 }
 
 impl Blocks {
-    pub(super) fn new(format: Format, seed: u64) -> Blocks {
+    /// Blocks of values of which a share of `sparsity` is zero, where there is a quantiser.
+    pub(super) fn new(format: Format, sparsity: f64, seed: u64) -> Blocks {
         let mut random = Random(seed);
-        let mut data = vec![0; ELEMENTS / format.block_elements() * format.block_bytes()];
-        let values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
-        if format.quantize(&values, &mut data).is_err() {
-            data.chunks_exact_mut(format.block_bytes())
-                .for_each(|block| random.block(format, block));
+        let block_bytes = format.block_bytes().expect("blocks of one size");
+        let mut data = vec![0; ELEMENTS / format.block_elements() * block_bytes];
+        let mut values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
+        values.chunks_exact_mut(PRUNED).for_each(|values| prune(values, sparsity));
+        if format.quantize(&values, None, &mut data).is_err() {
+            data.chunks_exact_mut(block_bytes).for_each(|block| random.block(format, block));
         }
-        Blocks { format, seed, data }
+        Blocks { format, block_bytes, seed, data }
     }
 
     /// The bytes of so many elements, which are whole blocks.
     pub(super) fn bytes(&self, elements: u64) -> u64 {
-        elements / self.format.block_elements() as u64 * self.format.block_bytes() as u64
+        elements / self.format.block_elements() as u64 * self.block_bytes as u64
     }
 
     /// Writes `bytes` bytes of blocks, others for each `tensor`.
     pub(super) fn write(&self, tensor: u64, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
-        let size = self.format.block_bytes();
+        let size = self.block_bytes;
         let blocks = (self.data.len() / size) as u64;
         let mut random = Random(self.seed ^ tensor.wrapping_mul(0xd6e8_feb8_6659_fd93));
         let mut left = bytes;
@@ -59,10 +67,14 @@ impl Blocks {
 }
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn bits(&mut self) -> u64 {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(super) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -71,7 +83,7 @@ impl Random {
     }
 
     /// Nearly normal, with mean 0 and deviation 1: the sum of four uniform numbers.
-    fn normal(&mut self) -> f32 {
+    pub(super) fn normal(&mut self) -> f32 {
         let bits = self.bits();
         let sum: f32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as f32 / 65536.0).sum();
         (sum - 2.0) * 3f32.sqrt()

@@ -13,13 +13,28 @@ use super::*;
 fn tiny(format: &str, seed: u64) -> File {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("tiny.gguf");
-    run(&Args { shape: Size::Tiny, format: format.to_owned(), out: out.clone(), seed }).unwrap();
+    let format = format.to_owned();
+    run(&Args { shape: Size::Tiny, format, out: out.clone(), seed, sparsity: 0.5 }).unwrap();
     File::open(out).unwrap()
 }
 
 #[test]
 fn tiny_models_run() {
-    for name in ["F32", "F16", "BF16", "Q8_0", "q4_0", "Q4_K", "Q6_K", "IQ2_XS", "TQ2_0", "MXFP4"] {
+    for name in [
+        "F32",
+        "F16",
+        "BF16",
+        "Q8_0",
+        "q4_0",
+        "Q4_K",
+        "Q6_K",
+        "IQ2_XS",
+        "TQ2_0",
+        "MXFP4",
+        "S24_Q8_0",
+        "CSR_F16",
+        "bitmap_q4_0",
+    ] {
         let file = Arc::new(tiny(name, 1));
         let format = Format::from_name(name).unwrap();
         for tensor in file.tensors().iter().filter(|t| t.name.starts_with("blk.")) {
@@ -45,7 +60,7 @@ fn experts_and_hybrids_run() {
     for (shape, ops) in [(experts, ["route", "expert_sum"]), (hybrid, ["scan", "attention"])] {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("small.gguf");
-        write(&shape, Format::Q4_K, 1, "small", &out).unwrap();
+        write(&shape, Format::Q4_K, 0.0, 1, "small", &out).unwrap();
         let plan = check(&Arc::new(File::open(out).unwrap()), ops[0]);
         assert!(ops.iter().all(|name| plan.ops.iter().any(|op| op.name() == *name)), "{ops:?}");
     }
@@ -106,7 +121,8 @@ fn large_shapes_are_those_of_the_models() {
 #[test]
 fn what_holds_no_weights_is_refused() {
     for (format, part) in [("Q9", "`Q9` is no format"), ("Q8_K", "holds no weights")] {
-        let args = Args { shape: Size::Tiny, format: format.to_owned(), out: "x".into(), seed: 0 };
+        let (format, out) = (format.to_owned(), "x".into());
+        let args = Args { shape: Size::Tiny, format, out, seed: 0, sparsity: 0.0 };
         assert!(run(&args).unwrap_err().to_string().contains(part));
     }
 }

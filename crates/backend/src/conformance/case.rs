@@ -19,6 +19,21 @@ pub(super) const INTEGER: f64 = 1e-3;
 /// Token ids, and logits of a row: no multiple of any tile.
 pub(super) const VOCABULARY: usize = 67;
 
+/// Causal attention without extras, scaled as usual.
+pub(super) fn usual_attention(heads: usize, kv_heads: usize, dim: usize) -> Attention {
+    Attention {
+        heads,
+        kv_heads,
+        key_dim: dim,
+        value_dim: dim,
+        scale: 1.0 / (dim as f32).sqrt(),
+        softcap: None,
+        window: None,
+        causal: true,
+        sinks: None,
+    }
+}
+
 /// One model and one prompt.
 pub(super) struct Case {
     /// The operation, format and shape.
@@ -99,20 +114,23 @@ impl Maker {
         data: Vec<u8>,
     ) -> WeightId {
         let name = format!("weight.{}", self.data.len());
-        self.plan.weights.push(Weight { name, format, cols, rows });
+        let bytes = data.len() as u64;
+        self.plan.weights.push(Weight { name, format, cols, rows, bytes });
         self.data.push(data);
         WeightId(self.data.len() - 1)
     }
 
-    /// A matrix of normal values that leaves the size of its input about as it is.
+    /// A matrix of normal values that leaves the size of its input about as it is; where the format
+    /// is sparse, half of them are zero.
     pub(super) fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> WeightId {
         let mut values = self.random.normals(rows * cols);
         let is_table = self.plan.ops.is_empty();
         let scale = if is_table { 1.0 } else { 1.0 / (cols as f32).sqrt() };
         values.iter_mut().for_each(|x| *x *= scale);
-        let bytes = format.row_bytes(cols).expect("a shape that the format can hold");
-        let mut data = vec![0; rows * bytes];
-        format.quantize(&values, &mut data).expect("a format with a quantiser");
+        if format.base().is_some() {
+            values.iter_mut().filter(|_| self.random.below(2) == 0).for_each(|x| *x = 0.0);
+        }
+        let data = format.encode(&values, cols).expect("a format with a quantiser");
         self.stored(format, rows, cols, data)
     }
 

@@ -4,7 +4,7 @@
 use bodkin_gguf::Format;
 use bodkin_model::{Act, Attention, NormKind, Op, Rope, RopeScaling, RopeStyle, Value};
 
-use super::case::{Case, HALF_STATE, INTEGER, Maker};
+use super::case::{Case, HALF_STATE, INTEGER, Maker, usual_attention};
 
 const TOKENS: usize = 75;
 const WIDTH: usize = 64;
@@ -19,6 +19,12 @@ pub(super) fn cases() -> Vec<Case> {
         decoder(
             "decoder mixed, window",
             [Format::Q4_0, Format::F16, Format::Q8_0],
+            Some(9),
+            5.0 * INTEGER,
+        ),
+        decoder(
+            "decoder sparse, window",
+            [Format::BITMAP_Q4_0, Format::CSR_F16, Format::S24_Q8_0],
             Some(9),
             5.0 * INTEGER,
         ),
@@ -47,17 +53,8 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
         let rope = Rope { style, dims: 16, base, scaling, factors };
         let q = maker.push(Op::Rope { input: q, heads: 4, head_dim: 16, rope }, WIDTH);
         let k = maker.push(Op::Rope { input: k, heads: 2, head_dim: 16, rope }, WIDTH / 2);
-        let attention = Attention {
-            heads: 4,
-            kv_heads: 2,
-            key_dim: 16,
-            value_dim: 16,
-            scale: 0.25,
-            softcap: Some(20.0),
-            window: window.filter(|_| layer == 1),
-            causal: true,
-            sinks: None,
-        };
+        let window = window.filter(|_| layer == 1);
+        let attention = Attention { softcap: Some(20.0), window, ..usual_attention(4, 2, 16) };
         let h = maker.attend(q, k, v, attention);
         let h = maker.linear(h, formats[0], WIDTH);
         x = maker.push(Op::Add { a: x, b: h }, WIDTH);
@@ -81,11 +78,7 @@ fn fused_projection() -> Case {
     let q = maker.push(Op::Slice { input, groups: 1, start: 0, len: 24 }, 24);
     let k = maker.push(Op::Slice { input, groups: 1, start: 24, len: 8 }, 8);
     let v = maker.push(Op::Slice { input, groups: 1, start: 32, len: 24 }, 24);
-    let (heads, kv_heads, key_dim, value_dim) = (3, 1, 8, 24);
-    let (scale, softcap, window) = (0.4, None, None);
-    let (causal, sinks) = (true, None);
-    let a =
-        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window, causal, sinks };
+    let a = Attention { value_dim: 24, scale: 0.4, ..usual_attention(3, 1, 8) };
     let value = maker.attend(q, k, v, a);
     maker.logits(value);
     maker.finish(HALF_STATE, TOKENS)

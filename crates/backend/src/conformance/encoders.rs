@@ -4,7 +4,7 @@
 use bodkin_gguf::Format;
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, Op, PoolKind, Value};
 
-use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker};
+use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, usual_attention};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -43,17 +43,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn both_ways(heads: usize, kv_heads: usize, dim: usize) -> Attention {
-    Attention {
-        heads,
-        kv_heads,
-        key_dim: dim,
-        value_dim: dim,
-        scale: 1.0 / (dim as f32).sqrt(),
-        softcap: None,
-        window: None,
-        causal: false,
-        sinks: None,
-    }
+    Attention { causal: false, ..usual_attention(heads, kv_heads, dim) }
 }
 
 fn norm(maker: &mut Maker, input: Value, width: usize) -> Value {

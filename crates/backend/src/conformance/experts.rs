@@ -85,14 +85,17 @@ fn tolerance(format: Format) -> f64 {
     if format.block_elements() == 1 { FLOAT } else { INTEGER }
 }
 
+const FORMATS: [Format; 6] =
+    [Format::F32, Format::F16, Format::Q8_0, Format::Q4_K, Format::MXFP4, Format::BITMAP_Q8_0];
+
 /// A product of expert matrices, alone: one input for all experts, or a part for each.
 fn products(cases: &mut Vec<Case>) {
     let block = [(256, 17, 6, 2), (256, 40, 4, 4)];
     let odd = [(7, 1, 3, 1), (33, 17, 6, 2), (64, 40, 40, 3), (80, 5, 4, 4)];
-    for format in [Format::F32, Format::F16, Format::Q8_0, Format::Q4_K, Format::MXFP4] {
+    for format in FORMATS {
         let shapes = block.iter().chain(&odd);
         for &(cols, n, experts, used) in
-            shapes.filter(|(cols, ..)| format.row_bytes(*cols).is_some())
+            shapes.filter(|(cols, ..)| usize::is_multiple_of(*cols, format.block_elements()))
         {
             for has_bias in [false, true] {
                 for has_parts in [false, true] {

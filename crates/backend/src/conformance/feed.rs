@@ -2,7 +2,7 @@
 //! for it, handed out and taken back as an engine would.
 
 use crate::error::Result;
-use crate::{Batch, Model, PAGE_TOKENS, PageTable, Span};
+use crate::{Batch, Model, Observer, PAGE_TOKENS, PageTable, Span};
 
 use super::case::Case;
 use super::random::Random;
@@ -83,6 +83,22 @@ pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Resu
         pages.release(&mut other);
     }
     Ok(found)
+}
+
+/// As [`feed`] of [`Feeding::Whole`], with an observer.
+pub(super) fn feed_observed(
+    model: &mut dyn Model,
+    case: &Case,
+    observer: &mut dyn Observer,
+) -> Result<Vec<f32>> {
+    let mut pages = Pages::new(model, false);
+    let mut sequence = pages.start(case.position);
+    let mut batch = Batch::default();
+    pages.append(&mut sequence, &case.tokens, &mut batch);
+    batch.outputs = (0..case.tokens.len() as u32).collect();
+    let mut logits = vec![f32::NAN; batch.outputs.len() * case.plan.output_width()];
+    model.observe(&batch, &mut logits, observer)?;
+    Ok(logits)
 }
 
 /// One sequence's length, pages and cell.

@@ -15,12 +15,13 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for &format in Format::all().iter().filter(|&&format| holds_weights(format)) {
         let sources: &[Source] = match quantizer(format) {
-            true if is_float(format) => &[Source::Quantized],
+            true if is_float(format) || format.has_index() => &[Source::Quantized],
             true => &[Source::Quantized, Source::Random],
             false => &[Source::Random],
         };
         for &source in sources {
-            for cols in COLS.into_iter().filter(|&cols| format.row_bytes(cols).is_some()) {
+            for cols in COLS.into_iter().filter(|cols| cols.is_multiple_of(format.block_elements()))
+            {
                 cases.extend(ROWS.map(|rows| linear(format, source, rows, cols)));
             }
             cases.push(table(format, source));
@@ -46,12 +47,12 @@ fn holds_weights(format: Format) -> bool {
 }
 
 fn is_float(format: Format) -> bool {
-    format.block_elements() == 1
+    format.base().unwrap_or(format).block_elements() == 1
 }
 
 fn quantizer(format: Format) -> bool {
-    let (values, mut block) = (vec![0.0; format.block_elements()], vec![0; format.block_bytes()]);
-    format.quantize(&values, &mut block).is_ok()
+    let cols = format.block_elements();
+    format.encode(&vec![0.0; cols], cols).is_ok()
 }
 
 fn tolerance(format: Format) -> f64 {

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bodkin_gguf::Format;
-use bodkin_model::{Attention, EmbedBy, Op};
+use bodkin_model::{EmbedBy, Op};
 
-use super::case::{Case, FLOAT, HALF_STATE, Maker, VOCABULARY};
+use super::case::{Case, FLOAT, HALF_STATE, Maker, VOCABULARY, usual_attention};
 use super::feed::{Feeding, Pages, feed};
 use crate::{Backend, Batch, Error, Result};
 
@@ -42,12 +42,7 @@ fn check_positions(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<
 
 fn case() -> Case {
     let (mut maker, x) = Maker::start("limits", 48);
-    let (heads, kv_heads, key_dim, value_dim) = (2, 1, 16, 16);
-    let (scale, softcap, window) = (0.25, None, None);
-    let (causal, sinks) = (true, None);
-    let a =
-        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window, causal, sinks };
-    let value = maker.attention(x, Format::F32, a);
+    let value = maker.attention(x, Format::F32, usual_attention(2, 1, 16));
     maker.logits(value);
     maker.finish(HALF_STATE, 20)
 }

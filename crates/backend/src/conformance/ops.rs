@@ -3,6 +3,7 @@
 use bodkin_gguf::Format;
 use bodkin_model::{Act, Attention, NormKind, Op, Rope, RopeScaling, RopeStyle};
 
+use super::case::usual_attention as usual;
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY};
 
 /// Tokens of a prompt; more than a page where state is kept.
@@ -57,6 +58,7 @@ fn biases(cases: &mut Vec<Case>) {
         (Format::F16, FLOAT),
         (Format::Q8_0, INTEGER),
         (Format::Q4_K, INTEGER),
+        (Format::BITMAP_F16, FLOAT),
     ] {
         for rows in [1, 17, 40] {
             let name = format!("linear {} with bias [{rows}, 256]", format.name());
@@ -123,17 +125,6 @@ fn rotation_with_factors(rope: Rope) -> Case {
 }
 
 fn attentions(cases: &mut Vec<Case>) {
-    let usual = |heads, kv_heads, dim| Attention {
-        heads,
-        kv_heads,
-        key_dim: dim,
-        value_dim: dim,
-        scale: 1.0 / (dim as f32).sqrt(),
-        softcap: None,
-        window: None,
-        causal: true,
-        sinks: None,
-    };
     let mut variants = Vec::new();
     for (heads, kv_heads) in [(1, 1), (3, 3), (4, 2), (6, 2), (8, 1)] {
         variants.extend([8, 16, 24, 80].map(|dim| (usual(heads, kv_heads, dim), LONG)));

@@ -41,7 +41,7 @@ impl Random {
     pub(super) fn blocks(&mut self, format: Format, elements: usize) -> Vec<u8> {
         let mut values = vec![0.0; format.block_elements()];
         let mut out = Vec::new();
-        let mut block = vec![0; format.block_bytes()];
+        let mut block = vec![0; format.block_bytes().expect("blocks of one size")];
         for _ in 0..elements / values.len() {
             loop {
                 block.fill_with(|| self.bits() as u8);

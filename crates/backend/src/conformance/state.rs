@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bodkin_gguf::Format;
 use bodkin_model::{Act, Attention, NormKind, Op, Scan, StateSlot, Value};
 
-use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY};
+use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
 use super::feed::{Feeding, Pages, Sequence, feed};
 use crate::{Backend, Batch, Error, Model, Result};
 
@@ -140,17 +140,7 @@ fn short_convolutions(format: Format, tolerance: f64) -> Case {
 fn hybrid() -> Case {
     let (mut maker, x) = Maker::start("mixer beside attention", WIDTH);
     let a = mixer(&mut maker, x, Format::F32, Scan { heads: 4, head_dim: 8, groups: 2, state: 8 });
-    let attention = Attention {
-        heads: 4,
-        kv_heads: 2,
-        key_dim: 16,
-        value_dim: 16,
-        scale: 0.25,
-        softcap: None,
-        window: Some(20),
-        causal: true,
-        sinks: None,
-    };
+    let attention = Attention { window: Some(20), ..usual_attention(4, 2, 16) };
     let b = maker.attention(x, Format::F32, attention);
     let sum = maker.push(Op::Add { a, b }, WIDTH);
     maker.logits(sum);

@@ -69,6 +69,21 @@ pub(super) fn chosen(route: &[f32]) -> impl Iterator<Item = usize> {
     route[route.len() / 2..].iter().map(|&e| e as usize)
 }
 
+/// The experts that a token meets, each with its part of the token's input: those that `route`
+/// chose, or all. They share the input if it is as wide as one part.
+pub(super) fn pairs<'a>(
+    input: &'a [f32],
+    cols: usize,
+    route: Option<&[f32]>,
+    experts: usize,
+) -> Vec<(usize, &'a [f32])> {
+    let experts: Vec<usize> = match route {
+        Some(route) => chosen(route).collect(),
+        None => (0..experts).collect(),
+    };
+    experts.into_iter().zip(input.chunks_exact(cols).cycle()).collect()
+}
+
 /// Products with the matrices of the chosen experts.
 pub(super) struct ExpertLinear<'a> {
     /// `[experts * n, cols]`.
@@ -85,15 +100,8 @@ impl ExpertLinear<'_> {
         let rows = x.len() / width;
         let mut out = Vec::new();
         for (i, row) in x.chunks_exact(width).enumerate() {
-            let experts: Vec<usize> = match route {
-                Some(route) => {
-                    chosen(&route[i * (route.len() / rows)..][..route.len() / rows]).collect()
-                }
-                None => (0..self.experts).collect(),
-            };
-            // All share the row if it is as wide as one part.
-            let parts = row.chunks_exact(self.cols).cycle();
-            for (&expert, part) in experts.iter().zip(parts) {
+            let route = route.map(|route| &route[i * (route.len() / rows)..][..route.len() / rows]);
+            for (expert, part) in pairs(row, self.cols, route, self.experts) {
                 self.product(part, expert, &mut out);
             }
         }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
+use crate::backends::SparseWeights;
 use crate::load::{self, Machine, Opened};
 use report::{Format, Row};
 
@@ -39,12 +40,18 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where the time of one more run goes, and the choices of experts
+    /// Print where the time of one more run goes, and the choices and times of experts
     #[arg(long)]
     profile: bool,
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     no_repack: bool,
+    /// Read sparse weights without their zeros
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    sparse: SparseWeights,
+    /// Skip this share of the inputs of down projections, the smallest ones
+    #[arg(long, value_name = "SHARE", value_parser = load::share)]
+    activation_sparsity: Option<f64>,
     /// Where to compute: auto, cpu or cuda[:N]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -74,6 +81,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             ctx_size: None,
             batch_size,
             no_repack: args.no_repack,
+            sparse: args.sparse,
+            activation_sparsity: args.activation_sparsity,
         };
         let backend = machine.backend()?;
         for &test in &tests {
@@ -180,6 +189,18 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     Ok(row)
 }
 
+/// Tokens a second that a model generates alone, after one that nobody times.
+pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Result<f64> {
+    const TOKENS: usize = 64;
+    let backend = machine.backend()?;
+    let pages = Pages::needed(&opened.plan.windows(), TOKENS, 1, 1);
+    let limits = Limits { tokens: 1, outputs: 1, pages, states: 1 };
+    let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1);
+    session.run(Test { prompt: 0, generate: 1, depth: 0 })?;
+    let ns = session.run(Test { prompt: 0, generate: TOKENS, depth: 0 })?;
+    Ok(TOKENS as f64 / (ns as f64 * 1e-9))
+}
+
 /// Bytes that a test must read at least: the weights once a step, and in each generated token's
 /// step the keys and values of what is in the context, and the recurrent state.
 fn bytes_read(opened: &Opened, backend: &dyn Backend, test: Test, steps: usize) -> u64 {
@@ -203,7 +224,7 @@ struct Session {
     random: u32,
     /// Whether the next run is taken apart.
     profiled: bool,
-    /// How often experts had been chosen when the last run began.
+    /// How often experts had been chosen when the last run began, and what that had taken.
     experts_before: Vec<ExpertCounts>,
 }
 
@@ -230,11 +251,12 @@ impl Session {
         Ok(start.elapsed().as_nanos() as u64)
     }
 
-    /// How often the last run chose experts.
+    /// How often the last run chose experts, and what that took.
     fn experts_chosen(&self) -> Vec<ExpertCounts> {
         let mut chosen = expert_counts(&*self.model);
         for (now, before) in chosen.iter_mut().zip(&self.experts_before) {
             now.counts.iter_mut().zip(&before.counts).for_each(|(now, before)| *now -= before);
+            now.seconds.iter_mut().zip(&before.seconds).for_each(|(now, before)| *now -= before);
         }
         chosen
     }

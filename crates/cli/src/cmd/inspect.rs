@@ -55,7 +55,9 @@ fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
         let metadata = file.metadata().iter().map(|(k, v)| (k.to_owned(), json_value(v)));
         let tensors = file.tensors().iter().map(|t| {
             let format = t.format.name();
-            json!({"name": t.name, "format": format, "shape": shape(t), "bytes": t.bytes})
+            let zeros = zeros(file, t);
+            json!({"name": t.name, "format": format, "shape": shape(t), "bytes": t.bytes,
+                   "sparsity": zeros})
         });
         let value = json!({
             "path": file.path().display().to_string(),
@@ -80,9 +82,35 @@ fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
     writeln!(out)?;
     for t in file.tensors() {
         let (format, shape, size) = (t.format.name(), shape(t), human_bytes(t.bytes));
-        writeln!(out, "{:<40} {format:<8} {shape:?} {size}", t.name)?;
+        write!(out, "{:<40} {format:<8} {shape:?} {size}", t.name)?;
+        match zeros(file, t) {
+            Some(share) => writeln!(out, ", {:.1} % zeros", 100.0 * share)?,
+            None => writeln!(out)?,
+        }
     }
     Ok(())
+}
+
+/// The share of a tensor's elements that are zero, where a file says that it was pruned: of a
+/// tensor in a sparse format those that it leaves out, of a matrix in another those that it holds.
+fn zeros(file: &File, tensor: &Tensor) -> Option<f64> {
+    file.metadata().get("bodkin.prune.method")?;
+    let (data, rows, cols) = (file.data(tensor), tensor.rows(), tensor.cols());
+    if tensor.format.base().is_none() && (rows == 1 || !tensor.name.starts_with("blk.")) {
+        return None;
+    }
+    let mut values = vec![0.0; cols];
+    let zeros = |row: usize| {
+        let row = tensor.format.row(data, rows, row);
+        match tensor.format.stored_elements(row, cols) {
+            Some(stored) => cols.saturating_sub(stored),
+            None => {
+                tensor.format.dequantize_row(row, &mut values);
+                values.iter().filter(|value| **value == 0.0).count()
+            }
+        }
+    };
+    Some((0..rows).map(zeros).sum::<usize>() as f64 / tensor.elements() as f64)
 }
 
 /// Columns last, as plans print shapes.

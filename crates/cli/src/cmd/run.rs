@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Print the answer, its tokens and its timings as JSON
     #[arg(long)]
     json: bool,
+    /// Prune the model as this file says, before it runs
+    #[arg(long, value_name = "FILE")]
+    surgery: Option<PathBuf>,
     #[command(flatten)]
     words: Text,
     #[command(flatten, next_help_heading = SAMPLING_HEADING)]
@@ -67,6 +70,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         None => ensure!(!args.json, "--json needs a prompt"),
     }
     let mut opened = Opened::find_decoder(&args.model)?;
+    if let Some(surgery) = &args.surgery {
+        opened = super::prune::at_load(opened, surgery, &args.machine)?;
+    }
     let mut session = Session::open(&mut opened, &args)?;
     match prompt {
         Some(prompt) => once(&mut session, &args, &prompt),

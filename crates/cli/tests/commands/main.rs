@@ -6,9 +6,12 @@
 mod bench;
 #[cfg(unix)]
 mod chat;
+mod check;
+mod compress;
 mod embed;
 mod inspect;
 mod logits;
+mod perplexity;
 mod place;
 mod run;
 mod tokens;

@@ -17,12 +17,15 @@
 //! the fault shows in every result.
 
 mod avx512;
+mod kept;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::memory::Memory;
 use crate::simd::Simd;
+
+pub(crate) use kept::{AHEAD, Kept};
 
 /// Rows (tokens) of a full tile.
 pub(crate) const TILE_ROWS: usize = 16;
@@ -63,11 +66,25 @@ pub enum Form {
 }
 
 impl Form {
-    /// Bytes of one row of `cols` columns.
-    pub fn row_bytes(self, cols: usize) -> usize {
+    /// Bytes of so many rows of `cols` columns.
+    pub fn bytes(self, rows: usize, cols: usize) -> usize {
+        rows * self.row_bytes(cols) + rows.saturating_sub(1) / TILE_ROWS * self.gap_bytes()
+    }
+
+    fn row_bytes(self, cols: usize) -> usize {
         match self {
             Form::Blocks => cols / BLOCK_COLS * size_of::<Block>(),
             Form::Floats => cols * size_of::<f32>(),
+        }
+    }
+
+    /// Bytes between two tiles. Where some columns of all tiles are passed over together, tiles
+    /// at a distance of a power of two would have all of them in the same few sets of the
+    /// second-level cache.
+    fn gap_bytes(self) -> usize {
+        match self {
+            Form::Blocks => 0,
+            Form::Floats => 8 << 10,
         }
     }
 
@@ -80,12 +97,36 @@ impl Form {
     }
 }
 
+/// Where the columns of a single row are named that are not zero.
+#[derive(Clone)]
+struct Index {
+    /// Keeps what `start` points to alive.
+    _memory: Arc<Memory>,
+    start: *mut u8,
+    /// Columns of the longest row; 0 if nobody wants an index.
+    cols: usize,
+}
+
+impl Index {
+    fn new(cols: usize) -> Index {
+        let mut memory = kept::memory(cols);
+        let start = memory.start_mut();
+        Index { _memory: Arc::new(memory), start, cols }
+    }
+
+    /// Of `rows` rows of `cols` columns, if there is one.
+    fn of(&self, rows: usize, cols: usize) -> Option<Kept> {
+        (rows == 1 && cols <= self.cols).then(|| Kept::at(self.start, cols))
+    }
+}
+
 /// A buffer of activations: made once for the largest step, filled anew before each product.
 /// Threads that fill and read it together each take a handle of the same shape.
 pub struct Activations {
     /// Keeps what `start` points to alive.
     memory: Arc<Memory>,
     start: *mut u8,
+    index: Index,
     form: Form,
     rows: usize,
     cols: usize,
@@ -98,11 +139,18 @@ unsafe impl Send for Activations {}
 unsafe impl Sync for Activations {}
 
 impl Activations {
-    /// A buffer that can hold `bytes`, see [`Form::row_bytes`].
+    /// A buffer that can hold `bytes`, see [`Form::bytes`].
     pub fn with_bytes(bytes: usize) -> Activations {
         let mut memory = Memory::zeroed(bytes);
         let start = memory.start_mut();
-        Activations { memory: Arc::new(memory), start, form: Form::Floats, rows: 0, cols: 0 }
+        let (form, index) = (Form::Floats, Index::new(0));
+        Activations { memory: Arc::new(memory), start, index, form, rows: 0, cols: 0 }
+    }
+
+    /// The same buffer with an index for single rows of up to `cols` columns, with which products
+    /// skip weights by columns whose input is zero.
+    pub fn with_index(self, cols: usize) -> Activations {
+        Activations { index: Index::new(cols), ..self }
     }
 
     /// A handle of the same buffer in another shape, and the right to set its rows.
@@ -111,7 +159,8 @@ impl Activations {
     /// As [`Activations::fill`].
     pub fn shaped(&self, form: Form, rows: usize, cols: usize) -> Activations {
         let (memory, start) = (Arc::clone(&self.memory), self.start);
-        let mut handle = Activations { memory, start, form, rows, cols };
+        let index = self.index.clone();
+        let mut handle = Activations { memory, start, index, form, rows, cols };
         handle.fill(form, rows, cols);
         handle
     }
@@ -119,7 +168,8 @@ impl Activations {
     /// The right to set rows in the present shape.
     pub fn filling(&self) -> Filling<'_> {
         let Activations { start, form, rows, cols, .. } = *self;
-        Filling { start, form, rows, cols, owner: PhantomData }
+        let index = self.index.of(rows, cols);
+        Filling { start, index, form, rows, cols, owner: PhantomData }
     }
 
     /// Begins a new filling with `rows` rows of `cols` columns. Every row must be set before the
@@ -129,10 +179,15 @@ impl Activations {
     /// If the buffer is too small, or if `cols` is no multiple of 32 for [`Form::Blocks`].
     pub fn fill(&mut self, form: Form, rows: usize, cols: usize) -> Filling<'_> {
         assert!(form == Form::Floats || cols.is_multiple_of(BLOCK_COLS), "{cols} columns");
-        let bytes = rows * form.row_bytes(cols);
+        let bytes = form.bytes(rows, cols);
         assert!(bytes <= self.memory.len(), "activations: {bytes} of {}", self.memory.len());
         (self.form, self.rows, self.cols) = (form, rows, cols);
-        Filling { start: self.start, form, rows, cols, owner: PhantomData }
+        self.filling()
+    }
+
+    /// The columns of the one row that are not zero, where the buffer has an index.
+    pub(crate) fn kept(&self) -> Option<Kept> {
+        self.index.of(self.rows, self.cols)
     }
 
     /// How the rows are stored.
@@ -170,7 +225,8 @@ impl Place {
         let first = row - row % TILE_ROWS;
         let width = TILE_ROWS.min(rows - first);
         let step = form.step_bytes();
-        Place { offset: first * form.row_bytes(cols) + (row - first) * step, stride: width * step }
+        let tile = first * form.row_bytes(cols) + first / TILE_ROWS * form.gap_bytes();
+        Place { offset: tile + (row - first) * step, stride: width * step }
     }
 }
 
@@ -178,6 +234,7 @@ impl Place {
 #[derive(Copy, Clone)]
 pub struct Filling<'a> {
     start: *mut u8,
+    index: Option<Kept>,
     form: Form,
     rows: usize,
     cols: usize,
@@ -216,6 +273,10 @@ impl Filling<'_> {
                 // SAFETY: as for floats.
                 _ => unsafe { quantize_row(start, stride, x) },
             },
+        }
+        if let Some(index) = self.index {
+            // SAFETY: the row is the only one, and the index made for as many columns.
+            unsafe { index.set(self.form, start, self.cols) }
         }
     }
 }
@@ -337,7 +398,7 @@ mod tests {
         x[96..112].fill(f32::from_bits(SMALLEST.to_bits() - 1));
         x[112..128].fill(SMALLEST);
         let fill = |simd| {
-            let mut buffer = Activations::with_bytes(rows * Form::Blocks.row_bytes(cols));
+            let mut buffer = Activations::with_bytes(Form::Blocks.bytes(rows, cols));
             let filling = buffer.fill(Form::Blocks, rows, cols);
             for row in 0..rows {
                 // SAFETY: one thread.

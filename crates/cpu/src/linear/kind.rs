@@ -29,7 +29,9 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 
-pub(crate) use float::F32;
+pub(crate) use float::{Bf16, F16, F32};
+pub(crate) use q4_0::Q4_0;
+pub(crate) use q8_0::Q8_0;
 
 /// The codes of an integer kind.
 #[derive(Copy, Clone)]
@@ -132,10 +134,10 @@ macro_rules! kinds {
             /// All kinds.
             pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
 
-            /// The kind made for `format`; `None` if it is repacked through [`Kind::F16`] or
-            /// [`Kind::F32`].
+            /// The kind made for `format`, or for the base of a sparse one; `None` if it is repacked
+            /// through [`Kind::F16`] or [`Kind::F32`].
             pub fn native(format: Format) -> Option<Kind> {
-                match format {
+                match format.base().unwrap_or(format) {
                     $(Format::$format => Some(Kind::$kind),)*
                     _ => None,
                 }

@@ -2,8 +2,13 @@
 //! operations on them. Kinds of weight and tiles are written once over [`Lanes`]; a level of
 //! instructions implements it in one file. It knows no kind of weight.
 
+use std::ops::Range;
+
+use super::activations::Kept;
+use super::columns::{self as by_columns, ColumnInteger};
 use super::kind::{FloatKind, IntegerKind};
-use super::tile::{self, Tile};
+use super::sparse::{SparseFloat, SparseInteger, SparseKind};
+use super::tile::{self, Tile, columns, sparse};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -96,6 +101,33 @@ pub(crate) trait Lanes: Copy {
     unsafe fn store(v: Self::Floats, at: *mut f32);
     /// Asks for the cache line at `at`, which need not exist.
     unsafe fn prefetch(at: *const u8);
+
+    /// Bytes of zero.
+    unsafe fn zero_bytes() -> Self::Bytes;
+    /// `v ^ BITS` in each byte.
+    unsafe fn flip<const BITS: u8>(v: Self::Bytes) -> Self::Bytes;
+    /// Stores these lanes' part of 64 bytes.
+    unsafe fn store_bytes(v: Self::Bytes, at: *mut u8);
+    /// Of 64 bytes, those whose bit is set come from `at`, one after the other; the others are zero.
+    /// 64 bytes are read.
+    unsafe fn expand(mask: u64, at: *const u8) -> Self::Bytes;
+    /// Of 16 floats, those whose bit is set come from the f16 at `at`, one after the other; the
+    /// others are zero. 32 bytes are read.
+    unsafe fn expand_f16(mask: u16, at: *const u8) -> Self::Floats;
+    /// The 16 bytes of each of four columns, row by row.
+    unsafe fn interleave(columns: [*const u8; 4]) -> Self::Bytes;
+    /// One f16 as f32.
+    unsafe fn widen(bits: u16) -> f32;
+    /// `a * b + c` of one value, rounded as [`Lanes::fma`] does.
+    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32;
+    /// The low 48 bits in groups of three that begin at multiples of four.
+    #[inline(always)]
+    unsafe fn spread(bits: u64) -> u64 {
+        let bits = (bits << 8) & 0x00ff_ffff_0000_0000 | bits & 0xff_ffff;
+        let bits = (bits << 4) & 0x0fff_0000_0fff_0000 | bits & 0x0000_0fff_0000_0fff;
+        let bits = (bits << 2) & 0x3f00_3f00_3f00_3f00 | bits & 0x003f_003f_003f_003f;
+        (bits << 1) & 0x7070_7070_7070_7070 | bits & 0x0707_0707_0707_0707
+    }
 }
 
 /// The tiles of a level, compiled with its instructions.
@@ -106,7 +138,8 @@ pub(crate) trait Level {
     /// sums hide the latency of the additions, and stay in registers.
     const FLOAT_PANELS: &[(usize, usize)];
     /// The same for weights that were widened to f32: as loads of these are cheap, the widest has
-    /// more panels and fewer tokens, each of which takes a load.
+    /// more panels and fewer tokens, each of which takes a load. Empty where that is no faster: 16
+    /// registers hold too few sums.
     const WIDE_PANELS: &[(usize, usize)];
 
     /// Runs [`tile::integer`] over all rows of a panel.
@@ -126,12 +159,59 @@ pub(crate) trait Level {
     /// # Safety
     /// As [`tile::float`], where the level's instructions exist.
     unsafe fn float<K: FloatKind, const P: usize, const T: usize>(tile: &Tile);
+
+    /// Runs [`sparse::integer`] over all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`sparse::integer`], where the level's instructions exist with those that expand.
+    unsafe fn sparse_integer<K: SparseInteger>(tile: &Tile);
+
+    /// Runs [`sparse::float`] over all rows of `P` panels.
+    ///
+    /// # Safety
+    /// As [`sparse::float`], where the level's instructions exist with those that expand.
+    unsafe fn sparse_float<K: SparseFloat, const P: usize>(tile: &Tile, panels: [*const u8; P]);
+
+    /// Runs [`sparse::csr`] for all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`sparse::csr`], where the level's instructions exist.
+    unsafe fn csr(tile: &Tile);
+
+    /// Runs [`sparse::expand`] for all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`sparse::expand`], where the level's instructions exist with those that expand.
+    unsafe fn expand<K: SparseKind>(panel: *const u8, cols: usize, dense: *mut u8);
+
+    /// Runs [`columns::integer`] over all rows of the panels.
+    ///
+    /// # Safety
+    /// As [`columns::integer`], where the level's instructions exist with those that expand.
+    unsafe fn columns_integer<K: ColumnInteger>(tile: &Tile, panels: Range<usize>, kept: Kept);
+
+    /// Runs [`columns::float`] over all rows of `P` panels.
+    ///
+    /// # Safety
+    /// As [`columns::float`], where the level's instructions exist.
+    unsafe fn columns_float<K: FloatKind, const P: usize>(tile: &Tile, first: usize, kept: Kept);
+
+    /// Runs [`by_columns::expand`] for all rows of a panel.
+    ///
+    /// # Safety
+    /// As [`by_columns::expand`], where the level's instructions exist with those that expand.
+    unsafe fn expand_columns<K: ColumnInteger>(
+        group: *const u8,
+        panel: usize,
+        cols: usize,
+        dense: *mut u8,
+    );
 }
 
 /// Implements a level: its widest tiles, its instructions, and the lanes that make up a panel.
 macro_rules! level {
     ($level:ty, $tokens:literal, $float_panels:expr, $wide_panels:expr, [$($lanes:ty),+]
-        $(, #[$features:meta])?) => {
+        $(, #[$features:meta], #[$expanding:meta])?) => {
         impl Level for $level {
             const TOKENS: usize = $tokens;
             const FLOAT_PANELS: &[(usize, usize)] = &$float_panels;
@@ -154,11 +234,69 @@ macro_rules! level {
                 // SAFETY: passed on.
                 unsafe { $(tile::float::<$lanes, K, P, T>(tile);)+ }
             }
+
+            $(#[$expanding])?
+            unsafe fn sparse_integer<K: SparseInteger>(tile: &Tile) {
+                // SAFETY: passed on.
+                unsafe { $(sparse::integer::<$lanes, K>(tile);)+ }
+            }
+
+            $(#[$expanding])?
+            unsafe fn sparse_float<K: SparseFloat, const P: usize>(
+                tile: &Tile,
+                panels: [*const u8; P],
+            ) {
+                // SAFETY: passed on.
+                unsafe { $(sparse::float::<$lanes, K, P>(tile, panels);)+ }
+            }
+
+            $(#[$features])?
+            unsafe fn csr(tile: &Tile) {
+                // SAFETY: passed on.
+                unsafe { $(sparse::csr::<$lanes>(tile);)+ }
+            }
+
+            $(#[$expanding])?
+            unsafe fn expand<K: SparseKind>(panel: *const u8, cols: usize, dense: *mut u8) {
+                // SAFETY: passed on.
+                unsafe { $(sparse::expand::<$lanes, K>(panel, cols, dense);)+ }
+            }
+
+            $(#[$expanding])?
+            unsafe fn columns_integer<K: ColumnInteger>(
+                tile: &Tile,
+                panels: Range<usize>,
+                kept: Kept,
+            ) {
+                // SAFETY: passed on.
+                unsafe { $(columns::integer::<$lanes, K>(tile, panels.clone(), kept);)+ }
+            }
+
+            $(#[$features])?
+            unsafe fn columns_float<K: FloatKind, const P: usize>(
+                tile: &Tile,
+                first: usize,
+                kept: Kept,
+            ) {
+                // SAFETY: passed on.
+                unsafe { $(columns::float::<$lanes, K, P>(tile, first, kept);)+ }
+            }
+
+            $(#[$expanding])?
+            unsafe fn expand_columns<K: ColumnInteger>(
+                group: *const u8,
+                panel: usize,
+                cols: usize,
+                dense: *mut u8,
+            ) {
+                // SAFETY: passed on.
+                unsafe { $(by_columns::expand::<$lanes, K>(group, panel, cols, dense);)+ }
+            }
         }
     };
 }
 
-level!(Portable, 4, [(1, 1), (2, 1), (4, 1)], [(1, 1), (2, 1), (4, 1)], [Portable]);
+level!(Portable, 4, [(1, 1), (2, 1), (4, 1)], [], [Portable]);
 #[cfg(target_arch = "x86_64")]
 level!(
     Avx512,
@@ -166,7 +304,10 @@ level!(
     [(1, 4), (2, 4), (4, 4), (8, 1), (16, 1)],
     [(1, 4), (2, 4), (4, 4), (8, 3)],
     [Avx512],
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,fma,f16c")],
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2,bmi2,fma,f16c,popcnt"
+    )]
 );
 // Half a panel at a time: the sums of four tokens and what they are made of fill 16 registers.
 #[cfg(target_arch = "x86_64")]
@@ -174,16 +315,18 @@ level!(
     Avx2<0, false>,
     4,
     [(1, 4), (2, 4), (4, 2)],
-    [(1, 4), (2, 4), (4, 3)],
+    [],
     [Avx2<0, false>, Avx2<1, false>],
-    #[target_feature(enable = "avx2,fma,f16c")]
+    #[target_feature(enable = "avx2,fma,f16c")],
+    #[target_feature(enable = "avx2,fma,f16c,popcnt")]
 );
 #[cfg(target_arch = "x86_64")]
 level!(
     Avx2<0, true>,
     4,
     [(1, 4), (2, 4), (4, 2)],
-    [(1, 4), (2, 4), (4, 3)],
+    [],
     [Avx2<0, true>, Avx2<1, true>],
-    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")],
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni,popcnt")]
 );

@@ -10,6 +10,12 @@ const MAPPED_BYTES: usize = 4 << 20;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+/// What any bytes are one of: numbers of at most 64 bits.
+pub(crate) trait Number: Copy {}
+
+impl Number for u16 {}
+impl Number for f32 {}
+
 enum Store {
     Lines(Vec<Line>),
     #[cfg(target_os = "linux")]
@@ -51,11 +57,28 @@ impl Memory {
         }
     }
 
+    /// Takes all lines out of the processor's caches, where it has an instruction for that.
+    pub(crate) fn evict(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..self.bytes).step_by(64) {
+            // SAFETY: the line belongs to this memory; every x86-64 processor has the instruction.
+            unsafe { std::arch::x86_64::_mm_clflush(self.start().add(line)) }
+        }
+    }
+
     /// All bytes.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.bytes;
         // SAFETY: the memory is as long as that, initialised, and borrowed for as long.
         unsafe { std::slice::from_raw_parts_mut(self.start_mut(), bytes) }
+    }
+
+    /// All bytes as numbers, as many as are whole.
+    pub(crate) fn numbers_mut<T: Number>(&mut self) -> &mut [T] {
+        let len = self.bytes / size_of::<T>();
+        // SAFETY: the memory is as long as that, aligned for numbers, of which any bytes are one,
+        // and borrowed for as long.
+        unsafe { std::slice::from_raw_parts_mut(self.start_mut().cast(), len) }
     }
 
     /// The first byte, to write to.

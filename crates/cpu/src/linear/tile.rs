@@ -23,6 +23,20 @@ use super::activations::{BLOCK_COLS, Block, TILE_ROWS};
 use super::kind::{Codes, FloatKind, IntegerKind};
 use super::level::{Lanes, PANEL_ROWS};
 
+/// Runs a block once for each index below `$count` (at most 16), unrolled without fail: the sums
+/// that it indexes must stay in registers.
+macro_rules! unrolled {
+    ($count:expr, $index:ident => $body:block) => {
+        unrolled!(@ $count, $index, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $count:expr, $index:ident, $body:block, $($value:literal)*) => {
+        $(if $value < $count { let $index = $value; $body })*
+    };
+}
+
+pub(crate) mod columns;
+pub(crate) mod sparse;
+
 /// How far ahead of their use weights are asked for: memory takes about 100 ns, a core 20 GB/s.
 const PREFETCH_BYTES: usize = 2048;
 
@@ -50,17 +64,6 @@ pub(crate) struct Tile {
     pub(crate) rows: usize,
     /// `[rows]` to add to the sums, or null.
     pub(crate) bias: *const f32,
-}
-
-/// Runs a block once for each index below `$count` (at most 16), unrolled without fail: the sums
-/// that it indexes must stay in registers.
-macro_rules! unrolled {
-    ($count:expr, $index:ident => $body:block) => {
-        unrolled!(@ $count, $index, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $count:expr, $index:ident, $body:block, $($value:literal)*) => {
-        $(if $value < $count { let $index = $value; $body })*
-    };
 }
 
 /// One panel times `T` tokens, for the rows of the lanes `L`.

@@ -319,3 +319,9 @@ unsafe fn rotate<V: Vector>(
         }
     }
 }
+
+/// Makes zero what is smaller in magnitude than a threshold.
+pub(crate) fn mask(x: &mut [f32], threshold: f32) {
+    // No branch, so that it is done in vectors; a value that is no number stays.
+    x.iter_mut().for_each(|x| *x = if x.abs() < threshold { 0.0 } else { *x });
+}

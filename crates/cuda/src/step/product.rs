@@ -32,7 +32,7 @@ impl Step<'_> {
             cols: first.shape.cols as u32,
             ..p::Product::default()
         };
-        if let (Some(norm), 1) = (norm, self.tokens) {
+        if let (Some(norm), true) = (norm, self.inlines_norms()) {
             parameters.norm_x = self.address(norm.input);
             parameters.norm_weight = self.vector(Some(norm.weight));
             parameters.norm_eps = norm.eps;

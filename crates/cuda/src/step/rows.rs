@@ -202,7 +202,7 @@ impl Step<'_> {
     }
 }
 
-/// The number of a function in `kernels/common.cuh`.
+/// The number of a function in `kernels/device.cuh`.
 pub(super) fn act_number(act: Act) -> u32 {
     match act {
         Act::Identity => 0,

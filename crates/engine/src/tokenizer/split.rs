@@ -31,6 +31,17 @@ pub(super) struct Named {
     pub(super) clean_spaces: bool,
     /// BOS is added unless the metadata says otherwise.
     pub(super) add_bos: bool,
+    /// Words are made of characters and not of bytes; spaces are spelled as SentencePiece does.
+    pub(super) characters: Option<Characters>,
+}
+
+/// What names of pre-tokenizers that leave characters whole say besides.
+#[derive(Clone, Copy)]
+pub(super) struct Characters {
+    /// Line breaks that are a token together are not merged from single ones.
+    pub(super) whole_breaks: bool,
+    /// BOS is added even if the metadata says otherwise.
+    pub(super) always_bos: bool,
 }
 
 /// A compiled pre-tokenizer.

@@ -138,6 +138,42 @@ fn a_merge_result_that_is_no_token_falls_apart() {
     assert_eq!(tokenizer.encode("ab", false, false), [0, 1]);
 }
 
+/// The expected ids follow llama.cpp's rules for `gemma4`, worked out by hand.
+#[test]
+fn characters_are_merged_and_fall_back_to_bytes() {
+    let tokens = [
+        ("<bos>", 3, 0.0),
+        ("▁", 1, 0.0),
+        ("a", 1, 0.0),
+        ("é", 1, 0.0),
+        ("▁a", 1, 0.0),
+        ("aé", 1, 0.0),
+        ("\n", 1, 0.0),
+        ("\n\n\n", 1, 0.0),
+        ("<0xC3>", 6, 0.0),
+        ("<0xBC>", 6, 0.0),
+        ("▁aöa", 1, 0.0),
+    ];
+    let mut metadata = metadata("gemma4", &tokens);
+    metadata.insert("tokenizer.ggml.merges", strings(&["a é", "▁ a", "▁a ö", "▁aö a", "b c"]));
+    metadata.insert("tokenizer.ggml.bos_token_id", Value::U32(0));
+    metadata.insert("tokenizer.ggml.add_bos_token", Value::Bool(false));
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    let encode = |text: &str| tokenizer.encode(text, false, false);
+    assert_eq!(encode(" aé"), [1, 5], "the first merge of the list goes first");
+    assert_eq!(encode("a a"), [2, 4]);
+    assert_eq!(encode("ü"), [8, 9]);
+    assert_eq!(encode(" aöa"), [10], "over a character that is no token");
+    assert_eq!(encode(" aö"), [8], "of a merge that is no token, the bytes that are tokens");
+    assert_eq!(encode("\n\n\na\n\n"), [7, 2, 6, 6], "breaks that are a token together");
+    assert_eq!(tokenizer.encode("a", true, false), [0, 2], "BOS whatever the metadata says");
+    assert_eq!(tokenizer.decode(&[4, 8, 9, 3], false), " aüé".as_bytes());
+    metadata.insert("tokenizer.ggml.model", Value::String(b"gpt2".as_slice().into()));
+    metadata.insert("tokenizer.ggml.pre", Value::String(b"sarvam-moe".as_slice().into()));
+    let tokenizer = Tokenizer::from_metadata(&metadata).unwrap();
+    assert_eq!(tokenizer.encode("\n\n\n a", true, false), [6, 6, 6, 4]);
+}
+
 #[test]
 fn long_runs_take_no_longer_than_text() {
     let tokens = [("a", 1), ("aa", 1), ("aaaa", 1), ("Ċ", 1), ("ĊĊ", 1), ("Ġ", 1), ("ĠĠ", 1)];

@@ -1,6 +1,7 @@
 //! Changes to an open file, in memory only: other metadata, other names, tensors whose data are
 //! made of others. Nothing is read or copied before somebody asks for such data.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::OnceLock;
@@ -8,13 +9,13 @@ use std::sync::OnceLock;
 use super::{Bytes, File};
 use crate::header::quoted;
 use crate::metadata::Metadata;
-use crate::tensor::checked_bytes;
+use crate::tensor::fixed_bytes;
 use crate::{Error, Format, Result, Tensor};
 
 /// Makes a tensor's data from those of others. What it reads must not be made of the result.
 type Recipe = Box<dyn Fn(&File) -> Vec<u8> + Send + Sync>;
 
-/// Data that are made when they are first asked for, and kept.
+/// Data that are made when they are asked for, and kept if that was not for one reading only.
 pub(super) struct Made {
     recipe: Recipe,
     bytes: OnceLock<Vec<u8>>,
@@ -23,6 +24,12 @@ pub(super) struct Made {
 impl Made {
     pub(super) fn bytes(&self, file: &File) -> &[u8] {
         self.bytes.get_or_init(|| (self.recipe)(file))
+    }
+
+    pub(super) fn read<'a>(&'a self, file: &File) -> Cow<'a, [u8]> {
+        self.bytes
+            .get()
+            .map_or_else(|| Cow::Owned((self.recipe)(file)), |b| Cow::Borrowed(b.as_slice()))
     }
 }
 
@@ -58,7 +65,8 @@ impl File {
     }
 
     /// Adds a tensor whose data `recipe` makes when they are first asked for: exactly as many bytes
-    /// as format and shape take. Fails if there is one of this name or if the shape is impossible.
+    /// as format and shape take. Fails if there is one of this name, if the shape is impossible, or
+    /// if rows of the format differ in length.
     pub fn add_tensor(
         &mut self,
         name: &str,
@@ -69,7 +77,7 @@ impl File {
         if self.by_name.contains_key(name) {
             return Err(self.second(name));
         }
-        let bytes = checked_bytes(format, shape).map_err(|bad| {
+        let bytes = fixed_bytes(format, shape).map_err(|bad| {
             let item = format!("tensor {}", quoted(name));
             Error::invalid(&self.path, item, bad.expected, bad.found)
         })?;
@@ -83,7 +91,11 @@ impl File {
     /// Has the data of the tensor at `index` made of what they were, in as many bytes.
     pub(super) fn remake(&mut self, index: usize, remake: fn(&[u8]) -> Vec<u8>) {
         let stored = self.tensors[index].clone();
-        let shard = self.add_made(Box::new(move |file| remake(file.data(&stored))));
+        let shard = self.add_made(Box::new(move |file| {
+            let bytes = remake(file.data(&stored));
+            file.release(&stored);
+            bytes
+        }));
         let tensor = &mut self.tensors[index];
         (tensor.shard, tensor.offset) = (shard, 0);
     }

@@ -3,6 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::fit::Run;
 use super::{Block, fit};
 
 /// Twice what the sixteen E2M1 codes stand for, so that they are integers; the scales below are
@@ -72,14 +73,14 @@ impl Block for MXFP4 {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
         let largest = fit::largest(values).abs();
         // The exponent that puts the largest value between 4 and 8, where 6 is the largest code,
         // or one more where clipping would cost more than a coarser grid does.
         let exponent = ((largest.to_bits() >> 23) as i32 - 2).clamp(0, 253) as u8;
         let candidates = [exponent, exponent + 1].map(|e| {
             let block = with_exponent(values, e);
-            (fit::squared_error(&block, values), block)
+            (fit::block_loss(&block, Run { values, weights }), block)
         });
         let [(smaller, first), (larger, second)] = candidates;
         Some(if larger < smaller { second } else { first })

@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::fit::{Run, Steps};
 use super::{Block, fit, scale, stored_scale};
 
 /// What the sixteen codes stand for.
@@ -51,6 +52,29 @@ fn put(out: &mut [f32], qs: &[u8; 16], d: f32) {
     }
 }
 
+/// Stores the codes of 32 elements, given the inverse of their scale.
+fn put_codes(qs: &mut [u8; 16], values: &[f32], inverse: f32) {
+    for (i, &value) in values.iter().enumerate() {
+        qs[i % 16] |= fit::place(&BORDERS, value * inverse) << (i / 16 * 4);
+    }
+}
+
+/// The level nearest to a value that was divided by its scale: the lowest, and the steps to the
+/// next one for each border that it lies above. A table would be looked up one by one.
+fn level(value: f32) -> f32 {
+    let mut level = f32::from(LEVELS[0]);
+    for (border, pair) in BORDERS.iter().zip(LEVELS.windows(2)) {
+        let step = f32::from(pair[1]) - f32::from(pair[0]);
+        level += if value > *border { step } else { 0.0 };
+    }
+    level
+}
+
+/// The scale with which 32 elements lose least.
+fn best_scale(run: Run) -> f32 {
+    fit::best_scale(run, f32::from(LEVELS[0]), 1.0, level)
+}
+
 impl Block for IQ4_NL {
     const ELEMENTS: usize = 32;
 
@@ -58,14 +82,10 @@ impl Block for IQ4_NL {
         put(out, &self.qs, scale(self.d));
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let mut block = Self::zeroed();
-        let level = |value| f32::from(LEVELS[usize::from(fit::place(&BORDERS, value))]);
-        block.d = stored_scale(fit::best_scale(values, f32::from(LEVELS[0]), 1.0, level));
-        let inverse = fit::inverse(scale(block.d));
-        for (i, &value) in values.iter().enumerate() {
-            block.qs[i % 16] |= fit::place(&BORDERS, value * inverse) << (i / 16 * 4);
-        }
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let d = stored_scale(best_scale(Run { values, weights }));
+        let mut block = IQ4_NL { d, qs: [0; 16] };
+        put_codes(&mut block.qs, values, fit::inverse(scale(d)));
         Some(block)
     }
 }
@@ -82,5 +102,26 @@ impl Block for IQ4_XS {
             let sc = i16::from(low) | ((high as i16) << 4);
             put(out, qs, d * f32::from(sc - 32));
         }
+    }
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let loss = |run: Run, scale: f32| {
+            let inverse = fit::inverse(scale);
+            run.loss(|value| scale * level(value * inverse))
+        };
+        let steps = Steps { least: -32, reach: 3 };
+        let scales = fit::scales::<8>(Run { values, weights }, steps, best_scale, loss);
+        let mut block = IQ4_XS { d: scales.d, ..Self::zeroed() };
+        let mut scales_h = 0u16;
+        for (group, step) in scales.steps.into_iter().enumerate() {
+            let code = (step + 32) as u8;
+            block.scales_l[group / 2] |= (code & 15) << (group % 2 * 4);
+            scales_h |= u16::from(code >> 4) << (2 * group);
+        }
+        block.scales_h = scales_h.to_le_bytes();
+        let groups = block.qs.iter_mut().zip(values.chunks_exact(32));
+        for ((qs, values), inverse) in groups.zip(scales.inverses()) {
+            put_codes(qs, values, inverse);
+        }
+        Some(block)
     }
 }

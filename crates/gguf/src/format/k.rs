@@ -3,6 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::fit::{Run, Steps};
 use super::{Block, fit, scale};
 
 const ELEMENTS: usize = 256;
@@ -211,8 +212,8 @@ impl Block for Q2_K {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let groups = fit::groups::<16>(values, 3, 15);
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let groups = fit::groups::<16>(Run { values, weights }, 3, 15);
         let mut block = Q2_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
         block.scales = groups.steps.map(|(sc, m)| sc | (m << 4));
         for (i, code) in groups.codes(values, 3).enumerate() {
@@ -233,13 +234,14 @@ impl Block for Q3_K {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let scales = fit::scales(values, 4, -32, 16);
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let steps = Steps { least: -32, reach: 16 };
+        let scales = fit::symmetric_scales(Run { values, weights }, 4, steps);
         let mut block = Q3_K { d: scales.d, ..Self::zeroed() };
         for (group, &sc) in scales.steps.iter().enumerate() {
             block.put_group_scale(group, sc);
         }
-        for (i, code) in scales.codes(values).enumerate() {
+        for (i, code) in scales.codes(values, 4).enumerate() {
             block.put_code(i, code);
         }
         Some(block)
@@ -257,8 +259,8 @@ impl Block for Q4_K {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let groups = fit::groups::<8>(values, 15, 63);
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let groups = fit::groups::<8>(Run { values, weights }, 15, 63);
         let mut block = Q4_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
         for (group, (sc, m)) in groups.steps.into_iter().enumerate() {
             put_scale_and_min(&mut block.scales, group, sc, m);
@@ -281,8 +283,8 @@ impl Block for Q5_K {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let groups = fit::groups::<8>(values, 31, 63);
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let groups = fit::groups::<8>(Run { values, weights }, 31, 63);
         let mut block = Q5_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
         for (group, (sc, m)) in groups.steps.into_iter().enumerate() {
             put_scale_and_min(&mut block.scales, group, sc, m);
@@ -305,10 +307,11 @@ impl Block for Q6_K {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let scales = fit::scales(values, 32, -128, 2);
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let steps = Steps { least: -128, reach: 2 };
+        let scales = fit::symmetric_scales(Run { values, weights }, 32, steps);
         let mut block = Q6_K { d: scales.d, scales: scales.steps, ..Self::zeroed() };
-        for (i, code) in scales.codes(values).enumerate() {
+        for (i, code) in scales.codes(values, 32).enumerate() {
             block.put_code(i, code);
         }
         Some(block)
@@ -325,7 +328,7 @@ impl Block for Q8_K {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
+    fn quantize(values: &[f32], _: &[f32]) -> Option<Self> {
         let d = fit::largest(values).abs() / 127.0;
         let mut block = Q8_K { d: d.to_le_bytes(), ..Self::zeroed() };
         let inverse = fit::inverse(d);

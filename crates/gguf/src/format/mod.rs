@@ -14,6 +14,7 @@ pub mod iq4;
 pub mod k;
 pub mod plain;
 pub mod q;
+pub mod sparse;
 
 /// One block of a format: the smallest run of a row that can be stored. Blocks are plain bytes
 /// without alignment, little-endian inside.
@@ -24,24 +25,28 @@ pub trait Block: Pod {
     /// Writes the values of the block to `out`, which holds [`Block::ELEMENTS`] of them.
     fn dequantize(&self, out: &mut [f32]);
 
-    /// Stores [`Block::ELEMENTS`] values as well as the format can; None if this crate cannot
-    /// write the format. Non-finite values are not expected and are stored as something finite
-    /// or not, as the format has it.
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let _ = values;
+    /// Stores [`Block::ELEMENTS`] values so that the sum of their squared errors, each times its
+    /// weight, is small; None if this crate cannot write the format. Non-finite values are not
+    /// expected and are stored as something finite or not, as the format has it.
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let _ = (values, weights);
         None
     }
 }
 
 /// Makes [`Format`] and everything that is said once per format.
 macro_rules! formats {
-    ($($name:ident $id:literal $elements:literal $bytes:literal $module:ident;)*) => {
+    (
+        $($name:ident $id:literal $elements:literal $bytes:literal $module:ident;)*
+        [indexed] $($indexed:ident $indexed_id:literal $group:literal;)*
+    ) => {
         /// How the elements of a tensor are stored: all types that GGML stores in files or
-        /// exchanges between kernels.
+        /// exchanges between kernels, and the sparse formats of this project.
         #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
         #[allow(non_camel_case_types, missing_docs)]
         pub enum Format {
             $($name,)*
+            $($indexed,)*
         }
 
         $(const _: () = {
@@ -53,13 +58,14 @@ macro_rules! formats {
         impl Format {
             /// Every format, in the order of the ids.
             pub fn all() -> &'static [Format] {
-                &[$(Format::$name,)*]
+                &[$(Format::$name,)* $(Format::$indexed,)*]
             }
 
             /// The format with this id in GGUF files.
             pub fn from_id(id: u32) -> Option<Format> {
                 match id {
                     $($id => Some(Format::$name),)*
+                    $($indexed_id => Some(Format::$indexed),)*
                     _ => None,
                 }
             }
@@ -68,6 +74,7 @@ macro_rules! formats {
             pub fn id(self) -> u32 {
                 match self {
                     $(Format::$name => $id,)*
+                    $(Format::$indexed => $indexed_id,)*
                 }
             }
 
@@ -75,40 +82,56 @@ macro_rules! formats {
             pub fn name(self) -> &'static str {
                 match self {
                     $(Format::$name => stringify!($name),)*
+                    $(Format::$indexed => stringify!($indexed),)*
                 }
             }
 
-            /// How many elements one block holds.
+            /// How many elements one block holds: rows have a multiple of it.
             pub fn block_elements(self) -> usize {
                 match self {
                     $(Format::$name => $elements,)*
+                    $(Format::$indexed => $group,)*
                 }
             }
 
-            /// How many bytes one block takes.
-            pub fn block_bytes(self) -> usize {
+            /// How many bytes one block takes; none where that depends on its content.
+            pub fn block_bytes(self) -> Option<usize> {
                 match self {
-                    $(Format::$name => $bytes,)*
+                    $(Format::$name => Some($bytes),)*
+                    $(Format::$indexed => None,)*
                 }
             }
 
-            /// Turns stored blocks into values: the definition of the format.
+            /// Turns stored blocks into values: the definition of the format. `src` may be any
+            /// number of blocks, but all data of a tensor where these begin with an index.
             ///
             /// # Panics
-            /// If `src` is no whole number of blocks or `dst` has another number of elements.
+            /// If `src` is no whole number of blocks or `dst` has another number of elements; or if
+            /// an index was not checked by whoever opened the data.
             pub fn dequantize(self, src: &[u8], dst: &mut [f32]) {
                 match self {
                     $(Format::$name => dequantize_blocks::<$module::$name>(src, dst),)*
+                    $(Format::$indexed)|* => self.dequantize_indexed(src, dst),
                 }
             }
 
-            /// Stores values. Fails if this crate has no quantiser for the format.
+            /// Stores values, block by block, so that their squared errors, each times the value's
+            /// weight, are small; without weights all count alike. Weights are finite and not
+            /// negative. Fails if this crate has no quantiser for the format, and for those whose
+            /// rows differ in length: see [`Format::encode`].
             ///
             /// # Panics
-            /// If `src` is no whole number of blocks or `dst` has another number of bytes.
-            pub fn quantize(self, src: &[f32], dst: &mut [u8]) -> Result<()> {
+            /// If `src` is no whole number of blocks, if `dst` has another number of bytes, or
+            /// `weights` another number of elements.
+            pub fn quantize(
+                self,
+                src: &[f32],
+                weights: Option<&[f32]>,
+                dst: &mut [u8],
+            ) -> Result<()> {
                 let done = match self {
-                    $(Format::$name => quantize_blocks::<$module::$name>(src, dst),)*
+                    $(Format::$name => quantize_blocks::<$module::$name>(src, weights, dst),)*
+                    $(Format::$indexed)|* => None,
                 };
                 done.ok_or(Error::NoQuantizer { format: self.name() })
             }
@@ -153,6 +176,16 @@ formats! {
     NVFP4    40   64   36  fp4;
     Q1_0     41  128   18  few;
     Q2_0     42   64   18  few;
+    // Formats of this project, under ids that nobody else uses.
+    S24_F16     0x0b0d_0010  32  36  sparse;
+    S24_Q8_0    0x0b0d_0011  32  22  sparse;
+    S24_Q4_0    0x0b0d_0012  32  14  sparse;
+    [indexed]
+    // name     id           columns are a multiple of
+    CSR_F16     0x0b0d_0020   1;
+    BITMAP_F16  0x0b0d_0030  32;
+    BITMAP_Q8_0 0x0b0d_0031  32;
+    BITMAP_Q4_0 0x0b0d_0032  32;
 }
 
 impl Format {
@@ -161,12 +194,13 @@ impl Format {
         Self::all().iter().copied().find(|format| format.name().eq_ignore_ascii_case(name))
     }
 
-    /// How many bytes a row takes; None if it is no whole number of blocks or too large to address.
+    /// How many bytes a row takes; None if it is no whole number of blocks or too large to address,
+    /// or if rows differ.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         if !cols.is_multiple_of(self.block_elements()) {
             return None;
         }
-        (cols / self.block_elements()).checked_mul(self.block_bytes())
+        (cols / self.block_elements()).checked_mul(self.block_bytes()?)
     }
 }
 
@@ -178,11 +212,16 @@ fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
     }
 }
 
-fn quantize_blocks<B: Block>(src: &[f32], dst: &mut [u8]) -> Option<()> {
+fn quantize_blocks<B: Block>(src: &[f32], weights: Option<&[f32]>, dst: &mut [u8]) -> Option<()> {
+    const ALIKE: [f32; 256] = [1.0; 256];
     let blocks: &mut [B] = bytemuck::cast_slice_mut(dst);
     assert_eq!(blocks.len() * B::ELEMENTS, src.len(), "elements of {} blocks", blocks.len());
-    for (block, values) in blocks.iter_mut().zip(src.chunks_exact(B::ELEMENTS)) {
-        *block = B::quantize(values)?;
+    let weights_of = |block: usize| match weights {
+        Some(weights) => &weights[block * B::ELEMENTS..][..B::ELEMENTS],
+        None => &ALIKE[..B::ELEMENTS],
+    };
+    for (i, (block, values)) in blocks.iter_mut().zip(src.chunks_exact(B::ELEMENTS)).enumerate() {
+        *block = B::quantize(values, weights_of(i))?;
     }
     Some(())
 }

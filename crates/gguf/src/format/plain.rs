@@ -20,7 +20,7 @@ macro_rules! plain {
                 out[0] = READ(self.0);
             }
 
-            fn quantize(values: &[f32]) -> Option<Self> {
+            fn quantize(values: &[f32], _: &[f32]) -> Option<Self> {
                 const WRITE: Option<fn(f32) -> [u8; $bytes]> = $write;
                 Some($name(WRITE?(values[0])))
             }

@@ -1,10 +1,11 @@
-//! The round-to-nearest formats: blocks of 32 with one scale, and in the `_1` formats a minimum.
+//! The simple formats: blocks of 32 with one scale, and in the `_1` formats a minimum.
 //!
 //! Where codes are narrower than a byte, the low nibbles of `qs` hold elements 0 to 15 of a block
 //! and the high nibbles elements 16 to 31; bit i of `qh` is the fifth bit of element i.
 
 use bytemuck::{Pod, Zeroable};
 
+use super::fit::{Lowest, Run};
 use super::{Block, fit, scale, stored_scale};
 
 const ELEMENTS: usize = 32;
@@ -99,16 +100,24 @@ fn put_fifth_bit(qh: &mut [u8; 4], i: usize, code: u8) {
     qh[i / 8] |= (code >> 4) << (i % 8);
 }
 
-/// Scale and minimum, as stored, that spread the codes from 0 to `top` over the values' range.
-fn spread(values: &[f32], top: f32) -> ([u8; 2], [u8; 2]) {
-    let low = values.iter().copied().fold(f32::INFINITY, f32::min);
-    let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    (stored_scale((high - low) / top), stored_scale(low))
+/// Scale and minimum, as stored, with which codes from 0 to `top` lose least.
+fn affine(run: Run, top: i8) -> ([u8; 2], [u8; 2]) {
+    let low = run.values.iter().copied().fold(f32::INFINITY, f32::min);
+    let high = run.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // Beside the best line, that which reaches from end to end: no line through a single value, or
+    // with a scale too small for f16, has a slope that could be stored.
+    let ends = ((high - low) / f32::from(top), -low);
+    let stored = |(d, m): (f32, f32)| (stored_scale(d), stored_scale(-m));
+    let [first, second] = [fit::affine(run, top, Lowest::Free), ends].map(|line| {
+        let (d, m) = stored(line);
+        (fit::affine_loss(run, scale(d), -scale(m), top), (d, m))
+    });
+    if first.0 < second.0 { first.1 } else { second.1 }
 }
 
-/// The scale, as stored, that puts the value farthest from zero at code `side`.
-fn reach(values: &[f32], side: f32) -> [u8; 2] {
-    stored_scale(fit::largest(values) / side)
+/// The scale, as stored, with which codes from `-count` to `count - 1` lose least.
+fn symmetric(run: Run, count: i8) -> [u8; 2] {
+    stored_scale(fit::symmetric_scale(run, count))
 }
 
 impl Block for Q4_0 {
@@ -121,8 +130,8 @@ impl Block for Q4_0 {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let mut block = Q4_0 { d: reach(values, -8.0), ..Self::zeroed() };
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let mut block = Q4_0 { d: symmetric(Run { values, weights }, 8), ..Self::zeroed() };
         let inverse = fit::inverse(scale(block.d));
         for (i, &value) in values.iter().enumerate() {
             put_nibble(&mut block.qs, i, (fit::round(value * inverse, -8, 7) + 8) as u8);
@@ -141,8 +150,8 @@ impl Block for Q4_1 {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let (d, m) = spread(values, 15.0);
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let (d, m) = affine(Run { values, weights }, 15);
         let mut block = Q4_1 { d, m, ..Self::zeroed() };
         let (inverse, m) = (fit::inverse(scale(d)), scale(m));
         for (i, &value) in values.iter().enumerate() {
@@ -163,8 +172,8 @@ impl Block for Q5_0 {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let mut block = Q5_0 { d: reach(values, -16.0), ..Self::zeroed() };
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let mut block = Q5_0 { d: symmetric(Run { values, weights }, 16), ..Self::zeroed() };
         let inverse = fit::inverse(scale(block.d));
         for (i, &value) in values.iter().enumerate() {
             let code = (fit::round(value * inverse, -16, 15) + 16) as u8;
@@ -186,8 +195,8 @@ impl Block for Q5_1 {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
-        let (d, m) = spread(values, 31.0);
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let (d, m) = affine(Run { values, weights }, 31);
         let mut block = Q5_1 { d, m, ..Self::zeroed() };
         let (inverse, m) = (fit::inverse(scale(d)), scale(m));
         for (i, &value) in values.iter().enumerate() {
@@ -209,7 +218,7 @@ impl Block for Q8_0 {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
+    fn quantize(values: &[f32], _: &[f32]) -> Option<Self> {
         let d = stored_scale(fit::largest(values).abs() / 127.0);
         let mut block = Q8_0 { d, ..Self::zeroed() };
         let inverse = fit::inverse(scale(d));
@@ -230,7 +239,7 @@ impl Block for Q8_1 {
         }
     }
 
-    fn quantize(values: &[f32]) -> Option<Self> {
+    fn quantize(values: &[f32], _: &[f32]) -> Option<Self> {
         let d = stored_scale(fit::largest(values).abs() / 127.0);
         let mut block = Q8_1 { d, ..Self::zeroed() };
         let inverse = fit::inverse(scale(d));

@@ -85,7 +85,9 @@ fn split_gates(file: &mut File) -> Result<()> {
             let (name, tensor) = (tensor.name.replace("_gate_up_exps", part), tensor.clone());
             file.add_tensor(&name, tensor.format, &shape, move |file| {
                 let rows = file.data(&tensor).chunks_exact(bytes);
-                rows.skip(first).step_by(2).collect::<Vec<_>>().concat()
+                let rows = rows.skip(first).step_by(2).collect::<Vec<_>>().concat();
+                file.release(&tensor);
+                rows
             })?;
         }
     }

@@ -18,6 +18,18 @@ pub(crate) fn open(name: &str) -> File {
     File::open(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// The names of the tiny models that have a golden text: one at least for each architecture.
+#[allow(dead_code, reason = "not every test takes all models")]
+pub(crate) fn models() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{error}"));
+    let name = |path: std::path::PathBuf| path.file_stem()?.to_str().map(str::to_owned);
+    let names = entries.map(|entry| entry.ok().and_then(|entry| name(entry.path())));
+    let names: Vec<String> = names.map(|name| name.expect("a file with a name")).collect();
+    assert!(names.len() >= 18, "only {} golden texts", names.len());
+    names
+}
+
 /// The metadata and tensors of a model, with some keys set to other values.
 #[allow(dead_code, reason = "not every test changes keys")]
 pub(crate) fn parts(name: &str, changes: &[(&str, bodkin_gguf::Value)]) -> (Metadata, Vec<Tensor>) {

@@ -37,7 +37,7 @@ pub(crate) struct Row {
     pub(crate) bandwidth: f64,
     /// Where the time of one run went; empty if that was not asked for.
     pub(crate) profile: Vec<Part>,
-    /// How often that run chose experts; empty where there are none.
+    /// How often that run chose experts and what that took; empty where there are none.
     pub(crate) experts: Vec<ExpertCounts>,
 }
 
@@ -104,7 +104,9 @@ impl Row {
             fields.push(("profile", parts.collect()));
         }
         if !self.experts.is_empty() {
-            let layer = |e: &ExpertCounts| json!({"layer": e.layer, "counts": e.counts});
+            let ms = |e: &ExpertCounts| e.seconds.iter().map(|s| s * 1e3).collect::<Vec<_>>();
+            let layer =
+                |e: &ExpertCounts| json!({"layer": e.layer, "counts": e.counts, "ms": ms(e)});
             fields.push(("experts", self.experts.iter().map(layer).collect()));
         }
         fields
@@ -197,16 +199,27 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// How evenly each layer used its experts: of one token every layer chooses the same number.
+/// How evenly each layer used its experts: of one token every layer chooses the same number. Times
+/// are those of all threads added up; that of a choice is the mean, of its layer and of its slowest
+/// expert.
 fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
-    writeln!(out, "\n| {}: layer | experts chosen | least | mean | most |", row.test())?;
-    writeln!(out, "| ---: | ---: | ---: | ---: | ---: |")?;
-    for ExpertCounts { layer, counts } in &row.experts {
+    let test = row.test();
+    writeln!(
+        out,
+        "\n| {test}: layer | experts chosen | least | mean | most | ms | us a choice | slowest |"
+    )?;
+    writeln!(out, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
+    for ExpertCounts { layer, counts, seconds } in &row.experts {
         let (all, chosen) = (counts.len(), counts.iter().filter(|&&count| count > 0).count());
         let (least, most) = (counts.iter().min(), counts.iter().max());
         let mean = counts.iter().sum::<u64>() as f64 / all as f64;
         let [least, most] = [least, most].map(|count| count.copied().unwrap_or(0));
-        writeln!(out, "| {layer} | {chosen} of {all} | {least} | {mean:.1} | {most} |")?;
+        write!(out, "| {layer} | {chosen} of {all} | {least} | {mean:.1} | {most} |")?;
+        let us = |seconds: f64, count: u64| 1e6 * seconds / count.max(1) as f64;
+        let sum: f64 = seconds.iter().sum();
+        let each = seconds.iter().zip(counts).map(|(&seconds, &count)| us(seconds, count));
+        let (mean, slowest) = (us(sum, counts.iter().sum()), each.fold(0.0, f64::max));
+        writeln!(out, " {:.3} | {mean:.1} | {slowest:.1} |", 1e3 * sum)?;
     }
     Ok(())
 }

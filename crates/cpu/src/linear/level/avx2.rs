@@ -24,6 +24,46 @@ unsafe fn widen(pairs: __m256i) -> __m256i {
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
 
+/// For each mask of eight places, which of the bytes that are left comes to each place; 0x80 where
+/// none does.
+static ORDERS: [u64; 256] = orders();
+
+const fn orders() -> [u64; 256] {
+    let mut orders = [0x8080_8080_8080_8080; 256];
+    let mut mask = 0;
+    while mask < 256 {
+        let (mut place, mut next) = (0, 0);
+        while place < 8 {
+            if mask >> place & 1 == 1 {
+                orders[mask] ^= (0x80 ^ next) << (8 * place);
+                next += 1;
+            }
+            place += 1;
+        }
+        mask += 1;
+    }
+    orders
+}
+
+#[inline(always)]
+unsafe fn order_of(mask: u8) -> __m128i {
+    _mm_cvtsi64_si128(ORDERS[usize::from(mask)] as i64)
+}
+
+/// Eight bytes of which those whose bit is set come from `at`.
+#[inline(always)]
+unsafe fn expand_8(mask: u8, at: *const u8) -> __m128i {
+    _mm_shuffle_epi8(_mm_loadl_epi64(at.cast()), order_of(mask))
+}
+
+/// Sixteen of them.
+#[inline(always)]
+unsafe fn expand_16(mask: u16, at: *const u8) -> __m128i {
+    let low = expand_8(mask as u8, at);
+    let high = expand_8((mask >> 8) as u8, at.add((mask as u8).count_ones() as usize));
+    _mm_unpacklo_epi64(low, high)
+}
+
 impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     type Bytes = __m256i;
     type Ints = __m256i;
@@ -182,5 +222,57 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+
+    #[inline(always)]
+    unsafe fn zero_bytes() -> __m256i {
+        _mm256_setzero_si256()
+    }
+
+    #[inline(always)]
+    unsafe fn flip<const BITS: u8>(v: __m256i) -> __m256i {
+        _mm256_xor_si256(v, _mm256_set1_epi8(BITS as i8))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(v: __m256i, at: *mut u8) {
+        _mm256_storeu_si256(at.add(32 * HALF).cast(), v);
+    }
+
+    #[inline(always)]
+    unsafe fn expand(mask: u64, at: *const u8) -> __m256i {
+        let before = if HALF == 1 { (mask as u32).count_ones() } else { 0 };
+        let (at, mask) = (at.add(before as usize), (mask >> (32 * HALF)) as u32);
+        let low = expand_16(mask as u16, at);
+        let high = expand_16((mask >> 16) as u16, at.add((mask as u16).count_ones() as usize));
+        _mm256_set_m128i(high, low)
+    }
+
+    #[inline(always)]
+    unsafe fn expand_f16(mask: u16, at: *const u8) -> __m256 {
+        let before = if HALF == 1 { (mask as u8).count_ones() } else { 0 };
+        let (at, mask) = (at.add(2 * before as usize), (mask >> (8 * HALF)) as u8);
+        let order = _mm256_cvtepi8_epi32(order_of(mask));
+        let left = _mm256_cvtph_ps(_mm_loadu_si128(at.cast()));
+        // Where nothing comes, the order is negative.
+        let gaps = _mm256_castsi256_ps(_mm256_srai_epi32::<31>(order));
+        _mm256_andnot_ps(gaps, _mm256_permutevar8x32_ps(left, order))
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(columns: [*const u8; 4]) -> __m256i {
+        let [a, b, c, d] = columns.map(|column| _mm_loadl_epi64(column.add(8 * HALF).cast()));
+        let (ab, cd) = (_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d));
+        _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd))
+    }
+
+    #[inline(always)]
+    unsafe fn widen(bits: u16) -> f32 {
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
+    }
+
+    #[inline(always)]
+    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
     }
 }

@@ -11,6 +11,26 @@ use crate::linear::level::Lanes;
 #[derive(Copy, Clone)]
 pub(crate) struct Avx512;
 
+/// Where the bytes of four columns of 16 rows come from, row by row.
+static BY_ROW: [u8; 64] = {
+    let mut order = [0; 64];
+    let mut i = 0;
+    while i < 64 {
+        order[i] = (i % 4 * 16 + i / 4) as u8;
+        i += 1;
+    }
+    order
+};
+
+/// Keeps a load apart from what uses it: AMD's processors take an expansion from memory apart into
+/// three times the work of one from a register.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn in_register(mut v: __m512i) -> __m512i {
+    std::arch::asm!("/* {0} */", inout(zmm_reg) v, options(pure, nomem, nostack, preserves_flags));
+    v
+}
+
 impl Lanes for Avx512 {
     type Bytes = __m512i;
     type Ints = __m512i;
@@ -134,5 +154,55 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+
+    #[inline(always)]
+    unsafe fn zero_bytes() -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    #[inline(always)]
+    unsafe fn flip<const BITS: u8>(v: __m512i) -> __m512i {
+        _mm512_xor_si512(v, _mm512_set1_epi8(BITS as i8))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(v: __m512i, at: *mut u8) {
+        _mm512_storeu_si512(at.cast(), v);
+    }
+
+    #[inline(always)]
+    unsafe fn expand(mask: u64, at: *const u8) -> __m512i {
+        _mm512_maskz_expand_epi8(mask, in_register(_mm512_loadu_si512(at.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn expand_f16(mask: u16, at: *const u8) -> __m512 {
+        _mm512_maskz_expand_ps(mask, Self::from_f16(at))
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(columns: [*const u8; 4]) -> __m512i {
+        let [a, b, c, d] = columns.map(|column| _mm_loadu_si128(column.cast()));
+        let columns = _mm512_castsi128_si512(a);
+        let columns = _mm512_inserti32x4::<1>(columns, b);
+        let columns = _mm512_inserti32x4::<2>(columns, c);
+        let columns = _mm512_inserti32x4::<3>(columns, d);
+        _mm512_permutexvar_epi8(_mm512_loadu_si512(BY_ROW.as_ptr().cast()), columns)
+    }
+
+    #[inline(always)]
+    unsafe fn widen(bits: u16) -> f32 {
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
+    }
+
+    #[inline(always)]
+    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn spread(bits: u64) -> u64 {
+        _pdep_u64(bits, 0x7777_7777_7777_7777)
     }
 }

@@ -149,4 +149,66 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn zero_bytes() -> [u8; 64] {
+        [0; 64]
+    }
+
+    #[inline(always)]
+    unsafe fn flip<const BITS: u8>(v: [u8; 64]) -> [u8; 64] {
+        v.map(|b| b ^ BITS)
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(v: [u8; 64], at: *mut u8) {
+        at.cast::<[u8; 64]>().write(v);
+    }
+
+    #[inline(always)]
+    unsafe fn expand(mask: u64, at: *const u8) -> [u8; 64] {
+        let (mut bytes, mut mask, mut next) = ([0; 64], mask, 0);
+        while mask != 0 {
+            bytes[mask.trailing_zeros() as usize] = *at.add(next);
+            mask &= mask - 1;
+            next += 1;
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    unsafe fn expand_f16(mask: u16, at: *const u8) -> [f32; 16] {
+        let mut next = at.cast::<u16>();
+        lanes(|i| {
+            if mask >> i & 1 == 0 {
+                return 0.0;
+            }
+            let value = Self::widen(next.read_unaligned());
+            next = next.add(1);
+            value
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(columns: [*const u8; 4]) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = *columns[i % 4].add(i / 4);
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    unsafe fn widen(bits: u16) -> f32 {
+        f16::from_bits(bits).to_f32_const()
+    }
+
+    #[inline(always)]
+    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32 {
+        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+            a.mul_add(b, c)
+        } else {
+            a * b + c
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The published pre-tokenizers by their names, with llama.cpp's reading of them. It must not know
 //! how text is cut.
 
-use super::Named;
+use super::{Characters, Named};
 use crate::error::{Error, Result};
 
 const PLAIN: Named = Named {
@@ -12,6 +12,7 @@ const PLAIN: Named = Named {
     whole_words: false,
     clean_spaces: false,
     add_bos: false,
+    characters: None,
 };
 const CLEANED: Named = Named { clean_spaces: true, ..PLAIN };
 
@@ -205,6 +206,9 @@ const UFAKZEKA: &str = concat!(
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// Whole lines, because no token holds a line break beside something else.
+const LINES: &str = r"[^\n]+|[\n]+";
+
 /// What is known, in the order in which errors list it.
 #[rustfmt::skip]
 pub(super) static KNOWN: &[Named] = &[
@@ -244,7 +248,7 @@ pub(super) static KNOWN: &[Named] = &[
     },
     Named { names: &["stablelm2", "megrez"], expressions: &[QWEN2], ..CLEANED },
     Named { names: &["qwen35"], expressions: &[QWEN35], ..PLAIN },
-    Named { names: &["laguna"], expressions: &[r"[^\n]+|[\n]+", QWEN2], ..PLAIN },
+    Named { names: &["laguna"], expressions: &[LINES, QWEN2], ..PLAIN },
     Named { names: &["ufakzeka"], expressions: &[UFAKZEKA], ..PLAIN },
     Named { names: &["smollm", "command-r"], expressions: &[r"\p{N}", GPT2], ..PLAIN },
     Named {
@@ -314,6 +318,18 @@ pub(super) static KNOWN: &[Named] = &[
         expressions: &[r"\p{N}{1,3}", llama3!(r"\p{N}+")],
         whole_words: true,
         ..CLEANED
+    },
+    Named {
+        names: &["gemma4", "granite-embed-multi-311m"],
+        expressions: &[LINES],
+        characters: Some(Characters { whole_breaks: true, always_bos: true }),
+        ..CLEANED
+    },
+    Named {
+        names: &["sarvam-moe"],
+        expressions: &[LINES],
+        characters: Some(Characters { whole_breaks: false, always_bos: false }),
+        ..PLAIN
     },
 ];
 

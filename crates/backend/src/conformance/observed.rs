@@ -1,0 +1,58 @@
+//! What observers are shown: the same products as the reference shows, in the same order, with
+//! about the same inputs; and logits that observing does not change.
+
+use super::case::Case;
+use super::feed::feed_observed;
+use super::nmse;
+use crate::error::Result;
+use crate::{InputRow, Model, Observer, Product};
+
+/// Everything that was shown.
+#[derive(Default)]
+pub(super) struct Record {
+    /// The weight of each product, its experts, and the one of each row.
+    products: Vec<(String, usize, Vec<usize>)>,
+    /// The rows of each product.
+    values: Vec<Vec<f32>>,
+}
+
+impl Observer for Record {
+    fn product(&mut self, product: &Product<'_>) {
+        let Product { weight, experts, rows } = *product;
+        let fits = |row: &InputRow<'_>| row.values.len() == weight.cols && row.expert < experts;
+        assert!(rows.iter().all(fits), "rows that the weight can be multiplied with");
+        let chosen = rows.iter().map(|row| row.expert).collect();
+        self.products.push((weight.name.clone(), experts, chosen));
+        self.values.push(rows.iter().flat_map(|row| row.values).copied().collect());
+    }
+}
+
+/// Compares what `model` shows with the reference's record, and its logits with those of a step
+/// that nobody observed.
+pub(super) fn check(
+    model: &mut dyn Model,
+    case: &Case,
+    alone: &[f32],
+    wanted: &Record,
+    failures: &mut Vec<String>,
+) -> Result<()> {
+    let name = &case.name;
+    let mut found = Record::default();
+    let observed = feed_observed(model, case, &mut found)?;
+    if !observed.iter().map(|x| x.to_bits()).eq(alone.iter().map(|x| x.to_bits())) {
+        failures.push(format!("{name}: observed differs in bits from the whole prompt"));
+    }
+    if found.products != wanted.products {
+        failures.push(format!("{name}: other products are observed"));
+        return Ok(());
+    }
+    let inputs = found.values.iter().zip(&wanted.values).zip(&found.products);
+    for ((found, wanted), (weight, ..)) in inputs {
+        let (nmse, limit) = (nmse(found, wanted), case.tolerance);
+        if nmse.is_nan() || nmse > limit {
+            failures
+                .push(format!("{name}: input of {weight}: NMSE {nmse:.2e}, at most {limit:.0e}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,292 @@
+//! `bodkin check`: the regression suite of one or several models, and its table.
+
+mod reference;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use bodkin_backend::{Backend, Model};
+use bodkin_engine::{Engine, EngineOptions, SamplerOptions, Template, Tokenizer};
+use bodkin_eval::check::baseline::{self, Change, Record};
+use bodkin_eval::check::coherence::{self, Rules};
+use bodkin_eval::check::health::Health;
+use bodkin_eval::check::limits::{long_sequence, past_context, past_window};
+use bodkin_eval::check::{PROMPTS, TEXT, answer};
+use serde_json::{Map, json};
+
+use crate::load::{Machine, Opened, Text};
+use reference::Agreement;
+
+const AFTER: &str = "\
+Each model answers a few fixed prompts, reads a fixed text while its activations and logits are
+watched, reads past its sliding window, and runs past the end of a small context. With a baseline
+its logits and its perplexity are compared with an earlier run's; with --reference its best tokens
+are compared with those of a server that speaks OpenAI's /v1/completions and returns logprobs.
+Sampling takes the same random numbers in every run. The status is 1 if anything is wrong.";
+
+/// The context that engines run past, where the prompts do not need more.
+const CONTEXT: usize = 256;
+/// Rows of logits that a baseline keeps of a model.
+const KEPT_ROWS: usize = 32;
+
+/// Arguments of `check`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER)]
+#[command(mut_arg("ctx_size", |arg| {
+    arg.help("Most tokens of the sequence past the window").default_value("8192")
+}))]
+pub(crate) struct Args {
+    /// Paths, or any names that `pull` and `list` know
+    #[arg(required = true)]
+    models: Vec<String>,
+    /// Compare with what this file says of models of the same names
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// Write what the models computed to this file
+    #[arg(long, value_name = "FILE")]
+    save_baseline: Option<PathBuf>,
+    /// Compare with the server at this address, such as http://127.0.0.1:8080
+    #[arg(long, value_name = "URL")]
+    reference: Option<String>,
+    /// What the server calls the model
+    #[arg(long, value_name = "NAME", default_value = "default", requires = "reference")]
+    reference_model: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    words: Text,
+    #[command(flatten, next_help_heading = "Thresholds")]
+    thresholds: Thresholds,
+    #[command(flatten, next_help_heading = "Machine")]
+    machine: Machine,
+}
+
+/// What still counts as sane, or as the same.
+#[derive(clap::Args, Clone, Copy, Debug)]
+struct Thresholds {
+    /// Mean square difference of logits from the baseline
+    #[arg(long, value_name = "X", default_value_t = 0.05)]
+    max_mse: f64,
+    /// Mean divergence of predictions from the baseline
+    #[arg(long, value_name = "X", default_value_t = 0.01)]
+    max_kl: f64,
+    /// Percent by which the perplexity may be above or below the baseline
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
+    max_perplexity_change: f64,
+    /// Share of runs of four tokens in an answer that were there before
+    #[arg(long, value_name = "SHARE", default_value_t = Rules::default().repetition)]
+    max_repetition: f64,
+    /// Share of letters in an answer that are of another script than most
+    #[arg(long, value_name = "SHARE", default_value_t = Rules::default().foreign_letters)]
+    max_foreign_letters: f64,
+    /// Mean difference of log-probabilities from the server's
+    #[arg(long, value_name = "X", default_value_t = 0.2)]
+    max_logprob_difference: f64,
+    /// Log-probabilities closer than this may come in either order at the server
+    #[arg(long, value_name = "X", default_value_t = 0.3)]
+    near_tie: f64,
+    /// Most tokens of an answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 48)]
+    max_tokens: usize,
+}
+
+/// What was found out about a model.
+#[derive(Default)]
+struct Report {
+    model: String,
+    /// Answers that have no fault, of all.
+    good_answers: Option<usize>,
+    health: Option<Health>,
+    /// Tokens of the sequence past the window.
+    long_tokens: Option<usize>,
+    /// Tokens of the context that was run past.
+    context: Option<usize>,
+    change: Option<Change>,
+    agreement: Option<Agreement>,
+    /// One line for each thing that is wrong.
+    faults: Vec<String>,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    ensure!(
+        (2..=4096).contains(&args.thresholds.max_tokens),
+        "--max-tokens: expected 2 to 4096 tokens, found {}",
+        args.thresholds.max_tokens
+    );
+    let before = args.baseline.as_deref().map(baseline::open).transpose()?.unwrap_or_default();
+    let backend = args.machine.backend()?;
+    let (mut reports, mut records) = (Vec::new(), Vec::new());
+    for model in &args.models {
+        let mut report = Report { model: model.clone(), ..Report::default() };
+        let done = check(&args, backend.as_ref(), model, &before, &mut report);
+        match done.with_context(|| format!("cannot check {model}")) {
+            Ok(record) => records.push(record),
+            Err(error) => report.faults.push(format!("{error:#}")),
+        }
+        reports.push(report);
+    }
+    match args.json {
+        true => table::json(&reports)?,
+        false => table::print(&reports)?,
+    }
+    // Also what is wrong now can be compared with later.
+    if let Some(path) = args.save_baseline.as_ref().filter(|_| !records.is_empty()) {
+        baseline::save(path, &records)?;
+    }
+    let failed = reports.iter().filter(|report| !report.faults.is_empty()).count();
+    ensure!(failed == 0, "{failed} of {} models failed", reports.len());
+    Ok(())
+}
+
+/// Everything about one model.
+fn check(
+    args: &Args,
+    backend: &dyn Backend,
+    model: &str,
+    before: &[Record],
+    report: &mut Report,
+) -> Result<Record> {
+    let mut opened = Opened::find_decoder(model)?;
+    let name = Path::new(&opened.name).file_name();
+    report.model = name.map_or(model.to_owned(), |name| name.to_string_lossy().into_owned());
+    eprintln!("checking {}", report.model);
+    let tokenizer = args.words.tokenizer(&opened.file)?;
+    let record = numbers(args, backend, &mut opened, &tokenizer, report)?;
+    if args.baseline.is_some() {
+        compare(args, &record, before, report);
+    }
+    words(args, backend, &mut opened, &tokenizer, report)?;
+    Ok(record)
+}
+
+/// The model read directly: its health, its window, and what a server says.
+fn numbers(
+    args: &Args,
+    backend: &dyn Backend,
+    opened: &mut Opened,
+    tokenizer: &Tokenizer,
+    report: &mut Report,
+) -> Result<Record> {
+    let tokens = tokenizer.encode(TEXT, true, false);
+    ensure!(tokens.len() >= KEPT_ROWS, "the text has {} tokens only", tokens.len());
+    let most = args.machine.context()?.unwrap_or(usize::MAX).max(tokens.len());
+    let long = long_sequence(&opened.plan, most.min(opened.plan.context_length));
+    let size = long.max(tokens.len());
+    opened.plan_for(size)?;
+    let limits = bodkin_eval::limits(&opened.plan, size, args.machine.step_tokens()?);
+    let mut model = opened.load(backend, &limits)?;
+    let every = tokens.len() / KEPT_ROWS;
+    let mut health = Health::read(model.as_mut(), &tokens, |position| position % every == 0)?;
+    report.faults.extend(health.faults());
+    let long_tokens: Vec<u32> = tokens.iter().copied().cycle().take(long).collect();
+    report.faults.extend(past_window(model.as_mut(), &long_tokens)?);
+    report.long_tokens = Some(long);
+    if let Some(url) = &args.reference {
+        let agreement = compare_with_server(args, url, model.as_mut(), tokenizer)?;
+        let limit = args.thresholds.max_logprob_difference;
+        report.faults.extend(agreement.faults(limit));
+        report.agreement = Some(agreement);
+    }
+    let record = Record {
+        name: report.model.clone(),
+        perplexity: health.perplexity.value(),
+        logits: std::mem::take(&mut health.kept),
+        vocabulary: opened.plan.output_width(),
+        tokens,
+    };
+    report.health = Some(health);
+    Ok(record)
+}
+
+fn compare_with_server(
+    args: &Args,
+    url: &str,
+    model: &mut dyn Model,
+    tokenizer: &Tokenizer,
+) -> Result<Agreement> {
+    let server = reference::Server::new(url, &args.reference_model);
+    let mut agreement = Agreement::default();
+    for prompt in PROMPTS {
+        let theirs = server.complete(prompt, reference::TOKENS)?;
+        let ids = tokenizer.encode(prompt, true, false);
+        let near_tie = args.thresholds.near_tie;
+        agreement.follow(model, tokenizer, ids, &theirs, near_tie)?;
+    }
+    Ok(agreement)
+}
+
+/// Compares with the record of the same name.
+fn compare(args: &Args, record: &Record, before: &[Record], report: &mut Report) {
+    let Some(before) = before.iter().find(|before| before.name == record.name) else {
+        return report.faults.push("the baseline does not have this model".to_owned());
+    };
+    let Some(change) = record.change_from(before) else {
+        let fault = "other tokens or another vocabulary than in the baseline";
+        return report.faults.push(fault.to_owned());
+    };
+    let Thresholds { max_mse, max_kl, max_perplexity_change, .. } = args.thresholds;
+    let percent = 100.0 * change.perplexity;
+    for (what, value, limit) in [
+        ("logits: mean square difference", change.mse, max_mse),
+        ("predictions: divergence", change.divergence, max_kl),
+        ("perplexity: change in percent", percent.abs(), max_perplexity_change),
+    ] {
+        // What is not a number is not within limits either.
+        if value.is_nan() || value > limit {
+            report.faults.push(format!("{what} {value:.4}, at most {limit}"));
+        }
+    }
+    report.change = Some(change);
+}
+
+/// The model behind an engine: what it says, and the end of its context.
+fn words(
+    args: &Args,
+    backend: &dyn Backend,
+    opened: &mut Opened,
+    tokenizer: &Arc<Tokenizer>,
+    report: &mut Report,
+) -> Result<()> {
+    let sampling = SamplerOptions::from_metadata(opened.file.metadata())?;
+    let template = Template::from_metadata(opened.file.metadata(), tokenizer)?;
+    let prompts = PROMPTS.map(|prompt| encode(prompt, template.as_ref(), tokenizer));
+    let prompts = prompts.into_iter().collect::<Result<Vec<_>>>()?;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let max_tokens = args.thresholds.max_tokens;
+    let context = CONTEXT.max(longest + max_tokens + 1);
+    opened.plan_for(context)?;
+    let step_tokens = args.machine.step_tokens()?;
+    let options = EngineOptions { context, step_tokens, parallel: 1 };
+    let model = opened.load(backend, &options.limits(&opened.plan))?;
+    let engine = Engine::open(model, Arc::clone(tokenizer), options)?;
+    let Thresholds { max_repetition, max_foreign_letters, .. } = args.thresholds;
+    let rules = Rules { repetition: max_repetition, foreign_letters: max_foreign_letters };
+    let mut good = 0;
+    for (prompt, text) in prompts.into_iter().zip(PROMPTS) {
+        let answer = answer(&engine, prompt, &sampling, Some(max_tokens))?;
+        let faults = coherence::faults(&answer.text, &answer.ids, &rules);
+        good += usize::from(faults.is_empty());
+        report.faults.extend(faults.iter().map(|fault| format!("answer to `{text}`: {fault}")));
+    }
+    report.good_answers = Some(good);
+    let text = tokenizer.encode(TEXT, true, false);
+    let prompt: Vec<u32> = text.iter().copied().cycle().take(context * 3 / 4).collect();
+    report.faults.extend(past_context(&engine, &prompt, context, &sampling)?);
+    report.context = Some(context);
+    Ok(())
+}
+
+/// A prompt as the model wants it: as a chat, if it has a template.
+fn encode(prompt: &str, template: Option<&Template>, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let Some(template) = template else { return Ok(tokenizer.encode(prompt, true, true)) };
+    let messages = json!([{"role": "user", "content": prompt}]);
+    let text = template.render(&messages, None, true, &Map::new())?;
+    let ids = tokenizer.encode(&text, false, true);
+    if ids.is_empty() {
+        bail!("the chat template makes an empty prompt");
+    }
+    Ok(ids)
+}

@@ -1,0 +1,178 @@
+//! `--reference`: another server's greedy text, token by token, against the model's own
+//! predictions. The model follows the server's tokens, so that one near tie does not end the
+//! comparison.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bodkin_backend::Model;
+use bodkin_engine::Tokenizer;
+use bodkin_eval::LogSoftmax;
+use serde_json::{Value, json};
+
+/// Tokens that the server goes on from each prompt.
+pub(super) const TOKENS: usize = 24;
+/// A server that has not answered by then is taken for hung.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// The server's token is looked for among so many of the best.
+const CANDIDATES: usize = 20;
+
+/// A server that speaks OpenAI's completions.
+pub(super) struct Server {
+    agent: ureq::Agent,
+    url: String,
+    model: String,
+}
+
+/// A token as the server tells it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Token {
+    text: Vec<u8>,
+    log_probability: f64,
+}
+
+impl Server {
+    /// The server at an address, with or without `/v1` at the end.
+    pub(super) fn new(url: &str, model: &str) -> Server {
+        let agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build().into();
+        let base = url.trim_end_matches('/').trim_end_matches("/v1");
+        Server { agent, url: format!("{base}/v1/completions"), model: model.to_owned() }
+    }
+
+    /// What the server goes on with, each time with its best token.
+    pub(super) fn complete(&self, prompt: &str, tokens: usize) -> Result<Vec<Token>> {
+        let body = json!({
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "logprobs": 1,
+            "stream": false,
+        });
+        let ask = || -> Result<Value> {
+            Ok(self.agent.post(&self.url).send_json(&body)?.body_mut().read_json()?)
+        };
+        let answer = ask().with_context(|| format!("--reference: {}", self.url))?;
+        let tokens = parse(&answer);
+        let tokens = tokens.with_context(|| format!("--reference: {}", self.url))?;
+        ensure!(!tokens.is_empty(), "--reference: {}: no tokens in the answer", self.url);
+        Ok(tokens)
+    }
+}
+
+/// The tokens of an answer. Their logprobs come in two forms: `tokens` and `token_logprobs` as
+/// OpenAI's completions had them, or a list `content` as in its chats.
+fn parse(answer: &Value) -> Result<Vec<Token>> {
+    let logprobs = &answer["choices"][0]["logprobs"];
+    if let Some(content) = logprobs["content"].as_array() {
+        let tokens = content.iter().map(|entry| {
+            let bytes = entry["bytes"].as_array().map(|bytes| {
+                bytes.iter().map(|byte| byte.as_u64().unwrap_or(0) as u8).collect::<Vec<u8>>()
+            });
+            let text = || Some(entry["token"].as_str()?.as_bytes().to_vec());
+            Some(Token { text: bytes.or_else(text)?, log_probability: entry["logprob"].as_f64()? })
+        });
+        return tokens.collect::<Option<Vec<_>>>().context("a token without its logprob");
+    }
+    let texts = logprobs["tokens"].as_array().context("no logprobs in the answer")?;
+    let numbers = logprobs["token_logprobs"].as_array().context("no token_logprobs")?;
+    ensure!(texts.len() == numbers.len(), "{} tokens, {} logprobs", texts.len(), numbers.len());
+    let tokens = texts.iter().zip(numbers).map(|(text, number)| {
+        let text = text.as_str()?.as_bytes().to_vec();
+        Some(Token { text, log_probability: number.as_f64()? })
+    });
+    tokens.collect::<Option<Vec<_>>>().context("a token without its logprob")
+}
+
+/// How a model's predictions and a server's tokens agree.
+#[derive(Default)]
+pub(super) struct Agreement {
+    /// Tokens compared.
+    pub(super) tokens: usize,
+    /// Those that are the model's best too.
+    pub(super) same: usize,
+    /// Those that are nearly its best.
+    pub(super) near_ties: usize,
+    /// The sum of the differences of their log-probabilities.
+    difference: f64,
+    /// The first token of each prompt on which both disagree.
+    disagreements: Vec<String>,
+}
+
+impl Agreement {
+    /// Follows the server's tokens from a prompt, up to the first that the model would not take.
+    pub(super) fn follow(
+        &mut self,
+        model: &mut dyn Model,
+        tokenizer: &Tokenizer,
+        mut ids: Vec<u32>,
+        theirs: &[Token],
+        near_tie: f64,
+    ) -> Result<()> {
+        let prompt = ids.len();
+        for token in theirs {
+            let best = candidates(model, &ids)?;
+            let Some(&(top, top_log)) = best.first() else { return Ok(()) };
+            if tokenizer.is_end_of_generation(top) && token.text.is_empty() {
+                return Ok(());
+            }
+            self.tokens += 1;
+            let has_text = |&&(id, _): &&(u32, f64)| tokenizer.piece(id, true) == token.text;
+            match best.iter().find(has_text) {
+                Some(&(id, log)) if top_log - log <= near_tie => {
+                    self.same += usize::from(id == top);
+                    self.near_ties += usize::from(id != top);
+                    self.difference += (log - token.log_probability).abs();
+                    ids.push(id);
+                }
+                _ => {
+                    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                    self.disagreements.push(format!(
+                        "reference: token {} after `{}` is {:?}, here {:?}",
+                        ids.len() - prompt + 1,
+                        text(&tokenizer.decode(&ids[..prompt], false)),
+                        text(&token.text),
+                        text(&tokenizer.piece(top, true)),
+                    ));
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The mean difference of the log-probabilities of tokens that both take.
+    pub(super) fn mean_difference(&self) -> f64 {
+        self.difference / (self.same + self.near_ties).max(1) as f64
+    }
+
+    /// One line for each thing that is wrong.
+    pub(super) fn faults(&self, max_difference: f64) -> Vec<String> {
+        let mut faults = self.disagreements.clone();
+        let mean = self.mean_difference();
+        if mean.is_nan() || mean > max_difference {
+            faults.push(format!(
+                "reference: log-probabilities differ by {mean:.3}, at most {max_difference}"
+            ));
+        }
+        faults
+    }
+}
+
+/// The model's best tokens after `ids`, the best first, with their log-probabilities.
+fn candidates(model: &mut dyn Model, ids: &[u32]) -> Result<Vec<(u32, f64)>> {
+    let mut best = Vec::new();
+    let wanted = |position| position + 1 == ids.len();
+    bodkin_engine::logits(model, ids, usize::MAX, wanted, |_, row| {
+        let softmax = LogSoftmax::of(row);
+        let mut order: Vec<u32> = (0..row.len() as u32).collect();
+        let descending = |&a: &u32, &b: &u32| row[b as usize].total_cmp(&row[a as usize]);
+        let kept = CANDIDATES.min(order.len());
+        order.select_nth_unstable_by(kept - 1, descending);
+        order.truncate(kept);
+        order.sort_by(descending);
+        let with_log = |id: u32| (id, softmax.log_probability(row[id as usize]));
+        best = order.into_iter().map(with_log).collect();
+    })?;
+    Ok(best)
+}

@@ -1,0 +1,129 @@
+//! The result of `check`: a table with a row for each model and a line for each fault, or JSON.
+
+use std::io::Write;
+
+use anyhow::Result;
+use bodkin_eval::check::PROMPTS;
+use serde_json::{Value, json};
+
+use super::Report;
+
+const HEAD: [&str; 11] = [
+    "model",
+    "answers",
+    "activation",
+    "logit",
+    "perplexity",
+    "long run",
+    "context",
+    "MSE",
+    "KL",
+    "reference",
+    "result",
+];
+
+/// Prints the table, then the faults.
+pub(super) fn print(reports: &[Report]) -> Result<()> {
+    let mut rows = vec![HEAD.map(str::to_owned)];
+    rows.extend(reports.iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..HEAD.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let mut out = std::io::stdout().lock();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+            if column == 0 { format!("{cell:width$}") } else { format!("{cell:>width$}") }
+        });
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  "))?;
+    }
+    for report in reports {
+        for fault in &report.faults {
+            writeln!(out, "{}: {fault}", report.model)?;
+        }
+    }
+    Ok(())
+}
+
+fn row(report: &Report) -> [String; HEAD.len()] {
+    let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+    let health = report.health.as_ref();
+    let largest = health.map(|health| {
+        let ranges = health.ranges.layers.values();
+        ranges.map(|range| range.magnitude()).fold(0.0, f32::max)
+    });
+    let change = report.change;
+    let with_change = |value: String| match change {
+        Some(change) => format!("{value} ({:+.2} %)", 100.0 * change.perplexity),
+        None => value,
+    };
+    [
+        report.model.clone(),
+        or_none(report.good_answers.map(|good| format!("{good}/{}", PROMPTS.len()))),
+        or_none(largest.map(|x| format!("{x:.1}"))),
+        or_none(health.map(|health| format!("{:.1}", health.logits.magnitude))),
+        or_none(health.map(|health| with_change(format!("{:.4}", health.perplexity.value())))),
+        or_none(report.long_tokens.map(|tokens| tokens.to_string())),
+        or_none(report.context.map(|tokens| tokens.to_string())),
+        or_none(change.map(|change| format!("{:.2e}", change.mse))),
+        or_none(change.map(|change| format!("{:.2e}", change.divergence))),
+        or_none(report.agreement.as_ref().map(|a| format!("{}/{}", a.same, a.tokens))),
+        if report.faults.is_empty() { "ok" } else { "FAILED" }.to_owned(),
+    ]
+}
+
+/// Prints everything, also the range of each layer.
+pub(super) fn json(reports: &[Report]) -> Result<()> {
+    let models: Vec<Value> = reports.iter().map(object).collect();
+    writeln!(std::io::stdout().lock(), "{:#}", json!({ "models": models }))?;
+    Ok(())
+}
+
+fn object(report: &Report) -> Value {
+    let health = report.health.as_ref().map(|health| {
+        let layers = health.ranges.layers.iter().map(|(layer, range)| {
+            json!({
+                "layer": layer,
+                "min": range.min,
+                "max": range.max,
+                "not_finite": range.not_finite,
+            })
+        });
+        let logits = health.logits;
+        json!({
+            "layers": layers.collect::<Vec<_>>(),
+            "perplexity": health.perplexity.value(),
+            "logits": {
+                "rows": logits.rows,
+                "not_finite": logits.not_finite,
+                "flat": logits.flat,
+                "saturated": logits.saturated,
+                "magnitude": logits.magnitude,
+            },
+        })
+    });
+    let change = report.change.map(|change| {
+        json!({
+            "mse": change.mse,
+            "divergence": change.divergence,
+            "perplexity_change": change.perplexity,
+        })
+    });
+    let reference = report.agreement.as_ref().map(|agreement| {
+        json!({
+            "tokens": agreement.tokens,
+            "same": agreement.same,
+            "near_ties": agreement.near_ties,
+            "mean_logprob_difference": agreement.mean_difference(),
+        })
+    });
+    json!({
+        "model": report.model,
+        "good_answers": report.good_answers,
+        "answers": PROMPTS.len(),
+        "health": health,
+        "long_tokens": report.long_tokens,
+        "context": report.context,
+        "baseline": change,
+        "reference": reference,
+        "faults": report.faults,
+    })
+}

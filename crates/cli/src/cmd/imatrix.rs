@@ -1,0 +1,91 @@
+//! `bodkin imatrix`: activation statistics over a text, for quantising and pruning.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use bodkin_backend::{Observer, Product};
+use bodkin_compress::imatrix::Imatrix;
+use bodkin_eval::read;
+
+use super::perplexity::{CHUNK_TOKENS, Run, windows};
+use crate::load::{Machine, Opened, Text};
+
+const AFTER: &str = "\
+Writes the GGUF layout of llama-imatrix: for each weight of a layer, and for each expert of those
+that have some, the sum of the squares of each input column and the number of rows. The text is
+read as `perplexity` reads it, in chunks of --ctx-size tokens.";
+
+/// Arguments of `imatrix`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk [default: 512]")))]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    model: String,
+    /// The text
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE", default_value = "imatrix.gguf")]
+    output: PathBuf,
+    /// Stop after so many chunks [default: the whole text]
+    #[arg(long, value_name = "N")]
+    chunks: Option<usize>,
+    /// Go on from this file: its sums and the new ones are added up
+    #[arg(long, value_name = "FILE")]
+    in_file: Option<PathBuf>,
+    /// Watch the weight of the head too
+    #[arg(long)]
+    process_output: bool,
+    #[command(flatten)]
+    words: Text,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// The weights of layers, and perhaps that of the head.
+struct Chosen<'a> {
+    imatrix: &'a mut Imatrix,
+    has_output: bool,
+}
+
+impl Observer for Chosen<'_> {
+    fn product(&mut self, product: &Product<'_>) {
+        let name = &product.weight.name;
+        if name.starts_with("blk.") || (self.has_output && name == "output.weight") {
+            self.imatrix.product(product);
+        }
+    }
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut opened = Opened::find_decoder(&args.model)?;
+    let tokenizer = args.words.tokenizer(&opened.file)?;
+    let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
+    let windows = windows(&tokenizer, &args.file, size, args.chunks)?;
+    let mut imatrix = match &args.in_file {
+        Some(path) => Imatrix::open(path)?.fit(&opened.plan, path)?,
+        None => Imatrix::default(),
+    };
+    let mut run = Run::new(&mut opened, &args.machine, size)?;
+    for window in 0..windows.count() {
+        let mut observer = Chosen { imatrix: &mut imatrix, has_output: args.process_output };
+        let wanted = |_| args.process_output;
+        read(run.model.as_mut(), &windows, window, wanted, &mut observer)?;
+        run.tell(window, &windows);
+    }
+    imatrix.chunk_tokens = size as u32;
+    imatrix.chunks += windows.count() as u32;
+    imatrix.datasets.push(args.file.display().to_string());
+    imatrix.save(&args.output)?;
+    let (entries, output) = (imatrix.entries.len(), args.output.display());
+    let unseen: usize =
+        imatrix.entries.values().map(|e| e.counts.iter().filter(|&&c| c == 0).count()).sum();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{output}: {entries} weights over {} chunks", imatrix.chunks)?;
+    if unseen > 0 {
+        writeln!(out, "{unseen} matrices of experts that no token chose have no data")?;
+    }
+    Ok(())
+}

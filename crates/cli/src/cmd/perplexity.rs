@@ -1,0 +1,188 @@
+//! `bodkin perplexity`: how well a model predicts a text, and how far its predictions lie from
+//! those of another, in the lines that llama-perplexity prints.
+
+mod divergence;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use bodkin_backend::{Backend, Model};
+use bodkin_engine::Tokenizer;
+use bodkin_eval::{BaseWriter, LogSoftmax, Perplexity, Windows, encode_row, limits, score};
+use serde_json::json;
+
+use crate::load::{Machine, Opened, Text, within};
+use crate::output;
+
+const AFTER: &str = "\
+The text is cut into chunks of --ctx-size tokens, each begins with BOS where the model wants it,
+and the second half of each is scored, as llama-perplexity does it. --kl-divergence reads the
+chunks from the file and compares with the log-probabilities in it.";
+
+/// The usual length of a chunk.
+pub(super) const CHUNK_TOKENS: usize = 512;
+
+/// Arguments of `perplexity`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk [default: 512]")))]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    model: String,
+    /// The text
+    #[arg(short, long, value_name = "FILE", required_unless_present = "kl_divergence")]
+    file: Option<PathBuf>,
+    /// Stop after so many chunks [default: the whole text]
+    #[arg(long, value_name = "N")]
+    chunks: Option<usize>,
+    /// Write the log-probabilities to this file, or read them with --kl-divergence
+    #[arg(long, value_name = "FILE", alias = "save-all-logits")]
+    kl_divergence_base: Option<PathBuf>,
+    /// Compare with the file of --kl-divergence-base
+    #[arg(long, requires = "kl_divergence_base", conflicts_with = "file")]
+    kl_divergence: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    words: Text,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut opened = Opened::find_decoder(&args.model)?;
+    let tokenizer = args.words.tokenizer(&opened.file)?;
+    if args.kl_divergence {
+        return divergence::run(&args, &mut opened, &tokenizer);
+    }
+    let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
+    let file = args.file.as_deref().context("--file: expected a text")?;
+    let windows = windows(&tokenizer, file, size, args.chunks)?;
+    let mut run = Run::new(&mut opened, &args.machine, size)?;
+    let Some(base) = &args.kl_divergence_base else {
+        return measure(&args, &mut run, &windows, |_| Ok(()));
+    };
+    output::write(base, |out| {
+        let failed = || format!("cannot write {}", base.display());
+        let vocabulary = opened.plan.output_width();
+        let mut writer = BaseWriter::new(out, &windows, vocabulary).with_context(failed)?;
+        measure(&args, &mut run, &windows, |row| writer.row(row).with_context(failed))?;
+        writer.finish().with_context(failed)
+    })
+}
+
+/// The windows of a text file, of which at most `chunks` are read.
+pub(super) fn windows(
+    tokenizer: &Tokenizer,
+    file: &Path,
+    size: usize,
+    chunks: Option<usize>,
+) -> Result<Windows> {
+    ensure!(chunks != Some(0), "--chunks: expected at least 1 chunk, found 0");
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the text from {}", file.display()))?;
+    // The newline with which files end is not part of the text.
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    let tokens = tokenizer.encode(text, true, false);
+    let mut windows = Windows::of_text(tokens, size, first_token(tokenizer))
+        .with_context(|| file.display().to_string())?;
+    windows.truncate(chunks.unwrap_or(usize::MAX));
+    Ok(windows)
+}
+
+/// The token that takes the place of each window's first one, if the model wants one there.
+fn first_token(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.bos().filter(|_| tokenizer.add_bos())
+}
+
+/// A loaded model and when it began to read.
+pub(super) struct Run {
+    pub(super) model: Box<dyn Model>,
+    backend: Box<dyn Backend>,
+    start: Instant,
+}
+
+impl Run {
+    /// Loads a model for chunks of `size` tokens.
+    pub(super) fn new(opened: &mut Opened, machine: &Machine, size: usize) -> Result<Run> {
+        let step = machine.step_tokens()?;
+        within("--ctx-size", size, crate::load::MAX_TOKENS)?;
+        opened.plan_for(size)?;
+        let backend = machine.backend()?;
+        let model = opened.load(backend.as_ref(), &limits(&opened.plan, size, step))?;
+        Ok(Run { model, backend, start: Instant::now() })
+    }
+
+    /// Threads that compute.
+    pub(super) fn threads(&self) -> usize {
+        self.backend.threads()
+    }
+
+    /// Says after the first chunk how long all of them will take.
+    pub(super) fn tell(&self, chunk: usize, windows: &Windows) {
+        if chunk == 0 {
+            let (count, size) = (windows.count(), windows.size());
+            let seconds = self.start.elapsed().as_secs_f64();
+            let minutes = seconds * count as f64 / 60.0;
+            eprintln!("{count} chunks of {size} tokens: {seconds:.2} s each, {minutes:.2} minutes");
+        }
+    }
+}
+
+/// Measures the perplexity and prints it chunk by chunk; `keep` gets each row of log-probabilities
+/// as a file of them has it.
+fn measure(
+    args: &Args,
+    run: &mut Run,
+    windows: &Windows,
+    mut keep: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let (mut perplexity, mut running) = (Perplexity::default(), Vec::new());
+    let (threads, keeps) = (run.threads(), args.kl_divergence_base.is_some());
+    for window in 0..windows.count() {
+        let mut kept = Ok(());
+        let of = |row: bodkin_eval::Row<'_>| {
+            let softmax = LogSoftmax::of(row.logits);
+            let encoded = keeps.then(|| encode_row(row.logits, softmax.log_sum));
+            (softmax.log_probability(row.logits[row.next as usize]), encoded)
+        };
+        score(run.model.as_mut(), windows, window, threads, of, |(log_probability, encoded)| {
+            perplexity.add(log_probability);
+            if let (Some(encoded), Ok(())) = (encoded, &kept) {
+                kept = keep(&encoded);
+            }
+        })?;
+        kept?;
+        run.tell(window, windows);
+        running.push(perplexity.value());
+        if !args.json {
+            write!(out, "[{}]{:.4},", window + 1, perplexity.value())?;
+            out.flush()?;
+        }
+    }
+    if args.json {
+        let report = json!({
+            "perplexity": perplexity.value(),
+            "standard_error": perplexity.standard_error(),
+            "tokens_scored": perplexity.count(),
+            "chunks": windows.count(),
+            "chunk_tokens": windows.size(),
+            "running": running,
+            "seconds": run.start.elapsed().as_secs_f64(),
+        });
+        writeln!(out, "{report:#}")?;
+        return Ok(());
+    }
+    writeln!(out)?;
+    match perplexity.standard_error() {
+        Some(error) => {
+            writeln!(out, "Final estimate: PPL = {:.4} +/- {error:.5}", perplexity.value())?;
+        }
+        None => writeln!(out, "Final estimate: PPL = {:.4}", perplexity.value())?,
+    }
+    Ok(())
+}

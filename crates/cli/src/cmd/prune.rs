@@ -1,0 +1,211 @@
+//! `bodkin prune`: a model with fewer weights, and what that cost.
+
+mod report;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use bodkin_compress::imatrix::Imatrix;
+use bodkin_compress::prune::{self, Calibration, Cut, Job, Method, Pruner, Rule, Structure};
+use bodkin_compress::surgery::{self, Surgery};
+use bodkin_eval::{Windows, read};
+use bodkin_gguf::File;
+
+use super::perplexity::{CHUNK_TOKENS, Run, windows};
+use super::quantize::threads;
+use crate::load::{Machine, Opened, Text};
+use crate::output;
+use crate::progress::Progress;
+
+const AFTER: &str = "\
+Matrices of layers are pruned; embeddings, head, norms and routers stay. What is left is stored in
+a format that leaves zeros out, or with --dense in one that other programs read. With --evaluate,
+the table at the end compares with the model before, with the same precision unpruned, and with
+the dense type of about the same size.";
+
+/// The most memory for sums of products of inputs: larger models are read several times.
+const PRODUCTS_BYTES: u64 = 2 << 30;
+
+/// Arguments of `prune`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk [default: 512]")))]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    input: String,
+    /// The file to write
+    output: PathBuf,
+    /// The share of weights that becomes zero
+    #[arg(long, value_name = "SHARE")]
+    sparsity: Option<f32>,
+    /// How weights are chosen: magnitude, wanda, ria or sparsegpt
+    #[arg(long, default_value = "ria")]
+    method: String,
+    /// Where zeros may be: unstructured, or N:M with N of every M weights kept
+    #[arg(long, default_value = "unstructured")]
+    pattern: String,
+    /// What the rest is stored in: F16, Q8_0, Q4_0 [default: about the precision of the input]
+    #[arg(long)]
+    format: Option<String>,
+    /// Store zeros too, so that other programs can read the file
+    #[arg(long)]
+    dense: bool,
+    /// Do what this file says, tensor by tensor
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["sparsity", "method", "pattern", "format", "dense"])]
+    surgery: Option<PathBuf>,
+    /// Statistics of activations, as `imatrix` writes them
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Collect statistics while reading this text
+    #[arg(long, value_name = "TEXT", conflicts_with = "imatrix")]
+    calibrate: Option<PathBuf>,
+    /// Stop calibrating after so many chunks
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    chunks: usize,
+    /// Measure perplexity and speed with this text
+    #[arg(long, value_name = "TEXT")]
+    evaluate: Option<PathBuf>,
+    /// Stop measuring after so many chunks
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    evaluate_chunks: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    words: Text,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut surgery = match &args.surgery {
+        Some(path) => Surgery::open(path)?,
+        None => Surgery { imatrix: None, rules: vec![rule(&args)?] },
+    };
+    surgery.imatrix = args.imatrix.clone().or(surgery.imatrix);
+    let mut opened = Opened::find_decoder(&args.input)?;
+    let jobs = prune::plan(&opened.file, &surgery.rules)?;
+    ensure!(!jobs.is_empty(), "{}: no tensor that a rule would prune", opened.name);
+    let text = match &args.calibrate {
+        Some(text) => {
+            let tokenizer = args.words.tokenizer(&opened.file)?;
+            let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
+            Some(windows(&tokenizer, text, size, Some(args.chunks))?)
+        }
+        None => None,
+    };
+    check_knowledge(&jobs, surgery.imatrix.is_some(), text.is_some())?;
+    let source = match (&args.calibrate, &surgery.imatrix) {
+        (Some(path), _) | (None, Some(path)) => path.display().to_string(),
+        (None, None) => "none".to_owned(),
+    };
+    let file = opened.file.clone();
+    let start = Instant::now();
+    let mut pruner = Pruner::new(&file, folder(&args.output))?;
+    let imatrix = surgery.imatrix.as_ref().map(Imatrix::open).transpose()?;
+    prune_all(&mut pruner, &jobs, &args.machine, &mut opened, imatrix, text.as_ref())?;
+    write(pruner, &jobs, &source, &args.output)?;
+    report::print(&args, &opened, &jobs, start.elapsed())
+}
+
+/// Prunes all tensors, collecting what has to be known of them.
+fn prune_all(
+    pruner: &mut Pruner<'_>,
+    jobs: &[Job],
+    machine: &Machine,
+    opened: &mut Opened,
+    imatrix: Option<Imatrix>,
+    text: Option<&Windows>,
+) -> Result<()> {
+    let threads = threads(machine.threads)?;
+    let known = Calibration::of(imatrix.unwrap_or_default());
+    let bytes = jobs.iter().map(|job| job.tensor.bytes).sum();
+    let mut progress = None;
+    for pass in prune::passes(jobs, PRODUCTS_BYTES) {
+        let collected = match text {
+            Some(text) => {
+                drop(progress.take());
+                Some(calibrate(machine, opened, text, prune::with_products(&pass))?)
+            }
+            None => None,
+        };
+        let progress = progress.get_or_insert_with(|| Progress::start("pruning", Some(bytes)));
+        for job in pass {
+            pruner.prune(job, collected.as_ref().unwrap_or(&known), threads)?;
+            progress.add(job.tensor.bytes);
+        }
+    }
+    Ok(())
+}
+
+/// The rule that flags make.
+fn rule(args: &Args) -> Result<Rule> {
+    let structure: Structure = args.pattern.parse().context("--pattern")?;
+    let method: Method = args.method.parse().context("--method")?;
+    let format = args.format.as_deref().map(surgery::parse_format).transpose()?;
+    let sparsity = surgery::sparsity(structure, args.sparsity)?;
+    let cut = Cut { method, sparsity, structure, format, dense: args.dense };
+    Ok(Rule { tensors: None, cut: Some(cut) })
+}
+
+/// Checks that there is what the methods have to know.
+fn check_knowledge(jobs: &[Job], has_imatrix: bool, has_text: bool) -> Result<()> {
+    for job in jobs {
+        match job.method {
+            Method::Magnitude => (),
+            Method::SparseGpt if !has_text => bail!("sparsegpt needs a text: --calibrate TEXT"),
+            method if !has_imatrix && !has_text => {
+                bail!("{method} needs statistics: --imatrix FILE, or --calibrate TEXT")
+            }
+            _ => (),
+        }
+    }
+    Ok(())
+}
+
+/// Reads the text for statistics.
+fn calibrate(
+    machine: &Machine,
+    opened: &mut Opened,
+    text: &Windows,
+    names: std::collections::BTreeSet<String>,
+) -> Result<Calibration> {
+    let mut run = Run::new(opened, machine, text.size())?;
+    let mut calibration = Calibration::new(names, threads(machine.threads)?);
+    for window in 0..text.count() {
+        run.tell(window, text);
+        read(run.model.as_mut(), text, window, |_| false, &mut calibration)?;
+    }
+    Ok(calibration)
+}
+
+/// Where a file lies.
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<()> {
+    let metadata = pruner.metadata(jobs, source);
+    output::write(path, |out| {
+        let failed = || format!("cannot write {}", path.display());
+        pruner.write(jobs, &metadata, out).with_context(failed)
+    })
+}
+
+/// Does what a surgery file says to a model that is about to run. The pruned file has no name:
+/// it is gone when the model is.
+pub(crate) fn at_load(opened: Opened, surgery: &Path, machine: &Machine) -> Result<Opened> {
+    let surgery = Surgery::open(surgery)?;
+    let jobs = prune::plan(&opened.file, &surgery.rules)?;
+    check_knowledge(&jobs, surgery.imatrix.is_some(), false)?;
+    let imatrix = surgery.imatrix.as_ref().map(Imatrix::open).transpose()?;
+    let (file, mut opened) = (opened.file.clone(), opened);
+    let mut pruner = Pruner::new(&file, &std::env::temp_dir())?;
+    prune_all(&mut pruner, &jobs, machine, &mut opened, imatrix, None)?;
+    let metadata = pruner.metadata(&jobs, "none");
+    let mut pruned = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+    pruner.write(&jobs, &metadata, &mut pruned)?;
+    opened.with_file(File::open(pruned.path())?)
+}

@@ -1,0 +1,258 @@
+//! What pruning saved and what it cost: one table with the model before, the same precision
+//! unpruned, and the dense type of about the same size.
+
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bodkin_compress::mixture::{FILE_TYPES, FileType};
+use bodkin_compress::prune::Job;
+use bodkin_compress::quantize::{self, Choice, Options};
+use bodkin_eval::{
+    Base, BaseWriter, Divergence, LogSoftmax, Perplexity, Values, Windows, encode_row, score,
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::super::bench::generation_speed;
+use super::super::perplexity::{CHUNK_TOKENS, Run, windows};
+use super::{Args, threads};
+use crate::load::{Machine, Opened};
+use crate::progress::human_bytes;
+
+/// One model of the table.
+struct Row {
+    what: String,
+    bytes: u64,
+    elements: u64,
+    measured: Option<Measured>,
+}
+
+#[derive(Clone, Copy)]
+struct Measured {
+    perplexity: f64,
+    /// From the model before; none for that itself.
+    divergence: Option<f64>,
+    tokens_per_second: f64,
+}
+
+impl Row {
+    fn new(what: String, opened: &Opened) -> Row {
+        let elements = opened.file.tensors().iter().map(|tensor| tensor.elements()).sum();
+        Row { what, bytes: opened.file.bytes(), elements, measured: None }
+    }
+
+    fn bits(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.elements as f64
+    }
+}
+
+/// Prints the table of a pruned file; `taken` is how long pruning took.
+pub(super) fn print(args: &Args, before: &Opened, jobs: &[Job], taken: Duration) -> Result<()> {
+    let pruned = Opened::open(&args.output)?;
+    let mut rows = vec![
+        Row::new(format!("before: {}", before.describe()), before),
+        Row::new(pruned_name(jobs, &pruned), &pruned),
+    ];
+    let mut equal = None;
+    if let Some(text) = &args.evaluate {
+        let tokenizer = args.words.tokenizer(&before.file)?;
+        let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
+        let windows = windows(&tokenizer, text, size, Some(args.evaluate_chunks))?;
+        let folder = tempfile::tempdir_in(super::folder(&args.output))?;
+        let scale = Scale { machine: &args.machine, windows: &windows, folder: &folder };
+        rows[0].measured = Some(scale.base(&args.input)?);
+        rows[1].measured = Some(scale.compare(pruned)?);
+        let same = same_precision(before, jobs);
+        let name = format!("the same, unpruned: {}", formats(jobs));
+        rows.push(scale.row(name, before, &same)?);
+        let (kind, choices) = same_size(before, rows[1].bytes)?;
+        rows.push(scale.row(format!("dense: {}", kind.name), before, &choices)?);
+        equal = Some(kind);
+    }
+    match args.json {
+        true => print_json(&rows, equal, taken),
+        false => print_table(&rows, equal, taken),
+    }
+}
+
+fn pruned_name(jobs: &[Job], pruned: &Opened) -> String {
+    let sparsity = pruned.file.metadata().f32("bodkin.prune.sparsity").ok().flatten();
+    let share = 100.0 * sparsity.unwrap_or(0.0);
+    let method = pruned.file.metadata().str("bodkin.prune.method").ok().flatten();
+    format!("pruned: {} {share:.1} % {}", method.unwrap_or(""), formats(jobs))
+}
+
+/// The formats that pruned tensors have, without the word for how zeros are left out.
+fn formats(jobs: &[Job]) -> String {
+    let mut names: Vec<&str> =
+        jobs.iter().map(|job| job.format.base().unwrap_or(job.format).name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
+}
+
+/// The model before, with what was pruned in the format of what is left.
+fn same_precision(before: &Opened, jobs: &[Job]) -> Vec<Choice> {
+    let choice = |tensor: &bodkin_gguf::Tensor| {
+        let job = jobs.iter().find(|job| job.tensor.name == tensor.name);
+        let format = job.map_or(tensor.format, |job| job.format.base().unwrap_or(job.format));
+        Choice { tensor: tensor.clone(), format, instead_of: None }
+    };
+    before.file.tensors().iter().map(choice).collect()
+}
+
+/// The file type that comes nearest to so many bytes.
+fn same_size(before: &Opened, bytes: u64) -> Result<(FileType, Vec<Choice>)> {
+    let of = |kind: &FileType| -> Result<(u64, FileType, Vec<Choice>)> {
+        let options =
+            Options { kind: Some(*kind), pure: false, overrides: Vec::new(), has_imatrix: false };
+        let choices = quantize::choose(&before.file, &options)?;
+        let found: u64 = choices.iter().map(Choice::bytes).sum();
+        Ok((found.abs_diff(bytes), *kind, choices))
+    };
+    let all = FILE_TYPES.iter().map(of).collect::<Result<Vec<_>>>()?;
+    let nearest = all.into_iter().min_by_key(|(distance, ..)| *distance);
+    let (_, kind, choices) = nearest.context("there are file types")?;
+    Ok((kind, choices))
+}
+
+/// What models are measured with.
+struct Scale<'a> {
+    machine: &'a Machine,
+    windows: &'a Windows,
+    folder: &'a TempDir,
+}
+
+impl Scale<'_> {
+    fn base_path(&self) -> std::path::PathBuf {
+        self.folder.path().join("base.kld")
+    }
+
+    /// Measures the model before and keeps its predictions.
+    fn base(&self, model: &str) -> Result<Measured> {
+        let mut opened = Opened::find_decoder(model)?;
+        let file = std::fs::File::create(self.base_path()).context("cannot keep predictions")?;
+        let mut out = BufWriter::new(file);
+        let vocabulary = opened.plan.output_width();
+        let mut writer = BaseWriter::new(&mut out, self.windows, vocabulary)?;
+        let mut run = Run::new(&mut opened, self.machine, self.windows.size())?;
+        let (mut perplexity, mut kept) = (Perplexity::default(), Ok(()));
+        for window in 0..self.windows.count() {
+            let of = |row: bodkin_eval::Row<'_>| {
+                let softmax = LogSoftmax::of(row.logits);
+                let encoded = encode_row(row.logits, softmax.log_sum);
+                (softmax.log_probability(row.logits[row.next as usize]), encoded)
+            };
+            let threads = run.threads();
+            score(run.model.as_mut(), self.windows, window, threads, of, |(value, encoded)| {
+                perplexity.add(value);
+                if kept.is_ok() {
+                    kept = writer.row(&encoded);
+                }
+            })?;
+        }
+        kept.context("cannot keep predictions")?;
+        writer.finish().context("cannot keep predictions")?;
+        drop(run);
+        let tokens_per_second = generation_speed(&opened, self.machine)?;
+        Ok(Measured { perplexity: perplexity.value(), divergence: None, tokens_per_second })
+    }
+
+    /// Measures a model against the one before.
+    fn compare(&self, mut opened: Opened) -> Result<Measured> {
+        let mut base = Base::open(&self.base_path(), None)?;
+        let windows = self.windows;
+        let mut run = Run::new(&mut opened, self.machine, windows.size())?;
+        let (mut divergence, mut rows) = (Divergence::default(), Vec::new());
+        for window in 0..windows.count() {
+            base.read_window(&mut rows)?;
+            let of = |row: bodkin_eval::Row<'_>| Values::of(row, base.row(&rows, row.index));
+            let threads = run.threads();
+            score(run.model.as_mut(), windows, window, threads, of, |v| divergence.add(v))?;
+        }
+        drop(run);
+        Ok(Measured {
+            perplexity: divergence.log_perplexity().value.exp(),
+            divergence: Some(divergence.mean_divergence().value),
+            tokens_per_second: generation_speed(&opened, self.machine)?,
+        })
+    }
+
+    /// Makes a model in other formats and measures it.
+    fn row(&self, what: String, before: &Opened, choices: &[Choice]) -> Result<Row> {
+        let path = self.folder.path().join("other.gguf");
+        make(before, choices, threads(self.machine.threads)?, &path)?;
+        let opened = Opened::open(&path)?;
+        let mut row = Row::new(what, &opened);
+        row.measured = Some(self.compare(opened)?);
+        Ok(row)
+    }
+}
+
+fn make(before: &Opened, choices: &[Choice], threads: usize, path: &Path) -> Result<()> {
+    let metadata = quantize::metadata(&before.file, None);
+    let mut out = BufWriter::new(std::fs::File::create(path).context("cannot make a file")?);
+    quantize::write(&before.file, &metadata, choices, None, threads, &|_| (), &mut out)?;
+    Ok(out.flush()?)
+}
+
+fn print_table(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let width = rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
+    write!(out, "{:width$} {:>10} {:>6}", "", "size", "bits")?;
+    match equal {
+        Some(_) => writeln!(out, " {:>10} {:>9} {:>8}", "perplexity", "KL", "tok/s")?,
+        None => writeln!(out)?,
+    }
+    for row in rows {
+        write!(out, "{:width$} {:>10} {:>6.2}", row.what, human_bytes(row.bytes), row.bits())?;
+        if let Some(measured) = row.measured {
+            let divergence = measured.divergence.map_or("-".to_owned(), |d| format!("{d:.5}"));
+            let (perplexity, speed) = (measured.perplexity, measured.tokens_per_second);
+            write!(out, " {perplexity:>10.4} {divergence:>9} {speed:>8.1}")?;
+        }
+        writeln!(out)?;
+    }
+    if let Some(line) = verdict(rows, equal) {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out, "Pruned in {:.1} s.", taken.as_secs_f64())?;
+    Ok(())
+}
+
+/// Whether the dense type of about the same size would have been the better choice.
+fn verdict(rows: &[Row], equal: Option<FileType>) -> Option<String> {
+    let (pruned, dense) = (rows.get(1)?.measured?, rows.get(3)?.measured?);
+    let name = equal?.name;
+    let (ours, theirs) = (pruned.perplexity, dense.perplexity);
+    Some(match theirs < ours {
+        true => format!("Dense {name} of about this size is better: {theirs:.4} to {ours:.4}."),
+        false => format!("Better than dense {name} of about this size: {ours:.4} to {theirs:.4}."),
+    })
+}
+
+fn print_json(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result<()> {
+    let values = rows.iter().map(|row| {
+        let measured = row.measured;
+        json!({
+            "what": row.what,
+            "bytes": row.bytes,
+            "bits_per_weight": row.bits(),
+            "perplexity": measured.map(|m| m.perplexity),
+            "divergence": measured.and_then(|m| m.divergence),
+            "tokens_per_second": measured.map(|m| m.tokens_per_second),
+        })
+    });
+    let dense_is_better = rows
+        .get(3)
+        .and_then(|dense| Some(dense.measured?.perplexity < rows[1].measured?.perplexity));
+    let value = json!({
+        "rows": values.collect::<Vec<_>>(),
+        "dense_type_of_the_size": equal.map(|kind| kind.name),
+        "dense_is_better": dense_is_better,
+        "seconds": taken.as_secs_f64(),
+    });
+    Ok(writeln!(std::io::stdout().lock(), "{value:#}")?)
+}

@@ -1,0 +1,136 @@
+//! `bodkin quantize`: a model in fewer bits, or back in more.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use bodkin_compress::Pattern;
+use bodkin_compress::imatrix::Imatrix;
+use bodkin_compress::mixture::{FILE_TYPES, FileType};
+use bodkin_compress::quantize::{self, Choice, Options};
+use bodkin_gguf::{File, Format};
+use serde_json::json;
+
+use crate::progress::{Progress, human_bytes};
+use crate::{output, source};
+
+/// Arguments of `quantize`.
+#[derive(clap::Args)]
+#[command(after_help = types())]
+pub(crate) struct Args {
+    /// A path, or any name that `pull` and `list` know
+    input: String,
+    /// The file to write
+    output: PathBuf,
+    /// What to make, such as Q4_K_M
+    #[arg(required_unless_present = "dense")]
+    r#type: Option<String>,
+    /// Bring pruned tensors back to dense formats, without TYPE to those that they pack
+    #[arg(long)]
+    dense: bool,
+    /// Every matrix in the one format of TYPE
+    #[arg(long, requires = "type")]
+    pure: bool,
+    /// Tensors whose names match get this format; may be given several times, the first counts
+    #[arg(long, value_name = "PATTERN=FORMAT")]
+    tensor_type: Vec<String>,
+    /// What activations say about weights, as `imatrix` writes it
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Say what would be made, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Threads that compute [default: all cores]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn types() -> String {
+    let names: Vec<&str> = FILE_TYPES.iter().map(|kind| kind.name).collect();
+    format!("TYPE is one of {}", names.join(", "))
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let kind = args.r#type.as_deref().map(FileType::from_name).transpose()?;
+    let overrides =
+        args.tensor_type.iter().map(|text| parse_override(text)).collect::<Result<_>>()?;
+    let threads = threads(args.threads)?;
+    let imatrix = args.imatrix.as_ref().map(Imatrix::open).transpose()?;
+    let path = source::resolve(&args.input)?;
+    let file = bodkin_model::open(&path)?;
+    let options = Options { kind, pure: args.pure, overrides, has_imatrix: imatrix.is_some() };
+    let choices = quantize::choose(&file, &options)?;
+    let importance = imatrix.as_ref().map(|imatrix| quantize::Importance::new(imatrix, &choices));
+    let importance = importance.transpose()?;
+    choices.iter().filter_map(fallback).for_each(|line| eprintln!("{line}"));
+    if let Some(importance) = &importance {
+        importance.missing().for_each(|name| eprintln!("{name}: the imatrix says nothing of it"));
+    }
+    if !args.dry_run {
+        let metadata = quantize::metadata(&file, kind);
+        let progress = Progress::start("quantizing", Some(file.bytes()));
+        let done = |bytes| progress.add(bytes);
+        output::write(&args.output, |out| {
+            quantize::write(&file, &metadata, &choices, importance.as_ref(), threads, &done, out)
+                .with_context(|| format!("cannot write {}", args.output.display()))
+        })?;
+    }
+    report(&file, &choices, args.json)
+}
+
+/// The number of threads that a flag asks for.
+pub(crate) fn threads(asked: Option<usize>) -> Result<usize> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = asked.unwrap_or_else(cores);
+    ensure!((1..=1024).contains(&threads), "--threads: expected 1 to 1024, found {threads}");
+    Ok(threads)
+}
+
+/// `PATTERN=FORMAT`.
+fn parse_override(text: &str) -> Result<(Pattern, Format)> {
+    let flag = || format!("--tensor-type {text}");
+    let (pattern, format) = text.rsplit_once('=').with_context(flag).context("no `=`")?;
+    let known = Format::from_name(format).context("no such format").with_context(flag)?;
+    Ok((Pattern::new(pattern).with_context(flag)?, known))
+}
+
+/// What to say about a tensor whose rows do not fit the format that it should have.
+fn fallback(choice: &Choice) -> Option<String> {
+    let wanted = choice.instead_of?;
+    let (name, cols) = (&choice.tensor.name, choice.tensor.cols());
+    let block = wanted.block_elements();
+    let (wanted, format) = (wanted.name(), choice.format.name());
+    Some(format!(
+        "{name}: rows of {cols} are no whole {wanted} blocks of {block}: {format} instead"
+    ))
+}
+
+fn report(file: &File, choices: &[Choice], as_json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let bytes: u64 = choices.iter().map(Choice::bytes).sum();
+    let elements: u64 = choices.iter().map(|choice| choice.tensor.elements()).sum();
+    let bits = bytes as f64 * 8.0 / elements as f64;
+    if as_json {
+        let tensors = choices.iter().map(|choice| {
+            let (from, to) = (choice.tensor.format.name(), choice.format.name());
+            json!({"name": choice.tensor.name, "from": from, "to": to, "bytes": choice.bytes()})
+        });
+        let value = json!({
+            "source_bytes": file.bytes(),
+            "bytes": bytes,
+            "bits_per_weight": bits,
+            "tensors": tensors.collect::<Vec<_>>(),
+        });
+        return Ok(writeln!(out, "{value:#}")?);
+    }
+    for choice in choices {
+        let (name, from, to) = (&choice.tensor.name, choice.tensor.format, choice.format);
+        let size = human_bytes(choice.bytes());
+        writeln!(out, "{name:<40} {:<11} {:<11} {size}", from.name(), to.name())?;
+    }
+    let (before, after) = (human_bytes(file.bytes()), human_bytes(bytes));
+    Ok(writeln!(out, "\n{before} -> {after}, {bits:.2} bits per weight")?)
+}

@@ -1,0 +1,175 @@
+//! `check` on tiny models, whose random weights say nothing sane: the table, the status, and a
+//! server to compare with.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+
+use serde_json::{Value, json};
+
+use crate::place::{Place, model, printed, stderr};
+
+/// Short answers; what random words say is wrong whatever the rules.
+const SHORT: [&str; 2] = ["-n", "4"];
+
+/// What is said of a model, and on standard error.
+fn check(place: &Place, args: &[&str]) -> (Value, String) {
+    let output = place.run(&[&["check", "--json"], args, &SHORT[..]].concat());
+    assert_eq!(output.status.code(), Some(1), "random words are no text");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    (value["models"][0].clone(), stderr(&output))
+}
+
+/// What is wrong apart from the words.
+fn faults(report: &Value) -> Vec<&str> {
+    let faults = report["faults"].as_array().unwrap().iter().map(|fault| fault.as_str().unwrap());
+    faults.filter(|fault| !fault.starts_with("answer to `")).collect()
+}
+
+#[test]
+fn several_models_have_one_table() {
+    let place = Place::new();
+    let (plain, window) = (model("llama"), model("gemma3"));
+    let output = place.run(&[&["check", &plain, &window, "absent.gguf"], &SHORT[..]].concat());
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<&str> = table.lines().collect();
+    assert!(rows[0].starts_with("model") && rows[0].ends_with("result"), "{table}");
+    assert!(rows[1].starts_with("llama.gguf") && rows[2].starts_with("gemma3.gguf"), "{table}");
+    assert!(rows[3].starts_with("absent.gguf") && rows[3].ends_with("FAILED"), "{table}");
+    assert!(table.contains("absent.gguf: cannot check absent.gguf: "), "{table}");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("of 3 models failed"), "{}", stderr(&output));
+}
+
+#[test]
+fn numbers_are_compared_with_a_baseline() {
+    let place = Place::new();
+    let model = model("llama");
+    let (report, error) = check(&place, &[&model, "--save-baseline", "base.gguf"]);
+    assert_eq!(faults(&report), [] as [&str; 0], "{error}");
+    assert!(report["long_tokens"].as_u64().unwrap() >= 500, "{report}");
+    let layers = report["health"]["layers"].as_array().unwrap();
+    assert!(layers.len() > 2 && layers[0]["layer"].is_null(), "{layers:?}");
+    assert!(layers.iter().all(|l| l["max"].as_f64() > l["min"].as_f64()), "{layers:?}");
+
+    let (report, _) = check(&place, &[&model, "--baseline", "base.gguf"]);
+    assert_eq!(report["baseline"]["mse"].as_f64(), Some(0.0), "{report}");
+    assert_eq!(faults(&report), [] as [&str; 0]);
+
+    // A model that is not in it, and a file that is none.
+    let other = crate::place::model("llama-q4_0");
+    let (report, _) = check(&place, &[&other, "--baseline", "base.gguf"]);
+    assert_eq!(faults(&report), ["the baseline does not have this model"]);
+    let (_, error) = check(&place, &[&model, "--baseline", &model]);
+    assert!(error.contains("general.type: expected bodkin.check"), "{error}");
+}
+
+/// What a request to the server asks for, and what it answers.
+type Answer = Box<dyn Fn(&str) -> Value + Send>;
+
+/// A server of completions on a port of its own, for so many requests.
+fn serve(requests: usize, answer: Answer) -> (String, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let thread = std::thread::spawn(move || {
+        let mut served = 0;
+        while served < requests {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            while served < requests && respond(&mut stream, &answer) {
+                served += 1;
+            }
+        }
+    });
+    (url, thread)
+}
+
+/// Answers one request of a connection; false if there is none.
+fn respond(stream: &mut BufReader<TcpStream>, answer: &Answer) -> bool {
+    let (mut line, mut length) = (String::new(), 0);
+    if stream.read_line(&mut line).unwrap_or(0) == 0 {
+        return false;
+    }
+    assert!(line.starts_with("POST /v1/completions HTTP/1.1"), "{line}");
+    while line.trim_end() != "" {
+        line.clear();
+        stream.read_line(&mut line).unwrap();
+        let header = line.to_ascii_lowercase();
+        if let Some(bytes) = header.strip_prefix("content-length:") {
+            length = bytes.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).unwrap();
+    let request: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((&request["temperature"], &request["logprobs"]), (&0.into(), &1.into()));
+    let answer = answer(request["prompt"].as_str().unwrap()).to_string();
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: ";
+    write!(stream.get_mut(), "{head}{}\r\n\r\n{answer}", answer.len()).unwrap();
+    true
+}
+
+/// The model's own greedy tokens, each with its bytes.
+fn greedy(model: &str, prompt: &str) -> Vec<Vec<u8>> {
+    let place = Place::new();
+    let args = ["run", model, prompt, "--raw", "--temperature", "0", "-n", "3", "--json"];
+    let answer: Value = serde_json::from_str(&printed(place.run(&args))).unwrap();
+    let ids = answer["tokens"].as_array().unwrap().clone();
+    let piece = |id: &Value| {
+        let output = place.run(&["detokenize", model, &format!("379,{id}")]);
+        let prefix = place.run(&["detokenize", model, "379"]).stdout.len() - 1;
+        output.stdout[prefix..output.stdout.len() - 1].to_vec()
+    };
+    ids.iter().map(piece).collect()
+}
+
+/// As llama.cpp's server says it: each token with its bytes.
+fn with_bytes(tokens: &[Vec<u8>]) -> Value {
+    let entry = |bytes: &Vec<u8>| json!({"token": "?", "bytes": bytes, "logprob": -1.5});
+    let content: Vec<Value> = tokens.iter().map(entry).collect();
+    json!({"choices": [{"logprobs": {"content": content}}]})
+}
+
+#[test]
+fn a_server_is_followed_token_by_token() {
+    let place = Place::new();
+    let model = model("llama");
+    let check = |answer: Answer, most: &str| {
+        let (url, server) = serve(5, answer);
+        let flags = ["--reference", &url, "--max-logprob-difference", most];
+        let found = check(&place, &[&[model.as_str()][..], &flags].concat());
+        server.join().unwrap();
+        found
+    };
+    let ours = model.clone();
+    let same = move |prompt: &str| with_bytes(&greedy(&ours, prompt));
+    let (report, error) = check(Box::new(same.clone()), "1000");
+    assert_eq!(faults(&report), [] as [&str; 0], "{error}");
+    let found = &report["reference"];
+    assert_eq!((&found["tokens"], &found["same"]), (&15.into(), &15.into()), "{found}");
+
+    // The same tokens with log-probabilities that are not the model's.
+    let (report, _) = check(Box::new(same), "0.01");
+    assert!(faults(&report)[0].contains("log-probabilities differ by"), "{report}");
+
+    // Another token, in the older form.
+    let other = |_: &str| {
+        json!({"choices": [{"logprobs": {
+        "tokens": ["no token of any model"], "token_logprobs": [-0.5]}}]})
+    };
+    let (report, _) = check(Box::new(other), "1000");
+    assert_eq!(faults(&report).len(), 5, "{report}");
+    assert!(faults(&report)[0].contains("\"no token of any model\", here "), "{report}");
+}
+
+#[test]
+fn a_server_that_is_none_is_named() {
+    let place = Place::new();
+    let model = model("llama");
+    // Nothing listens on this port.
+    let (found, _) = check(&place, &[&model, "--reference", "http://127.0.0.1:9/v1/"]);
+    assert!(found.to_string().contains("http://127.0.0.1:9/v1/completions"), "{found}");
+    let (url, server) = serve(1, Box::new(|_| json!({"choices": []})));
+    let (found, _) = check(&place, &[&model, "--reference", &url]);
+    server.join().unwrap();
+    assert!(found.to_string().contains("no logprobs in the answer"), "{found}");
+}

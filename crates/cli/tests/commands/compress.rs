@@ -1,0 +1,149 @@
+//! `quantize` and `prune` from the outside.
+
+use bodkin_gguf::{File, Format};
+
+use crate::place::{Place, failure, model, stderr};
+
+const MODEL: &str = "llama";
+
+/// What a model predicts after some tokens.
+fn logits(place: &Place, model: &str) -> Vec<u8> {
+    place.text(&["logits", model, "--tokens", "1,2,3,30,200", "--output", "logits.npy"]);
+    std::fs::read(place.path("logits.npy")).unwrap()
+}
+
+fn formats(place: &Place, name: &str) -> Vec<(String, Format)> {
+    let file = File::open(place.path(name)).unwrap();
+    file.tensors().iter().map(|tensor| (tensor.name.clone(), tensor.format)).collect()
+}
+
+#[test]
+fn every_type_of_file_opens_and_runs() {
+    let place = Place::new();
+    for kind in [
+        "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M",
+        "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+    ] {
+        let said = place.text(&["quantize", &model("llama-q4_k_m"), "out.gguf", kind, "-t", "2"]);
+        assert!(said.contains("bits per weight"), "{said}");
+        assert!(!logits(&place, "out.gguf").is_empty(), "{kind}");
+    }
+    assert!(!place.files().iter().any(|name| name.starts_with(".bodkin-")));
+}
+
+#[test]
+fn overrides_pure_and_dry_runs() {
+    let place = Place::new();
+    let of = |args: &[&str]| {
+        let mut all = vec!["quantize", "--json", "--dry-run"];
+        all.extend(args);
+        place.json(&all)
+    };
+    let input = model(MODEL);
+    let plan = of(&[&input, "out.gguf", "Q8_0", "--tensor-type", "ffn_(up|gate)=Q4_0"]);
+    let to = |name: &str| {
+        let tensors = plan["tensors"].as_array().unwrap();
+        tensors.iter().find(|t| t["name"] == name).unwrap()["to"].clone()
+    };
+    assert_eq!(
+        (to("blk.0.ffn_up.weight"), to("blk.0.ffn_down.weight")),
+        ("Q4_0".into(), "Q8_0".into())
+    );
+    assert!(!place.path("out.gguf").exists());
+    let wrong = place.run(&["quantize", &input, "out.gguf", "Q9"]);
+    assert!(failure(&wrong).contains("TYPE: expected one of F32"), "{}", stderr(&wrong));
+    let wrong = place.run(&["quantize", &input, "out.gguf", "Q8_0", "--tensor-type", "x=Q9"]);
+    assert!(failure(&wrong).contains("--tensor-type x=Q9: no such format"), "{}", stderr(&wrong));
+}
+
+#[test]
+fn pruned_files_run_and_go_back() {
+    let place = Place::new();
+    let input = model(MODEL);
+    let prune = |out: &str, more: &[&str]| {
+        let mut args = vec!["prune", &input, out, "--method", "magnitude", "--format", "Q8_0"];
+        args.extend(more);
+        place.text(&args)
+    };
+    prune("sparse.gguf", &["--sparsity", "0.5"]);
+    prune("dense.gguf", &["--sparsity", "0.5", "--dense"]);
+    place.text(&["quantize", "sparse.gguf", "back.gguf", "--dense"]);
+    assert_eq!(formats(&place, "back.gguf"), formats(&place, "dense.gguf"));
+    assert_eq!(logits(&place, "back.gguf"), logits(&place, "dense.gguf"));
+    let sparse = place.json(&["inspect", "sparse.gguf", "--json"]);
+    let tensors = sparse["tensors"].as_array().unwrap();
+    let up = tensors.iter().find(|t| t["name"] == "blk.0.ffn_up.weight").unwrap();
+    assert_eq!(up["format"], "BITMAP_Q8_0");
+    // A weight that is small beside its block's scale may become zero too.
+    assert!((0.5..0.53).contains(&up["sparsity"].as_f64().unwrap()), "{up}");
+    assert_eq!(sparse["metadata"]["bodkin.prune.method"], "magnitude");
+    prune("groups.gguf", &["--pattern", "2:4"]);
+    assert!(formats(&place, "groups.gguf").iter().any(|(_, format)| *format == Format::S24_Q8_0));
+}
+
+#[test]
+fn surgery_happens_at_load() {
+    let place = Place::new();
+    let rule = "[[rule]]\nmethod = \"magnitude\"\nsparsity = 0.5\nformat = \"F16\"\n";
+    std::fs::write(place.path("surgery.toml"), rule).unwrap();
+    let input = model(MODEL);
+    place.text(&["prune", &input, "out.gguf", "--surgery", "surgery.toml"]);
+    let run = |model: &str, more: &[&str]| {
+        let mut args = vec!["run", model, "a b c", "--raw", "-q", "-n", "8", "--temperature", "0"];
+        args.extend(more);
+        place.text(&args)
+    };
+    assert_eq!(run(&input, &["--surgery", "surgery.toml"]), run("out.gguf", &[]));
+}
+
+#[test]
+fn what_pruning_needs_is_asked_for() {
+    let place = Place::new();
+    let input = model(MODEL);
+    for (args, wanted) in [
+        (&["--sparsity", "0.5"][..], "ria needs statistics: --imatrix FILE, or --calibrate TEXT"),
+        (&["--sparsity", "0.5", "--method", "sparsegpt"], "sparsegpt needs a text"),
+        (&["--method", "magnitude"], "sparsity: expected a share from 0 to below 1, found none"),
+        (&["--pattern", "4:2"], "--pattern: pattern: expected unstructured, or N:M"),
+        (&["--sparsity", "0.5", "--method", "x"], "--method: method: expected one of magnitude"),
+    ] {
+        let mut all = vec!["prune", &input, "out.gguf"];
+        all.extend(args);
+        let output = place.run(&all);
+        assert!(failure(&output).contains(wanted), "{args:?}: {}", stderr(&output));
+        assert!(!place.path("out.gguf").exists());
+    }
+}
+
+#[test]
+fn an_output_that_cannot_be_written_leaves_nothing() {
+    let place = Place::new();
+    let input = model(MODEL);
+    std::fs::write(place.path("old.gguf"), "as it was").unwrap();
+    let output = place.run(&["quantize", &input, "none/out.gguf", "Q8_0"]);
+    assert!(failure(&output).contains("there is no folder none"), "{}", stderr(&output));
+    let output = place.run(&["quantize", &input, "old.gguf", "Q8_0", "--tensor-type", "up=IQ1_S"]);
+    assert!(failure(&output).contains("expected a type that can be written"));
+    assert_eq!(std::fs::read(place.path("old.gguf")).unwrap(), b"as it was");
+}
+
+#[test]
+fn the_table_tells_what_it_cost() {
+    let place = Place::new();
+    let words: Vec<String> = (0..400).map(|i| format!("w{} is {}", i * 7 % 31, i % 13)).collect();
+    std::fs::write(place.path("text"), words.join(". ")).unwrap();
+    let input = model(MODEL);
+    let args =
+        ["prune", &input, "out.gguf", "--method", "sparsegpt", "--sparsity", "0.5", "--json"];
+    let more = ["--calibrate", "text", "--evaluate", "text", "-c", "32", "--evaluate-chunks", "3"];
+    let table = place.json(&[&args[..], &more[..]].concat());
+    let rows = table["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        assert!(row["perplexity"].as_f64().unwrap() > 1.0, "{row}");
+        assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let divergence = |i: usize| rows[i]["divergence"].as_f64().unwrap();
+    assert!(divergence(1) > divergence(2), "{table}");
+    assert!(table["dense_is_better"].is_boolean() && table["dense_type_of_the_size"].is_string());
+}

@@ -1,0 +1,122 @@
+//! A real model from the outside: its perplexity against the references', its statistics, and the
+//! regression suite. The model comes through the user's own `pip` and cache.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use bodkin_compress::imatrix::Imatrix;
+use bodkin_gguf::{File, Writer};
+use serde_json::Value;
+
+fn bodkin(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bodkin")).args(args).output().unwrap()
+}
+
+#[track_caller]
+fn text(args: &[&str]) -> String {
+    let output = bodkin(args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn pull() -> String {
+    text(&["pull", "smollm2"]).trim().to_owned()
+}
+
+fn parity(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/real").join(name)
+}
+
+#[test]
+fn perplexity_is_that_of_the_references() {
+    let (model, data) = (pull(), parity("wikitext2-start.txt"));
+    let args = ["perplexity", &model, "-f", data.to_str().unwrap(), "--chunks", "4"];
+    let printed = text(&args);
+    let (running, end) = printed.split_once('\n').unwrap();
+    let ours: Vec<f64> = running
+        .split_terminator(',')
+        .enumerate()
+        .map(|(i, part)| part.strip_prefix(&format!("[{}]", i + 1)).unwrap().parse().unwrap())
+        .collect();
+    let json = fs::read(parity("SmolLM2-135M-Instruct.Q4_1.json")).unwrap();
+    let reference: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(ours.len(), 4);
+    let off =
+        |column: &str| (ours[3] / reference[column]["running"][3].as_f64().unwrap() - 1.0).abs();
+    let off = off("perplexity_dequantized_f32").min(off("perplexity"));
+    assert!(off <= 0.005, "{:.4}: {:.2} % off", ours[3], 100.0 * off);
+    assert!(end.starts_with(&format!("Final estimate: PPL = {:.4} +/- ", ours[3])), "{end}");
+}
+
+#[test]
+fn a_damaged_model_fails_where_the_whole_one_passes() {
+    let (model, folder) = (pull(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let baseline = path("baseline.gguf");
+    let args = ["check", &model, "-n", "24", "--ctx-size", "400"];
+    let table = text(&[&args[..], &["--save-baseline", &baseline]].concat());
+    assert!(table.contains("5/5") && table.trim_end().ends_with("ok"), "{table}");
+
+    // The same model with one layer's output taken away.
+    let file = File::open(&model).unwrap();
+    let damaged = path(Path::new(&model).file_name().unwrap().to_str().unwrap());
+    let mut writer = Writer::new(&damaged, file.metadata()).unwrap();
+    for tensor in file.tensors() {
+        let is_cut = tensor.name == "blk.12.ffn_down.weight";
+        let (data, zeros) = (file.data(tensor), vec![0; tensor.bytes as usize]);
+        let data = if is_cut { zeros } else { data.to_vec() };
+        let write = move |out: &mut dyn std::io::Write| out.write_all(&data);
+        writer.tensor_with(&tensor.name, tensor.format, &tensor.shape, write).unwrap();
+    }
+    writer.save().unwrap();
+    let args = ["check", &model, &damaged, "-n", "24", "--ctx-size", "400"];
+    let output = bodkin(&[&args[..], &["--baseline", &baseline]].concat());
+    let table = String::from_utf8(output.stdout).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{table}{error}");
+    assert!(error.ends_with("error: 1 of 2 models failed\n"), "{error}");
+    let rows: Vec<&str> = table.lines().collect();
+    assert!(rows[1].contains("0.00e0") && rows[1].ends_with("ok"), "{table}");
+    assert!(rows[2].ends_with("FAILED"), "{table}");
+    assert!(table.contains("logits: mean square difference"), "{table}");
+}
+
+#[test]
+fn statistics_cover_every_weight_of_the_layers() {
+    let (model, data) = (pull(), parity("wikitext2-start.txt"));
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("imatrix.gguf");
+    let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
+    text(&["imatrix", &model, "-f", data, "-o", out, "-c", "128", "--chunks", "2"]);
+    let found = Imatrix::open(out).unwrap();
+    // Seven products in each of thirty layers.
+    assert_eq!((found.entries.len(), found.chunks, found.chunk_tokens), (210, 2, 128));
+    let is_whole = |counts: &[u64]| counts == [256];
+    assert!(found.entries.values().all(|entry| is_whole(&entry.counts)));
+    // What is added to a file's sums is as much again.
+    text(&[
+        "imatrix",
+        &model,
+        "-f",
+        data,
+        "-o",
+        out,
+        "-c",
+        "128",
+        "--chunks",
+        "2",
+        "--in-file",
+        out,
+    ]);
+    let twice = Imatrix::open(out).unwrap();
+    for (name, entry) in &twice.entries {
+        let once = &found.entries[name];
+        assert_eq!(entry.counts, [512]);
+        let sums = entry.square_sums.iter().zip(&once.square_sums);
+        assert!(sums.into_iter().all(|(two, one)| (two - 2.0 * one).abs() <= 1e-6 * two), "{name}");
+    }
+}

@@ -1,0 +1,43 @@
+//! The one error of this crate: every message is one line that names the thing, what was expected
+//! and what was found.
+
+use std::io;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a file could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The source cannot be read, or the result cannot be written.
+    #[error(transparent)]
+    Gguf(#[from] bodkin_gguf::Error),
+    /// The source is no model.
+    #[error(transparent)]
+    Model(#[from] bodkin_model::Error),
+    /// The result cannot be written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// What was asked for cannot be done.
+    #[error("{item}: expected {expected}, found {found}")]
+    Invalid {
+        /// The flag, tensor or entry.
+        item: String,
+        /// What would have been right.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+}
+
+impl Error {
+    /// Builds [`Error::Invalid`] from anything that can be shown.
+    pub(crate) fn invalid(
+        item: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+    ) -> Error {
+        Error::Invalid { item: item.into(), expected: expected.into(), found: found.into() }
+    }
+}

@@ -1,0 +1,36 @@
+//! Patterns of tensors' names: regular expressions that are found anywhere in a name.
+
+use regex_automata::meta::Regex;
+
+use crate::error::{Error, Result};
+
+/// A regular expression over names of tensors, such as `ffn_(up|gate)` or `blk\.[0-3]\.`.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    text: String,
+    regex: Regex,
+}
+
+impl Pattern {
+    /// Reads a pattern. Fails with what is wrong with the expression.
+    pub fn new(text: &str) -> Result<Pattern> {
+        let regex = Regex::new(text).map_err(|error| {
+            let why = error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string);
+            // The parser draws the place on lines of its own; its last line says what is wrong.
+            let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            let found = format!("`{text}` ({why})");
+            Error::invalid("pattern", "a regular expression", found)
+        })?;
+        Ok(Pattern { text: text.to_string(), regex })
+    }
+
+    /// Whether the pattern is found in a name.
+    pub fn matches(&self, name: &str) -> bool {
+        self.regex.is_match(name)
+    }
+
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}

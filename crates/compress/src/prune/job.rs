@@ -1,0 +1,202 @@
+//! Which tensors are pruned, how, and what they are stored in. It must not know how pruning works.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use bodkin_gguf::{File, Format, Tensor};
+
+use super::structure::Structure;
+use crate::error::{Error, Result};
+use crate::mixture;
+use crate::pattern::Pattern;
+
+/// How the weights to be cut are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Method {
+    /// The smallest.
+    Magnitude,
+    /// The smallest after a look at the inputs.
+    Wanda,
+    /// The smallest beside their rows and columns, after a look at the inputs.
+    Ria,
+    /// One after the other, the others making up for each.
+    SparseGpt,
+}
+
+/// Names of the methods.
+const METHODS: [(&str, Method); 4] = [
+    ("magnitude", Method::Magnitude),
+    ("wanda", Method::Wanda),
+    ("ria", Method::Ria),
+    ("sparsegpt", Method::SparseGpt),
+];
+
+impl FromStr for Method {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Method> {
+        let known = METHODS.iter().find(|(name, _)| *name == text).map(|(_, method)| *method);
+        known.ok_or_else(|| {
+            let expected = "one of magnitude, wanda, ria, sparsegpt";
+            Error::invalid("method", expected, format!("`{text}`"))
+        })
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = METHODS.iter().find(|(_, method)| method == self).map_or("", |(name, _)| name);
+        f.write_str(name)
+    }
+}
+
+/// What is done with the tensors of some names.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Which tensors; none for all.
+    pub tensors: Option<Pattern>,
+    /// How they are cut; none leaves them as they are.
+    pub cut: Option<Cut>,
+}
+
+/// How a tensor is cut and stored.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    /// How weights are chosen.
+    pub method: Method,
+    /// The share that becomes zero, 0 to 1; the structure's own where that has one.
+    pub sparsity: f32,
+    /// Where zeros may be.
+    pub structure: Structure,
+    /// A dense format to store what is left in, or a sparse one; none for about the precision that
+    /// the tensor has.
+    pub format: Option<Format>,
+    /// Whether a dense format holds the zeros; if not, the sparse format that packs it.
+    pub dense: bool,
+}
+
+/// A tensor that will be pruned.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// As it is.
+    pub tensor: Tensor,
+    /// How weights are chosen. For experts this is never [`Method::SparseGpt`]: there would be
+    /// too few inputs for each.
+    pub method: Method,
+    /// The share that becomes zero.
+    pub sparsity: f32,
+    /// Where zeros may be.
+    pub structure: Structure,
+    /// What it will be stored in.
+    pub format: Format,
+}
+
+/// The tensors that rules apply to, in the file's order; of several rules the first that matches.
+/// Only matrices of layers are pruned: embeddings, heads, norms and routers stay.
+///
+/// # Errors
+/// If a rule asks for what cannot be: a share that is none, a format that cannot be written or
+/// that has no sparse sibling, groups that do not fill a row.
+pub fn plan(file: &File, rules: &[Rule]) -> Result<Vec<Job>> {
+    for cut in rules.iter().filter_map(|rule| rule.cut.as_ref()) {
+        if !(0.0..1.0).contains(&cut.sparsity) {
+            let found = cut.sparsity.to_string();
+            return Err(Error::invalid("sparsity", "a share from 0 to below 1", found));
+        }
+    }
+    let prunable =
+        |tensor: &&Tensor| tensor.name.starts_with("blk.") && mixture::is_quantized(tensor);
+    let mut jobs = Vec::new();
+    for tensor in file.tensors().iter().filter(prunable) {
+        let matches = |rule: &&Rule| match &rule.tensors {
+            Some(pattern) => pattern.matches(&tensor.name),
+            None => true,
+        };
+        let rule = rules.iter().find(matches);
+        if let Some(cut) = rule.and_then(|rule| rule.cut.as_ref()) {
+            jobs.push(job(tensor, cut)?);
+        }
+    }
+    Ok(jobs)
+}
+
+fn job(tensor: &Tensor, cut: &Cut) -> Result<Job> {
+    let (structure, cols) = (cut.structure, tensor.cols());
+    let sparsity = match structure {
+        Structure::Unstructured => cut.sparsity,
+        Structure::Groups { of, .. } if !cols.is_multiple_of(of) => {
+            let expected = format!("rows of whole groups of {of}");
+            return Err(Error::invalid(&tensor.name, expected, format!("rows of {cols}")));
+        }
+        Structure::Groups { kept, of } => 1.0 - kept as f32 / of as f32,
+    };
+    let experts = tensor.shape.get(2).is_some_and(|&experts| experts > 1);
+    let method = match cut.method {
+        Method::SparseGpt if experts => Method::Ria,
+        method => method,
+    };
+    let format = format(tensor, cut)?;
+    Ok(Job { tensor: tensor.clone(), method, sparsity, structure, format })
+}
+
+/// What a pruned tensor is stored in.
+fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
+    let wanted = cut.format.unwrap_or_else(|| precision(tensor.format));
+    if !tensor.cols().is_multiple_of(wanted.block_elements()) {
+        // Rows that are no whole blocks are small ones.
+        return Ok(Format::F16);
+    }
+    let sparse = match (wanted.base(), wanted) {
+        (Some(base), _) => return Ok(if cut.dense { base } else { wanted }),
+        (None, _) if cut.dense => return Ok(wanted),
+        (None, Format::F16) => [Format::S24_F16, Format::BITMAP_F16],
+        (None, Format::Q8_0) => [Format::S24_Q8_0, Format::BITMAP_Q8_0],
+        (None, Format::Q4_0) => [Format::S24_Q4_0, Format::BITMAP_Q4_0],
+        (None, _) => {
+            let expected = "F16, Q8_0, Q4_0 or a sparse format; others with --dense";
+            return Err(Error::invalid("format", expected, wanted.name()));
+        }
+    };
+    let [two_four, bitmap] = sparse;
+    let is_two_four = matches!(cut.structure, Structure::Groups { kept: 1..=2, of: 4 });
+    let format = if is_two_four { two_four } else { bitmap };
+    // Formats of other blocks than their base's are chosen only where rows are whole blocks.
+    let whole = tensor.cols().is_multiple_of(format.block_elements());
+    Ok(if whole { format } else { wanted })
+}
+
+/// The format with a sparse sibling that is about as precise.
+pub fn precision(format: Format) -> Format {
+    let dense = format.base().unwrap_or(format);
+    let bits = dense.block_bytes().map_or(16, |bytes| 8 * bytes / dense.block_elements());
+    match bits {
+        0..6 => Format::Q4_0,
+        6..16 => Format::Q8_0,
+        _ => Format::F16,
+    }
+}
+
+/// Groups of jobs whose statistics fit into so many bytes of memory together, at least one job in
+/// each. What needs none is in the first.
+pub fn passes(jobs: &[Job], bytes: u64) -> Vec<Vec<&Job>> {
+    let (large, small): (Vec<&Job>, Vec<&Job>) =
+        jobs.iter().partition(|job| job.method == Method::SparseGpt);
+    let (mut passes, mut used) = (vec![small], 0);
+    for job in large {
+        let needed = (job.tensor.cols() as u64).pow(2) * 4;
+        if used + needed > bytes && used > 0 {
+            passes.push(Vec::new());
+            used = 0;
+        }
+        used += needed;
+        passes.last_mut().expect("there is a first").push(job);
+    }
+    passes
+}
+
+/// Names of the tensors for which products of inputs are needed.
+pub fn with_products(jobs: &[&Job]) -> BTreeSet<String> {
+    let large = jobs.iter().filter(|job| job.method == Method::SparseGpt);
+    large.map(|job| job.tensor.name.clone()).collect()
+}

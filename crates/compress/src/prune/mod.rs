@@ -1,0 +1,270 @@
+//! Pruning: most of a layer's weights can be left out, and the model still works. Which ones is a
+//! matter of the method; what is left is stored in a format that leaves zeros out, or holds them.
+//! It must not know where a calibration comes from, nor what was lost by it.
+
+mod calibrate;
+mod job;
+mod linear;
+mod score;
+mod structure;
+mod update;
+
+use std::collections::HashMap;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
+
+use bodkin_gguf::{File, Metadata, Value, Writer};
+use ndarray::ArrayViewMut2;
+
+pub use calibrate::Calibration;
+pub use job::{Cut, Job, Method, Rule, passes, plan, precision, with_products};
+pub use structure::Structure;
+
+use self::score::Score;
+use self::update::Correlations;
+use crate::error::{Error, Result};
+use crate::quantize::weigh;
+use crate::rows;
+
+/// What was made of a tensor, and where it lies.
+#[derive(Clone, Copy, Debug)]
+struct Pruned {
+    offset: u64,
+    bytes: u64,
+    zeros: u64,
+}
+
+/// Prunes a model's tensors one by one. They wait in a file without a name: how large they are is
+/// known only afterwards, and a GGUF file says so at its start.
+pub struct Pruner<'a> {
+    file: &'a File,
+    waiting: std::fs::File,
+    pruned: HashMap<String, Pruned>,
+    end: u64,
+}
+
+impl<'a> Pruner<'a> {
+    /// Nothing is pruned yet. `folder` is where the nameless file will be.
+    pub fn new(file: &'a File, folder: &Path) -> Result<Pruner<'a>> {
+        let waiting = tempfile::tempfile_in(folder)?;
+        Ok(Pruner { file, waiting, pruned: HashMap::new(), end: 0 })
+    }
+
+    /// Prunes a tensor on so many threads.
+    ///
+    /// # Errors
+    /// If the calibration lacks what the method needs, or if the disk is full.
+    pub fn prune(&mut self, job: &Job, calibration: &Calibration, threads: usize) -> Result<()> {
+        let worker = Worker::new(self.file, job, calibration, threads)?;
+        let (mut zeros, mut stored) = (0, Vec::new());
+        let (rows, cols) = (job.tensor.rows(), job.tensor.cols());
+        let make = |range| worker.prune_rows(range).map_err(std::io::Error::other);
+        rows::in_order(rows, cols, threads, make, |piece| {
+            zeros += piece.zeros;
+            stored.extend(piece.rows);
+            Ok(())
+        })?;
+        let data = job.format.join_rows(&stored);
+        self.waiting.write_all(&data)?;
+        let bytes = data.len() as u64;
+        let pruned = Pruned { offset: self.end, bytes, zeros };
+        self.pruned.insert(job.tensor.name.clone(), pruned);
+        self.end += bytes;
+        self.file.release(&job.tensor);
+        Ok(())
+    }
+
+    /// The share of zeros in all tensors that were pruned.
+    pub fn sparsity(&self) -> f64 {
+        let tensors = self.pruned.keys().filter_map(|name| self.file.tensor(name));
+        let elements: u64 = tensors.map(|tensor| tensor.elements()).sum();
+        let zeros: u64 = self.pruned.values().map(|pruned| pruned.zeros).sum();
+        zeros as f64 / elements.max(1) as f64
+    }
+
+    /// Writes the file: what was pruned, and everything else as it is.
+    pub fn write(self, jobs: &[Job], metadata: &Metadata, out: &mut dyn Write) -> Result<()> {
+        let waiting = &self.waiting;
+        let mut writer = Writer::new(Path::new("the pruned file"), metadata)?;
+        for tensor in self.file.tensors() {
+            let job = jobs.iter().find(|job| job.tensor.name == tensor.name);
+            let Some((job, pruned)) = job.zip(self.pruned.get(&tensor.name)) else {
+                writer.tensor(
+                    &tensor.name,
+                    tensor.format,
+                    &tensor.shape,
+                    self.file.data(tensor),
+                )?;
+                continue;
+            };
+            let (shape, bytes) = (&tensor.shape, pruned.bytes);
+            writer.tensor_with_bytes(&tensor.name, job.format, shape, bytes, move |out| {
+                let mut waiting = waiting;
+                waiting.seek(SeekFrom::Start(pruned.offset))?;
+                std::io::copy(&mut waiting.take(bytes), out).map(|_| ())
+            })?;
+        }
+        Ok(writer.write_to(out)?)
+    }
+
+    /// The file's metadata, and what was done. `calibration` names the text or the statistics.
+    pub fn metadata(&self, jobs: &[Job], calibration: &str) -> Metadata {
+        let mut metadata = crate::quantize::metadata(self.file, None);
+        // What most tensors are stored in has changed.
+        metadata.remove("general.file_type");
+        let text = |values: Vec<String>| {
+            let mut distinct: Vec<String> = Vec::new();
+            for value in values {
+                if !distinct.contains(&value) {
+                    distinct.push(value);
+                }
+            }
+            Value::String(distinct.join(", ").into_bytes().into())
+        };
+        let methods = jobs.iter().map(|job| job.method.to_string()).collect();
+        let structures = jobs.iter().map(|job| job.structure.to_string()).collect();
+        metadata.insert("bodkin.prune.method", text(methods));
+        metadata.insert("bodkin.prune.pattern", text(structures));
+        metadata.insert("bodkin.prune.sparsity", Value::F32(self.sparsity() as f32));
+        metadata.insert("bodkin.prune.calibration", text(vec![calibration.to_string()]));
+        metadata
+    }
+}
+
+/// Rows that were pruned.
+struct Piece {
+    /// As they are stored.
+    rows: Vec<Vec<u8>>,
+    zeros: u64,
+}
+
+/// What all threads that prune a tensor share.
+struct Worker<'a> {
+    file: &'a File,
+    job: &'a Job,
+    /// Mean squares of the columns' inputs, by matrix.
+    squares: Vec<Option<Vec<f32>>>,
+    /// Norms of the same.
+    norms: Vec<Vec<f32>>,
+    /// Sums of the columns' magnitudes, by matrix; only where the method asks for them.
+    column_sums: Vec<Vec<f32>>,
+    correlations: Option<Correlations>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(
+        file: &'a File,
+        job: &'a Job,
+        calibration: &Calibration,
+        threads: usize,
+    ) -> Result<Worker<'a>> {
+        let (tensor, cols) = (&job.tensor, job.tensor.cols());
+        let matrices = tensor.shape[2..].iter().product::<u64>() as usize;
+        let missing = || {
+            let expected = format!("statistics of its inputs, {matrices} x {cols}");
+            Error::invalid(&tensor.name, expected, "none")
+        };
+        let entry = calibration.imatrix.entries.get(&tensor.name);
+        let entry = entry.filter(|entry| entry.cols() == cols && entry.counts.len() == matrices);
+        if entry.is_none() && job.method != Method::Magnitude {
+            return Err(missing());
+        }
+        let squares: Vec<_> = (0..matrices)
+            .map(|matrix| entry.and_then(|entry| entry.mean_squares(matrix)))
+            .collect();
+        // An expert that no token chose is judged by its weights alone.
+        let norm = |squares: &Option<Vec<f32>>| match squares {
+            Some(squares) => squares.iter().map(|square| square.sqrt()).collect(),
+            None => vec![1.0; cols],
+        };
+        let norms = squares.iter().map(norm).collect();
+        let correlations = match job.method {
+            Method::SparseGpt => {
+                let products = calibration.products(&tensor.name).ok_or_else(missing)?;
+                Some(Correlations::new(products).ok_or_else(missing)?)
+            }
+            _ => None,
+        };
+        let column_sums = match job.method {
+            Method::Ria => column_sums(file, job, matrices, threads)?,
+            _ => Vec::new(),
+        };
+        Ok(Worker { file, job, squares, norms, column_sums, correlations })
+    }
+
+    fn prune_rows(&self, range: Range<usize>) -> Result<Piece> {
+        let (tensor, cols) = (&self.job.tensor, self.job.tensor.cols());
+        let zeros = self.job.structure.zeros(cols, self.job.sparsity);
+        let mut values = rows::read(self.file, tensor, range.clone());
+        match &self.correlations {
+            Some(correlations) => {
+                let shape = (range.len(), cols);
+                let view = ArrayViewMut2::from_shape(shape, &mut values).expect("whole rows");
+                correlations.prune(view, self.job.structure, zeros);
+            }
+            None => {
+                let (mut scores, mut order) = (vec![0.0; cols], Vec::new());
+                for (row, values) in range.clone().zip(values.chunks_exact_mut(cols)) {
+                    self.score(row).of(values, &mut scores);
+                    self.job.structure.cut(values, &scores, zeros, &mut order);
+                }
+            }
+        }
+        let rows = range.zip(values.chunks_exact(cols));
+        let rows = rows.map(|(row, values)| self.store(row, values)).collect::<Result<_>>()?;
+        let zeros = values.iter().filter(|value| **value == 0.0).count() as u64;
+        Ok(Piece { rows, zeros })
+    }
+
+    fn matrix(&self, row: usize) -> usize {
+        row / self.job.tensor.shape[1] as usize
+    }
+
+    fn score(&self, row: usize) -> Score<'_> {
+        let matrix = self.matrix(row);
+        let norms = &self.norms[matrix];
+        match self.job.method {
+            Method::Wanda => Score::Wanda { norms },
+            Method::Ria => Score::Ria { norms, column_sums: &self.column_sums[matrix] },
+            Method::Magnitude | Method::SparseGpt => Score::Magnitude,
+        }
+    }
+
+    /// A row as the new format has it. Zeros weigh nothing, so that scales suit what is left.
+    fn store(&self, row: usize, values: &[f32]) -> Result<Vec<u8>> {
+        let format = self.job.format;
+        let base = format.base().unwrap_or(format);
+        let mut weights = vec![0.0; values.len()];
+        weigh(values, self.squares[self.matrix(row)].as_deref(), &mut weights);
+        let mut dense = vec![0; base.row_bytes(values.len()).expect("a format that fits")];
+        base.quantize(values, Some(&weights), &mut dense)?;
+        match format.base() {
+            Some(_) => Ok(format.sparsify_row(&dense)?),
+            None => Ok(dense),
+        }
+    }
+}
+
+/// Sums of the magnitudes of each matrix's columns.
+fn column_sums(file: &File, job: &Job, matrices: usize, threads: usize) -> Result<Vec<Vec<f32>>> {
+    let (rows, cols) = (job.tensor.rows(), job.tensor.cols());
+    let rows_each = rows / matrices;
+    let mut sums = vec![vec![0.0; cols]; matrices];
+    for (matrix, sums) in sums.iter_mut().enumerate() {
+        let make = |range: Range<usize>| {
+            let first = matrix * rows_each;
+            let values = rows::read(file, &job.tensor, first + range.start..first + range.end);
+            let mut partial = vec![0f32; cols];
+            for row in values.chunks_exact(cols) {
+                partial.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.abs());
+            }
+            Ok(partial)
+        };
+        rows::in_order(rows_each, cols, threads, make, |partial| {
+            sums.iter_mut().zip(partial).for_each(|(sum, part)| *sum += part);
+            Ok(())
+        })?;
+    }
+    Ok(sums)
+}

@@ -1,0 +1,241 @@
+//! A model in other formats: first which format each tensor gets, then the file. It must not know
+//! how blocks are made, nor what a mixture is.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use bodkin_gguf::{File, Format, Metadata, Tensor, Value, Writer};
+
+use crate::error::{Error, Result};
+use crate::imatrix::Imatrix;
+use crate::mixture::{self, Facts, FileType};
+use crate::pattern::Pattern;
+use crate::rows;
+
+/// The version of the block formats, as `general.quantization_version` says it.
+const BLOCKS_VERSION: u32 = 2;
+
+/// What activations say about the tensors that are stored anew: the mean square of the input to
+/// each column.
+#[derive(Clone, Debug)]
+pub struct Importance {
+    /// By the tensor's name, for each of its matrices; None where no token met the matrix.
+    tensors: BTreeMap<String, Vec<Option<Vec<f32>>>>,
+    missing: Vec<String>,
+}
+
+impl Importance {
+    /// Looks up all tensors that will be stored anew. Fails if the statistics are of another
+    /// model: of a tensor with other columns.
+    pub fn new(imatrix: &Imatrix, choices: &[Choice]) -> Result<Importance> {
+        let mut importance = Importance { tensors: BTreeMap::new(), missing: Vec::new() };
+        for choice in choices.iter().filter(|choice| choice.format != choice.tensor.format) {
+            let tensor = &choice.tensor;
+            let Some(entry) = imatrix.entries.get(&tensor.name) else {
+                importance.missing.push(tensor.name.clone());
+                continue;
+            };
+            let matrices = entry.counts.len();
+            if entry.cols() != tensor.cols() || !tensor.rows().is_multiple_of(matrices.max(1)) {
+                let item = format!("imatrix of {}", tensor.name);
+                let expected = format!("{} columns", tensor.cols());
+                return Err(Error::invalid(item, expected, format!("{}", entry.cols())));
+            }
+            let means = (0..matrices).map(|matrix| entry.mean_squares(matrix)).collect();
+            importance.tensors.insert(tensor.name.clone(), means);
+        }
+        Ok(importance)
+    }
+
+    /// Tensors that the statistics do not cover.
+    pub fn missing(&self) -> impl Iterator<Item = &str> {
+        self.missing.iter().map(String::as_str)
+    }
+
+    /// The columns of one of a tensor's rows.
+    fn columns(&self, tensor: &Tensor, row: usize) -> Option<&[f32]> {
+        let matrices = self.tensors.get(&tensor.name)?;
+        matrices[row * matrices.len() / tensor.rows()].as_deref()
+    }
+}
+
+/// What is to be made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The mixture; none leaves tensors in their formats, and sparse ones in their bases.
+    pub kind: Option<FileType>,
+    /// Every matrix in the one format of the mixture.
+    pub pure: bool,
+    /// The format of tensors by name; the first pattern that is found decides.
+    pub overrides: Vec<(Pattern, Format)>,
+    /// Whether activations were measured, which changes a few rules.
+    pub has_imatrix: bool,
+}
+
+/// What becomes of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The tensor as it is.
+    pub tensor: Tensor,
+    /// How it will be stored.
+    pub format: Format,
+    /// The format that it would have, if its rows were whole numbers of blocks.
+    pub instead_of: Option<Format>,
+}
+
+impl Choice {
+    /// How many bytes it will take.
+    pub fn bytes(&self) -> u64 {
+        if self.format == self.tensor.format {
+            return self.tensor.bytes;
+        }
+        let row = self.format.row_bytes(self.tensor.cols()).expect("a format that fits was chosen");
+        row as u64 * self.tensor.rows() as u64
+    }
+}
+
+/// Chooses a format for every tensor of a file, in the file's order. Fails if an override names a
+/// format that cannot be written, or that a tensor's rows are no whole number of blocks of.
+pub fn choose(file: &File, options: &Options) -> Result<Vec<Choice>> {
+    for (pattern, format) in &options.overrides {
+        if !is_written(*format) {
+            let item = format!("type for `{}`", pattern.as_str());
+            return Err(Error::invalid(item, "a type that can be written", format.name()));
+        }
+    }
+    let facts = Facts::of(file, options.has_imatrix)?;
+    file.tensors().iter().map(|tensor| choose_one(tensor, options, &facts)).collect()
+}
+
+fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choice> {
+    let tensor = tensor.clone();
+    let cols = tensor.cols();
+    let named = options.overrides.iter().find(|(pattern, _)| pattern.matches(&tensor.name));
+    if let Some(&(_, format)) = named {
+        if format.row_bytes(cols).is_none() {
+            let block = format.block_elements();
+            let expected = format!("rows of whole {} blocks of {block}", format.name());
+            return Err(Error::invalid(tensor.name, expected, format!("rows of {cols}")));
+        }
+        return Ok(Choice { tensor, format, instead_of: None });
+    }
+    let kind = options.kind.filter(|_| mixture::is_quantized(&tensor));
+    let Some(kind) = kind else {
+        let format = tensor.format.base().unwrap_or(tensor.format);
+        return Ok(Choice { tensor, format, instead_of: None });
+    };
+    let wanted = match options.pure {
+        true => kind.format,
+        false => mixture::format_for(kind, &tensor, facts),
+    };
+    match wanted.row_bytes(cols) {
+        Some(_) => Ok(Choice { tensor, format: wanted, instead_of: None }),
+        None => {
+            let format = mixture::fallback(wanted, cols);
+            Ok(Choice { tensor, format, instead_of: Some(wanted) })
+        }
+    }
+}
+
+/// Whether a format is dense and can be written.
+fn is_written(format: Format) -> bool {
+    let Some(bytes) = format.block_bytes().filter(|_| format.base().is_none()) else {
+        return false;
+    };
+    let values = vec![0.0; format.block_elements()];
+    format.quantize(&values, None, &mut vec![0; bytes]).is_ok()
+}
+
+/// The metadata of a file whose tensors were stored anew.
+pub fn metadata(file: &File, kind: Option<FileType>) -> Metadata {
+    let mut metadata = file.metadata().clone();
+    for key in ["split.no", "split.count", "split.tensors.count"] {
+        metadata.remove(key);
+    }
+    if let Some(kind) = kind {
+        metadata.insert("general.quantization_version", Value::U32(BLOCKS_VERSION));
+        metadata.insert("general.file_type", Value::U32(kind.id));
+    }
+    metadata
+}
+
+/// Writes the file that was chosen. `done` is told the number of source bytes that were worked
+/// off since it was last called.
+pub fn write(
+    file: &File,
+    metadata: &Metadata,
+    choices: &[Choice],
+    importance: Option<&Importance>,
+    threads: usize,
+    done: &dyn Fn(u64),
+    out: &mut dyn Write,
+) -> Result<()> {
+    // Only messages name the path: the caller's stream is what is written to.
+    let mut writer = Writer::new(Path::new("the new file"), metadata)?;
+    for choice in choices {
+        let tensor = &choice.tensor;
+        let bytes = choice.bytes();
+        let (name, format, shape) = (&tensor.name, choice.format, &tensor.shape);
+        writer.tensor_with_bytes(name, format, shape, bytes, move |out| {
+            if choice.format == tensor.format {
+                out.write_all(file.data(tensor))?;
+                done(tensor.bytes);
+            } else {
+                let made = |bytes: &[u8], rows: usize| {
+                    out.write_all(bytes)?;
+                    done(tensor.bytes / tensor.rows() as u64 * rows as u64);
+                    Ok(())
+                };
+                convert(file, tensor, choice.format, importance, threads, made)?;
+            }
+            file.release(tensor);
+            Ok(())
+        })?;
+    }
+    Ok(writer.write_to(out)?)
+}
+
+/// Stores a tensor's rows in another format and hands them on in order, some at a time.
+fn convert(
+    file: &File,
+    tensor: &Tensor,
+    format: Format,
+    importance: Option<&Importance>,
+    threads: usize,
+    mut emit: impl FnMut(&[u8], usize) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    let row_bytes = format.row_bytes(cols).expect("a format that fits was chosen");
+    let make = |range: std::ops::Range<usize>| {
+        let values = rows::read(file, tensor, range.clone());
+        let mut bytes = vec![0; range.len() * row_bytes];
+        let mut weights = vec![0.0; cols];
+        for ((row, values), bytes) in
+            range.zip(values.chunks_exact(cols)).zip(bytes.chunks_exact_mut(row_bytes))
+        {
+            let columns = importance.and_then(|all| all.columns(tensor, row));
+            weigh(values, columns, &mut weights);
+            let stored = format.quantize(values, Some(&weights), bytes);
+            stored.map_err(std::io::Error::other)?;
+        }
+        Ok(bytes)
+    };
+    let emit = |bytes: Vec<u8>| emit(&bytes, bytes.len() / row_bytes);
+    rows::in_order(rows, cols, threads, make, emit)
+}
+
+/// How much the error of each value of a row counts. An error adds to the result as much as the
+/// input of its column is large; errors of large values count more, as those are more often what
+/// training put there on purpose.
+pub(crate) fn weigh(values: &[f32], columns: Option<&[f32]>, weights: &mut [f32]) {
+    let mean = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
+    for (i, (weight, x)) in weights.iter_mut().zip(values).enumerate() {
+        let column = columns.map_or(1.0, |columns| columns[i]);
+        *weight = column * (mean + x * x).sqrt();
+    }
+    // A column that was never used, or values that are all zero, say nothing.
+    if !weights.iter().any(|&weight| weight > 0.0) || !weights.iter().all(|w| w.is_finite()) {
+        weights.fill(1.0);
+    }
+}

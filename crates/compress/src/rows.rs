@@ -1,0 +1,54 @@
+//! A tensor's rows, worked on by all threads and handed on in order. It must not know what is done
+//! with them.
+
+use std::io;
+use std::ops::Range;
+
+use bodkin_gguf::{File, Tensor};
+
+/// Elements that a thread takes at a time: enough to be worth a thread's start, and little beside
+/// any tensor that is worth several threads.
+const PIECE: usize = 1 << 20;
+
+/// Cuts `rows` rows of `cols` elements into pieces, has `make` turn each into something on one of
+/// `threads` threads, and gives the results to `emit` in order. As many pieces as threads are in
+/// memory at a time.
+pub(crate) fn in_order<T: Send>(
+    rows: usize,
+    cols: usize,
+    threads: usize,
+    make: impl Fn(Range<usize>) -> io::Result<T> + Sync,
+    mut emit: impl FnMut(T) -> io::Result<()>,
+) -> io::Result<()> {
+    let most = (PIECE / cols).max(1);
+    // Small tensors are shared too.
+    let piece = rows.div_ceil(threads).clamp(1, most);
+    let mut from = 0;
+    while from < rows {
+        let pieces = (0..threads).map(|i| from + i * piece).take_while(|&start| start < rows);
+        let results: Vec<io::Result<T>> = std::thread::scope(|scope| {
+            let make = &make;
+            let start = |first| scope.spawn(move || make(first..rows.min(first + piece)));
+            let running: Vec<_> = pieces.map(start).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            running.into_iter().map(join).collect()
+        });
+        for result in results {
+            emit(result?)?;
+        }
+        from += threads * piece;
+    }
+    Ok(())
+}
+
+/// The values of some rows of a tensor.
+pub(crate) fn read(file: &File, tensor: &Tensor, rows: Range<usize>) -> Vec<f32> {
+    let (data, cols) = (file.data(tensor), tensor.cols());
+    let mut values = vec![0.0; rows.len() * cols];
+    for (row, out) in rows.zip(values.chunks_exact_mut(cols)) {
+        tensor.format.dequantize_row(tensor.format.row(data, tensor.rows(), row), out);
+    }
+    values
+}

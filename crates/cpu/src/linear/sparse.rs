@@ -1,0 +1,276 @@
+//! Weights with zeros left out: panels of a dense kind, packed as a [`Layout`] says. It knows how
+//! they are packed and where they lie; products with them are the tiles' business.
+//!
+//! A product with one token reads them as they are. For more tokens, panels are first written as
+//! the dense kind, a group that stays in the second-level cache at a time.
+
+use std::ops::Range;
+
+use bodkin_gguf::Format;
+
+use super::kind::Kind;
+use super::level::{Level, PANEL_ROWS, Portable};
+use super::memory::Memory;
+use super::weight::{PackedWeight, Rows};
+use crate::simd::Simd;
+
+pub(crate) mod csr;
+mod kind;
+mod pattern;
+
+pub(crate) use kind::{COLS, SparseFloat, SparseInteger, SparseKind};
+use pattern::{Bitmap, TwoFour};
+
+#[cfg(target_arch = "x86_64")]
+use super::level::{Avx2, Avx512};
+
+/// What kernels may read behind the last byte of a panel.
+const SLACK: usize = 64;
+
+/// How zeros are left out of which kind.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    BitmapF16,
+    BitmapQ8_0,
+    BitmapQ4_0,
+    TwoFourF16,
+    TwoFourQ8_0,
+    TwoFourQ4_0,
+    CsrF16,
+}
+
+/// What is done with a layout once it is known: see [`Layout::visit`].
+pub(crate) trait VisitSparse {
+    /// The result.
+    type Output;
+    /// The layout is of an integer kind.
+    fn integer<K: SparseInteger>(self) -> Self::Output;
+    /// The layout is of a float kind.
+    fn float<K: SparseFloat>(self) -> Self::Output;
+    /// The layout is that of compressed rows.
+    fn csr(self) -> Self::Output;
+}
+
+impl Layout {
+    /// The layout for a sparse format.
+    pub(crate) fn of(format: Format) -> Option<Layout> {
+        Some(match format {
+            Format::BITMAP_F16 => Layout::BitmapF16,
+            Format::BITMAP_Q8_0 => Layout::BitmapQ8_0,
+            Format::BITMAP_Q4_0 => Layout::BitmapQ4_0,
+            Format::S24_F16 => Layout::TwoFourF16,
+            Format::S24_Q8_0 => Layout::TwoFourQ8_0,
+            Format::S24_Q4_0 => Layout::TwoFourQ4_0,
+            Format::CSR_F16 => Layout::CsrF16,
+            _ => return None,
+        })
+    }
+
+    /// Calls the visitor with the layout's type.
+    pub(crate) fn visit<V: VisitSparse>(self, visitor: V) -> V::Output {
+        match self {
+            Layout::BitmapF16 => visitor.float::<kind::F16<Bitmap>>(),
+            Layout::BitmapQ8_0 => visitor.integer::<kind::Q8_0<Bitmap>>(),
+            Layout::BitmapQ4_0 => visitor.integer::<kind::Q4_0<Bitmap>>(),
+            Layout::TwoFourF16 => visitor.float::<kind::F16<TwoFour>>(),
+            Layout::TwoFourQ8_0 => visitor.integer::<kind::Q8_0<TwoFour>>(),
+            Layout::TwoFourQ4_0 => visitor.integer::<kind::Q4_0<TwoFour>>(),
+            Layout::CsrF16 => visitor.csr(),
+        }
+    }
+}
+
+/// Panels one after the other, each as long as its content makes it.
+pub(crate) struct SparsePanels {
+    pub(crate) layout: Layout,
+    memory: Memory,
+    /// Where each panel begins, and where the last ends.
+    starts: Vec<usize>,
+}
+
+/// Some panels of a weight on their way into it.
+pub struct SparsePart {
+    bytes: Vec<u8>,
+    /// Where each panel ends.
+    ends: Vec<usize>,
+}
+
+/// The right to pack panels of a sparse weight, shareable between threads.
+#[derive(Copy, Clone)]
+pub struct SparsePacker<'a> {
+    layout: Layout,
+    kind: Kind,
+    source: Rows<'a>,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> SparsePacker<'a> {
+    /// Prepares packing `rows` rows of a sparse format.
+    ///
+    /// # Panics
+    /// If the format is none of these.
+    pub fn new(source: Rows<'a>, rows: usize, cols: usize) -> SparsePacker<'a> {
+        let format = source.format();
+        let known = Layout::of(format).zip(Kind::native(format));
+        let (layout, kind) = known.unwrap_or_else(|| panic!("{} is not sparse", format.name()));
+        SparsePacker { layout, kind, source, rows, cols }
+    }
+
+    /// Packs the panels of a range.
+    pub fn pack(self, panels: Range<usize>) -> SparsePart {
+        let mut part = SparsePart { bytes: Vec::new(), ends: Vec::new() };
+        for panel in panels {
+            let first = panel * PANEL_ROWS;
+            let rows = PANEL_ROWS.min(self.rows - first);
+            let mut dense = PackedWeight::zeroed(self.kind, rows, self.cols);
+            let source = self.source.from(first);
+            // SAFETY: no other thread knows this weight.
+            unsafe { dense.packer(source).pack(0..1) };
+            self.layout.visit(PackPanel { dense: dense.panel_mut(), out: &mut part.bytes });
+            // Heads begin with a line.
+            part.bytes.resize(part.bytes.len().next_multiple_of(64), 0);
+            part.ends.push(part.bytes.len());
+        }
+        part
+    }
+
+    /// The weight of parts that are all its panels, in order.
+    pub fn join(self, parts: &[SparsePart]) -> PackedWeight {
+        let mut starts = vec![0];
+        let bytes: usize = parts.iter().map(|part| part.bytes.len()).sum();
+        let mut memory = Memory::zeroed(bytes + SLACK);
+        let mut before = 0;
+        for part in parts {
+            memory.bytes_mut()[before..before + part.bytes.len()].copy_from_slice(&part.bytes);
+            starts.extend(part.ends.iter().map(|end| before + end));
+            before += part.bytes.len();
+        }
+        assert_eq!(starts.len() - 1, self.rows.div_ceil(PANEL_ROWS), "all panels");
+        let panels = SparsePanels { layout: self.layout, memory, starts };
+        PackedWeight::of_sparse(self.kind, self.rows, self.cols, panels)
+    }
+}
+
+/// A panel of the dense kind on its way into a part.
+struct PackPanel<'a> {
+    dense: &'a [u8],
+    out: &'a mut Vec<u8>,
+}
+
+impl PackPanel<'_> {
+    fn pack<K: SparseKind>(self) {
+        let blocks = self.dense.chunks_exact(K::DENSE);
+        let mut heads = vec![0; blocks.len() * K::HEAD];
+        let mut codes = Vec::new();
+        for (dense, head) in blocks.zip(heads.chunks_exact_mut(K::HEAD)) {
+            K::pack(dense, head, &mut codes);
+        }
+        self.out.extend(heads);
+        self.out.extend(codes);
+    }
+}
+
+impl VisitSparse for PackPanel<'_> {
+    type Output = ();
+
+    fn integer<K: SparseInteger>(self) {
+        self.pack::<K>();
+    }
+
+    fn float<K: SparseFloat>(self) {
+        self.pack::<K>();
+    }
+
+    fn csr(self) {
+        csr::pack(self.dense, self.out);
+    }
+}
+
+impl SparsePanels {
+    /// Bytes of all panels.
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len() - SLACK
+    }
+
+    /// Takes the panels out of the processor's caches.
+    pub(crate) fn evict(&self) {
+        self.memory.evict();
+    }
+
+    /// The first byte of a panel.
+    pub(crate) fn panel(&self, panel: usize) -> *const u8 {
+        let start = self.starts[panel];
+        assert!(start < self.len(), "panel {panel} of {}", self.starts.len() - 1);
+        // SAFETY: inside the memory.
+        unsafe { self.memory.start().add(start) }
+    }
+
+    /// Writes some panels as the dense kind, `dense_bytes` each, one after the other.
+    ///
+    /// # Safety
+    /// `room` has place for the panels, whose columns are `cols`, and no other thread touches it.
+    pub(crate) unsafe fn expand_into(
+        &self,
+        simd: Simd,
+        panels: Range<usize>,
+        cols: usize,
+        dense_bytes: usize,
+        room: *mut u8,
+    ) {
+        for (i, panel) in panels.enumerate() {
+            // SAFETY: the caller gives the room; a `Simd` that expands proves its instructions.
+            unsafe {
+                let dense = room.add(i * dense_bytes);
+                let expansion = Expansion { simd, panel: self.panel(panel), cols, dense };
+                if self.layout == Layout::CsrF16 {
+                    dense.write_bytes(0, dense_bytes);
+                }
+                self.layout.visit(expansion);
+            }
+        }
+    }
+}
+
+/// One panel on its way to the dense kind.
+struct Expansion {
+    simd: Simd,
+    panel: *const u8,
+    cols: usize,
+    dense: *mut u8,
+}
+
+impl Expansion {
+    fn run<K: SparseKind>(self) {
+        let Expansion { simd, panel, cols, dense } = self;
+        // SAFETY: whoever made this gives a panel, room for it, and a level with its instructions.
+        unsafe {
+            match simd.expanding() {
+                Simd::Portable => Portable::expand::<K>(panel, cols, dense),
+                #[cfg(target_arch = "x86_64")]
+                Simd::Avx2 | Simd::AvxVnni => Avx2::<0, false>::expand::<K>(panel, cols, dense),
+                #[cfg(target_arch = "x86_64")]
+                Simd::Avx512 => Avx512::expand::<K>(panel, cols, dense),
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => unreachable!("{simd} on another processor"),
+            }
+        }
+    }
+}
+
+impl VisitSparse for Expansion {
+    type Output = ();
+
+    fn integer<K: SparseInteger>(self) {
+        self.run::<K>();
+    }
+
+    fn float<K: SparseFloat>(self) {
+        self.run::<K>();
+    }
+
+    fn csr(self) {
+        // SAFETY: as in `run`; the room was made zero.
+        unsafe { csr::expand(self.panel, self.dense) }
+    }
+}

@@ -1,0 +1,300 @@
+//! Panels with zeros left out, kind by kind. A panel has a head of one size for each 32 columns,
+//! with their masks and scales, and behind all heads the codes that are left, in the order in which
+//! a product comes to them. Unpacked, they are exactly the bytes of the dense kind, and products on
+//! them do the dense kind's arithmetic.
+//!
+//! ```text
+//! Q8_0  head: 8 masks by row | 16 scales        codes: bytes
+//! Q4_0  head: 8 masks by row | 16 scales        codes: nibbles, see below
+//! F16   head: 8 masks by column                 codes: f16
+//! ```
+//!
+//! The addresses of heads depend on nothing, those of codes on sums of bits, so that neither waits
+//! for memory. For each 64 elements a product adds to the dense one a mask, a population count and
+//! one expansion.
+
+use std::marker::PhantomData;
+
+use super::pattern::Pattern;
+use crate::linear::kind::{self, IntegerKind};
+use crate::linear::level::{Lanes, PANEL_ROWS};
+
+/// Columns of a head.
+pub(crate) const COLS: usize = 32;
+/// Bytes of a vector; masks, too, stand for so many elements.
+const VECTOR: usize = 64;
+/// Masks of a head.
+const MASKS: usize = COLS * PANEL_ROWS / 64;
+const SCALES_BYTES: usize = 2 * PANEL_ROWS;
+/// How far ahead of their use codes are asked for.
+const PREFETCH_BYTES: usize = 2048;
+
+/// How 32 columns of a panel lie when zeros are left out.
+///
+/// # Safety
+/// The functions want a `head` and the `codes` that `pack` wrote, with 64 bytes to read behind the
+/// last of either, and the instructions of `L` with those that expand.
+pub(crate) trait SparseKind {
+    /// Bytes of a head.
+    const HEAD: usize;
+    /// Bytes of 32 columns of the dense kind.
+    const DENSE: usize;
+
+    /// Packs 32 columns of the dense kind. `head` is zero before; codes go behind the others.
+    fn pack(dense: &[u8], head: &mut [u8], codes: &mut Vec<u8>);
+
+    /// Writes 32 columns as the dense kind, [`SparseKind::DENSE`] bytes, and returns how many bytes
+    /// of codes that took.
+    unsafe fn expand<L: Lanes>(head: *const u8, codes: *const u8, dense: *mut u8) -> usize;
+}
+
+/// A kind whose products are formed in integers.
+pub(crate) trait SparseInteger: SparseKind {
+    /// The kind whose arithmetic it is.
+    type Dense: IntegerKind;
+
+    /// The eight steps of the columns, and how many bytes of codes they took.
+    unsafe fn codes<L: Lanes>(head: *const u8, codes: *const u8) -> ([L::Bytes; 8], usize);
+
+    /// The scale of the columns.
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(head: *const u8) -> L::Floats {
+        // SAFETY: the scales are the last bytes of the head.
+        unsafe { L::from_f16(head.add(Self::HEAD - SCALES_BYTES)) }
+    }
+}
+
+/// A kind whose products are formed in f32.
+pub(crate) trait SparseFloat: SparseKind {
+    /// Bytes of a head for four columns.
+    const STEP: usize;
+
+    /// The weights of four columns, and how many bytes of codes they took.
+    unsafe fn load<L: Lanes>(head: *const u8, codes: *const u8) -> ([L::Floats; 4], usize);
+}
+
+/// Writes the masks that `by_row` says of each step, and then the scales of a dense span.
+fn put_head<P: Pattern>(masks: [u64; MASKS], dense: &[u8], head: &mut [u8]) {
+    let (to, scales) = head.split_at_mut(MASKS * P::BYTES);
+    for (mask, to) in masks.into_iter().zip(to.chunks_exact_mut(P::BYTES)) {
+        P::put_by_row(mask, to);
+    }
+    scales.copy_from_slice(&dense[dense.len() - SCALES_BYTES..]);
+}
+
+/// Copies the scales of a head behind the dense codes.
+#[inline(always)]
+unsafe fn copy_scales(head: *const u8, bytes: usize, dense: *mut u8) {
+    // SAFETY: both end with the scales.
+    unsafe { dense.copy_from_nonoverlapping(head.add(bytes - SCALES_BYTES), SCALES_BYTES) }
+}
+
+/// The mask of elements of which `is_left` says so.
+fn mask_of(is_left: impl Fn(usize) -> bool) -> u64 {
+    (0..64).filter(|&i| is_left(i)).fold(0, |mask, i| mask | 1 << i)
+}
+
+/// The bits of a mask that are set, in order.
+fn ones(mask: u64) -> impl Iterator<Item = usize> {
+    (0..64).filter(move |i| mask >> i & 1 == 1)
+}
+
+/// int8 codes.
+pub(crate) struct Q8_0<P>(PhantomData<P>);
+
+impl<P: Pattern> SparseKind for Q8_0<P> {
+    const HEAD: usize = MASKS * P::BYTES + SCALES_BYTES;
+    const DENSE: usize = kind::Q8_0::BYTES;
+
+    fn pack(dense: &[u8], head: &mut [u8], codes: &mut Vec<u8>) {
+        let masks = std::array::from_fn(|step| {
+            let vector = &dense[step * VECTOR..][..VECTOR];
+            let mask = P::complete_by_row(mask_of(|i| vector[i] != 0));
+            codes.extend(ones(mask).map(|i| vector[i]));
+            mask
+        });
+        put_head::<P>(masks, dense, head);
+    }
+
+    #[inline(always)]
+    unsafe fn expand<L: Lanes>(head: *const u8, codes: *const u8, dense: *mut u8) -> usize {
+        // SAFETY: the caller vouches.
+        unsafe {
+            let (steps, taken) = Self::codes::<L>(head, codes);
+            for (step, &vector) in steps.iter().enumerate() {
+                L::store_bytes(vector, dense.add(step * VECTOR));
+            }
+            copy_scales(head, Self::HEAD, dense.add(Self::DENSE - SCALES_BYTES));
+            taken
+        }
+    }
+}
+
+impl<P: Pattern> SparseInteger for Q8_0<P> {
+    type Dense = kind::Q8_0;
+
+    #[inline(always)]
+    unsafe fn codes<L: Lanes>(head: *const u8, codes: *const u8) -> ([L::Bytes; 8], usize) {
+        // SAFETY: the caller vouches.
+        unsafe {
+            let mut at = codes;
+            let mut steps = [L::zero_bytes(); MASKS];
+            for (step, vector) in steps.iter_mut().enumerate() {
+                let mask = P::by_row::<L>(head.add(step * P::BYTES));
+                L::prefetch(at.wrapping_add(PREFETCH_BYTES));
+                *vector = L::expand(mask, at);
+                at = at.add(mask.count_ones() as usize);
+            }
+            (steps, at.offset_from_unsigned(codes))
+        }
+    }
+}
+
+/// Nibbles around 8. The codes of steps 0 to 3 that are left are the low nibbles of bytes, those of
+/// steps 4 to 7 the high ones, and the bytes are as many as the longer of the two rows needs. They
+/// are stored as `code ^ 8`, so that an element that is left out is zero.
+pub(crate) struct Q4_0<P>(PhantomData<P>);
+
+const CENTRE: u8 = 8;
+
+impl<P: Pattern> SparseKind for Q4_0<P> {
+    const HEAD: usize = MASKS * P::BYTES + SCALES_BYTES;
+    const DENSE: usize = kind::Q4_0::BYTES;
+
+    fn pack(dense: &[u8], head: &mut [u8], codes: &mut Vec<u8>) {
+        let mut rows = [Vec::new(), Vec::new()];
+        let scales = &dense[dense.len() - SCALES_BYTES..];
+        let masks = std::array::from_fn(|step| {
+            let vector = &dense[step % 4 * VECTOR..][..VECTOR];
+            // Rows that only fill up the panel have no scale, and no codes that mean zero.
+            let has_scale = |row: usize| scales[2 * row] | scales[2 * row + 1] & 0x7f != 0;
+            let code = |i: usize| match has_scale(i / 4) {
+                true => (vector[i] >> (4 * (step / 4)) & 15) ^ CENTRE,
+                false => 0,
+            };
+            let mask = P::complete_by_row(mask_of(|i| code(i) != 0));
+            rows[step / 4].extend(ones(mask).map(code));
+            mask
+        });
+        let code = |row: &Vec<u8>, i: usize| row.get(i).copied().unwrap_or(0);
+        let bytes = rows[0].len().max(rows[1].len());
+        codes.extend((0..bytes).map(|i| code(&rows[0], i) | code(&rows[1], i) << 4));
+        put_head::<P>(masks, dense, head);
+    }
+
+    #[inline(always)]
+    unsafe fn expand<L: Lanes>(head: *const u8, codes: *const u8, dense: *mut u8) -> usize {
+        // SAFETY: the caller vouches.
+        unsafe {
+            let (steps, taken) = Self::codes::<L>(head, codes);
+            for pair in 0..4 {
+                let high = L::field::<0, 4, 0xf0>(steps[pair + 4]);
+                L::store_bytes(L::or(steps[pair], high), dense.add(pair * VECTOR));
+            }
+            copy_scales(head, Self::HEAD, dense.add(Self::DENSE - SCALES_BYTES));
+            taken
+        }
+    }
+}
+
+impl<P: Pattern> SparseInteger for Q4_0<P> {
+    type Dense = kind::Q4_0;
+
+    #[inline(always)]
+    unsafe fn codes<L: Lanes>(head: *const u8, codes: *const u8) -> ([L::Bytes; 8], usize) {
+        // SAFETY: the caller vouches.
+        unsafe {
+            let (mut low, mut high) = (codes, codes);
+            let mut steps = [L::zero_bytes(); MASKS];
+            for step in 0..4 {
+                let mask = P::by_row::<L>(head.add(step * P::BYTES));
+                L::prefetch(low.wrapping_add(PREFETCH_BYTES));
+                let left = L::field::<0, 0, 0x0f>(L::expand(mask, low));
+                steps[step] = L::flip::<CENTRE>(left);
+                low = low.add(mask.count_ones() as usize);
+            }
+            for step in 4..MASKS {
+                let mask = P::by_row::<L>(head.add(step * P::BYTES));
+                let left = L::field::<4, 0, 0x0f>(L::expand(mask, high));
+                steps[step] = L::flip::<CENTRE>(left);
+                high = high.add(mask.count_ones() as usize);
+            }
+            (steps, low.max(high).offset_from_unsigned(codes))
+        }
+    }
+}
+
+/// Half-precision floats.
+pub(crate) struct F16<P>(PhantomData<P>);
+
+/// Bytes of a column of a dense panel.
+const COLUMN: usize = 2 * PANEL_ROWS;
+
+impl<P: Pattern> SparseKind for F16<P> {
+    const HEAD: usize = MASKS * P::BYTES;
+    const DENSE: usize = COLS * COLUMN;
+
+    fn pack(dense: &[u8], head: &mut [u8], codes: &mut Vec<u8>) {
+        let fours = dense.chunks_exact(4 * COLUMN).zip(head.chunks_exact_mut(P::BYTES));
+        for (four, to) in fours {
+            let value = |i: usize| [four[2 * i], four[2 * i + 1]];
+            // Zero has a sign.
+            let is_left = |i: usize| u16::from_le_bytes(value(i)) & 0x7fff != 0;
+            let mask = P::complete_by_column(mask_of(is_left));
+            codes.extend(ones(mask).flat_map(value));
+            P::put_by_column(mask, to);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn expand<L: Lanes>(head: *const u8, codes: *const u8, dense: *mut u8) -> usize {
+        // SAFETY: the caller vouches.
+        unsafe {
+            let mut at = codes;
+            for four in 0..COLS / 4 {
+                let mask = P::by_column(head.add(four * P::BYTES));
+                // A vector of bytes has two columns, and two bytes for each bit.
+                for (i, half) in [mask as u32, (mask >> 32) as u32].into_iter().enumerate() {
+                    let vector = L::expand(doubled(half), at);
+                    L::store_bytes(vector, dense.add((2 * four + i) * VECTOR));
+                    at = at.add(2 * half.count_ones() as usize);
+                }
+            }
+            at.offset_from_unsigned(codes)
+        }
+    }
+}
+
+impl<P: Pattern> SparseFloat for F16<P> {
+    const STEP: usize = P::BYTES;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(head: *const u8, codes: *const u8) -> ([L::Floats; 4], usize) {
+        // SAFETY: the caller vouches.
+        unsafe {
+            let mask = P::by_column(head);
+            let mut at = codes;
+            let mut columns = [L::float(0.0); 4];
+            for (i, column) in columns.iter_mut().enumerate() {
+                let mask = (mask >> (16 * i)) as u16;
+                *column = L::expand_f16(mask, at);
+                at = at.add(2 * mask.count_ones() as usize);
+            }
+            L::prefetch(at.wrapping_add(PREFETCH_BYTES));
+            L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64));
+            (columns, at.offset_from_unsigned(codes))
+        }
+    }
+}
+
+/// Every bit twice.
+#[inline(always)]
+fn doubled(bits: u32) -> u64 {
+    let bits = u64::from(bits);
+    let bits = (bits | bits << 16) & 0x0000_ffff_0000_ffff;
+    let bits = (bits | bits << 8) & 0x00ff_00ff_00ff_00ff;
+    let bits = (bits | bits << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    let bits = (bits | bits << 2) & 0x3333_3333_3333_3333;
+    let bits = (bits | bits << 1) & 0x5555_5555_5555_5555;
+    bits | bits << 1
+}

@@ -1,0 +1,166 @@
+//! How masks of 64 elements are stored: all of their bits, or the fewer that 2:4 needs. It knows no
+//! values.
+//!
+//! Sixty-four elements are four columns of the 16 rows of a panel. Their bits stand in one of two
+//! orders: `by_row` puts the four columns of a row side by side, as a dot step has its bytes;
+//! `by_column` puts the 16 rows of a column side by side, as a float kind has its weights.
+
+use crate::linear::level::Lanes;
+
+/// A way to store masks.
+pub(crate) trait Pattern {
+    /// Bytes of the mask of 64 elements; as many as a u64 has may be read.
+    const BYTES: usize;
+
+    /// A mask whose order is by row.
+    ///
+    /// # Safety
+    /// Eight bytes to read at `at`, and the instructions of `L`.
+    unsafe fn by_row<L: Lanes>(at: *const u8) -> u64;
+
+    /// A mask whose order is by column.
+    ///
+    /// # Safety
+    /// Eight bytes to read at `at`.
+    unsafe fn by_column(at: *const u8) -> u64;
+
+    /// The mask that can be stored: with more bits where `mask` has too few for the pattern.
+    fn complete_by_row(mask: u64) -> u64;
+
+    /// The same for the other order.
+    fn complete_by_column(mask: u64) -> u64;
+
+    /// Stores a complete mask whose order is by row.
+    fn put_by_row(mask: u64, to: &mut [u8]);
+
+    /// Stores a complete mask whose order is by column.
+    fn put_by_column(mask: u64, to: &mut [u8]);
+}
+
+/// The little-endian u64 at `at`.
+#[inline(always)]
+unsafe fn word(at: *const u8) -> u64 {
+    // SAFETY: the caller vouches for eight bytes.
+    u64::from_le(unsafe { at.cast::<u64>().read_unaligned() })
+}
+
+/// Any element may be left out; a bit for each.
+pub(crate) struct Bitmap;
+
+impl Pattern for Bitmap {
+    const BYTES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn by_row<L: Lanes>(at: *const u8) -> u64 {
+        // SAFETY: the caller vouches.
+        unsafe { word(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn by_column(at: *const u8) -> u64 {
+        // SAFETY: the caller vouches.
+        unsafe { word(at) }
+    }
+
+    fn complete_by_row(mask: u64) -> u64 {
+        mask
+    }
+
+    fn complete_by_column(mask: u64) -> u64 {
+        mask
+    }
+
+    fn put_by_row(mask: u64, to: &mut [u8]) {
+        to.copy_from_slice(&mask.to_le_bytes());
+    }
+
+    fn put_by_column(mask: u64, to: &mut [u8]) {
+        to.copy_from_slice(&mask.to_le_bytes());
+    }
+}
+
+/// Of the four columns of each row, two are kept. The bits of three columns are stored: the fourth
+/// is kept where exactly one of these is.
+pub(crate) struct TwoFour;
+
+/// Bit 0 of every group of four.
+const FIRSTS: u64 = 0x1111_1111_1111_1111;
+
+impl Pattern for TwoFour {
+    const BYTES: usize = 6;
+
+    #[inline(always)]
+    unsafe fn by_row<L: Lanes>(at: *const u8) -> u64 {
+        // SAFETY: the caller vouches.
+        let three = unsafe { L::spread(word(at)) };
+        let is_odd = (three ^ three >> 1 ^ three >> 2) & FIRSTS;
+        three | is_odd << 3
+    }
+
+    #[inline(always)]
+    unsafe fn by_column(at: *const u8) -> u64 {
+        // SAFETY: the caller vouches.
+        let three = unsafe { word(at) } & 0xffff_ffff_ffff;
+        let is_odd = three ^ three >> 16 ^ three >> 32;
+        three | is_odd << 48
+    }
+
+    fn complete_by_row(mask: u64) -> u64 {
+        (0..16).fold(0, |all, row| all | complete(mask >> (4 * row) & 15) << (4 * row))
+    }
+
+    fn complete_by_column(mask: u64) -> u64 {
+        let mut all = 0;
+        for row in 0..16 {
+            let bit = |column: u64| (mask >> (16 * column + row) & 1) << column;
+            let four = complete((0..4).map(bit).sum());
+            (0..4).for_each(|column| all |= (four >> column & 1) << (16 * column + row));
+        }
+        all
+    }
+
+    fn put_by_row(mask: u64, to: &mut [u8]) {
+        let bits = (0..16).fold(0, |bits, row| bits | (mask >> (4 * row) & 7) << (3 * row));
+        to.copy_from_slice(&u64::to_le_bytes(bits)[..Self::BYTES]);
+    }
+
+    fn put_by_column(mask: u64, to: &mut [u8]) {
+        to.copy_from_slice(&mask.to_le_bytes()[..Self::BYTES]);
+    }
+}
+
+/// Four bits of which two are set, among them those that are.
+fn complete(mut four: u64) -> u64 {
+    assert!(four.count_ones() <= 2, "2:4 was checked by whoever made the rows");
+    while four.count_ones() < 2 {
+        four |= four + 1;
+    }
+    four & 15
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::level::Portable;
+
+    #[test]
+    fn masks_of_two_in_four_come_back() {
+        let patterns = [3u64, 5, 6, 9, 10, 12];
+        for shift in 0..6 {
+            let rows = (0..16).map(|row| patterns[(row + shift) % 6] << (4 * row));
+            let mask: u64 = rows.sum();
+            let mut bytes = [0xff; 8];
+            TwoFour::put_by_row(mask, &mut bytes[..6]);
+            // SAFETY: eight bytes.
+            assert_eq!(unsafe { TwoFour::by_row::<Portable>(bytes.as_ptr()) }, mask);
+            let by_column = TwoFour::complete_by_column(0x1111 << shift);
+            TwoFour::put_by_column(by_column, &mut bytes[..6]);
+            // SAFETY: as above.
+            assert_eq!(unsafe { TwoFour::by_column(bytes.as_ptr()) }, by_column);
+            assert_eq!(by_column.count_ones(), 32);
+        }
+        for few in [0, 1, 2, 4, 8, 5, 12] {
+            assert!(complete(few).count_ones() == 2 && complete(few) & few == few, "{few}");
+        }
+    }
+}

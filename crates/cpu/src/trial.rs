@@ -1,0 +1,86 @@
+//! Whether a pruned weight is faster without its zeros or with them: both are timed on a slice of
+//! it, as one token would read them. It knows weights and threads, no plan.
+
+use std::time::Instant;
+
+use crate::Cpu;
+use crate::linear::{Activations, Kind, OutRows, PackedWeight, Rows, SparsePacker, multiply};
+use crate::pool::Pool;
+
+/// Bytes of the slice with its zeros: enough for all threads to come into step.
+const SLICE_BYTES: usize = 4 << 20;
+/// Runs of each, in turns, of which the fastest counts: others may be using the memory too.
+const RUNS: usize = 4;
+
+/// Packs rows of a sparse format without their zeros, on all threads.
+pub(crate) fn pack_sparse(
+    source: Rows<'_>,
+    rows: usize,
+    cols: usize,
+    pool: &mut Pool,
+) -> PackedWeight {
+    let packer = SparsePacker::new(source, rows, cols);
+    let panels = rows.div_ceil(PackedWeight::PANEL_ROWS);
+    let parts: Vec<_> = (0..pool.threads()).map(|_| std::sync::OnceLock::new()).collect();
+    pool.run(&|worker| {
+        let part = packer.pack(worker.share(panels));
+        assert!(parts[worker.index].set(part).is_ok(), "one part of each thread");
+    });
+    let parts: Vec<_> = parts.into_iter().filter_map(std::sync::OnceLock::into_inner).collect();
+    packer.join(&parts)
+}
+
+/// Packs rows of any format as `kind`, on all threads.
+pub(crate) fn pack_dense(
+    kind: Kind,
+    source: Rows<'_>,
+    rows: usize,
+    cols: usize,
+    pool: &mut Pool,
+) -> PackedWeight {
+    let mut weight = PackedWeight::zeroed(kind, rows, cols);
+    let panels = weight.panels();
+    let packer = weight.packer(source);
+    // SAFETY: the threads' shares do not overlap.
+    pool.run(&|worker| unsafe { packer.pack(worker.share(panels)) });
+    weight
+}
+
+/// How many times as fast the first rows of a sparse format are without their zeros.
+pub(crate) fn speedup(
+    cpu: &Cpu,
+    kind: Kind,
+    source: Rows<'_>,
+    rows: usize,
+    cols: usize,
+    pool: &mut Pool,
+) -> f64 {
+    let panel = kind.panel_bytes(cols).expect("the weight was checked");
+    let rows = rows.min((SLICE_BYTES / panel).max(cpu.threads) * PackedWeight::PANEL_ROWS);
+    let dense = pack_dense(kind, source, rows, cols, pool);
+    let sparse = pack_sparse(source, rows, cols, pool);
+    let (mut dense_seconds, mut sparse_seconds) = (f64::MAX, f64::MAX);
+    for _ in 0..RUNS {
+        dense_seconds = dense_seconds.min(seconds(cpu, &dense, pool));
+        sparse_seconds = sparse_seconds.min(seconds(cpu, &sparse, pool));
+    }
+    dense_seconds / sparse_seconds
+}
+
+/// How long a product with one token takes that reads the weight from memory.
+fn seconds(cpu: &Cpu, weight: &PackedWeight, pool: &mut Pool) -> f64 {
+    let (form, cols) = (weight.kind().form(), weight.cols());
+    let mut x = Activations::with_bytes(form.bytes(1, cols));
+    // SAFETY: one thread.
+    unsafe { x.fill(form, 1, cols).set(cpu.simd, 0, &vec![1.0; cols]) };
+    let mut out = vec![0.0; weight.rows()];
+    let out = OutRows::new(&mut out, weight.rows());
+    weight.evict();
+    let start = Instant::now();
+    pool.run(&|worker| {
+        let panels = worker.share(weight.panels());
+        // SAFETY: the threads' shares do not overlap.
+        unsafe { multiply(cpu.simd, weight, None, panels, &x, 0..1, out, &mut []) }
+    });
+    start.elapsed().as_secs_f64()
+}

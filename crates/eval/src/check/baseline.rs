@@ -1,0 +1,137 @@
+//! What models computed before, kept in a GGUF file so that a later run can be compared: for each
+//! model the tokens that it read, some rows of logits, and its perplexity.
+
+use std::path::Path;
+
+use bodkin_gguf::{Array, Error as FileError, File, Format, Metadata, Value, Writer};
+
+use crate::error::{Error, Result};
+use crate::score::LogSoftmax;
+
+const TYPE: &str = "bodkin.check";
+/// More models than anybody checks in one run.
+const MOST_MODELS: u32 = 10_000;
+
+/// What one model computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// The model's name, by which it is found again.
+    pub name: String,
+    /// What it read.
+    pub tokens: Vec<u32>,
+    /// Of those tokens.
+    pub perplexity: f64,
+    /// `[positions, vocabulary]`.
+    pub logits: Vec<f32>,
+    /// Elements of a row.
+    pub vocabulary: usize,
+}
+
+/// How far two records of one model lie apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// The mean square difference of the logits.
+    pub mse: f64,
+    /// The mean divergence of the predictions from the earlier ones.
+    pub divergence: f64,
+    /// The perplexity by the earlier one, less 1.
+    pub perplexity: f64,
+}
+
+impl Record {
+    /// Compares with what was computed before. None if the two do not tell of the same thing: the
+    /// model's tokens or vocabulary are others now.
+    pub fn change_from(&self, before: &Record) -> Option<Change> {
+        let is_same = self.tokens == before.tokens
+            && self.vocabulary == before.vocabulary
+            && self.logits.len() == before.logits.len();
+        if !is_same {
+            return None;
+        }
+        let n = self.logits.len() as f64;
+        let pairs = self.logits.iter().zip(&before.logits);
+        let square: f64 = pairs.map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
+        let rows = self.logits.chunks_exact(self.vocabulary);
+        let rows = rows.zip(before.logits.chunks_exact(self.vocabulary));
+        let count = rows.len() as f64;
+        let divergence: f64 = rows.map(|(row, before)| divergence(row, before)).sum();
+        Some(Change {
+            mse: square / n,
+            divergence: divergence / count,
+            perplexity: self.perplexity / before.perplexity - 1.0,
+        })
+    }
+}
+
+/// The Kullback-Leibler divergence of a prediction from an earlier one.
+fn divergence(row: &[f32], before: &[f32]) -> f64 {
+    let (now, then) = (LogSoftmax::of(row), LogSoftmax::of(before));
+    let terms = row.iter().zip(before).map(|(&logit, &before)| {
+        let log_then = then.log_probability(before);
+        log_then.exp() * (log_then - now.log_probability(logit))
+    });
+    terms.sum()
+}
+
+/// Writes a baseline of several models.
+///
+/// # Errors
+/// One line if the file cannot be written.
+pub fn save(path: &Path, records: &[Record]) -> Result<()> {
+    let mut metadata = Metadata::new();
+    metadata.insert("general.type", Value::String(TYPE.as_bytes().into()));
+    metadata.insert("check.count", Value::U32(records.len() as u32));
+    for (i, record) in records.iter().enumerate() {
+        let key = |name: &str| format!("check.{i}.{name}");
+        metadata.insert(key("name"), Value::String(record.name.as_bytes().into()));
+        metadata.insert(key("perplexity"), Value::F64(record.perplexity));
+        metadata.insert(key("tokens"), Value::Array(Array::U32(record.tokens.clone())));
+    }
+    let bytes = |record: &Record| record.logits.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let data: Vec<Vec<u8>> = records.iter().map(bytes).collect();
+    let mut writer = Writer::new(path, &metadata)?;
+    for (i, (record, data)) in records.iter().zip(&data).enumerate() {
+        let cols = record.vocabulary as u64;
+        let shape = [cols, record.logits.len() as u64 / cols];
+        writer.tensor(&format!("check.{i}.logits"), Format::F32, &shape, data)?;
+    }
+    Ok(writer.save()?)
+}
+
+/// Reads a baseline.
+///
+/// # Errors
+/// One line if it is none, or contradicts itself.
+pub fn open(path: &Path) -> Result<Vec<Record>> {
+    let file = File::open(path)?;
+    let metadata = file.metadata();
+    let invalid = |item: String, expected: &str, found: String| {
+        let (file, expected) = (path.to_owned(), expected.to_owned());
+        Error::File(FileError::Invalid { file, item, expected, found })
+    };
+    let kind = metadata.str("general.type")?.unwrap_or("no such key");
+    if kind != TYPE {
+        return Err(invalid("general.type".to_owned(), TYPE, kind.to_owned()));
+    }
+    let count = metadata.need_u32("check.count")?;
+    if count > MOST_MODELS {
+        return Err(invalid("check.count".to_owned(), "fewer models", count.to_string()));
+    }
+    let record = |i: u32| -> Result<Record> {
+        let key = |name: &str| format!("check.{i}.{name}");
+        let tensor = file.tensor(&key("logits")).filter(|t| t.format == Format::F32);
+        let Some(tensor) = tensor else {
+            return Err(invalid(key("logits"), "a tensor of F32", "none".to_owned()));
+        };
+        let words = file.data(tensor).chunks_exact(4);
+        let logits = words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        Ok(Record {
+            name: metadata.need_str(&key("name"))?.to_owned(),
+            tokens: metadata.u32s(&key("tokens"))?.unwrap_or_default(),
+            perplexity: f64::from(metadata.need_f32(&key("perplexity"))?),
+            logits: logits.collect(),
+            vocabulary: tensor.cols(),
+        })
+    };
+    (0..count).map(record).collect()
+}

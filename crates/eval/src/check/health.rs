@@ -1,0 +1,169 @@
+//! The numbers inside a model as it reads a text: activations of each layer, and logits. It must
+//! not know what the text says.
+
+use std::collections::BTreeMap;
+
+use bodkin_backend::{Model, Observer, Product};
+
+use crate::error::Result;
+use crate::perplexity::Perplexity;
+use crate::score::LogSoftmax;
+
+/// Logits closer together than this say nothing.
+const FLAT: f32 = 1e-3;
+/// A prediction as sure as this has lost its other tokens.
+const SATURATED: f64 = 0.99999;
+/// So many predictions of a plain text may be that sure.
+const SATURATED_SHARE: f64 = 0.5;
+/// The first predictions have too little before them to count for the perplexity.
+const WARM_UP: usize = 16;
+
+/// The inputs of the products of one layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// The smallest.
+    pub min: f32,
+    /// The largest.
+    pub max: f32,
+    /// How many are no numbers, or infinite.
+    pub not_finite: u64,
+}
+
+impl Range {
+    /// The largest magnitude.
+    pub fn magnitude(&self) -> f32 {
+        self.max.max(-self.min)
+    }
+}
+
+/// Collects the ranges of a step's activations. The head's are those of no layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ranges {
+    /// By the layer's number.
+    pub layers: BTreeMap<Option<usize>, Range>,
+}
+
+impl Observer for Ranges {
+    fn product(&mut self, product: &Product<'_>) {
+        let none = Range { min: f32::INFINITY, max: f32::NEG_INFINITY, not_finite: 0 };
+        let range = self.layers.entry(layer(&product.weight.name)).or_insert(none);
+        for &x in product.rows.iter().flat_map(|row| row.values) {
+            match x.is_finite() {
+                true => (range.min, range.max) = (range.min.min(x), range.max.max(x)),
+                false => range.not_finite += 1,
+            }
+        }
+    }
+}
+
+/// The number of the layer that a weight belongs to.
+fn layer(weight: &str) -> Option<usize> {
+    weight.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
+/// The logits of a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Logits {
+    /// Rows that were looked at.
+    pub rows: usize,
+    /// Those with a logit that is no number, or infinite.
+    pub not_finite: usize,
+    /// Those whose logits are all the same.
+    pub flat: usize,
+    /// Those that leave next to no probability to any but one token.
+    pub saturated: usize,
+    /// The largest magnitude of a logit.
+    pub magnitude: f32,
+}
+
+impl Logits {
+    /// Looks at a row.
+    pub fn add(&mut self, logits: &[f32]) {
+        self.rows += 1;
+        if !logits.iter().all(|x| x.is_finite()) {
+            self.not_finite += 1;
+            return;
+        }
+        let softmax = LogSoftmax::of(logits);
+        let min = logits.iter().copied().fold(f32::INFINITY, f32::min);
+        self.flat += usize::from(softmax.max - min < FLAT);
+        self.saturated += usize::from((-softmax.log_sum).exp() > SATURATED);
+        self.magnitude = self.magnitude.max(softmax.max.abs()).max(min.abs());
+    }
+}
+
+/// What a text shows of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Health {
+    /// Of each layer.
+    pub ranges: Ranges,
+    /// Of all predictions.
+    pub logits: Logits,
+    /// Of the text.
+    pub perplexity: Perplexity,
+    /// The logits of some positions, `[positions, vocabulary]`, for a baseline.
+    pub kept: Vec<f32>,
+}
+
+impl Health {
+    /// Reads a text, and keeps the logits of the positions that `keep` names.
+    ///
+    /// # Errors
+    /// What the engine says about the model.
+    pub fn read(
+        model: &mut dyn Model,
+        tokens: &[u32],
+        keep: impl Fn(usize) -> bool,
+    ) -> Result<Health> {
+        let (vocabulary, step) = (model.plan().output_width(), model.limits().tokens);
+        let mut health = Health::default();
+        let mut ranges = Ranges::default();
+        let observer: Option<&mut dyn Observer> = Some(&mut ranges);
+        bodkin_engine::steps(
+            model,
+            tokens,
+            step,
+            |_| true,
+            observer,
+            |positions, rows| {
+                for (&position, row) in positions.iter().zip(rows.chunks_exact(vocabulary)) {
+                    health.logits.add(row);
+                    if let Some(&next) = tokens.get(position + 1).filter(|_| position >= WARM_UP) {
+                        let log_probability =
+                            LogSoftmax::of(row).log_probability(row[next as usize]);
+                        health.perplexity.add(log_probability);
+                    }
+                    if keep(position) {
+                        health.kept.extend(row);
+                    }
+                }
+            },
+        )?;
+        health.ranges = ranges;
+        Ok(health)
+    }
+
+    /// One line for each thing that is wrong.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        for (layer, range) in &self.ranges.layers {
+            let name = layer.map_or("the head".to_owned(), |layer| format!("layer {layer}"));
+            if range.not_finite > 0 {
+                faults.push(format!("{name}: {} activations are not finite", range.not_finite));
+            } else if range.magnitude() == 0.0 {
+                faults.push(format!("{name}: all activations are zero"));
+            }
+        }
+        let Logits { rows, not_finite, flat, saturated, .. } = self.logits;
+        if not_finite > 0 {
+            faults.push(format!("{not_finite} of {rows} rows of logits are not finite"));
+        }
+        if flat > 0 {
+            faults.push(format!("{flat} of {rows} rows of logits are flat"));
+        }
+        if saturated as f64 > SATURATED_SHARE * rows as f64 {
+            faults.push(format!("{saturated} of {rows} rows of logits are saturated"));
+        }
+        faults
+    }
+}

@@ -1,0 +1,20 @@
+//! Numbers about a model: how well it predicts a text, how far it lies from another model, and
+//! whether what it computes and says is sane. It must not know any backend by name, nor how numbers
+//! are shown to people.
+
+#![forbid(unsafe_code)]
+
+pub mod check;
+mod divergence;
+mod error;
+mod kld;
+mod perplexity;
+mod score;
+mod windows;
+
+pub use divergence::{Divergence, Estimate, Values};
+pub use error::{Error, Result};
+pub use kld::{Base, BaseRow, BaseWriter, encode_row};
+pub use perplexity::Perplexity;
+pub use score::{LogSoftmax, Row, limits, read, score};
+pub use windows::Windows;

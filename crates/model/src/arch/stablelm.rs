@@ -1,0 +1,30 @@
+//! StableLM: layer norms, a rotation of a part of each head, a gated feed-forward layer. Layers
+//! without a norm for the latter, as those of StableLM 2 12B, have it beside attention, on the same
+//! input; the norms of queries and keys that these have are layer norms, too.
+
+use super::{attention_layers, hidden_sizes, rope};
+use crate::builder::{AttentionLayer, Builder};
+use crate::error::Result;
+use crate::keys::Keys;
+use crate::op::{Act, NormKind};
+use crate::plan::Value;
+use crate::rope::RopeStyle;
+
+pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    let eps = m.layer_eps()?;
+    let attention = attention_layers(m)?;
+    let rope = Some(rope(m, g, RopeStyle::Neox, attention[0].key_dim)?);
+    let hidden = hidden_sizes(m, false)?;
+    let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
+    for (i, (attention, hidden)) in attention.into_iter().zip(hidden).enumerate() {
+        let b = g.block(i);
+        let normed = b.layer_norm(x, "attn_norm", eps)?;
+        let layer = AttentionLayer { attention, rope, eps };
+        let h = b.attention_normed_by(normed, layer, NormKind::Layer)?;
+        x = b.add(x, h);
+        let h = if b.has("ffn_norm") { b.layer_norm(x, "ffn_norm", eps)? } else { normed };
+        let h = b.feed_forward(h, Act::Silu, hidden)?;
+        x = b.add(x, h);
+    }
+    g.layer_norm_logits(x, "output_norm", eps, &["output", "token_embd"])
+}

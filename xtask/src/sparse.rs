@@ -1,0 +1,156 @@
+//! `cargo xtask sparse`: bodkin on files with sparse formats, without their zeros and with them, in
+//! turns, because the machine may be shared: only ratios of neighbouring runs say something. Appends
+//! rows to `benches/results/sparse.jsonl`. The dense runs are of the same file made dense while it is
+//! loaded: the same kernels, on the same bytes, as a dense file of the base format has.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use bodkin_gguf::File;
+use bodkin_model::{Plan, Weight};
+use serde_json::{Value, json};
+
+use crate::compare::{append, commit, cpu_name, median, run_cargo};
+
+const RESULTS: &str = "benches/results/sparse.jsonl";
+
+/// What to measure.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files with weights in sparse formats, such as `synth` makes them.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Threads.
+    #[arg(short, long, default_value_t = 2)]
+    threads: usize,
+    /// Pairs of runs for each test.
+    #[arg(short, long, default_value = "3")]
+    pairs: std::num::NonZeroUsize,
+    /// Tests, named as llama-bench names them.
+    #[arg(long, value_delimiter = ',', default_value = "tg128,pp512")]
+    tests: Vec<String>,
+    /// The binary; without it, one is built.
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// The runs of one test, pair by pair: tokens a second, and gigabytes a second that memory gave.
+#[derive(Default)]
+struct Pairs {
+    dense: Vec<f64>,
+    sparse: Vec<f64>,
+    bandwidth: Vec<f64>,
+}
+
+/// Runs all tests.
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => {
+            run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
+            root.join("target/release/bodkin")
+        }
+    };
+    for path in &args.files {
+        let about = about(path)?;
+        for test in &args.tests {
+            let mut pairs = Pairs::default();
+            for _ in 0..args.pairs.get() {
+                let dense = bench(&binary, path, test, "never", args.threads)?;
+                let sparse = bench(&binary, path, test, "always", args.threads)?;
+                pairs.dense.push(number(&dense, "avg_ts")?);
+                pairs.sparse.push(number(&sparse, "avg_ts")?);
+                pairs.bandwidth.push(number(&sparse, "bandwidth_gb_s")?);
+            }
+            let row = row(root, path, test, args.threads, &about, &pairs)?;
+            append(&root.join(RESULTS), &row)?;
+            println!("{row}");
+        }
+    }
+    Ok(())
+}
+
+/// What a file says of its sparse weights.
+struct About {
+    format: &'static str,
+    /// The share of their elements that is left out.
+    sparsity: f64,
+    /// Bytes that a token reads.
+    bytes: u64,
+    /// Bytes that it would read if they were dense.
+    dense_bytes: u64,
+}
+
+fn about(path: &Path) -> Result<About> {
+    let file = bodkin_model::open(path)?;
+    let plan: Plan = bodkin_model::plan(file.metadata(), file.tensors())?;
+    let sparse = || plan.weights.iter().filter(|weight| weight.format.base().is_some());
+    let first = sparse().next();
+    let first = first.with_context(|| format!("{}: no sparse weight", path.display()))?;
+    let dense_of = |weight: &Weight| {
+        let base = weight.format.base().unwrap_or(weight.format);
+        base.row_bytes(weight.cols).unwrap_or(0) as u64 * weight.rows as u64
+    };
+    let bytes = plan.cost().step_weight_bytes;
+    let saved: i64 = sparse().map(|weight| dense_of(weight) as i64 - weight.bytes as i64).sum();
+    let dense_bytes = bytes.saturating_add_signed(saved);
+    let (format, sparsity) = (first.format.name(), sparsity(&file, first)?);
+    Ok(About { format, sparsity, bytes, dense_bytes })
+}
+
+fn sparsity(file: &File, weight: &Weight) -> Result<f64> {
+    let tensor = file.tensor(&weight.name).context("a weight of the plan is in the file")?;
+    let row = |i| weight.format.row(file.data(tensor), weight.rows, i);
+    let stored = |i| weight.format.stored_elements(row(i), weight.cols);
+    let stored: usize = (0..weight.rows).filter_map(stored).sum();
+    Ok(1.0 - stored as f64 / (weight.rows * weight.cols) as f64)
+}
+
+/// A row of `bodkin bench` with one run.
+fn bench(binary: &Path, path: &Path, test: &str, when: &str, threads: usize) -> Result<Value> {
+    let (kind, count) = test.split_at_checked(2).unwrap_or((test, ""));
+    ensure!(matches!(kind, "pp" | "tg"), "a test is ppN or tgN, not {test}");
+    let (prompt, generate) = if kind == "pp" { (count, "0") } else { ("0", count) };
+    let output = Command::new(binary)
+        .arg("bench")
+        .arg(path)
+        .args(["-p", prompt, "-n", generate, "-r", "1", "-o", "json", "--sparse", when])
+        .args(["-t", &threads.to_string()])
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "bodkin bench: {}", said.trim());
+    let rows: Value = serde_json::from_slice(&output.stdout)?;
+    Ok(rows[0].clone())
+}
+
+fn number(row: &Value, name: &str) -> Result<f64> {
+    row[name].as_f64().with_context(|| format!("no `{name}` in a row of bodkin bench"))
+}
+
+fn row(
+    root: &Path,
+    path: &Path,
+    test: &str,
+    threads: usize,
+    about: &About,
+    pairs: &Pairs,
+) -> Result<Value> {
+    let ratios: Vec<f64> = pairs.sparse.iter().zip(&pairs.dense).map(|(s, d)| s / d).collect();
+    Ok(json!({
+        "commit": commit(root)?,
+        "cpu": cpu_name(),
+        "threads": threads,
+        "file": path.file_name().map(|name| name.to_string_lossy().into_owned()),
+        "format": about.format,
+        "sparsity": about.sparsity,
+        "test": test,
+        "dense_tok_s": median(&pairs.dense),
+        "sparse_tok_s": median(&pairs.sparse),
+        "ratio": median(&ratios),
+        "ratios": ratios,
+        "bytes_ratio": about.dense_bytes as f64 / about.bytes as f64,
+        "bytes_per_token": about.bytes,
+        "bandwidth_gb_s": median(&pairs.bandwidth),
+    }))
+}
