@@ -12,8 +12,8 @@
 // COLS8: input rows in eights. TILES: 1, or 2 for a gate and what it gates.
 template <int KIND, int COLS8, int TILES> struct Dot {
     typedef Planes<KIND> Weights;
-    // A slot holds so many chunks of each tile, about two kilobytes; there are four, or two.
-    static const u32 CHUNKS = KIND == U4 ? 4 / TILES : KIND == F16 ? 1 : 2 / TILES;
+    // A slot holds so many chunks of each tile, two to four kilobytes; there are four, or two.
+    static const u32 CHUNKS = (KIND == U4 ? 4 : 2) / TILES;
     static const u32 SLOT = TILES * CHUNKS * Weights::BYTES, DEPTH = SLOT > 2560 ? 2 : 4;
     static const u32 RING = DEPTH * (SLOT + 8); // with the barriers
 

@@ -36,11 +36,7 @@ pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
 /// barriers, and the sums of parts of columns, of two tiles by turns.
 pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
-    let chunks = match kind {
-        Kind::U4 => 4 / tiles,
-        Kind::F16 => 1,
-        _ => 2 / tiles,
-    };
+    let chunks = if kind == Kind::U4 { 4 } else { 2 } / tiles;
     let slot = tiles * chunks * kind.chunk_bytes();
     let depth = if slot > 2560 { 2 } else { 4 };
     let sums = 2 * DOT_WARPS * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
