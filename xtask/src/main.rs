@@ -7,6 +7,7 @@ mod ci;
 mod compare;
 mod conformance;
 mod golden;
+mod gpu;
 mod kernels;
 mod parity;
 mod plot;
@@ -31,6 +32,8 @@ enum Command {
     Conformance(conformance::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
+    /// Measures on an NVIDIA device.
+    Gpu(gpu::Args),
     /// Compiles the CUDA kernels.
     Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
@@ -53,6 +56,7 @@ fn main() -> anyhow::Result<()> {
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Conformance(args) => conformance::run(&args),
         Command::Golden(args) => golden::run(&root(), &args),
+        Command::Gpu(args) => gpu::run(&root(), &args),
         Command::Kernels(args) => kernels::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
         Command::Plot(args) => plot::run(&root(), &args),

@@ -4,22 +4,29 @@
 //
 // Positions come in segments of 128, counted from position 0. A segment has its own softmax, and
 // segments are joined in order, by one block or after many: a row has the same bits either way.
-#include "common.cuh"
+#include "device.cuh"
 
 #define SEGMENT 128u
+#define JOINED 16 // elements of a block's results for a thread to join, at most
+#define PART_EXTRA 4u // floats of a segment beside its values: largest score, sum, and padding
 
 struct Attend {
     const float *q; // [rows, q_stride]
-    const u16 *keys;
-    const u16 *values;
+    u16 *keys;
+    u16 *values;
     const u32 *feed;
+    const float *k;       // [rows, k_stride], of rows that store their keys and values themselves
+    const float *v;       // [rows, v_stride]
+    const float2 *angles; // [rows, pairs]: cosines and sines, likewise
     const float *sinks; // [heads], or none
     float *out;         // [rows, out_stride], or none
     u16 *half_out;      // [rows, half_stride], or none
-    float *partials;    // [rows, heads, segments, value_stride + 2] if the segments are spread
+    float *partials;    // [rows, heads, segments, value_stride + PART_EXTRA] if the segments are spread
     u32 *arrivals;      // [rows, blocks of heads]: shares of segments that are done, zero before
     float scale, softcap;
-    u32 q_stride, out_stride, half_stride;
+    u32 q_stride, k_stride, v_stride, out_stride, half_stride;
+    u32 pairs; // 0 if keys and queries are not rotated, or already
+    u32 is_neox;
     u32 heads, kv_heads, key_dim, value_dim;
     u32 window; // 0 for none
     u32 is_causal;
@@ -62,18 +69,63 @@ DEVICE void finish(const Attend &a, u32 row, u32 head, u32 i, float most, float 
     if (a.half_out) a.half_out[(u64)row * a.half_stride + at] = to_input(y);
 }
 
-// Joins the segments of a head that many blocks have made.
-DEVICE void join_segments(const Attend &a, u32 row, u32 head, u32 count) {
-    u32 stride = up8(a.value_dim);
-    const float *from = a.partials + ((u64)row * a.heads + head) * a.segments * (stride + 2);
-    for (u32 i = threadIdx.x; i < stride; i += blockDim.x) {
-        float most = -INFINITY_F, sum = 0.0f, value = 0.0f;
-        for (u32 segment = 0; segment < count; segment++) {
-            const float *at = from + segment * (stride + 2);
-            float2 factors = join(most, sum, __ldcg(at + stride), __ldcg(at + stride + 1));
-            value = value * factors.x + __ldcg(at + i) * factors.y;
+// Joins the segments of some heads that many blocks have made, in order; a warp for each head makes
+// the factors. As many segments at a time come to shared memory as there is room for, 32 at most.
+template <int HEADS>
+DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, float *shared) {
+    __shared__ float olds[HEADS][32], news[HEADS][32], sums[HEADS][32];
+    u32 t = threadIdx.x, lane = t % 32, stride = up8(a.value_dim), part = stride + PART_EXTRA, bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    u32 most_parts = min(32u, bytes / (4 * HEADS * part));
+    const float *from = a.partials + ((u64)row * a.heads + first_head) * a.segments * part;
+    u32 to = (u32)__cvta_generic_to_shared(shared), outputs = heads * stride;
+    float so_far = -INFINITY_F, sum[JOINED] = {}, value[JOINED] = {};
+    for (u32 base = 0; base < count; base += most_parts) {
+        u32 n = min(most_parts, count - base), pieces = n * part / 4;
+        __syncthreads();
+        for (u32 i = t; i < heads * pieces; i += 128) {
+            u32 head = i / pieces, at = i % pieces * 4;
+            const float *piece = from + ((u64)head * a.segments + base) * part + at;
+            copy_async(to + 4 * (head * most_parts * part + at), piece);
         }
-        finish(a, row, head, i, most, sum, value);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+        u32 h = t / 32;
+        if (h < heads) {
+            const float *own = shared + (h * most_parts + lane) * part + stride;
+            float most = lane < n ? own[0] : -INFINITY_F, before = most;
+            for (u32 i = 1; i < 32; i *= 2) {
+                float other = __shfl_up_sync(~0u, before, i);
+                if (lane >= i) before = fmaxf(before, other);
+            }
+            float now = fmaxf(so_far, before), last = __shfl_up_sync(~0u, now, 1);
+            if (lane == 0) last = so_far;
+            so_far = __shfl_sync(~0u, now, 31);
+            olds[h][lane] = expf(last - now);
+            news[h][lane] = expf(most - now);
+            sums[h][lane] = lane < n ? own[1] : 0.0f;
+        }
+        __syncthreads();
+        for (u32 j = 0; j < JOINED; j++) {
+            u32 item = t + 128 * j, head = item / stride;
+            if (item >= outputs) break;
+            const float *at = shared + head * most_parts * part + item % stride;
+            float s = sum[j], v = value[j];
+#pragma unroll 8
+            for (u32 i = 0; i < n; i++) {
+                s = s * olds[head][i] + sums[head][i] * news[head][i];
+                v = v * olds[head][i] + at[i * part] * news[head][i];
+            }
+            sum[j] = s;
+            value[j] = v;
+        }
+    }
+    __syncthreads();
+    if (lane == 0 && t / 32 < heads) sums[t / 32][0] = so_far;
+    __syncthreads();
+    for (u32 j = 0; j < JOINED; j++) {
+        u32 item = t + 128 * j, head = item / stride;
+        if (item < outputs) finish(a, row, first_head + head, item % stride, sums[head][0], sum[j], value[j]);
     }
 }
 
@@ -91,13 +143,56 @@ DEVICE bool is_last(u32 *arrivals, u32 blocks) {
     return last;
 }
 
+// What a row's sequence keeps of a segment, on its way to shared memory: keys `[key_dim / 8, SEGMENT,
+// 8]` and values `[SEGMENT, value_stride]` of the positions from `from` up to `to` in the segment.
+DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 from, u32 to, u16 *keys,
+                          u16 *values) {
+    u32 t = threadIdx.x, eights = up8(a.key_dim) / 8, value_eights = up8(a.value_dim) / 8;
+    u32 to_keys = (u32)__cvta_generic_to_shared(keys), to_values = (u32)__cvta_generic_to_shared(values);
+    if (t >= from && t < to) {
+        u64 page = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
+        const u16 *key = a.keys + (page * eights * PAGE_TOKENS + t % PAGE_TOKENS) * 8;
+        for (u32 i = 0; i < eights; i++) copy_async(to_keys + 16 * (i * SEGMENT + t), key + i * PAGE_TOKENS * 8);
+    }
+    for (u32 i = from * value_eights + t; i < to * value_eights; i += 128) {
+        u32 token = i / value_eights;
+        u64 page = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
+        u64 at = (page * PAGE_TOKENS + token % PAGE_TOKENS) * value_eights + i % value_eights;
+        copy_async(to_values + 16 * i, a.values + 8 * at);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Puts a row's own key and value among the sequence's, and where a block has its last segment.
+DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, u16 *keys,
+                      u16 *values) {
+    u32 eights = up8(a.key_dim) / 8, stride = up8(a.value_dim), token = at % PAGE_TOKENS;
+    u64 head = (u64)page * a.kv_heads + kv_head;
+    const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
+    const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
+    for (u32 i = threadIdx.x; i < 8 * eights; i += 128) {
+        float y = i < a.key_dim ? rotated(k, i, a.angles + (u64)row * a.pairs, a.pairs, a.is_neox) : 0.0f;
+        u16 x = to_half(y);
+        keys[(i / 8 * SEGMENT + at) * 8 + i % 8] = x;
+        if (is_first) a.keys[((head * eights + i / 8) * PAGE_TOKENS + token) * 8 + i % 8] = x;
+    }
+    for (u32 i = threadIdx.x; i < stride; i += 128) {
+        u16 x = i < a.value_dim ? to_half(v[i]) : 0;
+        values[at * stride + i] = x;
+        if (is_first) a.values[(head * PAGE_TOKENS + token) * stride + i] = x;
+    }
+}
+
 // Blocks are a row, some query heads of a key head, and one of the shares of segments.
-template <int HEADS> DEVICE void attend(const Attend &a) {
-    extern __shared__ float shared[];
+//
+// ALONE: no row's sequence has another row in the step. Then a row rotates its own key and query and
+// stores its key and value, and what the sequence has from earlier steps is asked for before the
+// row's own numbers are there.
+template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
+    extern __shared__ __align__(16) float shared[];
     __shared__ float room[4][HEADS];
     __shared__ u32 page_of[SEGMENT / PAGE_TOKENS];
     let_next_start();
-    wait_for_inputs();
     u32 t = threadIdx.x, row = blockIdx.x;
     uint2 range = seen(a, row);
     u32 first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT;
@@ -114,14 +209,28 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
     float *weights = q + HEADS * key_stride;    // [HEADS, SEGMENT]
     float *part = weights + HEADS * SEGMENT;    // [splits, HEADS, stride]
     float *total = part + splits * HEADS * stride; // [HEADS, stride]
-    for (u32 i = t; i < HEADS * key_stride; i += 128) {
-        u32 head = i / key_stride, at = i % key_stride;
-        bool is_in = head < count && at < a.key_dim;
-        q[i] = is_in ? a.q[(u64)row * a.q_stride + (first_head + head) * a.key_dim + at] : 0.0f;
-    }
-    for (u32 i = t; i < HEADS * stride; i += 128) total[i] = 0.0f;
+    u16 *own_keys = (u16 *)(total + HEADS * stride);    // [key_stride / 8, SEGMENT, 8]
+    u16 *own_values = own_keys + SEGMENT * key_stride;  // [SEGMENT, stride]
     Feed feed = {a.feed};
     const u32 *pages = feed.pages(a.table, feed.span(row));
+    if (ALONE) {
+        u32 start = (first + blockIdx.z) * SEGMENT;
+        u32 from = max(range.x, start) - start, to = min(range.y - 1, start + SEGMENT) - start;
+        fetch_segment(a, kv_head, pages + start / PAGE_TOKENS, from, to, own_keys, own_values);
+    }
+    for (u32 i = t; i < HEADS * stride; i += 128) total[i] = 0.0f;
+    wait_for_inputs();
+    for (u32 i = t; i < HEADS * key_stride; i += 128) {
+        u32 head = i / key_stride, at = i % key_stride;
+        const float *from = a.q + (u64)row * a.q_stride + (first_head + head) * a.key_dim;
+        bool is_in = head < count && at < a.key_dim;
+        if (ALONE) {
+            const float2 *angles = a.angles + (u64)row * a.pairs;
+            q[i] = is_in ? rotated(from, at, angles, a.pairs, a.is_neox) : 0.0f;
+        } else {
+            q[i] = is_in ? from[at] : 0.0f;
+        }
+    }
     float most[HEADS], sum[HEADS];
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
@@ -133,17 +242,33 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
     for (u32 segment = first + blockIdx.z; segment <= last; segment += gridDim.z) {
         u32 from = max(range.x, segment * SEGMENT) - segment * SEGMENT;
         u32 to = min(range.y, (segment + 1) * SEGMENT) - segment * SEGMENT;
+        const u32 *segment_pages = pages + segment * (SEGMENT / PAGE_TOKENS);
+        if (ALONE) {
+            bool has_own = segment == last;
+            if (segment != first + blockIdx.z) {
+                fetch_segment(a, kv_head, segment_pages, from, has_own ? to - 1 : to, own_keys, own_values);
+            }
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            if (has_own) {
+                u32 own_page = segment_pages[(to - 1) / PAGE_TOKENS];
+                bool is_first = blockIdx.y % per_kv == 0;
+                store_own(a, row, kv_head, own_page, to - 1, is_first, own_keys, own_values);
+            }
+            __syncthreads();
+        }
         float scores[HEADS] = {};
         bool is_in = t >= from && t < to;
         if (is_in) {
-            u32 position = segment * SEGMENT + t;
-            u64 page = pages[position / PAGE_TOKENS];
-            page_of[t / PAGE_TOKENS] = page;
-            const uint4 *k = (const uint4 *)a.keys
-                + (page * a.kv_heads + kv_head) * key_stride / 8 * PAGE_TOKENS + position % PAGE_TOKENS;
+            const uint4 *k = (const uint4 *)own_keys + t;
+            if (!ALONE) {
+                u64 page = segment_pages[t / PAGE_TOKENS];
+                page_of[t / PAGE_TOKENS] = page;
+                k = (const uint4 *)a.keys
+                    + (page * a.kv_heads + kv_head) * key_stride / 8 * PAGE_TOKENS + t % PAGE_TOKENS;
+            }
 #pragma unroll 4
             for (u32 i = 0; i < key_stride / 8; i++) {
-                uint4 eight = k[i * PAGE_TOKENS];
+                uint4 eight = k[i * (ALONE ? SEGMENT : PAGE_TOKENS)];
                 float2 x0 = from_half_pair(eight.x), x1 = from_half_pair(eight.y);
                 float2 x2 = from_half_pair(eight.z), x3 = from_half_pair(eight.w);
 #pragma unroll
@@ -197,6 +322,10 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
                         v[j] = make_uint4(0, 0, 0, 0);
                         continue;
                     }
+                    if (ALONE) {
+                        v[j] = *(const uint4 *)(own_values + token * stride + 8 * eight);
+                        continue;
+                    }
                     u64 page = page_of[token / PAGE_TOKENS];
                     u64 at = ((page * a.kv_heads + kv_head) * PAGE_TOKENS + token % PAGE_TOKENS) * stride;
                     v[j] = *(const uint4 *)(a.values + at + 8 * eight);
@@ -231,7 +360,7 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
             float2 factors = make_float2(0.0f, 0.0f);
             if (!is_spread) factors = join(most[h], sum[h], segment_most[h], segment_sum[h]);
             u64 at = ((u64)row * a.heads + first_head + h) * a.segments + segment - first;
-            float *out = a.partials + at * (stride + 2);
+            float *out = a.partials + at * (stride + PART_EXTRA);
             if (is_spread && (u32)h < count && t == 0) {
                 out[stride] = segment_most[h];
                 out[stride + 1] = segment_sum[h];
@@ -252,7 +381,7 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
     if (is_spread) {
         u32 shares = min(gridDim.z, last - first + 1);
         if (!is_last(a.arrivals + row * gridDim.y + blockIdx.y, shares)) return;
-        for (u32 h = 0; h < count; h++) join_segments(a, row, first_head + h, last - first + 1);
+        join_segments<HEADS>(a, row, first_head, count, last - first + 1, shared);
         return;
     }
 #pragma unroll
@@ -264,8 +393,12 @@ template <int HEADS> DEVICE void attend(const Attend &a) {
     }
 }
 
-KERNEL __launch_bounds__(128, 1) attend_1(const __grid_constant__ Attend a) { attend<1>(a); }
-KERNEL __launch_bounds__(128, 1) attend_4(const __grid_constant__ Attend a) { attend<4>(a); }
+#define ATTEND(NAME, HEADS, ALONE)                                                                 \
+    KERNEL __launch_bounds__(128, 1) NAME(const __grid_constant__ Attend a) { attend<HEADS, ALONE>(a); }
+ATTEND(attend_1, 1, false)
+ATTEND(attend_4, 4, false)
+ATTEND(attend_1_alone, 1, true)
+ATTEND(attend_4_alone, 4, true)
 
 struct Store {
     const float *q;       // [rows, q_stride], or none if queries are not rotated

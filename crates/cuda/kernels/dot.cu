@@ -1,105 +1,137 @@
 // Products for few rows of input: memory sets their speed, so every weight is read once, with as
-// many bytes under way as the registers hold. A team of warps takes a tile of 16 weight rows at a
-// time, each warp one part of its columns. The next weights are asked for before the last ones are
-// used, and the first ones before the input is there.
+// many bytes under way as shared memory holds. A team of warps takes a tile of 16 weight rows at a
+// time, each warp one part of its columns. The first weights are asked for before the input is
+// there, while the kernel before this one runs: so a block uses less than half of the shared memory.
+#include "pipe.cuh"
 #include "product.cuh"
 
-#define WARPS 8
+#define WARPS 8u
+#define THREADS (32 * WARPS)
 
-// Bytes of weights that a warp has under way or in use.
-template <int COLS8> struct Ring { static const u32 BYTES = COLS8 == 1 ? 10240 : 8192; };
-
-DEVICE void copy_async(u32 to, const u8 *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
-
-// A warp's weights on their way through shared memory: a stage is a chunk of each of its tiles.
+// A warp's share of the weights: parts of tiles, one tile after the other.
 // COLS8: input rows in eights. TILES: 1, or 2 for a gate and what it gates.
 template <int KIND, int COLS8, int TILES> struct Dot {
     typedef Planes<KIND> Weights;
-    static const u32 STAGE = TILES * Weights::BYTES, DEPTH = Ring<COLS8>::BYTES / STAGE;
+    // A slot holds so many chunks of each tile, two to four kilobytes; there are four, or two.
+    static const u32 CHUNKS = (KIND == U4 ? 4 : 2) / TILES;
+    static const u32 SLOT = TILES * CHUNKS * Weights::BYTES, DEPTH = SLOT > 2560 ? 2 : 4;
+    static const u32 RING = DEPTH * (SLOT + 8); // with the barriers
 
     const Product &p;
     const u8 *ring;
     u32 lane, first, end, step, expert;
-    const u16 *x[COLS8];
-    // What is asked for next, and where it goes.
-    u32 tile, chunk, slot;
+    Pipe<SLOT, DEPTH> pipe;
+    // What is asked for next.
+    u32 tile, chunk;
+    const u8 *next[TILES];
 
-    __device__ __forceinline__ const u8 *tile_start(int which) const {
-        u32 i = TILES == 2 ? which : matrix_of(p, tile);
-        const Matrix &m = p.matrices[i];
-        u64 at = (u64)expert * m.tiles + (TILES == 2 ? tile : tile - m.first_tile);
-        return m.planes + at * p.chunks * Weights::BYTES;
-    }
-
-    // Asks for the next stage, if there is one.
-    __device__ __forceinline__ void fetch() {
-        if (first < end && tile < p.tiles) {
-            u32 to = (u32)__cvta_generic_to_shared(ring) + slot * STAGE;
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
-                const u8 *from = tile_start(i) + (u64)chunk * Weights::BYTES;
-#pragma unroll
-                for (u32 at = 0; at < Weights::BYTES; at += 512) {
-                    u32 piece = at + 16 * lane;
-                    if (piece < Weights::BYTES) copy_async(to + i * Weights::BYTES + piece, from + piece);
-                }
-            }
-            slot = slot + 1 == DEPTH ? 0 : slot + 1;
-            chunk++;
-            if (chunk == end) {
-                chunk = first;
-                tile += step;
-            }
-        }
-        asm volatile("cp.async.commit_group;");
-    }
-
-    // Multiplies the stage in a slot, which is that of a chunk.
-    __device__ __forceinline__ void multiply(u32 chunk, u32 slot, float (&sums)[TILES][COLS8][4]) const {
-        Weights w[TILES];
+    __device__ __forceinline__ void find_tile() {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            w[i].load(ring + slot * STAGE + i * Weights::BYTES, lane);
+            const Matrix &m = p.matrices[TILES == 2 ? i : matrix_of(p, tile)];
+            u64 at = (u64)expert * m.tiles + (TILES == 2 ? tile : tile - m.first_tile);
+            next[i] = m.planes + (at * p.chunks + first) * Weights::BYTES;
         }
+        chunk = first;
+    }
+
+    __device__ __forceinline__ void begin() {
+        pipe.begin(ring, ring + DEPTH * SLOT);
+        if (first >= end || tile >= p.tiles) return;
+        find_tile();
+#pragma unroll 1
+        for (u32 i = 0; i < DEPTH; i++) fetch();
+    }
+
+    // Asks for the next chunks, if there are more.
+    __device__ __forceinline__ void fetch() {
+        if (tile >= p.tiles) {
+            pipe.fill_nothing();
+            return;
+        }
+        pipe.fill(next, min(CHUNKS, end - chunk) * Weights::BYTES);
 #pragma unroll
-        for (int n = 0; n < COLS8; n++) {
-            uint4 b[2] = {};
-            if (x[n]) {
-                const uint4 *at = (const uint4 *)(x[n] + chunk * CHUNK_COLS);
-                b[0] = at[0];
-                b[1] = at[1];
-            }
-#pragma unroll
-            for (int step = 0; step < 4; step++) {
-                u32 b0 = word(b[step / 2], step % 2 * 2), b1 = word(b[step / 2], step % 2 * 2 + 1);
-#pragma unroll
-                for (int i = 0; i < TILES; i++) mma(sums[i][n], w[i].fragment(step), b0, b1);
-            }
+        for (int i = 0; i < TILES; i++) next[i] += CHUNKS * Weights::BYTES;
+        chunk += CHUNKS;
+        if (chunk >= end) {
+            tile += step;
+            if (tile < p.tiles) find_tile();
         }
     }
 };
 
-// The normalised row, made by every block for itself; as `normalize` makes it.
-DEVICE void normalize_input(const Product &p, u16 *out) {
-    __shared__ float room[32];
-    float scale = rms_scale(p.norm_x, p.cols, p.norm_eps, room);
-    for (u32 first = threadIdx.x; first < p.input_stride; first += 8 * blockDim.x) {
-        float x[8], weight[8];
+// A lane's columns of a chunk of its input row, for `mma`; zeros if it has none.
+DEVICE void load_input(const u16 *x, u32 chunk, uint4 (&b)[2]) {
+    b[0] = b[1] = make_uint4(0, 0, 0, 0);
+    if (!x) return;
+    const uint4 *at = (const uint4 *)(x + chunk * CHUNK_COLS);
+    b[0] = at[0];
+    b[1] = at[1];
+}
+
+// The only row of input, for every block in its shared memory: as it is, or normalised as
+// `normalize` does it.
+DEVICE void share_input(const Product &p, u16 *out) {
+    if (!p.norm_x) {
+        const uint4 *from = (const uint4 *)p.input + input_row(p, 0) * (p.input_stride / 8);
+        for (u32 first = threadIdx.x; first < p.input_stride / 8; first += 4 * THREADS) {
+            uint4 x[4];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            u32 i = first + j * blockDim.x;
-            x[j] = i < p.cols ? p.norm_x[i] : 0.0f;
-            weight[j] = i < p.cols ? __ldg(p.norm_weight + i) : 0.0f;
+            for (u32 j = 0; j < 4; j++) {
+                if (first + j * THREADS < p.input_stride / 8) x[j] = from[first + j * THREADS];
+            }
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                if (first + j * THREADS < p.input_stride / 8) ((uint4 *)out)[first + j * THREADS] = x[j];
+            }
         }
+    } else {
+        __shared__ float room[32];
+        float scale = rms_scale(p.norm_x, p.cols, p.norm_eps, room);
+        for (u32 first = threadIdx.x; first < p.input_stride; first += 8 * THREADS) {
+            float x[8], weight[8];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            u32 i = first + j * blockDim.x;
-            if (i < p.input_stride) out[i] = to_input(x[j] * scale * weight[j]);
+            for (u32 j = 0; j < 8; j++) {
+                u32 i = first + j * THREADS;
+                x[j] = i < p.cols ? p.norm_x[i] : 0.0f;
+                weight[j] = i < p.cols ? __ldg(p.norm_weight + i) : 0.0f;
+            }
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                u32 i = first + j * THREADS;
+                if (i < p.input_stride) out[i] = to_input(x[j] * scale * weight[j]);
+            }
         }
     }
     __syncthreads();
+}
+
+// Multiplies some chunks of each tile; tiles lie `apart` bytes apart.
+template <int KIND, int CHUNKS, int COLS8, int TILES>
+DEVICE void multiply(const u8 *slot, u32 apart, u32 lane, const u16 *const (&x)[COLS8], u32 chunk,
+                     float (&sums)[TILES][COLS8][4]) {
+    uint4 b[CHUNKS][COLS8][2];
+    Planes<KIND> w[CHUNKS][TILES];
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) w[k][i].load(slot + i * apart + k * Planes<KIND>::BYTES, lane);
+#pragma unroll
+        for (int n = 0; n < COLS8; n++) load_input(x[n], chunk + k, b[k][n]);
+    }
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+        for (int n = 0; n < COLS8; n++) {
+#pragma unroll
+            for (int step = 0; step < 4; step++) {
+                u32 b0 = word(b[k][n][step / 2], step % 2 * 2);
+                u32 b1 = word(b[k][n][step / 2], step % 2 * 2 + 1);
+#pragma unroll
+                for (int i = 0; i < TILES; i++) mma(sums[i][n], w[k][i].fragment(step), b0, b1);
+            }
+        }
+    }
 }
 
 // Waits for the other warps of a team.
@@ -113,9 +145,7 @@ DEVICE void team_sync(u32 team, u32 warps) {
 
 template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     typedef Dot<KIND, COLS8, TILES> D;
-    extern __shared__ __align__(16) u8 shared[];
-    u16 *normalized = (u16 *)(shared + WARPS * Ring<COLS8>::BYTES);
-    __shared__ float partial[2][WARPS][TILES][8 * COLS8][TILE_ROWS + 1];
+    extern __shared__ __align__(128) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     // As many warps as parts, or more, of which the last ones have nothing to do.
     u32 parts = (p.chunks + p.part - 1) / p.part;
@@ -125,12 +155,13 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     u32 start = p.used ? blockIdx.y : blockIdx.y * 8 * COLS8;
     u32 cols = p.used ? 1 : min(8 * COLS8, p.rows - start);
     u32 tile = blockIdx.x * teams + team, step = gridDim.x * teams;
-    const u8 *ring = shared + warp * Ring<COLS8>::BYTES;
-    D d = {p, ring, lane, first, end, step, 0, {}, tile, first, 0};
-    if (!p.used) {
-#pragma unroll 1
-        for (u32 i = 0; i < D::DEPTH; i++) d.fetch();
-    }
+    // Sums of parts: [2, WARPS, TILES, cols, TILE_ROWS + 1].
+    float *partials = (float *)(shared + WARPS * D::RING);
+    u32 tile_sums = cols * (TILE_ROWS + 1);
+    u16 *only = (u16 *)(partials + 2 * WARPS * TILES * (tile_sums + 3) / 4 * 4);
+    D d = {p, shared + warp * D::RING, lane, first, end, step};
+    d.tile = tile;
+    if (!p.used) d.begin();
     if (p.norm_x) {
         for (u32 i = 32 * threadIdx.x; i < p.cols; i += 32 * blockDim.x) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + i));
@@ -138,43 +169,49 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     }
     let_next_start();
     wait_for_inputs();
-    const u16 *input = (const u16 *)p.input;
+    const u16 *input = (const u16 *)p.input, *x[COLS8];
     if (p.used) {
         u32 row = start / p.used, i = start % p.used;
         d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + p.used + i] : i;
         u32 at = p.is_shared ? row : start;
-        d.x[0] = g == 0 ? input + (u64)at * p.input_stride + 16 * c : 0;
-#pragma unroll 1
-        for (u32 i = 0; i < D::DEPTH; i++) d.fetch();
-    } else if (p.norm_x) {
-        normalize_input(p, normalized);
-        d.x[0] = g == 0 ? normalized + 16 * c : 0;
+        x[0] = g == 0 ? input + (u64)at * p.input_stride + 16 * c : 0;
+        d.begin();
+    } else if (p.rows == 1) {
+        share_input(p, only);
+        x[0] = g == 0 ? only + 16 * c : 0;
     } else {
         for (int n = 0; n < COLS8; n++) {
             bool is_in = 8 * n + g < cols;
             u64 at = is_in ? input_row(p, start + 8 * n + g) : 0;
-            d.x[n] = is_in ? input + at * p.input_stride + 16 * c : 0;
+            x[n] = is_in ? input + at * p.input_stride + 16 * c : 0;
         }
     }
-    for (u32 turn = 0, slot = 0; tile < p.tiles; turn ^= 1) {
+    for (u32 turn = 0; tile < p.tiles; turn ^= 1) {
         // What the end of the tile needs is asked for at its beginning.
         u32 matrix = TILES == 2 ? 0 : matrix_of(p, tile);
         u32 row = (tile - p.matrices[matrix].first_tile) * TILE_ROWS + thread % TILE_ROWS;
-        float scales[TILES], residual = 0.0f;
+        float scales[TILES] = {}, residual = 0.0f;
+        if (thread < TILE_ROWS * cols) {
 #pragma unroll
-        for (int i = 0; i < TILES; i++) scales[i] = row_scale(p.matrices[matrix + i], d.expert, row);
-        if (p.residual && thread / TILE_ROWS < cols) {
-            residual = added(p, row, start + thread / TILE_ROWS);
+            for (int i = 0; i < TILES; i++) scales[i] = row_scale(p.matrices[matrix + i], d.expert, row);
+            if (p.residual) residual = added(p, row, start + thread / TILE_ROWS);
         }
         float sums[TILES][COLS8][4] = {};
-        for (u32 chunk = first; chunk < end; chunk++) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(D::DEPTH - 1) : "memory");
-            __syncwarp();
-            d.multiply(chunk, slot, sums);
-            __syncwarp();
+        for (u32 chunk = first; chunk < end; chunk += D::CHUNKS) {
+            const u8 *slot = d.ring + d.pipe.wait();
+            if (chunk + D::CHUNKS <= end) {
+                multiply<KIND, D::CHUNKS>(slot, D::SLOT / TILES, lane, x, chunk, sums);
+            } else {
+#pragma unroll 1
+                for (u32 k = 0; chunk + k < end; k++) {
+                    const u8 *weights = slot + k * D::Weights::BYTES;
+                    multiply<KIND, 1>(weights, D::SLOT / TILES, lane, x, chunk + k, sums);
+                }
+            }
+            d.pipe.release();
             d.fetch();
-            slot = slot + 1 == D::DEPTH ? 0 : slot + 1;
         }
+        float *partial = partials + (turn * WARPS + warp - member) * TILES * tile_sums;
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
 #pragma unroll
@@ -182,7 +219,8 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     u32 col = 8 * n + 2 * c + j % 2;
-                    if (col < cols) partial[turn][warp][i][col][g + j / 2 * 8] = sums[i][n][j];
+                    u32 at = (member * TILES + i) * tile_sums + col * (TILE_ROWS + 1) + g + j / 2 * 8;
+                    if (col < cols) partial[at] = sums[i][n][j];
                 }
             }
         }
@@ -190,10 +228,11 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         for (u32 at = thread; at < TILE_ROWS * cols; at += 32 * warps) {
             u32 r = at % TILE_ROWS, col = at / TILE_ROWS;
             float total[TILES] = {};
+#pragma unroll 4
             for (u32 part = 0; part < parts; part++) {
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
-                    total[i] += partial[turn][team * warps + part][i][col][r];
+                    total[i] += partial[(part * TILES + i) * tile_sums + col * (TILE_ROWS + 1) + r];
                 }
             }
             if (TILES == 2) {
@@ -208,8 +247,9 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     }
 }
 
+// Blocks of two kernels share a multiprocessor, or one with more registers.
 #define DOT(NAME, KIND, COLS8, TILES)                                                              \
-    KERNEL __launch_bounds__(256, 2) NAME(const __grid_constant__ Product p) {                     \
+    KERNEL __launch_bounds__(THREADS, COLS8 == 1 ? 2 : 1) NAME(const __grid_constant__ Product p) { \
         dot<KIND, COLS8, TILES>(p);                                                                \
     }
 #define DOTS(NAME, KIND)                                                                           \
@@ -223,12 +263,14 @@ DOTS(s8x16, S8X16)
 DOTS(u8, U8)
 DOTS(u4, U4)
 
+#define EXACT_WARPS 8u
+
 // Products with weights in f32, which are few or those of tests: a warp for a row of weights, in
 // plain arithmetic, for routers' choices hang on small differences.
 KERNEL __launch_bounds__(256) exact(const __grid_constant__ Product p) {
     let_next_start();
     wait_for_inputs();
-    u32 lane = threadIdx.x % 32, row = blockIdx.x * WARPS + threadIdx.x / 32, expert = 0;
+    u32 lane = threadIdx.x % 32, row = blockIdx.x * EXACT_WARPS + threadIdx.x / 32, expert = 0;
     const Matrix &m = p.matrices[0];
     if (row >= m.rows) return;
     const float *x = (const float *)p.input;

@@ -3,7 +3,7 @@
 // `mma.m16n8k16`, then scales. Lane 4 g + c of a warp holds, of the rows g and g + 8, the columns
 // 16 c to 16 c + 15 of a chunk; the input is read in the same order of columns.
 #pragma once
-#include "common.cuh"
+#include "device.cuh"
 
 #define TILE_ROWS 16u
 #define CHUNK_COLS 64u
@@ -111,6 +111,13 @@ template <> struct Planes<U8> {
     }
 };
 
+// One instruction, which takes one constant at most: the other stays in a register.
+DEVICE u32 and_or(u32 x, u32 mask, u32 more) {
+    u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(more));
+    return y;
+}
+
 #define PLUS_1024 0x64006400
 #define SIXTEENTH 0x2c002c00
 #define MINUS_64 0xd400d400
@@ -127,11 +134,11 @@ template <> struct Planes<U4> {
     }
 
     static __device__ __forceinline__ u32 first(u32 w) {
-        return half_add((w & 0x000f000f) | PLUS_1024, MINUS_1024);
+        return half_add(and_or(w, 0x000f000f, PLUS_1024), MINUS_1024);
     }
 
     static __device__ __forceinline__ u32 second(u32 w) {
-        return half_fma((w & 0x00f000f0) | PLUS_1024, SIXTEENTH, MINUS_64);
+        return half_fma(and_or(w, 0x00f000f0, PLUS_1024), SIXTEENTH, MINUS_64);
     }
 
     __device__ __forceinline__ Fragment fragment(int step) const {

@@ -1,5 +1,5 @@
 // Convolutions and state-space layers: what a sequence carries along in a cell of fixed size.
-#include "common.cuh"
+#include "device.cuh"
 
 struct Conv {
     const float *x;      // [rows, stride]

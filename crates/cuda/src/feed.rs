@@ -1,4 +1,4 @@
-//! A step's numbers as the kernels find them (`Feed` in `kernels/common.cuh`): one array that
+//! A step's numbers as the kernels find them (`Feed` in `kernels/device.cuh`): one array that
 //! begins with where each part of it lies. This file must not know the device.
 
 use bodkin_backend::Batch;

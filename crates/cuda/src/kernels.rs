@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bodkin_backend::Result;
 
 use crate::driver::{Device, Kernel, Module};
-use crate::planes::Kind;
+use crate::planes::{Kind, TILE_ROWS};
 
 /// Files of kernels: PTX, machine code.
 macro_rules! images {
@@ -25,12 +25,23 @@ const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
-/// Shared memory of a block of `dot` for weights under way, for up to 8 and up to 16 rows.
-pub(crate) const DOT_SHARED_BYTES: [usize; 2] = [80 << 10, 64 << 10];
-/// The most shared memory that blocks of `dot` ask for: with a row that they normalise.
-const DOT_MOST_BYTES: usize = 112 << 10;
+/// The most shared memory that blocks of `dot` ask for.
+const DOT_MOST_BYTES: usize = 160 << 10;
+/// Warps of a block of `dot`.
+const DOT_WARPS: usize = 8;
 /// The most shared memory that blocks of attention may ask for.
-const ATTEND_SHARED_BYTES: usize = 96 << 10;
+pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
+
+/// Shared memory of a block of `dot` for so many rows of input: weights under way with their
+/// barriers, and the sums of parts of columns, of two tiles by turns.
+pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize) -> usize {
+    let tiles = if is_gated { 2 } else { 1 };
+    let chunks = if kind == Kind::U4 { 4 } else { 2 } / tiles;
+    let slot = tiles * chunks * kind.chunk_bytes();
+    let depth = if slot > 2560 { 2 } else { 4 };
+    let sums = 2 * DOT_WARPS * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
+    DOT_WARPS * depth * (slot + 8) + 4 * sums
+}
 
 /// The kernels of one kind of planes.
 #[derive(Clone, Copy)]
@@ -60,8 +71,9 @@ pub(crate) struct Kernels {
     pub(crate) conv: Kernel,
     pub(crate) scan: Kernel,
     pub(crate) read_all: Kernel,
-    /// For one, and for up to four query heads of a key head.
-    pub(crate) attend: [Kernel; 2],
+    /// For one, and for up to four query heads of a key head; for any rows, and for rows that are
+    /// alone in their sequences.
+    pub(crate) attend: [[Kernel; 2]; 2],
     pub(crate) store: Kernel,
     _modules: Vec<Module>,
 }
@@ -96,6 +108,10 @@ impl Kernels {
                 ],
             });
         }
+        let attends = |name: &str| -> Result<[Kernel; 2]> {
+            let kernel = |name: &str| attend.kernel(name, ATTEND_SHARED_BYTES);
+            Ok([kernel(name)?, kernel(&format!("{name}_alone"))?])
+        };
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {
             kinds,
@@ -113,10 +129,7 @@ impl Kernels {
             conv: state.kernel("conv", 0)?,
             scan: state.kernel("scan", 0)?,
             read_all: state.kernel("read_all", 0)?,
-            attend: [
-                attend.kernel("attend_1", ATTEND_SHARED_BYTES)?,
-                attend.kernel("attend_4", ATTEND_SHARED_BYTES)?,
-            ],
+            attend: [attends("attend_1")?, attends("attend_4")?],
             store: attend.kernel("store", 0)?,
             _modules: modules,
         })

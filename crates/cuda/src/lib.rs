@@ -9,6 +9,7 @@ mod feed;
 mod kernels;
 mod lower;
 mod model;
+mod observe;
 mod parameters;
 mod planes;
 mod sizes;

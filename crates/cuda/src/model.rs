@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bodkin_backend::{Batch, Error, Limits, Model, Observer, Part, Progress, Result};
+use bodkin_backend::{Batch, Limits, Model, Observer, Part, Progress, Result};
 use bodkin_gguf::File;
-use bodkin_model::{Plan, Rows};
+use bodkin_model::{Plan, Rope, Rows};
 
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::feed;
 use crate::kernels::Kernels;
 use crate::lower::{Program, Stage, Work};
+use crate::observe;
 use crate::sizes::{Sizes, slot_tables};
 use crate::step::{Addresses, Step};
 use crate::weights::Weights;
@@ -21,7 +22,7 @@ const RECORDED_ROWS: usize = 16;
 /// A plan on a device.
 pub(crate) struct CudaModel {
     // Graphs are dropped before the kernels and the memory that they use.
-    graphs: HashMap<(usize, usize), Graph>,
+    graphs: HashMap<(usize, usize, usize), Graph>,
     device: Arc<Device>,
     kernels: Arc<Kernels>,
     plan: Arc<Plan>,
@@ -84,21 +85,12 @@ impl CudaModel {
         }
         let weights = Weights::load(device, &plan, file, progress)?;
         for rope in &program.ropes {
-            let factors = rope.factors.map(|id| {
-                let weight = plan.weight(id);
-                let mut values = vec![0.0; weight.rows * weight.cols];
-                let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
-                weight.format.dequantize(file.data(tensor), &mut values);
-                values
-            });
-            let table = rope.table(factors.as_deref());
-            let half_turn = std::f64::consts::PI;
-            let turns: Vec<f64> = table.frequencies.iter().map(|f| f / half_turn).collect();
+            let (turns, magnitude) = turns(&plan, file, rope);
             let address = take(8 * turns.len(), "the frequencies")?;
             // SAFETY: so much was taken just now, and the copy is waited for.
             unsafe { device.send(address, &turns) }?;
             device.finish()?;
-            addresses.turns.push((address, table.magnitude));
+            addresses.turns.push((address, magnitude));
         }
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
         addresses.feed = feed_memory.address;
@@ -133,6 +125,7 @@ impl CudaModel {
             tokens: batch.tokens.len(),
             outputs: batch.outputs.len(),
             spans: batch.spans.len(),
+            is_observed: false,
         }
     }
 
@@ -153,15 +146,37 @@ impl CudaModel {
         unsafe { self.device.send(self.addresses.feed, sent) }
     }
 
+    /// Checks a step and sends its numbers.
+    fn begin(&mut self, batch: &Batch, logits: &[f32]) -> Result<()> {
+        batch.check(&self.plan, &self.limits)?;
+        let len = batch.outputs.len() * self.plan.output_width();
+        assert_eq!(logits.len(), len, "room for the logits");
+        self.device.enter()?;
+        self.send_feed(batch)
+    }
+
+    /// Waits for a step, and copies its logits.
+    fn receive(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        if logits.is_empty() {
+            return self.device.finish();
+        }
+        let from = self.step(batch).address(self.program.output);
+        let received = &mut self.received.slice_mut()[..logits.len()];
+        // SAFETY: the output holds as much, and the copy is waited for.
+        unsafe { self.device.receive(received, from) }?;
+        self.device.finish()?;
+        logits.copy_from_slice(received);
+        Ok(())
+    }
+
     /// Sends all stages, recorded if the step is a small one.
     fn send_stages(&mut self, batch: &Batch) -> Result<()> {
         if self.profile.is_some() {
             return self.send_profiled(batch);
         }
-        let is_stateless = self.plan.states.is_empty();
-        let key = (batch.tokens.len(), batch.outputs.len());
-        // The grids of recurrent stages follow from the number of spans.
-        if key.0 > RECORDED_ROWS || !(is_stateless || batch.spans.len() == key.0) {
+        // The grids of stages follow from these numbers.
+        let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len());
+        if key.0 > RECORDED_ROWS {
             let step = self.step(batch);
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
         }
@@ -212,6 +227,20 @@ impl CudaModel {
     }
 }
 
+/// Half turns a position of each pair that a rotation turns, and the factor of sines and cosines.
+fn turns(plan: &Plan, file: &File, rope: &Rope) -> (Vec<f64>, f32) {
+    let factors = rope.factors.map(|id| {
+        let weight = plan.weight(id);
+        let mut values = vec![0.0; weight.rows * weight.cols];
+        let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
+        weight.format.dequantize(file.data(tensor), &mut values);
+        values
+    });
+    let table = rope.table(factors.as_deref());
+    let half_turn = std::f64::consts::PI;
+    (table.frequencies.iter().map(|f| f / half_turn).collect(), table.magnitude)
+}
+
 impl Model for CudaModel {
     fn plan(&self) -> &Plan {
         &self.plan
@@ -222,27 +251,21 @@ impl Model for CudaModel {
     }
 
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        batch.check(&self.plan, &self.limits)?;
-        let len = batch.outputs.len() * self.plan.output_width();
-        assert_eq!(logits.len(), len, "room for the logits");
-        self.device.enter()?;
-        self.send_feed(batch)?;
+        self.begin(batch, logits)?;
         self.send_stages(batch)?;
-        if len == 0 {
-            return self.device.finish();
-        }
-        let from = self.step(batch).address(self.program.output);
-        let received = &mut self.received.slice_mut()[..len];
-        // SAFETY: the output holds as much, and the copy is waited for.
-        unsafe { self.device.receive(received, from) }?;
-        self.device.finish()?;
-        logits.copy_from_slice(received);
-        Ok(())
+        self.receive(batch, logits)
     }
 
-    fn observe(&mut self, _: &Batch, _: &mut [f32], _: &mut dyn Observer) -> Result<()> {
-        let what = "a step whose inputs are looked at; the processor can".to_owned();
-        Err(Error::Unsupported { backend: self.device.name.clone(), what })
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        self.begin(batch, logits)?;
+        let step = Step { is_observed: true, ..self.step(batch) };
+        observe::run(&step, batch, observer)?;
+        self.receive(batch, logits)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {

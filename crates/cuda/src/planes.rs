@@ -18,7 +18,7 @@ pub(crate) const CHUNK_COLS: usize = 64;
 /// warps of a large device something to read.
 const PARTS: [(usize, usize); 4] = [(384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
 /// Inputs of products are so many times smaller than they are, so scales are larger.
-const INPUT_DIVISOR: f32 = 16.0;
+pub(crate) const INPUT_DIVISOR: f32 = 16.0;
 
 /// How codes and scales are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,8 @@ pub(crate) enum Kind {
 impl Kind {
     /// How a format is kept; those without codes of their own in half precision.
     pub(crate) fn of(format: Format) -> Kind {
-        match format {
+        // Sparse formats are kept dense.
+        match format.base().unwrap_or(format) {
             Format::Q8_0 | Format::Q5_0 | Format::IQ4_NL | Format::IQ4_XS | Format::MXFP4 => {
                 Kind::S8
             }
@@ -109,9 +110,9 @@ impl Shape {
         self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
     }
 
-    /// The warps that take a tile together: one for each part.
-    pub(crate) fn warps(&self) -> usize {
-        self.chunks().div_ceil(self.part()).next_power_of_two()
+    /// Tiles that a block of eight warps takes at once: a warp for each part of their columns.
+    pub(crate) fn teams(&self) -> usize {
+        8 / self.chunks().div_ceil(self.part()).next_power_of_two()
     }
 
     fn tile_bytes(&self) -> usize {
@@ -139,7 +140,9 @@ pub(crate) fn pack(
     planes: &mut [u8],
     scales: &mut [f32],
 ) {
-    let row_bytes = bytes.len() / (shape.matrices * shape.rows);
+    let (rows, base) = (shape.matrices * shape.rows, format.base());
+    let dense_bytes = base.and_then(|base| base.row_bytes(shape.cols)).unwrap_or(0);
+    let mut dense = vec![0; dense_bytes];
     let mut values = vec![0.0; shape.cols];
     let mut row_groups = vec![Group::default(); shape.cols.div_ceil(32)];
     let outputs = planes.chunks_exact_mut(shape.tile_bytes()).zip(scales.chunks_exact_mut(16));
@@ -148,7 +151,12 @@ pub(crate) fn pack(
         let count = (shape.rows - tile * TILE_ROWS).min(TILE_ROWS);
         for (r, scale) in scales[..count].iter_mut().enumerate() {
             let row = matrix * shape.rows + tile * TILE_ROWS + r;
-            let row = &bytes[row * row_bytes..][..row_bytes];
+            let mut row = format.row(bytes, rows, row);
+            if base.is_some() {
+                format.densify_row(row, &mut dense);
+                row = &dense;
+            }
+            let format = base.unwrap_or(format);
             *scale = match shape.kind {
                 Kind::F32 => {
                     format.dequantize(row, &mut values);
@@ -292,32 +300,43 @@ mod tests {
         value * scales[row] / INPUT_DIVISOR
     }
 
-    #[test]
-    fn planes_hold_what_the_blocks_hold() {
+    /// Random blocks, but for those whose scales are no numbers, or tiny beside others. Of formats
+    /// whose blocks say how long they are, encoded rows with zeros.
+    fn random(format: Format, rows: usize, cols: usize) -> Vec<u8> {
         let mut seed = 1u32;
         let mut bits = || {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (seed >> 16) as u8
         };
+        if format.base().is_some() {
+            let mut value = |i| if i % 3 == 0 { 0.0 } else { f32::from(bits()) - 127.5 };
+            let values: Vec<f32> = (0..rows * cols).map(&mut value).collect();
+            return format.encode(&values, cols).unwrap();
+        }
+        let mut data = vec![0; rows * format.row_bytes(cols).unwrap()];
+        let mut values = vec![0.0; format.block_elements()];
+        for block in data.chunks_exact_mut(format.block_bytes().unwrap()) {
+            for _ in 0..100_000 {
+                block.fill_with(&mut bits);
+                format.dequantize(block, &mut values);
+                let most = largest(values.iter().copied());
+                if values.iter().all(|x| x.is_finite()) && (0.1..=1e3).contains(&most) {
+                    break;
+                }
+            }
+        }
+        data
+    }
+
+    #[test]
+    fn planes_hold_what_the_blocks_hold() {
         for &format in Format::all() {
             let (rows, cols) = (37, 2 * format.block_elements().max(48) / 3 * 3);
             let cols = cols.next_multiple_of(format.block_elements());
-            let bytes = rows * format.row_bytes(cols).unwrap();
+            let data = random(format, rows, cols);
             let mut values = vec![f32::NAN; rows * cols];
-            let mut data = vec![0; bytes];
-            // Random blocks, but for those whose scales are no numbers, or tiny beside others.
-            for (block, values) in data
-                .chunks_exact_mut(format.block_bytes().expect("a dense format"))
-                .zip(values.chunks_exact_mut(format.block_elements()))
-            {
-                for _ in 0..100_000 {
-                    block.fill_with(&mut bits);
-                    format.dequantize(block, values);
-                    let most = largest(values.iter().copied());
-                    if values.iter().all(|x| x.is_finite()) && (0.1..=1e3).contains(&most) {
-                        break;
-                    }
-                }
+            for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+                format.dequantize_row(format.row(&data, rows, row), values);
             }
             let shape = Shape { kind: Kind::of(format), matrices: 1, rows, cols };
             let mut planes = vec![0; shape.plane_bytes()];

@@ -10,6 +10,8 @@ use crate::lower::{Program, Work};
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
 pub(crate) const SEGMENT: usize = 128;
+/// Floats of a spread segment's result beside its values, as there.
+const PART_EXTRA: usize = 4;
 /// The most rows whose segments are spread over blocks: those of steps that generate.
 pub(crate) const SPREAD_ROWS: usize = 16;
 /// The most bytes for the results of spread segments; longer contexts spread fewer rows.
@@ -61,7 +63,7 @@ impl Sizes {
         let heads = heads.max().unwrap_or(0);
         let row = program.stages.iter().filter_map(|stage| match &stage.work {
             Work::Attend { attention: a, slot, .. } => {
-                Some(4 * a.heads * segments * (value_stride(&plan.slots[*slot]) + 2))
+                Some(4 * a.heads * segments * (value_stride(&plan.slots[*slot]) + PART_EXTRA))
             }
             _ => None,
         });

@@ -85,7 +85,7 @@ pub(crate) struct Experts {
 /// A rotation of keys that are stored, and of the queries that meet them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rotation {
-    pub(crate) q: Value,
+    /// Where the queries go in steps with several rows of a sequence.
     pub(crate) q_out: Value,
     pub(crate) style: RopeStyle,
     pub(crate) rope: usize,
@@ -168,15 +168,13 @@ pub(crate) enum Work {
         rope: usize,
         out: Value,
     },
-    Store {
-        k: Value,
-        v: Value,
-        slot: usize,
-        /// Of the keys, and of queries beside them.
-        rotation: Option<Rotation>,
-    },
+    /// Keeps keys and values, and attends to them and to earlier ones.
     Attend {
         q: Value,
+        k: Value,
+        v: Value,
+        /// Of the keys and queries.
+        rotation: Option<Rotation>,
         attention: Attention,
         slot: usize,
         out: Option<Value>,
@@ -259,11 +257,9 @@ impl Stage {
                 });
                 values
             }
-            Work::Store { k, v, rotation, .. } => {
-                let queries = rotation.map(|r| [r.q, r.q_out]).into_iter().flatten();
-                queries.chain([*k, *v]).map(Some).collect()
+            Work::Attend { q, k, v, rotation, out, half_out, .. } => {
+                vec![Some(*q), Some(*k), Some(*v), rotation.map(|r| r.q_out), *out, *half_out]
             }
-            Work::Attend { q, out, half_out, .. } => vec![Some(*q), *out, *half_out],
             Work::Elementwise { a, b, out, .. } => vec![Some(*a), *b, Some(*out)],
             Work::Concat { a, b, out, .. } => vec![Some(*a), Some(*b), Some(*out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],

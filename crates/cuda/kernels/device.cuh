@@ -61,6 +61,11 @@ struct Feed {
     }
 };
 
+// Asks for sixteen bytes of memory to come to shared memory.
+DEVICE void copy_async(u32 to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Half precision, as bits.
 
 DEVICE float from_half(u32 bits) {

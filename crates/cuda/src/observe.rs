@@ -1,0 +1,95 @@
+//! What an observer sees of a step: the inputs of products, read back before each of them runs.
+
+use bodkin_backend::{Batch, InputRow, Observer, Product, Result};
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+
+use crate::driver::Device;
+use crate::lower::{Content, Experts, Value, Work};
+use crate::planes::INPUT_DIVISOR;
+use crate::step::Step;
+
+/// Runs all stages of a step, and shows the inputs of their products.
+pub(crate) fn run(step: &Step<'_>, batch: &Batch, observer: &mut dyn Observer) -> Result<()> {
+    for stage in &step.program.stages {
+        if let Work::Product { input, is_outputs, factors, experts, .. } = &stage.work {
+            let outputs = is_outputs.then_some(&batch.outputs[..]);
+            let seen = Seen { input: *input, outputs, experts: *experts };
+            let mut weights: Vec<_> = factors.iter().map(|factor| factor.weight).collect();
+            weights.sort_by_key(|id| id.0);
+            show(step, &seen, &weights, observer)?;
+        }
+        step.run(stage)?;
+    }
+    Ok(())
+}
+
+/// The rows that a product meets.
+struct Seen<'a> {
+    input: Value,
+    /// The rows that it takes, if not all.
+    outputs: Option<&'a [u32]>,
+    experts: Option<Experts>,
+}
+
+fn show(
+    step: &Step<'_>,
+    seen: &Seen<'_>,
+    weights: &[bodkin_model::WeightId],
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let cols = step.plan.weight(weights[0]).cols;
+    let values = read(step, seen.input)?;
+    let width = values.len() / step.tokens;
+    let part = |row: usize, i: usize| &values[row * width + i * cols..][..cols];
+    let mut rows = Vec::new();
+    match (&seen.experts, seen.outputs) {
+        (None, None) => {
+            rows.extend((0..step.tokens).map(|row| InputRow { expert: 0, values: part(row, 0) }));
+        }
+        (None, Some(outputs)) => {
+            let row = |&row: &u32| InputRow { expert: 0, values: part(row as usize, 0) };
+            rows.extend(outputs.iter().map(row));
+        }
+        (Some(experts), _) => {
+            let routes = experts.route.map(|route| read(step, route)).transpose()?;
+            for row in 0..step.tokens {
+                for i in 0..experts.used {
+                    let chosen = |routes: &Vec<f32>| {
+                        routes[row * 2 * experts.used + experts.used + i] as usize
+                    };
+                    let expert = routes.as_ref().map_or(i, chosen);
+                    let values = part(row, if experts.is_shared { 0 } else { i });
+                    rows.push(InputRow { expert, values });
+                }
+            }
+        }
+    }
+    for &id in weights {
+        let experts = step.weights[id.0].shape.matrices;
+        observer.product(&Product { weight: step.plan.weight(id), experts, rows: &rows });
+    }
+    Ok(())
+}
+
+/// All rows of a value, without what pads them.
+fn read(step: &Step<'_>, value: Value) -> Result<Vec<f32>> {
+    let address = step.address(value);
+    match step.program.values[value.0].content {
+        Content::Floats(width) => copy(step.device, address, step.tokens * width),
+        content @ Content::Halves { parts, cols } => {
+            let stride = content.stride();
+            let halves: Vec<u16> = copy(step.device, address, step.tokens * parts * stride)?;
+            let rows = halves.chunks_exact(stride).flat_map(|row| &row[..cols]);
+            Ok(rows.map(|&x| f16::from_bits(x).to_f32() * INPUT_DIVISOR).collect())
+        }
+    }
+}
+
+fn copy<T: Pod + Zeroable>(device: &Device, from: u64, len: usize) -> Result<Vec<T>> {
+    let mut values = vec![T::zeroed(); len];
+    // SAFETY: the value holds as much, and the copy is waited for.
+    unsafe { device.receive(&mut values, from) }?;
+    device.finish()?;
+    Ok(values)
+}

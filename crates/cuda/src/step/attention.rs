@@ -1,0 +1,118 @@
+//! Attention: rows keep their keys and values in their sequences' pages, and attend to them. Rows
+//! that are alone in their sequences do both at once; of others every row has to be kept first.
+
+use bodkin_backend::Result;
+use bodkin_model::{Attention, RopeStyle};
+
+use super::{Step, THREADS};
+use crate::kernels::ATTEND_SHARED_BYTES;
+use crate::lower::Work;
+use crate::parameters as p;
+use crate::sizes::{SEGMENT, key_stride, value_stride};
+
+impl Step<'_> {
+    pub(super) fn attend(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Attend { q, k, v, rotation, attention: a, slot, out, half_out } = work else {
+            unreachable!("called for attention");
+        };
+        let shape = &self.plan.slots[*slot];
+        let (keys, values) = (key_stride(shape), value_stride(shape));
+        let kept = 2 * SEGMENT * (keys + values);
+        let is_alone = self.spans == self.tokens
+            && shared_bytes(a, keys, values) + kept <= ATTEND_SHARED_BYTES;
+        if !is_alone {
+            self.store(rows, work)?;
+        }
+        let is_spread = rows <= self.sizes.spread_rows && self.sizes.segments > 1;
+        let mut parameters = p::Attend {
+            q: self.address(*q),
+            keys: self.at.kv[*slot][0],
+            values: self.at.kv[*slot][1],
+            feed: self.at.feed,
+            k: self.address(*k),
+            v: self.address(*v),
+            sinks: self.vector(a.sinks),
+            partials: self.at.partials,
+            arrivals: self.at.arrivals,
+            scale: a.scale,
+            softcap: a.softcap.unwrap_or(0.0),
+            q_stride: self.stride(*q),
+            k_stride: self.stride(*k),
+            v_stride: self.stride(*v),
+            heads: a.heads as u32,
+            kv_heads: a.kv_heads as u32,
+            key_dim: a.key_dim as u32,
+            value_dim: a.value_dim as u32,
+            window: a.window.unwrap_or(0) as u32,
+            is_causal: u32::from(a.causal),
+            table: self.at.tables[*slot] as u32,
+            segments: self.sizes.segments as u32,
+            is_spread: u32::from(is_spread),
+            ..p::Attend::default()
+        };
+        (parameters.out, parameters.out_stride) = self.place(*out);
+        (parameters.half_out, parameters.half_stride) = self.place(*half_out);
+        match rotation {
+            Some(r) if is_alone => {
+                parameters.angles = self.at.angles[r.rope];
+                parameters.pairs = (self.program.ropes[r.rope].dims / 2) as u32;
+                parameters.is_neox = u32::from(r.style == RopeStyle::Neox);
+            }
+            Some(r) => (parameters.q, parameters.q_stride) = self.place(Some(r.q_out)),
+            None => {}
+        }
+        let spread = if is_spread { self.sizes.segments.min(64) } else { 1 };
+        let group = a.heads / a.kv_heads;
+        let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
+        let kernel = self.kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
+        let shared = shared_bytes(a, keys, values) + if is_alone { kept } else { 0 };
+        // SAFETY: the tables cover what the rows see; partials have room for as many segments.
+        unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
+    }
+
+    /// Keeps the keys and values of all rows, and rotates keys and queries on the way.
+    fn store(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Attend { q, k, v, rotation, slot, .. } = work else {
+            unreachable!("called for attention");
+        };
+        let shape = &self.plan.slots[*slot];
+        let mut parameters = p::Store {
+            k: self.address(*k),
+            v: self.address(*v),
+            keys: self.at.kv[*slot][0],
+            values: self.at.kv[*slot][1],
+            feed: self.at.feed,
+            k_stride: self.stride(*k),
+            v_stride: self.stride(*v),
+            kv_heads: shape.kv_heads as u32,
+            key_dim: shape.key_dim as u32,
+            value_dim: shape.value_dim as u32,
+            table: self.at.tables[*slot] as u32,
+            ..p::Store::default()
+        };
+        let mut width = self.content(*k).stride() + self.content(*v).stride();
+        if let Some(r) = rotation {
+            (parameters.q, parameters.q_stride) = self.place(Some(*q));
+            (parameters.q_out, parameters.q_out_stride) = self.place(Some(r.q_out));
+            parameters.heads = self.stride(*q) / parameters.key_dim;
+            parameters.angles = self.at.angles[r.rope];
+            parameters.pairs = (self.program.ropes[r.rope].dims / 2) as u32;
+            parameters.is_neox = u32::from(r.style == RopeStyle::Neox);
+            width += self.content(*q).stride();
+        }
+        let (kernel, grid) = (self.kernels.store, self.elements(rows, width));
+        // SAFETY: the step's pages are pages of the slot, and each belongs to one row's sequence.
+        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
+    }
+}
+
+/// Query heads that a block takes at once.
+fn heads_of_block(a: &Attention) -> usize {
+    if a.heads == a.kv_heads { 1 } else { 4 }
+}
+
+/// Shared memory of a block for queries, weights of positions and sums of values.
+fn shared_bytes(a: &Attention, keys: usize, values: usize) -> usize {
+    let splits = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
+    4 * heads_of_block(a) * (keys + SEGMENT + (splits + 1) * values)
+}

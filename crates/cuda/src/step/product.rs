@@ -1,0 +1,174 @@
+//! Products with weights, and the choice of experts and the sum of their results around them.
+
+use bodkin_backend::Result;
+use bodkin_model::Gating;
+
+use super::rows::act_number;
+use super::{DOT_ROWS, Step, THREADS};
+use crate::kernels::{MUL_SHARED_BYTES, dot_shared_bytes};
+use crate::lower::{After, Content, Value, Work};
+use crate::parameters as p;
+use crate::planes::Kind;
+use crate::weights::Placed;
+
+/// Blocks of `dot` for each multiprocessor.
+const DOT_BLOCKS: usize = 2;
+
+impl Step<'_> {
+    pub(super) fn product(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Product { input, is_outputs, norm, factors, after, experts } = work else {
+            unreachable!("called for products");
+        };
+        let first = &self.weights[factors[0].weight.0];
+        let mut parameters = p::Product {
+            input: self.address(*input),
+            feed: self.at.feed,
+            input_stride: self.stride(*input),
+            count: factors.len() as u32,
+            chunks: first.shape.chunks() as u32,
+            part: first.shape.part() as u32,
+            rows: rows as u32,
+            is_outputs: u32::from(*is_outputs),
+            cols: first.shape.cols as u32,
+            ..p::Product::default()
+        };
+        if let (Some(norm), true) = (norm, self.inlines_norms()) {
+            parameters.norm_x = self.address(norm.input);
+            parameters.norm_weight = self.vector(Some(norm.weight));
+            parameters.norm_eps = norm.eps;
+        }
+        let is_gated = matches!(after, After::Gate { .. });
+        for (matrix, factor) in parameters.matrices.iter_mut().zip(factors) {
+            let weight = &self.weights[factor.weight.0];
+            let (out, out_stride) = self.place(factor.out);
+            *matrix = p::Matrix {
+                planes: weight.planes,
+                scales: weight.scales,
+                bias: self.vector(factor.bias),
+                out,
+                // Experts' results lie side by side, each as a row of its own.
+                out_stride: experts.map_or(out_stride, |e| out_stride / e.used as u32),
+                rows: weight.shape.rows as u32,
+                tiles: weight.shape.tiles() as u32,
+                first_tile: if is_gated { 0 } else { parameters.tiles },
+            };
+            parameters.tiles =
+                if is_gated { matrix.tiles } else { parameters.tiles + matrix.tiles };
+        }
+        match after {
+            After::Nothing => {}
+            After::Add(value) => {
+                (parameters.residual, parameters.residual_stride) = self.place(Some(*value));
+            }
+            After::Gate { act, out } => {
+                parameters.act = act_number(*act);
+                match self.content(*out) {
+                    Content::Halves { .. } => {
+                        (parameters.half_out, parameters.half_stride) = self.place(Some(*out));
+                    }
+                    Content::Floats(_) => {
+                        parameters.matrices[0].out = self.address(*out);
+                        parameters.matrices[0].out_stride = first.shape.rows as u32;
+                    }
+                }
+            }
+        }
+        if let Some(experts) = experts {
+            (parameters.route, parameters.route_stride) = self.place(experts.route);
+            parameters.used = experts.used as u32;
+            parameters.is_shared = u32::from(experts.is_shared);
+        }
+        self.send_product(&parameters, first, is_gated)
+    }
+
+    pub(super) fn send_product(
+        &self,
+        product: &p::Product,
+        first: &Placed,
+        is_gated: bool,
+    ) -> Result<()> {
+        let (rows, tiles) = (product.rows as usize, product.tiles as usize);
+        if first.shape.kind == Kind::F32 {
+            let grid = [first.shape.rows.div_ceil(8), rows * product.used.max(1) as usize, 1];
+            // SAFETY: the weights have these shapes, and values room for the step's rows.
+            return unsafe { self.device.launch(self.kernels.exact, grid, THREADS, 0, product) };
+        }
+        let kernels = self.kernels.of(first.shape.kind);
+        if product.used == 0 && rows > DOT_ROWS {
+            let tiles_of_block = if is_gated { 4 } else { 8 };
+            let grid = [tiles.div_ceil(tiles_of_block), rows.div_ceil(128), 1];
+            let kernel = kernels.mul[usize::from(is_gated)];
+            // SAFETY: the weights have these shapes, and values room for the step's rows.
+            return unsafe { self.device.launch(kernel, grid, THREADS, MUL_SHARED_BYTES, product) };
+        }
+        let (wide, columns) = match product.used {
+            0 => (usize::from(rows > 8), 1),
+            used => (0, rows * used as usize),
+        };
+        let processors = self.device.processors as usize;
+        let work = tiles.div_ceil(first.shape.teams());
+        let blocks = (DOT_BLOCKS * processors).div_ceil(columns);
+        let grid = [work.min(blocks), columns, 1];
+        let kernel = kernels.dot[wide][usize::from(is_gated)];
+        let cols = if product.used == 0 { rows } else { 1 };
+        // A single row of input is held too.
+        let input =
+            if product.used == 0 && rows == 1 { 2 * product.input_stride as usize } else { 0 };
+        let shared = dot_shared_bytes(first.shape.kind, is_gated, cols) + input;
+        // SAFETY: as above; the routed experts are below their number.
+        unsafe { self.device.launch(kernel, grid, THREADS, shared, product) }
+    }
+
+    pub(super) fn route(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Route { input, bias, routing, number, out } = work else {
+            unreachable!("called for routings");
+        };
+        let parameters = p::Route {
+            scores: self.address(*input),
+            bias: self.vector(*bias),
+            out: self.address(*out),
+            counts: self.at.counts[*number],
+            scale: routing.scale,
+            stride: self.stride(*input),
+            out_stride: self.stride(*out),
+            experts: routing.experts as u32,
+            used: routing.used as u32,
+            groups: routing.groups as u32,
+            groups_used: routing.groups_used as u32,
+            gating: match routing.gating {
+                Gating::Softmax => 0,
+                Gating::Sigmoid => 1,
+                Gating::SoftmaxOfChosen => 2,
+            },
+            normalize: u32::from(routing.normalize),
+            padding: 0,
+        };
+        let shared = 4 * (2 * routing.experts + routing.groups);
+        // SAFETY: there are counts of all experts.
+        unsafe { self.device.launch(self.kernels.route, [rows, 1, 1], 32, shared, &parameters) }
+    }
+
+    pub(super) fn expert_sum(
+        &self,
+        rows: usize,
+        input: Value,
+        route: Value,
+        out: Value,
+    ) -> Result<()> {
+        let width = self.content(out).stride();
+        let parameters = p::ExpertSum {
+            x: self.address(input),
+            route: self.address(route),
+            out: self.address(out),
+            stride: self.stride(input),
+            route_stride: self.stride(route),
+            out_stride: self.stride(out),
+            width: width as u32,
+            used: self.stride(route) / 2,
+            padding: 0,
+        };
+        let grid = self.elements(rows, width);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.expert_sum, grid, THREADS, 0, &parameters) }
+    }
+}

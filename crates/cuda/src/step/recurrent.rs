@@ -1,0 +1,63 @@
+//! Stages that carry a sequence's state along: convolutions and state-space layers.
+
+use bodkin_backend::Result;
+
+use super::{Step, THREADS};
+use crate::lower::{ScanStage, Work};
+use crate::parameters as p;
+
+impl Step<'_> {
+    pub(super) fn conv(&self, work: &Work) -> Result<()> {
+        let Work::Conv { input, weight, bias, state, out } = work else {
+            unreachable!("called for convolutions");
+        };
+        let width = self.content(*out).stride();
+        let parameters = p::Conv {
+            x: self.address(*input),
+            weight: self.vector(Some(*weight)),
+            bias: self.vector(*bias),
+            feed: self.at.feed,
+            cells: self.at.states[*state],
+            out: self.address(*out),
+            stride: self.stride(*input),
+            out_stride: self.stride(*out),
+            width: width as u32,
+            taps: (self.weights[weight.0].len / width) as u32,
+        };
+        let grid = [self.spans, width.div_ceil(THREADS), 1];
+        // SAFETY: every span has a cell of its own.
+        unsafe { self.device.launch(self.kernels.conv, grid, THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn scan(&self, stage: &ScanStage) -> Result<()> {
+        let [x, b, c, dt] = stage.inputs.map(|value| self.address(value));
+        let strides = stage.inputs.map(|value| self.stride(value));
+        let [a, d, dt_bias] = stage.weights.map(|id| self.vector(Some(id)));
+        let s = &stage.scan;
+        let parameters = p::Scan {
+            x,
+            b,
+            c,
+            dt,
+            a,
+            d,
+            dt_bias,
+            feed: self.at.feed,
+            cells: self.at.states[stage.state],
+            out: self.address(stage.out),
+            x_stride: strides[0],
+            b_stride: strides[1],
+            c_stride: strides[2],
+            dt_stride: strides[3],
+            out_stride: self.stride(stage.out),
+            heads: s.heads as u32,
+            head_dim: s.head_dim as u32,
+            groups: s.groups as u32,
+            state: s.state as u32,
+            padding: 0,
+        };
+        let grid = [self.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
+        // SAFETY: every span has a cell of its own.
+        unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
+    }
+}

@@ -1,0 +1,216 @@
+//! Stages whose kernels take single rows: tables, norms, rotations, functions of elements, columns
+//! put elsewhere, pooling.
+
+use bodkin_backend::Result;
+use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
+
+use super::{Step, THREADS};
+use crate::lower::{Content, Function, Value, Work};
+use crate::parameters as p;
+
+impl Step<'_> {
+    pub(super) fn angles(&self, rope: usize) -> Result<()> {
+        let (turns, magnitude) = self.at.turns[rope];
+        let pairs = self.program.ropes[rope].dims / 2;
+        let parameters = p::Angles {
+            turns,
+            feed: self.at.feed,
+            out: self.at.angles[rope],
+            magnitude,
+            pairs: pairs as u32,
+        };
+        let (kernel, grid) = (self.kernels.angles, [self.tokens, 1, 1]);
+        // SAFETY: there are turns for all pairs, and angles for the most tokens.
+        unsafe { self.device.launch(kernel, grid, 64, 0, &parameters) }
+    }
+
+    pub(super) fn embed(
+        &self,
+        rows: usize,
+        table: WeightId,
+        by: EmbedBy,
+        out: Value,
+    ) -> Result<()> {
+        let weight = &self.weights[table.0];
+        let parameters = p::Embed {
+            planes: weight.planes,
+            scales: weight.scales,
+            feed: self.at.feed,
+            out: self.address(out),
+            stride: self.stride(out),
+            cols: weight.shape.cols as u32,
+            chunks: weight.shape.chunks() as u32,
+            by: match by {
+                EmbedBy::Token => 0,
+                EmbedBy::Position => 1,
+                EmbedBy::First => 2,
+            },
+        };
+        let kernel = self.kernels.embed(weight.shape.kind);
+        // SAFETY: token ids and positions are rows of the table: the step was checked.
+        unsafe { self.device.launch(kernel, [rows, 1, 1], THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn norm(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = work else {
+            unreachable!("called for norms");
+        };
+        let n = self.content(*input).stride() / groups;
+        let (out, out_stride) = self.place(*out);
+        let (half_out, half_stride) = self.place(*half_out);
+        let parameters = p::Norm {
+            x: self.address(*input),
+            weight: self.vector(Some(*weight)),
+            bias: self.vector(*bias),
+            out,
+            half_out,
+            eps: *eps,
+            stride: self.stride(*input),
+            out_stride,
+            half_stride,
+            n: n as u32,
+            groups: *groups as u32,
+            weight_len: self.weights[weight.0].len as u32,
+            is_layer: u32::from(*kind == NormKind::Layer),
+        };
+        let threads = if n > 256 { THREADS } else { 32 };
+        let grid = [rows, *groups, 1];
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.normalize, grid, threads, 0, &parameters) }
+    }
+
+    pub(super) fn prepare(&self, rows: usize, input: Value, out: Value) -> Result<()> {
+        let Content::Halves { parts, cols } = self.content(out) else {
+            unreachable!("inputs of products are halves");
+        };
+        let parameters = p::Prepare {
+            x: self.address(input),
+            out: self.address(out),
+            stride: self.stride(input),
+            out_stride: self.stride(out),
+            cols: cols as u32,
+            parts: parts as u32,
+        };
+        let (kernel, grid) = (self.kernels.prepare, [rows, parts, 1]);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn elementwise(
+        &self,
+        rows: usize,
+        function: Function,
+        (a, b): (Value, Option<Value>),
+        out: Value,
+    ) -> Result<()> {
+        let (op, act, factor) = match function {
+            Function::Act(act) => (0, act_number(act), 0.0),
+            Function::Glu(act) => (1, act_number(act), 0.0),
+            Function::GluOfRow(act) => (2, act_number(act), 0.0),
+            Function::Add => (3, 0, 0.0),
+            Function::Scale(factor) => (4, 0, factor),
+            Function::Softcap(cap) => (5, 0, cap),
+        };
+        let width = self.content(out).stride();
+        let (b, b_stride) = self.place(b);
+        let parameters = p::Elementwise {
+            a: self.address(a),
+            b,
+            out: self.address(out),
+            factor,
+            a_stride: self.stride(a),
+            b_stride,
+            out_stride: self.stride(out),
+            width: width as u32,
+            op,
+            act,
+            padding: 0,
+        };
+        let grid = self.elements(rows, width);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn arrange(&self, rows: usize, work: &Work) -> Result<()> {
+        let (a, b, groups, start, out) = match work {
+            Work::Slice { input, groups, start, out } => (*input, None, *groups, *start, *out),
+            Work::Concat { a, b, groups, out } => (*a, Some(*b), *groups, 0, *out),
+            _ => unreachable!("called for slices and concatenations"),
+        };
+        let (width, a_part) = (self.content(out).stride(), self.content(a).stride() / groups);
+        let taken = if b.is_some() { a_part } else { width / groups };
+        let b_part = width / groups - taken;
+        let is_shared = b.is_some_and(|b| self.content(b).stride() == b_part);
+        let (b, b_stride) = self.place(b);
+        let parameters = p::Arrange {
+            a: self.address(a),
+            b,
+            out: self.address(out),
+            a_stride: self.stride(a),
+            b_stride,
+            out_stride: self.stride(out),
+            groups: groups as u32,
+            a_part: a_part as u32,
+            start: start as u32,
+            taken: taken as u32,
+            b_part: b_part as u32,
+            b_is_shared: u32::from(is_shared),
+            padding: 0,
+        };
+        let grid = self.elements(rows, width);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.arrange, grid, THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn rotate(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Rotate { input, head_dim, style, rope, out } = work else {
+            unreachable!("called for rotations");
+        };
+        let width = self.content(*out).stride();
+        let parameters = p::Rotate {
+            x: self.address(*input),
+            angles: self.at.angles[*rope],
+            out: self.address(*out),
+            stride: self.stride(*input),
+            out_stride: self.stride(*out),
+            width: width as u32,
+            head_dim: *head_dim as u32,
+            pairs: (self.program.ropes[*rope].dims / 2) as u32,
+            is_neox: u32::from(*style == RopeStyle::Neox),
+        };
+        let grid = self.elements(rows, width);
+        // SAFETY: values and angles have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.rotate, grid, THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn pool(&self, rows: usize, input: Value, kind: PoolKind, out: Value) -> Result<()> {
+        let parameters = p::Pool {
+            x: self.address(input),
+            feed: self.at.feed,
+            out: self.address(out),
+            stride: self.stride(input),
+            out_stride: self.stride(out),
+            width: self.content(out).stride() as u32,
+            kind: match kind {
+                PoolKind::Mean => 0,
+                PoolKind::First => 1,
+                PoolKind::Last => 2,
+            },
+        };
+        // SAFETY: outputs are rows of the step.
+        unsafe { self.device.launch(self.kernels.pool, [rows, 1, 1], THREADS, 0, &parameters) }
+    }
+}
+
+/// The number of a function in `kernels/device.cuh`.
+pub(super) fn act_number(act: Act) -> u32 {
+    match act {
+        Act::Identity => 0,
+        Act::Silu => 1,
+        Act::Sigmoid => 2,
+        Act::Gelu => 3,
+        Act::GeluTanh => 4,
+        Act::ReluSquared => 5,
+        Act::ClampedSwish => 6,
+    }
+}

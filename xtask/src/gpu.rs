@@ -1,0 +1,93 @@
+//! `cargo xtask gpu`: bodkin on an NVIDIA device, with model files as `synth` makes them. Appends
+//! rows to `benches/results/h200.jsonl`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::compare::{append, commit, median, run_cargo};
+
+const RESULTS: &str = "benches/results/h200.jsonl";
+
+/// What to measure.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Files named SHAPE-FORMAT.gguf
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Where to compute
+    #[arg(long, default_value = "cuda")]
+    device: String,
+    /// Tokens in the context before tests begin
+    #[arg(long, default_value = "0,4096")]
+    depths: String,
+    /// The binary; without it, one is built
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    /// The commit that the binary was built from [default: that of the checkout]
+    #[arg(long)]
+    commit: Option<String>,
+    /// Where rows are appended [default: benches/results/h200.jsonl]
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+/// Runs all tests.
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => {
+            run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
+            root.join("target/release/bodkin")
+        }
+    };
+    let commit = args.commit.clone().map_or_else(|| commit(root), Ok)?;
+    let output = args.output.clone().unwrap_or_else(|| root.join(RESULTS));
+    let driver = driver()?;
+    for path in &args.files {
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let (shape, format) = stem.split_once('-').with_context(|| {
+            format!("{}: expected a name like SHAPE-FORMAT.gguf", path.display())
+        })?;
+        for row in bench(&binary, path, args)? {
+            let samples: Vec<f64> = serde_json::from_value(row["samples_ts"].clone())?;
+            let tok_s = median(&samples);
+            let mean = row["avg_ts"].as_f64().context("no avg_ts")?;
+            let gb_s = row["gb_s"].as_f64().context("no gb_s")? * tok_s / mean;
+            let row = json!({
+                "commit": commit, "driver": driver, "device": row["backends"],
+                "shape": shape, "format": format, "test": row["test"],
+                "tok_s": tok_s, "gb_s": gb_s, "samples_ts": samples,
+                "bandwidth_gb_s": row["bandwidth_gb_s"], "time": row["test_time_unix_s"],
+            });
+            append(&output, &row)?;
+            println!("{row}");
+        }
+    }
+    Ok(())
+}
+
+/// The rows that `bodkin bench` gives.
+fn bench(binary: &Path, path: &Path, args: &Args) -> Result<Vec<Value>> {
+    let output = Command::new(binary)
+        .arg("bench")
+        .arg(path)
+        .args(["-p", "512", "-n", "128", "-d", &args.depths, "-r", "5", "-o", "json"])
+        .args(["--device", &args.device])
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "bodkin bench: {}", said.trim());
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The driver's version.
+fn driver() -> Result<String> {
+    let output = Command::new("nvidia-smi")
+        .args(["--query-gpu=driver_version", "--format=csv,noheader"])
+        .output()
+        .context("nvidia-smi")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+}
