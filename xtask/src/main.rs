@@ -9,6 +9,7 @@ mod conformance;
 mod golden;
 mod kernels;
 mod parity;
+mod plot;
 mod quality;
 mod sparse;
 mod synth;
@@ -34,6 +35,8 @@ enum Command {
     Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
+    /// Draws perplexity against speed from what was measured.
+    Plot(plot::Args),
     /// Measures what quantising and pruning cost.
     Quality(quality::Args),
     /// Measures sparse weights against the same made dense, in turns.
@@ -52,6 +55,7 @@ fn main() -> anyhow::Result<()> {
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Kernels(args) => kernels::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
+        Command::Plot(args) => plot::run(&root(), &args),
         Command::Quality(args) => quality::run(&root(), &args),
         Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),

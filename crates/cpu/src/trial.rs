@@ -10,7 +10,7 @@ use crate::pool::Pool;
 /// Bytes of the slice with its zeros: enough for all threads to come into step.
 const SLICE_BYTES: usize = 4 << 20;
 /// Runs of each, in turns, of which the fastest counts: others may be using the memory too.
-const RUNS: usize = 4;
+const RUNS: usize = 16;
 
 /// Packs rows of a sparse format without their zeros, on all threads.
 pub(crate) fn pack_sparse(

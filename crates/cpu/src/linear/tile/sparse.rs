@@ -9,7 +9,7 @@ use crate::linear::level::{Lanes, PANEL_ROWS};
 use crate::linear::sparse::{COLS, SparseFloat, SparseInteger, SparseKind, csr as rows};
 
 /// How far ahead of their use heads are asked for. They are a fourth of the bytes.
-const PREFETCH_HEADS: usize = 8;
+const PREFETCH_HEADS: usize = 16;
 
 /// Lines of codes with which a panel begins that are asked for while the one before it ends: its
 /// heads lie right behind that one's codes, but its codes do not.
