@@ -108,15 +108,16 @@ fn way(row: &Value) -> String {
 /// A table of types of files.
 fn quantized(rows: &[Value]) -> Result<String> {
     let mut out = String::from(
-        "| model | type | bits | perplexity | of F16 | made by llama.cpp | ratio |\n\
-         | --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
+        "| model | type | chunks | bits | perplexity | of F16 | made by llama.cpp | ratio |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for row in of_kind(rows, "quantize") {
         writeln!(
             out,
-            "| {} | {} | {:.2} | {:.3} | {:.3} | {:.3} | {:.4} |",
+            "| {} | {} | {} | {:.2} | {:.3} | {:.3} | {:.3} | {:.4} |",
             row["file"].as_str().unwrap_or("?"),
             row["type"].as_str().unwrap_or("?"),
+            row["chunks"],
             number(row, "bits_per_weight"),
             number(row, "perplexity"),
             number(row, "source_perplexity"),
