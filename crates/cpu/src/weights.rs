@@ -119,8 +119,8 @@ pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
     if cpu.skip_inputs { plan.gated_products() } else { Vec::new() }
 }
 
-/// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it is
-/// short already.
+/// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it
+/// is short already.
 pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
     cpu.repack
         && weight.format.base().is_none()
