@@ -11,6 +11,7 @@ const STEPS: &[(&str, &[&str])] = &[
     ("format", &["fmt", "--all", "--check"]),
     ("tidy", &["xtask", "tidy"]),
     ("clippy", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
+    ("kernels", &["xtask", "kernels", "--check"]),
     ("tests", &["test", "--workspace", "--quiet"]),
     ("docs", &["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]),
 ];

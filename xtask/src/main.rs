@@ -5,7 +5,9 @@
 
 mod ci;
 mod compare;
+mod conformance;
 mod golden;
+mod kernels;
 mod parity;
 mod plot;
 mod quality;
@@ -25,8 +27,12 @@ enum Command {
     Ci,
     /// Measures against llama.cpp, in turns, and rewrites the README's table.
     Compare(compare::Args),
+    /// Runs the acceptance suite of backends on an NVIDIA device.
+    Conformance(conformance::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
+    /// Compiles the CUDA kernels.
+    Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
     /// Draws perplexity against speed from what was measured.
@@ -45,7 +51,9 @@ fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Ci => ci::run(&root()),
         Command::Compare(args) => compare::run(&root(), &args),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Golden(args) => golden::run(&root(), &args),
+        Command::Kernels(args) => kernels::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
         Command::Plot(args) => plot::run(&root(), &args),
         Command::Quality(args) => quality::run(&root(), &args),

@@ -1,6 +1,9 @@
 //! `cargo xtask quality`: what quantising and pruning cost a model. Each type of file is made by
 //! bodkin and by llama.cpp from the same source, and read by the same engine; each way to prune is
-//! one run of `bodkin prune`, whose table is kept. Appends rows to `benches/results/quality.jsonl`.
+//! one run of `bodkin prune`, whose table is kept. Appends rows to `benches/results/quality.jsonl`
+//! and rewrites the tables and the plot of `docs/quality.md` from that file.
+
+mod table;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -38,6 +41,9 @@ pub(crate) struct Args {
     /// Threads.
     #[arg(short, long, default_value_t = 2)]
     threads: usize,
+    /// Nothing else runs on this machine: speeds are shown.
+    #[arg(long)]
+    alone: bool,
     /// The binary; without it, one is built.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -75,7 +81,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     if !types.is_empty() {
         bench.quantize_all(&types)?;
     }
-    args.prune.iter().try_for_each(|way| bench.prune(way))
+    args.prune.iter().try_for_each(|way| bench.prune(way))?;
+    table::rewrite(&root.join("docs"), &root.join(RESULTS))
 }
 
 impl Bench<'_> {
@@ -178,6 +185,7 @@ impl Bench<'_> {
             "threads": self.args.threads,
             "file": self.model.file_name().map(|name| name.to_string_lossy().into_owned()),
             "chunks": self.args.chunks,
+            "alone": self.args.alone,
         });
         let fields = whole.as_object_mut().context("an object")?;
         fields.extend(row.as_object().cloned().unwrap_or_default());

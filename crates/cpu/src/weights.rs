@@ -127,8 +127,8 @@ pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
         && Kind::native(weight.format).is_some_and(has_columns)
 }
 
-/// How many times as fast weights are without their zeros, by format, rows, columns and share of the
-/// dense size in [`SIZES`]: what weights that agree in these would say again.
+/// How many times as fast weights are without their zeros, by format, rows, columns and share of
+/// the dense size in [`SIZES`]: what weights that agree in these would say again.
 type Trials = HashMap<(Format, usize, usize, usize), f64>;
 
 /// Steps in which a share of the dense size is told apart.

@@ -152,8 +152,19 @@ impl File {
             by_name: HashMap::new(),
             shards: vec![bytes],
         };
+        file.release_header(0);
         header.paired.into_iter().for_each(|index| file.remake(index, unpair_mxfp4));
         file
+    }
+
+    /// Gives back what a mapped part has before its data: it has been read.
+    fn release_header(&self, shard: usize) {
+        let of_part = self.tensors.iter().filter(|tensor| tensor.shard == shard);
+        let len = of_part.map(|tensor| tensor.offset as usize).min();
+        #[cfg(unix)]
+        if let (Bytes::Mapped(map), Some(len)) = (&self.shards[shard], len) {
+            advise_unneeded(map, 0, len);
+        }
     }
 
     /// Adds parts 2 to `count` to a file that holds the first.
@@ -168,6 +179,7 @@ impl File {
             let (shard, first) = (self.shards.len(), self.tensors.len());
             self.tensors.extend(header.tensors.into_iter().map(|t| Tensor { shard, ..t }));
             self.shards.push(Bytes::Mapped(bytes));
+            self.release_header(shard);
             header.paired.into_iter().for_each(|index| self.remake(first + index, unpair_mxfp4));
         }
         let expected = split_number(&first, &self.metadata, "split.tensors.count")?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Reference, Span};
 use bodkin_cpu::{Cpu, Simd};
+use bodkin_cuda::Cuda;
 use bodkin_engine::Pages;
 use bodkin_gguf::File;
 use serde_json::Value;
@@ -22,6 +23,8 @@ const NMSE_QUANTIZED: f64 = 1e-3;
 const COSINE_DISTANCE: f64 = 1e-4;
 /// Greedy runs are compared up to the first step whose best two logits are closer than this.
 const NEAR_TIE: f64 = 0.05;
+/// On GPUs, where inputs of products are in half precision, so many times more.
+const GPU_FACTOR: [f64; 2] = [10.0, 2.0];
 /// Tokens in the longest step.
 const STEP: usize = 1024;
 
@@ -34,7 +37,7 @@ enum Feeding {
 }
 
 /// Runs every model of the kit whose architecture is known on the reference interpreter and on the
-/// CPU at every level, unless others were chosen.
+/// CPU at every level, unless others were chosen; on a GPU only if it was.
 pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference)];
@@ -42,6 +45,9 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
         backends.push(Box::new(Cpu { simd, ..Cpu::new(Some(1))? }));
     }
     let wanted = chosen.backend.as_deref().unwrap_or_default();
+    if wanted.starts_with("cuda") {
+        backends.push(Box::new(Cuda::open(0)?));
+    }
     backends.retain(|backend| backend.name().starts_with(wanted));
     ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");
     for backend in &backends {
@@ -105,7 +111,11 @@ impl Check<'_> {
             let mut model = self.load(context)?;
             let weights = &model.plan().weights;
             let is_float = weights.iter().all(|w| w.format == bodkin_gguf::Format::F32);
-            let limit = if is_float { NMSE_FLOAT } else { NMSE_QUANTIZED };
+            let factor = match self.backend.name().starts_with("cuda") {
+                true => GPU_FACTOR,
+                false => [1.0; 2],
+            };
+            let limit = if is_float { NMSE_FLOAT * factor[0] } else { NMSE_QUANTIZED * factor[1] };
             let tokens = integers(&case["tokens"])?;
             let positions: Vec<usize> =
                 integers(&case["positions"])?.into_iter().map(|p| p as usize).collect();

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Skip this share of the inputs of down projections, the smallest ones
     #[arg(long, value_name = "SHARE", value_parser = load::share)]
     activation_sparsity: Option<f64>,
-    /// Where to compute: auto or cpu
+    /// Where to compute: auto, cpu or cuda[:N]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
 }

@@ -31,6 +31,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    let program_bytes = resident_bytes();
     let mut out = std::io::stdout().lock();
     if !args.plan && !args.memory {
         // Metadata and tensors can be read whether or not the architecture is known.
@@ -45,7 +46,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         write!(out, "{}", opened.plan)?;
     }
     if args.memory {
-        print_memory(&mut out, &mut opened, &args)?;
+        print_memory(&mut out, &mut opened, &args, program_bytes)?;
     }
     Ok(())
 }
@@ -118,7 +119,21 @@ fn shape(tensor: &Tensor) -> Vec<u64> {
     tensor.shape.iter().rev().copied().collect()
 }
 
-fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result<()> {
+/// Bytes that this process holds now; 0 where the system does not say.
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+    1024 * kilobytes.unwrap_or(0)
+}
+
+/// `program_bytes` are those of the program before it has read a model.
+fn print_memory(
+    out: &mut dyn Write,
+    opened: &mut Opened,
+    args: &Args,
+    program_bytes: u64,
+) -> Result<()> {
     let backend = args.machine.backend()?;
     let options = opened.options(&args.machine, backend.as_ref(), 1)?;
     let (plan, context) = (&opened.plan, options.context);
@@ -130,7 +145,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
     let Memory { weight_bytes, state_bytes, scratch_bytes } =
         opened.memory(backend.as_ref(), &limits);
     let text_bytes = text_bytes(&opened.file);
-    let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes;
+    let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes + program_bytes;
     let cost = plan.cost();
     // From the largest window on, only what has no window grows.
     let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
@@ -154,6 +169,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
             "state_bytes": state_bytes,
             "scratch_bytes": scratch_bytes,
             "text_bytes": text_bytes,
+            "program_bytes": program_bytes,
             "total_bytes": total_bytes,
             "bytes_read_per_token": cost.step_weight_bytes,
             "flops_per_token": cost.flops_per_token,
@@ -173,6 +189,7 @@ fn print_memory(out: &mut dyn Write, opened: &mut Opened, args: &Args) -> Result
         (context.as_str(), state_bytes),
         ("scratch", scratch_bytes),
         ("tokenizer and metadata", text_bytes),
+        ("the program itself", program_bytes),
         ("memory in all", total_bytes),
     ] {
         writeln!(out, "{what:<36} {:>12}", human_bytes(bytes))?;

@@ -102,6 +102,10 @@ fn a_profile_counts_the_choices_of_experts() {
             assert_eq!(counts.len(), 4);
             let sum: u64 = counts.iter().map(|count| count.as_u64().unwrap()).sum();
             assert_eq!(sum, 2 * tokens, "of the measured tokens only");
+            let ms = layer["ms"].as_array().unwrap().iter().map(|ms| ms.as_f64().unwrap());
+            let took: Vec<bool> = ms.map(|ms| ms > 0.0).collect();
+            let chosen = counts.iter().map(|count| count.as_u64().unwrap() > 0);
+            assert!(chosen.eq(took), "what is chosen takes time: {layer}");
         }
     }
     let table = bench("md");

@@ -159,6 +159,11 @@ fn a_server_is_followed_token_by_token() {
     let (report, _) = check(Box::new(other), "1000");
     assert_eq!(faults(&report).len(), 5, "{report}");
     assert!(faults(&report)[0].contains("\"no token of any model\", here "), "{report}");
+
+    // Nothing, where the model would have gone on.
+    let (report, _) = check(Box::new(|_| with_bytes(&[])), "1000");
+    assert_eq!(faults(&report).len(), 5, "{report}");
+    assert!(faults(&report)[0].starts_with("reference: nothing after `"), "{report}");
 }
 
 #[test]

@@ -88,10 +88,15 @@ fn memory_grows_with_the_context_and_the_step() {
     let memory =
         |flags: &[&str]| place.json(&[&["inspect", &model, "--memory", "--json"], flags].concat());
     let bytes = |memory: &Value, key: &str| memory[key].as_u64().unwrap();
+    let total = |memory: &Value| {
+        let parts = ["weight", "state", "scratch", "text", "program"];
+        parts.iter().map(|part| bytes(memory, &format!("{part}_bytes"))).sum::<u64>()
+    };
     let (small, large) = (memory(&["--ctx-size", "1024"]), memory(&["--ctx-size", "8192"]));
     assert_eq!((&small["context"], &large["context"]), (&1024.into(), &8192.into()));
     // Keys and values of 3 layers with 2 heads of 16, as precise as the weights.
     assert_eq!(small["kv_bytes_per_1k_tokens"], 4 * 1000 * 3 * 2 * 2 * 16);
+    assert_eq!(bytes(&small, "total_bytes"), total(&small));
     assert_eq!(small["kv_bytes_windowed"], 0);
     assert_eq!(small["recurrent_bytes_per_sequence"], 0);
     let grown = bytes(&large, "state_bytes") - bytes(&small, "state_bytes");

@@ -128,7 +128,10 @@ unsafe fn scan_chunk<V: Vector, const N: usize>(
         unsafe {
             let zero = V::splat(0.0);
             let (mut dt_x, mut decay, mut y) = ([zero; N], [zero; N], [zero; N]);
+            // Read from the tokens once: the compiler cannot know that the state is none of them.
+            let (mut b, mut c) = ([std::ptr::null(); N], [std::ptr::null(); N]);
             for (t, token) in tokens.iter().enumerate() {
+                (b[t], c[t]) = (token.b.as_ptr(), token.c.as_ptr());
                 lanes[..count].copy_from_slice(&token.x[first..first + count]);
                 let x = V::load(lanes.as_ptr());
                 dt_x[t] = x.mul(V::splat(token.dt));
@@ -138,11 +141,9 @@ unsafe fn scan_chunk<V: Vector, const N: usize>(
             for i in 0..states {
                 let at = state.as_mut_ptr().add(i * stride + first);
                 let mut h = V::load(at);
-                for (t, token) in tokens.iter().enumerate() {
-                    let b = V::splat(*token.b.get_unchecked(i));
-                    let c = V::splat(*token.c.get_unchecked(i));
-                    h = dt_x[t].mul_add(b, h.mul(decay[t]));
-                    y[t] = h.mul_add(c, y[t]);
+                for t in 0..N {
+                    h = dt_x[t].mul_add(V::splat(*b[t].add(i)), h.mul(decay[t]));
+                    y[t] = h.mul_add(V::splat(*c[t].add(i)), y[t]);
                 }
                 h.store(at);
             }

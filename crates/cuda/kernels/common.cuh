@@ -1,0 +1,178 @@
+// What all kernels share: numbers, the step's feed, reductions, half precision.
+//
+// Results of a row must not depend on which kernel computed it, so the files are compiled without
+// contraction of products and sums: where a fused multiply-add is wanted, it is written.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+
+// Inputs of products are kept in half precision, sixteen times smaller than they are: the range
+// is then up to a million, and numbers down to a thousandth keep all their bits.
+#define INPUT_SCALE 0.0625f
+#define HALF_MAX 65504.0f
+#define PAGE_TOKENS 32u
+#define INFINITY_F __int_as_float(0x7f800000)
+
+// The kernel before this one in the stream has finished, and what it wrote can be read. Kernels
+// may start earlier than that, to fetch what no kernel writes.
+DEVICE void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel in the stream may start as soon as all blocks have come here.
+DEVICE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The step's numbers, in one array of u32 that begins with where each part of it lies.
+struct Feed {
+    const u32 *at;
+
+    __device__ __forceinline__ u32 rows() const { return at[0]; }
+    __device__ __forceinline__ u32 spans() const { return at[1]; }
+    // Token ids of rows.
+    __device__ __forceinline__ u32 token(u32 row) const { return at[at[2] + row]; }
+    // Positions of rows in their sequences.
+    __device__ __forceinline__ u32 position(u32 row) const { return at[at[3] + row]; }
+    // Which span a row belongs to.
+    __device__ __forceinline__ u32 span(u32 row) const { return at[at[4] + row]; }
+    // The row that an output stands for.
+    __device__ __forceinline__ u32 output(u32 i) const { return at[at[5] + i]; }
+    // Of a span: its first row, rows, first position, and cell of state.
+    __device__ __forceinline__ u32 first(u32 span) const { return at[at[6] + 4 * span]; }
+    __device__ __forceinline__ u32 len(u32 span) const { return at[at[6] + 4 * span + 1]; }
+    __device__ __forceinline__ u32 start(u32 span) const { return at[at[6] + 4 * span + 2]; }
+    __device__ __forceinline__ u32 cell(u32 span) const { return at[at[6] + 4 * span + 3]; }
+    // A span's pages for a window: their numbers from that of position 0 on, of which the first
+    // ones may be missing.
+    __device__ __forceinline__ const u32 *pages(u32 window, u32 span) const {
+        const u32 *table = at + at[7] + 2 * (window * spans() + span);
+        return at + (int)(table[1] - table[0]);
+    }
+};
+
+// Half precision, as bits.
+
+DEVICE float from_half(u32 bits) {
+    float x;
+    asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(bits));
+    return x;
+}
+
+// The first number in the lower bits.
+DEVICE u32 half_pair(float a, float b) {
+    u32 bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
+    return bits;
+}
+
+DEVICE float within_half(float x) { return fminf(fmaxf(x, -HALF_MAX), HALF_MAX); }
+
+DEVICE u16 to_half(float x) { return (u16)half_pair(within_half(x), 0.0f); }
+
+// As an input of products.
+DEVICE u16 to_input(float x) { return to_half(x * INPUT_SCALE); }
+
+DEVICE float2 from_half_pair(u32 bits) {
+    return make_float2(from_half(bits & 0xffff), from_half(bits >> 16));
+}
+
+DEVICE u32 half_add(u32 a, u32 b) {
+    u32 y;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
+DEVICE u32 half_mul(u32 a, u32 b) {
+    u32 y;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
+DEVICE u32 half_fma(u32 a, u32 b, u32 c) {
+    u32 y;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    return y;
+}
+
+// Reductions, always in the same order.
+
+DEVICE float warp_sum(float x) {
+    for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
+DEVICE float warp_max(float x) {
+    for (int i = 16; i > 0; i >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
+    return x;
+}
+
+// Over all threads of a block of up to 1024; everybody gets the sum. `room` holds 32.
+DEVICE float block_sum(float x, float *room) {
+    x = warp_sum(x);
+    if (blockDim.x <= 32) return x;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+    for (u32 i = 0; i < blockDim.x / 32; i++) sum += room[i];
+    return sum;
+}
+
+// What an RMS norm multiplies a row with; `blockDim.x` decides the order of the sum.
+DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
+    float square = 0.0f;
+    for (u32 first = threadIdx.x; first < n; first += 8 * blockDim.x) {
+        float eight[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            u32 i = first + j * blockDim.x;
+            eight[j] = i < n ? x[i] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) square = fmaf(eight[j], eight[j], square);
+    }
+    return rsqrtf(block_sum(square, room) / (float)n + eps);
+}
+
+// Element `at` of a head, rotated by its row's angles; those beyond the pairs stay as they are.
+DEVICE float rotated(const float *head, u32 at, const float2 *angles, u32 pairs, u32 is_neox) {
+    float y = head[at];
+    if (at >= 2 * pairs) return y;
+    bool is_second = is_neox ? at >= pairs : at % 2 == 1;
+    u32 other = is_neox ? (is_second ? at - pairs : at + pairs) : at ^ 1;
+    float2 angle = angles[is_neox ? at % pairs : at / 2];
+    float z = head[other];
+    return is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
+}
+
+// Activation functions, numbered as in the host's `act_number`.
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+DEVICE float activate(u32 act, float x) {
+    switch (act) {
+    case 1: return x * sigmoid(x);
+    case 2: return sigmoid(x);
+    case 3: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case 4: return 0.5f * x * (1.0f + tanhf(0.7978846f * (x + 0.044715f * x * x * x)));
+    case 5: { float y = fmaxf(x, 0.0f); return y * y; }
+    default: return x;
+    }
+}
+
+DEVICE float gated(u32 act, float gate, float up) {
+    if (act != 6) return activate(act, gate) * up;
+    gate = fminf(gate, 7.0f);
+    return gate * sigmoid(1.702f * gate) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1.0f);
+}

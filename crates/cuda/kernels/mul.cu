@@ -1,0 +1,147 @@
+// Products for many rows of input: tensor cores set their speed. A block takes 128 weight rows and
+// 128 input rows; a warp two tiles of weights, which it reads in the order of `mma` without
+// shared memory, and 64 input rows, which come through shared memory three chunks ahead.
+#include "product.cuh"
+
+#define INPUTS 128u
+#define ROW_BYTES 144u // of a chunk of an input row in shared memory: no two lanes share a bank
+#define STAGES 3u
+#define TILES_OF_BLOCK 8u
+
+DEVICE void copy_async(u32 to, const void *from, u32 bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+// One chunk of all input rows of the block; rows that are not there are zero.
+DEVICE void fetch_inputs(const Product &p, u32 start, u32 chunk, u32 to, const u16 *const (&x)[4]) {
+    if (chunk < p.chunks) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 piece = threadIdx.x + 256 * i, row = piece / 8, at = piece % 8;
+            u32 bytes = start + row < p.rows ? 16 : 0;
+            copy_async(to + row * ROW_BYTES + 16 * at, x[i] + chunk * CHUNK_COLS + 8 * at, bytes);
+        }
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+template <int KIND, bool GATED> DEVICE void mul(const Product &p) {
+    extern __shared__ __align__(16) u8 shared[];
+    typedef Planes<KIND> Weights;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    u32 start = blockIdx.y * INPUTS, inputs = warp / 4 * 64;
+    u32 base = (u32)__cvta_generic_to_shared(shared);
+
+    // Two tiles: neighbours, or a gate and what it gates.
+    u32 tile[2], matrix[2];
+    const u8 *weights[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 at = GATED ? blockIdx.x * 4 + warp % 4 : blockIdx.x * TILES_OF_BLOCK + warp % 4 * 2 + i;
+        bool is_in = at < p.tiles;
+        matrix[i] = GATED ? i : matrix_of(p, at);
+        const Matrix &m = p.matrices[matrix[i]];
+        tile[i] = GATED ? at : at - m.first_tile;
+        weights[i] = is_in ? m.planes + (u64)tile[i] * p.chunks * Weights::BYTES : 0;
+    }
+    let_next_start();
+    wait_for_inputs();
+    const u16 *x[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 row = start + (threadIdx.x + 256 * i) / 8;
+        x[i] = (const u16 *)p.input + (u64)(row < p.rows ? input_row(p, row) : 0) * p.input_stride;
+    }
+    for (u32 i = 0; i + 1 < STAGES; i++) fetch_inputs(p, start, i, base + i * INPUTS * ROW_BYTES, x);
+    Weights next[2] = {}, now[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (weights[i]) next[i].load(weights[i], lane);
+    }
+
+    float sums[2][8][4] = {}, totals[2][8][4] = {};
+    for (u32 chunk = 0; chunk < p.chunks; chunk++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        __syncthreads();
+        u32 ahead = chunk + STAGES - 1;
+        fetch_inputs(p, start, ahead, base + ahead % STAGES * INPUTS * ROW_BYTES, x);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            now[i] = next[i];
+            if (weights[i] && chunk + 1 < p.chunks) {
+                next[i].load(weights[i] + (u64)(chunk + 1) * Weights::BYTES, lane);
+            }
+        }
+        Fragment f[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int step = 0; step < 4; step++) f[i][step] = now[i].fragment(step);
+        }
+        const u8 *stage = shared + chunk % STAGES * INPUTS * ROW_BYTES + (inputs + g) * ROW_BYTES;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const uint4 *at = (const uint4 *)(stage + 8 * n * ROW_BYTES + 32 * c);
+            uint4 b[2] = {at[0], at[1]};
+#pragma unroll
+            for (int step = 0; step < 4; step++) {
+                u32 b0 = word(b[step / 2], step % 2 * 2), b1 = word(b[step / 2], step % 2 * 2 + 1);
+                mma(sums[0][n], f[0][step], b0, b1);
+                mma(sums[1][n], f[1][step], b0, b1);
+            }
+        }
+        if ((chunk + 1) % p.part == 0 || chunk + 1 == p.chunks) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        totals[i][n][j] += sums[i][n][j];
+                        sums[i][n][j] = 0.0f;
+                    }
+                }
+            }
+        }
+    }
+    // Through shared memory, each thread its own, so that the loop over results is a short one.
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+    float *results = (float *)shared + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) results[256 * (32 * i + 4 * n + j)] = totals[i][n][j];
+        }
+    }
+#pragma unroll 1
+    for (u32 k = 0; k < 32; k++) {
+        u32 at = start + inputs + k / 4 * 8 + 2 * c + k % 2, r = g + k % 4 / 2 * 8;
+        if (at >= p.rows || !weights[0]) continue;
+        float first = results[256 * k], second = results[256 * (32 + k)];
+        u32 row = tile[0] * TILE_ROWS + r, other = tile[1] * TILE_ROWS + r;
+        float scale = row_scale(p.matrices[matrix[0]], 0, row);
+        float other_scale = weights[1] ? row_scale(p.matrices[matrix[1]], 0, other) : 0.0f;
+        if (GATED) {
+            emit_gated(p, 0, row, at, first, second, scale, other_scale);
+            continue;
+        }
+        emit(p, matrix[0], 0, row, at, first, scale, added(p, row, at));
+        if (weights[1]) {
+            emit(p, matrix[1], 0, other, at, second, other_scale, added(p, other, at));
+        }
+    }
+}
+
+#define MUL(NAME, KIND, GATED)                                                                     \
+    KERNEL __launch_bounds__(256, 1) NAME(const __grid_constant__ Product p) { mul<KIND, GATED>(p); }
+#define MULS(NAME, KIND)                                                                           \
+    MUL(mul_##NAME, KIND, false)                                                                   \
+    MUL(mul_##NAME##_gated, KIND, true)
+MULS(f16, F16)
+MULS(s8, S8)
+MULS(s8x16, S8X16)
+MULS(u8, U8)
+MULS(u4, U4)

@@ -1,0 +1,100 @@
+// What products with weights share: their parameters and what is done with each sum.
+//
+// A sum over columns is taken in up to eight parts of `part` chunks each, as the weight's shape
+// alone says. Within a part it runs from chunk to chunk through `mma`, whose order is fixed; the
+// parts are added in order. So a row has the same bits whether it comes alone or with others.
+#pragma once
+#include "planes.cuh"
+
+#define MATRICES 4
+
+// One of the matrices that a product multiplies its input with; of experts, all one behind the
+// other, each padded to whole tiles.
+struct Matrix {
+    const u8 *planes;
+    const float *scales; // of each row, [experts * tiles * 16], times 16 for the inputs
+    const float *bias;   // [experts * rows], or none
+    float *out;          // [.., out_stride]
+    u32 out_stride;
+    u32 rows;
+    u32 tiles;
+    u32 first_tile; // among the tiles of all matrices
+};
+
+struct Product {
+    Matrix matrices[MATRICES];
+    const void *input;      // [.., input_stride] in half precision; of weights in f32, in f32
+    const u32 *feed;        // for outputs: which row of the input
+    const float *residual;  // added to the first matrix's result, or none
+    u16 *half_out;          // where a gated result goes if it is an input itself, or none
+    const float *route;     // of experts
+    const float *norm_x;    // the only row of input before its RMS norm, or none: instead of `input`
+    const float *norm_weight;
+    u32 input_stride;
+    u32 residual_stride;
+    u32 half_stride;
+    u32 route_stride;
+    u32 count;  // matrices
+    u32 tiles;  // of all matrices, or of each if they are gated
+    u32 chunks;
+    u32 part;   // chunks
+    u32 rows;   // of the input that are multiplied
+    u32 is_outputs;
+    u32 act;    // of a gated product
+    u32 used;   // experts that each row meets; 0 without experts
+    u32 is_shared; // all experts of a row meet the same input
+    u32 cols;
+    float norm_eps;
+};
+
+DEVICE u32 input_row(const Product &p, u32 row) {
+    return p.is_outputs ? Feed{p.feed}.output(row) : row;
+}
+
+// The matrix that a tile belongs to.
+DEVICE u32 matrix_of(const Product &p, u32 tile) {
+    u32 i = 0;
+    while (i + 1 < p.count && tile >= p.matrices[i + 1].first_tile) i++;
+    return i;
+}
+
+// The scale of a row of a matrix, or of an expert's.
+DEVICE float row_scale(const Matrix &m, u32 expert, u32 row) {
+    return m.scales[expert * m.tiles * TILE_ROWS + row];
+}
+
+// A sum with its row's scale and bias.
+DEVICE float finished(const Matrix &m, u32 expert, u32 row, float sum, float scale) {
+    float y = sum * scale;
+    return m.bias ? y + m.bias[expert * m.rows + row] : y;
+}
+
+// What is added to row `row` of matrix 0 for row `at` of the result.
+DEVICE float added(const Product &p, u32 row, u32 at) {
+    bool is_in = p.residual && row < p.matrices[0].rows;
+    return is_in ? p.residual[(u64)at * p.residual_stride + row] : 0.0f;
+}
+
+// Row `row` of matrix `i`, for row `at` of the result.
+DEVICE void emit(const Product &p, u32 i, u32 expert, u32 row, u32 at, float sum, float scale,
+                 float residual) {
+    const Matrix &m = p.matrices[i];
+    if (row >= m.rows) return;
+    float y = finished(m, expert, row, sum, scale);
+    if (p.residual && i == 0) y = residual + y;
+    m.out[(u64)at * m.out_stride + row] = y;
+}
+
+// Likewise of a gated product: matrix 0 makes the gate.
+DEVICE void emit_gated(const Product &p, u32 expert, u32 row, u32 at, float gate, float up,
+                       float gate_scale, float up_scale) {
+    const Matrix &m = p.matrices[0];
+    if (row >= m.rows) return;
+    float y = gated(p.act, finished(m, expert, row, gate, gate_scale),
+                    finished(p.matrices[1], expert, row, up, up_scale));
+    if (p.half_out) {
+        p.half_out[(u64)at * p.half_stride + row] = to_input(y);
+    } else {
+        m.out[(u64)at * m.out_stride + row] = y;
+    }
+}

@@ -1,0 +1,345 @@
+// Operations on single rows: tables, norms, rotations, elementwise functions, the choice of
+// experts; and the pooling of rows.
+#include "planes.cuh"
+
+struct Angles {
+    const double *turns; // [pairs]: half turns a position
+    const u32 *feed;
+    float2 *out; // [rows, pairs]: cosine and sine
+    float magnitude;
+    u32 pairs;
+};
+
+// Angles are reduced in double precision: positions are large.
+KERNEL angles(const __grid_constant__ Angles p) {
+    let_next_start();
+    wait_for_inputs();
+    u32 row = blockIdx.x;
+    double position = Feed{p.feed}.position(row);
+    for (u32 i = threadIdx.x; i < p.pairs; i += blockDim.x) {
+        double turns = p.turns[i] * position;
+        float sine, cosine;
+        sincospif((float)(turns - 2.0 * rint(0.5 * turns)), &sine, &cosine);
+        p.out[(u64)row * p.pairs + i] = make_float2(cosine * p.magnitude, sine * p.magnitude);
+    }
+}
+
+struct Embed {
+    const u8 *planes;
+    const float *scales;
+    const u32 *feed;
+    float *out; // [rows, stride]
+    u32 stride, cols, chunks;
+    u32 by; // 0: token, 1: position, 2: the first row
+};
+
+template <int KIND> DEVICE void embed(const Embed &p) {
+    let_next_start();
+    wait_for_inputs();
+    Feed feed = {p.feed};
+    u32 at = blockIdx.x;
+    u32 row = p.by == 0 ? feed.token(at) : p.by == 1 ? feed.position(at) : 0;
+    const u8 *tile = p.planes + (u64)(row / TILE_ROWS) * p.chunks * Planes<KIND>::BYTES;
+    float scale = p.scales[row] * INPUT_SCALE;
+    u32 r = row % TILE_ROWS;
+    for (u32 i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        u32 lane = r % 8 * 4 + i % CHUNK_COLS / 16;
+        const u8 *chunk = tile + i / CHUNK_COLS * Planes<KIND>::BYTES;
+        p.out[(u64)at * p.stride + i] = Planes<KIND>::value(chunk, lane, r / 8, i % 16) * scale;
+    }
+}
+
+KERNEL embed_f16(const __grid_constant__ Embed p) { embed<F16>(p); }
+KERNEL embed_s8(const __grid_constant__ Embed p) { embed<S8>(p); }
+KERNEL embed_s8x16(const __grid_constant__ Embed p) { embed<S8X16>(p); }
+KERNEL embed_u8(const __grid_constant__ Embed p) { embed<U8>(p); }
+KERNEL embed_u4(const __grid_constant__ Embed p) { embed<U4>(p); }
+KERNEL embed_f32(const __grid_constant__ Embed p) { embed<F32>(p); }
+
+struct Norm {
+    const float *x; // [rows, stride]
+    const float *weight;
+    const float *bias; // or none
+    float *out;        // [rows, out_stride], or none
+    u16 *half_out;     // [rows, half_stride], or none
+    float eps;
+    u32 stride, out_stride, half_stride;
+    u32 n;          // elements of a group
+    u32 groups;     // of a row
+    u32 weight_len; // n, or groups * n
+    u32 is_layer;
+};
+
+// A block normalises a group of a row.
+KERNEL normalize(const __grid_constant__ Norm p) {
+    __shared__ float room[32];
+    let_next_start();
+    wait_for_inputs();
+    u32 row = blockIdx.x, group = blockIdx.y;
+    const float *x = p.x + (u64)row * p.stride + group * p.n;
+    float mean = 0.0f, scale;
+    if (p.is_layer) {
+        for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) mean += x[i];
+        mean = block_sum(mean, room) / (float)p.n;
+        float square = 0.0f;
+        for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) {
+            square = fmaf(x[i] - mean, x[i] - mean, square);
+        }
+        scale = rsqrtf(block_sum(square, room) / (float)p.n + p.eps);
+    } else {
+        scale = rms_scale(x, p.n, p.eps, room);
+    }
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) {
+        u32 at = group * p.n + i, w = p.weight_len == p.n ? i : at;
+        float y = (x[i] - mean) * scale * p.weight[w];
+        if (p.bias) y += p.bias[w];
+        if (p.out) p.out[(u64)row * p.out_stride + at] = y;
+        if (p.half_out) p.half_out[(u64)row * p.half_stride + at] = to_input(y);
+    }
+    if (p.half_out && group + 1 == p.groups) {
+        for (u32 i = p.groups * p.n + threadIdx.x; i < p.half_stride; i += blockDim.x) {
+            p.half_out[(u64)row * p.half_stride + i] = 0;
+        }
+    }
+}
+
+struct Prepare {
+    const float *x; // [rows, stride]
+    u16 *out;       // [rows, parts, out_stride]
+    u32 stride, out_stride, cols, parts;
+};
+
+// Makes the parts of a row inputs of products.
+KERNEL prepare(const __grid_constant__ Prepare p) {
+    let_next_start();
+    wait_for_inputs();
+    u32 row = blockIdx.x, part = blockIdx.y;
+    const float *x = p.x + (u64)row * p.stride + part * p.cols;
+    u16 *out = p.out + ((u64)row * p.parts + part) * p.out_stride;
+    for (u32 i = threadIdx.x; i < p.out_stride; i += blockDim.x) out[i] = i < p.cols ? to_input(x[i]) : 0;
+}
+
+struct Elementwise {
+    const float *a; // [rows, a_stride]
+    const float *b; // [rows, b_stride], or none
+    float *out;     // [rows, out_stride]
+    float factor;
+    u32 a_stride, b_stride, out_stride, width;
+    u32 op; // 0: activate, 1: gated, 2: gated by one number a row, 3: add, 4: scale, 5: softcap
+    u32 act;
+};
+
+KERNEL elementwise(const __grid_constant__ Elementwise p) {
+    let_next_start();
+    wait_for_inputs();
+    u64 row = blockIdx.x;
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
+        float a = p.a[row * p.a_stride + (p.op == 2 ? 0 : i)];
+        float b = p.b ? p.b[row * p.b_stride + i] : 0.0f;
+        float y;
+        switch (p.op) {
+        case 0: y = activate(p.act, a); break;
+        case 1:
+        case 2: y = gated(p.act, a, b); break;
+        case 3: y = a + b; break;
+        case 4: y = a * p.factor; break;
+        default: y = tanhf(a / p.factor) * p.factor; break;
+        }
+        p.out[row * p.out_stride + i] = y;
+    }
+}
+
+struct Rotate {
+    const float *x;       // [rows, stride]
+    const float2 *angles; // [rows, pairs]
+    float *out;           // [rows, out_stride]
+    u32 stride, out_stride, width, head_dim, pairs;
+    u32 is_neox;
+};
+
+KERNEL rotate(const __grid_constant__ Rotate p) {
+    let_next_start();
+    wait_for_inputs();
+    u64 row = blockIdx.x;
+    const float *x = p.x + row * p.stride;
+    float *out = p.out + row * p.out_stride;
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
+        const float *head = x + i / p.head_dim * p.head_dim;
+        out[i] = rotated(head, i % p.head_dim, p.angles + row * p.pairs, p.pairs, p.is_neox);
+    }
+}
+
+struct Arrange {
+    const float *a; // [rows, a_stride]
+    const float *b; // [rows, b_stride], or none
+    float *out;     // [rows, out_stride]
+    u32 a_stride, b_stride, out_stride;
+    u32 groups;
+    u32 a_part, start, taken; // of each of a's parts: its width, and the columns that are taken
+    u32 b_part;               // that many of b follow
+    u32 b_is_shared;          // b has one part for all groups
+};
+
+// Columns of the parts of one value, or of two by turns.
+KERNEL arrange(const __grid_constant__ Arrange p) {
+    let_next_start();
+    wait_for_inputs();
+    u64 row = blockIdx.x;
+    u32 part = p.taken + p.b_part;
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.groups * part; i += blockDim.x * gridDim.y) {
+        u32 group = i / part, at = i % part;
+        p.out[row * p.out_stride + i] = at < p.taken
+            ? p.a[row * p.a_stride + group * p.a_part + p.start + at]
+            : p.b[row * p.b_stride + (p.b_is_shared ? 0 : group * p.b_part) + at - p.taken];
+    }
+}
+
+struct Pool {
+    const float *x; // [rows, stride]
+    const u32 *feed;
+    float *out; // [outputs, out_stride]
+    u32 stride, out_stride, width;
+    u32 kind; // 0: mean, 1: first, 2: last
+};
+
+KERNEL pool(const __grid_constant__ Pool p) {
+    let_next_start();
+    wait_for_inputs();
+    Feed feed = {p.feed};
+    u32 span = feed.span(feed.output(blockIdx.x));
+    u32 first = feed.first(span), len = feed.len(span);
+    for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) {
+        const float *x = p.x + (u64)first * p.stride + i;
+        float y = 0.0f;
+        if (p.kind == 0) {
+            for (u32 row = 0; row < len; row++) y += x[(u64)row * p.stride];
+            y /= (float)len;
+        } else {
+            y = x[(u64)(p.kind == 1 ? 0 : len - 1) * p.stride];
+        }
+        p.out[(u64)blockIdx.x * p.out_stride + i] = y;
+    }
+}
+
+struct Route {
+    const float *scores; // [rows, stride]
+    const float *bias;   // [experts], or none
+    float *out;          // [rows, out_stride]: weights, then numbers, of `used` experts
+    u32 *counts;         // [experts]: how often each was chosen
+    float scale;
+    u32 stride, out_stride, experts, used, groups, groups_used;
+    u32 gating; // 0: softmax, 1: sigmoid, 2: softmax of the chosen
+    u32 normalize;
+};
+
+// The largest value of a warp and the lowest place that has it.
+DEVICE void warp_best(float &value, u32 &at) {
+    for (int i = 16; i > 0; i >>= 1) {
+        float other = __shfl_xor_sync(~0u, value, i);
+        u32 other_at = __shfl_xor_sync(~0u, at, i);
+        if (other > value || (other == value && other_at < at)) {
+            value = other;
+            at = other_at;
+        }
+    }
+}
+
+// Closes all groups but the best ones, by the sums of their two best ranks.
+DEVICE void close_groups(const Route &p, float *ranks, float *sums) {
+    u32 lane = threadIdx.x, size = p.experts / p.groups;
+    for (u32 group = lane; group < p.groups; group += 32) {
+        float best = -INFINITY_F, second = -INFINITY_F;
+        for (u32 i = 0; i < size; i++) {
+            float rank = ranks[group * size + i];
+            second = fmaxf(second, fminf(best, rank));
+            best = fmaxf(best, rank);
+        }
+        sums[group] = size > 1 ? best + second : best;
+    }
+    __syncwarp();
+    // A group is open if fewer than `groups_used` come before it.
+    for (u32 expert = lane; expert < p.experts; expert += 32) {
+        u32 group = expert / size, before = 0;
+        for (u32 i = 0; i < p.groups; i++) {
+            before += sums[i] > sums[group] || (sums[i] == sums[group] && i < group);
+        }
+        if (before >= p.groups_used) ranks[expert] = -INFINITY_F;
+    }
+    __syncwarp();
+}
+
+// A warp chooses the experts of a row.
+KERNEL route(const __grid_constant__ Route p) {
+    extern __shared__ float shared[];
+    let_next_start();
+    wait_for_inputs();
+    float *probabilities = shared, *ranks = shared + p.experts, *sums = ranks + p.experts;
+    u32 lane = threadIdx.x;
+    const float *scores = p.scores + (u64)blockIdx.x * p.stride;
+    float *out = p.out + (u64)blockIdx.x * p.out_stride;
+    float most = -INFINITY_F, sum = 0.0f;
+    for (u32 i = lane; i < p.experts; i += 32) most = fmaxf(most, scores[i]);
+    most = warp_max(most);
+    for (u32 i = lane; i < p.experts; i += 32) sum += expf(scores[i] - most);
+    sum = warp_sum(sum);
+    for (u32 i = lane; i < p.experts; i += 32) {
+        float s = scores[i];
+        float y = p.gating == 0 ? expf(s - most) / sum : p.gating == 1 ? sigmoid(s) : s;
+        probabilities[i] = y;
+        float rank = p.bias ? y + p.bias[i] : y;
+        // What is no number comes last, so that all lanes agree on the best.
+        ranks[i] = rank == rank ? rank : -INFINITY_F;
+    }
+    __syncwarp();
+    if (p.groups > 1) close_groups(p, ranks, sums);
+    float total = 0.0f, best_of_all = 0.0f;
+    for (u32 k = 0; k < p.used; k++) {
+        float best = -INFINITY_F;
+        u32 at = ~0u;
+        for (u32 i = lane; i < p.experts; i += 32) {
+            if (at == ~0u || ranks[i] > best) {
+                best = ranks[i];
+                at = i;
+            }
+        }
+        // A lane without experts must not win among equals.
+        warp_best(best, at);
+        if (k == 0) best_of_all = probabilities[at];
+        float weight = p.gating == 2 ? expf(probabilities[at] - best_of_all) : probabilities[at];
+        total += weight;
+        __syncwarp();
+        if (lane == 0) {
+            out[k] = weight;
+            out[p.used + k] = (float)at;
+            ranks[at] = -INFINITY_F;
+            atomicAdd(p.counts + at, 1);
+        }
+        __syncwarp();
+    }
+    for (u32 k = lane; k < p.used; k += 32) {
+        float weight = out[k];
+        if (p.gating == 2) weight /= total;
+        if (p.normalize) weight /= fmaxf(p.gating == 2 ? 1.0f : total, 1.0f / 16384.0f);
+        out[k] = weight * p.scale;
+    }
+}
+
+struct ExpertSum {
+    const float *x;     // [rows, stride]: `used` parts
+    const float *route; // [rows, route_stride]
+    float *out;         // [rows, out_stride]
+    u32 stride, route_stride, out_stride, width, used;
+};
+
+KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
+    let_next_start();
+    wait_for_inputs();
+    u64 row = blockIdx.x;
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
+        float sum = 0.0f;
+        for (u32 k = 0; k < p.used; k++) {
+            sum = fmaf(p.x[row * p.stride + k * p.width + i], p.route[row * p.route_stride + k], sum);
+        }
+        p.out[row * p.out_stride + i] = sum;
+    }
+}

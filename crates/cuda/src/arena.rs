@@ -1,0 +1,118 @@
+//! Where values lie in the device's memory: those whose lifetimes do not meet share it. Lifetimes
+//! are those of stages, which may read earlier values and write later ones than single operations.
+
+use crate::lower::{Program, Value};
+
+/// All addresses are multiples of it: what the widest loads and every cache line need.
+const ALIGNMENT: u64 = 256;
+
+/// The place of every value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Arena {
+    /// Bytes from the start.
+    pub(crate) offsets: Vec<u64>,
+    /// Of all values together.
+    pub(crate) bytes: u64,
+}
+
+/// A value's memory and the stages at which it is in use.
+#[derive(Clone, Copy)]
+struct Life {
+    first: usize,
+    last: usize,
+    start: u64,
+    end: u64,
+}
+
+/// Gives every value a place for steps of so many tokens and outputs: the lowest that is free.
+pub(crate) fn arrange(program: &Program, tokens: usize, outputs: usize) -> Arena {
+    let count = program.values.len();
+    let (mut first, mut last) = (vec![usize::MAX; count], vec![0; count]);
+    for (i, stage) in program.stages.iter().enumerate() {
+        stage.values(&mut |Value(v)| {
+            first[v] = first[v].min(i);
+            last[v] = last[v].max(i);
+        });
+    }
+    // The output is read after the last stage.
+    last[program.output.0] = program.stages.len();
+    let mut order: Vec<usize> = (0..count).filter(|&v| first[v] != usize::MAX).collect();
+    order.sort_by_key(|&v| first[v]);
+    let mut lives: Vec<Life> = Vec::new();
+    let mut arena = Arena { offsets: vec![0; count], bytes: 0 };
+    for v in order {
+        let bytes = program.values[v].bytes(tokens, outputs).next_multiple_of(ALIGNMENT);
+        let mut busy: Vec<(u64, u64)> = lives
+            .iter()
+            .filter(|life| life.last >= first[v] && life.first <= last[v])
+            .map(|life| (life.start, life.end))
+            .collect();
+        busy.sort_unstable();
+        let mut start = 0;
+        for (from, to) in busy {
+            if start + bytes <= from {
+                break;
+            }
+            start = start.max(to);
+        }
+        let end = start + bytes;
+        lives.push(Life { first: first[v], last: last[v], start, end });
+        // Of lives that are over only those matter that a longer one could still meet.
+        lives.retain(|life| life.last >= first[v]);
+        arena.offsets[v] = start;
+        arena.bytes = arena.bytes.max(end);
+    }
+    arena
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::lower::lower;
+
+    #[test]
+    fn values_in_use_never_share_memory() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+        let mut count = 0;
+        for entry in std::fs::read_dir(models).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "gguf") {
+                continue;
+            }
+            let file = bodkin_model::open(&path).unwrap();
+            let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+            for fuse in [false, true] {
+                check(&lower(&plan, fuse));
+            }
+            count += 1;
+        }
+        assert!(count > 10, "only {count} models");
+    }
+
+    fn check(program: &Program) {
+        let (tokens, outputs) = (7, 3);
+        let arena = arrange(program, tokens, outputs);
+        let mut uses = vec![Vec::new(); program.values.len()];
+        for (i, stage) in program.stages.iter().enumerate() {
+            stage.values(&mut |value| uses[value.0].push(i));
+        }
+        uses[program.output.0].push(program.stages.len());
+        let place = |v: usize| {
+            let start = arena.offsets[v];
+            start..start + program.values[v].bytes(tokens, outputs)
+        };
+        for a in 0..uses.len() {
+            for b in 0..a {
+                let (Some(first_a), Some(first_b)) = (uses[a].first(), uses[b].first()) else {
+                    continue;
+                };
+                let meet = first_a <= uses[b].last().unwrap() && first_b <= uses[a].last().unwrap();
+                let apart = place(a).end <= place(b).start || place(b).end <= place(a).start;
+                assert!(!meet || apart, "{a} and {b} are in use together at {:?}", place(a));
+            }
+            assert!(place(a).end <= arena.bytes, "within the arena");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The blocks of quantised formats as what all of them are: codes with scales and minima for
+//! each 32 columns. Only formats with kernels of their own are here; this file must not know how
+//! the device keeps them.
+
+use bodkin_gguf::Format;
+use bodkin_gguf::format::{fp4, iq4, k, q};
+use bytemuck::Pod;
+use half::f16;
+
+/// 32 columns of a row: `scale * code + min`.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Group {
+    /// Of each 16 columns; where a format has one scale for 32, twice the same.
+    pub(crate) scales: [f32; 2],
+    /// Added to all; 0 in formats without.
+    pub(crate) min: f32,
+    /// Without a sign in formats with a minimum; else 128 larger than they are.
+    pub(crate) codes: [u8; 32],
+}
+
+/// Shows all groups of a row, from the first to the last.
+///
+/// # Panics
+/// If the format is none of those that [`crate::planes::Kind`] has codes for.
+pub(crate) fn groups(format: Format, row: &[u8], mut show: impl FnMut(Group)) {
+    let show = &mut show;
+    match format {
+        Format::Q4_0 => each::<q::Q4_0>(row, |b| {
+            let d = half(b.d);
+            show(Group { scales: [d; 2], min: -8.0 * d, codes: nibbles(&b.qs) });
+        }),
+        Format::Q4_1 => each::<q::Q4_1>(row, |b| {
+            show(Group { scales: [half(b.d); 2], min: half(b.m), codes: nibbles(&b.qs) });
+        }),
+        Format::Q5_0 => each::<q::Q5_0>(row, |b| {
+            let codes = fifth_bits(nibbles(&b.qs), b.qh).map(|code| code + 112);
+            show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+        }),
+        Format::Q5_1 => each::<q::Q5_1>(row, |b| {
+            let codes = fifth_bits(nibbles(&b.qs), b.qh);
+            show(Group { scales: [half(b.d); 2], min: half(b.m), codes });
+        }),
+        Format::Q8_0 => each::<q::Q8_0>(row, |b| {
+            let codes = b.qs.map(|code| code as u8 ^ 128);
+            show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+        }),
+        Format::IQ4_NL => each::<iq4::IQ4_NL>(row, |b| {
+            let codes = nibbles(&b.qs).map(|code| level(&iq4::LEVELS, code));
+            show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+        }),
+        Format::MXFP4 => each::<fp4::MXFP4>(row, |b| {
+            let codes = nibbles(&b.qs).map(|code| level(&fp4::LEVELS, code));
+            show(Group { scales: [fp4::half_e8m0(b.e); 2], min: 0.0, codes });
+        }),
+        Format::IQ4_XS => each::<iq4::IQ4_XS>(row, |b| iq4_xs(b).for_each(&mut *show)),
+        Format::Q4_K => each::<k::Q4_K>(row, |b| {
+            with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
+        }),
+        Format::Q5_K => each::<k::Q5_K>(row, |b| {
+            with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
+        }),
+        Format::Q3_K => each::<k::Q3_K>(row, |b| {
+            let scale = |group| half(b.d) * f32::from(b.group_scale(group));
+            with_sixteens(scale, |i| b.code(i) + 124).for_each(&mut *show);
+        }),
+        Format::Q6_K => each::<k::Q6_K>(row, |b| {
+            let scale = |group: usize| half(b.d) * f32::from(b.scales[group]);
+            with_sixteens(scale, |i| b.code(i) + 96).for_each(&mut *show);
+        }),
+        other => unreachable!("{} has no codes", other.name()),
+    }
+}
+
+fn each<B: Pod>(row: &[u8], show: impl FnMut(&B)) {
+    bytemuck::cast_slice(row).iter().for_each(show);
+}
+
+fn half(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}
+
+/// Elements 0 to 15 are the low halves, 16 to 31 the high ones.
+fn nibbles(bytes: &[u8; 16]) -> [u8; 32] {
+    std::array::from_fn(|i| bytes[i % 16] >> (i / 16 * 4) & 15)
+}
+
+fn fifth_bits(codes: [u8; 32], bits: [u8; 4]) -> [u8; 32] {
+    std::array::from_fn(|i| codes[i] | (bits[i / 8] >> (i % 8) & 1) << 4)
+}
+
+fn level(levels: &[i8; 16], code: u8) -> u8 {
+    levels[usize::from(code)] as u8 ^ 128
+}
+
+fn iq4_xs(block: &iq4::IQ4_XS) -> impl Iterator<Item = Group> {
+    let high = u16::from_le_bytes(block.scales_h);
+    (0..8).map(move |group| {
+        let low = block.scales_l[group / 2] >> (group % 2 * 4) & 15;
+        let scale = i16::from(low) | ((high >> (2 * group) & 3) as i16) << 4;
+        let scale = half(block.d) * f32::from(scale - 32);
+        let codes = nibbles(&block.qs[group]).map(|code| level(&iq4::LEVELS, code));
+        Group { scales: [scale; 2], min: 0.0, codes }
+    })
+}
+
+/// The groups of a block of 256 with a scale and a minimum for each 32.
+fn with_minima(
+    d: [u8; 2],
+    dmin: [u8; 2],
+    scales: &[u8; 12],
+    code: impl Fn(usize) -> u8,
+) -> impl Iterator<Item = Group> {
+    (0..8).map(move |group| {
+        let (scale, min) = k::scale_and_min(scales, group);
+        let scale = half(d) * f32::from(scale);
+        let codes = std::array::from_fn(|i| code(32 * group + i));
+        Group { scales: [scale; 2], min: -(half(dmin) * f32::from(min)), codes }
+    })
+}
+
+/// The groups of a block of 256 with a scale for each 16.
+fn with_sixteens(
+    scale: impl Fn(usize) -> f32,
+    code: impl Fn(usize) -> u8,
+) -> impl Iterator<Item = Group> {
+    (0..8).map(move |group| Group {
+        scales: [scale(2 * group), scale(2 * group + 1)],
+        min: 0.0,
+        codes: std::array::from_fn(|i| code(32 * group + i)),
+    })
+}

@@ -1,0 +1,460 @@
+//! The NVIDIA driver, opened at run time: a device with a stream, its memory, kernels, graphs. All
+//! calls of the driver are here and nothing else is; this file must not know what is computed.
+
+use std::ffi::{CString, c_int, c_void};
+use std::sync::Arc;
+
+use bodkin_backend::{Error, Result};
+use bytemuck::Pod;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+/// The oldest driver interface that takes the kernels' PTX: that of CUDA 12.4.
+const OLDEST: i32 = 12040;
+
+/// An error of the driver, in words.
+fn failed(what: &str) -> impl FnOnce(DriverError) -> Error {
+    move |error| {
+        let name = error.error_name().map_or("unknown", |name| name.to_str().unwrap_or("unknown"));
+        Error::Config(format!("cuda: {what}: {name}"))
+    }
+}
+
+/// Whether there is a driver on this machine.
+pub(crate) fn is_installed() -> bool {
+    // SAFETY: looks a library up.
+    unsafe { sys::is_culib_present() }
+}
+
+/// One device and its only stream.
+pub(crate) struct Device {
+    ordinal: usize,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    pub(crate) name: String,
+    /// Multiprocessors.
+    pub(crate) processors: u32,
+    /// Compute capability: 90 for 9.0.
+    pub(crate) capability: u32,
+}
+
+// SAFETY: the driver's handles may be used from any thread; every use sets the context first.
+unsafe impl Send for Device {}
+// SAFETY: as above; the stream orders what is sent to it.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// If there is no driver, it is too old, or it has no such device.
+    pub(crate) fn open(ordinal: usize) -> Result<Device> {
+        if !is_installed() {
+            return Err(Error::Config("cuda: no NVIDIA driver is installed".to_owned()));
+        }
+        result::init().map_err(failed("the NVIDIA driver does not start"))?;
+        let mut version: c_int = 0;
+        // SAFETY: writes a number to where it is told.
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(failed("no version of the driver"))?;
+        if version < OLDEST {
+            return Err(Error::Config(format!(
+                "cuda: expected a driver for CUDA {} or later (550 or later), found one for {}",
+                version_text(OLDEST),
+                version_text(version)
+            )));
+        }
+        let count = result::device::get_count().map_err(failed("no devices"))?;
+        if ordinal >= count as usize {
+            let text = format!("cuda: expected a device below {count}, found {ordinal}");
+            return Err(Error::Config(text));
+        }
+        let device = result::device::get(ordinal as c_int).map_err(failed("no device"))?;
+        let name = result::device::get_name(device).map_err(failed("no name of the device"))?;
+        let attribute = |attribute| {
+            // SAFETY: the device is one that the driver gave.
+            unsafe { result::device::get_attribute(device, attribute) }
+                .map_err(failed("no attribute of the device"))
+        };
+        use sys::CUdevice_attribute as A;
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let capability = (10 * major + minor) as u32;
+        if capability < 80 {
+            let found = format!("{major}.{minor} ({name})");
+            let text = format!("cuda: expected compute capability 8.0 or later, found {found}");
+            return Err(Error::Config(text));
+        }
+        let processors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        // SAFETY: the device is one that the driver gave; dropping releases its context.
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(failed("the device cannot be used"))?;
+        // SAFETY: the context was retained just now.
+        unsafe { result::ctx::set_current(context) }.map_err(failed("no context"))?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(failed("no stream"))?;
+        Ok(Device { ordinal, device, context, stream, name, processors, capability })
+    }
+
+    /// The device's number.
+    pub(crate) fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// Makes this the device of the calling thread.
+    pub(crate) fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the device.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("no context"))
+    }
+
+    /// Bytes of memory that are free.
+    pub(crate) fn free_memory(&self) -> Result<u64> {
+        self.enter()?;
+        let (free, _) = result::mem_get_info().map_err(failed("no state of memory"))?;
+        Ok(free as u64)
+    }
+
+    /// Waits for everything that was sent.
+    pub(crate) fn finish(&self) -> Result<()> {
+        // SAFETY: the stream lives as long as the device.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(failed("a kernel failed"))
+    }
+
+    /// Sends a kernel.
+    ///
+    /// # Safety
+    ///
+    /// The parameters are those of the kernel, and their addresses are valid for what it does.
+    pub(crate) unsafe fn launch<P: Pod>(
+        &self,
+        kernel: Kernel,
+        grid: [usize; 3],
+        threads: usize,
+        shared_bytes: usize,
+        parameters: &P,
+    ) -> Result<()> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0] as u32,
+            gridDimY: grid[1] as u32,
+            gridDimZ: grid[2] as u32,
+            blockDimX: threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes as u32,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(kernel.starts_early),
+        };
+        let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
+        // SAFETY: the kernel's only parameter is the structure, which the driver copies; the
+        // caller's promise for the rest.
+        unsafe {
+            let none = std::ptr::null_mut();
+            sys::cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), none)
+        }
+        .result()
+        .map_err(failed("a kernel cannot be started"))
+    }
+
+    /// Everything that `send` sends, as a graph that can be sent at once, and again.
+    pub(crate) fn record(self: &Arc<Device>, send: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives as long as the device.
+        unsafe { result::stream::begin_capture(self.stream, mode) }
+            .map_err(failed("no graph can be recorded"))?;
+        let sent = send();
+        // SAFETY: recording began just now.
+        let graph = unsafe { result::stream::end_capture(self.stream) };
+        sent?;
+        let graph = graph.map_err(failed("no graph was recorded"))?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph is the one just recorded, and not needed any more afterwards.
+        let made = unsafe {
+            let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result();
+            result::graph::destroy(graph).map_err(failed("a graph stays"))?;
+            made
+        };
+        made.map_err(failed("no graph can be made"))?;
+        Ok(Graph { device: Arc::clone(self), executable })
+    }
+
+    /// Copies to the device, in the stream's order.
+    ///
+    /// # Safety
+    ///
+    /// `to` has room, and `from` stays as it is until the stream has come here.
+    pub(crate) unsafe fn send<T: Pod>(&self, to: u64, from: &[T]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_htod_async(to, from, self.stream) }
+            .map_err(failed("nothing can be copied to the device"))
+    }
+
+    /// Copies from the device, in the stream's order.
+    ///
+    /// # Safety
+    ///
+    /// `from` holds as much, and nobody reads `to` until the stream has come here.
+    pub(crate) unsafe fn receive<T: Pod>(&self, to: &mut [T], from: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_dtoh_async(to, from, self.stream) }
+            .map_err(failed("nothing can be copied from the device"))
+    }
+
+    /// Copies within the device, in the stream's order.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges are memory of the device and do not overlap.
+    pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }
+            .map_err(failed("nothing can be copied on the device"))
+    }
+
+    /// A mark in the stream.
+    pub(crate) fn mark(self: &Arc<Device>) -> Result<Mark> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(failed("no event"))?;
+        let mark = Mark { device: Arc::clone(self), event };
+        // SAFETY: event and stream are alive.
+        unsafe { result::event::record(event, self.stream) }.map_err(failed("no event"))?;
+        Ok(mark)
+    }
+}
+
+fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Nothing can be done about an error here.
+        // SAFETY: nobody else has the stream, and the context was retained once.
+        unsafe {
+            let _ = result::ctx::set_current(self.context);
+            let _ = result::stream::destroy(self.stream);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+/// Kernels that were loaded together.
+pub(crate) struct Module {
+    device: Arc<Device>,
+    module: sys::CUmodule,
+    starts_early: bool,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Module {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Module {}
+
+/// A kernel of a [`Module`] that is alive.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel {
+    function: sys::CUfunction,
+    /// Whether it waits by itself for the kernel before it.
+    starts_early: bool,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Kernel {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Kernel {}
+
+impl Module {
+    /// Loads machine code, or PTX that ends with a zero byte. Kernels made for the device by name
+    /// wait by themselves for those before them: `starts_early`.
+    pub(crate) fn load(device: &Arc<Device>, image: &[u8], starts_early: bool) -> Result<Module> {
+        device.enter()?;
+        // Machine code is read as it lies, in words.
+        let mut words = vec![0u64; image.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
+        // SAFETY: the image is a whole cubin, or ends with a zero.
+        let module = unsafe { result::module::load_data(words.as_ptr().cast()) }
+            .map_err(failed("the kernels cannot be loaded"))?;
+        Ok(Module { device: Arc::clone(device), module, starts_early })
+    }
+
+    /// A kernel by its name, which may use so much shared memory beyond its own.
+    pub(crate) fn kernel(&self, name: &str, shared_bytes: usize) -> Result<Kernel> {
+        let c_name = CString::new(name).expect("a kernel's name has no zero");
+        // SAFETY: the module is loaded.
+        let function = unsafe { result::module::get_function(self.module, c_name) }
+            .map_err(failed(&format!("no kernel {name}")))?;
+        if shared_bytes > 48 << 10 {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is one of the module.
+            unsafe {
+                result::function::set_function_attribute(function, most, shared_bytes as c_int)
+            }
+            .map_err(failed(&format!("{name} needs {shared_bytes} bytes of shared memory")))?;
+        }
+        Ok(Kernel { function, starts_early: self.starts_early })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: nobody launches its kernels any more; an error changes nothing.
+        unsafe {
+            let _ = self.device.enter();
+            let _ = result::module::unload(self.module);
+        }
+    }
+}
+
+/// Memory of the device.
+pub(crate) struct Memory {
+    device: Arc<Device>,
+    pub(crate) address: u64,
+}
+
+impl Memory {
+    /// Takes memory, all zero.
+    pub(crate) fn zeroed(device: &Arc<Device>, bytes: usize, what: &str) -> Result<Memory> {
+        device.enter()?;
+        let bytes = bytes.max(256);
+        // SAFETY: plain memory, freed when dropped.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| {
+            let free = device.free_memory().unwrap_or(0);
+            match error.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Config(format!(
+                    "cuda: out of memory: {what} need {bytes} bytes, {free} are free"
+                )),
+                _ => failed(what)(error),
+            }
+        })?;
+        let memory = Memory { device: Arc::clone(device), address };
+        // SAFETY: the memory was taken just now.
+        unsafe { result::memset_d8_async(address, 0, bytes, device.stream) }
+            .map_err(failed("memory cannot be cleared"))?;
+        device.finish()?;
+        Ok(memory)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: taken by `zeroed`; the stream is waited for, so that nobody uses it any more. An
+        // error changes nothing.
+        unsafe {
+            let _ = self.device.enter();
+            let _ = self.device.finish();
+            let _ = result::free_sync(self.address);
+        }
+    }
+}
+
+/// Memory of the host that the device copies from and to by itself.
+pub(crate) struct Pinned<T> {
+    device: Arc<Device>,
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: it is memory that nobody else knows.
+unsafe impl<T: Send> Send for Pinned<T> {}
+
+impl<T: Pod> Pinned<T> {
+    /// Takes memory, all zero.
+    pub(crate) fn zeroed(device: &Arc<Device>, len: usize) -> Result<Pinned<T>> {
+        device.enter()?;
+        let len = len.max(1);
+        let mut start = std::ptr::null_mut();
+        // SAFETY: writes an address to where it is told; the memory is freed when dropped.
+        unsafe { sys::cuMemHostAlloc(&mut start, len * size_of::<T>(), 0) }
+            .result()
+            .map_err(failed("no memory of the host"))?;
+        let start = start.cast::<T>();
+        // SAFETY: so many elements were taken just now, and zero is a value of every `Pod`.
+        unsafe { std::ptr::write_bytes(start, 0, len) };
+        Ok(Pinned { device: Arc::clone(device), start, len })
+    }
+
+    pub(crate) fn slice(&self) -> &[T] {
+        // SAFETY: taken and filled by `zeroed`.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    pub(crate) fn slice_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // SAFETY: taken by `zeroed`; an error changes nothing.
+        unsafe {
+            let _ = self.device.enter();
+            let _ = self.device.finish();
+            let _ = sys::cuMemFreeHost(self.start.cast()).result();
+        }
+    }
+}
+
+/// Work that was recorded.
+pub(crate) struct Graph {
+    device: Arc<Device>,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Sends all of it.
+    pub(crate) fn launch(&self) -> Result<()> {
+        // SAFETY: graph and stream are alive.
+        unsafe { result::graph::launch(self.executable, self.device.stream) }
+            .map_err(failed("a graph cannot be started"))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by `record`; an error changes nothing.
+        unsafe {
+            let _ = self.device.enter();
+            let _ = result::graph::exec_destroy(self.executable);
+        }
+    }
+}
+
+/// A moment in the stream.
+pub(crate) struct Mark {
+    device: Arc<Device>,
+    event: sys::CUevent,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Mark {}
+
+impl Mark {
+    /// The seconds from an earlier mark to this one; the stream has come here.
+    pub(crate) fn seconds_since(&self, earlier: &Mark) -> Result<f64> {
+        // SAFETY: both events are alive and were recorded.
+        let milliseconds = unsafe { result::event::elapsed(earlier.event, self.event) }
+            .map_err(failed("no time between events"))?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: made by `mark`; an error changes nothing.
+        unsafe {
+            let _ = self.device.enter();
+            let _ = result::event::destroy(self.event);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A step's numbers as the kernels find them (`Feed` in `kernels/common.cuh`): one array that
+//! begins with where each part of it lies. This file must not know the device.
+
+use bodkin_backend::Batch;
+
+/// Numbers before the first part.
+const HEADER: usize = 8;
+
+/// The numbers that the largest step needs whose pages do not repeat.
+pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize {
+    HEADER + (7 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>()
+}
+
+/// Writes a step's numbers to `out`, in the place of what was there.
+pub(crate) fn write(batch: &Batch, out: &mut Vec<u32>) {
+    out.clear();
+    out.resize(HEADER, 0);
+    (out[0], out[1]) = (batch.tokens.len() as u32, batch.spans.len() as u32);
+    begin(out, 2);
+    out.extend(&batch.tokens);
+    begin(out, 3);
+    out.extend(batch.positions().map(|position| position as u32));
+    begin(out, 4);
+    for (i, span) in (0..).zip(&batch.spans) {
+        out.extend(std::iter::repeat_n(i, span.len));
+    }
+    begin(out, 5);
+    out.extend(&batch.outputs);
+    begin(out, 6);
+    let mut first = 0;
+    for span in &batch.spans {
+        out.extend([first, span.len as u32, span.position as u32, span.state]);
+        first += span.len as u32;
+    }
+    begin(out, 7);
+    let tables = out.len();
+    let windows = batch.spans.first().map_or(0, |span| span.tables.len());
+    out.resize(tables + 2 * windows * batch.spans.len(), 0);
+    for window in 0..windows {
+        for (i, span) in batch.spans.iter().enumerate() {
+            let table = &span.tables[window];
+            let at = tables + 2 * (window * batch.spans.len() + i);
+            (out[at], out[at + 1]) = (table.skipped as u32, out.len() as u32);
+            out.extend(&table.pages);
+        }
+    }
+}
+
+/// The next part begins here.
+fn begin(out: &mut [u32], part: usize) {
+    out[part] = out.len() as u32;
+}
+
+#[cfg(test)]
+mod tests {
+    use bodkin_backend::{PageTable, Span};
+
+    use super::*;
+
+    #[test]
+    fn every_part_is_where_the_header_says() {
+        let table = |skipped, pages: &[u32]| PageTable { skipped, pages: pages.to_vec() };
+        let one = Span {
+            len: 2,
+            position: 70,
+            tables: vec![table(0, &[4, 5, 6]), table(1, &[9, 8])],
+            state: 3,
+        };
+        let two =
+            Span { len: 1, position: 0, tables: vec![table(0, &[1]), table(0, &[2])], state: 0 };
+        let batch = Batch { tokens: vec![11, 12, 13], spans: vec![one, two], outputs: vec![1, 2] };
+        let mut feed = vec![77; 3];
+        write(&batch, &mut feed);
+        let part = |i: usize, len: usize| &feed[feed[i] as usize..][..len];
+        assert_eq!(feed[..2], [3, 2]);
+        assert_eq!(part(2, 3), [11, 12, 13]);
+        assert_eq!(part(3, 3), [70, 71, 0]);
+        assert_eq!(part(4, 3), [0, 0, 1]);
+        assert_eq!(part(5, 2), [1, 2]);
+        assert_eq!(part(6, 8), [0, 2, 70, 3, 2, 1, 0, 0]);
+        let pages = |window: usize, span: usize, position: usize| {
+            let table = part(7, 8)[2 * (2 * window + span)..][..2].to_vec();
+            feed[table[1] as usize + position / 32 - table[0] as usize]
+        };
+        assert_eq!([pages(0, 0, 70), pages(0, 0, 0), pages(1, 0, 70)], [6, 4, 8]);
+        assert_eq!([pages(0, 1, 0), pages(1, 1, 0)], [1, 2]);
+        assert!(feed.len() <= capacity(3, 2, &[4, 4]));
+    }
+}

@@ -1,0 +1,138 @@
+//! The kernels, made from `kernels/*.cu` by `cargo xtask kernels`: machine code for Hopper, PTX for
+//! all other devices, which the driver compiles when a model is loaded for the first time.
+
+use std::sync::Arc;
+
+use bodkin_backend::Result;
+
+use crate::driver::{Device, Kernel, Module};
+use crate::planes::Kind;
+
+/// Files of kernels: PTX, machine code.
+macro_rules! images {
+    ($($name:literal)*) => {
+        [$((
+            concat!(include_str!(concat!("../kernels/built/", $name, ".ptx")), "\0").as_bytes(),
+            include_bytes!(concat!("../kernels/built/", $name, ".cubin")).as_slice(),
+        )),*]
+    };
+}
+
+const IMAGES: [(&[u8], &[u8]); 5] = images!["rows" "state" "attend" "dot" "mul"];
+
+/// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
+const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
+
+/// Shared memory of a block of `mul`: its results, which are larger than its inputs.
+pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
+/// Shared memory of a block of `dot` for weights under way, for up to 8 and up to 16 rows.
+pub(crate) const DOT_SHARED_BYTES: [usize; 2] = [80 << 10, 64 << 10];
+/// The most shared memory that blocks of `dot` ask for: with a row that they normalise.
+const DOT_MOST_BYTES: usize = 112 << 10;
+/// The most shared memory that blocks of attention may ask for.
+const ATTEND_SHARED_BYTES: usize = 96 << 10;
+
+/// The kernels of one kind of planes.
+#[derive(Clone, Copy)]
+pub(crate) struct OfKind {
+    embed: Kernel,
+    /// For up to 8 and up to 16 rows; plain and gated.
+    pub(crate) dot: [[Kernel; 2]; 2],
+    /// For many rows; plain and gated.
+    pub(crate) mul: [Kernel; 2],
+}
+
+/// All kernels.
+pub(crate) struct Kernels {
+    kinds: [OfKind; 5],
+    embed_f32: Kernel,
+    /// Products with weights in f32.
+    pub(crate) exact: Kernel,
+    pub(crate) angles: Kernel,
+    pub(crate) normalize: Kernel,
+    pub(crate) prepare: Kernel,
+    pub(crate) elementwise: Kernel,
+    pub(crate) rotate: Kernel,
+    pub(crate) arrange: Kernel,
+    pub(crate) pool: Kernel,
+    pub(crate) route: Kernel,
+    pub(crate) expert_sum: Kernel,
+    pub(crate) conv: Kernel,
+    pub(crate) scan: Kernel,
+    pub(crate) read_all: Kernel,
+    /// For one, and for up to four query heads of a key head.
+    pub(crate) attend: [Kernel; 2],
+    pub(crate) store: Kernel,
+    _modules: Vec<Module>,
+}
+
+impl Kernels {
+    /// Loads all kernels.
+    pub(crate) fn load(device: &Arc<Device>) -> Result<Kernels> {
+        let is_hopper = device.capability == 90;
+        let modules = IMAGES.map(|(ptx, cubin)| {
+            let image = if is_hopper { cubin } else { ptx };
+            Module::load(device, image, is_hopper)
+        });
+        let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
+        let [rows, state, attend, dot, mul] = &modules[..] else {
+            unreachable!("as many modules as images");
+        };
+        let mut kinds = Vec::new();
+        for kind in KINDS {
+            let name = kind.name();
+            let dots = |rows: usize| -> Result<[Kernel; 2]> {
+                Ok([
+                    dot.kernel(&format!("dot_{name}_{rows}"), DOT_MOST_BYTES)?,
+                    dot.kernel(&format!("dot_{name}_{rows}_gated"), DOT_MOST_BYTES)?,
+                ])
+            };
+            kinds.push(OfKind {
+                embed: rows.kernel(&format!("embed_{name}"), 0)?,
+                dot: [dots(8)?, dots(16)?],
+                mul: [
+                    mul.kernel(&format!("mul_{name}"), MUL_SHARED_BYTES)?,
+                    mul.kernel(&format!("mul_{name}_gated"), MUL_SHARED_BYTES)?,
+                ],
+            });
+        }
+        let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
+        Ok(Kernels {
+            kinds,
+            embed_f32: rows.kernel("embed_f32", 0)?,
+            exact: dot.kernel("exact", 0)?,
+            angles: rows.kernel("angles", 0)?,
+            normalize: rows.kernel("normalize", 0)?,
+            prepare: rows.kernel("prepare", 0)?,
+            elementwise: rows.kernel("elementwise", 0)?,
+            rotate: rows.kernel("rotate", 0)?,
+            arrange: rows.kernel("arrange", 0)?,
+            pool: rows.kernel("pool", 0)?,
+            route: rows.kernel("route", 0)?,
+            expert_sum: rows.kernel("expert_sum", 0)?,
+            conv: state.kernel("conv", 0)?,
+            scan: state.kernel("scan", 0)?,
+            read_all: state.kernel("read_all", 0)?,
+            attend: [
+                attend.kernel("attend_1", ATTEND_SHARED_BYTES)?,
+                attend.kernel("attend_4", ATTEND_SHARED_BYTES)?,
+            ],
+            store: attend.kernel("store", 0)?,
+            _modules: modules,
+        })
+    }
+
+    /// The kernels for planes of a kind.
+    ///
+    /// # Panics
+    /// If the kind is F32, which has others.
+    pub(crate) fn of(&self, kind: Kind) -> &OfKind {
+        let at = KINDS.iter().position(|&other| other == kind).expect("a kind with `mma`");
+        &self.kinds[at]
+    }
+
+    /// The kernel that reads rows of a table.
+    pub(crate) fn embed(&self, kind: Kind) -> Kernel {
+        if kind == Kind::F32 { self.embed_f32 } else { self.of(kind).embed }
+    }
+}

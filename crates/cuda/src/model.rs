@@ -1,0 +1,298 @@
+//! A loaded model: its memory on the device, and how a step is set up, recorded and sent.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bodkin_backend::{Batch, Error, Limits, Model, Observer, Part, Progress, Result};
+use bodkin_gguf::File;
+use bodkin_model::{Plan, Rows};
+
+use crate::driver::{Device, Graph, Memory, Pinned};
+use crate::feed;
+use crate::kernels::Kernels;
+use crate::lower::{Program, Stage, Work};
+use crate::sizes::{Sizes, slot_tables};
+use crate::step::{Addresses, Step};
+use crate::weights::Weights;
+
+/// Steps of up to so many rows are recorded: those that generate.
+const RECORDED_ROWS: usize = 16;
+
+/// A plan on a device.
+pub(crate) struct CudaModel {
+    // Graphs are dropped before the kernels and the memory that they use.
+    graphs: HashMap<(usize, usize), Graph>,
+    device: Arc<Device>,
+    kernels: Arc<Kernels>,
+    plan: Arc<Plan>,
+    limits: Limits,
+    program: Program,
+    sizes: Sizes,
+    weights: Weights,
+    addresses: Addresses,
+    /// Everything but the weights.
+    _memory: Vec<Memory>,
+    feed: Vec<u32>,
+    sent: Pinned<u32>,
+    received: Pinned<f32>,
+    feed_memory: Memory,
+    profile: Option<Times>,
+}
+
+/// Where the time of steps goes.
+struct Times {
+    /// Of each stage.
+    seconds: Vec<f64>,
+    steps: u64,
+    tokens: u64,
+    outputs: u64,
+}
+
+impl CudaModel {
+    pub(crate) fn load(
+        device: &Arc<Device>,
+        plan: Arc<Plan>,
+        file: &File,
+        limits: &Limits,
+        (program, sizes, kernels): (Program, Sizes, Arc<Kernels>),
+        progress: Progress<'_>,
+    ) -> Result<CudaModel> {
+        // What is not the weights is taken first: weights are what may not fit.
+        let mut memory = Vec::new();
+        let mut take = |bytes: usize, what: &str| -> Result<u64> {
+            memory.push(Memory::zeroed(device, bytes, what)?);
+            Ok(memory[memory.len() - 1].address)
+        };
+        let mut addresses = Addresses {
+            arena: take(sizes.arena.bytes as usize, "the values of a step")?,
+            partials: take(sizes.partial_bytes, "the segments of attention")?,
+            arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
+            tables: slot_tables(&plan),
+            ..Addresses::default()
+        };
+        for [keys, values] in &sizes.kv_bytes {
+            addresses.kv.push([take(*keys, "the keys")?, take(*values, "the values")?]);
+        }
+        for &bytes in &sizes.state_bytes {
+            addresses.states.push(take(bytes, "the recurrent state")?);
+        }
+        for &experts in &program.routings {
+            addresses.counts.push(take(4 * experts, "the counts of experts")?);
+        }
+        for &bytes in &sizes.angle_bytes {
+            addresses.angles.push(take(bytes, "the angles")?);
+        }
+        let weights = Weights::load(device, &plan, file, progress)?;
+        for rope in &program.ropes {
+            let factors = rope.factors.map(|id| {
+                let weight = plan.weight(id);
+                let mut values = vec![0.0; weight.rows * weight.cols];
+                let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
+                weight.format.dequantize(file.data(tensor), &mut values);
+                values
+            });
+            let table = rope.table(factors.as_deref());
+            let half_turn = std::f64::consts::PI;
+            let turns: Vec<f64> = table.frequencies.iter().map(|f| f / half_turn).collect();
+            let address = take(8 * turns.len(), "the frequencies")?;
+            // SAFETY: so much was taken just now, and the copy is waited for.
+            unsafe { device.send(address, &turns) }?;
+            device.finish()?;
+            addresses.turns.push((address, table.magnitude));
+        }
+        let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
+        addresses.feed = feed_memory.address;
+        Ok(CudaModel {
+            graphs: HashMap::new(),
+            kernels,
+            plan,
+            limits: limits.clone(),
+            weights,
+            addresses,
+            _memory: memory,
+            feed: Vec::with_capacity(sizes.feed_len),
+            sent: Pinned::zeroed(device, sizes.feed_len)?,
+            received: Pinned::zeroed(device, sizes.output_len)?,
+            feed_memory,
+            program,
+            sizes,
+            device: Arc::clone(device),
+            profile: None,
+        })
+    }
+
+    fn step(&self, batch: &Batch) -> Step<'_> {
+        Step {
+            device: &self.device,
+            kernels: &self.kernels,
+            plan: &self.plan,
+            program: &self.program,
+            sizes: &self.sizes,
+            weights: &self.weights.placed,
+            at: &self.addresses,
+            tokens: batch.tokens.len(),
+            outputs: batch.outputs.len(),
+            spans: batch.spans.len(),
+        }
+    }
+
+    /// Copies the step's numbers to the device.
+    fn send_feed(&mut self, batch: &Batch) -> Result<()> {
+        feed::write(batch, &mut self.feed);
+        if self.feed.len() > self.sent.slice().len() {
+            // Sequences that share many pages: recorded steps have the old address.
+            let len = self.feed.len().next_power_of_two();
+            self.graphs.clear();
+            self.feed_memory = Memory::zeroed(&self.device, 4 * len, "a step's numbers")?;
+            self.addresses.feed = self.feed_memory.address;
+            self.sent = Pinned::zeroed(&self.device, len)?;
+        }
+        let sent = &mut self.sent.slice_mut()[..self.feed.len()];
+        sent.copy_from_slice(&self.feed);
+        // SAFETY: there is room for as much, and every step waits for its end.
+        unsafe { self.device.send(self.addresses.feed, sent) }
+    }
+
+    /// Sends all stages, recorded if the step is a small one.
+    fn send_stages(&mut self, batch: &Batch) -> Result<()> {
+        if self.profile.is_some() {
+            return self.send_profiled(batch);
+        }
+        let is_stateless = self.plan.states.is_empty();
+        let key = (batch.tokens.len(), batch.outputs.len());
+        // The grids of recurrent stages follow from the number of spans.
+        if key.0 > RECORDED_ROWS || !(is_stateless || batch.spans.len() == key.0) {
+            let step = self.step(batch);
+            return self.program.stages.iter().try_for_each(|stage| step.run(stage));
+        }
+        if !self.graphs.contains_key(&key) {
+            let step = self.step(batch);
+            let stages = &self.program.stages;
+            let send = || stages.iter().try_for_each(|stage| step.run(stage));
+            let graph = self.device.record(send)?;
+            self.graphs.insert(key, graph);
+        }
+        self.graphs[&key].launch()
+    }
+
+    fn send_profiled(&mut self, batch: &Batch) -> Result<()> {
+        let step = self.step(batch);
+        let mut marks = vec![self.device.mark()?];
+        for stage in &self.program.stages {
+            step.run(stage)?;
+            marks.push(self.device.mark()?);
+        }
+        self.device.finish()?;
+        let times = self.profile.as_mut().expect("profiling is on");
+        for (i, seconds) in times.seconds.iter_mut().enumerate() {
+            *seconds += marks[i + 1].seconds_since(&marks[i])?;
+        }
+        times.steps += 1;
+        times.tokens += batch.tokens.len() as u64;
+        times.outputs += batch.outputs.len() as u64;
+        Ok(())
+    }
+
+    /// Bytes of weights that a stage reads at least, and its multiplications and additions.
+    fn work(&self, stage: &Stage, times: &Times) -> (u64, u64) {
+        let Work::Product { factors, experts, is_outputs, .. } = &stage.work else { return (0, 0) };
+        let rows = match (stage.rows, is_outputs) {
+            (Rows::Tokens, false) => times.tokens,
+            _ => times.outputs,
+        };
+        let (mut bytes, mut operations) = (0, 0);
+        for factor in factors {
+            let shape = &self.weights.placed[factor.weight.0].shape;
+            let matrix = (shape.plane_bytes() / shape.matrices) as u64;
+            let used = experts.map_or(1, |e| e.used) as u64;
+            bytes += times.steps * matrix * used;
+            operations += 2 * rows * used * (shape.rows * shape.cols) as u64;
+        }
+        (bytes, operations)
+    }
+}
+
+impl Model for CudaModel {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        batch.check(&self.plan, &self.limits)?;
+        let len = batch.outputs.len() * self.plan.output_width();
+        assert_eq!(logits.len(), len, "room for the logits");
+        self.device.enter()?;
+        self.send_feed(batch)?;
+        self.send_stages(batch)?;
+        if len == 0 {
+            return self.device.finish();
+        }
+        let from = self.step(batch).address(self.program.output);
+        let received = &mut self.received.slice_mut()[..len];
+        // SAFETY: the output holds as much, and the copy is waited for.
+        unsafe { self.device.receive(received, from) }?;
+        self.device.finish()?;
+        logits.copy_from_slice(received);
+        Ok(())
+    }
+
+    fn observe(&mut self, _: &Batch, _: &mut [f32], _: &mut dyn Observer) -> Result<()> {
+        let what = "a step whose inputs are looked at; the processor can".to_owned();
+        Err(Error::Unsupported { backend: self.device.name.clone(), what })
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        if from == to {
+            return;
+        }
+        let cells = self.plan.states.iter().zip(&self.addresses.states);
+        for (state, address) in cells {
+            let bytes = 4 * state.elements();
+            let cell = |number: u32| address + u64::from(number) * bytes as u64;
+            let entered = self.device.enter();
+            // SAFETY: both cells are among those of the state.
+            let copied =
+                entered.and_then(|()| unsafe { self.device.copy(cell(to), cell(from), bytes) });
+            copied.expect("a device that has run steps copies");
+        }
+    }
+
+    fn expert_counts(&self) -> Vec<Vec<u64>> {
+        let counts = self.program.routings.iter().zip(&self.addresses.counts);
+        let read = |(&experts, &address): (&usize, &u64)| {
+            let mut counts = vec![0u32; experts];
+            let entered = self.device.enter();
+            // SAFETY: there are as many counts; the copy is waited for.
+            let read = entered.and_then(|()| unsafe { self.device.receive(&mut counts, address) });
+            read.and_then(|()| self.device.finish()).expect("a device that has run steps copies");
+            counts.into_iter().map(u64::from).collect()
+        };
+        counts.map(read).collect()
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        let seconds = vec![0.0; self.program.stages.len()];
+        self.profile = on.then_some(Times { seconds, steps: 0, tokens: 0, outputs: 0 });
+    }
+
+    fn profile(&self) -> Vec<Part> {
+        let Some(times) = &self.profile else { return Vec::new() };
+        let mut parts: Vec<Part> = Vec::new();
+        for (stage, &seconds) in self.program.stages.iter().zip(&times.seconds) {
+            let (bytes, operations) = self.work(stage, times);
+            match parts.iter_mut().find(|part| part.what == stage.name) {
+                Some(part) => {
+                    part.seconds += seconds;
+                    part.bytes += bytes;
+                    part.operations += operations;
+                }
+                None => parts.push(Part { what: stage.name.clone(), seconds, bytes, operations }),
+            }
+        }
+        parts
+    }
+}

@@ -1,0 +1,287 @@
+//! What kernels are told: the structures of `kernels/*.cu`, field by field. Addresses are those of
+//! the device; 0 is none.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Derives what lets a structure be handed to a kernel.
+macro_rules! parameters {
+    ($($(#[$about:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
+        $($(#[$about])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+        pub(crate) struct $name { $(pub(crate) $field: $type,)* })*
+    };
+}
+
+parameters! {
+    /// A matrix of a product.
+    struct Matrix {
+        planes: u64,
+        scales: u64,
+        bias: u64,
+        out: u64,
+        out_stride: u32,
+        rows: u32,
+        tiles: u32,
+        first_tile: u32,
+    }
+
+    /// A product with up to four matrices.
+    struct Product {
+        matrices: [Matrix; 4],
+        input: u64,
+        feed: u64,
+        residual: u64,
+        half_out: u64,
+        route: u64,
+        norm_x: u64,
+        norm_weight: u64,
+        input_stride: u32,
+        residual_stride: u32,
+        half_stride: u32,
+        route_stride: u32,
+        count: u32,
+        tiles: u32,
+        chunks: u32,
+        part: u32,
+        rows: u32,
+        is_outputs: u32,
+        act: u32,
+        used: u32,
+        is_shared: u32,
+        cols: u32,
+        norm_eps: f32,
+        padding: u32,
+    }
+
+    /// Attention.
+    struct Attend {
+        q: u64,
+        keys: u64,
+        values: u64,
+        feed: u64,
+        sinks: u64,
+        out: u64,
+        half_out: u64,
+        partials: u64,
+        arrivals: u64,
+        scale: f32,
+        softcap: f32,
+        q_stride: u32,
+        out_stride: u32,
+        half_stride: u32,
+        heads: u32,
+        kv_heads: u32,
+        key_dim: u32,
+        value_dim: u32,
+        window: u32,
+        is_causal: u32,
+        table: u32,
+        segments: u32,
+        is_spread: u32,
+    }
+
+    /// Keeping keys and values, and rotating them and queries.
+    struct Store {
+        q: u64,
+        k: u64,
+        v: u64,
+        angles: u64,
+        q_out: u64,
+        keys: u64,
+        values: u64,
+        feed: u64,
+        q_stride: u32,
+        k_stride: u32,
+        v_stride: u32,
+        q_out_stride: u32,
+        heads: u32,
+        kv_heads: u32,
+        key_dim: u32,
+        value_dim: u32,
+        table: u32,
+        pairs: u32,
+        is_neox: u32,
+        padding: u32,
+    }
+
+    /// Sines and cosines.
+    struct Angles {
+        turns: u64,
+        feed: u64,
+        out: u64,
+        magnitude: f32,
+        pairs: u32,
+    }
+
+    /// Rows of a table.
+    struct Embed {
+        planes: u64,
+        scales: u64,
+        feed: u64,
+        out: u64,
+        stride: u32,
+        cols: u32,
+        chunks: u32,
+        by: u32,
+    }
+
+    /// A norm.
+    struct Norm {
+        x: u64,
+        weight: u64,
+        bias: u64,
+        out: u64,
+        half_out: u64,
+        eps: f32,
+        stride: u32,
+        out_stride: u32,
+        half_stride: u32,
+        n: u32,
+        groups: u32,
+        weight_len: u32,
+        is_layer: u32,
+    }
+
+    /// Inputs of products.
+    struct Prepare {
+        x: u64,
+        out: u64,
+        stride: u32,
+        out_stride: u32,
+        cols: u32,
+        parts: u32,
+    }
+
+    /// Functions of one or two elements.
+    struct Elementwise {
+        a: u64,
+        b: u64,
+        out: u64,
+        factor: f32,
+        a_stride: u32,
+        b_stride: u32,
+        out_stride: u32,
+        width: u32,
+        op: u32,
+        act: u32,
+        padding: u32,
+    }
+
+    /// A rotation.
+    struct Rotate {
+        x: u64,
+        angles: u64,
+        out: u64,
+        stride: u32,
+        out_stride: u32,
+        width: u32,
+        head_dim: u32,
+        pairs: u32,
+        is_neox: u32,
+    }
+
+    /// Columns of one or two values.
+    struct Arrange {
+        a: u64,
+        b: u64,
+        out: u64,
+        a_stride: u32,
+        b_stride: u32,
+        out_stride: u32,
+        groups: u32,
+        a_part: u32,
+        start: u32,
+        taken: u32,
+        b_part: u32,
+        b_is_shared: u32,
+        padding: u32,
+    }
+
+    /// Pooling.
+    struct Pool {
+        x: u64,
+        feed: u64,
+        out: u64,
+        stride: u32,
+        out_stride: u32,
+        width: u32,
+        kind: u32,
+    }
+
+    /// The choice of experts.
+    struct Route {
+        scores: u64,
+        bias: u64,
+        out: u64,
+        counts: u64,
+        scale: f32,
+        stride: u32,
+        out_stride: u32,
+        experts: u32,
+        used: u32,
+        groups: u32,
+        groups_used: u32,
+        gating: u32,
+        normalize: u32,
+        padding: u32,
+    }
+
+    /// The weighted sum of experts' results.
+    struct ExpertSum {
+        x: u64,
+        route: u64,
+        out: u64,
+        stride: u32,
+        route_stride: u32,
+        out_stride: u32,
+        width: u32,
+        used: u32,
+        padding: u32,
+    }
+
+    /// A convolution.
+    struct Conv {
+        x: u64,
+        weight: u64,
+        bias: u64,
+        feed: u64,
+        cells: u64,
+        out: u64,
+        stride: u32,
+        out_stride: u32,
+        width: u32,
+        taps: u32,
+    }
+
+    /// A state-space layer.
+    struct Scan {
+        x: u64,
+        b: u64,
+        c: u64,
+        dt: u64,
+        a: u64,
+        d: u64,
+        dt_bias: u64,
+        feed: u64,
+        cells: u64,
+        out: u64,
+        x_stride: u32,
+        b_stride: u32,
+        c_stride: u32,
+        dt_stride: u32,
+        out_stride: u32,
+        heads: u32,
+        head_dim: u32,
+        groups: u32,
+        state: u32,
+        padding: u32,
+    }
+
+    /// Reading for its own sake.
+    struct Read {
+        from: u64,
+        sums: u64,
+        count: u64,
+    }
+}

@@ -1,0 +1,114 @@
+//! How much memory everything but the weights takes: sums that the planner makes before a weight
+//! is read, and that loading takes. This file must not know the device.
+
+use bodkin_backend::{Limits, PAGE_TOKENS};
+use bodkin_model::{KvSlot, Plan};
+
+use crate::arena::{Arena, arrange};
+use crate::feed;
+use crate::lower::{Program, Work};
+
+/// Positions of a segment of attention, as in `kernels/attend.cu`.
+pub(crate) const SEGMENT: usize = 128;
+/// The most rows whose segments are spread over blocks: those of steps that generate.
+pub(crate) const SPREAD_ROWS: usize = 16;
+/// The most bytes for the results of spread segments; longer contexts spread fewer rows.
+const PARTIAL_BYTES: usize = 64 << 20;
+
+/// Everything that is sized when a model is loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sizes {
+    /// Values between stages.
+    pub(crate) arena: Arena,
+    /// Of the keys, then the values, of each slot.
+    pub(crate) kv_bytes: Vec<[usize; 2]>,
+    /// Of each recurrent state.
+    pub(crate) state_bytes: Vec<usize>,
+    /// Cosines and sines of each rotation.
+    pub(crate) angle_bytes: Vec<usize>,
+    /// The segments that a row can see, at most.
+    pub(crate) segments: usize,
+    /// The rows whose segments are spread.
+    pub(crate) spread_rows: usize,
+    pub(crate) partial_bytes: usize,
+    /// Counts of the blocks of rows and heads that are done.
+    pub(crate) arrival_bytes: usize,
+    /// Numbers of a step.
+    pub(crate) feed_len: usize,
+    /// Floats that the host reads.
+    pub(crate) output_len: usize,
+}
+
+impl Sizes {
+    pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
+        let (tokens, outputs) = (limits.tokens, limits.outputs);
+        let tables = slot_tables(plan);
+        let kv_bytes = plan.slots.iter().zip(&tables).map(|(slot, &table)| {
+            let cells = 2 * limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
+            [cells * key_stride(slot), cells * value_stride(slot)]
+        });
+        let states = plan.states.iter().map(|state| 4 * limits.states * state.elements());
+        let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
+        let segments = plan.slots.iter().zip(&tables).map(|(_, &table)| {
+            // Two pieces of segments at the ends.
+            (limits.pages[table] * PAGE_TOKENS).div_ceil(SEGMENT) + 1
+        });
+        let segments = segments.max().unwrap_or(0);
+        let heads = program.stages.iter().filter_map(|stage| match &stage.work {
+            Work::Attend { attention, .. } => Some(attention.heads),
+            _ => None,
+        });
+        let heads = heads.max().unwrap_or(0);
+        let row = program.stages.iter().filter_map(|stage| match &stage.work {
+            Work::Attend { attention: a, slot, .. } => {
+                Some(4 * a.heads * segments * (value_stride(&plan.slots[*slot]) + 2))
+            }
+            _ => None,
+        });
+        let row_bytes = row.max().unwrap_or(0);
+        let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
+        let spread_rows = most.clamp(1, SPREAD_ROWS);
+        Sizes {
+            arena: arrange(program, tokens, outputs),
+            kv_bytes: kv_bytes.collect(),
+            state_bytes: states.collect(),
+            angle_bytes: angles.collect(),
+            segments,
+            spread_rows,
+            partial_bytes: spread_rows * row_bytes,
+            arrival_bytes: 4 * spread_rows * heads,
+            feed_len: feed::capacity(tokens, outputs, &limits.pages),
+            output_len: outputs * plan.output_width(),
+        }
+    }
+
+    /// Bytes of state.
+    pub(crate) fn state(&self) -> u64 {
+        let kv: usize = self.kv_bytes.iter().flatten().sum();
+        (kv + self.state_bytes.iter().sum::<usize>()) as u64
+    }
+
+    /// Bytes of scratch.
+    pub(crate) fn scratch(&self) -> u64 {
+        let angles: usize = self.angle_bytes.iter().sum();
+        self.arena.bytes
+            + (self.partial_bytes + self.arrival_bytes + angles + 4 * self.feed_len) as u64
+    }
+}
+
+/// Elements of a key as it is kept.
+pub(crate) fn key_stride(slot: &KvSlot) -> usize {
+    slot.key_dim.next_multiple_of(8)
+}
+
+/// Elements of a value as it is kept.
+pub(crate) fn value_stride(slot: &KvSlot) -> usize {
+    slot.value_dim.next_multiple_of(8)
+}
+
+/// The page table of each slot among those of a span.
+pub(crate) fn slot_tables(plan: &Plan) -> Vec<usize> {
+    let windows = plan.windows();
+    let table = |window| windows.iter().position(|&w| w == window).expect("a window of the plan");
+    plan.slots.iter().map(|slot| table(slot.window)).collect()
+}

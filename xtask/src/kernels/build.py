@@ -1,0 +1,64 @@
+"""Compiles CUDA C++ with NVRTC, found in the running Python's site-packages.
+
+build.py SOURCES OUT: every SOURCES/*.cu becomes OUT/*.ptx for compute capability 8.0 and later, and
+OUT/*.cubin for Hopper. Fails if a kernel needs more registers than there are.
+"""
+
+import ctypes
+import pathlib
+import re
+import sys
+import sysconfig
+
+
+def library():
+    folder = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia/cuda_nvrtc/lib"
+    # The compiler looks for its builtins by name: they have to be there already.
+    ctypes.CDLL(str(next(folder.glob("libnvrtc-builtins.so*"))), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(next(folder.glob("libnvrtc.so*"))))
+
+
+def read(nvrtc, program, what):
+    size = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    data = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, data)
+    return data.raw
+
+
+def compile_one(nvrtc, source, headers, options):
+    program = ctypes.c_void_p()
+    texts = (ctypes.c_char_p * len(headers))(*[h.read_bytes() for h in headers])
+    names = (ctypes.c_char_p * len(headers))(*[h.name.encode() for h in headers])
+    created = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.read_bytes(), source.name.encode(), len(headers), texts, names
+    )
+    # Without contraction, so that a sum has the same bits in every kernel.
+    options = [option.encode() for option in [*options, "-fmad=false"]]
+    arguments = (ctypes.c_char_p * len(options))(*options)
+    failed = created or nvrtc.nvrtcCompileProgram(program, len(options), arguments)
+    log = read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode()
+    if failed:
+        sys.exit(f"{source.name}: {log}")
+    return program, log
+
+
+def main():
+    sources, out = map(pathlib.Path, sys.argv[1:])
+    headers = sorted(sources.glob("*.cuh"))
+    nvrtc = library()
+    for source in sorted(sources.glob("*.cu")):
+        program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])
+        ptx = read(nvrtc, program, "PTX").rstrip(b"\0")
+        (out / source.with_suffix(".ptx").name).write_bytes(ptx)
+        options = ["-arch=sm_90a", "--ptxas-options=-v"]
+        program, log = compile_one(nvrtc, source, headers, options)
+        (out / source.with_suffix(".cubin").name).write_bytes(read(nvrtc, program, "CUBIN"))
+        kernels = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+)", log, re.S)
+        spilled = [name for name, stores, loads in kernels if stores != "0" or loads != "0"]
+        if spilled or not kernels:
+            sys.exit(f"{source.name}: registers are spilled in {', '.join(spilled) or 'all'}")
+        print(f"{source.name}: {len(kernels)} kernels")
+
+
+main()
