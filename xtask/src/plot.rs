@@ -152,7 +152,9 @@ mod tests {
 
     #[test]
     fn all_variants_are_drawn() {
-        let variant = |what: &str, speed: f64, perplexity: f64| json!({ "what": what, "tokens_per_second": speed, "perplexity": perplexity });
+        fn variant(what: &str, speed: f64, perplexity: f64) -> Value {
+            json!({ "what": what, "tokens_per_second": speed, "perplexity": perplexity })
+        }
         let rows = [variant("F16", 50.0, 14.0), variant("pruned", 70.0, 21.0)];
         let pruned = json!({
             "kind": "prune", "method": "ria", "amount": "0.5", "format": "F16", "rows": rows,

@@ -1,7 +1,7 @@
 //! How large the inputs of products are: for each weight, how often each magnitude came up while a
-//! model was observed. It gives the threshold below which a share of them lies, see Liu et al. 2024,
-//! "Training-Free Activation Sparsity in Large Language Models" (arXiv 2408.14690). It must not know
-//! which text it was, nor who skips what is below.
+//! model was observed. It gives the threshold below which a share of them lies, see Liu et al.
+//! 2024, "Training-Free Activation Sparsity in Large Language Models" (arXiv 2408.14690). It must
+//! not know which text it was, nor who skips what is below.
 
 use std::collections::BTreeMap;
 

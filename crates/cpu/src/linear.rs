@@ -161,8 +161,8 @@ impl Job<'_> {
         }
     }
 
-    /// As [`Job::packed`], for a weight that is packed, or made dense, only when it is used: as many
-    /// panels at a time as there is room for.
+    /// As [`Job::packed`], for a weight that is packed, or made dense, only when it is used: as
+    /// many panels at a time as there is room for.
     fn repacked(&mut self, mut run: impl FnMut(&Self, Panels)) {
         let (bytes, cols) = (self.weight.panel_bytes(), self.weight.cols());
         let group = size_of_val(self.room) / bytes.max(1);
@@ -355,12 +355,10 @@ impl<L: Level> RunSparse<'_, L> {
     }
 
     fn floats<K: SparseFloat, const P: usize>(&self, panel: usize) {
-        let last = self.0.weight.panels() - 1;
         let panels = std::array::from_fn(|i| self.1.panel(panel + i));
-        let next = std::array::from_fn(|i| self.1.panel(last.min(panel + P + i)));
         // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
         // threads away, and a `Simd` that expands proves its instructions.
-        unsafe { L::sparse_float::<K, P>(&self.tile(panel, P), panels, next) }
+        unsafe { L::sparse_float::<K, P>(&self.tile(panel, P), panels) }
     }
 }
 

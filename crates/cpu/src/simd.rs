@@ -77,8 +77,8 @@ impl Simd {
         Err(format!("{VARIABLE}: this processor has {}, not {name}", names(&available)))
     }
 
-    /// The level whose kernels expand vectors by masks, or permute bytes across them: this one, or a
-    /// lower one where the processor lacks the instructions for it.
+    /// The level whose kernels expand vectors by masks, or permute bytes across them: this one, or
+    /// a lower one where the processor lacks the instructions for it.
     pub(crate) fn expanding(self) -> Simd {
         #[cfg(target_arch = "x86_64")]
         if self == Simd::Avx512

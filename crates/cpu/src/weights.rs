@@ -119,16 +119,16 @@ pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
     if cpu.skip_inputs { plan.gated_products() } else { Vec::new() }
 }
 
-/// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it is
-/// short already.
+/// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it
+/// is short already.
 pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
     cpu.repack
         && weight.format.base().is_none()
         && Kind::native(weight.format).is_some_and(has_columns)
 }
 
-/// How many times as fast weights are without their zeros, by format, rows, columns and share of the
-/// dense size in [`SIZES`]: what weights that agree in these would say again.
+/// How many times as fast weights are without their zeros, by format, rows, columns and share of
+/// the dense size in [`SIZES`]: what weights that agree in these would say again.
 type Trials = HashMap<(Format, usize, usize, usize), f64>;
 
 /// Steps in which a share of the dense size is told apart.

@@ -5,8 +5,8 @@
 //! time. It knows how groups are packed and where they lie; products are the tiles' business.
 //!
 //! ```text
-//! floats   group: [cols] of [8 panels][16 rows]
-//! Q8_0     group: [cols / 32] of scales [8 panels][16 rows] f16 | [32] of codes [8 panels][16 rows]
+//! floats   group: [cols] of [8 panels][16]
+//! Q8_0     group: [cols / 32] of scales [8 panels][16] f16 | [32] of codes [8 panels][16]
 //! Q4_0     the same, with the codes of an odd panel in the high nibbles of the even one before
 //! ```
 

@@ -134,8 +134,8 @@ macro_rules! kinds {
             /// All kinds.
             pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
 
-            /// The kind made for `format`, or for the base of a sparse one; `None` if it is repacked
-            /// through [`Kind::F16`] or [`Kind::F32`].
+            /// The kind made for `format`, or for the base of a sparse one; `None` if it is
+            /// repacked through [`Kind::F16`] or [`Kind::F32`].
             pub fn native(format: Format) -> Option<Kind> {
                 match format.base().unwrap_or(format) {
                     $(Format::$format => Some(Kind::$kind),)*

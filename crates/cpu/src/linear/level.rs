@@ -108,8 +108,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn flip<const BITS: u8>(v: Self::Bytes) -> Self::Bytes;
     /// Stores these lanes' part of 64 bytes.
     unsafe fn store_bytes(v: Self::Bytes, at: *mut u8);
-    /// Of 64 bytes, those whose bit is set come from `at`, one after the other; the others are zero.
-    /// 64 bytes are read.
+    /// Of 64 bytes, those whose bit is set come from `at`, one after the other; the others are
+    /// zero. 64 bytes are read.
     unsafe fn expand(mask: u64, at: *const u8) -> Self::Bytes;
     /// Of 16 floats, those whose bit is set come from the f16 at `at`, one after the other; the
     /// others are zero. 32 bytes are read.
@@ -170,11 +170,7 @@ pub(crate) trait Level {
     ///
     /// # Safety
     /// As [`sparse::float`], where the level's instructions exist with those that expand.
-    unsafe fn sparse_float<K: SparseFloat, const P: usize>(
-        tile: &Tile,
-        panels: [*const u8; P],
-        next: [*const u8; P],
-    );
+    unsafe fn sparse_float<K: SparseFloat, const P: usize>(tile: &Tile, panels: [*const u8; P]);
 
     /// Runs [`sparse::csr`] for all rows of a panel.
     ///
@@ -249,10 +245,9 @@ macro_rules! level {
             unsafe fn sparse_float<K: SparseFloat, const P: usize>(
                 tile: &Tile,
                 panels: [*const u8; P],
-                next: [*const u8; P],
             ) {
                 // SAFETY: passed on.
-                unsafe { $(sparse::float::<$lanes, K, P>(tile, panels, next);)+ }
+                unsafe { $(sparse::float::<$lanes, K, P>(tile, panels);)+ }
             }
 
             $(#[$features])?

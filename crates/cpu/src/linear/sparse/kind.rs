@@ -206,18 +206,17 @@ impl<P: Pattern> SparseInteger for Q4_0<P> {
         unsafe {
             let (mut low, mut high) = (codes, codes);
             let mut steps = [L::zero_bytes(); MASKS];
-            let (lows, highs) = steps.split_at_mut(MASKS / 2);
-            for (step, vector) in lows.iter_mut().enumerate() {
+            for (step, codes) in steps[..4].iter_mut().enumerate() {
                 let mask = P::by_row::<L>(head.add(step * P::BYTES));
                 L::prefetch(low.wrapping_add(PREFETCH_BYTES));
                 let left = L::field::<0, 0, 0x0f>(L::expand(mask, low));
-                *vector = L::flip::<CENTRE>(left);
+                *codes = L::flip::<CENTRE>(left);
                 low = low.add(mask.count_ones() as usize);
             }
-            for (step, vector) in highs.iter_mut().enumerate() {
-                let mask = P::by_row::<L>(head.add((step + MASKS / 2) * P::BYTES));
+            for (step, codes) in steps.iter_mut().enumerate().skip(4) {
+                let mask = P::by_row::<L>(head.add(step * P::BYTES));
                 let left = L::field::<4, 0, 0x0f>(L::expand(mask, high));
-                *vector = L::flip::<CENTRE>(left);
+                *codes = L::flip::<CENTRE>(left);
                 high = high.add(mask.count_ones() as usize);
             }
             (steps, low.max(high).offset_from_unsigned(codes))

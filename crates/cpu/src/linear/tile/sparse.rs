@@ -15,8 +15,8 @@ const PREFETCH_HEADS: usize = 16;
 /// heads lie right behind that one's codes, but its codes do not.
 const FIRST_LINES: usize = 32;
 
-/// Asks for a line of the next panel's codes, which begin at `next`, if `step` is one of the last of
-/// `steps`.
+/// Asks for a line of the next panel's codes, which begin at `next`, if `step` is one of the last
+/// of `steps`.
 #[inline(always)]
 unsafe fn prefetch_next<L: Lanes>(next: *const u8, step: usize, steps: usize) {
     if step + FIRST_LINES >= steps {
@@ -29,8 +29,8 @@ unsafe fn prefetch_next<L: Lanes>(next: *const u8, step: usize, steps: usize) {
 ///
 /// # Safety
 /// The pointers of `tile` are valid: `panel` for a panel of the kind with `cols` columns, after
-/// `panel_bytes` the next one, if there is one, `x` for `cols / 32` blocks, `out` and `bias` for `rows` rows. The instructions of `L` exist, with those
-/// that expand.
+/// `panel_bytes` the next one, if there is one, `x` for `cols / 32` blocks, `out` and `bias` for
+/// `rows` rows. The instructions of `L` exist, with those that expand.
 #[inline(always)]
 pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
     const { assert!(COLS == BLOCK_COLS && <K::Dense as IntegerKind>::COLS == COLS) };
@@ -65,13 +65,11 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
 /// `P` panels times one token, for the rows of the lanes `L`.
 ///
 /// # Safety
-/// As [`integer`], for `panels` in the place of `tile.panel` and `cols` f32 at `x`; `next` are the
-/// panels that come after these, and need not exist.
+/// As [`integer`], for `panels` in the place of `tile.panel` and `cols` f32 at `x`.
 #[inline(always)]
 pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
     tile: &Tile,
     panels: [*const u8; P],
-    next: [*const u8; P],
 ) {
     // SAFETY: the loop walks exactly the heads, codes and columns, as the caller vouches.
     unsafe {
@@ -86,8 +84,6 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
                 *input = L::float(*x.add(i * tile.x_stride).cast::<f32>());
             }
             unrolled!(P, p => {
-                let codes = next[p].wrapping_add(tile.cols / COLS * K::HEAD);
-                prefetch_next::<L>(codes, four, tile.cols / 4);
                 if four % 8 == 0 {
                     L::prefetch(heads[p].wrapping_add(PREFETCH_HEADS * K::HEAD));
                 }
