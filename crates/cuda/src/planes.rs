@@ -276,18 +276,18 @@ mod tests {
             let at = start + 4 * (2 * (8 * (c / 2) + g) + high);
             (half(at), half(at + 2))
         };
-        let byte = f32::from(chunk[512 * high + 16 * lane + i]);
+        let byte = || f32::from(chunk[512 * high + 16 * lane + i]);
         let value = match shape.kind {
             Kind::F32 => {
                 let at = 4 * (CHUNK_COLS * (row % 16) + column % 64);
                 return f32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
             }
             Kind::F16 => half(512 * (2 * high + i / 8) + 16 * lane + 2 * (i % 8)),
-            Kind::S8 => half(1024 + 4 * (8 * (c / 2) + g) + 2 * high) * (byte - 128.0),
-            Kind::S8x16 => half(1024 + 4 * (8 * c + g) + 2 * high) * (byte - 128.0),
+            Kind::S8 => half(1024 + 4 * (8 * (c / 2) + g) + 2 * high) * (byte() - 128.0),
+            Kind::S8x16 => half(1024 + 4 * (8 * c + g) + 2 * high) * (byte() - 128.0),
             Kind::U8 => {
                 let (scale, min) = pair(1024);
-                scale * byte + min
+                scale * byte() + min
             }
             Kind::U4 => {
                 let at = 16 * lane + 8 * high + 4 * (i / 8);
