@@ -336,7 +336,7 @@ fn formats_without_a_kind_become_floats() {
         let exact = expected(&values, &x, cols);
         for simd in Simd::available() {
             let found = whole(simd, &weight, &filled(simd, Form::Floats, &x, cols));
-            let limit = if kind == Kind::F32 { 1e-12 } else { 1e-7 };
+            let limit = if kind == Kind::F32 { 1e-9 } else { 1e-6 };
             assert!(error(&found, &exact) < limit, "{format:?} {simd}");
         }
     }

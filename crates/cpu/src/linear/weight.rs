@@ -320,7 +320,7 @@ impl PackedWeight {
 ///
 /// Products are formed in f32 with the activations as they are. `tests/linear_parity.rs` and
 /// `tests/linear.rs` hold each of these types against the exact product of its dequantised values:
-/// NMSE at most 1e-7.
+/// NMSE at most 1e-6.
 ///
 /// # Panics
 /// If `source` is no whole number of rows of `cols` columns.

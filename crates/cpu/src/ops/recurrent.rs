@@ -9,9 +9,10 @@
 //! is read and written once for all of them and stays in a register between. What is done to an
 //! element, and in which order, is the same as for one token, so chunks change no bit and may begin
 //! anywhere. (Mamba 2's chunks, which turn the scan into matrix products, would: they add up in
-//! another order, and decoding would have to follow it.) Bound by the arithmetic: 1.5 cycles for
-//! each vector and token with two units. One token alone reads and writes the whole state, `8 *
-//! head_dim * state` bytes, and is bound by the second-level cache.
+//! another order, and decoding would have to follow it.) The arithmetic alone is 1.5 cycles for
+//! each vector and token with two units; latencies make it two to three times that. One token alone
+//! reads and writes the whole state, `8 * head_dim * state` bytes, and is bound by the second-level
+//! cache.
 
 use bodkin_model::Scan;
 
