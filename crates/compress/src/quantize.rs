@@ -139,7 +139,7 @@ fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choic
 }
 
 /// Whether a format is dense and can be written.
-fn is_written(format: Format) -> bool {
+pub(crate) fn is_written(format: Format) -> bool {
     let Some(bytes) = format.block_bytes().filter(|_| format.base().is_none()) else {
         return false;
     };

@@ -12,6 +12,9 @@ use cudarc::driver::sys;
 /// The oldest driver interface that takes the kernels' PTX: that of CUDA 12.4.
 const OLDEST: i32 = 12040;
 
+/// Shared memory that a block may ask for on every device that is taken.
+pub(crate) const SHARED_BYTES: usize = 160 << 10;
+
 /// An error of the driver, in words.
 fn failed(what: &str) -> impl FnOnce(DriverError) -> Error {
     move |error| {
@@ -85,6 +88,14 @@ impl Device {
         if capability < 80 {
             let found = format!("{major}.{minor} ({name})");
             let text = format!("cuda: expected compute capability 8.0 or later, found {found}");
+            return Err(Error::Config(text));
+        }
+        let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
+        if shared < SHARED_BYTES {
+            let text = format!(
+                "cuda: expected {SHARED_BYTES} bytes of shared memory a block (A100, H100 or later of \
+                 that class), found {shared} ({name})"
+            );
             return Err(Error::Config(text));
         }
         let processors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
@@ -172,8 +183,13 @@ impl Device {
         let sent = send();
         // SAFETY: recording began just now.
         let graph = unsafe { result::stream::end_capture(self.stream) };
+        let graph = graph.map_err(failed("no graph was recorded"));
+        if let (Err(_), Ok(graph)) = (&sent, &graph) {
+            // SAFETY: nothing was made of the graph; an error could change nothing.
+            let _ = unsafe { result::graph::destroy(*graph) };
+        }
         sent?;
-        let graph = graph.map_err(failed("no graph was recorded"))?;
+        let graph = graph?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: the graph is the one just recorded, and not needed any more afterwards.
         let made = unsafe {

@@ -26,7 +26,7 @@ const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
 /// The most shared memory that blocks of `dot` ask for.
-const DOT_MOST_BYTES: usize = 160 << 10;
+const DOT_MOST_BYTES: usize = crate::driver::SHARED_BYTES;
 /// Warps of a block of `dot`.
 const DOT_WARPS: usize = 8;
 /// The most shared memory that blocks of attention may ask for.

@@ -142,7 +142,7 @@ impl CudaModel {
         }
         let sent = &mut self.sent.slice_mut()[..self.feed.len()];
         sent.copy_from_slice(&self.feed);
-        // SAFETY: there is room for as much, and every step waits for its end.
+        // SAFETY: there is room for as much, and every step waits for its end, also a failed one.
         unsafe { self.device.send(self.addresses.feed, sent) }
     }
 
@@ -153,6 +153,16 @@ impl CudaModel {
         assert_eq!(logits.len(), len, "room for the logits");
         self.device.enter()?;
         self.send_feed(batch)
+    }
+
+    /// Waits for a step, whether all of it was sent or not, and copies its logits.
+    fn end(&mut self, sent: Result<()>, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        if sent.is_err() {
+            // What was sent still reads the feed; the first error says more than one of waiting.
+            let _ = self.device.finish();
+            return sent;
+        }
+        self.receive(batch, logits)
     }
 
     /// Waits for a step, and copies its logits.
@@ -252,8 +262,8 @@ impl Model for CudaModel {
 
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         self.begin(batch, logits)?;
-        self.send_stages(batch)?;
-        self.receive(batch, logits)
+        let sent = self.send_stages(batch);
+        self.end(sent, batch, logits)
     }
 
     fn observe(
@@ -264,8 +274,8 @@ impl Model for CudaModel {
     ) -> Result<()> {
         self.begin(batch, logits)?;
         let step = Step { is_observed: true, ..self.step(batch) };
-        observe::run(&step, batch, observer)?;
-        self.receive(batch, logits)
+        let sent = observe::run(&step, batch, observer);
+        self.end(sent, batch, logits)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {

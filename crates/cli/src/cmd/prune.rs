@@ -175,8 +175,8 @@ fn calibrate(
     let mut run = Run::new(opened, machine, text.size())?;
     let mut calibration = Calibration::new(names, threads(machine.threads)?);
     for window in 0..text.count() {
-        run.tell(window, text);
         read(run.model.as_mut(), text, window, |_| false, &mut calibration)?;
+        run.tell(window, text);
     }
     Ok(calibration)
 }

@@ -10,6 +10,10 @@ use super::structure::Structure;
 use crate::error::{Error, Result};
 use crate::mixture;
 use crate::pattern::Pattern;
+use crate::quantize::is_written;
+
+/// Columns that CSR can name.
+const CSR_COLS_MAX: usize = 1 << 16;
 
 /// How the weights to be cut are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,9 +144,32 @@ fn job(tensor: &Tensor, cut: &Cut) -> Result<Job> {
     Ok(Job { tensor: tensor.clone(), method, sparsity, structure, format })
 }
 
+/// Whether at most two weights of four are left.
+fn is_two_four(structure: Structure) -> bool {
+    matches!(structure, Structure::Groups { kept: 1..=2, of: 4 })
+}
+
+/// Refuses what could not be written after all the work.
+fn refuse(tensor: &Tensor, cut: &Cut, wanted: Format) -> Result<()> {
+    let needs_two_four = [Format::S24_F16, Format::S24_Q8_0, Format::S24_Q4_0].contains(&wanted);
+    if needs_two_four && !cut.dense && !is_two_four(cut.structure) {
+        let found = "a pattern that leaves more";
+        return Err(Error::invalid(wanted.name(), "the pattern 2:4 or 1:4", found));
+    }
+    if wanted == Format::CSR_F16 && !cut.dense && tensor.cols() > CSR_COLS_MAX {
+        let expected = format!("rows of at most {CSR_COLS_MAX} for {}", wanted.name());
+        return Err(Error::invalid(&tensor.name, expected, format!("rows of {}", tensor.cols())));
+    }
+    if !is_written(wanted.base().unwrap_or(wanted)) {
+        return Err(Error::invalid("format", "one that can be written", wanted.name()));
+    }
+    Ok(())
+}
+
 /// What a pruned tensor is stored in.
 fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
     let wanted = cut.format.unwrap_or_else(|| precision(tensor.format));
+    refuse(tensor, cut, wanted)?;
     if !tensor.cols().is_multiple_of(wanted.block_elements()) {
         // Rows that are no whole blocks are small ones.
         return Ok(Format::F16);
@@ -159,8 +186,7 @@ fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
         }
     };
     let [two_four, bitmap] = sparse;
-    let is_two_four = matches!(cut.structure, Structure::Groups { kept: 1..=2, of: 4 });
-    let format = if is_two_four { two_four } else { bitmap };
+    let format = if is_two_four(cut.structure) { two_four } else { bitmap };
     // Formats of other blocks than their base's are chosen only where rows are whole blocks.
     let whole = tensor.cols().is_multiple_of(format.block_elements());
     Ok(if whole { format } else { wanted })

@@ -10,8 +10,9 @@
 //! element, and in which order, is the same as for one token, so chunks change no bit and may begin
 //! anywhere. (Mamba 2's chunks, which turn the scan into matrix products, would: they add up in
 //! another order, and decoding would have to follow it.) The arithmetic alone is 1.5 cycles for
-//! each vector and token with two units; latencies make it about twice that. One token alone reads and writes the whole state, `8 *
-//! head_dim * state` bytes, and is bound by the second-level cache.
+//! each vector and token with two units; latencies make it two to three times that. One token alone
+//! reads and writes the whole state, `8 * head_dim * state` bytes, and is bound by the second-level
+//! cache.
 
 use bodkin_model::Scan;
 

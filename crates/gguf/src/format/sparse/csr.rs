@@ -25,6 +25,7 @@ pub(super) fn densify(row: &[u8], dense: &mut [u8]) {
 
 /// The row, from one of F16.
 pub(super) fn sparsify(dense: &[u8]) -> Vec<u8> {
+    assert!(dense.len() / 2 <= super::CSR_COLS_MAX, "columns of 16 bits");
     let is_left = |value: &[u8]| value[0] != 0 || value[1] & 0x7f != 0;
     let left = || dense.chunks_exact(2).enumerate().filter(|(_, value)| is_left(value));
     let mut row: Vec<u8> = left().flat_map(|(_, value)| [value[0], value[1]]).collect();
