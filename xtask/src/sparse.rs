@@ -1,10 +1,10 @@
 //! `cargo xtask sparse`: bodkin on files with sparse formats, without their zeros and with them, in
 //! turns, because the machine may be shared: only ratios of neighbouring runs say something.
-//! Appends rows to `benches/results/sparse.jsonl`. The dense runs are of the same file made dense while it is
-//! loaded: the same kernels, on the same bytes, as a dense file of the base format has.
+//! Appends rows to `benches/results/sparse.jsonl`. The dense runs are of the same file made dense
+//! while it is loaded: the same kernels, on the same bytes, as a dense file of the base format has.
 //!
-//! With `--activations`, any file is run with shares of its activations skipped and without, and its
-//! perplexity measured if there is a text.
+//! With `--activations`, any file is run with shares of its activations skipped and without, and
+//! its perplexity measured if there is a text.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -113,8 +113,8 @@ impl File {
         &bytes[tensor.offset as usize..][..tensor.bytes as usize]
     }
 
-    /// As [`File::data`], to be read once: what is made of other data is made for the caller and not
-    /// kept, so that a model's weights are never held a second time.
+    /// As [`File::data`], to be read once: what is made of other data is made for the caller and
+    /// not kept, so that a model's weights are never held a second time.
     ///
     /// # Panics
     /// If the tensor is none of this file's.

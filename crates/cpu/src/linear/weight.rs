@@ -315,8 +315,9 @@ impl PackedWeight {
 /// | stored as | becomes | loses |
 /// | --- | --- | --- |
 /// | I8, NVFP4, Q1_0, Q2_0, TQ1_0, TQ2_0 | F16 | nothing |
-/// | IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, Q8_1, Q8_K, I16, I32, I64, F64 | F16 | half precision's rounding, 2^-12 of each value at most |
-/// | any of these with a value above 65504, or rows of values too small for F16 | F32 | F32's rounding |
+/// | IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S | F16 | 2^-12 of a value at most |
+/// | Q8_1, Q8_K, I16, I32, I64, F64 | F16 | 2^-12 of a value at most |
+/// | any of these with a value above 65504, or with rows too small for F16 | F32 | 2^-25 of it |
 ///
 /// Products are formed in f32 with the activations as they are. `tests/linear_parity.rs` and
 /// `tests/linear.rs` hold each of these types against the exact product of its dequantised values:
