@@ -1,6 +1,6 @@
 //! BPE on characters (`gemma4`, and `gpt2` with a few pre-tokenizers): as byte-level BPE, but a
-//! word starts as its characters, tokens are spelled as they are, and what is no token falls back to
-//! tokens of bytes. It must not know special tokens.
+//! word starts as its characters, tokens are spelled as they are, and what is no token falls back
+//! to tokens of bytes. It must not know special tokens.
 
 use bodkin_gguf::Metadata;
 use rustc_hash::FxHashMap;
