@@ -111,7 +111,9 @@ pub fn choose(file: &File, options: &Options) -> Result<Vec<Choice>> {
 fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choice> {
     let tensor = tensor.clone();
     let cols = tensor.cols();
+    let is_quantized = mixture::is_quantized(&tensor);
     let named = options.overrides.iter().find(|(pattern, _)| pattern.matches(&tensor.name));
+    let named = named.filter(|_| is_quantized);
     if let Some(&(_, format)) = named {
         if format.row_bytes(cols).is_none() {
             let block = format.block_elements();
@@ -120,7 +122,7 @@ fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choic
         }
         return Ok(Choice { tensor, format, instead_of: None });
     }
-    let kind = options.kind.filter(|_| mixture::is_quantized(&tensor));
+    let kind = options.kind.filter(|_| is_quantized);
     let Some(kind) = kind else {
         let format = tensor.format.base().unwrap_or(tensor.format);
         return Ok(Choice { tensor, format, instead_of: None });
@@ -179,7 +181,7 @@ pub fn write(
         let (name, format, shape) = (&tensor.name, choice.format, &tensor.shape);
         writer.tensor_with_bytes(name, format, shape, bytes, move |out| {
             if choice.format == tensor.format {
-                out.write_all(file.data(tensor))?;
+                out.write_all(&file.read(tensor))?;
                 done(tensor.bytes);
             } else {
                 let made = |bytes: &[u8], rows: usize| {

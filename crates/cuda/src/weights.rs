@@ -104,7 +104,7 @@ impl Weights {
         let mut placed = Vec::with_capacity(layouts.len());
         for (weight, layout) in plan.weights.iter().zip(layouts) {
             let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
-            let data = file.data(tensor);
+            let data = &*file.read(tensor);
             let at = |offset: usize| memory.address + offset as u64;
             if let Some((shape, planes_at, scales_at)) = layout.planes {
                 let (planes, scales) = pack_all(&shape, weight, data);

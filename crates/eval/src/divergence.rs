@@ -129,7 +129,8 @@ impl Divergence {
     pub fn same_top(&self) -> Estimate {
         let n = self.values.len() as f64;
         let value = self.values.iter().filter(|v| v.has_same_top).count() as f64 / n;
-        Estimate { value, error: (value * (1.0 - value) / (n - 1.0)).sqrt() }
+        let variance = if n > 1.0 { value * (1.0 - value) / (n - 1.0) } else { 0.0 };
+        Estimate { value, error: variance.sqrt() }
     }
 
     /// All divergences, ascending.
@@ -162,7 +163,11 @@ impl Divergence {
     }
 
     /// The value below which so large a part of ascending values lies, between its neighbours.
+    ///
+    /// # Panics
+    /// If there are no values.
     pub fn percentile(ascending: &[f64], part: f64) -> f64 {
+        assert!(!ascending.is_empty(), "a percentile of nothing");
         let place = part.clamp(0.0, 1.0) * (ascending.len() - 1) as f64;
         let (below, fraction) = (place as usize, place.fract());
         let above = (below + 1).min(ascending.len() - 1);

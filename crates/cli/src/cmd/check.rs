@@ -179,7 +179,9 @@ fn numbers(
     let limits = bodkin_eval::limits(&opened.plan, size, args.machine.step_tokens()?);
     let mut model = opened.load(backend, &limits)?;
     let every = tokens.len() / KEPT_ROWS;
-    let mut health = Health::read(model.as_mut(), &tokens, |position| position % every == 0)?;
+    let mut health = Health::read(model.as_mut(), &tokens, |position| {
+        position % every == 0 && position / every < KEPT_ROWS
+    })?;
     report.faults.extend(health.faults());
     let long_tokens: Vec<u32> = tokens.iter().copied().cycle().take(long).collect();
     report.faults.extend(past_window(model.as_mut(), &long_tokens)?);

@@ -7,6 +7,7 @@ use anyhow::Result;
 use bodkin_backend::{Observer, Product};
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_eval::read;
+use bodkin_model::{Op, Plan};
 
 use super::perplexity::{CHUNK_TOKENS, Run, windows};
 use crate::load::{Machine, Opened, Text};
@@ -47,16 +48,25 @@ pub(crate) struct Args {
 /// The weights of layers, and perhaps that of the head.
 struct Chosen<'a> {
     imatrix: &'a mut Imatrix,
-    has_output: bool,
+    /// The name of the head's weight, which may be that of the embedding, if it is wanted.
+    head: Option<&'a str>,
 }
 
 impl Observer for Chosen<'_> {
     fn product(&mut self, product: &Product<'_>) {
         let name = &product.weight.name;
-        if name.starts_with("blk.") || (self.has_output && name == "output.weight") {
+        if name.starts_with("blk.") || self.head == Some(name.as_str()) {
             self.imatrix.product(product);
         }
     }
+}
+
+/// The name of the weight that makes logits.
+fn head(plan: &Plan) -> Option<String> {
+    plan.ops.iter().find_map(|op| match *op {
+        Op::Logits { weight, .. } => Some(plan.weight(weight).name.clone()),
+        _ => None,
+    })
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -68,9 +78,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Some(path) => Imatrix::open(path)?.fit(&opened.plan, path)?,
         None => Imatrix::default(),
     };
+    let head = args.process_output.then(|| head(&opened.plan)).flatten();
     let mut run = Run::new(&mut opened, &args.machine, size)?;
     for window in 0..windows.count() {
-        let mut observer = Chosen { imatrix: &mut imatrix, has_output: args.process_output };
+        let mut observer = Chosen { imatrix: &mut imatrix, head: head.as_deref() };
         let wanted = |_| args.process_output;
         read(run.model.as_mut(), &windows, window, wanted, &mut observer)?;
         run.tell(window, &windows);

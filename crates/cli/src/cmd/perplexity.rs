@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use bodkin_backend::{Backend, Model};
+use bodkin_backend::Model;
 use bodkin_engine::Tokenizer;
 use bodkin_eval::{BaseWriter, LogSoftmax, Perplexity, Windows, encode_row, limits, score};
 use serde_json::json;
 
+use super::quantize::threads;
 use crate::load::{Machine, Opened, Text, within};
 use crate::output;
 
@@ -101,7 +102,7 @@ fn first_token(tokenizer: &Tokenizer) -> Option<u32> {
 /// A loaded model and when it began to read.
 pub(super) struct Run {
     pub(super) model: Box<dyn Model>,
-    backend: Box<dyn Backend>,
+    threads: usize,
     start: Instant,
 }
 
@@ -113,12 +114,13 @@ impl Run {
         opened.plan_for(size)?;
         let backend = machine.backend()?;
         let model = opened.load(backend.as_ref(), &limits(&opened.plan, size, step))?;
-        Ok(Run { model, backend, start: Instant::now() })
+        let threads = threads(machine.threads)?;
+        Ok(Run { model, threads, start: Instant::now() })
     }
 
-    /// Threads that compute.
+    /// Threads of this machine for what is made of logits.
     pub(super) fn threads(&self) -> usize {
-        self.backend.threads()
+        self.threads
     }
 
     /// Says after the first chunk how long all of them will take.

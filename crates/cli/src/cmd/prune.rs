@@ -199,6 +199,7 @@ fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<
 pub(crate) fn at_load(opened: Opened, surgery: &Path, machine: &Machine) -> Result<Opened> {
     let surgery = Surgery::open(surgery)?;
     let jobs = prune::plan(&opened.file, &surgery.rules)?;
+    ensure!(!jobs.is_empty(), "{}: no tensor that a rule would prune", opened.name);
     check_knowledge(&jobs, surgery.imatrix.is_some(), false)?;
     let imatrix = surgery.imatrix.as_ref().map(Imatrix::open).transpose()?;
     let (file, mut opened) = (opened.file.clone(), opened);

@@ -64,13 +64,15 @@ fn parse(answer: &Value) -> Result<Vec<Token>> {
     let logprobs = &answer["choices"][0]["logprobs"];
     if let Some(content) = logprobs["content"].as_array() {
         let tokens = content.iter().map(|entry| {
-            let bytes = entry["bytes"].as_array().map(|bytes| {
-                bytes.iter().map(|byte| byte.as_u64().unwrap_or(0) as u8).collect::<Vec<u8>>()
-            });
-            let text = || Some(entry["token"].as_str()?.as_bytes().to_vec());
-            Some(Token { text: bytes.or_else(text)?, log_probability: entry["logprob"].as_f64()? })
+            let byte = |byte: &Value| byte.as_u64().and_then(|byte| u8::try_from(byte).ok());
+            let text = match entry["bytes"].as_array() {
+                Some(bytes) => bytes.iter().map(byte).collect::<Option<Vec<u8>>>()?,
+                None => entry["token"].as_str()?.as_bytes().to_vec(),
+            };
+            Some(Token { text, log_probability: entry["logprob"].as_f64()? })
         });
-        return tokens.collect::<Option<Vec<_>>>().context("a token without its logprob");
+        let tokens: Option<Vec<_>> = tokens.collect();
+        return tokens.context("a token without its text, bytes or logprob");
     }
     let texts = logprobs["tokens"].as_array().context("no logprobs in the answer")?;
     let numbers = logprobs["token_logprobs"].as_array().context("no token_logprobs")?;

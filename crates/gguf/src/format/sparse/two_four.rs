@@ -119,12 +119,11 @@ fn sparsify_block<B: Base>(dense: &[u8], block: &mut [u8]) -> Option<()> {
 
 /// Two of four places, in order, among them all that are taken; none if more than two are.
 fn two_of(is_taken: impl Fn(usize) -> bool) -> Option<[usize; 2]> {
-    let taken: Vec<usize> = (0..4).filter(|&i| is_taken(i)).collect();
-    match taken[..] {
-        [] => Some([0, 1]),
-        [0] => Some([0, 1]),
-        [one] => Some([0, one]),
-        [first, second] => Some([first, second]),
+    let mut taken = (0..4).filter(|&i| is_taken(i));
+    match (taken.next(), taken.next(), taken.next()) {
+        (None | Some(0), None, _) => Some([0, 1]),
+        (Some(one), None, _) => Some([0, one]),
+        (Some(first), Some(second), None) => Some([first, second]),
         _ => None,
     }
 }
