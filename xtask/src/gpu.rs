@@ -1,6 +1,8 @@
 //! `cargo xtask gpu`: bodkin on an NVIDIA device, with model files as `synth` makes them. Appends
-//! rows to `benches/results/h200.jsonl`.
+//! rows to `benches/results/h200.jsonl` and rewrites the README's table from that file.
 
+use std::collections::HashSet;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::compare::{append, commit, median, run_cargo};
+use crate::results::{newest, number, replace, text};
 
 const RESULTS: &str = "benches/results/h200.jsonl";
 
 /// What to measure.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files named SHAPE-FORMAT.gguf
-    #[arg(required = true)]
+    /// Files named SHAPE-FORMAT.gguf; without any, only the table is made
     files: Vec<PathBuf>,
     /// Where to compute
     #[arg(long, default_value = "cuda")]
@@ -36,6 +38,13 @@ pub(crate) struct Args {
 
 /// Runs all tests.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    if !args.files.is_empty() {
+        measure(root, args)?;
+    }
+    table(&root.join("README.md"), &root.join(RESULTS))
+}
+
+fn measure(root: &Path, args: &Args) -> Result<()> {
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
         None => {
@@ -67,6 +76,52 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Replaces the README's table by the newest row of each shape, format and test: a line for each
+/// model.
+fn table(readme: &Path, results: &Path) -> Result<()> {
+    let rows = newest(results, &["device", "shape", "format", "test"])?;
+    let tests = distinct(rows.iter().map(|row| text(row, "test").to_owned()));
+    let models = distinct(rows.iter().map(model));
+    let mut table = format!("| tokens a second | {} |\n", tests.join(" | "));
+    writeln!(table, "| --- |{}", " ---: |".repeat(tests.len()))?;
+    for name in &models {
+        write!(table, "| {name} |")?;
+        for test in &tests {
+            let row = rows.iter().find(|row| model(row) == *name && text(row, "test") == *test);
+            write!(table, " {} |", row.map_or("-".to_owned(), cell))?;
+        }
+        writeln!(table)?;
+    }
+    if let Some(row) = rows.last() {
+        let (device, driver) = (text(row, "device"), text(row, "driver"));
+        writeln!(
+            table,
+            "\nMedians of five; {device}, driver {driver}; random weights in usual shapes; in \
+             brackets what was read, as a share of the bandwidth measured with it."
+        )?;
+    }
+    replace(readme, "gpu", &table)
+}
+
+/// Each name once, in the order of their first places.
+fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    names.filter(|name| seen.insert(name.clone())).collect()
+}
+
+fn model(row: &Value) -> String {
+    format!("{} {}", text(row, "shape"), text(row, "format"))
+}
+
+fn cell(row: &Value) -> String {
+    let speed = number(row, "tok_s");
+    let share = 100.0 * number(row, "gb_s") / number(row, "bandwidth_gb_s");
+    match text(row, "test").starts_with("tg") {
+        true => format!("{speed:.0} ({share:.0} %)"),
+        false => format!("{speed:.0}"),
+    }
 }
 
 /// The rows that `bodkin bench` gives.

@@ -12,6 +12,7 @@ mod kernels;
 mod parity;
 mod plot;
 mod quality;
+mod results;
 mod sparse;
 mod synth;
 mod tidy;
@@ -32,7 +33,7 @@ enum Command {
     Conformance(conformance::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
-    /// Measures on an NVIDIA device.
+    /// Measures on an NVIDIA device, and rewrites the README's table.
     Gpu(gpu::Args),
     /// Compiles the CUDA kernels.
     Kernels(kernels::Args),

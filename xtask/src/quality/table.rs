@@ -6,38 +6,18 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-const START: &str = "<!-- tables: cargo xtask quality -->\n";
-const END: &str = "<!-- end of tables -->";
+use crate::results::{newest, number, replace};
+
+/// What tells one measurement from another.
+const KEYS: [&str; 8] = ["kind", "file", "cpu", "chunks", "type", "method", "amount", "format"];
 
 /// Replaces the tables by the newest row of each model and way.
 pub(super) fn rewrite(docs: &Path, results: &Path) -> Result<()> {
-    let page = docs.join("quality.md");
-    let rows = newest(&std::fs::read_to_string(results)?)?;
-    let text = std::fs::read_to_string(&page)?;
-    let (before, rest) = text.split_once(START).context("quality.md has no tables")?;
-    let (_, after) = rest.split_once(END).context("quality.md's tables have no end")?;
+    let rows = newest(results, &KEYS)?;
     let tables = pruned(&rows)? + "\n" + &quantized(&rows)?;
-    std::fs::write(&page, format!("{before}{START}{tables}{END}{after}"))?;
+    replace(&docs.join("quality.md"), "quality", &tables)?;
     std::fs::write(docs.join("quality.svg"), plot(&points(&rows)))?;
     Ok(())
-}
-
-fn newest(text: &str) -> Result<Vec<Value>> {
-    let mut newest: Vec<Value> = Vec::new();
-    for line in text.lines() {
-        let row: Value = serde_json::from_str(line)?;
-        let keys = ["kind", "file", "cpu", "chunks", "type", "method", "amount", "format"];
-        let same = |other: &Value| keys.iter().all(|&key| other[key] == row[key]);
-        match newest.iter().position(same) {
-            Some(i) => newest[i] = row,
-            None => newest.push(row),
-        }
-    }
-    Ok(newest)
-}
-
-fn number(row: &Value, name: &str) -> f64 {
-    row[name].as_f64().unwrap_or(f64::NAN)
 }
 
 fn of_kind<'a>(rows: &'a [Value], kind: &str) -> impl Iterator<Item = &'a Value> {
