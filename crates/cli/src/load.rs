@@ -39,10 +39,10 @@ pub(crate) struct Machine {
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     pub(crate) no_repack: bool,
-    /// Read sparse weights without their zeros
-    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    /// Sparse weights as such: always, never or auto
+    #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
     pub(crate) sparse: SparseWeights,
-    /// Skip this share of the inputs of down projections, the smallest ones: faster, less precise
+    /// Skip this share of the inputs of down projections
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(crate) activation_sparsity: Option<f64>,
 }

@@ -19,13 +19,13 @@ use report::{Format, Row};
 pub(crate) struct Args {
     /// A path, or any name that `pull` and `list` know
     model: String,
-    /// Prompt lengths: lists (128,512) and ranges (128-512+128)
+    /// Prompts: lists (128,512), ranges (128-512+128)
     #[arg(short = 'p', long, default_value = "512", value_name = "N")]
     n_prompt: String,
     /// Numbers of tokens to generate, written likewise
     #[arg(short = 'n', long, default_value = "128", value_name = "N")]
     n_gen: String,
-    /// Numbers of tokens in the context before a test begins
+    /// Tokens in the context before a test begins
     #[arg(short = 'd', long, default_value = "0", value_name = "N")]
     n_depth: String,
     /// Numbers of threads to test [default: all cores]
@@ -34,22 +34,22 @@ pub(crate) struct Args {
     /// Runs of each test
     #[arg(short, long, default_value = "5", value_name = "N")]
     repetitions: NonZeroUsize,
-    /// How the rows are printed
+    /// Form of the rows
     #[arg(short, long, default_value = "md", value_name = "FORMAT")]
     output: Format,
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where the time of one more run goes, and the choices and times of experts
+    /// Print where the time of one more run goes, and the experts
     #[arg(long)]
     profile: bool,
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     no_repack: bool,
-    /// Read sparse weights without their zeros
-    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    /// Sparse weights as such: always, never or auto
+    #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
     sparse: SparseWeights,
-    /// Skip this share of the inputs of down projections, the smallest ones
+    /// Skip this share of the inputs of down projections
     #[arg(long, value_name = "SHARE", value_parser = load::share)]
     activation_sparsity: Option<f64>,
     /// Where to compute: auto, cpu or cuda[:N]

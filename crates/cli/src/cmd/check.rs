@@ -47,7 +47,7 @@ pub(crate) struct Args {
     /// Write what the models computed to this file
     #[arg(long, value_name = "FILE")]
     save_baseline: Option<PathBuf>,
-    /// Compare with the server at this address, such as http://127.0.0.1:8080
+    /// Compare with a server, such as http://127.0.0.1:8080
     #[arg(long, value_name = "URL")]
     reference: Option<String>,
     /// What the server calls the model

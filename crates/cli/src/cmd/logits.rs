@@ -19,10 +19,10 @@ pub(crate) struct Args {
     /// Token ids, fed from position 0 as they stand
     #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
     tokens: Vec<u32>,
-    /// Which positions: all, last, or a list such as 0,5
+    /// Positions: all, last, or a list such as 0,5
     #[arg(long, default_value = "all", value_name = "LIST")]
     positions: String,
-    /// The file to write, in NumPy's format: f32 [positions, vocabulary]
+    /// File to write, in NumPy's format: f32 [positions, vocabulary]
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]

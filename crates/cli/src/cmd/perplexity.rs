@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Stop after so many chunks [default: the whole text]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    /// Write the log-probabilities to this file, or read them with --kl-divergence
+    /// File of log-probabilities to write, or to compare with
     #[arg(long, value_name = "FILE", alias = "save-all-logits")]
     kl_divergence_base: Option<PathBuf>,
     /// Compare with the file of --kl-divergence-base

@@ -39,13 +39,13 @@ pub(crate) struct Args {
     /// The share of weights that becomes zero
     #[arg(long, value_name = "SHARE")]
     sparsity: Option<f32>,
-    /// How weights are chosen: magnitude, wanda, ria or sparsegpt
+    /// magnitude, wanda, ria or sparsegpt
     #[arg(long, default_value = "ria")]
     method: String,
-    /// Where zeros may be: unstructured, or N:M with N of every M weights kept
+    /// unstructured, or N:M: N of M are kept
     #[arg(long, default_value = "unstructured")]
     pattern: String,
-    /// What the rest is stored in: F16, Q8_0, Q4_0 [default: about the precision of the input]
+    /// F16, Q8_0 or Q4_0 [default: as precise as the input]
     #[arg(long)]
     format: Option<String>,
     /// Store zeros too, so that other programs can read the file

@@ -25,13 +25,13 @@ pub(crate) struct Args {
     /// What to make, such as Q4_K_M
     #[arg(required_unless_present = "dense")]
     r#type: Option<String>,
-    /// Bring pruned tensors back to dense formats, without TYPE to those that they pack
+    /// Make pruned tensors dense, without TYPE in what they pack
     #[arg(long)]
     dense: bool,
     /// Every matrix in the one format of TYPE
     #[arg(long, requires = "type")]
     pure: bool,
-    /// Tensors whose names match get this format; may be given several times, the first counts
+    /// A format for tensors whose names match; the first counts
     #[arg(long, value_name = "PATTERN=FORMAT")]
     tensor_type: Vec<String>,
     /// What activations say about weights, as `imatrix` writes it
@@ -50,7 +50,8 @@ pub(crate) struct Args {
 
 fn types() -> String {
     let names: Vec<&str> = FILE_TYPES.iter().map(|kind| kind.name).collect();
-    format!("TYPE is one of {}", names.join(", "))
+    let lines: Vec<String> = names.chunks(12).map(|names| names.join(", ")).collect();
+    format!("TYPE is one of\n  {}", lines.join(",\n  "))
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -71,9 +72,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     if !args.dry_run {
         let metadata = quantize::metadata(&file, kind);
-        let progress = Progress::start("quantizing", Some(file.bytes()));
-        let done = |bytes| progress.add(bytes);
         output::write(&args.output, |out| {
+            let progress = Progress::start("quantizing", Some(file.bytes()));
+            let done = |bytes| progress.add(bytes);
             quantize::write(&file, &metadata, &choices, importance.as_ref(), threads, &done, out)
                 .with_context(|| format!("cannot write {}", args.output.display()))
         })?;

@@ -237,8 +237,22 @@ fn a_full_disk_is_a_failure() {
 #[test]
 fn help_fits_a_terminal() {
     let place = Place::new();
-    let commands =
-        ["run", "pull", "list", "inspect", "bench", "embed", "tokenize", "detokenize", "logits"];
+    let commands = [
+        "run",
+        "pull",
+        "list",
+        "inspect",
+        "bench",
+        "embed",
+        "tokenize",
+        "detokenize",
+        "logits",
+        "quantize",
+        "prune",
+        "perplexity",
+        "imatrix",
+        "check",
+    ];
     let whole = place.text(&["--help"]);
     for command in commands {
         assert!(whole.contains(&format!("\n  {command} ")), "{whole}");
