@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Skip this share of the inputs of down projections
     #[arg(long, value_name = "SHARE", value_parser = load::share)]
     activation_sparsity: Option<f64>,
-    /// Where to compute: auto, cpu or cuda[:N]
+    /// Where to compute: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
 }

@@ -74,7 +74,7 @@ pub fn faults(text: &str, ids: &[u32], rules: &Rules) -> Vec<Fault> {
     faults
 }
 
-/// The share of runs of [`GRAM`] tokens that were there before.
+/// The share of runs of `GRAM` tokens that were there before.
 pub fn repetition(ids: &[u32]) -> f64 {
     if ids.len() < FEWEST_TOKENS {
         return 0.0;

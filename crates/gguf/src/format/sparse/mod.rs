@@ -6,9 +6,9 @@
 //! - `BITMAP_*`: one bit for each element, then the codes of those that are not zero.
 //! - `CSR_F16`, compressed sparse rows: the values that are not zero, and their columns.
 //!
-//! Rows of the latter two differ in length, so a tensor's data begin with an [`index`]. What is in
-//! a row is defined for any bytes: codes that a row is too short for are zeros, codes that it is
-//! too long for mean nothing. This module must not know files.
+//! Rows of the latter two differ in length, so a tensor's data begin with an index (`index.rs`).
+//! What is in a row is defined for any bytes: codes that a row is too short for are zeros, codes
+//! that it is too long for mean nothing. This module must not know files.
 
 mod base;
 mod bitmap;
