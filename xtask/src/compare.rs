@@ -124,6 +124,9 @@ fn measure(root: &Path, python: &Path, model: &Path, test: &str, args: &Args) ->
         pairs.bandwidth.push(number("bandwidth_gb_s")?);
         pairs.gb_s.push(number("gb_s")?);
         pairs.model = row["model_type"].as_str().unwrap_or_default().to_owned();
+        if let Ok(level) = std::env::var("BODKIN_CPU") {
+            pairs.model.push_str(&format!(", only {level}"));
+        }
         pairs.theirs.push(count as f64 / run_theirs(root, python, model, kind, count, args)?);
     }
     Ok(pairs)

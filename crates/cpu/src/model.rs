@@ -21,7 +21,7 @@ use crate::recurrent::{self, States};
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::step::Step;
-use crate::weights::{Prepared, is_by_columns, kind, masked, uses};
+use crate::weights::{Prepared, Tables, is_by_columns, kind, masked, uses};
 use crate::{Cpu, Sparse};
 
 /// The largest need for scratch of each kind, in elements or bytes.
@@ -43,6 +43,7 @@ pub(crate) struct CpuModel {
     program: Program,
     pool: Pool,
     weights: Vec<Prepared>,
+    tables: Tables,
     choices: Vec<Choice>,
     ropes: Vec<RopeTable>,
     slot_tables: Vec<usize>,
@@ -225,6 +226,7 @@ impl CpuModel {
             positions: Vec::with_capacity(limits.tokens),
             spans: Vec::with_capacity(limits.tokens),
             thresholds: vec![0.0; masked.len()],
+            tables: Tables::new(cpu, &plan),
             taken: program.stages.iter().map(|_| AtomicUsize::new(0)).collect(),
             profile: None,
             plan,
@@ -303,6 +305,7 @@ impl CpuModel {
             }),
         };
         self.pool.run(&|worker| step.run(worker));
+        self.tables.after_step(&self.file, &self.plan, batch.tokens.len());
         Ok(())
     }
 }

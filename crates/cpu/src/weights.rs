@@ -200,6 +200,37 @@ fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
     (0..count).map(matrix).collect()
 }
 
+/// The tables that a plan looks rows up in. They stay in the file, and with each row that is looked
+/// up the system maps pages around it: in the end the process would hold the whole table.
+pub(crate) struct Tables {
+    ids: Vec<WeightId>,
+    /// Rows that may be in memory.
+    rows: usize,
+}
+
+/// Rows that are looked up before tables are given back: about 64 KiB each.
+const TABLE_ROWS: usize = 64;
+
+impl Tables {
+    /// Those of a plan whose products read packed weights; else products may need the same pages.
+    pub(crate) fn new(cpu: &Cpu, plan: &Plan) -> Tables {
+        let table = |op: &Op| match op {
+            Op::Embed { table, .. } if cpu.repack => Some(*table),
+            _ => None,
+        };
+        Tables { ids: plan.ops.iter().filter_map(table).collect(), rows: 0 }
+    }
+
+    /// To be told after each step how many rows it looked up.
+    pub(crate) fn after_step(&mut self, file: &File, plan: &Plan, rows: usize) {
+        self.rows += rows;
+        if self.rows >= TABLE_ROWS {
+            self.rows = 0;
+            self.ids.iter().for_each(|id| file.release(tensor(file, plan.weight(*id))));
+        }
+    }
+}
+
 /// The values of one row of a weight that stays in the file: a token's embedding.
 pub(crate) fn read_row(file: &File, weight: &Weight, row: usize, out: &mut [f32]) {
     let bytes = file.data(tensor(file, weight));

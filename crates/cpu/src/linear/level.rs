@@ -101,6 +101,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn store(v: Self::Floats, at: *mut f32);
     /// Asks for the cache line at `at`, which need not exist.
     unsafe fn prefetch(at: *const u8);
+    /// The same, only as far as the second-level cache.
+    unsafe fn prefetch_far(at: *const u8);
 
     /// Bytes of zero.
     unsafe fn zero_bytes() -> Self::Bytes;

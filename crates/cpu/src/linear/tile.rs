@@ -40,6 +40,11 @@ pub(crate) mod sparse;
 /// How far ahead of their use weights are asked for: memory takes about 100 ns, a core 20 GB/s.
 const PREFETCH_BYTES: usize = 2048;
 
+/// How far ahead integer weights are asked into the second-level cache: the few requests that the
+/// first level may have open are then short ones. From memory this gains 8 %; from the third-level
+/// cache, which small models stay in, it costs 5 %.
+const FAR_BYTES: usize = 4096;
+
 /// The operands of one tile.
 pub(crate) struct Tile {
     /// The first panel.
@@ -82,9 +87,10 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerKind, const T: usize>(tile: &Ti
             for block in 0..K::COLS / BLOCK_COLS {
                 if T == 1 {
                     let bytes = K::BYTES * BLOCK_COLS / K::COLS;
-                    let ahead = span.wrapping_add(block * bytes + PREFETCH_BYTES);
+                    let at = span.wrapping_add(block * bytes);
                     for line in 0..bytes.div_ceil(64) {
-                        L::prefetch(ahead.wrapping_add(64 * line));
+                        L::prefetch_far(at.wrapping_add(FAR_BYTES + 64 * line));
+                        L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64 * line));
                     }
                 }
                 let weights = Weights::of::<K>(span, &head, block);

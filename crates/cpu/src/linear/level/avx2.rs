@@ -225,6 +225,11 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_far(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+
+    #[inline(always)]
     unsafe fn zero_bytes() -> __m256i {
         _mm256_setzero_si256()
     }

@@ -157,6 +157,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_far(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+
+    #[inline(always)]
     unsafe fn zero_bytes() -> __m512i {
         _mm512_setzero_si512()
     }

@@ -151,6 +151,9 @@ impl Lanes for Portable {
     unsafe fn prefetch(_: *const u8) {}
 
     #[inline(always)]
+    unsafe fn prefetch_far(_: *const u8) {}
+
+    #[inline(always)]
     unsafe fn zero_bytes() -> [u8; 64] {
         [0; 64]
     }
