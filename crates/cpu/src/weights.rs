@@ -208,8 +208,8 @@ pub(crate) struct Tables {
     rows: usize,
 }
 
-/// Rows that are looked up before tables are given back: about 64 KiB each.
-const TABLE_ROWS: usize = 64;
+/// Rows that are looked up before tables are given back; some hundred KiB may come with each.
+const TABLE_ROWS: usize = 16;
 
 impl Tables {
     /// Those of a plan whose products read packed weights; else products may need the same pages.

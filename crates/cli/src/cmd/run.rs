@@ -75,7 +75,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let mut session = Session::open(&mut opened, &args)?;
     match prompt {
-        Some(prompt) => once(&mut session, &args, &prompt),
+        Some(prompt) => once(session, &args, &prompt),
         None => chat::chat(&mut session),
     }
 }
@@ -104,7 +104,7 @@ fn prompt(args: &Args) -> Result<Option<String>> {
 }
 
 /// One answer.
-fn once(session: &mut Session, args: &Args, prompt: &str) -> Result<()> {
+fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let show = !args.json;
     let answer = session.answer(prompt, |text| {
@@ -119,7 +119,7 @@ fn once(session: &mut Session, args: &Args, prompt: &str) -> Result<()> {
     } else {
         writeln!(out)?;
         if !args.quiet {
-            writeln!(std::io::stderr(), "\n{}", session.stats(&answer))?;
+            writeln!(std::io::stderr(), "\n{}", session.into_meter().stats(&answer))?;
         }
     }
     if answer.is_whole() { Ok(()) } else { Err(Interrupted.into()) }

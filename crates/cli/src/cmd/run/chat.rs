@@ -45,7 +45,7 @@ pub(crate) fn chat(session: &mut Session) -> Result<()> {
                 }
             }
             ("/stats", _) => match &last {
-                Some(answer) => eprintln!("{}", session.stats(answer)),
+                Some(answer) => eprintln!("{}", session.meter().stats(answer)),
                 None => eprintln!("no answer yet"),
             },
             (command, _) if command.starts_with('/') => {

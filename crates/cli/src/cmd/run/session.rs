@@ -1,5 +1,6 @@
 //! A conversation with a loaded model: its messages, its answers, and what they cost.
 
+use std::cell::OnceCell;
 use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -23,15 +24,20 @@ pub(crate) struct Session {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
     template: Option<Template>,
-    backend: Box<dyn Backend>,
-    plan: Arc<Plan>,
+    meter: Meter,
     sampling: SamplerOptions,
     max_tokens: Option<usize>,
     stop: Vec<String>,
     ignore_end: bool,
     messages: Vec<Value>,
+}
+
+/// What an answer's speed is compared with.
+pub(crate) struct Meter {
+    backend: Box<dyn Backend>,
+    plan: Arc<Plan>,
     /// Bytes a second, measured when first asked for.
-    bandwidth: std::cell::OnceCell<f64>,
+    bandwidth: OnceCell<f64>,
 }
 
 /// One answer and what it took.
@@ -64,14 +70,12 @@ impl Session {
             engine,
             tokenizer,
             template,
-            backend,
-            plan: Arc::clone(&opened.plan),
+            meter: Meter { backend, plan: Arc::clone(&opened.plan), bandwidth: OnceCell::new() },
             sampling,
             max_tokens: args.max_tokens.map(NonZeroUsize::get),
             stop: args.stop.clone(),
             ignore_end: args.ignore_eos,
             messages: Vec::new(),
-            bandwidth: std::cell::OnceCell::new(),
         };
         if let Some(system) = &args.system {
             session.set_system(system)?;
@@ -162,6 +166,18 @@ impl Session {
         bail!("the engine ended without an answer")
     }
 
+    /// What says how fast answers were.
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// The same when nothing more will be asked: the model is gone, and its memory free.
+    pub(crate) fn into_meter(self) -> Meter {
+        self.meter
+    }
+}
+
+impl Meter {
     /// Tokens, speeds, and the share of the memory bandwidth that generating took.
     pub(crate) fn stats(&self, answer: &Answer) -> String {
         let Answer { usage, timings, .. } = answer;
