@@ -31,7 +31,7 @@ pub(crate) struct Session {
     ignore_end: bool,
     messages: Vec<Value>,
     /// Bytes a second, measured when first asked for.
-    bandwidth: std::cell::OnceCell<f64>,
+    bandwidth: std::cell::OnceCell<Option<f64>>,
 }
 
 /// One answer and what it took.
@@ -181,15 +181,18 @@ impl Session {
             let (plan, backend) = (&self.plan, self.backend.as_ref());
             let kept = load::kv_bytes(plan, backend, context) + load::cell_bytes(plan, backend);
             let speed = (cost.step_weight_bytes + kept) as f64 * rate(steps, timings.generate_ms);
-            let bandwidth = *self.bandwidth.get_or_init(|| self.backend.bandwidth());
             let _ = write!(
                 text,
-                ", {:.1} tok/s, {:.1} GB/s, {:.0} % of the {:.1} GB/s that memory gives",
+                ", {:.1} tok/s, {:.1} GB/s",
                 rate(steps, timings.generate_ms),
                 speed / 1e9,
-                100.0 * speed / bandwidth,
-                bandwidth / 1e9,
             );
+            // A device that has no answer to this has none to the next step either.
+            let measured = self.bandwidth.get_or_init(|| self.backend.bandwidth().ok());
+            if let Some(bandwidth) = measured {
+                let (share, gb_s) = (100.0 * speed / bandwidth, bandwidth / 1e9);
+                let _ = write!(text, ", {share:.0} % of the {gb_s:.1} GB/s that memory gives");
+            }
         }
         text
     }
