@@ -16,6 +16,7 @@ mod encoders;
 mod experts;
 mod feed;
 mod formats;
+mod generate;
 mod limits;
 mod observed;
 mod ops;
@@ -40,6 +41,7 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
     }
     limits::check(backend, &mut failures);
     state::check(backend, &mut failures);
+    generate::check(backend, &mut failures);
     failures
 }
 

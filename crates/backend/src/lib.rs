@@ -9,11 +9,13 @@
 mod batch;
 pub mod conformance;
 mod error;
+mod generate;
 mod observe;
 mod reference;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use error::{Error, Result};
+pub use generate::{generate, likeliest};
 pub use observe::{InputRow, Observer, Product};
 pub use reference::Reference;
 
@@ -85,7 +87,10 @@ pub trait Backend {
     fn threads(&self) -> usize;
 
     /// Bytes a second that the device reads from its memory, measured now.
-    fn bandwidth(&self) -> f64;
+    ///
+    /// # Errors
+    /// If the device does not answer, or has no memory left to read.
+    fn bandwidth(&self) -> Result<f64>;
 
     /// Bytes of the device's memory that are free, if that can be known.
     fn available_memory(&self) -> Option<u64>;
@@ -126,10 +131,31 @@ pub trait Model: Send {
         observer: &mut dyn Observer,
     ) -> Result<()>;
 
-    /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.
-    fn copy_state(&mut self, from: u32, to: u32);
+    /// Runs up to `steps` steps. The first is `batch`, whose spans have one token each, all of them
+    /// outputs; every later one takes the likeliest tokens of the one before, at the positions
+    /// after its own, which the batch's page tables cover, too. `each` sees the tokens that a step
+    /// chose, in the order of spans, and says whether to go on. A backend may begin the next step
+    /// before that: then the pages of one more position have been written, never a recurrent state.
+    ///
+    /// # Errors
+    /// Those of [`Model::forward`].
+    fn generate(
+        &mut self,
+        batch: Batch,
+        steps: usize,
+        each: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> Result<()> {
+        generate(self, batch, steps, each)
+    }
 
-    /// How often each expert was chosen since the model was loaded, for each routing of the plan.
+    /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.
+    ///
+    /// # Errors
+    /// If the device does not answer any more.
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<()>;
+
+    /// How often each expert was chosen since the model was loaded, for each routing of the plan;
+    /// empty if the device does not answer any more, which its next step says.
     fn expert_counts(&self) -> Vec<Vec<u64>>;
 
     /// The seconds that threads, added up, have spent in each expert's products since the model was

@@ -29,7 +29,7 @@ impl Backend for Careless {
         Reference.threads()
     }
 
-    fn bandwidth(&self) -> f64 {
+    fn bandwidth(&self) -> Result<f64> {
         Reference.bandwidth()
     }
 
@@ -58,8 +58,8 @@ impl Model for CarelessModel {
         self.0.plan()
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) {
-        self.0.copy_state(from, to);
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
+        self.0.copy_state(from, to)
     }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {

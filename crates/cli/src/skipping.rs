@@ -30,7 +30,7 @@ impl Backend for Skipping {
         self.backend.threads()
     }
 
-    fn bandwidth(&self) -> f64 {
+    fn bandwidth(&self) -> Result<f64> {
         self.backend.bandwidth()
     }
 

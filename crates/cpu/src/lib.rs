@@ -85,9 +85,9 @@ impl Backend for Cpu {
         self.threads
     }
 
-    fn bandwidth(&self) -> f64 {
+    fn bandwidth(&self) -> Result<f64> {
         let mut pool = pool::Pool::new(self.threads).expect("threads that have run before");
-        host::bandwidth(self.simd, &mut pool)
+        Ok(host::bandwidth(self.simd, &mut pool))
     }
 
     fn available_memory(&self) -> Option<u64> {

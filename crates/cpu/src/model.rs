@@ -332,8 +332,9 @@ impl Model for CpuModel {
         self.step(batch, logits, Some(observer))
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) {
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
         self.memory.states.copy(&self.plan, from, to);
+        Ok(())
     }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {

@@ -34,6 +34,7 @@ struct Attend {
     u32 segments; // that the partials have room for
     u32 is_spread;
 };
+static_assert(sizeof(Attend) == 168, "as in parameters.rs");
 
 DEVICE u32 up8(u32 n) { return (n + 7) / 8 * 8; }
 
@@ -414,6 +415,7 @@ struct Store {
     u32 pairs; // 0 if keys are not rotated
     u32 is_neox;
 };
+static_assert(sizeof(Store) == 112, "as in parameters.rs");
 
 // Puts a row's keys and values into its sequence's pages, and rotates keys and queries on the way.
 KERNEL store(const __grid_constant__ Store s) {

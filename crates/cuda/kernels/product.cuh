@@ -20,6 +20,7 @@ struct Matrix {
     u32 tiles;
     u32 first_tile; // among the tiles of all matrices
 };
+static_assert(sizeof(Matrix) == 48, "as in parameters.rs");
 
 struct Product {
     Matrix matrices[MATRICES];
@@ -46,6 +47,7 @@ struct Product {
     u32 cols;
     float norm_eps;
 };
+static_assert(sizeof(Product) == 312, "as in parameters.rs");
 
 DEVICE u32 input_row(const Product &p, u32 row) {
     return p.is_outputs ? Feed{p.feed}.output(row) : row;

@@ -9,6 +9,7 @@ struct Angles {
     float magnitude;
     u32 pairs;
 };
+static_assert(sizeof(Angles) == 32, "as in parameters.rs");
 
 // Angles are reduced in double precision: positions are large.
 KERNEL angles(const __grid_constant__ Angles p) {
@@ -32,6 +33,7 @@ struct Embed {
     u32 stride, cols, chunks;
     u32 by; // 0: token, 1: position, 2: the first row
 };
+static_assert(sizeof(Embed) == 48, "as in parameters.rs");
 
 template <int KIND> DEVICE void embed(const Embed &p) {
     let_next_start();
@@ -69,6 +71,7 @@ struct Norm {
     u32 weight_len; // n, or groups * n
     u32 is_layer;
 };
+static_assert(sizeof(Norm) == 72, "as in parameters.rs");
 
 // A block normalises a group of a row.
 KERNEL normalize(const __grid_constant__ Norm p) {
@@ -108,6 +111,7 @@ struct Prepare {
     u16 *out;       // [rows, parts, out_stride]
     u32 stride, out_stride, cols, parts;
 };
+static_assert(sizeof(Prepare) == 32, "as in parameters.rs");
 
 // Makes the parts of a row inputs of products.
 KERNEL prepare(const __grid_constant__ Prepare p) {
@@ -128,6 +132,7 @@ struct Elementwise {
     u32 op; // 0: activate, 1: gated, 2: gated by one number a row, 3: add, 4: scale, 5: softcap
     u32 act;
 };
+static_assert(sizeof(Elementwise) == 56, "as in parameters.rs");
 
 KERNEL elementwise(const __grid_constant__ Elementwise p) {
     let_next_start();
@@ -156,6 +161,7 @@ struct Rotate {
     u32 stride, out_stride, width, head_dim, pairs;
     u32 is_neox;
 };
+static_assert(sizeof(Rotate) == 48, "as in parameters.rs");
 
 KERNEL rotate(const __grid_constant__ Rotate p) {
     let_next_start();
@@ -179,6 +185,7 @@ struct Arrange {
     u32 b_part;               // that many of b follow
     u32 b_is_shared;          // b has one part for all groups
 };
+static_assert(sizeof(Arrange) == 64, "as in parameters.rs");
 
 // Columns of the parts of one value, or of two by turns.
 KERNEL arrange(const __grid_constant__ Arrange p) {
@@ -201,6 +208,7 @@ struct Pool {
     u32 stride, out_stride, width;
     u32 kind; // 0: mean, 1: first, 2: last
 };
+static_assert(sizeof(Pool) == 40, "as in parameters.rs");
 
 KERNEL pool(const __grid_constant__ Pool p) {
     let_next_start();
@@ -231,6 +239,7 @@ struct Route {
     u32 gating; // 0: softmax, 1: sigmoid, 2: softmax of the chosen
     u32 normalize;
 };
+static_assert(sizeof(Route) == 72, "as in parameters.rs");
 
 // The largest value of a warp and the lowest place that has it.
 DEVICE void warp_best(float &value, u32 &at) {
@@ -330,6 +339,7 @@ struct ExpertSum {
     float *out;         // [rows, out_stride]
     u32 stride, route_stride, out_stride, width, used;
 };
+static_assert(sizeof(ExpertSum) == 48, "as in parameters.rs");
 
 KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
     let_next_start();
@@ -341,5 +351,75 @@ KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
             sum = fmaf(p.x[row * p.stride + k * p.width + i], p.route[row * p.route_stride + k], sum);
         }
         p.out[row * p.out_stride + i] = sum;
+    }
+}
+
+struct Choose {
+    const float *logits; // [outputs, stride]
+    u32 *feed;           // in which every row is a sequence's only one, and an output
+    u64 *best;           // [outputs]: the largest logit so far and its place; zero before
+    u32 *counts;         // blocks that are done, zero before; steps that have chosen
+    u32 *chosen;         // [2, outputs]: memory of the host, for even and odd steps
+    u32 stride, width, outputs;
+};
+static_assert(sizeof(Choose) == 56, "as in parameters.rs");
+
+// A logit and its place as one number: the larger logit is the larger number, and the first of
+// equals is; what is no number is the smallest.
+DEVICE u64 ranked(float logit, u32 at) {
+    u32 bits = __float_as_uint(logit + 0.0f);
+    u32 order = logit != logit ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
+    return (u64)order << 32 | ~at;
+}
+
+// Every row's likeliest token becomes the next step's, at the next position. Blocks are a part of
+// the vocabulary and a row.
+KERNEL choose(const __grid_constant__ Choose p) {
+    __shared__ u64 warps[32];
+    __shared__ bool last;
+    let_next_start();
+    wait_for_inputs();
+    u32 output = blockIdx.y, lane = threadIdx.x % 32;
+    const float *logits = p.logits + (u64)output * p.stride;
+    u64 most = 0;
+    for (u32 first = blockIdx.x * blockDim.x + threadIdx.x; first < p.width;
+         first += 4 * gridDim.x * blockDim.x) {
+        float four[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 i = first + j * gridDim.x * blockDim.x;
+            four[j] = i < p.width ? logits[i] : 0.0f;
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 i = first + j * gridDim.x * blockDim.x;
+            if (i < p.width) most = max(most, ranked(four[j], i));
+        }
+    }
+    for (int i = 16; i > 0; i >>= 1) most = max(most, __shfl_xor_sync(~0u, most, i));
+    if (lane == 0) warps[threadIdx.x / 32] = most;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 i = 1; i < blockDim.x / 32; i++) most = max(most, warps[i]);
+        atomicMax(p.best + output, most);
+        __threadfence();
+        last = atomicAdd(p.counts, 1) + 1 == gridDim.x * gridDim.y;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    u32 step = p.counts[1];
+    for (u32 i = threadIdx.x; i < p.outputs; i += blockDim.x) {
+        u32 token = ~(u32)atomicExch(p.best + i, 0);
+        p.chosen[step % 2 * p.outputs + i] = token;
+        p.feed[p.feed[2] + i] = token;
+        p.feed[p.feed[3] + i]++;
+        p.feed[p.feed[6] + 4 * i + 2]++;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        p.counts[0] = 0;
+        p.counts[1] = step + 1;
+        __threadfence_system();
     }
 }

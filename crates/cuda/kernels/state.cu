@@ -10,6 +10,7 @@ struct Conv {
     float *out;   // [rows, out_stride]
     u32 stride, out_stride, width, taps;
 };
+static_assert(sizeof(Conv) == 64, "as in parameters.rs");
 
 // A thread follows a column of a sequence: blocks are a span and some columns.
 KERNEL conv(const __grid_constant__ Conv p) {
@@ -50,6 +51,7 @@ struct Scan {
     u32 x_stride, b_stride, c_stride, dt_stride, out_stride;
     u32 heads, head_dim, groups, state;
 };
+static_assert(sizeof(Scan) == 120, "as in parameters.rs");
 
 // A warp follows one row of a head's state; blocks are a span and a head, and some rows.
 KERNEL scan(const __grid_constant__ Scan p) {
@@ -98,6 +100,7 @@ struct Read {
     float *sums;
     u64 count; // of 16 bytes
 };
+static_assert(sizeof(Read) == 24, "as in parameters.rs");
 
 // Reads memory as fast as it can be read: for the bandwidth.
 KERNEL read_all(const __grid_constant__ Read p) {

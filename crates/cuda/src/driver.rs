@@ -212,6 +212,17 @@ impl Device {
             .map_err(failed("nothing can be copied to the device"))
     }
 
+    /// Clears memory of the device, in the stream's order.
+    ///
+    /// # Safety
+    ///
+    /// The range is memory of the device.
+    pub(crate) unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }
+            .map_err(failed("memory cannot be cleared"))
+    }
+
     /// Copies from the device, in the stream's order.
     ///
     /// # Safety
@@ -396,6 +407,11 @@ impl<T: Pod> Pinned<T> {
         Ok(Pinned { device: Arc::clone(device), start, len })
     }
 
+    /// Where the device finds it.
+    pub(crate) fn address(&self) -> u64 {
+        self.start as u64
+    }
+
     pub(crate) fn slice(&self) -> &[T] {
         // SAFETY: taken and filled by `zeroed`.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
@@ -456,6 +472,12 @@ pub(crate) struct Mark {
 unsafe impl Send for Mark {}
 
 impl Mark {
+    /// Waits until the stream has come here.
+    pub(crate) fn wait(&self) -> Result<()> {
+        // SAFETY: the event is alive and was recorded.
+        unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel failed"))
+    }
+
     /// The seconds from an earlier mark to this one; the stream has come here.
     pub(crate) fn seconds_since(&self, earlier: &Mark) -> Result<f64> {
         // SAFETY: both events are alive and were recorded.

@@ -26,21 +26,21 @@ const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
 /// The most shared memory that blocks of `dot` ask for.
-const DOT_MOST_BYTES: usize = crate::driver::SHARED_BYTES;
+pub(crate) const DOT_MOST_BYTES: usize = crate::driver::SHARED_BYTES;
 /// Warps of a block of `dot`.
 const DOT_WARPS: usize = 8;
 /// The most shared memory that blocks of attention may ask for.
 pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
 
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
-/// barriers, and the sums of parts of columns, of two tiles by turns.
-pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize) -> usize {
+/// barriers, the sums of parts of columns, of two tiles by turns, and a single row of `held` columns.
+pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize, held: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let chunks = if kind == Kind::U4 { 4 } else { 2 } / tiles;
     let slot = tiles * chunks * kind.chunk_bytes();
     let depth = if slot > 2560 { 2 } else { 4 };
     let sums = 2 * DOT_WARPS * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
-    DOT_WARPS * depth * (slot + 8) + 4 * sums
+    DOT_WARPS * depth * (slot + 8) + 4 * sums + 2 * held
 }
 
 /// The kernels of one kind of planes.
@@ -68,6 +68,7 @@ pub(crate) struct Kernels {
     pub(crate) pool: Kernel,
     pub(crate) route: Kernel,
     pub(crate) expert_sum: Kernel,
+    pub(crate) choose: Kernel,
     pub(crate) conv: Kernel,
     pub(crate) scan: Kernel,
     pub(crate) read_all: Kernel,
@@ -126,6 +127,7 @@ impl Kernels {
             pool: rows.kernel("pool", 0)?,
             route: rows.kernel("route", 0)?,
             expert_sum: rows.kernel("expert_sum", 0)?,
+            choose: rows.kernel("choose", 0)?,
             conv: state.kernel("conv", 0)?,
             scan: state.kernel("scan", 0)?,
             read_all: state.kernel("read_all", 0)?,

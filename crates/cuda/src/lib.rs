@@ -6,6 +6,7 @@ mod arena;
 mod codes;
 mod driver;
 mod feed;
+mod generate;
 mod kernels;
 mod lower;
 mod model;
@@ -73,6 +74,11 @@ impl Cuda {
         if let Some(state) = state {
             return Some(format!("a scan with {state} elements a row (at most {MOST_STATE})"));
         }
+        let program = lower::lower(plan, self.fuse);
+        let too_wide = program.stages.iter().find_map(|stage| step::too_much_memory(plan, stage));
+        if too_wide.is_some() {
+            return too_wide;
+        }
         let pairs = plan.ops.iter().filter_map(|op| match op {
             Op::ExpertLinear { route, experts, .. } => {
                 Some(limits.tokens * route.map_or(*experts, |route| plan.width(route) / 2))
@@ -86,7 +92,7 @@ impl Cuda {
     fn measure_bandwidth(&self) -> Result<f64> {
         self.device.enter()?;
         let free = self.device.free_memory()? as usize / 2;
-        let bytes = BANDWIDTH_BYTES.min(free).next_multiple_of(1 << 20);
+        let bytes = BANDWIDTH_BYTES.min(free) >> 20 << 20;
         let memory = driver::Memory::zeroed(&self.device, bytes, "the test of bandwidth")?;
         let read = parameters::Read {
             from: memory.address,
@@ -116,8 +122,8 @@ impl Backend for Cuda {
         1
     }
 
-    fn bandwidth(&self) -> f64 {
-        self.measure_bandwidth().expect("a device that was opened reads its memory")
+    fn bandwidth(&self) -> Result<f64> {
+        self.measure_bandwidth()
     }
 
     fn available_memory(&self) -> Option<u64> {

@@ -51,8 +51,7 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
         next = lowering.op(next);
     }
     let output = lowering.floats[&plan.output().0];
-    let angles =
-        |rope| Stage { rows: Rows::Tokens, work: Work::Angles { rope }, name: "angles".to_owned() };
+    let angles = |rope| Stage::new(Rows::Tokens, Work::Angles { rope }, "angles");
     let mut stages: Vec<Stage> = (0..lowering.ropes.len()).map(angles).collect();
     stages.extend(lowering.stages);
     let (values, ropes, routings) = (lowering.values, lowering.ropes, lowering.routings);
@@ -79,7 +78,7 @@ struct Lowering<'a> {
 impl Lowering<'_> {
     fn push(&mut self, i: usize, work: Work, name: &str) {
         let rows = self.plan.rows(PlanValue(i));
-        self.stages.push(Stage { rows, work, name: name.to_owned() });
+        self.stages.push(Stage::new(rows, work, name));
     }
 
     fn value(&mut self, rows: Rows, content: Content) -> Value {

@@ -19,23 +19,28 @@ use crate::weights::Weights;
 /// Steps of up to so many rows are recorded: those that generate.
 const RECORDED_ROWS: usize = 16;
 
+/// Tokens, outputs and spans of a step, which its grids follow from; and whether it chooses tokens.
+type GraphKey = (usize, usize, usize, bool);
+
 /// A plan on a device.
 pub(crate) struct CudaModel {
     // Graphs are dropped before the kernels and the memory that they use.
-    graphs: HashMap<(usize, usize, usize), Graph>,
-    device: Arc<Device>,
+    graphs: HashMap<GraphKey, Graph>,
+    pub(crate) device: Arc<Device>,
     kernels: Arc<Kernels>,
-    plan: Arc<Plan>,
-    limits: Limits,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) limits: Limits,
     program: Program,
-    sizes: Sizes,
+    pub(crate) sizes: Sizes,
     weights: Weights,
-    addresses: Addresses,
+    pub(crate) addresses: Addresses,
     /// Everything but the weights.
     _memory: Vec<Memory>,
     feed: Vec<u32>,
     sent: Pinned<u32>,
     received: Pinned<f32>,
+    /// Tokens that the device chose, of even and of odd steps.
+    pub(crate) chosen: Pinned<u32>,
     feed_memory: Memory,
     profile: Option<Times>,
 }
@@ -92,6 +97,10 @@ impl CudaModel {
             device.finish()?;
             addresses.turns.push((address, magnitude));
         }
+        // With a count of blocks and one of steps.
+        addresses.best = take(8 * sizes.outputs + 8, "the largest logits")?;
+        let chosen = Pinned::zeroed(device, 2 * sizes.outputs)?;
+        addresses.chosen = chosen.address();
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
         addresses.feed = feed_memory.address;
         Ok(CudaModel {
@@ -105,6 +114,7 @@ impl CudaModel {
             feed: Vec::with_capacity(sizes.feed_len),
             sent: Pinned::zeroed(device, sizes.feed_len)?,
             received: Pinned::zeroed(device, sizes.output_len)?,
+            chosen,
             feed_memory,
             program,
             sizes,
@@ -130,7 +140,7 @@ impl CudaModel {
     }
 
     /// Copies the step's numbers to the device.
-    fn send_feed(&mut self, batch: &Batch) -> Result<()> {
+    pub(crate) fn send_feed(&mut self, batch: &Batch) -> Result<()> {
         feed::write(batch, &mut self.feed);
         if self.feed.len() > self.sent.slice().len() {
             // Sequences that share many pages: recorded steps have the old address.
@@ -180,12 +190,11 @@ impl CudaModel {
     }
 
     /// Sends all stages, recorded if the step is a small one.
-    fn send_stages(&mut self, batch: &Batch) -> Result<()> {
+    pub(crate) fn send_stages(&mut self, batch: &Batch, chooses: bool) -> Result<()> {
         if self.profile.is_some() {
             return self.send_profiled(batch);
         }
-        // The grids of stages follow from these numbers.
-        let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len());
+        let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len(), chooses);
         if key.0 > RECORDED_ROWS {
             let step = self.step(batch);
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
@@ -193,7 +202,10 @@ impl CudaModel {
         if !self.graphs.contains_key(&key) {
             let step = self.step(batch);
             let stages = &self.program.stages;
-            let send = || stages.iter().try_for_each(|stage| step.run(stage));
+            let send = || {
+                stages.iter().try_for_each(|stage| step.run(stage))?;
+                if chooses { step.choose() } else { Ok(()) }
+            };
             let graph = self.device.record(send)?;
             self.graphs.insert(key, graph);
         }
@@ -262,7 +274,7 @@ impl Model for CudaModel {
 
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         self.begin(batch, logits)?;
-        let sent = self.send_stages(batch);
+        let sent = self.send_stages(batch, false);
         self.end(sent, batch, logits)
     }
 
@@ -278,33 +290,45 @@ impl Model for CudaModel {
         self.end(sent, batch, logits)
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) {
+    fn generate(
+        &mut self,
+        batch: Batch,
+        steps: usize,
+        each: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> Result<()> {
+        if self.profile.is_some() || batch.tokens.len() > RECORDED_ROWS {
+            return bodkin_backend::generate(self, batch, steps, each);
+        }
+        self.generate_ahead(batch, steps, each)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
         if from == to {
-            return;
+            return Ok(());
         }
         let cells = self.plan.states.iter().zip(&self.addresses.states);
         for (state, address) in cells {
             let bytes = 4 * state.elements();
             let cell = |number: u32| address + u64::from(number) * bytes as u64;
-            let entered = self.device.enter();
+            self.device.enter()?;
             // SAFETY: both cells are among those of the state.
-            let copied =
-                entered.and_then(|()| unsafe { self.device.copy(cell(to), cell(from), bytes) });
-            copied.expect("a device that has run steps copies");
+            unsafe { self.device.copy(cell(to), cell(from), bytes) }?;
         }
+        Ok(())
     }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
         let counts = self.program.routings.iter().zip(&self.addresses.counts);
-        let read = |(&experts, &address): (&usize, &u64)| {
+        let read = |(&experts, &address): (&usize, &u64)| -> Result<Vec<u64>> {
             let mut counts = vec![0u32; experts];
-            let entered = self.device.enter();
+            self.device.enter()?;
             // SAFETY: there are as many counts; the copy is waited for.
-            let read = entered.and_then(|()| unsafe { self.device.receive(&mut counts, address) });
-            read.and_then(|()| self.device.finish()).expect("a device that has run steps copies");
-            counts.into_iter().map(u64::from).collect()
+            unsafe { self.device.receive(&mut counts, address) }?;
+            self.device.finish()?;
+            Ok(counts.into_iter().map(u64::from).collect())
         };
-        counts.map(read).collect()
+        // A device that is lost says so in the next step.
+        counts.map(read).collect::<Result<_>>().unwrap_or_default()
     }
 
     fn set_profiling(&mut self, on: bool) {

@@ -1,21 +1,22 @@
-//! What kernels are told: the structures of `kernels/*.cu`, field by field. Addresses are those of
-//! the device; 0 is none.
+//! What kernels are told: the structures of `kernels/*.cu`, field by field, with their bytes, which
+//! are checked there too. Addresses are those of the device; 0 is none.
 
 use bytemuck::{Pod, Zeroable};
 
 /// Derives what lets a structure be handed to a kernel.
 macro_rules! parameters {
-    ($($(#[$about:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
+    ($($(#[$about:meta])* struct $name:ident: $bytes:literal { $($field:ident: $type:ty,)* })*) => {
         $($(#[$about])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-        pub(crate) struct $name { $(pub(crate) $field: $type,)* })*
+        pub(crate) struct $name { $(pub(crate) $field: $type,)* }
+        const _: () = assert!(size_of::<$name>() == $bytes);)*
     };
 }
 
 parameters! {
     /// A matrix of a product.
-    struct Matrix {
+    struct Matrix: 48 {
         planes: u64,
         scales: u64,
         bias: u64,
@@ -27,7 +28,7 @@ parameters! {
     }
 
     /// A product with up to four matrices.
-    struct Product {
+    struct Product: 312 {
         matrices: [Matrix; 4],
         input: u64,
         feed: u64,
@@ -55,7 +56,7 @@ parameters! {
     }
 
     /// Attention.
-    struct Attend {
+    struct Attend: 168 {
         q: u64,
         keys: u64,
         values: u64,
@@ -89,7 +90,7 @@ parameters! {
     }
 
     /// Keeping keys and values, and rotating them and queries.
-    struct Store {
+    struct Store: 112 {
         q: u64,
         k: u64,
         v: u64,
@@ -113,7 +114,7 @@ parameters! {
     }
 
     /// Sines and cosines.
-    struct Angles {
+    struct Angles: 32 {
         turns: u64,
         feed: u64,
         out: u64,
@@ -122,7 +123,7 @@ parameters! {
     }
 
     /// Rows of a table.
-    struct Embed {
+    struct Embed: 48 {
         planes: u64,
         scales: u64,
         feed: u64,
@@ -134,7 +135,7 @@ parameters! {
     }
 
     /// A norm.
-    struct Norm {
+    struct Norm: 72 {
         x: u64,
         weight: u64,
         bias: u64,
@@ -151,7 +152,7 @@ parameters! {
     }
 
     /// Inputs of products.
-    struct Prepare {
+    struct Prepare: 32 {
         x: u64,
         out: u64,
         stride: u32,
@@ -161,7 +162,7 @@ parameters! {
     }
 
     /// Functions of one or two elements.
-    struct Elementwise {
+    struct Elementwise: 56 {
         a: u64,
         b: u64,
         out: u64,
@@ -176,7 +177,7 @@ parameters! {
     }
 
     /// A rotation.
-    struct Rotate {
+    struct Rotate: 48 {
         x: u64,
         angles: u64,
         out: u64,
@@ -189,7 +190,7 @@ parameters! {
     }
 
     /// Columns of one or two values.
-    struct Arrange {
+    struct Arrange: 64 {
         a: u64,
         b: u64,
         out: u64,
@@ -206,7 +207,7 @@ parameters! {
     }
 
     /// Pooling.
-    struct Pool {
+    struct Pool: 40 {
         x: u64,
         feed: u64,
         out: u64,
@@ -217,7 +218,7 @@ parameters! {
     }
 
     /// The choice of experts.
-    struct Route {
+    struct Route: 72 {
         scores: u64,
         bias: u64,
         out: u64,
@@ -235,7 +236,7 @@ parameters! {
     }
 
     /// The weighted sum of experts' results.
-    struct ExpertSum {
+    struct ExpertSum: 48 {
         x: u64,
         route: u64,
         out: u64,
@@ -248,7 +249,7 @@ parameters! {
     }
 
     /// A convolution.
-    struct Conv {
+    struct Conv: 64 {
         x: u64,
         weight: u64,
         bias: u64,
@@ -262,7 +263,7 @@ parameters! {
     }
 
     /// A state-space layer.
-    struct Scan {
+    struct Scan: 120 {
         x: u64,
         b: u64,
         c: u64,
@@ -285,8 +286,21 @@ parameters! {
         padding: u32,
     }
 
+    /// The choice of the likeliest tokens.
+    struct Choose: 56 {
+        logits: u64,
+        feed: u64,
+        best: u64,
+        counts: u64,
+        chosen: u64,
+        stride: u32,
+        width: u32,
+        outputs: u32,
+        padding: u32,
+    }
+
     /// Reading for its own sake.
-    struct Read {
+    struct Read: 24 {
         from: u64,
         sums: u64,
         count: u64,

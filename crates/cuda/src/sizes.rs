@@ -37,6 +37,8 @@ pub(crate) struct Sizes {
     pub(crate) arrival_bytes: usize,
     /// Numbers of a step.
     pub(crate) feed_len: usize,
+    /// Rows of logits.
+    pub(crate) outputs: usize,
     /// Floats that the host reads.
     pub(crate) output_len: usize,
 }
@@ -80,6 +82,7 @@ impl Sizes {
             partial_bytes: spread_rows * row_bytes,
             arrival_bytes: 4 * spread_rows * heads,
             feed_len: feed::capacity(tokens, outputs, &limits.pages),
+            outputs,
             output_len: outputs * plan.output_width(),
         }
     }

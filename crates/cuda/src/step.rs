@@ -11,8 +11,9 @@ use bodkin_backend::Result;
 use bodkin_model::{Plan, Rows, WeightId};
 
 use crate::driver::Device;
-use crate::kernels::Kernels;
-use crate::lower::{Content, Program, Stage, Value, Work};
+use crate::kernels::{ATTEND_SHARED_BYTES, DOT_MOST_BYTES, Kernels, dot_shared_bytes};
+use crate::lower::{After, Content, Program, Stage, Value, Work};
+use crate::planes::{CHUNK_COLS, Kind};
 use crate::sizes::Sizes;
 use crate::weights::Placed;
 
@@ -37,6 +38,10 @@ pub(crate) struct Addresses {
     /// Half turns a position of each rotation, and the factor of sines and cosines.
     pub(crate) turns: Vec<(u64, f32)>,
     pub(crate) angles: Vec<u64>,
+    /// The largest logits of rows while tokens are chosen, then two counts.
+    pub(crate) best: u64,
+    /// Tokens that were chosen, in memory of the host.
+    pub(crate) chosen: u64,
     /// Counts of each routing.
     pub(crate) counts: Vec<u64>,
 }
@@ -55,6 +60,36 @@ pub(crate) struct Step<'a> {
     pub(crate) spans: usize,
     /// Whether inputs of products are read back: then no product makes its own.
     pub(crate) is_observed: bool,
+}
+
+/// What a stage cannot do because a block has not the shared memory for it.
+pub(crate) fn too_much_memory(plan: &Plan, stage: &Stage) -> Option<String> {
+    let (what, bytes, limit) = match &stage.work {
+        Work::Product { factors, after, experts, .. } => {
+            let weight = plan.weight(factors[0].weight);
+            let kind = Kind::of(weight.format);
+            if kind == Kind::F32 {
+                return None;
+            }
+            let is_gated = matches!(after, After::Gate { .. });
+            let cols = weight.cols.next_multiple_of(CHUNK_COLS);
+            let held = if experts.is_none() { cols } else { 0 };
+            let one = dot_shared_bytes(kind, is_gated, 1, held);
+            let bytes = one.max(dot_shared_bytes(kind, is_gated, DOT_ROWS, 0));
+            (format!("{cols} columns of {}", weight.name), bytes, DOT_MOST_BYTES)
+        }
+        Work::Attend { attention, slot, .. } => {
+            let bytes = attention::shared_bytes(attention, &plan.slots[*slot]);
+            let what = format!("heads of {} + {}", attention.key_dim, attention.value_dim);
+            (what, bytes, ATTEND_SHARED_BYTES)
+        }
+        Work::Route { routing, .. } => {
+            let what = format!("a choice among {} experts", routing.experts);
+            (what, product::route_shared_bytes(routing), 48 << 10)
+        }
+        _ => return None,
+    };
+    (bytes > limit).then(|| format!("{what}: {bytes} bytes of a block's {limit}"))
 }
 
 impl Step<'_> {

@@ -191,7 +191,7 @@ impl Worker {
             if running.sequence.tokens.len() == running.request.prompt.len()
                 && let Some((from, to)) = self.pages.checkpoint(&mut running.sequence)
             {
-                self.model.copy_state(from, to);
+                self.model.copy_state(from, to)?;
             }
             if running.pending.is_empty() {
                 let logits = rows.next().expect("a row for each request that was read to its end");

@@ -164,7 +164,7 @@ fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> 
     let (mut first, mut copy) = (pages.start(0), pages.start(0));
     let (start, rest) = case.tokens.split_at(11);
     step(model.as_mut(), &mut pages, &mut [(&mut first, start)])?;
-    model.copy_state(first.cell, copy.cell);
+    model.copy_state(first.cell, copy.cell)?;
     copy.position = first.position;
     // The first goes another way beside its copy, then alone.
     let (same, more) = rest.split_at(5);

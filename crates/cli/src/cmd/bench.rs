@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, Span};
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
 use crate::backends::SparseWeights;
@@ -146,7 +146,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     let plan = &opened.plan;
     let tokens = test.depth + test.prompt + test.generate;
     let step = args.batch_size.min((test.depth.max(test.prompt)).max(1));
-    let pages = Pages::needed(&plan.windows(), tokens, step, 1);
+    let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), 1);
     let limits = Limits { tokens: step, outputs: 1, pages, states: 1 };
     let mut session = Session::new(opened.load(backend, &limits)?, step);
     let mut samples_ns = Vec::new();
@@ -185,7 +185,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         profile,
         experts,
     };
-    row.bandwidth = backend.bandwidth();
+    row.bandwidth = backend.bandwidth()?;
     Ok(row)
 }
 
@@ -193,7 +193,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
 pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Result<f64> {
     const TOKENS: usize = 64;
     let backend = machine.backend()?;
-    let pages = Pages::needed(&opened.plan.windows(), TOKENS, 1, 1);
+    let pages = Pages::needed(&opened.plan.windows(), TOKENS, PAGE_TOKENS, 1);
     let limits = Limits { tokens: 1, outputs: 1, pages, states: 1 };
     let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1);
     session.run(Test { prompt: 0, generate: 1, depth: 0 })?;
@@ -245,9 +245,7 @@ impl Session {
         self.experts_before = expert_counts(&*self.model);
         let start = Instant::now();
         self.read(test.prompt)?;
-        for _ in 0..test.generate {
-            self.read(1)?;
-        }
+        self.generate(test.generate)?;
         Ok(start.elapsed().as_nanos() as u64)
     }
 
@@ -264,6 +262,31 @@ impl Session {
     fn restart(&mut self) {
         let fresh = self.pages.start(&[]);
         self.pages.release(std::mem::replace(&mut self.sequence, fresh));
+    }
+
+    /// Generates `count` tokens greedily, as an engine does, a page of them at a time: nobody looks
+    /// at logits.
+    fn generate(&mut self, count: usize) -> Result<()> {
+        let (mut next, mut left) = (self.token(), count);
+        while left > 0 {
+            let len = left.min(PAGE_TOKENS);
+            ensure!(
+                self.pages.reserve(&mut self.sequence, len),
+                "pages for all tokens of the test"
+            );
+            let (position, tables) = (self.sequence.tokens.len(), self.sequence.tables.clone());
+            let span = Span { len: 1, position, tables, state: self.sequence.state() };
+            let batch = Batch { tokens: vec![next], spans: vec![span], outputs: vec![0] };
+            let mut stored = vec![next];
+            self.model.generate(batch, len, &mut |chosen| {
+                stored.extend(chosen);
+                true
+            })?;
+            next = stored[len];
+            self.pages.advance(&mut self.sequence, &stored[..len]);
+            left -= len;
+        }
+        Ok(())
     }
 
     /// Runs `count` more tokens, as many in a step as fit, with logits for the last.

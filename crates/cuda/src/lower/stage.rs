@@ -235,6 +235,10 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
+    pub(crate) fn new(rows: Rows, work: Work, name: &str) -> Stage {
+        Stage { rows, work, name: name.to_owned() }
+    }
+
     /// Shows every value that is read or written.
     pub(crate) fn values(&self, show: &mut dyn FnMut(Value)) {
         let values: Vec<Option<Value>> = match &self.work {

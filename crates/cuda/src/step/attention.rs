@@ -2,7 +2,7 @@
 //! that are alone in their sequences do both at once; of others every row has to be kept first.
 
 use bodkin_backend::Result;
-use bodkin_model::{Attention, RopeStyle};
+use bodkin_model::{Attention, KvSlot, RopeStyle};
 
 use super::{Step, THREADS};
 use crate::kernels::ATTEND_SHARED_BYTES;
@@ -18,8 +18,8 @@ impl Step<'_> {
         let shape = &self.plan.slots[*slot];
         let (keys, values) = (key_stride(shape), value_stride(shape));
         let kept = 2 * SEGMENT * (keys + values);
-        let is_alone = self.spans == self.tokens
-            && shared_bytes(a, keys, values) + kept <= ATTEND_SHARED_BYTES;
+        let is_alone =
+            self.spans == self.tokens && shared_bytes(a, shape) + kept <= ATTEND_SHARED_BYTES;
         if !is_alone {
             self.store(rows, work)?;
         }
@@ -65,7 +65,7 @@ impl Step<'_> {
         let group = a.heads / a.kv_heads;
         let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
         let kernel = self.kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
-        let shared = shared_bytes(a, keys, values) + if is_alone { kept } else { 0 };
+        let shared = shared_bytes(a, shape) + if is_alone { kept } else { 0 };
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
         unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
     }
@@ -112,7 +112,8 @@ fn heads_of_block(a: &Attention) -> usize {
 }
 
 /// Shared memory of a block for queries, weights of positions and sums of values.
-fn shared_bytes(a: &Attention, keys: usize, values: usize) -> usize {
+pub(super) fn shared_bytes(a: &Attention, slot: &KvSlot) -> usize {
+    let (keys, values) = (key_stride(slot), value_stride(slot));
     let splits = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
     4 * heads_of_block(a) * (keys + SEGMENT + (splits + 1) * values)
 }

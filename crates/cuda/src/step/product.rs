@@ -1,7 +1,7 @@
 //! Products with weights, and the choice of experts and the sum of their results around them.
 
 use bodkin_backend::Result;
-use bodkin_model::Gating;
+use bodkin_model::{Gating, Routing};
 
 use super::rows::act_number;
 use super::{DOT_ROWS, Step, THREADS};
@@ -112,9 +112,9 @@ impl Step<'_> {
         let kernel = kernels.dot[wide][usize::from(is_gated)];
         let cols = if product.used == 0 { rows } else { 1 };
         // A single row of input is held too.
-        let input =
-            if product.used == 0 && rows == 1 { 2 * product.input_stride as usize } else { 0 };
-        let shared = dot_shared_bytes(first.shape.kind, is_gated, cols) + input;
+        let is_held = product.used == 0 && rows == 1;
+        let held = if is_held { product.input_stride as usize } else { 0 };
+        let shared = dot_shared_bytes(first.shape.kind, is_gated, cols, held);
         // SAFETY: as above; the routed experts are below their number.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, product) }
     }
@@ -143,7 +143,7 @@ impl Step<'_> {
             normalize: u32::from(routing.normalize),
             padding: 0,
         };
-        let shared = 4 * (2 * routing.experts + routing.groups);
+        let shared = route_shared_bytes(routing);
         // SAFETY: there are counts of all experts.
         unsafe { self.device.launch(self.kernels.route, [rows, 1, 1], 32, shared, &parameters) }
     }
@@ -171,4 +171,9 @@ impl Step<'_> {
         // SAFETY: values have room for the step's rows.
         unsafe { self.device.launch(self.kernels.expert_sum, grid, THREADS, 0, &parameters) }
     }
+}
+
+/// Shared memory of a block that chooses experts.
+pub(super) fn route_shared_bytes(routing: &Routing) -> usize {
+    4 * (2 * routing.experts + routing.groups)
 }

@@ -37,7 +37,7 @@ pub(crate) struct Meter {
     backend: Box<dyn Backend>,
     plan: Arc<Plan>,
     /// Bytes a second, measured when first asked for.
-    bandwidth: OnceCell<f64>,
+    bandwidth: OnceCell<Option<f64>>,
 }
 
 /// One answer and what it took.
@@ -197,15 +197,18 @@ impl Meter {
             let (plan, backend) = (&self.plan, self.backend.as_ref());
             let kept = load::kv_bytes(plan, backend, context) + load::cell_bytes(plan, backend);
             let speed = (cost.step_weight_bytes + kept) as f64 * rate(steps, timings.generate_ms);
-            let bandwidth = *self.bandwidth.get_or_init(|| self.backend.bandwidth());
             let _ = write!(
                 text,
-                ", {:.1} tok/s, {:.1} GB/s, {:.0} % of the {:.1} GB/s that memory gives",
+                ", {:.1} tok/s, {:.1} GB/s",
                 rate(steps, timings.generate_ms),
                 speed / 1e9,
-                100.0 * speed / bandwidth,
-                bandwidth / 1e9,
             );
+            // A device that has no answer to this has none to the next step either.
+            let measured = self.bandwidth.get_or_init(|| self.backend.bandwidth().ok());
+            if let Some(bandwidth) = measured {
+                let (share, gb_s) = (100.0 * speed / bandwidth, bandwidth / 1e9);
+                let _ = write!(text, ", {share:.0} % of the {gb_s:.1} GB/s that memory gives");
+            }
         }
         text
     }

@@ -1,0 +1,46 @@
+//! Generation where only the likeliest token of each row is wanted, not its logits.
+
+use crate::{Batch, Model, Result};
+
+/// The place of the largest of a row's logits, the first of equals; what is no number is never
+/// chosen, and if nothing is left, 0 is.
+pub fn likeliest(logits: &[f32]) -> u32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == most).unwrap_or(0) as u32
+}
+
+/// What [`Model::generate`] does on any backend: a step, a look at its logits, the next step.
+///
+/// # Errors
+/// Those of [`Model::forward`].
+pub fn generate<M: Model + ?Sized>(
+    model: &mut M,
+    mut batch: Batch,
+    steps: usize,
+    each: &mut dyn FnMut(&[u32]) -> bool,
+) -> Result<()> {
+    let width = model.plan().output_width();
+    let mut logits = vec![0.0; batch.outputs.len() * width];
+    for _ in 0..steps {
+        model.forward(&batch, &mut logits)?;
+        batch.tokens.clear();
+        batch.tokens.extend(logits.chunks_exact(width).map(likeliest));
+        if !each(&batch.tokens) {
+            break;
+        }
+        batch.spans.iter_mut().for_each(|span| span.position += 1);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_the_largest_is_the_likeliest() {
+        assert_eq!(likeliest(&[0.5, f32::NAN, 2.0, -1.0, 2.0]), 2);
+        assert_eq!(likeliest(&[f32::NAN, f32::NEG_INFINITY]), 1);
+        assert_eq!(likeliest(&[f32::NAN]), 0);
+    }
+}

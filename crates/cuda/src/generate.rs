@@ -1,0 +1,63 @@
+//! Generation without the host: a step's last kernel makes the likeliest tokens those of the next
+//! step, which is sent before the host has seen them.
+
+use std::collections::VecDeque;
+
+use bodkin_backend::{Batch, Result};
+
+use crate::model::CudaModel;
+
+impl CudaModel {
+    /// What `Model::generate` promises, for steps that are recorded.
+    ///
+    /// # Panics
+    /// If a row is no output.
+    pub(crate) fn generate_ahead(
+        &mut self,
+        batch: Batch,
+        steps: usize,
+        each: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> Result<()> {
+        assert_eq!(batch.outputs.len(), batch.tokens.len(), "every row is an output");
+        let mut end = batch.clone();
+        end.spans.iter_mut().for_each(|span| span.position += steps.saturating_sub(1));
+        end.check(&self.plan, &self.limits)?;
+        batch.check(&self.plan, &self.limits)?;
+        self.device.enter()?;
+        self.send_feed(&batch)?;
+        // SAFETY: so much was taken when the model was loaded.
+        unsafe { self.device.clear(self.addresses.best, 8 * self.sizes.outputs + 8) }?;
+        let run = self.send_and_show(&batch, steps, each);
+        // What was sent still writes; the first error says more than one of waiting.
+        let finished = self.device.finish();
+        run.and(finished)
+    }
+
+    /// Sends steps, and shows the tokens of each while the next one runs.
+    fn send_and_show(
+        &mut self,
+        batch: &Batch,
+        steps: usize,
+        each: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> Result<()> {
+        // A recurrent state cannot go back to where it was before a step.
+        let ahead = usize::from(self.plan.states.is_empty());
+        let mut marks = VecDeque::new();
+        let mut sent = 0;
+        for seen in 0..steps {
+            while sent < steps && sent <= seen + ahead {
+                self.send_stages(batch, true)?;
+                marks.push_back(self.device.mark()?);
+                sent += 1;
+            }
+            if let Some(mark) = marks.pop_front() {
+                mark.wait()?;
+            }
+            let rows = batch.outputs.len();
+            if !each(&self.chosen.slice()[seen % 2 * rows..][..rows]) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
