@@ -206,7 +206,8 @@ pub fn write(
     Ok(writer.write_to(out)?)
 }
 
-/// Stores the rows of a tensor, whose data are `data`, in another format and hands them on in order, some at a time.
+/// Stores the rows of a tensor, whose data are `data`, in another format and hands them on in
+/// order, some at a time.
 fn convert(
     data: &[u8],
     tensor: &Tensor,

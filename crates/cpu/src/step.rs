@@ -22,7 +22,8 @@ use crate::simd::Simd;
 use crate::weights::{Prepared, read_row};
 
 /// Pieces into which a thread's share of a product is cut, so that one that the system holds up
-/// does not hold up the others. They are of about as many bytes each: rows of sparse weights differ.
+/// does not hold up the others. They are of about as many bytes each: rows of sparse weights
+/// differ.
 pub(crate) const CHUNKS_PER_THREAD: usize = 8;
 
 /// Everything that the threads of a step share.

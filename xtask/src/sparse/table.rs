@@ -31,7 +31,8 @@ fn spread(row: &Value) -> String {
 /// Zeros that are left out.
 fn weights(rows: &[Value]) -> Result<String> {
     let mut out = String::from(
-        "| format | zeros | test | dense, tok/s | sparse, tok/s | ratio | of pairs | bytes allow |\n\
+        "| format | zeros | test | dense, tok/s | sparse, tok/s | ratio | of pairs | \
+         bytes allow |\n\
          | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for row in rows.iter().filter(|row| row["kind"] == "weights") {
