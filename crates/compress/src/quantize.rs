@@ -37,12 +37,16 @@ impl Importance {
                 continue;
             };
             let matrices = entry.counts.len();
-            if entry.cols() != tensor.cols() || !tensor.rows().is_multiple_of(matrices.max(1)) {
-                let item = format!("imatrix of {}", tensor.name);
-                let (rows, cols) = (tensor.rows(), tensor.cols());
-                let expected = format!("matrices of {cols} columns that share {rows} rows");
-                let found = format!("{matrices} matrices of {} columns", entry.cols());
-                return Err(Error::invalid(item, expected, found));
+            let (rows, cols) = (tensor.rows(), tensor.cols());
+            let invalid = |expected: String, found: String| {
+                Error::invalid(format!("imatrix of {}", tensor.name), expected, found)
+            };
+            if entry.cols() != cols {
+                return Err(invalid(format!("{cols} columns"), entry.cols().to_string()));
+            }
+            if !rows.is_multiple_of(matrices.max(1)) {
+                let expected = format!("matrices that share {rows} rows");
+                return Err(invalid(expected, format!("{matrices} of them")));
             }
             let means = (0..matrices).map(|matrix| entry.mean_squares(matrix)).collect();
             importance.tensors.insert(tensor.name.clone(), means);
