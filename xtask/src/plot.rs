@@ -1,13 +1,17 @@
 //! `cargo xtask plot`: perplexity against tokens a second, for every variant of a model that was
-//! measured: dense, pruned, and with activations skipped. Reads the rows of `quality` and `sparse`
-//! under `benches/results`, the last one of each variant, and writes `docs/sparsity.svg`.
+//! measured: dense, pruned, and with activations skipped. Reads the rows of `quality` (with speeds
+//! of its `--speeds`) and `sparse`, the newest of each variant, and writes `docs/sparsity.svg`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
+
+use crate::quality::KEYS as QUALITY_KEYS;
+use crate::results::{newest, number, text};
+use crate::sparse::KEYS as SPARSE_KEYS;
 
 const OUT: &str = "docs/sparsity.svg";
 const WIDTH: f64 = 860.0;
@@ -35,18 +39,12 @@ struct Mark {
 
 /// Draws it.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let mut marks = BTreeMap::new();
-    for name in ["quality.jsonl", "sparse.jsonl"] {
-        let path = root.join("benches/results").join(name);
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        for line in text.lines() {
-            let row: Value =
-                serde_json::from_str(line).with_context(|| path.display().to_string())?;
-            if row["file"] == args.file.as_str() {
-                marks.extend(marks_of(&row));
-            }
-        }
+    let mut rows = Vec::new();
+    for (name, keys) in [("quality.jsonl", &QUALITY_KEYS[..]), ("sparse.jsonl", &SPARSE_KEYS)] {
+        rows.extend(newest(&root.join("benches/results").join(name), keys)?);
     }
+    rows.retain(|row| row["file"] == args.file.as_str());
+    let marks = marks(&rows);
     ensure!(
         marks.len() > 1,
         "{}: expected rows of some variants, found {}",
@@ -54,43 +52,44 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         marks.len()
     );
     let path = root.join(OUT);
-    std::fs::create_dir_all(path.parent().context("a file in a folder")?)?;
     std::fs::write(&path, draw(&args.file, &marks)?)?;
     println!("{OUT}: {} variants", marks.len());
     Ok(())
 }
 
-/// The variants of a row, by their names.
-fn marks_of(row: &Value) -> Vec<(String, Mark)> {
-    let mark = |series, speed: &Value, perplexity: &Value| {
-        let (speed, perplexity) = (speed.as_f64()?, perplexity.as_f64()?);
-        Some(Mark { series, speed, perplexity })
+/// The variants of a model whose perplexity and speed are known, by their names.
+fn marks(rows: &[Value]) -> BTreeMap<String, Mark> {
+    let speed = |variant: &str| {
+        let is_it = |row: &&Value| row["kind"] == "speed" && row["variant"] == variant;
+        rows.iter().find(is_it).and_then(|row| row["tokens_per_second"].as_f64())
     };
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    match row["kind"].as_str() {
-        Some("prune") => {
-            let rows = row["rows"].as_array().map_or(&[][..], Vec::as_slice);
-            let marks = rows.iter().enumerate().filter_map(|(i, variant)| {
-                // The second row is the pruned model, the others are dense.
-                let (series, name) = match i {
-                    1 => {
-                        let (method, amount) = (text(&row["method"]), text(&row["amount"]));
-                        (1, format!("{method} {amount} {}", text(&row["format"])))
-                    }
-                    _ => (0, text(&variant["what"])),
-                };
-                let mark = mark(series, &variant["tokens_per_second"], &variant["perplexity"])?;
-                Some((name, mark))
-            });
-            marks.collect()
+    let mut marks = BTreeMap::new();
+    let mut mark = |name: String, series: usize, speed: Option<f64>, perplexity: &Value| {
+        if let (Some(speed), Some(perplexity)) = (speed, perplexity.as_f64()) {
+            marks.insert(name, Mark { series, speed, perplexity });
         }
-        Some("activations") if row["test"].as_str().is_some_and(|t| t.starts_with("tg")) => {
-            let skipped = mark(2, &row["sparse_tok_s"], &row["perplexity"]);
-            let name = format!("{:.0} % skipped", 100.0 * row["share"].as_f64().unwrap_or(0.0));
-            skipped.map(|mark| (name, mark)).into_iter().collect()
+    };
+    for row in rows {
+        match text(row, "kind") {
+            "quantize" => {
+                let kind = text(row, "type");
+                mark(kind.to_owned(), 0, speed(kind), &row["perplexity"]);
+            }
+            "prune" => {
+                let (amount, format) = (text(row, "amount"), text(row, "format"));
+                let name = format!("{} {amount} {format}", text(row, "method"));
+                let pruned = &row["rows"][1]["perplexity"];
+                mark(name, 1, speed(&format!("{amount}:{format}")), pruned);
+                mark("as shipped".to_owned(), 0, speed("before"), &row["rows"][0]["perplexity"]);
+            }
+            "activations" if text(row, "test").starts_with("tg") => {
+                let name = format!("{:.0} % skipped", 100.0 * number(row, "share"));
+                mark(name, 2, row["sparse_tok_s"].as_f64(), &row["perplexity"]);
+            }
+            _ => (),
         }
-        _ => Vec::new(),
     }
+    marks
 }
 
 /// The range of some numbers, a little wider.
@@ -152,21 +151,23 @@ mod tests {
 
     #[test]
     fn all_variants_are_drawn() {
-        fn variant(what: &str, speed: f64, perplexity: f64) -> Value {
-            json!({ "what": what, "tokens_per_second": speed, "perplexity": perplexity })
-        }
-        let rows = [variant("F16", 50.0, 14.0), variant("pruned", 70.0, 21.0)];
-        let pruned = json!({
-            "kind": "prune", "method": "ria", "amount": "0.5", "format": "F16", "rows": rows,
-        });
-        let skipped = json!({
-            "kind": "activations", "test": "tg128", "share": 0.4,
-            "sparse_tok_s": 60.0, "perplexity": 15.0,
-        });
-        let mut marks: BTreeMap<_, _> = marks_of(&pruned).into_iter().collect();
-        marks.extend(marks_of(&skipped));
+        let rows = [
+            json!({ "kind": "quantize", "type": "Q8_0", "perplexity": 14.0 }),
+            json!({ "kind": "quantize", "type": "Q2_K", "perplexity": 30.0 }),
+            json!({
+                "kind": "prune", "method": "ria", "amount": "0.5", "format": "F16",
+                "rows": [{ "perplexity": 13.0 }, { "perplexity": 21.0 }],
+            }),
+            json!({ "kind": "speed", "variant": "Q8_0", "tokens_per_second": 50.0 }),
+            json!({ "kind": "speed", "variant": "0.5:F16", "tokens_per_second": 70.0 }),
+            json!({
+                "kind": "activations", "test": "tg128", "share": 0.4,
+                "sparse_tok_s": 60.0, "perplexity": 15.0,
+            }),
+        ];
+        let marks = marks(&rows);
         let names: Vec<&str> = marks.keys().map(String::as_str).collect();
-        assert_eq!(names, ["40 % skipped", "F16", "ria 0.5 F16"]);
+        assert_eq!(names, ["40 % skipped", "Q8_0", "ria 0.5 F16"]);
         assert_eq!(marks["ria 0.5 F16"], Mark { series: 1, speed: 70.0, perplexity: 21.0 });
         let svg = draw("a<b", &marks).unwrap();
         assert!(names.iter().all(|name| svg.contains(&format!(">{name}<"))), "{svg}");

@@ -1,9 +1,13 @@
 //! `cargo xtask quality`: what quantising and pruning cost a model. Each type of file is made by
 //! bodkin and by llama.cpp from the same source, and read by the same engine; each way to prune is
-//! one run of `bodkin prune`, whose table is kept. Appends rows to `benches/results/quality.jsonl`
-//! and rewrites the tables and the plot of `docs/quality.md` from that file.
+//! one run of `bodkin prune`, whose table is kept. With `--speeds`, the same models are timed
+//! instead, in turns, on a machine that does nothing else. Appends rows to
+//! `benches/results/quality.jsonl` and rewrites the tables of `docs/quality.md` from that file.
 
+mod speeds;
 mod table;
+
+pub(crate) use table::KEYS;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -41,9 +45,9 @@ pub(crate) struct Args {
     /// Threads.
     #[arg(short, long, default_value_t = 2)]
     threads: usize,
-    /// Nothing else runs on this machine: speeds are shown.
-    #[arg(long)]
-    alone: bool,
+    /// Measure speeds, of as many rounds: nothing else may run on this machine.
+    #[arg(long, value_name = "ROUNDS")]
+    speeds: Option<usize>,
     /// The binary; without it, one is built.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -53,6 +57,27 @@ pub(crate) struct Args {
     /// What the rows call the peer, if another build of it is used.
     #[arg(long, default_value = PEER)]
     peer: String,
+}
+
+/// A way to prune.
+struct Way<'a> {
+    method: &'a str,
+    /// A share, or N:M.
+    amount: &'a str,
+    format: &'a str,
+    /// The flag that takes the amount.
+    flag: &'static str,
+}
+
+impl Way<'_> {
+    fn of(text: &str) -> Result<Way<'_>> {
+        let expected =
+            || format!("--prune {text}: expected METHOD:SHARE:FORMAT or METHOD:N:M:FORMAT");
+        let (method, rest) = text.split_once(':').with_context(expected)?;
+        let (amount, format) = rest.rsplit_once(':').with_context(expected)?;
+        let flag = if amount.contains(':') { "--pattern" } else { "--sparsity" };
+        Ok(Way { method, amount, format, flag })
+    }
 }
 
 /// What all rows share.
@@ -78,10 +103,15 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     bench.cut_text()?;
     let types = args.types.iter().filter(|kind| !kind.is_empty());
     let types: Vec<&String> = types.collect();
-    if !types.is_empty() {
-        bench.quantize_all(&types)?;
+    match args.speeds {
+        Some(rounds) => speeds::measure(&bench, &types, rounds)?,
+        None => {
+            if !types.is_empty() {
+                bench.quantize_all(&types)?;
+            }
+            args.prune.iter().try_for_each(|way| bench.prune(way))?;
+        }
     }
-    args.prune.iter().try_for_each(|way| bench.prune(way))?;
     table::rewrite(&root.join("docs"), &root.join(RESULTS))
 }
 
@@ -135,11 +165,7 @@ impl Bench<'_> {
 
     /// Prunes once; the row is the table of `bodkin prune`.
     fn prune(&self, way: &str) -> Result<()> {
-        let expected =
-            || format!("--prune {way}: expected METHOD:SHARE:FORMAT or METHOD:N:M:FORMAT");
-        let (method, rest) = way.split_once(':').with_context(expected)?;
-        let (amount, format) = rest.rsplit_once(':').with_context(expected)?;
-        let flag = if amount.contains(':') { "--pattern" } else { "--sparsity" };
+        let Way { method, amount, format, flag } = Way::of(way)?;
         let (calibrate, evaluate) = (self.path("calibrate.txt"), self.path("measure.txt"));
         let numbers = [self.args.calibrate, self.args.chunks, self.args.threads];
         let [chunks, measured, threads] = numbers.map(|number| number.to_string());
@@ -185,7 +211,6 @@ impl Bench<'_> {
             "threads": self.args.threads,
             "file": self.model.file_name().map(|name| name.to_string_lossy().into_owned()),
             "chunks": self.args.chunks,
-            "alone": self.args.alone,
         });
         let fields = whole.as_object_mut().context("an object")?;
         fields.extend(row.as_object().cloned().unwrap_or_default());

@@ -2,9 +2,12 @@
 //! turns, because the machine may be shared: only ratios of neighbouring runs say something.
 //! Appends rows to `benches/results/sparse.jsonl`. The dense runs are of the same file made dense
 //! while it is loaded: the same kernels, on the same bytes, as a dense file of the base format has.
+//! Rewrites the tables of `docs/sparsity.md` from the rows.
 //!
 //! With `--activations`, any file is run with shares of its activations skipped and without, and
 //! its perplexity measured if there is a text.
+
+mod table;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +17,8 @@ use bodkin_gguf::File;
 use bodkin_model::{Plan, Weight};
 use serde_json::{Value, json};
 
+pub(crate) use table::KEYS;
+
 use crate::compare::{append, commit, cpu_name, median, run_cargo};
 
 const RESULTS: &str = "benches/results/sparse.jsonl";
@@ -21,8 +26,8 @@ const RESULTS: &str = "benches/results/sparse.jsonl";
 /// What to measure.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files with weights in sparse formats, such as `synth` makes them.
-    #[arg(required = true)]
+    /// Files with weights in sparse formats, such as `synth` makes them; none for the table alone.
+    #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Threads.
     #[arg(short, long, default_value_t = 2)]
@@ -100,6 +105,7 @@ impl Pairs {
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
+        None if args.files.is_empty() => PathBuf::new(),
         None => {
             run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
             root.join("target/release/bodkin")
@@ -127,7 +133,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             println!("{row}");
         }
     }
-    Ok(())
+    table::rewrite(&root.join("docs/sparsity.md"), &results)
 }
 
 /// Skips shares of the activations of a file.

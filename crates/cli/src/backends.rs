@@ -5,6 +5,7 @@ use bodkin_backend::Backend;
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_cuda::Cuda;
 
+use crate::load::Machine;
 use crate::skipping::Skipping;
 
 /// Whether weights of sparse formats are read without their zeros.
@@ -21,13 +22,9 @@ pub(crate) enum SparseWeights {
 /// The backend for `--device`, `--threads`, `--no-repack`, `--sparse` and `--activation-sparsity`.
 /// `auto` takes the first GPU if there is one that works and no flag means the processor, and says
 /// on stderr why it does not take one that is there.
-pub(crate) fn choose(
-    device: &str,
-    threads: Option<usize>,
-    repack: bool,
-    sparse: SparseWeights,
-    skipped: Option<f64>,
-) -> Result<Box<dyn Backend>> {
+pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
+    let Machine { threads, sparse, activation_sparsity: skipped, .. } = *machine;
+    let (device, repack) = (machine.device.as_str(), !machine.no_repack);
     let cpu = || -> Result<Box<dyn Backend>> {
         let sparse = match sparse {
             SparseWeights::Auto => Sparse::Auto,
@@ -45,7 +42,12 @@ pub(crate) fn choose(
     let means_cpu = threads.is_some() || !repack || forced || skipped.is_some();
     match device.split_once(':').unwrap_or((device, "")) {
         ("cpu", "") => cpu(),
-        ("auto", "") if means_cpu || !Cuda::is_installed() => cpu(),
+        ("auto", "") if !Cuda::is_installed() => cpu(),
+        ("auto", "") if means_cpu => {
+            let flags = "--threads, --no-repack, --sparse or --activation-sparsity";
+            eprintln!("computing on the processor, as {flags} means; --device cuda takes the GPU");
+            cpu()
+        }
         ("auto", "") => match Cuda::open(0) {
             Ok(cuda) => Ok(Box::new(cuda)),
             Err(error) => {

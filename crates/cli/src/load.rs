@@ -299,8 +299,7 @@ pub(crate) fn total(memory: &Memory) -> u64 {
 impl Machine {
     /// The backend that these flags choose.
     pub(crate) fn backend(&self) -> Result<Box<dyn Backend>> {
-        let (repack, skipped) = (!self.no_repack, self.activation_sparsity);
-        backends::choose(&self.device, self.threads, repack, self.sparse, skipped)
+        backends::choose(self)
     }
 
     /// The context that was asked for, if one was.

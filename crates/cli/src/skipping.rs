@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use bodkin_backend::{Backend, Error, Limits, Memory, Model, Progress, Result};
 use bodkin_compress::magnitudes::Magnitudes;
-use bodkin_engine::{Tokenizer, steps};
+use bodkin_engine::{Error as EngineError, Tokenizer, steps};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 /// What is read: prose, speech, a list, numbers and code, as models meet them.
 const TEXT: &str = include_str!("skipping.txt");
+/// How it is cut into words where a model's way is not known: its size matters, and no word does.
+const ANY_WAY: &str = "gpt-2";
 /// Tokens of it at most.
 const TOKENS: usize = 256;
 
@@ -67,7 +69,13 @@ fn read(
     file: &File,
     magnitudes: &mut Magnitudes,
 ) -> bodkin_engine::Result<()> {
-    let mut tokens = Tokenizer::from_metadata(file.metadata())?.encode(TEXT, true, false);
+    let tokenizer = match Tokenizer::from_metadata(file.metadata()) {
+        Err(EngineError::UnknownPreTokenizer { .. }) => {
+            Tokenizer::from_metadata_assuming(file.metadata(), ANY_WAY)?
+        }
+        other => other?,
+    };
+    let mut tokens = tokenizer.encode(TEXT, true, false);
     tokens.truncate(TOKENS.min(bodkin_engine::Pages::of(model).longest_sequence()));
     let step = model.limits().tokens;
     steps(model, &tokens, step, |_| false, Some(magnitudes), |_, _| ())

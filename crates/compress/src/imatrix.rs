@@ -203,9 +203,9 @@ fn entry(file: &File, sums: &Tensor, counts: &Tensor) -> Result<Entry> {
         let found = format!("{} sums for {} counts", sums.elements(), counts.elements());
         return Err(invalid(sums, "as many columns for each count", found));
     }
-    let values = floats(file.data(sums));
+    let values = floats(file, sums);
     check_sums(file.path(), &sums.name, &values)?;
-    let counts = floats(file.data(counts)).into_iter().map(|count| match count {
+    let counts = floats(file, counts).into_iter().map(|count| match count {
         0.0..=MOST_ROWS => Ok(count.round() as u64),
         _ => Err(invalid(counts, "a number of rows", count.to_string())),
     });
@@ -225,9 +225,10 @@ fn check_sums(file: &Path, name: &str, sums: &[f32]) -> Result<()> {
     }
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    let words = bytes.chunks_exact(4);
-    words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
+fn floats(file: &File, tensor: &Tensor) -> Vec<f32> {
+    let mut values = vec![0.0; tensor.elements() as usize];
+    tensor.format.dequantize(file.data(tensor), &mut values);
+    values
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {

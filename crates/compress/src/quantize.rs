@@ -37,10 +37,16 @@ impl Importance {
                 continue;
             };
             let matrices = entry.counts.len();
-            if entry.cols() != tensor.cols() || !tensor.rows().is_multiple_of(matrices.max(1)) {
-                let item = format!("imatrix of {}", tensor.name);
-                let expected = format!("{} columns", tensor.cols());
-                return Err(Error::invalid(item, expected, format!("{}", entry.cols())));
+            let (rows, cols) = (tensor.rows(), tensor.cols());
+            let invalid = |expected: String, found: String| {
+                Error::invalid(format!("imatrix of {}", tensor.name), expected, found)
+            };
+            if entry.cols() != cols {
+                return Err(invalid(format!("{cols} columns"), entry.cols().to_string()));
+            }
+            if !rows.is_multiple_of(matrices.max(1)) {
+                let expected = format!("matrices that share {rows} rows");
+                return Err(invalid(expected, format!("{matrices} of them")));
             }
             let means = (0..matrices).map(|matrix| entry.mean_squares(matrix)).collect();
             importance.tensors.insert(tensor.name.clone(), means);
@@ -184,12 +190,18 @@ pub fn write(
                 out.write_all(&file.read(tensor))?;
                 done(tensor.bytes);
             } else {
+                let (mut rows_made, mut told) = (0, 0);
                 let made = |bytes: &[u8], rows: usize| {
                     out.write_all(bytes)?;
-                    done(tensor.bytes / tensor.rows() as u64 * rows as u64);
+                    rows_made += rows as u64;
+                    let all = tensor.bytes * rows_made / tensor.rows() as u64;
+                    done(all - told);
+                    told = all;
                     Ok(())
                 };
-                convert(file, tensor, choice.format, importance, threads, made)?;
+                // What is made of other tensors is made once, and held no longer than this.
+                let data = file.read(tensor);
+                convert(&data, tensor, choice.format, importance, threads, made)?;
             }
             file.release(tensor);
             Ok(())
@@ -198,9 +210,10 @@ pub fn write(
     Ok(writer.write_to(out)?)
 }
 
-/// Stores a tensor's rows in another format and hands them on in order, some at a time.
+/// Stores the rows of a tensor, whose data are `data`, in another format and hands them on in
+/// order, some at a time.
 fn convert(
-    file: &File,
+    data: &[u8],
     tensor: &Tensor,
     format: Format,
     importance: Option<&Importance>,
@@ -210,7 +223,7 @@ fn convert(
     let (rows, cols) = (tensor.rows(), tensor.cols());
     let row_bytes = format.row_bytes(cols).expect("a format that fits was chosen");
     let make = |range: std::ops::Range<usize>| {
-        let values = rows::read(file, tensor, range.clone());
+        let values = rows::read(data, tensor, range.clone());
         let mut bytes = vec![0; range.len() * row_bytes];
         let mut weights = vec![0.0; cols];
         for ((row, values), bytes) in

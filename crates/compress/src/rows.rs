@@ -4,7 +4,7 @@
 use std::io;
 use std::ops::Range;
 
-use bodkin_gguf::{File, Tensor};
+use bodkin_gguf::Tensor;
 
 /// Elements that a thread takes at a time: enough to be worth a thread's start, and little beside
 /// any tensor that is worth several threads.
@@ -43,9 +43,9 @@ pub(crate) fn in_order<T: Send>(
     Ok(())
 }
 
-/// The values of some rows of a tensor.
-pub(crate) fn read(file: &File, tensor: &Tensor, rows: Range<usize>) -> Vec<f32> {
-    let (data, cols) = (file.data(tensor), tensor.cols());
+/// The values of some rows of a tensor whose data are `data`.
+pub(crate) fn read(data: &[u8], tensor: &Tensor, rows: Range<usize>) -> Vec<f32> {
+    let cols = tensor.cols();
     let mut values = vec![0.0; rows.len() * cols];
     for (row, out) in rows.zip(values.chunks_exact_mut(cols)) {
         tensor.format.dequantize_row(tensor.format.row(data, tensor.rows(), row), out);

@@ -9,9 +9,10 @@ use bodkin_backend::{InputRow, Observer, Product};
 use bodkin_compress::prune::{self, Calibration, Cut, Job, Method, Pruner, Rule, Structure};
 use bodkin_compress::surgery::Surgery;
 use bodkin_gguf::{File, Format, Metadata, Value, Writer};
-use bodkin_model::Weight;
+use bodkin_model::{EmbedBy, Op, Plan, Value as PlanValue, Weight, WeightId};
 
 const NAME: &str = "blk.0.ffn_up.weight";
+const GATE: &str = "blk.0.ffn_gate.weight";
 const COLS: usize = 96;
 const ROWS: usize = 40;
 
@@ -64,15 +65,37 @@ fn inputs() -> Vec<Vec<f32>> {
     (0..300).map(row).collect()
 }
 
+/// A layer in which a gate and the matrix of the file have the same input.
+fn plan() -> Plan {
+    let weight = |name: &str| {
+        let (cols, rows) = (COLS, ROWS);
+        Weight { name: name.into(), format: Format::F32, cols, rows, bytes: 0 }
+    };
+    let linear = |weight| Op::Linear { input: PlanValue(0), weight: WeightId(weight), bias: None };
+    let table = Op::Embed { table: WeightId(0), by: EmbedBy::Token };
+    Plan {
+        architecture: "llama".to_owned(),
+        context_length: 64,
+        vocabulary: ROWS,
+        weights: ["token_embd.weight", GATE, NAME].map(weight).to_vec(),
+        slots: Vec::new(),
+        states: Vec::new(),
+        ops: vec![table, linear(1), linear(2)],
+        widths: vec![COLS, ROWS, ROWS],
+    }
+}
+
+/// What is seen of a weight's inputs.
 fn calibration() -> Calibration {
-    let mut calibration = Calibration::new(BTreeSet::from([NAME.to_string()]), 2);
-    let (cols, rows) = (COLS, ROWS);
-    let weight = Weight { name: NAME.into(), format: Format::F32, cols, rows, bytes: 0 };
-    let inputs = inputs();
-    for inputs in inputs.chunks(100) {
+    let plan = plan();
+    let wanted = BTreeSet::from([GATE, NAME].map(str::to_owned));
+    let mut calibration = Calibration::new(&plan, &wanted, 2);
+    for inputs in inputs().chunks(100) {
         let rows: Vec<InputRow<'_>> =
             inputs.iter().map(|values| InputRow { expert: 0, values }).collect();
-        calibration.product(&Product { weight: &weight, experts: 1, rows: &rows });
+        for weight in &plan.weights[1..] {
+            calibration.product(&Product { weight, experts: 1, rows: &rows });
+        }
     }
     calibration
 }

@@ -32,7 +32,7 @@ pub use sparse::{SparsePacker, SparsePart};
 pub use weight::{PackedWeight, Packer, Rows, Source, float_kind};
 
 use activations::{Kept, TILE_ROWS};
-use columns::{ColumnGroups, ColumnInteger, GROUP, VisitColumns};
+use columns::{ColumnGroups, ColumnInteger, EIGHT, VisitColumns};
 use kind::{FloatKind, IntegerKind, Visit};
 use level::{Level, PANEL_ROWS, Portable};
 use sparse::{SparseFloat, SparseInteger, SparsePanels, VisitSparse};
@@ -356,9 +356,11 @@ impl<L: Level> RunSparse<'_, L> {
 
     fn floats<K: SparseFloat, const P: usize>(&self, panel: usize) {
         let panels = std::array::from_fn(|i| self.1.panel(panel + i));
+        let last = self.0.weight.panels() - 1;
+        let next = std::array::from_fn(|i| self.1.panel(last.min(panel + P + i)));
         // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
         // threads away, and a `Simd` that expands proves its instructions.
-        unsafe { L::sparse_float::<K, P>(&self.tile(panel, P), panels) }
+        unsafe { L::sparse_float::<K, P>(&self.tile(panel, P), panels, next) }
     }
 }
 
@@ -395,17 +397,10 @@ struct RunColumns<'a, L>(Job<'a>, &'a ColumnGroups, Kept, PhantomData<L>);
 impl<L: Level> RunColumns<'_, L> {
     /// The operands of `count` panels of one group.
     fn tile(&self, panel: usize, count: usize) -> Tile {
-        let (start, cols) = (self.1.group(panel), self.0.weight.cols());
+        let (start, cols) = (std::ptr::null(), self.0.weight.cols());
         let sums = std::ptr::null_mut();
         let group = Panels { first: panel, count, start, bytes: 0, col: 0, cols, sums };
         self.0.tile(group, (0, count), (self.0.tokens.start, 1))
-    }
-
-    /// The panels of the job, group by group.
-    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<L> {
-        let Range { start, end } = self.0.panels;
-        let groups = start / GROUP..end.div_ceil(GROUP);
-        groups.map(move |group| start.max(group * GROUP)..end.min((group + 1) * GROUP))
     }
 }
 
@@ -413,27 +408,28 @@ impl<L: Level> VisitColumns for RunColumns<'_, L> {
     type Output = ();
 
     fn integer<K: ColumnInteger>(self) {
-        for panels in self.groups() {
-            let tile = self.tile(panels.start, panels.len());
-            let first = panels.start % GROUP;
+        for (first, group) in self.1.groups(self.0.panels.clone()) {
             // SAFETY: as for floats.
-            unsafe { L::columns_integer::<K>(&tile, first..first + panels.len(), self.2) }
+            unsafe {
+                L::columns_integer::<K>(&self.tile(first, group.panels.len()), &group, self.2)
+            }
         }
     }
 
     fn float<K: FloatKind>(self) {
-        for mut panels in self.groups() {
-            // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
-            // threads away, and a `Simd` proves its instructions.
-            unsafe {
-                while panels.len() >= 4 {
-                    let tile = self.tile(panels.start, 4);
-                    L::columns_float::<K, 4>(&tile, panels.start % GROUP, self.2);
-                    panels.start += 4;
+        for (mut first, mut group) in self.1.groups(self.0.panels.clone()) {
+            while !group.panels.is_empty() {
+                let count = if group.panels.len() >= EIGHT { EIGHT } else { 1 };
+                let tile = self.tile(first, count);
+                // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps
+                // other threads away, and a `Simd` proves its instructions.
+                unsafe {
+                    match count {
+                        EIGHT => L::columns_float::<K, EIGHT>(&tile, &group, self.2),
+                        _ => L::columns_float::<K, 1>(&tile, &group, self.2),
+                    }
                 }
-                for panel in panels {
-                    L::columns_float::<K, 1>(&self.tile(panel, 1), panel % GROUP, self.2);
-                }
+                (first, group.panels.start) = (first + count, group.panels.start + count);
             }
         }
     }

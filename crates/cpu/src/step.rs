@@ -22,7 +22,8 @@ use crate::simd::Simd;
 use crate::weights::{Prepared, read_row};
 
 /// Pieces into which a thread's share of a product is cut, so that one that the system holds up
-/// does not hold up the others.
+/// does not hold up the others. They are of about as many bytes each: rows of sparse weights
+/// differ.
 pub(crate) const CHUNKS_PER_THREAD: usize = 8;
 
 /// Everything that the threads of a step share.
@@ -362,22 +363,22 @@ impl Step<'_> {
         taken: &AtomicUsize,
     ) {
         let matrix = |p: &Product| &self.weights[p.weight.0].matrices[0];
-        let total: usize = products.iter().map(|p| matrix(p).panels()).sum();
-        let chunk = total.div_ceil(worker.threads * CHUNKS_PER_THREAD);
+        let total: usize = products.iter().map(|p| matrix(p).bytes()).sum();
+        let pieces = worker.threads * CHUNKS_PER_THREAD;
         loop {
-            let start = taken.fetch_add(chunk, Relaxed);
-            if start >= total {
+            let piece = taken.fetch_add(1, Relaxed);
+            if piece >= pieces {
                 return;
             }
+            let (from, to) = (piece * total / pieces, (piece + 1) * total / pieces);
             let mut before = 0;
             for product in products {
-                let matrix = matrix(product);
-                let from = start.clamp(before, before + matrix.panels()) - before;
-                let to = (start + chunk).clamp(before, before + matrix.panels()) - before;
-                before += matrix.panels();
-                if from < to {
-                    let scratch = self.scratch[worker.index];
-                    self.product(rows, input, product, from..to, scratch);
+                let (matrix, start) = (matrix(product), before);
+                before += matrix.bytes();
+                let part = from.clamp(start, before) - start..to.clamp(start, before) - start;
+                let panels = matrix.panels_in(part, worker.threads);
+                if !panels.is_empty() {
+                    self.product(rows, input, product, panels, self.scratch[worker.index]);
                 }
             }
         }

@@ -40,6 +40,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// What was to be kept cannot be written.
+    #[error("cannot keep predictions: {0}")]
+    Keep(#[from] std::io::Error),
     /// A file of log-probabilities contradicts its format, itself or the model.
     #[error("{}: {item}: expected {expected}, found {found}", file.display())]
     Base {

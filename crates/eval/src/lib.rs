@@ -10,6 +10,7 @@ mod error;
 mod kld;
 mod perplexity;
 mod score;
+mod text;
 mod windows;
 
 pub use divergence::{Divergence, Estimate, Values};
@@ -17,4 +18,5 @@ pub use error::{Error, Result};
 pub use kld::{Base, BaseRow, BaseWriter, encode_row};
 pub use perplexity::Perplexity;
 pub use score::{LogSoftmax, Row, limits, read, score};
+pub use text::{compare, measure};
 pub use windows::Windows;

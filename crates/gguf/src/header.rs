@@ -215,8 +215,20 @@ fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<(Ten
 fn place_tensors(cursor: &Cursor, tensors: &mut [Tensor], alignment: u64) -> Result<()> {
     let (file, actual) = (cursor.file, cursor.bytes.len() as u64);
     let data_start = (cursor.at as u64).next_multiple_of(alignment);
-    for tensor in tensors.iter_mut() {
+    // In the order of the data, so that no byte of an index is read for two tensors.
+    let mut in_order: Vec<&mut Tensor> = tensors.iter_mut().collect();
+    in_order.sort_by_key(|tensor| tensor.offset);
+    let (mut end_before, mut before) = (0, String::new());
+    for tensor in in_order {
         let start = tensor.offset.checked_add(data_start);
+        if let Some(start) = start.filter(|&start| start < end_before) {
+            return Err(Error::invalid(
+                file,
+                format!("tensor {}", quoted(&tensor.name)),
+                format!("data from byte {end_before}, after those of {before}"),
+                format!("an overlap from byte {start}"),
+            ));
+        }
         if let Some(start) = start.filter(|&start| start <= actual && tensor.format.has_index()) {
             let data = &cursor.bytes[start as usize..];
             let bytes = indexed_bytes(tensor.format, &tensor.shape, data).map_err(|bad| {
@@ -227,7 +239,10 @@ fn place_tensors(cursor: &Cursor, tensors: &mut [Tensor], alignment: u64) -> Res
         }
         let end = start.and_then(|start| start.checked_add(tensor.bytes));
         match (start, end) {
-            (Some(start), Some(end)) if end <= actual => tensor.offset = start,
+            (Some(start), Some(end)) if end <= actual => {
+                tensor.offset = start;
+                (end_before, before) = (end, quoted(&tensor.name));
+            }
             _ => {
                 return Err(Error::Truncated {
                     file: file.to_path_buf(),
@@ -236,19 +251,6 @@ fn place_tensors(cursor: &Cursor, tensors: &mut [Tensor], alignment: u64) -> Res
                     actual,
                 });
             }
-        }
-    }
-    let mut in_order: Vec<&Tensor> = tensors.iter().collect();
-    in_order.sort_by_key(|tensor| tensor.offset);
-    for pair in in_order.windows(2) {
-        let end = pair[0].offset + pair[0].bytes;
-        if end > pair[1].offset {
-            return Err(Error::invalid(
-                file,
-                format!("tensor {}", quoted(&pair[1].name)),
-                format!("data from byte {end}, after those of {}", quoted(&pair[0].name)),
-                format!("an overlap from byte {}", pair[1].offset),
-            ));
         }
     }
     Ok(())

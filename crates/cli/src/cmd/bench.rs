@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where the time of one more run goes, and the experts
+    /// Print where the time of one more run goes, the experts, and how sparse weights are kept
     #[arg(long)]
     profile: bool,
     /// Leave weights as the file has them: less memory, slower
@@ -157,12 +157,13 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
             samples_ns.push(ns);
         }
     }
-    let (mut profile, mut experts) = (Vec::new(), Vec::new());
+    let (mut profile, mut experts, mut choices) = (Vec::new(), Vec::new(), Vec::new());
     if args.profile {
         session.profiled = true;
         session.run(test)?;
         profile = session.model.profile();
         experts = session.experts_chosen();
+        choices = session.model.choices().to_vec();
     }
     drop(session);
     let steps = if test.prompt > 0 { test.prompt.div_ceil(step) } else { test.generate };
@@ -184,6 +185,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         bandwidth: 0.0,
         profile,
         experts,
+        choices,
     };
     row.bandwidth = backend.bandwidth()?;
     Ok(row)

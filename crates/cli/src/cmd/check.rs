@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Model};
 use bodkin_engine::{Engine, EngineOptions, SamplerOptions, Template, Tokenizer};
-use bodkin_eval::check::baseline::{self, Change, Record};
+use bodkin_eval::check::baseline::{self, Change, Record, find, names};
 use bodkin_eval::check::coherence::{self, Rules};
 use bodkin_eval::check::health::Health;
 use bodkin_eval::check::limits::{long_sequence, past_context, past_window};
@@ -17,6 +17,7 @@ use bodkin_eval::check::{PROMPTS, TEXT, answer};
 use serde_json::{Map, json};
 
 use crate::load::{Machine, Opened, Text};
+use crate::source;
 use reference::Agreement;
 
 const AFTER: &str = "\
@@ -41,7 +42,7 @@ pub(crate) struct Args {
     /// Paths, or any names that `pull` and `list` know
     #[arg(required = true)]
     models: Vec<String>,
-    /// Compare with what this file says of models of the same names
+    /// Compare with what this file says of models whose paths end alike
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// Write what the models computed to this file
@@ -119,8 +120,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let before = args.baseline.as_deref().map(baseline::open).transpose()?.unwrap_or_default();
     let backend = args.machine.backend()?;
     let (mut reports, mut records) = (Vec::new(), Vec::new());
-    for model in &args.models {
-        let mut report = Report { model: model.clone(), ..Report::default() };
+    // A name that means nothing fails when its turn comes.
+    let path = |model: &String| source::resolve(model).unwrap_or_else(|_| model.into());
+    let names = names(&args.models.iter().map(path).collect::<Vec<_>>());
+    for (model, name) in args.models.iter().zip(names) {
+        let mut report = Report { model: name, ..Report::default() };
         let done = check(&args, backend.as_ref(), model, &before, &mut report);
         match done.with_context(|| format!("cannot check {model}")) {
             Ok(record) => records.push(record),
@@ -150,12 +154,11 @@ fn check(
     report: &mut Report,
 ) -> Result<Record> {
     let mut opened = Opened::find_decoder(model)?;
-    let name = Path::new(&opened.name).file_name();
-    report.model = name.map_or(model.to_owned(), |name| name.to_string_lossy().into_owned());
     eprintln!("checking {}", report.model);
     let tokenizer = args.words.tokenizer(&opened.file)?;
     let record = numbers(args, backend, &mut opened, &tokenizer, report)?;
     if args.baseline.is_some() {
+        let before = find(before, Path::new(&opened.name));
         compare(args, &record, before, report);
     }
     words(args, backend, &mut opened, &tokenizer, report)?;
@@ -220,9 +223,9 @@ fn compare_with_server(
     Ok(agreement)
 }
 
-/// Compares with the record of the same name.
-fn compare(args: &Args, record: &Record, before: &[Record], report: &mut Report) {
-    let Some(before) = before.iter().find(|before| before.name == record.name) else {
+/// Compares with the record of an earlier run.
+fn compare(args: &Args, record: &Record, before: Option<&Record>, report: &mut Report) {
+    let Some(before) = before else {
         return report.faults.push("the baseline does not have this model".to_owned());
     };
     let Some(change) = record.change_from(before) else {

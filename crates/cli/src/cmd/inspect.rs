@@ -23,6 +23,9 @@ pub(crate) struct Args {
     /// Print the bytes that it takes when it runs
     #[arg(long)]
     memory: bool,
+    /// Count the zeros of pruned tensors in dense formats too
+    #[arg(long)]
+    zeros: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -36,7 +39,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if !args.plan && !args.memory {
         // Metadata and tensors can be read whether or not the architecture is known.
         let file = File::open(source::resolve(&args.model)?)?;
-        return print_file(&mut out, &file, args.json);
+        return print_file(&mut out, &file, &args);
     }
     let mut opened = Opened::find(&args.model)?;
     if let Some(context) = args.machine.ctx_size {
@@ -51,12 +54,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
-    if as_json {
+fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
+    if args.json {
         let metadata = file.metadata().iter().map(|(k, v)| (k.to_owned(), json_value(v)));
         let tensors = file.tensors().iter().map(|t| {
             let format = t.format.name();
-            let zeros = zeros(file, t);
+            let zeros = zeros(file, t, args.zeros);
             json!({"name": t.name, "format": format, "shape": shape(t), "bytes": t.bytes,
                    "sparsity": zeros})
         });
@@ -84,7 +87,7 @@ fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
     for t in file.tensors() {
         let (format, shape, size) = (t.format.name(), shape(t), human_bytes(t.bytes));
         write!(out, "{:<40} {format:<8} {shape:?} {size}", t.name)?;
-        match zeros(file, t) {
+        match zeros(file, t, args.zeros) {
             Some(share) => writeln!(out, ", {:.1} % zeros", 100.0 * share)?,
             None => writeln!(out)?,
         }
@@ -92,14 +95,16 @@ fn print_file(out: &mut dyn Write, file: &File, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The share of a tensor's elements that are zero, where a file says that it was pruned: of a
-/// tensor in a sparse format those that it leaves out, of a matrix in another those that it holds.
-fn zeros(file: &File, tensor: &Tensor) -> Option<f64> {
-    file.metadata().get("bodkin.prune.method")?;
-    let (data, rows, cols) = (file.data(tensor), tensor.rows(), tensor.cols());
-    if tensor.format.base().is_none() && (rows == 1 || !tensor.name.starts_with("blk.")) {
-        return None;
+/// The share of a tensor's elements that are zero: of a tensor in a sparse format those that it
+/// leaves out. With `counts`, of a matrix in another format those that it holds, where a file says
+/// that it was pruned; that takes as long as reading all values.
+fn zeros(file: &File, tensor: &Tensor, counts: bool) -> Option<f64> {
+    if tensor.format.base().is_none() {
+        let is_layer = tensor.name.starts_with("blk.") && tensor.rows() > 1;
+        file.metadata().get("bodkin.prune.method").filter(|_| counts && is_layer)?;
     }
+    let data = &*file.read(tensor);
+    let (rows, cols) = (tensor.rows(), tensor.cols());
     let mut values = vec![0.0; cols];
     let zeros = |row: usize| {
         let row = tensor.format.row(data, rows, row);

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use bodkin_backend::Model;
 use bodkin_engine::Tokenizer;
-use bodkin_eval::{BaseWriter, LogSoftmax, Perplexity, Windows, encode_row, limits, score};
+use bodkin_eval::{BaseWriter, Perplexity, Windows, limits};
 use serde_json::json;
 
 use super::quantize::threads;
@@ -64,13 +64,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let windows = windows(&tokenizer, file, size, args.chunks)?;
     let mut run = Run::new(&mut opened, &args.machine, size)?;
     let Some(base) = &args.kl_divergence_base else {
-        return measure(&args, &mut run, &windows, |_| Ok(()));
+        return measure::<std::io::Sink>(&args, &mut run, &windows, None);
     };
     output::write(base, |out| {
         let failed = || format!("cannot write {}", base.display());
         let vocabulary = opened.plan.output_width();
         let mut writer = BaseWriter::new(out, &windows, vocabulary).with_context(failed)?;
-        measure(&args, &mut run, &windows, |row| writer.row(row).with_context(failed))?;
+        measure(&args, &mut run, &windows, Some(&mut writer)).with_context(failed)?;
         writer.finish().with_context(failed)
     })
 }
@@ -134,31 +134,18 @@ impl Run {
     }
 }
 
-/// Measures the perplexity and prints it chunk by chunk; `keep` gets each row of log-probabilities
-/// as a file of them has it.
-fn measure(
+/// Measures the perplexity and prints it chunk by chunk; `base` gets each row of log-probabilities.
+fn measure<W: Write>(
     args: &Args,
     run: &mut Run,
     windows: &Windows,
-    mut keep: impl FnMut(&[u8]) -> Result<()>,
+    mut base: Option<&mut BaseWriter<W>>,
 ) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (mut perplexity, mut running) = (Perplexity::default(), Vec::new());
-    let (threads, keeps) = (run.threads(), args.kl_divergence_base.is_some());
     for window in 0..windows.count() {
-        let mut kept = Ok(());
-        let of = |row: bodkin_eval::Row<'_>| {
-            let softmax = LogSoftmax::of(row.logits);
-            let encoded = keeps.then(|| encode_row(row.logits, softmax.log_sum));
-            (softmax.log_probability(row.logits[row.next as usize]), encoded)
-        };
-        score(run.model.as_mut(), windows, window, threads, of, |(log_probability, encoded)| {
-            perplexity.add(log_probability);
-            if let (Some(encoded), Ok(())) = (encoded, &kept) {
-                kept = keep(&encoded);
-            }
-        })?;
-        kept?;
+        let (threads, base) = (run.threads(), base.as_deref_mut());
+        bodkin_eval::measure(run.model.as_mut(), windows, window, threads, &mut perplexity, base)?;
         run.tell(window, windows);
         running.push(perplexity.value());
         if !args.json {

@@ -2,6 +2,7 @@
 
 mod report;
 
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use super::perplexity::{CHUNK_TOKENS, Run, windows};
 use super::quantize::threads;
 use crate::load::{Machine, Opened, Text};
 use crate::output;
-use crate::progress::Progress;
+use crate::progress::{Progress, human_bytes};
 
 const AFTER: &str = "\
 Matrices of layers are pruned; embeddings, head, norms and routers stay. What is left is stored in
@@ -97,14 +98,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
         None => None,
     };
     check_knowledge(&jobs, surgery.imatrix.is_some(), text.is_some())?;
-    let source = match (&args.calibrate, &surgery.imatrix) {
-        (Some(path), _) | (None, Some(path)) => path.display().to_string(),
-        (None, None) => "none".to_owned(),
-    };
+    let source = source(args.calibrate.as_ref().or(surgery.imatrix.as_ref()));
     let file = opened.file.clone();
     let start = Instant::now();
     let mut pruner = Pruner::new(&file, folder(&args.output))?;
-    let imatrix = surgery.imatrix.as_ref().map(Imatrix::open).transpose()?;
+    let imatrix = imatrix(&surgery, &opened)?;
     prune_all(&mut pruner, &jobs, &args.machine, &mut opened, imatrix, text.as_ref())?;
     write(pruner, &jobs, &source, &args.output)?;
     report::print(&args, &opened, &jobs, start.elapsed())
@@ -127,7 +125,7 @@ fn prune_all(
         let collected = match text {
             Some(text) => {
                 drop(progress.take());
-                Some(calibrate(machine, opened, text, prune::with_products(&pass))?)
+                Some(calibrate(machine, opened, text, &prune::with_products(&pass))?)
             }
             None => None,
         };
@@ -170,15 +168,26 @@ fn calibrate(
     machine: &Machine,
     opened: &mut Opened,
     text: &Windows,
-    names: std::collections::BTreeSet<String>,
+    names: &std::collections::BTreeSet<String>,
 ) -> Result<Calibration> {
     let mut run = Run::new(opened, machine, text.size())?;
-    let mut calibration = Calibration::new(names, threads(machine.threads)?);
+    let mut calibration = Calibration::new(&opened.plan, names, threads(machine.threads)?);
     for window in 0..text.count() {
         read(run.model.as_mut(), text, window, |_| false, &mut calibration)?;
         run.tell(window, text);
     }
     Ok(calibration)
+}
+
+/// The statistics that a surgery file or a flag names, as the model's weights need them.
+fn imatrix(surgery: &Surgery, opened: &Opened) -> Result<Option<Imatrix>> {
+    let Some(path) = &surgery.imatrix else { return Ok(None) };
+    Ok(Some(Imatrix::open(path)?.fit(&opened.plan, path)?))
+}
+
+/// What is said of where statistics come from.
+fn source(path: Option<&PathBuf>) -> String {
+    path.map_or("none".to_owned(), |path| path.display().to_string())
 }
 
 /// Where a file lies.
@@ -194,19 +203,25 @@ fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<
     })
 }
 
-/// Does what a surgery file says to a model that is about to run. The pruned file has no name:
-/// it is gone when the model is.
+/// Does what a surgery file says to a model that is about to run. The pruned file is written to the
+/// system's folder for such files and has no name: it is gone when the model is.
 pub(crate) fn at_load(opened: Opened, surgery: &Path, machine: &Machine) -> Result<Opened> {
     let surgery = Surgery::open(surgery)?;
     let jobs = prune::plan(&opened.file, &surgery.rules)?;
     ensure!(!jobs.is_empty(), "{}: no tensor that a rule would prune", opened.name);
     check_knowledge(&jobs, surgery.imatrix.is_some(), false)?;
-    let imatrix = surgery.imatrix.as_ref().map(Imatrix::open).transpose()?;
+    let imatrix = imatrix(&surgery, &opened)?;
     let (file, mut opened) = (opened.file.clone(), opened);
     let mut pruner = Pruner::new(&file, &std::env::temp_dir())?;
     prune_all(&mut pruner, &jobs, machine, &mut opened, imatrix, None)?;
-    let metadata = pruner.metadata(&jobs, "none");
-    let mut pruned = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
-    pruner.write(&jobs, &metadata, &mut pruned)?;
-    opened.with_file(File::open(pruned.path())?)
+    let metadata = pruner.metadata(&jobs, &source(surgery.imatrix.as_ref()));
+    let pruned = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+    let mut out = BufWriter::new(&pruned);
+    pruner.write(&jobs, &metadata, &mut out)?;
+    out.flush().context("cannot write the pruned model")?;
+    drop(out);
+    let file = File::open(pruned.path())?;
+    let (folder, size) = (std::env::temp_dir(), human_bytes(file.bytes()));
+    eprintln!("pruned into {size} under {}", folder.display());
+    opened.with_file(file)
 }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bodkin_backend::{Observer, Product};
+use bodkin_model::{Op, Plan};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, Axis};
 
@@ -19,21 +20,32 @@ const PANEL: usize = 128;
 pub struct Calibration {
     /// The inputs' squares.
     pub imatrix: Imatrix,
-    wanted: BTreeSet<String>,
     threads: usize,
     /// By name, `[cols, cols]`, the lower triangle.
     sums: BTreeMap<String, Array2<f32>>,
-    /// Weights whose inputs are those of another, which has the sums.
-    shared: BTreeMap<String, String>,
-    /// Who had the last input, and its rows: often the next product has the same.
-    last: Option<(String, Array2<f32>)>,
+    /// For each weight whose products are wanted, the first one with the same input.
+    owners: BTreeMap<String, String>,
 }
 
 impl Calibration {
-    /// Will collect squares of all inputs, and products of the inputs of the weights with these
-    /// names, which belong to no experts, on so many threads.
-    pub fn new(wanted: BTreeSet<String>, threads: usize) -> Calibration {
-        Calibration { wanted, threads, ..Calibration::default() }
+    /// Will collect squares of all inputs, and products of the inputs of the weights of a plan with
+    /// these names, which belong to no experts, on so many threads. Weights with the same input
+    /// share the sums.
+    pub fn new(plan: &Plan, wanted: &BTreeSet<String>, threads: usize) -> Calibration {
+        let (mut owners, mut first) = (BTreeMap::new(), BTreeMap::new());
+        for op in &plan.ops {
+            let Op::Linear { input, weight, .. } = op else { continue };
+            let name = &plan.weight(*weight).name;
+            if wanted.contains(name) {
+                let owner = first.entry(*input).or_insert_with(|| name.clone());
+                // A weight with several inputs has sums of its own.
+                let owners = owners.entry(name.clone()).or_insert_with(|| owner.clone());
+                if owners != owner {
+                    owners.clone_from(name);
+                }
+            }
+        }
+        Calibration { owners, threads, ..Calibration::default() }
     }
 
     /// Of squares alone, from wherever they are.
@@ -43,22 +55,7 @@ impl Calibration {
 
     /// Sums of the products of a weight's inputs: the lower triangle.
     pub(super) fn products(&self, name: &str) -> Option<ArrayView2<'_, f32>> {
-        let owner = self.shared.get(name).map_or(name, String::as_str);
-        self.sums.get(owner).map(|sums| sums.view())
-    }
-
-    fn add_products(&mut self, name: &str, input: Array2<f32>) {
-        if let Some((owner, last)) = &self.last
-            && !self.sums.contains_key(name)
-            && *last == input
-        {
-            self.shared.insert(name.to_string(), owner.clone());
-            return;
-        }
-        let cols = input.ncols();
-        let sums = self.sums.entry(name.to_string()).or_insert_with(|| Array2::zeros((cols, cols)));
-        add_lower(sums, &input, self.threads);
-        self.last = Some((name.to_string(), input));
+        self.sums.get(self.owners.get(name)?).map(|sums| sums.view())
     }
 }
 
@@ -69,11 +66,14 @@ impl Observer for Calibration {
             return;
         }
         self.imatrix.product(product);
-        if self.wanted.contains(name) {
+        if self.owners.get(name) == Some(name) {
             let values = product.rows.iter().flat_map(|row| row.values.iter().copied());
-            let shape = (product.rows.len(), product.weight.cols);
-            let input = Array2::from_shape_vec(shape, values.collect());
-            self.add_products(name, input.expect("rows of the weight's width"));
+            let (rows, cols) = (product.rows.len(), product.weight.cols);
+            let input = Array2::from_shape_vec((rows, cols), values.collect());
+            let input = input.expect("rows of the weight's width");
+            let zeros = || Array2::zeros((cols, cols));
+            let sums = self.sums.entry(name.to_string()).or_insert_with(zeros);
+            add_lower(sums, &input, self.threads);
         }
     }
 }

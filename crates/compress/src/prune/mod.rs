@@ -56,7 +56,9 @@ impl<'a> Pruner<'a> {
     /// # Errors
     /// If the calibration lacks what the method needs, or if the disk is full.
     pub fn prune(&mut self, job: &Job, calibration: &Calibration, threads: usize) -> Result<()> {
-        let worker = Worker::new(self.file, job, calibration, threads)?;
+        // What is made of other tensors is made once, and held no longer than this.
+        let data = self.file.read(&job.tensor);
+        let worker = Worker::new(&data, job, calibration, threads)?;
         let (mut zeros, mut stored) = (0, Vec::new());
         let (rows, cols) = (job.tensor.rows(), job.tensor.cols());
         let make = |range| worker.prune_rows(range).map_err(std::io::Error::other);
@@ -90,12 +92,12 @@ impl<'a> Pruner<'a> {
         for tensor in self.file.tensors() {
             let job = jobs.iter().find(|job| job.tensor.name == tensor.name);
             let Some((job, pruned)) = job.zip(self.pruned.get(&tensor.name)) else {
-                writer.tensor(
-                    &tensor.name,
-                    tensor.format,
-                    &tensor.shape,
-                    self.file.data(tensor),
-                )?;
+                let (name, shape, file) = (&tensor.name, &tensor.shape, self.file);
+                writer.tensor_with_bytes(name, tensor.format, shape, tensor.bytes, move |out| {
+                    out.write_all(&file.read(tensor))?;
+                    file.release(tensor);
+                    Ok(())
+                })?;
                 continue;
             };
             let (shape, bytes) = (&tensor.shape, pruned.bytes);
@@ -141,7 +143,8 @@ struct Piece {
 
 /// What all threads that prune a tensor share.
 struct Worker<'a> {
-    file: &'a File,
+    /// The tensor's.
+    data: &'a [u8],
     job: &'a Job,
     /// Mean squares of the columns' inputs, by matrix.
     squares: Vec<Option<Vec<f32>>>,
@@ -154,21 +157,24 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn new(
-        file: &'a File,
+        data: &'a [u8],
         job: &'a Job,
         calibration: &Calibration,
         threads: usize,
     ) -> Result<Worker<'a>> {
         let (tensor, cols) = (&job.tensor, job.tensor.cols());
         let matrices = tensor.shape[2..].iter().product::<u64>() as usize;
-        let missing = || {
-            let expected = format!("statistics of its inputs, {matrices} x {cols}");
-            Error::invalid(&tensor.name, expected, "none")
-        };
         let entry = calibration.imatrix.entries.get(&tensor.name);
-        let entry = entry.filter(|entry| entry.cols() == cols && entry.counts.len() == matrices);
-        if entry.is_none() && job.method != Method::Magnitude {
-            return Err(missing());
+        let statistics = |found: String| {
+            let expected = format!("statistics of its inputs, {matrices} x {cols}");
+            Error::invalid(&tensor.name, expected, found)
+        };
+        match entry {
+            None if job.method != Method::Magnitude => return Err(statistics("none".to_owned())),
+            Some(entry) if entry.cols() != cols || entry.counts.len() != matrices => {
+                return Err(statistics(format!("{} x {}", entry.counts.len(), entry.cols())));
+            }
+            _ => (),
         }
         let squares: Vec<_> = (0..matrices)
             .map(|matrix| entry.and_then(|entry| entry.mean_squares(matrix)))
@@ -181,22 +187,26 @@ impl<'a> Worker<'a> {
         let norms = squares.iter().map(norm).collect();
         let correlations = match job.method {
             Method::SparseGpt => {
-                let products = calibration.products(&tensor.name).ok_or_else(missing)?;
-                Some(Correlations::new(products).ok_or_else(missing)?)
+                let products = calibration.products(&tensor.name);
+                let products = products.ok_or_else(|| statistics("none".to_owned()))?;
+                let expected = "finite inputs, whose products can be inverted";
+                let found = "products that cannot";
+                let singular = || Error::invalid(&tensor.name, expected, found);
+                Some(Correlations::new(products).ok_or_else(singular)?)
             }
             _ => None,
         };
         let column_sums = match job.method {
-            Method::Ria => column_sums(file, job, matrices, threads)?,
+            Method::Ria => column_sums(data, job, matrices, threads)?,
             _ => Vec::new(),
         };
-        Ok(Worker { file, job, squares, norms, column_sums, correlations })
+        Ok(Worker { data, job, squares, norms, column_sums, correlations })
     }
 
     fn prune_rows(&self, range: Range<usize>) -> Result<Piece> {
         let (tensor, cols) = (&self.job.tensor, self.job.tensor.cols());
         let zeros = self.job.structure.zeros(cols, self.job.sparsity);
-        let mut values = rows::read(self.file, tensor, range.clone());
+        let mut values = rows::read(self.data, tensor, range.clone());
         match &self.correlations {
             Some(correlations) => {
                 let shape = (range.len(), cols);
@@ -247,14 +257,14 @@ impl<'a> Worker<'a> {
 }
 
 /// Sums of the magnitudes of each matrix's columns.
-fn column_sums(file: &File, job: &Job, matrices: usize, threads: usize) -> Result<Vec<Vec<f32>>> {
+fn column_sums(data: &[u8], job: &Job, matrices: usize, threads: usize) -> Result<Vec<Vec<f32>>> {
     let (rows, cols) = (job.tensor.rows(), job.tensor.cols());
     let rows_each = rows / matrices;
     let mut sums = vec![vec![0.0; cols]; matrices];
     for (matrix, sums) in sums.iter_mut().enumerate() {
         let make = |range: Range<usize>| {
             let first = matrix * rows_each;
-            let values = rows::read(file, &job.tensor, first + range.start..first + range.end);
+            let values = rows::read(data, &job.tensor, first + range.start..first + range.end);
             let mut partial = vec![0f32; cols];
             for row in values.chunks_exact(cols) {
                 partial.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.abs());

@@ -2,10 +2,8 @@
 //! operations on them. Kinds of weight and tiles are written once over [`Lanes`]; a level of
 //! instructions implements it in one file. It knows no kind of weight.
 
-use std::ops::Range;
-
 use super::activations::Kept;
-use super::columns::{self as by_columns, ColumnInteger};
+use super::columns::{self as by_columns, ColumnInteger, Group};
 use super::kind::{FloatKind, IntegerKind};
 use super::sparse::{SparseFloat, SparseInteger, SparseKind};
 use super::tile::{self, Tile, columns, sparse};
@@ -75,6 +73,16 @@ pub(crate) trait Lanes: Copy {
         x: *const i8,
     ) -> Self::Ints;
 
+    /// What `centred_dot` starts with.
+    unsafe fn centred_start(start: i32, bits: u32, offset: i32) -> Self::Ints;
+    /// What `centred_dot` adds for one vector of prepared codes.
+    unsafe fn centred_step(
+        sum: Self::Ints,
+        codes: Self::Bytes,
+        bits: u32,
+        x: *const i8,
+    ) -> Self::Ints;
+
     /// Integers to floats, rounding to nearest.
     unsafe fn to_floats(v: Self::Ints) -> Self::Floats;
     /// Loads 16 unsigned bytes as floats.
@@ -113,11 +121,12 @@ pub(crate) trait Lanes: Copy {
     /// Of 64 bytes, those whose bit is set come from `at`, one after the other; the others are
     /// zero. 64 bytes are read.
     unsafe fn expand(mask: u64, at: *const u8) -> Self::Bytes;
-    /// Of 16 floats, those whose bit is set come from the f16 at `at`, one after the other; the
-    /// others are zero. 32 bytes are read.
-    unsafe fn expand_f16(mask: u16, at: *const u8) -> Self::Floats;
-    /// The 16 bytes of each of four columns, row by row.
-    unsafe fn interleave(columns: [*const u8; 4]) -> Self::Bytes;
+    /// Of two columns of 16 floats, those whose bit is set come from the f16 at `at`, one after the
+    /// other; the others are zero. 64 bytes are read.
+    unsafe fn expand_f16(mask: u32, at: *const u8) -> [Self::Floats; 2];
+    /// The 64 bytes of each of four columns as steps of four panels: the four bytes of a row side
+    /// by side. In a column, each 16 bytes are four rows of all four panels.
+    unsafe fn interleave(columns: [*const u8; 4]) -> [Self::Bytes; 4];
     /// One f16 as f32.
     unsafe fn widen(bits: u16) -> f32;
     /// `a * b + c` of one value, rounded as [`Lanes::fma`] does.
@@ -172,7 +181,11 @@ pub(crate) trait Level {
     ///
     /// # Safety
     /// As [`sparse::float`], where the level's instructions exist with those that expand.
-    unsafe fn sparse_float<K: SparseFloat, const P: usize>(tile: &Tile, panels: [*const u8; P]);
+    unsafe fn sparse_float<K: SparseFloat, const P: usize>(
+        tile: &Tile,
+        panels: [*const u8; P],
+        next: [*const u8; P],
+    );
 
     /// Runs [`sparse::csr`] for all rows of a panel.
     ///
@@ -190,23 +203,23 @@ pub(crate) trait Level {
     ///
     /// # Safety
     /// As [`columns::integer`], where the level's instructions exist with those that expand.
-    unsafe fn columns_integer<K: ColumnInteger>(tile: &Tile, panels: Range<usize>, kept: Kept);
+    unsafe fn columns_integer<K: ColumnInteger>(tile: &Tile, group: &Group, kept: Kept);
 
     /// Runs [`columns::float`] over all rows of `P` panels.
     ///
     /// # Safety
     /// As [`columns::float`], where the level's instructions exist.
-    unsafe fn columns_float<K: FloatKind, const P: usize>(tile: &Tile, first: usize, kept: Kept);
+    unsafe fn columns_float<K: FloatKind, const P: usize>(tile: &Tile, group: &Group, kept: Kept);
 
-    /// Runs [`by_columns::expand`] for all rows of a panel.
+    /// Runs [`by_columns::expand`] for all rows of the panels.
     ///
     /// # Safety
     /// As [`by_columns::expand`], where the level's instructions exist with those that expand.
     unsafe fn expand_columns<K: ColumnInteger>(
-        group: *const u8,
-        panel: usize,
+        group: &Group,
         cols: usize,
         dense: *mut u8,
+        dense_bytes: usize,
     );
 }
 
@@ -247,9 +260,10 @@ macro_rules! level {
             unsafe fn sparse_float<K: SparseFloat, const P: usize>(
                 tile: &Tile,
                 panels: [*const u8; P],
+                next: [*const u8; P],
             ) {
                 // SAFETY: passed on.
-                unsafe { $(sparse::float::<$lanes, K, P>(tile, panels);)+ }
+                unsafe { $(sparse::float::<$lanes, K, P>(tile, panels, next);)+ }
             }
 
             $(#[$features])?
@@ -265,34 +279,30 @@ macro_rules! level {
             }
 
             $(#[$expanding])?
-            unsafe fn columns_integer<K: ColumnInteger>(
-                tile: &Tile,
-                panels: Range<usize>,
-                kept: Kept,
-            ) {
+            unsafe fn columns_integer<K: ColumnInteger>(tile: &Tile, group: &Group, kept: Kept) {
                 // SAFETY: passed on.
-                unsafe { $(columns::integer::<$lanes, K>(tile, panels.clone(), kept);)+ }
+                unsafe { $(columns::integer::<$lanes, K>(tile, group, kept);)+ }
             }
 
             $(#[$features])?
             unsafe fn columns_float<K: FloatKind, const P: usize>(
                 tile: &Tile,
-                first: usize,
+                group: &Group,
                 kept: Kept,
             ) {
                 // SAFETY: passed on.
-                unsafe { $(columns::float::<$lanes, K, P>(tile, first, kept);)+ }
+                unsafe { $(columns::float::<$lanes, K, P>(tile, group, kept);)+ }
             }
 
             $(#[$expanding])?
             unsafe fn expand_columns<K: ColumnInteger>(
-                group: *const u8,
-                panel: usize,
+                group: &Group,
                 cols: usize,
                 dense: *mut u8,
+                dense_bytes: usize,
             ) {
                 // SAFETY: passed on.
-                unsafe { $(by_columns::expand::<$lanes, K>(group, panel, cols, dense);)+ }
+                unsafe { $(by_columns::expand::<$lanes, K>(group, cols, dense, dense_bytes);)+ }
             }
         }
     };

@@ -206,6 +206,11 @@ impl SparsePanels {
         unsafe { self.memory.start().add(start) }
     }
 
+    /// The first panel that begins with or behind so many bytes.
+    pub(crate) fn first_at(&self, bytes: usize) -> usize {
+        self.starts.partition_point(|&start| start < bytes)
+    }
+
     /// Bytes of a panel, behind which the next one begins.
     pub(crate) fn panel_bytes(&self, panel: usize) -> usize {
         self.starts[panel + 1] - self.starts[panel]
@@ -277,5 +282,34 @@ impl VisitSparse for Expansion {
     fn csr(self) {
         // SAFETY: as in `run`; the room was made zero.
         unsafe { csr::expand(self.panel, self.dense) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_get_as_many_bytes_each() {
+        let (rows, cols) = (640, 256);
+        // Rows become emptier from the first, which is full, to the last.
+        let is_left = |i: usize| (i % cols) * 37 % cols >= i / cols * cols / rows;
+        let values: Vec<f32> =
+            (0..rows * cols).map(|i| if is_left(i) { 1.0 } else { 0.0 }).collect();
+        let data = Format::BITMAP_F16.encode(&values, cols).expect("a format that can be written");
+        let weight = PackedWeight::pack_sparse(Format::BITMAP_F16, &data, rows, cols);
+        let panels = weight.sparse().expect("a weight without zeros");
+        let (total, pieces) = (weight.bytes(), 8);
+        let longest = (0..weight.panels()).map(|i| panels.panel_bytes(i)).max().unwrap_or(0);
+        let mut before = 0;
+        for piece in 0..pieces {
+            let part = piece * total / pieces..(piece + 1) * total / pieces;
+            let taken = weight.panels_in(part, 1);
+            assert_eq!(taken.start, before, "every panel once");
+            let bytes: usize = taken.clone().map(|i| panels.panel_bytes(i)).sum();
+            assert!(bytes.abs_diff(total / pieces) <= longest, "piece {piece}: {bytes}");
+            before = taken.end;
+        }
+        assert_eq!(before, weight.panels());
     }
 }

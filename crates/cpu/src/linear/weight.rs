@@ -7,7 +7,7 @@ use std::ops::Range;
 use bodkin_gguf::Format;
 use half::f16;
 
-use super::columns::{ColumnGroups, GROUP};
+use super::columns::{ColumnGroups, EIGHT};
 use super::kind::{FloatKind, IntegerKind, Kind, Visit};
 use super::level::PANEL_ROWS;
 use super::memory::Memory;
@@ -93,7 +93,7 @@ impl PackedWeight {
     /// Rows of a panel.
     pub const PANEL_ROWS: usize = PANEL_ROWS;
     /// Rows that weights by columns are filled up to.
-    pub const GROUP_ROWS: usize = GROUP * PANEL_ROWS;
+    pub const GROUP_ROWS: usize = EIGHT * PANEL_ROWS;
 
     /// The bytes that a weight takes when packed; `None` if that overflows or if the kind cannot
     /// have so many columns.
@@ -224,6 +224,21 @@ impl PackedWeight {
             Store::Sparse(panels) => panels.len(),
             Store::Columns(groups) => groups.len(),
         }
+    }
+
+    /// The panels that begin in a part of the weight's bytes, for one of `threads` threads: parts
+    /// side by side have all panels once, and no part much more bytes than it says.
+    pub(crate) fn panels_in(&self, bytes: Range<usize>, threads: usize) -> Range<usize> {
+        let panels = self.panels();
+        let first = |at: usize| match &self.store {
+            Store::Sparse(sparse) => sparse.first_at(at),
+            Store::Columns(groups) => {
+                let panel = (at * panels).div_ceil(self.bytes().max(1));
+                panel.next_multiple_of(groups.together(threads))
+            }
+            _ => (at * panels).div_ceil(self.bytes().max(1)),
+        };
+        first(bytes.start).min(panels)..first(bytes.end).min(panels)
     }
 
     /// The panels of a weight that leaves zeros out.

@@ -1,7 +1,7 @@
 //! What models computed before, kept in a GGUF file so that a later run can be compared: for each
 //! model the tokens that it read, some rows of logits, and its perplexity.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bodkin_gguf::{Array, Error as FileError, File, Format, Metadata, Value, Writer};
 
@@ -15,7 +15,7 @@ const MOST_MODELS: u32 = 10_000;
 /// What one model computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// The model's name, by which it is found again.
+    /// The end of the model's path, by which it is found again: see [`find`].
     pub name: String,
     /// What it read.
     pub tokens: Vec<u32>,
@@ -61,6 +61,23 @@ impl Record {
             perplexity: self.perplexity / before.perplexity - 1.0,
         })
     }
+}
+
+/// The record of the model at `path`: of those whose name is the path's end, the one that says most
+/// of it.
+pub fn find<'a>(records: &'a [Record], path: &Path) -> Option<&'a Record> {
+    let named = records.iter().filter(|record| path.ends_with(&record.name));
+    named.max_by_key(|record| Path::new(&record.name).components().count())
+}
+
+/// Names for models at these paths: each path's end, as much of it as no other ends with.
+pub fn names(paths: &[PathBuf]) -> Vec<String> {
+    let name = |path: &PathBuf| {
+        let ends = path.ancestors().filter_map(|folder| path.strip_prefix(folder).ok()).skip(1);
+        let is_own = |end: &&Path| paths.iter().filter(|other| other.ends_with(end)).count() == 1;
+        ends.into_iter().find(is_own).unwrap_or(path).display().to_string()
+    };
+    paths.iter().map(name).collect()
 }
 
 /// The Kullback-Leibler divergence of a prediction from an earlier one.
@@ -123,15 +140,47 @@ pub fn open(path: &Path) -> Result<Vec<Record>> {
         let Some(tensor) = tensor else {
             return Err(invalid(key("logits"), "a tensor of F32", "none".to_owned()));
         };
-        let words = file.data(tensor).chunks_exact(4);
-        let logits = words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        let mut logits = vec![0.0; tensor.elements() as usize];
+        tensor.format.dequantize(file.data(tensor), &mut logits);
+        let Some(tokens) = metadata.u32s(&key("tokens"))? else {
+            return Err(invalid(key("tokens"), "the tokens that were read", "none".to_owned()));
+        };
         Ok(Record {
             name: metadata.need_str(&key("name"))?.to_owned(),
-            tokens: metadata.u32s(&key("tokens"))?.unwrap_or_default(),
+            tokens,
             perplexity: f64::from(metadata.need_f32(&key("perplexity"))?),
-            logits: logits.collect(),
+            logits,
             vocabulary: tensor.cols(),
         })
     };
     (0..count).map(record).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_of_one_name_are_told_apart() {
+        let paths = ["/a/model.gguf", "/b/model.gguf", "/b/other.gguf"].map(PathBuf::from);
+        let names = names(&paths);
+        assert_eq!(names, ["a/model.gguf", "b/model.gguf", "other.gguf"]);
+        let record = |name: &str| Record {
+            name: name.to_owned(),
+            tokens: Vec::new(),
+            perplexity: 1.0,
+            logits: Vec::new(),
+            vocabulary: 1,
+        };
+        let mut records: Vec<Record> = names.iter().map(|name| record(name)).collect();
+        for (path, name) in paths.iter().zip(&names) {
+            assert_eq!(find(&records, path).map(|record| &record.name), Some(name));
+        }
+        assert_eq!(find(&records, Path::new("/c/model.gguf")), None);
+        // One that says less is of any folder, but yields to one that says more.
+        records.push(record("model.gguf"));
+        let found = |path: &str| find(&records, Path::new(path)).map(|r| r.name.as_str());
+        assert_eq!(found("/c/model.gguf"), Some("model.gguf"));
+        assert_eq!(found("/a/model.gguf"), Some("a/model.gguf"));
+    }
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_backend::Part;
+use bodkin_backend::{Choice, Part};
 use bodkin_engine::ExpertCounts;
 use serde_json::{Value, json};
 
@@ -39,6 +39,8 @@ pub(crate) struct Row {
     pub(crate) profile: Vec<Part>,
     /// How often that run chose experts and what that took; empty where there are none.
     pub(crate) experts: Vec<ExpertCounts>,
+    /// How each weight of a sparse format is kept; empty without a profile.
+    pub(crate) choices: Vec<Choice>,
 }
 
 impl Row {
@@ -109,6 +111,14 @@ impl Row {
                 |e: &ExpertCounts| json!({"layer": e.layer, "counts": e.counts, "ms": ms(e)});
             fields.push(("experts", self.experts.iter().map(layer).collect()));
         }
+        if !self.choices.is_empty() {
+            let choice = |c: &Choice| {
+                let (weight, format) = (&c.weight, c.format.name());
+                json!({"weight": weight, "format": format, "sparse": c.sparse,
+                       "speedup": c.speedup})
+            };
+            fields.push(("sparse", self.choices.iter().map(choice).collect()));
+        }
         fields
     }
 }
@@ -174,6 +184,9 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
         if !row.experts.is_empty() {
             print_experts(out, row)?;
         }
+        if !row.choices.is_empty() {
+            print_choices(out, &row.choices)?;
+        }
     }
     Ok(())
 }
@@ -220,6 +233,19 @@ fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
         let each = seconds.iter().zip(counts).map(|(&seconds, &count)| us(seconds, count));
         let (mean, slowest) = (us(sum, counts.iter().sum()), each.fold(0.0, f64::max));
         writeln!(out, " {:.3} | {mean:.1} | {slowest:.1} |", 1e3 * sum)?;
+    }
+    Ok(())
+}
+
+/// How each weight of a sparse format is kept, and how many times as fast a slice of it was without
+/// its zeros.
+fn print_choices(out: &mut dyn Write, choices: &[Choice]) -> Result<()> {
+    writeln!(out, "\n| sparse weight | format | kept | without zeros |")?;
+    writeln!(out, "| --- | --- | --- | ---: |")?;
+    for Choice { weight, format, sparse, speedup } in choices {
+        let kept = if *sparse { "without zeros" } else { "dense" };
+        let speedup = speedup.map_or("not timed".to_owned(), |times| format!("{times:.2}x"));
+        writeln!(out, "| {weight} | {} | {kept} | {speedup} |", format.name())?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::{Context, Result, ensure};
 use bodkin_engine::Tokenizer;
-use bodkin_eval::{Base, Divergence, Estimate, Values, score};
+use bodkin_eval::{Base, Divergence, Estimate, compare};
 use serde_json::{Value, json};
 
 use super::{Args, Run, first_token};
@@ -30,15 +30,13 @@ pub(super) fn run(args: &Args, opened: &mut Opened, tokenizer: &Tokenizer) -> Re
     windows.truncate(args.chunks.unwrap_or(usize::MAX));
     let mut run = Run::new(opened, &args.machine, windows.size())?;
     let mut out = std::io::stdout().lock();
-    let (mut divergence, mut rows) = (Divergence::default(), Vec::new());
+    let mut divergence = Divergence::default();
     if !args.json {
         writeln!(out, "{HEAD}")?;
     }
     for window in 0..windows.count() {
-        base.read_window(&mut rows)?;
-        let of = |row: bodkin_eval::Row<'_>| Values::of(row, base.row(&rows, row.index));
         let threads = run.threads();
-        score(run.model.as_mut(), &windows, window, threads, of, |values| divergence.add(values))?;
+        compare(run.model.as_mut(), &windows, window, threads, &mut divergence, &mut base)?;
         run.tell(window, &windows);
         if !args.json {
             line(&mut out, window + 1, &divergence)?;

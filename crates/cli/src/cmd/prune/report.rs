@@ -9,9 +9,7 @@ use anyhow::{Context, Result};
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
 use bodkin_compress::prune::Job;
 use bodkin_compress::quantize::{self, Choice, Options};
-use bodkin_eval::{
-    Base, BaseWriter, Divergence, LogSoftmax, Perplexity, Values, Windows, encode_row, score,
-};
+use bodkin_eval::{Base, BaseWriter, Divergence, Perplexity, Windows, compare, measure};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -138,22 +136,12 @@ impl Scale<'_> {
         let vocabulary = opened.plan.output_width();
         let mut writer = BaseWriter::new(&mut out, self.windows, vocabulary)?;
         let mut run = Run::new(&mut opened, self.machine, self.windows.size())?;
-        let (mut perplexity, mut kept) = (Perplexity::default(), Ok(()));
+        let mut perplexity = Perplexity::default();
         for window in 0..self.windows.count() {
-            let of = |row: bodkin_eval::Row<'_>| {
-                let softmax = LogSoftmax::of(row.logits);
-                let encoded = encode_row(row.logits, softmax.log_sum);
-                (softmax.log_probability(row.logits[row.next as usize]), encoded)
-            };
-            let threads = run.threads();
-            score(run.model.as_mut(), self.windows, window, threads, of, |(value, encoded)| {
-                perplexity.add(value);
-                if kept.is_ok() {
-                    kept = writer.row(&encoded);
-                }
-            })?;
+            let (threads, windows) = (run.threads(), self.windows);
+            let base = Some(&mut writer);
+            measure(run.model.as_mut(), windows, window, threads, &mut perplexity, base)?;
         }
-        kept.context("cannot keep predictions")?;
         writer.finish().context("cannot keep predictions")?;
         drop(run);
         let tokens_per_second = generation_speed(&opened, self.machine)?;
@@ -165,12 +153,10 @@ impl Scale<'_> {
         let mut base = Base::open(&self.base_path(), None)?;
         let windows = self.windows;
         let mut run = Run::new(&mut opened, self.machine, windows.size())?;
-        let (mut divergence, mut rows) = (Divergence::default(), Vec::new());
+        let mut divergence = Divergence::default();
         for window in 0..windows.count() {
-            base.read_window(&mut rows)?;
-            let of = |row: bodkin_eval::Row<'_>| Values::of(row, base.row(&rows, row.index));
             let threads = run.threads();
-            score(run.model.as_mut(), windows, window, threads, of, |v| divergence.add(v))?;
+            compare(run.model.as_mut(), windows, window, threads, &mut divergence, &mut base)?;
         }
         drop(run);
         Ok(Measured {

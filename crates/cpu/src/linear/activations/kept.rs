@@ -2,8 +2,8 @@
 //! rows as they are stored, no weight.
 //!
 //! Of int8 blocks, the columns of each half are named by their place in the block, with their
-//! codes side by side, and padded to whole quads with columns of code zero. Of floats, all columns
-//! are named by their number.
+//! codes side by side, and padded to whole quads with the last of them again, of code zero. Of
+//! floats, all columns are named by their number.
 
 use super::{BLOCK_COLS, Block, Form, HALF};
 use crate::linear::memory::Memory;
@@ -77,7 +77,8 @@ impl Kept {
                         end += usize::from(block.codes[col] != 0);
                     }
                     while !end.is_multiple_of(QUAD) {
-                        *self.columns.add(end) = (half * HALF) as u32;
+                        // Its weights are read anyway.
+                        *self.columns.add(end) = *self.columns.add(end - 1);
                         *self.codes.add(end) = 0;
                         end += 1;
                     }
@@ -102,14 +103,18 @@ impl Kept {
         }
     }
 
-    /// The columns of a row of floats, in order.
+    /// The columns of a row of floats, in order, how many they are, and behind them [`AHEAD`] names
+    /// that mean nothing.
     ///
     /// # Safety
     /// The index was set for floats.
     #[inline(always)]
-    pub(crate) unsafe fn columns<'a>(self) -> &'a [u32] {
-        // SAFETY: as the caller vouches.
-        unsafe { std::slice::from_raw_parts(self.columns, *self.ends as usize) }
+    pub(crate) unsafe fn columns<'a>(self) -> (&'a [u32], usize) {
+        // SAFETY: as the caller vouches; there is room for so many names behind all columns.
+        unsafe {
+            let count = *self.ends as usize;
+            (std::slice::from_raw_parts(self.columns, count + AHEAD), count)
+        }
     }
 }
 

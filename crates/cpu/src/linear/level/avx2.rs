@@ -64,6 +64,16 @@ unsafe fn expand_16(mask: u16, at: *const u8) -> __m128i {
     _mm_unpacklo_epi64(low, high)
 }
 
+/// Eight floats of which those whose bit is set come from the f16 at `at`.
+#[inline(always)]
+unsafe fn expand_f16_8(mask: u8, at: *const u8) -> __m256 {
+    let order = _mm256_cvtepi8_epi32(order_of(mask));
+    let left = _mm256_cvtph_ps(_mm_loadu_si128(at.cast()));
+    // Where nothing comes, the order is negative.
+    let gaps = _mm256_castsi256_ps(_mm256_srai_epi32::<31>(order));
+    _mm256_andnot_ps(gaps, _mm256_permutevar8x32_ps(left, order))
+}
+
 impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     type Bytes = __m256i;
     type Ints = __m256i;
@@ -139,20 +149,33 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
         offset: i32,
         x: *const i8,
     ) -> __m256i {
-        if bits < 8 {
-            return Self::dot(Self::int((start >> 7) * offset), codes, bits, x);
+        let mut sum = Self::centred_start(start, bits, offset);
+        if bits < 8 || VNNI {
+            return Self::dot(sum, codes, bits, x);
         }
-        if VNNI {
-            return Self::dot(Self::int(start), codes, bits, x);
-        }
-        let mut sum = _mm256_setzero_si256();
         for (step, &codes) in codes.iter().enumerate() {
-            // |w| * (x with the sign of w); two products reach 2 * 128 * 127, just inside an i16.
-            let x = _mm256_sign_epi8(broadcast(x.add(4 * step)), codes);
-            let products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x);
-            sum = _mm256_add_epi32(sum, widen(products));
+            sum = Self::centred_step(sum, codes, bits, x.add(4 * step));
         }
         sum
+    }
+
+    #[inline(always)]
+    unsafe fn centred_start(start: i32, bits: u32, offset: i32) -> __m256i {
+        match bits {
+            0..8 => Self::int((start >> 7) * offset),
+            _ => Self::int(if VNNI { start } else { 0 }),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn centred_step(sum: __m256i, codes: __m256i, bits: u32, x: *const i8) -> __m256i {
+        if bits < 8 || VNNI {
+            return Self::dot(sum, &[codes], bits, x);
+        }
+        // |w| * (x with the sign of w); two products reach 2 * 128 * 127, just inside an i16.
+        let x = _mm256_sign_epi8(broadcast(x), codes);
+        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x);
+        _mm256_add_epi32(sum, widen(products))
     }
 
     #[inline(always)]
@@ -254,21 +277,26 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn expand_f16(mask: u16, at: *const u8) -> __m256 {
-        let before = if HALF == 1 { (mask as u8).count_ones() } else { 0 };
-        let (at, mask) = (at.add(2 * before as usize), (mask >> (8 * HALF)) as u8);
-        let order = _mm256_cvtepi8_epi32(order_of(mask));
-        let left = _mm256_cvtph_ps(_mm_loadu_si128(at.cast()));
-        // Where nothing comes, the order is negative.
-        let gaps = _mm256_castsi256_ps(_mm256_srai_epi32::<31>(order));
-        _mm256_andnot_ps(gaps, _mm256_permutevar8x32_ps(left, order))
+    unsafe fn expand_f16(mask: u32, at: *const u8) -> [__m256; 2] {
+        let first = (mask as u16).count_ones() as usize;
+        let columns = [(mask as u16, at), ((mask >> 16) as u16, at.add(2 * first))];
+        columns.map(|(mask, at)| {
+            let before = if HALF == 1 { (mask as u8).count_ones() } else { 0 };
+            expand_f16_8((mask >> (8 * HALF)) as u8, at.add(2 * before as usize))
+        })
     }
 
     #[inline(always)]
-    unsafe fn interleave(columns: [*const u8; 4]) -> __m256i {
-        let [a, b, c, d] = columns.map(|column| _mm_loadl_epi64(column.add(8 * HALF).cast()));
-        let (ab, cd) = (_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d));
-        _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd))
+    unsafe fn interleave(columns: [*const u8; 4]) -> [__m256i; 4] {
+        let [a, b, c, d] = columns.map(|column| Self::bytes(column));
+        let (ab, cd) = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
+        let (ab_high, cd_high) = (_mm256_unpackhi_epi8(a, b), _mm256_unpackhi_epi8(c, d));
+        [
+            _mm256_unpacklo_epi16(ab, cd),
+            _mm256_unpackhi_epi16(ab, cd),
+            _mm256_unpacklo_epi16(ab_high, cd_high),
+            _mm256_unpackhi_epi16(ab_high, cd_high),
+        ]
     }
 
     #[inline(always)]

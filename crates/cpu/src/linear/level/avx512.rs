@@ -11,17 +11,6 @@ use crate::linear::level::Lanes;
 #[derive(Copy, Clone)]
 pub(crate) struct Avx512;
 
-/// Where the bytes of four columns of 16 rows come from, row by row.
-static BY_ROW: [u8; 64] = {
-    let mut order = [0; 64];
-    let mut i = 0;
-    while i < 64 {
-        order[i] = (i % 4 * 16 + i / 4) as u8;
-        i += 1;
-    }
-    order
-};
-
 /// Keeps a load apart from what uses it: AMD's processors take an expansion from memory apart into
 /// three times the work of one from a register.
 #[inline]
@@ -87,6 +76,16 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn centred_dot(start: i32, codes: &[__m512i], _: u32, _: i32, x: *const i8) -> __m512i {
         Self::dot(Self::int(start), codes, 8, x)
+    }
+
+    #[inline(always)]
+    unsafe fn centred_start(start: i32, _: u32, _: i32) -> __m512i {
+        Self::int(start)
+    }
+
+    #[inline(always)]
+    unsafe fn centred_step(sum: __m512i, codes: __m512i, _: u32, x: *const i8) -> __m512i {
+        Self::dot(sum, &[codes], 8, x)
     }
 
     #[inline(always)]
@@ -182,18 +181,24 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn expand_f16(mask: u16, at: *const u8) -> __m512 {
-        _mm512_maskz_expand_ps(mask, Self::from_f16(at))
+    unsafe fn expand_f16(mask: u32, at: *const u8) -> [__m512; 2] {
+        let left = in_register(_mm512_loadu_si512(at.cast()));
+        let both = _mm512_maskz_expand_epi16(mask, left);
+        let (first, second) = (_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both));
+        [_mm512_cvtph_ps(first), _mm512_cvtph_ps(second)]
     }
 
     #[inline(always)]
-    unsafe fn interleave(columns: [*const u8; 4]) -> __m512i {
-        let [a, b, c, d] = columns.map(|column| _mm_loadu_si128(column.cast()));
-        let columns = _mm512_castsi128_si512(a);
-        let columns = _mm512_inserti32x4::<1>(columns, b);
-        let columns = _mm512_inserti32x4::<2>(columns, c);
-        let columns = _mm512_inserti32x4::<3>(columns, d);
-        _mm512_permutexvar_epi8(_mm512_loadu_si512(BY_ROW.as_ptr().cast()), columns)
+    unsafe fn interleave(columns: [*const u8; 4]) -> [__m512i; 4] {
+        let [a, b, c, d] = columns.map(|column| _mm512_loadu_si512(column.cast()));
+        let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
+        let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
+        [
+            _mm512_unpacklo_epi16(ab, cd),
+            _mm512_unpackhi_epi16(ab, cd),
+            _mm512_unpacklo_epi16(ab_high, cd_high),
+            _mm512_unpackhi_epi16(ab_high, cd_high),
+        ]
     }
 
     #[inline(always)]

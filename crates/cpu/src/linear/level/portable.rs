@@ -81,6 +81,16 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn centred_start(start: i32, _: u32, _: i32) -> [i32; 16] {
+        Self::int(start)
+    }
+
+    #[inline(always)]
+    unsafe fn centred_step(sum: [i32; 16], codes: [u8; 64], _: u32, x: *const i8) -> [i32; 16] {
+        Self::dot(sum, &[codes], 8, x)
+    }
+
+    #[inline(always)]
     unsafe fn to_floats(v: [i32; 16]) -> [f32; 16] {
         v.map(|v| v as f32)
     }
@@ -180,25 +190,30 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn expand_f16(mask: u16, at: *const u8) -> [f32; 16] {
+    unsafe fn expand_f16(mask: u32, at: *const u8) -> [[f32; 16]; 2] {
         let mut next = at.cast::<u16>();
-        lanes(|i| {
-            if mask >> i & 1 == 0 {
-                return 0.0;
-            }
-            let value = Self::widen(next.read_unaligned());
-            next = next.add(1);
-            value
+        [mask, mask >> 16].map(|mask| {
+            lanes(|i| {
+                if mask >> i & 1 == 0 {
+                    return 0.0;
+                }
+                let value = Self::widen(next.read_unaligned());
+                next = next.add(1);
+                value
+            })
         })
     }
 
     #[inline(always)]
-    unsafe fn interleave(columns: [*const u8; 4]) -> [u8; 64] {
-        let mut bytes = [0; 64];
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            *byte = *columns[i % 4].add(i / 4);
+    unsafe fn interleave(columns: [*const u8; 4]) -> [[u8; 64]; 4] {
+        let mut steps = [[0; 64]; 4];
+        for (panel, step) in steps.iter_mut().enumerate() {
+            for (i, byte) in step.iter_mut().enumerate() {
+                let (row, column) = (i / 4, i % 4);
+                *byte = *columns[column].add(row / 4 * 16 + panel * 4 + row % 4);
+            }
         }
-        bytes
+        steps
     }
 
     #[inline(always)]

@@ -275,9 +275,9 @@ impl<P: Pattern> SparseFloat for F16<P> {
             let mask = P::by_column(head);
             let mut at = codes;
             let mut columns = [L::float(0.0); 4];
-            for (i, column) in columns.iter_mut().enumerate() {
-                let mask = (mask >> (16 * i)) as u16;
-                *column = L::expand_f16(mask, at);
+            let pairs = columns.as_chunks_mut::<2>().0;
+            for (mask, columns) in [mask as u32, (mask >> 32) as u32].into_iter().zip(pairs) {
+                *columns = L::expand_f16(mask, at);
                 at = at.add(2 * mask.count_ones() as usize);
             }
             L::prefetch(at.wrapping_add(PREFETCH_BYTES));

@@ -1,35 +1,38 @@
 //! Products of weights by columns with one token, whose zeros are not read. The arithmetic is the
 //! dense kind's, in its order, without the terms that are zero, so that a result has the same bits
-//! whichever way it is made.
-
-use std::ops::Range;
+//! whichever way it is made, if the weights are finite.
 
 use super::{Tile, finish};
 use crate::linear::activations::{AHEAD, BLOCK_COLS, Block, Kept};
-use crate::linear::columns::{CODES, ColumnInteger, GROUP};
+use crate::linear::columns::{self as by_columns, COLS, ColumnInteger, FOUR, Group};
 use crate::linear::kind::{Codes, FloatKind, IntegerKind};
 use crate::linear::level::{Lanes, PANEL_ROWS};
+
+/// Fours of the widest group.
+const MOST_FOURS: usize = 8;
+
+/// The names of a half's columns in its block, four by four, and the codes of their inputs.
+type Quads<'a> = (&'a [[u32; 4]], *const i8);
 
 /// Some panels of one group times one token, for the rows of the lanes `L`.
 ///
 /// # Safety
-/// The pointers of `tile` are valid: `panel` for a group of `cols` columns, `x` for `cols / 32`
-/// blocks whose index is `kept`, `out` and `bias` for `rows` rows, the first of them that of the
-/// first of `panels`. The instructions of `L` exist, with those that expand.
+/// The pointers of `tile` are valid: `x` for `cols / 32` blocks whose index is `kept`, `out` and
+/// `bias` for `rows` rows, the first of them that of the first panel of `group`, which has `cols`
+/// columns. The instructions of `L` exist, with those that expand.
 #[inline(always)]
-pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
-    tile: &Tile,
-    panels: Range<usize>,
-    kept: Kept,
-) {
-    const { assert!(<K::Dense as IntegerKind>::COLS == BLOCK_COLS) };
+pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(tile: &Tile, group: &Group, kept: Kept) {
+    const { assert!(COLS == BLOCK_COLS && <K::Dense as IntegerKind>::COLS == COLS) };
+    const { assert!(K::GROUP <= MOST_FOURS * FOUR) };
+    let panels = &group.panels;
+    let fours = panels.start / FOUR..panels.end.div_ceil(FOUR);
     // SAFETY: the loop walks exactly the blocks of the group and of the token.
     unsafe {
-        let mut sums = [L::float(0.0); GROUP];
-        let blocks = tile.cols / BLOCK_COLS;
+        let mut sums = [[L::float(0.0); FOUR]; MOST_FOURS];
+        let blocks = tile.cols / COLS;
         for index in 0..blocks {
             if index + 1 < blocks {
-                ask::<L, K>(tile.panel.add((index + 1) * K::BYTES), index + 1, &panels, kept);
+                ask::<L, K>(group, index + 1, kept);
             }
             let x = &*tile.x.add(index * tile.x_stride).cast::<Block>();
             let halves = [kept.quads(2 * index), kept.quads(2 * index + 1)];
@@ -38,108 +41,120 @@ pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
             if is_zero && (x.scales[0] + x.scales[1]).is_finite() {
                 continue;
             }
-            let block = tile.panel.add(index * K::BYTES);
-            for panel in panels.clone() {
-                let sum = &mut sums[panel - panels.start];
-                *sum = add_block::<L, K>(block, panel, x, halves, *sum);
+            let block = by_columns::Block::of::<K>(group.start, group.width, index);
+            for (four, sums) in fours.clone().zip(&mut sums) {
+                // Both are constants for those who make steps.
+                match four % 2 {
+                    0 => add_block::<L, K, 0>(block, four * FOUR, x, halves, sums),
+                    _ => add_block::<L, K, 1>(block, four * FOUR, x, halves, sums),
+                }
             }
         }
-        for (panel, &sum) in sums.iter().enumerate().take(panels.len()) {
+        let all = sums.iter().flatten().skip(panels.start % FOUR);
+        for (panel, &sum) in all.enumerate().take(panels.len()) {
             finish::<L, 1>(tile, panel, [sum]);
         }
     }
 }
 
-/// Asks for what the next block will be read of.
+/// Asks for what a block will be read of.
 #[inline(always)]
-unsafe fn ask<L: Lanes, K: ColumnInteger>(
-    block: *const u8,
-    index: usize,
-    panels: &Range<usize>,
-    kept: Kept,
-) {
+unsafe fn ask<L: Lanes, K: ColumnInteger>(group: &Group, index: usize, kept: Kept) {
     const LINE: usize = 64;
-    let panel_bytes = K::COLUMN / GROUP;
-    let (start, bytes) = (panels.start * panel_bytes, panels.len() * panel_bytes);
+    let block = by_columns::Block::of::<K>(group.start, group.width, index);
+    let (first, last) = (group.panels.start, group.panels.end - 1);
     // SAFETY: passed on; what is asked for need not exist.
     unsafe {
         for half in 0..2 {
-            for quad in kept.quads(2 * index + half).0 {
-                for &column in quad {
-                    let column = block.wrapping_add(CODES + column as usize * K::COLUMN + start);
-                    for line in (0..bytes).step_by(LINE) {
-                        L::prefetch(column.wrapping_add(line));
-                    }
+            for &column in kept.quads(2 * index + half).0.iter().flatten() {
+                let mut line = block.column::<K>(column, first);
+                let end = block.column::<K>(column, last).wrapping_add(K::COLUMN);
+                while line < end {
+                    L::prefetch(line);
+                    line = line.wrapping_add(LINE);
                 }
             }
         }
-        for line in (0..CODES).step_by(LINE) {
-            L::prefetch(block.wrapping_add(line));
+        for panel in (first..=last).step_by(2) {
+            L::prefetch(block.scales(panel));
         }
     }
 }
 
-/// Adds the product of a panel's block with a block of the token.
+/// Adds the products of four panels' block with a block of the token.
 #[inline(always)]
-unsafe fn add_block<L: Lanes, K: ColumnInteger>(
-    block: *const u8,
-    panel: usize,
+unsafe fn add_block<L: Lanes, K: ColumnInteger, const PART: usize>(
+    block: by_columns::Block,
+    first: usize,
     x: &Block,
-    halves: [(&[[u32; 4]], *const i8); 2],
-    sum: L::Floats,
-) -> L::Floats {
+    halves: [Quads<'_>; 2],
+    sums: &mut [L::Floats; FOUR],
+) {
     // SAFETY: the caller vouches.
     unsafe {
-        let first = half_dot::<L, K>(block, panel, x.starts[0], halves[0]);
-        let second = half_dot::<L, K>(block, panel, x.starts[1], halves[1]);
-        let first = L::mul(first, L::float(x.scales[0]));
-        let both = L::fma(second, L::float(x.scales[1]), first);
-        L::fma(both, K::scale::<L>(block, panel), sum)
+        let front = half_dots::<L, K, PART>(block, first, x.starts[0], halves[0]);
+        let back = half_dots::<L, K, PART>(block, first, x.starts[1], halves[1]);
+        let scales = x.scales.map(|scale| L::float(scale));
+        unrolled!(FOUR, p => {
+            let front = L::mul(L::to_floats(front[p]), scales[0]);
+            let both = L::fma(L::to_floats(back[p]), scales[1], front);
+            sums[p] = L::fma(both, L::from_f16(block.scales(first + p)), sums[p]);
+        });
     }
 }
 
-/// The integer dot of half a block, as floats.
+/// The integer dots of half a block of four panels.
 #[inline(always)]
-unsafe fn half_dot<L: Lanes, K: ColumnInteger>(
-    block: *const u8,
-    panel: usize,
+unsafe fn half_dots<L: Lanes, K: ColumnInteger, const PART: usize>(
+    block: by_columns::Block,
+    first: usize,
     start: i32,
-    (quads, x): (&[[u32; 4]], *const i8),
-) -> L::Floats {
+    (quads, x): Quads<'_>,
+) -> [L::Ints; FOUR] {
     let Codes::Centred { bits, offset } = <K::Dense as IntegerKind>::CODES else {
         unreachable!("all kinds by columns are centred");
     };
-    // SAFETY: the caller vouches; a half has at most four quads.
+    // SAFETY: the caller vouches; there are as many codes as names.
     unsafe {
-        let mut steps = [L::zero_bytes(); 4];
-        for (step, &columns) in steps.iter_mut().zip(quads) {
-            *step = L::centre(K::step::<L>(block, panel, columns), bits, offset);
+        let mut dots = [L::centred_start(start, bits, offset); FOUR];
+        for (i, quad) in quads.iter().enumerate() {
+            let columns = [
+                block.column::<K>(quad[0], first),
+                block.column::<K>(quad[1], first),
+                block.column::<K>(quad[2], first),
+                block.column::<K>(quad[3], first),
+            ];
+            let steps = K::steps::<L>(columns, PART);
+            let x = x.add(4 * i);
+            unrolled!(FOUR, p => {
+                let codes = L::centre(steps[p], bits, offset);
+                dots[p] = L::centred_step(dots[p], codes, bits, x);
+            });
         }
-        L::to_floats(L::centred_dot(start, &steps[..quads.len().min(4)], bits, offset, x))
+        dots
     }
 }
 
 /// `P` panels of one group times one token, for the rows of the lanes `L`.
 ///
 /// # Safety
-/// As [`integer`], for `cols` f32 at `x` and the panels from `first` on.
+/// As [`integer`], for `cols` f32 at `x` and the first panels that are meant.
 #[inline(always)]
 pub(crate) unsafe fn float<L: Lanes, K: FloatKind, const P: usize>(
     tile: &Tile,
-    first: usize,
+    group: &Group,
     kept: Kept,
 ) {
     let bytes = PANEL_ROWS * K::BYTES;
-    // SAFETY: the loop walks exactly the columns that are kept; behind the last name come more that
-    // are only asked for.
+    let (start, width) = (group.start.wrapping_add(group.panels.start * bytes), group.width);
+    let at = |column: u32| start.wrapping_add(column as usize * width * bytes);
+    // SAFETY: the loop walks exactly the columns that are kept; what is asked for need not exist.
     unsafe {
         let mut sums = [L::float(0.0); P];
-        let columns = kept.columns();
-        let at = |column: u32| tile.panel.wrapping_add((column as usize * GROUP + first) * bytes);
-        for (i, &column) in columns.iter().enumerate() {
-            let ahead = at(*columns.as_ptr().add(i + AHEAD));
+        let (columns, count) = kept.columns();
+        for (&column, &ahead) in columns[..count].iter().zip(&columns[AHEAD..]) {
             for line in (0..P * bytes).step_by(64) {
-                L::prefetch(ahead.wrapping_add(line));
+                L::prefetch(at(ahead).wrapping_add(line));
             }
             let x = L::float(*tile.x.add(column as usize * tile.x_stride).cast::<f32>());
             let weights = at(column);

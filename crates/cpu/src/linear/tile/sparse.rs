@@ -62,7 +62,8 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
     }
 }
 
-/// `P` panels times one token, for the rows of the lanes `L`.
+/// `P` panels times one token, for the rows of the lanes `L`. `next` are panels that may come after
+/// them, or any.
 ///
 /// # Safety
 /// As [`integer`], for `panels` in the place of `tile.panel` and `cols` f32 at `x`.
@@ -70,13 +71,15 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
 pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
     tile: &Tile,
     panels: [*const u8; P],
+    next: [*const u8; P],
 ) {
     // SAFETY: the loop walks exactly the heads, codes and columns, as the caller vouches.
     unsafe {
         let mut sums = [[L::float(0.0)]; P];
         let (mut heads, mut left, mut x) = (panels, panels, tile.x);
+        let heads_bytes = tile.cols / COLS * K::HEAD;
         for left in &mut left {
-            *left = left.add(tile.cols / COLS * K::HEAD);
+            *left = left.add(heads_bytes);
         }
         for four in 0..tile.cols / 4 {
             let mut inputs = [L::float(0.0); 4];
@@ -86,6 +89,11 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
             unrolled!(P, p => {
                 if four % 8 == 0 {
                     L::prefetch(heads[p].wrapping_add(PREFETCH_HEADS * K::HEAD));
+                    prefetch_next::<L>(
+                        next[p].wrapping_add(heads_bytes),
+                        four / 8,
+                        tile.cols / COLS,
+                    );
                 }
                 let (weights, taken) = K::load::<L>(heads[p], left[p]);
                 for (&weights, &input) in weights.iter().zip(&inputs) {

@@ -1,0 +1,84 @@
+//! The tables of `docs/sparsity.md`, made from the rows of `sparse`.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::results::{newest, number, replace, text};
+
+/// What tells one measurement from another.
+pub(crate) const KEYS: [&str; 6] = ["kind", "cpu", "threads", "file", "test", "share"];
+
+/// Replaces the tables by the newest row of each measurement.
+pub(super) fn rewrite(document: &Path, results: &Path) -> Result<()> {
+    let rows = newest(results, &KEYS)?;
+    replace(document, "sparse", &(weights(&rows)? + "\n" + &activations(&rows)?))
+}
+
+/// Each ratio of a row, from the least to the largest.
+fn spread(row: &Value) -> String {
+    let mut ratios: Vec<f64> =
+        row["ratios"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+    ratios.sort_by(f64::total_cmp);
+    match (ratios.first(), ratios.last()) {
+        (Some(least), Some(most)) => format!("{least:.2} to {most:.2}"),
+        _ => "-".to_owned(),
+    }
+}
+
+/// Zeros that are left out.
+fn weights(rows: &[Value]) -> Result<String> {
+    let mut out = String::from(
+        "| format | zeros | test | dense, tok/s | sparse, tok/s | ratio | of pairs | \
+         bytes allow |\n\
+         | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for row in rows.iter().filter(|row| row["kind"] == "weights") {
+        // What bounds prompts is arithmetic.
+        let bound = match text(row, "test").starts_with("tg") {
+            true => format!("{:.2}", number(row, "bytes_ratio")),
+            false => "-".to_owned(),
+        };
+        writeln!(
+            out,
+            "| {} | {:.0} % | {} | {:.1} | {:.1} | **{:.2}x** | {} | {bound} |",
+            text(row, "format"),
+            100.0 * number(row, "sparsity"),
+            text(row, "test"),
+            number(row, "dense_tok_s"),
+            number(row, "sparse_tok_s"),
+            number(row, "ratio"),
+            spread(row),
+        )?;
+    }
+    Ok(out)
+}
+
+/// Activations that are skipped.
+fn activations(rows: &[Value]) -> Result<String> {
+    let mut out = String::from(
+        "| file | skipped | test | dense, tok/s | skipping, tok/s | ratio | of pairs | \
+         perplexity (all inputs) |\n\
+         | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n",
+    );
+    for row in rows.iter().filter(|row| row["kind"] == "activations") {
+        let perplexity = match row["perplexity"].as_f64() {
+            Some(value) => format!("{value:.2} ({:.2})", number(row, "dense_perplexity")),
+            None => "-".to_owned(),
+        };
+        writeln!(
+            out,
+            "| {} | {:.0} % | {} | {:.1} | {:.1} | **{:.2}x** | {} | {perplexity} |",
+            text(row, "file"),
+            100.0 * number(row, "share"),
+            text(row, "test"),
+            number(row, "dense_tok_s"),
+            number(row, "sparse_tok_s"),
+            number(row, "ratio"),
+            spread(row),
+        )?;
+    }
+    Ok(out)
+}
