@@ -33,7 +33,8 @@ const DOT_WARPS: usize = 8;
 pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
 
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
-/// barriers, the sums of parts of columns, of two tiles by turns, and a single row of `held` columns.
+/// barriers, the sums of parts of columns, of two tiles by turns, and a single row's `held`
+/// columns.
 pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize, held: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let chunks = if kind == Kind::U4 { 4 } else { 2 } / tiles;

@@ -1,5 +1,5 @@
-//! Generation: the tokens of [`crate::Model::generate`] are those that logits say, also where it was ended
-//! and went on.
+//! Generation: the tokens of [`crate::Model::generate`] are those that logits say, also where it
+//! was ended and went on.
 
 use super::case::Case;
 use super::feed::{Pages, Sequence};
