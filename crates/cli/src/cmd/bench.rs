@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where the time of one more run goes, the experts, and how sparse weights are kept
+    /// Print where one more run spends its time, the experts, and how sparse weights are kept
     #[arg(long)]
     profile: bool,
     /// Leave weights as the file has them: less memory, slower
