@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Tokens of a prompt that are read in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where one more run spends its time, the experts, and how sparse weights are kept
+    /// Print where time goes, the experts, and how sparse weights lie
     #[arg(long)]
     profile: bool,
     /// Leave weights as the file has them: less memory, slower
