@@ -5,7 +5,16 @@ use crate::{Batch, Model, Result};
 /// The place of the largest of a row's logits, the first of equals; what is no number is never
 /// chosen, and if nothing is left, 0 is.
 pub fn likeliest(logits: &[f32]) -> u32 {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // Independent lanes let the compiler use vectors.
+    const LANES: usize = 16;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
+        }
+    }
+    let most = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
     logits.iter().position(|&logit| logit == most).unwrap_or(0) as u32
 }
 
@@ -42,5 +51,11 @@ mod tests {
         assert_eq!(likeliest(&[0.5, f32::NAN, 2.0, -1.0, 2.0]), 2);
         assert_eq!(likeliest(&[f32::NAN, f32::NEG_INFINITY]), 1);
         assert_eq!(likeliest(&[f32::NAN]), 0);
+        // Beyond one vector, and with equals in several.
+        let mut many = [-1.0; 40];
+        (many[3], many[21], many[22], many[39]) = (f32::NAN, 4.0, 4.0, 4.0);
+        assert_eq!(likeliest(&many), 21);
+        many[39] = 5.0;
+        assert_eq!(likeliest(&many), 39);
     }
 }

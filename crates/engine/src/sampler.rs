@@ -15,6 +15,8 @@ pub use self::options::SamplerOptions;
 
 use std::collections::VecDeque;
 
+use bodkin_backend::likeliest;
+
 use self::candidates::Candidates;
 use self::dry::Dry;
 use self::penalties::Penalties;
@@ -75,7 +77,7 @@ impl Sampler {
         let token = if self.options.mirostat == 2 {
             self.draw_mirostat(logits)
         } else if self.options.is_greedy() {
-            candidates::best(logits)
+            likeliest(logits)
         } else {
             self.truncate(logits);
             self.candidates.temperature(self.options.temperature);
@@ -139,7 +141,7 @@ impl Sampler {
     /// moves the limit so that the surprise is `tau` on average.
     fn draw_mirostat(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature <= 0.0 {
-            return candidates::best(logits);
+            return likeliest(logits);
         }
         self.candidates.fill(logits, 0);
         self.candidates.temperature(self.options.temperature);

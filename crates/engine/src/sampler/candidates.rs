@@ -26,21 +26,6 @@ fn order(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// The token with the highest logit, the lowest of equals; 0 if there is none.
-pub(super) fn best(logits: &[f32]) -> u32 {
-    // Independent lanes let the compiler use vectors; logits that are no numbers lose.
-    const LANES: usize = 16;
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
-        }
-    }
-    let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
-    logits.iter().position(|&logit| logit == max).unwrap_or(0) as u32
-}
-
 /// Makes tokens impossible whose logit is more than `n` standard deviations below the highest
 /// (Tang et al. 2024, "Top-nσ").
 pub(super) fn top_n_sigma(logits: &mut [f32], n: f32) {
