@@ -17,15 +17,23 @@ pub(super) fn rewrite(document: &Path, results: &Path) -> Result<()> {
     replace(document, "sparse", &(weights(&rows)? + "\n" + &activations(&rows)?))
 }
 
-/// Each ratio of a row, from the least to the largest.
-fn spread(row: &Value) -> String {
+/// The columns that both tables have: the test, both speeds, their ratio, and the least and the
+/// largest one of the pairs.
+fn speeds(row: &Value) -> String {
     let mut ratios: Vec<f64> =
         row["ratios"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
     ratios.sort_by(f64::total_cmp);
-    match (ratios.first(), ratios.last()) {
+    let spread = match (ratios.first(), ratios.last()) {
         (Some(least), Some(most)) => format!("{least:.2} to {most:.2}"),
         _ => "-".to_owned(),
-    }
+    };
+    format!(
+        "{} | {:.1} | {:.1} | **{:.2}x** | {spread}",
+        text(row, "test"),
+        number(row, "dense_tok_s"),
+        number(row, "sparse_tok_s"),
+        number(row, "ratio"),
+    )
 }
 
 /// Zeros that are left out.
@@ -43,14 +51,10 @@ fn weights(rows: &[Value]) -> Result<String> {
         };
         writeln!(
             out,
-            "| {} | {:.0} % | {} | {:.1} | {:.1} | **{:.2}x** | {} | {bound} |",
+            "| {} | {:.0} % | {} | {bound} |",
             text(row, "format"),
             100.0 * number(row, "sparsity"),
-            text(row, "test"),
-            number(row, "dense_tok_s"),
-            number(row, "sparse_tok_s"),
-            number(row, "ratio"),
-            spread(row),
+            speeds(row),
         )?;
     }
     Ok(out)
@@ -70,14 +74,10 @@ fn activations(rows: &[Value]) -> Result<String> {
         };
         writeln!(
             out,
-            "| {} | {:.0} % | {} | {:.1} | {:.1} | **{:.2}x** | {} | {perplexity} |",
+            "| {} | {:.0} % | {} | {perplexity} |",
             text(row, "file"),
             100.0 * number(row, "share"),
-            text(row, "test"),
-            number(row, "dense_tok_s"),
-            number(row, "sparse_tok_s"),
-            number(row, "ratio"),
-            spread(row),
+            speeds(row),
         )?;
     }
     Ok(out)
