@@ -41,8 +41,8 @@ pub(crate) mod sparse;
 const PREFETCH_BYTES: usize = 2048;
 
 /// How far ahead integer weights are asked into the second-level cache: the few requests that the
-/// first level may have open are then short ones. From memory this gains 8 %; from the third-level
-/// cache, which small models stay in, it costs 5 %.
+/// first level may have open are then short ones. It helps what comes from memory, and costs a
+/// little where a small model stays in the third-level cache.
 const FAR_BYTES: usize = 4096;
 
 /// The operands of one tile.

@@ -1,7 +1,7 @@
 //! F32, F16 and BF16: a panel is `[cols][16 rows]`, little-endian.
 //!
-//! The dot instruction for BF16 is not used: it rounds activations to 8 bits, and on Sapphire
-//! Rapids it gives 86 Gop/s where the fused multiply-add of f32 gives 176.
+//! The dot instruction for BF16 is not used: it would round activations to 8 bits, and the other
+//! levels could not give the same bits.
 //!
 //! Per column and 16 rows: 64, 32 or 32 bytes, one load that converts, one fused multiply-add a
 //! token. F16 and F32 also take every format without a kind of its own, see `weight`.
