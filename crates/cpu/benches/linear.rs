@@ -73,7 +73,7 @@ fn share(count: usize, thread: usize, threads: usize) -> Range<usize> {
 
 /// The best of three runs over all weights.
 fn product_seconds(simd: Simd, weights: &[PackedWeight], tokens: usize, threads: usize) -> f64 {
-    let form = weights[0].kind().form();
+    let form = weights[0].kind().form(simd);
     let mut x = Activations::with_bytes(form.bytes(tokens, COLS));
     let filling = x.fill(form, tokens, COLS);
     let row: Vec<f32> = (0..COLS).map(|i| (i % 17) as f32 - 8.0).collect();

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use crate::linear::{Form, OutRows, multiply};
+use crate::linear::{Forms, OutRows, multiply};
 use crate::lower::{Place, Product, Sorting};
 use crate::pool::Worker;
 use crate::shared::Shared;
@@ -156,14 +156,14 @@ impl Step<'_> {
         input: Place,
         cols: usize,
         sorting: usize,
-        forms: &[(bool, Form); 2],
+        forms: Forms,
     ) {
         let used = self.program.sortings[sorting].used;
         let count = self.batch.tokens.len() * used;
         // SAFETY: the stage that sorts lies before a barrier.
         let places = unsafe { self.sorted[sorting].places.part(row * used..(row + 1) * used) };
         let x = self.read(input, row);
-        for &(_, form) in forms.iter().filter(|(wanted, _)| *wanted) {
+        for form in forms.iter() {
             let activations = self.activations(form, count, cols);
             for (i, &place) in places.iter().enumerate() {
                 // One part of the input for each expert, or the whole for all of them.
@@ -242,7 +242,7 @@ impl Step<'_> {
             let bias = self.weights[id.0].vector.as_deref().expect("prepared as a vector");
             &bias[expert * matrix.rows()..][..matrix.rows()]
         });
-        let activations = self.activations(matrix.kind().form(), count, cols);
+        let activations = self.activations(matrix.kind().form(self.simd), count, cols);
         let (buffer, stride) = self.buffer(product.out);
         assert!(self.batch.tokens.len() * stride <= buffer.len(), "room for every row");
         let scratch = self.scratch[worker.index];

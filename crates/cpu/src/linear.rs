@@ -23,6 +23,7 @@ mod sparse;
 mod tile;
 mod weight;
 
+pub(crate) use activations::Forms;
 pub use activations::{Activations, Filling, Form};
 pub use columns::{is_known as has_columns, pack_columns};
 pub use kind::Kind;
@@ -37,6 +38,8 @@ use kind::{FloatKind, IntegerKind, Visit};
 use level::{Level, PANEL_ROWS, Portable};
 use sparse::{SparseFloat, SparseInteger, SparsePanels, VisitSparse};
 use tile::Tile;
+#[cfg(target_arch = "x86_64")]
+use tile::pairs;
 
 /// Panels are taken in groups of about this size, which stays in the second-level cache while all
 /// tokens pass over it.
@@ -76,7 +79,7 @@ pub unsafe fn multiply(
     out: OutRows<'_>,
     room: &mut [f32],
 ) {
-    assert!(x.form() == weight.kind().form(), "{:?} times {:?}", weight.kind(), x.form());
+    assert!(x.form() == weight.kind().form(simd), "{:?} times {:?}", weight.kind(), x.form());
     assert!(x.cols() == weight.cols(), "{} columns times {}", weight.cols(), x.cols());
     assert!(bias.is_none_or(|bias| bias.len() == weight.rows()), "the bias is not as long");
     assert!(panels.end <= weight.panels(), "panel {} of {}", panels.end, weight.panels());
@@ -94,7 +97,9 @@ pub unsafe fn multiply(
         #[cfg(target_arch = "x86_64")]
         Simd::AvxVnni => run::<level::Avx2<0, true>>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 => run::<level::Avx512>(job, sparse, columns),
+        Simd::Avx512Bf16 if job.x.form() == Form::Pairs => run_pairs(job),
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx512 | Simd::Avx512Bf16 => run::<level::Avx512>(job, sparse, columns),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{simd} on another processor"),
     }
@@ -114,6 +119,27 @@ fn run<L: Level>(
         }
         (None, None) => kind.visit(Run::<L>(job, PhantomData)),
     }
+}
+
+/// Runs a job whose activations are pairs, on a processor that multiplies them.
+#[cfg(target_arch = "x86_64")]
+fn run_pairs(mut job: Job<'_>) {
+    job.packed(|job, group| {
+        // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
+        // threads away, and a `Simd` proves its instructions.
+        job.tiles(group, pairs::SHAPES, |tile, panels, tokens| unsafe {
+            match (panels, tokens) {
+                (3, _) => pairs::tile::<3, 8>(tile),
+                (_, 8) => pairs::tile::<1, 8>(tile),
+                (1, 4) => pairs::tile::<1, 4>(tile),
+                (_, 4) => pairs::tile::<4, 4>(tile),
+                (1, 2) => pairs::tile::<1, 2>(tile),
+                (_, 2) => pairs::tile::<4, 2>(tile),
+                (1, _) => pairs::tile::<1, 1>(tile),
+                (_, _) => pairs::tile::<4, 1>(tile),
+            }
+        });
+    });
 }
 
 /// The operands of a product, checked by [`multiply`], which also passes on its caller's promises.

@@ -7,7 +7,8 @@
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, Op, Plan, PoolKind, Rope, RopeStyle};
 use bodkin_model::{Routing, Rows, Scan, Value, WeightId};
 
-use crate::linear::Form;
+use crate::linear::Forms;
+use crate::simd::Simd;
 use crate::weights::kind;
 
 /// Which rewrites are on.
@@ -77,11 +78,11 @@ pub(crate) enum RowOp {
     /// The rows of a sequence become one.
     Pool { input: Place, kind: PoolKind, out: Place },
     /// Make the parts of the row, or the row for each part, ready as inputs of experts' products.
-    PrepareExperts { input: Place, cols: usize, sorting: usize, blocks: bool, floats: bool },
+    PrepareExperts { input: Place, cols: usize, sorting: usize, forms: Forms },
     /// Take for zero what is below the threshold of one of the gated products.
     Mask { values: Place, product: usize },
     /// Make the row ready as the input of products, in the forms that their weights take.
-    Prepare { input: Place, blocks: bool, floats: bool },
+    Prepare { input: Place, forms: Forms },
 }
 
 impl RowOp {
@@ -178,11 +179,11 @@ pub(crate) struct Program {
 }
 
 /// Turns a plan into stages. The inputs of `masked` products get thresholds.
-pub(crate) fn lower(plan: &Plan, fusions: Fusions, masked: &[WeightId]) -> Program {
+pub(crate) fn lower(plan: &Plan, simd: Simd, fusions: Fusions, masked: &[WeightId]) -> Program {
     let buffers = plan.buffers();
     let (stages, ropes, sortings) = (vec![], vec![], vec![]);
     let mut lowering =
-        Lowering { plan, fusions, masked, homes: &buffers.of, stages, ropes, sortings };
+        Lowering { plan, simd, fusions, masked, homes: &buffers.of, stages, ropes, sortings };
     let mut next = 0;
     while next < plan.ops.len() {
         next = lowering.op(next);
@@ -203,6 +204,7 @@ pub(crate) fn lower(plan: &Plan, fusions: Fusions, masked: &[WeightId]) -> Progr
 
 struct Lowering<'a> {
     plan: &'a Plan,
+    simd: Simd,
     fusions: Fusions,
     masked: &'a [WeightId],
     homes: &'a [Option<usize>],
@@ -321,16 +323,15 @@ impl Lowering<'_> {
 
     fn multiply(&mut self, rows: Rows, input: Value, products: Vec<Product>) {
         let input = self.place(input);
-        let (blocks, floats) = self.forms(&products);
-        self.row(rows, RowOp::Prepare { input, blocks, floats });
+        let forms = self.forms(&products);
+        self.row(rows, RowOp::Prepare { input, forms });
         self.stages.push(Stage::Multiply { rows, input, products });
     }
 
-    /// Which forms of activations products want: blocks, floats.
-    fn forms(&self, products: &[Product]) -> (bool, bool) {
-        let has =
-            |form: Form| products.iter().any(|p| kind(self.plan.weight(p.weight)).form() == form);
-        (has(Form::Blocks), has(Form::Floats))
+    /// Which forms of activations products want.
+    fn forms(&self, products: &[Product]) -> Forms {
+        let form = |p: &Product| kind(self.plan.weight(p.weight)).form(self.simd);
+        products.iter().map(form).collect()
     }
 
     /// Lowers the experts' product `first` and, fused, those right after it that have the same
@@ -349,8 +350,8 @@ impl Lowering<'_> {
         }
         let (experts, cols) = shape.expect("the first operation is one");
         let sorting = self.sorting(route, experts);
-        let ((blocks, floats), input) = (self.forms(&products), self.place(input));
-        self.row(Rows::Tokens, RowOp::PrepareExperts { input, cols, sorting, blocks, floats });
+        let (forms, input) = (self.forms(&products), self.place(input));
+        self.row(Rows::Tokens, RowOp::PrepareExperts { input, cols, sorting, forms });
         self.stages.push(Stage::Experts { input, cols, sorting, products });
         next
     }

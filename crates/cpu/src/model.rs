@@ -28,8 +28,8 @@ use crate::{Cpu, Sparse};
 struct Sizes {
     /// Columns of the widest input with a threshold.
     masked_cols: usize,
-    blocks_bytes: usize,
-    floats_bytes: usize,
+    /// Of inputs of products, by their form.
+    input_bytes: [usize; Form::ALL.len()],
     scratch: usize,
     partials: usize,
 }
@@ -65,8 +65,7 @@ struct Buffers {
     kv: Vec<KvView>,
     states: States,
     sorted: Vec<SortedView>,
-    blocks: Activations,
-    floats: Activations,
+    inputs: [Activations; Form::ALL.len()],
     _floats: Vec<linear::Memory>,
     _pages: Vec<KvPages>,
     _sorted: Vec<Sorted>,
@@ -111,8 +110,10 @@ impl Buffers {
             scratch,
             partials,
             kv,
-            blocks: Activations::with_bytes(sizes.blocks_bytes).with_index(sizes.masked_cols),
-            floats: Activations::with_bytes(sizes.floats_bytes).with_index(sizes.masked_cols),
+            inputs: Form::ALL.map(|form| {
+                let input = Activations::with_bytes(sizes.input_bytes[form as usize]);
+                input.with_index(sizes.masked_cols)
+            }),
             _floats: owners,
             _pages: pages,
         }
@@ -130,7 +131,7 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
     let cols = masked(cpu, plan).into_iter().map(|id| plan.weight(id).cols);
     let masked_cols = cols.max().unwrap_or(0);
     let (scratch, partials) = (ROOM, 0);
-    let mut sizes = Sizes { masked_cols, blocks_bytes: 0, floats_bytes: 0, scratch, partials };
+    let mut sizes = Sizes { masked_cols, input_bytes: [0; _], scratch, partials };
     for op in &plan.ops {
         let (weight, rows) = match op {
             Op::Linear { weight, .. } => (plan.weight(*weight), limits.tokens),
@@ -141,16 +142,13 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
             }
             _ => continue,
         };
-        let form = kind(weight).form();
-        let bytes = form.bytes(rows, weight.cols);
+        let form = kind(weight).form(cpu.simd);
+        let input_bytes = &mut sizes.input_bytes[form as usize];
+        *input_bytes = (*input_bytes).max(form.bytes(rows, weight.cols));
         // A panel of a weight that is not repacked at load has to fit.
         let kind = Kind::native(weight.format).unwrap_or(Kind::F32);
         let panel = kind.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
         sizes.scratch = sizes.scratch.max(panel);
-        match form {
-            Form::Blocks => sizes.blocks_bytes = sizes.blocks_bytes.max(bytes),
-            Form::Floats => sizes.floats_bytes = sizes.floats_bytes.max(bytes),
-        }
     }
     for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
         let stride = KvLayout::new(slot, Precision::of(plan)).value_stride;
@@ -186,7 +184,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     });
     let pages = plan.slots.iter().zip(slot_tables(plan));
     let values = plan.buffers().bytes(limits.tokens);
-    let program = lower(plan, Fusions::ALL, &masked);
+    let program = lower(plan, cpu.simd, Fusions::ALL, &masked);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
     let sorted = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens, threads));
     let sorted: usize = sorted.sum();
@@ -201,7 +199,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
             })
             .sum::<u64>()
             + recurrent::bytes(plan, limits.states),
-        scratch_bytes: values + (sizes.blocks_bytes + sizes.floats_bytes + scratch + logits) as u64,
+        scratch_bytes: values + (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
     }
 }
 
@@ -215,7 +213,7 @@ impl CpuModel {
         (weights, choices): (Vec<Prepared>, Vec<Choice>),
     ) -> CpuModel {
         let masked = masked(cpu, &plan);
-        let program = lower(&plan, cpu.fusions, &masked);
+        let program = lower(&plan, cpu.simd, cpu.fusions, &masked);
         let (sizes, threads) = (sizes(cpu, &plan, limits), pool.threads());
         let memory = Buffers::new(&plan, &program, limits, &sizes, threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
@@ -284,8 +282,7 @@ impl CpuModel {
             spans: &self.spans,
             buffers: &self.memory.values,
             logits: Shared::new(logits),
-            blocks: &self.memory.blocks,
-            floats: &self.memory.floats,
+            inputs: &self.memory.inputs,
             kv: &self.memory.kv,
             states: &self.memory.states.views,
             sorted: &self.memory.sorted,

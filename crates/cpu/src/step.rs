@@ -10,7 +10,7 @@ use bodkin_model::{Act, EmbedBy, Plan, PoolKind, RopeTable, Rows};
 use crate::attend::Attend;
 use crate::experts::SortedView;
 use crate::kv::KvView;
-use crate::linear::{Activations, Form, OutRows, multiply};
+use crate::linear::{Activations, Form, Forms, OutRows, multiply};
 use crate::lower::{Place, Product, Program, RowOp, Stage};
 use crate::observe::Show;
 use crate::ops::act;
@@ -43,8 +43,7 @@ pub(crate) struct Step<'a> {
     /// `[outputs, vocabulary]`.
     pub(crate) logits: Shared<f32>,
     /// The prepared input of the next products, one for each form.
-    pub(crate) blocks: &'a Activations,
-    pub(crate) floats: &'a Activations,
+    pub(crate) inputs: &'a [Activations; Form::ALL.len()],
     pub(crate) kv: &'a [KvView],
     /// The cells of each recurrent state.
     pub(crate) states: &'a [Shared<f32>],
@@ -260,13 +259,10 @@ impl Step<'_> {
             RowOp::Mask { values, product } => {
                 rows::mask(self.write(values, row), self.thresholds[product]);
             }
-            RowOp::PrepareExperts { input, cols, sorting, blocks, floats } => {
-                let forms = [(blocks, Form::Blocks), (floats, Form::Floats)];
-                self.prepare_experts(row, input, cols, sorting, &forms);
+            RowOp::PrepareExperts { input, cols, sorting, forms } => {
+                self.prepare_experts(row, input, cols, sorting, forms);
             }
-            RowOp::Prepare { input, blocks, floats } => {
-                self.prepare(rows, row, input, &[(blocks, Form::Blocks), (floats, Form::Floats)]);
-            }
+            RowOp::Prepare { input, forms } => self.prepare(rows, row, input, forms),
         }
     }
 
@@ -290,13 +286,13 @@ impl Step<'_> {
     }
 
     /// Makes a row ready as the input of products.
-    fn prepare(&self, rows: Rows, row: usize, input: Place, forms: &[(bool, Form); 2]) {
+    fn prepare(&self, rows: Rows, row: usize, input: Place, forms: Forms) {
         let from = match rows {
             Rows::Tokens => row,
             Rows::Outputs => self.batch.outputs[row] as usize,
         };
         let x = self.read(input, from);
-        for &(_, form) in forms.iter().filter(|(wanted, _)| *wanted) {
+        for form in forms.iter() {
             let activations = self.activations(form, self.count(rows), input.width);
             // SAFETY: one thread sets this row; products read it after a barrier.
             unsafe { activations.filling().set(self.simd, row, x) };
@@ -323,10 +319,7 @@ impl Step<'_> {
     }
 
     pub(crate) fn activations(&self, form: Form, rows: usize, cols: usize) -> Activations {
-        match form {
-            Form::Blocks => self.blocks.shaped(form, rows, cols),
-            Form::Floats => self.floats.shaped(form, rows, cols),
-        }
+        self.inputs[form as usize].shaped(form, rows, cols)
     }
 
     fn set_angles(&self, rope: usize, row: usize) {
@@ -397,7 +390,7 @@ impl Step<'_> {
             .bias
             .map(|id| self.weights[id.0].vector.as_deref().expect("prepared as a vector"));
         let count = self.count(rows);
-        let activations = self.activations(matrix.kind().form(), count, input.width);
+        let activations = self.activations(matrix.kind().form(self.simd), count, input.width);
         let (buffer, stride) = self.buffer(product.out);
         assert!(count * stride <= buffer.len(), "room for every row of the result");
         // SAFETY: the buffer has the rows, and this thread alone has taken these panels, so it

@@ -69,7 +69,7 @@ pub(crate) fn speedup(
 
 /// How long a product with one token takes that reads the weight from memory.
 fn seconds(cpu: &Cpu, weight: &PackedWeight, pool: &mut Pool) -> f64 {
-    let (form, cols) = (weight.kind().form(), weight.cols());
+    let (form, cols) = (weight.kind().form(cpu.simd), weight.cols());
     let mut x = Activations::with_bytes(form.bytes(1, cols));
     // SAFETY: one thread.
     unsafe { x.fill(form, 1, cols).set(cpu.simd, 0, &vec![1.0; cols]) };

@@ -94,7 +94,9 @@ macro_rules! dispatch {
         match $simd {
             // SAFETY: `Simd` only takes a value that the processor has.
             #[cfg(target_arch = "x86_64")]
-            $crate::simd::Simd::Avx512 => unsafe { avx512($($arg),*) },
+            $crate::simd::Simd::Avx512 | $crate::simd::Simd::Avx512Bf16 => unsafe {
+                avx512($($arg),*)
+            },
             // SAFETY: likewise.
             #[cfg(target_arch = "x86_64")]
             $crate::simd::Simd::Avx2 | $crate::simd::Simd::AvxVnni => unsafe { avx2($($arg),*) },

@@ -8,7 +8,7 @@ use bodkin_backend::{Choice, Progress};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Op, Plan, Weight, WeightId};
 
-use crate::linear::{Kind, PackedWeight, Rows, float_kind, has_columns, pack_columns};
+use crate::linear::{Form, Kind, PackedWeight, Rows, float_kind, has_columns, pack_columns};
 use crate::pool::Pool;
 use crate::recurrent::transposed;
 use crate::trial::{self, pack_dense, pack_sparse};
@@ -124,7 +124,8 @@ pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
 pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
     cpu.repack
         && weight.format.base().is_none()
-        && Kind::native(weight.format).is_some_and(has_columns)
+        && Kind::native(weight.format)
+            .is_some_and(|kind| has_columns(kind) && kind.form(cpu.simd) != Form::Pairs)
 }
 
 /// How many times as fast weights are without their zeros, by format, rows, columns and share of

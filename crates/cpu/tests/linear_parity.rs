@@ -36,7 +36,7 @@ fn doubles(bytes: &[u8]) -> Vec<f64> {
 fn products(simd: Simd, format: Format, rows: &[u8], x: &[f32]) -> Vec<f32> {
     let row_bytes = format.row_bytes(x.len()).expect("whole blocks");
     let weight = PackedWeight::pack(format, rows, rows.len() / row_bytes, x.len());
-    let form = weight.kind().form();
+    let form = weight.kind().form(simd);
     let mut activations = Activations::with_bytes(form.bytes(1, x.len()));
     let mut out = vec![f32::NAN; weight.rows()];
     // SAFETY: one thread.

@@ -39,7 +39,7 @@ impl Noise {
 }
 
 fn product(simd: Simd, weight: &PackedWeight, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
-    let (form, cols) = (weight.kind().form(), weight.cols());
+    let (form, cols) = (weight.kind().form(simd), weight.cols());
     let tokens = x.len() / cols;
     let mut activations = Activations::with_bytes(form.bytes(tokens, cols)).with_index(cols);
     let filling = activations.fill(form, tokens, cols);

@@ -13,6 +13,8 @@ use crate::{Limits, PAGE_TOKENS};
 pub(super) const FLOAT: f64 = 1e-6;
 /// Likewise where keys and values may be kept in half precision.
 pub(super) const HALF_STATE: f64 = 1e-5;
+/// Likewise where activations may be rounded to bfloat16: each by 2^-8 of it at most.
+pub(super) const BFLOAT: f64 = 1.0 / (1 << 16) as f64;
 /// Likewise where activations may be rounded to eight bits.
 pub(super) const INTEGER: f64 = 1e-3;
 

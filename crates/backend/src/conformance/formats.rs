@@ -3,7 +3,7 @@
 use bodkin_gguf::Format;
 use bodkin_model::{EmbedBy, Op};
 
-use super::case::{Case, FLOAT, INTEGER, Maker, VOCABULARY};
+use super::case::{BFLOAT, Case, FLOAT, INTEGER, Maker, VOCABULARY};
 
 const ROWS: [usize; 4] = [1, 5, 17, 40];
 const COLS: [usize; 7] = [32, 96, 256, 512, 1, 7, 33];
@@ -56,7 +56,11 @@ fn quantizer(format: Format) -> bool {
 }
 
 fn tolerance(format: Format) -> f64 {
-    if is_float(format) { FLOAT } else { INTEGER }
+    match format {
+        Format::BF16 => BFLOAT,
+        _ if is_float(format) => FLOAT,
+        _ => INTEGER,
+    }
 }
 
 fn weight(

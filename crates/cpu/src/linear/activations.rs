@@ -1,5 +1,5 @@
 //! Activations in the form that the kernels read: int8 blocks for integer kinds, f32 for float
-//! kinds. It knows rows of f32 and how tiles lie in memory, no weight.
+//! kinds, pairs of bfloat16 where the processor multiplies those. It knows rows of f32 and how tiles lie in memory, no weight.
 //!
 //! Rows (tokens) are grouped in tiles of 16, the last tile being as wide as there are rows left.
 //! Inside a tile the column steps come first and the rows second:
@@ -7,6 +7,7 @@
 //! ```text
 //! blocks   [tile][cols / 32][row in tile] of Block (52 bytes)
 //! floats   [tile][cols][row in tile] of f32
+//! pairs    [tile][cols / 2, rounded up][row in tile] of two bfloat16, the last of an odd row zero
 //! ```
 //!
 //! So a kernel walks one pointer for all its tokens, and a single row is plain row-major.
@@ -21,6 +22,8 @@ mod kept;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+
+use half::bf16;
 
 use super::memory::Memory;
 use crate::simd::Simd;
@@ -63,9 +66,33 @@ pub enum Form {
     Blocks,
     /// f32, as they are.
     Floats,
+    /// bfloat16, rounded to nearest, in pairs of columns.
+    Pairs,
+}
+
+/// Which forms the products of one input want.
+#[derive(Copy, Clone, Debug, Default)]
+pub(crate) struct Forms([bool; Form::ALL.len()]);
+
+impl Forms {
+    /// The forms that are wanted.
+    pub(crate) fn iter(self) -> impl Iterator<Item = Form> {
+        Form::ALL.into_iter().filter(move |&form| self.0[form as usize])
+    }
+}
+
+impl FromIterator<Form> for Forms {
+    fn from_iter<I: IntoIterator<Item = Form>>(wanted: I) -> Forms {
+        let mut forms = Forms::default();
+        wanted.into_iter().for_each(|form| forms.0[form as usize] = true);
+        forms
+    }
 }
 
 impl Form {
+    /// All forms, in the order of their numbers.
+    pub(crate) const ALL: [Form; 3] = [Form::Blocks, Form::Floats, Form::Pairs];
+
     /// Bytes of so many rows of `cols` columns.
     pub fn bytes(self, rows: usize, cols: usize) -> usize {
         rows * self.row_bytes(cols) + rows.saturating_sub(1) / TILE_ROWS * self.gap_bytes()
@@ -75,6 +102,7 @@ impl Form {
         match self {
             Form::Blocks => cols / BLOCK_COLS * size_of::<Block>(),
             Form::Floats => cols * size_of::<f32>(),
+            Form::Pairs => cols.div_ceil(2) * size_of::<[bf16; 2]>(),
         }
     }
 
@@ -83,7 +111,7 @@ impl Form {
     /// second-level cache.
     fn gap_bytes(self) -> usize {
         match self {
-            Form::Blocks => 0,
+            Form::Blocks | Form::Pairs => 0,
             Form::Floats => 8 << 10,
         }
     }
@@ -93,6 +121,7 @@ impl Form {
         match self {
             Form::Blocks => size_of::<Block>(),
             Form::Floats => size_of::<f32>(),
+            Form::Pairs => size_of::<[bf16; 2]>(),
         }
     }
 }
@@ -114,9 +143,10 @@ impl Index {
         Index { _memory: Arc::new(memory), start, cols }
     }
 
-    /// Of `rows` rows of `cols` columns, if there is one.
-    fn of(&self, rows: usize, cols: usize) -> Option<Kept> {
-        (rows == 1 && cols <= self.cols).then(|| Kept::at(self.start, cols))
+    /// Of `rows` rows of `cols` columns, if there is one. No product of pairs skips columns.
+    fn of(&self, form: Form, rows: usize, cols: usize) -> Option<Kept> {
+        let has_index = form != Form::Pairs && rows == 1 && cols <= self.cols;
+        has_index.then(|| Kept::at(self.start, cols))
     }
 }
 
@@ -168,7 +198,7 @@ impl Activations {
     /// The right to set rows in the present shape.
     pub fn filling(&self) -> Filling<'_> {
         let Activations { start, form, rows, cols, .. } = *self;
-        let index = self.index.of(rows, cols);
+        let index = self.index.of(form, rows, cols);
         Filling { start, index, form, rows, cols, owner: PhantomData }
     }
 
@@ -178,7 +208,7 @@ impl Activations {
     /// # Panics
     /// If the buffer is too small, or if `cols` is no multiple of 32 for [`Form::Blocks`].
     pub fn fill(&mut self, form: Form, rows: usize, cols: usize) -> Filling<'_> {
-        assert!(form == Form::Floats || cols.is_multiple_of(BLOCK_COLS), "{cols} columns");
+        assert!(form != Form::Blocks || cols.is_multiple_of(BLOCK_COLS), "{cols} columns");
         let bytes = form.bytes(rows, cols);
         assert!(bytes <= self.memory.len(), "activations: {bytes} of {}", self.memory.len());
         (self.form, self.rows, self.cols) = (form, rows, cols);
@@ -187,7 +217,7 @@ impl Activations {
 
     /// The columns of the one row that are not zero, where the buffer has an index.
     pub(crate) fn kept(&self) -> Option<Kept> {
-        self.index.of(self.rows, self.cols)
+        self.index.of(self.form, self.rows, self.cols)
     }
 
     /// How the rows are stored.
@@ -263,10 +293,14 @@ impl Filling<'_> {
         match self.form {
             // SAFETY: all `cols` steps lie inside the tile; the caller keeps other threads away.
             Form::Floats => unsafe { copy_row(start, stride, x) },
+            // SAFETY: likewise.
+            Form::Pairs => unsafe { pair_row(start, stride, x) },
             Form::Blocks => match simd {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as for floats; a `Simd` proves its instructions.
-                Simd::Avx512 => unsafe { avx512::quantize_row(start, stride, x) },
+                Simd::Avx512 | Simd::Avx512Bf16 => unsafe {
+                    avx512::quantize_row(start, stride, x);
+                },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 Simd::Avx2 | Simd::AvxVnni => unsafe { quantize_row_avx2(start, stride, x) },
@@ -287,6 +321,16 @@ unsafe fn copy_row(start: *mut u8, stride: usize, x: &[f32]) {
     for (col, &value) in x.iter().enumerate() {
         // SAFETY: the caller gives the room; steps are multiples of 4 bytes, so f32 is aligned.
         unsafe { start.add(col * stride).cast::<f32>().write(value) }
+    }
+}
+
+/// # Safety
+/// `start` has a step of `stride` bytes to write to for each two of `x`.
+unsafe fn pair_row(start: *mut u8, stride: usize, x: &[f32]) {
+    for (step, pair) in x.chunks(2).enumerate() {
+        let pair = [pair[0], pair.get(1).copied().unwrap_or(0.0)].map(bf16::from_f32);
+        // SAFETY: the caller gives the room; steps are multiples of 4 bytes, so bf16 is aligned.
+        unsafe { start.add(step * stride).cast::<[bf16; 2]>().write(pair) }
     }
 }
 

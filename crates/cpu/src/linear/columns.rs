@@ -389,7 +389,9 @@ impl VisitColumns for Expansion {
                     Avx2::<0, false>::expand_columns::<K>(&group, cols, dense, dense_bytes);
                 }
                 #[cfg(target_arch = "x86_64")]
-                Simd::Avx512 => Avx512::expand_columns::<K>(&group, cols, dense, dense_bytes),
+                Simd::Avx512 | Simd::Avx512Bf16 => {
+                    Avx512::expand_columns::<K>(&group, cols, dense, dense_bytes);
+                }
                 #[cfg(not(target_arch = "x86_64"))]
                 _ => unreachable!("{simd} on another processor"),
             }

@@ -14,6 +14,7 @@ use bodkin_gguf::Format;
 
 use super::activations::Form;
 use super::level::{Lanes, PANEL_ROWS};
+use crate::simd::Simd;
 
 mod bits;
 mod float;
@@ -176,8 +177,8 @@ kinds! {
 }
 
 impl Kind {
-    /// The form of activations that the kind multiplies with.
-    pub fn form(self) -> Form {
+    /// The form of activations that the kind multiplies with on a level.
+    pub fn form(self, simd: Simd) -> Form {
         struct Ask;
         impl Visit for Ask {
             type Output = Form;
@@ -188,7 +189,7 @@ impl Kind {
                 Form::Floats
             }
         }
-        self.visit(Ask)
+        if self == Kind::BF16 && simd.pairs_bf16() { Form::Pairs } else { self.visit(Ask) }
     }
 
     /// Columns must be a multiple of this.

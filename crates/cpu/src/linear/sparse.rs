@@ -260,7 +260,7 @@ impl Expansion {
                 #[cfg(target_arch = "x86_64")]
                 Simd::Avx2 | Simd::AvxVnni => Avx2::<0, false>::expand::<K>(panel, cols, dense),
                 #[cfg(target_arch = "x86_64")]
-                Simd::Avx512 => Avx512::expand::<K>(panel, cols, dense),
+                Simd::Avx512 | Simd::Avx512Bf16 => Avx512::expand::<K>(panel, cols, dense),
                 #[cfg(not(target_arch = "x86_64"))]
                 _ => unreachable!("{simd} on another processor"),
             }

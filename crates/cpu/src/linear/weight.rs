@@ -188,7 +188,7 @@ impl PackedWeight {
         let Some(row_bytes) = row_bytes else {
             panic!("{}: {} bytes for {rows} x {cols}", format.name(), source.data.len());
         };
-        let integer = kind.form() == super::Form::Blocks;
+        let integer = kind.cols_multiple() > 1;
         assert!(!integer || kind.format() == format, "{} as {kind:?}", format.name());
         let Store::Packed(memory) = &mut self.store else { panic!("this weight is not packed") };
         let start = memory.start_mut();

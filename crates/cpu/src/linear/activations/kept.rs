@@ -49,6 +49,7 @@ impl Kept {
                     let blocks = cols / BLOCK_COLS;
                     self.set_blocks(std::slice::from_raw_parts(start.cast(), blocks));
                 }
+                Form::Pairs => unreachable!("pairs have no index"),
             }
         }
     }
