@@ -1,5 +1,6 @@
 //! Activations in the form that the kernels read: int8 blocks for integer kinds, f32 for float
-//! kinds, pairs of bfloat16 where the processor multiplies those. It knows rows of f32 and how tiles lie in memory, no weight.
+//! kinds, pairs of bfloat16 where the processor multiplies those. It knows rows of f32 and how
+//! tiles lie in memory, no weight.
 //!
 //! Rows (tokens) are grouped in tiles of 16, the last tile being as wide as there are rows left.
 //! Inside a tile the column steps come first and the rows second:

@@ -14,8 +14,8 @@
 //! kinds with minimums:  sum = fma(min[g], minus the scaled sum of x's codes, sum), each group g
 //! ```
 //!
-//! Float kinds, for each column in order: `sum = fma(w, x, sum)`; BF16 by pairs of columns where the
-//! level says so, see `pairs`. A bias is added to the finished sum.
+//! Float kinds, for each column in order: `sum = fma(w, x, sum)`; BF16 by pairs of columns where
+//! the level says so, see `pairs`. A bias is added to the finished sum.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 

@@ -1,7 +1,8 @@
 //! F32, F16 and BF16: a panel is `[cols][16 rows]`, little-endian.
 //!
 //! Per column and 16 rows: 64, 32 or 32 bytes, one load that converts, one fused multiply-add a
-//! token. `tile/pairs` multiplies BF16 where there is an instruction for it. F16 and F32 also take every format without a kind of its own, see `weight`.
+//! token. `tile/pairs` multiplies BF16 where there is an instruction for it. F16 and F32 also take
+//! every format without a kind of its own, see `weight`.
 
 use half::{bf16, f16};
 

@@ -2,9 +2,9 @@
 //! `vdpbf16ps`. It knows one tile; which processors gain by it is `simd`'s business.
 //!
 //! Per two columns and 16 rows: 64 bytes, one load, one permutation that brings a row's two columns
-//! side by side, and one dot a token, whose activation operand is broadcast from memory. Bound: memory
-//! with one token, the dots with many. For each pair of columns in order, the instruction adds the
-//! two products to the sum; numbers below 2^-126 are zero to it.
+//! side by side, and one dot a token, whose activation operand is broadcast from memory. Bound:
+//! memory with one token, the dots with many. For each pair of columns in order, the instruction
+//! adds the two products to the sum; numbers below 2^-126 are zero to it.
 
 use std::arch::x86_64::*;
 
@@ -32,8 +32,8 @@ const SIDE_BY_SIDE: [u16; 32] = {
 /// `P` panels times `T` tokens.
 ///
 /// # Safety
-/// The pointers of `tile` are valid: `panel` for `P` panels of `cols` columns, `x` for `T` tokens of
-/// `cols / 2` pairs, rounded up, `out` and `bias` for `rows` rows. The instructions exist.
+/// The pointers of `tile` are valid: `panel` for `P` panels of `cols` columns, `x` for `T` tokens
+/// of `cols / 2` pairs, rounded up, `out` and `bias` for `rows` rows. The instructions exist.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,fma,f16c")]
 pub(crate) unsafe fn tile<const P: usize, const T: usize>(tile: &Tile) {
     // SAFETY: the loop walks exactly the panels and the tokens' pairs, as the caller vouches.
