@@ -2,11 +2,13 @@
 //! gives a [`Model`]; a model runs a [`Batch`]. The state of sequences (keys and values in pages)
 //! belongs to the model; the engine only numbers the pages. The reference interpreter is the plain
 //! meaning of every operation, and [`conformance`] compares any other backend with it. This crate
-//! must not know text, sampling, scheduling, or any particular device.
+//! must not know text, scheduling, or any particular device.
 
 #![forbid(unsafe_code)]
 
 mod batch;
+pub mod candidates;
+mod choice;
 pub mod conformance;
 mod error;
 mod generate;
@@ -14,6 +16,7 @@ mod observe;
 mod reference;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
+pub use choice::{Chooser, Penalties, Rule};
 pub use error::{Error, Result};
 pub use generate::{generate, likeliest};
 pub use observe::{InputRow, Observer, Product};
@@ -132,20 +135,22 @@ pub trait Model: Send {
     ) -> Result<()>;
 
     /// Runs up to `steps` steps. The first is `batch`, whose spans have one token each, all of them
-    /// outputs; every later one takes the likeliest tokens of the one before, at the positions
-    /// after its own, which the batch's page tables cover, too. `each` sees the tokens that a step
-    /// chose, in the order of spans, and says whether to go on. A backend may begin the next step
-    /// before that: then the pages of one more position have been written, never a recurrent state.
+    /// outputs; every later one takes the tokens that `rules`, one for each span, choose from the
+    /// logits of the one before, at the positions after its own, which the batch's page tables
+    /// cover, too. `each` sees the tokens that a step chose, in the order of spans, and says whether
+    /// to go on. A backend may begin the next step before that: then the pages of one more position
+    /// have been written, never a recurrent state.
     ///
     /// # Errors
     /// Those of [`Model::forward`].
     fn generate(
         &mut self,
         batch: Batch,
+        rules: &[Rule],
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
-        generate(self, batch, steps, each)
+        generate(self, batch, rules, steps, each)
     }
 
     /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Span};
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Rule, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
 use crate::backends::SparseWeights;
@@ -280,7 +280,7 @@ impl Session {
             let span = Span { len: 1, position, tables, state: self.sequence.state() };
             let batch = Batch { tokens: vec![next], spans: vec![span], outputs: vec![0] };
             let mut stored = vec![next];
-            self.model.generate(batch, len, &mut |chosen| {
+            self.model.generate(batch, &[Rule::likeliest()], len, &mut |chosen| {
                 stored.extend(chosen);
                 true
             })?;
