@@ -52,7 +52,7 @@ pub struct Memory {
     pub scratch_bytes: u64,
 }
 
-/// What a model did in one kind of work, over all layers, while profiling was on.
+/// What a model did in one stage of its steps while profiling was on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Part {
     /// The operations or weights, without the layer's number.
@@ -63,6 +63,24 @@ pub struct Part {
     pub bytes: u64,
     /// Multiplications and additions with weights.
     pub operations: u64,
+}
+
+impl Part {
+    /// Stages of the same name added up, in the order of the first of each.
+    pub fn sums(stages: &[Part]) -> Vec<Part> {
+        let mut sums: Vec<Part> = Vec::new();
+        for stage in stages {
+            match sums.iter_mut().find(|sum| sum.what == stage.what) {
+                Some(sum) => {
+                    sum.seconds += stage.seconds;
+                    sum.bytes += stage.bytes;
+                    sum.operations += stage.operations;
+                }
+                None => sums.push(stage.clone()),
+            }
+        }
+        sums
+    }
 }
 
 /// How a backend keeps a weight of a sparse format.
@@ -186,10 +204,10 @@ pub trait Model: Send {
         Err(Error::Unsupported { backend: "this device".to_owned(), what })
     }
 
-    /// Begins to take the time of the parts of each step, from nothing; or ends it.
+    /// Begins to take the time of the stages of each step, from nothing; or ends it.
     fn set_profiling(&mut self, on: bool);
 
-    /// The parts since profiling began, in the order in which a step comes to them. Empty if the
-    /// backend takes no times.
+    /// All stages, each over all steps since profiling began, in the order in which a step comes to
+    /// them, one after the other. Empty if the backend takes no times.
     fn profile(&self) -> Vec<Part>;
 }

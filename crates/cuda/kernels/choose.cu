@@ -2,7 +2,7 @@
 // The steps of a rule are those of `Chooser` in crates/backend, in the same order of arithmetic.
 #include "device.cuh"
 
-#define GROUPS 256u      // of a row's logits, of which only the best are looked at twice
+#define GROUPS 512u      // of a row's logits, of which only the best are looked at twice
 #define MOST_TOKENS 128u // that a rule may draw from
 #define LISTED 1024u     // logits that are put in order
 #define THREADS GROUPS   // of a block, each of which looks at one peak
@@ -127,11 +127,23 @@ struct Open {
     const u32 *groups;
     u32 count, len, width;
 
-    // Shows a thread's share of the ranks of all logits.
+    // Shows a thread's share of the ranks of all logits; a warp takes a group.
     template <class See> __device__ __forceinline__ void each(See see) const {
-        for (u32 i = threadIdx.x; i < count * len; i += THREADS) {
-            u32 at = groups[i / len] * len + i % len;
-            if (at < width) see(ranked(__ldcg(logits + at), at));
+        for (u32 i = threadIdx.x / 32; i < count; i += THREADS / 32) {
+            u32 end = min((groups[i] + 1) * len, width);
+            for (u32 first = groups[i] * len + threadIdx.x % 32; first < end; first += 32 * 8) {
+                float eight[8];
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) {
+                    u32 at = first + 32 * j;
+                    eight[j] = at < end ? __ldcg(logits + at) : 0.0f;
+                }
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) {
+                    u32 at = first + 32 * j;
+                    if (at < end) see(ranked(eight[j], at));
+                }
+            }
         }
     }
 };
@@ -254,8 +266,15 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
     u32 end = min(first + len, p.width);
     const float *logits = p.logits + (u64)row * p.stride;
     u64 most = 0;
-#pragma unroll 8
-    for (u32 i = first + t % 32; i < end; i += 32) most = max(most, ranked(logits[i], i));
+    for (u32 i = first + t % 32; i < end; i += 32 * 8) {
+        float eight[8];
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) eight[j] = i + 32 * j < end ? logits[i + 32 * j] : 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            if (i + 32 * j < end) most = max(most, ranked(eight[j], i + 32 * j));
+        }
+    }
     most = warp_most(most);
     if (t % 32 == 0) p.peaks[row * GROUPS + group] = most;
     __threadfence();

@@ -355,18 +355,11 @@ impl Model for CudaModel {
 
     fn profile(&self) -> Vec<Part> {
         let Some(times) = &self.profile else { return Vec::new() };
-        let mut parts: Vec<Part> = Vec::new();
-        for (stage, &seconds) in self.program.stages.iter().zip(&times.seconds) {
+        let stages = self.program.stages.iter().zip(&times.seconds);
+        let part = |(stage, &seconds): (&Stage, &f64)| {
             let (bytes, operations) = self.work(stage, times);
-            match parts.iter_mut().find(|part| part.what == stage.name) {
-                Some(part) => {
-                    part.seconds += seconds;
-                    part.bytes += bytes;
-                    part.operations += operations;
-                }
-                None => parts.push(Part { what: stage.name.clone(), seconds, bytes, operations }),
-            }
-        }
-        parts
+            Part { what: stage.name.clone(), seconds, bytes, operations }
+        };
+        stages.map(part).collect()
     }
 }

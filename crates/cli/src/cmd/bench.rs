@@ -2,16 +2,19 @@
 //! the share of the memory bandwidth that was measured between the tests.
 
 mod report;
+mod trace;
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Rule, Span};
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Part, Rule, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
 use crate::backends::SparseWeights;
 use crate::load::{self, Machine, Opened};
+use crate::output;
 use report::{Format, Row};
 
 /// Arguments of `bench`.
@@ -43,6 +46,9 @@ pub(crate) struct Args {
     /// Print where time goes, the experts, and how sparse weights lie
     #[arg(long)]
     profile: bool,
+    /// Write the stages of a step of each test as a Chrome trace
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     no_repack: bool,
@@ -88,6 +94,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         for &test in &tests {
             rows.push(measure(&opened, backend.as_ref(), test, &args)?);
         }
+    }
+    if let Some(path) = &args.trace {
+        output::write(path, |out| trace::write(out, &rows))?;
     }
     report::print(&mut std::io::stdout().lock(), args.output, &rows)
 }
@@ -157,11 +166,15 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
             samples_ns.push(ns);
         }
     }
-    let (mut profile, mut experts, mut choices) = (Vec::new(), Vec::new(), Vec::new());
-    if args.profile {
+    let mut stages = Vec::new();
+    if args.profile || args.trace.is_some() {
         session.profiled = true;
         session.run(test)?;
-        profile = session.model.profile();
+        stages = session.model.profile();
+    }
+    let (mut profile, mut experts, mut choices) = (Vec::new(), Vec::new(), Vec::new());
+    if args.profile {
+        profile = Part::sums(&stages);
         experts = session.experts_chosen();
         choices = session.model.choices().to_vec();
     }
@@ -183,6 +196,8 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
         bandwidth: 0.0,
+        steps,
+        stages,
         profile,
         experts,
         choices,

@@ -2,11 +2,13 @@
 
 use bodkin_backend::{Result, Rule};
 
-use super::{Step, THREADS};
+use super::Step;
 use crate::parameters as p;
 
 /// Parts of a row's logits, as in `kernels/choose.cu`.
-pub(crate) const GROUPS: usize = 256;
+pub(crate) const GROUPS: usize = 512;
+/// Threads of a block, as there.
+const BLOCK: usize = GROUPS;
 /// The most tokens that a rule may draw from, as there.
 const MOST_TOKENS: usize = 128;
 /// The most tokens with penalties, and with biases: a thread looks at all others.
@@ -39,11 +41,11 @@ impl Step<'_> {
         if adjusts {
             let (kernel, grid) = (self.kernels.adjust, [self.outputs, 1, 1]);
             // SAFETY: every row of the step has a rule, whose lists are in the feed.
-            unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }?;
+            unsafe { self.device.launch(kernel, grid, BLOCK, 0, &parameters) }?;
         }
-        let grid = [GROUPS / (THREADS / 32), self.outputs, 1];
+        let grid = [GROUPS / (BLOCK / 32), self.outputs, 1];
         // SAFETY: every row of the step is an output and a span and has a rule, and there is room
         // for their tokens twice.
-        unsafe { self.device.launch(self.kernels.choose, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(self.kernels.choose, grid, BLOCK, 0, &parameters) }
     }
 }
