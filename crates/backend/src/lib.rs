@@ -14,6 +14,7 @@ mod error;
 mod generate;
 mod observe;
 mod reference;
+mod split;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use choice::{Chooser, Penalties, Rule};
@@ -21,6 +22,7 @@ pub use error::{Error, Result};
 pub use generate::{generate, likeliest};
 pub use observe::{InputRow, Observer, Product};
 pub use reference::Reference;
+pub use split::Split;
 
 use std::sync::Arc;
 

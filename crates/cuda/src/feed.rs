@@ -103,7 +103,8 @@ mod tests {
         };
         let two =
             Span { len: 1, position: 0, tables: vec![table(0, &[1]), table(0, &[2])], state: 0 };
-        let batch = Batch { tokens: vec![11, 12, 13], spans: vec![one, two], outputs: vec![1, 2] };
+        let (tokens, spans, outputs) = (vec![11, 12, 13], vec![one, two], vec![1, 2]);
+        let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         let mut feed = vec![77; 3];
         let rule = Rule {
             temperature: 0.5,

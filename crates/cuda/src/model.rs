@@ -47,6 +47,8 @@ pub(crate) struct CudaModel {
     _memory: Vec<Memory>,
     feed: Vec<u32>,
     sent: Pinned<u32>,
+    /// Rows that come with a step.
+    inputs: Pinned<f32>,
     received: Pinned<f32>,
     /// Tokens that the device chose, of even and of odd steps.
     pub(crate) chosen: Pinned<u32>,
@@ -123,6 +125,7 @@ impl CudaModel {
             _memory: memory,
             feed: Vec::with_capacity(sizes.feed_len),
             sent: Pinned::zeroed(device, sizes.feed_len)?,
+            inputs: Pinned::zeroed(device, sizes.input_len)?,
             received: Pinned::zeroed(device, sizes.output_len)?,
             chosen,
             feed_memory,
@@ -172,7 +175,18 @@ impl CudaModel {
         let len = batch.outputs.len() * self.plan.output_width();
         assert_eq!(logits.len(), len, "room for the logits");
         self.device.enter()?;
+        self.send_inputs(batch)?;
         self.send_feed(batch, &[], 0)
+    }
+
+    /// Copies the rows that come with a step to where its first stage would have made them.
+    fn send_inputs(&mut self, batch: &Batch) -> Result<()> {
+        let Some(input) = self.program.input else { return Ok(()) };
+        let to = self.step(batch).address(input);
+        let sent = &mut self.inputs.slice_mut()[..batch.inputs.len()];
+        sent.copy_from_slice(&batch.inputs);
+        // SAFETY: the value has room for the step's rows, and every step waits for its end.
+        unsafe { self.device.send(to, sent) }
     }
 
     /// Waits for a step, whether all of it was sent or not, and copies its logits.

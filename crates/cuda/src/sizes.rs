@@ -7,7 +7,7 @@ use bodkin_model::{KvSlot, Plan};
 use crate::arena::{Arena, arrange};
 use crate::feed;
 use crate::kept::Kept;
-use crate::lower::{Program, Work};
+use crate::lower::{Program, Value, Work};
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
 pub(crate) const SEGMENT: usize = 128;
@@ -44,6 +44,8 @@ pub(crate) struct Sizes {
     pub(crate) feed_len: usize,
     /// Rows of logits.
     pub(crate) outputs: usize,
+    /// Floats that come with a step.
+    pub(crate) input_len: usize,
     /// Floats that the host reads.
     pub(crate) output_len: usize,
 }
@@ -89,6 +91,9 @@ impl Sizes {
             arrival_bytes: 4 * spread_rows * heads,
             feed_len: feed::capacity(tokens, outputs, &limits.pages, outputs.min(RECORDED_ROWS)),
             outputs,
+            input_len: program
+                .input
+                .map_or(0, |Value(v)| tokens * program.values[v].content.stride()),
             output_len: outputs * plan.output_width(),
         }
     }

@@ -145,6 +145,8 @@ impl Step<'_> {
         }
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),
+            // It is there before the first stage.
+            Work::Input { .. } => Ok(()),
             Work::Embed { table, by, out } => self.embed(rows, *table, *by, *out),
             Work::Norm { is_inlined: true, .. } if self.inlines_norms() => Ok(()),
             Work::Norm { .. } => self.norm(rows, &stage.work),

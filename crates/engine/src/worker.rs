@@ -231,6 +231,7 @@ impl Worker {
             tokens: running.iter().map(|running| running.pending[0]).collect(),
             spans: running.iter().map(|running| running.span(1)).collect(),
             outputs: (0..running.len() as u32).collect(),
+            ..Batch::default()
         };
         let mut ended = Vec::new();
         model.generate(batch, rules, steps, &mut |tokens| {

@@ -136,5 +136,5 @@ fn first_step(pages: &mut Pages, sequences: &mut [Sequence; 2], tokens: &[u32]) 
     }
     let spans = all.spans.into_iter().zip(positions);
     let spans = spans.map(|(span, position)| Span { len: 1, position, ..span }).collect();
-    Batch { tokens: tokens.to_vec(), spans, outputs: vec![0, 1] }
+    Batch { tokens: tokens.to_vec(), spans, outputs: vec![0, 1], ..Batch::default() }
 }

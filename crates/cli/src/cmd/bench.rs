@@ -61,6 +61,9 @@ pub(crate) struct Args {
     /// Where to compute: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
+    /// Only the last N layers on the GPU, the others on the processor
+    #[arg(long, value_name = "N")]
+    gpu_layers: Option<usize>,
 }
 
 /// One row to measure.
@@ -83,6 +86,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     for threads in threads {
         let machine = Machine {
             device: args.device.clone(),
+            gpu_layers: args.gpu_layers,
             threads,
             ctx_size: None,
             batch_size,
@@ -293,7 +297,8 @@ impl Session {
             );
             let (position, tables) = (self.sequence.tokens.len(), self.sequence.tables.clone());
             let span = Span { len: 1, position, tables, state: self.sequence.state() };
-            let batch = Batch { tokens: vec![next], spans: vec![span], outputs: vec![0] };
+            let (tokens, spans, outputs) = (vec![next], vec![span], vec![0]);
+            let batch = Batch { tokens, spans, outputs, ..Batch::default() };
             let mut stored = vec![next];
             self.model.generate(batch, &[Rule::likeliest()], len, &mut |chosen| {
                 stored.extend(chosen);
@@ -322,6 +327,7 @@ impl Session {
                 tokens,
                 spans: vec![Span { len, position, tables, state }],
                 outputs: vec![len as u32 - 1],
+                ..Batch::default()
             };
             self.model.forward(&batch, &mut self.logits)?;
             self.pages.advance(&mut self.sequence, &batch.tokens);
