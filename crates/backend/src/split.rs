@@ -3,6 +3,7 @@
 //! belong to the part that reads them. This file must not know which backends they are.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -13,15 +14,24 @@ use crate::{
 
 /// A backend for the first layers, and one for the rest.
 pub struct Split {
-    /// Computes the embeddings and the first layers.
-    pub first: Box<dyn Backend>,
-    /// Computes the last layers and the head; everything where it is to have all layers.
-    pub second: Box<dyn Backend>,
-    /// How many layers are the second's.
-    pub layers: usize,
+    first: Box<dyn Backend>,
+    second: Box<dyn Backend>,
+    layers: usize,
+    /// Bytes of weights that each reads in a step of the last model that was loaded.
+    bytes: [AtomicU64; 2],
 }
 
 impl Split {
+    /// `second` computes the last `layers` layers and the head, and everything where it is to have
+    /// all layers; `first` the rest.
+    pub fn new(first: Box<dyn Backend>, second: Box<dyn Backend>, layers: usize) -> Split {
+        Split { first, second, layers, bytes: Default::default() }
+    }
+
+    fn note_bytes(&self, bytes: [u64; 2]) {
+        self.bytes.iter().zip(bytes).for_each(|(own, bytes)| own.store(bytes, Relaxed));
+    }
+
     /// The two parts of a plan; none if all of it is one backend's.
     fn parts(&self, plan: &Plan) -> Result<Option<[Plan; 2]>> {
         let all = plan.layers();
@@ -71,9 +81,14 @@ impl Backend for Split {
         self.first.threads()
     }
 
-    /// That of the slower one, which most of the time goes to.
+    /// What both reach together where each in its turn reads what it has of the last model.
     fn bandwidth(&self) -> Result<f64> {
-        Ok(self.first.bandwidth()?.min(self.second.bandwidth()?))
+        let bytes = self.bytes.each_ref().map(|bytes| bytes.load(Relaxed) as f64);
+        let speeds = [self.first.bandwidth()?, self.second.bandwidth()?];
+        match bytes[0] + bytes[1] {
+            0.0 => Ok(speeds[0].min(speeds[1])),
+            all => Ok(all / (bytes[0] / speeds[0] + bytes[1] / speeds[1])),
+        }
     }
 
     /// Of both together; loading checks each of them.
@@ -104,8 +119,11 @@ impl Backend for Split {
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
         let Some([first, second]) = self.parts(&plan)? else {
+            let bytes = plan.cost().step_weight_bytes;
+            self.note_bytes(if self.layers == 0 { [bytes, 0] } else { [0, bytes] });
             return self.whole().load(plan, file, limits, progress);
         };
+        self.note_bytes([&first, &second].map(|part| part.cost().step_weight_bytes));
         let cuts = cuts(&plan, [&first, &second], limits);
         let total = plan.cost().weight_bytes;
         // What both parts read is read twice and counts once.

@@ -63,7 +63,7 @@ fn two_parts_have_the_bits_of_the_whole() {
         }
         let whole = logits(&*cpu(), &plan, &file).unwrap();
         for layers in 0..=plan.layers() {
-            let split = Split { first: cpu(), second: cpu(), layers };
+            let split = Split::new(cpu(), cpu(), layers);
             let found = logits(&split, &plan, &file).unwrap();
             assert!(found == whole, "{name}: other bits with {layers} layers apart");
             // Weights that both parts have count twice.

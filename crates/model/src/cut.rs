@@ -29,7 +29,7 @@ impl Plan {
         let after = Part::of(self, &[Op::Input], at - 1, &self.ops[at..]);
         let shares_slots = before.slots.of.keys().any(|id| after.slots.of.contains_key(id));
         let shares_states = before.states.of.keys().any(|id| after.states.of.contains_key(id));
-        (!shares_slots && !shares_states).then(|| [before.plan, after.plan])
+        (!shares_slots && !shares_states).then_some([before.plan, after.plan])
     }
 }
 
