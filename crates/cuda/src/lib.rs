@@ -15,6 +15,7 @@ mod observe;
 mod parameters;
 mod planes;
 mod sizes;
+mod staging;
 mod step;
 mod weights;
 
