@@ -64,8 +64,8 @@ impl Split {
         match backend.available_memory().filter(|&free| needed > free) {
             None => backend.load(Arc::new(part), file, limits, progress),
             Some(free) => Err(Error::Config(format!(
-                "{}: its layers need {needed} bytes ({weight_bytes} weights, {state_bytes} context, \
-                 {scratch_bytes} scratch), {free} are free; another --gpu-layers moves some",
+                "{}: its layers need {needed} bytes ({weight_bytes} weights, {state_bytes} \
+                 context, {scratch_bytes} scratch), {free} are free; --gpu-layers moves some",
                 backend.name(),
             ))),
         }

@@ -1,5 +1,4 @@
-//! Models in two parts, for two devices: the same bits as in one, for every kind of layer; and those
-//! that cannot be cut say so.
+//! Models in two parts, for two devices: the same bits as in one, for every kind of layer.
 
 #![allow(clippy::unwrap_used)]
 

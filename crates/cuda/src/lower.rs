@@ -158,7 +158,6 @@ impl Lowering<'_> {
 
     /// Lowers operation `i` and returns the next one to lower.
     fn op(&mut self, i: usize) -> usize {
-        let name = self.plan.ops[i].name();
         let work = match &self.plan.ops[i] {
             Op::Linear { input, weight, .. } => {
                 let input = self.input(*input, 1, *weight);
@@ -223,7 +222,7 @@ impl Lowering<'_> {
         };
         let name = match &self.plan.ops[i] {
             Op::Logits { weight, .. } => self.names(&[*weight]),
-            _ => name.to_owned(),
+            other => other.name().to_owned(),
         };
         self.push(i, work, &name);
         i + 1
