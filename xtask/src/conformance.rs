@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use bodkin_backend::conformance;
-use bodkin_cuda::Cuda;
+use bodkin_cuda::{Cuda, Kept};
 
 /// What to check.
 #[derive(clap::Args)]
@@ -12,12 +12,14 @@ pub(crate) struct Args {
     device: usize,
 }
 
-/// Runs the suite, and compares the bits with and without rewrites of the plan.
+/// Runs the suite, also with keys and values in half precision where the weights are in f32, and
+/// compares the bits with and without rewrites of the plan.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cuda = Cuda::open(args.device)?;
     let mut failures = conformance::check(&cuda);
     let fused = conformance::logits(&cuda)?;
     let plain = conformance::logits(&cuda.fusing(false))?;
+    failures.extend(conformance::check(&Cuda::open(args.device)?.keeping(Kept::F16)));
     for ((name, fused), (_, plain)) in fused.iter().zip(&plain) {
         if !fused.iter().map(|x| x.to_bits()).eq(plain.iter().map(|x| x.to_bits())) {
             failures.push(format!("{name}: other bits without rewrites"));

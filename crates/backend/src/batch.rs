@@ -1,6 +1,6 @@
 //! One step's work: tokens of any mix of sequences, and where their state is.
 
-use bodkin_model::Plan;
+use bodkin_model::{Op, Plan};
 
 use crate::Limits;
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ pub struct Span {
 }
 
 /// One step: the tokens of all spans, one span after the other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// `[rows]`.
     pub tokens: Vec<u32>,
@@ -50,6 +50,8 @@ pub struct Batch {
     /// The rows whose logits are wanted, ascending. Of an encoder, a row stands for its span: the
     /// embedding is that of the whole sequence.
     pub outputs: Vec<u32>,
+    /// The rows of [`bodkin_model::Op::Input`], `[rows, width]`; empty where the plan has none.
+    pub inputs: Vec<f32>,
 }
 
 impl Batch {
@@ -85,6 +87,9 @@ impl Batch {
         }
         assert!(self.outputs.windows(2).all(|w| w[0] < w[1]), "outputs ascend");
         assert!(self.outputs.iter().all(|&row| (row as usize) < rows), "outputs are rows");
+        let input = plan.ops.iter().position(|op| matches!(op, Op::Input));
+        let width = input.map_or(0, |i| plan.widths[i]);
+        assert_eq!(self.inputs.len(), rows * width, "as many rows of input as tokens");
         let positions = plan.positions();
         let is_whole = plan.needs_whole_sequences();
         for span in &self.spans {

@@ -1,6 +1,6 @@
-//! Generation where only the likeliest token of each row is wanted, not its logits.
+//! Generation where only the tokens that are chosen are wanted, not logits.
 
-use crate::{Batch, Model, Result};
+use crate::{Batch, Chooser, Model, Result, Rule};
 
 /// The place of the largest of a row's logits, the first of equals; what is no number is never
 /// chosen, and if nothing is left, 0 is.
@@ -22,18 +22,25 @@ pub fn likeliest(logits: &[f32]) -> u32 {
 ///
 /// # Errors
 /// Those of [`Model::forward`].
+///
+/// # Panics
+/// If there is not a rule for each row.
 pub fn generate<M: Model + ?Sized>(
     model: &mut M,
     mut batch: Batch,
+    rules: &[Rule],
     steps: usize,
     each: &mut dyn FnMut(&[u32]) -> bool,
 ) -> Result<()> {
+    assert_eq!(rules.len(), batch.outputs.len(), "a rule for each row");
     let width = model.plan().output_width();
+    let mut choosers: Vec<Chooser> = rules.iter().map(Chooser::new).collect();
     let mut logits = vec![0.0; batch.outputs.len() * width];
     for _ in 0..steps {
         model.forward(&batch, &mut logits)?;
         batch.tokens.clear();
-        batch.tokens.extend(logits.chunks_exact(width).map(likeliest));
+        let rows = logits.chunks_exact_mut(width).zip(&mut choosers);
+        batch.tokens.extend(rows.map(|(logits, chooser)| chooser.choose(logits)));
         if !each(&batch.tokens) {
             break;
         }

@@ -2,22 +2,27 @@
 //! gives a [`Model`]; a model runs a [`Batch`]. The state of sequences (keys and values in pages)
 //! belongs to the model; the engine only numbers the pages. The reference interpreter is the plain
 //! meaning of every operation, and [`conformance`] compares any other backend with it. This crate
-//! must not know text, sampling, scheduling, or any particular device.
+//! must not know text, scheduling, or any particular device.
 
 #![forbid(unsafe_code)]
 
 mod batch;
+pub mod candidates;
+mod choice;
 pub mod conformance;
 mod error;
 mod generate;
 mod observe;
 mod reference;
+mod split;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
+pub use choice::{Chooser, Penalties, Rule};
 pub use error::{Error, Result};
 pub use generate::{generate, likeliest};
 pub use observe::{InputRow, Observer, Product};
 pub use reference::Reference;
+pub use split::Split;
 
 use std::sync::Arc;
 
@@ -49,7 +54,7 @@ pub struct Memory {
     pub scratch_bytes: u64,
 }
 
-/// What a model did in one kind of work, over all layers, while profiling was on.
+/// What a model did in one stage of its steps while profiling was on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Part {
     /// The operations or weights, without the layer's number.
@@ -60,6 +65,24 @@ pub struct Part {
     pub bytes: u64,
     /// Multiplications and additions with weights.
     pub operations: u64,
+}
+
+impl Part {
+    /// Stages of the same name added up, in the order of the first of each.
+    pub fn sums(stages: &[Part]) -> Vec<Part> {
+        let mut sums: Vec<Part> = Vec::new();
+        for stage in stages {
+            match sums.iter_mut().find(|sum| sum.what == stage.what) {
+                Some(sum) => {
+                    sum.seconds += stage.seconds;
+                    sum.bytes += stage.bytes;
+                    sum.operations += stage.operations;
+                }
+                None => sums.push(stage.clone()),
+            }
+        }
+        sums
+    }
 }
 
 /// How a backend keeps a weight of a sparse format.
@@ -132,20 +155,22 @@ pub trait Model: Send {
     ) -> Result<()>;
 
     /// Runs up to `steps` steps. The first is `batch`, whose spans have one token each, all of them
-    /// outputs; every later one takes the likeliest tokens of the one before, at the positions
-    /// after its own, which the batch's page tables cover, too. `each` sees the tokens that a step
-    /// chose, in the order of spans, and says whether to go on. A backend may begin the next step
-    /// before that: then the pages of one more position have been written, never a recurrent state.
+    /// outputs; every later one takes the tokens that `rules`, one for each span, choose from the
+    /// logits of the one before, at the positions after its own, which the batch's page tables
+    /// cover, too. `each` sees the tokens that a step chose, in the order of spans, and says
+    /// whether to go on. A backend may begin the next step before that: then the pages of one more
+    /// position have been written, never a recurrent state.
     ///
     /// # Errors
     /// Those of [`Model::forward`].
     fn generate(
         &mut self,
         batch: Batch,
+        rules: &[Rule],
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
-        generate(self, batch, steps, each)
+        generate(self, batch, rules, steps, each)
     }
 
     /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.
@@ -181,10 +206,10 @@ pub trait Model: Send {
         Err(Error::Unsupported { backend: "this device".to_owned(), what })
     }
 
-    /// Begins to take the time of the parts of each step, from nothing; or ends it.
+    /// Begins to take the time of the stages of each step, from nothing; or ends it.
     fn set_profiling(&mut self, on: bool);
 
-    /// The parts since profiling began, in the order in which a step comes to them. Empty if the
-    /// backend takes no times.
+    /// All stages, each over all steps since profiling began, in the order in which a step comes to
+    /// them, one after the other. Empty if the backend takes no times.
     fn profile(&self) -> Vec<Part>;
 }

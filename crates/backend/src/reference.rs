@@ -197,6 +197,7 @@ impl ReferenceModel {
         let of = |value: Value| values[value.0].as_slice();
         let weight = |id: WeightId| self.weights[id.0].as_slice();
         match &plan.ops[i] {
+            Op::Input => batch.inputs.clone(),
             Op::Embed { table, by } => {
                 rows::pick(weight(*table), plan.widths[i], rows::of_table(*by, batch))
             }

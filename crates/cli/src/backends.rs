@@ -1,7 +1,7 @@
 //! The only list of backends.
 
 use anyhow::{Context, Result, bail};
-use bodkin_backend::Backend;
+use bodkin_backend::{Backend, Split};
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_cuda::Cuda;
 
@@ -19,52 +19,72 @@ pub(crate) enum SparseWeights {
     Never,
 }
 
-/// The backend for `--device`, `--threads`, `--no-repack`, `--sparse` and `--activation-sparsity`.
-/// `auto` takes the first GPU if there is one that works and no flag means the processor, and says
-/// on stderr why it does not take one that is there.
+/// The backend for `--device`, `--gpu-layers`, `--threads`, `--no-repack`, `--sparse` and
+/// `--activation-sparsity`. `auto` takes the first GPU if there is one that works and no flag means
+/// the processor, and says on stderr why it does not take one that is there.
 pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
-    let Machine { threads, sparse, activation_sparsity: skipped, .. } = *machine;
-    let (device, repack) = (machine.device.as_str(), !machine.no_repack);
-    let cpu = || -> Result<Box<dyn Backend>> {
-        let sparse = match sparse {
-            SparseWeights::Auto => Sparse::Auto,
-            SparseWeights::Always => Sparse::Always,
-            SparseWeights::Never => Sparse::Never,
+    let skipped = machine.activation_sparsity;
+    let device = machine.device.as_str();
+    let kind = device.split_once(':').unwrap_or((device, ""));
+    if let Some(layers) = machine.gpu_layers {
+        let number = match kind {
+            ("auto", "") => "",
+            ("cuda", number) => number,
+            _ => bail!("--gpu-layers: expected --device auto or cuda[:N], found `{device}`"),
         };
-        let skip_inputs = skipped.is_some();
-        let backend = Box::new(Cpu { repack, sparse, skip_inputs, ..Cpu::new(threads)? });
-        Ok(match skipped {
-            Some(share) => Box::new(Skipping { backend, share }),
-            None => backend,
-        })
-    };
-    let forced = !matches!(sparse, SparseWeights::Auto);
-    let means_cpu = threads.is_some() || !repack || forced || skipped.is_some();
-    match device.split_once(':').unwrap_or((device, "")) {
-        ("cpu", "") => cpu(),
-        ("auto", "") if !Cuda::is_installed() => cpu(),
+        if skipped.is_some() {
+            bail!("--activation-sparsity: expected --device cpu, found --gpu-layers");
+        }
+        let (first, second) = (cpu(machine)?, cuda(number)?);
+        return Ok(Box::new(Split::new(first, second, layers)));
+    }
+    let forced = !matches!(machine.sparse, SparseWeights::Auto);
+    let means_cpu = machine.threads.is_some() || machine.no_repack || forced || skipped.is_some();
+    match kind {
+        ("cpu", "") => cpu(machine),
+        ("auto", "") if !Cuda::is_installed() => cpu(machine),
         ("auto", "") if means_cpu => {
             let flags = "--threads, --no-repack, --sparse or --activation-sparsity";
             eprintln!("computing on the processor, as {flags} means; --device cuda takes the GPU");
-            cpu()
+            cpu(machine)
         }
         ("auto", "") => match Cuda::open(0) {
             Ok(cuda) => Ok(Box::new(cuda)),
             Err(error) => {
                 eprintln!("{error}; computing on the processor");
-                cpu()
+                cpu(machine)
             }
         },
         ("cuda", _) if skipped.is_some() => {
             bail!("--activation-sparsity: expected --device cpu, found `{device}`")
         }
-        ("cuda", "") => Ok(Box::new(Cuda::open(0)?)),
-        ("cuda", number) => {
-            let number = number.parse().with_context(|| {
-                format!("--device: expected a number after `cuda:`, found `{number}`")
-            })?;
-            Ok(Box::new(Cuda::open(number)?))
-        }
+        ("cuda", number) => cuda(number),
         _ => bail!("--device: expected auto, cpu or cuda[:N], found `{device}`"),
     }
+}
+
+/// The processor, as the flags want it.
+fn cpu(machine: &Machine) -> Result<Box<dyn Backend>> {
+    let sparse = match machine.sparse {
+        SparseWeights::Auto => Sparse::Auto,
+        SparseWeights::Always => Sparse::Always,
+        SparseWeights::Never => Sparse::Never,
+    };
+    let (repack, skip_inputs) = (!machine.no_repack, machine.activation_sparsity.is_some());
+    let backend = Box::new(Cpu { repack, sparse, skip_inputs, ..Cpu::new(machine.threads)? });
+    Ok(match machine.activation_sparsity {
+        Some(share) => Box::new(Skipping { backend, share }),
+        None => backend,
+    })
+}
+
+/// The GPU of this number, the first without one.
+fn cuda(number: &str) -> Result<Box<dyn Backend>> {
+    let ordinal = match number {
+        "" => 0,
+        number => number.parse().with_context(|| {
+            format!("--device: expected a number after `cuda:`, found `{number}`")
+        })?,
+    };
+    Ok(Box::new(Cuda::open(ordinal)?))
 }

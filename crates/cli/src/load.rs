@@ -27,6 +27,9 @@ pub(crate) struct Machine {
     /// Where to compute: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
+    /// Only the last N layers on the GPU, the others on the processor
+    #[arg(long, value_name = "N")]
+    pub(crate) gpu_layers: Option<usize>,
     /// Threads that compute [default: all cores]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -220,9 +223,12 @@ impl Opened {
         if let Some(available) = backend.available_memory()
             && total(&memory) > available
         {
+            let is_gpu = backend.name().starts_with("cuda");
+            let other =
+                if is_gpu { ", and --gpu-layers leaves layers to the processor" } else { "" };
             bail!(
                 "{}: needs {} ({} weights, {} context, {} scratch), {} are free, {} are missing; \
-                 a smaller --ctx-size needs less",
+                 a smaller --ctx-size needs less{other}",
                 self.name,
                 human_bytes(total(&memory)),
                 human_bytes(memory.weight_bytes),

@@ -27,6 +27,7 @@ fn observe(model: &mut dyn Model, observer: &mut dyn Observer) {
         tokens: (0..TOKENS as u32).map(|i| 5 + i * i % 200).collect(),
         spans: vec![Span { len: TOKENS, position: 0, tables, state: 0 }],
         outputs: vec![TOKENS as u32 - 1],
+        ..Batch::default()
     };
     let mut logits = vec![0.0; model.plan().output_width()];
     model.observe(&batch, &mut logits, observer).unwrap();

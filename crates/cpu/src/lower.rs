@@ -41,6 +41,8 @@ pub(crate) struct Place {
 pub(crate) enum RowOp {
     /// Sines and cosines of the row's position, for the rope of this index.
     Angles { rope: usize },
+    /// Take a row that comes with the step.
+    Input { out: Place },
     /// Read a row of a table.
     Embed { table: WeightId, by: EmbedBy, out: Place },
     /// Normalise.
@@ -90,6 +92,7 @@ impl RowOp {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             RowOp::Angles { .. } => "angles",
+            RowOp::Input { .. } => "input",
             RowOp::Embed { .. } => "embed",
             RowOp::Norm { .. } => "norm",
             RowOp::Rope { .. } => "rope",
@@ -240,6 +243,7 @@ impl Lowering<'_> {
                 self.stages.extend(self.recurrent(i));
                 return i + 1;
             }
+            Op::Input => RowOp::Input { out },
             Op::Embed { table, by } => RowOp::Embed { table: *table, by: *by, out },
             Op::Norm { input, kind, weight, bias, eps, groups } => {
                 let (input, kind, weight, bias, eps, groups) =

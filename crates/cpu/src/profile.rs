@@ -26,7 +26,7 @@ impl Times {
         Times { seconds, steps: 0, tokens: 0, outputs: 0, reads }
     }
 
-    /// The stages of all layers added up by what they do.
+    /// All stages.
     pub(crate) fn parts(
         &self,
         plan: &Plan,
@@ -59,14 +59,7 @@ impl Times {
                     part.operations += 2 * pairs * (matrix.rows() * matrix.cols()) as u64;
                 }
             }
-            match parts.iter_mut().find(|other| other.what == part.what) {
-                Some(other) => {
-                    other.seconds += part.seconds;
-                    other.bytes += part.bytes;
-                    other.operations += part.operations;
-                }
-                None => parts.push(part),
-            }
+            parts.push(part);
         }
         parts
     }

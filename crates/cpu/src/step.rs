@@ -208,6 +208,10 @@ impl Step<'_> {
         };
         match *op {
             RowOp::Angles { rope } => self.set_angles(rope, row),
+            RowOp::Input { out } => {
+                let input = &self.batch.inputs[row * out.width..][..out.width];
+                self.write(out, row).copy_from_slice(input);
+            }
             RowOp::Embed { table, by, out } => {
                 let index = match by {
                     EmbedBy::Token => self.batch.tokens[row] as usize,

@@ -104,5 +104,5 @@ fn batch(groups: usize, pages: usize, len: usize, position: usize) -> Batch {
     };
     let spans = vec![Span { len, ..span(0) }, Span { len, ..span(pages) }];
     let outputs = vec![len as u32 - 1, 2 * len as u32 - 1];
-    Batch { tokens: (0..2 * len as u32).collect(), spans, outputs }
+    Batch { tokens: (0..2 * len as u32).collect(), spans, outputs, ..Batch::default() }
 }

@@ -1,10 +1,10 @@
-// Attention over pages. Keys and values are in half precision: keys `[page, kv_head, key_dim / 8,
-// PAGE_TOKENS, 8]`, so that neighbouring tokens lie side by side; values `[page, kv_head,
-// PAGE_TOKENS, value_stride]`; both strides are multiples of 8, and the rest is zero.
+// Attention over pages: keys `[page, kv_head, key_dim / 8, PAGE_TOKENS, 8]`, so that neighbouring
+// tokens lie side by side; values `[page, kv_head, PAGE_TOKENS, value_stride]`; both strides are
+// multiples of 8, and the rest is zero.
 //
 // Positions come in segments of 128, counted from position 0. A segment has its own softmax, and
 // segments are joined in order, by one block or after many: a row has the same bits either way.
-#include "device.cuh"
+#include "kept.cuh"
 
 #define SEGMENT 128u
 #define JOINED 16 // elements of a block's results for a thread to join, at most
@@ -12,8 +12,8 @@
 
 struct Attend {
     const float *q; // [rows, q_stride]
-    u16 *keys;
-    u16 *values;
+    Kept *keys;
+    Kept *values;
     const u32 *feed;
     const float *k;       // [rows, k_stride], of rows that store their keys and values themselves
     const float *v;       // [rows, v_stride]
@@ -146,39 +146,41 @@ DEVICE bool is_last(u32 *arrivals, u32 blocks) {
 
 // What a row's sequence keeps of a segment, on its way to shared memory: keys `[key_dim / 8, SEGMENT,
 // 8]` and values `[SEGMENT, value_stride]` of the positions from `from` up to `to` in the segment.
-DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 from, u32 to, u16 *keys,
-                          u16 *values) {
+DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 from, u32 to, Kept *keys,
+                          Kept *values) {
     u32 t = threadIdx.x, eights = up8(a.key_dim) / 8, value_eights = up8(a.value_dim) / 8;
     u32 to_keys = (u32)__cvta_generic_to_shared(keys), to_values = (u32)__cvta_generic_to_shared(values);
     if (t >= from && t < to) {
         u64 page = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
-        const u16 *key = a.keys + (page * eights * PAGE_TOKENS + t % PAGE_TOKENS) * 8;
-        for (u32 i = 0; i < eights; i++) copy_async(to_keys + 16 * (i * SEGMENT + t), key + i * PAGE_TOKENS * 8);
+        const Kept *key = a.keys + (page * eights * PAGE_TOKENS + t % PAGE_TOKENS) * 8;
+        for (u32 i = 0; i < eights; i++) {
+            copy_eight(to_keys + sizeof(Eight) * (i * SEGMENT + t), key + i * PAGE_TOKENS * 8);
+        }
     }
     for (u32 i = from * value_eights + t; i < to * value_eights; i += 128) {
         u32 token = i / value_eights;
         u64 page = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
         u64 at = (page * PAGE_TOKENS + token % PAGE_TOKENS) * value_eights + i % value_eights;
-        copy_async(to_values + 16 * i, a.values + 8 * at);
+        copy_eight(to_values + sizeof(Eight) * i, a.values + 8 * at);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 // Puts a row's own key and value among the sequence's, and where a block has its last segment.
-DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, u16 *keys,
-                      u16 *values) {
+DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, Kept *keys,
+                      Kept *values) {
     u32 eights = up8(a.key_dim) / 8, stride = up8(a.value_dim), token = at % PAGE_TOKENS;
     u64 head = (u64)page * a.kv_heads + kv_head;
     const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
     const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
     for (u32 i = threadIdx.x; i < 8 * eights; i += 128) {
         float y = i < a.key_dim ? rotated(k, i, a.angles + (u64)row * a.pairs, a.pairs, a.is_neox) : 0.0f;
-        u16 x = to_half(y);
+        Kept x = keep(y);
         keys[(i / 8 * SEGMENT + at) * 8 + i % 8] = x;
         if (is_first) a.keys[((head * eights + i / 8) * PAGE_TOKENS + token) * 8 + i % 8] = x;
     }
     for (u32 i = threadIdx.x; i < stride; i += 128) {
-        u16 x = i < a.value_dim ? to_half(v[i]) : 0;
+        Kept x = keep(i < a.value_dim ? v[i] : 0.0f);
         values[at * stride + i] = x;
         if (is_first) a.values[(head * PAGE_TOKENS + token) * stride + i] = x;
     }
@@ -210,8 +212,8 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     float *weights = q + HEADS * key_stride;    // [HEADS, SEGMENT]
     float *part = weights + HEADS * SEGMENT;    // [splits, HEADS, stride]
     float *total = part + splits * HEADS * stride; // [HEADS, stride]
-    u16 *own_keys = (u16 *)(total + HEADS * stride);    // [key_stride / 8, SEGMENT, 8]
-    u16 *own_values = own_keys + SEGMENT * key_stride;  // [SEGMENT, stride]
+    Kept *own_keys = (Kept *)(total + HEADS * stride);    // [key_stride / 8, SEGMENT, 8]
+    Kept *own_values = own_keys + SEGMENT * key_stride;  // [SEGMENT, stride]
     Feed feed = {a.feed};
     const u32 *pages = feed.pages(a.table, feed.span(row));
     if (ALONE) {
@@ -260,31 +262,30 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
         float scores[HEADS] = {};
         bool is_in = t >= from && t < to;
         if (is_in) {
-            const uint4 *k = (const uint4 *)own_keys + t;
+            const Eight *k = (const Eight *)own_keys + t;
             if (!ALONE) {
                 u64 page = segment_pages[t / PAGE_TOKENS];
                 page_of[t / PAGE_TOKENS] = page;
-                k = (const uint4 *)a.keys
+                k = (const Eight *)a.keys
                     + (page * a.kv_heads + kv_head) * key_stride / 8 * PAGE_TOKENS + t % PAGE_TOKENS;
             }
 #pragma unroll 4
             for (u32 i = 0; i < key_stride / 8; i++) {
-                uint4 eight = k[i * (ALONE ? SEGMENT : PAGE_TOKENS)];
-                float2 x0 = from_half_pair(eight.x), x1 = from_half_pair(eight.y);
-                float2 x2 = from_half_pair(eight.z), x3 = from_half_pair(eight.w);
+                float2 x[4];
+                spread(k[i * (ALONE ? SEGMENT : PAGE_TOKENS)], x);
 #pragma unroll
                 for (int h = 0; h < HEADS; h++) {
                     const float4 *at = (const float4 *)(q + h * key_stride + 8 * i);
                     float4 low = at[0], high = at[1];
                     float s = scores[h];
-                    s = fmaf(low.x, x0.x, s);
-                    s = fmaf(low.y, x0.y, s);
-                    s = fmaf(low.z, x1.x, s);
-                    s = fmaf(low.w, x1.y, s);
-                    s = fmaf(high.x, x2.x, s);
-                    s = fmaf(high.y, x2.y, s);
-                    s = fmaf(high.z, x3.x, s);
-                    scores[h] = fmaf(high.w, x3.y, s);
+                    s = fmaf(low.x, x[0].x, s);
+                    s = fmaf(low.y, x[0].y, s);
+                    s = fmaf(low.z, x[1].x, s);
+                    s = fmaf(low.w, x[1].y, s);
+                    s = fmaf(high.x, x[2].x, s);
+                    s = fmaf(high.y, x[2].y, s);
+                    s = fmaf(high.z, x[3].x, s);
+                    scores[h] = fmaf(high.w, x[3].y, s);
                 }
             }
         }
@@ -315,27 +316,27 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
             u32 eight = item % eights, split = item / eights;
             float sums[HEADS][8] = {};
             for (u32 i = from / splits * splits + split; i < to; i += 4 * splits) {
-                uint4 v[4];
+                Eight v[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     u32 token = i + j * splits;
                     if (token < from || token >= to) {
-                        v[j] = make_uint4(0, 0, 0, 0);
+                        v[j] = no_eight();
                         continue;
                     }
                     if (ALONE) {
-                        v[j] = *(const uint4 *)(own_values + token * stride + 8 * eight);
+                        v[j] = *(const Eight *)(own_values + token * stride + 8 * eight);
                         continue;
                     }
                     u64 page = page_of[token / PAGE_TOKENS];
                     u64 at = ((page * a.kv_heads + kv_head) * PAGE_TOKENS + token % PAGE_TOKENS) * stride;
-                    v[j] = *(const uint4 *)(a.values + at + 8 * eight);
+                    v[j] = *(const Eight *)(a.values + at + 8 * eight);
                 }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     u32 token = min(i + j * splits, SEGMENT - 1);
-                    float2 x[4] = {from_half_pair(v[j].x), from_half_pair(v[j].y),
-                                   from_half_pair(v[j].z), from_half_pair(v[j].w)};
+                    float2 x[4];
+                    spread(v[j], x);
 #pragma unroll
                     for (int h = 0; h < HEADS; h++) {
                         float w = weights[h * SEGMENT + token];
@@ -407,8 +408,8 @@ struct Store {
     const float *v;       // [rows, v_stride]
     const float2 *angles; // [rows, pairs]: cosines and sines
     float *q_out;         // [rows, q_out_stride]
-    u16 *keys;
-    u16 *values;
+    Kept *keys;
+    Kept *values;
     const u32 *feed;
     u32 q_stride, k_stride, v_stride, q_out_stride;
     u32 heads, kv_heads, key_dim, value_dim, table;
@@ -438,11 +439,11 @@ KERNEL store(const __grid_constant__ Store s) {
             u32 head = (i - q_len) / s.key_dim, at = (i - q_len) % s.key_dim;
             const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
             u64 eight = ((page * s.kv_heads + head) * (key_stride / 8) + at / 8) * PAGE_TOKENS + token;
-            s.keys[eight * 8 + at % 8] = to_half(rotated(k, at, angles, s.pairs, s.is_neox));
+            s.keys[eight * 8 + at % 8] = keep(rotated(k, at, angles, s.pairs, s.is_neox));
         } else {
             u32 v = i - q_len - k_len, head = v / s.value_dim, at = v % s.value_dim;
             u64 cell = ((page * s.kv_heads + head) * PAGE_TOKENS + token) * stride;
-            s.values[cell + at] = to_half(s.v[(u64)row * s.v_stride + v]);
+            s.values[cell + at] = keep(s.v[(u64)row * s.v_stride + v]);
         }
     }
 }

@@ -1,18 +1,25 @@
 //! A step's numbers as the kernels find them (`Feed` in `kernels/device.cuh`): one array that
 //! begins with where each part of it lies. This file must not know the device.
 
-use bodkin_backend::Batch;
+use bodkin_backend::{Batch, Rule};
 
 /// Numbers before the first part.
-const HEADER: usize = 8;
+const HEADER: usize = 9;
+/// Numbers of a rule besides its lists, as in `kernels/choose.cu`.
+const RULE: usize = 16;
+/// Numbers that there is room for in each rule of a step that generates.
+const RULE_CAPACITY: usize = 256;
 
-/// The numbers that the largest step needs whose pages do not repeat.
-pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize {
-    HEADER + (7 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>()
+/// The numbers that the largest step needs whose pages do not repeat, and as many rules of usual
+/// length as rows may choose their tokens.
+pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize], rules: usize) -> usize {
+    let spans = (7 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>();
+    HEADER + spans + rules * RULE_CAPACITY
 }
 
-/// Writes a step's numbers to `out`, in the place of what was there.
-pub(crate) fn write(batch: &Batch, out: &mut Vec<u32>) {
+/// Writes a step's numbers to `out`, in the place of what was there; with rules for `steps` steps
+/// if it chooses tokens.
+pub(crate) fn write(batch: &Batch, rules: &[Rule], steps: usize, out: &mut Vec<u32>) {
     out.clear();
     out.resize(HEADER, 0);
     (out[0], out[1]) = (batch.tokens.len() as u32, batch.spans.len() as u32);
@@ -44,6 +51,34 @@ pub(crate) fn write(batch: &Batch, out: &mut Vec<u32>) {
             out.extend(&table.pages);
         }
     }
+    begin(out, 8);
+    let numbers = out.len();
+    out.resize(numbers + RULE * rules.len(), 0);
+    for (rule, at) in rules.iter().zip((numbers..).step_by(RULE)) {
+        write_rule(rule, steps, at, out);
+    }
+}
+
+/// Writes a rule's numbers where there is room for them, and its lists to the end.
+fn write_rule(rule: &Rule, steps: usize, at: usize, out: &mut Vec<u32>) {
+    let mut numbers = [0; RULE];
+    numbers[0] = rule.temperature.to_bits();
+    numbers[1] = rule.top_k as u32;
+    let Rule { top_p, min_p, penalties: p, .. } = rule;
+    let floats = [*top_p, *min_p, p.repeat, p.frequency, p.presence];
+    numbers[2..7].copy_from_slice(&floats.map(f32::to_bits));
+    numbers[7] = u32::try_from(rule.window).unwrap_or(u32::MAX);
+    numbers[8] = rule.latest.len() as u32;
+    numbers[9] = out.len() as u32;
+    if rule.window > 0 {
+        out.extend(&rule.latest);
+        out.resize(out.len() + steps, 0);
+    }
+    (numbers[10], numbers[11]) = (rule.biases.len() as u32, out.len() as u32);
+    out.extend(rule.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
+    numbers[12] = out.len() as u32;
+    out.extend(&rule.draws);
+    out[at..at + RULE].copy_from_slice(&numbers);
 }
 
 /// The next part begins here.
@@ -68,9 +103,19 @@ mod tests {
         };
         let two =
             Span { len: 1, position: 0, tables: vec![table(0, &[1]), table(0, &[2])], state: 0 };
-        let batch = Batch { tokens: vec![11, 12, 13], spans: vec![one, two], outputs: vec![1, 2] };
+        let (tokens, spans, outputs) = (vec![11, 12, 13], vec![one, two], vec![1, 2]);
+        let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         let mut feed = vec![77; 3];
-        write(&batch, &mut feed);
+        let rule = Rule {
+            temperature: 0.5,
+            top_k: 7,
+            biases: vec![(5, 1.5)],
+            window: 4,
+            latest: vec![21, 22],
+            draws: vec![91, 92],
+            ..Rule::likeliest()
+        };
+        write(&batch, &[Rule::likeliest(), rule], 2, &mut feed);
         let part = |i: usize, len: usize| &feed[feed[i] as usize..][..len];
         assert_eq!(feed[..2], [3, 2]);
         assert_eq!(part(2, 3), [11, 12, 13]);
@@ -84,6 +129,12 @@ mod tests {
         };
         assert_eq!([pages(0, 0, 70), pages(0, 0, 0), pages(1, 0, 70)], [6, 4, 8]);
         assert_eq!([pages(0, 1, 0), pages(1, 1, 0)], [1, 2]);
-        assert!(feed.len() <= capacity(3, 2, &[4, 4]));
+        let rule = &part(8, 32)[16..];
+        assert_eq!((rule[..2].to_vec(), rule[7]), (vec![0.5f32.to_bits(), 7], 4));
+        let list = |i: usize, len: usize| &feed[rule[i] as usize..][..len];
+        assert_eq!((rule[8], list(9, 4)), (2, &[21, 22, 0, 0][..]));
+        assert_eq!((rule[10], list(11, 2)), (1, &[5, 1.5f32.to_bits()][..]));
+        assert_eq!(list(12, 2), [91, 92]);
+        assert!(feed.len() <= capacity(3, 2, &[4, 4], 2));
     }
 }

@@ -1,33 +1,38 @@
-//! Generation without the host: a step's last kernel makes the likeliest tokens those of the next
-//! step, which is sent before the host has seen them.
+//! Generation without the host: a step's last kernel chooses the tokens of the next step, which is
+//! sent before the host has seen them.
 
 use std::collections::VecDeque;
 
-use bodkin_backend::{Batch, Result};
+use bodkin_backend::{Batch, Result, Rule};
 
-use crate::model::CudaModel;
+use crate::model::{CudaModel, Ending};
 
 impl CudaModel {
-    /// What `Model::generate` promises, for steps that are recorded.
+    /// What `Model::generate` promises, for steps that are recorded and rules that kernels can do.
     ///
     /// # Panics
-    /// If a row is no output.
+    /// If a row is no output, or has no rule or not enough draws.
     pub(crate) fn generate_ahead(
         &mut self,
         batch: Batch,
+        rules: &[Rule],
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
         assert_eq!(batch.outputs.len(), batch.tokens.len(), "every row is an output");
+        assert_eq!(rules.len(), batch.outputs.len(), "a rule for each row");
+        let has_draws = |rule: &Rule| rule.temperature <= 0.0 || rule.draws.len() >= steps;
+        assert!(rules.iter().all(has_draws), "a draw for each step");
         let mut end = batch.clone();
         end.spans.iter_mut().for_each(|span| span.position += steps.saturating_sub(1));
         end.check(&self.plan, &self.limits)?;
         batch.check(&self.plan, &self.limits)?;
         self.device.enter()?;
-        self.send_feed(&batch)?;
+        self.send_feed(&batch, rules, steps)?;
         // SAFETY: so much was taken when the model was loaded.
-        unsafe { self.device.clear(self.addresses.best, 8 * self.sizes.outputs + 8) }?;
-        let run = self.send_and_show(&batch, steps, each);
+        unsafe { self.device.clear(self.addresses.steps, 8 * batch.outputs.len()) }?;
+        let ending = Ending::Choice { adjusts: rules.iter().any(Rule::adjusts) };
+        let run = self.send_and_show(&batch, ending, steps, each);
         // What was sent still writes; the first error says more than one of waiting.
         let finished = self.device.finish();
         run.and(finished)
@@ -37,6 +42,7 @@ impl CudaModel {
     fn send_and_show(
         &mut self,
         batch: &Batch,
+        ending: Ending,
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
@@ -46,7 +52,7 @@ impl CudaModel {
         let mut sent = 0;
         for seen in 0..steps {
             while sent < steps && sent <= seen + ahead {
-                self.send_stages(batch, true)?;
+                self.send_stages(batch, ending)?;
                 marks.push_back(self.device.mark()?);
                 sent += 1;
             }

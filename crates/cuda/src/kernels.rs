@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bodkin_backend::Result;
 
 use crate::driver::{Device, Kernel, Module};
+use crate::kept::Kept;
 use crate::planes::{Kind, TILE_ROWS};
 
 /// Files of kernels: PTX, machine code.
@@ -18,7 +19,8 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 5] = images!["rows" "state" "attend" "dot" "mul"];
+const IMAGES: [(&[u8], &[u8]); 7] =
+    images!["rows" "state" "choose" "attend" "attend_f32" "dot" "mul"];
 
 /// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
 const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
@@ -54,6 +56,26 @@ pub(crate) struct OfKind {
     pub(crate) mul: [Kernel; 2],
 }
 
+/// The kernels for keys and values that are kept in one way.
+#[derive(Clone, Copy)]
+pub(crate) struct Attention {
+    /// For one, and for up to four query heads of a key head; for any rows, and for rows that are
+    /// alone in their sequences.
+    pub(crate) attend: [[Kernel; 2]; 2],
+    pub(crate) store: Kernel,
+}
+
+impl Attention {
+    fn of(module: &Module) -> Result<Attention> {
+        let attends = |name: &str| -> Result<[Kernel; 2]> {
+            let kernel = |name: &str| module.kernel(name, ATTEND_SHARED_BYTES);
+            Ok([kernel(name)?, kernel(&format!("{name}_alone"))?])
+        };
+        let attend = [attends("attend_1")?, attends("attend_4")?];
+        Ok(Attention { attend, store: module.kernel("store", 0)? })
+    }
+}
+
 /// All kernels.
 pub(crate) struct Kernels {
     kinds: [OfKind; 5],
@@ -69,14 +91,13 @@ pub(crate) struct Kernels {
     pub(crate) pool: Kernel,
     pub(crate) route: Kernel,
     pub(crate) expert_sum: Kernel,
+    pub(crate) adjust: Kernel,
     pub(crate) choose: Kernel,
     pub(crate) conv: Kernel,
     pub(crate) scan: Kernel,
     pub(crate) read_all: Kernel,
-    /// For one, and for up to four query heads of a key head; for any rows, and for rows that are
-    /// alone in their sequences.
-    pub(crate) attend: [[Kernel; 2]; 2],
-    pub(crate) store: Kernel,
+    halves: Attention,
+    floats: Attention,
     _modules: Vec<Module>,
 }
 
@@ -89,7 +110,7 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, attend, dot, mul] = &modules[..] else {
+        let [rows, state, choice, halves, floats, dot, mul] = &modules[..] else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -110,10 +131,6 @@ impl Kernels {
                 ],
             });
         }
-        let attends = |name: &str| -> Result<[Kernel; 2]> {
-            let kernel = |name: &str| attend.kernel(name, ATTEND_SHARED_BYTES);
-            Ok([kernel(name)?, kernel(&format!("{name}_alone"))?])
-        };
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {
             kinds,
@@ -128,12 +145,13 @@ impl Kernels {
             pool: rows.kernel("pool", 0)?,
             route: rows.kernel("route", 0)?,
             expert_sum: rows.kernel("expert_sum", 0)?,
-            choose: rows.kernel("choose", 0)?,
+            adjust: choice.kernel("adjust", 0)?,
+            choose: choice.kernel("choose", 0)?,
             conv: state.kernel("conv", 0)?,
             scan: state.kernel("scan", 0)?,
             read_all: state.kernel("read_all", 0)?,
-            attend: [attends("attend_1")?, attends("attend_4")?],
-            store: attend.kernel("store", 0)?,
+            halves: Attention::of(halves)?,
+            floats: Attention::of(floats)?,
             _modules: modules,
         })
     }
@@ -145,6 +163,14 @@ impl Kernels {
     pub(crate) fn of(&self, kind: Kind) -> &OfKind {
         let at = KINDS.iter().position(|&other| other == kind).expect("a kind with `mma`");
         &self.kinds[at]
+    }
+
+    /// The kernels for keys and values that are kept so.
+    pub(crate) fn attention(&self, kept: Kept) -> &Attention {
+        match kept {
+            Kept::F16 => &self.halves,
+            Kept::F32 => &self.floats,
+        }
     }
 
     /// The kernel that reads rows of a table.

@@ -7,6 +7,7 @@ mod codes;
 mod driver;
 mod feed;
 mod generate;
+mod kept;
 mod kernels;
 mod lower;
 mod model;
@@ -14,6 +15,7 @@ mod observe;
 mod parameters;
 mod planes;
 mod sizes;
+mod staging;
 mod step;
 mod weights;
 
@@ -24,7 +26,9 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, StateSlot};
 
 use driver::Device;
+pub use kept::Kept;
 use kernels::Kernels;
+use lower::Program;
 use model::CudaModel;
 use sizes::Sizes;
 
@@ -41,6 +45,7 @@ pub struct Cuda {
     device: Arc<Device>,
     kernels: Arc<Kernels>,
     fuse: bool,
+    kept: Option<Kept>,
 }
 
 impl Cuda {
@@ -56,13 +61,23 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let device = Arc::new(Device::open(ordinal)?);
         let kernels = Arc::new(Kernels::load(&device)?);
-        Ok(Cuda { device, kernels, fuse: true })
+        Ok(Cuda { device, kernels, fuse: true, kept: None })
     }
 
     /// The same with every operation as a stage of its own, or not: no bit may differ.
     #[must_use]
     pub fn fusing(self, fuse: bool) -> Cuda {
         Cuda { fuse, ..self }
+    }
+
+    /// The same with keys and values of all models kept so, not as their weights' formats suggest.
+    #[must_use]
+    pub fn keeping(self, kept: Kept) -> Cuda {
+        Cuda { kept: Some(kept), ..self }
+    }
+
+    fn sizes(&self, plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
+        Sizes::new(plan, program, limits, self.kept.unwrap_or_else(|| Kept::of(plan)))
     }
 
     /// What this backend cannot run of a plan.
@@ -132,7 +147,7 @@ impl Backend for Cuda {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let program = lower::lower(plan, self.fuse);
-        let sizes = Sizes::new(plan, &program, limits);
+        let sizes = self.sizes(plan, &program, limits);
         Memory {
             weight_bytes: weights::bytes(plan),
             state_bytes: sizes.state(),
@@ -151,7 +166,7 @@ impl Backend for Cuda {
             return Err(Error::Unsupported { backend: self.name(), what });
         }
         let program = lower::lower(&plan, self.fuse);
-        let sizes = Sizes::new(&plan, &program, limits);
+        let sizes = self.sizes(&plan, &program, limits);
         let made = (program, sizes, Arc::clone(&self.kernels));
         Ok(Box::new(CudaModel::load(&self.device, plan, file, limits, made, progress)?))
     }

@@ -54,8 +54,12 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
     let angles = |rope| Stage::new(Rows::Tokens, Work::Angles { rope }, "angles");
     let mut stages: Vec<Stage> = (0..lowering.ropes.len()).map(angles).collect();
     stages.extend(lowering.stages);
+    let input = stages.iter().find_map(|stage| match stage.work {
+        Work::Input { out } => Some(out),
+        _ => None,
+    });
     let (values, ropes, routings) = (lowering.values, lowering.ropes, lowering.routings);
-    Program { stages, values, output, ropes, routings }
+    Program { stages, values, output, input, ropes, routings }
 }
 
 struct Lowering<'a> {
@@ -154,7 +158,6 @@ impl Lowering<'_> {
 
     /// Lowers operation `i` and returns the next one to lower.
     fn op(&mut self, i: usize) -> usize {
-        let name = self.plan.ops[i].name();
         let work = match &self.plan.ops[i] {
             Op::Linear { input, weight, .. } => {
                 let input = self.input(*input, 1, *weight);
@@ -162,6 +165,7 @@ impl Lowering<'_> {
             }
             Op::ExpertLinear { .. } => return self.expert_linear(i),
             Op::Logits { .. } => self.logits(i),
+            Op::Input => Work::Input { out: self.out(i) },
             Op::Embed { table, by } => Work::Embed { table: *table, by: *by, out: self.out(i) },
             Op::Norm { input, kind, weight, bias, eps, groups } => {
                 let input = self.floats(*input);
@@ -218,7 +222,7 @@ impl Lowering<'_> {
         };
         let name = match &self.plan.ops[i] {
             Op::Logits { weight, .. } => self.names(&[*weight]),
-            _ => name.to_owned(),
+            other => other.name().to_owned(),
         };
         self.push(i, work, &name);
         i + 1

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bodkin_backend::{Batch, Limits, Model, Observer, Part, Progress, Result};
+use bodkin_backend::{Batch, Limits, Model, Observer, Part, Progress, Result, Rule};
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Rope, Rows};
 
@@ -12,15 +12,24 @@ use crate::feed;
 use crate::kernels::Kernels;
 use crate::lower::{Program, Stage, Work};
 use crate::observe;
-use crate::sizes::{Sizes, slot_tables};
-use crate::step::{Addresses, Step};
+use crate::sizes::{RECORDED_ROWS, Sizes, slot_tables};
+use crate::step::{Addresses, Step, choice};
 use crate::weights::Weights;
 
-/// Steps of up to so many rows are recorded: those that generate.
-const RECORDED_ROWS: usize = 16;
+/// Tokens, outputs and spans of a step, which its grids follow from; and how it ends.
+type GraphKey = (usize, usize, usize, Ending);
 
-/// Tokens, outputs and spans of a step, which its grids follow from; and whether it chooses tokens.
-type GraphKey = (usize, usize, usize, bool);
+/// What a step is sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Ending {
+    /// Its logits.
+    Logits,
+    /// The next step's tokens.
+    Choice {
+        /// Whether rules change logits.
+        adjusts: bool,
+    },
+}
 
 /// A plan on a device.
 pub(crate) struct CudaModel {
@@ -38,6 +47,8 @@ pub(crate) struct CudaModel {
     _memory: Vec<Memory>,
     feed: Vec<u32>,
     sent: Pinned<u32>,
+    /// Rows that come with a step.
+    inputs: Pinned<f32>,
     received: Pinned<f32>,
     /// Tokens that the device chose, of even and of odd steps.
     pub(crate) chosen: Pinned<u32>,
@@ -97,9 +108,10 @@ impl CudaModel {
             device.finish()?;
             addresses.turns.push((address, magnitude));
         }
-        // With a count of blocks and one of steps.
-        addresses.best = take(8 * sizes.outputs + 8, "the largest logits")?;
-        let chosen = Pinned::zeroed(device, 2 * sizes.outputs)?;
+        let rows = sizes.outputs.min(RECORDED_ROWS);
+        addresses.peaks = take(8 * choice::GROUPS * rows, "the largest logits")?;
+        addresses.steps = take(8 * rows, "the counts of steps")?;
+        let chosen = Pinned::zeroed(device, 2 * rows)?;
         addresses.chosen = chosen.address();
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
         addresses.feed = feed_memory.address;
@@ -113,6 +125,7 @@ impl CudaModel {
             _memory: memory,
             feed: Vec::with_capacity(sizes.feed_len),
             sent: Pinned::zeroed(device, sizes.feed_len)?,
+            inputs: Pinned::zeroed(device, sizes.input_len)?,
             received: Pinned::zeroed(device, sizes.output_len)?,
             chosen,
             feed_memory,
@@ -140,10 +153,10 @@ impl CudaModel {
     }
 
     /// Copies the step's numbers to the device.
-    pub(crate) fn send_feed(&mut self, batch: &Batch) -> Result<()> {
-        feed::write(batch, &mut self.feed);
+    pub(crate) fn send_feed(&mut self, batch: &Batch, rules: &[Rule], steps: usize) -> Result<()> {
+        feed::write(batch, rules, steps, &mut self.feed);
         if self.feed.len() > self.sent.slice().len() {
-            // Sequences that share many pages: recorded steps have the old address.
+            // Sequences that share many pages, or long rules: recorded steps have the old address.
             let len = self.feed.len().next_power_of_two();
             self.graphs.clear();
             self.feed_memory = Memory::zeroed(&self.device, 4 * len, "a step's numbers")?;
@@ -162,7 +175,18 @@ impl CudaModel {
         let len = batch.outputs.len() * self.plan.output_width();
         assert_eq!(logits.len(), len, "room for the logits");
         self.device.enter()?;
-        self.send_feed(batch)
+        self.send_inputs(batch)?;
+        self.send_feed(batch, &[], 0)
+    }
+
+    /// Copies the rows that come with a step to where its first stage would have made them.
+    fn send_inputs(&mut self, batch: &Batch) -> Result<()> {
+        let Some(input) = self.program.input else { return Ok(()) };
+        let to = self.step(batch).address(input);
+        let sent = &mut self.inputs.slice_mut()[..batch.inputs.len()];
+        sent.copy_from_slice(&batch.inputs);
+        // SAFETY: the value has room for the step's rows, and every step waits for its end.
+        unsafe { self.device.send(to, sent) }
     }
 
     /// Waits for a step, whether all of it was sent or not, and copies its logits.
@@ -190,11 +214,11 @@ impl CudaModel {
     }
 
     /// Sends all stages, recorded if the step is a small one.
-    pub(crate) fn send_stages(&mut self, batch: &Batch, chooses: bool) -> Result<()> {
+    pub(crate) fn send_stages(&mut self, batch: &Batch, ending: Ending) -> Result<()> {
         if self.profile.is_some() {
             return self.send_profiled(batch);
         }
-        let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len(), chooses);
+        let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len(), ending);
         if key.0 > RECORDED_ROWS {
             let step = self.step(batch);
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
@@ -204,7 +228,10 @@ impl CudaModel {
             let stages = &self.program.stages;
             let send = || {
                 stages.iter().try_for_each(|stage| step.run(stage))?;
-                if chooses { step.choose() } else { Ok(()) }
+                match ending {
+                    Ending::Logits => Ok(()),
+                    Ending::Choice { adjusts } => step.choose(adjusts),
+                }
             };
             let graph = self.device.record(send)?;
             self.graphs.insert(key, graph);
@@ -274,7 +301,7 @@ impl Model for CudaModel {
 
     fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         self.begin(batch, logits)?;
-        let sent = self.send_stages(batch, false);
+        let sent = self.send_stages(batch, Ending::Logits);
         self.end(sent, batch, logits)
     }
 
@@ -293,13 +320,17 @@ impl Model for CudaModel {
     fn generate(
         &mut self,
         batch: Batch,
+        rules: &[Rule],
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
-        if self.profile.is_some() || batch.tokens.len() > RECORDED_ROWS {
-            return bodkin_backend::generate(self, batch, steps, each);
+        let width = self.plan.output_width();
+        let are_possible = rules.iter().all(|rule| choice::is_possible(rule, steps, width));
+        let is_recorded = self.profile.is_none() && batch.tokens.len() <= RECORDED_ROWS;
+        if !are_possible || !is_recorded {
+            return bodkin_backend::generate(self, batch, rules, steps, each);
         }
-        self.generate_ahead(batch, steps, each)
+        self.generate_ahead(batch, rules, steps, each)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
@@ -338,18 +369,11 @@ impl Model for CudaModel {
 
     fn profile(&self) -> Vec<Part> {
         let Some(times) = &self.profile else { return Vec::new() };
-        let mut parts: Vec<Part> = Vec::new();
-        for (stage, &seconds) in self.program.stages.iter().zip(&times.seconds) {
+        let stages = self.program.stages.iter().zip(&times.seconds);
+        let part = |(stage, &seconds): (&Stage, &f64)| {
             let (bytes, operations) = self.work(stage, times);
-            match parts.iter_mut().find(|part| part.what == stage.name) {
-                Some(part) => {
-                    part.seconds += seconds;
-                    part.bytes += bytes;
-                    part.operations += operations;
-                }
-                None => parts.push(Part { what: stage.name.clone(), seconds, bytes, operations }),
-            }
-        }
-        parts
+            Part { what: stage.name.clone(), seconds, bytes, operations }
+        };
+        stages.map(part).collect()
     }
 }

@@ -286,11 +286,11 @@ parameters! {
         padding: u32,
     }
 
-    /// The choice of the likeliest tokens.
+    /// The choice of tokens.
     struct Choose: 56 {
         logits: u64,
         feed: u64,
-        best: u64,
+        peaks: u64,
         counts: u64,
         chosen: u64,
         stride: u32,

@@ -115,7 +115,8 @@ impl Shape {
         8 / self.chunks().div_ceil(self.part()).next_power_of_two()
     }
 
-    fn tile_bytes(&self) -> usize {
+    /// Bytes of a tile.
+    pub(crate) fn tile_bytes(&self) -> usize {
         self.chunks() * self.kind.chunk_bytes()
     }
 

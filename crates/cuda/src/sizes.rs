@@ -6,14 +6,17 @@ use bodkin_model::{KvSlot, Plan};
 
 use crate::arena::{Arena, arrange};
 use crate::feed;
-use crate::lower::{Program, Work};
+use crate::kept::Kept;
+use crate::lower::{Program, Value, Work};
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
 pub(crate) const SEGMENT: usize = 128;
 /// Floats of a spread segment's result beside its values, as there.
 const PART_EXTRA: usize = 4;
-/// The most rows whose segments are spread over blocks: those of steps that generate.
-pub(crate) const SPREAD_ROWS: usize = 16;
+/// Steps of up to so many rows are recorded: those that generate.
+pub(crate) const RECORDED_ROWS: usize = 16;
+/// The most rows whose segments are spread over blocks.
+const SPREAD_ROWS: usize = RECORDED_ROWS;
 /// The most bytes for the results of spread segments; longer contexts spread fewer rows.
 const PARTIAL_BYTES: usize = 64 << 20;
 
@@ -22,6 +25,8 @@ const PARTIAL_BYTES: usize = 64 << 20;
 pub(crate) struct Sizes {
     /// Values between stages.
     pub(crate) arena: Arena,
+    /// What keys and values are kept as.
+    pub(crate) kept: Kept,
     /// Of the keys, then the values, of each slot.
     pub(crate) kv_bytes: Vec<[usize; 2]>,
     /// Of each recurrent state.
@@ -39,16 +44,18 @@ pub(crate) struct Sizes {
     pub(crate) feed_len: usize,
     /// Rows of logits.
     pub(crate) outputs: usize,
+    /// Floats that come with a step.
+    pub(crate) input_len: usize,
     /// Floats that the host reads.
     pub(crate) output_len: usize,
 }
 
 impl Sizes {
-    pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
+    pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kept: Kept) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
         let tables = slot_tables(plan);
         let kv_bytes = plan.slots.iter().zip(&tables).map(|(slot, &table)| {
-            let cells = 2 * limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
+            let cells = kept.bytes() * limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
             [cells * key_stride(slot), cells * value_stride(slot)]
         });
         let states = plan.states.iter().map(|state| 4 * limits.states * state.elements());
@@ -74,6 +81,7 @@ impl Sizes {
         let spread_rows = most.clamp(1, SPREAD_ROWS);
         Sizes {
             arena: arrange(program, tokens, outputs),
+            kept,
             kv_bytes: kv_bytes.collect(),
             state_bytes: states.collect(),
             angle_bytes: angles.collect(),
@@ -81,8 +89,11 @@ impl Sizes {
             spread_rows,
             partial_bytes: spread_rows * row_bytes,
             arrival_bytes: 4 * spread_rows * heads,
-            feed_len: feed::capacity(tokens, outputs, &limits.pages),
+            feed_len: feed::capacity(tokens, outputs, &limits.pages, outputs.min(RECORDED_ROWS)),
             outputs,
+            input_len: program
+                .input
+                .map_or(0, |Value(v)| tokens * program.values[v].content.stride()),
             output_len: outputs * plan.output_width(),
         }
     }

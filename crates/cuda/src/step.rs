@@ -3,6 +3,7 @@
 //! for other tokens.
 
 mod attention;
+pub(crate) mod choice;
 mod product;
 mod recurrent;
 mod rows;
@@ -38,8 +39,10 @@ pub(crate) struct Addresses {
     /// Half turns a position of each rotation, and the factor of sines and cosines.
     pub(crate) turns: Vec<(u64, f32)>,
     pub(crate) angles: Vec<u64>,
-    /// The largest logits of rows while tokens are chosen, then two counts.
-    pub(crate) best: u64,
+    /// The largest logits of parts of rows.
+    pub(crate) peaks: u64,
+    /// Counts of the choice of tokens, two of each row: zero before the first step.
+    pub(crate) steps: u64,
     /// Tokens that were chosen, in memory of the host.
     pub(crate) chosen: u64,
     /// Counts of each routing.
@@ -142,6 +145,8 @@ impl Step<'_> {
         }
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),
+            // It is there before the first stage.
+            Work::Input { .. } => Ok(()),
             Work::Embed { table, by, out } => self.embed(rows, *table, *by, *out),
             Work::Norm { is_inlined: true, .. } if self.inlines_norms() => Ok(()),
             Work::Norm { .. } => self.norm(rows, &stage.work),

@@ -1,17 +1,22 @@
 //! Weights on the device: matrices and tables in planes, vectors in f32, all in one piece of
-//! memory. They are packed by all threads of the host, one tensor after the other.
+//! memory. All threads of the host read and pack one piece while the one before is copied.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bodkin_backend::{Progress, Result};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Weight};
+use bytemuck::cast_slice_mut;
 
 use crate::driver::{Device, Memory};
-use crate::planes::{Shape, pack};
+use crate::planes::{Shape, TILE_ROWS, pack};
+use crate::staging::Staging;
 
 /// Parts of the memory begin at multiples of it.
 const ALIGNMENT: usize = 256;
+/// Bytes of planes that are worth a thread.
+const THREAD_BYTES: usize = 128 << 10;
 
 /// Where a weight lies, in bytes from the start, in the forms that the plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +104,11 @@ impl Weights {
     ) -> Result<Weights> {
         let (layouts, bytes) = layout(plan);
         let memory = Memory::zeroed(device, bytes, "the weights")?;
+        let largest = plan.weights.iter().zip(&layouts).map(|(weight, layout)| {
+            let tile = layout.planes.map_or(0, |(shape, ..)| tile_bytes(&shape));
+            tile.max(layout.vector.map_or(0, |_| 4 * weight.rows * weight.cols))
+        });
+        let mut staging = Staging::new(device, largest.max().unwrap_or(0), bytes)?;
         let total = plan.cost().weight_bytes;
         let mut done = 0;
         let mut placed = Vec::with_capacity(layouts.len());
@@ -106,21 +116,14 @@ impl Weights {
             let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
             let data = &*file.read(tensor);
             let at = |offset: usize| memory.address + offset as u64;
-            if let Some((shape, planes_at, scales_at)) = layout.planes {
-                let (planes, scales) = pack_all(&shape, weight, data);
-                // SAFETY: the layout has room for both, and the copies are waited for.
-                unsafe {
-                    device.send(at(planes_at), &planes)?;
-                    device.send(at(scales_at), &scales)?;
-                }
-                device.finish()?;
+            if let Some((shape, planes, scales)) = layout.planes {
+                send_planes(&mut staging, &shape, weight, data, [at(planes), at(scales)])?;
             }
-            if let Some(vector_at) = layout.vector {
-                let mut values = vec![0.0; weight.rows * weight.cols];
-                weight.format.dequantize(data, &mut values);
-                // SAFETY: as above.
-                unsafe { device.send(at(vector_at), &values) }?;
-                device.finish()?;
+            if let Some(vector) = layout.vector {
+                let bytes = 4 * weight.rows * weight.cols;
+                let fill = |to: &mut [u8]| weight.format.dequantize(data, cast_slice_mut(to));
+                // SAFETY: the layout has room for all elements.
+                unsafe { staging.send(bytes, fill, &[(at(vector), 0..bytes)]) }?;
             }
             placed.push(Placed {
                 shape: layout.planes.map_or_else(|| Shape::of(weight, 1), |(shape, _, _)| shape),
@@ -133,23 +136,67 @@ impl Weights {
             done += weight.bytes;
             progress(done, total);
         }
+        device.finish()?;
         Ok(Weights { placed, _memory: memory })
     }
 }
 
-/// The planes and scales of a whole weight, packed by all threads.
-fn pack_all(shape: &Shape, weight: &Weight, data: &[u8]) -> (Vec<u8>, Vec<f32>) {
-    let tiles = shape.matrices * shape.tiles();
+/// Bytes of a tile with its rows' scales.
+fn tile_bytes(shape: &Shape) -> usize {
+    shape.tile_bytes() + 4 * TILE_ROWS
+}
+
+/// Packs a weight and sends it to the addresses of its planes and scales, as many tiles at a time
+/// as staging holds.
+fn send_planes(
+    staging: &mut Staging,
+    shape: &Shape,
+    weight: &Weight,
+    data: &[u8],
+    [planes_at, scales_at]: [u64; 2],
+) -> Result<()> {
+    let all = shape.matrices * shape.tiles();
+    let most = staging.len() / tile_bytes(shape);
+    for first in (0..all).step_by(most) {
+        let tiles = first..all.min(first + most);
+        let planes = tiles.len() * shape.tile_bytes();
+        let bytes = planes + tiles.len() * 4 * TILE_ROWS;
+        let parts = [
+            (planes_at + (first * shape.tile_bytes()) as u64, 0..planes),
+            (scales_at + (first * 4 * TILE_ROWS) as u64, planes..bytes),
+        ];
+        let fill = |to: &mut [u8]| {
+            let (planes, scales) = to.split_at_mut(planes);
+            pack_tiles(shape, weight, data, tiles, (planes, cast_slice_mut(scales)));
+        };
+        // SAFETY: the layout has room for all tiles and their scales.
+        unsafe { staging.send(bytes, fill, &parts) }?;
+    }
+    Ok(())
+}
+
+/// The planes and scales of some tiles, packed by as many threads as there is work for.
+fn pack_tiles(
+    shape: &Shape,
+    weight: &Weight,
+    data: &[u8],
+    tiles: Range<usize>,
+    (planes, scales): (&mut [u8], &mut [f32]),
+) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = tiles.div_ceil(threads).max(1);
-    let (mut planes, mut scales) = (vec![0; shape.plane_bytes()], vec![0.0; shape.scales()]);
-    let tile_bytes = (planes.len() / tiles.max(1)).max(1);
+    let threads = threads.min(planes.len() / THREAD_BYTES + 1);
+    let share = tiles.len().div_ceil(threads).max(1);
+    let parts = planes.chunks_mut(share * shape.tile_bytes());
+    let parts = parts.zip(scales.chunks_mut(share * TILE_ROWS));
     std::thread::scope(|scope| {
-        let parts = planes.chunks_mut(share * tile_bytes).zip(scales.chunks_mut(share * 16));
-        for (first, (planes, scales)) in (0..tiles).step_by(share).zip(parts) {
-            let range = first..tiles.min(first + share);
-            scope.spawn(move || pack(shape, weight.format, data, range, planes, scales));
+        for (first, (planes, scales)) in tiles.clone().step_by(share).zip(parts) {
+            let range = first..tiles.end.min(first + share);
+            let work = move || {
+                planes.fill(0);
+                scales.fill(0.0);
+                pack(shape, weight.format, data, range, planes, scales);
+            };
+            if threads == 1 { work() } else { drop(scope.spawn(work)) }
         }
     });
-    (planes, scales)
 }

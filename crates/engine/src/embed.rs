@@ -100,7 +100,7 @@ impl Step {
 
     /// Adds the text of this index, if there is room for it.
     fn add(&mut self, index: usize, text: &[u32], limits: &Limits) -> bool {
-        let Batch { tokens, spans, outputs } = &mut self.batch;
+        let Batch { tokens, spans, outputs, .. } = &mut self.batch;
         if tokens.len() + text.len() > limits.tokens || outputs.len() == limits.outputs {
             return false;
         }

@@ -47,7 +47,8 @@ pub fn steps(
         let chunk = &tokens[from..from + len];
         let (tables, state) = (sequence.tables.clone(), sequence.state());
         let span = Span { len, position: from, tables, state };
-        let batch = Batch { tokens: chunk.to_vec(), spans: vec![span], outputs };
+        let (tokens, spans) = (chunk.to_vec(), vec![span]);
+        let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         rows.resize(batch.outputs.len() * vocabulary, 0.0);
         match &mut observer {
             Some(observer) => model.observe(&batch, &mut rows, &mut **observer)?,

@@ -168,10 +168,7 @@ impl Pages {
             self.free_cells.extend(sequence.cell.replace(checkpoint.cell));
         }
         sequence.tokens.truncate(len);
-        for (table, group) in sequence.tables.iter_mut().zip(&mut self.groups) {
-            let pages = len.div_ceil(PAGE_TOKENS).saturating_sub(table.skipped);
-            group.free.extend(table.pages.drain(pages.min(table.pages.len())..));
-        }
+        self.trim(sequence);
     }
 
     /// Takes pages for `new` more tokens, and a cell for the first of them, giving up kept
@@ -205,6 +202,15 @@ impl Pages {
             sequence.cell = self.free_cells.pop();
         }
         true
+    }
+
+    /// Gives the pages back that were taken for tokens that have not come.
+    pub fn trim(&mut self, sequence: &mut Sequence) {
+        let pages = sequence.tokens.len().div_ceil(PAGE_TOKENS);
+        for (table, group) in sequence.tables.iter_mut().zip(&mut self.groups) {
+            let used = pages.saturating_sub(table.skipped).min(table.pages.len());
+            group.free.extend(table.pages.drain(used..));
+        }
     }
 
     /// Sets a cell aside for the state that the sequence has now, in the place of an earlier

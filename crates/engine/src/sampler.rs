@@ -3,9 +3,9 @@
 //!
 //! Logit bias, penalties and DRY change single logits, top-n-sigma masks some; then there are
 //! candidates, which top-k, typical, top-p, min-p and XTC make fewer; temperature and a draw
-//! choose one of them. Buffers are kept from token to token.
+//! choose one of them. Buffers are kept from token to token. What candidates are is the backends'
+//! to know, which can choose tokens themselves where a [`Rule`] says all of it.
 
-mod candidates;
 mod dry;
 mod options;
 mod penalties;
@@ -15,9 +15,9 @@ pub use self::options::SamplerOptions;
 
 use std::collections::VecDeque;
 
-use bodkin_backend::likeliest;
+use bodkin_backend::candidates::{Candidates, top_n_sigma};
+use bodkin_backend::{Rule, likeliest};
 
-use self::candidates::Candidates;
 use self::dry::Dry;
 use self::penalties::Penalties;
 use self::random::Random;
@@ -81,10 +81,58 @@ impl Sampler {
         } else {
             self.truncate(logits);
             self.candidates.temperature(self.options.temperature);
-            self.candidates.draw(&mut self.random).0
+            self.candidates.draw(self.random.unit()).0
         };
         self.logits = changed;
         token
+    }
+
+    /// What the sampler would do in the next `steps` steps, for a backend that chooses tokens
+    /// itself; none if a rule cannot say it. Nothing is taken of it until tokens are noted by
+    /// [`Sampler::accept_chosen`].
+    pub(crate) fn rule(&self, steps: usize) -> Option<Rule> {
+        let options = &self.options;
+        let is_plain = options.mirostat == 0
+            && self.dry.is_none()
+            && options.top_n_sigma <= 0.0
+            && options.typical_p >= 1.0
+            && options.xtc_probability <= 0.0
+            && options.min_keep <= 1;
+        if !is_plain {
+            return None;
+        }
+        let mut rule = Rule {
+            temperature: options.temperature.max(0.0),
+            top_k: options.top_k as usize,
+            top_p: options.top_p,
+            min_p: options.min_p,
+            ..Rule::likeliest()
+        };
+        for &(id, bias) in &options.logit_bias {
+            match rule.biases.iter_mut().find(|(other, _)| *other == id) {
+                Some((_, sum)) => *sum += bias,
+                None => rule.biases.push((id, bias)),
+            }
+        }
+        if let Some(penalties) = &self.penalties {
+            rule.penalties = penalties.factors;
+            rule.window = penalties.window;
+            rule.latest.extend(self.history.latest(penalties.window));
+            rule.latest.reverse();
+        }
+        if !options.is_greedy() {
+            let mut random = self.random.clone();
+            rule.draws.extend((0..steps).map(|_| random.next()));
+        }
+        Some(rule)
+    }
+
+    /// Takes note of a token that a backend chose by [`Sampler::rule`].
+    pub(crate) fn accept_chosen(&mut self, id: u32) {
+        if !self.options.is_greedy() {
+            self.random.next();
+        }
+        self.accept(id);
     }
 
     /// Takes note of a token of the sequence, from the prompt or chosen.
@@ -121,7 +169,7 @@ impl Sampler {
             dry.apply(&self.history, changed);
         }
         if sigma {
-            candidates::top_n_sigma(changed, options.top_n_sigma);
+            top_n_sigma(changed, options.top_n_sigma);
         }
         true
     }
@@ -134,7 +182,10 @@ impl Sampler {
         candidates.top_p(options.top_p, options.min_keep);
         candidates.min_p(options.min_p, options.min_keep);
         let (probability, threshold) = (options.xtc_probability, options.xtc_threshold);
-        candidates.xtc(probability, threshold, options.min_keep, &mut self.random);
+        let can_exclude = probability > 0.0 && threshold <= 0.5 && candidates.count() > 1;
+        if can_exclude && self.random.unit() <= f64::from(probability) {
+            candidates.xtc(threshold, options.min_keep);
+        }
     }
 
     /// Mirostat 2 (Basu et al. 2021): draws from the tokens that surprise less than a limit, and
@@ -146,7 +197,7 @@ impl Sampler {
         self.candidates.fill(logits, 0);
         self.candidates.temperature(self.options.temperature);
         self.candidates.limit_surprise(self.surprise_max);
-        let (token, p) = self.candidates.draw(&mut self.random);
+        let (token, p) = self.candidates.draw(self.random.unit());
         let error = -p.log2() - self.options.mirostat_tau;
         self.surprise_max -= self.options.mirostat_eta * error;
         token
@@ -190,6 +241,8 @@ impl History {
 
 #[cfg(test)]
 mod tests {
+    use bodkin_backend::Chooser;
+
     use super::*;
 
     /// Every draw from these probabilities.
@@ -280,6 +333,54 @@ mod tests {
         let highest = late.iter().max().copied().unwrap_or(0);
         assert!((4..200).contains(&highest), "{highest}");
         assert!(sampler.surprise_max > -(p[0] / sum).log2(), "{}", sampler.surprise_max);
+    }
+
+    #[test]
+    fn a_rule_says_what_the_sampler_does() {
+        let mut logits = Vec::new();
+        let mut random = Random::new(5);
+        (0..300).for_each(|_| logits.push(random.unit() as f32 * 9.0));
+        let penalised = SamplerOptions {
+            repeat_penalty: 1.3,
+            frequency_penalty: 0.4,
+            presence_penalty: 0.2,
+            repeat_last_n: 6,
+            logit_bias: vec![(3, 4.0), (7, 2.0), (3, 3.0), (9, f32::NEG_INFINITY)],
+            seed: Some(3),
+            ..SamplerOptions::default()
+        };
+        let greedy = SamplerOptions { temperature: -1.0, ..penalised.clone() };
+        let usual = SamplerOptions { seed: Some(9), ..SamplerOptions::default() };
+        for options in [usual, open(), penalised, greedy] {
+            let new = || {
+                let mut sampler = Sampler::with_dry(options.clone(), None);
+                (0..9).for_each(|id| sampler.accept(id));
+                sampler
+            };
+            let mut plain = new();
+            let plain: Vec<u32> = (0..40)
+                .map(|_| {
+                    let id = plain.sample(&logits);
+                    plain.accept(id);
+                    id
+                })
+                .collect();
+            let mut ruled = new();
+            let mut found = Vec::new();
+            while found.len() < 40 {
+                let rule = ruled.rule(16).expect("nothing that a rule cannot say");
+                let mut chooser = Chooser::new(&rule);
+                // Not all steps that the rule was made for are taken.
+                for _ in 0..8 {
+                    let id = chooser.choose(&mut logits.clone());
+                    ruled.accept_chosen(id);
+                    found.push(id);
+                }
+            }
+            assert_eq!(found, plain, "{options:?}");
+        }
+        let typical = SamplerOptions { typical_p: 0.9, ..open() };
+        assert_eq!(Sampler::with_dry(typical, None).rule(1), None);
     }
 
     #[test]

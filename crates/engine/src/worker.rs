@@ -1,5 +1,6 @@
 //! The loop: admit, schedule, forward, sample, emit. One thread owns the model and runs it for
-//! all requests; everything else talks to it through channels.
+//! all requests; everything else talks to it through channels. While nothing happens but one more
+//! token of each request, the model chooses them itself and need not wait for anybody.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{Batch, Model, Span};
+use bodkin_backend::{Batch, Model, PAGE_TOKENS, Rule, Span};
 
 use crate::error::Error;
 use crate::pages::{Pages, Sequence};
@@ -18,6 +19,9 @@ use crate::stats::{Stats, expert_counts};
 use crate::stop::StopTexts;
 use crate::stream::TextStream;
 use crate::tokenizer::Tokenizer;
+
+/// The most steps that a model runs by itself.
+const STEPS_ALONE: usize = PAGE_TOKENS;
 
 /// A request on its way to the worker.
 pub(crate) struct Submission {
@@ -60,6 +64,8 @@ pub(crate) struct Worker {
     running: Vec<Running>,
     /// Requests that come next, oldest first.
     waiting: VecDeque<Submission>,
+    /// Messages that came while the model ran by itself.
+    inbox: Vec<Message>,
     /// Rows of logits of the last step.
     logits: Vec<f32>,
     batch: Batch,
@@ -80,6 +86,7 @@ impl Worker {
             pages,
             running: Vec::new(),
             waiting: VecDeque::new(),
+            inbox: Vec::new(),
             logits,
             batch: Batch::default(),
             taken: Vec::new(),
@@ -89,6 +96,9 @@ impl Worker {
     /// Works until the other end of `messages` is gone and every request has ended.
     pub(crate) fn run(mut self, messages: &Receiver<Message>) {
         loop {
+            for message in std::mem::take(&mut self.inbox) {
+                self.take(message);
+            }
             if self.running.is_empty() && self.waiting.is_empty() {
                 match messages.recv() {
                     Ok(message) => self.take(message),
@@ -103,7 +113,7 @@ impl Worker {
             }
             self.drop_cancelled();
             if !self.running.is_empty()
-                && let Err(error) = self.step()
+                && let Err(error) = self.advance(messages)
             {
                 self.fail(error);
             }
@@ -173,6 +183,74 @@ impl Worker {
         })
     }
 
+    /// One step, or some that the model runs by itself.
+    fn advance(&mut self, messages: &Receiver<Message>) -> Result<(), Error> {
+        let steps = self.steps_alone();
+        let rules: Option<Vec<Rule>> = match steps {
+            0 => None,
+            _ => self.running.iter().map(|running| running.sampler.rule(steps)).collect(),
+        };
+        let result = match rules {
+            Some(rules) if self.reserve(steps) => self.generate(&rules, steps, messages),
+            _ => return self.step(),
+        };
+        self.running.iter_mut().for_each(|running| self.pages.trim(&mut running.sequence));
+        result
+    }
+
+    /// How many steps may come in which every request has one more token, and none can have reached
+    /// its length before the last; 0 if the next step is not such a one.
+    fn steps_alone(&self) -> usize {
+        let decodes = |r: &Running| r.first_token.is_some() && r.pending.len() == 1;
+        if self.running.len() > self.model.limits().tokens || !self.running.iter().all(decodes) {
+            return 0;
+        }
+        let left = self.running.iter().map(|running| running.tokens_left(self.context));
+        left.min().unwrap_or(0).min(STEPS_ALONE)
+    }
+
+    /// Takes pages for so many more tokens of every request, or none.
+    fn reserve(&mut self, tokens: usize) -> bool {
+        let pages = &mut self.pages;
+        let is_enough = self.running.iter_mut().all(|r| pages.reserve(&mut r.sequence, tokens));
+        if !is_enough {
+            self.running.iter_mut().for_each(|running| pages.trim(&mut running.sequence));
+        }
+        is_enough
+    }
+
+    /// Steps that the model runs by itself, until a request ends or somebody wants something.
+    fn generate(
+        &mut self,
+        rules: &[Rule],
+        steps: usize,
+        messages: &Receiver<Message>,
+    ) -> Result<(), Error> {
+        let Worker { model, tokenizer, context, pages, running, inbox, .. } = self;
+        let batch = Batch {
+            tokens: running.iter().map(|running| running.pending[0]).collect(),
+            spans: running.iter().map(|running| running.span(1)).collect(),
+            outputs: (0..running.len() as u32).collect(),
+            ..Batch::default()
+        };
+        let mut ended = Vec::new();
+        model.generate(batch, rules, steps, &mut |tokens| {
+            for (i, (running, &id)) in running.iter_mut().zip(tokens).enumerate() {
+                pages.advance(&mut running.sequence, &running.pending);
+                running.pending.clear();
+                running.sampler.accept_chosen(id);
+                if !running.say(id, tokenizer, *context) {
+                    ended.push(i);
+                }
+            }
+            inbox.extend(messages.try_iter());
+            let is_cancelled = running.iter().any(|running| running.cancelled.load(Relaxed));
+            ended.is_empty() && inbox.is_empty() && !is_cancelled
+        })?;
+        self.end(&ended);
+        Ok(())
+    }
+
     /// One step of the model, and what follows from its logits.
     fn step(&mut self) -> Result<(), Error> {
         self.fill_batch()?;
@@ -200,11 +278,17 @@ impl Worker {
                 }
             }
         }
-        for i in ended.into_iter().rev() {
-            let running = self.running.remove(i);
+        self.end(&ended);
+        Ok(())
+    }
+
+    /// Takes requests out that have ended, ascending; what they have stored may serve others.
+    fn end(&mut self, ended: &[usize]) {
+        for &i in ended.iter().rev() {
+            let mut running = self.running.remove(i);
+            self.pages.trim(&mut running.sequence);
             self.pages.keep(running.sequence);
         }
-        Ok(())
     }
 
     /// Chooses the tokens of the next step. Where pages are short, requests wait for others to
@@ -247,12 +331,7 @@ impl Worker {
             if *taken == running.pending.len() {
                 batch.outputs.push(batch.tokens.len() as u32 - 1);
             }
-            batch.spans.push(Span {
-                len: *taken,
-                position: running.sequence.tokens.len(),
-                tables: running.sequence.tables.clone(),
-                state: running.sequence.state(),
-            });
+            batch.spans.push(running.span(*taken));
         }
     }
 
@@ -283,12 +362,31 @@ impl Running {
         Waiting { pending: self.pending.len(), decoding: self.first_token.is_some() }
     }
 
+    /// So many of the tokens that come next.
+    fn span(&self, len: usize) -> Span {
+        let Sequence { tokens, tables, .. } = &self.sequence;
+        let (position, tables) = (tokens.len(), tables.clone());
+        Span { len, position, tables, state: self.sequence.state() }
+    }
+
+    /// How many tokens can still be generated; at least one.
+    fn tokens_left(&self, context: usize) -> usize {
+        let room = context.saturating_sub(self.sequence.tokens.len() + 1);
+        let most = self.request.max_tokens.unwrap_or(usize::MAX);
+        room.min(most.saturating_sub(self.usage.generated_tokens)).max(1)
+    }
+
     /// Draws the next token and says it. Returns whether the request goes on.
     fn next(&mut self, logits: &[f32], tokenizer: &Tokenizer, context: usize) -> bool {
         let now = Instant::now();
         self.first_token.get_or_insert(now);
         let id = self.sampler.sample(logits);
         self.sampler.accept(id);
+        self.say(id, tokenizer, context)
+    }
+
+    /// Says a token that was chosen. Returns whether the request goes on.
+    fn say(&mut self, id: u32, tokenizer: &Tokenizer, context: usize) -> bool {
         self.usage.generated_tokens += 1;
         let is_end = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
         if is_end || self.request.stop_tokens.contains(&id) {

@@ -75,8 +75,8 @@ impl Plan {
 /// Which buffer each value lives in: values whose lifetimes do not meet share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// The buffer of each value. Those from the logits on have none: they live, one in the
-    /// place of the other, where the caller wants the logits.
+    /// The buffer of each value. The output has none, nor has what comes after logits: they live,
+    /// one in the place of the other, where the caller wants the logits.
     pub of: Vec<Option<usize>>,
     /// The widest value of each buffer, in elements.
     pub widths: Vec<usize>,
@@ -108,7 +108,7 @@ impl Plan {
         let mut buffers = Buffers { of: Vec::new(), widths: Vec::new() };
         let mut busy_until: Vec<usize> = Vec::new();
         for (i, &width) in self.widths.iter().enumerate() {
-            if self.rows(Value(i)) == Rows::Outputs {
+            if self.rows(Value(i)) == Rows::Outputs || i == self.output().0 {
                 buffers.of.push(None);
                 continue;
             }

@@ -9,6 +9,7 @@ mod arch;
 mod builder;
 mod canonical;
 mod cost;
+mod cut;
 mod error;
 mod keys;
 mod op;

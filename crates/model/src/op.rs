@@ -130,6 +130,8 @@ pub struct Attention {
 /// One operation. Every operand is a value made before it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
+    /// Rows that come with the step: those that another part of a plan that was cut has made.
+    Input,
     /// One row of `table` for each token.
     Embed {
         /// `[vocabulary, width]`, or as many rows as there are positions or types.
@@ -327,7 +329,7 @@ impl Op {
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = Value> {
         let inputs = match *self {
-            Op::Embed { .. } => [None; 4],
+            Op::Input | Op::Embed { .. } => [None; 4],
             Op::Norm { input, .. }
             | Op::Linear { input, .. }
             | Op::Rope { input, .. }
@@ -374,7 +376,8 @@ impl Op {
             Op::Attention { attention, .. } => [attention.sinks, None, None],
             Op::Route { bias, .. } => [*bias, None, None],
             Op::Scan { a, d, dt_bias, .. } => [Some(*a), Some(*d), Some(*dt_bias)],
-            Op::Act { .. }
+            Op::Input
+            | Op::Act { .. }
             | Op::Glu { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
@@ -390,6 +393,7 @@ impl Op {
     /// The operation's word in the plan's text.
     pub fn name(&self) -> &'static str {
         match self {
+            Op::Input => "input",
             Op::Embed { .. } => "embed",
             Op::Norm { .. } => "norm",
             Op::Linear { .. } => "linear",

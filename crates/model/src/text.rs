@@ -60,7 +60,11 @@ impl Plan {
                 EmbedBy::Position => " by position",
                 EmbedBy::First => " first",
             }),
-            Op::Linear { .. } | Op::Add { .. } | Op::ExpertSum { .. } | Op::Logits { .. } => Ok(()),
+            Op::Input
+            | Op::Linear { .. }
+            | Op::Add { .. }
+            | Op::ExpertSum { .. }
+            | Op::Logits { .. } => Ok(()),
         }
     }
 }

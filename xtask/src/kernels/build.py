@@ -1,7 +1,8 @@
 """Compiles CUDA C++ with NVRTC, found in the running Python's site-packages.
 
-build.py SOURCES OUT: every SOURCES/*.cu becomes OUT/*.ptx for compute capability 8.0 and later, and
-OUT/*.cubin for Hopper. Fails if a kernel needs more registers than there are.
+build.py SOURCES OUT: every SOURCES/*.cu, which may include others, becomes OUT/*.ptx for compute
+capability 8.0 and later, and OUT/*.cubin for Hopper. Fails if a kernel needs more registers than
+there are.
 """
 
 import ctypes
@@ -45,7 +46,7 @@ def compile_one(nvrtc, source, headers, options):
 
 def main():
     sources, out = map(pathlib.Path, sys.argv[1:])
-    headers = sorted(sources.glob("*.cuh"))
+    headers = sorted(sources.glob("*.cu*"))
     nvrtc = library()
     for source in sorted(sources.glob("*.cu")):
         program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])

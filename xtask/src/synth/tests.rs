@@ -77,6 +77,7 @@ fn check(file: &Arc<File>, name: &str) -> Arc<Plan> {
         tokens: vec![510, 72, 101, 300, 7],
         spans: vec![Span { len: 5, position: 0, tables, state: 0 }],
         outputs: (0..5).collect(),
+        ..Batch::default()
     };
     let mut logits = vec![0.0; 5 * plan.vocabulary];
     model.forward(&batch, &mut logits).unwrap();

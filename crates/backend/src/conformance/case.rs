@@ -75,11 +75,16 @@ pub(super) struct Maker {
 impl Maker {
     /// Starts a plan with nothing in it. The name decides over all random numbers.
     pub(super) fn empty(name: impl Into<String>) -> Maker {
+        Maker::speaking(name, VOCABULARY)
+    }
+
+    /// Likewise with a vocabulary of this size.
+    fn speaking(name: impl Into<String>, vocabulary: usize) -> Maker {
         let name = name.into();
         let plan = Plan {
             architecture: "conformance".to_owned(),
             context_length: 1 << 16,
-            vocabulary: VOCABULARY,
+            vocabulary,
             weights: Vec::new(),
             slots: Vec::new(),
             states: Vec::new(),
@@ -91,8 +96,17 @@ impl Maker {
 
     /// Starts a plan whose first value is `[tokens, width]`, read from a table of floats.
     pub(super) fn start(name: impl Into<String>, width: usize) -> (Maker, Value) {
-        let mut maker = Maker::empty(name);
-        let table = maker.matrix(Format::F32, VOCABULARY, width);
+        Maker::start_speaking(name, VOCABULARY, width)
+    }
+
+    /// Likewise with a vocabulary of this size.
+    pub(super) fn start_speaking(
+        name: impl Into<String>,
+        vocabulary: usize,
+        width: usize,
+    ) -> (Maker, Value) {
+        let mut maker = Maker::speaking(name, vocabulary);
+        let table = maker.matrix(Format::F32, vocabulary, width);
         let value = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
         (maker, value)
     }
@@ -176,8 +190,9 @@ impl Maker {
 
     /// A head of floats, so that every element of `input` shows in every logit.
     pub(super) fn logits(&mut self, input: Value) -> Value {
-        let weight = self.matrix(Format::F32, VOCABULARY, self.plan.width(input));
-        self.push(Op::Logits { input, weight, bias: None }, VOCABULARY)
+        let vocabulary = self.plan.vocabulary;
+        let weight = self.matrix(Format::F32, vocabulary, self.plan.width(input));
+        self.push(Op::Logits { input, weight, bias: None }, vocabulary)
     }
 
     /// A case with a prompt of random tokens.

@@ -1,20 +1,33 @@
-//! Generation: the tokens of [`crate::Model::generate`] are those that logits say, also where it
-//! was ended and went on.
+//! Generation: the tokens of [`crate::Model::generate`] are those that rules choose from logits,
+//! also where it was ended and went on.
 
-use super::case::Case;
+use bodkin_gguf::Format;
+
+use super::case::{Case, HALF_STATE, Maker, usual_attention};
 use super::feed::{Pages, Sequence};
+use super::random::Random;
 use super::{load, state};
 use crate::error::Result;
-use crate::{Backend, Batch, Span};
+use crate::{Backend, Batch, Penalties, Rule, Span};
 
 const STEPS: usize = 7;
+/// More than a group of a kernel's threads sees at once.
+const WIDE_VOCABULARY: usize = 3001;
 
-/// Checks plans with keys and values, and with recurrent state.
+/// Checks the usual rules with recurrent state, and all with keys and values alone.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     for case in state::cases() {
-        let name = case.name.clone();
-        let found = tokens(backend, &case, true).and_then(|found| {
-            let wanted = tokens(backend, &case, false)?;
+        check_case(backend, &case, &pairs_of_rules(&case)[..2], failures);
+    }
+    let wide = wide();
+    check_case(backend, &wide, &pairs_of_rules(&wide), failures);
+}
+
+fn check_case(backend: &dyn Backend, case: &Case, pairs: &[[Rule; 2]], failures: &mut Vec<String>) {
+    for (i, rules) in pairs.iter().enumerate() {
+        let name = format!("{}, rules {i}", case.name);
+        let found = tokens(backend, case, rules, true).and_then(|found| {
+            let wanted = tokens(backend, case, rules, false)?;
             Ok((found, wanted))
         });
         match found {
@@ -27,9 +40,58 @@ pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     }
 }
 
+/// Attention before logits of many tokens.
+fn wide() -> Case {
+    let (mut maker, x) = Maker::start_speaking("wide vocabulary", WIDE_VOCABULARY, 64);
+    let x = maker.attention(x, Format::F32, usual_attention(4, 2, 16));
+    maker.logits(x);
+    maker.finish(HALF_STATE, 19)
+}
+
+/// Rules for two sequences: those that nearly everybody has, and odd ones.
+fn pairs_of_rules(case: &Case) -> Vec<[Rule; 2]> {
+    let mut random = Random::of(&case.name);
+    let mut draws = || (0..STEPS).map(|_| random.bits() as u32).collect::<Vec<u32>>();
+    let usual = Rule {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 0.05,
+        draws: draws(),
+        ..Rule::likeliest()
+    };
+    let flat = Rule { temperature: 1.7, top_k: 66, draws: draws(), ..Rule::likeliest() };
+    let open = Rule { temperature: 1.2, top_p: 0.9, draws: draws(), ..Rule::likeliest() };
+    let latest = case.tokens[5..10].to_vec();
+    let penalties = Penalties { repeat: 1.4, frequency: 0.2, presence: 0.3 };
+    let window = latest.len() + 2;
+    let wary = Rule { penalties, window, latest, ..Rule::likeliest() };
+    let biases = vec![(2, 3.5), (60, f32::NEG_INFINITY), (11, 4.0), (66, -2.0)];
+    let biased = Rule { biases, draws: draws(), ..usual.clone() };
+    vec![
+        [Rule::likeliest(), Rule::likeliest()],
+        [usual, Rule::likeliest()],
+        [flat, biased.clone()],
+        [Rule { temperature: 0.0, ..biased }, wary.clone()],
+        [Rule { temperature: 1.0, top_k: 20, draws: draws(), ..wary }, open],
+    ]
+}
+
+/// A rule as it is after tokens that it chose.
+fn after(rule: &Rule, chosen: impl Iterator<Item = u32>) -> Rule {
+    let mut rule = rule.clone();
+    for token in chosen {
+        rule.latest.push(token);
+        rule.draws.drain(..rule.draws.len().min(1));
+    }
+    let passed = rule.latest.len().saturating_sub(rule.window);
+    rule.latest.drain(..passed);
+    rule
+}
+
 /// What two sequences generate after prompts: by the backend, with an end after some steps, or from
 /// logits.
-fn tokens(backend: &dyn Backend, case: &Case, is_own: bool) -> Result<Vec<u32>> {
+fn tokens(backend: &dyn Backend, case: &Case, rules: &[Rule; 2], is_own: bool) -> Result<Vec<u32>> {
     let mut model = load(backend, case)?;
     let mut pages = Pages::new(model.as_ref(), false);
     let mut sequences = [pages.start(0), pages.start(0)];
@@ -43,20 +105,22 @@ fn tokens(backend: &dyn Backend, case: &Case, is_own: bool) -> Result<Vec<u32>> 
     let mut batch = first_step(&mut pages, &mut sequences, &case.tokens[10..12]);
     let mut found = Vec::new();
     if !is_own {
-        crate::generate(model.as_mut(), batch, STEPS, &mut |chosen| {
+        crate::generate(model.as_mut(), batch, rules, STEPS, &mut |chosen| {
             found.extend(chosen);
             true
         })?;
         return Ok(found);
     }
     let ended = 3;
-    model.generate(batch.clone(), STEPS, &mut |chosen| {
+    model.generate(batch.clone(), rules, STEPS, &mut |chosen| {
         found.extend(chosen);
         found.len() < 2 * ended
     })?;
     batch.tokens = found[2 * ended - 2..].to_vec();
     batch.spans.iter_mut().for_each(|span| span.position += ended);
-    model.generate(batch, STEPS - ended, &mut |chosen| {
+    let chosen = |row: usize| found.iter().skip(row).step_by(2).copied();
+    let rules = [after(&rules[0], chosen(0)), after(&rules[1], chosen(1))];
+    model.generate(batch, &rules, STEPS - ended, &mut |chosen| {
         found.extend(chosen);
         true
     })?;
@@ -72,5 +136,5 @@ fn first_step(pages: &mut Pages, sequences: &mut [Sequence; 2], tokens: &[u32]) 
     }
     let spans = all.spans.into_iter().zip(positions);
     let spans = spans.map(|(span, position)| Span { len: 1, position, ..span }).collect();
-    Batch { tokens: tokens.to_vec(), spans, outputs: vec![0, 1] }
+    Batch { tokens: tokens.to_vec(), spans, outputs: vec![0, 1], ..Batch::default() }
 }

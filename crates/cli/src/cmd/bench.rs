@@ -2,16 +2,19 @@
 //! the share of the memory bandwidth that was measured between the tests.
 
 mod report;
+mod trace;
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Span};
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Part, Rule, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
 use crate::backends::SparseWeights;
 use crate::load::{self, Machine, Opened};
+use crate::output;
 use report::{Format, Row};
 
 /// Arguments of `bench`.
@@ -43,6 +46,9 @@ pub(crate) struct Args {
     /// Print where time goes, the experts, and how sparse weights lie
     #[arg(long)]
     profile: bool,
+    /// Write the stages of a step of each test as a Chrome trace
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Leave weights as the file has them: less memory, slower
     #[arg(long)]
     no_repack: bool,
@@ -55,6 +61,9 @@ pub(crate) struct Args {
     /// Where to compute: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
+    /// Only the last N layers on the GPU, the others on the processor
+    #[arg(long, value_name = "N")]
+    gpu_layers: Option<usize>,
 }
 
 /// One row to measure.
@@ -77,6 +86,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     for threads in threads {
         let machine = Machine {
             device: args.device.clone(),
+            gpu_layers: args.gpu_layers,
             threads,
             ctx_size: None,
             batch_size,
@@ -88,6 +98,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         for &test in &tests {
             rows.push(measure(&opened, backend.as_ref(), test, &args)?);
         }
+    }
+    if let Some(path) = &args.trace {
+        output::write(path, |out| trace::write(out, &rows))?;
     }
     report::print(&mut std::io::stdout().lock(), args.output, &rows)
 }
@@ -157,11 +170,15 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
             samples_ns.push(ns);
         }
     }
-    let (mut profile, mut experts, mut choices) = (Vec::new(), Vec::new(), Vec::new());
-    if args.profile {
+    let mut stages = Vec::new();
+    if args.profile || args.trace.is_some() {
         session.profiled = true;
         session.run(test)?;
-        profile = session.model.profile();
+        stages = session.model.profile();
+    }
+    let (mut profile, mut experts, mut choices) = (Vec::new(), Vec::new(), Vec::new());
+    if args.profile {
+        profile = Part::sums(&stages);
         experts = session.experts_chosen();
         choices = session.model.choices().to_vec();
     }
@@ -183,6 +200,8 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
         bandwidth: 0.0,
+        steps,
+        stages,
         profile,
         experts,
         choices,
@@ -278,9 +297,10 @@ impl Session {
             );
             let (position, tables) = (self.sequence.tokens.len(), self.sequence.tables.clone());
             let span = Span { len: 1, position, tables, state: self.sequence.state() };
-            let batch = Batch { tokens: vec![next], spans: vec![span], outputs: vec![0] };
+            let (tokens, spans, outputs) = (vec![next], vec![span], vec![0]);
+            let batch = Batch { tokens, spans, outputs, ..Batch::default() };
             let mut stored = vec![next];
-            self.model.generate(batch, len, &mut |chosen| {
+            self.model.generate(batch, &[Rule::likeliest()], len, &mut |chosen| {
                 stored.extend(chosen);
                 true
             })?;
@@ -307,6 +327,7 @@ impl Session {
                 tokens,
                 spans: vec![Span { len, position, tables, state }],
                 outputs: vec![len as u32 - 1],
+                ..Batch::default()
             };
             self.model.forward(&batch, &mut self.logits)?;
             self.pages.advance(&mut self.sequence, &batch.tokens);

@@ -1,5 +1,7 @@
 //! `bench`: the rows in each of their shapes.
 
+use std::fs;
+
 use serde_json::Value;
 
 use crate::place::{Place, failure, model};
@@ -82,6 +84,29 @@ fn a_profile_accounts_for_the_run() {
     let has = |what: &str| parts.iter().any(|part| part["what"] == what);
     assert!(has("attention") && has("ffn_gate + ffn_up") && has("glu, quantize"), "{parts:?}");
     assert!(parts.iter().all(|part| part["ms"].as_f64().unwrap() > 0.0));
+}
+
+#[test]
+fn a_trace_has_the_stages_of_a_step_one_after_the_other() {
+    let place = Place::new();
+    bench(&place, &["-p", "8", "-n", "3", "--trace", "trace.json"]);
+    let trace: Value =
+        serde_json::from_slice(&fs::read(place.path("trace.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    for (id, test) in ["pp8", "tg3"].into_iter().enumerate() {
+        let events: Vec<&Value> = events.iter().filter(|event| event["pid"] == id).collect();
+        let name = events[0]["args"]["name"].as_str().unwrap();
+        assert!(events[0]["ph"] == "M" && name.starts_with(test), "{name}");
+        let stages = &events[1..];
+        let of = |what: &str| stages.iter().filter(|stage| stage["name"] == what).count();
+        assert_eq!((of("attention"), of("ffn_gate + ffn_up")), (3, 3));
+        let mut end = 0.0;
+        for stage in stages {
+            let number = |key: &str| stage[key].as_f64().unwrap();
+            assert!((number("ts") - end).abs() < 1e-6 && number("dur") >= 0.0, "{stage}");
+            end += number("dur");
+        }
+    }
 }
 
 /// The tiny Mixtral: of 4 experts in each of its layers, every token chooses 2.

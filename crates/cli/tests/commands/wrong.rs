@@ -146,6 +146,7 @@ fn flags_that_make_no_sense_are_named() {
     let model = model("llama");
     for (flags, needles) in [
         (&["--device", "nonsense"][..], ["--device", "nonsense"]),
+        (&["--device", "cpu", "--gpu-layers", "1"], ["--gpu-layers", "`cpu`"]),
         (&["-t", "0"], ["threads", "found 0"]),
         (&["-t", "100000"], ["threads", "100000"]),
         (&["--ctx-size", "1"], ["--ctx-size", "found 1"]),

@@ -129,6 +129,10 @@ pub(crate) enum Work {
     Angles {
         rope: usize,
     },
+    /// Rows that the host has sent.
+    Input {
+        out: Value,
+    },
     Embed {
         table: WeightId,
         by: EmbedBy,
@@ -243,7 +247,7 @@ impl Stage {
     pub(crate) fn values(&self, show: &mut dyn FnMut(Value)) {
         let values: Vec<Option<Value>> = match &self.work {
             Work::Angles { .. } => vec![],
-            Work::Embed { out, .. } => vec![Some(*out)],
+            Work::Input { out } | Work::Embed { out, .. } => vec![Some(*out)],
             Work::Norm { input, out, half_out, .. } => vec![Some(*input), *out, *half_out],
             Work::Prepare { input, out }
             | Work::Rotate { input, out, .. }
@@ -282,6 +286,8 @@ pub(crate) struct Program {
     pub(crate) output: Value,
     /// The distinct rotations.
     pub(crate) ropes: Vec<Rope>,
+    /// The value whose rows come with the step, if there is one.
+    pub(crate) input: Option<Value>,
     /// The number of experts of each routing.
     pub(crate) routings: Vec<usize>,
 }

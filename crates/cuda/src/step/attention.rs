@@ -17,7 +17,7 @@ impl Step<'_> {
         };
         let shape = &self.plan.slots[*slot];
         let (keys, values) = (key_stride(shape), value_stride(shape));
-        let kept = 2 * SEGMENT * (keys + values);
+        let kept = self.sizes.kept.bytes() * SEGMENT * (keys + values);
         let is_alone =
             self.spans == self.tokens && shared_bytes(a, shape) + kept <= ATTEND_SHARED_BYTES;
         if !is_alone {
@@ -64,7 +64,8 @@ impl Step<'_> {
         let spread = if is_spread { self.sizes.segments.min(64) } else { 1 };
         let group = a.heads / a.kv_heads;
         let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
-        let kernel = self.kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
+        let kernels = self.kernels.attention(self.sizes.kept);
+        let kernel = kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
         let shared = shared_bytes(a, shape) + if is_alone { kept } else { 0 };
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
         unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
@@ -100,7 +101,8 @@ impl Step<'_> {
             parameters.is_neox = u32::from(r.style == RopeStyle::Neox);
             width += self.content(*q).stride();
         }
-        let (kernel, grid) = (self.kernels.store, self.elements(rows, width));
+        let kernel = self.kernels.attention(self.sizes.kept).store;
+        let grid = self.elements(rows, width);
         // SAFETY: the step's pages are pages of the slot, and each belongs to one row's sequence.
         unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }

@@ -183,26 +183,6 @@ impl Step<'_> {
         unsafe { self.device.launch(self.kernels.rotate, grid, THREADS, 0, &parameters) }
     }
 
-    /// Makes the likeliest tokens of a step those of the next one, and shows the host.
-    pub(crate) fn choose(&self) -> Result<()> {
-        let width = self.plan.output_width();
-        let parameters = p::Choose {
-            logits: self.address(self.program.output),
-            feed: self.at.feed,
-            best: self.at.best,
-            counts: self.at.best + 8 * self.sizes.outputs as u64,
-            chosen: self.at.chosen,
-            stride: self.stride(self.program.output),
-            width: width as u32,
-            outputs: self.outputs as u32,
-            padding: 0,
-        };
-        let grid = [width.div_ceil(4 * THREADS).clamp(1, 128), self.outputs, 1];
-        // SAFETY: every row of the step is an output and a span, and there is room for their
-        // tokens twice.
-        unsafe { self.device.launch(self.kernels.choose, grid, THREADS, 0, &parameters) }
-    }
-
     pub(super) fn pool(&self, rows: usize, input: Value, kind: PoolKind, out: Value) -> Result<()> {
         let parameters = p::Pool {
             x: self.address(input),

@@ -1,6 +1,6 @@
-//! Penalties for tokens that were there already: repetition (Keskar et al. 2019), frequency and
-//! presence (OpenAI's).
+//! Which tokens are penalised for having been there already.
 
+use bodkin_backend::Penalties as Factors;
 use rustc_hash::FxHashMap;
 
 use super::{History, SamplerOptions};
@@ -10,24 +10,21 @@ use super::{History, SamplerOptions};
 pub(super) struct Penalties {
     /// How many of the latest tokens count.
     pub(super) window: usize,
-    repeat: f32,
-    frequency: f32,
-    presence: f32,
+    pub(super) factors: Factors,
     counts: FxHashMap<u32, u32>,
 }
 
 impl Penalties {
     /// None if the options penalise nothing.
     pub(super) fn new(options: &SamplerOptions) -> Option<Penalties> {
-        let new = Penalties {
-            window: usize::try_from(options.repeat_last_n).unwrap_or(usize::MAX),
+        let factors = Factors {
             repeat: options.repeat_penalty,
             frequency: options.frequency_penalty,
             presence: options.presence_penalty,
-            counts: FxHashMap::default(),
         };
-        let does_something = new.repeat != 1.0 || new.frequency != 0.0 || new.presence != 0.0;
-        (does_something && new.window > 0).then_some(new)
+        let window = usize::try_from(options.repeat_last_n).unwrap_or(usize::MAX);
+        let does_something = factors != Factors::NONE && window > 0;
+        does_something.then(|| Penalties { window, factors, counts: FxHashMap::default() })
     }
 
     /// Counts the latest token of the history and forgets the one that left the window.
@@ -48,9 +45,7 @@ impl Penalties {
     pub(super) fn apply(&self, logits: &mut [f32]) {
         for (&id, &count) in &self.counts {
             let Some(logit) = logits.get_mut(id as usize) else { continue };
-            // Dividing a negative logit would make the token likelier.
-            *logit = if *logit <= 0.0 { *logit * self.repeat } else { *logit / self.repeat };
-            *logit -= count as f32 * self.frequency + self.presence;
+            *logit = self.factors.apply(*logit, count);
         }
     }
 }

@@ -23,7 +23,8 @@ impl Random {
         random
     }
 
-    fn next(&mut self) -> u32 {
+    /// All numbers are equally likely.
+    pub(super) fn next(&mut self) -> u32 {
         let state = self.state;
         self.state = state.wrapping_mul(MULTIPLIER).wrapping_add(self.increment);
         let shifted = ((state >> 18 ^ state) >> 27) as u32;

@@ -53,6 +53,7 @@ pub(crate) fn check(plan: &Plan) {
         let out = plan.widths[i];
         let width = |value: &Value| plan.width(*value);
         match op {
+            Op::Input => panic!("a whole plan has no rows from elsewhere:\n{plan}"),
             Op::Embed { table, .. } => assert_eq!(plan.weight(*table).cols, out),
             Op::Norm { input, weight, groups, eps, .. } => {
                 assert_eq!(width(input), out);

@@ -35,6 +35,10 @@ pub(crate) struct Row {
     pub(crate) samples_ns: Vec<u64>,
     /// Bytes a second that the machine reads at most.
     pub(crate) bandwidth: f64,
+    /// Of one run.
+    pub(crate) steps: usize,
+    /// Every stage of a step, over all steps of one run; empty if nobody wants to know.
+    pub(crate) stages: Vec<Part>,
     /// Where the time of one run went; empty if that was not asked for.
     pub(crate) profile: Vec<Part>,
     /// How often that run chose experts and what that took; empty where there are none.
@@ -45,7 +49,7 @@ pub(crate) struct Row {
 
 impl Row {
     /// As in llama-bench: `pp512`, `tg128 @ d4096`.
-    fn test(&self) -> String {
+    pub(crate) fn test(&self) -> String {
         let test = match self.prompt {
             0 => format!("tg{}", self.generate),
             n => format!("pp{n}"),

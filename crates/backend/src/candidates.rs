@@ -4,8 +4,6 @@
 
 use std::cmp::Ordering;
 
-use super::random::Random;
-
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     id: u32,
@@ -15,8 +13,8 @@ struct Candidate {
 }
 
 /// Candidates, and whether the best come first.
-#[derive(Debug, Default)]
-pub(super) struct Candidates {
+#[derive(Clone, Debug, Default)]
+pub struct Candidates {
     items: Vec<Candidate>,
     is_sorted: bool,
 }
@@ -28,7 +26,7 @@ fn order(a: &Candidate, b: &Candidate) -> Ordering {
 
 /// Makes tokens impossible whose logit is more than `n` standard deviations below the highest
 /// (Tang et al. 2024, "Top-nσ").
-pub(super) fn top_n_sigma(logits: &mut [f32], n: f32) {
+pub fn top_n_sigma(logits: &mut [f32], n: f32) {
     let (mut count, mut sum, mut max) = (0.0, 0.0, f32::NEG_INFINITY);
     for &logit in logits.iter().filter(|logit| logit.is_finite()) {
         count += 1.0;
@@ -50,7 +48,7 @@ pub(super) fn top_n_sigma(logits: &mut [f32], n: f32) {
 impl Candidates {
     /// Takes the `k` tokens with the highest logits, sorted, or all that are possible if `k` is 0.
     /// There is always one.
-    pub(super) fn fill(&mut self, logits: &[f32], k: usize) {
+    pub fn fill(&mut self, logits: &[f32], k: usize) {
         let items = &mut self.items;
         items.clear();
         let k = if k == 0 { logits.len() } else { k.min(logits.len()) };
@@ -79,6 +77,11 @@ impl Candidates {
             }
             items.sort_unstable_by(order);
         }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.items.len()
     }
 
     /// Sorts the best `count` to the front.
@@ -115,7 +118,7 @@ impl Candidates {
 
     /// Locally typical sampling (Meister et al. 2022): keeps the tokens whose surprise is nearest
     /// to the expected one, until they have the probability `p`.
-    pub(super) fn typical(&mut self, p: f32, min_keep: usize) {
+    pub fn typical(&mut self, p: f32, min_keep: usize) {
         if p >= 1.0 {
             return;
         }
@@ -136,7 +139,7 @@ impl Candidates {
 
     /// Nucleus sampling (Holtzman et al. 2019): keeps the best tokens that have the probability
     /// `p` together.
-    pub(super) fn top_p(&mut self, p: f32, min_keep: usize) {
+    pub fn top_p(&mut self, p: f32, min_keep: usize) {
         if p >= 1.0 {
             return;
         }
@@ -158,7 +161,7 @@ impl Candidates {
     }
 
     /// Keeps the tokens that have at least the share `p` of the best one's probability.
-    pub(super) fn min_p(&mut self, p: f32, min_keep: usize) {
+    pub fn min_p(&mut self, p: f32, min_keep: usize) {
         if p <= 0.0 {
             return;
         }
@@ -174,21 +177,9 @@ impl Candidates {
         }
     }
 
-    /// Excludes the top choices: with the given probability, of the tokens that have at least the
-    /// probability `threshold`, only the least likely stays.
-    pub(super) fn xtc(
-        &mut self,
-        probability: f32,
-        threshold: f32,
-        min_keep: usize,
-        random: &mut Random,
-    ) {
-        if probability <= 0.0 || threshold > 0.5 || self.items.len() < 2 {
-            return;
-        }
-        if random.unit() > f64::from(probability) {
-            return;
-        }
+    /// Excludes the top choices (p-e-w's XTC): of the tokens that have at least the probability
+    /// `threshold`, only the least likely stays.
+    pub fn xtc(&mut self, threshold: f32, min_keep: usize) {
         self.softmax();
         self.sort_front(self.items.len());
         let top = self.items.iter().take_while(|c| c.p >= threshold).count();
@@ -199,7 +190,7 @@ impl Candidates {
     }
 
     /// Divides the logits; at 0 or below only the best token stays.
-    pub(super) fn temperature(&mut self, temperature: f32) {
+    pub fn temperature(&mut self, temperature: f32) {
         if temperature > 0.0 {
             self.items.iter_mut().for_each(|candidate| candidate.logit /= temperature);
             return;
@@ -210,7 +201,7 @@ impl Candidates {
     }
 
     /// Keeps the tokens whose surprise is at most so many bits, and the best one in any case.
-    pub(super) fn limit_surprise(&mut self, bits: f32) {
+    pub fn limit_surprise(&mut self, bits: f32) {
         self.softmax();
         let floor = (-bits).exp2();
         if self.items.iter().any(|candidate| candidate.p >= floor) {
@@ -220,10 +211,10 @@ impl Candidates {
         }
     }
 
-    /// Draws a candidate. Returns its id and its probability among the candidates.
-    pub(super) fn draw(&mut self, random: &mut Random) -> (u32, f32) {
+    /// The candidate at `target`, from 0 to below 1, where all stand in line as long as they are
+    /// probable. Returns its id and its probability among the candidates.
+    pub fn draw(&mut self, target: f64) -> (u32, f32) {
         self.softmax();
-        let target = random.unit();
         let mut sum = 0.0;
         for candidate in &self.items {
             sum += f64::from(candidate.p);
@@ -311,20 +302,18 @@ mod tests {
 
     #[test]
     fn xtc() {
-        let xtc = |threshold, probability| {
-            let mut random = Random::new(0);
+        let xtc = |threshold| {
             let logits: Vec<f32> = [0.4f32, 0.3, 0.2, 0.1].iter().map(|p| p.ln()).collect();
             let mut candidates = Candidates::default();
             candidates.fill(&logits, 0);
-            candidates.xtc(probability, threshold, 0, &mut random);
+            candidates.xtc(threshold, 0);
             candidates.items.iter().map(|c| c.id).collect::<Vec<u32>>()
         };
-        assert_eq!(xtc(0.09, 1.0), [3]);
-        assert_eq!(xtc(0.19, 1.0), [2, 3]);
-        assert_eq!(xtc(0.29, 1.0), [1, 2, 3]);
+        assert_eq!(xtc(0.09), [3]);
+        assert_eq!(xtc(0.19), [2, 3]);
+        assert_eq!(xtc(0.29), [1, 2, 3]);
         // One token alone at the top is no choice.
-        assert_eq!(xtc(0.39, 1.0), [0, 1, 2, 3]);
-        assert_eq!(xtc(0.09, 0.0), [0, 1, 2, 3]);
+        assert_eq!(xtc(0.39), [0, 1, 2, 3]);
     }
 
     #[test]

@@ -1,0 +1,63 @@
+//! The way of weights to the device: by turns through two pieces of memory that it copies from by
+//! itself, so that one piece is made while the other is on its way.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bodkin_backend::Result;
+
+use crate::driver::{Device, Mark, Pinned};
+
+/// Bytes of a piece: enough for all threads of the host, little to wait for.
+const BYTES: usize = 16 << 20;
+
+/// Two pieces of memory of the host.
+pub(crate) struct Staging {
+    device: Arc<Device>,
+    /// Each with the moment when its last copy is done.
+    pieces: [(Pinned<u8>, Option<Mark>); 2],
+    next: usize,
+    len: usize,
+}
+
+impl Staging {
+    /// Takes pieces that hold at least `least` bytes, and no more than `most` where that is less
+    /// than usual.
+    pub(crate) fn new(device: &Arc<Device>, least: usize, most: usize) -> Result<Staging> {
+        let len = BYTES.min(most).max(least);
+        let piece = || Ok((Pinned::zeroed(device, len)?, None));
+        Ok(Staging { device: Arc::clone(device), pieces: [piece()?, piece()?], next: 0, len })
+    }
+
+    /// The bytes of a piece.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Lets `fill` write the first `len` bytes of a piece, whatever is there, and sends parts of
+    /// them to addresses, without waiting.
+    ///
+    /// # Safety
+    ///
+    /// The addresses have room for their parts.
+    pub(crate) unsafe fn send(
+        &mut self,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]),
+        parts: &[(u64, Range<usize>)],
+    ) -> Result<()> {
+        let (piece, sent) = &mut self.pieces[self.next];
+        if let Some(sent) = sent.take() {
+            sent.wait()?;
+        }
+        fill(&mut piece.slice_mut()[..len]);
+        for (to, part) in parts {
+            // SAFETY: the caller's promise; nobody writes the piece before the mark is reached, and
+            // it waits for the device when it is dropped.
+            unsafe { self.device.send(*to, &piece.slice()[part.clone()]) }?;
+        }
+        *sent = Some(self.device.mark()?);
+        self.next = 1 - self.next;
+        Ok(())
+    }
+}

@@ -1,0 +1,51 @@
+//! The choice of the next step's tokens from a step's logits.
+
+use bodkin_backend::{Result, Rule};
+
+use super::Step;
+use crate::parameters as p;
+
+/// Parts of a row's logits, as in `kernels/choose.cu`.
+pub(crate) const GROUPS: usize = 512;
+/// Threads of a block, as there.
+const BLOCK: usize = GROUPS;
+/// The most tokens that a rule may draw from, as there.
+const MOST_TOKENS: usize = 128;
+/// The most tokens with penalties, and with biases: a thread looks at all others.
+const MOST_LISTED: usize = 1024;
+
+/// Whether kernels can do what a rule says in so many steps.
+pub(crate) fn is_possible(rule: &Rule, steps: usize, width: usize) -> bool {
+    let draws = rule.temperature > 0.0;
+    let tokens = 1..=MOST_TOKENS.min(width.saturating_sub(1));
+    (!draws || tokens.contains(&rule.top_k))
+        && rule.window.min(rule.latest.len() + steps) <= MOST_LISTED
+        && rule.biases.len() <= MOST_LISTED
+}
+
+impl Step<'_> {
+    /// Makes tokens of a step's logits, those of the next one, and shows the host.
+    pub(crate) fn choose(&self, adjusts: bool) -> Result<()> {
+        let width = self.plan.output_width();
+        let parameters = p::Choose {
+            logits: self.address(self.program.output),
+            feed: self.at.feed,
+            peaks: self.at.peaks,
+            counts: self.at.steps,
+            chosen: self.at.chosen,
+            stride: self.stride(self.program.output),
+            width: width as u32,
+            outputs: self.outputs as u32,
+            padding: 0,
+        };
+        if adjusts {
+            let (kernel, grid) = (self.kernels.adjust, [self.outputs, 1, 1]);
+            // SAFETY: every row of the step has a rule, whose lists are in the feed.
+            unsafe { self.device.launch(kernel, grid, BLOCK, 0, &parameters) }?;
+        }
+        let grid = [GROUPS / (BLOCK / 32), self.outputs, 1];
+        // SAFETY: every row of the step is an output and a span and has a rule, and there is room
+        // for their tokens twice.
+        unsafe { self.device.launch(self.kernels.choose, grid, BLOCK, 0, &parameters) }
+    }
+}

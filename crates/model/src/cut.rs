@@ -1,0 +1,206 @@
+//! A plan in two parts, for two devices: what comes before a layer, and the rest, which begins with
+//! the rows that the first part made.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::op::Op;
+use crate::plan::{Plan, SlotId, StateId, Value, WeightId};
+
+impl Plan {
+    /// How many layers there are, by the names of weights.
+    pub fn layers(&self) -> usize {
+        self.weights.iter().filter_map(|w| layer(&w.name)).max().map_or(0, |last| last + 1)
+    }
+
+    /// The operations before those of a layer, and the rest. None where there is no such layer or
+    /// nothing before it, where more than one value is read on both sides, and where the two share
+    /// keys and values or a recurrent state.
+    pub fn cut_before_layer(&self, first: usize) -> Option<[Plan; 2]> {
+        let is_after = |op: &Op| {
+            op.weights().any(|id| layer(&self.weight(id).name).is_some_and(|l| l >= first))
+        };
+        let at = self.ops.iter().position(is_after).filter(|&at| at > 0)?;
+        let crossing = self.ops[at..].iter().flat_map(Op::inputs).filter(|value| value.0 < at);
+        if !crossing.into_iter().all(|value| value.0 == at - 1) {
+            return None;
+        }
+        let before = Part::of(self, &[], 0, &self.ops[..at]);
+        let after = Part::of(self, &[Op::Input], at - 1, &self.ops[at..]);
+        let shares_slots = before.slots.of.keys().any(|id| after.slots.of.contains_key(id));
+        let shares_states = before.states.of.keys().any(|id| after.states.of.contains_key(id));
+        (!shares_slots && !shares_states).then_some([before.plan, after.plan])
+    }
+}
+
+/// The number of a layer in a weight's name.
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
+/// New numbers of what a part uses, in the order of its first use.
+struct Numbers<T> {
+    of: HashMap<T, usize>,
+    old: Vec<T>,
+}
+
+impl<T: Copy + Eq + Hash> Numbers<T> {
+    fn new() -> Numbers<T> {
+        Numbers { of: HashMap::new(), old: Vec::new() }
+    }
+
+    fn number(&mut self, old: T) -> usize {
+        *self.of.entry(old).or_insert_with(|| {
+            self.old.push(old);
+            self.old.len() - 1
+        })
+    }
+}
+
+/// A part of a plan, and which slots and states of the whole it has.
+struct Part {
+    plan: Plan,
+    slots: Numbers<SlotId>,
+    states: Numbers<StateId>,
+}
+
+impl Part {
+    /// The operations `ops` after `start`, whose only value is `shift` of the whole plan.
+    fn of(whole: &Plan, start: &[Op], shift: usize, ops: &[Op]) -> Part {
+        let (mut weights, mut slots, mut states) = (Numbers::new(), Numbers::new(), Numbers::new());
+        let mut renumbered = start.to_vec();
+        for op in ops {
+            let mut op = op.clone();
+            let References { values, weights: used, slot, state } = op.references();
+            values.into_iter().for_each(|value| value.0 -= shift);
+            used.into_iter().for_each(|id| *id = WeightId(weights.number(*id)));
+            slot.into_iter().for_each(|id| *id = SlotId(slots.number(*id)));
+            state.into_iter().for_each(|id| *id = StateId(states.number(*id)));
+            renumbered.push(op);
+        }
+        let plan = Plan {
+            architecture: whole.architecture.clone(),
+            context_length: whole.context_length,
+            vocabulary: whole.vocabulary,
+            weights: weights.old.iter().map(|&id| whole.weight(id).clone()).collect(),
+            slots: slots.old.iter().map(|id| whole.slots[id.0]).collect(),
+            states: states.old.iter().map(|id| whole.states[id.0]).collect(),
+            widths: whole.widths[shift..][..renumbered.len()].to_vec(),
+            ops: renumbered,
+        };
+        Part { plan, slots, states }
+    }
+}
+
+/// What an operation refers to by number.
+struct References<'a> {
+    values: Vec<&'a mut Value>,
+    weights: Vec<&'a mut WeightId>,
+    slot: Option<&'a mut SlotId>,
+    state: Option<&'a mut StateId>,
+}
+
+impl Op {
+    fn references(&mut self) -> References<'_> {
+        let (mut slot, mut state) = (None, None);
+        let (values, weights) = match self {
+            Op::Input => (vec![], vec![]),
+            Op::Embed { table, .. } => (vec![], vec![table]),
+            Op::Norm { input, weight, bias, .. }
+            | Op::Linear { input, weight, bias }
+            | Op::Logits { input, weight, bias } => {
+                (vec![input], [weight].into_iter().chain(bias).collect())
+            }
+            Op::ExpertLinear { input, route, weight, bias, .. } => {
+                let values = [input].into_iter().chain(route).collect();
+                (values, [weight].into_iter().chain(bias).collect())
+            }
+            Op::Rope { input, rope, .. } => (vec![input], rope.factors.iter_mut().collect()),
+            Op::Attention { q, k, v, attention, slot: own } => {
+                slot = Some(own);
+                (vec![q, k, v], attention.sinks.iter_mut().collect())
+            }
+            Op::Act { input, .. }
+            | Op::Scale { input, .. }
+            | Op::Softcap { input, .. }
+            | Op::Slice { input, .. }
+            | Op::Pool { input, .. } => (vec![input], vec![]),
+            Op::Glu { gate: a, up: b, .. } | Op::Add { a, b } | Op::Concat { a, b, .. } => {
+                (vec![a, b], vec![])
+            }
+            Op::Route { input, bias, .. } => (vec![input], bias.iter_mut().collect()),
+            Op::ExpertSum { input, route } => (vec![input, route], vec![]),
+            Op::Conv { input, weight, bias, state: own } => {
+                state = Some(own);
+                (vec![input], [weight].into_iter().chain(bias).collect())
+            }
+            Op::Scan { x, b, c, dt, a, d, dt_bias, state: own, .. } => {
+                state = Some(own);
+                (vec![x, b, c, dt], vec![a, d, dt_bias])
+            }
+        };
+        References { values, weights, slot, state }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bodkin_gguf::Format;
+
+    use super::*;
+    use crate::plan::Weight;
+
+    /// Two layers of one product each; what the last one adds to is chosen.
+    fn plan(added: Value) -> Plan {
+        let weight = |name: &str| Weight {
+            name: name.to_owned(),
+            format: Format::F32,
+            cols: 4,
+            rows: 4,
+            bytes: 64,
+        };
+        let linear = |input, weight| {
+            let (input, weight) = (Value(input), WeightId(weight));
+            Op::Linear { input, weight, bias: None }
+        };
+        let names = ["token_embd.weight", "blk.0.ffn_up.weight", "blk.1.ffn_up.weight"];
+        Plan {
+            architecture: "two".to_owned(),
+            context_length: 8,
+            vocabulary: 4,
+            weights: names.map(weight).to_vec(),
+            slots: Vec::new(),
+            states: Vec::new(),
+            ops: vec![
+                Op::Embed { table: WeightId(0), by: crate::EmbedBy::Token },
+                linear(0, 1),
+                Op::Add { a: Value(0), b: Value(1) },
+                linear(2, 2),
+                Op::Add { a: added, b: Value(3) },
+                Op::Logits { input: Value(4), weight: WeightId(0), bias: None },
+            ],
+            widths: vec![4; 6],
+        }
+    }
+
+    #[test]
+    fn parts_have_what_they_use() {
+        let whole = plan(Value(2));
+        assert_eq!(whole.layers(), 2);
+        let [first, second] = whole.cut_before_layer(1).unwrap();
+        assert_eq!(first.ops, whole.ops[..3]);
+        let names = |plan: &Plan| plan.weights.iter().map(|w| w.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&first), ["token_embd.weight", "blk.0.ffn_up.weight"]);
+        assert_eq!(names(&second), ["blk.1.ffn_up.weight", "token_embd.weight"]);
+        let text = "plan two vocabulary 4 context 8\n%0 [4] = input\n";
+        assert!(second.to_string().starts_with(text), "{second}");
+        assert_eq!(second.ops[2], Op::Add { a: Value(0), b: Value(1) });
+        assert_eq!((second.ops.len(), second.widths.len()), (4, 4));
+    }
+
+    #[test]
+    fn more_than_one_value_is_not_cut() {
+        assert_eq!(plan(Value(0)).cut_before_layer(1), None);
+        assert_eq!(plan(Value(2)).cut_before_layer(2), None);
+    }
+}
