@@ -40,6 +40,8 @@ pub(crate) struct Device {
     pub(crate) processors: u32,
     /// Compute capability: 90 for 9.0.
     pub(crate) capability: u32,
+    /// The most shared memory of a block.
+    pub(crate) shared_bytes: usize,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every use sets the context first.
@@ -106,7 +108,16 @@ impl Device {
         unsafe { result::ctx::set_current(context) }.map_err(failed("no context"))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(failed("no stream"))?;
-        Ok(Device { ordinal, device, context, stream, name, processors, capability })
+        Ok(Device {
+            ordinal,
+            device,
+            context,
+            stream,
+            name,
+            processors,
+            capability,
+            shared_bytes: shared,
+        })
     }
 
     /// The device's number.
@@ -146,11 +157,15 @@ impl Device {
         shared_bytes: usize,
         parameters: &P,
     ) -> Result<()> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        use sys::CUlaunchAttributeID as Id;
+        let (id, value) = if kernel.meets {
+            let value = sys::CUlaunchAttributeValue { cooperative: 1 };
+            (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value)
+        } else {
+            let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+            (Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
         };
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0] as u32,
             gridDimY: grid[1] as u32,
@@ -161,7 +176,7 @@ impl Device {
             sharedMemBytes: shared_bytes as u32,
             hStream: self.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(kernel.starts_early),
+            numAttrs: u32::from(kernel.starts_early || kernel.meets),
         };
         let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel's only parameter is the structure, which the driver copies; the
@@ -212,15 +227,15 @@ impl Device {
             .map_err(failed("nothing can be copied to the device"))
     }
 
-    /// Clears memory of the device, in the stream's order.
+    /// Makes every byte of some memory of the device the same, in the stream's order.
     ///
     /// # Safety
     ///
     /// The range is memory of the device.
-    pub(crate) unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
+    pub(crate) unsafe fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }
-            .map_err(failed("memory cannot be cleared"))
+        unsafe { result::memset_d8_async(address, byte, bytes, self.stream) }
+            .map_err(failed("memory cannot be filled"))
     }
 
     /// Copies from the device, in the stream's order.
@@ -290,6 +305,15 @@ pub(crate) struct Kernel {
     function: sys::CUfunction,
     /// Whether it waits by itself for the kernel before it.
     starts_early: bool,
+    /// Whether its blocks wait for each other, and so have to run at the same time.
+    meets: bool,
+}
+
+impl Kernel {
+    /// The same, whose blocks wait for each other.
+    pub(crate) fn meeting(self) -> Kernel {
+        Kernel { meets: true, ..self }
+    }
 }
 
 // SAFETY: as for `Device`.
@@ -325,7 +349,7 @@ impl Module {
             }
             .map_err(failed(&format!("{name} needs {shared_bytes} bytes of shared memory")))?;
         }
-        Ok(Kernel { function, starts_early: self.starts_early })
+        Ok(Kernel { function, starts_early: self.starts_early, meets: false })
     }
 }
 

@@ -26,7 +26,7 @@ impl CudaModel {
         self.device.enter()?;
         self.send_feed(&batch)?;
         // SAFETY: so much was taken when the model was loaded.
-        unsafe { self.device.clear(self.addresses.best, 8 * self.sizes.outputs + 8) }?;
+        unsafe { self.device.fill(self.addresses.best, 0, 8 * self.sizes.outputs + 8) }?;
         let run = self.send_and_show(&batch, steps, each);
         // What was sent still writes; the first error says more than one of waiting.
         let finished = self.device.finish();

@@ -18,7 +18,7 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 5] = images!["rows" "state" "attend" "dot" "mul"];
+const IMAGES: [(&[u8], &[u8]); 6] = images!["rows" "state" "attend" "dot" "mul" "persistent"];
 
 /// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
 const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
@@ -77,6 +77,8 @@ pub(crate) struct Kernels {
     /// alone in their sequences.
     pub(crate) attend: [[Kernel; 2]; 2],
     pub(crate) store: Kernel,
+    /// A step of one row, where there is one.
+    pub(crate) persistent: Option<Kernel>,
     _modules: Vec<Module>,
 }
 
@@ -89,7 +91,7 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, attend, dot, mul] = &modules[..] else {
+        let [rows, state, attend, dot, mul, persistent] = &modules[..] else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -114,6 +116,10 @@ impl Kernels {
             let kernel = |name: &str| attend.kernel(name, ATTEND_SHARED_BYTES);
             Ok([kernel(name)?, kernel(&format!("{name}_alone"))?])
         };
+        let persistent = is_hopper.then(|| {
+            let kernel = persistent.kernel("persistent", crate::persistent::most_bytes(device))?;
+            Ok(kernel.meeting())
+        });
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {
             kinds,
@@ -134,6 +140,7 @@ impl Kernels {
             read_all: state.kernel("read_all", 0)?,
             attend: [attends("attend_1")?, attends("attend_4")?],
             store: attend.kernel("store", 0)?,
+            persistent: persistent.transpose()?,
             _modules: modules,
         })
     }

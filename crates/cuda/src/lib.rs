@@ -12,6 +12,7 @@ mod lower;
 mod model;
 mod observe;
 mod parameters;
+mod persistent;
 mod planes;
 mod sizes;
 mod step;

@@ -1,6 +1,7 @@
 //! A loaded model: its memory on the device, and how a step is set up, recorded and sent.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bodkin_backend::{Batch, Limits, Model, Observer, Part, Progress, Result};
@@ -12,6 +13,7 @@ use crate::feed;
 use crate::kernels::Kernels;
 use crate::lower::{Program, Stage, Work};
 use crate::observe;
+use crate::parameters::Stage as Listed;
 use crate::sizes::{Sizes, slot_tables};
 use crate::step::{Addresses, Step};
 use crate::weights::Weights;
@@ -43,6 +45,8 @@ pub(crate) struct CudaModel {
     pub(crate) chosen: Pinned<u32>,
     feed_memory: Memory,
     profile: Option<Times>,
+    /// The stages that one kernel runs in steps of one row.
+    run: Option<Range<usize>>,
 }
 
 /// Where the time of steps goes.
@@ -73,6 +77,7 @@ impl CudaModel {
             arena: take(sizes.arena.bytes as usize, "the values of a step")?,
             partials: take(sizes.partial_bytes, "the segments of attention")?,
             arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
+            apart: take(sizes.apart.bytes as usize, "the values of a row")?,
             tables: slot_tables(&plan),
             ..Addresses::default()
         };
@@ -103,7 +108,11 @@ impl CudaModel {
         addresses.chosen = chosen.address();
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
         addresses.feed = feed_memory.address;
-        Ok(CudaModel {
+        let run = sizes.persistent.clone().filter(|_| kernels.persistent.is_some());
+        if let Some(run) = &run {
+            addresses.list = take(size_of::<Listed>() * run.len(), "the list of stages")?;
+        }
+        let mut model = CudaModel {
             graphs: HashMap::new(),
             kernels,
             plan,
@@ -120,11 +129,34 @@ impl CudaModel {
             sizes,
             device: Arc::clone(device),
             profile: None,
-        })
+            run,
+        };
+        model.list_stages()?;
+        Ok(model)
     }
 
-    fn step(&self, batch: &Batch) -> Step<'_> {
+    /// Writes down what one kernel does of a step of one row.
+    fn list_stages(&mut self) -> Result<()> {
+        let Some(run) = &self.run else { return Ok(()) };
+        let stages = self.step((1, 1, 1)).list(run.clone());
+        let bytes = self.sizes.apart.bytes as usize;
+        // SAFETY: there is room for as many, and the copy is waited for. All values are unwritten
+        // before the first step, and each step leaves them so.
+        unsafe {
+            self.device.send(self.addresses.list, &stages)?;
+            self.device.fill(self.addresses.apart, 0xff, bytes)?;
+        }
+        self.device.finish()
+    }
+
+    /// A step of so many tokens, outputs and spans.
+    fn step(&self, (tokens, outputs, spans): (usize, usize, usize)) -> Step<'_> {
+        let arena = match self.run_of_step(tokens, outputs) {
+            Some(_) => (&self.sizes.apart, self.addresses.apart),
+            None => (&self.sizes.arena, self.addresses.arena),
+        };
         Step {
+            arena,
             device: &self.device,
             kernels: &self.kernels,
             plan: &self.plan,
@@ -132,11 +164,17 @@ impl CudaModel {
             sizes: &self.sizes,
             weights: &self.weights.placed,
             at: &self.addresses,
-            tokens: batch.tokens.len(),
-            outputs: batch.outputs.len(),
-            spans: batch.spans.len(),
+            tokens,
+            outputs,
+            spans,
             is_observed: false,
         }
+    }
+
+    /// The stages of such a step that one kernel runs.
+    fn run_of_step(&self, tokens: usize, outputs: usize) -> Option<&Range<usize>> {
+        let is_one = (tokens, outputs) == (1, 1) && self.profile.is_none();
+        self.run.as_ref().filter(|_| is_one)
     }
 
     /// Copies the step's numbers to the device.
@@ -180,7 +218,7 @@ impl CudaModel {
         if logits.is_empty() {
             return self.device.finish();
         }
-        let from = self.step(batch).address(self.program.output);
+        let from = self.step(size(batch)).address(self.program.output);
         let received = &mut self.received.slice_mut()[..logits.len()];
         // SAFETY: the output holds as much, and the copy is waited for.
         unsafe { self.device.receive(received, from) }?;
@@ -196,14 +234,19 @@ impl CudaModel {
         }
         let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len(), chooses);
         if key.0 > RECORDED_ROWS {
-            let step = self.step(batch);
+            let step = self.step(size(batch));
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
         }
         if !self.graphs.contains_key(&key) {
-            let step = self.step(batch);
+            let step = self.step(size(batch));
             let stages = &self.program.stages;
+            let run = self.run_of_step(key.0, key.1).cloned().unwrap_or(0..0);
             let send = || {
-                stages.iter().try_for_each(|stage| step.run(stage))?;
+                stages[..run.start].iter().try_for_each(|stage| step.run(stage))?;
+                if !run.is_empty() {
+                    step.run_listed(run.clone())?;
+                }
+                stages[run.end..].iter().try_for_each(|stage| step.run(stage))?;
                 if chooses { step.choose() } else { Ok(()) }
             };
             let graph = self.device.record(send)?;
@@ -213,7 +256,7 @@ impl CudaModel {
     }
 
     fn send_profiled(&mut self, batch: &Batch) -> Result<()> {
-        let step = self.step(batch);
+        let step = self.step(size(batch));
         let mut marks = vec![self.device.mark()?];
         for stage in &self.program.stages {
             step.run(stage)?;
@@ -247,6 +290,11 @@ impl CudaModel {
         }
         (bytes, operations)
     }
+}
+
+/// Tokens, outputs and spans of a step.
+fn size(batch: &Batch) -> (usize, usize, usize) {
+    (batch.tokens.len(), batch.outputs.len(), batch.spans.len())
 }
 
 /// Half turns a position of each pair that a rotation turns, and the factor of sines and cosines.
@@ -285,7 +333,8 @@ impl Model for CudaModel {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         self.begin(batch, logits)?;
-        let step = Step { is_observed: true, ..self.step(batch) };
+        let arena = (&self.sizes.arena, self.addresses.arena);
+        let step = Step { is_observed: true, arena, ..self.step(size(batch)) };
         let sent = observe::run(&step, batch, observer);
         self.end(sent, batch, logits)
     }
