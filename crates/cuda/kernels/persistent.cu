@@ -320,10 +320,9 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, Ending e
     const u16 *input = (const u16 *)shared.area;
 #pragma unroll 1
     for (u32 tile = share.tile, turn = 0; tile < p.tiles; tile += share.step, turn ^= 1) {
-        float residual = 0.0f;
-        if (p.residual && thread < TILE_ROWS && ending.matrix == 0 && ending.row < p.matrices[0].rows) {
-            residual = wait_for(p.residual + ending.row);
-        }
+        // What is added is asked for now and needed at the end.
+        bool has_more = p.residual && ending.matrix == 0 && ending.row < p.matrices[0].rows;
+        u32 residual = has_more && thread < TILE_ROWS ? look(p.residual + ending.row) : 0;
         Ending now = ending;
         ending.begin(p, TILES == 2, tile + share.step, thread);
         float sums[TILES][4] = {};
@@ -365,7 +364,8 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, Ending e
             if (TILES == 2) {
                 emit_gated(p, 0, now.row, 0, total, other, now.scale, now.other_scale);
             } else {
-                emit(p, now.matrix, 0, now.row, 0, total, now.scale, residual);
+                while (residual == UNWRITTEN) residual = look(p.residual + now.row);
+                emit(p, now.matrix, 0, now.row, 0, total, now.scale, __uint_as_float(residual));
             }
         }
     }
