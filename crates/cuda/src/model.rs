@@ -37,7 +37,7 @@ pub(crate) struct CudaModel {
     weights: Weights,
     pub(crate) addresses: Addresses,
     /// Everything but the weights.
-    _memory: Vec<Memory>,
+    memory: Vec<Memory>,
     feed: Vec<u32>,
     sent: Pinned<u32>,
     received: Pinned<f32>,
@@ -108,18 +108,14 @@ impl CudaModel {
         addresses.chosen = chosen.address();
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
         addresses.feed = feed_memory.address;
-        let run = sizes.persistent.clone().filter(|_| kernels.persistent.is_some());
-        if let Some(run) = &run {
-            addresses.list = take(size_of::<Listed>() * run.len(), "the list of stages")?;
-        }
-        let mut model = CudaModel {
+        let model = CudaModel {
             graphs: HashMap::new(),
             kernels,
             plan,
             limits: limits.clone(),
             weights,
             addresses,
-            _memory: memory,
+            memory,
             feed: Vec::with_capacity(sizes.feed_len),
             sent: Pinned::zeroed(device, sizes.feed_len)?,
             received: Pinned::zeroed(device, sizes.output_len)?,
@@ -129,16 +125,21 @@ impl CudaModel {
             sizes,
             device: Arc::clone(device),
             profile: None,
-            run,
+            run: None,
         };
-        model.list_stages()?;
-        Ok(model)
+        model.list_stages()
     }
 
     /// Writes down what one kernel does of a step of one row.
-    fn list_stages(&mut self) -> Result<()> {
-        let Some(run) = &self.run else { return Ok(()) };
-        let stages = self.step((1, 1, 1)).list(run.clone());
+    fn list_stages(mut self) -> Result<CudaModel> {
+        let run = self.sizes.persistent.clone().filter(|_| self.kernels.persistent.is_some());
+        let Some(run) = run else { return Ok(self) };
+        let list_bytes = size_of::<Listed>() * run.len();
+        let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;
+        self.addresses.list = list.address;
+        self.memory.push(list);
+        self.run = Some(run.clone());
+        let stages = self.step((1, 1, 1)).list(run);
         let bytes = self.sizes.apart.bytes as usize;
         // SAFETY: there is room for as many, and the copy is waited for. All values are unwritten
         // before the first step, and each step leaves them so.
@@ -146,7 +147,8 @@ impl CudaModel {
             self.device.send(self.addresses.list, &stages)?;
             self.device.fill(self.addresses.apart, 0xff, bytes)?;
         }
-        self.device.finish()
+        self.device.finish()?;
+        Ok(self)
     }
 
     /// A step of so many tokens, outputs and spans.
