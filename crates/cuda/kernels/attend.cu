@@ -1,148 +1,9 @@
 // Attention over pages: keys `[page, kv_head, key_dim / 8, PAGE_TOKENS, 8]`, so that neighbouring
 // tokens lie side by side; values `[page, kv_head, PAGE_TOKENS, value_stride]`; both strides are
 // multiples of 8, and the rest is zero.
-//
-// Positions come in segments of 128, counted from position 0. A segment has its own softmax, and
-// segments are joined in order, by one block or after many: a row has the same bits either way.
-#include "kept.cuh"
+#include "attend.cuh"
 
-#define SEGMENT 128u
 #define JOINED 16 // elements of a block's results for a thread to join, at most
-#define PART_EXTRA 4u // floats of a segment beside its values: largest score, sum, and padding
-
-struct Attend {
-    const float *q; // [rows, q_stride]
-    Kept *keys;
-    Kept *values;
-    const u32 *feed;
-    const float *k;       // [rows, k_stride], of rows that store their keys and values themselves
-    const float *v;       // [rows, v_stride]
-    const float2 *angles; // [rows, pairs]: cosines and sines, likewise
-    const float *sinks; // [heads], or none
-    float *out;         // [rows, out_stride], or none
-    u16 *half_out;      // [rows, half_stride], or none
-    float *partials;    // [rows, heads, segments, value_stride + PART_EXTRA] if the segments are spread
-    u32 *arrivals;      // [rows, blocks of heads]: shares of segments that are done, zero before
-    float scale, softcap;
-    u32 q_stride, k_stride, v_stride, out_stride, half_stride;
-    u32 pairs; // 0 if keys and queries are not rotated, or already
-    u32 is_neox;
-    u32 heads, kv_heads, key_dim, value_dim;
-    u32 window; // 0 for none
-    u32 is_causal;
-    u32 table; // which of the windows' page tables
-    u32 segments; // that the partials have room for
-    u32 is_spread;
-};
-static_assert(sizeof(Attend) == 168, "as in parameters.rs");
-
-DEVICE u32 up8(u32 n) { return (n + 7) / 8 * 8; }
-
-// What a row sees: from, to.
-DEVICE uint2 seen(const Attend &a, u32 row) {
-    Feed feed = {a.feed};
-    u32 position = feed.position(row), span = feed.span(row);
-    if (!a.is_causal) return make_uint2(0, feed.start(span) + feed.len(span));
-    u32 from = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
-    return make_uint2(from, position + 1);
-}
-
-// The largest score and the sum of exponentials so far, joined with those of a segment; gives the
-// factors of the old sum of values and of the new one.
-DEVICE float2 join(float &most, float &sum, float segment_most, float segment_sum) {
-    float m = fmaxf(most, segment_most);
-    float old_factor = expf(most - m), new_factor = expf(segment_most - m);
-    sum = sum * old_factor + segment_sum * new_factor;
-    most = m;
-    return make_float2(old_factor, new_factor);
-}
-
-// The result of a head from all its segments.
-DEVICE void finish(const Attend &a, u32 row, u32 head, u32 i, float most, float sum, float value) {
-    if (i >= a.value_dim) return;
-    if (a.sinks) {
-        float2 factors = join(most, sum, a.sinks[head], 1.0f);
-        value = value * factors.x;
-    }
-    float y = value / sum;
-    u32 at = head * a.value_dim + i;
-    if (a.out) a.out[(u64)row * a.out_stride + at] = y;
-    if (a.half_out) a.half_out[(u64)row * a.half_stride + at] = to_input(y);
-}
-
-// Joins the segments of some heads that many blocks have made, in order; a warp for each head makes
-// the factors. As many segments at a time come to shared memory as there is room for, 32 at most.
-template <int HEADS>
-DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, float *shared) {
-    __shared__ float olds[HEADS][32], news[HEADS][32], sums[HEADS][32];
-    u32 t = threadIdx.x, lane = t % 32, stride = up8(a.value_dim), part = stride + PART_EXTRA, bytes;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-    u32 most_parts = min(32u, bytes / (4 * HEADS * part));
-    const float *from = a.partials + ((u64)row * a.heads + first_head) * a.segments * part;
-    u32 to = (u32)__cvta_generic_to_shared(shared), outputs = heads * stride;
-    float so_far = -INFINITY_F, sum[JOINED] = {}, value[JOINED] = {};
-    for (u32 base = 0; base < count; base += most_parts) {
-        u32 n = min(most_parts, count - base), pieces = n * part / 4;
-        __syncthreads();
-        for (u32 i = t; i < heads * pieces; i += 128) {
-            u32 head = i / pieces, at = i % pieces * 4;
-            const float *piece = from + ((u64)head * a.segments + base) * part + at;
-            copy_async(to + 4 * (head * most_parts * part + at), piece);
-        }
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncthreads();
-        u32 h = t / 32;
-        if (h < heads) {
-            const float *own = shared + (h * most_parts + lane) * part + stride;
-            float most = lane < n ? own[0] : -INFINITY_F, before = most;
-            for (u32 i = 1; i < 32; i *= 2) {
-                float other = __shfl_up_sync(~0u, before, i);
-                if (lane >= i) before = fmaxf(before, other);
-            }
-            float now = fmaxf(so_far, before), last = __shfl_up_sync(~0u, now, 1);
-            if (lane == 0) last = so_far;
-            so_far = __shfl_sync(~0u, now, 31);
-            olds[h][lane] = expf(last - now);
-            news[h][lane] = expf(most - now);
-            sums[h][lane] = lane < n ? own[1] : 0.0f;
-        }
-        __syncthreads();
-        for (u32 j = 0; j < JOINED; j++) {
-            u32 item = t + 128 * j, head = item / stride;
-            if (item >= outputs) break;
-            const float *at = shared + head * most_parts * part + item % stride;
-            float s = sum[j], v = value[j];
-#pragma unroll 8
-            for (u32 i = 0; i < n; i++) {
-                s = s * olds[head][i] + sums[head][i] * news[head][i];
-                v = v * olds[head][i] + at[i * part] * news[head][i];
-            }
-            sum[j] = s;
-            value[j] = v;
-        }
-    }
-    __syncthreads();
-    if (lane == 0 && t / 32 < heads) sums[t / 32][0] = so_far;
-    __syncthreads();
-    for (u32 j = 0; j < JOINED; j++) {
-        u32 item = t + 128 * j, head = item / stride;
-        if (item < outputs) finish(a, row, first_head + head, item % stride, sums[head][0], sum[j], value[j]);
-    }
-}
-
-// Whether this block is the last of so many that come here, whose writes it can then read.
-DEVICE bool is_last(u32 *arrivals, u32 blocks) {
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(arrivals, 1) + 1 == blocks;
-        if (last) *arrivals = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
-}
 
 // What a row's sequence keeps of a segment, on its way to shared memory: keys `[key_dim / 8, SEGMENT,
 // 8]` and values `[SEGMENT, value_stride]` of the positions from `from` up to `to` in the segment.
@@ -382,8 +243,10 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     }
     if (is_spread) {
         u32 shares = min(gridDim.z, last - first + 1);
-        if (!is_last(a.arrivals + row * gridDim.y + blockIdx.y, shares)) return;
-        join_segments<HEADS>(a, row, first_head, count, last - first + 1, shared);
+        if (!is_last<128>(a.arrivals + row * gridDim.y + blockIdx.y, shares)) return;
+        u32 bytes;
+        asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+        join_segments<HEADS, 128, JOINED>(a, row, first_head, count, last - first + 1, shared, bytes);
         return;
     }
 #pragma unroll

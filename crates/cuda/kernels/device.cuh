@@ -110,6 +110,44 @@ DEVICE u32 half_fma(u32 a, u32 b, u32 c) {
     return y;
 }
 
+// Results that other blocks of a running kernel wait for. What is not written yet is all ones, which
+// nothing that is written ever is: halves are never infinite or no number, and floats that are no
+// number have other bits. A number is read and written whole, so nothing else has to be ordered.
+
+#define UNWRITTEN 0xffffffffu
+
+DEVICE void publish(float *to, float x) {
+    u32 bits = __float_as_uint(x);
+    if (bits == UNWRITTEN) bits = 0x7fffffffu;
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
+
+DEVICE void publish(u16 *to, u16 half) {
+    asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(half) : "memory");
+}
+
+DEVICE u32 look(const float *at) {
+    u32 bits;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(at) : "memory");
+    return bits;
+}
+
+DEVICE uint4 look(const uint4 *at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+    return v;
+}
+
+// Whether both halves of a pair are there: those that are have a free bit in their exponents.
+DEVICE bool is_written(u32 pair) { return (((pair & 0x7c007c00u) + 0x04000400u) & 0x80008000u) == 0; }
+
+DEVICE float wait_for(const float *at) {
+    u32 bits = look(at);
+    while (bits == UNWRITTEN) bits = look(at);
+    return __uint_as_float(bits);
+}
+
 // Reductions, always in the same order.
 
 DEVICE float warp_sum(float x) {

@@ -32,10 +32,11 @@ DEVICE u16 keep(float x) { return to_half(x); }
 DEVICE Eight no_eight() { return {make_uint4(0, 0, 0, 0)}; }
 
 DEVICE void spread(const Eight &eight, float2 *x) {
-    x[0] = from_half_pair(eight.bits.x);
-    x[1] = from_half_pair(eight.bits.y);
-    x[2] = from_half_pair(eight.bits.z);
-    x[3] = from_half_pair(eight.bits.w);
+    uint4 bits = eight.bits; // in one load
+    x[0] = from_half_pair(bits.x);
+    x[1] = from_half_pair(bits.y);
+    x[2] = from_half_pair(bits.z);
+    x[3] = from_half_pair(bits.w);
 }
 #endif
 

@@ -46,6 +46,7 @@ struct Product {
     u32 is_shared; // all experts of a row meet the same input
     u32 cols;
     float norm_eps;
+    u32 parts;
 };
 static_assert(sizeof(Product) == 312, "as in parameters.rs");
 
@@ -84,7 +85,7 @@ DEVICE void emit(const Product &p, u32 i, u32 expert, u32 row, u32 at, float sum
     if (row >= m.rows) return;
     float y = finished(m, expert, row, sum, scale);
     if (p.residual && i == 0) y = residual + y;
-    m.out[(u64)at * m.out_stride + row] = y;
+    publish(m.out + (u64)at * m.out_stride + row, y);
 }
 
 // Likewise of a gated product: matrix 0 makes the gate.
@@ -95,8 +96,8 @@ DEVICE void emit_gated(const Product &p, u32 expert, u32 row, u32 at, float gate
     float y = gated(p.act, finished(m, expert, row, gate, gate_scale),
                     finished(p.matrices[1], expert, row, up, up_scale));
     if (p.half_out) {
-        p.half_out[(u64)at * p.half_stride + row] = to_input(y);
+        publish(p.half_out + (u64)at * p.half_stride + row, to_input(y));
     } else {
-        m.out[(u64)at * m.out_stride + row] = y;
+        publish(m.out + (u64)at * m.out_stride + row, y);
     }
 }

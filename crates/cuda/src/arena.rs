@@ -7,7 +7,7 @@ use crate::lower::{Program, Value};
 const ALIGNMENT: u64 = 256;
 
 /// The place of every value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arena {
     /// Bytes from the start.
     pub(crate) offsets: Vec<u64>,
@@ -63,6 +63,27 @@ pub(crate) fn arrange(program: &Program, tokens: usize, outputs: usize) -> Arena
         arena.bytes = arena.bytes.max(end);
     }
     arena
+}
+
+/// Gives every value a place of its own, for steps of one row: first those that are in use before
+/// stage `last` alone, whose bytes are given too, and then the others.
+pub(crate) fn apart(program: &Program, last: usize) -> (Arena, u64) {
+    let mut is_late = vec![false; program.values.len()];
+    for stage in &program.stages[last..] {
+        stage.values(&mut |Value(v)| is_late[v] = true);
+    }
+    let mut arena = Arena { offsets: vec![0; is_late.len()], bytes: 0 };
+    let mut early_bytes = 0;
+    for late in [false, true] {
+        for v in (0..is_late.len()).filter(|&v| is_late[v] == late) {
+            arena.offsets[v] = arena.bytes;
+            arena.bytes += program.values[v].bytes(1, 1).next_multiple_of(ALIGNMENT);
+        }
+        if !late {
+            early_bytes = arena.bytes;
+        }
+    }
+    (arena, early_bytes)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The NVIDIA driver, opened at run time: a device with a stream, its memory, kernels, graphs. All
 //! calls of the driver are here and nothing else is; this file must not know what is computed.
 
+mod pinned;
+
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
@@ -8,6 +10,8 @@ use bodkin_backend::{Error, Result};
 use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+
+pub(crate) use pinned::Pinned;
 
 /// The oldest driver interface that takes the kernels' PTX: that of CUDA 12.4.
 const OLDEST: i32 = 12040;
@@ -40,6 +44,8 @@ pub(crate) struct Device {
     pub(crate) processors: u32,
     /// Compute capability: 90 for 9.0.
     pub(crate) capability: u32,
+    /// The most shared memory of a block.
+    pub(crate) shared_bytes: usize,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every use sets the context first.
@@ -106,7 +112,16 @@ impl Device {
         unsafe { result::ctx::set_current(context) }.map_err(failed("no context"))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(failed("no stream"))?;
-        Ok(Device { ordinal, device, context, stream, name, processors, capability })
+        Ok(Device {
+            ordinal,
+            device,
+            context,
+            stream,
+            name,
+            processors,
+            capability,
+            shared_bytes: shared,
+        })
     }
 
     /// The device's number.
@@ -146,11 +161,15 @@ impl Device {
         shared_bytes: usize,
         parameters: &P,
     ) -> Result<()> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        use sys::CUlaunchAttributeID as Id;
+        let (id, value) = if kernel.meets {
+            let value = sys::CUlaunchAttributeValue { cooperative: 1 };
+            (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value)
+        } else {
+            let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+            (Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
         };
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0] as u32,
             gridDimY: grid[1] as u32,
@@ -161,7 +180,7 @@ impl Device {
             sharedMemBytes: shared_bytes as u32,
             hStream: self.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(kernel.starts_early),
+            numAttrs: u32::from(kernel.starts_early || kernel.meets),
         };
         let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel's only parameter is the structure, which the driver copies; the
@@ -212,15 +231,15 @@ impl Device {
             .map_err(failed("nothing can be copied to the device"))
     }
 
-    /// Clears memory of the device, in the stream's order.
+    /// Makes every byte of some memory of the device the same, in the stream's order.
     ///
     /// # Safety
     ///
     /// The range is memory of the device.
-    pub(crate) unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
+    pub(crate) unsafe fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }
-            .map_err(failed("memory cannot be cleared"))
+        unsafe { result::memset_d8_async(address, byte, bytes, self.stream) }
+            .map_err(failed("memory cannot be filled"))
     }
 
     /// Copies from the device, in the stream's order.
@@ -290,6 +309,15 @@ pub(crate) struct Kernel {
     function: sys::CUfunction,
     /// Whether it waits by itself for the kernel before it.
     starts_early: bool,
+    /// Whether its blocks wait for each other, and so have to run at the same time.
+    meets: bool,
+}
+
+impl Kernel {
+    /// The same, whose blocks wait for each other.
+    pub(crate) fn meeting(self) -> Kernel {
+        Kernel { meets: true, ..self }
+    }
 }
 
 // SAFETY: as for `Device`.
@@ -325,7 +353,7 @@ impl Module {
             }
             .map_err(failed(&format!("{name} needs {shared_bytes} bytes of shared memory")))?;
         }
-        Ok(Kernel { function, starts_early: self.starts_early })
+        Ok(Kernel { function, starts_early: self.starts_early, meets: false })
     }
 }
 
@@ -377,59 +405,6 @@ impl Drop for Memory {
             let _ = self.device.enter();
             let _ = self.device.finish();
             let _ = result::free_sync(self.address);
-        }
-    }
-}
-
-/// Memory of the host that the device copies from and to by itself.
-pub(crate) struct Pinned<T> {
-    device: Arc<Device>,
-    start: *mut T,
-    len: usize,
-}
-
-// SAFETY: it is memory that nobody else knows.
-unsafe impl<T: Send> Send for Pinned<T> {}
-
-impl<T: Pod> Pinned<T> {
-    /// Takes memory, all zero.
-    pub(crate) fn zeroed(device: &Arc<Device>, len: usize) -> Result<Pinned<T>> {
-        device.enter()?;
-        let len = len.max(1);
-        let mut start = std::ptr::null_mut();
-        // SAFETY: writes an address to where it is told; the memory is freed when dropped.
-        unsafe { sys::cuMemHostAlloc(&mut start, len * size_of::<T>(), 0) }
-            .result()
-            .map_err(failed("no memory of the host"))?;
-        let start = start.cast::<T>();
-        // SAFETY: so many elements were taken just now, and zero is a value of every `Pod`.
-        unsafe { std::ptr::write_bytes(start, 0, len) };
-        Ok(Pinned { device: Arc::clone(device), start, len })
-    }
-
-    /// Where the device finds it.
-    pub(crate) fn address(&self) -> u64 {
-        self.start as u64
-    }
-
-    pub(crate) fn slice(&self) -> &[T] {
-        // SAFETY: taken and filled by `zeroed`.
-        unsafe { std::slice::from_raw_parts(self.start, self.len) }
-    }
-
-    pub(crate) fn slice_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
-    }
-}
-
-impl<T> Drop for Pinned<T> {
-    fn drop(&mut self) {
-        // SAFETY: taken by `zeroed`; an error changes nothing.
-        unsafe {
-            let _ = self.device.enter();
-            let _ = self.device.finish();
-            let _ = sys::cuMemFreeHost(self.start.cast()).result();
         }
     }
 }

@@ -19,8 +19,8 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 7] =
-    images!["rows" "state" "choose" "attend" "attend_f32" "dot" "mul"];
+const IMAGES: [(&[u8], &[u8]); 8] =
+    images!["rows" "state" "choose" "attend" "attend_f32" "dot" "mul" "persistent"];
 
 /// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
 const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
@@ -98,6 +98,8 @@ pub(crate) struct Kernels {
     pub(crate) read_all: Kernel,
     halves: Attention,
     floats: Attention,
+    /// A step of one row, where there is one.
+    pub(crate) persistent: Option<Kernel>,
     _modules: Vec<Module>,
 }
 
@@ -110,7 +112,7 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, choice, halves, floats, dot, mul] = &modules[..] else {
+        let [rows, state, choice, halves, floats, dot, mul, persistent] = &modules[..] else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -131,6 +133,10 @@ impl Kernels {
                 ],
             });
         }
+        let persistent = is_hopper.then(|| {
+            let kernel = persistent.kernel("persistent", crate::persistent::most_bytes(device))?;
+            Ok(kernel.meeting())
+        });
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {
             kinds,
@@ -152,6 +158,7 @@ impl Kernels {
             read_all: state.kernel("read_all", 0)?,
             halves: Attention::of(halves)?,
             floats: Attention::of(floats)?,
+            persistent: persistent.transpose()?,
             _modules: modules,
         })
     }

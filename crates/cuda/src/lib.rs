@@ -13,6 +13,7 @@ mod lower;
 mod model;
 mod observe;
 mod parameters;
+mod persistent;
 mod planes;
 mod sizes;
 mod staging;

@@ -1,6 +1,7 @@
 //! A loaded model: its memory on the device, and how a step is set up, recorded and sent.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bodkin_backend::{Batch, Limits, Model, Observer, Part, Progress, Result, Rule};
@@ -12,6 +13,7 @@ use crate::feed;
 use crate::kernels::Kernels;
 use crate::lower::{Program, Stage, Work};
 use crate::observe;
+use crate::parameters::Stage as Listed;
 use crate::sizes::{RECORDED_ROWS, Sizes, slot_tables};
 use crate::step::{Addresses, Step, choice};
 use crate::weights::Weights;
@@ -44,7 +46,7 @@ pub(crate) struct CudaModel {
     weights: Weights,
     pub(crate) addresses: Addresses,
     /// Everything but the weights.
-    _memory: Vec<Memory>,
+    memory: Vec<Memory>,
     feed: Vec<u32>,
     sent: Pinned<u32>,
     /// Rows that come with a step.
@@ -54,6 +56,8 @@ pub(crate) struct CudaModel {
     pub(crate) chosen: Pinned<u32>,
     feed_memory: Memory,
     profile: Option<Times>,
+    /// The stages that one kernel runs in steps of one row.
+    run: Option<Range<usize>>,
 }
 
 /// Where the time of steps goes.
@@ -84,18 +88,11 @@ impl CudaModel {
             arena: take(sizes.arena.bytes as usize, "the values of a step")?,
             partials: take(sizes.partial_bytes, "the segments of attention")?,
             arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
+            apart: take(sizes.apart.bytes as usize, "the values of a row")?,
             tables: slot_tables(&plan),
             ..Addresses::default()
         };
-        for [keys, values] in &sizes.kv_bytes {
-            addresses.kv.push([take(*keys, "the keys")?, take(*values, "the values")?]);
-        }
-        for &bytes in &sizes.state_bytes {
-            addresses.states.push(take(bytes, "the recurrent state")?);
-        }
-        for &experts in &program.routings {
-            addresses.counts.push(take(4 * experts, "the counts of experts")?);
-        }
+        take_state(&sizes, &program, &mut addresses, &mut take)?;
         for &bytes in &sizes.angle_bytes {
             addresses.angles.push(take(bytes, "the angles")?);
         }
@@ -115,14 +112,14 @@ impl CudaModel {
         addresses.chosen = chosen.address();
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
         addresses.feed = feed_memory.address;
-        Ok(CudaModel {
+        let model = CudaModel {
             graphs: HashMap::new(),
             kernels,
             plan,
             limits: limits.clone(),
             weights,
             addresses,
-            _memory: memory,
+            memory,
             feed: Vec::with_capacity(sizes.feed_len),
             sent: Pinned::zeroed(device, sizes.feed_len)?,
             inputs: Pinned::zeroed(device, sizes.input_len)?,
@@ -133,11 +130,40 @@ impl CudaModel {
             sizes,
             device: Arc::clone(device),
             profile: None,
-        })
+            run: None,
+        };
+        model.list_stages()
     }
 
-    fn step(&self, batch: &Batch) -> Step<'_> {
+    /// Writes down what one kernel does of a step of one row.
+    fn list_stages(mut self) -> Result<CudaModel> {
+        let run = self.sizes.persistent.clone().filter(|_| self.kernels.persistent.is_some());
+        let Some(run) = run else { return Ok(self) };
+        let list_bytes = size_of::<Listed>() * run.len();
+        let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;
+        self.addresses.list = list.address;
+        self.memory.push(list);
+        self.run = Some(run.clone());
+        let stages = self.step((1, 1, 1)).list(run);
+        let bytes = self.sizes.apart.bytes as usize;
+        // SAFETY: there is room for as many, and the copy is waited for. All values are unwritten
+        // before the first step, and each step leaves them so.
+        unsafe {
+            self.device.send(self.addresses.list, &stages)?;
+            self.device.fill(self.addresses.apart, 0xff, bytes)?;
+        }
+        self.device.finish()?;
+        Ok(self)
+    }
+
+    /// A step of so many tokens, outputs and spans.
+    fn step(&self, (tokens, outputs, spans): (usize, usize, usize)) -> Step<'_> {
+        let arena = match self.run_of_step(tokens, outputs) {
+            Some(_) => (&self.sizes.apart, self.addresses.apart),
+            None => (&self.sizes.arena, self.addresses.arena),
+        };
         Step {
+            arena,
             device: &self.device,
             kernels: &self.kernels,
             plan: &self.plan,
@@ -145,11 +171,17 @@ impl CudaModel {
             sizes: &self.sizes,
             weights: &self.weights.placed,
             at: &self.addresses,
-            tokens: batch.tokens.len(),
-            outputs: batch.outputs.len(),
-            spans: batch.spans.len(),
+            tokens,
+            outputs,
+            spans,
             is_observed: false,
         }
+    }
+
+    /// The stages of such a step that one kernel runs.
+    fn run_of_step(&self, tokens: usize, outputs: usize) -> Option<&Range<usize>> {
+        let is_one = (tokens, outputs) == (1, 1) && self.profile.is_none();
+        self.run.as_ref().filter(|_| is_one)
     }
 
     /// Copies the step's numbers to the device.
@@ -182,7 +214,7 @@ impl CudaModel {
     /// Copies the rows that come with a step to where its first stage would have made them.
     fn send_inputs(&mut self, batch: &Batch) -> Result<()> {
         let Some(input) = self.program.input else { return Ok(()) };
-        let to = self.step(batch).address(input);
+        let to = self.step(size(batch)).address(input);
         let sent = &mut self.inputs.slice_mut()[..batch.inputs.len()];
         sent.copy_from_slice(&batch.inputs);
         // SAFETY: the value has room for the step's rows, and every step waits for its end.
@@ -204,7 +236,7 @@ impl CudaModel {
         if logits.is_empty() {
             return self.device.finish();
         }
-        let from = self.step(batch).address(self.program.output);
+        let from = self.step(size(batch)).address(self.program.output);
         let received = &mut self.received.slice_mut()[..logits.len()];
         // SAFETY: the output holds as much, and the copy is waited for.
         unsafe { self.device.receive(received, from) }?;
@@ -220,14 +252,19 @@ impl CudaModel {
         }
         let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len(), ending);
         if key.0 > RECORDED_ROWS {
-            let step = self.step(batch);
+            let step = self.step(size(batch));
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
         }
         if !self.graphs.contains_key(&key) {
-            let step = self.step(batch);
+            let step = self.step(size(batch));
             let stages = &self.program.stages;
+            let run = self.run_of_step(key.0, key.1).cloned().unwrap_or(0..0);
             let send = || {
-                stages.iter().try_for_each(|stage| step.run(stage))?;
+                stages[..run.start].iter().try_for_each(|stage| step.run(stage))?;
+                if !run.is_empty() {
+                    step.run_listed(run.clone())?;
+                }
+                stages[run.end..].iter().try_for_each(|stage| step.run(stage))?;
                 match ending {
                     Ending::Logits => Ok(()),
                     Ending::Choice { adjusts } => step.choose(adjusts),
@@ -240,7 +277,7 @@ impl CudaModel {
     }
 
     fn send_profiled(&mut self, batch: &Batch) -> Result<()> {
-        let step = self.step(batch);
+        let step = self.step(size(batch));
         let mut marks = vec![self.device.mark()?];
         for stage in &self.program.stages {
             step.run(stage)?;
@@ -274,6 +311,30 @@ impl CudaModel {
         }
         (bytes, operations)
     }
+}
+
+/// Takes memory for what is kept between steps.
+fn take_state(
+    sizes: &Sizes,
+    program: &Program,
+    addresses: &mut Addresses,
+    take: &mut dyn FnMut(usize, &str) -> Result<u64>,
+) -> Result<()> {
+    for [keys, values] in &sizes.kv_bytes {
+        addresses.kv.push([take(*keys, "the keys")?, take(*values, "the values")?]);
+    }
+    for &bytes in &sizes.state_bytes {
+        addresses.states.push(take(bytes, "the recurrent state")?);
+    }
+    for &experts in &program.routings {
+        addresses.counts.push(take(4 * experts, "the counts of experts")?);
+    }
+    Ok(())
+}
+
+/// Tokens, outputs and spans of a step.
+fn size(batch: &Batch) -> (usize, usize, usize) {
+    (batch.tokens.len(), batch.outputs.len(), batch.spans.len())
 }
 
 /// Half turns a position of each pair that a rotation turns, and the factor of sines and cosines.
@@ -312,7 +373,8 @@ impl Model for CudaModel {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         self.begin(batch, logits)?;
-        let step = Step { is_observed: true, ..self.step(batch) };
+        let arena = (&self.sizes.arena, self.addresses.arena);
+        let step = Step { is_observed: true, arena, ..self.step(size(batch)) };
         let sent = observe::run(&step, batch, observer);
         self.end(sent, batch, logits)
     }

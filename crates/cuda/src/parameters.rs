@@ -52,7 +52,7 @@ parameters! {
         is_shared: u32,
         cols: u32,
         norm_eps: f32,
-        padding: u32,
+        parts: u32,
     }
 
     /// Attention.
@@ -299,10 +299,42 @@ parameters! {
         padding: u32,
     }
 
+    /// A step of one row in one kernel.
+    struct Persistent: 48 {
+        stages: u64,
+        feed: u64,
+        values: u64,
+        last: u64,
+        count: u32,
+        area: u32,
+        values_len: u32,
+        last_len: u32,
+    }
+
     /// Reading for its own sake.
     struct Read: 24 {
         from: u64,
         sums: u64,
         count: u64,
+    }
+}
+
+/// A stage of a step in one kernel: the words of a [`Product`] or of an [`Attend`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(crate) struct Stage {
+    work: u32,
+    padding: [u32; 3],
+    words: [[u32; 16]; 5],
+}
+const _: () = assert!(size_of::<Stage>() == 336);
+
+impl Stage {
+    /// Work of this number with its parameters.
+    pub(crate) fn new<P: Pod>(work: u32, parameters: &P) -> Stage {
+        let mut stage = Stage { work, ..Stage::zeroed() };
+        let bytes = bytemuck::bytes_of(parameters);
+        bytemuck::bytes_of_mut(&mut stage.words)[..bytes.len()].copy_from_slice(bytes);
+        stage
     }
 }

@@ -1,13 +1,17 @@
 //! How much memory everything but the weights takes: sums that the planner makes before a weight
 //! is read, and that loading takes. This file must not know the device.
 
+use std::ops::Range;
+
 use bodkin_backend::{Limits, PAGE_TOKENS};
 use bodkin_model::{KvSlot, Plan};
 
-use crate::arena::{Arena, arrange};
+use crate::arena::{Arena, apart, arrange};
 use crate::feed;
 use crate::kept::Kept;
 use crate::lower::{Program, Value, Work};
+use crate::parameters::Stage;
+use crate::persistent;
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
 pub(crate) const SEGMENT: usize = 128;
@@ -27,6 +31,12 @@ pub(crate) struct Sizes {
     pub(crate) arena: Arena,
     /// What keys and values are kept as.
     pub(crate) kept: Kept,
+    /// The same for steps of one row in one kernel, where no value shares memory.
+    pub(crate) apart: Arena,
+    /// Of those of its values that the last of these stages has no more use for.
+    pub(crate) early_bytes: u64,
+    /// Stages that one kernel runs.
+    pub(crate) persistent: Option<Range<usize>>,
     /// Of the keys, then the values, of each slot.
     pub(crate) kv_bytes: Vec<[usize; 2]>,
     /// Of each recurrent state.
@@ -53,6 +63,9 @@ pub(crate) struct Sizes {
 impl Sizes {
     pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kept: Kept) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
+        let run = persistent::run_of(plan, program);
+        let last = run.as_ref().map(|run| run.end - 1);
+        let (apart, early_bytes) = last.map_or_else(Default::default, |i| apart(program, i));
         let tables = slot_tables(plan);
         let kv_bytes = plan.slots.iter().zip(&tables).map(|(slot, &table)| {
             let cells = kept.bytes() * limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
@@ -82,6 +95,9 @@ impl Sizes {
         Sizes {
             arena: arrange(program, tokens, outputs),
             kept,
+            apart,
+            early_bytes,
+            persistent: run,
             kv_bytes: kv_bytes.collect(),
             state_bytes: states.collect(),
             angle_bytes: angles.collect(),
@@ -107,7 +123,10 @@ impl Sizes {
     /// Bytes of scratch.
     pub(crate) fn scratch(&self) -> u64 {
         let angles: usize = self.angle_bytes.iter().sum();
+        let list = self.persistent.as_ref().map_or(0, |run| size_of::<Stage>() * run.len());
         self.arena.bytes
+            + self.apart.bytes
+            + list as u64
             + (self.partial_bytes + self.arrival_bytes + angles + 4 * self.feed_len) as u64
     }
 }

@@ -11,6 +11,7 @@ mod rows;
 use bodkin_backend::Result;
 use bodkin_model::{Plan, Rows, WeightId};
 
+use crate::arena::Arena;
 use crate::driver::Device;
 use crate::kernels::{ATTEND_SHARED_BYTES, DOT_MOST_BYTES, Kernels, dot_shared_bytes};
 use crate::lower::{After, Content, Program, Stage, Value, Work};
@@ -27,6 +28,10 @@ const DOT_ROWS: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     pub(crate) arena: u64,
+    /// Values that never share memory.
+    pub(crate) apart: u64,
+    /// The list of stages of a step in one kernel.
+    pub(crate) list: u64,
     pub(crate) feed: u64,
     pub(crate) partials: u64,
     /// Counts of blocks of attention, zero between steps.
@@ -56,6 +61,8 @@ pub(crate) struct Step<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) program: &'a Program,
     pub(crate) sizes: &'a Sizes,
+    /// Where values are, and the first of them.
+    pub(crate) arena: (&'a Arena, u64),
     pub(crate) weights: &'a [Placed],
     pub(crate) at: &'a Addresses,
     pub(crate) tokens: usize,
@@ -105,7 +112,7 @@ impl Step<'_> {
 
     /// The address of a value.
     pub(crate) fn address(&self, value: Value) -> u64 {
-        self.at.arena + self.sizes.arena.offsets[value.0]
+        self.arena.1 + self.arena.0.offsets[value.0]
     }
 
     fn content(&self, value: Value) -> Content {

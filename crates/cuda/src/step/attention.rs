@@ -12,7 +12,7 @@ use crate::sizes::{SEGMENT, key_stride, value_stride};
 
 impl Step<'_> {
     pub(super) fn attend(&self, rows: usize, work: &Work) -> Result<()> {
-        let Work::Attend { q, k, v, rotation, attention: a, slot, out, half_out } = work else {
+        let Work::Attend { attention: a, slot, .. } = work else {
             unreachable!("called for attention");
         };
         let shape = &self.plan.slots[*slot];
@@ -23,6 +23,22 @@ impl Step<'_> {
         if !is_alone {
             self.store(rows, work)?;
         }
+        let parameters = self.attend_parameters(rows, work, is_alone);
+        let spread = if parameters.is_spread == 1 { self.sizes.segments.min(64) } else { 1 };
+        let group = a.heads / a.kv_heads;
+        let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
+        let kernels = self.kernels.attention(self.sizes.kept);
+        let kernel = kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
+        let shared = shared_bytes(a, shape) + if is_alone { kept } else { 0 };
+        // SAFETY: the tables cover what the rows see; partials have room for as many segments.
+        unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
+    }
+
+    /// What attention is told.
+    pub(crate) fn attend_parameters(&self, rows: usize, work: &Work, is_alone: bool) -> p::Attend {
+        let Work::Attend { q, k, v, rotation, attention: a, slot, out, half_out } = work else {
+            unreachable!("called for attention");
+        };
         let is_spread = rows <= self.sizes.spread_rows && self.sizes.segments > 1;
         let mut parameters = p::Attend {
             q: self.address(*q),
@@ -61,14 +77,7 @@ impl Step<'_> {
             Some(r) => (parameters.q, parameters.q_stride) = self.place(Some(r.q_out)),
             None => {}
         }
-        let spread = if is_spread { self.sizes.segments.min(64) } else { 1 };
-        let group = a.heads / a.kv_heads;
-        let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
-        let kernels = self.kernels.attention(self.sizes.kept);
-        let kernel = kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
-        let shared = shared_bytes(a, shape) + if is_alone { kept } else { 0 };
-        // SAFETY: the tables cover what the rows see; partials have room for as many segments.
-        unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
+        parameters
     }
 
     /// Keeps the keys and values of all rows, and rotates keys and queries on the way.

@@ -16,6 +16,16 @@ const DOT_BLOCKS: usize = 2;
 
 impl Step<'_> {
     pub(super) fn product(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Product { factors, after, .. } = work else {
+            unreachable!("called for products");
+        };
+        let first = &self.weights[factors[0].weight.0];
+        let is_gated = matches!(after, After::Gate { .. });
+        self.send_product(&self.product_parameters(rows, work), first, is_gated)
+    }
+
+    /// What a product is told.
+    pub(crate) fn product_parameters(&self, rows: usize, work: &Work) -> p::Product {
         let Work::Product { input, is_outputs, norm, factors, after, experts } = work else {
             unreachable!("called for products");
         };
@@ -27,6 +37,7 @@ impl Step<'_> {
             count: factors.len() as u32,
             chunks: first.shape.chunks() as u32,
             part: first.shape.part() as u32,
+            parts: first.shape.chunks().div_ceil(first.shape.part()) as u32,
             rows: rows as u32,
             is_outputs: u32::from(*is_outputs),
             cols: first.shape.cols as u32,
@@ -78,15 +89,10 @@ impl Step<'_> {
             parameters.used = experts.used as u32;
             parameters.is_shared = u32::from(experts.is_shared);
         }
-        self.send_product(&parameters, first, is_gated)
+        parameters
     }
 
-    pub(super) fn send_product(
-        &self,
-        product: &p::Product,
-        first: &Placed,
-        is_gated: bool,
-    ) -> Result<()> {
+    fn send_product(&self, product: &p::Product, first: &Placed, is_gated: bool) -> Result<()> {
         let (rows, tiles) = (product.rows as usize, product.tiles as usize);
         if first.shape.kind == Kind::F32 {
             let grid = [first.shape.rows.div_ceil(8), rows * product.used.max(1) as usize, 1];

@@ -1,0 +1,630 @@
+// A step of one row as one kernel: a block on every multiprocessor goes through the list of stages.
+// No barrier divides them. Every value has memory of its own that is all ones before the step, and
+// whoever needs a number looks at it until it is there (`wait_for`). So stages overlap, and one warp
+// of a block fetches weights, stages ahead, as far as shared memory reaches.
+//
+// The arithmetic is that of `dot` and `attend`: a row has the same bits either way.
+#include "attend.cuh"
+#include "product.cuh"
+
+#define WARPS 16u
+#define THREADS (32 * WARPS)  // that compute; a warp more fetches
+#define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
+#define DEPTH 4u              // slots of a warp
+#define HEADS 4u              // of queries that a block takes at once
+#define MOST_EIGHTS 16u       // of a key or value
+#define NORM_THREADS 256u     // as `normalize` has
+#define NORMED 16             // elements of a row that each of them keeps
+
+// What a stage does: a product with weights of a kind, plain or gated, or attention.
+#define GATED 8u
+#define ATTENTION 16u
+
+struct Stage {
+    u32 work;
+    u32 padding[3];
+    union {
+        Product product;
+        Attend attend;
+        u32 words[80];
+    };
+};
+static_assert(sizeof(Stage) == 336, "as in parameters.rs");
+
+struct Persistent {
+    const Stage *stages;
+    const u32 *feed;
+    uint4 *values; // of the step but the last stage's, all made unwritten again by that stage
+    uint4 *last;   // the last stage's input, which the next step makes unwritten
+    u32 count;
+    u32 area; // bytes of shared memory for a stage's input, or for attention
+    u32 values_len, last_len; // in sixteen bytes
+};
+static_assert(sizeof(Persistent) == 48, "as in parameters.rs");
+
+#define TABLES 4 // of pages, at most
+#define AHEAD 4u // stages whose descriptions are on their way to those who fetch
+
+// The shared memory of a block.
+struct Shared {
+    u8 slots[WARPS][DEPTH][SLOT];
+    u64 filled[WARPS][DEPTH], emptied[WARPS][DEPTH];
+    float partials[2][WARPS][2][TILE_ROWS];
+    Stage stages[2], ahead[AHEAD];
+    const u32 *pages[TABLES];
+    u32 position;
+    float room[HEADS * 4];
+    __align__(16) u8 area[16];
+};
+
+#if __CUDA_ARCH__ >= 900
+
+DEVICE Shared &shared_memory() {
+    extern __shared__ __align__(128) u8 bytes[];
+    return *(Shared *)bytes;
+}
+
+template <int KIND> struct Slot {
+    static const u32 CHUNKS = KIND == U4 ? 4 : KIND == F16 ? 1 : 2;
+};
+
+DEVICE u32 slot_bytes(u32 kind, u32 &chunks) {
+    chunks = kind == U4 ? 4 : kind == F16 ? 1 : 2;
+    return kind == U4 ? Planes<U4>::BYTES : kind == F16 ? Planes<F16>::BYTES
+         : kind == S8 ? Planes<S8>::BYTES : Planes<U8>::BYTES;
+}
+
+DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Waits until a barrier has left the phase of this parity.
+DEVICE void wait_phase(const u64 *barrier, u32 parity) {
+    asm volatile("{.reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra again;}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+// How the warps of a block share a product: teams take tiles, their members parts of columns.
+struct Share {
+    u32 parts, warps, team, member, first, end, tile, step;
+
+    __device__ __forceinline__ Share(const Product &p, u32 warp) {
+        parts = p.parts;
+        u32 shift = parts > 4 ? 3 : parts > 2 ? 2 : parts - 1;
+        warps = 1 << shift;
+        team = warp >> shift;
+        member = warp & (warps - 1);
+        first = member * p.part;
+        end = min(first + p.part, p.chunks);
+        // The first tiles of all blocks go to their first teams.
+        tile = blockIdx.x + gridDim.x * team;
+        step = gridDim.x * (WARPS >> shift);
+    }
+};
+
+// Asks for the next slot of a warp, the `count`th.
+DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
+    u32 slot = count % DEPTH;
+    wait_phase(&shared.emptied[warp][slot], count / DEPTH % 2 ^ 1);
+    u32 barrier = shared_address(&shared.filled[warp][slot]);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_address(shared.slots[warp][slot])), "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// Fetches what a stage needs of weights: each lane what one warp does.
+DEVICE void fetch_weights(const Stage &stage, u32 warp, u32 &filled) {
+    Shared &shared = shared_memory();
+    const Product &p = stage.product;
+    bool is_gated = stage.work >= GATED;
+    u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
+    Share share(p, warp);
+    if (share.first >= share.end) return;
+#pragma unroll 1
+    for (u32 tile = share.tile; tile < p.tiles; tile += share.step) {
+        const Matrix &m = p.matrices[is_gated ? 0 : matrix_of(p, tile)];
+        u64 at = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
+#pragma unroll 1
+        for (u32 left = (share.end - share.first) * bytes; left > 0;) {
+            u32 size = min(chunks * bytes, left);
+            fill(shared, warp, filled++, m.planes + at, size);
+            if (is_gated) fill(shared, warp, filled++, p.matrices[1].planes + at, size);
+            at += size;
+            left -= size;
+        }
+    }
+}
+
+// Asks for the description of a stage.
+DEVICE void describe(const Stage *from, Stage &to, u32 lane) {
+    if (lane < sizeof(Stage) / 16) copy_async(shared_address(&to) + 16 * lane, (const uint4 *)from + lane);
+}
+
+// Fetches the weights of all stages.
+DEVICE void fetch_all(const Stage *stages, u32 count) {
+    Shared &shared = shared_memory();
+    u32 lane = threadIdx.x % 32, filled = 0;
+    for (u32 i = 0; i < AHEAD - 1; i++) {
+        if (i < count) describe(stages + i, shared.ahead[i], lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < count; i++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 2) : "memory");
+        __syncwarp();
+        u32 next = i + AHEAD - 1;
+        if (next < count) describe(stages + next, shared.ahead[next % AHEAD], lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        const Stage &stage = shared.ahead[i % AHEAD];
+        if (stage.work != ATTENTION && lane < WARPS) fetch_weights(stage, lane, filled);
+    }
+}
+
+// Where a warp is in its slots: how many it has taken.
+struct Ring {
+    u32 warp, lane, taken;
+
+    // Waits for the next slot.
+    __device__ __forceinline__ const u8 *take(Shared &shared) {
+        u32 slot = taken % DEPTH;
+        wait_phase(&shared.filled[warp][slot], taken / DEPTH % 2);
+        taken++;
+        return shared.slots[warp][slot];
+    }
+
+    // The last slots that were taken have been read.
+    template <int TILES> __device__ __forceinline__ void release(Shared &shared) {
+        __syncwarp();
+        if (lane < TILES) {
+            u32 last = (taken - 1 - lane) % DEPTH;
+            asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
+                         ::"r"(shared_address(&shared.emptied[warp][last])) : "memory");
+        }
+    }
+};
+
+// The input of a product that is kept as such.
+DEVICE void share_halves(const Product &p, u32 t, u16 *out) {
+    const uint4 *from = (const uint4 *)p.input;
+    for (u32 first = t; first < p.input_stride / 8; first += 4 * THREADS) {
+        uint4 x[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            if (first + j * THREADS < p.input_stride / 8) x[j] = look(from + first + j * THREADS);
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 i = first + j * THREADS;
+            if (i >= p.input_stride / 8) continue;
+            while (!(is_written(x[j].x) && is_written(x[j].y) && is_written(x[j].z) && is_written(x[j].w))) {
+                x[j] = look(from + i);
+            }
+            ((uint4 *)out)[i] = x[j];
+        }
+    }
+}
+
+// Some elements of a row in f32 for a thread that takes every 256th.
+DEVICE void wait_for_row(const float *from, u32 first, u32 n, float (&x)[NORMED]) {
+    u32 bits[NORMED];
+#pragma unroll
+    for (int j = 0; j < NORMED; j++) {
+        u32 i = first + j * NORM_THREADS;
+        bits[j] = i < n ? look(from + i) : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < NORMED; j++) {
+        while (bits[j] == UNWRITTEN) bits[j] = look(from + first + j * NORM_THREADS);
+        x[j] = __uint_as_float(bits[j]);
+    }
+}
+
+// The input of a product, normalised as `normalize` does it. The norm's weights come to shared memory,
+// to `weights`, while the row is not there yet.
+DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, float *room) {
+    for (u32 i = 4 * t; i < p.cols; i += 4 * THREADS) copy_async(shared_address(weights + i), p.norm_weight + i);
+    float x[NORMED], square = 0.0f;
+    if (t < NORM_THREADS) {
+#pragma unroll 1
+        for (u32 first = t; first < p.cols; first += NORMED * NORM_THREADS) {
+            wait_for_row(p.norm_x, first, p.cols, x);
+#pragma unroll
+            for (int j = 0; j < NORMED; j++) square = fmaf(x[j], x[j], square);
+        }
+        square = warp_sum(square);
+        if (t % 32 == 0) room[t / 32] = square;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    sync<THREADS>();
+    if (t >= NORM_THREADS) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < NORM_THREADS / 32; i++) sum += room[i];
+    float scale = rsqrtf(sum / (float)p.cols + p.norm_eps);
+#pragma unroll 1
+    for (u32 first = t; first < p.input_stride; first += NORMED * NORM_THREADS) {
+        if (p.cols > NORMED * NORM_THREADS) wait_for_row(p.norm_x, first, p.cols, x);
+#pragma unroll
+        for (int j = 0; j < NORMED; j++) {
+            u32 i = first + j * NORM_THREADS;
+            if (i < p.input_stride) out[i] = i < p.cols ? to_input(x[j] * scale * weights[i]) : 0;
+        }
+    }
+}
+
+// Multiplies some chunks of a tile, or of two.
+template <int KIND, int CHUNKS, int TILES>
+DEVICE void multiply(const u8 *const (&slots)[TILES], u32 lane, const u16 *x, float (&sums)[TILES][4]) {
+    Planes<KIND> w[CHUNKS][TILES];
+    uint4 b[CHUNKS][2];
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) w[k][i].load(slots[i] + k * Planes<KIND>::BYTES, lane);
+        b[k][0] = b[k][1] = make_uint4(0, 0, 0, 0);
+        // The only row of input is the first of eight columns.
+        if (lane < 4) {
+            const uint4 *at = (const uint4 *)(x + k * CHUNK_COLS);
+            b[k][0] = at[0];
+            b[k][1] = at[1];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            u32 b0 = word(b[k][step / 2], step % 2 * 2), b1 = word(b[k][step / 2], step % 2 * 2 + 1);
+#pragma unroll
+            for (int i = 0; i < TILES; i++) mma(sums[i], w[k][i].fragment(step), b0, b1);
+        }
+    }
+}
+
+DEVICE void team_sync(u32 team, u32 warps) {
+    if (warps == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "r"(32 * warps) : "memory");
+    }
+}
+
+// The same number, which the compiler takes for another: what is read by it stays where it is read.
+DEVICE u32 own(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// What the end of a tile needs beside its sums: the scales of a row.
+struct Ending {
+    u32 matrix, row;
+    float scale, other_scale;
+
+    __device__ __forceinline__ void begin(const Product &p, bool is_gated, u32 tile, u32 thread) {
+        if (tile >= p.tiles || thread >= TILE_ROWS) return;
+        matrix = is_gated ? 0 : matrix_of(p, tile);
+        row = (tile - p.matrices[matrix].first_tile) * TILE_ROWS + thread;
+        scale = row_scale(p.matrices[matrix], 0, row);
+        if (is_gated) other_scale = row_scale(p.matrices[1], 0, row);
+    }
+};
+
+// Multiplies the input with a warp's parts of its tiles, and gives the slots that it has then taken.
+template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, Ending ending) {
+    Shared &shared = shared_memory();
+    const Product &p = shared.stages[own(stage % 2)].product;
+    const u32 CHUNKS = Slot<KIND>::CHUNKS;
+    u32 t = own(threadIdx.x), lane = t % 32, warp = t / 32;
+    Ring ring = {warp, lane, taken};
+    Share share(p, warp);
+    u32 thread = t & (32 * share.warps - 1);
+    const u16 *input = (const u16 *)shared.area;
+#pragma unroll 1
+    for (u32 tile = share.tile, turn = 0; tile < p.tiles; tile += share.step, turn ^= 1) {
+        // What is added is asked for now and needed at the end.
+        bool has_more = p.residual && ending.matrix == 0 && ending.row < p.matrices[0].rows;
+        u32 residual = has_more && thread < TILE_ROWS ? look(p.residual + ending.row) : 0;
+        Ending now = ending;
+        ending.begin(p, TILES == 2, tile + share.step, thread);
+        float sums[TILES][4] = {};
+#pragma unroll 1
+        for (u32 chunk = share.first; chunk < share.end; chunk += CHUNKS) {
+            const u8 *slots[TILES];
+#pragma unroll
+            for (int i = 0; i < TILES; i++) slots[i] = ring.take(shared);
+            const u16 *x = input + chunk * CHUNK_COLS + 16 * (lane % 4);
+            // Two chunks at a time, as registers allow, or the last one.
+            const u32 AT_ONCE = CHUNKS > 1 && TILES == 1 ? 2 : 1;
+            u32 left = min(CHUNKS, share.end - chunk);
+#pragma unroll 1
+            for (; left >= AT_ONCE; left -= AT_ONCE) {
+                multiply<KIND, AT_ONCE>(slots, lane, x, sums);
+                x += AT_ONCE * CHUNK_COLS;
+#pragma unroll
+                for (int i = 0; i < TILES; i++) slots[i] += AT_ONCE * Planes<KIND>::BYTES;
+            }
+            if (left > 0) multiply<KIND, 1>(slots, lane, x, sums);
+            ring.release<TILES>(shared);
+        }
+        float (*partial)[2][TILE_ROWS] = shared.partials[turn] + share.team * share.warps;
+        if (lane % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                partial[share.member][i][lane / 4] = sums[i][0];
+                partial[share.member][i][lane / 4 + 8] = sums[i][2];
+            }
+        }
+        team_sync(share.team, share.warps);
+        if (thread < TILE_ROWS) {
+            float total = 0.0f, other = 0.0f;
+#pragma unroll 1
+            for (u32 part = 0; part < share.parts; part++) {
+                total += partial[part][0][thread];
+                if (TILES == 2) other += partial[part][1][thread];
+            }
+            if (TILES == 2) {
+                emit_gated(p, 0, now.row, 0, total, other, now.scale, now.other_scale);
+            } else {
+                while (residual == UNWRITTEN) residual = look(p.residual + now.row);
+                emit(p, now.matrix, 0, now.row, 0, total, now.scale, __uint_as_float(residual));
+            }
+        }
+    }
+    return ring.taken;
+}
+
+// Makes numbers unwritten, each block some.
+DEVICE void unwrite(uint4 *values, u32 len) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < len; i += gridDim.x * THREADS) {
+        values[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
+    }
+}
+
+// Runs a product of any kind.
+DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
+    Shared &shared = shared_memory();
+    const Product &p = shared.stages[own(stage % 2)].product;
+    // Who makes nothing must not read either: nobody would wait for it.
+    if (blockIdx.x >= p.tiles) return taken;
+    u32 t = own(threadIdx.x);
+    u16 *input = (u16 *)shared.area;
+    Share share(p, t / 32);
+    Ending ending = {};
+    ending.begin(p, work >= GATED, share.tile, t & (32 * share.warps - 1));
+    if (p.norm_x) {
+        share_normed(p, t, input, (float *)(input + p.input_stride), shared.room);
+    } else {
+        share_halves(p, t, input);
+    }
+    sync<THREADS>();
+    // Where the last stage's input is all there, every block has read what it had to.
+    if (last) unwrite(last->values, last->values_len);
+    switch (work) {
+    case F16: return product<F16, 1>(stage, taken, ending);
+    case S8: return product<S8, 1>(stage, taken, ending);
+    case S8X16: return product<S8X16, 1>(stage, taken, ending);
+    case U8: return product<U8, 1>(stage, taken, ending);
+    case U4: return product<U4, 1>(stage, taken, ending);
+    case F16 + GATED: return product<F16, 2>(stage, taken, ending);
+    case S8 + GATED: return product<S8, 2>(stage, taken, ending);
+    case S8X16 + GATED: return product<S8X16, 2>(stage, taken, ending);
+    case U8 + GATED: return product<U8, 2>(stage, taken, ending);
+    default: return product<U4, 2>(stage, taken, ending);
+    }
+}
+
+// A float of a query or key, rotated by the row's angles, once it is there.
+DEVICE float wait_for_rotated(const Attend &a, const float *head, u32 at) {
+    if (at >= 2 * a.pairs) return wait_for(head + at);
+    bool is_second = a.is_neox ? at >= a.pairs : at % 2 == 1;
+    u32 other = a.is_neox ? (is_second ? at - a.pairs : at + a.pairs) : at ^ 1;
+    float2 angle = a.angles[a.is_neox ? at % a.pairs : at / 2];
+    float y = wait_for(head + at), z = wait_for(head + other);
+    return is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
+}
+
+// Up to four query heads of a key head meet a segment: four warps for each head, a thread for each
+// position; then a thread for two columns of some positions' values.
+DEVICE void attend(u32 stage, u32 area) {
+    Shared &shared = shared_memory();
+    const Attend &a = shared.stages[own(stage % 2)].attend;
+    const u32 MOST = 16; // positions whose values a thread takes, at most
+    u32 t = own(threadIdx.x), h = t / SEGMENT, token = t % SEGMENT;
+    u32 end = shared.position + 1;
+    uint2 range = make_uint2(a.window && end > a.window ? end - a.window : 0, end);
+    u32 first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT, segments = last - first + 1;
+    u32 group = a.heads / a.kv_heads, per_kv = (group + HEADS - 1) / HEADS;
+    u32 blocks = a.kv_heads * per_kv;
+    u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim);
+    u32 eights = key_stride / 8, splits = 128 / (stride / 8), pairs = stride / 2;
+    u32 pair = t % pairs, split = t / pairs;
+    float *q = (float *)shared.area;                 // [HEADS, key_stride]
+    float *weights = q + HEADS * key_stride;         // [HEADS, SEGMENT]
+    float *part = weights + HEADS * SEGMENT;         // [splits, HEADS, stride]
+    u16 *own_value = (u16 *)(part + splits * HEADS * stride); // [stride]
+    u16 *keys = own_value + stride;                  // [key_stride / 8, SEGMENT, 8]
+    const u32 *all_pages = shared.pages[a.table];
+    for (u32 item = blockIdx.x; item < blocks * segments; item += gridDim.x) {
+        u32 block = item % blocks, segment = first + item / blocks;
+        u32 kv_head = block / per_kv, first_head = kv_head * group + block % per_kv * HEADS;
+        u32 count = min(HEADS, (kv_head + 1) * group - first_head);
+        u32 from = max(range.x, segment * SEGMENT) - segment * SEGMENT;
+        u32 to = min(range.y, (segment + 1) * SEGMENT) - segment * SEGMENT;
+        const u32 *pages = all_pages + segment * (SEGMENT / PAGE_TOKENS);
+        // The row's own position is in the last segment, and not yet in memory.
+        u32 own = segment == last ? to - 1 : SEGMENT;
+        bool is_in = token >= from && token < to;
+        if (is_in && token != own) {
+            u64 page = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
+            const u16 *key = a.keys + (page * eights * PAGE_TOKENS + token % PAGE_TOKENS) * 8;
+            for (u32 i = h; i < eights; i += HEADS) {
+                copy_async(shared_address(keys + (i * SEGMENT + token) * 8), key + i * PAGE_TOKENS * 8);
+            }
+        }
+        u32 v[MOST];
+#pragma unroll
+        for (u32 j = 0; j < MOST; j++) {
+            u32 at = split + j * splits;
+            v[j] = 0;
+            if (split < splits && at >= from && at < to && at != own) {
+                u64 page = (u64)pages[at / PAGE_TOKENS] * a.kv_heads + kv_head;
+                v[j] = *(const u32 *)(a.values + (page * PAGE_TOKENS + at % PAGE_TOKENS) * stride + 2 * pair);
+            }
+        }
+        if (token < key_stride) {
+            const float *query = a.q + (first_head + h) * a.key_dim;
+            q[h * key_stride + token] = h < count && token < a.key_dim ? wait_for_rotated(a, query, token) : 0.0f;
+        }
+        if (own < SEGMENT && h < 2) {
+            u32 place = own % PAGE_TOKENS;
+            u64 page = (u64)pages[own / PAGE_TOKENS] * a.kv_heads + kv_head;
+            bool is_first = block % per_kv == 0;
+            if (h == 0 && token < key_stride) {
+                const float *key = a.k + kv_head * a.key_dim;
+                u16 x = to_half(token < a.key_dim ? wait_for_rotated(a, key, token) : 0.0f);
+                keys[(token / 8 * SEGMENT + own) * 8 + token % 8] = x;
+                if (is_first) a.keys[((page * eights + token / 8) * PAGE_TOKENS + place) * 8 + token % 8] = x;
+            }
+            if (h == 1 && token < stride) {
+                const float *value = a.v + kv_head * a.value_dim;
+                u16 x = token < a.value_dim ? to_half(wait_for(value + token)) : 0;
+                own_value[token] = x;
+                if (is_first) a.values[(page * PAGE_TOKENS + place) * stride + token] = x;
+            }
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        sync<THREADS>();
+        float score = 0.0f;
+        if (is_in) {
+            const uint4 *key = (const uint4 *)keys + token;
+            const float4 *query = (const float4 *)(q + h * key_stride);
+#pragma unroll 4
+            for (u32 i = 0; i < eights; i++) {
+                uint4 eight = key[i * SEGMENT];
+                float2 x0 = from_half_pair(eight.x), x1 = from_half_pair(eight.y);
+                float2 x2 = from_half_pair(eight.z), x3 = from_half_pair(eight.w);
+                float4 low = query[2 * i], high = query[2 * i + 1];
+                score = fmaf(low.x, x0.x, score);
+                score = fmaf(low.y, x0.y, score);
+                score = fmaf(low.z, x1.x, score);
+                score = fmaf(low.w, x1.y, score);
+                score = fmaf(high.x, x2.x, score);
+                score = fmaf(high.y, x2.y, score);
+                score = fmaf(high.z, x3.x, score);
+                score = fmaf(high.w, x3.y, score);
+            }
+        }
+        score *= a.scale;
+        if (a.softcap > 0.0f) score = tanhf(score / a.softcap) * a.softcap;
+        float most = warp_max(is_in ? score : -INFINITY_F);
+        if (t % 32 == 0) shared.room[t / 32] = most;
+        sync<THREADS>();
+        const float *room = shared.room + 4 * h;
+        most = fmaxf(fmaxf(room[0], room[1]), fmaxf(room[2], room[3]));
+        float w = is_in ? expf(score - most) : 0.0f;
+        weights[t] = w;
+        float sum = warp_sum(w);
+        sync<THREADS>();
+        if (t % 32 == 0) shared.room[t / 32] = sum;
+        if (split < splits) {
+            float sums[HEADS][2] = {};
+#pragma unroll
+            for (u32 j = 0; j < MOST; j++) {
+                u32 at = split + j * splits;
+                if (at >= SEGMENT) break;
+                float2 x = from_half_pair(at == own ? ((const u32 *)own_value)[pair] : v[j]);
+#pragma unroll
+                for (u32 i = 0; i < HEADS; i++) {
+                    float weight = weights[i * SEGMENT + at];
+                    sums[i][0] = fmaf(weight, x.x, sums[i][0]);
+                    sums[i][1] = fmaf(weight, x.y, sums[i][1]);
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < HEADS; i++) {
+                *(float2 *)(part + (split * HEADS + i) * stride + 2 * pair) = make_float2(sums[i][0], sums[i][1]);
+            }
+        }
+        sync<THREADS>();
+        if (h < count && token < stride) {
+            float value = 0.0f;
+#pragma unroll 8
+            for (u32 k = 0; k < splits; k++) value += part[(k * HEADS + h) * stride + token];
+            const float *sums = shared.room + 4 * h;
+            sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            if (segments == 1) {
+                float all_most = -INFINITY_F, all_sum = 0.0f;
+                float2 factors = join(all_most, all_sum, most, sum);
+                value = 0.0f * factors.x + value * factors.y;
+                finish(a, 0, first_head + h, token, all_most, all_sum, value);
+            } else {
+                u64 at = (u64)(first_head + h) * a.segments + segment - first;
+                float *out = a.partials + at * (stride + PART_EXTRA);
+                out[token] = value;
+                if (token == 0) {
+                    out[stride] = most;
+                    out[stride + 1] = sum;
+                }
+            }
+        }
+        if (segments > 1 && is_last<THREADS>(a.arrivals + block, segments)) {
+            join_segments<HEADS, THREADS, 1>(a, 0, first_head, count, segments, (float *)shared.area, area);
+        }
+        sync<THREADS>();
+    }
+}
+
+// Writes down what attention needs of the feed.
+DEVICE void read_feed(const u32 *numbers) {
+    Shared &shared = shared_memory();
+    Feed feed = {numbers};
+    if (threadIdx.x < TABLES) shared.pages[threadIdx.x] = feed.pages(threadIdx.x, 0);
+    if (threadIdx.x == 0) shared.position = feed.position(0);
+}
+
+DEVICE void compute_all(const Persistent &list) {
+    Shared &shared = shared_memory();
+    u32 taken = 0;
+    describe(list.stages, shared.stages[0], threadIdx.x);
+    wait_for_inputs();
+    read_feed(list.feed);
+    unwrite(list.last, list.last_len);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    sync<THREADS>();
+#pragma unroll 1
+    for (u32 i = 0; i < list.count; i++) {
+        if (i + 1 < list.count) {
+            describe(list.stages + i + 1, shared.stages[(i + 1) % 2], own(threadIdx.x));
+        }
+        u32 work = shared.stages[i % 2].work;
+        if (work == ATTENTION) {
+            attend(i, list.area);
+        } else {
+            taken = product_of(work, i, taken, i + 1 == list.count ? &list : 0);
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        sync<THREADS>();
+    }
+}
+
+#endif
+
+KERNEL __launch_bounds__(THREADS + 128, 1) persistent(const __grid_constant__ Persistent list) {
+#if __CUDA_ARCH__ >= 900
+    Shared &shared = shared_memory();
+    if (threadIdx.x < WARPS * DEPTH) {
+        u64 *barriers = &shared.filled[0][0] + threadIdx.x, *others = &shared.emptied[0][0] + threadIdx.x;
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barriers)));
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(others)));
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncthreads();
+    // Registers go from the warps that fetch, of which one does, to those that compute.
+    if (threadIdx.x >= THREADS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (threadIdx.x < THREADS + 32) fetch_all(list.stages, list.count);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+        compute_all(list);
+    }
+#endif
+}

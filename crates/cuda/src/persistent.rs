@@ -1,0 +1,137 @@
+//! Steps of one row in one kernel (`kernels/persistent.cu`): which stages it can run, and the list
+//! of them that it goes through. What stands before and after those stages runs as ever.
+
+use std::ops::Range;
+
+use bodkin_backend::Result;
+use bodkin_model::Plan;
+
+use crate::driver::Device;
+use crate::lower::{After, Program, Stage, Work};
+use crate::parameters as p;
+use crate::planes::{CHUNK_COLS, Kind};
+use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
+use crate::step::Step;
+
+/// Warps that compute, and threads with those that fetch.
+const WARPS: usize = 16;
+const THREADS: usize = 32 * WARPS + 128;
+/// Page tables that attention may have.
+const TABLES: usize = 4;
+/// Query heads that a block takes at once.
+const HEADS: usize = 4;
+/// The widest key or value.
+const MOST_DIM: usize = 128;
+/// Shared memory of a block beside a stage's area: slots for weights with their barriers, sums of
+/// parts, two stages, maxima and sums of heads.
+const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 112;
+/// What kernels keep for themselves of a block's shared memory.
+const STATIC_BYTES: usize = 2 << 10;
+/// The most that a stage's area takes, on the devices that have the kernel.
+const AREA_BYTES: usize = (227 << 10) - STATIC_BYTES - FIXED_BYTES;
+/// The numbers of a gated product's kernel and of attention among a stage's kinds of work.
+const GATED: u32 = 8;
+const ATTENTION: u32 = 16;
+
+/// The most shared memory that the kernel asks for.
+pub(crate) fn most_bytes(device: &Device) -> usize {
+    device.shared_bytes - STATIC_BYTES
+}
+
+/// The longest run of stages that one kernel can do, if that is most of a step.
+pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
+    let can = |stage: &Stage| area(plan, &stage.work).is_some_and(|bytes| bytes <= AREA_BYTES);
+    let mut best = 0..0;
+    let mut start = 0;
+    for (i, stage) in program.stages.iter().enumerate() {
+        let is_end = matches!(stage.work, Work::Product { .. });
+        if !can(stage) {
+            start = i + 1;
+        } else if is_end && i + 1 - start > best.len() {
+            best = start..i + 1;
+        }
+    }
+    (2 * best.len() > program.stages.len()).then_some(best)
+}
+
+/// The bytes of shared memory that a stage needs for its input; none if the kernel cannot run it.
+fn area(plan: &Plan, work: &Work) -> Option<usize> {
+    match work {
+        Work::Norm { is_inlined: true, .. } => Some(0),
+        Work::Product { norm, factors, experts: None, .. } => {
+            let weight = plan.weight(factors[0].weight);
+            let cols = weight.cols.next_multiple_of(CHUNK_COLS);
+            let weights = if norm.is_some() { 4 * cols } else { 0 };
+            let is_whole = norm.is_none() || weight.cols.is_multiple_of(4);
+            (is_whole && Kind::of(weight.format) != Kind::F32).then_some(2 * cols + weights)
+        }
+        Work::Attend { slot, attention, .. } => {
+            let table = slot_tables(plan)[*slot];
+            let slot = &plan.slots[*slot];
+            let (keys, values) = (key_stride(slot), value_stride(slot));
+            let splits = SEGMENT / (values / 8);
+            let floats = HEADS * (keys + SEGMENT + splits * values);
+            let is_small = keys.max(values) <= MOST_DIM && attention.causal && table < TABLES;
+            is_small.then_some(4 * floats + 2 * values + 2 * SEGMENT * keys)
+        }
+        _ => None,
+    }
+}
+
+impl Step<'_> {
+    /// The stages of a run, as the kernel reads them.
+    pub(crate) fn list(&self, run: Range<usize>) -> Vec<p::Stage> {
+        let stages = self.program.stages[run].iter();
+        stages.filter_map(|stage| self.listed(&stage.work)).collect()
+    }
+
+    fn listed(&self, work: &Work) -> Option<p::Stage> {
+        match work {
+            Work::Product { factors, after, .. } => {
+                let kind = match self.weights[factors[0].weight.0].shape.kind {
+                    Kind::F16 => 0,
+                    Kind::S8 => 1,
+                    Kind::S8x16 => 2,
+                    Kind::U8 => 3,
+                    Kind::U4 => 4,
+                    Kind::F32 => unreachable!("not in a run"),
+                };
+                let is_gated = matches!(after, After::Gate { .. });
+                let work_number = kind + if is_gated { GATED } else { 0 };
+                Some(p::Stage::new(work_number, &self.product_parameters(1, work)))
+            }
+            Work::Attend { .. } => {
+                Some(p::Stage::new(ATTENTION, &self.attend_parameters(1, work, true)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Sends the kernel that runs the listed stages.
+    pub(crate) fn run_listed(&self, run: Range<usize>) -> Result<()> {
+        let kernel = self.kernels.persistent.expect("there is a list");
+        let stages = &self.program.stages[run];
+        let area = stages.iter().filter_map(|stage| area(self.plan, &stage.work)).max();
+        let area = area.unwrap_or(0).next_multiple_of(16);
+        let count = stages.iter().filter(|stage| !matches!(stage.work, Work::Norm { .. })).count();
+        let Some(Work::Product { input, norm, .. }) = stages.last().map(|stage| &stage.work) else {
+            unreachable!("a run ends with a product");
+        };
+        let last = norm.map_or(*input, |norm| norm.input);
+        let parameters = p::Persistent {
+            stages: self.at.list,
+            feed: self.at.feed,
+            values: self.at.apart,
+            last: self.address(last),
+            count: count as u32,
+            area: area as u32,
+            values_len: (self.sizes.early_bytes / 16) as u32,
+            last_len: self.program.values[last.0].bytes(1, 1).div_ceil(16) as u32,
+        };
+        let grid = [self.device.processors as usize, 1, 1];
+        let shared = FIXED_BYTES + area;
+        // SAFETY: the list has as many stages, whose values have memory of their own, which ends
+        // at multiples of 16 bytes.
+        unsafe { self.device.launch(kernel, grid, THREADS, shared, &parameters) }
+    }
+}
