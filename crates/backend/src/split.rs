@@ -54,7 +54,7 @@ impl Split {
     fn load_part(
         &self,
         backend: &dyn Backend,
-        part: Plan,
+        part: Arc<Plan>,
         file: &Arc<File>,
         limits: &Limits,
         progress: Progress<'_>,
@@ -62,7 +62,7 @@ impl Split {
         let Memory { weight_bytes, state_bytes, scratch_bytes } = backend.memory(&part, limits);
         let needed = weight_bytes + state_bytes + scratch_bytes;
         match backend.available_memory().filter(|&free| needed > free) {
-            None => backend.load(Arc::new(part), file, limits, progress),
+            None => backend.load(part, file, limits, progress),
             Some(free) => Err(Error::Config(format!(
                 "{}: its layers need {needed} bytes ({weight_bytes} weights, {state_bytes} \
                  context, {scratch_bytes} scratch), {free} are free; --gpu-layers moves some",
@@ -121,10 +121,11 @@ impl Backend for Split {
         let Some([first, second]) = self.parts(&plan)? else {
             let bytes = plan.cost().step_weight_bytes;
             self.note_bytes(if self.layers == 0 { [bytes, 0] } else { [0, bytes] });
-            return self.whole().load(plan, file, limits, progress);
+            return self.load_part(self.whole(), plan, file, limits, progress);
         };
         self.note_bytes([&first, &second].map(|part| part.cost().step_weight_bytes));
         let cuts = cuts(&plan, [&first, &second], limits);
+        let (first, second) = (Arc::new(first), Arc::new(second));
         let total = plan.cost().weight_bytes;
         // What both parts read is read twice and counts once.
         let done_first = first.cost().weight_bytes;

@@ -72,7 +72,8 @@ DEVICE void finish(const Attend &a, u32 row, u32 head, u32 i, float most, float 
 }
 
 // Joins the segments of some heads that many blocks have made, in order; a warp for each head makes
-// the factors, and a thread makes up to ITEMS results. As many segments at a time come to shared memory as there is room for, 32 at most.
+// the factors, and a thread makes up to ITEMS results. As many segments at a time come to shared
+// memory as there is room for, 32 at most.
 template <int HEADS, u32 BLOCK, int ITEMS>
 DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, float *shared,
                           u32 bytes) {

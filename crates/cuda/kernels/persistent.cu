@@ -8,7 +8,7 @@
 #include "product.cuh"
 
 #define WARPS 16u
-#define THREADS (32 * WARPS)  // that compute; a warp more fetches
+#define THREADS (32 * WARPS)  // that compute; one of four warps more fetches
 #define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
 #define DEPTH 4u              // slots of a warp
 #define HEADS 4u              // of queries that a block takes at once

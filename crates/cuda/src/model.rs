@@ -372,11 +372,15 @@ impl Model for CudaModel {
         logits: &mut [f32],
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        self.begin(batch, logits)?;
-        let arena = (&self.sizes.arena, self.addresses.arena);
-        let step = Step { is_observed: true, arena, ..self.step(size(batch)) };
-        let sent = observe::run(&step, batch, observer);
-        self.end(sent, batch, logits)
+        // One kernel for all would show nothing.
+        let run = self.run.take();
+        let observed = self.begin(batch, logits).and_then(|()| {
+            let step = Step { is_observed: true, ..self.step(size(batch)) };
+            let sent = observe::run(&step, batch, observer);
+            self.end(sent, batch, logits)
+        });
+        self.run = run;
+        observed
     }
 
     fn generate(

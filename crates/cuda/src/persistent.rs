@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use bodkin_backend::Result;
+use bodkin_gguf::Format;
 use bodkin_model::Plan;
 
 use crate::driver::Device;
@@ -20,6 +21,8 @@ const THREADS: usize = 32 * WARPS + 128;
 const TABLES: usize = 4;
 /// Query heads that a block takes at once.
 const HEADS: usize = 4;
+/// Rows of the last product, at least: a tile of 16 for every block, also of larger devices.
+const LEAST_ROWS: usize = 4096;
 /// The widest key or value.
 const MOST_DIM: usize = 128;
 /// Shared memory of a block beside a stage's area: slots for weights with their barriers, sums of
@@ -38,20 +41,31 @@ pub(crate) fn most_bytes(device: &Device) -> usize {
     device.shared_bytes - STATIC_BYTES
 }
 
-/// The longest run of stages that one kernel can do, if that is most of a step.
+/// The stages that one kernel can do, from the first one behind which it can do all, if that is
+/// most of a step. The last one, a wide product whose results nobody in the run reads, is where all
+/// blocks make values unwritten again.
 pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     let can = |stage: &Stage| area(plan, &stage.work).is_some_and(|bytes| bytes <= AREA_BYTES);
-    let mut best = 0..0;
-    let mut start = 0;
-    for (i, stage) in program.stages.iter().enumerate() {
-        let is_end = matches!(stage.work, Work::Product { .. });
-        if !can(stage) {
-            start = i + 1;
-        } else if is_end && i + 1 - start > best.len() {
-            best = start..i + 1;
+    let stages = &program.stages;
+    let start = stages.iter().rposition(|stage| !can(stage)).map_or(0, |last| last + 1);
+    let ends_well = stages.last().is_some_and(|stage| match &stage.work {
+        Work::Product { factors, after: After::Nothing, .. } => {
+            factors.iter().map(|f| plan.weight(f.weight).rows).sum::<usize>() >= LEAST_ROWS
         }
+        _ => false,
+    });
+    let is_awaitable = stages[..start].iter().all(|stage| is_awaitable(plan, &stage.work));
+    (ends_well && is_awaitable && 2 * start < stages.len()).then_some(start..stages.len())
+}
+
+/// Whether what a stage before the run makes can be waited for: never a number whose bits are all
+/// ones, as floats that come from outside may be.
+fn is_awaitable(plan: &Plan, work: &Work) -> bool {
+    match work {
+        Work::Input { .. } => false,
+        Work::Embed { table, .. } => plan.weight(*table).format != Format::F32,
+        _ => true,
     }
-    (2 * best.len() > program.stages.len()).then_some(best)
 }
 
 /// The bytes of shared memory that a stage needs for its input; none if the kernel cannot run it.

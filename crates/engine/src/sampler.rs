@@ -47,7 +47,8 @@ impl Sampler {
         Ok(Sampler::with_dry(options, dry))
     }
 
-    fn with_dry(options: SamplerOptions, dry: Option<Dry>) -> Sampler {
+    fn with_dry(mut options: SamplerOptions, dry: Option<Dry>) -> Sampler {
+        options.logit_bias = summed(&options.logit_bias);
         let penalties = Penalties::new(&options);
         let windows =
             [penalties.as_ref().map_or(0, |p| p.window), dry.as_ref().map_or(0, |dry| dry.window)];
@@ -108,12 +109,7 @@ impl Sampler {
             min_p: options.min_p,
             ..Rule::likeliest()
         };
-        for &(id, bias) in &options.logit_bias {
-            match rule.biases.iter_mut().find(|(other, _)| *other == id) {
-                Some((_, sum)) => *sum += bias,
-                None => rule.biases.push((id, bias)),
-            }
-        }
+        rule.biases.clone_from(&options.logit_bias);
         if let Some(penalties) = &self.penalties {
             rule.penalties = penalties.factors;
             rule.window = penalties.window;
@@ -237,6 +233,18 @@ impl History {
     fn latest(&self, window: usize) -> impl Iterator<Item = u32> {
         self.tokens.iter().rev().take(window).copied()
     }
+}
+
+/// One bias for each token.
+fn summed(biases: &[(u32, f32)]) -> Vec<(u32, f32)> {
+    let mut sums: Vec<(u32, f32)> = Vec::new();
+    for &(id, bias) in biases {
+        match sums.iter_mut().find(|(other, _)| *other == id) {
+            Some((_, sum)) => *sum += bias,
+            None => sums.push((id, bias)),
+        }
+    }
+    sums
 }
 
 #[cfg(test)]

@@ -234,7 +234,7 @@ impl Worker {
             ..Batch::default()
         };
         let mut ended = Vec::new();
-        model.generate(batch, rules, steps, &mut |tokens| {
+        let result = model.generate(batch, rules, steps, &mut |tokens| {
             for (i, (running, &id)) in running.iter_mut().zip(tokens).enumerate() {
                 pages.advance(&mut running.sequence, &running.pending);
                 running.pending.clear();
@@ -246,9 +246,9 @@ impl Worker {
             inbox.extend(messages.try_iter());
             let is_cancelled = running.iter().any(|running| running.cancelled.load(Relaxed));
             ended.is_empty() && inbox.is_empty() && !is_cancelled
-        })?;
+        });
         self.end(&ended);
-        Ok(())
+        Ok(result?)
     }
 
     /// One step of the model, and what follows from its logits.

@@ -21,8 +21,8 @@ impl Plan {
             op.weights().any(|id| layer(&self.weight(id).name).is_some_and(|l| l >= first))
         };
         let at = self.ops.iter().position(is_after).filter(|&at| at > 0)?;
-        let crossing = self.ops[at..].iter().flat_map(Op::inputs).filter(|value| value.0 < at);
-        if !crossing.into_iter().all(|value| value.0 == at - 1) {
+        let mut crossing = self.ops[at..].iter().flat_map(Op::inputs).filter(|value| value.0 < at);
+        if !crossing.all(|value| value.0 == at - 1) {
             return None;
         }
         let before = Part::of(self, &[], 0, &self.ops[..at]);
