@@ -1,0 +1,183 @@
+// What a persistent step is made of: the list of its stages, the shared memory of a block, and the
+// warp that fetches weights, stages ahead, into slots that the others take them from.
+#pragma once
+#include "attend.cuh"
+#include "product.cuh"
+
+#define WARPS 16u
+#define THREADS (32 * WARPS)  // that compute; one of four warps more fetches
+#define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
+#define DEPTH 4u              // slots of a warp
+#define HEADS 4u              // of queries that a block takes at once
+#define MOST_EIGHTS 16u       // of a key or value
+#define NORM_THREADS 256u     // as `normalize` has
+#define NORMED 16             // elements of a row that each of them keeps
+
+// What a stage does: a product with weights of a kind, plain or gated, or attention.
+#define GATED 8u
+#define ATTENTION 16u
+
+struct Stage {
+    u32 work;
+    u32 padding[3];
+    union {
+        Product product;
+        Attend attend;
+        u32 words[80];
+    };
+};
+static_assert(sizeof(Stage) == 336, "as in parameters.rs");
+
+struct Persistent {
+    const Stage *stages;
+    const u32 *feed;
+    uint4 *values; // of the step but the last stage's, all made unwritten again by that stage
+    uint4 *last;   // the last stage's input, which the next step makes unwritten
+    u32 count;
+    u32 area; // bytes of shared memory for a stage's input, or for attention
+    u32 values_len, last_len; // in sixteen bytes
+};
+static_assert(sizeof(Persistent) == 48, "as in parameters.rs");
+
+#define TABLES 4 // of pages, at most
+#define AHEAD 4u // stages whose descriptions are on their way to those who fetch
+
+// The shared memory of a block.
+struct Shared {
+    u8 slots[WARPS][DEPTH][SLOT];
+    u64 filled[WARPS][DEPTH], emptied[WARPS][DEPTH];
+    float partials[2][WARPS][2][TILE_ROWS];
+    Stage stages[2], ahead[AHEAD];
+    const u32 *pages[TABLES];
+    u32 position;
+    float room[HEADS * 4];
+    __align__(16) u8 area[16];
+};
+
+#if __CUDA_ARCH__ >= 900
+
+DEVICE Shared &shared_memory() {
+    extern __shared__ __align__(128) u8 bytes[];
+    return *(Shared *)bytes;
+}
+
+template <int KIND> struct Slot {
+    static const u32 CHUNKS = KIND == U4 ? 4 : KIND == F16 ? 1 : 2;
+};
+
+DEVICE u32 slot_bytes(u32 kind, u32 &chunks) {
+    chunks = kind == U4 ? 4 : kind == F16 ? 1 : 2;
+    return kind == U4 ? Planes<U4>::BYTES : kind == F16 ? Planes<F16>::BYTES
+         : kind == S8 ? Planes<S8>::BYTES : Planes<U8>::BYTES;
+}
+
+DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Waits until a barrier has left the phase of this parity.
+DEVICE void wait_phase(const u64 *barrier, u32 parity) {
+    asm volatile("{.reg .pred done;\n"
+                 "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra again;}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+// How the warps of a block share a product: teams take tiles, their members parts of columns.
+struct Share {
+    u32 parts, warps, team, member, first, end, tile, step;
+
+    __device__ __forceinline__ Share(const Product &p, u32 warp) {
+        parts = p.parts;
+        u32 shift = parts > 4 ? 3 : parts > 2 ? 2 : parts - 1;
+        warps = 1 << shift;
+        team = warp >> shift;
+        member = warp & (warps - 1);
+        first = member * p.part;
+        end = min(first + p.part, p.chunks);
+        // The first tiles of all blocks go to their first teams.
+        tile = blockIdx.x + gridDim.x * team;
+        step = gridDim.x * (WARPS >> shift);
+    }
+};
+
+// Asks for the next slot of a warp, the `count`th.
+DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
+    u32 slot = count % DEPTH;
+    wait_phase(&shared.emptied[warp][slot], count / DEPTH % 2 ^ 1);
+    u32 barrier = shared_address(&shared.filled[warp][slot]);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_address(shared.slots[warp][slot])), "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// Fetches what a stage needs of weights: each lane what one warp does.
+DEVICE void fetch_weights(const Stage &stage, u32 warp, u32 &filled) {
+    Shared &shared = shared_memory();
+    const Product &p = stage.product;
+    bool is_gated = stage.work >= GATED;
+    u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
+    Share share(p, warp);
+    if (share.first >= share.end) return;
+#pragma unroll 1
+    for (u32 tile = share.tile; tile < p.tiles; tile += share.step) {
+        const Matrix &m = p.matrices[is_gated ? 0 : matrix_of(p, tile)];
+        u64 at = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
+#pragma unroll 1
+        for (u32 left = (share.end - share.first) * bytes; left > 0;) {
+            u32 size = min(chunks * bytes, left);
+            fill(shared, warp, filled++, m.planes + at, size);
+            if (is_gated) fill(shared, warp, filled++, p.matrices[1].planes + at, size);
+            at += size;
+            left -= size;
+        }
+    }
+}
+
+// Asks for the description of a stage.
+DEVICE void describe(const Stage *from, Stage &to, u32 lane) {
+    if (lane < sizeof(Stage) / 16) copy_async(shared_address(&to) + 16 * lane, (const uint4 *)from + lane);
+}
+
+// Fetches the weights of all stages.
+DEVICE void fetch_all(const Stage *stages, u32 count) {
+    Shared &shared = shared_memory();
+    u32 lane = threadIdx.x % 32, filled = 0;
+    for (u32 i = 0; i < AHEAD - 1; i++) {
+        if (i < count) describe(stages + i, shared.ahead[i], lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+#pragma unroll 1
+    for (u32 i = 0; i < count; i++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 2) : "memory");
+        __syncwarp();
+        u32 next = i + AHEAD - 1;
+        if (next < count) describe(stages + next, shared.ahead[next % AHEAD], lane);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        const Stage &stage = shared.ahead[i % AHEAD];
+        if (stage.work != ATTENTION && lane < WARPS) fetch_weights(stage, lane, filled);
+    }
+}
+
+// Where a warp is in its slots: how many it has taken.
+struct Ring {
+    u32 warp, lane, taken;
+
+    // Waits for the next slot.
+    __device__ __forceinline__ const u8 *take(Shared &shared) {
+        u32 slot = taken % DEPTH;
+        wait_phase(&shared.filled[warp][slot], taken / DEPTH % 2);
+        taken++;
+        return shared.slots[warp][slot];
+    }
+
+    // The last slots that were taken have been read.
+    template <int TILES> __device__ __forceinline__ void release(Shared &shared) {
+        __syncwarp();
+        if (lane < TILES) {
+            u32 last = (taken - 1 - lane) % DEPTH;
+            asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
+                         ::"r"(shared_address(&shared.emptied[warp][last])) : "memory");
+        }
+    }
+};
+
+#endif
