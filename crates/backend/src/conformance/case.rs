@@ -79,7 +79,7 @@ impl Maker {
     }
 
     /// Likewise with a vocabulary of this size.
-    fn speaking(name: impl Into<String>, vocabulary: usize) -> Maker {
+    pub(super) fn speaking(name: impl Into<String>, vocabulary: usize) -> Maker {
         let name = name.into();
         let plan = Plan {
             architecture: "conformance".to_owned(),

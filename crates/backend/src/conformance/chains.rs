@@ -2,7 +2,7 @@
 //! with and without a window stand side by side.
 
 use bodkin_gguf::Format;
-use bodkin_model::{Act, Attention, NormKind, Op, Rope, RopeScaling, RopeStyle, Value};
+use bodkin_model::{Act, Attention, EmbedBy, NormKind, Op, Rope, RopeScaling, RopeStyle, Value};
 
 use super::case::{Case, HALF_STATE, INTEGER, Maker, usual_attention};
 
@@ -29,13 +29,15 @@ pub(super) fn cases() -> Vec<Case> {
             5.0 * INTEGER,
         ),
         fused_projection(),
+        wide_decoder(),
     ]
 }
 
 fn norm(maker: &mut Maker, input: Value, groups: usize) -> Value {
-    let weight = maker.vector(WIDTH / groups, 1.0);
+    let width = maker.width(input);
+    let weight = maker.vector(width / groups, 1.0);
     let kind = NormKind::Rms;
-    maker.push(Op::Norm { input, kind, weight, bias: None, eps: 1e-6, groups }, WIDTH)
+    maker.push(Op::Norm { input, kind, weight, bias: None, eps: 1e-6, groups }, width)
 }
 
 /// Three blocks, the middle one with a window; the head's softcap last.
@@ -69,6 +71,37 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
     let input = maker.logits(x);
     maker.push(Op::Softcap { input, cap: 3.0 }, super::case::VOCABULARY);
     maker.finish(tolerance, TOKENS)
+}
+
+/// Two blocks of plain stages and a wide head, all quantised: what a backend may run in one piece
+/// where it has one row.
+fn wide_decoder() -> Case {
+    let (format, width, hidden, vocabulary) = (Format::Q8_0, 512, 768, 4224);
+    let mut maker = Maker::speaking("wide decoder Q8_0", vocabulary);
+    let table = maker.matrix(format, vocabulary, width);
+    let mut x = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
+    for _ in 0..2 {
+        let h = norm(&mut maker, x, 1);
+        let q = maker.linear(h, format, width);
+        let k = maker.linear(h, format, width / 4);
+        let v = maker.linear(h, format, width / 4);
+        let (style, scaling, factors) = (RopeStyle::Neox, RopeScaling::None, None);
+        let rope = Rope { style, dims: 64, base: 10_000.0, scaling, factors };
+        let q = maker.push(Op::Rope { input: q, heads: 8, head_dim: 64, rope }, width);
+        let k = maker.push(Op::Rope { input: k, heads: 2, head_dim: 64, rope }, width / 4);
+        let h = maker.attend(q, k, v, usual_attention(8, 2, 64));
+        let h = maker.linear(h, format, width);
+        x = maker.push(Op::Add { a: x, b: h }, width);
+        let h = norm(&mut maker, x, 1);
+        let gate = maker.linear(h, format, hidden);
+        let up = maker.linear(h, format, hidden);
+        let h = maker.push(Op::Glu { gate, up, act: Act::Silu }, hidden);
+        let h = maker.linear(h, format, width);
+        x = maker.push(Op::Add { a: x, b: h }, width);
+    }
+    let input = norm(&mut maker, x, 1);
+    maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);
+    maker.finish(5.0 * INTEGER, 20)
 }
 
 /// Queries, keys and values cut out of one product.
