@@ -111,6 +111,9 @@ impl Sampler {
         };
         rule.biases.clone_from(&options.logit_bias);
         if let Some(penalties) = &self.penalties {
+            if self.history.latest(penalties.window).count() > MOST_LATEST {
+                return None;
+            }
             rule.penalties = penalties.factors;
             rule.window = penalties.window;
             rule.latest.extend(self.history.latest(penalties.window));
@@ -234,6 +237,9 @@ impl History {
         self.tokens.iter().rev().take(window).copied()
     }
 }
+
+/// Of so many latest tokens a rule may tell; of more, counting each as it comes costs less.
+const MOST_LATEST: usize = 1024;
 
 /// One bias for each token.
 fn summed(biases: &[(u32, f32)]) -> Vec<(u32, f32)> {
