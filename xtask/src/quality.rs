@@ -21,7 +21,7 @@ const RESULTS: &str = "benches/results/quality.jsonl";
 
 /// Types of file that both make, from the largest to the smallest.
 const TYPES: &str = "F16,Q8_0,Q6_K,Q5_K_M,Q5_K_S,Q5_1,Q5_0,Q4_K_M,Q4_K_S,Q4_1,Q4_0,IQ4_NL,IQ4_XS,\
-                     Q3_K_L,Q3_K_M,Q3_K_S,Q2_K,Q2_K_S,MXFP4_MOE";
+                     Q3_K_L,Q3_K_M,Q3_K_S,Q2_K,Q2_K_S";
 
 /// What to measure.
 #[derive(clap::Args)]
