@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use bodkin_backend::{Backend, Batch, Limits, PageTable, Span, conformance};
-use bodkin_cuda::{Cuda, Kept};
+use bodkin_cuda::Cuda;
 
 /// Tokens of the prompt, and steps after it, of a model's comparison: they cross a segment's end.
 const PROMPT: usize = 100;
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut failures = conformance::check(&cuda);
     let fused = conformance::logits(&cuda)?;
     let plain = conformance::logits(&cuda.fusing(false))?;
-    failures.extend(conformance::check(&Cuda::open(args.device)?.keeping(Kept::F16)));
+    failures.extend(conformance::check(&Cuda::open(args.device)?.keeping_halves()));
     for ((name, fused), (_, plain)) in fused.iter().zip(&plain) {
         if !fused.iter().map(|x| x.to_bits()).eq(plain.iter().map(|x| x.to_bits())) {
             failures.push(format!("{name}: other bits without rewrites"));

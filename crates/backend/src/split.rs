@@ -74,7 +74,7 @@ impl Split {
 
 impl Backend for Split {
     fn name(&self) -> String {
-        format!("{} + {} layers on {}", self.first.name(), self.layers, self.second.name())
+        format!("{} + up to {} layers on {}", self.first.name(), self.layers, self.second.name())
     }
 
     fn threads(&self) -> usize {

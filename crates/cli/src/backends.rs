@@ -88,3 +88,8 @@ fn cuda(number: &str) -> Result<Box<dyn Backend>> {
     };
     Ok(Box::new(Cuda::open(ordinal)?))
 }
+
+/// Whether all of a model is computed on a GPU.
+pub(crate) fn is_gpu(backend: &dyn Backend) -> bool {
+    backend.name().starts_with("cuda")
+}

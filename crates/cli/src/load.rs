@@ -223,7 +223,7 @@ impl Opened {
         if let Some(available) = backend.available_memory()
             && total(&memory) > available
         {
-            let is_gpu = backend.name().starts_with("cuda");
+            let is_gpu = backends::is_gpu(backend);
             let other =
                 if is_gpu { ", and --gpu-layers leaves layers to the processor" } else { "" };
             bail!(

@@ -5,7 +5,7 @@ use bodkin_model::{Op, Plan};
 
 /// The type of the numbers that keys and values are kept as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub(crate) enum Kept {
     /// Half precision.
     F16,
     /// As they are computed.

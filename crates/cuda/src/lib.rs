@@ -27,7 +27,7 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, StateSlot};
 
 use driver::Device;
-pub use kept::Kept;
+use kept::Kept;
 use kernels::Kernels;
 use lower::Program;
 use model::CudaModel;
@@ -46,7 +46,7 @@ pub struct Cuda {
     device: Arc<Device>,
     kernels: Arc<Kernels>,
     fuse: bool,
-    kept: Option<Kept>,
+    keeps_halves: bool,
 }
 
 impl Cuda {
@@ -62,7 +62,7 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let device = Arc::new(Device::open(ordinal)?);
         let kernels = Arc::new(Kernels::load(&device)?);
-        Ok(Cuda { device, kernels, fuse: true, kept: None })
+        Ok(Cuda { device, kernels, fuse: true, keeps_halves: false })
     }
 
     /// The same with every operation as a stage of its own, or not: no bit may differ.
@@ -71,14 +71,15 @@ impl Cuda {
         Cuda { fuse, ..self }
     }
 
-    /// The same with keys and values of all models kept so, not as their weights' formats suggest.
+    /// The same with keys and values of all models in half precision, also of those in f32.
     #[must_use]
-    pub fn keeping(self, kept: Kept) -> Cuda {
-        Cuda { kept: Some(kept), ..self }
+    pub fn keeping_halves(self) -> Cuda {
+        Cuda { keeps_halves: true, ..self }
     }
 
     fn sizes(&self, plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
-        Sizes::new(plan, program, limits, self.kept.unwrap_or_else(|| Kept::of(plan)))
+        let kept = if self.keeps_halves { Kept::F16 } else { Kept::of(plan) };
+        Sizes::new(plan, program, limits, kept)
     }
 
     /// What this backend cannot run of a plan.

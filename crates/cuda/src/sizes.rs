@@ -12,6 +12,7 @@ use crate::kept::Kept;
 use crate::lower::{Program, Value, Work};
 use crate::parameters::Stage;
 use crate::persistent;
+use crate::step::choice;
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
 pub(crate) const SEGMENT: usize = 128;
@@ -123,11 +124,12 @@ impl Sizes {
     /// Bytes of scratch.
     pub(crate) fn scratch(&self) -> u64 {
         let angles: usize = self.angle_bytes.iter().sum();
+        let choice = 8 * (choice::GROUPS + 1) * self.outputs.min(RECORDED_ROWS);
         let list = self.persistent.as_ref().map_or(0, |run| size_of::<Stage>() * run.len());
         self.arena.bytes
             + self.apart.bytes
             + list as u64
-            + (self.partial_bytes + self.arrival_bytes + angles + 4 * self.feed_len) as u64
+            + (self.partial_bytes + self.arrival_bytes + angles + choice + 4 * self.feed_len) as u64
     }
 }
 
