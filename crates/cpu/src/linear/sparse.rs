@@ -120,14 +120,19 @@ impl<'a> SparsePacker<'a> {
     /// Packs the panels of a range.
     pub fn pack(self, panels: Range<usize>) -> SparsePart {
         let mut part = SparsePart { bytes: Vec::new(), ends: Vec::new() };
+        let mut dense = PackedWeight::zeroed(self.kind, PANEL_ROWS.min(self.rows), self.cols);
+        let mut codes = Vec::new();
         for panel in panels {
             let first = panel * PANEL_ROWS;
             let rows = PANEL_ROWS.min(self.rows - first);
-            let mut dense = PackedWeight::zeroed(self.kind, rows, self.cols);
-            let source = self.source.from(first);
+            if rows < dense.rows() {
+                dense = PackedWeight::zeroed(self.kind, rows, self.cols);
+            }
+            dense.panel_mut().fill(0);
             // SAFETY: no other thread knows this weight.
-            unsafe { dense.packer(source).pack(0..1) };
-            self.layout.visit(PackPanel { dense: dense.panel_mut(), out: &mut part.bytes });
+            unsafe { dense.packer(self.source.from(first)).pack(0..1) };
+            let (dense, codes, out) = (dense.panel_mut(), &mut codes, &mut part.bytes);
+            self.layout.visit(PackPanel { dense, codes, out });
             // Heads begin with a line.
             part.bytes.resize(part.bytes.len().next_multiple_of(64), 0);
             part.ends.push(part.bytes.len());
@@ -155,19 +160,20 @@ impl<'a> SparsePacker<'a> {
 /// A panel of the dense kind on its way into a part.
 struct PackPanel<'a> {
     dense: &'a [u8],
+    /// Room for the codes, which come behind all heads; empty before and after.
+    codes: &'a mut Vec<u8>,
     out: &'a mut Vec<u8>,
 }
 
 impl PackPanel<'_> {
     fn pack<K: SparseKind>(self) {
         let blocks = self.dense.chunks_exact(K::DENSE);
-        let mut heads = vec![0; blocks.len() * K::HEAD];
-        let mut codes = Vec::new();
-        for (dense, head) in blocks.zip(heads.chunks_exact_mut(K::HEAD)) {
-            K::pack(dense, head, &mut codes);
+        let first = self.out.len();
+        self.out.resize(first + blocks.len() * K::HEAD, 0);
+        for (dense, head) in blocks.zip(self.out[first..].chunks_exact_mut(K::HEAD)) {
+            K::pack(dense, head, self.codes);
         }
-        self.out.extend(heads);
-        self.out.extend(codes);
+        self.out.append(self.codes);
     }
 }
 

@@ -8,8 +8,10 @@ use crate::linear::kind::{Codes, IntegerKind};
 use crate::linear::level::{Lanes, PANEL_ROWS};
 use crate::linear::sparse::{COLS, SparseFloat, SparseInteger, SparseKind, csr as rows};
 
-/// How far ahead of their use heads are asked for. They are a fourth of the bytes.
+/// How far ahead of their use heads are asked for, and asked into the second-level cache. They are a
+/// fourth of the bytes.
 const PREFETCH_HEADS: usize = 16;
+const FAR_HEADS: usize = 48;
 
 /// Lines of codes with which a panel begins that are asked for while the one before it ends: its
 /// heads lie right behind that one's codes, but its codes do not.
@@ -43,9 +45,10 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
         let next = left.wrapping_add(tile.panel_bytes);
         for block in 0..blocks {
             prefetch_next::<L>(next, block, blocks);
-            let ahead = head.wrapping_add(PREFETCH_HEADS * K::HEAD);
-            L::prefetch(ahead);
-            L::prefetch(ahead.wrapping_add(64));
+            for line in 0..K::HEAD.div_ceil(64) {
+                L::prefetch(head.wrapping_add(PREFETCH_HEADS * K::HEAD + 64 * line));
+                L::prefetch_far(head.wrapping_add(FAR_HEADS * K::HEAD + 64 * line));
+            }
             let (mut codes, taken) = K::codes::<L>(head, left);
             if let Codes::Centred { bits, offset } = <K::Dense as IntegerKind>::CODES {
                 for codes in &mut codes {
@@ -89,6 +92,7 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
             unrolled!(P, p => {
                 if four % 8 == 0 {
                     L::prefetch(heads[p].wrapping_add(PREFETCH_HEADS * K::HEAD));
+                    L::prefetch_far(heads[p].wrapping_add(FAR_HEADS * K::HEAD));
                     prefetch_next::<L>(
                         next[p].wrapping_add(heads_bytes),
                         four / 8,
