@@ -1,13 +1,15 @@
 //! `cargo xtask sparse`: bodkin on files with sparse formats, without their zeros and with them, in
-//! turns, because the machine may be shared: only ratios of neighbouring runs say something.
+//! turns of a few tokens in one process, because the machine may be shared: only ratios of what is
+//! measured side by side say something.
 //! Appends rows to `benches/results/sparse.jsonl`. The dense runs are of the same file made dense
 //! while it is loaded: the same kernels, on the same bytes, as a dense file of the base format has.
 //! Rewrites the tables of `docs/sparsity.md` from the rows.
 //!
-//! With `--activations`, any file is run with shares of its activations skipped and without, and
-//! its perplexity measured if there is a text.
+//! With `--activations`, any file is run by the binary with shares of its activations skipped and
+//! without, and its perplexity measured if there is a text.
 
 mod table;
+mod turns;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +20,7 @@ use bodkin_model::{Plan, Weight};
 use serde_json::{Value, json};
 
 pub(crate) use table::KEYS;
+use turns::Test;
 
 use crate::compare::{append, commit, cpu_name, median, run_cargo};
 
@@ -47,7 +50,7 @@ pub(crate) struct Args {
     /// Chunks of 512 tokens of the text.
     #[arg(long, default_value_t = 20)]
     chunks: usize,
-    /// The binary; without it, one is built.
+    /// The binary that skips activations; without it, one is built.
     #[arg(long)]
     binary: Option<PathBuf>,
 }
@@ -105,7 +108,7 @@ impl Pairs {
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
-        None if args.files.is_empty() => PathBuf::new(),
+        None if args.files.is_empty() || args.activations.is_empty() => PathBuf::new(),
         None => {
             run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
             root.join("target/release/bodkin")
@@ -119,8 +122,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         }
         let about = about(path)?;
         for test in &args.tests {
-            let ways = [&["--sparse", "never"][..], &["--sparse", "always"]];
-            let pairs = Pairs::of(&binary, path, test, ways, args)?;
+            let file = std::sync::Arc::new(bodkin_model::open(path)?);
+            let pairs = turns::run(&file, Test::parse(test)?, args.threads, args.pairs.get())?;
             let more = json!({
                 "kind": "weights",
                 "format": about.format,

@@ -1,0 +1,126 @@
+//! One model kept in two ways in one process, which take turns of a few tokens: what other users of
+//! the machine leave of its memory's speed changes from second to second, and so meets both alike.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Rule, Span};
+use bodkin_cpu::{Cpu, Sparse};
+use bodkin_engine::{Pages, Sequence};
+use bodkin_gguf::File;
+
+use super::Pairs;
+
+/// What a test does, named as llama-bench names it.
+#[derive(Copy, Clone)]
+pub(super) enum Test {
+    /// Reads so many tokens in one step.
+    Prompt(usize),
+    /// Generates so many.
+    Generate(usize),
+}
+
+impl Test {
+    pub(super) fn parse(name: &str) -> Result<Test> {
+        let (kind, count) = name.split_at_checked(2).unwrap_or((name, ""));
+        let count = count.parse().ok().filter(|&count| count > 0);
+        match (kind, count) {
+            ("pp", Some(count)) => Ok(Test::Prompt(count)),
+            ("tg", Some(count)) => Ok(Test::Generate(count)),
+            _ => bail!("a test is ppN or tgN, not {name}"),
+        }
+    }
+
+    fn tokens(self) -> usize {
+        match self {
+            Test::Prompt(count) | Test::Generate(count) => count,
+        }
+    }
+}
+
+/// Runs a test with zeros and without, in turns.
+pub(super) fn run(file: &Arc<File>, test: Test, threads: usize, pairs: usize) -> Result<Pairs> {
+    let mut both = Vec::new();
+    for sparse in [Sparse::Never, Sparse::Always] {
+        both.push(Runner::load(&Cpu { sparse, ..Cpu::new(Some(threads))? }, file, test)?);
+    }
+    let mut found = Pairs::default();
+    // The first pair pages the weights in and is not counted.
+    for pair in 0..=pairs {
+        let mut seconds = [0.0; 2];
+        both.iter_mut().for_each(Runner::restart);
+        while both[0].left(test) > 0 {
+            for (runner, seconds) in both.iter_mut().zip(&mut seconds) {
+                *seconds += runner.turn(test)?;
+            }
+        }
+        if pair > 0 {
+            let [dense, sparse] = seconds.map(|seconds| test.tokens() as f64 / seconds);
+            found.dense.push(dense);
+            found.sparse.push(sparse);
+            found.bandwidth.push(Cpu::new(Some(threads))?.bandwidth()? * 1e-9);
+        }
+    }
+    Ok(found)
+}
+
+/// A model with one sequence.
+struct Runner {
+    model: Box<dyn Model>,
+    pages: Pages,
+    sequence: Sequence,
+}
+
+impl Runner {
+    fn load(cpu: &Cpu, file: &Arc<File>, test: Test) -> Result<Runner> {
+        let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
+        let step = if let Test::Prompt(count) = test { count } else { 1 };
+        let pages = Pages::needed(&plan.windows(), test.tokens(), step.max(PAGE_TOKENS), 1);
+        let limits = Limits { tokens: step, outputs: 1, pages, states: 1 };
+        let model = cpu.load(Arc::new(plan), file, &limits, &|_, _| ())?;
+        let mut pages = Pages::of(&*model);
+        let sequence = pages.start(&[]);
+        Ok(Runner { model, pages, sequence })
+    }
+
+    fn restart(&mut self) {
+        let fresh = self.pages.start(&[]);
+        self.pages.release(std::mem::replace(&mut self.sequence, fresh));
+    }
+
+    /// Tokens that the test still wants.
+    fn left(&self, test: Test) -> usize {
+        test.tokens() - self.sequence.tokens.len()
+    }
+
+    /// Goes on with the test, by a page of generated tokens or by the whole prompt, and returns the
+    /// seconds.
+    fn turn(&mut self, test: Test) -> Result<f64> {
+        let position = self.sequence.tokens.len();
+        let count = match test {
+            Test::Prompt(count) => count,
+            Test::Generate(_) => self.left(test).min(PAGE_TOKENS),
+        };
+        ensure!(self.pages.reserve(&mut self.sequence, count), "pages for {count} tokens");
+        let vocabulary = self.model.plan().vocabulary;
+        let tokens: Vec<u32> = match test {
+            Test::Prompt(count) => (0..count).map(|i| (i * 7919 % vocabulary) as u32).collect(),
+            Test::Generate(_) => vec![self.sequence.tokens.last().map_or(1, |&token| token)],
+        };
+        let (tables, state) = (self.sequence.tables.clone(), self.sequence.state());
+        let spans = vec![Span { len: tokens.len(), position, tables, state }];
+        let outputs = vec![u32::try_from(tokens.len() - 1).context("a step's tokens")?];
+        let batch = Batch { tokens: tokens.clone(), spans, outputs, ..Batch::default() };
+        let steps = if let Test::Generate(_) = test { count } else { 1 };
+        let mut stored = tokens;
+        let start = Instant::now();
+        self.model.generate(batch, &[Rule::likeliest()], steps, &mut |chosen| {
+            stored.extend(chosen);
+            true
+        })?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.pages.advance(&mut self.sequence, &stored[..count]);
+        Ok(seconds)
+    }
+}
