@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// Tokens in the context before tests begin
     #[arg(long, default_value = "0,4096")]
     depths: String,
+    /// Sequences that generate at the same time
+    #[arg(long, default_value = "1")]
+    sequences: String,
     /// The binary; without it, one is built
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -130,7 +133,7 @@ fn bench(binary: &Path, path: &Path, args: &Args) -> Result<Vec<Value>> {
         .arg("bench")
         .arg(path)
         .args(["-p", "512", "-n", "128", "-d", &args.depths, "-r", "5", "-o", "json"])
-        .args(["--device", &args.device])
+        .args(["--device", &args.device, "--n-sequences", &args.sequences])
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "bodkin bench: {}", said.trim());

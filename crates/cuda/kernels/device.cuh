@@ -85,7 +85,8 @@ DEVICE float within_half(float x) { return fminf(fmaxf(x, -HALF_MAX), HALF_MAX);
 
 DEVICE u16 to_half(float x) { return (u16)half_pair(within_half(x), 0.0f); }
 
-// As an input of products.
+// As an input of products: still in f32, and in half precision.
+DEVICE float as_input(float x) { return within_half(x * INPUT_SCALE); }
 DEVICE u16 to_input(float x) { return to_half(x * INPUT_SCALE); }
 
 DEVICE float2 from_half_pair(u32 bits) {
@@ -142,10 +143,47 @@ DEVICE uint4 look(const uint4 *at) {
 // Whether both halves of a pair are there: those that are have a free bit in their exponents.
 DEVICE bool is_written(u32 pair) { return (((pair & 0x7c007c00u) + 0x04000400u) & 0x80008000u) == 0; }
 
-DEVICE float wait_for(const float *at) {
-    u32 bits = look(at);
-    while (bits == UNWRITTEN) bits = look(at);
-    return __uint_as_float(bits);
+DEVICE bool is_written(const uint4 &v, bool are_halves) {
+    if (are_halves) return is_written(v.x) && is_written(v.y) && is_written(v.z) && is_written(v.w);
+    return v.x != UNWRITTEN && v.y != UNWRITTEN && v.z != UNWRITTEN && v.w != UNWRITTEN;
+}
+
+// Sixteen bytes each, `step` apart, and zeros from place `end` on. All that are not there yet are
+// looked at again at the same time: one after the other, each would take a way to memory.
+template <bool HALVES, int N> DEVICE void wait_for_all(const uint4 *from, u32 step, u32 end, uint4 (&x)[N]) {
+#pragma unroll
+    for (u32 j = 0; j < N; j++) x[j] = j * step < end ? look(from + j * step) : make_uint4(0, 0, 0, 0);
+    bool are_there = false;
+#pragma unroll 1
+    while (!are_there) {
+        are_there = true;
+#pragma unroll
+        for (u32 j = 0; j < N; j++) {
+            if (is_written(x[j], HALVES)) continue;
+            are_there = false;
+            x[j] = look(from + j * step);
+        }
+    }
+}
+
+// Likewise single floats, and zeros where there is no address.
+template <int N> DEVICE void wait_for_each(const float *const (&from)[N], float (&x)[N]) {
+    u32 bits[N];
+#pragma unroll
+    for (u32 j = 0; j < N; j++) bits[j] = from[j] ? look(from[j]) : 0;
+    bool are_there = false;
+#pragma unroll 1
+    while (!are_there) {
+        are_there = true;
+#pragma unroll
+        for (u32 j = 0; j < N; j++) {
+            if (bits[j] != UNWRITTEN) continue;
+            are_there = false;
+            bits[j] = look(from[j]);
+        }
+    }
+#pragma unroll
+    for (u32 j = 0; j < N; j++) x[j] = __uint_as_float(bits[j]);
 }
 
 // Reductions, always in the same order.
@@ -172,18 +210,35 @@ DEVICE float block_sum(float x, float *room) {
     return sum;
 }
 
-// What an RMS norm multiplies a row with; `blockDim.x` decides the order of the sum.
+DEVICE float4 as_floats(const uint4 &v) {
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+}
+
+DEVICE float add_squares(const float4 &x, float sum) {
+    return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, fmaf(x.x, x.x, sum))));
+}
+
+// What an RMS norm multiplies a row with. A thread adds the squares of four neighbours at a time;
+// `blockDim.x` decides the order of the sum.
 DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
     float square = 0.0f;
-    for (u32 first = threadIdx.x; first < n; first += 8 * blockDim.x) {
-        float eight[8];
+    bool is_whole = n % 4 == 0 && (u64)x % 16 == 0;
+    for (u32 first = 4 * threadIdx.x; first < n; first += 8 * blockDim.x) {
+        float4 two[2];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            u32 i = first + j * blockDim.x;
-            eight[j] = i < n ? x[i] : 0.0f;
+        for (u32 j = 0; j < 2; j++) {
+            u32 i = first + 4 * j * blockDim.x;
+            if (is_whole) {
+                two[j] = i < n ? *(const float4 *)(x + i) : make_float4(0, 0, 0, 0);
+            } else {
+                two[j].x = i < n ? x[i] : 0.0f;
+                two[j].y = i + 1 < n ? x[i + 1] : 0.0f;
+                two[j].z = i + 2 < n ? x[i + 2] : 0.0f;
+                two[j].w = i + 3 < n ? x[i + 3] : 0.0f;
+            }
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) square = fmaf(eight[j], eight[j], square);
+        for (u32 j = 0; j < 2; j++) square = add_squares(two[j], square);
     }
     return rsqrtf(block_sum(square, room) / (float)n + eps);
 }

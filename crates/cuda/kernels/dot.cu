@@ -147,18 +147,18 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     typedef Dot<KIND, COLS8, TILES> D;
     extern __shared__ __align__(128) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    // As many warps as parts, or more, of which the last ones have nothing to do.
-    u32 parts = (p.chunks + p.part - 1) / p.part;
+    // As many warps as parts, or more, of which the last ones have nothing to do; or half as many.
+    u32 parts = (p.chunks + p.part - 1) / p.part, each = parts > WARPS ? 2 : 1;
     u32 warps = parts > 4 ? 8 : parts > 2 ? 4 : parts, teams = WARPS / warps;
     u32 team = warp / warps, member = warp % warps, thread = threadIdx.x % (32 * warps);
-    u32 first = member * p.part, end = min(first + p.part, p.chunks);
+    u32 first = member * each * p.part, end = min(first + each * p.part, p.chunks);
     u32 start = p.used ? blockIdx.y : blockIdx.y * 8 * COLS8;
     u32 cols = p.used ? 1 : min(8 * COLS8, p.rows - start);
     u32 tile = blockIdx.x * teams + team, step = gridDim.x * teams;
-    // Sums of parts: [2, WARPS, TILES, cols, TILE_ROWS + 1].
+    // Sums of parts: [2, each * WARPS, TILES, cols, TILE_ROWS + 1].
     float *partials = (float *)(shared + WARPS * D::RING);
     u32 tile_sums = cols * (TILE_ROWS + 1);
-    u16 *only = (u16 *)(partials + 2 * WARPS * TILES * (tile_sums + 3) / 4 * 4);
+    u16 *only = (u16 *)(partials + 2 * each * WARPS * TILES * (tile_sums + 3) / 4 * 4);
     D d = {p, shared + warp * D::RING, lane, first, end, step};
     d.tile = tile;
     if (!p.used) d.begin();
@@ -197,13 +197,34 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
             if (p.residual) residual = added(p, row, start + thread / TILE_ROWS);
         }
         float sums[TILES][COLS8][4] = {};
+        float *partial = partials + (turn * WARPS + warp - member) * each * TILES * tile_sums;
+        u32 part = member * each, stop = min(first + p.part, end);
+        auto keep = [&]() {
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+#pragma unroll
+                for (int n = 0; n < COLS8; n++) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        u32 col = 8 * n + 2 * c + j % 2;
+                        u32 at = (part * TILES + i) * tile_sums + col * (TILE_ROWS + 1) + g + j / 2 * 8;
+                        if (col < cols) partial[at] = sums[i][n][j];
+                        sums[i][n][j] = 0.0f;
+                    }
+                }
+            }
+            part++;
+            stop = end;
+        };
         for (u32 chunk = first; chunk < end; chunk += D::CHUNKS) {
             const u8 *slot = d.ring + d.pipe.wait();
-            if (chunk + D::CHUNKS <= end) {
+            if (chunk == stop) keep();
+            if (chunk + D::CHUNKS <= stop) {
                 multiply<KIND, D::CHUNKS>(slot, D::SLOT / TILES, lane, x, chunk, sums);
             } else {
 #pragma unroll 1
-                for (u32 k = 0; chunk + k < end; k++) {
+                for (u32 k = 0; k < D::CHUNKS && chunk + k < end; k++) {
+                    if (chunk + k == stop) keep();
                     const u8 *weights = slot + k * D::Weights::BYTES;
                     multiply<KIND, 1>(weights, D::SLOT / TILES, lane, x, chunk + k, sums);
                 }
@@ -211,19 +232,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
             d.pipe.release();
             d.fetch();
         }
-        float *partial = partials + (turn * WARPS + warp - member) * TILES * tile_sums;
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-#pragma unroll
-            for (int n = 0; n < COLS8; n++) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u32 col = 8 * n + 2 * c + j % 2;
-                    u32 at = (member * TILES + i) * tile_sums + col * (TILE_ROWS + 1) + g + j / 2 * 8;
-                    if (col < cols) partial[at] = sums[i][n][j];
-                }
-            }
-        }
+        keep();
         team_sync(team, warps);
         for (u32 at = thread; at < TILE_ROWS * cols; at += 32 * warps) {
             u32 r = at % TILE_ROWS, col = at / TILE_ROWS;

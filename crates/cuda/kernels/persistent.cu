@@ -11,50 +11,33 @@
 // The input of a product that is kept as such.
 DEVICE void share_halves(const Product &p, u32 t, u16 *out) {
     const uint4 *from = (const uint4 *)p.input;
-    for (u32 first = t; first < p.input_stride / 8; first += 4 * THREADS) {
+    u32 len = p.input_stride / 8;
+#pragma unroll 1
+    for (u32 first = t; first < len; first += 4 * THREADS) {
         uint4 x[4];
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            if (first + j * THREADS < p.input_stride / 8) x[j] = look(from + first + j * THREADS);
-        }
+        wait_for_all<true>(from + first, THREADS, len - first, x);
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
             u32 i = first + j * THREADS;
-            if (i >= p.input_stride / 8) continue;
-            while (!(is_written(x[j].x) && is_written(x[j].y) && is_written(x[j].z) && is_written(x[j].w))) {
-                x[j] = look(from + i);
-            }
-            ((uint4 *)out)[i] = x[j];
+            if (i < len) ((uint4 *)out)[i] = x[j];
         }
-    }
-}
-
-// Some elements of a row in f32 for a thread that takes every 256th.
-DEVICE void wait_for_row(const float *from, u32 first, u32 n, float (&x)[NORMED]) {
-    u32 bits[NORMED];
-#pragma unroll
-    for (int j = 0; j < NORMED; j++) {
-        u32 i = first + j * NORM_THREADS;
-        bits[j] = i < n ? look(from + i) : 0;
-    }
-#pragma unroll
-    for (int j = 0; j < NORMED; j++) {
-        while (bits[j] == UNWRITTEN) bits[j] = look(from + first + j * NORM_THREADS);
-        x[j] = __uint_as_float(bits[j]);
     }
 }
 
 // The input of a product, normalised as `normalize` does it. The norm's weights come to shared memory,
 // to `weights`, while the row is not there yet.
 DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, float *room) {
-    for (u32 i = 4 * t; i < p.cols; i += 4 * THREADS) copy_async(shared_address(weights + i), p.norm_weight + i);
-    float x[NORMED], square = 0.0f;
+    u32 quads = p.cols / 4, all = p.input_stride / 4;
+    for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + 4 * i), p.norm_weight + 4 * i);
+    const uint4 *from = (const uint4 *)p.norm_x;
+    uint4 x[NORM_QUADS];
+    float square = 0.0f;
     if (t < NORM_THREADS) {
 #pragma unroll 1
-        for (u32 first = t; first < p.cols; first += NORMED * NORM_THREADS) {
-            wait_for_row(p.norm_x, first, p.cols, x);
+        for (u32 first = t; first < quads; first += NORM_QUADS * NORM_THREADS) {
+            wait_for_all<false>(from + first, NORM_THREADS, quads - first, x);
 #pragma unroll
-            for (int j = 0; j < NORMED; j++) square = fmaf(x[j], x[j], square);
+            for (int j = 0; j < NORM_QUADS; j++) square = add_squares(as_floats(x[j]), square);
         }
         square = warp_sum(square);
         if (t % 32 == 0) room[t / 32] = square;
@@ -67,12 +50,17 @@ DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, floa
     for (u32 i = 0; i < NORM_THREADS / 32; i++) sum += room[i];
     float scale = rsqrtf(sum / (float)p.cols + p.norm_eps);
 #pragma unroll 1
-    for (u32 first = t; first < p.input_stride; first += NORMED * NORM_THREADS) {
-        if (p.cols > NORMED * NORM_THREADS) wait_for_row(p.norm_x, first, p.cols, x);
+    for (u32 first = t; first < all; first += NORM_QUADS * NORM_THREADS) {
+        bool is_kept = quads <= NORM_QUADS * NORM_THREADS;
+        if (!is_kept && first < quads) wait_for_all<false>(from + first, NORM_THREADS, quads - first, x);
 #pragma unroll
-        for (int j = 0; j < NORMED; j++) {
+        for (int j = 0; j < NORM_QUADS; j++) {
             u32 i = first + j * NORM_THREADS;
-            if (i < p.input_stride) out[i] = i < p.cols ? to_input(x[j] * scale * weights[i]) : 0;
+            if (i >= all) continue;
+            float4 y = as_floats(x[j]), w = i < quads ? ((const float4 *)weights)[i] : make_float4(0, 0, 0, 0);
+            u32 low = half_pair(as_input(y.x * scale * w.x), as_input(y.y * scale * w.y));
+            u32 high = half_pair(as_input(y.z * scale * w.z), as_input(y.w * scale * w.w));
+            ((uint2 *)out)[i] = i < quads ? make_uint2(low, high) : make_uint2(0, 0);
         }
     }
 }
@@ -94,13 +82,25 @@ DEVICE void multiply(const u8 *const (&slots)[TILES], u32 lane, const u16 *x, fl
             b[k][1] = at[1];
         }
     }
+    // All fragments before the first `mma`: or else each would wait for the registers of the one
+    // before.
+    Fragment f[CHUNKS][TILES][4];
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+#pragma unroll
+            for (int step = 0; step < 4; step++) f[k][i][step] = w[k][i].fragment(step);
+        }
+    }
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
 #pragma unroll
         for (int step = 0; step < 4; step++) {
             u32 b0 = word(b[k][step / 2], step % 2 * 2), b1 = word(b[k][step / 2], step % 2 * 2 + 1);
 #pragma unroll
-            for (int i = 0; i < TILES; i++) mma(sums[i], w[k][i].fragment(step), b0, b1);
+            for (int i = 0; i < TILES; i++) mma(sums[i], f[k][i][step], b0, b1);
         }
     }
 }
@@ -181,7 +181,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, Ending e
         team_sync(share.team, share.warps);
         if (thread < TILE_ROWS) {
             float total = 0.0f, other = 0.0f;
-#pragma unroll 1
+#pragma unroll 8
             for (u32 part = 0; part < share.parts; part++) {
                 total += partial[part][0][thread];
                 if (TILES == 2) other += partial[part][1][thread];
@@ -237,15 +237,25 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     }
 }
 
-// A float of a query or key, rotated by the row's angles, once it is there.
-DEVICE float wait_for_rotated(const Attend &a, const float *head, u32 at) {
-    if (at >= 2 * a.pairs) return wait_for(head + at);
-    bool is_second = a.is_neox ? at >= a.pairs : at % 2 == 1;
-    u32 other = a.is_neox ? (is_second ? at - a.pairs : at + a.pairs) : at ^ 1;
-    float2 angle = a.angles[a.is_neox ? at % a.pairs : at / 2];
-    float y = wait_for(head + at), z = wait_for(head + other);
-    return is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
-}
+// An element of a query, key or value that may have to be rotated by the row's angles.
+struct Element {
+    const float *at[2]; // it and the other one of its pair, or none
+    float2 angle;
+    bool is_second;
+
+    __device__ __forceinline__ void find(const Attend &a, const float *head, u32 i, bool rotates) {
+        at[0] = head + i;
+        if (!rotates || i >= 2 * a.pairs) return;
+        is_second = a.is_neox ? i >= a.pairs : i % 2 == 1;
+        at[1] = head + (a.is_neox ? (is_second ? i - a.pairs : i + a.pairs) : i ^ 1);
+        angle = a.angles[a.is_neox ? i % a.pairs : i / 2];
+    }
+
+    __device__ __forceinline__ float of(float y, float z) const {
+        if (!at[1]) return y;
+        return is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
+    }
+};
 
 // Up to four query heads of a key head meet a segment: four warps for each head, a thread for each
 // position; then a thread for two columns of some positions' values.
@@ -295,23 +305,25 @@ DEVICE void attend(u32 stage, u32 area) {
                 v[j] = *(const u32 *)(a.values + (page * PAGE_TOKENS + at % PAGE_TOKENS) * stride + 2 * pair);
             }
         }
-        if (token < key_stride) {
-            const float *query = a.q + (first_head + h) * a.key_dim;
-            q[h * key_stride + token] = h < count && token < a.key_dim ? wait_for_rotated(a, query, token) : 0.0f;
-        }
-        if (own < SEGMENT && h < 2) {
+        // A thread's element of its query; and of the row's own key, or value.
+        Element query = {}, more = {};
+        const float *heads = a.q + (first_head + h) * a.key_dim;
+        if (h < count && token < a.key_dim) query.find(a, heads, token, true);
+        bool has_own = own < SEGMENT && h < 2 && token < (h == 0 ? key_stride : stride);
+        if (has_own && h == 0 && token < a.key_dim) more.find(a, a.k + kv_head * a.key_dim, token, true);
+        if (has_own && h == 1 && token < a.value_dim) more.find(a, a.v + kv_head * a.value_dim, token, false);
+        float y[4];
+        wait_for_each({query.at[0], query.at[1], more.at[0], more.at[1]}, y);
+        if (token < key_stride) q[h * key_stride + token] = query.of(y[0], y[1]);
+        if (has_own) {
             u32 place = own % PAGE_TOKENS;
             u64 page = (u64)pages[own / PAGE_TOKENS] * a.kv_heads + kv_head;
             bool is_first = block % per_kv == 0;
-            if (h == 0 && token < key_stride) {
-                const float *key = a.k + kv_head * a.key_dim;
-                u16 x = to_half(token < a.key_dim ? wait_for_rotated(a, key, token) : 0.0f);
+            u16 x = to_half(more.of(y[2], y[3]));
+            if (h == 0) {
                 keys[(token / 8 * SEGMENT + own) * 8 + token % 8] = x;
                 if (is_first) a.keys[((page * eights + token / 8) * PAGE_TOKENS + place) * 8 + token % 8] = x;
-            }
-            if (h == 1 && token < stride) {
-                const float *value = a.v + kv_head * a.value_dim;
-                u16 x = token < a.value_dim ? to_half(wait_for(value + token)) : 0;
+            } else {
                 own_value[token] = x;
                 if (is_first) a.values[(page * PAGE_TOKENS + place) * stride + token] = x;
             }
@@ -410,6 +422,7 @@ DEVICE void compute_all(const Persistent &list) {
     Shared &shared = shared_memory();
     u32 taken = 0;
     describe(list.stages, shared.stages[0], threadIdx.x);
+    let_next_start();
     wait_for_inputs();
     read_feed(list.feed);
     unwrite(list.last, list.last_len);

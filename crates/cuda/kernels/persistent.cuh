@@ -8,10 +8,11 @@
 #define THREADS (32 * WARPS)  // that compute; one of four warps more fetches
 #define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
 #define DEPTH 4u              // slots of a warp
+#define NAP 200u              // nanoseconds between looks for empty slots
 #define HEADS 4u              // of queries that a block takes at once
 #define MOST_EIGHTS 16u       // of a key or value
 #define NORM_THREADS 256u     // as `normalize` has
-#define NORMED 16             // elements of a row that each of them keeps
+#define NORM_QUADS 4          // four elements of a row, that each of them keeps
 
 // What a stage does: a product with weights of a kind, plain or gated, or attention.
 #define GATED 8u
@@ -86,7 +87,7 @@ struct Share {
 
     __device__ __forceinline__ Share(const Product &p, u32 warp) {
         parts = p.parts;
-        u32 shift = parts > 4 ? 3 : parts > 2 ? 2 : parts - 1;
+        u32 shift = parts > 8 ? 4 : parts > 4 ? 3 : parts > 2 ? 2 : parts - 1;
         warps = 1 << shift;
         team = warp >> shift;
         member = warp & (warps - 1);
@@ -98,10 +99,24 @@ struct Share {
     }
 };
 
+// Whether a barrier has left the phase of this parity.
+DEVICE bool has_passed(const u64 *barrier, u32 parity) {
+    u32 has;
+    asm volatile("{.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;}"
+                 : "=r"(has) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    return has != 0;
+}
+
+// Whether the `count`th slot of a warp was emptied.
+DEVICE bool is_empty(Shared &shared, u32 warp, u32 count) {
+    return has_passed(&shared.emptied[warp][count % DEPTH], count / DEPTH % 2 ^ 1);
+}
+
 // Asks for the next slot of a warp, the `count`th.
 DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
     u32 slot = count % DEPTH;
-    wait_phase(&shared.emptied[warp][slot], count / DEPTH % 2 ^ 1);
     u32 barrier = shared_address(&shared.filled[warp][slot]);
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -109,26 +124,34 @@ DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes)
                  : "memory");
 }
 
-// Fetches what a stage needs of weights: each lane what one warp does.
-DEVICE void fetch_weights(const Stage &stage, u32 warp, u32 &filled) {
+// Fetches what a stage needs of weights: each lane what one warp does, as soon as a slot is empty.
+DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
     Shared &shared = shared_memory();
     const Product &p = stage.product;
     bool is_gated = stage.work >= GATED;
     u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
-    Share share(p, warp);
-    if (share.first >= share.end) return;
+    Share share(p, lane);
+    bool has_part = lane < WARPS && share.first < share.end;
+    u32 tile = has_part ? share.tile : p.tiles, len = (share.end - share.first) * bytes;
+    // What of a tile has been asked for, and which of two matrices is next.
+    u32 done = 0, which = 0;
 #pragma unroll 1
-    for (u32 tile = share.tile; tile < p.tiles; tile += share.step) {
-        const Matrix &m = p.matrices[is_gated ? 0 : matrix_of(p, tile)];
-        u64 at = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
-#pragma unroll 1
-        for (u32 left = (share.end - share.first) * bytes; left > 0;) {
-            u32 size = min(chunks * bytes, left);
-            fill(shared, warp, filled++, m.planes + at, size);
-            if (is_gated) fill(shared, warp, filled++, p.matrices[1].planes + at, size);
-            at += size;
-            left -= size;
+    while (__any_sync(~0u, tile < p.tiles)) {
+        bool may = tile < p.tiles && is_empty(shared, lane, filled);
+        if (may) {
+            const Matrix &m = p.matrices[is_gated ? which : matrix_of(p, tile)];
+            u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
+            u32 size = min(chunks * bytes, len - done);
+            fill(shared, lane, filled++, m.planes + first + done, size);
+            which ^= is_gated;
+            if (which == 0) done += size;
+            if (done == len) {
+                done = 0;
+                tile += share.step;
+            }
         }
+        // Whoever computes needs the scheduler more.
+        if (!__any_sync(~0u, may)) __nanosleep(NAP);
     }
 }
 
@@ -153,7 +176,7 @@ DEVICE void fetch_all(const Stage *stages, u32 count) {
         if (next < count) describe(stages + next, shared.ahead[next % AHEAD], lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
         const Stage &stage = shared.ahead[i % AHEAD];
-        if (stage.work != ATTENTION && lane < WARPS) fetch_weights(stage, lane, filled);
+        if (stage.work != ATTENTION) fetch_weights(stage, lane, filled);
     }
 }
 

@@ -44,7 +44,7 @@ template <int KIND> DEVICE void embed(const Embed &p) {
     const u8 *tile = p.planes + (u64)(row / TILE_ROWS) * p.chunks * Planes<KIND>::BYTES;
     float scale = p.scales[row] * INPUT_SCALE;
     u32 r = row % TILE_ROWS;
-    for (u32 i = threadIdx.x; i < p.cols; i += blockDim.x) {
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.cols; i += blockDim.x * gridDim.y) {
         u32 lane = r % 8 * 4 + i % CHUNK_COLS / 16;
         const u8 *chunk = tile + i / CHUNK_COLS * Planes<KIND>::BYTES;
         p.out[(u64)at * p.stride + i] = Planes<KIND>::value(chunk, lane, r / 8, i % 16) * scale;

@@ -162,14 +162,17 @@ impl Device {
         parameters: &P,
     ) -> Result<()> {
         use sys::CUlaunchAttributeID as Id;
-        let (id, value) = if kernel.meets {
-            let value = sys::CUlaunchAttributeValue { cooperative: 1 };
-            (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value)
-        } else {
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = Vec::new();
+        if kernel.starts_early {
             let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
-            (Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
-        };
-        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+            let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes.push(attribute(id, value));
+        }
+        if kernel.meets {
+            let value = sys::CUlaunchAttributeValue { cooperative: 1 };
+            attributes.push(attribute(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0] as u32,
             gridDimY: grid[1] as u32,
@@ -179,8 +182,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: shared_bytes as u32,
             hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(kernel.starts_early || kernel.meets),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel's only parameter is the structure, which the driver copies; the

@@ -37,12 +37,18 @@ pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
 /// barriers, the sums of parts of columns, of two tiles by turns, and a single row's `held`
 /// columns.
-pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize, held: usize) -> usize {
+pub(crate) fn dot_shared_bytes(
+    (kind, parts): (Kind, usize),
+    is_gated: bool,
+    rows: usize,
+    held: usize,
+) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let chunks = if kind == Kind::U4 { 4 } else { 2 } / tiles;
     let slot = tiles * chunks * kind.chunk_bytes();
     let depth = if slot > 2560 { 2 } else { 4 };
-    let sums = 2 * DOT_WARPS * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
+    let parts = DOT_WARPS.max(parts.next_power_of_two());
+    let sums = 2 * parts * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
     DOT_WARPS * depth * (slot + 8) + 4 * sums + 2 * held
 }
 

@@ -16,7 +16,10 @@ pub(crate) const TILE_ROWS: usize = 16;
 pub(crate) const CHUNK_COLS: usize = 64;
 /// Parts of a sum over columns for up to so many tiles: where tiles are few, only parts give all
 /// warps of a large device something to read.
-const PARTS: [(usize, usize); 4] = [(384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
+const PARTS: [(usize, usize); 5] =
+    [(160, MOST_PARTS), (384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
+/// The most parts of a sum, as in `kernels/product.cuh`.
+pub(crate) const MOST_PARTS: usize = 16;
 /// Inputs of products are so many times smaller than they are, so scales are larger.
 pub(crate) const INPUT_DIVISOR: f32 = 16.0;
 
@@ -112,7 +115,12 @@ impl Shape {
 
     /// Tiles that a block of eight warps takes at once: a warp for each part of their columns.
     pub(crate) fn teams(&self) -> usize {
-        8 / self.chunks().div_ceil(self.part()).next_power_of_two()
+        8 / self.parts().next_power_of_two().min(8)
+    }
+
+    /// Parts of a sum over columns.
+    pub(crate) fn parts(&self) -> usize {
+        self.chunks().div_ceil(self.part())
     }
 
     /// Bytes of a tile.

@@ -17,6 +17,8 @@ pub(crate) enum Size {
     EightB,
     /// A small Qwen 3 with experts: 1.7 billion weights, of which a token meets a fifth.
     Moe,
+    /// Four layers with experts like those of Nemotron 3 Nano: 128, of which a token meets six.
+    Nano,
     /// That of Granite 4.0 H 1B: attention in 4 of 40 layers, Mamba 2 in the others.
     Hybrid,
 }
@@ -112,6 +114,17 @@ impl Size {
                 heads: 16,
                 kv_heads: 4,
                 kind: Kind::Experts { count: 64, used: 8 },
+                vocabulary: 32_768,
+                ..one_b
+            },
+            Size::Nano => Shape {
+                layers: 4,
+                width: 2688,
+                hidden: 1856,
+                heads: 32,
+                kv_heads: 2,
+                head_dim: 128,
+                kind: Kind::Experts { count: 128, used: 6 },
                 vocabulary: 32_768,
                 ..one_b
             },

@@ -31,6 +31,9 @@ pub(crate) struct Args {
     /// Tokens in the context before a test begins
     #[arg(short = 'd', long, default_value = "0", value_name = "N")]
     n_depth: String,
+    /// Sequences that generate at the same time, written likewise
+    #[arg(short = 's', long, default_value = "1", value_name = "N")]
+    n_sequences: String,
     /// Numbers of threads to test [default: all cores]
     #[arg(short, long, value_name = "N")]
     threads: Option<String>,
@@ -72,6 +75,8 @@ struct Test {
     prompt: usize,
     generate: usize,
     depth: usize,
+    /// That generate at the same time, each so many tokens.
+    sequences: usize,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -106,14 +111,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 fn tests(args: &Args) -> Result<Vec<Test>> {
+    let (prompts, generates) =
+        (numbers("--n-prompt", &args.n_prompt)?, numbers("--n-gen", &args.n_gen)?);
+    let sequences = numbers("--n-sequences", &args.n_sequences)?;
+    for &n in &sequences {
+        load::within("--n-sequences", n, load::MAX_STEP_TOKENS)?;
+    }
     let mut tests = Vec::new();
     for depth in numbers("--n-depth", &args.n_depth)? {
-        let prompts = numbers("--n-prompt", &args.n_prompt)?;
-        let prompts = prompts.into_iter().map(|prompt| Test { prompt, generate: 0, depth });
-        let generates = numbers("--n-gen", &args.n_gen)?;
-        let generates = generates.into_iter().map(|generate| Test { prompt: 0, generate, depth });
-        tests.extend(prompts.chain(generates).filter(|t| t.prompt + t.generate > 0));
+        let none = Test { prompt: 0, generate: 0, depth, sequences: 1 };
+        tests.extend(prompts.iter().map(|&prompt| Test { prompt, ..none }));
+        for &sequences in &sequences {
+            tests.extend(generates.iter().map(|&generate| Test { generate, sequences, ..none }));
+        }
     }
+    tests.retain(|test| test.prompt + test.generate > 0);
     ensure!(!tests.is_empty(), "nothing to measure: -p and -n are both 0");
     Ok(tests)
 }
@@ -159,9 +171,10 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     let plan = &opened.plan;
     let tokens = test.depth + test.prompt + test.generate;
     let step = args.batch_size.min((test.depth.max(test.prompt)).max(1));
-    let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), 1);
-    let limits = Limits { tokens: step, outputs: 1, pages, states: 1 };
-    let mut session = Session::new(opened.load(backend, &limits)?, step);
+    let n = test.sequences;
+    let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), n);
+    let limits = Limits { tokens: step.max(n), outputs: n, pages, states: n };
+    let mut session = Session::new(opened.load(backend, &limits)?, step, n);
     let mut samples_ns = Vec::new();
     // The first run pages the weights in and is not counted.
     for i in 0..=args.repetitions.get() {
@@ -196,6 +209,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         prompt: test.prompt,
         generate: test.generate,
         depth: test.depth,
+        sequences: test.sequences,
         time_unix_s: time,
         bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
@@ -216,9 +230,10 @@ pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Resu
     let backend = machine.backend()?;
     let pages = Pages::needed(&opened.plan.windows(), TOKENS, PAGE_TOKENS, 1);
     let limits = Limits { tokens: 1, outputs: 1, pages, states: 1 };
-    let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1);
-    session.run(Test { prompt: 0, generate: 1, depth: 0 })?;
-    let ns = session.run(Test { prompt: 0, generate: TOKENS, depth: 0 })?;
+    let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1, 1);
+    let test = |generate| Test { prompt: 0, generate, depth: 0, sequences: 1 };
+    session.run(test(1))?;
+    let ns = session.run(test(TOKENS))?;
     Ok(TOKENS as f64 / (ns as f64 * 1e-9))
 }
 
@@ -231,14 +246,14 @@ fn bytes_read(opened: &Opened, backend: &dyn Backend, test: Test, steps: usize) 
         0 => 0,
         _ => load::kv_bytes(plan, backend, context) + load::cell_bytes(plan, backend),
     };
-    steps as u64 * (weights + kept)
+    steps as u64 * (weights + test.sequences as u64 * kept)
 }
 
 /// A model that is fed made-up tokens.
 struct Session {
     model: Box<dyn Model>,
     pages: Pages,
-    sequence: Sequence,
+    sequences: Vec<Sequence>,
     step: usize,
     logits: Vec<f32>,
     /// The state of a linear congruential generator: the same tokens in every run.
@@ -250,22 +265,24 @@ struct Session {
 }
 
 impl Session {
-    fn new(model: Box<dyn Model>, step: usize) -> Session {
+    fn new(model: Box<dyn Model>, step: usize, sequences: usize) -> Session {
         let mut pages = Pages::of(&*model);
-        let sequence = pages.start(&[]);
+        let sequences = (0..sequences).map(|_| pages.start(&[])).collect();
         let logits = vec![0.0; model.plan().output_width()];
         let (random, profiled, experts_before) = (1, false, Vec::new());
-        Session { model, pages, sequence, step, logits, random, profiled, experts_before }
+        Session { model, pages, sequences, step, logits, random, profiled, experts_before }
     }
 
     /// Runs a test and returns its nanoseconds.
     fn run(&mut self, test: Test) -> Result<u64> {
         self.restart();
-        self.read(test.depth)?;
+        for i in 0..self.sequences.len() {
+            self.read(i, test.depth)?;
+        }
         self.model.set_profiling(self.profiled);
         self.experts_before = expert_counts(&*self.model);
         let start = Instant::now();
-        self.read(test.prompt)?;
+        self.read(0, test.prompt)?;
         self.generate(test.generate)?;
         Ok(start.elapsed().as_nanos() as u64)
     }
@@ -281,48 +298,52 @@ impl Session {
     }
 
     fn restart(&mut self) {
-        let fresh = self.pages.start(&[]);
-        self.pages.release(std::mem::replace(&mut self.sequence, fresh));
+        for sequence in &mut self.sequences {
+            let fresh = self.pages.start(&[]);
+            self.pages.release(std::mem::replace(sequence, fresh));
+        }
     }
 
-    /// Generates `count` tokens greedily, as an engine does, a page of them at a time: nobody looks
-    /// at logits.
+    /// Generates `count` tokens of each sequence greedily, as an engine does, a page of them at a
+    /// time: nobody looks at logits.
     fn generate(&mut self, count: usize) -> Result<()> {
-        let (mut next, mut left) = (self.token(), count);
+        let mut next: Vec<u32> = (0..self.sequences.len()).map(|_| self.token()).collect();
+        let mut left = count;
         while left > 0 {
             let len = left.min(PAGE_TOKENS);
-            ensure!(
-                self.pages.reserve(&mut self.sequence, len),
-                "pages for all tokens of the test"
-            );
-            let (position, tables) = (self.sequence.tokens.len(), self.sequence.tables.clone());
-            let span = Span { len: 1, position, tables, state: self.sequence.state() };
-            let (tokens, spans, outputs) = (vec![next], vec![span], vec![0]);
-            let batch = Batch { tokens, spans, outputs, ..Batch::default() };
+            let mut batch = Batch { tokens: next.clone(), ..Batch::default() };
+            for sequence in &mut self.sequences {
+                ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
+                let (position, tables) = (sequence.tokens.len(), sequence.tables.clone());
+                batch.outputs.push(batch.spans.len() as u32);
+                batch.spans.push(Span { len: 1, position, tables, state: sequence.state() });
+            }
+            let rules = vec![Rule::likeliest(); self.sequences.len()];
             let mut stored = vec![next];
-            self.model.generate(batch, &[Rule::likeliest()], len, &mut |chosen| {
-                stored.extend(chosen);
+            self.model.generate(batch, &rules, len, &mut |chosen| {
+                stored.push(chosen.to_vec());
                 true
             })?;
-            next = stored[len];
-            self.pages.advance(&mut self.sequence, &stored[..len]);
+            for (i, sequence) in self.sequences.iter_mut().enumerate() {
+                let tokens: Vec<u32> = stored[..len].iter().map(|step| step[i]).collect();
+                self.pages.advance(sequence, &tokens);
+            }
+            next = stored.swap_remove(len);
             left -= len;
         }
         Ok(())
     }
 
-    /// Runs `count` more tokens, as many in a step as fit, with logits for the last.
-    fn read(&mut self, count: usize) -> Result<()> {
+    /// Runs `count` more tokens of a sequence, as many in a step as fit, with logits for the last.
+    fn read(&mut self, i: usize, count: usize) -> Result<()> {
         let mut left = count;
         while left > 0 {
             let len = left.min(self.step);
             let tokens: Vec<u32> = (0..len).map(|_| self.token()).collect();
-            ensure!(
-                self.pages.reserve(&mut self.sequence, len),
-                "pages for all tokens of the test"
-            );
-            let position = self.sequence.tokens.len();
-            let (tables, state) = (self.sequence.tables.clone(), self.sequence.state());
+            let sequence = &mut self.sequences[i];
+            ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
+            let position = sequence.tokens.len();
+            let (tables, state) = (sequence.tables.clone(), sequence.state());
             let batch = Batch {
                 tokens,
                 spans: vec![Span { len, position, tables, state }],
@@ -330,7 +351,7 @@ impl Session {
                 ..Batch::default()
             };
             self.model.forward(&batch, &mut self.logits)?;
-            self.pages.advance(&mut self.sequence, &batch.tokens);
+            self.pages.advance(&mut self.sequences[i], &batch.tokens);
             left -= len;
         }
         Ok(())

@@ -37,7 +37,7 @@ impl Step<'_> {
             count: factors.len() as u32,
             chunks: first.shape.chunks() as u32,
             part: first.shape.part() as u32,
-            parts: first.shape.chunks().div_ceil(first.shape.part()) as u32,
+            parts: first.shape.parts() as u32,
             rows: rows as u32,
             is_outputs: u32::from(*is_outputs),
             cols: first.shape.cols as u32,
@@ -120,7 +120,8 @@ impl Step<'_> {
         // A single row of input is held too.
         let is_held = product.used == 0 && rows == 1;
         let held = if is_held { product.input_stride as usize } else { 0 };
-        let shared = dot_shared_bytes(first.shape.kind, is_gated, cols, held);
+        let sums = (first.shape.kind, first.shape.parts());
+        let shared = dot_shared_bytes(sums, is_gated, cols, held);
         // SAFETY: as above; the routed experts are below their number.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, product) }
     }

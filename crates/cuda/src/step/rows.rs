@@ -47,8 +47,9 @@ impl Step<'_> {
             },
         };
         let kernel = self.kernels.embed(weight.shape.kind);
+        let grid = self.elements(rows, weight.shape.cols);
         // SAFETY: token ids and positions are rows of the table: the step was checked.
-        unsafe { self.device.launch(kernel, [rows, 1, 1], THREADS, 0, &parameters) }
+        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
 
     pub(super) fn norm(&self, rows: usize, work: &Work) -> Result<()> {

@@ -29,6 +29,8 @@ pub(crate) struct Row {
     pub(crate) prompt: usize,
     pub(crate) generate: usize,
     pub(crate) depth: usize,
+    /// That generated at the same time.
+    pub(crate) sequences: usize,
     pub(crate) time_unix_s: u64,
     /// Read in one run of the test.
     pub(crate) bytes: u64,
@@ -48,17 +50,18 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// As in llama-bench: `pp512`, `tg128 @ d4096`.
+    /// As in llama-bench: `pp512`, `tg128 @ d4096`; of several sequences `tg128 x8`.
     pub(crate) fn test(&self) -> String {
-        let test = match self.prompt {
-            0 => format!("tg{}", self.generate),
-            n => format!("pp{n}"),
+        let test = match (self.prompt, self.sequences) {
+            (0, 1) => format!("tg{}", self.generate),
+            (0, n) => format!("tg{} x{n}", self.generate),
+            (n, _) => format!("pp{n}"),
         };
         if self.depth > 0 { format!("{test} @ d{}", self.depth) } else { test }
     }
 
     fn rates(&self) -> Vec<f64> {
-        let tokens = (self.prompt + self.generate) as f64;
+        let tokens = (self.prompt + self.generate * self.sequences) as f64;
         self.samples_ns.iter().map(|&ns| tokens * 1e9 / ns as f64).collect()
     }
 
@@ -93,6 +96,7 @@ impl Row {
             ("n_prompt", json!(self.prompt)),
             ("n_gen", json!(self.generate)),
             ("n_depth", json!(self.depth)),
+            ("n_sequences", json!(self.sequences)),
             ("test", json!(self.test())),
             ("test_time_unix_s", json!(self.time_unix_s)),
             ("avg_ns", json!(mean(&times) as u64)),
