@@ -25,16 +25,8 @@ const IMAGES: [(&[u8], &[u8]); 9] = images![
 ];
 
 /// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
-const KINDS: [Kind; 8] = [
-    Kind::F16,
-    Kind::S8,
-    Kind::S8x16,
-    Kind::U8,
-    Kind::U4,
-    Kind::S24F16,
-    Kind::S24S8,
-    Kind::S24S4,
-];
+const KINDS: [Kind; 8] =
+    [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4, Kind::S24F16, Kind::S24S8, Kind::S24S4];
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;

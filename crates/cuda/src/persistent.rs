@@ -67,9 +67,8 @@ pub(crate) fn most_bytes(device: &Device) -> usize {
 pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     let stages = &program.stages;
     let kinds = KINDS[kernel_of(plan, stages)];
-    let can = |stage: &Stage| {
-        area(plan, &stage.work, kinds).is_some_and(|bytes| bytes <= AREA_BYTES)
-    };
+    let can =
+        |stage: &Stage| area(plan, &stage.work, kinds).is_some_and(|bytes| bytes <= AREA_BYTES);
     let start = stages.iter().rposition(|stage| !can(stage)).map_or(0, |last| last + 1);
     let ends_well = stages.last().is_some_and(|stage| match &stage.work {
         Work::Product { factors, after: After::Nothing, .. } => {

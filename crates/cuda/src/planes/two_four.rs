@@ -120,9 +120,7 @@ pub(super) fn read(kind: Kind, chunk: &[u8], r: usize, column: usize) -> f32 {
     let scale = || half(scales + 4 * (8 * (column / 32) + g) + 2 * high);
     match kind {
         Kind::S24F16 => half(512 * high + 16 * lane + 4 * place + 2 * n),
-        Kind::S24S8 => {
-            scale() * (f32::from(chunk[16 * lane + 8 * high + 2 * place + n]) - 128.0)
-        }
+        Kind::S24S8 => scale() * (f32::from(chunk[16 * lane + 8 * high + 2 * place + n]) - 128.0),
         _ => {
             let code = word(8 * lane + 4 * high) >> (4 * place + 16 * n) & 15;
             scale() * (code as f32 - 8.0)
