@@ -12,10 +12,11 @@
 // COLS8: input rows in eights. TILES: 1, or 2 for a gate and what it gates.
 template <int KIND, int COLS8, int TILES> struct Dot {
     typedef Planes<KIND> Weights;
-    // A slot holds so many chunks of each tile, two to four kilobytes; there are four, or two.
-    static const u32 CHUNKS = (KIND == U4 ? 4 : 2) / TILES;
-    static const u32 SLOT = TILES * CHUNKS * Weights::BYTES, DEPTH = SLOT > 2560 ? 2 : 4;
-    static const u32 RING = DEPTH * (SLOT + 8); // with the barriers
+    // A slot holds so many chunks of each tile, two to four kilobytes; there are up to four.
+    static const u32 CHUNKS = Weights::SLOT_CHUNKS / TILES;
+    static const u32 SLOT = TILES * CHUNKS * Weights::BYTES;
+    static const u32 DEPTH = SLOT > 2560 ? 10240 / SLOT : 4;
+    static const u32 RING = DEPTH * SLOT + 32; // with the barriers
 
     const Product &p;
     const u8 *ring;
@@ -59,15 +60,6 @@ template <int KIND, int COLS8, int TILES> struct Dot {
         }
     }
 };
-
-// A lane's columns of a chunk of its input row, for `mma`; zeros if it has none.
-DEVICE void load_input(const u16 *x, u32 chunk, uint4 (&b)[2]) {
-    b[0] = b[1] = make_uint4(0, 0, 0, 0);
-    if (!x) return;
-    const uint4 *at = (const uint4 *)(x + chunk * CHUNK_COLS);
-    b[0] = at[0];
-    b[1] = at[1];
-}
 
 // The only row of input, for every block in its shared memory: as it is, or normalised as
 // `normalize` does it.
@@ -117,18 +109,22 @@ DEVICE void multiply(const u8 *slot, u32 apart, u32 lane, const u16 *const (&x)[
 #pragma unroll
         for (int i = 0; i < TILES; i++) w[k][i].load(slot + i * apart + k * Planes<KIND>::BYTES, lane);
 #pragma unroll
-        for (int n = 0; n < COLS8; n++) load_input(x[n], chunk + k, b[k][n]);
+        for (int n = 0; n < COLS8; n++) {
+            // A lane without a row has zeros.
+            b[k][n][0] = b[k][n][1] = make_uint4(0, 0, 0, 0);
+            if (x[n]) Planes<KIND>::load_input(x[n] + (chunk + k) * CHUNK_COLS, b[k][n]);
+        }
     }
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
 #pragma unroll
         for (int n = 0; n < COLS8; n++) {
 #pragma unroll
-            for (int step = 0; step < 4; step++) {
-                u32 b0 = word(b[k][n][step / 2], step % 2 * 2);
-                u32 b1 = word(b[k][n][step / 2], step % 2 * 2 + 1);
+            for (int step = 0; step < Planes<KIND>::STEPS; step++) {
 #pragma unroll
-                for (int i = 0; i < TILES; i++) mma(sums[i][n], w[k][i].fragment(step), b0, b1);
+                for (int i = 0; i < TILES; i++) {
+                    w[k][i].multiply(sums[i][n], w[k][i].fragment(step), b[k][n], step);
+                }
             }
         }
     }
@@ -170,20 +166,21 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     let_next_start();
     wait_for_inputs();
     const u16 *input = (const u16 *)p.input, *x[COLS8];
+    u32 column = D::Weights::first_column(c);
     if (p.used) {
         u32 row = start / p.used, i = start % p.used;
         d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + p.used + i] : i;
         u32 at = p.is_shared ? row : start;
-        x[0] = g == 0 ? input + (u64)at * p.input_stride + 16 * c : 0;
+        x[0] = g == 0 ? input + (u64)at * p.input_stride + column : 0;
         d.begin();
     } else if (p.rows == 1) {
         share_input(p, only);
-        x[0] = g == 0 ? only + 16 * c : 0;
+        x[0] = g == 0 ? only + column : 0;
     } else {
         for (int n = 0; n < COLS8; n++) {
             bool is_in = 8 * n + g < cols;
             u64 at = is_in ? input_row(p, start + 8 * n + g) : 0;
-            x[n] = is_in ? input + at * p.input_stride + 16 * c : 0;
+            x[n] = is_in ? input + at * p.input_stride + column : 0;
         }
     }
     for (u32 turn = 0; tile < p.tiles; turn ^= 1) {
@@ -271,6 +268,9 @@ DOTS(s8, S8)
 DOTS(s8x16, S8X16)
 DOTS(u8, U8)
 DOTS(u4, U4)
+DOTS(s24_f16, S24_F16)
+DOTS(s24_s8, S24_S8)
+DOTS(s24_s4, S24_S4)
 
 #define EXACT_WARPS 8u
 

@@ -72,22 +72,22 @@ template <int KIND, bool GATED> DEVICE void mul(const Product &p) {
                 next[i].load(weights[i] + (u64)(chunk + 1) * Weights::BYTES, lane);
             }
         }
-        Fragment f[2][4];
+        Fragment f[2][Weights::STEPS];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
 #pragma unroll
-            for (int step = 0; step < 4; step++) f[i][step] = now[i].fragment(step);
+            for (int step = 0; step < Weights::STEPS; step++) f[i][step] = now[i].fragment(step);
         }
         const u8 *stage = shared + chunk % STAGES * INPUTS * ROW_BYTES + (inputs + g) * ROW_BYTES;
+        stage += 2 * Weights::first_column(c);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            const uint4 *at = (const uint4 *)(stage + 8 * n * ROW_BYTES + 32 * c);
-            uint4 b[2] = {at[0], at[1]};
+            uint4 b[2];
+            Weights::load_input((const u16 *)(stage + 8 * n * ROW_BYTES), b);
 #pragma unroll
-            for (int step = 0; step < 4; step++) {
-                u32 b0 = word(b[step / 2], step % 2 * 2), b1 = word(b[step / 2], step % 2 * 2 + 1);
-                mma(sums[0][n], f[0][step], b0, b1);
-                mma(sums[1][n], f[1][step], b0, b1);
+            for (int step = 0; step < Weights::STEPS; step++) {
+                now[0].multiply(sums[0][n], f[0][step], b, step);
+                now[1].multiply(sums[1][n], f[1][step], b, step);
             }
         }
         if ((chunk + 1) % p.part == 0 || chunk + 1 == p.chunks) {
@@ -145,3 +145,6 @@ MULS(s8, S8)
 MULS(s8x16, S8X16)
 MULS(u8, U8)
 MULS(u4, U4)
+MULS(s24_f16, S24_F16)
+MULS(s24_s8, S24_S8)
+MULS(s24_s4, S24_S4)

@@ -6,6 +6,12 @@
 // The arithmetic is that of `dot` and `attend`: a row has the same bits either way.
 #include "persistent.cuh"
 
+// Each kind costs code, which has to be fetched, and registers: so there are several kernels.
+#ifndef KINDS
+#define NAME persistent
+#define KINDS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4)
+#endif
+
 #if __CUDA_ARCH__ >= 900
 
 // The input of a product that is kept as such.
@@ -76,31 +82,28 @@ DEVICE void multiply(const u8 *const (&slots)[TILES], u32 lane, const u16 *x, fl
         for (int i = 0; i < TILES; i++) w[k][i].load(slots[i] + k * Planes<KIND>::BYTES, lane);
         b[k][0] = b[k][1] = make_uint4(0, 0, 0, 0);
         // The only row of input is the first of eight columns.
-        if (lane < 4) {
-            const uint4 *at = (const uint4 *)(x + k * CHUNK_COLS);
-            b[k][0] = at[0];
-            b[k][1] = at[1];
-        }
+        if (lane < 4) Planes<KIND>::load_input(x + k * CHUNK_COLS, b[k]);
     }
     // All fragments before the first `mma`: or else each would wait for the registers of the one
     // before.
-    Fragment f[CHUNKS][TILES][4];
+    Fragment f[CHUNKS][TILES][Planes<KIND>::STEPS];
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
 #pragma unroll
-            for (int step = 0; step < 4; step++) f[k][i][step] = w[k][i].fragment(step);
+            for (int step = 0; step < Planes<KIND>::STEPS; step++) {
+                f[k][i][step] = w[k][i].fragment(step);
+            }
         }
     }
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
 #pragma unroll
-        for (int step = 0; step < 4; step++) {
-            u32 b0 = word(b[k][step / 2], step % 2 * 2), b1 = word(b[k][step / 2], step % 2 * 2 + 1);
+        for (int step = 0; step < Planes<KIND>::STEPS; step++) {
 #pragma unroll
-            for (int i = 0; i < TILES; i++) mma(sums[i], f[k][i][step], b0, b1);
+            for (int i = 0; i < TILES; i++) w[k][i].multiply(sums[i], f[k][i][step], b[k], step);
         }
     }
 }
@@ -156,7 +159,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, Ending e
             const u8 *slots[TILES];
 #pragma unroll
             for (int i = 0; i < TILES; i++) slots[i] = ring.take(shared);
-            const u16 *x = input + chunk * CHUNK_COLS + 16 * (lane % 4);
+            const u16 *x = input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4);
             // Two chunks at a time, as registers allow, or the last one.
             const u32 AT_ONCE = CHUNKS > 1 && TILES == 1 ? 2 : 1;
             u32 left = min(CHUNKS, share.end - chunk);
@@ -224,17 +227,12 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     // Where the last stage's input is all there, every block has read what it had to.
     if (last) unwrite(last->values, last->values_len);
     switch (work) {
-    case F16: return product<F16, 1>(stage, taken, ending);
-    case S8: return product<S8, 1>(stage, taken, ending);
-    case S8X16: return product<S8X16, 1>(stage, taken, ending);
-    case U8: return product<U8, 1>(stage, taken, ending);
-    case U4: return product<U4, 1>(stage, taken, ending);
-    case F16 + GATED: return product<F16, 2>(stage, taken, ending);
-    case S8 + GATED: return product<S8, 2>(stage, taken, ending);
-    case S8X16 + GATED: return product<S8X16, 2>(stage, taken, ending);
-    case U8 + GATED: return product<U8, 2>(stage, taken, ending);
-    default: return product<U4, 2>(stage, taken, ending);
+#define PRODUCT(KIND)                                                                              \
+    case KIND: return product<KIND, 1>(stage, taken, ending);                                      \
+    case KIND + GATED: return product<KIND, 2>(stage, taken, ending);
+    KINDS(PRODUCT)
     }
+    return taken;
 }
 
 // An element of a query, key or value that may have to be rotated by the row's angles.
@@ -446,7 +444,7 @@ DEVICE void compute_all(const Persistent &list) {
 
 #endif
 
-KERNEL __launch_bounds__(THREADS + 128, 1) persistent(const __grid_constant__ Persistent list) {
+KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persistent list) {
 #if __CUDA_ARCH__ >= 900
     Shared &shared = shared_memory();
     if (threadIdx.x < WARPS * DEPTH) {

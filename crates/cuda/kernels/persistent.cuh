@@ -15,8 +15,8 @@
 #define NORM_QUADS 4          // four elements of a row, that each of them keeps
 
 // What a stage does: a product with weights of a kind, plain or gated, or attention.
-#define GATED 8u
-#define ATTENTION 16u
+#define GATED 16u
+#define ATTENTION 32u
 
 struct Stage {
     u32 work;
@@ -63,14 +63,19 @@ DEVICE Shared &shared_memory() {
 }
 
 template <int KIND> struct Slot {
-    static const u32 CHUNKS = KIND == U4 ? 4 : KIND == F16 ? 1 : 2;
+    static const u32 CHUNKS = SLOT / Planes<KIND>::BYTES < 4 ? SLOT / Planes<KIND>::BYTES : 4;
 };
 
+// Bytes of a chunk, and how many a slot holds.
 DEVICE u32 slot_bytes(u32 kind, u32 &chunks) {
-    chunks = kind == U4 ? 4 : kind == F16 ? 1 : 2;
+    chunks = kind == U4 || kind == S24_S4 ? 4 : kind == F16 ? 1 : kind == S24_S8 ? 3 : 2;
     return kind == U4 ? Planes<U4>::BYTES : kind == F16 ? Planes<F16>::BYTES
-         : kind == S8 ? Planes<S8>::BYTES : Planes<U8>::BYTES;
+         : kind == S8 ? Planes<S8>::BYTES : kind == S24_S8 ? Planes<S24_S8>::BYTES
+         : kind == S24_S4 ? Planes<S24_S4>::BYTES : Planes<U8>::BYTES;
 }
+static_assert(Planes<S8X16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
+static_assert(Planes<S24_F16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
+static_assert(Slot<U4>::CHUNKS == 4 && Slot<S24_S8>::CHUNKS == 3, "as slot_bytes says");
 
 DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 

@@ -1,15 +1,17 @@
 // Weights in planes, as the host's planes.rs writes them: tiles of 16 rows, cut into chunks of 64
 // columns. A chunk is one record: codes in the order in which the lanes of a warp need them for
 // `mma.m16n8k16`, then scales. Lane 4 g + c of a warp holds, of the rows g and g + 8, the columns
-// 16 c to 16 c + 15 of a chunk; the input is read in the same order of columns.
+// 16 c to 16 c + 15 of a chunk; the input is read in the same order of columns. Of 2:4 weights it
+// holds pairs: two of the columns 4 c to 4 c + 3 of each 16, and which of four they are.
 #pragma once
 #include "device.cuh"
 
 #define TILE_ROWS 16u
 #define CHUNK_COLS 64u
 
-enum Kind { F16, S8, S8X16, U8, U4, F32 };
+enum Kind { F16, S8, S8X16, U8, U4, S24_F16, S24_S8, S24_S4, F32 };
 
+// Of each kind: bytes of a chunk, chunks that a warp asks for at once, and what a lane holds of one.
 template <int KIND> struct Planes;
 
 // Four numbers of two rows each step: what one `mma` takes of the weights.
@@ -25,8 +27,31 @@ DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i 
 DEVICE u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
 DEVICE u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
 
-template <> struct Planes<F16> {
-    static const u32 BYTES = 2048;
+DEVICE void mma(float (&d)[4], const Fragment &w, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "r"(b0), "r"(b1));
+}
+
+// What kinds share whose every column is there: four steps of `mma` for a chunk.
+struct Dense {
+    static const int STEPS = 4;
+
+    // A lane's columns of a chunk of an input row: the first one, and all, from that one on.
+    static __device__ __forceinline__ u32 first_column(u32 c) { return 16 * c; }
+    static __device__ __forceinline__ void load_input(const u16 *x, uint4 (&b)[2]) {
+        b[0] = ((const uint4 *)x)[0];
+        b[1] = ((const uint4 *)x)[1];
+    }
+
+    __device__ __forceinline__ void multiply(float (&d)[4], const Fragment &w, const uint4 (&b)[2], int step) const {
+        mma(d, w, word(b[step / 2], step % 2 * 2), word(b[step / 2], step % 2 * 2 + 1));
+    }
+};
+
+template <> struct Planes<F16> : Dense {
+    static const u32 BYTES = 2048, SLOT_CHUNKS = 2;
     uint4 v[4];
 
     __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
@@ -52,8 +77,8 @@ DEVICE u32 bytes_high(u32 w) { return __byte_perm(w, 0x64646464, 0x4342); }
 #define MINUS_1024 0xe400e400
 
 // Signed bytes, kept 128 larger, with a scale for GROUP columns.
-template <int GROUP> struct SignedBytes {
-    static const u32 BYTES = 1024 + 64 * (32 / GROUP);
+template <int GROUP> struct SignedBytes : Dense {
+    static const u32 BYTES = 1024 + 64 * (32 / GROUP), SLOT_CHUNKS = 2;
     uint4 low, high;
     u32 scales;
 
@@ -83,8 +108,8 @@ template <> struct Planes<S8> : SignedBytes<32> {};
 template <> struct Planes<S8X16> : SignedBytes<16> {};
 
 // Bytes with a scale and a minimum for 32 columns.
-template <> struct Planes<U8> {
-    static const u32 BYTES = 1152;
+template <> struct Planes<U8> : Dense {
+    static const u32 BYTES = 1152, SLOT_CHUNKS = 2;
     uint4 low, high;
     uint2 scales;
 
@@ -123,8 +148,8 @@ DEVICE u32 and_or(u32 x, u32 mask, u32 more) {
 #define MINUS_64 0xd400d400
 
 // Codes of four bits with a scale and a minimum for 32 columns. Neighbours lie 16 bits apart.
-template <> struct Planes<U4> {
-    static const u32 BYTES = 640;
+template <> struct Planes<U4> : Dense {
+    static const u32 BYTES = 640, SLOT_CHUNKS = 4;
     uint4 codes;
     uint2 scales;
 
@@ -162,6 +187,133 @@ template <> struct Planes<U4> {
     }
 };
 
+// 2:4 weights: two steps of the sparse `mma` for a chunk, in each of which a lane has the pairs of
+// two fours of columns; it selects what they meet. Behind the codes lie, for each lane, the places of
+// its 16 columns' pairs: two bits for each number, the lower half of the word for row g.
+struct TwoFour {
+    static const int STEPS = 2;
+    u32 places;
+
+    static __device__ __forceinline__ u32 first_column(u32 c) { return 2 * c; }
+    static __device__ __forceinline__ void load_input(const u16 *x, uint4 (&b)[2]) {
+        const u32 *at = (const u32 *)x;
+        b[0] = make_uint4(at[0], at[4], at[8], at[12]);
+        b[1] = make_uint4(at[16], at[20], at[24], at[28]);
+    }
+
+    // The places are those of two lanes of four for each step.
+    __device__ __forceinline__ void multiply(float (&d)[4], const Fragment &w, const uint4 (&b)[2], int step) const {
+#define SPARSE_MMA(LANES)                                                                          \
+    asm("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "                                    \
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, " LANES ";"            \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                           \
+        : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "r"(b[step].x), "r"(b[step].y),      \
+          "r"(b[step].z), "r"(b[step].w), "r"(places))
+        if (step == 0) {
+            SPARSE_MMA("0x0");
+        } else {
+            SPARSE_MMA("0x1");
+        }
+    }
+
+    // Which number of its pair column `i` of a lane's 16 is: 2 if it is none.
+    static __device__ __forceinline__ u32 place(const u8 *all, u32 lane, u32 high, u32 i) {
+        u32 both = ((const u32 *)all)[lane] >> (16 * high + 4 * (i / 4));
+        return (both & 3) == i % 4 ? 0 : (both >> 2 & 3) == i % 4 ? 1 : 2;
+    }
+};
+
+template <> struct Planes<S24_F16> : TwoFour {
+    static const u32 BYTES = 1152, SLOT_CHUNKS = 2;
+    uint4 low, high;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        low = load16(chunk + 16 * lane);
+        high = load16(chunk + 512 + 16 * lane);
+        places = ((const u32 *)(chunk + 1024))[lane];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        int first = 2 * step;
+        return {word(low, first), word(high, first), word(low, first + 1), word(high, first + 1)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 n = place(chunk + 1024, lane, high, i), holder = lane / 4 * 4 + i / 4;
+        const u16 *codes = (const u16 *)(chunk + 512 * high + 16 * holder) + 2 * (lane % 4);
+        return n == 2 ? 0.0f : from_half(codes[n]);
+    }
+};
+
+// Signed bytes, kept 128 larger.
+template <> struct Planes<S24_S8> : TwoFour {
+    static const u32 BYTES = 704, SLOT_CHUNKS = 4;
+    uint4 codes;
+    u32 scales[2];
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        places = ((const u32 *)(chunk + 512))[lane];
+        for (int i = 0; i < 2; i++) scales[i] = ((const u32 *)(chunk + 640))[8 * i + lane / 4];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(codes, step), h = word(codes, 2 + step);
+        u32 s = both_low(scales[step]), t = both_high(scales[step]);
+        return {half_mul(half_add(bytes_low(l), MINUS_1152), s),
+                half_mul(half_add(bytes_low(h), MINUS_1152), t),
+                half_mul(half_add(bytes_high(l), MINUS_1152), s),
+                half_mul(half_add(bytes_high(h), MINUS_1152), t)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 n = place(chunk + 512, lane, high, i), holder = lane / 4 * 4 + i / 4;
+        const u16 *scales = (const u16 *)(chunk + 640) + 2 * (8 * (lane % 4 / 2) + lane / 4);
+        if (n == 2) return 0.0f;
+        u32 code = chunk[16 * holder + 8 * high + 2 * (lane % 4) + n];
+        return from_half(scales[high]) * ((float)code - 128.0f);
+    }
+};
+
+#define MINUS_1032 0xe408e408
+#define MINUS_72 0xd480d480
+
+// Four bits, kept 8 larger, the numbers of a pair 16 bits apart.
+template <> struct Planes<S24_S4> : TwoFour {
+    static const u32 BYTES = 448, SLOT_CHUNKS = 4;
+    uint2 codes;
+    u32 scales[2];
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = ((const uint2 *)chunk)[lane];
+        places = ((const u32 *)(chunk + 256))[lane];
+        for (int i = 0; i < 2; i++) scales[i] = ((const u32 *)(chunk + 384))[8 * i + lane / 4];
+    }
+
+    static __device__ __forceinline__ u32 first(u32 w) {
+        return half_add(and_or(w, 0x000f000f, PLUS_1024), MINUS_1032);
+    }
+
+    static __device__ __forceinline__ u32 second(u32 w) {
+        return half_fma(and_or(w, 0x00f000f0, PLUS_1024), SIXTEENTH, MINUS_72);
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = codes.x >> 8 * step, h = codes.y >> 8 * step;
+        u32 s = both_low(scales[step]), t = both_high(scales[step]);
+        return {half_mul(first(l), s), half_mul(first(h), t), half_mul(second(l), s),
+                half_mul(second(h), t)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 n = place(chunk + 256, lane, high, i), holder = lane / 4 * 4 + i / 4;
+        const u16 *scales = (const u16 *)(chunk + 384) + 2 * (8 * (lane % 4 / 2) + lane / 4);
+        if (n == 2) return 0.0f;
+        u32 code = ((const u32 *)chunk)[2 * holder + high] >> (4 * (lane % 4) + 16 * n) & 15;
+        return from_half(scales[high]) * ((float)code - 8.0f);
+    }
+};
+
 // Plain rows, for kernels that use no `mma`.
 template <> struct Planes<F32> {
     static const u32 BYTES = 4096;
@@ -171,10 +323,3 @@ template <> struct Planes<F32> {
         return ((const float *)chunk)[CHUNK_COLS * row + column] * (1.0f / INPUT_SCALE);
     }
 };
-
-DEVICE void mma(float (&d)[4], const Fragment &w, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "r"(b0), "r"(b1));
-}

@@ -56,6 +56,9 @@ KERNEL embed_s8(const __grid_constant__ Embed p) { embed<S8>(p); }
 KERNEL embed_s8x16(const __grid_constant__ Embed p) { embed<S8X16>(p); }
 KERNEL embed_u8(const __grid_constant__ Embed p) { embed<U8>(p); }
 KERNEL embed_u4(const __grid_constant__ Embed p) { embed<U4>(p); }
+KERNEL embed_s24_f16(const __grid_constant__ Embed p) { embed<S24_F16>(p); }
+KERNEL embed_s24_s8(const __grid_constant__ Embed p) { embed<S24_S8>(p); }
+KERNEL embed_s24_s4(const __grid_constant__ Embed p) { embed<S24_S4>(p); }
 KERNEL embed_f32(const __grid_constant__ Embed p) { embed<F32>(p); }
 
 struct Norm {

@@ -7,6 +7,7 @@ use bodkin_backend::Result;
 
 use crate::driver::{Device, Kernel, Module};
 use crate::kept::Kept;
+use crate::persistent;
 use crate::planes::{Kind, TILE_ROWS};
 
 /// Files of kernels: PTX, machine code.
@@ -19,11 +20,13 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 8] =
-    images!["rows" "state" "choose" "attend" "attend_f32" "dot" "mul" "persistent"];
+const IMAGES: [(&[u8], &[u8]); 9] = images![
+    "rows" "state" "choose" "attend" "attend_f32" "dot" "mul" "persistent" "persistent_s24"
+];
 
 /// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
-const KINDS: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
+const KINDS: [Kind; 8] =
+    [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4, Kind::S24F16, Kind::S24S8, Kind::S24S4];
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
@@ -44,12 +47,11 @@ pub(crate) fn dot_shared_bytes(
     held: usize,
 ) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
-    let chunks = if kind == Kind::U4 { 4 } else { 2 } / tiles;
-    let slot = tiles * chunks * kind.chunk_bytes();
-    let depth = if slot > 2560 { 2 } else { 4 };
+    let slot = tiles * (kind.slot_chunks() / tiles) * kind.chunk_bytes();
+    let depth = if slot > 2560 { 10240 / slot } else { 4 };
     let parts = DOT_WARPS.max(parts.next_power_of_two());
     let sums = 2 * parts * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
-    DOT_WARPS * depth * (slot + 8) + 4 * sums + 2 * held
+    DOT_WARPS * (depth * slot + 32) + 4 * sums + 2 * held
 }
 
 /// The kernels of one kind of planes.
@@ -84,7 +86,7 @@ impl Attention {
 
 /// All kernels.
 pub(crate) struct Kernels {
-    kinds: [OfKind; 5],
+    kinds: [OfKind; KINDS.len()],
     embed_f32: Kernel,
     /// Products with weights in f32.
     pub(crate) exact: Kernel,
@@ -104,8 +106,8 @@ pub(crate) struct Kernels {
     pub(crate) read_all: Kernel,
     halves: Attention,
     floats: Attention,
-    /// A step of one row, where there is one.
-    pub(crate) persistent: Option<Kernel>,
+    /// A step of one row, on devices that can run it so.
+    pub(crate) persistent: Option<[Kernel; persistent::KERNELS.len()]>,
     _modules: Vec<Module>,
 }
 
@@ -118,7 +120,7 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, choice, halves, floats, dot, mul, persistent] = &modules[..] else {
+        let [rows, state, choice, halves, floats, dot, mul, persistents @ ..] = &modules[..] else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -140,8 +142,12 @@ impl Kernels {
             });
         }
         let persistent = is_hopper.then(|| {
-            let kernel = persistent.kernel("persistent", crate::persistent::most_bytes(device))?;
-            Ok(kernel.meeting())
+            let mut kernels = Vec::new();
+            for (module, name) in persistents.iter().zip(persistent::KERNELS) {
+                kernels.push(module.kernel(name, persistent::most_bytes(device))?.meeting());
+            }
+            let Ok(kernels) = kernels.try_into() else { unreachable!("a file for each kernel") };
+            Ok(kernels)
         });
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {

@@ -33,8 +33,28 @@ const STATIC_BYTES: usize = 2 << 10;
 /// The most that a stage's area takes, on the devices that have the kernel.
 const AREA_BYTES: usize = (227 << 10) - STATIC_BYTES - FIXED_BYTES;
 /// The numbers of a gated product's kernel and of attention among a stage's kinds of work.
-const GATED: u32 = 8;
-const ATTENTION: u32 = 16;
+const GATED: u32 = 16;
+const ATTENTION: u32 = 32;
+
+/// The kinds of weights that each of the kernels knows, in the order of [`KERNELS`].
+const KINDS: [&[Kind]; 2] = [
+    &[Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4],
+    &[Kind::F16, Kind::S8, Kind::S24F16, Kind::S24S8, Kind::S24S4],
+];
+/// The names of the kernels, and of their files.
+pub(crate) const KERNELS: [&str; KINDS.len()] = ["persistent", "persistent_s24"];
+
+/// The number of the kernel that knows the weights of most products.
+fn kernel_of(plan: &Plan, stages: &[Stage]) -> usize {
+    let kinds = stages.iter().filter_map(|stage| match &stage.work {
+        Work::Product { factors, .. } => Some(Kind::of(plan.weight(factors[0].weight).format)),
+        _ => None,
+    });
+    let kinds: Vec<Kind> = kinds.collect();
+    let known = |&i: &usize| kinds.iter().filter(|kind| KINDS[i].contains(kind)).count();
+    // The first one if several know as many.
+    (0..KINDS.len()).rev().max_by_key(known).unwrap_or(0)
+}
 
 /// The most shared memory that the kernel asks for.
 pub(crate) fn most_bytes(device: &Device) -> usize {
@@ -45,8 +65,10 @@ pub(crate) fn most_bytes(device: &Device) -> usize {
 /// most of a step. The last one, a wide product whose results nobody in the run reads, is where all
 /// blocks make values unwritten again.
 pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
-    let can = |stage: &Stage| area(plan, &stage.work).is_some_and(|bytes| bytes <= AREA_BYTES);
     let stages = &program.stages;
+    let kinds = KINDS[kernel_of(plan, stages)];
+    let can =
+        |stage: &Stage| area(plan, &stage.work, kinds).is_some_and(|bytes| bytes <= AREA_BYTES);
     let start = stages.iter().rposition(|stage| !can(stage)).map_or(0, |last| last + 1);
     let ends_well = stages.last().is_some_and(|stage| match &stage.work {
         Work::Product { factors, after: After::Nothing, .. } => {
@@ -68,8 +90,9 @@ fn is_awaitable(plan: &Plan, work: &Work) -> bool {
     }
 }
 
-/// The bytes of shared memory that a stage needs for its input; none if the kernel cannot run it.
-fn area(plan: &Plan, work: &Work) -> Option<usize> {
+/// The bytes of shared memory that a stage needs for its input; none if a kernel for these kinds of
+/// weights cannot run it.
+fn area(plan: &Plan, work: &Work, kinds: &[Kind]) -> Option<usize> {
     match work {
         Work::Norm { is_inlined: true, .. } => Some(0),
         Work::Product { norm, factors, experts: None, .. } => {
@@ -77,7 +100,7 @@ fn area(plan: &Plan, work: &Work) -> Option<usize> {
             let cols = weight.cols.next_multiple_of(CHUNK_COLS);
             let weights = if norm.is_some() { 4 * cols } else { 0 };
             let is_whole = norm.is_none() || weight.cols.is_multiple_of(4);
-            (is_whole && Kind::of(weight.format) != Kind::F32).then_some(2 * cols + weights)
+            (is_whole && kinds.contains(&Kind::of(weight.format))).then_some(2 * cols + weights)
         }
         Work::Attend { slot, attention, .. } => {
             let table = slot_tables(plan)[*slot];
@@ -108,6 +131,9 @@ impl Step<'_> {
                     Kind::S8x16 => 2,
                     Kind::U8 => 3,
                     Kind::U4 => 4,
+                    Kind::S24F16 => 5,
+                    Kind::S24S8 => 6,
+                    Kind::S24S4 => 7,
                     Kind::F32 => unreachable!("not in a run"),
                 };
                 let is_gated = matches!(after, After::Gate { .. });
@@ -123,9 +149,11 @@ impl Step<'_> {
 
     /// Sends the kernel that runs the listed stages.
     pub(crate) fn run_listed(&self, run: Range<usize>) -> Result<()> {
-        let kernel = self.kernels.persistent.expect("there is a list");
+        let number = kernel_of(self.plan, &self.program.stages);
+        let kernel = self.kernels.persistent.expect("there is a list")[number];
         let stages = &self.program.stages[run];
-        let area = stages.iter().filter_map(|stage| area(self.plan, &stage.work)).max();
+        let bytes = |stage: &Stage| area(self.plan, &stage.work, KINDS[number]);
+        let area = stages.iter().filter_map(bytes).max();
         let area = area.unwrap_or(0).next_multiple_of(16);
         let count = stages.iter().filter(|stage| !matches!(stage.work, Work::Norm { .. })).count();
         let Some(Work::Product { input, norm, .. }) = stages.last().map(|stage| &stage.work) else {

@@ -3,6 +3,8 @@
 //! Numbers of a row are divided by a power of two, so that they fit half precision whatever the
 //! file holds; the row's scale puts that right. This file must not know the device.
 
+mod two_four;
+
 use bodkin_gguf::Format;
 use bodkin_model::Weight;
 use bytemuck::cast_slice_mut;
@@ -38,13 +40,22 @@ pub(crate) enum Kind {
     U8,
     /// Four bits with a scale and a minimum for 32 columns.
     U4,
+    /// Two of four columns in half precision.
+    S24F16,
+    /// Two of four columns as signed bytes, with a scale for 32 columns.
+    S24S8,
+    /// Two of four columns as four bits with a sign, and a scale for 32 columns.
+    S24S4,
 }
 
 impl Kind {
     /// How a format is kept; those without codes of their own in half precision.
     pub(crate) fn of(format: Format) -> Kind {
-        // Sparse formats are kept dense.
+        // Sparse formats without kernels are kept dense.
         match format.base().unwrap_or(format) {
+            _ if format == Format::S24_F16 => Kind::S24F16,
+            _ if format == Format::S24_Q8_0 => Kind::S24S8,
+            _ if format == Format::S24_Q4_0 => Kind::S24S4,
             Format::Q8_0 | Format::Q5_0 | Format::IQ4_NL | Format::IQ4_XS | Format::MXFP4 => {
                 Kind::S8
             }
@@ -65,6 +76,9 @@ impl Kind {
             Kind::S8x16 => "s8x16",
             Kind::U8 => "u8",
             Kind::U4 => "u4",
+            Kind::S24F16 => "s24_f16",
+            Kind::S24S8 => "s24_s8",
+            Kind::S24S4 => "s24_s4",
         }
     }
 
@@ -74,8 +88,18 @@ impl Kind {
             Kind::F32 => 4096,
             Kind::F16 => 2048,
             Kind::S8 => 1088,
-            Kind::S8x16 | Kind::U8 => 1152,
+            Kind::S8x16 | Kind::U8 | Kind::S24F16 => 1152,
             Kind::U4 => 640,
+            Kind::S24S8 => 704,
+            Kind::S24S4 => 448,
+        }
+    }
+
+    /// Chunks of a tile that a warp asks for at once, as in `kernels/planes.cuh`.
+    pub(crate) fn slot_chunks(self) -> usize {
+        match self {
+            Kind::U4 | Kind::S24S8 | Kind::S24S4 => 4,
+            _ => 2,
         }
     }
 }
@@ -175,12 +199,21 @@ pub(crate) fn pack(
                     format.dequantize(row, &mut values);
                     pack_halves(&values, r, planes)
                 }
+                Kind::S24F16 => {
+                    format.dequantize(row, &mut values);
+                    two_four::pack_halves(&values, r, planes)
+                }
                 kind => {
                     let mut next = row_groups.iter_mut();
                     groups(format, row, |group| {
                         *next.next().expect("no more groups than columns") = group;
                     });
-                    pack_groups(kind, &row_groups, r, planes)
+                    match kind {
+                        Kind::S24S8 | Kind::S24S4 => {
+                            two_four::pack_groups(kind, &row_groups, r, planes)
+                        }
+                        _ => pack_groups(kind, &row_groups, r, planes),
+                    }
                 }
             };
         }
@@ -287,6 +320,9 @@ mod tests {
         };
         let byte = || f32::from(chunk[512 * high + 16 * lane + i]);
         let value = match shape.kind {
+            Kind::S24F16 | Kind::S24S8 | Kind::S24S4 => {
+                two_four::read(shape.kind, chunk, row % 16, column % 64)
+            }
             Kind::F32 => {
                 let at = 4 * (CHUNK_COLS * (row % 16) + column % 64);
                 return f32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
