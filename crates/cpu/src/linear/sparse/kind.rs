@@ -28,8 +28,8 @@ const MASKS: usize = COLS * PANEL_ROWS / 64;
 const SCALES_BYTES: usize = 2 * PANEL_ROWS;
 /// How far ahead of their use codes are asked for. From memory they come into the second-level cache
 /// first, which may have more requests open than the first level.
-const PREFETCH_BYTES: usize = 1024;
-const FAR_BYTES: usize = 4096;
+const PREFETCH_BYTES: usize = 2048;
+pub(crate) const FAR_BYTES: usize = 4096;
 
 /// Asks for codes that come after those at `at`, one line for each vector that is unpacked.
 #[inline(always)]

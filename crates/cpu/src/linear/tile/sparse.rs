@@ -6,7 +6,7 @@ use super::{Tile, Weights, add_blocks, finish};
 use crate::linear::activations::BLOCK_COLS;
 use crate::linear::kind::{Codes, IntegerKind};
 use crate::linear::level::{Lanes, PANEL_ROWS};
-use crate::linear::sparse::{COLS, SparseFloat, SparseInteger, SparseKind, csr as rows};
+use crate::linear::sparse::{COLS, FAR_BYTES, SparseFloat, SparseInteger, SparseKind, csr as rows};
 
 /// How far ahead of their use heads are asked for, and asked into the second-level cache. They are a
 /// fourth of the bytes.
@@ -15,7 +15,7 @@ const FAR_HEADS: usize = 48;
 
 /// Lines of codes with which a panel begins that are asked for while the one before it ends: its
 /// heads lie right behind that one's codes, but its codes do not.
-const FIRST_LINES: usize = 32;
+const FIRST_LINES: usize = FAR_BYTES / 64;
 
 /// Asks for a line of the next panel's codes, which begin at `next`, if `step` is one of the last
 /// of `steps`.
@@ -23,7 +23,7 @@ const FIRST_LINES: usize = 32;
 unsafe fn prefetch_next<L: Lanes>(next: *const u8, step: usize, steps: usize) {
     if step + FIRST_LINES >= steps {
         // SAFETY: passed on; what is asked for need not exist.
-        unsafe { L::prefetch(next.wrapping_add(64 * (step + FIRST_LINES - steps))) }
+        unsafe { L::prefetch_far(next.wrapping_add(64 * (step + FIRST_LINES - steps))) }
     }
 }
 
