@@ -18,7 +18,7 @@ pub(crate) mod csr;
 mod kind;
 mod pattern;
 
-pub(crate) use kind::{COLS, FAR_BYTES, SparseFloat, SparseInteger, SparseKind};
+pub(crate) use kind::{COLS, FAR_BYTES, PREFETCH_BYTES, SparseFloat, SparseInteger, SparseKind};
 use pattern::{Bitmap, TwoFour};
 
 #[cfg(target_arch = "x86_64")]

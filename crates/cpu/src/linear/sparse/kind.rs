@@ -26,9 +26,10 @@ const VECTOR: usize = 64;
 /// Masks of a head.
 const MASKS: usize = COLS * PANEL_ROWS / 64;
 const SCALES_BYTES: usize = 2 * PANEL_ROWS;
-/// How far ahead of their use codes are asked for. From memory they come into the second-level cache
-/// first, which may have more requests open than the first level.
-const PREFETCH_BYTES: usize = 2048;
+/// How far ahead of their use codes are asked for. Those of integers come into the second-level
+/// cache first, which may have more requests open than the first level; a product with floats, of
+/// which four panels are read at a time, is slower with that.
+pub(crate) const PREFETCH_BYTES: usize = 2048;
 pub(crate) const FAR_BYTES: usize = 4096;
 
 /// Asks for codes that come after those at `at`, one line for each vector that is unpacked.
@@ -297,8 +298,8 @@ impl<P: Pattern> SparseFloat for F16<P> {
                 *columns = L::expand_f16(mask, at);
                 at = at.add(2 * mask.count_ones() as usize);
             }
-            prefetch_codes::<L>(at);
-            prefetch_codes::<L>(at.wrapping_add(64));
+            L::prefetch(at.wrapping_add(PREFETCH_BYTES));
+            L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64));
             (columns, at.offset_from_unsigned(codes))
         }
     }

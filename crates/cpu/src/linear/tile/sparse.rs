@@ -6,25 +6,21 @@ use super::{Tile, Weights, add_blocks, finish};
 use crate::linear::activations::BLOCK_COLS;
 use crate::linear::kind::{Codes, IntegerKind};
 use crate::linear::level::{Lanes, PANEL_ROWS};
-use crate::linear::sparse::{COLS, FAR_BYTES, SparseFloat, SparseInteger, SparseKind, csr as rows};
+use crate::linear::sparse::{
+    COLS, FAR_BYTES, PREFETCH_BYTES, SparseFloat, SparseInteger, SparseKind, csr as rows,
+};
 
-/// How far ahead of their use heads are asked for, and asked into the second-level cache. They are a
-/// fourth of the bytes.
+/// How far ahead of their use heads are asked for, and those of integers are asked into the
+/// second-level cache. They are a fourth of the bytes.
 const PREFETCH_HEADS: usize = 16;
 const FAR_HEADS: usize = 48;
 
-/// Lines of codes with which a panel begins that are asked for while the one before it ends: its
-/// heads lie right behind that one's codes, but its codes do not.
-const FIRST_LINES: usize = FAR_BYTES / 64;
-
-/// Asks for a line of the next panel's codes, which begin at `next`, if `step` is one of the last
-/// of `steps`.
+/// The line to ask for at one of the last of `steps` of a panel, so that `lines` have been asked
+/// for of the next panel's codes, which begin at `next`: its heads lie right behind this one's
+/// codes, but its codes do not.
 #[inline(always)]
-unsafe fn prefetch_next<L: Lanes>(next: *const u8, step: usize, steps: usize) {
-    if step + FIRST_LINES >= steps {
-        // SAFETY: passed on; what is asked for need not exist.
-        unsafe { L::prefetch_far(next.wrapping_add(64 * (step + FIRST_LINES - steps))) }
-    }
+fn line_of_next(next: *const u8, lines: usize, step: usize, steps: usize) -> Option<*const u8> {
+    (step + lines).checked_sub(steps).map(|line| next.wrapping_add(64 * line))
 }
 
 /// One panel times one token, for the rows of the lanes `L`.
@@ -44,7 +40,9 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
         let mut left = tile.panel.add(blocks * K::HEAD);
         let next = left.wrapping_add(tile.panel_bytes);
         for block in 0..blocks {
-            prefetch_next::<L>(next, block, blocks);
+            if let Some(line) = line_of_next(next, FAR_BYTES / 64, block, blocks) {
+                L::prefetch_far(line);
+            }
             for line in 0..K::HEAD.div_ceil(64) {
                 L::prefetch(head.wrapping_add(PREFETCH_HEADS * K::HEAD + 64 * line));
                 L::prefetch_far(head.wrapping_add(FAR_HEADS * K::HEAD + 64 * line));
@@ -92,12 +90,10 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
             unrolled!(P, p => {
                 if four % 8 == 0 {
                     L::prefetch(heads[p].wrapping_add(PREFETCH_HEADS * K::HEAD));
-                    L::prefetch_far(heads[p].wrapping_add(FAR_HEADS * K::HEAD));
-                    prefetch_next::<L>(
-                        next[p].wrapping_add(heads_bytes),
-                        four / 8,
-                        tile.cols / COLS,
-                    );
+                    let (next, lines) = (next[p].wrapping_add(heads_bytes), PREFETCH_BYTES / 64);
+                    if let Some(line) = line_of_next(next, lines, four / 8, tile.cols / COLS) {
+                        L::prefetch(line);
+                    }
                 }
                 let (weights, taken) = K::load::<L>(heads[p], left[p]);
                 for (&weights, &input) in weights.iter().zip(&inputs) {
