@@ -41,9 +41,10 @@ impl Test {
 
 /// Runs a test with zeros and without, in turns.
 pub(super) fn run(file: &Arc<File>, test: Test, threads: usize, pairs: usize) -> Result<Pairs> {
+    let cpu = Cpu::new(Some(threads))?;
     let mut both = Vec::new();
     for sparse in [Sparse::Never, Sparse::Always] {
-        both.push(Runner::load(&Cpu { sparse, ..Cpu::new(Some(threads))? }, file, test)?);
+        both.push(Runner::load(&Cpu { sparse, ..cpu }, file, test)?);
     }
     let mut found = Pairs::default();
     // The first pair pages the weights in and is not counted.
@@ -59,7 +60,7 @@ pub(super) fn run(file: &Arc<File>, test: Test, threads: usize, pairs: usize) ->
             let [dense, sparse] = seconds.map(|seconds| test.tokens() as f64 / seconds);
             found.dense.push(dense);
             found.sparse.push(sparse);
-            found.bandwidth.push(Cpu::new(Some(threads))?.bandwidth()? * 1e-9);
+            found.bandwidth.push(cpu.bandwidth()? * 1e-9);
         }
     }
     Ok(found)

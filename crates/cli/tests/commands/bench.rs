@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::place::{Place, failure, model};
 
-const FIELDS: [&str; 22] = [
+const FIELDS: [&str; 23] = [
     "build_version",
     "backends",
     "model_filename",
@@ -18,6 +18,7 @@ const FIELDS: [&str; 22] = [
     "n_prompt",
     "n_gen",
     "n_depth",
+    "n_sequences",
     "test",
     "test_time_unix_s",
     "avg_ns",
@@ -73,6 +74,17 @@ fn json_has_numbers_that_agree() {
         assert!((rate * samples[0] / 1e9 / tokens - 1.0).abs() < 1e-9);
         let share = number("gb_s") / number("bandwidth_gb_s");
         assert!((share / number("bandwidth_share") - 1.0).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn sequences_generate_at_the_same_time() {
+    let rows = bench(&Place::new(), &["-p", "0", "-n", "4", "-s", "1,2", "-o", "json"]);
+    let rows: Value = serde_json::from_str(&rows).unwrap();
+    assert_eq!(tests(&rows), ["tg4", "tg4 x2"]);
+    for (row, tokens) in rows.as_array().unwrap().iter().zip([4.0, 8.0]) {
+        let [ns, rate] = ["samples_ns", "samples_ts"].map(|key| row[key][0].as_f64().unwrap());
+        assert!((rate * ns / 1e9 / tokens - 1.0).abs() < 1e-9, "{row}");
     }
 }
 
