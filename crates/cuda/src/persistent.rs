@@ -26,7 +26,7 @@ const LEAST_ROWS: usize = 4096;
 /// The widest key or value.
 const MOST_DIM: usize = 128;
 /// Shared memory of a block beside a stage's area: slots for weights with their barriers, sums of
-/// parts, two stages, maxima and sums of heads.
+/// parts, six stages, maxima and sums of heads.
 const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 112;
 /// What kernels keep for themselves of a block's shared memory.
 const STATIC_BYTES: usize = 2 << 10;

@@ -20,7 +20,7 @@ pub(crate) const CHUNK_COLS: usize = 64;
 /// warps of a large device something to read.
 const PARTS: [(usize, usize); 5] =
     [(160, MOST_PARTS), (384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
-/// The most parts of a sum, as in `kernels/product.cuh`.
+/// The most parts of a sum: `kernels/persistent.cuh` has a place for so many.
 pub(crate) const MOST_PARTS: usize = 16;
 /// Inputs of products are so many times smaller than they are, so scales are larger.
 pub(crate) const INPUT_DIVISOR: f32 = 16.0;
@@ -137,7 +137,8 @@ impl Shape {
         self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
     }
 
-    /// Tiles that a block of eight warps takes at once: a warp for each part of their columns.
+    /// Tiles that a block of eight warps takes at once: a warp for each part of their columns, or
+    /// for two if there are more than eight.
     pub(crate) fn teams(&self) -> usize {
         8 / self.parts().next_power_of_two().min(8)
     }
