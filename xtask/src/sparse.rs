@@ -203,14 +203,16 @@ fn sparsity(file: &File, weight: &Weight) -> Result<f64> {
 
 /// A row of `bodkin bench` with one run.
 fn bench(binary: &Path, path: &Path, test: &str, flags: &[&str], threads: usize) -> Result<Value> {
-    let (kind, count) = test.split_at_checked(2).unwrap_or((test, ""));
-    ensure!(matches!(kind, "pp" | "tg"), "a test is ppN or tgN, not {test}");
-    let (prompt, generate) = if kind == "pp" { (count, "0") } else { ("0", count) };
+    let (prompt, generate) = match Test::parse(test)? {
+        Test::Prompt(count) => (count, 0),
+        Test::Generate(count) => (0, count),
+    };
+    let (prompt, generate) = (prompt.to_string(), generate.to_string());
     let rows = said(
         Command::new(binary)
             .arg("bench")
             .arg(path)
-            .args(["-p", prompt, "-n", generate, "-r", "1", "-o", "json"])
+            .args(["-p", &prompt, "-n", &generate, "-r", "1", "-o", "json"])
             .args(flags)
             .args(["-t", &threads.to_string()]),
     )?;

@@ -291,10 +291,10 @@ fn held(plan: &Plan, backend: &dyn Backend, states: usize) -> u64 {
     backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages, states }).state_bytes
 }
 
-/// A number of tokens that `flag` gave, if it makes sense.
-pub(crate) fn within(flag: &str, tokens: usize, most: usize) -> Result<usize> {
-    ensure!((1..=most).contains(&tokens), "{flag}: expected 1 to {most} tokens, found {tokens}");
-    Ok(tokens)
+/// A number that `flag` gave, if it makes sense.
+pub(crate) fn within(flag: &str, number: usize, most: usize) -> Result<usize> {
+    ensure!((1..=most).contains(&number), "{flag}: expected 1 to {most}, found {number}");
+    Ok(number)
 }
 
 /// All bytes together.

@@ -24,9 +24,17 @@ const IMAGES: [(&[u8], &[u8]); 9] = images![
     "rows" "state" "choose" "attend" "attend_f32" "dot" "mul" "persistent" "persistent_s24"
 ];
 
-/// Every kind of planes with kernels of its own, in the order of [`Kernels`]' tables.
+/// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
 const KINDS: [Kind; 8] =
     [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4, Kind::S24F16, Kind::S24S8, Kind::S24S4];
+
+/// The number of a kind of planes, as kernels know it.
+///
+/// # Panics
+/// If the kind is F32, which has kernels of other shapes.
+pub(crate) fn number_of(kind: Kind) -> usize {
+    KINDS.iter().position(|&other| other == kind).expect("a kind with `mma`")
+}
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
@@ -38,10 +46,11 @@ const DOT_WARPS: usize = 8;
 pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
 
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
-/// barriers, the sums of parts of columns, of two tiles by turns, and a single row's `held`
+/// barriers, the sums of `parts` of the columns, of two tiles by turns, and a single row's `held`
 /// columns.
 pub(crate) fn dot_shared_bytes(
-    (kind, parts): (Kind, usize),
+    kind: Kind,
+    parts: usize,
     is_gated: bool,
     rows: usize,
     held: usize,
@@ -178,10 +187,9 @@ impl Kernels {
     /// The kernels for planes of a kind.
     ///
     /// # Panics
-    /// If the kind is F32, which has others.
+    /// As [`number_of`].
     pub(crate) fn of(&self, kind: Kind) -> &OfKind {
-        let at = KINDS.iter().position(|&other| other == kind).expect("a kind with `mma`");
-        &self.kinds[at]
+        &self.kinds[number_of(kind)]
     }
 
     /// The kernels for keys and values that are kept so.

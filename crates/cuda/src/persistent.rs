@@ -8,6 +8,7 @@ use bodkin_gguf::Format;
 use bodkin_model::Plan;
 
 use crate::driver::Device;
+use crate::kernels::number_of;
 use crate::lower::{After, Program, Stage, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind};
@@ -44,18 +45,6 @@ const KINDS: [&[Kind]; 2] = [
 /// The names of the kernels, and of their files.
 pub(crate) const KERNELS: [&str; KINDS.len()] = ["persistent", "persistent_s24"];
 
-/// The number of the kernel that knows the weights of most products.
-fn kernel_of(plan: &Plan, stages: &[Stage]) -> usize {
-    let kinds = stages.iter().filter_map(|stage| match &stage.work {
-        Work::Product { factors, .. } => Some(Kind::of(plan.weight(factors[0].weight).format)),
-        _ => None,
-    });
-    let kinds: Vec<Kind> = kinds.collect();
-    let known = |&i: &usize| kinds.iter().filter(|kind| KINDS[i].contains(kind)).count();
-    // The first one if several know as many.
-    (0..KINDS.len()).rev().max_by_key(known).unwrap_or(0)
-}
-
 /// The most shared memory that the kernel asks for.
 pub(crate) fn most_bytes(device: &Device) -> usize {
     device.shared_bytes - STATIC_BYTES
@@ -66,10 +55,11 @@ pub(crate) fn most_bytes(device: &Device) -> usize {
 /// blocks make values unwritten again.
 pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     let stages = &program.stages;
-    let kinds = KINDS[kernel_of(plan, stages)];
-    let can =
-        |stage: &Stage| area(plan, &stage.work, kinds).is_some_and(|bytes| bytes <= AREA_BYTES);
-    let start = stages.iter().rposition(|stage| !can(stage)).map_or(0, |last| last + 1);
+    let start_for = |kinds| {
+        let cannot = |stage: &Stage| !area(plan, &stage.work, kinds).is_some_and(fits);
+        stages.iter().rposition(cannot).map_or(0, |last| last + 1)
+    };
+    let start = KINDS.into_iter().map(start_for).min()?;
     let ends_well = stages.last().is_some_and(|stage| match &stage.work {
         Work::Product { factors, after: After::Nothing, .. } => {
             factors.iter().map(|f| plan.weight(f.weight).rows).sum::<usize>() >= LEAST_ROWS
@@ -78,6 +68,10 @@ pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     });
     let is_awaitable = stages[..start].iter().all(|stage| is_awaitable(plan, &stage.work));
     (ends_well && is_awaitable && 2 * start < stages.len()).then_some(start..stages.len())
+}
+
+fn fits(area: usize) -> bool {
+    area <= AREA_BYTES
 }
 
 /// Whether what a stage before the run makes can be waited for: never a number whose bits are all
@@ -125,17 +119,7 @@ impl Step<'_> {
     fn listed(&self, work: &Work) -> Option<p::Stage> {
         match work {
             Work::Product { factors, after, .. } => {
-                let kind = match self.weights[factors[0].weight.0].shape.kind {
-                    Kind::F16 => 0,
-                    Kind::S8 => 1,
-                    Kind::S8x16 => 2,
-                    Kind::U8 => 3,
-                    Kind::U4 => 4,
-                    Kind::S24F16 => 5,
-                    Kind::S24S8 => 6,
-                    Kind::S24S4 => 7,
-                    Kind::F32 => unreachable!("not in a run"),
-                };
+                let kind = number_of(self.weights[factors[0].weight.0].shape.kind) as u32;
                 let is_gated = matches!(after, After::Gate { .. });
                 let work_number = kind + if is_gated { GATED } else { 0 };
                 Some(p::Stage::new(work_number, &self.product_parameters(1, work)))
@@ -149,12 +133,15 @@ impl Step<'_> {
 
     /// Sends the kernel that runs the listed stages.
     pub(crate) fn run_listed(&self, run: Range<usize>) -> Result<()> {
-        let number = kernel_of(self.plan, &self.program.stages);
-        let kernel = self.kernels.persistent.expect("there is a list")[number];
         let stages = &self.program.stages[run];
-        let bytes = |stage: &Stage| area(self.plan, &stage.work, KINDS[number]);
-        let area = stages.iter().filter_map(bytes).max();
-        let area = area.unwrap_or(0).next_multiple_of(16);
+        let most = |kinds: &[Kind]| {
+            let areas = stages.iter().map(|stage| area(self.plan, &stage.work, kinds));
+            areas.collect::<Option<Vec<usize>>>()?.into_iter().max()
+        };
+        let areas = KINDS.map(most);
+        let number = areas.iter().position(Option::is_some).expect("a kernel can do the run");
+        let kernel = self.kernels.persistent.expect("there is a list")[number];
+        let area = areas[number].unwrap_or(0).next_multiple_of(16);
         let count = stages.iter().filter(|stage| !matches!(stage.work, Work::Norm { .. })).count();
         let Some(Work::Product { input, norm, .. }) = stages.last().map(|stage| &stage.work) else {
             unreachable!("a run ends with a product");

@@ -51,11 +51,10 @@ pub(crate) enum Kind {
 impl Kind {
     /// How a format is kept; those without codes of their own in half precision.
     pub(crate) fn of(format: Format) -> Kind {
-        // Sparse formats without kernels are kept dense.
-        match format.base().unwrap_or(format) {
-            _ if format == Format::S24_F16 => Kind::S24F16,
-            _ if format == Format::S24_Q8_0 => Kind::S24S8,
-            _ if format == Format::S24_Q4_0 => Kind::S24S4,
+        match format {
+            Format::S24_F16 => Kind::S24F16,
+            Format::S24_Q8_0 => Kind::S24S8,
+            Format::S24_Q4_0 => Kind::S24S4,
             Format::Q8_0 | Format::Q5_0 | Format::IQ4_NL | Format::IQ4_XS | Format::MXFP4 => {
                 Kind::S8
             }
@@ -63,7 +62,8 @@ impl Kind {
             Format::Q5_1 | Format::Q5_K => Kind::U8,
             Format::Q4_0 | Format::Q4_1 | Format::Q4_K => Kind::U4,
             Format::F32 => Kind::F32,
-            _ => Kind::F16,
+            // Sparse formats without kernels are kept dense.
+            _ => format.base().map_or(Kind::F16, Kind::of),
         }
     }
 

@@ -84,9 +84,8 @@ pub(crate) fn too_much_memory(plan: &Plan, stage: &Stage) -> Option<String> {
             let is_gated = matches!(after, After::Gate { .. });
             let cols = weight.cols.next_multiple_of(CHUNK_COLS);
             let held = if experts.is_none() { cols } else { 0 };
-            let sums = (kind, MOST_PARTS);
-            let one = dot_shared_bytes(sums, is_gated, 1, held);
-            let bytes = one.max(dot_shared_bytes(sums, is_gated, DOT_ROWS, 0));
+            let one = dot_shared_bytes(kind, MOST_PARTS, is_gated, 1, held);
+            let bytes = one.max(dot_shared_bytes(kind, MOST_PARTS, is_gated, DOT_ROWS, 0));
             (format!("{cols} columns of {}", weight.name), bytes, DOT_MOST_BYTES)
         }
         Work::Attend { attention, slot, .. } => {

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Tokens in the context before a test begins
     #[arg(short = 'd', long, default_value = "0", value_name = "N")]
     n_depth: String,
-    /// Sequences that generate at the same time, written likewise
+    /// Sequences generated at the same time, likewise
     #[arg(short = 's', long, default_value = "1", value_name = "N")]
     n_sequences: String,
     /// Numbers of threads to test [default: all cores]

@@ -192,6 +192,7 @@ fn what_cannot_be_measured_is_named() {
         (&["-p", "18446744073709551615", "-d", "1"], "--n-prompt"),
         (&["-d", "1000000000", "-t", "1024"], "are missing"),
         (&["-b", "0"], "--batch-size"),
+        (&["-s", "0"], "--n-sequences: expected 1 to"),
         (&["-t", "0"], "threads"),
         (&["--device", "nonsense"], "nonsense"),
     ] {
