@@ -1,6 +1,10 @@
 //! Weights with zeros left out: panels of a dense kind, packed as a [`Layout`] says. It knows how
 //! they are packed and where they lie; products with them are the tiles' business.
 //!
+//! Panels lie one behind the other, and each in groups of blocks of 32 columns: the heads of a
+//! group's blocks, with masks and scales, and behind them the codes that are left. So a thread
+//! reads a single stream, and the masks that say where codes lie are there before these.
+//!
 //! A product with one token reads them as they are. For more tokens, panels are first written as
 //! the dense kind, a group that stays in the second-level cache at a time.
 
@@ -18,11 +22,21 @@ pub(crate) mod csr;
 mod kind;
 mod pattern;
 
-pub(crate) use kind::{COLS, FAR_BYTES, PREFETCH_BYTES, SparseFloat, SparseInteger, SparseKind};
+pub(crate) use kind::{COLS, SparseFloat, SparseInteger, SparseKind};
 use pattern::{Bitmap, TwoFour};
 
 #[cfg(target_arch = "x86_64")]
 use super::level::{Avx2, Avx512};
+
+/// The most blocks of a group.
+const GROUP: usize = 8;
+
+/// The blocks of each group of a panel.
+#[inline(always)]
+pub(crate) fn groups(cols: usize) -> impl Iterator<Item = usize> {
+    let blocks = cols / COLS;
+    (0..blocks).step_by(GROUP).map(move |first| GROUP.min(blocks - first))
+}
 
 /// What kernels may read behind the last byte of a panel.
 const SLACK: usize = 64;
@@ -160,20 +174,22 @@ impl<'a> SparsePacker<'a> {
 /// A panel of the dense kind on its way into a part.
 struct PackPanel<'a> {
     dense: &'a [u8],
-    /// Room for the codes, which come behind all heads; empty before and after.
+    /// Room for the codes of a group, which come behind its heads; empty before and after.
     codes: &'a mut Vec<u8>,
     out: &'a mut Vec<u8>,
 }
 
 impl PackPanel<'_> {
     fn pack<K: SparseKind>(self) {
-        let blocks = self.dense.chunks_exact(K::DENSE);
-        let first = self.out.len();
-        self.out.resize(first + blocks.len() * K::HEAD, 0);
-        for (dense, head) in blocks.zip(self.out[first..].chunks_exact_mut(K::HEAD)) {
-            K::pack(dense, head, self.codes);
+        for group in self.dense.chunks(GROUP * K::DENSE) {
+            let blocks = group.chunks_exact(K::DENSE);
+            let first = self.out.len();
+            self.out.resize(first + blocks.len() * K::HEAD, 0);
+            for (dense, head) in blocks.zip(self.out[first..].chunks_exact_mut(K::HEAD)) {
+                K::pack(dense, head, self.codes);
+            }
+            self.out.append(self.codes);
         }
-        self.out.append(self.codes);
     }
 }
 

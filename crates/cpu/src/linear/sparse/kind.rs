@@ -26,22 +26,6 @@ const VECTOR: usize = 64;
 /// Masks of a head.
 const MASKS: usize = COLS * PANEL_ROWS / 64;
 const SCALES_BYTES: usize = 2 * PANEL_ROWS;
-/// How far ahead of their use codes are asked for. Those of integers come into the second-level
-/// cache first, which may have more requests open than the first level; a product with floats, of
-/// which four panels are read at a time, is slower with that.
-pub(crate) const PREFETCH_BYTES: usize = 2048;
-pub(crate) const FAR_BYTES: usize = 4096;
-
-/// Asks for codes that come after those at `at`, one line for each vector that is unpacked.
-#[inline(always)]
-unsafe fn prefetch_codes<L: Lanes>(at: *const u8) {
-    // SAFETY: passed on; what is asked for need not exist.
-    unsafe {
-        L::prefetch(at.wrapping_add(PREFETCH_BYTES));
-        L::prefetch_far(at.wrapping_add(FAR_BYTES));
-    }
-}
-
 /// How 32 columns of a panel lie when zeros are left out.
 ///
 /// # Safety
@@ -159,9 +143,8 @@ impl<P: Pattern> SparseInteger for Q8_0<P> {
             let mut steps = [L::zero_bytes(); MASKS];
             for (step, vector) in steps.iter_mut().enumerate() {
                 let mask = P::by_row::<L>(head.add(step * P::BYTES));
-                prefetch_codes::<L>(at);
                 *vector = L::expand(mask, at);
-                at = at.add(mask.count_ones() as usize);
+                at = at.add(P::left(mask));
             }
             (steps, at.offset_from_unsigned(codes))
         }
@@ -226,16 +209,15 @@ impl<P: Pattern> SparseInteger for Q4_0<P> {
             let mut steps = [L::zero_bytes(); MASKS];
             for (step, codes) in steps[..4].iter_mut().enumerate() {
                 let mask = P::by_row::<L>(head.add(step * P::BYTES));
-                prefetch_codes::<L>(low);
                 let left = L::field::<0, 0, 0x0f>(L::expand(mask, low));
                 *codes = L::flip::<CENTRE>(left);
-                low = low.add(mask.count_ones() as usize);
+                low = low.add(P::left(mask));
             }
             for (step, codes) in steps.iter_mut().enumerate().skip(4) {
                 let mask = P::by_row::<L>(head.add(step * P::BYTES));
                 let left = L::field::<4, 0, 0x0f>(L::expand(mask, high));
                 *codes = L::flip::<CENTRE>(left);
-                high = high.add(mask.count_ones() as usize);
+                high = high.add(P::left(mask));
             }
             (steps, low.max(high).offset_from_unsigned(codes))
         }
@@ -291,16 +273,10 @@ impl<P: Pattern> SparseFloat for F16<P> {
         // SAFETY: the caller vouches.
         unsafe {
             let mask = P::by_column(head);
-            let mut at = codes;
-            let mut columns = [L::float(0.0); 4];
-            let pairs = columns.as_chunks_mut::<2>().0;
-            for (mask, columns) in [mask as u32, (mask >> 32) as u32].into_iter().zip(pairs) {
-                *columns = L::expand_f16(mask, at);
-                at = at.add(2 * mask.count_ones() as usize);
-            }
-            L::prefetch(at.wrapping_add(PREFETCH_BYTES));
-            L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64));
-            (columns, at.offset_from_unsigned(codes))
+            let (first, second) = (mask as u32, (mask >> 32) as u32);
+            let [a, b] = L::expand_f16(first, codes);
+            let [c, d] = L::expand_f16(second, codes.add(2 * first.count_ones() as usize));
+            ([a, b, c, d], 2 * P::left(mask))
         }
     }
 }

@@ -24,6 +24,9 @@ pub(crate) trait Pattern {
     /// Eight bytes to read at `at`.
     unsafe fn by_column(at: *const u8) -> u64;
 
+    /// How many elements a complete mask leaves.
+    fn left(mask: u64) -> usize;
+
     /// The mask that can be stored: with more bits where `mask` has too few for the pattern.
     fn complete_by_row(mask: u64) -> u64;
 
@@ -60,6 +63,11 @@ impl Pattern for Bitmap {
     unsafe fn by_column(at: *const u8) -> u64 {
         // SAFETY: the caller vouches.
         unsafe { word(at) }
+    }
+
+    #[inline(always)]
+    fn left(mask: u64) -> usize {
+        mask.count_ones() as usize
     }
 
     fn complete_by_row(mask: u64) -> u64 {
@@ -103,6 +111,12 @@ impl Pattern for TwoFour {
         let three = unsafe { word(at) } & 0xffff_ffff_ffff;
         let is_odd = three ^ three >> 16 ^ three >> 32;
         three | is_odd << 48
+    }
+
+    // Not counted: so the place of the next codes is known before the mask is.
+    #[inline(always)]
+    fn left(_: u64) -> usize {
+        32
     }
 
     fn complete_by_row(mask: u64) -> u64 {

@@ -6,22 +6,21 @@ use super::{Tile, Weights, add_blocks, finish};
 use crate::linear::activations::BLOCK_COLS;
 use crate::linear::kind::{Codes, IntegerKind};
 use crate::linear::level::{Lanes, PANEL_ROWS};
-use crate::linear::sparse::{
-    COLS, FAR_BYTES, PREFETCH_BYTES, SparseFloat, SparseInteger, SparseKind, csr as rows,
-};
+use crate::linear::sparse::{COLS, SparseFloat, SparseInteger, SparseKind, csr as rows, groups};
 
-/// How far ahead of their use heads are asked for, and those of integers are asked into the
-/// second-level cache. They are a fourth of the bytes.
-const PREFETCH_HEADS: usize = 16;
-const FAR_HEADS: usize = 48;
+/// How far ahead of their use lines of integers are asked for: into the second-level cache, which
+/// may have more requests open than the first level, and then into the first. Each line is asked
+/// for once: asking again where lines are on their way takes the place of those that are not.
+const FAR_BYTES: usize = 6144;
+const NEAR_BYTES: usize = 1024;
 
-/// The line to ask for at one of the last of `steps` of a panel, so that `lines` have been asked
-/// for of the next panel's codes, which begin at `next`: its heads lie right behind this one's
-/// codes, but its codes do not.
-#[inline(always)]
-fn line_of_next(next: *const u8, lines: usize, step: usize, steps: usize) -> Option<*const u8> {
-    (step + lines).checked_sub(steps).map(|line| next.wrapping_add(64 * line))
-}
+/// The same for floats, of which several panels are read at a time, so that the first level's
+/// requests suffice. They are asked for one by one between the columns: many at once hold up the
+/// loads behind them.
+const FLOAT_BYTES: usize = 2048;
+
+/// Steps of four columns in a block.
+const STEPS: usize = COLS / 4;
 
 /// One panel times one token, for the rows of the lanes `L`.
 ///
@@ -35,32 +34,40 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
     // SAFETY: the loop walks exactly the heads, codes and blocks, as the caller vouches.
     unsafe {
         let mut sums = [L::float(0.0)];
-        let (mut head, mut x) = (tile.panel, tile.x);
-        let blocks = tile.cols / COLS;
-        let mut left = tile.panel.add(blocks * K::HEAD);
-        let next = left.wrapping_add(tile.panel_bytes);
-        for block in 0..blocks {
-            if let Some(line) = line_of_next(next, FAR_BYTES / 64, block, blocks) {
-                L::prefetch_far(line);
-            }
-            for line in 0..K::HEAD.div_ceil(64) {
-                L::prefetch(head.wrapping_add(PREFETCH_HEADS * K::HEAD + 64 * line));
-                L::prefetch_far(head.wrapping_add(FAR_HEADS * K::HEAD + 64 * line));
-            }
-            let (mut codes, taken) = K::codes::<L>(head, left);
-            if let Codes::Centred { bits, offset } = <K::Dense as IntegerKind>::CODES {
-                for codes in &mut codes {
-                    *codes = L::centre(*codes, bits, offset);
+        let (mut at, mut x) = (tile.panel, tile.x);
+        let lines = lines_of_block(tile);
+        let (mut asked, end) = (tile.panel, tile.panel.wrapping_add(tile.panel_bytes));
+        for blocks in groups(tile.cols) {
+            let mut head = at;
+            at = at.add(blocks * K::HEAD);
+            for _ in 0..blocks {
+                if asked < end {
+                    for _ in 0..lines {
+                        L::prefetch_far(asked.wrapping_add(FAR_BYTES));
+                        L::prefetch(asked.wrapping_add(NEAR_BYTES));
+                        asked = asked.wrapping_add(64);
+                    }
                 }
+                let (mut codes, taken) = K::codes::<L>(head, at);
+                if let Codes::Centred { bits, offset } = <K::Dense as IntegerKind>::CODES {
+                    for codes in &mut codes {
+                        *codes = L::centre(*codes, bits, offset);
+                    }
+                }
+                let scale = K::scale::<L>(head);
+                let weights = Weights { codes, scales: [scale; 2], mins: [L::float(0.0); 2] };
+                add_blocks::<L, K::Dense, 1>(&weights, x.cast(), &mut sums);
+                (head, at) = (head.add(K::HEAD), at.add(taken));
+                x = x.add(tile.x_stride);
             }
-            let scale = K::scale::<L>(head);
-            let weights = Weights { codes, scales: [scale; 2], mins: [L::float(0.0); 2] };
-            add_blocks::<L, K::Dense, 1>(&weights, x.cast(), &mut sums);
-            (head, left) = (head.add(K::HEAD), left.add(taken));
-            x = x.add(tile.x_stride);
         }
         finish::<L, 1>(tile, 0, sums);
     }
+}
+
+/// The lines of a panel for each of its blocks, rounded up.
+fn lines_of_block(tile: &Tile) -> usize {
+    (tile.panel_bytes / 64).div_ceil((tile.cols / COLS).max(1))
 }
 
 /// `P` panels times one token, for the rows of the lanes `L`. `next` are panels that may come after
@@ -77,32 +84,34 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
     // SAFETY: the loop walks exactly the heads, codes and columns, as the caller vouches.
     unsafe {
         let mut sums = [[L::float(0.0)]; P];
-        let (mut heads, mut left, mut x) = (panels, panels, tile.x);
-        let heads_bytes = tile.cols / COLS * K::HEAD;
-        for left in &mut left {
-            *left = left.add(heads_bytes);
-        }
-        for four in 0..tile.cols / 4 {
-            let mut inputs = [L::float(0.0); 4];
-            for (i, input) in inputs.iter_mut().enumerate() {
-                *input = L::float(*x.add(i * tile.x_stride).cast::<f32>());
+        let (mut at, mut x) = (panels, tile.x);
+        let lines = lines_of_block(tile);
+        let mut asked = FLOAT_BYTES;
+        // From what lies behind a panel to the one that comes after it.
+        let jumps = std::array::from_fn::<_, P, _>(|p| {
+            next[p].addr().wrapping_sub(panels[p].addr() + tile.panel_bytes)
+        });
+        for blocks in groups(tile.cols) {
+            let mut heads = at;
+            unrolled!(P, p => { at[p] = at[p].add(blocks * K::HEAD) });
+            for step in 0..blocks * STEPS {
+                for _ in 0..lines / STEPS + usize::from(step % STEPS < lines % STEPS) {
+                    let jump = |p: usize| if asked < tile.panel_bytes { 0 } else { jumps[p] };
+                    unrolled!(P, p => {
+                        L::prefetch(panels[p].wrapping_add(asked.wrapping_add(jump(p))));
+                    });
+                    asked += 64;
+                }
+                // A loop over what iterators zip need not be unrolled: its sums would wait in memory.
+                let mut inputs = [L::float(0.0); 4];
+                unrolled!(4, i => { inputs[i] = L::float(*x.add(i * tile.x_stride).cast::<f32>()) });
+                unrolled!(P, p => {
+                    let (weights, taken) = K::load::<L>(heads[p], at[p]);
+                    unrolled!(4, i => { sums[p][0] = L::fma(weights[i], inputs[i], sums[p][0]) });
+                    (heads[p], at[p]) = (heads[p].add(K::STEP), at[p].add(taken));
+                });
+                x = x.add(4 * tile.x_stride);
             }
-            unrolled!(P, p => {
-                if four % 8 == 0 {
-                    L::prefetch(heads[p].wrapping_add(PREFETCH_HEADS * K::HEAD));
-                    let (next, lines) = (next[p].wrapping_add(heads_bytes), PREFETCH_BYTES / 64);
-                    if let Some(line) = line_of_next(next, lines, four / 8, tile.cols / COLS) {
-                        L::prefetch(line);
-                    }
-                }
-                let (weights, taken) = K::load::<L>(heads[p], left[p]);
-                for (&weights, &input) in weights.iter().zip(&inputs) {
-                    sums[p][0] = L::fma(weights, input, sums[p][0]);
-                }
-                heads[p] = heads[p].add(K::STEP);
-                left[p] = left[p].add(taken);
-            });
-            x = x.add(4 * tile.x_stride);
         }
         unrolled!(P, p => { finish::<L, 1>(tile, p, sums[p]) });
     }
@@ -141,9 +150,14 @@ pub(crate) unsafe fn expand<L: Lanes, K: SparseKind>(
 ) {
     // SAFETY: the loop walks exactly the heads, codes and columns, as the caller vouches.
     unsafe {
-        let mut left = panel.add(cols / COLS * K::HEAD);
-        for i in 0..cols / COLS {
-            left = left.add(K::expand::<L>(panel.add(i * K::HEAD), left, dense.add(i * K::DENSE)));
+        let (mut at, mut dense) = (panel, dense);
+        for blocks in groups(cols) {
+            let mut head = at;
+            at = at.add(blocks * K::HEAD);
+            for _ in 0..blocks {
+                at = at.add(K::expand::<L>(head, at, dense));
+                (head, dense) = (head.add(K::HEAD), dense.add(K::DENSE));
+            }
         }
     }
 }
