@@ -151,10 +151,22 @@ fn a_server_is_followed_token_by_token() {
     let (report, _) = check(Box::new(same), "0.01");
     assert!(faults(&report)[0].contains("log-probabilities differ by"), "{report}");
 
+    // A server that does not take its most likely token, and then goes where nobody can follow.
+    let ours = model.clone();
+    let penalised = move |prompt: &str| {
+        let best = json!([{"bytes": greedy(&ours, prompt)[0], "logprob": -1.5}]);
+        let entry = json!({"token": "no token of any model", "logprob": -4, "top_logprobs": best});
+        json!({"choices": [{"logprobs": {"content": [entry]}}]})
+    };
+    let (report, error) = check(Box::new(penalised), "1000");
+    assert_eq!(faults(&report), [] as [&str; 0], "{error}");
+    assert_eq!(report["reference"]["same"], 5, "{report}");
+
     // Another token, in the older form.
     let other = |_: &str| {
         json!({"choices": [{"logprobs": {
-        "tokens": ["no token of any model"], "token_logprobs": [-0.5]}}]})
+        "tokens": ["some token"], "token_logprobs": [-3.0],
+        "top_logprobs": [{"some token": -3.0, "no token of any model": -0.5}]}}]})
     };
     let (report, _) = check(Box::new(other), "1000");
     assert_eq!(faults(&report).len(), 5, "{report}");

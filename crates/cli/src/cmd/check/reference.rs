@@ -24,11 +24,27 @@ pub(super) struct Server {
     model: String,
 }
 
-/// A token as the server tells it.
+/// A token as the server tells it, and the one that it found most likely there: another one if the
+/// server penalises repetition, as some do without being asked.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Token {
     text: Vec<u8>,
+    best: Vec<u8>,
+    /// Of the most likely one.
     log_probability: f64,
+}
+
+impl Token {
+    /// The token chosen, among others with their log-probabilities.
+    fn among((text, log): (Vec<u8>, f64), others: impl Iterator<Item = (Vec<u8>, f64)>) -> Token {
+        let (mut best, mut log_probability) = (text.clone(), log);
+        for (other, log) in others.filter(|(other, _)| *other != text) {
+            if log > log_probability {
+                (best, log_probability) = (other, log);
+            }
+        }
+        Token { text, best, log_probability }
+    }
 }
 
 impl Server {
@@ -39,7 +55,7 @@ impl Server {
         Server { agent, url: format!("{base}/v1/completions"), model: model.to_owned() }
     }
 
-    /// What the server goes on with, each time with its best token; nothing where that is an end
+    /// What the server goes on with without chance; nothing where that is an end
     /// token.
     pub(super) fn complete(&self, prompt: &str, tokens: usize) -> Result<Vec<Token>> {
         let body = json!({
@@ -64,12 +80,8 @@ fn parse(answer: &Value) -> Result<Vec<Token>> {
     let logprobs = &answer["choices"][0]["logprobs"];
     if let Some(content) = logprobs["content"].as_array() {
         let tokens = content.iter().map(|entry| {
-            let byte = |byte: &Value| byte.as_u64().and_then(|byte| u8::try_from(byte).ok());
-            let text = match entry["bytes"].as_array() {
-                Some(bytes) => bytes.iter().map(byte).collect::<Option<Vec<u8>>>()?,
-                None => entry["token"].as_str()?.as_bytes().to_vec(),
-            };
-            Some(Token { text, log_probability: entry["logprob"].as_f64()? })
+            let others = entry["top_logprobs"].as_array().into_iter().flatten();
+            Some(Token::among(of_entry(entry)?, others.filter_map(of_entry)))
         });
         let tokens: Option<Vec<_>> = tokens.collect();
         return tokens.context("a token without its text, bytes or logprob");
@@ -77,11 +89,23 @@ fn parse(answer: &Value) -> Result<Vec<Token>> {
     let texts = logprobs["tokens"].as_array().context("no logprobs in the answer")?;
     let numbers = logprobs["token_logprobs"].as_array().context("no token_logprobs")?;
     ensure!(texts.len() == numbers.len(), "{} tokens, {} logprobs", texts.len(), numbers.len());
-    let tokens = texts.iter().zip(numbers).map(|(text, number)| {
-        let text = text.as_str()?.as_bytes().to_vec();
-        Some(Token { text, log_probability: number.as_f64()? })
+    let tokens = texts.iter().zip(numbers).enumerate().map(|(i, (text, number))| {
+        let chosen = (text.as_str()?.as_bytes().to_vec(), number.as_f64()?);
+        let others = logprobs["top_logprobs"][i].as_object().into_iter().flatten();
+        let others = others.map(|(text, log)| Some((text.as_bytes().to_vec(), log.as_f64()?)));
+        Some(Token::among(chosen, others.flatten()))
     });
     tokens.collect::<Option<Vec<_>>>().context("a token without its logprob")
+}
+
+/// The text and the logprob of an entry as chats list them.
+fn of_entry(entry: &Value) -> Option<(Vec<u8>, f64)> {
+    let byte = |byte: &Value| byte.as_u64().and_then(|byte| u8::try_from(byte).ok());
+    let text = match entry["bytes"].as_array() {
+        Some(bytes) => bytes.iter().map(byte).collect::<Option<Vec<u8>>>()?,
+        None => entry["token"].as_str()?.as_bytes().to_vec(),
+    };
+    Some((text, entry["logprob"].as_f64()?))
 }
 
 /// How a model's predictions and a server's tokens agree.
@@ -120,20 +144,21 @@ impl Agreement {
                 return Ok(());
             }
             self.tokens += 1;
-            let has_text = |&&(id, _): &&(u32, f64)| tokenizer.piece(id, true) == token.text;
-            match best.iter().find(has_text) {
+            let find = |text: &[u8]| best.iter().find(|(id, _)| tokenizer.piece(*id, true) == text);
+            match find(&token.best) {
                 Some(&(id, log)) if top_log - log <= near_tie => {
                     self.same += usize::from(id == top);
                     self.near_ties += usize::from(id != top);
                     self.difference += (log - token.log_probability).abs();
-                    ids.push(id);
+                    let Some(&(next, _)) = find(&token.text) else { return Ok(()) };
+                    ids.push(next);
                 }
                 _ => {
                     let number = ids.len() - prompt + 1;
                     self.disagreements.push(format!(
                         "reference: token {number} after `{}` is {:?}, here {:?}",
                         lossy(&tokenizer.decode(&ids[..prompt], false)),
-                        lossy(&token.text),
+                        lossy(&token.best),
                         lossy(&tokenizer.piece(top, true)),
                     ));
                     return Ok(());

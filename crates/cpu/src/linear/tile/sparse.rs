@@ -102,9 +102,11 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
                     });
                     asked += 64;
                 }
-                // A loop over what iterators zip need not be unrolled: its sums would wait in memory.
+                // Unrolled without fail: the sums of a loop that is not would wait in memory.
                 let mut inputs = [L::float(0.0); 4];
-                unrolled!(4, i => { inputs[i] = L::float(*x.add(i * tile.x_stride).cast::<f32>()) });
+                unrolled!(4, i => {
+                    inputs[i] = L::float(*x.add(i * tile.x_stride).cast::<f32>());
+                });
                 unrolled!(P, p => {
                     let (weights, taken) = K::load::<L>(heads[p], at[p]);
                     unrolled!(4, i => { sums[p][0] = L::fma(weights[i], inputs[i], sums[p][0]) });
