@@ -22,7 +22,7 @@ pub(crate) mod csr;
 mod kind;
 mod pattern;
 
-pub(crate) use kind::{COLS, SparseFloat, SparseInteger, SparseKind};
+pub(crate) use kind::{COLS, MASKS, SparseFloat, SparseInteger, SparseKind};
 use pattern::{Bitmap, TwoFour};
 
 #[cfg(target_arch = "x86_64")]

@@ -150,6 +150,7 @@ impl Agreement {
                     self.same += usize::from(id == top);
                     self.near_ties += usize::from(id != top);
                     self.difference += (log - token.log_probability).abs();
+                    // What it chose instead may be nothing that this model would ever say.
                     let Some(&(next, _)) = find(&token.text) else { return Ok(()) };
                     ids.push(next);
                 }

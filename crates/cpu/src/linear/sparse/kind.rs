@@ -23,9 +23,10 @@ use crate::linear::level::{Lanes, PANEL_ROWS};
 pub(crate) const COLS: usize = 32;
 /// Bytes of a vector; masks, too, stand for so many elements.
 const VECTOR: usize = 64;
-/// Masks of a head.
-const MASKS: usize = COLS * PANEL_ROWS / 64;
+/// Masks of a head, each of four columns.
+pub(crate) const MASKS: usize = COLS * PANEL_ROWS / 64;
 const SCALES_BYTES: usize = 2 * PANEL_ROWS;
+
 /// How 32 columns of a panel lie when zeros are left out.
 ///
 /// # Safety

@@ -6,7 +6,9 @@ use super::{Tile, Weights, add_blocks, finish};
 use crate::linear::activations::BLOCK_COLS;
 use crate::linear::kind::{Codes, IntegerKind};
 use crate::linear::level::{Lanes, PANEL_ROWS};
-use crate::linear::sparse::{COLS, SparseFloat, SparseInteger, SparseKind, csr as rows, groups};
+use crate::linear::sparse::{
+    COLS, MASKS, SparseFloat, SparseInteger, SparseKind, csr as rows, groups,
+};
 
 /// How far ahead of their use lines of integers are asked for: into the second-level cache, which
 /// may have more requests open than the first level, and then into the first. Each line is asked
@@ -18,9 +20,6 @@ const NEAR_BYTES: usize = 1024;
 /// requests suffice. They are asked for one by one between the columns: many at once hold up the
 /// loads behind them.
 const FLOAT_BYTES: usize = 2048;
-
-/// Steps of four columns in a block.
-const STEPS: usize = COLS / 4;
 
 /// One panel times one token, for the rows of the lanes `L`.
 ///
@@ -94,8 +93,8 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
         for blocks in groups(tile.cols) {
             let mut heads = at;
             unrolled!(P, p => { at[p] = at[p].add(blocks * K::HEAD) });
-            for step in 0..blocks * STEPS {
-                for _ in 0..lines / STEPS + usize::from(step % STEPS < lines % STEPS) {
+            for step in 0..blocks * MASKS {
+                for _ in 0..lines / MASKS + usize::from(step % MASKS < lines % MASKS) {
                     let jump = |p: usize| if asked < tile.panel_bytes { 0 } else { jumps[p] };
                     unrolled!(P, p => {
                         L::prefetch(panels[p].wrapping_add(asked.wrapping_add(jump(p))));
