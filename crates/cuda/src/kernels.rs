@@ -20,8 +20,8 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 9] = images![
-    "rows" "state" "choose" "attend" "attend_f32" "dot" "mul" "persistent" "persistent_s24"
+const IMAGES: [(&[u8], &[u8]); 10] = images![
+    "rows" "state" "choose" "attend" "attend_f32" "dot" "mul" "wide" "persistent" "persistent_s24"
 ];
 
 /// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
@@ -38,6 +38,14 @@ pub(crate) fn number_of(kind: Kind) -> usize {
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
+/// Input rows that a block of `wide` can take, and how long it takes then: the longest is 1.
+pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (128, 1.0)];
+
+/// Shared memory of a block of `wide`: chunks of its input, and their barriers and addresses.
+pub(crate) const fn wide_shared_bytes(width: usize) -> usize {
+    6 * (128 * width + 16) + 4 * width
+}
+
 /// The most shared memory that blocks of `dot` ask for.
 pub(crate) const DOT_MOST_BYTES: usize = crate::driver::SHARED_BYTES;
 /// Warps of a block of `dot`.
@@ -71,6 +79,8 @@ pub(crate) struct OfKind {
     pub(crate) dot: [[Kernel; 2]; 2],
     /// For many rows; plain and gated.
     pub(crate) mul: [Kernel; 2],
+    /// Likewise on Hopper, of each of [`WIDTHS`]; not of 2:4 weights.
+    pub(crate) wide: Option<[[Kernel; 2]; 2]>,
 }
 
 /// The kernels for keys and values that are kept in one way.
@@ -129,7 +139,7 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, choice, halves, floats, dot, mul, persistents @ ..] = &modules[..] else {
+        let [rows, state, choice, halves, floats, dot, mul, wide, persistents @ ..] = &modules[..] else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -141,6 +151,14 @@ impl Kernels {
                     dot.kernel(&format!("dot_{name}_{rows}_gated"), DOT_MOST_BYTES)?,
                 ])
             };
+            let wides = |width: usize| -> Result<[Kernel; 2]> {
+                let bytes = wide_shared_bytes(width);
+                Ok([
+                    wide.kernel(&format!("wide_{name}_{width}"), bytes)?,
+                    wide.kernel(&format!("wide_{name}_{width}_gated"), bytes)?,
+                ])
+            };
+            let has_wide = is_hopper && !kind.is_two_four();
             kinds.push(OfKind {
                 embed: rows.kernel(&format!("embed_{name}"), 0)?,
                 dot: [dots(8)?, dots(16)?],
@@ -148,6 +166,10 @@ impl Kernels {
                     mul.kernel(&format!("mul_{name}"), MUL_SHARED_BYTES)?,
                     mul.kernel(&format!("mul_{name}_gated"), MUL_SHARED_BYTES)?,
                 ],
+                wide: match has_wide {
+                    true => Some([wides(WIDTHS[0].0)?, wides(WIDTHS[1].0)?]),
+                    false => None,
+                },
             });
         }
         let persistent = is_hopper.then(|| {

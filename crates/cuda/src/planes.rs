@@ -82,6 +82,11 @@ impl Kind {
         }
     }
 
+    /// Whether two of four columns are kept.
+    pub(crate) fn is_two_four(self) -> bool {
+        matches!(self, Kind::S24F16 | Kind::S24S8 | Kind::S24S4)
+    }
+
     /// Bytes of a chunk.
     pub(crate) fn chunk_bytes(self) -> usize {
         match self {
