@@ -1,14 +1,16 @@
 // Products for many rows of input on Hopper: warp groups multiply straight from shared memory, while
 // others fill it. A block takes 128 weight rows, or 64 of a gate and 64 of what it gates, and WIDTH
 // input rows; each of two groups of four warps half of the weights, in registers and in the order of
-// `mma`. A third group brings the input rows, a chunk at a time, in the order in which the weights
-// have their columns. The sums have the same bits as those of `mma`.
+// `mma`. A warp more brings weights and input, a chunk at a time; the input was put in the order in
+// which the weights have their columns. The sums have the same bits as those of `mma`.
 #include "product.cuh"
 
-#define STAGES 6u // chunks of the input in shared memory
-#define WAY 3u    // of them on their way, besides one
+#define STAGES 3u // of shared memory
+#define STEP 2u   // chunks of a stage
+#define TILES 8u  // of a block
+#define CELL 128u // rows of a cell of interleaved input, which has one chunk of each: 128 bytes
+#define PITCH 132u // floats of a token's results in shared memory: no two lanes share a bank
 #define GROUP 128u // threads of a group
-#define AHEAD 6u  // chunks between the one that a warp loads and the one that shall come near
 
 #if __CUDA_ARCH__ >= 900
 
@@ -68,94 +70,115 @@ DEVICE void wait_phase(const u64 *barrier, u32 parity) {
                  "@!done bra again;}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
-// The shared memory of a block. Rows of an input's chunk are 128 bytes, whose pieces of 16 change
-// places as the row says: so the tensor cores want it, and no two lanes of a warp share a bank.
-template <u32 WIDTH> struct Shared {
-    u8 inputs[STAGES][WIDTH * 128];
+// The shared memory of a block.
+template <int KIND, u32 WIDTH> struct Shared {
+    u8 inputs[STAGES][STEP][WIDTH * 128];
+    u8 weights[STAGES][TILES][STEP * Planes<KIND>::BYTES];
     u64 filled[STAGES], emptied[STAGES];
-    __align__(16) u32 rows[WIDTH]; // where input rows begin, in pairs of columns
 };
 
-// Asks for four bytes of memory to come to shared memory.
-DEVICE void copy_four(u32 to, const u8 *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+// Asks for memory to come to shared memory.
+DEVICE void copy_bulk(const void *to, const u8 *from, u32 bytes, const u64 *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// Brings the input: each warp a quarter of the rows, each lane two columns of each.
-template <u32 WIDTH> DEVICE void bring(const Product &p, Shared<WIDTH> &shared) {
-    const u32 ROWS = WIDTH / 4;
-    u32 lane = threadIdx.x % 32, first = threadIdx.x % GROUP / 32 * ROWS;
-    for (u32 i = lane; i < ROWS; i += 32) {
-        // Of rows that are not there nothing is written.
-        u32 row = min(blockIdx.x * WIDTH + first + i, p.rows - 1);
-        shared.rows[first + i] = input_row(p, row) * (p.input_stride / 2);
-    }
-    __syncwarp();
-    const u32 *input = (const u32 *)p.input + lane;
-    // The weights of step s of a chunk are, from lane c, of the columns 16 c + 4 s to 16 c + 4 s + 3.
-    u32 to = first * 128 + lane % 8 * 16 + lane / 8 * 4, base = shared_address(shared.inputs);
-    for (u32 chunk = 0; chunk < p.chunks + WAY; chunk++) {
-        if (chunk < p.chunks) {
-            u32 stage = chunk % STAGES;
-            wait_phase(&shared.emptied[stage], (chunk / STAGES % 2) ^ 1);
-#pragma unroll
-            for (u32 i = 0; i < ROWS; i += 4) {
-                uint4 rows = *(const uint4 *)(shared.rows + first + i);
-#pragma unroll
-                for (u32 j = 0; j < 4; j++) {
-                    u32 place = base + stage * (WIDTH * 128) + ((to + (i + j) * 128) ^ (i + j) % 8 * 16);
-                    copy_four(place, (const u8 *)(input + (u64)word(rows, j) + chunk * (CHUNK_COLS / 2)));
-                }
-            }
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        if (chunk < WAY) continue;
-        asm volatile("cp.async.wait_group %0;" ::"n"(WAY) : "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        arrive(&shared.filled[(chunk - WAY) % STAGES]);
-    }
-}
-
-// Where results of a warp's tile go.
-struct Place {
-    u32 matrix, row; // the first of this lane's two, which are 8 apart
+// A tile of a block.
+template <bool GATED> struct Tile {
+    u32 matrix, tile; // in the matrix
     bool is_in;
+
+    __device__ __forceinline__ Tile(const Product &p, u32 i) {
+        tile = GATED ? blockIdx.y * (TILES / 2) + i % (TILES / 2) : blockIdx.y * TILES + i;
+        is_in = tile < p.tiles;
+        matrix = GATED ? i / (TILES / 2) : is_in ? matrix_of(p, tile) : 0;
+        if (!GATED) tile -= p.matrices[matrix].first_tile;
+    }
 };
 
-// Asks for memory to come to the second-level cache.
-DEVICE void bring_near(const u8 *at, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes) : "memory");
+// Brings weights and input: each of four warps two tiles, and one of them the input.
+template <int KIND, bool GATED, u32 WIDTH> DEVICE void bring(const Product &p, Shared<KIND, WIDTH> &shared) {
+    const u32 BYTES = Planes<KIND>::BYTES, INPUT_BYTES = WIDTH * 128;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, i = 2 * warp + lane;
+    Tile<GATED> tile(p, i % TILES);
+    bool has_tile = lane < 2 && tile.is_in;
+    u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
+    const u8 *weights = p.matrices[tile.matrix].planes + (u64)tile.tile * p.chunks * BYTES;
+    const u8 *input = (const u8 *)p.input + (u64)(blockIdx.x * WIDTH / CELL) * p.chunks * (CELL * 128)
+                      + blockIdx.x * WIDTH % CELL * 128;
+    auto bring_weights = [&](u32 chunk) {
+        u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
+        u64 *barrier = &shared.filled[stage];
+        if (warp == 0 && lane == 0) {
+            u32 bytes = count * (tiles * BYTES + INPUT_BYTES);
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
+                         ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+        }
+        if (has_tile) copy_bulk(shared.weights[stage][i], weights + (u64)chunk * BYTES, count * BYTES, barrier);
+    };
+    auto bring_input = [&](u32 chunk) {
+        u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
+        const u8 *from = input + (u64)chunk * (CELL * 128);
+        if (warp != 3 || lane != 0) return;
+        // Whole cells lie one behind the other.
+        const u32 PIECES = WIDTH == CELL ? 1 : STEP;
+        u32 bytes = WIDTH == CELL ? count * INPUT_BYTES : INPUT_BYTES;
+#pragma unroll
+        for (u32 j = 0; j < PIECES; j++) {
+            if (j >= count) break;
+            copy_bulk(shared.inputs[stage][j], from + j * (CELL * 128), bytes, &shared.filled[stage]);
+        }
+    };
+    u32 first = min(STAGES * STEP, p.chunks);
+    for (u32 chunk = 0; chunk < first; chunk += STEP) bring_weights(chunk);
+    wait_for_inputs();
+    for (u32 chunk = 0; chunk < first; chunk += STEP) bring_input(chunk);
+    for (u32 chunk = STAGES * STEP; chunk < p.chunks; chunk += STEP) {
+        u32 stages = chunk / STEP;
+        wait_phase(&shared.emptied[stages % STAGES], (stages / STAGES % 2) ^ 1);
+        bring_weights(chunk);
+        bring_input(chunk);
+    }
 }
+
+// A stage of shared memory, and the parity of its barriers' phase.
+struct Turn {
+    u32 stage, parity;
+
+    __device__ __forceinline__ Turn next() const {
+        bool is_last = stage + 1 == STAGES;
+        return {is_last ? 0 : stage + 1, parity ^ is_last};
+    }
+};
 
 // What a group multiplies.
 template <int KIND, u32 WIDTH> struct Sums {
-    typedef Planes<KIND> Weights;
     static const int COUNT = WIDTH / 2;
     float sums[COUNT], totals[COUNT];
-    const u8 *at; // the warp's tile, or none
-    Weights next; // the chunk after the one that is multiplied
+    u32 warp;
 
-    __device__ __forceinline__ void load(const Product &p, u32 chunk) {
-        u32 lane = threadIdx.x % 32;
-        if (!at || chunk >= p.chunks) return;
-        const u8 *from = at + (u64)chunk * Weights::BYTES;
-        next.load(from, lane);
-        if (lane == 0 && chunk + AHEAD < p.chunks) bring_near(from + AHEAD * Weights::BYTES, Weights::BYTES);
+    // Takes the warp's weights of a chunk.
+    __device__ __forceinline__ void take(const Shared<KIND, WIDTH> &shared, u32 stage, u32 chunk, Fragment (&f)[4]) {
+        Planes<KIND> weights;
+        weights.load(shared.weights[stage][warp] + chunk % STEP * Planes<KIND>::BYTES, threadIdx.x % 32);
+#pragma unroll
+        for (int step = 0; step < 4; step++) f[step] = weights.fragment(step);
     }
 
-    // Multiplies a chunk; meanwhile the next one's weights become fragments.
-    __device__ __forceinline__ void multiply(const Product &p, u32 chunk, const u8 *inputs, const Fragment (&now)[4],
-                                             Fragment (&then)[4]) {
+    // Begins to multiply a chunk.
+    __device__ __forceinline__ void multiply(const Product &p, const Shared<KIND, WIDTH> &shared, u32 stage, u32 chunk,
+                                             const Fragment (&f)[4]) {
         // Rows of 128 bytes, eight of which lie one behind the other, with places changed in them.
-        u64 descriptor = (u64)1 << 62 | (u64)64 << 32 | 1 << 16 | shared_address(inputs) >> 4;
+        u64 descriptor = (u64)1 << 62 | (u64)64 << 32 | 1 << 16 | shared_address(shared.inputs[stage][chunk % STEP]) >> 4;
         bool is_first = chunk % p.part == 0;
         begin_products();
 #pragma unroll
-        for (int step = 0; step < 4; step++) wgmma(sums, now[step], descriptor + 2 * step, step > 0 || !is_first);
+        for (int step = 0; step < 4; step++) wgmma(sums, f[step], descriptor + 2 * step, step > 0 || !is_first);
         send_products();
-#pragma unroll
-        for (int step = 0; step < 4; step++) then[step] = next.fragment(step);
-        load(p, chunk + 2);
+    }
+
+    // Waits for a chunk's products.
+    __device__ __forceinline__ void finish(const Product &p, u32 chunk) {
         wait_for_products();
         if ((chunk + 1) % p.part == 0 || chunk + 1 == p.chunks) {
 #pragma unroll
@@ -163,68 +186,74 @@ template <int KIND, u32 WIDTH> struct Sums {
         }
     }
 
-    __device__ __forceinline__ void all(const Product &p, Shared<WIDTH> &shared) {
-        u32 lane = threadIdx.x % 32;
+    // While a chunk is multiplied, the next one's weights become fragments.
+    __device__ __forceinline__ void all(const Product &p, Shared<KIND, WIDTH> &shared) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
-        Fragment fragments[2][4];
-#pragma unroll
-        for (int step = 0; step < 4; step++) fragments[0][step] = next.fragment(step);
-        load(p, 1);
+        Fragment even[4], odd[4];
         u32 stage = 0, parity = 0;
-        for (u32 chunk = 0; chunk < p.chunks; chunk += 2) {
-#pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                if (chunk + i >= p.chunks) break;
+        wait_phase(&shared.filled[stage], parity);
+        take(shared, stage, 0, even);
+        for (u32 chunk = 0; chunk < p.chunks; chunk += STEP) {
+            bool has_odd = chunk + 1 < p.chunks;
+            multiply(p, shared, stage, chunk, even);
+            if (has_odd) take(shared, stage, chunk + 1, odd);
+            finish(p, chunk);
+            if (has_odd) multiply(p, shared, stage, chunk + 1, odd);
+            u32 now = stage;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            if (stage == 0) parity ^= 1;
+            if (chunk + STEP < p.chunks) {
                 wait_phase(&shared.filled[stage], parity);
-                multiply(p, chunk + i, shared.inputs[stage], fragments[i], fragments[1 - i]);
-                if (lane == 0) arrive(&shared.emptied[stage]);
-                stage = stage + 1 == STAGES ? 0 : stage + 1;
-                if (stage == 0) parity ^= 1;
+                take(shared, stage, chunk + STEP, even);
             }
+            if (has_odd) finish(p, chunk + 1);
+            if (threadIdx.x % 32 == 0) arrive(&shared.emptied[now]);
         }
     }
 };
 
-// Results come through shared memory, so that the loop over them is a short one. Of a gate and what it
-// gates each group makes half of the results.
+// Results come through shared memory, where each thread takes a row of weights and some tokens. Of a gate
+// and what it gates, both rows.
 template <bool GATED, u32 WIDTH, int COUNT>
-DEVICE void emit_all(const Product &p, const Place &place, float *results, const float (&totals)[COUNT]) {
-    u32 t = threadIdx.x % GROUP, group = threadIdx.x / GROUP;
+DEVICE void emit_all(const Product &p, float *results, const float (&totals)[COUNT]) {
+    const u32 ROWS = TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
+    u32 t = threadIdx.x, lane = t % 32, place = t / 32 * TILE_ROWS + lane / 4;
     // All products have been made: the input's place is free.
     asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) results[(group * COUNT + i) * GROUP + t] = totals[i];
-    asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
-    if (!place.is_in) return;
-    float scales[2], up_scales[2];
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        scales[half] = row_scale(p.matrices[GATED ? 0 : place.matrix], 0, place.row + 8 * half);
-        up_scales[half] = GATED ? row_scale(p.matrices[1], 0, place.row + 8 * half) : 0.0f;
+    for (u32 i = 0; i < COUNT; i++) {
+        u32 token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        results[token * PITCH + place + i % 4 / 2 * 8] = totals[i];
     }
-    const float *own = results + (GATED ? 0 : group * COUNT) * GROUP + t, *up = own + COUNT * GROUP;
-    u32 from = GATED ? group * COUNT / 2 : 0, to = GATED ? from + COUNT / 2 : COUNT;
-    u32 start = blockIdx.x * WIDTH + t % 4 * 2;
+    asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
+    u32 own = t % ROWS, start = blockIdx.x * WIDTH;
+    Tile<GATED> tile(p, own / TILE_ROWS);
+    if (!tile.is_in) return;
+    u32 row = tile.tile * TILE_ROWS + own % TILE_ROWS;
+    float scale = row_scale(p.matrices[tile.matrix], 0, row);
+    float up_scale = GATED ? row_scale(p.matrices[1], 0, row) : 0.0f;
+    u32 end = min(WIDTH, p.rows - start);
 #pragma unroll 1
-    for (u32 first = from; first < to; first += 8) {
+    for (u32 first = t / ROWS; first < end; first += 8 * STRIDE) {
         float residuals[8] = {};
-        if (!GATED && place.matrix == 0) {
+        if (!GATED && tile.matrix == 0) {
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {
-                u32 row = place.row + j % 4 / 2 * 8, at = start + (first + j) / 4 * 8 + j % 2;
-                if (at < p.rows) residuals[j] = added(p, row, at);
+                u32 token = first + j * STRIDE;
+                if (token < end) residuals[j] = added(p, row, start + token);
             }
         }
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
-            u32 half = j % 4 / 2, row = place.row + half * 8, at = start + (first + j) / 4 * 8 + j % 2;
-            float sum = own[(first + j) * GROUP];
-            if (at >= p.rows) continue;
+            u32 token = first + j * STRIDE;
+            if (token >= end) break;
+            float sum = results[token * PITCH + own];
             if (GATED) {
-                emit_gated(p, 0, row, at, sum, up[(first + j) * GROUP], scales[half], up_scales[half]);
+                float up = results[token * PITCH + ROWS + own];
+                emit_gated(p, 0, row, start + token, sum, up, scale, up_scale);
             } else {
-                emit(p, place.matrix, 0, row, at, sum, scales[half], residuals[j]);
+                emit(p, tile.matrix, 0, row, start + token, sum, scale, residuals[j]);
             }
         }
     }
@@ -232,42 +261,57 @@ DEVICE void emit_all(const Product &p, const Place &place, float *results, const
 
 template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Product &p) {
     extern __shared__ __align__(1024) u8 bytes[];
-    Shared<WIDTH> &shared = *(Shared<WIDTH> *)bytes;
+    Shared<KIND, WIDTH> &shared = *(Shared<KIND, WIDTH> *)bytes;
     if (threadIdx.x < STAGES) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;"
-                     ::"r"(shared_address(&shared.filled[threadIdx.x])), "n"(GROUP));
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;"
-                     ::"r"(shared_address(&shared.emptied[threadIdx.x])), "n"(2 * GROUP / 32));
+        u32 filled = shared_address(&shared.filled[threadIdx.x]), emptied = shared_address(&shared.emptied[threadIdx.x]);
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(filled), "n"(1));
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(emptied), "n"(2 * GROUP / 32));
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     let_next_start();
     __syncthreads();
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        wait_for_inputs();
-        bring<WIDTH>(p, shared);
+    if (threadIdx.x >= 2 * GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        bring<KIND, GATED, WIDTH>(p, shared);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        Place place;
-        u32 tile = GATED ? blockIdx.y * 4 + warp % 4 : blockIdx.y * 8 + warp;
-        place.is_in = tile < p.tiles;
-        place.matrix = GATED ? warp / 4 : place.is_in ? matrix_of(p, tile) : 0;
-        const Matrix &m = p.matrices[place.matrix];
-        if (!GATED) tile -= m.first_tile;
-        place.row = tile * TILE_ROWS + lane / 4;
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         Sums<KIND, WIDTH> results;
-        results.next = {};
-        results.at = place.is_in ? m.planes + (u64)tile * p.chunks * Planes<KIND>::BYTES : 0;
-        if (results.at && lane == 0) bring_near(results.at, min(AHEAD, p.chunks) * Planes<KIND>::BYTES);
-        results.load(p, 0);
-        wait_for_inputs();
+        results.warp = threadIdx.x / 32;
         results.all(p, shared);
-        emit_all<GATED, WIDTH>(p, place, (float *)shared.inputs, results.totals);
+        wait_for_inputs();
+        emit_all<GATED, WIDTH>(p, (float *)shared.inputs, results.totals);
     }
 }
 
 #endif
+
+struct Interleave {
+    const u16 *input; // [.., stride]
+    const u32 *feed;
+    u8 *out; // [cells, chunks, CELL, 128 bytes]
+    u32 stride, chunks, rows, is_outputs;
+};
+static_assert(sizeof(Interleave) == 40, "as in parameters.rs");
+
+// Puts rows of input in the order in which `wide` reads them. A warp takes a chunk of eight rows, of
+// which lane 4 g + c has the columns 16 c to 16 c + 15 of row g. Step s of `mma` is to find four of
+// each c in pieces 2 s and 2 s + 1, of 16 bytes, which change places as the row says: so the tensor
+// cores want it, and so the rows of a piece share no bank of shared memory.
+KERNEL interleave(const __grid_constant__ Interleave p) {
+    let_next_start();
+    u32 lane = threadIdx.x % 32, c = lane % 4, chunk = blockIdx.x * 8 + threadIdx.x / 32;
+    u32 row = blockIdx.y * 8 + lane / 4;
+    wait_for_inputs();
+    if (row >= p.rows || chunk >= p.chunks) return;
+    u64 from = p.is_outputs ? Feed{p.feed}.output(row) : row;
+    const uint4 *x = (const uint4 *)(p.input + from * p.stride + chunk * CHUNK_COLS + 16 * c);
+    uint4 both[2] = {x[0], x[1]};
+    u8 *cell = p.out + (((u64)(row / CELL) * p.chunks + chunk) * CELL + row % CELL) * 128;
+#pragma unroll
+    for (u32 piece = 0; piece < 8; piece++) {
+        *(u32 *)(cell + (piece ^ row % 8) * 16 + 4 * c) = word(both[piece / 4], piece % 4);
+    }
+}
 
 #if __CUDA_ARCH__ >= 900
 #define WIDE(NAME, KIND, GATED, WIDTH)                                                             \

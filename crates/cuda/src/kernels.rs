@@ -39,11 +39,14 @@ pub(crate) fn number_of(kind: Kind) -> usize {
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
 /// Input rows that a block of `wide` can take, and how long it takes then: the longest is 1.
-pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (128, 1.0)];
+pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (WIDEST, 1.0)];
+/// The most rows that a block of `wide` takes.
+pub(crate) const WIDEST: usize = 128;
 
-/// Shared memory of a block of `wide`: chunks of its input, and their barriers and addresses.
-pub(crate) const fn wide_shared_bytes(width: usize) -> usize {
-    6 * (128 * width + 16) + 4 * width
+/// Shared memory of a block of `wide`: chunks of its input and of eight tiles of weights, and their
+/// barriers.
+pub(crate) fn wide_shared_bytes(kind: Kind, width: usize) -> usize {
+    3 * (2 * (128 * width + 8 * kind.chunk_bytes()) + 16)
 }
 
 /// The most shared memory that blocks of `dot` ask for.
@@ -112,6 +115,8 @@ pub(crate) struct Kernels {
     pub(crate) angles: Kernel,
     pub(crate) normalize: Kernel,
     pub(crate) prepare: Kernel,
+    /// Puts the input of `wide` in order.
+    pub(crate) interleave: Kernel,
     pub(crate) elementwise: Kernel,
     pub(crate) rotate: Kernel,
     pub(crate) arrange: Kernel,
@@ -139,7 +144,8 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, choice, halves, floats, dot, mul, wide, persistents @ ..] = &modules[..] else {
+        let [rows, state, choice, halves, floats, dot, mul, wide, persistents @ ..] = &modules[..]
+        else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -152,7 +158,7 @@ impl Kernels {
                 ])
             };
             let wides = |width: usize| -> Result<[Kernel; 2]> {
-                let bytes = wide_shared_bytes(width);
+                let bytes = wide_shared_bytes(kind, width);
                 Ok([
                     wide.kernel(&format!("wide_{name}_{width}"), bytes)?,
                     wide.kernel(&format!("wide_{name}_{width}_gated"), bytes)?,
@@ -188,6 +194,7 @@ impl Kernels {
             angles: rows.kernel("angles", 0)?,
             normalize: rows.kernel("normalize", 0)?,
             prepare: rows.kernel("prepare", 0)?,
+            interleave: wide.kernel("interleave", 0)?,
             elementwise: rows.kernel("elementwise", 0)?,
             rotate: rows.kernel("rotate", 0)?,
             arrange: rows.kernel("arrange", 0)?,

@@ -1,5 +1,6 @@
 //! A loaded model: its memory on the device, and how a step is set up, recorded and sent.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -87,6 +88,7 @@ impl CudaModel {
         let mut addresses = Addresses {
             arena: take(sizes.arena.bytes as usize, "the values of a step")?,
             partials: take(sizes.partial_bytes, "the segments of attention")?,
+            interleaved: take(sizes.interleaved_bytes, "the input of a product")?,
             arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
             apart: take(sizes.apart.bytes as usize, "the values of a row")?,
             tables: slot_tables(&plan),
@@ -175,6 +177,7 @@ impl CudaModel {
             outputs,
             spans,
             is_observed: false,
+            interleaved: Cell::new(None),
         }
     }
 

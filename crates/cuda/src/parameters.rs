@@ -55,6 +55,17 @@ parameters! {
         parts: u32,
     }
 
+    /// Input of products of many rows, put in order.
+    struct Interleave: 40 {
+        input: u64,
+        feed: u64,
+        out: u64,
+        stride: u32,
+        chunks: u32,
+        rows: u32,
+        is_outputs: u32,
+    }
+
     /// Attention.
     struct Attend: 168 {
         q: u64,

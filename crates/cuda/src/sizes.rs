@@ -9,10 +9,12 @@ use bodkin_model::{KvSlot, Plan};
 use crate::arena::{Arena, apart, arrange};
 use crate::feed;
 use crate::kept::Kept;
+use crate::kernels::WIDEST;
 use crate::lower::{Program, Value, Work};
 use crate::parameters::Stage;
 use crate::persistent;
-use crate::step::choice;
+use crate::planes::CHUNK_COLS;
+use crate::step::{DOT_ROWS, choice};
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
 pub(crate) const SEGMENT: usize = 128;
@@ -49,6 +51,8 @@ pub(crate) struct Sizes {
     /// The rows whose segments are spread.
     pub(crate) spread_rows: usize,
     pub(crate) partial_bytes: usize,
+    /// Of a product's input in the order in which `wide` reads it.
+    pub(crate) interleaved_bytes: usize,
     /// Counts of the blocks of rows and heads that are done.
     pub(crate) arrival_bytes: usize,
     /// Numbers of a step.
@@ -105,6 +109,7 @@ impl Sizes {
             segments,
             spread_rows,
             partial_bytes: spread_rows * row_bytes,
+            interleaved_bytes: interleaved_bytes(plan, program, tokens.max(outputs)),
             arrival_bytes: 4 * spread_rows * heads,
             feed_len: feed::capacity(tokens, outputs, &limits.pages, outputs.min(RECORDED_ROWS)),
             outputs,
@@ -129,8 +134,25 @@ impl Sizes {
         self.arena.bytes
             + self.apart.bytes
             + list as u64
-            + (self.partial_bytes + self.arrival_bytes + angles + choice + 4 * self.feed_len) as u64
+            + (self.partial_bytes
+                + self.interleaved_bytes
+                + self.arrival_bytes
+                + angles
+                + choice
+                + 4 * self.feed_len) as u64
     }
+}
+
+/// Bytes for the widest input of a product, if steps can have more rows than `dot` takes.
+fn interleaved_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
+    let cols = program.stages.iter().filter_map(|stage| match &stage.work {
+        Work::Product { factors, experts: None, .. } => Some(plan.weight(factors[0].weight).cols),
+        _ => None,
+    });
+    if rows <= DOT_ROWS {
+        return 0;
+    }
+    2 * cols.max().unwrap_or(0).next_multiple_of(CHUNK_COLS) * rows.next_multiple_of(WIDEST)
 }
 
 /// Elements of a key as it is kept.

@@ -7,6 +7,9 @@ pub(crate) mod choice;
 mod product;
 mod recurrent;
 mod rows;
+mod wide;
+
+use std::cell::Cell;
 
 use bodkin_backend::Result;
 use bodkin_model::{Plan, Rows, WeightId};
@@ -22,7 +25,7 @@ use crate::weights::Placed;
 /// Threads of a block of most kernels.
 const THREADS: usize = 256;
 /// Rows of input up to which products read every weight once.
-const DOT_ROWS: usize = 16;
+pub(crate) const DOT_ROWS: usize = 16;
 
 /// Addresses of what steps read and write besides weights.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +37,8 @@ pub(crate) struct Addresses {
     pub(crate) list: u64,
     pub(crate) feed: u64,
     pub(crate) partials: u64,
+    /// A product's input in the order in which `wide` reads it.
+    pub(crate) interleaved: u64,
     /// Counts of blocks of attention, zero between steps.
     pub(crate) arrivals: u64,
     /// Keys and values of each slot.
@@ -70,6 +75,8 @@ pub(crate) struct Step<'a> {
     pub(crate) spans: usize,
     /// Whether inputs of products are read back: then no product makes its own.
     pub(crate) is_observed: bool,
+    /// What is in [`Addresses::interleaved`]: of which input, and so many chunks and rows.
+    pub(crate) interleaved: Cell<Option<(u64, u32, u32)>>,
 }
 
 /// What a stage cannot do because a block has not the shared memory for it.
@@ -149,6 +156,9 @@ impl Step<'_> {
         let rows = self.rows(stage.rows);
         if rows == 0 {
             return Ok(());
+        }
+        if !matches!(stage.work, Work::Product { .. }) {
+            self.interleaved.set(None);
         }
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),

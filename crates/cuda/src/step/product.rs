@@ -5,7 +5,7 @@ use bodkin_model::{Gating, Routing};
 
 use super::rows::act_number;
 use super::{DOT_ROWS, Step, THREADS};
-use crate::kernels::{MUL_SHARED_BYTES, WIDTHS, dot_shared_bytes, wide_shared_bytes};
+use crate::kernels::{MUL_SHARED_BYTES, dot_shared_bytes};
 use crate::lower::{After, Content, Value, Work};
 use crate::parameters as p;
 use crate::planes::Kind;
@@ -102,18 +102,8 @@ impl Step<'_> {
         let kernels = self.kernels.of(first.shape.kind);
         if product.used == 0 && rows > DOT_ROWS {
             let tiles_of_block = if is_gated { 4 } else { 8 };
-            if let Some(kernels) = kernels.wide {
-                let blocks = |i: usize| [rows.div_ceil(WIDTHS[i].0), tiles.div_ceil(tiles_of_block)];
-                let processors = self.device.processors as usize;
-                let seconds = |i: usize| {
-                    let blocks: usize = blocks(i).iter().product();
-                    blocks.div_ceil(processors) as f64 * WIDTHS[i].1
-                };
-                let i = usize::from(seconds(1) <= seconds(0));
-                let ([x, y], bytes) = (blocks(i), wide_shared_bytes(WIDTHS[i].0));
-                let kernel = kernels[i][usize::from(is_gated)];
-                // SAFETY: as below.
-                return unsafe { self.device.launch(kernel, [x, y, 1], 384, bytes, product) };
+            if let Some(kernels) = &kernels.wide {
+                return self.send_wide(kernels, product, first.shape.kind, tiles_of_block);
             }
             let grid = [tiles.div_ceil(tiles_of_block), rows.div_ceil(128), 1];
             let kernel = kernels.mul[usize::from(is_gated)];
