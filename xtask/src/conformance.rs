@@ -61,7 +61,8 @@ fn single_rows(cuda: &Cuda, path: &Path) -> Result<Vec<Vec<u32>>> {
         let (position, len) = if step == 0 { (0, PROMPT) } else { (PROMPT + step - 1, 1) };
         let pages = (position + len).div_ceil(bodkin_backend::PAGE_TOKENS);
         let table = PageTable { pages: table.pages[..pages].to_vec(), ..table.clone() };
-        let span = Span { len, position, tables: vec![table; windows], state: 0 };
+        let span =
+            Span { len, position, tables: vec![table; windows], state: 0, is_prompt: step == 0 };
         let tokens = (position..position + len).map(|i| (i * 7919 % 997) as u32).collect();
         let batch =
             Batch { tokens, spans: vec![span], outputs: vec![len as u32 - 1], ..Batch::default() };

@@ -38,6 +38,9 @@ pub struct Span {
     /// The cell of the sequence's recurrent state, its alone in this step; of no meaning where the
     /// plan has none. At position 0 the state begins as zero, whatever the cell holds.
     pub state: u32,
+    /// Whether the tokens are of a prompt, not generated. A backend may round a prompt's rows in
+    /// another way, but in the same one however the prompt is cut and whatever runs beside it.
+    pub is_prompt: bool,
 }
 
 /// One step: the tokens of all spans, one span after the other.

@@ -25,7 +25,7 @@ fn observe(model: &mut dyn Model, observer: &mut dyn Observer) {
     let tables = vec![PageTable { skipped: 0, pages: vec![0, 1] }; model.plan().windows().len()];
     let batch = Batch {
         tokens: (0..TOKENS as u32).map(|i| 5 + i * i % 200).collect(),
-        spans: vec![Span { len: TOKENS, position: 0, tables, state: 0 }],
+        spans: vec![Span { len: TOKENS, position: 0, tables, state: 0, is_prompt: true }],
         outputs: vec![TOKENS as u32 - 1],
         ..Batch::default()
     };

@@ -100,7 +100,13 @@ fn run(model: &mut dyn Model, steps: &[Batch], logits: &mut [f32]) {
 fn batch(groups: usize, pages: usize, len: usize, position: usize) -> Batch {
     let span = |first: usize| {
         let pages = (first as u32..(first + pages) as u32).collect();
-        Span { len, position, tables: vec![PageTable { skipped: 0, pages }; groups], state: 0 }
+        Span {
+            len,
+            position,
+            tables: vec![PageTable { skipped: 0, pages }; groups],
+            state: 0,
+            is_prompt: true,
+        }
     };
     let spans = vec![Span { len, ..span(0) }, Span { len, ..span(pages) }];
     let outputs = vec![len as u32 - 1, 2 * len as u32 - 1];

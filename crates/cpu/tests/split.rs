@@ -33,7 +33,7 @@ fn logits(backend: &dyn Backend, plan: &Arc<Plan>, file: &Arc<File>) -> Result<V
         let tokens = (position..position + len).map(|i| (5 + i * i % 89) as u32);
         let batch = Batch {
             tokens: tokens.collect(),
-            spans: vec![Span { len, position, tables, state: 0 }],
+            spans: vec![Span { len, position, tables, state: 0, is_prompt: true }],
             outputs: (len.saturating_sub(2) as u32..len as u32).collect(),
             ..Batch::default()
         };

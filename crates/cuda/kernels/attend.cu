@@ -58,6 +58,7 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     __shared__ u32 page_of[SEGMENT / PAGE_TOKENS];
     let_next_start();
     u32 t = threadIdx.x, row = blockIdx.x;
+    if (a.skips_prompts && Feed{a.feed}.is_prompt(Feed{a.feed}.span(row))) return;
     uint2 range = seen(a, row);
     u32 first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT;
     if (first + blockIdx.z > last) return;

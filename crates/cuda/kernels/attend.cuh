@@ -31,8 +31,10 @@ struct Attend {
     u32 table; // which of the windows' page tables
     u32 segments; // that the partials have room for
     u32 is_spread;
+    u32 skips_prompts; // whose rows another kernel does
+    u32 padding;
 };
-static_assert(sizeof(Attend) == 168, "as in parameters.rs");
+static_assert(sizeof(Attend) == 176, "as in parameters.rs");
 
 // Waits for all of the first `BLOCK` threads of a block.
 template <u32 BLOCK> DEVICE void sync() { asm volatile("bar.sync 1, %0;" ::"n"(BLOCK) : "memory"); }

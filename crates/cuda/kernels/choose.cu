@@ -306,7 +306,7 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
     p.chosen[step % 2 * p.outputs + row] = token;
     p.feed[p.feed[2] + row] = token;
     p.feed[p.feed[3] + row]++;
-    p.feed[p.feed[6] + 4 * row + 2]++;
+    p.feed[p.feed[6] + 5 * row + 2]++;
     if (rule.window() > 0) p.feed[rule.latest() + rule.latest_count() + step] = token;
     counts[0] = 0;
     counts[1] = step + 1;

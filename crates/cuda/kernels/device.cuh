@@ -48,11 +48,12 @@ struct Feed {
     __device__ __forceinline__ u32 span(u32 row) const { return at[at[4] + row]; }
     // The row that an output stands for.
     __device__ __forceinline__ u32 output(u32 i) const { return at[at[5] + i]; }
-    // Of a span: its first row, rows, first position, and cell of state.
-    __device__ __forceinline__ u32 first(u32 span) const { return at[at[6] + 4 * span]; }
-    __device__ __forceinline__ u32 len(u32 span) const { return at[at[6] + 4 * span + 1]; }
-    __device__ __forceinline__ u32 start(u32 span) const { return at[at[6] + 4 * span + 2]; }
-    __device__ __forceinline__ u32 cell(u32 span) const { return at[at[6] + 4 * span + 3]; }
+    // Of a span: its first row, rows, first position, cell of state, and whether it is of a prompt.
+    __device__ __forceinline__ u32 first(u32 span) const { return at[at[6] + 5 * span]; }
+    __device__ __forceinline__ u32 len(u32 span) const { return at[at[6] + 5 * span + 1]; }
+    __device__ __forceinline__ u32 start(u32 span) const { return at[at[6] + 5 * span + 2]; }
+    __device__ __forceinline__ u32 cell(u32 span) const { return at[at[6] + 5 * span + 3]; }
+    __device__ __forceinline__ bool is_prompt(u32 span) const { return at[at[6] + 5 * span + 4] != 0; }
     // A span's pages for a window: their numbers from that of position 0 on, of which the first
     // ones may be missing.
     __device__ __forceinline__ const u32 *pages(u32 window, u32 span) const {

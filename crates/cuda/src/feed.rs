@@ -13,7 +13,7 @@ const RULE_CAPACITY: usize = 256;
 /// The numbers that the largest step needs whose pages do not repeat, and as many rules of usual
 /// length as rows may choose their tokens.
 pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize], rules: usize) -> usize {
-    let spans = (7 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>();
+    let spans = (8 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>();
     HEADER + spans + rules * RULE_CAPACITY
 }
 
@@ -36,7 +36,8 @@ pub(crate) fn write(batch: &Batch, rules: &[Rule], steps: usize, out: &mut Vec<u
     begin(out, 6);
     let mut first = 0;
     for span in &batch.spans {
-        out.extend([first, span.len as u32, span.position as u32, span.state]);
+        let is_prompt = u32::from(span.is_prompt);
+        out.extend([first, span.len as u32, span.position as u32, span.state, is_prompt]);
         first += span.len as u32;
     }
     begin(out, 7);
@@ -100,9 +101,10 @@ mod tests {
             position: 70,
             tables: vec![table(0, &[4, 5, 6]), table(1, &[9, 8])],
             state: 3,
+            is_prompt: true,
         };
-        let two =
-            Span { len: 1, position: 0, tables: vec![table(0, &[1]), table(0, &[2])], state: 0 };
+        let tables = vec![table(0, &[1]), table(0, &[2])];
+        let two = Span { len: 1, position: 0, tables, state: 0, is_prompt: false };
         let (tokens, spans, outputs) = (vec![11, 12, 13], vec![one, two], vec![1, 2]);
         let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         let mut feed = vec![77; 3];
@@ -122,7 +124,7 @@ mod tests {
         assert_eq!(part(3, 3), [70, 71, 0]);
         assert_eq!(part(4, 3), [0, 0, 1]);
         assert_eq!(part(5, 2), [1, 2]);
-        assert_eq!(part(6, 8), [0, 2, 70, 3, 2, 1, 0, 0]);
+        assert_eq!(part(6, 10), [0, 2, 70, 3, 1, 2, 1, 0, 0, 0]);
         let pages = |window: usize, span: usize, position: usize| {
             let table = part(7, 8)[2 * (2 * window + span)..][..2].to_vec();
             feed[table[1] as usize + position / 32 - table[0] as usize]

@@ -20,8 +20,8 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 10] = images![
-    "rows" "state" "choose" "attend" "attend_f32" "dot" "mul" "wide" "persistent" "persistent_s24"
+const IMAGES: [(&[u8], &[u8]); 11] = images![
+    "rows" "state" "choose" "attend" "attend_f32" "attend_prompt" "dot" "mul" "wide" "persistent" "persistent_s24"
 ];
 
 /// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
@@ -55,6 +55,14 @@ pub(crate) const DOT_MOST_BYTES: usize = crate::driver::SHARED_BYTES;
 const DOT_WARPS: usize = 8;
 /// The most shared memory that blocks of attention may ask for.
 pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
+
+/// The most dimensions of heads that kernels of attention for prompts take.
+pub(crate) const PROMPT_DIMS: [usize; 3] = [64, 128, 256];
+
+/// Shared memory of a block of attention for prompts: queries, and keys and values twice.
+pub(crate) fn prompt_shared_bytes(dims: usize) -> usize {
+    2 * 64 * dims * 5
+}
 
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
 /// barriers, the sums of `parts` of the columns, of two tiles by turns, and a single row's `held`
@@ -130,6 +138,8 @@ pub(crate) struct Kernels {
     pub(crate) read_all: Kernel,
     halves: Attention,
     floats: Attention,
+    /// For rows of prompts, of each of [`PROMPT_DIMS`].
+    pub(crate) attend_prompt: [Kernel; PROMPT_DIMS.len()],
     /// A step of one row, on devices that can run it so.
     pub(crate) persistent: Option<[Kernel; persistent::KERNELS.len()]>,
     _modules: Vec<Module>,
@@ -144,7 +154,8 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, choice, halves, floats, dot, mul, wide, persistents @ ..] = &modules[..]
+        let [rows, state, choice, halves, floats, prompts, dot, mul, wide, persistents @ ..] =
+            &modules[..]
         else {
             unreachable!("as many modules as images");
         };
@@ -186,6 +197,12 @@ impl Kernels {
             let Ok(kernels) = kernels.try_into() else { unreachable!("a file for each kernel") };
             Ok(kernels)
         });
+        let mut attend_prompt = Vec::new();
+        for dims in PROMPT_DIMS {
+            let name = format!("attend_prompt_{dims}");
+            attend_prompt.push(prompts.kernel(&name, prompt_shared_bytes(dims))?);
+        }
+        let Ok(attend_prompt) = attend_prompt.try_into() else { unreachable!("as many as dims") };
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {
             kinds,
@@ -208,6 +225,7 @@ impl Kernels {
             read_all: state.kernel("read_all", 0)?,
             halves: Attention::of(halves)?,
             floats: Attention::of(floats)?,
+            attend_prompt,
             persistent: persistent.transpose()?,
             _modules: modules,
         })

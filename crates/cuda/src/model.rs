@@ -16,11 +16,11 @@ use crate::lower::{Program, Stage, Work};
 use crate::observe;
 use crate::parameters::Stage as Listed;
 use crate::sizes::{RECORDED_ROWS, Sizes, slot_tables};
-use crate::step::{Addresses, Step, choice};
+use crate::step::{Addresses, Size, Step, choice};
 use crate::weights::Weights;
 
-/// Tokens, outputs and spans of a step, which its grids follow from; and how it ends.
-type GraphKey = (usize, usize, usize, Ending);
+/// What a step's grids follow from, and how it ends.
+type GraphKey = (Size, Ending);
 
 /// What a step is sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,7 +146,7 @@ impl CudaModel {
         self.addresses.list = list.address;
         self.memory.push(list);
         self.run = Some(run.clone());
-        let stages = self.step((1, 1, 1)).list(run);
+        let stages = self.step(Size::of_one()).list(run);
         let bytes = self.sizes.apart.bytes as usize;
         // SAFETY: there is room for as many, and the copy is waited for. All values are unwritten
         // before the first step, and each step leaves them so.
@@ -158,9 +158,9 @@ impl CudaModel {
         Ok(self)
     }
 
-    /// A step of so many tokens, outputs and spans.
-    fn step(&self, (tokens, outputs, spans): (usize, usize, usize)) -> Step<'_> {
-        let arena = match self.run_of_step(tokens, outputs) {
+    /// A step of this size.
+    fn step(&self, size: Size) -> Step<'_> {
+        let arena = match self.run_of_step(size) {
             Some(_) => (&self.sizes.apart, self.addresses.apart),
             None => (&self.sizes.arena, self.addresses.arena),
         };
@@ -173,17 +173,15 @@ impl CudaModel {
             sizes: &self.sizes,
             weights: &self.weights.placed,
             at: &self.addresses,
-            tokens,
-            outputs,
-            spans,
+            size,
             is_observed: false,
             interleaved: Cell::new(None),
         }
     }
 
     /// The stages of such a step that one kernel runs.
-    fn run_of_step(&self, tokens: usize, outputs: usize) -> Option<&Range<usize>> {
-        let is_one = (tokens, outputs) == (1, 1) && self.profile.is_none();
+    fn run_of_step(&self, size: Size) -> Option<&Range<usize>> {
+        let is_one = size == Size::of_one() && self.profile.is_none();
         self.run.as_ref().filter(|_| is_one)
     }
 
@@ -217,7 +215,7 @@ impl CudaModel {
     /// Copies the rows that come with a step to where its first stage would have made them.
     fn send_inputs(&mut self, batch: &Batch) -> Result<()> {
         let Some(input) = self.program.input else { return Ok(()) };
-        let to = self.step(size(batch)).address(input);
+        let to = self.step(Size::of(batch)).address(input);
         let sent = &mut self.inputs.slice_mut()[..batch.inputs.len()];
         sent.copy_from_slice(&batch.inputs);
         // SAFETY: the value has room for the step's rows, and every step waits for its end.
@@ -239,7 +237,7 @@ impl CudaModel {
         if logits.is_empty() {
             return self.device.finish();
         }
-        let from = self.step(size(batch)).address(self.program.output);
+        let from = self.step(Size::of(batch)).address(self.program.output);
         let received = &mut self.received.slice_mut()[..logits.len()];
         // SAFETY: the output holds as much, and the copy is waited for.
         unsafe { self.device.receive(received, from) }?;
@@ -253,15 +251,16 @@ impl CudaModel {
         if self.profile.is_some() {
             return self.send_profiled(batch);
         }
-        let key = (batch.tokens.len(), batch.outputs.len(), batch.spans.len(), ending);
-        if key.0 > RECORDED_ROWS {
-            let step = self.step(size(batch));
+        let size = Size::of(batch);
+        let key = (size, ending);
+        if size.tokens > RECORDED_ROWS {
+            let step = self.step(Size::of(batch));
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
         }
         if !self.graphs.contains_key(&key) {
-            let step = self.step(size(batch));
+            let step = self.step(Size::of(batch));
             let stages = &self.program.stages;
-            let run = self.run_of_step(key.0, key.1).cloned().unwrap_or(0..0);
+            let run = self.run_of_step(size).cloned().unwrap_or(0..0);
             let send = || {
                 stages[..run.start].iter().try_for_each(|stage| step.run(stage))?;
                 if !run.is_empty() {
@@ -280,7 +279,7 @@ impl CudaModel {
     }
 
     fn send_profiled(&mut self, batch: &Batch) -> Result<()> {
-        let step = self.step(size(batch));
+        let step = self.step(Size::of(batch));
         let mut marks = vec![self.device.mark()?];
         for stage in &self.program.stages {
             step.run(stage)?;
@@ -335,11 +334,6 @@ fn take_state(
     Ok(())
 }
 
-/// Tokens, outputs and spans of a step.
-fn size(batch: &Batch) -> (usize, usize, usize) {
-    (batch.tokens.len(), batch.outputs.len(), batch.spans.len())
-}
-
 /// Half turns a position of each pair that a rotation turns, and the factor of sines and cosines.
 fn turns(plan: &Plan, file: &File, rope: &Rope) -> (Vec<f64>, f32) {
     let factors = rope.factors.map(|id| {
@@ -378,7 +372,7 @@ impl Model for CudaModel {
         // One kernel for all would show nothing.
         let run = self.run.take();
         let observed = self.begin(batch, logits).and_then(|()| {
-            let step = Step { is_observed: true, ..self.step(size(batch)) };
+            let step = Step { is_observed: true, ..self.step(Size::of(batch)) };
             let sent = observe::run(&step, batch, observer);
             self.end(sent, batch, logits)
         });

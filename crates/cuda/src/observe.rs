@@ -40,12 +40,14 @@ fn show(
 ) -> Result<()> {
     let cols = step.plan.weight(weights[0]).cols;
     let values = read(step, seen.input)?;
-    let width = values.len() / step.tokens;
+    let width = values.len() / step.size.tokens;
     let part = |row: usize, i: usize| &values[row * width + i * cols..][..cols];
     let mut rows = Vec::new();
     match (&seen.experts, seen.outputs) {
         (None, None) => {
-            rows.extend((0..step.tokens).map(|row| InputRow { expert: 0, values: part(row, 0) }));
+            rows.extend(
+                (0..step.size.tokens).map(|row| InputRow { expert: 0, values: part(row, 0) }),
+            );
         }
         (None, Some(outputs)) => {
             let row = |&row: &u32| InputRow { expert: 0, values: part(row as usize, 0) };
@@ -53,7 +55,7 @@ fn show(
         }
         (Some(experts), _) => {
             let routes = experts.route.map(|route| read(step, route)).transpose()?;
-            for row in 0..step.tokens {
+            for row in 0..step.size.tokens {
                 for i in 0..experts.used {
                     let chosen = |routes: &Vec<f32>| {
                         routes[row * 2 * experts.used + experts.used + i] as usize
@@ -76,10 +78,10 @@ fn show(
 fn read(step: &Step<'_>, value: Value) -> Result<Vec<f32>> {
     let address = step.address(value);
     match step.program.values[value.0].content {
-        Content::Floats(width) => copy(step.device, address, step.tokens * width),
+        Content::Floats(width) => copy(step.device, address, step.size.tokens * width),
         content @ Content::Halves { parts, cols } => {
             let stride = content.stride();
-            let halves: Vec<u16> = copy(step.device, address, step.tokens * parts * stride)?;
+            let halves: Vec<u16> = copy(step.device, address, step.size.tokens * parts * stride)?;
             let rows = halves.chunks_exact(stride).flat_map(|row| &row[..cols]);
             Ok(rows.map(|&x| f16::from_bits(x).to_f32() * INPUT_DIVISOR).collect())
         }

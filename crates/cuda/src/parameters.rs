@@ -67,7 +67,7 @@ parameters! {
     }
 
     /// Attention.
-    struct Attend: 168 {
+    struct Attend: 176 {
         q: u64,
         keys: u64,
         values: u64,
@@ -98,6 +98,8 @@ parameters! {
         table: u32,
         segments: u32,
         is_spread: u32,
+        skips_prompts: u32,
+        padding: u32,
     }
 
     /// Keeping keys and values, and rotating them and queries.

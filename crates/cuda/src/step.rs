@@ -11,7 +11,7 @@ mod wide;
 
 use std::cell::Cell;
 
-use bodkin_backend::Result;
+use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
 use crate::arena::Arena;
@@ -59,7 +59,36 @@ pub(crate) struct Addresses {
     pub(crate) counts: Vec<u64>,
 }
 
-/// A step of so many rows on a loaded model.
+/// What the grids of a step follow from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Size {
+    pub(crate) tokens: usize,
+    pub(crate) outputs: usize,
+    pub(crate) spans: usize,
+    /// Whether there are rows of prompts.
+    pub(crate) has_prompts: bool,
+    /// Whether there are others.
+    pub(crate) has_generated: bool,
+}
+
+impl Size {
+    pub(crate) fn of(batch: &Batch) -> Size {
+        Size {
+            tokens: batch.tokens.len(),
+            outputs: batch.outputs.len(),
+            spans: batch.spans.len(),
+            has_prompts: batch.spans.iter().any(|span| span.is_prompt),
+            has_generated: batch.spans.iter().any(|span| !span.is_prompt),
+        }
+    }
+
+    /// Of a step that generates a token of one sequence.
+    pub(crate) fn of_one() -> Size {
+        Size { tokens: 1, outputs: 1, spans: 1, has_prompts: false, has_generated: true }
+    }
+}
+
+/// A step of some size on a loaded model.
 pub(crate) struct Step<'a> {
     pub(crate) device: &'a Device,
     pub(crate) kernels: &'a Kernels,
@@ -70,9 +99,7 @@ pub(crate) struct Step<'a> {
     pub(crate) arena: (&'a Arena, u64),
     pub(crate) weights: &'a [Placed],
     pub(crate) at: &'a Addresses,
-    pub(crate) tokens: usize,
-    pub(crate) outputs: usize,
-    pub(crate) spans: usize,
+    pub(crate) size: Size,
     /// Whether inputs of products are read back: then no product makes its own.
     pub(crate) is_observed: bool,
     /// What is in [`Addresses::interleaved`]: of which input, and so many chunks and rows.
@@ -112,8 +139,8 @@ pub(crate) fn too_much_memory(plan: &Plan, stage: &Stage) -> Option<String> {
 impl Step<'_> {
     fn rows(&self, rows: Rows) -> usize {
         match rows {
-            Rows::Tokens => self.tokens,
-            Rows::Outputs => self.outputs,
+            Rows::Tokens => self.size.tokens,
+            Rows::Outputs => self.size.outputs,
         }
     }
 
@@ -148,7 +175,7 @@ impl Step<'_> {
 
     /// Whether products normalise their input themselves where they can.
     fn inlines_norms(&self) -> bool {
-        self.tokens == 1 && !self.is_observed
+        self.size.tokens == 1 && !self.is_observed
     }
 
     /// Sends a stage.

@@ -109,7 +109,7 @@ impl Step {
             return false;
         }
         let (tables, state) = (sequence.tables.clone(), sequence.state());
-        spans.push(Span { len: text.len(), position: 0, tables, state });
+        spans.push(Span { len: text.len(), position: 0, tables, state, is_prompt: true });
         outputs.push(tokens.len() as u32);
         tokens.extend(text);
         self.sequences.push((index, sequence));

@@ -46,7 +46,7 @@ pub fn steps(
         }
         let chunk = &tokens[from..from + len];
         let (tables, state) = (sequence.tables.clone(), sequence.state());
-        let span = Span { len, position: from, tables, state };
+        let span = Span { len, position: from, tables, state, is_prompt: true };
         let (tokens, spans) = (chunk.to_vec(), vec![span]);
         let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         rows.resize(batch.outputs.len() * vocabulary, 0.0);

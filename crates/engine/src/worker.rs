@@ -366,7 +366,8 @@ impl Running {
     fn span(&self, len: usize) -> Span {
         let Sequence { tokens, tables, .. } = &self.sequence;
         let (position, tables) = (tokens.len(), tables.clone());
-        Span { len, position, tables, state: self.sequence.state() }
+        let is_prompt = self.first_token.is_none();
+        Span { len, position, tables, state: self.sequence.state(), is_prompt }
     }
 
     /// How many tokens can still be generated; at least one.

@@ -200,7 +200,7 @@ fn embed(model: &mut dyn Model, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
         batch.outputs.push(batch.tokens.len() as u32);
         batch.tokens.extend(*tokens);
         let (len, position, tables) = (tokens.len(), 0, sequence.tables);
-        batch.spans.push(Span { len, position, tables, state });
+        batch.spans.push(Span { len, position, tables, state, is_prompt: true });
     }
     let width = model.plan().output_width();
     let mut rows = vec![0.0; sequences.len() * width];
@@ -243,7 +243,7 @@ fn feed(
             let (len, position) = (new.len(), sequence.tokens.len());
             let (tables, state) = (sequence.tables.clone(), sequence.state());
             batch.tokens.extend(new);
-            batch.spans.push(Span { len, position, tables, state });
+            batch.spans.push(Span { len, position, tables, state, is_prompt: true });
         }
         let start = batch.tokens.len() - chunk.len();
         let wanted = (0..chunk.len()).filter(|i| positions.contains(&(from + i)));

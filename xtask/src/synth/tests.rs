@@ -75,7 +75,7 @@ fn check(file: &Arc<File>, name: &str) -> Arc<Plan> {
     let tables = vec![PageTable { skipped: 0, pages: vec![0] }];
     let batch = Batch {
         tokens: vec![510, 72, 101, 300, 7],
-        spans: vec![Span { len: 5, position: 0, tables, state: 0 }],
+        spans: vec![Span { len: 5, position: 0, tables, state: 0, is_prompt: true }],
         outputs: (0..5).collect(),
         ..Batch::default()
     };

@@ -153,7 +153,7 @@ impl Pages {
         }
         let (len, position, tables) = (tokens.len(), sequence.position, sequence.tables.clone());
         batch.tokens.extend(tokens);
-        batch.spans.push(Span { len, position, tables, state: sequence.cell });
+        batch.spans.push(Span { len, position, tables, state: sequence.cell, is_prompt: true });
         sequence.position = end;
     }
 

@@ -135,6 +135,7 @@ fn first_step(pages: &mut Pages, sequences: &mut [Sequence; 2], tokens: &[u32]) 
         pages.append(sequence, &[0; STEPS], &mut all);
     }
     let spans = all.spans.into_iter().zip(positions);
-    let spans = spans.map(|(span, position)| Span { len: 1, position, ..span }).collect();
+    let spans =
+        spans.map(|(span, position)| Span { len: 1, position, is_prompt: false, ..span }).collect();
     Batch { tokens: tokens.to_vec(), spans, outputs: vec![0, 1], ..Batch::default() }
 }

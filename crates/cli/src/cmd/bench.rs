@@ -316,7 +316,8 @@ impl Session {
                 ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
                 let (position, tables) = (sequence.tokens.len(), sequence.tables.clone());
                 batch.outputs.push(batch.spans.len() as u32);
-                batch.spans.push(Span { len: 1, position, tables, state: sequence.state() });
+                let state = sequence.state();
+                batch.spans.push(Span { len: 1, position, tables, state, is_prompt: false });
             }
             let rules = vec![Rule::likeliest(); self.sequences.len()];
             let mut stored = vec![next];
@@ -346,7 +347,7 @@ impl Session {
             let (tables, state) = (sequence.tables.clone(), sequence.state());
             let batch = Batch {
                 tokens,
-                spans: vec![Span { len, position, tables, state }],
+                spans: vec![Span { len, position, tables, state, is_prompt: true }],
                 outputs: vec![len as u32 - 1],
                 ..Batch::default()
             };

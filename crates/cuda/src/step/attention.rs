@@ -5,10 +5,15 @@ use bodkin_backend::Result;
 use bodkin_model::{Attention, KvSlot, RopeStyle};
 
 use super::{Step, THREADS};
-use crate::kernels::ATTEND_SHARED_BYTES;
+use crate::kept::Kept;
+use crate::kernels::{ATTEND_SHARED_BYTES, PROMPT_DIMS, prompt_shared_bytes};
 use crate::lower::Work;
 use crate::parameters as p;
 use crate::sizes::{SEGMENT, key_stride, value_stride};
+
+/// Queries of a block of attention for prompts, and its threads.
+const PROMPT_ROWS: usize = 64;
+const PROMPT_THREADS: usize = 128;
 
 impl Step<'_> {
     pub(super) fn attend(&self, rows: usize, work: &Work) -> Result<()> {
@@ -18,12 +23,22 @@ impl Step<'_> {
         let shape = &self.plan.slots[*slot];
         let (keys, values) = (key_stride(shape), value_stride(shape));
         let kept = self.sizes.kept.bytes() * SEGMENT * (keys + values);
-        let is_alone =
-            self.spans == self.tokens && shared_bytes(a, shape) + kept <= ATTEND_SHARED_BYTES;
+        let prompts = prompt_dims(a).filter(|_| self.sizes.kept == Kept::F16);
+        let has_prompts = prompts.is_some() && self.size.has_prompts;
+        let is_alone = self.size.spans == self.size.tokens
+            && !has_prompts
+            && shared_bytes(a, shape) + kept <= ATTEND_SHARED_BYTES;
         if !is_alone {
             self.store(rows, work)?;
         }
-        let parameters = self.attend_parameters(rows, work, is_alone);
+        let mut parameters = self.attend_parameters(rows, work, is_alone);
+        if let Some(i) = prompts.filter(|_| has_prompts) {
+            self.attend_prompts(rows, i, a, &parameters)?;
+            if !self.size.has_generated {
+                return Ok(());
+            }
+            parameters.skips_prompts = 1;
+        }
         let spread = if parameters.is_spread == 1 { self.sizes.segments.min(64) } else { 1 };
         let group = a.heads / a.kv_heads;
         let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
@@ -32,6 +47,23 @@ impl Step<'_> {
         let shared = shared_bytes(a, shape) + if is_alone { kept } else { 0 };
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
         unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
+    }
+
+    /// The rows of prompts, by the kernel for heads of so many dimensions.
+    fn attend_prompts(
+        &self,
+        rows: usize,
+        i: usize,
+        a: &Attention,
+        parameters: &p::Attend,
+    ) -> Result<()> {
+        let queries = rows * (a.heads / a.kv_heads);
+        // Every span may have a block that is not full.
+        let grid = [queries / PROMPT_ROWS + self.size.spans, a.kv_heads, 1];
+        let kernel = self.kernels.attend_prompt[i];
+        let shared = prompt_shared_bytes(PROMPT_DIMS[i]);
+        // SAFETY: the tables cover what the rows see.
+        unsafe { self.device.launch(kernel, grid, PROMPT_THREADS, shared, parameters) }
     }
 
     /// What attention is told.
@@ -115,6 +147,12 @@ impl Step<'_> {
         // SAFETY: the step's pages are pages of the slot, and each belongs to one row's sequence.
         unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
+}
+
+/// The kernel for prompts whose heads have these dimensions, if there is one.
+fn prompt_dims(a: &Attention) -> Option<usize> {
+    let dim = a.key_dim.max(a.value_dim);
+    PROMPT_DIMS.iter().position(|&most| dim <= most)
 }
 
 /// Query heads that a block takes at once.

@@ -35,15 +35,15 @@ impl Step<'_> {
             chosen: self.at.chosen,
             stride: self.stride(self.program.output),
             width: width as u32,
-            outputs: self.outputs as u32,
+            outputs: self.size.outputs as u32,
             padding: 0,
         };
         if adjusts {
-            let (kernel, grid) = (self.kernels.adjust, [self.outputs, 1, 1]);
+            let (kernel, grid) = (self.kernels.adjust, [self.size.outputs, 1, 1]);
             // SAFETY: every row of the step has a rule, whose lists are in the feed.
             unsafe { self.device.launch(kernel, grid, BLOCK, 0, &parameters) }?;
         }
-        let grid = [GROUPS / (BLOCK / 32), self.outputs, 1];
+        let grid = [GROUPS / (BLOCK / 32), self.size.outputs, 1];
         // SAFETY: every row of the step is an output and a span and has a rule, and there is room
         // for their tokens twice.
         unsafe { self.device.launch(self.kernels.choose, grid, BLOCK, 0, &parameters) }

@@ -24,7 +24,7 @@ impl Step<'_> {
             width: width as u32,
             taps: (self.weights[weight.0].len / width) as u32,
         };
-        let grid = [self.spans, width.div_ceil(THREADS), 1];
+        let grid = [self.size.spans, width.div_ceil(THREADS), 1];
         // SAFETY: every span has a cell of its own.
         unsafe { self.device.launch(self.kernels.conv, grid, THREADS, 0, &parameters) }
     }
@@ -56,7 +56,7 @@ impl Step<'_> {
             state: s.state as u32,
             padding: 0,
         };
-        let grid = [self.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
+        let grid = [self.size.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
         // SAFETY: every span has a cell of its own.
         unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
     }

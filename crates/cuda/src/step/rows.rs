@@ -19,7 +19,7 @@ impl Step<'_> {
             magnitude,
             pairs: pairs as u32,
         };
-        let (kernel, grid) = (self.kernels.angles, [self.tokens, 1, 1]);
+        let (kernel, grid) = (self.kernels.angles, [self.size.tokens, 1, 1]);
         // SAFETY: there are turns for all pairs, and angles for the most tokens.
         unsafe { self.device.launch(kernel, grid, 64, 0, &parameters) }
     }
