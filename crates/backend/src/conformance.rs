@@ -79,9 +79,15 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     if model.expert_counts() != reference.expert_counts() {
         failures.push(format!("{}: other counts of experts", case.name));
     }
-    let (nmse, limit) = (nmse(&whole, &wanted), case.tolerance);
-    if nmse.is_nan() || nmse > limit {
-        failures.push(format!("{}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
+    let generated = feed(model.as_mut(), case, Feeding::Generated)?;
+    for (how, found) in [("", &whole), (", generated", &generated)] {
+        let (nmse, limit) = (nmse(found, &wanted), case.tolerance);
+        if nmse.is_nan() || nmse > limit {
+            failures.push(format!("{}{how}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
+        }
+    }
+    if !bits(&feed(model.as_mut(), case, Feeding::AmongPrompts)?).eq(bits(&generated)) {
+        failures.push(format!("{}: generated tokens depend on those beside them", case.name));
     }
     observed::check(model.as_mut(), case, &whole, &record, failures)?;
     let vocabulary = case.plan.output_width();
@@ -89,12 +95,16 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
         let found = feed(model.as_mut(), case, feeding)?;
         let rows = feeding.rows(case.tokens.len());
         let same = rows.flat_map(|row| &whole[row * vocabulary..][..vocabulary]);
-        if !same.map(|x| x.to_bits()).eq(found.iter().map(|x| x.to_bits())) {
+        if !same.map(|x| x.to_bits()).eq(bits(&found)) {
             let name = &case.name;
             failures.push(format!("{name}: {feeding:?} differs in bits from the whole prompt"));
         }
     }
     Ok(())
+}
+
+fn bits(values: &[f32]) -> impl Iterator<Item = u32> {
+    values.iter().map(|x| x.to_bits())
 }
 
 /// The squared error relative to the squared reference.

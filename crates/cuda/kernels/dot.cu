@@ -1,7 +1,8 @@
 // Products for few rows of input: memory sets their speed, so every weight is read once, with as
 // many bytes under way as shared memory holds. A team of warps takes a tile of 16 weight rows at a
 // time, each warp one part of its columns. The first weights are asked for before the input is
-// there, while the kernel before this one runs: so a block uses less than half of the shared memory.
+// there, while the kernel before this one runs: so a block uses less than half of the shared memory,
+// but for gated products of more than eight rows and sums in more than eight parts.
 #include "pipe.cuh"
 #include "product.cuh"
 
@@ -273,6 +274,7 @@ DOTS(s24_s8, S24_S8)
 DOTS(s24_s4, S24_S4)
 
 #define EXACT_WARPS 8u
+#define EXACT_CHUNKS 8u // whose loads a warp has under way at once
 
 // Products with weights in f32, which are few or those of tests: a warp for a row of weights, in
 // plain arithmetic, for routers' choices hang on small differences.
@@ -294,11 +296,20 @@ KERNEL __launch_bounds__(256) exact(const __grid_constant__ Product p) {
     const u8 *weights = m.planes + tile * p.chunks * Planes<F32>::BYTES;
     weights += row % TILE_ROWS * 4 * CHUNK_COLS + 8 * lane;
     float sum = 0.0f;
-    for (u32 chunk = 0; chunk < p.chunks; chunk++) {
-        float2 w = *(const float2 *)(weights + chunk * Planes<F32>::BYTES);
-        u32 column = chunk * CHUNK_COLS + 2 * lane;
-        if (column < p.cols) sum = fmaf(w.x, x[column], sum);
-        if (column + 1 < p.cols) sum = fmaf(w.y, x[column + 1], sum);
+    for (u32 first = 0; first < p.chunks; first += EXACT_CHUNKS) {
+        float2 w[EXACT_CHUNKS], y[EXACT_CHUNKS];
+#pragma unroll
+        for (u32 i = 0; i < EXACT_CHUNKS; i++) {
+            u32 chunk = first + i, column = chunk * CHUNK_COLS + 2 * lane;
+            w[i] = y[i] = make_float2(0.0f, 0.0f);
+            if (column < p.cols) {
+                w[i] = *(const float2 *)(weights + chunk * Planes<F32>::BYTES);
+                y[i].x = x[column];
+            }
+            if (column + 1 < p.cols) y[i].y = x[column + 1];
+        }
+#pragma unroll
+        for (u32 i = 0; i < EXACT_CHUNKS; i++) sum = fmaf(w[i].y, y[i].y, fmaf(w[i].x, y[i].x, sum));
     }
     sum = warp_sum(sum);
     if (lane == 0) emit(p, 0, expert, row, blockIdx.y, sum, 1.0f, added(p, row, blockIdx.y));

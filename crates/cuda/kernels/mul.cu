@@ -1,6 +1,7 @@
 // Products for many rows of input: tensor cores set their speed. A block takes 128 weight rows and
 // 128 input rows; a warp two tiles of weights, which it reads in the order of `mma` without
-// shared memory, and 64 input rows, which come through shared memory three chunks ahead.
+// shared memory, and 64 input rows, which come through shared memory three chunks ahead. On Hopper it is
+// left with 2:4 weights: `wide` does the others.
 #include "product.cuh"
 
 #define INPUTS 128u

@@ -10,7 +10,6 @@
 #define DEPTH 4u              // slots of a warp
 #define NAP 200u              // nanoseconds between looks for empty slots
 #define HEADS 4u              // of queries that a block takes at once
-#define MOST_EIGHTS 16u       // of a key or value
 #define NORM_THREADS 256u     // as `normalize` has
 #define NORM_QUADS 4          // four elements of a row, that each of them keeps
 

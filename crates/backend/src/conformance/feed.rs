@@ -20,10 +20,14 @@ pub(super) enum Feeding {
     OddPages,
     /// Steps of four tokens, with the logits of every seventh row only.
     SomeOutputs,
+    /// One token after the other, as if they were generated.
+    Generated,
+    /// Likewise nine at a time, with tokens of another sequence's prompt before or behind them.
+    AmongPrompts,
 }
 
 impl Feeding {
-    /// All that must agree with [`Feeding::Whole`].
+    /// All that must agree with [`Feeding::Whole`]: the prompt is one.
     pub(super) const OTHERS: [Feeding; 5] = [
         Feeding::Chunks(1),
         Feeding::Chunks(5),
@@ -31,6 +35,14 @@ impl Feeding {
         Feeding::OddPages,
         Feeding::SomeOutputs,
     ];
+
+    fn is_prompt(self) -> bool {
+        !matches!(self, Feeding::Generated | Feeding::AmongPrompts)
+    }
+
+    fn has_neighbour(self) -> bool {
+        matches!(self, Feeding::Beside | Feeding::AmongPrompts)
+    }
 
     /// The rows whose logits are asked for.
     pub(super) fn rows(self, tokens: usize) -> std::iter::StepBy<std::ops::Range<usize>> {
@@ -44,6 +56,8 @@ impl Feeding {
             Feeding::Beside => 7,
             Feeding::OddPages => 13,
             Feeding::SomeOutputs => 4,
+            Feeding::Generated => 1,
+            Feeding::AmongPrompts => 9,
         }
     }
 }
@@ -52,6 +66,7 @@ impl Feeding {
 pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Result<Vec<f32>> {
     let mut pages = Pages::new(model, feeding == Feeding::OddPages);
     let (mut ours, mut other) = (pages.start(case.position), pages.start(case.position));
+    ours.is_prompt = feeding.is_prompt();
     let wanted = feeding.rows(case.tokens.len());
     let step = match case.plan.needs_whole_sequences() {
         true => case.tokens.len(),
@@ -60,7 +75,7 @@ pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Resu
     let mut found = Vec::new();
     for (chunk, from) in case.tokens.chunks(step).zip((0..).step_by(step)) {
         let mut neighbour: Vec<u32> = Vec::new();
-        if feeding == Feeding::Beside {
+        if feeding.has_neighbour() {
             neighbour.extend(chunk.iter().rev().take(3).map(|token| token / 2));
         }
         let mut batch = Batch::default();
@@ -106,6 +121,8 @@ pub(super) struct Sequence {
     pub(super) position: usize,
     tables: Vec<PageTable>,
     pub(super) cell: u32,
+    /// Whether its tokens are those of a prompt.
+    is_prompt: bool,
 }
 
 /// The free pages of every window, and the free cells.
@@ -137,7 +154,7 @@ impl Pages {
     pub(super) fn start(&mut self, position: usize) -> Sequence {
         let tables = vec![PageTable::default(); self.windows.len()];
         let cell = self.cells.pop().expect("cells for two sequences");
-        Sequence { position, tables, cell }
+        Sequence { position, tables, cell, is_prompt: true }
     }
 
     /// Adds a span with pages for it to a step; no span for no tokens.
@@ -153,7 +170,8 @@ impl Pages {
         }
         let (len, position, tables) = (tokens.len(), sequence.position, sequence.tables.clone());
         batch.tokens.extend(tokens);
-        batch.spans.push(Span { len, position, tables, state: sequence.cell, is_prompt: true });
+        let (state, is_prompt) = (sequence.cell, sequence.is_prompt);
+        batch.spans.push(Span { len, position, tables, state, is_prompt });
         sequence.position = end;
     }
 
