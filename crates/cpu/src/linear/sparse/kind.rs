@@ -53,7 +53,8 @@ pub(crate) trait SparseInteger: SparseKind {
     /// The kind whose arithmetic it is.
     type Dense: IntegerKind;
 
-    /// The dots of both halves of the columns with a token's, and how many bytes of codes they took.
+    /// The dots of both halves of the columns with a token's, and how many bytes of codes they
+    /// took.
     unsafe fn dots<L: Lanes>(head: *const u8, codes: *const u8, x: &Block)
     -> ([L::Ints; 2], usize);
 
