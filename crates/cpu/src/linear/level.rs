@@ -23,6 +23,11 @@ pub(crate) use portable::Portable;
 /// Rows of a panel.
 pub(crate) const PANEL_ROWS: usize = 16;
 
+/// Which two of four columns are kept, by the bits of the first three: the fourth is kept where one
+/// of these is.
+pub(crate) const PLACES: [[u8; 2]; 8] =
+    [[0, 0], [0, 3], [1, 3], [0, 1], [2, 3], [0, 2], [1, 2], [0, 0]];
+
 /// Vector operations over all rows of a panel, or over a part of them where registers are narrow.
 ///
 /// A pointer parameter names the place of all 16 rows; an implementation with fewer lanes takes its
@@ -83,6 +88,8 @@ pub(crate) trait Lanes: Copy {
         x: *const i8,
     ) -> Self::Ints;
 
+    /// A sixteenth of multiples of 16.
+    unsafe fn sixteenth(v: Self::Ints) -> Self::Ints;
     /// Integers to floats, rounding to nearest.
     unsafe fn to_floats(v: Self::Ints) -> Self::Floats;
     /// Loads 16 unsigned bytes as floats.
@@ -112,15 +119,23 @@ pub(crate) trait Lanes: Copy {
     /// The same, only as far as the second-level cache.
     unsafe fn prefetch_far(at: *const u8);
 
-    /// Bytes of zero.
-    unsafe fn zero_bytes() -> Self::Bytes;
     /// `v ^ BITS` in each byte.
     unsafe fn flip<const BITS: u8>(v: Self::Bytes) -> Self::Bytes;
     /// Stores these lanes' part of 64 bytes.
     unsafe fn store_bytes(v: Self::Bytes, at: *mut u8);
     /// Of 64 bytes, those whose bit is set come from `at`, one after the other; the others are
-    /// zero. 64 bytes are read.
-    unsafe fn expand(mask: u64, at: *const u8) -> Self::Bytes;
+    /// `GAP`. 64 bytes are read.
+    unsafe fn expand<const GAP: u8>(mask: u64, at: *const u8) -> Self::Bytes;
+    /// Of the 16 activation codes at `x`, those that two pairs of steps in 2:4 meet: in each lane
+    /// two for the first step of a pair and two for the second. `masks` are those of the four
+    /// steps, with three bits for each row. 64 bytes are read there.
+    unsafe fn kept(masks: *const u8, x: *const i8) -> [Self::Bytes; 2];
+    /// The sum of `(code - ZERO) * x` over the bytes of each lane of both vectors, for unsigned
+    /// codes and activation codes.
+    unsafe fn signed_dot<const ZERO: u8>(
+        codes: [Self::Bytes; 2],
+        x: [Self::Bytes; 2],
+    ) -> Self::Ints;
     /// Of two columns of 16 floats, those whose bit is set come from the f16 at `at`, one after the
     /// other; the others are zero. 64 bytes are read.
     unsafe fn expand_f16(mask: u32, at: *const u8) -> [Self::Floats; 2];

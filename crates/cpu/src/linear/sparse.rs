@@ -21,6 +21,7 @@ use crate::simd::Simd;
 pub(crate) mod csr;
 mod kind;
 mod pattern;
+mod two_four;
 
 pub(crate) use kind::{COLS, MASKS, SparseFloat, SparseInteger, SparseKind};
 use pattern::{Bitmap, TwoFour};
@@ -84,11 +85,11 @@ impl Layout {
     pub(crate) fn visit<V: VisitSparse>(self, visitor: V) -> V::Output {
         match self {
             Layout::BitmapF16 => visitor.float::<kind::F16<Bitmap>>(),
-            Layout::BitmapQ8_0 => visitor.integer::<kind::Q8_0<Bitmap>>(),
-            Layout::BitmapQ4_0 => visitor.integer::<kind::Q4_0<Bitmap>>(),
+            Layout::BitmapQ8_0 => visitor.integer::<kind::Q8_0>(),
+            Layout::BitmapQ4_0 => visitor.integer::<kind::Q4_0>(),
             Layout::TwoFourF16 => visitor.float::<kind::F16<TwoFour>>(),
-            Layout::TwoFourQ8_0 => visitor.integer::<kind::Q8_0<TwoFour>>(),
-            Layout::TwoFourQ4_0 => visitor.integer::<kind::Q4_0<TwoFour>>(),
+            Layout::TwoFourQ8_0 => visitor.integer::<two_four::Q8_0>(),
+            Layout::TwoFourQ4_0 => visitor.integer::<two_four::Q4_0>(),
             Layout::CsrF16 => visitor.csr(),
         }
     }

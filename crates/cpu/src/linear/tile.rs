@@ -184,14 +184,12 @@ unsafe fn add_block<L: Lanes, K: IntegerKind>(
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let halves = [half_dot::<L, K, 0>(weights, x), half_dot::<L, K, 1>(weights, x)];
-        let x_scales = [L::float(x.scales[0]), L::float(x.scales[1])];
         if K::GROUPS == 1 {
-            let both = L::fma(halves[1], x_scales[1], L::mul(halves[0], x_scales[0]));
-            sum = L::fma(both, weights.scales[0], sum);
+            sum = add_halves::<L>(halves, x, weights.scales[0], sum);
         } else {
-            for group in 0..2 {
-                let scale = L::mul(weights.scales[group], x_scales[group]);
-                sum = L::fma(halves[group], scale, sum);
+            for (group, &half) in halves.iter().enumerate() {
+                let scale = L::mul(weights.scales[group], L::float(x.scales[group]));
+                sum = L::fma(half, scale, sum);
             }
         }
         if K::MINS && K::GROUPS == 1 {
@@ -204,6 +202,22 @@ unsafe fn add_block<L: Lanes, K: IntegerKind>(
         }
     }
     sum
+}
+
+/// Adds the dots of the halves of a block whose weights have one scale.
+#[inline(always)]
+unsafe fn add_halves<L: Lanes>(
+    halves: [L::Floats; 2],
+    x: &Block,
+    scale: L::Floats,
+    sum: L::Floats,
+) -> L::Floats {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let x_scales = [L::float(x.scales[0]), L::float(x.scales[1])];
+        let both = L::fma(halves[1], x_scales[1], L::mul(halves[0], x_scales[0]));
+        L::fma(both, scale, sum)
+    }
 }
 
 /// `P` panels times `T` tokens, for the rows of the lanes `L`. Several panels hide the latency of

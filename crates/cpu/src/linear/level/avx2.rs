@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::linear::level::Lanes;
+use crate::linear::level::{Lanes, PLACES};
 
 /// Eight lanes in 256-bit registers: the `HALF`-th half (0 or 1) of a panel, `VNNI` if the
 /// processor has AVX-VNNI.
@@ -22,6 +22,14 @@ unsafe fn broadcast(x: *const i8) -> __m256i {
 #[inline(always)]
 unsafe fn widen(pairs: __m256i) -> __m256i {
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+/// The sums of four products of signed codes with activation codes.
+#[inline(always)]
+unsafe fn signed_products(codes: __m256i, x: __m256i) -> __m256i {
+    // |w| * (x with the sign of w); two products reach 2 * 128 * 127, just inside an i16.
+    let x = _mm256_sign_epi8(x, codes);
+    widen(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), x))
 }
 
 /// For each mask of eight places, which of the bytes that are left comes to each place; 0x80 where
@@ -50,17 +58,20 @@ unsafe fn order_of(mask: u8) -> __m128i {
     _mm_cvtsi64_si128(ORDERS[usize::from(mask)] as i64)
 }
 
-/// Eight bytes of which those whose bit is set come from `at`.
+/// Eight bytes of which those whose bit is set come from `at`, with `GAP` flipped; the others are
+/// zero.
 #[inline(always)]
-unsafe fn expand_8(mask: u8, at: *const u8) -> __m128i {
-    _mm_shuffle_epi8(_mm_loadl_epi64(at.cast()), order_of(mask))
+unsafe fn expand_8<const GAP: u8>(mask: u8, at: *const u8) -> __m128i {
+    let left = _mm_xor_si128(_mm_loadl_epi64(at.cast()), _mm_set1_epi8(GAP as i8));
+    _mm_shuffle_epi8(left, order_of(mask))
 }
 
 /// Sixteen of them.
 #[inline(always)]
-unsafe fn expand_16(mask: u16, at: *const u8) -> __m128i {
-    let low = expand_8(mask as u8, at);
-    let high = expand_8((mask >> 8) as u8, at.add((mask as u8).count_ones() as usize));
+unsafe fn expand_16<const GAP: u8>(mask: u16, at: *const u8) -> __m128i {
+    let low = expand_8::<GAP>(mask as u8, at);
+    let at = at.add((mask as u8).count_ones() as usize);
+    let high = expand_8::<GAP>((mask >> 8) as u8, at);
     _mm_unpacklo_epi64(low, high)
 }
 
@@ -72,6 +83,25 @@ unsafe fn expand_f16_8(mask: u8, at: *const u8) -> __m256 {
     // Where nothing comes, the order is negative.
     let gaps = _mm256_castsi256_ps(_mm256_srai_epi32::<31>(order));
     _mm256_andnot_ps(gaps, _mm256_permutevar8x32_ps(left, order))
+}
+
+/// The first places of [`PLACES`], and behind them the second ones.
+static KEPT: [u8; 16] = {
+    let mut kept = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        kept[i] = PLACES[i % 8][i / 8];
+        i += 1;
+    }
+    kept
+};
+
+/// Three bits of eight rows, a row in each lane.
+#[inline(always)]
+unsafe fn threes(masks: *const u8) -> __m256i {
+    let bits = _mm256_set1_epi32(masks.cast::<i32>().read_unaligned());
+    let bits = _mm256_srlv_epi32(bits, _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21));
+    _mm256_and_si256(bits, _mm256_set1_epi32(7))
 }
 
 impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
@@ -172,10 +202,12 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
         if bits < 8 || VNNI {
             return Self::dot(sum, &[codes], bits, x);
         }
-        // |w| * (x with the sign of w); two products reach 2 * 128 * 127, just inside an i16.
-        let x = _mm256_sign_epi8(broadcast(x), codes);
-        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x);
-        _mm256_add_epi32(sum, widen(products))
+        _mm256_add_epi32(sum, signed_products(codes, broadcast(x)))
+    }
+
+    #[inline(always)]
+    unsafe fn sixteenth(v: __m256i) -> __m256i {
+        _mm256_srai_epi32::<4>(v)
     }
 
     #[inline(always)]
@@ -253,11 +285,6 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn zero_bytes() -> __m256i {
-        _mm256_setzero_si256()
-    }
-
-    #[inline(always)]
     unsafe fn flip<const BITS: u8>(v: __m256i) -> __m256i {
         _mm256_xor_si256(v, _mm256_set1_epi8(BITS as i8))
     }
@@ -268,12 +295,46 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn expand(mask: u64, at: *const u8) -> __m256i {
+    unsafe fn expand<const GAP: u8>(mask: u64, at: *const u8) -> __m256i {
         let before = if HALF == 1 { (mask as u32).count_ones() } else { 0 };
         let (at, mask) = (at.add(before as usize), (mask >> (32 * HALF)) as u32);
-        let low = expand_16(mask as u16, at);
-        let high = expand_16((mask >> 16) as u16, at.add((mask as u16).count_ones() as usize));
-        _mm256_set_m128i(high, low)
+        let low = expand_16::<GAP>(mask as u16, at);
+        let at = at.add((mask as u16).count_ones() as usize);
+        let high = expand_16::<GAP>((mask >> 16) as u16, at);
+        Self::flip::<GAP>(_mm256_set_m128i(high, low))
+    }
+
+    #[inline(always)]
+    unsafe fn kept(masks: *const u8, x: *const i8) -> [__m256i; 2] {
+        let masks = masks.add(3 * HALF);
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(KEPT.as_ptr().cast()));
+        let mut pairs = [table; 2];
+        for (pair, kept) in pairs.iter_mut().enumerate() {
+            let (first, second) = (threes(masks.add(12 * pair)), threes(masks.add(12 * pair + 6)));
+            let bits = _mm256_or_si256(first, _mm256_slli_epi32::<16>(second));
+            let bits = _mm256_or_si256(bits, _mm256_slli_epi32::<8>(bits));
+            // The second of each two, and then the second step's.
+            let places = _mm256_or_si256(bits, _mm256_set1_epi32(0x0800_0800));
+            let places = _mm256_shuffle_epi8(table, places);
+            let places = _mm256_or_si256(places, _mm256_set1_epi32(0x0404_0000));
+            let x = x.add(8 * pair).cast::<i64>().read_unaligned();
+            *kept = _mm256_shuffle_epi8(_mm256_set1_epi64x(x), places);
+        }
+        pairs
+    }
+
+    #[inline(always)]
+    unsafe fn signed_dot<const ZERO: u8>(codes: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
+        let (zeros, none) = (_mm256_set1_epi8(ZERO as i8), _mm256_setzero_si256());
+        if VNNI {
+            let sum = _mm256_dpbusd_avx_epi32(none, codes[0], x[0]);
+            let over = _mm256_dpbusd_avx_epi32(none, zeros, x[0]);
+            let sum = _mm256_dpbusd_avx_epi32(sum, codes[1], x[1]);
+            return _mm256_sub_epi32(sum, _mm256_dpbusd_avx_epi32(over, zeros, x[1]));
+        }
+        let first = signed_products(_mm256_sub_epi8(codes[0], zeros), x[0]);
+        let second = signed_products(_mm256_sub_epi8(codes[1], zeros), x[1]);
+        _mm256_add_epi32(first, second)
     }
 
     #[inline(always)]

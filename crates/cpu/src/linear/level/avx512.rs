@@ -7,6 +7,8 @@ use std::arch::x86_64::*;
 
 use crate::linear::level::Lanes;
 
+mod two_four;
+
 /// 16 lanes in 512-bit registers.
 #[derive(Copy, Clone)]
 pub(crate) struct Avx512;
@@ -18,6 +20,11 @@ pub(crate) struct Avx512;
 unsafe fn in_register(mut v: __m512i) -> __m512i {
     std::arch::asm!("/* {0} */", inout(zmm_reg) v, options(pure, nomem, nostack, preserves_flags));
     v
+}
+
+#[inline(always)]
+unsafe fn table(bytes: &'static [u8; 64]) -> __m512i {
+    _mm512_loadu_si512(bytes.as_ptr().cast())
 }
 
 impl Lanes for Avx512 {
@@ -86,6 +93,11 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn centred_step(sum: __m512i, codes: __m512i, _: u32, x: *const i8) -> __m512i {
         Self::dot(sum, &[codes], 8, x)
+    }
+
+    #[inline(always)]
+    unsafe fn sixteenth(v: __m512i) -> __m512i {
+        _mm512_srai_epi32::<4>(v)
     }
 
     #[inline(always)]
@@ -161,11 +173,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn zero_bytes() -> __m512i {
-        _mm512_setzero_si512()
-    }
-
-    #[inline(always)]
     unsafe fn flip<const BITS: u8>(v: __m512i) -> __m512i {
         _mm512_xor_si512(v, _mm512_set1_epi8(BITS as i8))
     }
@@ -176,8 +183,35 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn expand(mask: u64, at: *const u8) -> __m512i {
-        _mm512_maskz_expand_epi8(mask, in_register(_mm512_loadu_si512(at.cast())))
+    unsafe fn expand<const GAP: u8>(mask: u64, at: *const u8) -> __m512i {
+        let (gaps, left) = (_mm512_set1_epi8(GAP as i8), _mm512_loadu_si512(at.cast()));
+        _mm512_mask_expand_epi8(gaps, mask, in_register(left))
+    }
+
+    #[inline(always)]
+    unsafe fn kept(masks: *const u8, x: *const i8) -> [__m512i; 2] {
+        let x = _mm512_broadcast_i32x4(_mm_loadu_si128(x.cast()));
+        let x = _mm512_shuffle_epi8(x, table(&two_four::CHOICES));
+        let masks = _mm512_loadu_si512(masks.cast());
+        let masks = _mm512_permutexvar_epi8(table(&two_four::SPREAD), masks);
+        let mut pairs = [x; 2];
+        for (pair, kept) in pairs.iter_mut().enumerate() {
+            let bits = _mm512_multishift_epi64_epi8(table(&two_four::SHIFTS[pair]), masks);
+            let (threes, chosen) = (_mm512_set1_epi8(7), table(&two_four::CHOSEN[pair]));
+            // (bits & threes) | chosen
+            let chosen = _mm512_ternarylogic_epi32::<0xea>(bits, threes, chosen);
+            *kept = _mm512_permutexvar_epi8(chosen, x);
+        }
+        pairs
+    }
+
+    #[inline(always)]
+    unsafe fn signed_dot<const ZERO: u8>(codes: [__m512i; 2], x: [__m512i; 2]) -> __m512i {
+        let zeros = _mm512_set1_epi8(ZERO as i8);
+        let none = _mm512_setzero_si512();
+        let sum = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(none, codes[0], x[0]), codes[1], x[1]);
+        let over = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(none, zeros, x[0]), zeros, x[1]);
+        _mm512_sub_epi32(sum, over)
     }
 
     #[inline(always)]

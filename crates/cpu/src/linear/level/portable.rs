@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 
-use crate::linear::level::Lanes;
+use crate::linear::level::{Lanes, PLACES};
 
 /// 16 lanes as arrays.
 #[derive(Copy, Clone)]
@@ -91,6 +91,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn sixteenth(v: [i32; 16]) -> [i32; 16] {
+        v.map(|v| v / 16)
+    }
+
+    #[inline(always)]
     unsafe fn to_floats(v: [i32; 16]) -> [f32; 16] {
         v.map(|v| v as f32)
     }
@@ -164,11 +169,6 @@ impl Lanes for Portable {
     unsafe fn prefetch_far(_: *const u8) {}
 
     #[inline(always)]
-    unsafe fn zero_bytes() -> [u8; 64] {
-        [0; 64]
-    }
-
-    #[inline(always)]
     unsafe fn flip<const BITS: u8>(v: [u8; 64]) -> [u8; 64] {
         v.map(|b| b ^ BITS)
     }
@@ -179,14 +179,39 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn expand(mask: u64, at: *const u8) -> [u8; 64] {
-        let (mut bytes, mut mask, mut next) = ([0; 64], mask, 0);
+    unsafe fn expand<const GAP: u8>(mask: u64, at: *const u8) -> [u8; 64] {
+        let (mut bytes, mut mask, mut next) = ([GAP; 64], mask, 0);
         while mask != 0 {
             bytes[mask.trailing_zeros() as usize] = *at.add(next);
             mask &= mask - 1;
             next += 1;
         }
         bytes
+    }
+
+    #[inline(always)]
+    unsafe fn kept(masks: *const u8, x: *const i8) -> [[u8; 64]; 2] {
+        let mut pairs = [[0; 64]; 2];
+        for step in 0..4 {
+            let three = u64::from_le(masks.add(6 * step).cast::<u64>().read_unaligned());
+            for row in 0..16 {
+                let places = PLACES[(three >> (3 * row) & 7) as usize];
+                for (i, place) in places.into_iter().enumerate() {
+                    let code = *x.add(4 * step + usize::from(place));
+                    pairs[step / 2][4 * row + step % 2 * 2 + i] = code as u8;
+                }
+            }
+        }
+        pairs
+    }
+
+    #[inline(always)]
+    unsafe fn signed_dot<const ZERO: u8>(codes: [[u8; 64]; 2], x: [[u8; 64]; 2]) -> [i32; 16] {
+        let product = |code: u8, x: u8| (i32::from(code) - i32::from(ZERO)) * i32::from(x as i8);
+        lanes(|lane| {
+            let bytes = 4 * lane..4 * lane + 4;
+            bytes.map(|i| product(codes[0][i], x[0][i]) + product(codes[1][i], x[1][i])).sum()
+        })
     }
 
     #[inline(always)]

@@ -7,18 +7,12 @@
 
 use crate::linear::level::Lanes;
 
-/// A way to store masks.
+/// A way to store masks by column; those by row are stored as they are, or as [`TwoFour`] says.
 pub(crate) trait Pattern {
     /// Bytes of the mask of 64 elements; as many as a u64 has may be read.
     const BYTES: usize;
 
-    /// A mask whose order is by row.
-    ///
-    /// # Safety
-    /// Eight bytes to read at `at`, and the instructions of `L`.
-    unsafe fn by_row<L: Lanes>(at: *const u8) -> u64;
-
-    /// A mask whose order is by column.
+    /// A mask.
     ///
     /// # Safety
     /// Eight bytes to read at `at`.
@@ -28,21 +22,15 @@ pub(crate) trait Pattern {
     fn left(mask: u64) -> usize;
 
     /// The mask that can be stored: with more bits where `mask` has too few for the pattern.
-    fn complete_by_row(mask: u64) -> u64;
-
-    /// The same for the other order.
     fn complete_by_column(mask: u64) -> u64;
 
-    /// Stores a complete mask whose order is by row.
-    fn put_by_row(mask: u64, to: &mut [u8]);
-
-    /// Stores a complete mask whose order is by column.
+    /// Stores a complete mask.
     fn put_by_column(mask: u64, to: &mut [u8]);
 }
 
 /// The little-endian u64 at `at`.
 #[inline(always)]
-unsafe fn word(at: *const u8) -> u64 {
+pub(super) unsafe fn word(at: *const u8) -> u64 {
     // SAFETY: the caller vouches for eight bytes.
     u64::from_le(unsafe { at.cast::<u64>().read_unaligned() })
 }
@@ -52,12 +40,6 @@ pub(crate) struct Bitmap;
 
 impl Pattern for Bitmap {
     const BYTES: usize = 8;
-
-    #[inline(always)]
-    unsafe fn by_row<L: Lanes>(at: *const u8) -> u64 {
-        // SAFETY: the caller vouches.
-        unsafe { word(at) }
-    }
 
     #[inline(always)]
     unsafe fn by_column(at: *const u8) -> u64 {
@@ -70,16 +52,8 @@ impl Pattern for Bitmap {
         mask.count_ones() as usize
     }
 
-    fn complete_by_row(mask: u64) -> u64 {
-        mask
-    }
-
     fn complete_by_column(mask: u64) -> u64 {
         mask
-    }
-
-    fn put_by_row(mask: u64, to: &mut [u8]) {
-        to.copy_from_slice(&mask.to_le_bytes());
     }
 
     fn put_by_column(mask: u64, to: &mut [u8]) {
@@ -94,16 +68,33 @@ pub(crate) struct TwoFour;
 /// Bit 0 of every group of four.
 const FIRSTS: u64 = 0x1111_1111_1111_1111;
 
-impl Pattern for TwoFour {
-    const BYTES: usize = 6;
-
+impl TwoFour {
+    /// A mask by row.
+    ///
+    /// # Safety
+    /// Eight bytes to read at `at`, and the instructions of `L`.
     #[inline(always)]
-    unsafe fn by_row<L: Lanes>(at: *const u8) -> u64 {
+    pub(super) unsafe fn by_row<L: Lanes>(at: *const u8) -> u64 {
         // SAFETY: the caller vouches.
         let three = unsafe { L::spread(word(at)) };
         let is_odd = (three ^ three >> 1 ^ three >> 2) & FIRSTS;
         three | is_odd << 3
     }
+
+    /// [`Pattern::complete_by_column`] for a mask by row.
+    pub(super) fn complete_by_row(mask: u64) -> u64 {
+        (0..16).fold(0, |all, row| all | complete(mask >> (4 * row) & 15) << (4 * row))
+    }
+
+    /// Stores a complete mask by row: three bits for each row.
+    pub(super) fn put_by_row(mask: u64, to: &mut [u8]) {
+        let bits = (0..16).fold(0, |bits, row| bits | (mask >> (4 * row) & 7) << (3 * row));
+        to.copy_from_slice(&u64::to_le_bytes(bits)[..Self::BYTES]);
+    }
+}
+
+impl Pattern for TwoFour {
+    const BYTES: usize = 6;
 
     #[inline(always)]
     unsafe fn by_column(at: *const u8) -> u64 {
@@ -119,10 +110,6 @@ impl Pattern for TwoFour {
         32
     }
 
-    fn complete_by_row(mask: u64) -> u64 {
-        (0..16).fold(0, |all, row| all | complete(mask >> (4 * row) & 15) << (4 * row))
-    }
-
     fn complete_by_column(mask: u64) -> u64 {
         let mut all = 0;
         for row in 0..16 {
@@ -131,11 +118,6 @@ impl Pattern for TwoFour {
             (0..4).for_each(|column| all |= (four >> column & 1) << (16 * column + row));
         }
         all
-    }
-
-    fn put_by_row(mask: u64, to: &mut [u8]) {
-        let bits = (0..16).fold(0, |bits, row| bits | (mask >> (4 * row) & 7) << (3 * row));
-        to.copy_from_slice(&u64::to_le_bytes(bits)[..Self::BYTES]);
     }
 
     fn put_by_column(mask: u64, to: &mut [u8]) {

@@ -2,9 +2,9 @@
 //! more. The arithmetic is the dense kind's, in its order, so that a result has the same bits
 //! whichever way it is made.
 
-use super::{Tile, Weights, add_blocks, finish};
-use crate::linear::activations::BLOCK_COLS;
-use crate::linear::kind::{Codes, IntegerKind};
+use super::{Tile, add_halves, finish};
+use crate::linear::activations::{BLOCK_COLS, Block};
+use crate::linear::kind::IntegerKind;
 use crate::linear::level::{Lanes, PANEL_ROWS};
 use crate::linear::sparse::{
     COLS, MASKS, SparseFloat, SparseInteger, SparseKind, csr as rows, groups,
@@ -13,8 +13,8 @@ use crate::linear::sparse::{
 /// How far ahead of their use lines of integers are asked for: into the second-level cache, which
 /// may have more requests open than the first level, and then into the first. Each line is asked
 /// for once: asking again where lines are on their way takes the place of those that are not.
-const FAR_BYTES: usize = 6144;
-const NEAR_BYTES: usize = 1024;
+const FAR_BYTES: usize = 8192;
+const NEAR_BYTES: usize = 2048;
 
 /// The same for floats, of which several panels are read at a time, so that the first level's
 /// requests suffice. They are asked for one by one between the columns: many at once hold up the
@@ -30,6 +30,7 @@ const FLOAT_BYTES: usize = 2048;
 #[inline(always)]
 pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
     const { assert!(COLS == BLOCK_COLS && <K::Dense as IntegerKind>::COLS == COLS) };
+    const { assert!(<K::Dense as IntegerKind>::GROUPS == 1 && !<K::Dense as IntegerKind>::MINS) };
     // SAFETY: the loop walks exactly the heads, codes and blocks, as the caller vouches.
     unsafe {
         let mut sums = [L::float(0.0)];
@@ -47,15 +48,10 @@ pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
                         asked = asked.wrapping_add(64);
                     }
                 }
-                let (mut codes, taken) = K::codes::<L>(head, at);
-                if let Codes::Centred { bits, offset } = <K::Dense as IntegerKind>::CODES {
-                    for codes in &mut codes {
-                        *codes = L::centre(*codes, bits, offset);
-                    }
-                }
-                let scale = K::scale::<L>(head);
-                let weights = Weights { codes, scales: [scale; 2], mins: [L::float(0.0); 2] };
-                add_blocks::<L, K::Dense, 1>(&weights, x.cast(), &mut sums);
+                let block = &*x.cast::<Block>();
+                let ([first, second], taken) = K::dots::<L>(head, at, block);
+                let halves = [L::to_floats(first), L::to_floats(second)];
+                sums[0] = add_halves::<L>(halves, block, K::scale::<L>(head), sums[0]);
                 (head, at) = (head.add(K::HEAD), at.add(taken));
                 x = x.add(tile.x_stride);
             }
