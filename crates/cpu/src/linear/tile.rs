@@ -38,6 +38,7 @@ pub(crate) mod columns;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod pairs;
 pub(crate) mod sparse;
+pub(crate) mod unpacked;
 
 /// How far ahead of their use weights are asked for: memory takes about 100 ns, a core 20 GB/s.
 const PREFETCH_BYTES: usize = 2048;
@@ -59,7 +60,7 @@ pub(crate) struct Tile {
     pub(crate) is_first: bool,
     /// Whether sums are complete; if not, they wait in `sums`.
     pub(crate) is_last: bool,
-    /// Float tiles: `[tokens][panels]` of 16 sums, where the tile does not pass over all columns.
+    /// `[tokens][panels]` of 16 sums, where the tile does not pass over all columns.
     pub(crate) sums: *mut f32,
     /// The first token's activations.
     pub(crate) x: *const u8,
@@ -179,27 +180,42 @@ unsafe fn half_dot<L: Lanes, K: IntegerKind, const HALF: usize>(
 unsafe fn add_block<L: Lanes, K: IntegerKind>(
     weights: &Weights<L>,
     x: &Block,
-    mut sum: L::Floats,
+    sum: L::Floats,
 ) -> L::Floats {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let halves = [half_dot::<L, K, 0>(weights, x), half_dot::<L, K, 1>(weights, x)];
+        add_halves::<L, K>(halves, &weights.scales, &weights.mins, x, sum)
+    }
+}
+
+/// Adds the dots of both halves of a block with a block of one token, each times its scale.
+#[inline(always)]
+unsafe fn add_halves<L: Lanes, K: IntegerKind>(
+    halves: [L::Floats; 2],
+    scales: &[L::Floats; 2],
+    mins: &[L::Floats; 2],
+    x: &Block,
+    mut sum: L::Floats,
+) -> L::Floats {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
         let x_scales = [L::float(x.scales[0]), L::float(x.scales[1])];
         if K::GROUPS == 1 {
             let both = L::fma(halves[1], x_scales[1], L::mul(halves[0], x_scales[0]));
-            sum = L::fma(both, weights.scales[0], sum);
+            sum = L::fma(both, scales[0], sum);
         } else {
             for group in 0..2 {
-                let scale = L::mul(weights.scales[group], x_scales[group]);
+                let scale = L::mul(scales[group], x_scales[group]);
                 sum = L::fma(halves[group], scale, sum);
             }
         }
         if K::MINS && K::GROUPS == 1 {
-            sum = L::fma(weights.mins[0], L::float(x.minus_scaled_sum), sum);
+            sum = L::fma(mins[0], L::float(x.minus_scaled_sum), sum);
         } else if K::MINS {
             for group in 0..2 {
                 let scaled = x.scales[group] * (x.starts[group] >> 7) as f32;
-                sum = L::fma(weights.mins[group], L::float(scaled), sum);
+                sum = L::fma(mins[group], L::float(scaled), sum);
             }
         }
     }
@@ -254,7 +270,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatKind, const P: usize, const T: usiz
 /// Where the sums of a panel and a token wait.
 ///
 /// # Safety
-/// As [`float`].
+/// `sums` has room for those of all panels and tokens.
 #[inline(always)]
 unsafe fn waiting<const P: usize>(tile: &Tile, panel: usize, token: usize) -> *mut f32 {
     // SAFETY: the caller vouches for the sums of all panels and tokens.
