@@ -22,6 +22,7 @@ mod out;
 mod sparse;
 mod tile;
 mod weight;
+mod widened;
 
 pub(crate) use activations::Forms;
 pub use activations::{Activations, Filling, Form};
@@ -40,18 +41,13 @@ use sparse::{SparseFloat, SparseInteger, SparsePanels, VisitSparse};
 use tile::Tile;
 #[cfg(target_arch = "x86_64")]
 use tile::pairs;
+#[cfg(target_arch = "x86_64")]
+use widened::RunUnpacked;
+use widened::{WIDE_COLS, Wide};
 
 /// Panels are taken in groups of about this size, which stays in the second-level cache while all
 /// tokens pass over it.
 const GROUP_BYTES: usize = 512 << 10;
-
-/// Columns of float weights that are widened to f32 at a time, so that those of a few panels stay
-/// in the first-level cache while all tokens pass over them.
-const WIDE_COLS: usize = 256;
-
-/// Tokens that pass over widened weights at most: their sums wait in the second-level cache for
-/// the next columns.
-const WIDE_TOKENS: usize = 1024;
 
 /// Elements of a thread's room for panels that are packed or widened only when they are used.
 pub const ROOM: usize = 1 << 18;
@@ -59,8 +55,8 @@ pub const ROOM: usize = 1 << 18;
 /// Writes `out[token][row] = sum over columns of weight[row] * x[token] + bias[row]` for the rows
 /// of `panels` and the tokens of `tokens`. Weights are read once a call, so long as a group of
 /// tokens' activations fits the caches. `room` is scratch for weights that stay unpacked or are
-/// sparse: at least a dense panel, best [`ROOM`]; others need none, but with [`ROOM`] float weights
-/// are faster for many tokens.
+/// sparse: at least a dense panel, best [`ROOM`]; others need none, but with [`ROOM`] many tokens
+/// are faster.
 ///
 /// # Safety
 /// No other thread writes the same rows of the same tokens, or reads them, at the same time; none
@@ -92,6 +88,10 @@ pub unsafe fn multiply(
     let expands = sparse.is_some() || columns.is_some();
     match if expands { simd.expanding() } else { simd } {
         Simd::Portable => run::<Portable>(job, sparse, columns),
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 if job.x.form() == Form::Blocks && job.is_worth_widening() => {
+            job.weight.kind().visit(RunUnpacked(job));
+        }
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 => run::<level::Avx2<0, false>>(job, sparse, columns),
         #[cfg(target_arch = "x86_64")]
@@ -203,53 +203,6 @@ impl Job<'_> {
         }
     }
 
-    /// Whether there are so many tokens that float weights are widened first, which costs a
-    /// quarter of a tile, and room for it.
-    fn should_widen(&self, shapes: &[(usize, usize)]) -> bool {
-        let is_packed = self.weight.start().is_some();
-        !shapes.is_empty()
-            && is_packed
-            && self.tokens.len() >= 2 * TILE_ROWS
-            && self.room.len() >= ROOM
-    }
-
-    /// As [`Job::packed`], for float weights and many tokens: `together` panels at a time, some
-    /// columns of them after the others. `widen` makes f32 of so many columns of a panel.
-    fn widened(
-        &mut self,
-        together: usize,
-        widen: impl Fn(*const u8, Range<usize>, *mut u8),
-        mut run: impl FnMut(&Self, Panels),
-    ) {
-        let (cols, panel_bytes) = (self.weight.cols(), self.weight.panel_bytes());
-        let start = self.weight.start().expect("the weight is packed");
-        let room = self.room.as_mut_ptr();
-        let len = together * PANEL_ROWS * WIDE_COLS;
-        assert!(len + together * PANEL_ROWS * WIDE_TOKENS <= self.room.len(), "room for sums");
-        // SAFETY: as asserted.
-        let sums = unsafe { room.add(len) };
-        let tokens = self.tokens.clone();
-        for token in tokens.clone().step_by(WIDE_TOKENS) {
-            self.tokens = token..tokens.end.min(token + WIDE_TOKENS);
-            for first in self.panels.clone().step_by(together) {
-                let count = together.min(self.panels.end - first);
-                for col in (0..cols).step_by(WIDE_COLS) {
-                    let cols = WIDE_COLS.min(cols - col);
-                    let bytes = size_of::<f32>() * PANEL_ROWS * cols;
-                    for i in 0..count {
-                        // SAFETY: the memory holds all panels, the room so many columns.
-                        let (panel, room) = unsafe {
-                            (start.add((first + i) * panel_bytes), room.cast::<u8>().add(i * bytes))
-                        };
-                        widen(panel, col..col + cols, room);
-                    }
-                    let start = room.cast();
-                    run(self, Panels { first, count, start, bytes, col, cols, sums });
-                }
-            }
-        }
-    }
-
     /// Calls `run` with each tile of a group, its panels and its tokens: as many as `shapes`, pairs
     /// of tokens and panels, allows.
     #[inline(always)]
@@ -293,8 +246,8 @@ impl Job<'_> {
             is_first,
             is_last,
             sums: group.sums.wrapping_add(waiting * PANEL_ROWS),
-            // SAFETY: a row has as many steps as there are columns where not all are passed over.
-            x: unsafe { x.add(group.col * x_stride) },
+            // SAFETY: a row has a step for each of its columns, or so many of them.
+            x: unsafe { x.add(group.col / self.x.form().step_cols() * x_stride) },
             x_stride,
             out,
             rows: (count * PANEL_ROWS).min(self.weight.rows() - first),
@@ -352,17 +305,18 @@ impl<L: Level> Visit for Run<'_, L> {
 
     fn float<K: FloatKind>(self) {
         let mut job = self.0;
-        if !job.should_widen(L::WIDE_PANELS) {
+        let widest = L::WIDE_PANELS.last().filter(|_| job.is_worth_widening());
+        let Some(&(_, panels)) = widest else {
             return job.packed(|job, group| Self::floats::<K>(job, group, L::FLOAT_PANELS));
-        }
-        let together = L::WIDE_PANELS.last().map_or(1, |&(_, panels)| panels);
+        };
         let widen = |panel: *const u8, cols: Range<usize>, room| {
             let start = panel.wrapping_add(cols.start * PANEL_ROWS * K::BYTES);
             // SAFETY: the panel has the columns, the room is long enough, and a `Simd` proves its
             // instructions.
             unsafe { L::widen::<K>(start, cols.len(), room) }
         };
-        job.widened(together, widen, |job, group| {
+        let bytes = size_of::<f32>() * PANEL_ROWS * WIDE_COLS;
+        job.widened(Wide { panels, turns: 1, cols: WIDE_COLS, bytes }, widen, |job, group| {
             Self::floats::<kind::F32>(job, group, L::WIDE_PANELS);
         });
     }

@@ -117,6 +117,15 @@ impl Form {
         }
     }
 
+    /// Columns of one step.
+    pub(crate) fn step_cols(self) -> usize {
+        match self {
+            Form::Blocks => BLOCK_COLS,
+            Form::Floats => 1,
+            Form::Pairs => 2,
+        }
+    }
+
     /// Bytes of one step along the columns of one row.
     pub(crate) fn step_bytes(self) -> usize {
         match self {

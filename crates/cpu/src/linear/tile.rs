@@ -38,6 +38,7 @@ pub(crate) mod columns;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod pairs;
 pub(crate) mod sparse;
+pub(crate) mod unpacked;
 
 /// How far ahead of their use weights are asked for: memory takes about 100 ns, a core 20 GB/s.
 const PREFETCH_BYTES: usize = 2048;
@@ -59,7 +60,7 @@ pub(crate) struct Tile {
     pub(crate) is_first: bool,
     /// Whether sums are complete; if not, they wait in `sums`.
     pub(crate) is_last: bool,
-    /// Float tiles: `[tokens][panels]` of 16 sums, where the tile does not pass over all columns.
+    /// `[tokens][panels]` of 16 sums, where the tile does not pass over all columns.
     pub(crate) sums: *mut f32,
     /// The first token's activations.
     pub(crate) x: *const u8,
@@ -179,25 +180,41 @@ unsafe fn half_dot<L: Lanes, K: IntegerKind, const HALF: usize>(
 unsafe fn add_block<L: Lanes, K: IntegerKind>(
     weights: &Weights<L>,
     x: &Block,
-    mut sum: L::Floats,
+    sum: L::Floats,
 ) -> L::Floats {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let halves = [half_dot::<L, K, 0>(weights, x), half_dot::<L, K, 1>(weights, x)];
+        add_scaled::<L, K>(halves, &weights.scales, &weights.mins, x, sum)
+    }
+}
+
+/// Adds the dots of both halves of a block with a block of one token, each times its scale, and the
+/// minimums.
+#[inline(always)]
+unsafe fn add_scaled<L: Lanes, K: IntegerKind>(
+    halves: [L::Floats; 2],
+    scales: &[L::Floats; 2],
+    mins: &[L::Floats; 2],
+    x: &Block,
+    mut sum: L::Floats,
+) -> L::Floats {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
         if K::GROUPS == 1 {
-            sum = add_halves::<L>(halves, x, weights.scales[0], sum);
+            sum = add_halves::<L>(halves, x, scales[0], sum);
         } else {
             for (group, &half) in halves.iter().enumerate() {
-                let scale = L::mul(weights.scales[group], L::float(x.scales[group]));
+                let scale = L::mul(scales[group], L::float(x.scales[group]));
                 sum = L::fma(half, scale, sum);
             }
         }
         if K::MINS && K::GROUPS == 1 {
-            sum = L::fma(weights.mins[0], L::float(x.minus_scaled_sum), sum);
+            sum = L::fma(mins[0], L::float(x.minus_scaled_sum), sum);
         } else if K::MINS {
-            for group in 0..2 {
+            for (group, &min) in mins.iter().enumerate() {
                 let scaled = x.scales[group] * (x.starts[group] >> 7) as f32;
-                sum = L::fma(weights.mins[group], L::float(scaled), sum);
+                sum = L::fma(min, L::float(scaled), sum);
             }
         }
     }
@@ -268,7 +285,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatKind, const P: usize, const T: usiz
 /// Where the sums of a panel and a token wait.
 ///
 /// # Safety
-/// As [`float`].
+/// `sums` has room for those of all panels and tokens.
 #[inline(always)]
 unsafe fn waiting<const P: usize>(tile: &Tile, panel: usize, token: usize) -> *mut f32 {
     // SAFETY: the caller vouches for the sums of all panels and tokens.
