@@ -95,12 +95,28 @@ KERNEL normalize(const __grid_constant__ Norm p) {
     } else {
         scale = rms_scale(x, p.n, p.eps, room);
     }
-    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) {
-        u32 at = group * p.n + i, w = p.weight_len == p.n ? i : at;
-        float y = (x[i] - mean) * scale * p.weight[w];
-        if (p.bias) y += p.bias[w];
-        if (p.out) p.out[(u64)row * p.out_stride + at] = y;
-        if (p.half_out) p.half_out[(u64)row * p.half_stride + at] = to_input(y);
+    // Several elements at a time: one after the other, each would take a way to memory.
+    const u32 COUNT = 8;
+    u32 start = p.weight_len == p.n ? 0 : group * p.n;
+    for (u32 first = threadIdx.x; first < p.n; first += COUNT * blockDim.x) {
+        float y[COUNT], w[COUNT], b[COUNT];
+#pragma unroll
+        for (u32 j = 0; j < COUNT; j++) {
+            u32 i = first + j * blockDim.x;
+            bool is_in = i < p.n;
+            y[j] = is_in ? x[i] : 0.0f;
+            w[j] = is_in ? p.weight[start + i] : 0.0f;
+            b[j] = is_in && p.bias ? p.bias[start + i] : 0.0f;
+        }
+#pragma unroll
+        for (u32 j = 0; j < COUNT; j++) {
+            u32 i = first + j * blockDim.x, at = group * p.n + i;
+            if (i >= p.n) break;
+            float z = (y[j] - mean) * scale * w[j];
+            if (p.bias) z += b[j];
+            if (p.out) p.out[(u64)row * p.out_stride + at] = z;
+            if (p.half_out) p.half_out[(u64)row * p.half_stride + at] = to_input(z);
+        }
     }
     if (p.half_out && group + 1 == p.groups) {
         for (u32 i = p.groups * p.n + threadIdx.x; i < p.half_stride; i += blockDim.x) {

@@ -14,7 +14,7 @@ use crate::lower::{Program, Value, Work};
 use crate::parameters::Stage;
 use crate::persistent;
 use crate::planes::CHUNK_COLS;
-use crate::step::{WIDE_ROWS, choice};
+use crate::step::{DOT_ROWS, choice};
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
 pub(crate) const SEGMENT: usize = 128;
@@ -143,13 +143,13 @@ impl Sizes {
     }
 }
 
-/// Bytes for the widest input of a product, if steps can have enough rows for `wide`.
+/// Bytes for the widest input of a product, if steps can have more rows than `dot` takes.
 fn interleaved_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
     let cols = program.stages.iter().filter_map(|stage| match &stage.work {
         Work::Product { factors, experts: None, .. } => Some(plan.weight(factors[0].weight).cols),
         _ => None,
     });
-    if rows <= WIDE_ROWS {
+    if rows <= DOT_ROWS {
         return 0;
     }
     2 * cols.max().unwrap_or(0).next_multiple_of(CHUNK_COLS) * rows.next_multiple_of(WIDEST)

@@ -25,9 +25,7 @@ use crate::weights::Placed;
 /// Threads of a block of most kernels.
 const THREADS: usize = 256;
 /// Rows of input up to which products read every weight once.
-const DOT_ROWS: usize = 16;
-/// Rows of input from which on `wide` may be the faster one.
-pub(crate) const WIDE_ROWS: usize = 8;
+pub(crate) const DOT_ROWS: usize = 16;
 
 /// Addresses of what steps read and write besides weights.
 #[derive(Clone, Debug, Default)]

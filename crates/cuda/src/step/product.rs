@@ -4,7 +4,7 @@ use bodkin_backend::Result;
 use bodkin_model::{Gating, Routing};
 
 use super::rows::act_number;
-use super::{DOT_ROWS, Step, THREADS, WIDE_ROWS};
+use super::{DOT_ROWS, Step, THREADS};
 use crate::kernels::{MUL_SHARED_BYTES, dot_shared_bytes};
 use crate::lower::{After, Content, Value, Work};
 use crate::parameters as p;
@@ -100,15 +100,11 @@ impl Step<'_> {
             return unsafe { self.device.launch(self.kernels.exact, grid, THREADS, 0, product) };
         }
         let kernels = self.kernels.of(first.shape.kind);
-        let tiles_of_block = if is_gated { 4 } else { 8 };
-        if let (Some(kernels), 0) = (&kernels.wide, product.used) {
-            // Where every multiprocessor has a block, tensor cores pay off earlier.
-            let is_large = tiles.div_ceil(tiles_of_block) >= self.device.processors as usize;
-            if rows > if is_large { WIDE_ROWS } else { DOT_ROWS } {
+        if product.used == 0 && rows > DOT_ROWS {
+            let tiles_of_block = if is_gated { 4 } else { 8 };
+            if let Some(kernels) = &kernels.wide {
                 return self.send_wide(kernels, product, first.shape.kind, tiles_of_block);
             }
-        }
-        if product.used == 0 && rows > DOT_ROWS {
             let grid = [tiles.div_ceil(tiles_of_block), rows.div_ceil(128), 1];
             let kernel = kernels.mul[usize::from(is_gated)];
             // SAFETY: the weights have these shapes, and values room for the step's rows.
