@@ -39,7 +39,8 @@ pub struct Span {
     /// plan has none. At position 0 the state begins as zero, whatever the cell holds.
     pub state: u32,
     /// Whether the tokens are of a prompt, not generated. A backend may round a prompt's rows in
-    /// another way, but in the same one however the prompt is cut and whatever runs beside it.
+    /// another way, but in the same one however the prompt is cut and whatever runs beside it. Keys
+    /// and values that a later prompt takes over stay as they were made.
     pub is_prompt: bool,
 }
 

@@ -1,6 +1,6 @@
 // What kernels of attention share: their parameters, and how segments are joined.
 //
-// Positions come in segments of 128, counted from position 0. A segment has its own softmax, and
+// But for prompts' rows, positions come in segments of 128, counted from position 0. A segment has its own softmax, and
 // segments are joined in order, by one block or after many: a row has the same bits either way.
 #pragma once
 #include "kept.cuh"

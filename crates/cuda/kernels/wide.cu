@@ -218,6 +218,7 @@ template <int KIND, u32 WIDTH> struct Sums {
 template <bool GATED, u32 WIDTH, int COUNT>
 DEVICE void emit_all(const Product &p, float *results, const float (&totals)[COUNT]) {
     const u32 ROWS = TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
+    static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * 128, "room for the results");
     u32 t = threadIdx.x, lane = t % 32, place = t / 32 * TILE_ROWS + lane / 4;
     // All products have been made: the input's place is free.
     asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");

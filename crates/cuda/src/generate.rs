@@ -11,7 +11,7 @@ impl CudaModel {
     /// What `Model::generate` promises, for steps that are recorded and rules that kernels can do.
     ///
     /// # Panics
-    /// If a row is no output, or has no rule or not enough draws.
+    /// If a row is no output, is of a prompt, or has no rule or not enough draws.
     pub(crate) fn generate_ahead(
         &mut self,
         batch: Batch,
@@ -20,6 +20,7 @@ impl CudaModel {
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
         assert_eq!(batch.outputs.len(), batch.tokens.len(), "every row is an output");
+        assert!(batch.spans.iter().all(|span| !span.is_prompt), "nothing is read of a prompt");
         assert_eq!(rules.len(), batch.outputs.len(), "a rule for each row");
         let has_draws = |rule: &Rule| rule.temperature <= 0.0 || rule.draws.len() >= steps;
         assert!(rules.iter().all(has_draws), "a draw for each step");

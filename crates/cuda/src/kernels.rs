@@ -60,9 +60,10 @@ pub(crate) const ATTEND_SHARED_BYTES: usize = 112 << 10;
 pub(crate) const PROMPT_DIMS: [usize; 3] = [64, 128, 256];
 
 /// Shared memory of a block of attention for prompts: queries, and keys and values twice.
-pub(crate) fn prompt_shared_bytes(dims: usize) -> usize {
+pub(crate) const fn prompt_shared_bytes(dims: usize) -> usize {
     2 * 64 * dims * 5
 }
+const _: () = assert!(prompt_shared_bytes(PROMPT_DIMS[2]) <= crate::driver::SHARED_BYTES);
 
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
 /// barriers, the sums of `parts` of the columns, of two tiles by turns, and a single row's `held`
@@ -175,7 +176,7 @@ impl Kernels {
                     wide.kernel(&format!("wide_{name}_{width}_gated"), bytes)?,
                 ])
             };
-            let has_wide = is_hopper && !kind.is_two_four();
+            let has_wide = is_hopper && kind.has_wide();
             kinds.push(OfKind {
                 embed: rows.kernel(&format!("embed_{name}"), 0)?,
                 dot: [dots(8)?, dots(16)?],

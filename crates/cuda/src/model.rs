@@ -254,11 +254,11 @@ impl CudaModel {
         let size = Size::of(batch);
         let key = (size, ending);
         if size.tokens > RECORDED_ROWS {
-            let step = self.step(Size::of(batch));
+            let step = self.step(size);
             return self.program.stages.iter().try_for_each(|stage| step.run(stage));
         }
         if !self.graphs.contains_key(&key) {
-            let step = self.step(Size::of(batch));
+            let step = self.step(size);
             let stages = &self.program.stages;
             let run = self.run_of_step(size).cloned().unwrap_or(0..0);
             let send = || {

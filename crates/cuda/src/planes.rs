@@ -82,9 +82,9 @@ impl Kind {
         }
     }
 
-    /// Whether two of four columns are kept.
-    pub(crate) fn is_two_four(self) -> bool {
-        matches!(self, Kind::S24F16 | Kind::S24S8 | Kind::S24S4)
+    /// Whether there are kernels of many rows for Hopper alone.
+    pub(crate) fn has_wide(self) -> bool {
+        !matches!(self, Kind::F32 | Kind::S24F16 | Kind::S24S8 | Kind::S24S4)
     }
 
     /// Bytes of a chunk.

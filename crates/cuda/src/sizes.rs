@@ -13,7 +13,7 @@ use crate::kernels::WIDEST;
 use crate::lower::{Program, Value, Work};
 use crate::parameters::Stage;
 use crate::persistent;
-use crate::planes::CHUNK_COLS;
+use crate::planes::{CHUNK_COLS, Kind};
 use crate::step::{DOT_ROWS, choice};
 
 /// Positions of a segment of attention, as in `kernels/attend.cu`.
@@ -146,12 +146,13 @@ impl Sizes {
 /// Bytes for the widest input of a product, if steps can have more rows than `dot` takes.
 fn interleaved_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
     let cols = program.stages.iter().filter_map(|stage| match &stage.work {
-        Work::Product { factors, experts: None, .. } => Some(plan.weight(factors[0].weight).cols),
+        Work::Product { factors, experts: None, .. } => Some(plan.weight(factors[0].weight)),
         _ => None,
     });
     if rows <= DOT_ROWS {
         return 0;
     }
+    let cols = cols.filter(|weight| Kind::of(weight.format).has_wide()).map(|weight| weight.cols);
     2 * cols.max().unwrap_or(0).next_multiple_of(CHUNK_COLS) * rows.next_multiple_of(WIDEST)
 }
 

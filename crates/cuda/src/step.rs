@@ -1,6 +1,6 @@
-//! One step: every stage as the kernels that run it, with their parameters. All sizes of grids
-//! follow from the number of rows and outputs, so that a step can be recorded once and sent again
-//! for other tokens.
+//! One step: every stage as the kernels that run it, with their parameters. Which kernels run and
+//! the sizes of their grids follow from the step's `Size` alone, so that a step can be recorded once
+//! and sent again for other tokens.
 
 mod attention;
 pub(crate) mod choice;
@@ -102,8 +102,8 @@ pub(crate) struct Step<'a> {
     pub(crate) size: Size,
     /// Whether inputs of products are read back: then no product makes its own.
     pub(crate) is_observed: bool,
-    /// What is in [`Addresses::interleaved`]: of which input, and so many chunks and rows.
-    pub(crate) interleaved: Cell<Option<(u64, u32, u32)>>,
+    /// Which value is in [`Addresses::interleaved`], and whether only its rows that are outputs.
+    pub(crate) interleaved: Cell<Option<(Value, bool)>>,
 }
 
 /// What a stage cannot do because a block has not the shared memory for it.
@@ -183,9 +183,6 @@ impl Step<'_> {
         let rows = self.rows(stage.rows);
         if rows == 0 {
             return Ok(());
-        }
-        if !matches!(stage.work, Work::Product { .. }) {
-            self.interleaved.set(None);
         }
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),

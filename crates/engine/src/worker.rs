@@ -323,6 +323,13 @@ impl Worker {
         batch.spans.clear();
         batch.outputs.clear();
         for (running, taken) in self.running.iter_mut().zip(&mut self.taken) {
+            // What is stored again after pages were given up may be a prompt and what followed it: a
+            // span is of one or the other, so that it is rounded as the first time.
+            let prompt = running.request.prompt.len();
+            match prompt.saturating_sub(running.sequence.tokens.len()) {
+                0 => {}
+                left => *taken = left.min(*taken),
+            }
             if *taken == 0 || !self.pages.reserve(&mut running.sequence, *taken) {
                 *taken = 0;
                 continue;
@@ -366,7 +373,7 @@ impl Running {
     fn span(&self, len: usize) -> Span {
         let Sequence { tokens, tables, .. } = &self.sequence;
         let (position, tables) = (tokens.len(), tables.clone());
-        let is_prompt = self.first_token.is_none();
+        let is_prompt = position < self.request.prompt.len();
         Span { len, position, tables, state: self.sequence.state(), is_prompt }
     }
 

@@ -110,8 +110,8 @@ impl Runner {
             Test::Generate(_) => vec![self.sequence.tokens.last().map_or(1, |&token| token)],
         };
         let (tables, state) = (self.sequence.tables.clone(), self.sequence.state());
-        let spans =
-            vec![Span { len: tokens.len(), position, tables, state, is_prompt: tokens.len() > 1 }];
+        let is_prompt = !matches!(test, Test::Generate(_));
+        let spans = vec![Span { len: tokens.len(), position, tables, state, is_prompt }];
         let outputs = vec![u32::try_from(tokens.len() - 1).context("a step's tokens")?];
         let batch = Batch { tokens: tokens.clone(), spans, outputs, ..Batch::default() };
         let steps = if let Test::Generate(_) = test { count } else { 1 };

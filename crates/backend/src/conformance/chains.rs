@@ -30,6 +30,8 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         fused_projection(),
         wide_decoder(),
+        many_rows(Format::F16, HALF_STATE),
+        many_rows(Format::Q4_0, 5.0 * INTEGER),
     ]
 }
 
@@ -102,6 +104,24 @@ fn wide_decoder() -> Case {
     let input = norm(&mut maker, x, 1);
     maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);
     maker.finish(5.0 * INTEGER, 20)
+}
+
+/// A gated product and a head with more rows of input and of weights than the other cases have, and an odd
+/// number of columns' chunks.
+fn many_rows(format: Format, tolerance: f64) -> Case {
+    let (width, hidden, vocabulary) = (320, 2144, 4256);
+    let mut maker = Maker::speaking(format!("many rows {}", format.name()), vocabulary);
+    let table = maker.matrix(format, vocabulary, width);
+    let x = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
+    let h = norm(&mut maker, x, 1);
+    let gate = maker.linear(h, format, hidden);
+    let up = maker.linear(h, format, hidden);
+    let h = maker.push(Op::Glu { gate, up, act: Act::Silu }, hidden);
+    let h = maker.linear(h, format, width);
+    let x = maker.push(Op::Add { a: x, b: h }, width);
+    let input = norm(&mut maker, x, 1);
+    maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);
+    maker.finish(tolerance, 200)
 }
 
 /// Queries, keys and values cut out of one product.

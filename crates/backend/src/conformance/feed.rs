@@ -27,7 +27,7 @@ pub(super) enum Feeding {
 }
 
 impl Feeding {
-    /// All that must agree with [`Feeding::Whole`]: the prompt is one.
+    /// All that must agree with [`Feeding::Whole`] and, like it, come as a prompt.
     pub(super) const OTHERS: [Feeding; 5] = [
         Feeding::Chunks(1),
         Feeding::Chunks(5),

@@ -138,6 +138,9 @@ fn attentions(cases: &mut Vec<Case>) {
     variants.push((Attention { scale: 2.0, ..one }, LONG));
     variants.push((Attention { value_dim: 24, ..one }, LONG));
     variants.push((Attention { value_dim: 8, ..usual(3, 1, 80) }, LONG));
+    // Wider than most heads, and than some kernels take.
+    variants.push((usual(2, 1, 200), LONG));
+    variants.push((usual(2, 1, 264), LONG));
     // Long enough for kernels that cut a sequence into segments.
     variants.push((usual(2, 1, 16), 530));
     variants.push((Attention { window: Some(300), ..usual(2, 1, 16) }, 530));

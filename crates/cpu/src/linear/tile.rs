@@ -38,6 +38,7 @@ pub(crate) mod columns;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod pairs;
 pub(crate) mod sparse;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod unpacked;
 
 /// How far ahead of their use weights are asked for: memory takes about 100 ns, a core 20 GB/s.

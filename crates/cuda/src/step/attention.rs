@@ -1,5 +1,6 @@
 //! Attention: rows keep their keys and values in their sequences' pages, and attend to them. Rows
-//! that are alone in their sequences do both at once; of others every row has to be kept first.
+//! that are alone in their sequences do both at once, unless there are rows of prompts beside them;
+//! of others every row has to be kept first.
 
 use bodkin_backend::Result;
 use bodkin_model::{Attention, KvSlot, RopeStyle};

@@ -16,12 +16,12 @@ const DOT_BLOCKS: usize = 2;
 
 impl Step<'_> {
     pub(super) fn product(&self, rows: usize, work: &Work) -> Result<()> {
-        let Work::Product { factors, after, .. } = work else {
+        let Work::Product { input, factors, after, .. } = work else {
             unreachable!("called for products");
         };
         let first = &self.weights[factors[0].weight.0];
         let is_gated = matches!(after, After::Gate { .. });
-        self.send_product(&self.product_parameters(rows, work), first, is_gated)
+        self.send_product(&self.product_parameters(rows, work), *input, first, is_gated)
     }
 
     /// What a product is told.
@@ -92,7 +92,13 @@ impl Step<'_> {
         parameters
     }
 
-    fn send_product(&self, product: &p::Product, first: &Placed, is_gated: bool) -> Result<()> {
+    fn send_product(
+        &self,
+        product: &p::Product,
+        input: Value,
+        first: &Placed,
+        is_gated: bool,
+    ) -> Result<()> {
         let (rows, tiles) = (product.rows as usize, product.tiles as usize);
         if first.shape.kind == Kind::F32 {
             let grid = [first.shape.rows.div_ceil(8), rows * product.used.max(1) as usize, 1];
@@ -101,10 +107,10 @@ impl Step<'_> {
         }
         let kernels = self.kernels.of(first.shape.kind);
         if product.used == 0 && rows > DOT_ROWS {
-            let tiles_of_block = if is_gated { 4 } else { 8 };
             if let Some(kernels) = &kernels.wide {
-                return self.send_wide(kernels, product, first.shape.kind, tiles_of_block);
+                return self.send_wide(kernels, product, input, first.shape.kind, is_gated);
             }
+            let tiles_of_block = if is_gated { 4 } else { 8 };
             let grid = [tiles.div_ceil(tiles_of_block), rows.div_ceil(128), 1];
             let kernel = kernels.mul[usize::from(is_gated)];
             // SAFETY: the weights have these shapes, and values room for the step's rows.
