@@ -155,11 +155,11 @@ pub trait Model: Send {
     ) -> Result<()>;
 
     /// Runs up to `steps` steps. The first is `batch`, whose spans have one token each, all of them
-    /// outputs and none of a prompt; every later one takes the tokens that `rules`, one for each span, choose from the
-    /// logits of the one before, at the positions after its own, which the batch's page tables
-    /// cover, too. `each` sees the tokens that a step chose, in the order of spans, and says
-    /// whether to go on. A backend may begin the next step before that: then the pages of one more
-    /// position have been written, never a recurrent state.
+    /// outputs and none of a prompt; every later one takes the tokens that `rules`, one for each
+    /// span, choose from the logits of the one before, at the positions after its own, which the
+    /// batch's page tables cover, too. `each` sees the tokens that a step chose, in the order of
+    /// spans, and says whether to go on. A backend may begin the next step before that: then the
+    /// pages of one more position have been written, never a recurrent state.
     ///
     /// # Errors
     /// Those of [`Model::forward`].

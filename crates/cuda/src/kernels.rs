@@ -21,7 +21,8 @@ macro_rules! images {
 }
 
 const IMAGES: [(&[u8], &[u8]); 11] = images![
-    "rows" "state" "choose" "attend" "attend_f32" "attend_prompt" "dot" "mul" "wide" "persistent" "persistent_s24"
+    "rows" "state" "choose" "attend" "attend_f32" "attend_prompt" "dot" "mul" "wide" "persistent"
+    "persistent_s24"
 ];
 
 /// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
@@ -95,6 +96,29 @@ pub(crate) struct OfKind {
     pub(crate) wide: Option<[[Kernel; 2]; 2]>,
 }
 
+impl OfKind {
+    /// Those among the modules of rows, `dot`, `mul` and, if it has such a kernel, `wide`.
+    fn of(kind: Kind, [rows, dot, mul]: [&Module; 3], wide: Option<&Module>) -> Result<OfKind> {
+        let name = kind.name();
+        let both = |module: &Module, name: &str, bytes: usize| -> Result<[Kernel; 2]> {
+            Ok([module.kernel(name, bytes)?, module.kernel(&format!("{name}_gated"), bytes)?])
+        };
+        let dots = |rows: usize| both(dot, &format!("dot_{name}_{rows}"), DOT_MOST_BYTES);
+        let wides = |module: &Module, width: usize| {
+            both(module, &format!("wide_{name}_{width}"), wide_shared_bytes(kind, width))
+        };
+        Ok(OfKind {
+            embed: rows.kernel(&format!("embed_{name}"), 0)?,
+            dot: [dots(8)?, dots(16)?],
+            mul: both(mul, &format!("mul_{name}"), MUL_SHARED_BYTES)?,
+            wide: match wide {
+                Some(module) => Some([wides(module, WIDTHS[0].0)?, wides(module, WIDTHS[1].0)?]),
+                None => None,
+            },
+        })
+    }
+}
+
 /// The kernels for keys and values that are kept in one way.
 #[derive(Clone, Copy)]
 pub(crate) struct Attention {
@@ -162,33 +186,8 @@ impl Kernels {
         };
         let mut kinds = Vec::new();
         for kind in KINDS {
-            let name = kind.name();
-            let dots = |rows: usize| -> Result<[Kernel; 2]> {
-                Ok([
-                    dot.kernel(&format!("dot_{name}_{rows}"), DOT_MOST_BYTES)?,
-                    dot.kernel(&format!("dot_{name}_{rows}_gated"), DOT_MOST_BYTES)?,
-                ])
-            };
-            let wides = |width: usize| -> Result<[Kernel; 2]> {
-                let bytes = wide_shared_bytes(kind, width);
-                Ok([
-                    wide.kernel(&format!("wide_{name}_{width}"), bytes)?,
-                    wide.kernel(&format!("wide_{name}_{width}_gated"), bytes)?,
-                ])
-            };
-            let has_wide = is_hopper && kind.has_wide();
-            kinds.push(OfKind {
-                embed: rows.kernel(&format!("embed_{name}"), 0)?,
-                dot: [dots(8)?, dots(16)?],
-                mul: [
-                    mul.kernel(&format!("mul_{name}"), MUL_SHARED_BYTES)?,
-                    mul.kernel(&format!("mul_{name}_gated"), MUL_SHARED_BYTES)?,
-                ],
-                wide: match has_wide {
-                    true => Some([wides(WIDTHS[0].0)?, wides(WIDTHS[1].0)?]),
-                    false => None,
-                },
-            });
+            let wide = (is_hopper && kind.has_wide()).then_some(wide);
+            kinds.push(OfKind::of(kind, [rows, dot, mul], wide)?);
         }
         let persistent = is_hopper.then(|| {
             let mut kernels = Vec::new();
@@ -198,11 +197,10 @@ impl Kernels {
             let Ok(kernels) = kernels.try_into() else { unreachable!("a file for each kernel") };
             Ok(kernels)
         });
-        let mut attend_prompt = Vec::new();
-        for dims in PROMPT_DIMS {
-            let name = format!("attend_prompt_{dims}");
-            attend_prompt.push(prompts.kernel(&name, prompt_shared_bytes(dims))?);
-        }
+        let attend_prompt = PROMPT_DIMS.map(|dims| {
+            prompts.kernel(&format!("attend_prompt_{dims}"), prompt_shared_bytes(dims))
+        });
+        let attend_prompt = attend_prompt.into_iter().collect::<Result<Vec<Kernel>>>()?;
         let Ok(attend_prompt) = attend_prompt.try_into() else { unreachable!("as many as dims") };
         let Ok(kinds) = kinds.try_into() else { unreachable!("as many as kinds") };
         Ok(Kernels {

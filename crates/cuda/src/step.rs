@@ -1,6 +1,6 @@
 //! One step: every stage as the kernels that run it, with their parameters. Which kernels run and
-//! the sizes of their grids follow from the step's `Size` alone, so that a step can be recorded once
-//! and sent again for other tokens.
+//! the sizes of their grids follow from the step's `Size` alone, so that a step can be recorded
+//! once and sent again for other tokens.
 
 mod attention;
 pub(crate) mod choice;

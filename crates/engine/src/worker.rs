@@ -323,8 +323,8 @@ impl Worker {
         batch.spans.clear();
         batch.outputs.clear();
         for (running, taken) in self.running.iter_mut().zip(&mut self.taken) {
-            // What is stored again after pages were given up may be a prompt and what followed it: a
-            // span is of one or the other, so that it is rounded as the first time.
+            // What is stored again after pages were given up may be a prompt and what followed it:
+            // a span is of one or the other, so that it is rounded as the first time.
             let prompt = running.request.prompt.len();
             match prompt.saturating_sub(running.sequence.tokens.len()) {
                 0 => {}

@@ -106,8 +106,8 @@ fn wide_decoder() -> Case {
     maker.finish(5.0 * INTEGER, 20)
 }
 
-/// A gated product and a head with more rows of input and of weights than the other cases have, and an odd
-/// number of columns' chunks.
+/// A gated product and a head with more rows of input and of weights than the other cases have, and
+/// an odd number of columns' chunks.
 fn many_rows(format: Format, tolerance: f64) -> Case {
     let (width, hidden, vocabulary) = (320, 2144, 4256);
     let mut maker = Maker::speaking(format!("many rows {}", format.name()), vocabulary);
