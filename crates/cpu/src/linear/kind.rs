@@ -5,7 +5,8 @@
 //! Each file states, per block of 32 columns and 16 rows, the bytes that a product moves and the
 //! vector operations that unpack them. The product itself adds, for each token, 8 dot steps, one
 //! conversion, one multiplication and one or two fused multiply-adds. With one token all kinds are
-//! bound by memory; with 16 by the dot steps.
+//! bound by memory; with 16 by the dot steps, which with AVX2 alone read what `tile/unpacked.rs`
+//! has made of a block.
 //!
 //! A block's codes are eight steps of four columns. Step `s` is a vector with, in lane `r`, the
 //! codes of columns `4s..4s+4` of row `r`: what one dot instruction takes.
