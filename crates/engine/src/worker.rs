@@ -325,10 +325,9 @@ impl Worker {
         for (running, taken) in self.running.iter_mut().zip(&mut self.taken) {
             // What is stored again after pages were given up may be a prompt and what followed it:
             // a span is of one or the other, so that it is rounded as the first time.
-            let prompt = running.request.prompt.len();
-            match prompt.saturating_sub(running.sequence.tokens.len()) {
-                0 => {}
-                left => *taken = left.min(*taken),
+            let (prompt, stored) = (running.request.prompt.len(), running.sequence.tokens.len());
+            if stored < prompt {
+                *taken = (*taken).min(prompt - stored);
             }
             if *taken == 0 || !self.pages.reserve(&mut running.sequence, *taken) {
                 *taken = 0;

@@ -5,14 +5,15 @@
 //! Signed codes of 8 bits become magnitudes `|w|` and signs, all ones below zero. `x ^ sign` is `x`
 //! or `-x - 1`, so that a half of a block begins with the magnitudes of its negative codes. With
 //! magnitudes up to 128 and `|x|` up to 127, two products lie from -2 * 128 * 128 to 2 * 127 * 128:
-//! just inside an i16. Against `vpsignb` with `vpabsb` that takes a
-//! third of the work away from the two ports that multiply. Bound, per four columns, eight rows and
-//! token: four operations on three ports; per block five more.
+//! just inside an i16. Against `vpsignb` with `vpabsb` that takes a third of the work away from the
+//! two ports that multiply. Bound, per four columns, eight rows and token: four operations on three
+//! ports; per block five more.
 //!
 //! ```text
 //! block of 32 columns: codes or magnitudes 512 | signs 512 | starts 2 x 16 i32 |
 //!                      scales 2 x 16 f32 | minimums 2 x 16 f32
 //! ```
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 

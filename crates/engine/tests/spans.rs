@@ -1,0 +1,95 @@
+//! What the engine tells a backend of tokens: whether they are of a prompt, also where pages were
+//! given up and a sequence is stored again.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use bodkin_backend::{Backend, Batch, Limits, Model, Observer, Part, Reference, Result, Span};
+use bodkin_engine::{Engine, EngineOptions, Event, Request, SamplerOptions, Tokenizer};
+use bodkin_gguf::File;
+use bodkin_model::Plan;
+
+const OPTIONS: EngineOptions = EngineOptions { context: 96, step_tokens: 16, parallel: 2 };
+const PROMPT: usize = 40;
+
+/// A model that remembers the spans of its steps.
+struct Watched {
+    model: Box<dyn Model>,
+    spans: Arc<Mutex<Vec<Span>>>,
+}
+
+impl Model for Watched {
+    fn plan(&self) -> &Plan {
+        self.model.plan()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.model.limits()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        self.spans.lock().unwrap().extend(batch.spans.iter().cloned());
+        self.model.forward(batch, logits)
+    }
+
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        self.model.observe(batch, logits, observer)
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
+        self.model.copy_state(from, to)
+    }
+
+    fn expert_counts(&self) -> Vec<Vec<u64>> {
+        self.model.expert_counts()
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.model.set_profiling(on);
+    }
+
+    fn profile(&self) -> Vec<Part> {
+        self.model.profile()
+    }
+}
+
+#[test]
+fn tokens_stay_of_a_prompt_or_generated_where_they_are_stored_again() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models/gemma3.gguf");
+    let file = Arc::new(File::open(path).unwrap());
+    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
+    let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
+    let mut limits = OPTIONS.limits(&plan);
+    // Two prompts fit; what is generated for both does not.
+    limits.pages.iter_mut().for_each(|pages| *pages = 4);
+    let model = Reference.load(plan, &file, &limits, &|_, _| ()).unwrap();
+    let spans = Arc::new(Mutex::new(Vec::new()));
+    let watched = Watched { model, spans: Arc::clone(&spans) };
+    let engine = Engine::open(Box::new(watched), tokenizer, OPTIONS).unwrap();
+    let request = |seed: u32| Request {
+        prompt: (0..PROMPT as u32).map(|i| 5 + (i * seed) % 300).collect(),
+        sampling: SamplerOptions { temperature: 0.0, ..SamplerOptions::default() },
+        max_tokens: Some(30),
+        ignore_end: true,
+        ..Request::default()
+    };
+    let both = [2, 3].map(|seed| engine.submit(request(seed)));
+    for events in both {
+        assert!(events.into_iter().all(|event| !matches!(event, Event::Error(_))));
+    }
+    let spans = spans.lock().unwrap();
+    let starts = spans.iter().filter(|span| span.position == 0).count();
+    assert!(starts > 2, "a request gave its pages up and began again");
+    for span in &*spans {
+        let is_prompt = span.position < PROMPT;
+        assert_eq!(span.is_prompt, is_prompt, "at position {}", span.position);
+        assert!(!is_prompt || span.position + span.len <= PROMPT, "a span is of one or the other");
+    }
+    assert!(spans.iter().any(|span| !span.is_prompt && span.len > 1), "generated tokens again");
+}
