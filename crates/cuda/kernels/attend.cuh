@@ -32,9 +32,18 @@ struct Attend {
     u32 segments; // that the partials have room for
     u32 is_spread;
     u32 skips_prompts; // whose rows another kernel does
+    // For the persistent kernel, of whose blocks each takes up to four query heads of a key head.
+    u32 group;          // query heads of a key head
+    u32 blocks;         // of all heads
+    u32 splits;         // threads that share the positions of a column
+    u32 by_blocks, by_group_blocks, by_pairs; // for `divide`: by `blocks`, those of a key head, value_stride / 2
     u32 padding;
 };
-static_assert(sizeof(Attend) == 176, "as in parameters.rs");
+static_assert(sizeof(Attend) == 200, "as in parameters.rs");
+
+// The quotient of two numbers whose product is below 2^32. Of the second one, 2^32 divided by it and
+// rounded up is given, or 0 if it is 1.
+DEVICE u32 divide(u32 x, u32 inverse) { return inverse ? __umulhi(x, inverse) : x; }
 
 // Waits for all of the first `BLOCK` threads of a block.
 template <u32 BLOCK> DEVICE void sync() { asm volatile("bar.sync 1, %0;" ::"n"(BLOCK) : "memory"); }

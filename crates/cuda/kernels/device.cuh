@@ -141,12 +141,16 @@ DEVICE uint4 look(const uint4 *at) {
     return v;
 }
 
-// Whether both halves of a pair are there: those that are have a free bit in their exponents.
-DEVICE bool is_written(u32 pair) { return (((pair & 0x7c007c00u) + 0x04000400u) & 0x80008000u) == 0; }
+// A free bit in the exponent of a half that is there; its sign bit stays 0 then.
+DEVICE u32 beyond_exponents(u32 pair) { return (pair & 0x7c007c00u) + 0x04000400u; }
 
+// Whether all is there. Without branches: mostly it is, and all has to be looked at then.
 DEVICE bool is_written(const uint4 &v, bool are_halves) {
-    if (are_halves) return is_written(v.x) && is_written(v.y) && is_written(v.z) && is_written(v.w);
-    return v.x != UNWRITTEN && v.y != UNWRITTEN && v.z != UNWRITTEN && v.w != UNWRITTEN;
+    if (are_halves) {
+        u32 beyond = beyond_exponents(v.x) | beyond_exponents(v.y) | beyond_exponents(v.z) | beyond_exponents(v.w);
+        return (beyond & 0x80008000u) == 0;
+    }
+    return (v.x != UNWRITTEN) & (v.y != UNWRITTEN) & (v.z != UNWRITTEN) & (v.w != UNWRITTEN);
 }
 
 // Sixteen bytes each, `step` apart, and zeros from place `end` on. All that are not there yet are

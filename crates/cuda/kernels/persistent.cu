@@ -38,30 +38,27 @@ DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, floa
     const uint4 *from = (const uint4 *)p.norm_x;
     uint4 x[NORM_QUADS];
     float square = 0.0f;
-    if (t < NORM_THREADS) {
 #pragma unroll 1
-        for (u32 first = t; first < quads; first += NORM_QUADS * NORM_THREADS) {
-            wait_for_all<false>(from + first, NORM_THREADS, quads - first, x);
+    for (u32 first = t; first < quads; first += NORM_QUADS * THREADS) {
+        wait_for_all<false>(from + first, THREADS, quads - first, x);
 #pragma unroll
-            for (int j = 0; j < NORM_QUADS; j++) square = add_squares(as_floats(x[j]), square);
-        }
-        square = warp_sum(square);
-        if (t % 32 == 0) room[t / 32] = square;
+        for (int j = 0; j < NORM_QUADS; j++) square = add_squares(as_floats(x[j]), square);
     }
+    square = warp_sum(square);
+    if (t % 32 == 0) room[t / 32] = square;
     asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
-    if (t >= NORM_THREADS) return;
     float sum = 0.0f;
 #pragma unroll
-    for (u32 i = 0; i < NORM_THREADS / 32; i++) sum += room[i];
+    for (u32 i = 0; i < WARPS; i++) sum += room[i];
     float scale = rsqrtf(sum / (float)p.cols + p.norm_eps);
 #pragma unroll 1
-    for (u32 first = t; first < all; first += NORM_QUADS * NORM_THREADS) {
-        bool is_kept = quads <= NORM_QUADS * NORM_THREADS;
-        if (!is_kept && first < quads) wait_for_all<false>(from + first, NORM_THREADS, quads - first, x);
+    for (u32 first = t; first < all; first += NORM_QUADS * THREADS) {
+        bool is_kept = quads <= NORM_QUADS * THREADS;
+        if (!is_kept && first < quads) wait_for_all<false>(from + first, THREADS, quads - first, x);
 #pragma unroll
         for (int j = 0; j < NORM_QUADS; j++) {
-            u32 i = first + j * NORM_THREADS;
+            u32 i = first + j * THREADS;
             if (i >= all) continue;
             float4 y = as_floats(x[j]), w = i < quads ? ((const float4 *)weights)[i] : make_float4(0, 0, 0, 0);
             u32 low = half_pair(as_input(y.x * scale * w.x), as_input(y.y * scale * w.y));
@@ -122,37 +119,37 @@ DEVICE u32 own(u32 x) {
     return x;
 }
 
-// What the end of a tile needs beside its sums: the scales of a row.
+// What the end of a tile needs beside its sums: the scales of a row, and what is added to it. All is
+// asked for before the tile is begun.
 struct Ending {
     u32 matrix, row;
     float scale, other_scale;
+    u32 residual;
 
     __device__ __forceinline__ void begin(const Product &p, bool is_gated, u32 tile, u32 thread) {
-        if (tile >= p.tiles || thread >= TILE_ROWS) return;
+        if (thread >= TILE_ROWS) return;
         matrix = is_gated ? 0 : matrix_of(p, tile);
-        row = (tile - p.matrices[matrix].first_tile) * TILE_ROWS + thread;
-        scale = row_scale(p.matrices[matrix], 0, row);
+        const Matrix &m = p.matrices[matrix];
+        row = (tile - m.first_tile) * TILE_ROWS + thread;
+        scale = row_scale(m, 0, row);
         if (is_gated) other_scale = row_scale(p.matrices[1], 0, row);
+        residual = p.residual && matrix == 0 && row < m.rows ? look(p.residual + row) : 0;
     }
 };
 
 // Multiplies the input with a warp's parts of its tiles, and gives the slots that it has then taken.
-template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, Ending ending) {
+template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Share &share, Ending ending) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
     const u32 CHUNKS = Slot<KIND>::CHUNKS;
     u32 t = own(threadIdx.x), lane = t % 32, warp = t / 32;
     Ring ring = {warp, lane, taken};
-    Share share(p, warp);
     u32 thread = t & (32 * share.warps - 1);
     const u16 *input = (const u16 *)shared.area;
 #pragma unroll 1
-    for (u32 tile = share.tile, turn = 0; tile < p.tiles; tile += share.step, turn ^= 1) {
-        // What is added is asked for now and needed at the end.
-        bool has_more = p.residual && ending.matrix == 0 && ending.row < p.matrices[0].rows;
-        u32 residual = has_more && thread < TILE_ROWS ? look(p.residual + ending.row) : 0;
+    for (u32 tile = share.tile, turn = 0; tile < share.tiles; tile += share.step, turn ^= 1) {
         Ending now = ending;
-        ending.begin(p, TILES == 2, tile + share.step, thread);
+        if (tile + share.step < share.tiles) ending.begin(p, TILES == 2, tile + share.step, thread);
         float sums[TILES][4] = {};
 #pragma unroll 1
         for (u32 chunk = share.first; chunk < share.end; chunk += CHUNKS) {
@@ -192,8 +189,8 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, Ending e
             if (TILES == 2) {
                 emit_gated(p, 0, now.row, 0, total, other, now.scale, now.other_scale);
             } else {
-                while (residual == UNWRITTEN) residual = look(p.residual + now.row);
-                emit(p, now.matrix, 0, now.row, 0, total, now.scale, __uint_as_float(residual));
+                while (now.residual == UNWRITTEN) now.residual = look(p.residual + now.row);
+                emit(p, now.matrix, 0, now.row, 0, total, now.scale, __uint_as_float(now.residual));
             }
         }
     }
@@ -217,7 +214,7 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     u16 *input = (u16 *)shared.area;
     Share share(p, t / 32);
     Ending ending = {};
-    ending.begin(p, work >= GATED, share.tile, t & (32 * share.warps - 1));
+    if (share.tile < share.tiles) ending.begin(p, work >= GATED, share.tile, t & (32 * share.warps - 1));
     if (p.norm_x) {
         share_normed(p, t, input, (float *)(input + p.input_stride), shared.room);
     } else {
@@ -228,8 +225,8 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     if (last) unwrite(last->values, last->values_len);
     switch (work) {
 #define PRODUCT(KIND)                                                                              \
-    case KIND: return product<KIND, 1>(stage, taken, ending);                                      \
-    case KIND + GATED: return product<KIND, 2>(stage, taken, ending);
+    case KIND: return product<KIND, 1>(stage, taken, share, ending);                               \
+    case KIND + GATED: return product<KIND, 2>(stage, taken, share, ending);
     KINDS(PRODUCT)
     }
     return taken;
@@ -245,8 +242,9 @@ struct Element {
         at[0] = head + i;
         if (!rotates || i >= 2 * a.pairs) return;
         is_second = a.is_neox ? i >= a.pairs : i % 2 == 1;
-        at[1] = head + (a.is_neox ? (is_second ? i - a.pairs : i + a.pairs) : i ^ 1);
-        angle = a.angles[a.is_neox ? i % a.pairs : i / 2];
+        u32 first = a.is_neox && is_second ? i - a.pairs : i;
+        at[1] = head + (!a.is_neox ? i ^ 1 : is_second ? first : i + a.pairs);
+        angle = a.angles[a.is_neox ? first : i / 2];
     }
 
     __device__ __forceinline__ float of(float y, float z) const {
@@ -255,52 +253,72 @@ struct Element {
     }
 };
 
+// One of four numbers, of which every thread may want another.
+DEVICE u32 of_four(const u32 (&x)[4], u32 i) {
+    u32 low = i % 2 ? x[1] : x[0], high = i % 2 ? x[3] : x[2];
+    return i / 2 ? high : low;
+}
+
 // Up to four query heads of a key head meet a segment: four warps for each head, a thread for each
-// position; then a thread for two columns of some positions' values.
+// position; then a thread for four columns of some positions' values.
 DEVICE void attend(u32 stage, u32 area) {
     Shared &shared = shared_memory();
     const Attend &a = shared.stages[own(stage % 2)].attend;
     const u32 MOST = 16; // positions whose values a thread takes, at most
-    u32 t = own(threadIdx.x), h = t / SEGMENT, token = t % SEGMENT;
     u32 end = shared.position + 1;
     uint2 range = make_uint2(a.window && end > a.window ? end - a.window : 0, end);
     u32 first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT, segments = last - first + 1;
-    u32 group = a.heads / a.kv_heads, per_kv = (group + HEADS - 1) / HEADS;
-    u32 blocks = a.kv_heads * per_kv;
+    if (blockIdx.x >= a.blocks * segments) return;
+    u32 t = own(threadIdx.x), h = t / SEGMENT, token = t % SEGMENT;
+    u32 per_kv = (a.group + HEADS - 1) / HEADS;
     u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim);
-    u32 eights = key_stride / 8, splits = 128 / (stride / 8), pairs = stride / 2;
-    u32 pair = t % pairs, split = t / pairs;
+    u32 eights = key_stride / 8, splits = a.splits, pairs = stride / 2;
+    u32 split = divide(t, a.by_pairs), pair = t - split * pairs;
     float *q = (float *)shared.area;                 // [HEADS, key_stride]
     float *weights = q + HEADS * key_stride;         // [HEADS, SEGMENT]
     float *part = weights + HEADS * SEGMENT;         // [splits, HEADS, stride]
     u16 *own_value = (u16 *)(part + splits * HEADS * stride); // [stride]
     u16 *keys = own_value + stride;                  // [key_stride / 8, SEGMENT, 8]
     const u32 *all_pages = shared.pages[a.table];
-    for (u32 item = blockIdx.x; item < blocks * segments; item += gridDim.x) {
-        u32 block = item % blocks, segment = first + item / blocks;
-        u32 kv_head = block / per_kv, first_head = kv_head * group + block % per_kv * HEADS;
-        u32 count = min(HEADS, (kv_head + 1) * group - first_head);
+    for (u32 item = blockIdx.x; item < a.blocks * segments; item += gridDim.x) {
+        u32 segment = divide(item, a.by_blocks), block = item - segment * a.blocks;
+        segment += first;
+        u32 kv_head = divide(block, a.by_group_blocks), place_in_group = block - kv_head * per_kv;
+        u32 first_head = kv_head * a.group + place_in_group * HEADS;
+        u32 count = min(HEADS, (kv_head + 1) * a.group - first_head);
         u32 from = max(range.x, segment * SEGMENT) - segment * SEGMENT;
         u32 to = min(range.y, (segment + 1) * SEGMENT) - segment * SEGMENT;
-        const u32 *pages = all_pages + segment * (SEGMENT / PAGE_TOKENS);
+        // Where the pages of the segment begin, in heads of a page.
+        u32 pages[SEGMENT / PAGE_TOKENS];
+#pragma unroll
+        for (u32 i = 0; i < SEGMENT / PAGE_TOKENS; i++) {
+            bool is_there = i >= from / PAGE_TOKENS && i <= (to - 1) / PAGE_TOKENS;
+            u32 page = is_there ? all_pages[segment * (SEGMENT / PAGE_TOKENS) + i] : 0;
+            pages[i] = page * a.kv_heads + kv_head;
+        }
         // The row's own position is in the last segment, and not yet in memory.
         u32 own = segment == last ? to - 1 : SEGMENT;
         bool is_in = token >= from && token < to;
         if (is_in && token != own) {
-            u64 page = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
+            u64 page = of_four(pages, token / PAGE_TOKENS);
             const u16 *key = a.keys + (page * eights * PAGE_TOKENS + token % PAGE_TOKENS) * 8;
             for (u32 i = h; i < eights; i += HEADS) {
                 copy_async(shared_address(keys + (i * SEGMENT + token) * 8), key + i * PAGE_TOKENS * 8);
             }
         }
+        u64 own_page = of_four(pages, own / PAGE_TOKENS);
         u32 v[MOST];
+        if (split < splits) {
 #pragma unroll
-        for (u32 j = 0; j < MOST; j++) {
-            u32 at = split + j * splits;
-            v[j] = 0;
-            if (split < splits && at >= from && at < to && at != own) {
-                u64 page = (u64)pages[at / PAGE_TOKENS] * a.kv_heads + kv_head;
-                v[j] = *(const u32 *)(a.values + (page * PAGE_TOKENS + at % PAGE_TOKENS) * stride + 2 * pair);
+            for (u32 i = 0; i < SEGMENT / PAGE_TOKENS; i++) pages[i] = (pages[i] - i) * PAGE_TOKENS * pairs;
+            u32 at = split, cell = split * pairs + pair;
+#pragma unroll
+            for (u32 j = 0; j < MOST; j++) {
+                if (j * splits >= to) break;
+                v[j] = 0;
+                if (at - from < to - from) v[j] = ((const u32 *)a.values)[of_four(pages, at / PAGE_TOKENS) + cell];
+                at += splits;
+                cell += splits * pairs;
             }
         }
         // A thread's element of its query; and of the row's own key, or value.
@@ -315,8 +333,8 @@ DEVICE void attend(u32 stage, u32 area) {
         if (token < key_stride) q[h * key_stride + token] = query.of(y[0], y[1]);
         if (has_own) {
             u32 place = own % PAGE_TOKENS;
-            u64 page = (u64)pages[own / PAGE_TOKENS] * a.kv_heads + kv_head;
-            bool is_first = block % per_kv == 0;
+            u64 page = own_page;
+            bool is_first = place_in_group == 0;
             u16 x = to_half(more.of(y[2], y[3]));
             if (h == 0) {
                 keys[(token / 8 * SEGMENT + own) * 8 + token % 8] = x;
@@ -365,7 +383,7 @@ DEVICE void attend(u32 stage, u32 area) {
 #pragma unroll
             for (u32 j = 0; j < MOST; j++) {
                 u32 at = split + j * splits;
-                if (at >= SEGMENT) break;
+                if (at >= to) break;
                 float2 x = from_half_pair(at == own ? ((const u32 *)own_value)[pair] : v[j]);
 #pragma unroll
                 for (u32 i = 0; i < HEADS; i++) {
@@ -376,7 +394,8 @@ DEVICE void attend(u32 stage, u32 area) {
             }
 #pragma unroll
             for (u32 i = 0; i < HEADS; i++) {
-                *(float2 *)(part + (split * HEADS + i) * stride + 2 * pair) = make_float2(sums[i][0], sums[i][1]);
+                float2 *to_part = (float2 *)(part + (split * HEADS + i) * stride) + pair;
+                *to_part = make_float2(sums[i][0], sums[i][1]);
             }
         }
         sync<THREADS>();
@@ -387,10 +406,8 @@ DEVICE void attend(u32 stage, u32 area) {
             const float *sums = shared.room + 4 * h;
             sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
             if (segments == 1) {
-                float all_most = -INFINITY_F, all_sum = 0.0f;
-                float2 factors = join(all_most, all_sum, most, sum);
-                value = 0.0f * factors.x + value * factors.y;
-                finish(a, 0, first_head + h, token, all_most, all_sum, value);
+                // As if joined with nothing: a zero loses its sign.
+                finish(a, 0, first_head + h, token, most, sum, value + 0.0f);
             } else {
                 u64 at = (u64)(first_head + h) * a.segments + segment - first;
                 float *out = a.partials + at * (stride + PART_EXTRA);

@@ -10,8 +10,7 @@
 #define DEPTH 4u              // slots of a warp
 #define NAP 200u              // nanoseconds between looks for empty slots
 #define HEADS 4u              // of queries that a block takes at once
-#define NORM_THREADS 256u     // as `normalize` has
-#define NORM_QUADS 4          // four elements of a row, that each of them keeps
+#define NORM_QUADS 2          // four elements of a row, that each thread keeps
 
 // What a stage does: a product with weights of a kind, plain or gated, or attention.
 #define GATED 16u
@@ -87,7 +86,7 @@ DEVICE void wait_phase(const u64 *barrier, u32 parity) {
 
 // How the warps of a block share a product: teams take tiles, their members parts of columns.
 struct Share {
-    u32 parts, warps, team, member, first, end, tile, step;
+    u32 parts, warps, team, member, first, end, tile, step, tiles;
 
     __device__ __forceinline__ Share(const Product &p, u32 warp) {
         parts = p.parts;
@@ -100,6 +99,7 @@ struct Share {
         // The first tiles of all blocks go to their first teams.
         tile = blockIdx.x + gridDim.x * team;
         step = gridDim.x * (WARPS >> shift);
+        tiles = p.tiles;
     }
 };
 
@@ -136,12 +136,12 @@ DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
     u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
     Share share(p, lane);
     bool has_part = lane < WARPS && share.first < share.end;
-    u32 tile = has_part ? share.tile : p.tiles, len = (share.end - share.first) * bytes;
+    u32 tile = has_part ? share.tile : share.tiles, len = (share.end - share.first) * bytes;
     // What of a tile has been asked for, and which of two matrices is next.
     u32 done = 0, which = 0;
 #pragma unroll 1
-    while (__any_sync(~0u, tile < p.tiles)) {
-        bool may = tile < p.tiles && is_empty(shared, lane, filled);
+    while (__any_sync(~0u, tile < share.tiles)) {
+        bool may = tile < share.tiles && is_empty(shared, lane, filled);
         if (may) {
             const Matrix &m = p.matrices[is_gated ? which : matrix_of(p, tile)];
             u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;

@@ -69,12 +69,16 @@ template <> struct Planes<F16> : Dense {
     }
 };
 
-// A byte behind 0x64 is 1024 more than itself in half precision.
-DEVICE u32 bytes_low(u32 w) { return __byte_perm(w, 0x64646464, 0x4140); }
-DEVICE u32 bytes_high(u32 w) { return __byte_perm(w, 0x64646464, 0x4342); }
+// Codes become numbers in one step each: alone in a half, a code is itself times 2^-24, a number too
+// small to be normal, but exact. Scales are kept 2^24 times larger beside it.
+#define CODE_UNIT 5.9604645e-8f // 2^-24
 
-#define MINUS_1152 0xe480e480
-#define MINUS_1024 0xe400e400
+DEVICE u32 bytes_low(u32 w) { return __byte_perm(w, 0, 0x4140); }
+DEVICE u32 bytes_high(u32 w) { return __byte_perm(w, 0, 0x4342); }
+
+// Minus 128 codes, for a scale: what bytes kept 128 larger have too much. And minus 8.
+DEVICE u32 minus_128(u32 scale) { return half_mul(scale, 0x80808080); }
+DEVICE u32 minus_8(u32 scale) { return half_mul(scale, 0x80088008); }
 
 // Signed bytes, kept 128 larger, with a scale for GROUP columns.
 template <int GROUP> struct SignedBytes : Dense {
@@ -92,16 +96,16 @@ template <int GROUP> struct SignedBytes : Dense {
     __device__ __forceinline__ Fragment fragment(int step) const {
         u32 l = word(low, step), h = word(high, step);
         u32 s = both_low(scales), t = both_high(scales);
-        return {half_mul(half_add(bytes_low(l), MINUS_1152), s),
-                half_mul(half_add(bytes_low(h), MINUS_1152), t),
-                half_mul(half_add(bytes_high(l), MINUS_1152), s),
-                half_mul(half_add(bytes_high(h), MINUS_1152), t)};
+        u32 m = minus_128(s), n = minus_128(t);
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
         u32 group = lane % 4 * 16 / GROUP;
         const u16 *scales = (const u16 *)(chunk + 1024) + 2 * (8 * group + lane / 4);
-        return from_half(scales[high]) * ((float)chunk[512 * high + 16 * lane + i] - 128.0f);
+        float code = (float)chunk[512 * high + 16 * lane + i] - 128.0f;
+        return from_half(scales[high]) * (CODE_UNIT * code);
     }
 };
 template <> struct Planes<S8> : SignedBytes<32> {};
@@ -123,29 +127,21 @@ template <> struct Planes<U8> : Dense {
         u32 l = word(low, step), h = word(high, step);
         u32 s = both_low(scales.x), m = both_high(scales.x);
         u32 t = both_low(scales.y), n = both_high(scales.y);
-        return {half_fma(half_add(bytes_low(l), MINUS_1024), s, m),
-                half_fma(half_add(bytes_low(h), MINUS_1024), t, n),
-                half_fma(half_add(bytes_high(l), MINUS_1024), s, m),
-                half_fma(half_add(bytes_high(h), MINUS_1024), t, n)};
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
         u32 pair = ((const u32 *)(chunk + 1024))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
         float2 scale = from_half_pair(pair);
-        return fmaf(scale.x, (float)chunk[512 * high + 16 * lane + i], scale.y);
+        return fmaf(scale.x, CODE_UNIT * (float)chunk[512 * high + 16 * lane + i], scale.y);
     }
 };
 
-// One instruction, which takes one constant at most: the other stays in a register.
-DEVICE u32 and_or(u32 x, u32 mask, u32 more) {
-    u32 y;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(more));
-    return y;
-}
-
-#define PLUS_1024 0x64006400
-#define SIXTEENTH 0x2c002c00
-#define MINUS_64 0xd400d400
+// The lower codes of two bytes' pairs; and the upper ones, 16 times larger, and a scale for those.
+DEVICE u32 lower_codes(u32 w) { return w & 0x000f000f; }
+DEVICE u32 upper_codes(u32 w) { return w & 0x00f000f0; }
+DEVICE u32 for_upper(u32 scale) { return half_mul(scale, 0x2c002c00); }
 
 // Codes of four bits with a scale and a minimum for 32 columns. Neighbours lie 16 bits apart.
 template <> struct Planes<U4> : Dense {
@@ -158,14 +154,6 @@ template <> struct Planes<U4> : Dense {
         scales = ((const uint2 *)(chunk + 512))[8 * (lane % 4 / 2) + lane / 4];
     }
 
-    static __device__ __forceinline__ u32 first(u32 w) {
-        return half_add(and_or(w, 0x000f000f, PLUS_1024), MINUS_1024);
-    }
-
-    static __device__ __forceinline__ u32 second(u32 w) {
-        return half_fma(and_or(w, 0x00f000f0, PLUS_1024), SIXTEENTH, MINUS_64);
-    }
-
     __device__ __forceinline__ Fragment fragment(int step) const {
         u32 l = word(codes, step / 2), h = word(codes, 2 + step / 2);
         if (step % 2 == 1) {
@@ -174,8 +162,8 @@ template <> struct Planes<U4> : Dense {
         }
         u32 s = both_low(scales.x), m = both_high(scales.x);
         u32 t = both_low(scales.y), n = both_high(scales.y);
-        return {half_fma(first(l), s, m), half_fma(first(h), t, n),
-                half_fma(second(l), s, m), half_fma(second(h), t, n)};
+        return {half_fma(lower_codes(l), s, m), half_fma(lower_codes(h), t, n),
+                half_fma(upper_codes(l), for_upper(s), m), half_fma(upper_codes(h), for_upper(t), n)};
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
@@ -183,7 +171,7 @@ template <> struct Planes<U4> : Dense {
         u32 code = w >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
         u32 pair = ((const u32 *)(chunk + 512))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
         float2 scale = from_half_pair(pair);
-        return fmaf(scale.x, (float)code, scale.y);
+        return fmaf(scale.x, CODE_UNIT * (float)code, scale.y);
     }
 };
 
@@ -260,10 +248,9 @@ template <> struct Planes<S24_S8> : TwoFour {
     __device__ __forceinline__ Fragment fragment(int step) const {
         u32 l = word(codes, step), h = word(codes, 2 + step);
         u32 s = both_low(scales[step]), t = both_high(scales[step]);
-        return {half_mul(half_add(bytes_low(l), MINUS_1152), s),
-                half_mul(half_add(bytes_low(h), MINUS_1152), t),
-                half_mul(half_add(bytes_high(l), MINUS_1152), s),
-                half_mul(half_add(bytes_high(h), MINUS_1152), t)};
+        u32 m = minus_128(s), n = minus_128(t);
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
@@ -271,12 +258,9 @@ template <> struct Planes<S24_S8> : TwoFour {
         const u16 *scales = (const u16 *)(chunk + 640) + 2 * (8 * (lane % 4 / 2) + lane / 4);
         if (n == 2) return 0.0f;
         u32 code = chunk[16 * holder + 8 * high + 2 * (lane % 4) + n];
-        return from_half(scales[high]) * ((float)code - 128.0f);
+        return from_half(scales[high]) * (CODE_UNIT * ((float)code - 128.0f));
     }
 };
-
-#define MINUS_1032 0xe408e408
-#define MINUS_72 0xd480d480
 
 // Four bits, kept 8 larger, the numbers of a pair 16 bits apart.
 template <> struct Planes<S24_S4> : TwoFour {
@@ -290,19 +274,12 @@ template <> struct Planes<S24_S4> : TwoFour {
         for (int i = 0; i < 2; i++) scales[i] = ((const u32 *)(chunk + 384))[8 * i + lane / 4];
     }
 
-    static __device__ __forceinline__ u32 first(u32 w) {
-        return half_add(and_or(w, 0x000f000f, PLUS_1024), MINUS_1032);
-    }
-
-    static __device__ __forceinline__ u32 second(u32 w) {
-        return half_fma(and_or(w, 0x00f000f0, PLUS_1024), SIXTEENTH, MINUS_72);
-    }
-
     __device__ __forceinline__ Fragment fragment(int step) const {
         u32 l = codes.x >> 8 * step, h = codes.y >> 8 * step;
         u32 s = both_low(scales[step]), t = both_high(scales[step]);
-        return {half_mul(first(l), s), half_mul(first(h), t), half_mul(second(l), s),
-                half_mul(second(h), t)};
+        u32 m = minus_8(s), n = minus_8(t);
+        return {half_fma(lower_codes(l), s, m), half_fma(lower_codes(h), t, n),
+                half_fma(upper_codes(l), for_upper(s), m), half_fma(upper_codes(h), for_upper(t), n)};
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
@@ -310,7 +287,7 @@ template <> struct Planes<S24_S4> : TwoFour {
         const u16 *scales = (const u16 *)(chunk + 384) + 2 * (8 * (lane % 4 / 2) + lane / 4);
         if (n == 2) return 0.0f;
         u32 code = ((const u32 *)chunk)[2 * holder + high] >> (4 * (lane % 4) + 16 * n) & 15;
-        return from_half(scales[high]) * ((float)code - 8.0f);
+        return from_half(scales[high]) * (CODE_UNIT * ((float)code - 8.0f));
     }
 };
 

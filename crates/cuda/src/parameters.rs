@@ -67,7 +67,7 @@ parameters! {
     }
 
     /// Attention.
-    struct Attend: 176 {
+    struct Attend: 200 {
         q: u64,
         keys: u64,
         values: u64,
@@ -99,6 +99,12 @@ parameters! {
         segments: u32,
         is_spread: u32,
         skips_prompts: u32,
+        group: u32,
+        blocks: u32,
+        splits: u32,
+        by_blocks: u32,
+        by_group_blocks: u32,
+        by_pairs: u32,
         padding: u32,
     }
 

@@ -13,7 +13,7 @@ use crate::lower::{After, Program, Stage, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind};
 use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
-use crate::step::Step;
+use crate::step::{SHORT_NORM, Step};
 
 /// Warps that compute, and threads with those that fetch.
 const WARPS: usize = 16;
@@ -21,7 +21,7 @@ const THREADS: usize = 32 * WARPS + 128;
 /// Page tables that attention may have.
 const TABLES: usize = 4;
 /// Query heads that a block takes at once.
-const HEADS: usize = 4;
+pub(crate) const HEADS: usize = 4;
 /// Rows of the last product, at least: a tile of 16 for every block, also of larger devices.
 const LEAST_ROWS: usize = 4096;
 /// The widest key or value.
@@ -93,8 +93,9 @@ fn area(plan: &Plan, work: &Work, kinds: &[Kind]) -> Option<usize> {
             let weight = plan.weight(factors[0].weight);
             let cols = weight.cols.next_multiple_of(CHUNK_COLS);
             let weights = if norm.is_some() { 4 * cols } else { 0 };
-            let is_whole = norm.is_none() || weight.cols.is_multiple_of(4);
-            (is_whole && kinds.contains(&Kind::of(weight.format))).then_some(2 * cols + weights)
+            // Shorter rows have a sum of squares in another order.
+            let is_usual = weight.cols.is_multiple_of(4) && weight.cols > SHORT_NORM;
+            ((norm.is_none() || is_usual) && kinds.contains(&Kind::of(weight.format))).then_some(2 * cols + weights)
         }
         Work::Attend { slot, attention, .. } => {
             let table = slot_tables(plan)[*slot];

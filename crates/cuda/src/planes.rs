@@ -24,6 +24,12 @@ const PARTS: [(usize, usize); 5] =
 pub(crate) const MOST_PARTS: usize = 16;
 /// Inputs of products are so many times smaller than they are, so scales are larger.
 pub(crate) const INPUT_DIVISOR: f32 = 16.0;
+/// What a code is in half precision when its bits stand there alone.
+const CODE_UNIT: f32 = 1.0 / (1 << 24) as f32;
+/// The largest scale of a row's codes is kept as this, or up to twice as much.
+const LARGEST_SCALE: f32 = (1 << 14) as f32;
+/// Minima that are not more than so many times larger than scales take nothing from these.
+const USUAL_MIN: f32 = 16.0;
 
 /// How codes and scales are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,6 +238,11 @@ fn power_of_two(largest: f32) -> f32 {
     if largest == 0.0 { 1.0 } else { 2f32.powi((exponent - 127).clamp(-120, 120)) }
 }
 
+/// What a row of codes is to be divided by, for its largest scale.
+fn code_unit(largest: f32) -> f32 {
+    power_of_two(largest) / (LARGEST_SCALE * CODE_UNIT)
+}
+
 /// The largest magnitude.
 fn largest(values: impl Iterator<Item = f32>) -> f32 {
     values.fold(0.0, |most: f32, x| most.max(x.abs()))
@@ -264,7 +275,8 @@ fn pack_halves(values: &[f32], r: usize, planes: &mut [u8]) -> f32 {
 
 /// Packs row `r` of a tile, and gives its scale.
 fn pack_groups(kind: Kind, row: &[Group], r: usize, planes: &mut [u8]) -> f32 {
-    let unit = power_of_two(largest(row.iter().flat_map(|g| [g.scales[0], g.scales[1], g.min])));
+    let numbers = row.iter().flat_map(|g| [g.scales[0], g.scales[1], g.min / USUAL_MIN]);
+    let unit = code_unit(largest(numbers));
     let (g, high) = (r % 8, r / 8);
     let chunks = planes.chunks_exact_mut(kind.chunk_bytes());
     for (chunk, groups) in chunks.zip(row.chunks(2)) {
@@ -273,17 +285,18 @@ fn pack_groups(kind: Kind, row: &[Group], r: usize, planes: &mut [u8]) -> f32 {
             let (codes, scales) = chunk.split_at_mut(if kind == Kind::U4 { 512 } else { 1024 });
             debug_assert!(!codes.is_empty(), "codes come first");
             let scales: &mut [u16] = cast_slice_mut(scales);
-            let stored = |x: f32| f16::from_f32(x / unit).to_bits();
+            let scale = |n: usize| f16::from_f32(group.scales[n] / unit / CODE_UNIT).to_bits();
             let one = 8 * j + g;
             match kind {
-                Kind::S8 => scales[2 * one + high] = stored(group.scales[0]),
+                Kind::S8 => scales[2 * one + high] = scale(0),
                 Kind::S8x16 => {
-                    scales[2 * (16 * j + g) + high] = stored(group.scales[0]);
-                    scales[2 * (16 * j + 8 + g) + high] = stored(group.scales[1]);
+                    scales[2 * (16 * j + g) + high] = scale(0);
+                    scales[2 * (16 * j + 8 + g) + high] = scale(1);
                 }
                 _ => {
-                    scales[2 * (2 * one + high)] = stored(group.scales[0]);
-                    scales[2 * (2 * one + high) + 1] = stored(group.min);
+                    scales[2 * (2 * one + high)] = scale(0);
+                    let min = f16::from_f32(group.min / unit);
+                    scales[2 * (2 * one + high) + 1] = min.to_bits();
                 }
             }
         }
@@ -334,18 +347,20 @@ mod tests {
                 return f32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
             }
             Kind::F16 => half(512 * (2 * high + i / 8) + 16 * lane + 2 * (i % 8)),
-            Kind::S8 => half(1024 + 4 * (8 * (c / 2) + g) + 2 * high) * (byte() - 128.0),
-            Kind::S8x16 => half(1024 + 4 * (8 * c + g) + 2 * high) * (byte() - 128.0),
+            Kind::S8 => {
+                half(1024 + 4 * (8 * (c / 2) + g) + 2 * high) * CODE_UNIT * (byte() - 128.0)
+            }
+            Kind::S8x16 => half(1024 + 4 * (8 * c + g) + 2 * high) * CODE_UNIT * (byte() - 128.0),
             Kind::U8 => {
                 let (scale, min) = pair(1024);
-                scale * byte() + min
+                scale * CODE_UNIT * byte() + min
             }
             Kind::U4 => {
                 let at = 16 * lane + 8 * high + 4 * (i / 8);
                 let word = u32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
                 let code = word >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
                 let (scale, min) = pair(512);
-                scale * code as f32 + min
+                scale * CODE_UNIT * code as f32 + min
             }
         };
         value * scales[row] / INPUT_DIVISOR

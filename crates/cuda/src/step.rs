@@ -24,6 +24,8 @@ use crate::weights::Placed;
 
 /// Threads of a block of most kernels.
 const THREADS: usize = 256;
+/// Rows of up to so many elements are normalised by a warp.
+pub(crate) const SHORT_NORM: usize = 256;
 /// Rows of input up to which products read every weight once.
 pub(crate) const DOT_ROWS: usize = 16;
 

@@ -4,7 +4,7 @@
 
 use half::f16;
 
-use super::{CHUNK_COLS, INPUT_DIVISOR, Kind, largest, power_of_two};
+use super::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR, Kind, code_unit, largest, power_of_two};
 use crate::codes::Group;
 
 /// Fours of a chunk.
@@ -70,7 +70,7 @@ pub(super) fn pack_halves(values: &[f32], r: usize, planes: &mut [u8]) -> f32 {
 
 /// Packs row `r` of a tile, and gives its scale.
 pub(super) fn pack_groups(kind: Kind, row: &[Group], r: usize, planes: &mut [u8]) -> f32 {
-    let unit = power_of_two(largest(row.iter().map(|group| group.scales[0])));
+    let unit = code_unit(largest(row.iter().map(|group| group.scales[0])));
     let [places, scales] = layout(kind);
     // What a code of zero is kept as.
     let zero = if kind == Kind::S24S8 { 128 } else { 8 };
@@ -84,7 +84,7 @@ pub(super) fn pack_groups(kind: Kind, row: &[Group], r: usize, planes: &mut [u8]
                 put_codes(kind, chunk, r, four, two.map(|i| codes[i]));
             }
             let at = scales + 4 * (8 * j + r % 8) + 2 * (r / 8);
-            let scale = f16::from_f32(group.scales[0] / unit);
+            let scale = f16::from_f32(group.scales[0] / unit / CODE_UNIT);
             chunk[at..at + 2].copy_from_slice(&scale.to_le_bytes());
         }
     }
@@ -117,7 +117,7 @@ pub(super) fn read(kind: Kind, chunk: &[u8], r: usize, column: usize) -> f32 {
         return 0.0;
     };
     let (lane, place) = (4 * g + four % 4, four / 4);
-    let scale = || half(scales + 4 * (8 * (column / 32) + g) + 2 * high);
+    let scale = || half(scales + 4 * (8 * (column / 32) + g) + 2 * high) * CODE_UNIT;
     match kind {
         Kind::S24F16 => half(512 * high + 16 * lane + 4 * place + 2 * n),
         Kind::S24S8 => scale() * (f32::from(chunk[16 * lane + 8 * high + 2 * place + n]) - 128.0),

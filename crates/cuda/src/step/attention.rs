@@ -10,6 +10,7 @@ use crate::kept::Kept;
 use crate::kernels::{ATTEND_SHARED_BYTES, PROMPT_DIMS, prompt_shared_bytes};
 use crate::lower::Work;
 use crate::parameters as p;
+use crate::persistent::HEADS;
 use crate::sizes::{SEGMENT, key_stride, value_stride};
 
 /// Queries of a block of attention for prompts, and its threads.
@@ -73,6 +74,7 @@ impl Step<'_> {
             unreachable!("called for attention");
         };
         let is_spread = rows <= self.sizes.spread_rows && self.sizes.segments > 1;
+        let values = value_stride(&self.plan.slots[*slot]);
         let mut parameters = p::Attend {
             q: self.address(*q),
             keys: self.at.kv[*slot][0],
@@ -97,8 +99,15 @@ impl Step<'_> {
             table: self.at.tables[*slot] as u32,
             segments: self.sizes.segments as u32,
             is_spread: u32::from(is_spread),
+            group: (a.heads / a.kv_heads) as u32,
+            splits: splits(values) as u32,
+            by_pairs: inverse(values as u32 / 2),
             ..p::Attend::default()
         };
+        let blocks_of_group = parameters.group.div_ceil(HEADS as u32);
+        parameters.blocks = parameters.kv_heads * blocks_of_group;
+        parameters.by_blocks = inverse(parameters.blocks);
+        parameters.by_group_blocks = inverse(blocks_of_group);
         (parameters.out, parameters.out_stride) = self.place(*out);
         (parameters.half_out, parameters.half_stride) = self.place(*half_out);
         match rotation {
@@ -156,6 +165,16 @@ fn prompt_dims(a: &Attention) -> Option<usize> {
     PROMPT_DIMS.iter().position(|&most| dim <= most)
 }
 
+/// Threads that share the positions of a column of values.
+fn splits(values: usize) -> usize {
+    if values / 8 >= 128 { 1 } else { 128 / (values / 8) }
+}
+
+/// What kernels divide by a number with (`divide` in `kernels/attend.cuh`).
+fn inverse(number: u32) -> u32 {
+    if number == 1 { 0 } else { (1u64 << 32).div_ceil(u64::from(number)) as u32 }
+}
+
 /// Query heads that a block takes at once.
 fn heads_of_block(a: &Attention) -> usize {
     if a.heads == a.kv_heads { 1 } else { 4 }
@@ -164,6 +183,5 @@ fn heads_of_block(a: &Attention) -> usize {
 /// Shared memory of a block for queries, weights of positions and sums of values.
 pub(super) fn shared_bytes(a: &Attention, slot: &KvSlot) -> usize {
     let (keys, values) = (key_stride(slot), value_stride(slot));
-    let splits = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
-    4 * heads_of_block(a) * (keys + SEGMENT + (splits + 1) * values)
+    4 * heads_of_block(a) * (keys + SEGMENT + (splits(values) + 1) * values)
 }

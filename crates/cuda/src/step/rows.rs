@@ -4,9 +4,13 @@
 use bodkin_backend::Result;
 use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 
-use super::{Step, THREADS};
+use super::{SHORT_NORM, Step, THREADS};
 use crate::lower::{Content, Function, Value, Work};
 use crate::parameters as p;
+
+/// Threads of a block that normalises a row, as many as compute in a block of the persistent kernel,
+/// which does the same: the number decides the order of the sum of squares.
+const NORM_THREADS: usize = 512;
 
 impl Step<'_> {
     pub(super) fn angles(&self, rope: usize) -> Result<()> {
@@ -74,7 +78,7 @@ impl Step<'_> {
             weight_len: self.weights[weight.0].len as u32,
             is_layer: u32::from(*kind == NormKind::Layer),
         };
-        let threads = if n > 256 { THREADS } else { 32 };
+        let threads = if n > SHORT_NORM { NORM_THREADS } else { 32 };
         let grid = [rows, *groups, 1];
         // SAFETY: values have room for the step's rows.
         unsafe { self.device.launch(self.kernels.normalize, grid, threads, 0, &parameters) }
