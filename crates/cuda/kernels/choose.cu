@@ -260,8 +260,14 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
     __shared__ Candidates candidates;
     __shared__ bool is_last;
     let_next_start();
+    u32 t = threadIdx.x, row = blockIdx.y;
+    // What no kernel changes is read before the logits are there.
+    Rule rule = rule_of(p, row);
+    bool draws = rule.temperature() > 0.0f, is_listed = rule.window() > 0;
+    u32 latest = rule.latest() + rule.latest_count();
+    u32 token_at = p.feed[2] + row, position_at = p.feed[3] + row, start_at = p.feed[6] + 5 * row + 2;
     wait_for_inputs();
-    u32 t = threadIdx.x, row = blockIdx.y, group = blockIdx.x * (THREADS / 32) + t / 32;
+    u32 group = blockIdx.x * (THREADS / 32) + t / 32;
     u32 len = (p.width + GROUPS - 1) / GROUPS, first = group * len;
     u32 end = min(first + len, p.width);
     const float *logits = p.logits + (u64)row * p.stride;
@@ -284,10 +290,9 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    Rule rule = rule_of(p, row);
     u32 step = counts[1];
     u64 taken;
-    if (rule.temperature() <= 0.0f) {
+    if (!draws) {
         u64 peak = warp_most(__ldcg(p.peaks + row * GROUPS + t));
         if (t % 32 == 0) sorted[t / 32] = peak;
         __syncthreads();
@@ -304,10 +309,11 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
     if (t > 0) return;
     u32 token = token_of(taken);
     p.chosen[step % 2 * p.outputs + row] = token;
-    p.feed[p.feed[2] + row] = token;
-    p.feed[p.feed[3] + row]++;
-    p.feed[p.feed[6] + 5 * row + 2]++;
-    if (rule.window() > 0) p.feed[rule.latest() + rule.latest_count() + step] = token;
+    u32 position = p.feed[position_at], start = p.feed[start_at];
+    p.feed[token_at] = token;
+    p.feed[position_at] = position + 1;
+    p.feed[start_at] = start + 1;
+    if (is_listed) p.feed[latest + step] = token;
     counts[0] = 0;
     counts[1] = step + 1;
     __threadfence_system();

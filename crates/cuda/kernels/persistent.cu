@@ -119,21 +119,28 @@ DEVICE u32 own(u32 x) {
     return x;
 }
 
-// What the end of a tile needs beside its sums: the scales of a row, and what is added to it. All is
-// asked for before the tile is begun.
+#define MINUS_ZERO 0x80000000u
+
+// What the end of a tile needs beside its sums: where a row goes, its scales, and what is added to it.
+// All is asked for before the tile is begun. Where nothing is added, that is minus zero, which changes
+// no number.
 struct Ending {
-    u32 matrix, row;
-    float scale, other_scale;
+    u32 row;
+    float *out; // or none: of gated rows, or of those beyond the last one
+    float scale, other_scale, bias;
     u32 residual;
 
     __device__ __forceinline__ void begin(const Product &p, bool is_gated, u32 tile, u32 thread) {
         if (thread >= TILE_ROWS) return;
-        matrix = is_gated ? 0 : matrix_of(p, tile);
+        u32 matrix = is_gated ? 0 : matrix_of(p, tile);
         const Matrix &m = p.matrices[matrix];
         row = (tile - m.first_tile) * TILE_ROWS + thread;
         scale = row_scale(m, 0, row);
+        bool is_row = row < m.rows;
+        out = is_row ? m.out + row : 0;
+        residual = p.residual && matrix == 0 && is_row ? look(p.residual + row) : MINUS_ZERO;
+        bias = m.bias && is_row ? m.bias[row] : __uint_as_float(MINUS_ZERO);
         if (is_gated) other_scale = row_scale(p.matrices[1], 0, row);
-        residual = p.residual && matrix == 0 && row < m.rows ? look(p.residual + row) : 0;
     }
 };
 
@@ -190,7 +197,8 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Sh
                 emit_gated(p, 0, now.row, 0, total, other, now.scale, now.other_scale);
             } else {
                 while (now.residual == UNWRITTEN) now.residual = look(p.residual + now.row);
-                emit(p, now.matrix, 0, now.row, 0, total, now.scale, __uint_as_float(now.residual));
+                // As `emit` does it.
+                if (now.out) publish(now.out, __uint_as_float(now.residual) + (total * now.scale + now.bias));
             }
         }
     }
@@ -265,9 +273,9 @@ DEVICE void attend(u32 stage, u32 area) {
     Shared &shared = shared_memory();
     const Attend &a = shared.stages[own(stage % 2)].attend;
     const u32 MOST = 16; // positions whose values a thread takes, at most
-    u32 end = shared.position + 1;
-    uint2 range = make_uint2(a.window && end > a.window ? end - a.window : 0, end);
-    u32 first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT, segments = last - first + 1;
+    Seen seen(a, shared.position);
+    uint2 range = seen.range;
+    u32 first = seen.first, last = seen.last, segments = seen.segments();
     if (blockIdx.x >= a.blocks * segments) return;
     u32 t = own(threadIdx.x), h = t / SEGMENT, token = t % SEGMENT;
     u32 per_kv = (a.group + HEADS - 1) / HEADS;
@@ -353,9 +361,9 @@ DEVICE void attend(u32 stage, u32 area) {
 #pragma unroll 4
             for (u32 i = 0; i < eights; i++) {
                 uint4 eight = key[i * SEGMENT];
+                float4 low = query[2 * i], high = query[2 * i + 1];
                 float2 x0 = from_half_pair(eight.x), x1 = from_half_pair(eight.y);
                 float2 x2 = from_half_pair(eight.z), x3 = from_half_pair(eight.w);
-                float4 low = query[2 * i], high = query[2 * i + 1];
                 score = fmaf(low.x, x0.x, score);
                 score = fmaf(low.y, x0.y, score);
                 score = fmaf(low.z, x1.x, score);
@@ -474,7 +482,7 @@ KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persiste
     // Registers go from the warps that fetch, of which one does, to those that compute.
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x < THREADS + 32) fetch_all(list.stages, list.count);
+        if (threadIdx.x < THREADS + 32) fetch_all(list.stages, list.count, list.feed);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
         compute_all(list);

@@ -164,10 +164,48 @@ DEVICE void describe(const Stage *from, Stage &to, u32 lane) {
     if (lane < sizeof(Stage) / 16) copy_async(shared_address(&to) + 16 * lane, (const uint4 *)from + lane);
 }
 
-// Fetches the weights of all stages.
-DEVICE void fetch_all(const Stage *stages, u32 count) {
+// What attention of a step of one row sees: its segments, from the first to the last.
+struct Seen {
+    uint2 range;
+    u32 first, last;
+
+    __device__ __forceinline__ Seen(const Attend &a, u32 position) {
+        u32 end = position + 1;
+        range = make_uint2(a.window && end > a.window ? end - a.window : 0, end);
+        first = range.x / SEGMENT;
+        last = (range.y - 1) / SEGMENT;
+    }
+
+    __device__ __forceinline__ u32 segments() const { return last - first + 1; }
+};
+
+// Asks for the keys and values that this block is going to look at to come to the second-level cache:
+// a lane for each page of keys, or of values, of a segment.
+DEVICE void fetch_kept(const Attend &a, const u32 *numbers, u32 lane) {
+    const u32 PAGES = SEGMENT / PAGE_TOKENS;
+    Feed feed = {numbers};
+    Seen seen(a, feed.position(0));
+    u32 blocks_of_group = (a.group + HEADS - 1) / HEADS;
+    bool is_value = lane / PAGES % 2;
+    u32 bytes = PAGE_TOKENS * 2 * up8(is_value ? a.value_dim : a.key_dim);
+    for (u32 item = blockIdx.x; item < a.blocks * seen.segments(); item += gridDim.x) {
+        u32 segment = divide(item, a.by_blocks), block = item - segment * a.blocks;
+        u32 kv_head = divide(block, a.by_group_blocks);
+        u32 page = (seen.first + segment) * PAGES + lane % PAGES;
+        bool is_seen = page >= seen.range.x / PAGE_TOKENS && page <= (seen.range.y - 1) / PAGE_TOKENS;
+        bool is_first = block - kv_head * blocks_of_group == 0;
+        if (lane >= 2 * PAGES || !is_seen || !is_first) continue;
+        u64 cells = (u64)feed.pages(a.table, 0)[page] * a.kv_heads + kv_head;
+        const u8 *from = (const u8 *)(is_value ? a.values : a.keys) + cells * bytes;
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    }
+}
+
+// Fetches the weights of all stages, and what attention looks at.
+DEVICE void fetch_all(const Stage *stages, u32 count, const u32 *feed) {
     Shared &shared = shared_memory();
     u32 lane = threadIdx.x % 32, filled = 0;
+    bool is_fed = false;
     for (u32 i = 0; i < AHEAD - 1; i++) {
         if (i < count) describe(stages + i, shared.ahead[i], lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -180,7 +218,13 @@ DEVICE void fetch_all(const Stage *stages, u32 count) {
         if (next < count) describe(stages + next, shared.ahead[next % AHEAD], lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
         const Stage &stage = shared.ahead[i % AHEAD];
-        if (stage.work != ATTENTION) fetch_weights(stage, lane, filled);
+        if (stage.work != ATTENTION) {
+            fetch_weights(stage, lane, filled);
+            continue;
+        }
+        if (!is_fed) wait_for_inputs();
+        is_fed = true;
+        fetch_kept(stage.attend, feed, lane);
     }
 }
 
