@@ -16,6 +16,7 @@
 use bodkin_backend::{PAGE_TOKENS, PageTable};
 
 use crate::kv::{BLOCK, Cell, Cells, KvLayout, KvView, head_cells};
+use crate::linear::unrolled;
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::vector::{LANES, Vector, dispatch, exp};
@@ -24,6 +25,8 @@ use crate::vector::{LANES, Vector, dispatch, exp};
 pub(crate) const TILE_ROWS: usize = 16;
 /// Tokens in a segment: a whole number of pages.
 pub(crate) const SEGMENT_TOKENS: usize = 8 * PAGE_TOKENS;
+/// Vectors of scores with a page.
+const VECTORS: usize = PAGE_TOKENS / LANES;
 /// Scores of a tile with a segment: `[TILE_ROWS, SEGMENT_TOKENS]`.
 const SCORES: usize = TILE_ROWS * SEGMENT_TOKENS;
 /// Below every score, and still a number.
@@ -213,16 +216,20 @@ unsafe fn segment_of<V: Vector, C: Cell>(
     }
 }
 
-/// Runs a function on the rows of a tile, 8, 4, 2 or 1 at a time, as
+/// Runs a function on the rows of a tile, 8, 4, 3, 2 or 1 at a time, as
 /// `name::<V, C, N>(first row, ...)`.
 macro_rules! by_rows {
     ($rows:expr, $name:ident($($arg:expr),*)) => {{
         let mut row = 0;
         while row < $rows {
-            let count = 1 << ($rows - row).min(V::ROWS).ilog2();
+            let count = match ($rows - row).min(V::ROWS) {
+                count @ 5..8 => count - count % 4,
+                count => count,
+            };
             match count {
                 8 => $name::<V, C, 8>(row, $($arg),*),
                 4 => $name::<V, C, 4>(row, $($arg),*),
+                3 => $name::<V, C, 3>(row, $($arg),*),
                 2 => $name::<V, C, 2>(row, $($arg),*),
                 _ => $name::<V, C, 1>(row, $($arg),*),
             }
@@ -268,20 +275,18 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
         let mut start = 0;
         while start < key_dim {
             let end = key_dim.min(start + block);
-            let mut sums = [[V::splat(0.0); PAGE_TOKENS / LANES]; N];
+            let mut sums = [[V::splat(0.0); VECTORS]; N];
             for d in start..end {
-                let k: [V; PAGE_TOKENS / LANES] =
-                    std::array::from_fn(|j| C::load(keys.add(d * PAGE_TOKENS + j * LANES)));
-                for (i, sums) in sums.iter_mut().enumerate() {
+                let mut k = [V::splat(0.0); VECTORS];
+                unrolled!(VECTORS, j => { k[j] = C::load(keys.add(d * PAGE_TOKENS + j * LANES)); });
+                unrolled!(N, i => {
                     let q = V::splat(*q.add(i * key_dim + d));
-                    for (sum, k) in sums.iter_mut().zip(k) {
-                        *sum = k.mul_add(q, *sum);
-                    }
-                }
+                    unrolled!(VECTORS, j => { sums[i][j] = k[j].mul_add(q, sums[i][j]); });
+                });
             }
-            for (i, sums) in sums.into_iter().enumerate() {
-                for (j, mut sum) in sums.into_iter().enumerate() {
-                    let to = scores.add(i * SEGMENT_TOKENS + j * LANES);
+            unrolled!(N, i => {
+                unrolled!(VECTORS, j => {
+                    let (to, mut sum) = (scores.add(i * SEGMENT_TOKENS + j * LANES), sums[i][j]);
                     if C::SCALE > 0 {
                         let scale =
                             V::load_f16(scales.add(start / BLOCK * PAGE_TOKENS + j * LANES));
@@ -292,8 +297,8 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
                         sum = softcap(sum, V::splat(cap));
                     }
                     sum.store(to);
-                }
-            }
+                });
+            });
             start = end;
         }
     }
@@ -413,23 +418,22 @@ unsafe fn add_columns<V: Vector, C: Cell, const N: usize, const D: usize>(
         } else {
             (scores, SEGMENT_TOKENS)
         };
-        let mut sums: [[V; D]; N] = std::array::from_fn(|i| {
-            std::array::from_fn(|j| V::load(out.add((first + i) * page.stride + j * LANES)))
+        let out = out.add(first * page.stride);
+        let mut sums = [[V::splat(0.0); D]; N];
+        unrolled!(N, i => {
+            unrolled!(D, j => { sums[i][j] = V::load(out.add(i * page.stride + j * LANES)); });
         });
         for t in 0..page.filled {
-            let v: [V; D] = std::array::from_fn(|j| C::load(from.add(t * page.stride + j * LANES)));
-            for (i, sums) in sums.iter_mut().enumerate() {
+            let mut v = [V::splat(0.0); D];
+            unrolled!(D, j => { v[j] = C::load(from.add(t * page.stride + j * LANES)); });
+            unrolled!(N, i => {
                 let p = V::splat(*weights.add(i * weight_stride + t));
-                for (sum, v) in sums.iter_mut().zip(v) {
-                    *sum = v.mul_add(p, *sum);
-                }
-            }
+                unrolled!(D, j => { sums[i][j] = v[j].mul_add(p, sums[i][j]); });
+            });
         }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (j, sum) in sums.into_iter().enumerate() {
-                sum.store(out.add((first + i) * page.stride + j * LANES));
-            }
-        }
+        unrolled!(N, i => {
+            unrolled!(D, j => { sums[i][j].store(out.add(i * page.stride + j * LANES)); });
+        });
     }
 }
 
