@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use bodkin_backend::{Backend, Batch, Limits, PageTable, Span, conformance};
+use bodkin_backend::{Backend, Batch, KvType, Limits, PageTable, Span, conformance};
 use bodkin_cuda::Cuda;
 
 /// Tokens of the prompt, and steps after it, of a model's comparison: they cross a segment's end.
@@ -21,8 +21,8 @@ pub(crate) struct Args {
     models: Vec<PathBuf>,
 }
 
-/// Runs the suite, also with keys and values in half precision where the weights are in f32, and
-/// compares the bits with and without rewrites of the plan.
+/// Runs the suite, also with keys and values in half precision where the weights are in f32 and as
+/// bytes, and compares the bits with and without rewrites of the plan.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for path in &args.models {
         let fused = single_rows(&Cuda::open(args.device)?, path)?;
@@ -35,16 +35,28 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut failures = conformance::check(&cuda);
     let fused = conformance::logits(&cuda)?;
     let plain = conformance::logits(&cuda.fusing(false))?;
-    failures.extend(conformance::check(&Cuda::open(args.device)?.keeping_halves()));
-    for ((name, fused), (_, plain)) in fused.iter().zip(&plain) {
-        if !fused.iter().map(|x| x.to_bits()).eq(plain.iter().map(|x| x.to_bits())) {
-            failures.push(format!("{name}: other bits without rewrites"));
-        }
+    compare(&fused, &plain, &mut failures);
+    for kv_type in [KvType::F16, KvType::Q8_0] {
+        let open = || Ok::<Cuda, anyhow::Error>(Cuda::open(args.device)?.keeping(kv_type));
+        let mut found = conformance::check(&open()?);
+        let fused = conformance::logits(&open()?)?;
+        let plain = conformance::logits(&open()?.fusing(false))?;
+        compare(&fused, &plain, &mut found);
+        failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
     }
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));
     ensure!(failures.is_empty(), "{} failures", failures.len());
     println!("conformance: {} cases, none failed", fused.len());
     Ok(())
+}
+
+/// Adds the cases whose bits differ without rewrites.
+fn compare(fused: &[(String, Vec<f32>)], plain: &[(String, Vec<f32>)], failures: &mut Vec<String>) {
+    for ((name, fused), (_, plain)) in fused.iter().zip(plain) {
+        if !fused.iter().map(|x| x.to_bits()).eq(plain.iter().map(|x| x.to_bits())) {
+            failures.push(format!("{name}: other bits without rewrites"));
+        }
+    }
 }
 
 /// The bits of the logits of single steps after a prompt.

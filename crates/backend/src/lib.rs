@@ -12,6 +12,7 @@ mod choice;
 pub mod conformance;
 mod error;
 mod generate;
+mod kv;
 mod observe;
 mod reference;
 mod split;
@@ -20,6 +21,7 @@ pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use choice::{Chooser, Penalties, Rule};
 pub use error::{Error, Result};
 pub use generate::{generate, likeliest};
+pub use kv::KvType;
 pub use observe::{InputRow, Observer, Product};
 pub use reference::Reference;
 pub use split::Split;
@@ -108,6 +110,11 @@ pub trait Backend {
 
     /// Threads of the host that compute.
     fn threads(&self) -> usize;
+
+    /// What keys and values are kept as.
+    fn kv_type(&self) -> KvType {
+        KvType::Auto
+    }
 
     /// Bytes a second that the device reads from its memory, measured now.
     ///

@@ -16,7 +16,7 @@ use rows::Norm;
 
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::Result;
-use crate::{Backend, InputRow, Limits, Memory, Model, Observer, Part, Product, Progress};
+use crate::{Backend, InputRow, KvType, Limits, Memory, Model, Observer, Part, Product, Progress};
 use state::Cells;
 
 /// The plain meaning of a plan.
@@ -25,6 +25,8 @@ pub struct Reference;
 struct ReferenceModel {
     plan: Arc<Plan>,
     limits: Limits,
+    /// Keys and values are rounded to bytes if these are; otherwise not at all.
+    kv_type: KvType,
     /// Every weight in f32, `[rows, cols]`.
     weights: Vec<Vec<f32>>,
     /// The frequencies of every rope operation, by operation.
@@ -79,40 +81,52 @@ impl Backend for Reference {
         limits: &Limits,
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
-        let total = plan.cost().weight_bytes;
-        let mut done = 0;
-        let mut weights = Vec::with_capacity(plan.weights.len());
-        for weight in &plan.weights {
-            weights.push(dequantize(file, weight));
-            done += weight.bytes;
-            progress(done, total);
-        }
-        let ropes = plan.ops.iter().map(|op| match op {
-            Op::Rope { rope, .. } => Some(rope_table(rope, &weights)),
-            _ => None,
-        });
-        let ropes = ropes.collect();
-        let tokens = |window| slot_tokens(&plan, limits, window);
-        let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
-        let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
-        let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
-        let states = plan.states.iter().map(|s| Cells::new(limits.states, s.elements())).collect();
-        let expert_counts = plan.ops.iter().filter_map(|op| match op {
-            Op::Route { routing, .. } => Some(vec![0; routing.experts]),
-            _ => None,
-        });
-        let (expert_counts, limits) = (expert_counts.collect(), limits.clone());
-        Ok(Box::new(ReferenceModel {
-            plan,
-            limits,
-            weights,
-            ropes,
-            keys,
-            values,
-            states,
-            expert_counts,
-        }))
+        Ok(load(KvType::Auto, plan, file, limits, progress))
     }
+}
+
+/// A model that rounds its keys and values, which stay in f32, as those of a type are.
+pub(crate) fn load(
+    kv_type: KvType,
+    plan: Arc<Plan>,
+    file: &File,
+    limits: &Limits,
+    progress: Progress<'_>,
+) -> Box<dyn Model> {
+    let total = plan.cost().weight_bytes;
+    let mut done = 0;
+    let mut weights = Vec::with_capacity(plan.weights.len());
+    for weight in &plan.weights {
+        weights.push(dequantize(file, weight));
+        done += weight.bytes;
+        progress(done, total);
+    }
+    let ropes = plan.ops.iter().map(|op| match op {
+        Op::Rope { rope, .. } => Some(rope_table(rope, &weights)),
+        _ => None,
+    });
+    let ropes = ropes.collect();
+    let tokens = |window| slot_tokens(&plan, limits, window);
+    let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
+    let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
+    let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
+    let states = plan.states.iter().map(|s| Cells::new(limits.states, s.elements())).collect();
+    let expert_counts = plan.ops.iter().filter_map(|op| match op {
+        Op::Route { routing, .. } => Some(vec![0; routing.experts]),
+        _ => None,
+    });
+    let (expert_counts, limits) = (expert_counts.collect(), limits.clone());
+    Box::new(ReferenceModel {
+        plan,
+        limits,
+        kv_type,
+        weights,
+        ropes,
+        keys,
+        values,
+        states,
+        expert_counts,
+    })
 }
 
 /// All values of a weight, row after row.

@@ -9,7 +9,7 @@ use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 use crate::{
-    Backend, Batch, Choice, Error, Limits, Memory, Model, Observer, Part, Progress, Result,
+    Backend, Batch, Choice, Error, KvType, Limits, Memory, Model, Observer, Part, Progress, Result,
 };
 
 /// A backend for the first layers, and one for the rest.
@@ -79,6 +79,10 @@ impl Backend for Split {
 
     fn threads(&self) -> usize {
         self.first.threads()
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.first.kv_type()
     }
 
     /// What both reach together where each in its turn reads what it has of the last model.

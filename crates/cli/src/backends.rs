@@ -19,9 +19,9 @@ pub(crate) enum SparseWeights {
     Never,
 }
 
-/// The backend for `--device`, `--gpu-layers`, `--threads`, `--no-repack`, `--sparse` and
-/// `--activation-sparsity`. `auto` takes the first GPU if there is one that works and no flag means
-/// the processor, and says on stderr why it does not take one that is there.
+/// The backend for `--device`, `--gpu-layers`, `--threads`, `--no-repack`, `--sparse`,
+/// `--activation-sparsity` and `--kv-type`. `auto` takes the first GPU if there is one that works
+/// and no flag means the processor, and says on stderr why it does not take one that is there.
 pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
     let skipped = machine.activation_sparsity;
     let device = machine.device.as_str();
@@ -35,7 +35,7 @@ pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
         if skipped.is_some() {
             bail!("--activation-sparsity: expected --device cpu, found --gpu-layers");
         }
-        let (first, second) = (cpu(machine)?, cuda(number)?);
+        let (first, second) = (cpu(machine)?, cuda(machine, number)?);
         return Ok(Box::new(Split::new(first, second, layers)));
     }
     let forced = !matches!(machine.sparse, SparseWeights::Auto);
@@ -49,7 +49,7 @@ pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
             cpu(machine)
         }
         ("auto", "") => match Cuda::open(0) {
-            Ok(cuda) => Ok(Box::new(cuda)),
+            Ok(cuda) => Ok(Box::new(cuda.keeping(machine.kv_type))),
             Err(error) => {
                 eprintln!("{error}; computing on the processor");
                 cpu(machine)
@@ -58,7 +58,7 @@ pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
         ("cuda", _) if skipped.is_some() => {
             bail!("--activation-sparsity: expected --device cpu, found `{device}`")
         }
-        ("cuda", number) => cuda(number),
+        ("cuda", number) => cuda(machine, number),
         _ => bail!("--device: expected auto, cpu or cuda[:N], found `{device}`"),
     }
 }
@@ -71,7 +71,9 @@ fn cpu(machine: &Machine) -> Result<Box<dyn Backend>> {
         SparseWeights::Never => Sparse::Never,
     };
     let (repack, skip_inputs) = (!machine.no_repack, machine.activation_sparsity.is_some());
-    let backend = Box::new(Cpu { repack, sparse, skip_inputs, ..Cpu::new(machine.threads)? });
+    let kv_type = machine.kv_type;
+    let all = Cpu::new(machine.threads)?;
+    let backend = Box::new(Cpu { repack, sparse, skip_inputs, kv_type, ..all });
     Ok(match machine.activation_sparsity {
         Some(share) => Box::new(Skipping { backend, share }),
         None => backend,
@@ -79,14 +81,14 @@ fn cpu(machine: &Machine) -> Result<Box<dyn Backend>> {
 }
 
 /// The GPU of this number, the first without one.
-fn cuda(number: &str) -> Result<Box<dyn Backend>> {
+fn cuda(machine: &Machine, number: &str) -> Result<Box<dyn Backend>> {
     let ordinal = match number {
         "" => 0,
         number => number.parse().with_context(|| {
             format!("--device: expected a number after `cuda:`, found `{number}`")
         })?,
     };
-    Ok(Box::new(Cuda::open(ordinal)?))
+    Ok(Box::new(Cuda::open(ordinal)?.keeping(machine.kv_type)))
 }
 
 /// Whether all of a model is computed on a GPU.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Once};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Choice, Limits, Memory, Model, PAGE_TOKENS};
+use bodkin_backend::{Backend, Choice, KvType, Limits, Memory, Model, PAGE_TOKENS};
 use bodkin_engine::{EngineOptions, Error, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -48,12 +48,21 @@ pub(crate) struct Machine {
     /// Skip this share of the inputs of down projections
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(crate) activation_sparsity: Option<f64>,
+    /// Keys and values as auto, f16 or q8_0, which takes half of f16
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = kv_type)]
+    pub(crate) kv_type: KvType,
 }
 
 /// Parses a share that may be skipped.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     let share = text.parse().ok().filter(|share| (0.0..1.0).contains(share));
     share.ok_or_else(|| "expected a share from 0 up to, but not, 1".to_owned())
+}
+
+/// Parses what keys and values are kept as.
+pub(crate) fn kv_type(text: &str) -> Result<KvType, String> {
+    let found = KvType::ALL.into_iter().find(|kv_type| kv_type.name() == text);
+    found.ok_or_else(|| "expected auto, f16 or q8_0".to_owned())
 }
 
 /// Flags of every command that turns text into tokens or back.

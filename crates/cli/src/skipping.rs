@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Error, Limits, Memory, Model, Progress, Result};
+use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
 use bodkin_compress::magnitudes::Magnitudes;
 use bodkin_engine::{Error as EngineError, Tokenizer, steps};
 use bodkin_gguf::File;
@@ -30,6 +30,10 @@ impl Backend for Skipping {
 
     fn threads(&self) -> usize {
         self.backend.threads()
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.backend.kv_type()
     }
 
     fn bandwidth(&self) -> Result<f64> {

@@ -23,7 +23,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Error, Limits, Memory, Model, Progress, Result};
+use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
 use bodkin_gguf::File;
 use bodkin_model::{Plan, StateSlot};
 
@@ -47,6 +47,8 @@ pub struct Cpu {
     /// Whether models take thresholds of inputs: the weights of such products are kept by columns
     /// where their format allows, so that a lone token reads those only whose input is not zero.
     pub skip_inputs: bool,
+    /// What keys and values are kept as.
+    pub kv_type: KvType,
 }
 
 /// Whether weights of sparse formats are read without their zeros. Results are the same, bit for
@@ -72,7 +74,8 @@ impl Cpu {
         }
         let simd = Simd::from_env().map_err(Error::Config)?;
         let (fusions, sparse) = (Fusions::ALL, Sparse::Auto);
-        Ok(Cpu { threads, simd, fusions, repack: true, sparse, skip_inputs: false })
+        let (repack, skip_inputs, kv_type) = (true, false, KvType::Auto);
+        Ok(Cpu { threads, simd, fusions, repack, sparse, skip_inputs, kv_type })
     }
 }
 
@@ -83,6 +86,10 @@ impl Backend for Cpu {
 
     fn threads(&self) -> usize {
         self.threads
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv_type
     }
 
     fn bandwidth(&self) -> Result<f64> {

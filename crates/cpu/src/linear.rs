@@ -31,6 +31,7 @@ pub use kind::Kind;
 pub(crate) use memory::{Memory, Number};
 pub use out::OutRows;
 pub use sparse::{SparsePacker, SparsePart};
+pub(crate) use tile::unrolled;
 pub use weight::{PackedWeight, Packer, Rows, Source, float_kind};
 
 use activations::{Kept, TILE_ROWS};

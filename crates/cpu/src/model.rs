@@ -73,6 +73,7 @@ struct Buffers {
 
 impl Buffers {
     fn new(
+        cpu: &Cpu,
         plan: &Plan,
         program: &Program,
         limits: &Limits,
@@ -94,7 +95,7 @@ impl Buffers {
         let mut pages = Vec::new();
         let mut kv = Vec::new();
         for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
-            let layout = KvLayout::new(slot, Precision::of(plan));
+            let layout = KvLayout::new(slot, Precision::of(cpu.kv_type, plan));
             let mut owner = KvPages::new(&layout, limits.pages[group]);
             kv.push(owner.view(layout));
             pages.push(owner);
@@ -151,7 +152,7 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
         sizes.scratch = sizes.scratch.max(panel);
     }
     for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
-        let stride = KvLayout::new(slot, Precision::of(plan)).value_stride;
+        let stride = KvLayout::new(slot, Precision::of(cpu.kv_type, plan)).value_stride;
         let tokens = limits.pages[group] * PAGE_TOKENS;
         sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
         sizes.partials = sizes.partials.max(partials_len(cpu.threads, tokens, stride));
@@ -194,7 +195,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         weight_bytes: weights.sum(),
         state_bytes: pages
             .map(|(slot, group)| {
-                let layout = KvLayout::new(slot, Precision::of(plan));
+                let layout = KvLayout::new(slot, Precision::of(cpu.kv_type, plan));
                 limits.pages[group] as u64 * layout.page_bytes()
             })
             .sum::<u64>()
@@ -215,7 +216,7 @@ impl CpuModel {
         let masked = masked(cpu, &plan);
         let program = lower(&plan, cpu.simd, cpu.fusions, &masked);
         let (sizes, threads) = (sizes(cpu, &plan, limits), pool.threads());
-        let memory = Buffers::new(&plan, &program, limits, &sizes, threads);
+        let memory = Buffers::new(cpu, &plan, &program, limits, &sizes, threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
         let table = |rope: &Rope| rope.table(rope.factors.map(vector));
         let ropes = program.ropes.iter().map(table).collect();

@@ -32,6 +32,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn load_f16(from: *const u16) -> Self;
     /// Writes IEEE half-precision numbers, rounded to nearest, ties to even.
     unsafe fn store_f16(self, to: *mut u16);
+    /// Reads signed bytes.
+    unsafe fn load_i8(from: *const i8) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, PageTable, Span};
+use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, PageTable, Span};
 use bodkin_cpu::{Cpu, Fusions, Simd, Sparse};
 use bodkin_gguf::File;
 
@@ -62,6 +62,7 @@ fn steps_allocate_nothing() {
                         repack: true,
                         sparse: Sparse::Always,
                         skip_inputs: threads == 2,
+                        kv_type: [KvType::Auto, KvType::Q8_0][threads - 1],
                     },
                 );
             }

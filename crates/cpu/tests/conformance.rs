@@ -1,7 +1,7 @@
 //! The CPU against the reference interpreter at every level of vector instructions, and the
 //! settings that must not change a bit.
 
-use bodkin_backend::conformance;
+use bodkin_backend::{KvType, conformance};
 use bodkin_cpu::{Cpu, Fusions, Simd, Sparse};
 
 const ROWS: Fusions = Fusions { rows: true, ..Fusions::NONE };
@@ -15,6 +15,7 @@ fn cpu(threads: usize, simd: Simd) -> Cpu {
         repack: true,
         sparse: Sparse::Always,
         skip_inputs: false,
+        kv_type: KvType::Auto,
     }
 }
 
@@ -23,6 +24,16 @@ fn every_level_conforms() {
     for simd in Simd::available() {
         let failures = conformance::check(&cpu(1, simd));
         assert!(failures.is_empty(), "{simd}:\n{}", failures.join("\n"));
+    }
+}
+
+#[test]
+fn every_level_conforms_with_other_keys_and_values() {
+    for kv_type in [KvType::F16, KvType::Q8_0] {
+        for simd in Simd::available() {
+            let failures = conformance::check(&Cpu { kv_type, ..cpu(1, simd) });
+            assert!(failures.is_empty(), "{simd} {kv_type:?}:\n{}", failures.join("\n"));
+        }
     }
 }
 
@@ -47,7 +58,8 @@ fn threads_fusions_repacking_and_zeros_change_no_bit() {
             (3, SIBLINGS, true, Sparse::Never),
         ] {
             let skip_inputs = threads == 3;
-            let setting = Cpu { threads, simd, fusions, repack, sparse, skip_inputs };
+            let kv_type = KvType::Auto;
+            let setting = Cpu { threads, simd, fusions, repack, sparse, skip_inputs, kv_type };
             let found = conformance::logits(&setting).unwrap();
             assert_eq!(found.len(), wanted.len());
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {

@@ -1,35 +1,95 @@
-// Attention over pages: keys `[page, kv_head, key_dim / 8, PAGE_TOKENS, 8]`, so that neighbouring
-// tokens lie side by side; values `[page, kv_head, PAGE_TOKENS, value_stride]`; both strides are
-// multiples of 8, and the rest is zero.
+// Attention over pages: keys `[page, kv_head]` of `[key_stride / PIECE, PAGE_TOKENS, PIECE]`, so that
+// neighbouring tokens lie side by side; values `[page, kv_head]` of `[PAGE_TOKENS, value_stride]`; both
+// strides are multiples of a piece, the rest is zero, and scales follow where there are some.
 #include "attend.cuh"
 
 #define JOINED 16 // elements of a block's results for a thread to join, at most
 
-// What a row's sequence keeps of a segment, on its way to shared memory: keys `[key_dim / 8, SEGMENT,
-// 8]` and values `[SEGMENT, value_stride]` of the positions from `from` up to `to` in the segment.
-DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 from, u32 to, Kept *keys,
-                          Kept *values) {
-    u32 t = threadIdx.x, eights = up8(a.key_dim) / 8, value_eights = up8(a.value_dim) / 8;
-    u32 to_keys = (u32)__cvta_generic_to_shared(keys), to_values = (u32)__cvta_generic_to_shared(values);
+// What a block has of a segment in shared memory.
+struct Own {
+    Kept *keys;   // [key_stride / PIECE, SEGMENT, PIECE]
+    Kept *values; // [SEGMENT, value_stride]
+    u16 *key_scales;   // [SEGMENT, scales]
+    u16 *value_scales; // [SEGMENT, scales]
+};
+
+// The scales of a head of a token of a page: its cells come first, those of the pages' heads before it.
+DEVICE u16 *scales_of(Kept *cells, u64 head, u32 token, u32 dim) {
+    u64 at = head * kept_cells(dim) + kept_stride(dim);
+    return (u16 *)(cells + at * PAGE_TOKENS) + token * kept_scales(dim);
+}
+
+// What a row's sequence keeps of a segment, on its way to shared memory: the positions from `from` up
+// to `to` in the segment.
+DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 from, u32 to, const Own &own) {
+    u32 t = threadIdx.x, pieces = kept_stride(a.key_dim) / PIECE;
+    u32 value_pieces = kept_stride(a.value_dim) / PIECE;
+    u32 to_keys = (u32)__cvta_generic_to_shared(own.keys);
+    u32 to_values = (u32)__cvta_generic_to_shared(own.values);
     if (t >= from && t < to) {
-        u64 page = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
-        const Kept *key = a.keys + (page * eights * PAGE_TOKENS + t % PAGE_TOKENS) * 8;
-        for (u32 i = 0; i < eights; i++) {
-            copy_eight(to_keys + sizeof(Eight) * (i * SEGMENT + t), key + i * PAGE_TOKENS * 8);
+        u64 head = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
+        const Kept *key = a.keys + head * PAGE_TOKENS * kept_cells(a.key_dim) + t % PAGE_TOKENS * PIECE;
+        for (u32 i = 0; i < pieces; i++) {
+            copy_piece(to_keys + sizeof(Piece) * (i * SEGMENT + t), key + i * PAGE_TOKENS * PIECE);
+        }
+        if (HAS_SCALES) {
+            u32 count = kept_scales(a.key_dim), value_count = kept_scales(a.value_dim);
+            u32 to_scales = (u32)__cvta_generic_to_shared(own.key_scales + t * count);
+            copy_scales(to_scales, scales_of(a.keys, head, t % PAGE_TOKENS, a.key_dim), count);
+            to_scales = (u32)__cvta_generic_to_shared(own.value_scales + t * value_count);
+            copy_scales(to_scales, scales_of(a.values, head, t % PAGE_TOKENS, a.value_dim), value_count);
         }
     }
-    for (u32 i = from * value_eights + t; i < to * value_eights; i += 128) {
-        u32 token = i / value_eights;
-        u64 page = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
-        u64 at = (page * PAGE_TOKENS + token % PAGE_TOKENS) * value_eights + i % value_eights;
-        copy_eight(to_values + sizeof(Eight) * i, a.values + 8 * at);
+    for (u32 i = from * value_pieces + t; i < to * value_pieces; i += 128) {
+        u32 token = i / value_pieces;
+        u64 head = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
+        u64 at = head * PAGE_TOKENS * kept_cells(a.value_dim);
+        u32 piece = token % PAGE_TOKENS * value_pieces + i % value_pieces;
+        copy_piece(to_values + sizeof(Piece) * i, a.values + at + PIECE * piece);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+#ifdef KEPT_Q8
+// Puts a block of a key, of which a lane has element `i`, into a page.
+DEVICE void put_key(u8 *cells, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
+    u8 *key = cells + head * PAGE_TOKENS * kept_cells(dim) + token * PIECE;
+    if (i < kept_stride(dim)) key[i / PIECE * PAGE_TOKENS * PIECE + i % PIECE] = x;
+    if (i % 32 == 0) scales_of(cells, head, token, dim)[i / 32] = scale;
+}
+
+// Likewise a block of a value.
+DEVICE void put_value(u8 *cells, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
+    u8 *value = cells + head * PAGE_TOKENS * kept_cells(dim) + token * kept_stride(dim);
+    if (i < kept_stride(dim)) value[i] = x;
+    if (i % 32 == 0) scales_of(cells, head, token, dim)[i / 32] = scale;
+}
+
+// Puts a row's own key and value among the sequence's, and where a block has its last segment: a warp
+// rounds a block at a time.
+DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, const Own &own) {
+    u32 token = at % PAGE_TOKENS, key_end = (a.key_dim + 31) / 32 * 32;
+    u64 head = (u64)page * a.kv_heads + kv_head;
+    const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
+    const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
+    const float2 *angles = a.angles + (u64)row * a.pairs;
+    u16 scale;
+    for (u32 i = threadIdx.x; i < key_end; i += 128) {
+        u8 x = keep(i < a.key_dim ? rotated(k, i, angles, a.pairs, a.is_neox) : 0.0f, scale);
+        if (i < kept_stride(a.key_dim)) own.keys[(i / PIECE * SEGMENT + at) * PIECE + i % PIECE] = x;
+        if (i % 32 == 0) own.key_scales[at * kept_scales(a.key_dim) + i / 32] = scale;
+        if (is_first) put_key(a.keys, head, token, a.key_dim, i, x, scale);
+    }
+    for (u32 i = threadIdx.x; i < (a.value_dim + 31) / 32 * 32; i += 128) {
+        u8 x = keep(i < a.value_dim ? v[i] : 0.0f, scale);
+        if (i < kept_stride(a.value_dim)) own.values[at * kept_stride(a.value_dim) + i] = x;
+        if (i % 32 == 0) own.value_scales[at * kept_scales(a.value_dim) + i / 32] = scale;
+        if (is_first) put_value(a.values, head, token, a.value_dim, i, x, scale);
+    }
+}
+#else
 // Puts a row's own key and value among the sequence's, and where a block has its last segment.
-DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, Kept *keys,
-                      Kept *values) {
+DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, const Own &own) {
     u32 eights = up8(a.key_dim) / 8, stride = up8(a.value_dim), token = at % PAGE_TOKENS;
     u64 head = (u64)page * a.kv_heads + kv_head;
     const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
@@ -37,15 +97,16 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
     for (u32 i = threadIdx.x; i < 8 * eights; i += 128) {
         float y = i < a.key_dim ? rotated(k, i, a.angles + (u64)row * a.pairs, a.pairs, a.is_neox) : 0.0f;
         Kept x = keep(y);
-        keys[(i / 8 * SEGMENT + at) * 8 + i % 8] = x;
+        own.keys[(i / 8 * SEGMENT + at) * 8 + i % 8] = x;
         if (is_first) a.keys[((head * eights + i / 8) * PAGE_TOKENS + token) * 8 + i % 8] = x;
     }
     for (u32 i = threadIdx.x; i < stride; i += 128) {
         Kept x = keep(i < a.value_dim ? v[i] : 0.0f);
-        values[at * stride + i] = x;
+        own.values[at * stride + i] = x;
         if (is_first) a.values[(head * PAGE_TOKENS + token) * stride + i] = x;
     }
 }
+#endif
 
 // Blocks are a row, some query heads of a key head, and one of the shares of segments.
 //
@@ -65,8 +126,8 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     u32 group = a.heads / a.kv_heads, per_kv = (group + HEADS - 1) / HEADS;
     u32 kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * HEADS;
     u32 count = min((u32)HEADS, (kv_head + 1) * group - first_head);
-    u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim), eights = stride / 8;
-    u32 splits = eights >= 128 ? 1 : 128 / eights;
+    u32 key_stride = kept_stride(a.key_dim), stride = kept_stride(a.value_dim), eights = stride / 8;
+    u32 splits = eights >= 128 ? 1 : 128 / eights, scales = kept_scales(a.value_dim);
 
     // Of a single segment nothing is left to join.
     bool is_spread = a.is_spread && first < last;
@@ -74,14 +135,17 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     float *weights = q + HEADS * key_stride;    // [HEADS, SEGMENT]
     float *part = weights + HEADS * SEGMENT;    // [splits, HEADS, stride]
     float *total = part + splits * HEADS * stride; // [HEADS, stride]
-    Kept *own_keys = (Kept *)(total + HEADS * stride);    // [key_stride / 8, SEGMENT, 8]
-    Kept *own_values = own_keys + SEGMENT * key_stride;  // [SEGMENT, stride]
+    Own own;
+    own.keys = (Kept *)(total + HEADS * stride);
+    own.values = own.keys + SEGMENT * key_stride;
+    own.key_scales = (u16 *)(own.values + SEGMENT * stride);
+    own.value_scales = own.key_scales + SEGMENT * kept_scales(a.key_dim);
     Feed feed = {a.feed};
     const u32 *pages = feed.pages(a.table, feed.span(row));
     if (ALONE) {
         u32 start = (first + blockIdx.z) * SEGMENT;
         u32 from = max(range.x, start) - start, to = min(range.y - 1, start + SEGMENT) - start;
-        fetch_segment(a, kv_head, pages + start / PAGE_TOKENS, from, to, own_keys, own_values);
+        fetch_segment(a, kv_head, pages + start / PAGE_TOKENS, from, to, own);
     }
     for (u32 i = t; i < HEADS * stride; i += 128) total[i] = 0.0f;
     wait_for_inputs();
@@ -111,43 +175,51 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
         if (ALONE) {
             bool has_own = segment == last;
             if (segment != first + blockIdx.z) {
-                fetch_segment(a, kv_head, segment_pages, from, has_own ? to - 1 : to, own_keys, own_values);
+                fetch_segment(a, kv_head, segment_pages, from, has_own ? to - 1 : to, own);
             }
             asm volatile("cp.async.wait_all;" ::: "memory");
             if (has_own) {
                 u32 own_page = segment_pages[(to - 1) / PAGE_TOKENS];
                 bool is_first = blockIdx.y % per_kv == 0;
-                store_own(a, row, kv_head, own_page, to - 1, is_first, own_keys, own_values);
+                store_own(a, row, kv_head, own_page, to - 1, is_first, own);
             }
             __syncthreads();
         }
         float scores[HEADS] = {};
         bool is_in = t >= from && t < to;
         if (is_in) {
-            const Eight *k = (const Eight *)own_keys + t;
+            const Piece *k = (const Piece *)own.keys + t;
+            const u16 *scales = own.key_scales + t * kept_scales(a.key_dim);
             if (!ALONE) {
-                u64 page = segment_pages[t / PAGE_TOKENS];
+                u64 page = segment_pages[t / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
                 page_of[t / PAGE_TOKENS] = page;
-                k = (const Eight *)a.keys
-                    + (page * a.kv_heads + kv_head) * key_stride / 8 * PAGE_TOKENS + t % PAGE_TOKENS;
+                k = (const Piece *)(a.keys + head * kept_cells(a.key_dim) * PAGE_TOKENS) + t % PAGE_TOKENS;
+                scales = scales_of(a.keys, head, t % PAGE_TOKENS, a.key_dim);
             }
 #pragma unroll 4
-            for (u32 i = 0; i < key_stride / 8; i++) {
-                float2 x[4];
-                spread(k[i * (ALONE ? SEGMENT : PAGE_TOKENS)], x);
+            for (u32 i = 0; i < key_stride / PIECE; i++) {
+                Piece piece = k[i * (ALONE ? SEGMENT : PAGE_TOKENS)];
+                float2 x[PIECE / 2];
+#pragma unroll
+                for (int j = 0; j < PIECE / 8; j++) spread(piece.eights[j], x + 4 * j);
+                float scale = HAS_SCALES ? from_half(scales[i * PIECE / 32]) : 1.0f;
 #pragma unroll
                 for (int h = 0; h < HEADS; h++) {
-                    const float4 *at = (const float4 *)(q + h * key_stride + 8 * i);
-                    float4 low = at[0], high = at[1];
-                    float s = scores[h];
-                    s = fmaf(low.x, x[0].x, s);
-                    s = fmaf(low.y, x[0].y, s);
-                    s = fmaf(low.z, x[1].x, s);
-                    s = fmaf(low.w, x[1].y, s);
-                    s = fmaf(high.x, x[2].x, s);
-                    s = fmaf(high.y, x[2].y, s);
-                    s = fmaf(high.z, x[3].x, s);
-                    scores[h] = fmaf(high.w, x[3].y, s);
+                    const float4 *at = (const float4 *)(q + h * key_stride + PIECE * i);
+                    float s = HAS_SCALES ? 0.0f : scores[h];
+#pragma unroll
+                    for (int j = 0; j < PIECE / 8; j++) {
+                        float4 low = at[2 * j], high = at[2 * j + 1];
+                        s = fmaf(low.x, x[4 * j].x, s);
+                        s = fmaf(low.y, x[4 * j].y, s);
+                        s = fmaf(low.z, x[4 * j + 1].x, s);
+                        s = fmaf(low.w, x[4 * j + 1].y, s);
+                        s = fmaf(high.x, x[4 * j + 2].x, s);
+                        s = fmaf(high.y, x[4 * j + 2].y, s);
+                        s = fmaf(high.z, x[4 * j + 3].x, s);
+                        s = fmaf(high.w, x[4 * j + 3].y, s);
+                    }
+                    scores[h] = HAS_SCALES ? fmaf(s, scale, scores[h]) : s;
                 }
             }
         }
@@ -179,6 +251,7 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
             float sums[HEADS][8] = {};
             for (u32 i = from / splits * splits + split; i < to; i += 4 * splits) {
                 Eight v[4];
+                u16 scale[4] = {};
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     u32 token = i + j * splits;
@@ -187,21 +260,25 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
                         continue;
                     }
                     if (ALONE) {
-                        v[j] = *(const Eight *)(own_values + token * stride + 8 * eight);
+                        v[j] = *(const Eight *)(own.values + token * stride + 8 * eight);
+                        if (HAS_SCALES) scale[j] = own.value_scales[token * scales + eight / 4];
                         continue;
                     }
-                    u64 page = page_of[token / PAGE_TOKENS];
-                    u64 at = ((page * a.kv_heads + kv_head) * PAGE_TOKENS + token % PAGE_TOKENS) * stride;
+                    u64 page = page_of[token / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
+                    u64 at = head * PAGE_TOKENS * kept_cells(a.value_dim) + token % PAGE_TOKENS * stride;
                     v[j] = *(const Eight *)(a.values + at + 8 * eight);
+                    if (HAS_SCALES) scale[j] = scales_of(a.values, head, token % PAGE_TOKENS, a.value_dim)[eight / 4];
                 }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     u32 token = min(i + j * splits, SEGMENT - 1);
+                    float step = HAS_SCALES ? from_half(scale[j]) : 1.0f;
                     float2 x[4];
                     spread(v[j], x);
 #pragma unroll
                     for (int h = 0; h < HEADS; h++) {
                         float w = weights[h * SEGMENT + token];
+                        if (HAS_SCALES) w *= step;
 #pragma unroll
                         for (int k = 0; k < 4; k++) {
                             sums[h][2 * k] = fmaf(w, x[k].x, sums[h][2 * k]);
@@ -282,6 +359,28 @@ struct Store {
 };
 static_assert(sizeof(Store) == 112, "as in parameters.rs");
 
+#ifdef KEPT_Q8
+// Rounds a row's keys and values, a warp a block at a time.
+DEVICE void store_blocks(const Store &s, u32 row, u64 page, u32 token, const float2 *angles) {
+    u32 key_blocks = (s.key_dim + 31) / 32, value_blocks = (s.value_dim + 31) / 32;
+    u32 warps = blockDim.x / 32 * gridDim.y, warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
+    u32 keys = s.kv_heads * key_blocks, values = s.kv_heads * value_blocks;
+    u16 scale;
+    for (u32 block = warp; block < keys; block += warps) {
+        u32 head = block / key_blocks, i = block % key_blocks * 32 + threadIdx.x % 32;
+        const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
+        u8 x = keep(i < s.key_dim ? rotated(k, i, angles, s.pairs, s.is_neox) : 0.0f, scale);
+        put_key(s.keys, page * s.kv_heads + head, token, s.key_dim, i, x, scale);
+    }
+    for (u32 block = warp; block < values; block += warps) {
+        u32 head = block / value_blocks, i = block % value_blocks * 32 + threadIdx.x % 32;
+        const float *v = s.v + (u64)row * s.v_stride + head * s.value_dim;
+        u8 x = keep(i < s.value_dim ? v[i] : 0.0f, scale);
+        put_value(s.values, page * s.kv_heads + head, token, s.value_dim, i, x, scale);
+    }
+}
+#endif
+
 // Puts a row's keys and values into its sequence's pages, and rotates keys and queries on the way.
 KERNEL store(const __grid_constant__ Store s) {
     let_next_start();
@@ -289,17 +388,24 @@ KERNEL store(const __grid_constant__ Store s) {
     Feed feed = {s.feed};
     u32 row = blockIdx.x, position = feed.position(row);
     u64 page = feed.pages(s.table, feed.span(row))[position / PAGE_TOKENS];
-    u32 token = position % PAGE_TOKENS, key_stride = up8(s.key_dim), stride = up8(s.value_dim);
-    u32 q_len = s.q ? s.heads * s.key_dim : 0, k_len = s.kv_heads * s.key_dim;
-    u32 v_len = s.kv_heads * s.value_dim;
+    u32 token = position % PAGE_TOKENS, q_len = s.q ? s.heads * s.key_dim : 0;
     const float2 *angles = s.angles + (u64)row * s.pairs;
-    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < q_len + k_len + v_len;
-         i += blockDim.x * gridDim.y) {
+#ifdef KEPT_Q8
+    store_blocks(s, row, page, token, angles);
+    u32 len = q_len;
+#else
+    u32 key_stride = up8(s.key_dim), stride = up8(s.value_dim);
+    u32 k_len = s.kv_heads * s.key_dim, v_len = s.kv_heads * s.value_dim, len = q_len + k_len + v_len;
+#endif
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < len; i += blockDim.x * gridDim.y) {
         if (i < q_len) {
             const float *q = s.q + (u64)row * s.q_stride + i / s.key_dim * s.key_dim;
             float y = rotated(q, i % s.key_dim, angles, s.pairs, s.is_neox);
             s.q_out[(u64)row * s.q_out_stride + i] = y;
-        } else if (i < q_len + k_len) {
+            continue;
+        }
+#ifndef KEPT_Q8
+        if (i < q_len + k_len) {
             u32 head = (i - q_len) / s.key_dim, at = (i - q_len) % s.key_dim;
             const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
             u64 eight = ((page * s.kv_heads + head) * (key_stride / 8) + at / 8) * PAGE_TOKENS + token;
@@ -309,5 +415,6 @@ KERNEL store(const __grid_constant__ Store s) {
             u64 cell = ((page * s.kv_heads + head) * PAGE_TOKENS + token) * stride;
             s.values[cell + at] = keep(s.v[(u64)row * s.v_stride + v]);
         }
+#endif
     }
 }

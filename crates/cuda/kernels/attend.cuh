@@ -89,7 +89,7 @@ template <int HEADS, u32 BLOCK, int ITEMS>
 DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, float *shared,
                           u32 bytes) {
     __shared__ float olds[HEADS][32], news[HEADS][32], sums[HEADS][32];
-    u32 t = threadIdx.x, lane = t % 32, stride = up8(a.value_dim), part = stride + PART_EXTRA;
+    u32 t = threadIdx.x, lane = t % 32, stride = kept_stride(a.value_dim), part = stride + PART_EXTRA;
     u32 most_parts = min(32u, bytes / (4 * HEADS * part));
     const float *from = a.partials + ((u64)row * a.heads + first_head) * a.segments * part;
     u32 to = (u32)__cvta_generic_to_shared(shared), outputs = heads * stride;

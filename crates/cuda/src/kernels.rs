@@ -20,9 +20,9 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 11] = images![
-    "rows" "state" "choose" "attend" "attend_f32" "attend_prompt" "dot" "mul" "wide" "persistent"
-    "persistent_s24"
+const IMAGES: [(&[u8], &[u8]); 12] = images![
+    "rows" "state" "choose" "attend" "attend_f32" "attend_q8" "attend_prompt" "dot" "mul" "wide"
+    "persistent" "persistent_s24"
 ];
 
 /// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
@@ -163,6 +163,7 @@ pub(crate) struct Kernels {
     pub(crate) read_all: Kernel,
     halves: Attention,
     floats: Attention,
+    bytes: Attention,
     /// For rows of prompts, of each of [`PROMPT_DIMS`].
     pub(crate) attend_prompt: [Kernel; PROMPT_DIMS.len()],
     /// A step of one row, on devices that can run it so.
@@ -179,9 +180,10 @@ impl Kernels {
             Module::load(device, image, is_hopper)
         });
         let modules = modules.into_iter().collect::<Result<Vec<Module>>>()?;
-        let [rows, state, choice, halves, floats, prompts, dot, mul, wide, persistents @ ..] =
-            &modules[..]
-        else {
+        let [rows, state, choice, attends @ ..] = &modules[..] else {
+            unreachable!("as many modules as images");
+        };
+        let [halves, floats, bytes, prompts, dot, mul, wide, persistents @ ..] = attends else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -224,6 +226,7 @@ impl Kernels {
             read_all: state.kernel("read_all", 0)?,
             halves: Attention::of(halves)?,
             floats: Attention::of(floats)?,
+            bytes: Attention::of(bytes)?,
             attend_prompt,
             persistent: persistent.transpose()?,
             _modules: modules,
@@ -243,6 +246,7 @@ impl Kernels {
         match kept {
             Kept::F16 => &self.halves,
             Kept::F32 => &self.floats,
+            Kept::Q8 => &self.bytes,
         }
     }
 

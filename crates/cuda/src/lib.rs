@@ -22,7 +22,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Error, Limits, Memory, Model, Progress, Result};
+use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, StateSlot};
 
@@ -46,7 +46,7 @@ pub struct Cuda {
     device: Arc<Device>,
     kernels: Arc<Kernels>,
     fuse: bool,
-    keeps_halves: bool,
+    kv_type: KvType,
 }
 
 impl Cuda {
@@ -62,7 +62,7 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let device = Arc::new(Device::open(ordinal)?);
         let kernels = Arc::new(Kernels::load(&device)?);
-        Ok(Cuda { device, kernels, fuse: true, keeps_halves: false })
+        Ok(Cuda { device, kernels, fuse: true, kv_type: KvType::Auto })
     }
 
     /// The same with every operation as a stage of its own, or not: no bit may differ.
@@ -71,15 +71,14 @@ impl Cuda {
         Cuda { fuse, ..self }
     }
 
-    /// The same with keys and values of all models in half precision, also of those in f32.
+    /// The same with keys and values of all models kept so.
     #[must_use]
-    pub fn keeping_halves(self) -> Cuda {
-        Cuda { keeps_halves: true, ..self }
+    pub fn keeping(self, kv_type: KvType) -> Cuda {
+        Cuda { kv_type, ..self }
     }
 
     fn sizes(&self, plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
-        let kept = if self.keeps_halves { Kept::F16 } else { Kept::of(plan) };
-        Sizes::new(plan, program, limits, kept)
+        Sizes::new(plan, program, limits, Kept::of(self.kv_type, plan))
     }
 
     /// What this backend cannot run of a plan.
@@ -92,7 +91,9 @@ impl Cuda {
             return Some(format!("a scan with {state} elements a row (at most {MOST_STATE})"));
         }
         let program = lower::lower(plan, self.fuse);
-        let too_wide = program.stages.iter().find_map(|stage| step::too_much_memory(plan, stage));
+        let kept = Kept::of(self.kv_type, plan);
+        let mut stages = program.stages.iter();
+        let too_wide = stages.find_map(|stage| step::too_much_memory(plan, kept, stage));
         if too_wide.is_some() {
             return too_wide;
         }
@@ -137,6 +138,10 @@ impl Backend for Cuda {
 
     fn threads(&self) -> usize {
         1
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv_type
     }
 
     fn bandwidth(&self) -> Result<f64> {

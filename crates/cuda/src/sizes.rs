@@ -68,13 +68,14 @@ pub(crate) struct Sizes {
 impl Sizes {
     pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kept: Kept) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
-        let run = persistent::run_of(plan, program);
+        // One kernel for all reads halves.
+        let run = persistent::run_of(plan, program).filter(|_| kept == Kept::F16);
         let last = run.as_ref().map(|run| run.end - 1);
         let (apart, early_bytes) = last.map_or_else(Default::default, |i| apart(program, i));
         let tables = slot_tables(plan);
         let kv_bytes = plan.slots.iter().zip(&tables).map(|(slot, &table)| {
-            let cells = kept.bytes() * limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
-            [cells * key_stride(slot), cells * value_stride(slot)]
+            let heads = limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
+            [heads * kept.bytes(slot.key_dim), heads * kept.bytes(slot.value_dim)]
         });
         let states = plan.states.iter().map(|state| 4 * limits.states * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
@@ -90,7 +91,8 @@ impl Sizes {
         let heads = heads.max().unwrap_or(0);
         let row = program.stages.iter().filter_map(|stage| match &stage.work {
             Work::Attend { attention: a, slot, .. } => {
-                Some(4 * a.heads * segments * (value_stride(&plan.slots[*slot]) + PART_EXTRA))
+                let stride = kept.stride(plan.slots[*slot].value_dim);
+                Some(4 * a.heads * segments * (stride + PART_EXTRA))
             }
             _ => None,
         });
@@ -156,14 +158,14 @@ fn interleaved_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
     2 * cols.max().unwrap_or(0).next_multiple_of(CHUNK_COLS) * rows.next_multiple_of(WIDEST)
 }
 
-/// Elements of a key as it is kept.
+/// Elements of a key as it is kept in half precision.
 pub(crate) fn key_stride(slot: &KvSlot) -> usize {
-    slot.key_dim.next_multiple_of(8)
+    Kept::F16.stride(slot.key_dim)
 }
 
-/// Elements of a value as it is kept.
+/// Elements of a value as it is kept in half precision.
 pub(crate) fn value_stride(slot: &KvSlot) -> usize {
-    slot.value_dim.next_multiple_of(8)
+    Kept::F16.stride(slot.value_dim)
 }
 
 /// The page table of each slot among those of a span.

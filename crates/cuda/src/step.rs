@@ -16,6 +16,7 @@ use bodkin_model::{Plan, Rows, WeightId};
 
 use crate::arena::Arena;
 use crate::driver::Device;
+use crate::kept::Kept;
 use crate::kernels::{ATTEND_SHARED_BYTES, DOT_MOST_BYTES, Kernels, dot_shared_bytes};
 use crate::lower::{After, Content, Program, Stage, Value, Work};
 use crate::planes::{CHUNK_COLS, Kind, MOST_PARTS};
@@ -109,7 +110,7 @@ pub(crate) struct Step<'a> {
 }
 
 /// What a stage cannot do because a block has not the shared memory for it.
-pub(crate) fn too_much_memory(plan: &Plan, stage: &Stage) -> Option<String> {
+pub(crate) fn too_much_memory(plan: &Plan, kept: Kept, stage: &Stage) -> Option<String> {
     let (what, bytes, limit) = match &stage.work {
         Work::Product { factors, after, experts, .. } => {
             let weight = plan.weight(factors[0].weight);
@@ -125,7 +126,7 @@ pub(crate) fn too_much_memory(plan: &Plan, stage: &Stage) -> Option<String> {
             (format!("{cols} columns of {}", weight.name), bytes, DOT_MOST_BYTES)
         }
         Work::Attend { attention, slot, .. } => {
-            let bytes = attention::shared_bytes(attention, &plan.slots[*slot]);
+            let bytes = attention::shared_bytes(kept, attention, &plan.slots[*slot]);
             let what = format!("heads of {} + {}", attention.key_dim, attention.value_dim);
             (what, bytes, ATTEND_SHARED_BYTES)
         }

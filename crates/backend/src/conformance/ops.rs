@@ -138,6 +138,9 @@ fn attentions(cases: &mut Vec<Case>) {
     variants.push((Attention { scale: 2.0, ..one }, LONG));
     variants.push((Attention { value_dim: 24, ..one }, LONG));
     variants.push((Attention { value_dim: 8, ..usual(3, 1, 80) }, LONG));
+    // The last elements of a head are fewer than share a scale where keys are bytes.
+    variants.push((Attention { value_dim: 20, ..usual(6, 2, 36) }, LONG));
+    variants.push((usual(4, 2, 64), LONG));
     // Wider than most heads, and than some kernels take.
     variants.push((usual(2, 1, 200), LONG));
     variants.push((usual(2, 1, 264), LONG));

@@ -3,6 +3,7 @@
 use bodkin_model::{Attention, SlotId};
 
 use super::{ReferenceModel, dot};
+use crate::KvType;
 use crate::batch::{Batch, PAGE_TOKENS};
 
 impl ReferenceModel {
@@ -21,10 +22,14 @@ impl ReferenceModel {
         for span in &batch.spans {
             for position in span.position..span.position + span.len {
                 let at = cell(span.tables[group].page(position), position);
-                self.keys[slot.0][at * k_width..][..k_width]
-                    .copy_from_slice(&k[row * k_width..][..k_width]);
-                self.values[slot.0][at * v_width..][..v_width]
-                    .copy_from_slice(&v[row * v_width..][..v_width]);
+                let keys = &mut self.keys[slot.0][at * k_width..][..k_width];
+                keys.copy_from_slice(&k[row * k_width..][..k_width]);
+                let values = &mut self.values[slot.0][at * v_width..][..v_width];
+                values.copy_from_slice(&v[row * v_width..][..v_width]);
+                if self.kv_type == KvType::Q8_0 {
+                    KvType::round_to_bytes(keys, a.key_dim);
+                    KvType::round_to_bytes(values, a.value_dim);
+                }
                 row += 1;
             }
         }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Part, Rule, Span};
+use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, Part, Rule, Span};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
 use crate::backends::SparseWeights;
@@ -61,6 +61,9 @@ pub(crate) struct Args {
     /// Skip this share of the inputs of down projections
     #[arg(long, value_name = "SHARE", value_parser = load::share)]
     activation_sparsity: Option<f64>,
+    /// Keys and values as auto, f16 or q8_0, which takes half of f16
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = load::kv_type)]
+    kv_type: KvType,
     /// Where to compute: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -98,6 +101,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             no_repack: args.no_repack,
             sparse: args.sparse,
             activation_sparsity: args.activation_sparsity,
+            kv_type: args.kv_type,
         };
         let backend = machine.backend()?;
         for &test in &tests {
@@ -206,6 +210,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         backend: backend.name(),
         threads: backend.threads(),
         batch: args.batch_size,
+        kv_type: args.kv_type,
         prompt: test.prompt,
         generate: test.generate,
         depth: test.depth,

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::place::{Place, failure, model};
 
-const FIELDS: [&str; 23] = [
+const FIELDS: [&str; 25] = [
     "build_version",
     "backends",
     "model_filename",
@@ -15,6 +15,8 @@ const FIELDS: [&str; 23] = [
     "model_n_params",
     "n_batch",
     "n_threads",
+    "type_k",
+    "type_v",
     "n_prompt",
     "n_gen",
     "n_depth",

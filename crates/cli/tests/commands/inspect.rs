@@ -102,6 +102,17 @@ fn memory_grows_with_the_context_and_the_step() {
     let grown = bytes(&large, "state_bytes") - bytes(&small, "state_bytes");
     assert_eq!(grown, (8192 - 1024) * bytes(&small, "kv_bytes_per_1k_tokens") / 1000);
     assert_eq!(small["weight_bytes"], large["weight_bytes"]);
+    // Half as many, and a scale of two bytes for each head of 16.
+    for (kv_type, bytes_per_head) in [("f16", 2 * 16), ("q8_0", 16 + 2)] {
+        let memory = memory(&["--ctx-size", "1024", "--kv-type", kv_type]);
+        assert_eq!(
+            memory["kv_bytes_per_1k_tokens"],
+            1000 * 3 * 2 * 2 * bytes_per_head,
+            "{kv_type}"
+        );
+        let saved = bytes(&small, "state_bytes") - bytes(&memory, "state_bytes");
+        assert!(saved > 0 && total(&memory) == bytes(&memory, "total_bytes"));
+    }
     let short = memory(&["--ctx-size", "1024", "--batch-size", "1"]);
     assert!(bytes(&short, "scratch_bytes") < bytes(&small, "scratch_bytes"));
 

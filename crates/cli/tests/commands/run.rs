@@ -43,6 +43,21 @@ fn greedy_answers_do_not_depend_on_threads_or_instructions() {
 }
 
 #[test]
+fn keys_and_values_as_bytes_do_not_depend_on_threads_or_steps() {
+    let place = Place::new();
+    for name in ["llama", "gemma3"] {
+        let model = model(name);
+        let flags = [&GREEDY[..], &["--kv-type", "q8_0"]].concat();
+        let args = command(&model, "Hello world, said the hen in the garden", &flags);
+        let first = place.json(&args);
+        for flags in [["-t", "1"], ["-t", "3"], ["--batch-size", "1"]] {
+            let again = place.json(&[&args[..], &flags].concat());
+            assert_eq!(said(&again), said(&first), "{name} {flags:?}");
+        }
+    }
+}
+
+#[test]
 fn the_prompt_has_the_tokens_that_tokenize_gives() {
     let place = Place::new();
     for name in ["llama", "gemma3"] {

@@ -181,6 +181,8 @@ fn wrong_usage_has_status_2_and_names_the_word() {
         (&["run", &model, "Hello", "-n", "-1"], "-1"),
         (&["run", &model, "Hello", "--seed", "x"], "--seed"),
         (&["run", &model, "Hello", "--temperature", "warm"], "--temperature"),
+        (&["run", &model, "Hello", "--kv-type", "q4_0"], "--kv-type <TYPE>': expected auto, f16"),
+        (&["bench", &model, "--kv-type", "f32"], "--kv-type <TYPE>': expected auto, f16"),
         (&["run"], "<MODEL>"),
         (&["tokenize"], "<MODEL>"),
         (&["detokenize", &model], "<IDS>"),

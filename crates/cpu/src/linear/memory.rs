@@ -13,6 +13,7 @@ struct Line([u8; 64]);
 /// What any bytes are one of: numbers of at most 64 bits.
 pub(crate) trait Number: Copy {}
 
+impl Number for i8 {}
 impl Number for u16 {}
 impl Number for f32 {}
 

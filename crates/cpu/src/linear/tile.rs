@@ -33,6 +33,7 @@ macro_rules! unrolled {
         $(if $value < $count { let $index = $value; $body })*
     };
 }
+pub(crate) use unrolled;
 
 pub(crate) mod columns;
 #[cfg(target_arch = "x86_64")]

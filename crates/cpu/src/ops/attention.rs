@@ -6,13 +6,17 @@
 //! merged in order. A row therefore gets the same bits whatever shares its tile, however its
 //! prompt was cut into steps, and whether one thread took all its segments or several did.
 //!
-//! Per page, head and tile of R rows: reads 64 (key_dim + value_dim) bytes, does
+//! Where keys and values are bytes, scores are multiplied with the scales of keys, and exponentials
+//! with those of values, so that no more is done for each element than to widen it.
+//!
+//! Per page, head and tile of R rows: reads 64 (key_dim + value_dim) bytes of halves, does
 //! 64 R (key_dim + value_dim) operations; bound by memory for one row, by arithmetic from about
 //! four rows up.
 
 use bodkin_backend::{PAGE_TOKENS, PageTable};
 
-use crate::kv::{Cell, Cells, KvLayout, KvView};
+use crate::kv::{BLOCK, Cell, Cells, KvLayout, KvView, head_cells};
+use crate::linear::unrolled;
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::vector::{LANES, Vector, dispatch, exp};
@@ -21,6 +25,8 @@ use crate::vector::{LANES, Vector, dispatch, exp};
 pub(crate) const TILE_ROWS: usize = 16;
 /// Tokens in a segment: a whole number of pages.
 pub(crate) const SEGMENT_TOKENS: usize = 8 * PAGE_TOKENS;
+/// Vectors of scores with a page.
+const VECTORS: usize = PAGE_TOKENS / LANES;
 /// Scores of a tile with a segment: `[TILE_ROWS, SEGMENT_TOKENS]`.
 const SCORES: usize = TILE_ROWS * SEGMENT_TOKENS;
 /// Below every score, and still a number.
@@ -118,6 +124,10 @@ pub(crate) fn attend_segment(
     sums: &mut Sums<'_>,
 ) {
     match kv {
+        KvView::Byte(kv, layout) => dispatch!(simd, byte(
+            tile: &Tile<'_>, kv: Cells<Shared<i8>>, layout: KvLayout, table: &PageTable,
+            segment: usize, sums: &mut Sums<'_>,
+        )),
         KvView::Half(kv, layout) => dispatch!(simd, half(
             tile: &Tile<'_>, kv: Cells<Shared<u16>>, layout: KvLayout, table: &PageTable,
             segment: usize, sums: &mut Sums<'_>,
@@ -127,6 +137,19 @@ pub(crate) fn attend_segment(
             segment: usize, sums: &mut Sums<'_>,
         )),
     }
+}
+
+#[inline(always)]
+unsafe fn byte<V: Vector>(
+    tile: &Tile<'_>,
+    kv: Cells<Shared<i8>>,
+    layout: KvLayout,
+    table: &PageTable,
+    segment: usize,
+    sums: &mut Sums<'_>,
+) {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe { segment_of::<V, i8>(tile, kv, layout, table, segment, sums) }
 }
 
 #[inline(always)]
@@ -193,16 +216,20 @@ unsafe fn segment_of<V: Vector, C: Cell>(
     }
 }
 
-/// Runs a function on the rows of a tile, 8, 4, 2 or 1 at a time, as
+/// Runs a function on the rows of a tile, 8, 4, 3, 2 or 1 at a time, as
 /// `name::<V, C, N>(first row, ...)`.
 macro_rules! by_rows {
     ($rows:expr, $name:ident($($arg:expr),*)) => {{
         let mut row = 0;
         while row < $rows {
-            let count = 1 << ($rows - row).min(V::ROWS).ilog2();
+            let count = match ($rows - row).min(V::ROWS) {
+                count @ 5..8 => count - count % 4,
+                count => count,
+            };
             match count {
                 8 => $name::<V, C, 8>(row, $($arg),*),
                 4 => $name::<V, C, 4>(row, $($arg),*),
+                3 => $name::<V, C, 3>(row, $($arg),*),
                 2 => $name::<V, C, 2>(row, $($arg),*),
                 _ => $name::<V, C, 1>(row, $($arg),*),
             }
@@ -221,7 +248,7 @@ unsafe fn page_scores<V: Vector, C: Cell>(
     scores: &mut [f32; SCORES],
 ) {
     let rows = tile.ranges.len();
-    assert!(tile.q.len() == rows * key_dim && keys.len() == key_dim * PAGE_TOKENS);
+    assert!(tile.q.len() == rows * key_dim && keys.len() == head_cells(key_dim, C::SCALE));
     assert!(rows <= TILE_ROWS && at + PAGE_TOKENS <= SEGMENT_TOKENS);
     // SAFETY: rows and elements stay within the lengths asserted above; the caller keeps the
     // contract of `Vector`.
@@ -241,26 +268,38 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
     // SAFETY: as the caller vouches.
     unsafe {
         let (q, keys) = (tile.q.as_ptr().add(first * key_dim), keys.as_ptr());
-        let mut sums = [[V::splat(0.0); PAGE_TOKENS / LANES]; N];
-        for d in 0..key_dim {
-            let k: [V; PAGE_TOKENS / LANES] =
-                std::array::from_fn(|j| C::load(keys.add(d * PAGE_TOKENS + j * LANES)));
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let q = V::splat(*q.add(i * key_dim + d));
-                for (sum, k) in sums.iter_mut().zip(k) {
-                    *sum = k.mul_add(q, *sum);
-                }
+        let scales = keys.add(key_dim * PAGE_TOKENS).cast::<u16>();
+        let scores = scores.as_mut_ptr().add(first * SEGMENT_TOKENS + at);
+        // Without scales, all is one block.
+        let block = if C::SCALE > 0 { BLOCK } else { key_dim };
+        let mut start = 0;
+        while start < key_dim {
+            let end = key_dim.min(start + block);
+            let mut sums = [[V::splat(0.0); VECTORS]; N];
+            for d in start..end {
+                let mut k = [V::splat(0.0); VECTORS];
+                unrolled!(VECTORS, j => { k[j] = C::load(keys.add(d * PAGE_TOKENS + j * LANES)); });
+                unrolled!(N, i => {
+                    let q = V::splat(*q.add(i * key_dim + d));
+                    unrolled!(VECTORS, j => { sums[i][j] = k[j].mul_add(q, sums[i][j]); });
+                });
             }
-        }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (j, sum) in sums.into_iter().enumerate() {
-                let capped = match tile.softcap {
-                    Some(cap) => softcap(sum, V::splat(cap)),
-                    None => sum,
-                };
-                let to = (first + i) * SEGMENT_TOKENS + at + j * LANES;
-                capped.store(scores.as_mut_ptr().add(to));
-            }
+            unrolled!(N, i => {
+                unrolled!(VECTORS, j => {
+                    let (to, mut sum) = (scores.add(i * SEGMENT_TOKENS + j * LANES), sums[i][j]);
+                    if C::SCALE > 0 {
+                        let scale =
+                            V::load_f16(scales.add(start / BLOCK * PAGE_TOKENS + j * LANES));
+                        let before = if start > 0 { V::load(to) } else { V::splat(0.0) };
+                        sum = sum.mul_add(scale, before);
+                    }
+                    if let Some(cap) = tile.softcap.filter(|_| end == key_dim) {
+                        sum = softcap(sum, V::splat(cap));
+                    }
+                    sum.store(to);
+                });
+            });
+            start = end;
         }
     }
 }
@@ -305,7 +344,7 @@ unsafe fn exponentials<V: Vector>(
 
 /// The values of a page.
 struct Page<'a, C> {
-    /// `[PAGE_TOKENS, stride]`.
+    /// `[PAGE_TOKENS, stride]`, and scales.
     values: &'a [C],
     stride: usize,
     /// Tokens that are there.
@@ -323,7 +362,8 @@ unsafe fn add_values<V: Vector, C: Cell>(
     values: &mut [f32],
 ) {
     let stride = page.stride;
-    assert!(page.values.len() == stride * PAGE_TOKENS && values.len() >= rows * stride);
+    let cells = head_cells(stride, C::SCALE);
+    assert!(page.values.len() == cells && values.len() >= rows * stride);
     assert!(rows <= TILE_ROWS && page.filled <= PAGE_TOKENS && stride.is_multiple_of(LANES));
     assert!(page.at + PAGE_TOKENS <= SEGMENT_TOKENS);
     // SAFETY: rows, tokens and elements stay within the lengths asserted above; the caller keeps
@@ -364,23 +404,36 @@ unsafe fn add_columns<V: Vector, C: Cell, const N: usize, const D: usize>(
     unsafe {
         let (from, out) = (page.values.as_ptr().add(d), values.as_mut_ptr().add(d));
         let scores = scores.as_ptr().add(first * SEGMENT_TOKENS + page.at);
-        let mut sums: [[V; D]; N] = std::array::from_fn(|i| {
-            std::array::from_fn(|j| V::load(out.add((first + i) * page.stride + j * LANES)))
-        });
-        for t in 0..page.filled {
-            let v: [V; D] = std::array::from_fn(|j| C::load(from.add(t * page.stride + j * LANES)));
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let p = V::splat(*scores.add(i * SEGMENT_TOKENS + t));
-                for (sum, v) in sums.iter_mut().zip(v) {
-                    *sum = v.mul_add(p, *sum);
+        let scales = page.values.as_ptr().add(page.stride * PAGE_TOKENS).cast::<u16>();
+        let mut scaled = [[0.0; PAGE_TOKENS]; N];
+        let (weights, weight_stride) = if C::SCALE > 0 {
+            for (i, scaled) in scaled.iter_mut().enumerate() {
+                for j in (0..PAGE_TOKENS).step_by(LANES) {
+                    let p = V::load(scores.add(i * SEGMENT_TOKENS + j));
+                    let scale = V::load_f16(scales.add(d / BLOCK * PAGE_TOKENS + j));
+                    p.mul(scale).store(scaled.as_mut_ptr().add(j));
                 }
             }
+            (scaled.as_ptr().cast::<f32>(), PAGE_TOKENS)
+        } else {
+            (scores, SEGMENT_TOKENS)
+        };
+        let out = out.add(first * page.stride);
+        let mut sums = [[V::splat(0.0); D]; N];
+        unrolled!(N, i => {
+            unrolled!(D, j => { sums[i][j] = V::load(out.add(i * page.stride + j * LANES)); });
+        });
+        for t in 0..page.filled {
+            let mut v = [V::splat(0.0); D];
+            unrolled!(D, j => { v[j] = C::load(from.add(t * page.stride + j * LANES)); });
+            unrolled!(N, i => {
+                let p = V::splat(*weights.add(i * weight_stride + t));
+                unrolled!(D, j => { sums[i][j] = v[j].mul_add(p, sums[i][j]); });
+            });
         }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (j, sum) in sums.into_iter().enumerate() {
-                sum.store(out.add((first + i) * page.stride + j * LANES));
-            }
-        }
+        unrolled!(N, i => {
+            unrolled!(D, j => { sums[i][j].store(out.add(i * page.stride + j * LANES)); });
+        });
     }
 }
 

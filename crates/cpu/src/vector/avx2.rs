@@ -62,6 +62,14 @@ impl Vector for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+            Avx2(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }

@@ -36,6 +36,10 @@ impl Vector for Avx512 {
         unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<0>(self.0)) }
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))) }
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         unsafe { Avx512(_mm512_add_ps(self.0, other.0)) }
     }

@@ -57,6 +57,11 @@ impl Vector for Portable {
         unsafe { to.cast::<[u16; LANES]>().write_unaligned(halves) }
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the caller says that sixteen elements are there.
+        Portable(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }

@@ -11,7 +11,7 @@ use crate::kernels::{ATTEND_SHARED_BYTES, PROMPT_DIMS, prompt_shared_bytes};
 use crate::lower::Work;
 use crate::parameters as p;
 use crate::persistent::HEADS;
-use crate::sizes::{SEGMENT, key_stride, value_stride};
+use crate::sizes::{SEGMENT, value_stride};
 
 /// Queries of a block of attention for prompts, and its threads.
 const PROMPT_ROWS: usize = 64;
@@ -23,13 +23,14 @@ impl Step<'_> {
             unreachable!("called for attention");
         };
         let shape = &self.plan.slots[*slot];
-        let (keys, values) = (key_stride(shape), value_stride(shape));
-        let kept = self.sizes.kept.bytes() * SEGMENT * (keys + values);
-        let prompts = prompt_dims(a).filter(|_| self.sizes.kept == Kept::F16);
+        let kept = self.sizes.kept;
+        let own = SEGMENT * (kept.bytes(shape.key_dim) + kept.bytes(shape.value_dim));
+        let bytes = shared_bytes(kept, a, shape);
+        let prompts = prompt_dims(a).filter(|_| kept == Kept::F16);
         let has_prompts = prompts.is_some() && self.size.has_prompts;
         let is_alone = self.size.spans == self.size.tokens
             && !has_prompts
-            && shared_bytes(a, shape) + kept <= ATTEND_SHARED_BYTES;
+            && bytes + own <= ATTEND_SHARED_BYTES;
         if !is_alone {
             self.store(rows, work)?;
         }
@@ -44,9 +45,9 @@ impl Step<'_> {
         let spread = if parameters.is_spread == 1 { self.sizes.segments.min(64) } else { 1 };
         let group = a.heads / a.kv_heads;
         let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
-        let kernels = self.kernels.attention(self.sizes.kept);
+        let kernels = self.kernels.attention(kept);
         let kernel = kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
-        let shared = shared_bytes(a, shape) + if is_alone { kept } else { 0 };
+        let shared = bytes + if is_alone { own } else { 0 };
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
         unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
     }
@@ -181,7 +182,7 @@ fn heads_of_block(a: &Attention) -> usize {
 }
 
 /// Shared memory of a block for queries, weights of positions and sums of values.
-pub(super) fn shared_bytes(a: &Attention, slot: &KvSlot) -> usize {
-    let (keys, values) = (key_stride(slot), value_stride(slot));
+pub(super) fn shared_bytes(kept: Kept, a: &Attention, slot: &KvSlot) -> usize {
+    let (keys, values) = (kept.stride(slot.key_dim), kept.stride(slot.value_dim));
     4 * heads_of_block(a) * (keys + SEGMENT + (splits(values) + 1) * values)
 }

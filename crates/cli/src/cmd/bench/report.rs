@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_backend::{Choice, Part};
+use bodkin_backend::{Choice, KvType, Part};
 use bodkin_engine::ExpertCounts;
 use serde_json::{Value, json};
 
@@ -26,6 +26,8 @@ pub(crate) struct Row {
     pub(crate) backend: String,
     pub(crate) threads: usize,
     pub(crate) batch: usize,
+    /// What keys and values are kept as.
+    pub(crate) kv_type: KvType,
     pub(crate) prompt: usize,
     pub(crate) generate: usize,
     pub(crate) depth: usize,
@@ -50,14 +52,19 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// As in llama-bench: `pp512`, `tg128 @ d4096`; of several sequences `tg128 x8`.
+    /// As in llama-bench: `pp512`, `tg128 @ d4096`; of several sequences `tg128 x8`. What keys and
+    /// values are kept as comes last where it was chosen: `tg128 @ d4096 kv q8_0`.
     pub(crate) fn test(&self) -> String {
         let test = match (self.prompt, self.sequences) {
             (0, 1) => format!("tg{}", self.generate),
             (0, n) => format!("tg{} x{n}", self.generate),
             (n, _) => format!("pp{n}"),
         };
-        if self.depth > 0 { format!("{test} @ d{}", self.depth) } else { test }
+        let test = if self.depth > 0 { format!("{test} @ d{}", self.depth) } else { test };
+        match self.kv_type {
+            KvType::Auto => test,
+            kv_type => format!("{test} kv {}", kv_type.name()),
+        }
     }
 
     fn rates(&self) -> Vec<f64> {
@@ -93,6 +100,8 @@ impl Row {
             ("model_n_params", json!(self.model_n_params)),
             ("n_batch", json!(self.batch)),
             ("n_threads", json!(self.threads)),
+            ("type_k", json!(self.kv_type.name())),
+            ("type_v", json!(self.kv_type.name())),
             ("n_prompt", json!(self.prompt)),
             ("n_gen", json!(self.generate)),
             ("n_depth", json!(self.depth)),

@@ -1,0 +1,47 @@
+//! How precisely keys and values are kept.
+
+use bodkin_gguf::Format;
+
+/// The numbers that a backend keeps keys and values as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// Half precision, and single precision where a file's matrices are all single.
+    #[default]
+    Auto,
+    /// Half precision.
+    F16,
+    /// Signed bytes: each [`KvType::BLOCK`] elements of a head, and what is left at its end, have a
+    /// scale in half precision, and are rounded as [`Format::Q8_0`] rounds.
+    Q8_0,
+}
+
+impl KvType {
+    /// Every type, in the order in which they are listed.
+    pub const ALL: [KvType; 3] = [KvType::Auto, KvType::F16, KvType::Q8_0];
+    /// Elements of a head that share a scale.
+    pub const BLOCK: usize = 32;
+
+    /// What it is called in flags and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::Auto => "auto",
+            KvType::F16 => "f16",
+            KvType::Q8_0 => "q8_0",
+        }
+    }
+
+    /// What remains of keys or values, `[heads, dim]`, that are kept as `Q8_0`.
+    pub(crate) fn round_to_bytes(heads: &mut [f32], dim: usize) {
+        let format = Format::Q8_0;
+        for head in heads.chunks_exact_mut(dim) {
+            for part in head.chunks_mut(KvType::BLOCK) {
+                let mut block = [0.0; KvType::BLOCK];
+                block[..part.len()].copy_from_slice(part);
+                let bytes =
+                    format.encode(&block, KvType::BLOCK).expect("a format with a quantiser");
+                format.dequantize(&bytes, &mut block);
+                part.copy_from_slice(&block[..part.len()]);
+            }
+        }
+    }
+}
