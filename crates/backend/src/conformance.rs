@@ -87,8 +87,9 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
         failures.push(format!("{}: other counts of experts", case.name));
     }
     let generated = feed(model.as_mut(), case, Feeding::Generated)?;
+    let limit = case.limit(backend.kv_type());
     for (how, found) in [("", &whole), (", generated", &generated)] {
-        let (nmse, limit) = (nmse(found, &wanted), case.tolerance);
+        let nmse = nmse(found, &wanted);
         if nmse.is_nan() || nmse > limit {
             failures.push(format!("{}{how}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
         }
@@ -96,7 +97,7 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     if !bits(&feed(model.as_mut(), case, Feeding::AmongPrompts)?).eq(bits(&generated)) {
         failures.push(format!("{}: generated tokens depend on those beside them", case.name));
     }
-    observed::check(model.as_mut(), case, &whole, &record, failures)?;
+    observed::check(model.as_mut(), case, limit, &whole, &record, failures)?;
     let vocabulary = case.plan.output_width();
     for feeding in Feeding::OTHERS {
         let found = feed(model.as_mut(), case, feeding)?;

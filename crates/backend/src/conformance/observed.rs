@@ -32,6 +32,7 @@ impl Observer for Record {
 pub(super) fn check(
     model: &mut dyn Model,
     case: &Case,
+    limit: f64,
     alone: &[f32],
     wanted: &Record,
     failures: &mut Vec<String>,
@@ -48,7 +49,7 @@ pub(super) fn check(
     }
     let inputs = found.values.iter().zip(&wanted.values).zip(&found.products);
     for ((found, wanted), (weight, ..)) in inputs {
-        let (nmse, limit) = (nmse(found, wanted), case.tolerance);
+        let nmse = nmse(found, wanted);
         if nmse.is_nan() || nmse > limit {
             failures
                 .push(format!("{name}: input of {weight}: NMSE {nmse:.2e}, at most {limit:.0e}"));
