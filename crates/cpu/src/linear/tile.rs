@@ -312,14 +312,26 @@ pub(crate) unsafe fn widen<L: Lanes, K: FloatKind>(panel: *const u8, cols: usize
 /// Adds the bias to the sums of one panel and writes them, as far as there are rows.
 #[inline(always)]
 unsafe fn finish<L: Lanes, const T: usize>(tile: &Tile, panel: usize, sums: [L::Floats; T]) {
+    // SAFETY: passed on.
+    unsafe { finish_from::<L, T>(tile, panel, 0, sums) }
+}
+
+/// The same for the tokens from `token` on.
+#[inline(always)]
+unsafe fn finish_from<L: Lanes, const T: usize>(
+    tile: &Tile,
+    panel: usize,
+    token: usize,
+    sums: [L::Floats; T],
+) {
     let first = panel * PANEL_ROWS;
     let rows = PANEL_ROWS.min(tile.rows - first);
     // SAFETY: only rows below `tile.rows` are read or written, as the caller of the tile vouches.
     unsafe {
         let bias = tile.bias.wrapping_add(first);
         let has_bias = !tile.bias.is_null();
-        unrolled!(T, token => {
-            let (sums, out) = (sums[token], tile.out[token].add(first));
+        unrolled!(T, i => {
+            let (sums, out) = (sums[i], tile.out[token + i].add(first));
             if rows == PANEL_ROWS && !has_bias {
                 L::store(sums, out);
             } else if rows == PANEL_ROWS {

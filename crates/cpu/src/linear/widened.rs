@@ -112,11 +112,12 @@ impl Visit for RunUnpacked<'_> {
         job.widened(wide, unpack, |job, group| {
             // SAFETY: tiles lie inside the operands that `multiply` checked, its caller keeps other
             // threads away, and a `Simd` proves its instructions.
-            job.tiles(group, &[(1, 1), (2, 1), (4, 1)], |tile, _, tokens| unsafe {
+            job.tiles(group, &[(1, 1), (2, 1), (4, 1), (16, 1)], |tile, _, tokens| unsafe {
                 match tokens {
-                    4 => unpacked::tile::<K, 4>(tile),
-                    2 => unpacked::tile::<K, 2>(tile),
-                    _ => unpacked::tile::<K, 1>(tile),
+                    16 => unpacked::tile::<K, 4, 4>(tile),
+                    4 => unpacked::tile::<K, 1, 4>(tile),
+                    2 => unpacked::tile::<K, 1, 2>(tile),
+                    _ => unpacked::tile::<K, 1, 1>(tile),
                 }
             });
         });
