@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use crate::linear::{Forms, OutRows, multiply};
 use crate::lower::{Place, Product, Sorting};
+use crate::pieces::CHUNKS_PER_THREAD;
 use crate::pool::Worker;
 use crate::shared::Shared;
-use crate::step::{CHUNKS_PER_THREAD, Step};
+use crate::step::Step;
 
 /// The tables of one sorting, sized for the largest step.
 pub(crate) struct Sorted {

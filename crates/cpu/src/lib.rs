@@ -11,6 +11,7 @@ mod lower;
 mod model;
 mod observe;
 mod ops;
+mod pieces;
 mod pool;
 mod profile;
 mod recurrent;

@@ -28,7 +28,7 @@ pub(crate) use activations::Forms;
 pub use activations::{Activations, Filling, Form};
 pub use columns::{is_known as has_columns, pack_columns};
 pub use kind::Kind;
-pub(crate) use memory::{Memory, Number};
+pub(crate) use memory::{Memory, Number, ask};
 pub use out::OutRows;
 pub use sparse::{SparsePacker, SparsePart};
 pub(crate) use tile::unrolled;

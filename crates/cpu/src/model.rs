@@ -226,7 +226,7 @@ impl CpuModel {
             spans: Vec::with_capacity(limits.tokens),
             thresholds: vec![0.0; masked.len()],
             tables: Tables::new(cpu, &plan),
-            taken: program.stages.iter().map(|_| AtomicUsize::new(0)).collect(),
+            taken: (0..program.stages.len() * threads).map(|_| AtomicUsize::new(0)).collect(),
             profile: None,
             plan,
             file: Arc::clone(file),

@@ -30,13 +30,14 @@ pub(crate) struct Worker<'a> {
 impl Worker<'_> {
     /// Returns when all threads have called it; what they wrote before is visible after.
     pub(crate) fn barrier(&self) {
-        self.barrier.wait(self.threads, || ());
+        self.barrier.wait(self.threads, || (), || ());
     }
 
     /// As [`Worker::barrier`]; the thread that comes last calls `serial` before it lets the others
-    /// go on. Work that one thread does anyway costs no barrier of its own.
-    pub(crate) fn barrier_then(&self, serial: impl FnOnce()) {
-        self.barrier.wait(self.threads, serial);
+    /// go on. Work that one thread does anyway costs no barrier of its own. The others call
+    /// `meanwhile` again and again.
+    pub(crate) fn barrier_then(&self, serial: impl FnOnce(), meanwhile: impl FnMut()) {
+        self.barrier.wait(self.threads, serial, meanwhile);
     }
 
     /// This thread's share of `0..n`, in order of the threads.
@@ -70,7 +71,7 @@ struct Barrier {
 }
 
 impl Barrier {
-    fn wait(&self, threads: usize, serial: impl FnOnce()) {
+    fn wait(&self, threads: usize, serial: impl FnOnce(), mut meanwhile: impl FnMut()) {
         let round = self.round.load(Relaxed);
         if self.arrived.fetch_add(1, SeqCst) + 1 == threads {
             self.arrived.store(0, Relaxed);
@@ -78,12 +79,15 @@ impl Barrier {
             self.round.store(round.wrapping_add(1), Release);
             return;
         }
-        spin_while(|| self.round.load(Acquire) == round);
+        spin_while(|| {
+            meanwhile();
+            self.round.load(Acquire) == round
+        });
     }
 }
 
 /// Spins, and now and then lets other threads have the core.
-fn spin_while(condition: impl Fn() -> bool) {
+fn spin_while(mut condition: impl FnMut() -> bool) {
     let mut turns = 0;
     while condition() {
         turns += 1;

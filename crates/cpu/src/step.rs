@@ -1,6 +1,6 @@
 //! One step as each thread runs it: the stages in order, a barrier after each.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use bodkin_backend::{Batch, PAGE_TOKENS};
@@ -16,15 +16,11 @@ use crate::observe::Show;
 use crate::ops::act;
 use crate::ops::route::route;
 use crate::ops::rows::{self, Norm};
+use crate::pieces::{Ahead, FIRST_LINES, WAITING_LINES};
 use crate::pool::Worker;
 use crate::shared::Shared;
 use crate::simd::Simd;
 use crate::weights::{Prepared, read_row};
-
-/// Pieces into which a thread's share of a product is cut, so that one that the system holds up
-/// does not hold up the others. They are of about as many bytes each: rows of sparse weights
-/// differ.
-pub(crate) const CHUNKS_PER_THREAD: usize = 8;
 
 /// Everything that the threads of a step share.
 pub(crate) struct Step<'a> {
@@ -60,7 +56,8 @@ pub(crate) struct Step<'a> {
     pub(crate) partials: Shared<f32>,
     /// Of the inputs of gated products.
     pub(crate) thresholds: &'a [f32],
-    /// How much of each stage has been taken; zero at the start.
+    /// How much of each stage has been taken, of each thread's share where there are shares; zero
+    /// at the start.
     pub(crate) taken: &'a [AtomicUsize],
     /// Is shown the inputs of products, by the first thread.
     pub(crate) show: Option<Show<'a>>,
@@ -75,12 +72,18 @@ impl Step<'_> {
         let mut clock = self.seconds.filter(|_| worker.index == 0).map(|s| (s, Instant::now()));
         let stages = &self.program.stages;
         let mut next = 0;
+        let mut ahead = Ahead::default();
         while next < stages.len() {
             let this = next;
             self.stage(this, worker);
             let serial = stages[this + 1..].iter().take_while(|stage| self.is_serial(stage));
             next = this + 1 + serial.count();
-            worker.barrier_then(|| stages[this + 1..next].iter().for_each(|s| self.serial(s)));
+            self.look_ahead(worker, next, &mut ahead);
+            ahead.ask(FIRST_LINES);
+            worker.barrier_then(
+                || stages[this + 1..next].iter().for_each(|stage| self.serial(stage)),
+                || ahead.ask(WAITING_LINES),
+            );
             if let Some((seconds, start)) = &mut clock {
                 let now = Instant::now();
                 // SAFETY: only this thread touches the times.
@@ -93,7 +96,7 @@ impl Step<'_> {
 
     /// This thread's part of a stage.
     fn stage(&self, index: usize, worker: &Worker<'_>) {
-        let taken = &self.taken[index];
+        let taken = &self.taken[index * worker.threads..][..worker.threads];
         if let Some(show) = self.show.filter(|_| worker.index == 0) {
             self.show_products(&self.program.stages[index], show);
         }
@@ -112,15 +115,15 @@ impl Step<'_> {
                 }
             }
             Stage::Experts { input: _, cols, sorting, products } => {
-                self.experts(worker, *cols, *sorting, products, taken);
+                self.experts(worker, *cols, *sorting, products, &taken[0]);
             }
             Stage::Conv { input, weight, bias, state, out } => {
-                self.conv(*input, *weight, *bias, (*state, *out), taken);
+                self.conv(*input, *weight, *bias, (*state, *out), &taken[0]);
             }
-            Stage::Scan(stage) => self.scan(stage, taken),
+            Stage::Scan(stage) => self.scan(stage, &taken[0]),
             Stage::Attend { q, out, attention, slot } => {
                 let (q, out, slot) = (*q, *out, *slot);
-                Attend { step: self, q, out, attention, slot }.run(worker, taken);
+                Attend { step: self, q, out, attention, slot }.run(worker, &taken[0]);
             }
         }
     }
@@ -351,37 +354,7 @@ impl Step<'_> {
         unsafe { self.kv[slot].store(self.simd, (page, position % PAGE_TOKENS), k, v) };
     }
 
-    fn multiply(
-        &self,
-        worker: &Worker<'_>,
-        rows: Rows,
-        input: Place,
-        products: &[Product],
-        taken: &AtomicUsize,
-    ) {
-        let matrix = |p: &Product| &self.weights[p.weight.0].matrices[0];
-        let total: usize = products.iter().map(|p| matrix(p).bytes()).sum();
-        let pieces = worker.threads * CHUNKS_PER_THREAD;
-        loop {
-            let piece = taken.fetch_add(1, Relaxed);
-            if piece >= pieces {
-                return;
-            }
-            let (from, to) = (piece * total / pieces, (piece + 1) * total / pieces);
-            let mut before = 0;
-            for product in products {
-                let (matrix, start) = (matrix(product), before);
-                before += matrix.bytes();
-                let part = from.clamp(start, before) - start..to.clamp(start, before) - start;
-                let panels = matrix.panels_in(part, worker.threads);
-                if !panels.is_empty() {
-                    self.product(rows, input, product, panels, self.scratch[worker.index]);
-                }
-            }
-        }
-    }
-
-    fn product(
+    pub(crate) fn product(
         &self,
         rows: Rows,
         input: Place,

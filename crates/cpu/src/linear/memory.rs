@@ -1,9 +1,12 @@
 //! Memory for weights and activations: zeroed, on 64-byte boundaries, in huge pages where the
 //! system has them. It knows bytes only.
 
-/// From this size on, memory is mapped for itself, so that it can be put in huge pages.
 #[cfg(target_os = "linux")]
-const MAPPED_BYTES: usize = 4 << 20;
+mod slabs;
+
+/// From this size on, memory lies in huge pages.
+#[cfg(target_os = "linux")]
+const HUGE_BYTES: usize = 64 << 10;
 
 /// One cache line; its alignment is that of the whole memory.
 #[derive(Copy, Clone)]
@@ -20,7 +23,21 @@ impl Number for f32 {}
 enum Store {
     Lines(Vec<Line>),
     #[cfg(target_os = "linux")]
-    Mapped(memmap2::MmapMut),
+    Part(slabs::Part),
+}
+
+/// Asks for a line of memory into the second-level cache, where the processor has an instruction
+/// for that. The address may be any.
+#[inline(always)]
+pub(crate) fn ask(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, which reads nothing that can be seen.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 /// Zeroed bytes that begin on a 64-byte boundary.
@@ -33,12 +50,10 @@ impl Memory {
     /// `bytes` zeros.
     pub(crate) fn zeroed(bytes: usize) -> Memory {
         #[cfg(target_os = "linux")]
-        if bytes >= MAPPED_BYTES
-            && let Ok(map) = memmap2::MmapMut::map_anon(bytes)
+        if bytes >= HUGE_BYTES
+            && let Some(part) = slabs::Part::zeroed(bytes)
         {
-            // Huge pages are an advice: without them everything works, with more TLB misses.
-            let _ = map.advise(memmap2::Advice::HugePage);
-            return Memory { store: Store::Mapped(map), bytes };
+            return Memory { store: Store::Part(part), bytes };
         }
         let lines = vec![Line([0; 64]); bytes.div_ceil(64)];
         Memory { store: Store::Lines(lines), bytes }
@@ -54,7 +69,7 @@ impl Memory {
         match &self.store {
             Store::Lines(lines) => lines.as_ptr().cast(),
             #[cfg(target_os = "linux")]
-            Store::Mapped(map) => map.as_ptr(),
+            Store::Part(part) => part.start(),
         }
     }
 
@@ -87,7 +102,7 @@ impl Memory {
         match &mut self.store {
             Store::Lines(lines) => lines.as_mut_ptr().cast(),
             #[cfg(target_os = "linux")]
-            Store::Mapped(map) => map.as_mut_ptr(),
+            Store::Part(part) => part.start(),
         }
     }
 }

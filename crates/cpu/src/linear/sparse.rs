@@ -229,6 +229,11 @@ impl SparsePanels {
         unsafe { self.memory.start().add(start) }
     }
 
+    /// Where a panel begins, or the last one ends.
+    pub(crate) fn place(&self, panel: usize) -> *const u8 {
+        self.memory.start().wrapping_add(self.starts[panel])
+    }
+
     /// The first panel that begins with or behind so many bytes.
     pub(crate) fn first_at(&self, bytes: usize) -> usize {
         self.starts.partition_point(|&start| start < bytes)

@@ -241,6 +241,17 @@ impl PackedWeight {
         first(bytes.start).min(panels)..first(bytes.end).min(panels)
     }
 
+    /// Where some panels lie one behind the other, as a product with one token reads them; nowhere
+    /// where it does not.
+    pub(crate) fn place(&self, panels: Range<usize>) -> Range<*const u8> {
+        let start = |at: usize| match &self.store {
+            Store::Packed(memory) => memory.start().wrapping_add(at * self.panel_bytes),
+            Store::Sparse(sparse) => sparse.place(at),
+            Store::Source(..) | Store::Columns(_) => std::ptr::null(),
+        };
+        start(panels.start)..start(panels.end)
+    }
+
     /// The panels of a weight that leaves zeros out.
     pub(crate) fn sparse(&self) -> Option<&SparsePanels> {
         match &self.store {

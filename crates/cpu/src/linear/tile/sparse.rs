@@ -16,10 +16,10 @@ use crate::linear::sparse::{
 const FAR_BYTES: usize = 8192;
 const NEAR_BYTES: usize = 2048;
 
-/// The same for floats, of which several panels are read at a time, so that the first level's
-/// requests suffice. They are asked for one by one between the columns: many at once hold up the
+/// The same for floats. They are asked for one by one between the columns: many at once hold up the
 /// loads behind them.
-const FLOAT_BYTES: usize = 2048;
+const FAR_FLOAT_BYTES: usize = 6144;
+const NEAR_FLOAT_BYTES: usize = 2048;
 
 /// One panel times one token, for the rows of the lanes `L`.
 ///
@@ -81,7 +81,7 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
         let mut sums = [[L::float(0.0)]; P];
         let (mut at, mut x) = (panels, tile.x);
         let lines = lines_of_block(tile);
-        let mut asked = FLOAT_BYTES;
+        let mut asked = 0;
         // From what lies behind a panel to the one that comes after it.
         let jumps = std::array::from_fn::<_, P, _>(|p| {
             next[p].addr().wrapping_sub(panels[p].addr() + tile.panel_bytes)
@@ -91,9 +91,11 @@ pub(crate) unsafe fn float<L: Lanes, K: SparseFloat, const P: usize>(
             unrolled!(P, p => { at[p] = at[p].add(blocks * K::HEAD) });
             for step in 0..blocks * MASKS {
                 for _ in 0..lines / MASKS + usize::from(step % MASKS < lines % MASKS) {
-                    let jump = |p: usize| if asked < tile.panel_bytes { 0 } else { jumps[p] };
+                    let (far, near) = (asked + FAR_FLOAT_BYTES, asked + NEAR_FLOAT_BYTES);
                     unrolled!(P, p => {
-                        L::prefetch(panels[p].wrapping_add(asked.wrapping_add(jump(p))));
+                        let jump = |at: usize| if at < tile.panel_bytes { 0 } else { jumps[p] };
+                        L::prefetch_far(panels[p].wrapping_add(far.wrapping_add(jump(far))));
+                        L::prefetch(panels[p].wrapping_add(near.wrapping_add(jump(near))));
                     });
                     asked += 64;
                 }
