@@ -48,7 +48,7 @@ pub(crate) struct Machine {
     /// Skip this share of the inputs of down projections
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub(crate) activation_sparsity: Option<f64>,
-    /// Keys and values as auto, f16 or q8_0, which takes half of f16
+    /// Type of keys and values: auto, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = kv_type)]
     pub(crate) kv_type: KvType,
 }

@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// Skip this share of the inputs of down projections
     #[arg(long, value_name = "SHARE", value_parser = load::share)]
     activation_sparsity: Option<f64>,
-    /// Keys and values as auto, f16 or q8_0, which takes half of f16
+    /// Type of keys and values: auto, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = load::kv_type)]
     kv_type: KvType,
     /// Where to compute: auto, cpu, cuda or cuda:N
