@@ -13,10 +13,10 @@ use crate::{KvType, Limits, PAGE_TOKENS};
 pub(super) const FLOAT: f64 = 1e-6;
 /// Likewise where keys and values may be kept in half precision.
 pub(super) const HALF_STATE: f64 = 1e-5;
-/// Likewise where keys and values are kept as bytes. Backends differ by some 2^-12 of a number before
-/// that, and the codes lie some 2 % of a usual number apart: so of a hundred numbers one becomes the
-/// code beside the reference's, which is 0.01 * 0.02^2 in keys and again in values, and more where
-/// scores are large.
+/// Likewise where keys and values are kept as bytes. Backends differ by some 2^-12 of a number
+/// before that, and the codes lie some 2 % of a usual number apart: so of a hundred numbers one
+/// becomes the code beside the reference's, which is 0.01 * 0.02^2 in keys and again in values, and
+/// more where scores are large.
 const BYTE_STATE: f64 = 5e-5;
 /// Likewise where activations may be rounded to bfloat16: each by 2^-8 of it at most.
 pub(super) const BFLOAT: f64 = 1.0 / (1 << 16) as f64;

@@ -8,8 +8,8 @@ use super::{SHORT_NORM, Step, THREADS};
 use crate::lower::{Content, Function, Value, Work};
 use crate::parameters as p;
 
-/// Threads of a block that normalises a row, as many as compute in a block of the persistent kernel,
-/// which does the same: the number decides the order of the sum of squares.
+/// Threads of a block that normalises a row: as many as compute in a block of the persistent kernel,
+/// which does the same, as the number decides the order of the sum of squares.
 const NORM_THREADS: usize = 512;
 
 impl Step<'_> {
