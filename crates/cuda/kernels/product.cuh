@@ -1,6 +1,6 @@
 // What products with weights share: their parameters and what is done with each sum.
 //
-// A sum over columns is taken in up to sixteen parts of `part` chunks each, as the weight's shape
+// A sum over columns is taken in up to sixteen parts of `part` chunks each, as the plan
 // alone says. Within a part it runs from chunk to chunk through `mma`, whose order is fixed; the
 // parts are added in order. So a row has the same bits whether it comes alone or with others.
 #pragma once

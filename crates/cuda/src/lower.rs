@@ -17,7 +17,8 @@ use std::collections::HashMap;
 
 use bodkin_model::{NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
-use crate::planes::Kind;
+use crate::planes::{Kind, Shape};
+pub(crate) use products::{matrix_of, shapes};
 pub(crate) use stage::{After, Content, Experts, Factor, Function, InputNorm};
 pub(crate) use stage::{Program, Rotation, ScanStage};
 pub(crate) use stage::{Spec, Stage, Value, Work};
@@ -37,6 +38,7 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
     let mut lowering = Lowering {
         plan,
         fuse,
+        shapes: shapes(plan),
         readers,
         floats: HashMap::new(),
         halves: HashMap::new(),
@@ -65,6 +67,8 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
 struct Lowering<'a> {
     plan: &'a Plan,
     fuse: bool,
+    /// Of the weights that are matrices.
+    shapes: Vec<Option<Shape>>,
     /// The operations that read each value of the plan.
     readers: Vec<Vec<usize>>,
     /// The floats of each value of the plan.

@@ -95,7 +95,8 @@ fn area(plan: &Plan, work: &Work, kinds: &[Kind]) -> Option<usize> {
             let weights = if norm.is_some() { 4 * cols } else { 0 };
             // Shorter rows have a sum of squares in another order.
             let is_usual = weight.cols.is_multiple_of(4) && weight.cols > SHORT_NORM;
-            ((norm.is_none() || is_usual) && kinds.contains(&Kind::of(weight.format))).then_some(2 * cols + weights)
+            ((norm.is_none() || is_usual) && kinds.contains(&Kind::of(weight.format)))
+                .then_some(2 * cols + weights)
         }
         Work::Attend { slot, attention, .. } => {
             let table = slot_tables(plan)[*slot];

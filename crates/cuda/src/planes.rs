@@ -123,13 +123,15 @@ pub(crate) struct Shape {
     /// Of each matrix.
     pub(crate) rows: usize,
     pub(crate) cols: usize,
+    /// Rows of the widest matrix of this kind that the same input is multiplied with.
+    pub(crate) widest: usize,
 }
 
 impl Shape {
-    /// Of a weight with so many matrices, one behind the other.
+    /// Of a weight with so many matrices, one behind the other, alone with its input.
     pub(crate) fn of(weight: &Weight, matrices: usize) -> Shape {
         let (kind, rows, cols) = (Kind::of(weight.format), weight.rows / matrices, weight.cols);
-        Shape { kind, matrices, rows, cols }
+        Shape { kind, matrices, rows, cols, widest: rows }
     }
 
     /// Tiles of each matrix.
@@ -142,9 +144,12 @@ impl Shape {
         self.cols.div_ceil(CHUNK_COLS)
     }
 
-    /// Chunks of each part of a sum over columns: set by the shape alone, for the sum's order is.
+    /// Chunks of each part of a sum over columns: set by the plan alone, for the sum's order is.
+    /// Weights that the same input is multiplied with have parts alike, so that they can be one
+    /// product.
     pub(crate) fn part(&self) -> usize {
-        let parts = PARTS.iter().find(|(tiles, _)| self.tiles() < *tiles);
+        let widest = self.widest.div_ceil(TILE_ROWS);
+        let parts = PARTS.iter().find(|(tiles, _)| widest < *tiles);
         self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
     }
 
@@ -404,7 +409,7 @@ mod tests {
             for (row, values) in values.chunks_exact_mut(cols).enumerate() {
                 format.dequantize_row(format.row(&data, rows, row), values);
             }
-            let shape = Shape { kind: Kind::of(format), matrices: 1, rows, cols };
+            let shape = Shape { kind: Kind::of(format), matrices: 1, rows, cols, widest: rows };
             let mut planes = vec![0; shape.plane_bytes()];
             let mut scales = vec![0.0; shape.scales()];
             pack(&shape, format, &data, 0..shape.tiles(), &mut planes, &mut scales);
@@ -422,7 +427,7 @@ mod tests {
 
     #[test]
     fn experts_are_padded_one_by_one() {
-        let shape = Shape { kind: Kind::F32, matrices: 3, rows: 17, cols: 5 };
+        let shape = Shape { kind: Kind::F32, matrices: 3, rows: 17, cols: 5, widest: 17 };
         let values: Vec<f32> = (0..3 * 17 * 5).map(|i| i as f32).collect();
         let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut planes = vec![0; shape.plane_bytes()];

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use bodkin_backend::{Progress, Result};
 use bodkin_gguf::File;
-use bodkin_model::{Op, Plan, Weight};
+use bodkin_model::{Plan, Weight};
 use bytemuck::cast_slice_mut;
 
 use crate::driver::{Device, Memory};
+use crate::lower::{matrix_of, shapes};
 use crate::planes::{Shape, TILE_ROWS, pack};
 use crate::staging::Staging;
 
@@ -34,42 +35,25 @@ fn layout(plan: &Plan) -> (Vec<Layout>, usize) {
         bytes += part.next_multiple_of(ALIGNMENT);
         start
     };
-    let layouts = plan.weights.iter().zip(uses(plan)).map(|(weight, uses)| {
-        let planes = (uses.matrices > 0).then(|| {
-            let shape = Shape::of(weight, uses.matrices);
-            (shape, take(shape.plane_bytes()), take(4 * shape.scales()))
-        });
-        let vector = uses.vector.then(|| take(4 * weight.rows * weight.cols));
+    let weights = plan.weights.iter().zip(shapes(plan)).zip(vectors(plan));
+    let layouts = weights.map(|((weight, shape), is_vector)| {
+        let planes =
+            shape.map(|shape| (shape, take(shape.plane_bytes()), take(4 * shape.scales())));
+        let vector = is_vector.then(|| take(4 * weight.rows * weight.cols));
         Layout { planes, vector }
     });
     (layouts.collect(), bytes)
 }
 
-/// How the plan uses a weight.
-#[derive(Clone, Copy, Default)]
-struct Uses {
-    /// In products and as a table: the number of matrices that lie one after the other.
-    matrices: usize,
-    vector: bool,
-}
-
-fn uses(plan: &Plan) -> Vec<Uses> {
-    let mut uses = vec![Uses::default(); plan.weights.len()];
+/// Whether the plan uses each weight as a vector, be it as a matrix too.
+fn vectors(plan: &Plan) -> Vec<bool> {
+    let mut are_vectors = vec![false; plan.weights.len()];
     for op in &plan.ops {
-        let matrices = match op {
-            Op::Embed { table: weight, .. }
-            | Op::Linear { weight, .. }
-            | Op::Logits { weight, .. } => Some((*weight, 1)),
-            Op::ExpertLinear { weight, experts, .. } => Some((*weight, *experts)),
-            _ => None,
-        };
-        if let Some((weight, count)) = matrices {
-            uses[weight.0].matrices = count;
-        }
-        let vectors = op.weights().filter(|id| matrices.is_none_or(|(matrix, _)| matrix != *id));
-        vectors.for_each(|id| uses[id.0].vector = true);
+        let matrix = matrix_of(op).map(|(id, _)| id);
+        let vectors = op.weights().filter(|id| Some(*id) != matrix);
+        vectors.for_each(|id| are_vectors[id.0] = true);
     }
-    uses
+    are_vectors
 }
 
 /// The bytes that a plan's weights take on the device.

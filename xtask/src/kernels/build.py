@@ -6,6 +6,7 @@ there are.
 """
 
 import ctypes
+import os
 import pathlib
 import re
 import sys
@@ -76,7 +77,14 @@ def run():
 
 
 # What the compiler makes depends on the addresses that it is given: some of its maps are ordered by
-# them. The memory of a thread begins at a multiple of 64 MiB, that of a process anywhere.
+# them. So this program starts once more where the system does not choose them at random; and the
+# memory of a thread begins at a multiple of 64 MiB in any case.
+ADDR_NO_RANDOMIZE = 0x0040000
+libc = ctypes.CDLL(None)
+persona = libc.personality(0xFFFFFFFF)
+if persona & ADDR_NO_RANDOMIZE == 0 and libc.personality(persona | ADDR_NO_RANDOMIZE) != -1:
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+
 thread = threading.Thread(target=run)
 thread.start()
 thread.join()

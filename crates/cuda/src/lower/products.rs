@@ -1,9 +1,49 @@
 //! Products, and the operations before and after them that run with them.
 
-use bodkin_model::{Act, Op, Value as PlanValue, WeightId};
+use bodkin_model::{Act, Op, Plan, Value as PlanValue, WeightId};
 
 use super::{After, Experts, FACTORS, Factor, Lowering, Value, Work};
 use crate::planes::{CHUNK_COLS, Kind, Shape};
+
+/// The weight of a product or table, and its matrices.
+pub(crate) fn matrix_of(op: &Op) -> Option<(WeightId, usize)> {
+    match op {
+        Op::Embed { table: weight, .. } | Op::Linear { weight, .. } | Op::Logits { weight, .. } => {
+            Some((*weight, 1))
+        }
+        Op::ExpertLinear { weight, experts, .. } => Some((*weight, *experts)),
+        _ => None,
+    }
+}
+
+/// Whether two products multiply the same input.
+fn have_same_input(one: &Op, two: &Op) -> bool {
+    match (one, two) {
+        (Op::Linear { input, .. }, Op::Linear { input: other, .. }) => input == other,
+        (
+            Op::ExpertLinear { input, route, experts, .. },
+            Op::ExpertLinear { input: other, route: other_route, experts: other_experts, .. },
+        ) => (input, route, experts) == (other, other_route, other_experts),
+        _ => false,
+    }
+}
+
+/// The shapes of the weights that are matrices or tables. Products that follow each other with the
+/// same input know of the widest of their kind.
+pub(crate) fn shapes(plan: &Plan) -> Vec<Option<Shape>> {
+    let mut shapes = vec![None; plan.weights.len()];
+    for siblings in plan.ops.chunk_by(have_same_input) {
+        let own = siblings.iter().filter_map(matrix_of);
+        let own = own.map(|(id, matrices)| (id, Shape::of(plan.weight(id), matrices)));
+        let own: Vec<(WeightId, Shape)> = own.collect();
+        for (WeightId(id), shape) in &own {
+            let alike = own.iter().filter(|(_, other)| other.kind == shape.kind);
+            let widest = alike.map(|(_, other)| other.rows).max().unwrap_or(0);
+            shapes[*id] = Some(Shape { widest, ..*shape });
+        }
+    }
+    shapes
+}
 
 impl Lowering<'_> {
     /// The weight, bias and input of a product of all tokens.
@@ -18,28 +58,15 @@ impl Lowering<'_> {
 
     /// Whether product `j` can run together with product `i`.
     pub(super) fn is_sibling(&self, i: usize, j: usize) -> bool {
-        let (Some((weight, _, one)), Some((other, _, two))) = (self.product(i), self.product(j))
-        else {
+        let (Some(one), Some(two)) = (self.plan.ops.get(i), self.plan.ops.get(j)) else {
             return false;
         };
-        let same_input = match (one, two) {
-            (Op::Linear { input, .. }, Op::Linear { input: other, .. }) => input == other,
-            (
-                Op::ExpertLinear { input, route, experts, .. },
-                Op::ExpertLinear {
-                    input: other, route: other_route, experts: other_experts, ..
-                },
-            ) => (input, route, experts) == (other, other_route, other_experts),
-            _ => false,
-        };
-        // Sums are cut into parts as the shape says, and all in one stage alike.
-        let shape = |id: WeightId, op: &Op| {
-            let experts = if let Op::ExpertLinear { experts, .. } = op { *experts } else { 1 };
-            Shape::of(self.plan.weight(id), experts)
-        };
-        let (one, two) = (shape(weight, one), shape(other, two));
-        let alike = one.kind == two.kind && one.part() == two.part() && one.kind != Kind::F32;
-        self.fuse && same_input && alike
+        let shape = |op: &Op| matrix_of(op).and_then(|(WeightId(id), _)| self.shapes[id]);
+        // Sums are cut into parts as the plan says, and all in one stage alike.
+        let alike = shape(one).zip(shape(two)).is_some_and(|(one, two)| {
+            one.kind == two.kind && one.part() == two.part() && one.kind != Kind::F32
+        });
+        self.fuse && alike && have_same_input(one, two)
     }
 
     /// If products `i` and `i + 1` are read by a gating alone: the function, and which is the gate.
