@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use crate::linear::{Forms, OutRows, multiply};
 use crate::lower::{Place, Product, Sorting};
-use crate::pieces::CHUNKS_PER_THREAD;
 use crate::pool::Worker;
 use crate::shared::Shared;
 use crate::step::Step;
+
+/// Pieces into which a thread's share of a product is cut.
+const CHUNKS_PER_THREAD: usize = 8;
 
 /// The tables of one sorting, sized for the largest step.
 pub(crate) struct Sorted {

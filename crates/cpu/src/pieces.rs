@@ -14,9 +14,6 @@ use crate::lower::{Place, Product, Stage};
 use crate::pool::Worker;
 use crate::step::Step;
 
-/// Pieces into which a thread's share of other work is cut.
-pub(crate) const CHUNKS_PER_THREAD: usize = 8;
-
 /// Where the pieces of a share end, in parts of the last: of bytes, since rows of sparse weights
 /// differ. The last pieces are small, so that threads end together.
 const ENDS: [usize; 8] = [3, 6, 9, 11, 13, 14, 15, 16];
@@ -45,10 +42,11 @@ impl Ahead {
     /// Asks for so many more lines.
     pub(crate) fn ask(&mut self, lines: usize) {
         for _ in 0..lines {
-            if self.lines.start < self.lines.end {
-                ask(self.lines.start);
-                self.lines.start = self.lines.start.wrapping_add(64);
+            if self.lines.start >= self.lines.end {
+                return;
             }
+            ask(self.lines.start);
+            self.lines.start = self.lines.start.wrapping_add(64);
         }
     }
 }

@@ -94,12 +94,6 @@ DEVICE float2 from_half_pair(u32 bits) {
     return make_float2(from_half(bits & 0xffff), from_half(bits >> 16));
 }
 
-DEVICE u32 half_add(u32 a, u32 b) {
-    u32 y;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    return y;
-}
-
 DEVICE u32 half_mul(u32 a, u32 b) {
     u32 y;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));

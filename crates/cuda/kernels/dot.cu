@@ -99,33 +99,22 @@ DEVICE void share_input(const Product &p, u16 *out) {
     __syncthreads();
 }
 
-// What a lane needs of the input for some chunks.
-template <int KIND, int CHUNKS, int COLS8> struct Inputs {
-    uint4 b[CHUNKS][COLS8][2];
-
-    __device__ __forceinline__ void load(const u16 *const (&x)[COLS8], u32 chunk) {
-#pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
-#pragma unroll
-            for (int n = 0; n < COLS8; n++) {
-                // A lane without a row has zeros.
-                b[k][n][0] = b[k][n][1] = make_uint4(0, 0, 0, 0);
-                if (x[n]) Planes<KIND>::load_input(x[n] + (chunk + k) * CHUNK_COLS, b[k][n]);
-            }
-        }
-    }
-};
-
 // Multiplies some chunks of each tile; tiles lie `apart` bytes apart.
 template <int KIND, int CHUNKS, int COLS8, int TILES>
-DEVICE void multiply(const u8 *slot, u32 apart, u32 lane, const Inputs<KIND, CHUNKS, COLS8> &inputs,
+DEVICE void multiply(const u8 *slot, u32 apart, u32 lane, const u16 *const (&x)[COLS8], u32 chunk,
                      float (&sums)[TILES][COLS8][4]) {
-    const auto &b = inputs.b;
+    uint4 b[CHUNKS][COLS8][2];
     Planes<KIND> w[CHUNKS][TILES];
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
 #pragma unroll
         for (int i = 0; i < TILES; i++) w[k][i].load(slot + i * apart + k * Planes<KIND>::BYTES, lane);
+#pragma unroll
+        for (int n = 0; n < COLS8; n++) {
+            // A lane without a row has zeros.
+            b[k][n][0] = b[k][n][1] = make_uint4(0, 0, 0, 0);
+            if (x[n]) Planes<KIND>::load_input(x[n] + (chunk + k) * CHUNK_COLS, b[k][n]);
+        }
     }
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
@@ -195,11 +184,6 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
             x[n] = is_in ? input + at * p.input_stride + column : 0;
         }
     }
-    // Many rows come from the second-level cache, a step before they are multiplied: blocks of them
-    // have the registers.
-    const bool AHEAD = COLS8 == 2;
-    Inputs<KIND, D::CHUNKS, COLS8> next;
-    if (AHEAD && tile < p.tiles && first + D::CHUNKS <= end) next.load(x, first);
     for (u32 turn = 0; tile < p.tiles; turn ^= 1) {
         // What the end of the tile needs is asked for at its beginning.
         u32 matrix = TILES == 2 ? 0 : matrix_of(p, tile);
@@ -233,23 +217,14 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         for (u32 chunk = first; chunk < end; chunk += D::CHUNKS) {
             const u8 *slot = d.ring + d.pipe.wait();
             if (chunk == stop) keep();
-            Inputs<KIND, D::CHUNKS, COLS8> now;
-            if (AHEAD) {
-                now = next;
-                u32 after = chunk + D::CHUNKS < end ? chunk + D::CHUNKS : first;
-                if (after + D::CHUNKS <= end) next.load(x, after);
-            }
             if (chunk + D::CHUNKS <= stop) {
-                if (!AHEAD) now.load(x, chunk);
-                multiply(slot, D::SLOT / TILES, lane, now, sums);
+                multiply<KIND, D::CHUNKS>(slot, D::SLOT / TILES, lane, x, chunk, sums);
             } else {
 #pragma unroll 1
                 for (u32 k = 0; k < D::CHUNKS && chunk + k < end; k++) {
                     if (chunk + k == stop) keep();
                     const u8 *weights = slot + k * D::Weights::BYTES;
-                    Inputs<KIND, 1, COLS8> one;
-                    one.load(x, chunk + k);
-                    multiply(weights, D::SLOT / TILES, lane, one, sums);
+                    multiply<KIND, 1>(weights, D::SLOT / TILES, lane, x, chunk + k, sums);
                 }
             }
             d.pipe.release();

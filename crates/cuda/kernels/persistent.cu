@@ -268,7 +268,7 @@ DEVICE u32 of_four(const u32 (&x)[4], u32 i) {
 }
 
 // Up to four query heads of a key head meet a segment: four warps for each head, a thread for each
-// position; then a thread for four columns of some positions' values.
+// position; then a thread for two columns of some positions' values.
 DEVICE void attend(u32 stage, u32 area) {
     Shared &shared = shared_memory();
     const Attend &a = shared.stages[own(stage % 2)].attend;

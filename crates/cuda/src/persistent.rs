@@ -13,10 +13,10 @@ use crate::lower::{After, Program, Stage, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind};
 use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
-use crate::step::{SHORT_NORM, Step};
+use crate::step::{SHORT_NORM, Step, splits};
 
 /// Warps that compute, and threads with those that fetch.
-const WARPS: usize = 16;
+pub(crate) const WARPS: usize = 16;
 const THREADS: usize = 32 * WARPS + 128;
 /// Page tables that attention may have.
 const TABLES: usize = 4;
@@ -102,7 +102,7 @@ fn area(plan: &Plan, work: &Work, kinds: &[Kind]) -> Option<usize> {
             let table = slot_tables(plan)[*slot];
             let slot = &plan.slots[*slot];
             let (keys, values) = (key_stride(slot), value_stride(slot));
-            let splits = SEGMENT / (values / 8);
+            let splits = splits(values);
             let floats = HEADS * (keys + SEGMENT + splits * values);
             let is_small = keys.max(values) <= MOST_DIM && attention.causal && table < TABLES;
             is_small.then_some(4 * floats + 2 * values + 2 * SEGMENT * keys)

@@ -79,6 +79,10 @@ impl Sizes {
         });
         let states = plan.states.iter().map(|state| 4 * limits.states * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
+        let kv_bytes: Vec<[usize; 2]> = kv_bytes.collect();
+        // The persistent kernel counts values in pairs, in 32 bits.
+        let run =
+            run.filter(|_| kv_bytes.iter().all(|[_, values]| values / 4 <= u32::MAX as usize));
         let segments = plan.slots.iter().zip(&tables).map(|(_, &table)| {
             // Two pieces of segments at the ends.
             (limits.pages[table] * PAGE_TOKENS).div_ceil(SEGMENT) + 1
@@ -105,7 +109,7 @@ impl Sizes {
             apart,
             early_bytes,
             persistent: run,
-            kv_bytes: kv_bytes.collect(),
+            kv_bytes,
             state_bytes: states.collect(),
             angle_bytes: angles.collect(),
             segments,

@@ -14,6 +14,8 @@ use std::cell::Cell;
 use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
+pub(crate) use attention::splits;
+
 use crate::arena::Arena;
 use crate::driver::Device;
 use crate::kept::Kept;

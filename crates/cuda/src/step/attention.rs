@@ -167,7 +167,7 @@ fn prompt_dims(a: &Attention) -> Option<usize> {
 }
 
 /// Threads that share the positions of a column of values.
-fn splits(values: usize) -> usize {
+pub(crate) fn splits(values: usize) -> usize {
     if values / 8 >= 128 { 1 } else { 128 / (values / 8) }
 }
 
@@ -178,7 +178,7 @@ fn inverse(number: u32) -> u32 {
 
 /// Query heads that a block takes at once.
 fn heads_of_block(a: &Attention) -> usize {
-    if a.heads == a.kv_heads { 1 } else { 4 }
+    if a.heads == a.kv_heads { 1 } else { HEADS }
 }
 
 /// Shared memory of a block for queries, weights of positions and sums of values.

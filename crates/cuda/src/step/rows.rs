@@ -7,10 +7,11 @@ use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 use super::{SHORT_NORM, Step, THREADS};
 use crate::lower::{Content, Function, Value, Work};
 use crate::parameters as p;
+use crate::persistent::WARPS;
 
 /// Threads of a block that normalises a row: as many as compute in a block of the persistent kernel,
 /// which does the same, as the number decides the order of the sum of squares.
-const NORM_THREADS: usize = 512;
+const NORM_THREADS: usize = 32 * WARPS;
 
 impl Step<'_> {
     pub(super) fn angles(&self, rope: usize) -> Result<()> {

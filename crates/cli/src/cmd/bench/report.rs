@@ -26,7 +26,7 @@ pub(crate) struct Row {
     pub(crate) backend: String,
     pub(crate) threads: usize,
     pub(crate) batch: usize,
-    /// What keys and values are kept as.
+    /// What was chosen to keep keys and values as.
     pub(crate) kv_type: KvType,
     pub(crate) prompt: usize,
     pub(crate) generate: usize,
