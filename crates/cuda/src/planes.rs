@@ -243,8 +243,8 @@ fn power_of_two(largest: f32) -> f32 {
     if largest == 0.0 { 1.0 } else { 2f32.powi((exponent - 127).clamp(-120, 120)) }
 }
 
-/// What a row of codes is to be divided by, for its largest scale. That of a file may be as large as
-/// floats are: the quotient has to be one, too.
+/// What a row of codes is to be divided by, for its largest scale. That of a file may be as large
+/// as floats are: the quotient has to be one, too.
 fn code_unit(largest: f32) -> f32 {
     power_of_two(largest.min(2f32.powi(100))) / (LARGEST_SCALE * CODE_UNIT)
 }

@@ -9,8 +9,8 @@ use crate::lower::{Content, Function, Value, Work};
 use crate::parameters as p;
 use crate::persistent::WARPS;
 
-/// Threads of a block that normalises a row: as many as compute in a block of the persistent kernel,
-/// which does the same, as the number decides the order of the sum of squares.
+/// Threads of a block that normalises a row: as many as compute in a block of the persistent
+/// kernel, which does the same, as the number decides the order of the sum of squares.
 const NORM_THREADS: usize = 32 * WARPS;
 
 impl Step<'_> {

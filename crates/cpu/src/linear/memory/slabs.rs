@@ -1,7 +1,7 @@
 //! Memory that is cut from slabs of huge pages. A weight of a few megabytes in a mapping of its own
 //! would begin and end between huge pages, and have small ones there: of a 1B model, a quarter of
-//! all bytes. Slabs begin with a huge page, and weights lie in them one behind the other. A slab is given
-//! back to the system when nothing is left in it.
+//! all bytes. Slabs begin with a huge page, and weights lie in them one behind the other. A slab is
+//! given back to the system when nothing is left in it.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
