@@ -64,13 +64,12 @@ impl Step<'_> {
         };
         let total = self.bytes(products);
         let share = worker.share(total);
-        let mut lines = std::ptr::null()..std::ptr::null();
+        // What is read first, even if it is not known where: then nothing is asked for.
+        let mut first = None;
         self.parts(products, share, worker.threads, |product, panels| {
-            if lines.is_empty() {
-                let matrix = &self.weights[product.weight.0].matrices[0];
-                lines = matrix.place(panels);
-            }
+            first.get_or_insert_with(|| self.weights[product.weight.0].matrices[0].place(panels));
         });
+        let mut lines = first.unwrap_or(std::ptr::null()..std::ptr::null());
         lines.end = lines.end.min(lines.start.wrapping_add(AHEAD_BYTES));
         *ahead = Ahead { stage, lines };
     }
