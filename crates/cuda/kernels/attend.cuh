@@ -35,11 +35,10 @@ struct Attend {
     // For the persistent kernel, of whose blocks each takes up to four query heads of a key head.
     u32 group;          // query heads of a key head
     u32 blocks;         // of all heads
-    u32 splits;         // threads that share the positions of a column
-    u32 by_blocks, by_group_blocks, by_pairs; // for `divide`: by `blocks`, those of a key head, value_stride / 2
+    u32 by_blocks, by_group_blocks; // for `divide`: by `blocks`, those of a key head
     u32 padding;
 };
-static_assert(sizeof(Attend) == 200, "as in parameters.rs");
+static_assert(sizeof(Attend) == 192, "as in parameters.rs");
 
 // The quotient of two numbers whose product is below 2^32. Of the second one, 2^32 divided by it and
 // rounded up is given, or 0 if it is 1.
@@ -82,64 +81,75 @@ DEVICE void finish(const Attend &a, u32 row, u32 head, u32 i, float most, float 
     if (a.half_out) publish(a.half_out + (u64)row * a.half_stride + at, to_input(y));
 }
 
-// Joins the segments of some heads that many blocks have made, in order; a warp for each head makes
-// the factors, and a thread makes up to ITEMS results. As many segments at a time come to shared
-// memory as there is room for, 32 at most.
-template <int HEADS, u32 BLOCK, int ITEMS>
-DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, float *shared,
-                          u32 bytes) {
-    __shared__ float olds[HEADS][32], news[HEADS][32], sums[HEADS][32];
-    u32 t = threadIdx.x, lane = t % 32, stride = kept_stride(a.value_dim), part = stride + PART_EXTRA;
-    u32 most_parts = min(32u, bytes / (4 * HEADS * part));
-    const float *from = a.partials + ((u64)row * a.heads + first_head) * a.segments * part;
-    u32 to = (u32)__cvta_generic_to_shared(shared), outputs = heads * stride;
-    float so_far = -INFINITY_F, sum[ITEMS] = {}, value[ITEMS] = {};
-    for (u32 base = 0; base < count; base += most_parts) {
-        u32 n = min(most_parts, count - base), pieces = n * part / 4;
-        sync<BLOCK>();
-        for (u32 i = t; i < heads * pieces; i += BLOCK) {
+// Segments of some heads, which are there, on their way to shared memory.
+struct Copied {
+    const float *from; // of the first head's first one
+    u32 to, heads, part, segments, most_parts;
+
+    __device__ __forceinline__ void take(u32 base, u32 n) const {
+        u32 pieces = n * part / 4;
+        for (u32 i = threadIdx.x; i < heads * pieces; i += blockDim.x) {
             u32 head = i / pieces, at = i % pieces * 4;
-            const float *piece = from + ((u64)head * a.segments + base) * part + at;
+            const float *piece = from + ((u64)head * segments + base) * part + at;
             copy_async(to + 4 * (head * most_parts * part + at), piece);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
+    }
+
+    __device__ __forceinline__ void finish() const {}
+};
+
+// Joins the segments of some heads that many blocks have made, in order; warps of each head make the
+// factors, and a thread makes up to ITEMS results. `most_parts` segments of each head at a time, MOST at
+// most, are taken to shared memory.
+template <int HEADS, u32 BLOCK, int ITEMS, u32 MOST, typename Segments>
+DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, const float *shared,
+                          u32 most_parts, const Segments &segments) {
+    // What sums so far are multiplied with, what a segment's values are, and what its sum becomes.
+    __shared__ float4 factors[HEADS][MOST];
+    __shared__ float mosts[HEADS];
+    u32 t = threadIdx.x, stride = kept_stride(a.value_dim), part = stride + PART_EXTRA, outputs = heads * stride;
+    u32 h = t / 32 % HEADS;
+    float sum[ITEMS] = {}, value[ITEMS] = {};
+    for (u32 base = 0; base < count; base += most_parts) {
+        u32 n = min(most_parts, count - base);
         sync<BLOCK>();
-        u32 h = t / 32;
-        if (h < heads) {
-            const float *own = shared + (h * most_parts + lane) * part + stride;
-            float most = lane < n ? own[0] : -INFINITY_F, before = most;
-            for (u32 i = 1; i < 32; i *= 2) {
-                float other = __shfl_up_sync(~0u, before, i);
-                if (lane >= i) before = fmaxf(before, other);
-            }
-            float now = fmaxf(so_far, before), last = __shfl_up_sync(~0u, now, 1);
-            if (lane == 0) last = so_far;
-            so_far = __shfl_sync(~0u, now, 31);
-            olds[h][lane] = expf(last - now);
-            news[h][lane] = expf(most - now);
-            sums[h][lane] = lane < n ? own[1] : 0.0f;
+        segments.take(base, n);
+        sync<BLOCK>();
+        const float *own = shared + h * most_parts * part + stride;
+        float so_far = base ? mosts[h] : -INFINITY_F;
+        for (u32 i = t / (32 * HEADS) * 32 + t % 32; h < heads && i < n; i += BLOCK / HEADS) {
+            float last = so_far;
+            // All lanes alike.
+#pragma unroll 8
+            for (u32 j = 0; j < n; j++) last = j < i ? fmaxf(last, own[j * part]) : last;
+            float most = own[i * part], now = fmaxf(last, most), fresh = expf(most - now);
+            factors[h][i] = make_float4(expf(last - now), fresh, own[i * part + 1] * fresh, now);
         }
         sync<BLOCK>();
+        if (t < HEADS) mosts[t] = factors[t][n - 1].w;
+#pragma unroll
         for (u32 j = 0; j < ITEMS; j++) {
-            u32 item = t + BLOCK * j, head = item / stride;
+            u32 item = t + BLOCK * j, head = HEADS == 1 ? 0 : item / stride, column = item - head * stride;
             if (item >= outputs) break;
-            const float *at = shared + head * most_parts * part + item % stride;
+            const float *at = shared + head * most_parts * part + column;
             float s = sum[j], v = value[j];
 #pragma unroll 8
             for (u32 i = 0; i < n; i++) {
-                s = s * olds[head][i] + sums[head][i] * news[head][i];
-                v = v * olds[head][i] + at[i * part] * news[head][i];
+                float4 f = factors[head][i];
+                s = s * f.x + f.z;
+                v = v * f.x + at[i * part] * f.y;
             }
             sum[j] = s;
             value[j] = v;
         }
     }
-    sync<BLOCK>();
-    if (lane == 0 && t / 32 < heads) sums[t / 32][0] = so_far;
+    segments.finish();
     sync<BLOCK>();
     for (u32 j = 0; j < ITEMS; j++) {
-        u32 item = t + BLOCK * j, head = item / stride;
-        if (item < outputs) finish(a, row, first_head + head, item % stride, sums[head][0], sum[j], value[j]);
+        u32 item = t + BLOCK * j, head = HEADS == 1 ? 0 : item / stride;
+        if (item >= outputs) break;
+        finish(a, row, first_head + head, item - head * stride, mosts[head], sum[j], value[j]);
     }
 }
 

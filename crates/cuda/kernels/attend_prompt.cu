@@ -11,14 +11,6 @@
 #define BLOCK 128u
 #define LOG2_E 1.4426950408889634f
 
-// Four matrices of eight by eight halves; a lane gives the address of a row of one.
-DEVICE uint4 load_matrices(u32 at) {
-    uint4 m;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w) : "r"(at) : "memory");
-    return m;
-}
-
 DEVICE uint4 load_transposed(u32 at) {
     uint4 m;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -67,6 +67,14 @@ DEVICE void copy_async(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Four matrices of eight by eight halves; a lane gives the address of a row of one.
+DEVICE uint4 load_matrices(u32 at) {
+    uint4 m;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w) : "r"(at) : "memory");
+    return m;
+}
+
 // Half precision, as bits.
 
 DEVICE float from_half(u32 bits) {
@@ -165,24 +173,26 @@ template <bool HALVES, int N> DEVICE void wait_for_all(const uint4 *from, u32 st
     }
 }
 
-// Likewise single floats, and zeros where there is no address.
-template <int N> DEVICE void wait_for_each(const float *const (&from)[N], float (&x)[N]) {
-    u32 bits[N];
+// Likewise single floats, and zeros where there is no address: first a look, then what it takes.
+template <int N> DEVICE void look_at_each(const float *const (&from)[N], u32 (&looked)[N]) {
 #pragma unroll
-    for (u32 j = 0; j < N; j++) bits[j] = from[j] ? look(from[j]) : 0;
+    for (u32 j = 0; j < N; j++) looked[j] = from[j] ? look(from[j]) : 0;
+}
+
+template <int N> DEVICE void wait_for_each(const float *const (&from)[N], u32 (&looked)[N], float (&x)[N]) {
     bool are_there = false;
 #pragma unroll 1
     while (!are_there) {
         are_there = true;
 #pragma unroll
         for (u32 j = 0; j < N; j++) {
-            if (bits[j] != UNWRITTEN) continue;
+            if (looked[j] != UNWRITTEN) continue;
             are_there = false;
-            bits[j] = look(from[j]);
+            looked[j] = look(from[j]);
         }
     }
 #pragma unroll
-    for (u32 j = 0; j < N; j++) x[j] = __uint_as_float(bits[j]);
+    for (u32 j = 0; j < N; j++) x[j] = __uint_as_float(looked[j]);
 }
 
 // Reductions, always in the same order.

@@ -4,7 +4,7 @@
 // of a block fetches weights, stages ahead, as far as shared memory reaches.
 //
 // The arithmetic is that of `dot` and `attend`: a row has the same bits either way.
-#include "persistent.cuh"
+#include "persistent_attend.cuh"
 
 // Each kind costs code, which has to be fetched, and registers: so there are several kernels.
 #ifndef KINDS
@@ -113,12 +113,6 @@ DEVICE void team_sync(u32 team, u32 warps) {
     }
 }
 
-// The same number, which the compiler takes for another: what is read by it stays where it is read.
-DEVICE u32 own(u32 x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 #define MINUS_ZERO 0x80000000u
 
 // What the end of a tile needs beside its sums: where a row goes, its scales, and what is added to it.
@@ -224,7 +218,7 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     Ending ending = {};
     if (share.tile < share.tiles) ending.begin(p, work >= GATED, share.tile, t & (32 * share.warps - 1));
     if (p.norm_x) {
-        share_normed(p, t, input, (float *)(input + p.input_stride), shared.room);
+        share_normed(p, t, input, (float *)(input + p.input_stride), shared.mosts);
     } else {
         share_halves(p, t, input);
     }
@@ -238,199 +232,6 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     KINDS(PRODUCT)
     }
     return taken;
-}
-
-// An element of a query, key or value that may have to be rotated by the row's angles.
-struct Element {
-    const float *at[2]; // it and the other one of its pair, or none
-    float2 angle;
-    bool is_second;
-
-    __device__ __forceinline__ void find(const Attend &a, const float *head, u32 i, bool rotates) {
-        at[0] = head + i;
-        if (!rotates || i >= 2 * a.pairs) return;
-        is_second = a.is_neox ? i >= a.pairs : i % 2 == 1;
-        u32 first = a.is_neox && is_second ? i - a.pairs : i;
-        at[1] = head + (!a.is_neox ? i ^ 1 : is_second ? first : i + a.pairs);
-        angle = a.angles[a.is_neox ? first : i / 2];
-    }
-
-    __device__ __forceinline__ float of(float y, float z) const {
-        if (!at[1]) return y;
-        return is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
-    }
-};
-
-// One of four numbers, of which every thread may want another.
-DEVICE u32 of_four(const u32 (&x)[4], u32 i) {
-    u32 low = i % 2 ? x[1] : x[0], high = i % 2 ? x[3] : x[2];
-    return i / 2 ? high : low;
-}
-
-// Up to four query heads of a key head meet a segment: four warps for each head, a thread for each
-// position; then a thread for two columns of some positions' values.
-DEVICE void attend(u32 stage, u32 area) {
-    Shared &shared = shared_memory();
-    const Attend &a = shared.stages[own(stage % 2)].attend;
-    const u32 MOST = 16; // positions whose values a thread takes, at most
-    Seen seen(a, shared.position);
-    uint2 range = seen.range;
-    u32 first = seen.first, last = seen.last, segments = seen.segments();
-    if (blockIdx.x >= a.blocks * segments) return;
-    u32 t = own(threadIdx.x), h = t / SEGMENT, token = t % SEGMENT;
-    u32 per_kv = (a.group + HEADS - 1) / HEADS;
-    u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim);
-    u32 eights = key_stride / 8, splits = a.splits, pairs = stride / 2;
-    u32 split = divide(t, a.by_pairs), pair = t - split * pairs;
-    float *q = (float *)shared.area;                 // [HEADS, key_stride]
-    float *weights = q + HEADS * key_stride;         // [HEADS, SEGMENT]
-    float *part = weights + HEADS * SEGMENT;         // [splits, HEADS, stride]
-    u16 *own_value = (u16 *)(part + splits * HEADS * stride); // [stride]
-    u16 *keys = own_value + stride;                  // [key_stride / 8, SEGMENT, 8]
-    const u32 *all_pages = shared.pages[a.table];
-    for (u32 item = blockIdx.x; item < a.blocks * segments; item += gridDim.x) {
-        u32 segment = divide(item, a.by_blocks), block = item - segment * a.blocks;
-        segment += first;
-        u32 kv_head = divide(block, a.by_group_blocks), place_in_group = block - kv_head * per_kv;
-        u32 first_head = kv_head * a.group + place_in_group * HEADS;
-        u32 count = min(HEADS, (kv_head + 1) * a.group - first_head);
-        u32 from = max(range.x, segment * SEGMENT) - segment * SEGMENT;
-        u32 to = min(range.y, (segment + 1) * SEGMENT) - segment * SEGMENT;
-        // Where the pages of the segment begin, in heads of a page.
-        u32 pages[SEGMENT / PAGE_TOKENS];
-#pragma unroll
-        for (u32 i = 0; i < SEGMENT / PAGE_TOKENS; i++) {
-            bool is_there = i >= from / PAGE_TOKENS && i <= (to - 1) / PAGE_TOKENS;
-            u32 page = is_there ? all_pages[segment * (SEGMENT / PAGE_TOKENS) + i] : 0;
-            pages[i] = page * a.kv_heads + kv_head;
-        }
-        // The row's own position is in the last segment, and not yet in memory.
-        u32 own = segment == last ? to - 1 : SEGMENT;
-        bool is_in = token >= from && token < to;
-        if (is_in && token != own) {
-            u64 page = of_four(pages, token / PAGE_TOKENS);
-            const u16 *key = a.keys + (page * eights * PAGE_TOKENS + token % PAGE_TOKENS) * 8;
-            for (u32 i = h; i < eights; i += HEADS) {
-                copy_async(shared_address(keys + (i * SEGMENT + token) * 8), key + i * PAGE_TOKENS * 8);
-            }
-        }
-        u64 own_page = of_four(pages, own / PAGE_TOKENS);
-        u32 v[MOST];
-        if (split < splits) {
-#pragma unroll
-            for (u32 i = 0; i < SEGMENT / PAGE_TOKENS; i++) pages[i] = (pages[i] - i) * PAGE_TOKENS * pairs;
-            u32 at = split, cell = split * pairs + pair;
-#pragma unroll
-            for (u32 j = 0; j < MOST; j++) {
-                if (j * splits >= to) break;
-                v[j] = 0;
-                if (at - from < to - from) v[j] = ((const u32 *)a.values)[of_four(pages, at / PAGE_TOKENS) + cell];
-                at += splits;
-                cell += splits * pairs;
-            }
-        }
-        // A thread's element of its query; and of the row's own key, or value.
-        Element query = {}, more = {};
-        const float *heads = a.q + (first_head + h) * a.key_dim;
-        if (h < count && token < a.key_dim) query.find(a, heads, token, true);
-        bool has_own = own < SEGMENT && h < 2 && token < (h == 0 ? key_stride : stride);
-        if (has_own && h == 0 && token < a.key_dim) more.find(a, a.k + kv_head * a.key_dim, token, true);
-        if (has_own && h == 1 && token < a.value_dim) more.find(a, a.v + kv_head * a.value_dim, token, false);
-        float y[4];
-        wait_for_each({query.at[0], query.at[1], more.at[0], more.at[1]}, y);
-        if (token < key_stride) q[h * key_stride + token] = query.of(y[0], y[1]);
-        if (has_own) {
-            u32 place = own % PAGE_TOKENS;
-            u64 page = own_page;
-            bool is_first = place_in_group == 0;
-            u16 x = to_half(more.of(y[2], y[3]));
-            if (h == 0) {
-                keys[(token / 8 * SEGMENT + own) * 8 + token % 8] = x;
-                if (is_first) a.keys[((page * eights + token / 8) * PAGE_TOKENS + place) * 8 + token % 8] = x;
-            } else {
-                own_value[token] = x;
-                if (is_first) a.values[(page * PAGE_TOKENS + place) * stride + token] = x;
-            }
-        }
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        sync<THREADS>();
-        float score = 0.0f;
-        if (is_in) {
-            const uint4 *key = (const uint4 *)keys + token;
-            const float4 *query = (const float4 *)(q + h * key_stride);
-#pragma unroll 4
-            for (u32 i = 0; i < eights; i++) {
-                uint4 eight = key[i * SEGMENT];
-                float4 low = query[2 * i], high = query[2 * i + 1];
-                float2 x0 = from_half_pair(eight.x), x1 = from_half_pair(eight.y);
-                float2 x2 = from_half_pair(eight.z), x3 = from_half_pair(eight.w);
-                score = fmaf(low.x, x0.x, score);
-                score = fmaf(low.y, x0.y, score);
-                score = fmaf(low.z, x1.x, score);
-                score = fmaf(low.w, x1.y, score);
-                score = fmaf(high.x, x2.x, score);
-                score = fmaf(high.y, x2.y, score);
-                score = fmaf(high.z, x3.x, score);
-                score = fmaf(high.w, x3.y, score);
-            }
-        }
-        score *= a.scale;
-        if (a.softcap > 0.0f) score = tanhf(score / a.softcap) * a.softcap;
-        float most = warp_max(is_in ? score : -INFINITY_F);
-        if (t % 32 == 0) shared.room[t / 32] = most;
-        sync<THREADS>();
-        const float *room = shared.room + 4 * h;
-        most = fmaxf(fmaxf(room[0], room[1]), fmaxf(room[2], room[3]));
-        float w = is_in ? expf(score - most) : 0.0f;
-        weights[t] = w;
-        float sum = warp_sum(w);
-        sync<THREADS>();
-        if (t % 32 == 0) shared.room[t / 32] = sum;
-        if (split < splits) {
-            float sums[HEADS][2] = {};
-#pragma unroll
-            for (u32 j = 0; j < MOST; j++) {
-                u32 at = split + j * splits;
-                if (at >= to) break;
-                float2 x = from_half_pair(at == own ? ((const u32 *)own_value)[pair] : v[j]);
-#pragma unroll
-                for (u32 i = 0; i < HEADS; i++) {
-                    float weight = weights[i * SEGMENT + at];
-                    sums[i][0] = fmaf(weight, x.x, sums[i][0]);
-                    sums[i][1] = fmaf(weight, x.y, sums[i][1]);
-                }
-            }
-#pragma unroll
-            for (u32 i = 0; i < HEADS; i++) {
-                float2 *to_part = (float2 *)(part + (split * HEADS + i) * stride) + pair;
-                *to_part = make_float2(sums[i][0], sums[i][1]);
-            }
-        }
-        sync<THREADS>();
-        if (h < count && token < stride) {
-            float value = 0.0f;
-#pragma unroll 8
-            for (u32 k = 0; k < splits; k++) value += part[(k * HEADS + h) * stride + token];
-            const float *sums = shared.room + 4 * h;
-            sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-            if (segments == 1) {
-                // As if joined with nothing: a zero loses its sign.
-                finish(a, 0, first_head + h, token, most, sum, value + 0.0f);
-            } else {
-                u64 at = (u64)(first_head + h) * a.segments + segment - first;
-                float *out = a.partials + at * (stride + PART_EXTRA);
-                out[token] = value;
-                if (token == 0) {
-                    out[stride] = most;
-                    out[stride + 1] = sum;
-                }
-            }
-        }
-        if (segments > 1 && is_last<THREADS>(a.arrivals + block, segments)) {
-            join_segments<HEADS, THREADS, 1>(a, 0, first_head, count, segments, (float *)shared.area, area);
-        }
-        sync<THREADS>();
-    }
 }
 
 // Writes down what attention needs of the feed.

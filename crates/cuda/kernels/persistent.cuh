@@ -1,7 +1,7 @@
 // What a persistent step is made of: the list of its stages, the shared memory of a block, and the
 // warp that fetches weights, stages ahead, into slots that the others take them from.
 #pragma once
-#include "attend.cuh"
+#include "meet.cuh"
 #include "product.cuh"
 
 #define WARPS 16u
@@ -9,7 +9,6 @@
 #define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
 #define DEPTH 4u              // slots of a warp
 #define NAP 200u              // nanoseconds between looks for empty slots
-#define HEADS 4u              // of queries that a block takes at once
 #define NORM_QUADS 2          // four elements of a row, that each thread keeps
 
 // What a stage does: a product with weights of a kind, plain or gated, or attention.
@@ -49,7 +48,7 @@ struct Shared {
     Stage stages[2], ahead[AHEAD];
     const u32 *pages[TABLES];
     u32 position;
-    float room[HEADS * 4];
+    float mosts[SEGMENT_STEPS * HEADS], sums[SEGMENT_STEPS * HEADS];
     __align__(16) u8 area[16];
 };
 
@@ -74,6 +73,12 @@ DEVICE u32 slot_bytes(u32 kind, u32 &chunks) {
 static_assert(Planes<S8X16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
 static_assert(Planes<S24_F16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
 static_assert(Slot<U4>::CHUNKS == 4 && Slot<S24_S8>::CHUNKS == 3, "as slot_bytes says");
+
+// The same number, which the compiler takes for another: what is read by it stays where it is read.
+DEVICE u32 own(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
@@ -179,26 +184,24 @@ struct Seen {
     __device__ __forceinline__ u32 segments() const { return last - first + 1; }
 };
 
-// Asks for the keys and values that this block is going to look at to come to the second-level cache:
+// Asks for the keys and values that this block is going to look at first to come to the second-level cache:
 // a lane for each page of keys, or of values, of a segment.
 DEVICE void fetch_kept(const Attend &a, const u32 *numbers, u32 lane) {
     const u32 PAGES = SEGMENT / PAGE_TOKENS;
     Feed feed = {numbers};
     Seen seen(a, feed.position(0));
-    u32 blocks_of_group = (a.group + HEADS - 1) / HEADS;
+    if (lane >= 2 * PAGES || blockIdx.x >= a.blocks * seen.segments()) return;
     bool is_value = lane / PAGES % 2;
     u32 bytes = PAGE_TOKENS * 2 * up8(is_value ? a.value_dim : a.key_dim);
-    for (u32 item = blockIdx.x; item < a.blocks * seen.segments(); item += gridDim.x) {
-        u32 segment = divide(item, a.by_blocks), block = item - segment * a.blocks;
-        u32 kv_head = divide(block, a.by_group_blocks);
-        u32 page = (seen.first + segment) * PAGES + lane % PAGES;
-        bool is_seen = page >= seen.range.x / PAGE_TOKENS && page <= (seen.range.y - 1) / PAGE_TOKENS;
-        bool is_first = block - kv_head * blocks_of_group == 0;
-        if (lane >= 2 * PAGES || !is_seen || !is_first) continue;
-        u64 cells = (u64)feed.pages(a.table, 0)[page] * a.kv_heads + kv_head;
-        const u8 *from = (const u8 *)(is_value ? a.values : a.keys) + cells * bytes;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-    }
+    u32 back = divide(blockIdx.x, a.by_blocks), block = blockIdx.x - back * a.blocks;
+    u32 kv_head = divide(block, a.by_group_blocks), blocks_of_group = (a.group + HEADS - 1) / HEADS;
+    u32 page = (seen.last - back) * PAGES + lane % PAGES;
+    bool is_seen = page >= seen.range.x / PAGE_TOKENS && page <= (seen.range.y - 1) / PAGE_TOKENS;
+    // Other blocks of the key head see the same.
+    if (!is_seen || block != kv_head * blocks_of_group) return;
+    u64 cells = (u64)feed.pages(a.table, 0)[page] * a.kv_heads + kv_head;
+    const u8 *from = (const u8 *)(is_value ? a.values : a.keys) + cells * bytes;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // Fetches the weights of all stages, and what attention looks at.

@@ -20,9 +20,9 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 12] = images![
-    "rows" "state" "choose" "attend" "attend_f32" "attend_q8" "attend_prompt" "dot" "mul" "wide"
-    "persistent" "persistent_s24"
+const IMAGES: [(&[u8], &[u8]); 13] = images![
+    "rows" "state" "choose" "attend" "attend_f32" "attend_q8" "attend_meet" "attend_prompt" "dot"
+    "mul" "wide" "persistent" "persistent_s24"
 ];
 
 /// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
@@ -164,6 +164,9 @@ pub(crate) struct Kernels {
     halves: Attention,
     floats: Attention,
     bytes: Attention,
+    /// For keys and values in half precision and heads that tensor cores take, for any rows, and
+    /// for rows that are alone in their sequences.
+    pub(crate) attend_meet: [Kernel; 2],
     /// For rows of prompts, of each of [`PROMPT_DIMS`].
     pub(crate) attend_prompt: [Kernel; PROMPT_DIMS.len()],
     /// A step of one row, on devices that can run it so.
@@ -183,7 +186,8 @@ impl Kernels {
         let [rows, state, choice, attends @ ..] = &modules[..] else {
             unreachable!("as many modules as images");
         };
-        let [halves, floats, bytes, prompts, dot, mul, wide, persistents @ ..] = attends else {
+        let [halves, floats, bytes, meet, prompts, dot, mul, wide, persistents @ ..] = attends
+        else {
             unreachable!("as many modules as images");
         };
         let mut kinds = Vec::new();
@@ -227,6 +231,10 @@ impl Kernels {
             halves: Attention::of(halves)?,
             floats: Attention::of(floats)?,
             bytes: Attention::of(bytes)?,
+            attend_meet: [
+                meet.kernel("attend_meet", ATTEND_SHARED_BYTES)?,
+                meet.kernel("attend_meet_alone", ATTEND_SHARED_BYTES)?,
+            ],
             attend_prompt,
             persistent: persistent.transpose()?,
             _modules: modules,

@@ -88,6 +88,7 @@ impl CudaModel {
         let mut addresses = Addresses {
             arena: take(sizes.arena.bytes as usize, "the values of a step")?,
             partials: take(sizes.partial_bytes, "the segments of attention")?,
+            awaited: take(sizes.awaited_bytes, "the segments of a row's attention")?,
             interleaved: take(sizes.interleaved_bytes, "the input of a product")?,
             arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
             apart: take(sizes.apart.bytes as usize, "the values of a row")?,
@@ -153,6 +154,7 @@ impl CudaModel {
         unsafe {
             self.device.send(self.addresses.list, &stages)?;
             self.device.fill(self.addresses.apart, 0xff, bytes)?;
+            self.device.fill(self.addresses.awaited, 0xff, self.sizes.awaited_bytes)?;
         }
         self.device.finish()?;
         Ok(self)

@@ -67,7 +67,7 @@ parameters! {
     }
 
     /// Attention.
-    struct Attend: 200 {
+    struct Attend: 192 {
         q: u64,
         keys: u64,
         values: u64,
@@ -101,10 +101,8 @@ parameters! {
         skips_prompts: u32,
         group: u32,
         blocks: u32,
-        splits: u32,
         by_blocks: u32,
         by_group_blocks: u32,
-        by_pairs: u32,
         padding: u32,
     }
 

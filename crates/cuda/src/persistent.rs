@@ -8,12 +8,13 @@ use bodkin_gguf::Format;
 use bodkin_model::Plan;
 
 use crate::driver::Device;
+use crate::kept::Kept;
 use crate::kernels::number_of;
 use crate::lower::{After, Program, Stage, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind};
 use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
-use crate::step::{SHORT_NORM, Step, splits};
+use crate::step::{SHORT_NORM, Step, meets, met_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;
@@ -24,11 +25,9 @@ const TABLES: usize = 4;
 pub(crate) const HEADS: usize = 4;
 /// Rows of the last product, at least: a tile of 16 for every block, also of larger devices.
 const LEAST_ROWS: usize = 4096;
-/// The widest key or value.
-const MOST_DIM: usize = 128;
 /// Shared memory of a block beside a stage's area: slots for weights with their barriers, sums of
 /// parts, six stages, maxima and sums of heads.
-const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 112;
+const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 304;
 /// What kernels keep for themselves of a block's shared memory.
 const STATIC_BYTES: usize = 2 << 10;
 /// The most that a stage's area takes, on the devices that have the kernel.
@@ -101,11 +100,10 @@ fn area(plan: &Plan, work: &Work, kinds: &[Kind]) -> Option<usize> {
         Work::Attend { slot, attention, .. } => {
             let table = slot_tables(plan)[*slot];
             let slot = &plan.slots[*slot];
-            let (keys, values) = (key_stride(slot), value_stride(slot));
-            let splits = splits(values);
-            let floats = HEADS * (keys + SEGMENT + splits * values);
-            let is_small = keys.max(values) <= MOST_DIM && attention.causal && table < TABLES;
-            is_small.then_some(4 * floats + 2 * values + 2 * SEGMENT * keys)
+            // The row's own value, and the keys of a segment.
+            let own = 2 * (value_stride(slot) + SEGMENT * key_stride(slot));
+            let can = meets(Kept::F16, slot) && attention.causal && table < TABLES;
+            can.then(|| met_bytes(slot) + own)
         }
         _ => None,
     }
@@ -127,7 +125,9 @@ impl Step<'_> {
                 Some(p::Stage::new(work_number, &self.product_parameters(1, work)))
             }
             Work::Attend { .. } => {
-                Some(p::Stage::new(ATTENTION, &self.attend_parameters(1, work, true)))
+                let mut parameters = self.attend_parameters(1, work, true);
+                parameters.partials = self.at.awaited;
+                Some(p::Stage::new(ATTENTION, &parameters))
             }
             _ => None,
         }

@@ -51,6 +51,8 @@ pub(crate) struct Sizes {
     /// The rows whose segments are spread.
     pub(crate) spread_rows: usize,
     pub(crate) partial_bytes: usize,
+    /// Results of segments that the kernel which runs a step of one row waits for.
+    pub(crate) awaited_bytes: usize,
     /// Of a product's input in the order in which `wide` reads it.
     pub(crate) interleaved_bytes: usize,
     /// Counts of the blocks of rows and heads that are done.
@@ -103,6 +105,7 @@ impl Sizes {
         let row_bytes = row.max().unwrap_or(0);
         let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
         let spread_rows = most.clamp(1, SPREAD_ROWS);
+        let awaited_bytes = if run.is_some() { row_bytes } else { 0 };
         Sizes {
             arena: arrange(program, tokens, outputs),
             kept,
@@ -115,6 +118,7 @@ impl Sizes {
             segments,
             spread_rows,
             partial_bytes: spread_rows * row_bytes,
+            awaited_bytes,
             interleaved_bytes: interleaved_bytes(plan, program, tokens.max(outputs)),
             arrival_bytes: 4 * spread_rows * heads,
             feed_len: feed::capacity(tokens, outputs, &limits.pages, outputs.min(RECORDED_ROWS)),
@@ -141,6 +145,7 @@ impl Sizes {
             + self.apart.bytes
             + list as u64
             + (self.partial_bytes
+                + self.awaited_bytes
                 + self.interleaved_bytes
                 + self.arrival_bytes
                 + angles

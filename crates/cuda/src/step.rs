@@ -14,7 +14,7 @@ use std::cell::Cell;
 use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
-pub(crate) use attention::splits;
+pub(crate) use attention::{meets, met_bytes};
 
 use crate::arena::Arena;
 use crate::driver::Device;
@@ -42,6 +42,8 @@ pub(crate) struct Addresses {
     pub(crate) list: u64,
     pub(crate) feed: u64,
     pub(crate) partials: u64,
+    /// Segments that a running kernel waits for, unwritten between steps.
+    pub(crate) awaited: u64,
     /// A product's input in the order in which `wide` reads it.
     pub(crate) interleaved: u64,
     /// Counts of blocks of attention, zero between steps.

@@ -11,8 +11,10 @@ use crate::kernels::{ATTEND_SHARED_BYTES, PROMPT_DIMS, prompt_shared_bytes};
 use crate::lower::Work;
 use crate::parameters as p;
 use crate::persistent::HEADS;
-use crate::sizes::{SEGMENT, value_stride};
+use crate::sizes::{SEGMENT, key_stride, value_stride};
 
+/// The widest key or value that tensor cores take for rows that are not a prompt's.
+const MEET_DIM: usize = 128;
 /// Queries of a block of attention for prompts, and its threads.
 const PROMPT_ROWS: usize = 64;
 const PROMPT_THREADS: usize = 128;
@@ -25,7 +27,8 @@ impl Step<'_> {
         let shape = &self.plan.slots[*slot];
         let kept = self.sizes.kept;
         let own = SEGMENT * (kept.bytes(shape.key_dim) + kept.bytes(shape.value_dim));
-        let bytes = shared_bytes(kept, a, shape);
+        let meets = meets(kept, shape);
+        let bytes = if meets { meet_bytes(shape) } else { shared_bytes(kept, a, shape) };
         let prompts = prompt_dims(a).filter(|_| kept == Kept::F16);
         let has_prompts = prompts.is_some() && self.size.has_prompts;
         let is_alone = self.size.spans == self.size.tokens
@@ -44,10 +47,15 @@ impl Step<'_> {
         }
         let spread = if parameters.is_spread == 1 { self.sizes.segments.min(64) } else { 1 };
         let group = a.heads / a.kv_heads;
-        let grid = [rows, a.kv_heads * group.div_ceil(heads_of_block(a)), spread];
-        let kernels = self.kernels.attention(kept);
-        let kernel = kernels.attend[usize::from(group > 1)][usize::from(is_alone)];
-        let shared = bytes + if is_alone { own } else { 0 };
+        let heads = if meets { HEADS } else { heads_of_block(a) };
+        let grid = [rows, a.kv_heads * group.div_ceil(heads), spread];
+        let kernels = if meets {
+            &self.kernels.attend_meet
+        } else {
+            &self.kernels.attention(kept).attend[usize::from(group > 1)]
+        };
+        let kernel = kernels[usize::from(is_alone)];
+        let shared = bytes + if is_alone || meets { own } else { 0 };
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
         unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
     }
@@ -75,7 +83,6 @@ impl Step<'_> {
             unreachable!("called for attention");
         };
         let is_spread = rows <= self.sizes.spread_rows && self.sizes.segments > 1;
-        let values = value_stride(&self.plan.slots[*slot]);
         let mut parameters = p::Attend {
             q: self.address(*q),
             keys: self.at.kv[*slot][0],
@@ -101,8 +108,6 @@ impl Step<'_> {
             segments: self.sizes.segments as u32,
             is_spread: u32::from(is_spread),
             group: (a.heads / a.kv_heads) as u32,
-            splits: splits(values) as u32,
-            by_pairs: inverse(values as u32 / 2),
             ..p::Attend::default()
         };
         let blocks_of_group = parameters.group.div_ceil(HEADS as u32);
@@ -166,9 +171,23 @@ fn prompt_dims(a: &Attention) -> Option<usize> {
     PROMPT_DIMS.iter().position(|&most| dim <= most)
 }
 
-/// Threads that share the positions of a column of values.
-pub(crate) fn splits(values: usize) -> usize {
-    if values / 8 >= 128 { 1 } else { 128 / (values / 8) }
+/// Whether tensor cores can take these heads (`kernels/meet.cuh`).
+pub(crate) fn meets(kept: Kept, slot: &KvSlot) -> bool {
+    kept == Kept::F16 && key_stride(slot).max(value_stride(slot)) <= MEET_DIM
+}
+
+/// Shared memory of a block of such heads beside its keys and values: the sums of values of eight
+/// steps and of all, queries, and weights of positions.
+fn meet_bytes(slot: &KvSlot) -> usize {
+    4 * HEADS * value_stride(slot) + met_bytes(slot)
+}
+
+/// That of a segment that is met, likewise.
+pub(crate) fn met_bytes(slot: &KvSlot) -> usize {
+    let columns = if value_stride(slot) > 64 { 128 } else { 64 };
+    let query = key_stride(slot).next_multiple_of(16);
+    // Rows have eight elements more, against conflicts of banks.
+    4 * (8 * HEADS * (columns + 8)) + 2 * (2 * HEADS * (query + 8 + SEGMENT + 8))
 }
 
 /// What kernels divide by a number with (`divide` in `kernels/attend.cuh`).
@@ -184,5 +203,7 @@ fn heads_of_block(a: &Attention) -> usize {
 /// Shared memory of a block for queries, weights of positions and sums of values.
 pub(super) fn shared_bytes(kept: Kept, a: &Attention, slot: &KvSlot) -> usize {
     let (keys, values) = (kept.stride(slot.key_dim), kept.stride(slot.value_dim));
-    4 * heads_of_block(a) * (keys + SEGMENT + (splits(values) + 1) * values)
+    // Threads share the positions of a column of values.
+    let splits = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
+    4 * heads_of_block(a) * (keys + SEGMENT + (splits + 1) * values)
 }

@@ -1,0 +1,119 @@
+// Attention over pages: keys `[page, kv_head]` of `[key_stride / PIECE, PAGE_TOKENS, PIECE]`, so that
+// neighbouring tokens lie side by side; values `[page, kv_head]` of `[PAGE_TOKENS, value_stride]`; both
+// strides are multiples of a piece, the rest is zero, and scales follow where there are some.
+#pragma once
+#include "attend.cuh"
+
+// What a block has of a segment in shared memory.
+struct Own {
+    Kept *keys;   // [key_stride / PIECE, SEGMENT, PIECE]
+    Kept *values; // [SEGMENT, value_stride]
+    u16 *key_scales;   // [SEGMENT, scales]
+    u16 *value_scales; // [SEGMENT, scales]
+};
+
+// The scales of a head of a token of a page: its cells come first, those of the pages' heads before it.
+DEVICE u16 *scales_of(Kept *cells, u64 head, u32 token, u32 dim) {
+    u64 at = head * kept_cells(dim) + kept_stride(dim);
+    return (u16 *)(cells + at * PAGE_TOKENS) + token * kept_scales(dim);
+}
+
+// What a row's sequence keeps of a segment, on its way to shared memory: the positions from `from` up
+// to `to` in the segment.
+DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 from, u32 to, const Own &own) {
+    u32 t = threadIdx.x, pieces = kept_stride(a.key_dim) / PIECE;
+    u32 value_pieces = kept_stride(a.value_dim) / PIECE;
+    u32 to_keys = (u32)__cvta_generic_to_shared(own.keys);
+    u32 to_values = (u32)__cvta_generic_to_shared(own.values);
+    if (t >= from && t < to) {
+        u64 head = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
+        const Kept *key = a.keys + head * PAGE_TOKENS * kept_cells(a.key_dim) + t % PAGE_TOKENS * PIECE;
+        for (u32 i = 0; i < pieces; i++) {
+            copy_piece(to_keys + sizeof(Piece) * (i * SEGMENT + t), key + i * PAGE_TOKENS * PIECE);
+        }
+        if (HAS_SCALES) {
+            u32 count = kept_scales(a.key_dim), value_count = kept_scales(a.value_dim);
+            u32 to_scales = (u32)__cvta_generic_to_shared(own.key_scales + t * count);
+            copy_scales(to_scales, scales_of(a.keys, head, t % PAGE_TOKENS, a.key_dim), count);
+            to_scales = (u32)__cvta_generic_to_shared(own.value_scales + t * value_count);
+            copy_scales(to_scales, scales_of(a.values, head, t % PAGE_TOKENS, a.value_dim), value_count);
+        }
+    }
+    for (u32 i = from * value_pieces + t; i < to * value_pieces; i += 128) {
+        u32 token = i / value_pieces;
+        u64 head = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
+        u64 at = head * PAGE_TOKENS * kept_cells(a.value_dim);
+        u32 piece = token % PAGE_TOKENS * value_pieces + i % value_pieces;
+        copy_piece(to_values + sizeof(Piece) * i, a.values + at + PIECE * piece);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+#ifdef KEPT_Q8
+// Puts a block of a key, of which a lane has element `i`, into a page.
+DEVICE void put_key(u8 *cells, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
+    u8 *key = cells + head * PAGE_TOKENS * kept_cells(dim) + token * PIECE;
+    if (i < kept_stride(dim)) key[i / PIECE * PAGE_TOKENS * PIECE + i % PIECE] = x;
+    if (i % 32 == 0) scales_of(cells, head, token, dim)[i / 32] = scale;
+}
+
+// Likewise a block of a value.
+DEVICE void put_value(u8 *cells, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
+    u8 *value = cells + head * PAGE_TOKENS * kept_cells(dim) + token * kept_stride(dim);
+    if (i < kept_stride(dim)) value[i] = x;
+    if (i % 32 == 0) scales_of(cells, head, token, dim)[i / 32] = scale;
+}
+
+// Puts a row's own key and value among the sequence's, and where a block has its last segment: a warp
+// rounds a block at a time.
+DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, const Own &own) {
+    u32 token = at % PAGE_TOKENS, key_end = (a.key_dim + 31) / 32 * 32;
+    u64 head = (u64)page * a.kv_heads + kv_head;
+    const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
+    const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
+    const float2 *angles = a.angles + (u64)row * a.pairs;
+    u16 scale;
+    for (u32 i = threadIdx.x; i < key_end; i += 128) {
+        u8 x = keep(i < a.key_dim ? rotated(k, i, angles, a.pairs, a.is_neox) : 0.0f, scale);
+        if (i < kept_stride(a.key_dim)) own.keys[(i / PIECE * SEGMENT + at) * PIECE + i % PIECE] = x;
+        if (i % 32 == 0) own.key_scales[at * kept_scales(a.key_dim) + i / 32] = scale;
+        if (is_first) put_key(a.keys, head, token, a.key_dim, i, x, scale);
+    }
+    for (u32 i = threadIdx.x; i < (a.value_dim + 31) / 32 * 32; i += 128) {
+        u8 x = keep(i < a.value_dim ? v[i] : 0.0f, scale);
+        if (i < kept_stride(a.value_dim)) own.values[at * kept_stride(a.value_dim) + i] = x;
+        if (i % 32 == 0) own.value_scales[at * kept_scales(a.value_dim) + i / 32] = scale;
+        if (is_first) put_value(a.values, head, token, a.value_dim, i, x, scale);
+    }
+}
+#else
+// Puts a row's own key and value among the sequence's, and where a block has its last segment.
+DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, const Own &own) {
+    u32 eights = up8(a.key_dim) / 8, stride = up8(a.value_dim), token = at % PAGE_TOKENS;
+    u64 head = (u64)page * a.kv_heads + kv_head;
+    const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
+    const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
+    for (u32 i = threadIdx.x; i < 8 * eights; i += 128) {
+        float y = i < a.key_dim ? rotated(k, i, a.angles + (u64)row * a.pairs, a.pairs, a.is_neox) : 0.0f;
+        Kept x = keep(y);
+        own.keys[(i / 8 * SEGMENT + at) * 8 + i % 8] = x;
+        if (is_first) a.keys[((head * eights + i / 8) * PAGE_TOKENS + token) * 8 + i % 8] = x;
+    }
+    for (u32 i = threadIdx.x; i < stride; i += 128) {
+        Kept x = keep(i < a.value_dim ? v[i] : 0.0f);
+        own.values[at * stride + i] = x;
+        if (is_first) a.values[(head * PAGE_TOKENS + token) * stride + i] = x;
+    }
+}
+#endif
+
+// Joins the segments of some heads by a block of 128 threads that has `bytes` of shared memory.
+template <int MOST_HEADS, int ITEMS>
+DEVICE void join_copied(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, float *shared, u32 bytes) {
+    const u32 MOST = 32;
+    u32 floats = kept_stride(a.value_dim) + PART_EXTRA, most_parts = min(MOST, bytes / (4 * MOST_HEADS * floats));
+    const float *from = a.partials + ((u64)row * a.heads + first_head) * a.segments * floats;
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    Copied copied = {from, to, heads, floats, a.segments, most_parts};
+    join_segments<MOST_HEADS, 128, ITEMS, MOST>(a, row, first_head, heads, count, shared, most_parts, copied);
+}
