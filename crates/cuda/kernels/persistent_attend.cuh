@@ -13,16 +13,14 @@
 struct Element {
     const float *head; // or none
     u32 first, second; // places of it and, if it is rotated, of the other one of its pair
-    float2 angle;      // the sine with the sign of the second
+    float2 angle;
 
     __device__ __forceinline__ void find(const Attend &a, const float *of, u32 i, bool rotates) {
         head = of;
         first = second = i;
         if (!rotates || i >= 2 * a.pairs) return;
-        bool is_second = a.is_neox ? i >= a.pairs : i % 2 == 1;
-        second = !a.is_neox ? i ^ 1 : is_second ? i - a.pairs : i + a.pairs;
+        second = !a.is_neox ? i ^ 1 : i >= a.pairs ? i - a.pairs : i + a.pairs;
         angle = a.angles[a.is_neox ? min(first, second) : i / 2];
-        if (!is_second) angle.y = -angle.y;
     }
 
     // Looks whether it is there; then waits for it.
@@ -34,8 +32,8 @@ struct Element {
 
     __device__ __forceinline__ float wait(u32 (&looked)[2]) const {
         while (looked[0] == UNWRITTEN || looked[1] == UNWRITTEN) look(looked);
-        float x = __uint_as_float(looked[0]);
-        return second == first ? x : fmaf(__uint_as_float(looked[1]), angle.y, x * angle.x);
+        float x = __uint_as_float(looked[0]), y = __uint_as_float(looked[1]);
+        return second == first ? x : fmaf(second < first ? y : -y, angle.y, x * angle.x);
     }
 };
 
