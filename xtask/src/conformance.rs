@@ -7,9 +7,11 @@ use anyhow::{Context, Result, ensure};
 use bodkin_backend::{Backend, Batch, KvType, Limits, PageTable, Span, conformance};
 use bodkin_cuda::Cuda;
 
-/// Tokens of the prompt, and steps after it, of a model's comparison: they cross a segment's end.
-const PROMPT: usize = 100;
-const STEPS: usize = 60;
+/// Tokens of prompts, and steps after them, of a model's comparison: they cross a segment's end, give
+/// each block of a device several segments, and more segments than are joined at a time.
+const PROMPTS: [(usize, usize); 3] = [(100, 60), (4300, 8), (12_400, 8)];
+/// Tokens of a prompt that are read in one step.
+const BATCH: usize = 512;
 
 /// What to check.
 #[derive(clap::Args)]
@@ -25,11 +27,14 @@ pub(crate) struct Args {
 /// bytes, and compares the bits with and without rewrites of the plan.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for path in &args.models {
-        let fused = single_rows(&Cuda::open(args.device)?, path)?;
-        let plain = single_rows(&Cuda::open(args.device)?.fusing(false), path)?;
-        let same = fused.iter().zip(&plain).filter(|(a, b)| a == b).count();
-        println!("{}: {same} of {} steps have the same bits", path.display(), fused.len());
-        ensure!(same == fused.len(), "{}: other bits without rewrites", path.display());
+        for (prompt, steps) in PROMPTS {
+            let fused = single_rows(&Cuda::open(args.device)?, path, prompt, steps)?;
+            let plain = single_rows(&Cuda::open(args.device)?.fusing(false), path, prompt, steps)?;
+            let same = fused.iter().zip(&plain).filter(|(a, b)| a == b).count();
+            let (name, all) = (path.display(), fused.len());
+            println!("{name}: {same} of {all} steps behind {prompt} tokens have the same bits");
+            ensure!(same == all, "{name}: other bits without rewrites");
+        }
     }
     let cuda = Cuda::open(args.device)?;
     let mut failures = conformance::check(&cuda);
@@ -59,27 +64,31 @@ fn compare(fused: &[(String, Vec<f32>)], plain: &[(String, Vec<f32>)], failures:
     }
 }
 
-/// The bits of the logits of single steps after a prompt.
-fn single_rows(cuda: &Cuda, path: &Path) -> Result<Vec<Vec<u32>>> {
+/// The bits of the logits after a prompt, and of single steps behind it.
+fn single_rows(cuda: &Cuda, path: &Path, prompt: usize, steps: usize) -> Result<Vec<Vec<u32>>> {
     let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
     let windows = plan.windows().len();
-    let limits = Limits { tokens: PROMPT, outputs: 1, pages: vec![8; windows], states: 1 };
+    let pages = (prompt + steps).div_ceil(bodkin_backend::PAGE_TOKENS);
+    let limits = Limits { tokens: BATCH, outputs: 1, pages: vec![pages; windows], states: 1 };
     let mut model = cuda.load(Arc::clone(&plan), &file, &limits, &|_, _| {})?;
     let mut rows = Vec::new();
     let mut logits = vec![0.0; plan.output_width()];
-    let table = PageTable { skipped: 0, pages: (0..8).collect() };
-    for step in 0..=STEPS {
-        let (position, len) = if step == 0 { (0, PROMPT) } else { (PROMPT + step - 1, 1) };
+    let mut position = 0;
+    while position < prompt + steps {
+        let is_prompt = position < prompt;
+        let len = if is_prompt { BATCH.min(prompt - position) } else { 1 };
         let pages = (position + len).div_ceil(bodkin_backend::PAGE_TOKENS);
-        let table = PageTable { pages: table.pages[..pages].to_vec(), ..table.clone() };
-        let span =
-            Span { len, position, tables: vec![table; windows], state: 0, is_prompt: step == 0 };
+        let table = PageTable { skipped: 0, pages: (0..pages as u32).collect() };
+        let span = Span { len, position, tables: vec![table; windows], state: 0, is_prompt };
         let tokens = (position..position + len).map(|i| (i * 7919 % 997) as u32).collect();
         let batch =
             Batch { tokens, spans: vec![span], outputs: vec![len as u32 - 1], ..Batch::default() };
         model.forward(&batch, &mut logits)?;
-        rows.push(logits.iter().map(|x| x.to_bits()).collect());
+        position += len;
+        if position >= prompt {
+            rows.push(logits.iter().map(|x| x.to_bits()).collect());
+        }
     }
     Ok(rows)
 }

@@ -19,7 +19,8 @@ struct Attend {
     const float *sinks; // [heads], or none
     float *out;         // [rows, out_stride], or none
     u16 *half_out;      // [rows, half_stride], or none
-    float *partials;    // [rows, heads, segments, value_stride + PART_EXTRA] if the segments are spread
+    float *partials;    // [rows, heads, segments, value_stride + PART_EXTRA] if the segments are spread;
+                     // in the persistent kernel, unwritten between uses
     u32 *arrivals;      // [rows, blocks of heads]: shares of segments that are done, zero before
     float scale, softcap;
     u32 q_stride, k_stride, v_stride, out_stride, half_stride;

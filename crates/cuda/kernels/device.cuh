@@ -173,28 +173,6 @@ template <bool HALVES, int N> DEVICE void wait_for_all(const uint4 *from, u32 st
     }
 }
 
-// Likewise single floats, and zeros where there is no address: first a look, then what it takes.
-template <int N> DEVICE void look_at_each(const float *const (&from)[N], u32 (&looked)[N]) {
-#pragma unroll
-    for (u32 j = 0; j < N; j++) looked[j] = from[j] ? look(from[j]) : 0;
-}
-
-template <int N> DEVICE void wait_for_each(const float *const (&from)[N], u32 (&looked)[N], float (&x)[N]) {
-    bool are_there = false;
-#pragma unroll 1
-    while (!are_there) {
-        are_there = true;
-#pragma unroll
-        for (u32 j = 0; j < N; j++) {
-            if (looked[j] != UNWRITTEN) continue;
-            are_there = false;
-            looked[j] = look(from[j]);
-        }
-    }
-#pragma unroll
-    for (u32 j = 0; j < N; j++) x[j] = __uint_as_float(looked[j]);
-}
-
 // Reductions, always in the same order.
 
 DEVICE float warp_sum(float x) {

@@ -1,6 +1,6 @@
 // Query heads meet the positions of a segment on tensor cores: up to four heads of a key head, of up to 128
 // dimensions, and keys and values in half precision. Of what is no half yet, queries and weights of
-// positions, the nearest half is taken and the nearest one to what is left: 22 bits.
+// positions, the nearest half is taken and the nearest one to what is left: 22 bits, or to 2^-25.
 //
 // A segment is met in steps of 16 positions, whose sums are added in order: so warps can share them as they
 // like, and the bits are the same.

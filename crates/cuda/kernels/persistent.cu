@@ -1,9 +1,9 @@
 // A step of one row as one kernel: a block on every multiprocessor goes through the list of stages.
 // No barrier divides them. Every value has memory of its own. What a step makes is all ones before,
-// and whoever needs a number looks at it until it is there (`wait_for`). So stages overlap, and one warp
+// and whoever needs a number looks at it until it is there (`wait_for_all`). So stages overlap, and one warp
 // of a block fetches weights, stages ahead, as far as shared memory reaches.
 //
-// The arithmetic is that of `dot` and `attend`: a row has the same bits either way.
+// The arithmetic is that of `dot` and `attend_meet`: a row has the same bits either way.
 #include "persistent_attend.cuh"
 
 // Each kind costs code, which has to be fetched, and registers: so there are several kernels.

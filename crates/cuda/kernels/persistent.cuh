@@ -48,9 +48,13 @@ struct Shared {
     Stage stages[2], ahead[AHEAD];
     const u32 *pages[TABLES];
     u32 position;
+    // Largest scores and sums of weights of a segment's steps; of norms, sums of squares of warps.
     float mosts[SEGMENT_STEPS * HEADS], sums[SEGMENT_STEPS * HEADS];
     __align__(16) u8 area[16];
 };
+
+static_assert(SEGMENT_STEPS * HEADS >= WARPS, "room for a number of each warp");
+static_assert(sizeof(Shared) == 171280 + 16, "as in persistent.rs");
 
 #if __CUDA_ARCH__ >= 900
 
@@ -184,6 +188,19 @@ struct Seen {
     __device__ __forceinline__ u32 segments() const { return last - first + 1; }
 };
 
+// What a block takes at once: a segment that some query heads of a key head meet, the last segment first,
+// as the row's own position is there.
+struct Item {
+    u32 segment, kv_head, part; // of the key head's query heads
+
+    __device__ __forceinline__ Item(const Attend &a, const Seen &seen, u32 item) {
+        u32 back = divide(item, a.by_blocks), block = item - back * a.blocks;
+        segment = seen.last - back;
+        kv_head = divide(block, a.by_group_blocks);
+        part = block - kv_head * ((a.group + HEADS - 1) / HEADS);
+    }
+};
+
 // Asks for the keys and values that this block is going to look at first to come to the second-level cache:
 // a lane for each page of keys, or of values, of a segment.
 DEVICE void fetch_kept(const Attend &a, const u32 *numbers, u32 lane) {
@@ -193,13 +210,12 @@ DEVICE void fetch_kept(const Attend &a, const u32 *numbers, u32 lane) {
     if (lane >= 2 * PAGES || blockIdx.x >= a.blocks * seen.segments()) return;
     bool is_value = lane / PAGES % 2;
     u32 bytes = PAGE_TOKENS * 2 * up8(is_value ? a.value_dim : a.key_dim);
-    u32 back = divide(blockIdx.x, a.by_blocks), block = blockIdx.x - back * a.blocks;
-    u32 kv_head = divide(block, a.by_group_blocks), blocks_of_group = (a.group + HEADS - 1) / HEADS;
-    u32 page = (seen.last - back) * PAGES + lane % PAGES;
+    Item item(a, seen, blockIdx.x);
+    u32 page = item.segment * PAGES + lane % PAGES;
     bool is_seen = page >= seen.range.x / PAGE_TOKENS && page <= (seen.range.y - 1) / PAGE_TOKENS;
     // Other blocks of the key head see the same.
-    if (!is_seen || block != kv_head * blocks_of_group) return;
-    u64 cells = (u64)feed.pages(a.table, 0)[page] * a.kv_heads + kv_head;
+    if (!is_seen || item.part > 0) return;
+    u64 cells = (u64)feed.pages(a.table, 0)[page] * a.kv_heads + item.kv_head;
     const u8 *from = (const u8 *)(is_value ? a.values : a.keys) + cells * bytes;
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }

@@ -59,11 +59,10 @@ struct Meeting {
     u32 pages[SEGMENT / PAGE_TOKENS]; // where they begin, in heads of a page
 
     __device__ __forceinline__ void find(const Attend &a, const Seen &seen, u32 item, const u32 *all_pages) {
-        u32 back = divide(item, a.by_blocks), block = item - back * a.blocks;
-        u32 per_kv = (a.group + HEADS - 1) / HEADS;
-        segment = seen.last - back;
-        kv_head = divide(block, a.by_group_blocks);
-        first_head = kv_head * a.group + (block - kv_head * per_kv) * HEADS;
+        Item place(a, seen, item);
+        segment = place.segment;
+        kv_head = place.kv_head;
+        first_head = kv_head * a.group + place.part * HEADS;
         u32 first = from(seen) / PAGE_TOKENS, last = (to(seen) - 1) / PAGE_TOKENS;
 #pragma unroll
         for (u32 i = 0; i < SEGMENT / PAGE_TOKENS; i++) {
@@ -166,7 +165,7 @@ struct Awaited {
         }
     }
 
-    // Whoever has seen a result may write the segments of the next layer.
+    // Whoever has seen a result may write, or join, segments of a later layer.
     __device__ __forceinline__ void finish() const { __threadfence(); }
 };
 
@@ -199,7 +198,12 @@ DEVICE void attend(u32 stage, u32 area) {
         now.ask_values(a, seen, step, column, columns, v);
         if (h < now.count(a) && token < a.key_dim) query.find(a, a.q + (now.first_head + h) * a.key_dim, token, true);
         query.look(looked);
+        // All of the last segment are some block's first.
         if (now.segment == seen.last) keep_own(a, now, now.to(seen) - 1, h, token, keys, own_value);
+    }
+    // Who joins segments must not take an earlier layer's for this one's: those are gone when there are queries.
+    if (item >= items && segments > 1 && t == 0) {
+        while (look(a.q) == UNWRITTEN) {}
     }
 #pragma unroll 1
     while (item < items) {
@@ -269,7 +273,8 @@ DEVICE void attend(u32 stage, u32 area) {
     u32 floats = stride + PART_EXTRA, most_parts = min(MOST_JOINED, area / (4 * floats));
     // The blocks behind those with a segment more.
     u32 head = blockIdx.x + gridDim.x - items % gridDim.x;
-    for (head -= head >= gridDim.x ? gridDim.x : 0; head < a.heads; head += gridDim.x) {
+    head -= head >= gridDim.x ? gridDim.x : 0;
+    for (; head < a.heads; head += gridDim.x) {
         Awaited awaited = {(uint4 *)(a.partials + (u64)head * a.segments * floats), (uint4 *)shared.area, floats / 4};
         join_segments<1, THREADS, 1, MOST_JOINED>(a, 0, head, 1, segments, (float *)shared.area, most_parts, awaited);
     }

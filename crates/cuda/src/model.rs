@@ -15,6 +15,7 @@ use crate::kernels::Kernels;
 use crate::lower::{Program, Stage, Work};
 use crate::observe;
 use crate::parameters::Stage as Listed;
+use crate::persistent;
 use crate::sizes::{RECORDED_ROWS, Sizes, slot_tables};
 use crate::step::{Addresses, Size, Step, choice};
 use crate::weights::Weights;
@@ -141,7 +142,8 @@ impl CudaModel {
     /// Writes down what one kernel does of a step of one row.
     fn list_stages(mut self) -> Result<CudaModel> {
         let run = self.sizes.persistent.clone().filter(|_| self.kernels.persistent.is_some());
-        let Some(run) = run else { return Ok(self) };
+        let fits = |run: &Range<usize>| persistent::fits(&self.device, &self.program, run);
+        let Some(run) = run.filter(fits) else { return Ok(self) };
         let list_bytes = size_of::<Listed>() * run.len();
         let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;
         self.addresses.list = list.address;

@@ -26,7 +26,7 @@ pub(crate) const HEADS: usize = 4;
 /// Rows of the last product, at least: a tile of 16 for every block, also of larger devices.
 const LEAST_ROWS: usize = 4096;
 /// Shared memory of a block beside a stage's area: slots for weights with their barriers, sums of
-/// parts, six stages, maxima and sums of heads.
+/// parts, six stages, page tables, the position, maxima and sums of steps.
 const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 304;
 /// What kernels keep for themselves of a block's shared memory.
 const STATIC_BYTES: usize = 2 << 10;
@@ -55,7 +55,8 @@ pub(crate) fn most_bytes(device: &Device) -> usize {
 pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     let stages = &program.stages;
     let start_for = |kinds| {
-        let cannot = |stage: &Stage| !area(plan, &stage.work, kinds).is_some_and(fits);
+        let cannot =
+            |stage: &Stage| area(plan, &stage.work, kinds).is_none_or(|area| area > AREA_BYTES);
         stages.iter().rposition(cannot).map_or(0, |last| last + 1)
     };
     let start = KINDS.into_iter().map(start_for).min()?;
@@ -69,8 +70,15 @@ pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     (ends_well && is_awaitable && 2 * start < stages.len()).then_some(start..stages.len())
 }
 
-fn fits(area: usize) -> bool {
-    area <= AREA_BYTES
+/// Whether a device can do the stages of a run: a block for each query heads of a key head, of
+/// which each has the row's own position to keep.
+pub(crate) fn fits(device: &Device, program: &Program, run: &Range<usize>) -> bool {
+    program.stages[run.clone()].iter().all(|stage| match &stage.work {
+        Work::Attend { attention: a, .. } => {
+            a.kv_heads * (a.heads / a.kv_heads).div_ceil(HEADS) <= device.processors as usize
+        }
+        _ => true,
+    })
 }
 
 /// Whether what a stage before the run makes can be waited for: never a number whose bits are all

@@ -16,7 +16,7 @@ use crate::persistent;
 use crate::planes::{CHUNK_COLS, Kind};
 use crate::step::{DOT_ROWS, choice};
 
-/// Positions of a segment of attention, as in `kernels/attend.cu`.
+/// Positions of a segment of attention, as in `kernels/attend.cuh`.
 pub(crate) const SEGMENT: usize = 128;
 /// Floats of a spread segment's result beside its values, as there.
 const PART_EXTRA: usize = 4;
@@ -82,9 +82,6 @@ impl Sizes {
         let states = plan.states.iter().map(|state| 4 * limits.states * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
         let kv_bytes: Vec<[usize; 2]> = kv_bytes.collect();
-        // The persistent kernel counts values in pairs, in 32 bits.
-        let run =
-            run.filter(|_| kv_bytes.iter().all(|[_, values]| values / 4 <= u32::MAX as usize));
         let segments = plan.slots.iter().zip(&tables).map(|(_, &table)| {
             // Two pieces of segments at the ends.
             (limits.pages[table] * PAGE_TOKENS).div_ceil(SEGMENT) + 1

@@ -29,7 +29,12 @@ pub(super) fn cases() -> Vec<Case> {
             5.0 * INTEGER,
         ),
         fused_projection(),
-        wide_decoder(),
+        wide_decoder(usual_attention(8, 2, 64), 20),
+        // An odd number of heads that share a key head, odd dimensions, and segments in a window.
+        wide_decoder(
+            Attention { value_dim: 48, window: Some(70), ..usual_attention(10, 2, 40) },
+            150,
+        ),
         many_rows(Format::F16, HALF_STATE),
         many_rows(Format::Q4_0, 5.0 * INTEGER),
     ]
@@ -77,21 +82,24 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
 
 /// Two blocks of plain stages and a wide head, all quantised: what a backend may run in one piece
 /// where it has one row.
-fn wide_decoder() -> Case {
+fn wide_decoder(attention: Attention, tokens: usize) -> Case {
     let (format, width, hidden, vocabulary) = (Format::Q8_0, 512, 768, 4224);
-    let mut maker = Maker::speaking("wide decoder Q8_0", vocabulary);
+    let Attention { heads, kv_heads, key_dim, value_dim, .. } = attention;
+    let mut maker = Maker::speaking(format!("wide decoder Q8_0, {tokens} tokens"), vocabulary);
     let table = maker.matrix(format, vocabulary, width);
     let mut x = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
-    for _ in 0..2 {
+    // The second layer sees all.
+    for window in [attention.window, None] {
         let h = norm(&mut maker, x, 1);
-        let q = maker.linear(h, format, width);
-        let k = maker.linear(h, format, width / 4);
-        let v = maker.linear(h, format, width / 4);
+        let q = maker.linear(h, format, heads * key_dim);
+        let k = maker.linear(h, format, kv_heads * key_dim);
+        let v = maker.linear(h, format, kv_heads * value_dim);
         let (style, scaling, factors) = (RopeStyle::Neox, RopeScaling::None, None);
-        let rope = Rope { style, dims: 64, base: 10_000.0, scaling, factors };
-        let q = maker.push(Op::Rope { input: q, heads: 8, head_dim: 64, rope }, width);
-        let k = maker.push(Op::Rope { input: k, heads: 2, head_dim: 64, rope }, width / 4);
-        let h = maker.attend(q, k, v, usual_attention(8, 2, 64));
+        let rope = Rope { style, dims: key_dim, base: 10_000.0, scaling, factors };
+        let rotated = |input, heads| Op::Rope { input, heads, head_dim: key_dim, rope };
+        let q = maker.push(rotated(q, heads), heads * key_dim);
+        let k = maker.push(rotated(k, kv_heads), kv_heads * key_dim);
+        let h = maker.attend(q, k, v, Attention { window, ..attention });
         let h = maker.linear(h, format, width);
         x = maker.push(Op::Add { a: x, b: h }, width);
         let h = norm(&mut maker, x, 1);
@@ -103,7 +111,7 @@ fn wide_decoder() -> Case {
     }
     let input = norm(&mut maker, x, 1);
     maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);
-    maker.finish(5.0 * INTEGER, 20)
+    maker.finish(5.0 * INTEGER, tokens)
 }
 
 /// A gated product and a head with more rows of input and of weights than the other cases have, and
