@@ -4,6 +4,14 @@
 
 #define JOINED 16       // elements of a block's results for a thread to join, at most
 
+// As assembly, since the compiler joins loads of one width into others in an order that depends on
+// addresses of its own: the same source would have several PTX.
+DEVICE float4 load_shared(u32 from) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from));
+    return x;
+}
+
 // Blocks are a row, some query heads of a key head, and one of the shares of segments.
 //
 // ALONE: no row's sequence has another row in the step. Then a row rotates its own key and query and
@@ -86,6 +94,7 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
         if (is_in) {
             const Piece *k = (const Piece *)own.keys + t;
             const u16 *scales = own.key_scales + t * kept_scales(a.key_dim);
+            u32 to_q = (u32)__cvta_generic_to_shared(q);
             if (!ALONE) {
                 u64 page = segment_pages[t / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
                 page_of[t / PAGE_TOKENS] = page;
@@ -101,11 +110,11 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
                 float scale = HAS_SCALES ? from_half(scales[i * PIECE / 32]) : 1.0f;
 #pragma unroll
                 for (int h = 0; h < HEADS; h++) {
-                    const float4 *at = (const float4 *)(q + h * key_stride + PIECE * i);
+                    u32 at = to_q + 4 * (h * key_stride + PIECE * i);
                     float s = HAS_SCALES ? 0.0f : scores[h];
 #pragma unroll
                     for (int j = 0; j < PIECE / 8; j++) {
-                        float4 low = at[2 * j], high = at[2 * j + 1];
+                        float4 low = load_shared(at + 32 * j), high = load_shared(at + 32 * j + 16);
                         s = fmaf(low.x, x[4 * j].x, s);
                         s = fmaf(low.y, x[4 * j].y, s);
                         s = fmaf(low.z, x[4 * j + 1].x, s);

@@ -81,7 +81,6 @@ impl Sizes {
         });
         let states = plan.states.iter().map(|state| 4 * limits.states * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
-        let kv_bytes: Vec<[usize; 2]> = kv_bytes.collect();
         let segments = plan.slots.iter().zip(&tables).map(|(_, &table)| {
             // Two pieces of segments at the ends.
             (limits.pages[table] * PAGE_TOKENS).div_ceil(SEGMENT) + 1
@@ -109,7 +108,7 @@ impl Sizes {
             apart,
             early_bytes,
             persistent: run,
-            kv_bytes,
+            kv_bytes: kv_bytes.collect(),
             state_bytes: states.collect(),
             angle_bytes: angles.collect(),
             segments,

@@ -4,22 +4,20 @@ build.py SOURCES OUT: every SOURCES/*.cu, which may include others, becomes OUT/
 capability 8.0 and later, and OUT/*.cubin for Hopper. Fails if a kernel needs more registers than
 there are.
 
-What the compiler makes depends on the addresses that it is given, since some of its maps are ordered
-by them. Where SOURCES/built has other PTX than was made, it is made again with memory in other
-places: what sources have made once, they are found to make.
+What the compiler makes may depend on the addresses that it is given, since some of its maps are
+ordered by them. Where SOURCES/built has other PTX than was made, it is made again with memory in
+other places: what sources have made once, they are found to make.
 """
 
 import ctypes
 import mmap
-import os
 import pathlib
 import re
 import sys
 import sysconfig
-import threading
 
 # How often a file is made that comes out otherwise than it was kept.
-ATTEMPTS = 24
+ATTEMPTS = 4
 
 
 def library():
@@ -84,30 +82,4 @@ def main(nvrtc):
         print(f"{source.name}: {len(kernels)} kernels")
 
 
-failure = 1
-
-
-def run(nvrtc):
-    global failure
-    try:
-        main(nvrtc)
-        failure = 0
-    except SystemExit as exit:
-        failure = exit.code
-
-
-# So that addresses are mostly the same, this program starts once more where the system does not
-# choose them at random, and where neither the environment nor Python's own hashes take other room
-# each time; and the memory of a thread begins at a multiple of 64 MiB in any case.
-ADDR_NO_RANDOMIZE = 0x0040000
-libc = ctypes.CDLL(None)
-persona = libc.personality(0xFFFFFFFF)
-if persona & ADDR_NO_RANDOMIZE == 0:
-    if libc.personality(persona | ADDR_NO_RANDOMIZE) != -1:
-        os.execve(sys.executable, [sys.executable, *sys.argv], {"PYTHONHASHSEED": "0"})
-    print("addresses stay random: PTX may come out otherwise", file=sys.stderr)
-
-thread = threading.Thread(target=run, args=[library()])
-thread.start()
-thread.join()
-sys.exit(failure)
+main(library())
