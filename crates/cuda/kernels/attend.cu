@@ -2,7 +2,7 @@
 // dimensions with keys and values in half precision are `attend_meet`'s.
 #include "segment.cuh"
 
-#define JOINED 16       // elements of a block's results for a thread to join, at most
+#define JOINED 16 // elements of a block's results for a thread to join, at most
 
 // As assembly, since the compiler joins loads of one width into others in an order that depends on
 // addresses of its own: the same source would have several PTX.
@@ -12,8 +12,6 @@ DEVICE float4 load_shared(u32 from) {
     return x;
 }
 
-// Blocks are a row, some query heads of a key head, and one of the shares of segments.
-//
 // ALONE: no row's sequence has another row in the step. Then a row rotates its own key and query and
 // stores its key and value, and what the sequence has from earlier steps is asked for before the
 // row's own numbers are there.
@@ -22,19 +20,15 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     __shared__ float room[4][HEADS];
     __shared__ u32 page_of[SEGMENT / PAGE_TOKENS];
     let_next_start();
-    u32 t = threadIdx.x, row = blockIdx.x;
-    if (a.skips_prompts && Feed{a.feed}.is_prompt(Feed{a.feed}.span(row))) return;
-    uint2 range = seen(a, row);
-    u32 first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT;
-    if (first + blockIdx.z > last) return;
-    u32 group = a.heads / a.kv_heads, per_kv = (group + HEADS - 1) / HEADS;
-    u32 kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * HEADS;
-    u32 count = min((u32)HEADS, (kv_head + 1) * group - first_head);
+    u32 t = threadIdx.x;
+    Feed feed = {a.feed};
+    if (a.skips_prompts && feed.is_prompt(feed.span(blockIdx.x))) return;
+    Block block(a, HEADS);
+    u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
+    if (first > last) return;
     u32 key_stride = kept_stride(a.key_dim), stride = kept_stride(a.value_dim), eights = stride / 8;
     u32 splits = eights >= 128 ? 1 : 128 / eights, scales = kept_scales(a.value_dim);
 
-    // Of a single segment nothing is left to join.
-    bool is_spread = a.is_spread && first < last;
     float *q = shared;                          // [HEADS, key_stride]
     float *weights = q + HEADS * key_stride;    // [HEADS, SEGMENT]
     float *part = weights + HEADS * SEGMENT;    // [splits, HEADS, stride]
@@ -44,19 +38,17 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     own.values = own.keys + SEGMENT * key_stride;
     own.key_scales = (u16 *)(own.values + SEGMENT * stride);
     own.value_scales = own.key_scales + SEGMENT * kept_scales(a.key_dim);
-    Feed feed = {a.feed};
     const u32 *pages = feed.pages(a.table, feed.span(row));
     if (ALONE) {
-        u32 start = (first + blockIdx.z) * SEGMENT;
-        u32 from = max(range.x, start) - start, to = min(range.y - 1, start + SEGMENT) - start;
-        fetch_segment(a, kv_head, pages + start / PAGE_TOKENS, from, to, own);
+        u32 to = block.to(first) - (first == last);
+        fetch_segment(a, kv_head, pages + first * (SEGMENT / PAGE_TOKENS), block.from(first), to, own);
     }
     for (u32 i = t; i < HEADS * stride; i += 128) total[i] = 0.0f;
     wait_for_inputs();
     for (u32 i = t; i < HEADS * key_stride; i += 128) {
         u32 head = i / key_stride, at = i % key_stride;
-        const float *from = a.q + (u64)row * a.q_stride + (first_head + head) * a.key_dim;
-        bool is_in = head < count && at < a.key_dim;
+        const float *from = a.q + (u64)row * a.q_stride + (block.first_head + head) * a.key_dim;
+        bool is_in = head < block.heads && at < a.key_dim;
         if (ALONE) {
             const float2 *angles = a.angles + (u64)row * a.pairs;
             q[i] = is_in ? rotated(from, at, angles, a.pairs, a.is_neox) : 0.0f;
@@ -72,20 +64,18 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     }
     __syncthreads();
 
-    for (u32 segment = first + blockIdx.z; segment <= last; segment += gridDim.z) {
-        u32 from = max(range.x, segment * SEGMENT) - segment * SEGMENT;
-        u32 to = min(range.y, (segment + 1) * SEGMENT) - segment * SEGMENT;
+    for (u32 segment = first; segment <= last; segment += gridDim.z) {
+        u32 from = block.from(segment), to = block.to(segment);
         const u32 *segment_pages = pages + segment * (SEGMENT / PAGE_TOKENS);
         if (ALONE) {
             bool has_own = segment == last;
-            if (segment != first + blockIdx.z) {
+            if (segment != first) {
                 fetch_segment(a, kv_head, segment_pages, from, has_own ? to - 1 : to, own);
             }
             asm volatile("cp.async.wait_all;" ::: "memory");
             if (has_own) {
                 u32 own_page = segment_pages[(to - 1) / PAGE_TOKENS];
-                bool is_first = blockIdx.y % per_kv == 0;
-                store_own(a, row, kv_head, own_page, to - 1, is_first, own);
+                store_own(a, row, kv_head, own_page, to - 1, block.is_first, own);
             }
             __syncthreads();
         }
@@ -202,43 +192,16 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
         __syncthreads();
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
-            segment_sum[h] = (room[0][h] + room[1][h]) + (room[2][h] + room[3][h]);
-            float2 factors = make_float2(0.0f, 0.0f);
-            if (!is_spread) factors = join(most[h], sum[h], segment_most[h], segment_sum[h]);
-            u64 at = ((u64)row * a.heads + first_head + h) * a.segments + segment - first;
-            float *out = a.partials + at * (stride + PART_EXTRA);
-            if (is_spread && (u32)h < count && t == 0) {
-                out[stride] = segment_most[h];
-                out[stride + 1] = segment_sum[h];
-            }
-            for (u32 i = t; i < stride; i += 128) {
+            float2 of_segment = {segment_most[h], (room[0][h] + room[1][h]) + (room[2][h] + room[3][h])};
+            add_segment(a, block, segment, h, of_segment, most[h], sum[h], total, [&](u32 i) {
                 float v = 0.0f;
                 for (u32 split = 0; split < splits; split++) v += part[(split * HEADS + h) * stride + i];
-                if (!is_spread) {
-                    float &x = total[h * stride + i];
-                    x = x * factors.x + v * factors.y;
-                } else if ((u32)h < count) {
-                    out[i] = v;
-                }
-            }
+                return v;
+            });
         }
         __syncthreads();
     }
-    if (is_spread) {
-        u32 shares = min(gridDim.z, last - first + 1);
-        if (!is_last<128>(a.arrivals + row * gridDim.y + blockIdx.y, shares)) return;
-        u32 bytes;
-        asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-        join_copied<HEADS, JOINED>(a, row, first_head, count, last - first + 1, shared, bytes);
-        return;
-    }
-#pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-        if ((u32)h >= count) continue;
-        for (u32 i = t; i < stride; i += 128) {
-            finish(a, row, first_head + h, i, most[h], sum[h], total[h * stride + i]);
-        }
-    }
+    end<HEADS, JOINED>(a, block, most, sum, total, shared);
 }
 
 #define ATTEND(NAME, HEADS, ALONE)                                                                 \

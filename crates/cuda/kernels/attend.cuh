@@ -20,7 +20,7 @@ struct Attend {
     float *out;         // [rows, out_stride], or none
     u16 *half_out;      // [rows, half_stride], or none
     float *partials;    // [rows, heads, segments, value_stride + PART_EXTRA] if the segments are spread;
-                     // in the persistent kernel, unwritten between uses
+                        // in the persistent kernel, unwritten between uses
     u32 *arrivals;      // [rows, blocks of heads]: shares of segments that are done, zero before
     float scale, softcap;
     u32 q_stride, k_stride, v_stride, out_stride, half_stride;
@@ -82,35 +82,18 @@ DEVICE void finish(const Attend &a, u32 row, u32 head, u32 i, float most, float 
     if (a.half_out) publish(a.half_out + (u64)row * a.half_stride + at, to_input(y));
 }
 
-// Segments of some heads, which are there, on their way to shared memory.
-struct Copied {
-    const float *from; // of the first head's first one
-    u32 to, heads, part, segments, most_parts;
-
-    __device__ __forceinline__ void take(u32 base, u32 n) const {
-        u32 pieces = n * part / 4;
-        for (u32 i = threadIdx.x; i < heads * pieces; i += blockDim.x) {
-            u32 head = i / pieces, at = i % pieces * 4;
-            const float *piece = from + ((u64)head * segments + base) * part + at;
-            copy_async(to + 4 * (head * most_parts * part + at), piece);
-        }
-        asm volatile("cp.async.wait_all;" ::: "memory");
-    }
-
-    __device__ __forceinline__ void finish() const {}
-};
-
 // Joins the segments of some heads that many blocks have made, in order; warps of each head make the
 // factors, and a thread makes up to ITEMS results. `most_parts` segments of each head at a time, MOST at
 // most, are taken to shared memory.
-template <int HEADS, u32 BLOCK, int ITEMS, u32 MOST, typename Segments>
+template <int MOST_HEADS, u32 BLOCK, int ITEMS, u32 MOST, typename Segments>
 DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, const float *shared,
                           u32 most_parts, const Segments &segments) {
-    // What sums so far are multiplied with, what a segment's values are, and what its sum becomes.
-    __shared__ float4 factors[HEADS][MOST];
-    __shared__ float mosts[HEADS];
+    // What sums so far are multiplied with, what a segment's values are, what its sum becomes, and the
+    // largest score so far.
+    __shared__ float4 factors[MOST_HEADS][MOST];
+    __shared__ float mosts[MOST_HEADS];
     u32 t = threadIdx.x, stride = kept_stride(a.value_dim), part = stride + PART_EXTRA, outputs = heads * stride;
-    u32 h = t / 32 % HEADS;
+    u32 h = t / 32 % MOST_HEADS;
     float sum[ITEMS] = {}, value[ITEMS] = {};
     for (u32 base = 0; base < count; base += most_parts) {
         u32 n = min(most_parts, count - base);
@@ -119,7 +102,7 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
         sync<BLOCK>();
         const float *own = shared + h * most_parts * part + stride;
         float so_far = base ? mosts[h] : -INFINITY_F;
-        for (u32 i = t / (32 * HEADS) * 32 + t % 32; h < heads && i < n; i += BLOCK / HEADS) {
+        for (u32 i = t / (32 * MOST_HEADS) * 32 + t % 32; h < heads && i < n; i += BLOCK / MOST_HEADS) {
             float last = so_far;
             // All lanes alike.
 #pragma unroll 8
@@ -128,10 +111,10 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
             factors[h][i] = make_float4(expf(last - now), fresh, own[i * part + 1] * fresh, now);
         }
         sync<BLOCK>();
-        if (t < HEADS) mosts[t] = factors[t][n - 1].w;
+        if (t < MOST_HEADS) mosts[t] = factors[t][n - 1].w;
 #pragma unroll
         for (u32 j = 0; j < ITEMS; j++) {
-            u32 item = t + BLOCK * j, head = HEADS == 1 ? 0 : item / stride, column = item - head * stride;
+            u32 item = t + BLOCK * j, head = MOST_HEADS == 1 ? 0 : item / stride, column = item - head * stride;
             if (item >= outputs) break;
             const float *at = shared + head * most_parts * part + column;
             float s = sum[j], v = value[j];
@@ -148,22 +131,8 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
     segments.finish();
     sync<BLOCK>();
     for (u32 j = 0; j < ITEMS; j++) {
-        u32 item = t + BLOCK * j, head = HEADS == 1 ? 0 : item / stride;
+        u32 item = t + BLOCK * j, head = MOST_HEADS == 1 ? 0 : item / stride;
         if (item >= outputs) break;
         finish(a, row, first_head + head, item - head * stride, mosts[head], sum[j], value[j]);
     }
-}
-
-// Whether this block is the last of so many that come here, whose writes it can then read.
-template <u32 BLOCK> DEVICE bool is_last(u32 *arrivals, u32 blocks) {
-    __shared__ bool last;
-    __threadfence();
-    sync<BLOCK>();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(arrivals, 1) + 1 == blocks;
-        if (last) *arrivals = 0;
-        __threadfence();
-    }
-    sync<BLOCK>();
-    return last;
 }

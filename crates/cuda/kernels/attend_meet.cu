@@ -5,27 +5,22 @@
 
 #define WARPS 4u
 #define BLOCK (32 * WARPS)
-#define TURNS (SEGMENT_STEPS / WARPS)       // steps of a warp
-#define JOINED (HEADS * MOST_DIM / BLOCK)   // elements of a block's results for a thread to join, at most
+#define TURNS (SEGMENT_STEPS / WARPS)     // steps of a warp
+#define JOINED (HEADS * MOST_DIM / BLOCK) // elements of a block's results for a thread to join, at most
 
-// Blocks are a row, some query heads of a key head, and one of the shares of segments. ALONE: no row's
-// sequence has another row in the step.
+// ALONE: as in `attend.cu`.
 template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     extern __shared__ __align__(16) float shared[];
     __shared__ float mosts[SEGMENT_STEPS * HEADS], sums[SEGMENT_STEPS * HEADS];
     let_next_start();
-    u32 t = threadIdx.x, warp = t / 32, row = blockIdx.x;
-    if (a.skips_prompts && Feed{a.feed}.is_prompt(Feed{a.feed}.span(row))) return;
-    uint2 range = seen(a, row);
-    u32 first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT;
-    if (first + blockIdx.z > last) return;
-    u32 group = a.heads / a.kv_heads, per_kv = (group + HEADS - 1) / HEADS;
-    u32 kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * HEADS;
-    u32 count = min(HEADS, (kv_head + 1) * group - first_head);
+    u32 t = threadIdx.x, warp = t / 32;
+    Feed feed = {a.feed};
+    if (a.skips_prompts && feed.is_prompt(feed.span(blockIdx.x))) return;
+    Block block(a, HEADS);
+    u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
+    if (first > last) return;
     u32 key_stride = up8(a.key_dim), stride = up8(a.value_dim), columns = columns_of_lane(a.value_dim);
     u32 q_row = query_row(a.key_dim), parts_row = part_row(a.value_dim);
-    // Of a single segment nothing is left to join.
-    bool is_spread = a.is_spread && first < last;
     float *parts = shared;                                        // [SEGMENT_STEPS, HEADS, parts_row]
     float *total = parts + SEGMENT_STEPS * HEADS * parts_row;     // [HEADS, stride]
     u16 *q = (u16 *)(total + HEADS * stride);                     // [2, HEADS, q_row]
@@ -33,20 +28,18 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     Own own;
     own.keys = weights + 2 * HEADS * WEIGHT_ROW;
     own.values = own.keys + SEGMENT * key_stride;
-    Feed feed = {a.feed};
     const u32 *pages = feed.pages(a.table, feed.span(row));
     if (ALONE) {
-        u32 start = (first + blockIdx.z) * SEGMENT;
-        u32 from = max(range.x, start) - start, to = min(range.y - 1, start + SEGMENT) - start;
-        fetch_segment(a, kv_head, pages + start / PAGE_TOKENS, from, to, own);
+        u32 to = block.to(first) - (first == last);
+        fetch_segment(a, kv_head, pages + first * (SEGMENT / PAGE_TOKENS), block.from(first), to, own);
     }
     for (u32 i = t; i < HEADS * stride; i += BLOCK) total[i] = 0.0f;
     wait_for_inputs();
     for (u32 i = t; i < HEADS * q_row; i += BLOCK) {
         u32 head = i / q_row, at = i % q_row;
-        const float *from = a.q + (u64)row * a.q_stride + (first_head + head) * a.key_dim;
+        const float *from = a.q + (u64)row * a.q_stride + (block.first_head + head) * a.key_dim;
         float x = 0.0f;
-        if (head < count && at < a.key_dim) {
+        if (head < block.heads && at < a.key_dim) {
             x = ALONE ? rotated(from, at, a.angles + (u64)row * a.pairs, a.pairs, a.is_neox) : from[at];
         }
         put_halves(q + i, HEADS * q_row, x);
@@ -57,17 +50,17 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
         most[h] = -INFINITY_F;
         sum[h] = 0.0f;
     }
-    for (u32 segment = first + blockIdx.z; segment <= last; segment += gridDim.z) {
-        u32 start = segment * SEGMENT, from = max(range.x, start) - start, to = min(range.y, start + SEGMENT) - start;
+    for (u32 segment = first; segment <= last; segment += gridDim.z) {
+        u32 from = block.from(segment), to = block.to(segment);
         const u32 *segment_pages = pages + segment * (SEGMENT / PAGE_TOKENS);
         bool has_own = ALONE && segment == last;
         // The first segment is on its way.
-        if (!ALONE || segment != first + blockIdx.z) {
+        if (!ALONE || segment != first) {
             fetch_segment(a, kv_head, segment_pages, from, has_own ? to - 1 : to, own);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
         if (has_own) {
-            store_own(a, row, kv_head, segment_pages[(to - 1) / PAGE_TOKENS], to - 1, blockIdx.y % per_kv == 0, own);
+            store_own(a, row, kv_head, segment_pages[(to - 1) / PAGE_TOKENS], to - 1, block.is_first, own);
         }
         __syncthreads();
         Steps steps(from, to);
@@ -111,41 +104,13 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
         __syncthreads();
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
-            float segment_most = most_of(mosts, h, steps), segment_sum = sum_of(sums, h, steps);
-            float2 factors = make_float2(0.0f, 0.0f);
-            if (!is_spread) factors = join(most[h], sum[h], segment_most, segment_sum);
-            u64 at = ((u64)row * a.heads + first_head + h) * a.segments + segment - first;
-            float *out = a.partials + at * (stride + PART_EXTRA);
-            if (is_spread && h < count && t == 0) {
-                out[stride] = segment_most;
-                out[stride + 1] = segment_sum;
-            }
-            for (u32 i = t; i < stride; i += BLOCK) {
-                float v = value_of(parts, parts_row, h, i, steps);
-                if (!is_spread) {
-                    float &x = total[h * stride + i];
-                    x = x * factors.x + v * factors.y;
-                } else if (h < count) {
-                    out[i] = v;
-                }
-            }
+            float2 of_segment = {most_of(mosts, h, steps), sum_of(sums, h, steps)};
+            add_segment(a, block, segment, h, of_segment, most[h], sum[h], total,
+                        [&](u32 i) { return value_of(parts, parts_row, h, i, steps); });
         }
         __syncthreads();
     }
-    if (is_spread) {
-        u32 shares = min(gridDim.z, last - first + 1), bytes;
-        if (!is_last<BLOCK>(a.arrivals + row * gridDim.y + blockIdx.y, shares)) return;
-        asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-        join_copied<HEADS, JOINED>(a, row, first_head, count, last - first + 1, shared, bytes);
-        return;
-    }
-#pragma unroll
-    for (u32 h = 0; h < HEADS; h++) {
-        if (h >= count) continue;
-        for (u32 i = t; i < stride; i += BLOCK) {
-            finish(a, row, first_head + h, i, most[h], sum[h], total[h * stride + i]);
-        }
-    }
+    end<HEADS, JOINED>(a, block, most, sum, total, shared);
 }
 
 KERNEL __launch_bounds__(BLOCK, 1) attend_meet(const __grid_constant__ Attend a) { attend_meet<false>(a); }

@@ -116,7 +116,8 @@ DEVICE u32 half_fma(u32 a, u32 b, u32 c) {
 
 // Results that other blocks of a running kernel wait for. What is not written yet is all ones, which
 // nothing that is written ever is: halves are never infinite or no number, and floats that are no
-// number have other bits. A number is read and written whole, so nothing else has to be ordered.
+// number have other bits. A number is read and written whole, so nothing else has to be ordered but
+// memory that is used again while the kernel runs (`Awaited`).
 
 #define UNWRITTEN 0xffffffffu
 

@@ -1,6 +1,7 @@
 // Query heads meet the positions of a segment on tensor cores: up to four heads of a key head, of up to 128
 // dimensions, and keys and values in half precision. Of what is no half yet, queries and weights of
-// positions, the nearest half is taken and the nearest one to what is left: 22 bits, or to 2^-25.
+// positions, the nearest half is taken and the nearest one to what is left: 22 bits, or to 2^-25. A query
+// that is no number is the lowest half, as an input of products is.
 //
 // A segment is met in steps of 16 positions, whose sums are added in order: so warps can share them as they
 // like, and the bits are the same.
@@ -9,7 +10,7 @@
 #include "planes.cuh"
 
 #define HEADS 4u
-#define MOST_DIM 128u
+#define MOST_DIM 128u // MEET_DIM on the host
 #define STEP_POSITIONS 16u
 #define SEGMENT_STEPS (SEGMENT / STEP_POSITIONS)
 #define WEIGHT_ROW (SEGMENT + 8u) // of weights in shared memory, against conflicts of banks

@@ -71,8 +71,11 @@ struct Meeting {
         }
     }
 
-    // Heads, and whether they are the first ones of their key head.
-    __device__ __forceinline__ u32 count(const Attend &a) const { return min(HEADS, (kv_head + 1) * a.group - first_head); }
+    // Heads.
+    __device__ __forceinline__ u32 count(const Attend &a) const {
+        return min(HEADS, (kv_head + 1) * a.group - first_head);
+    }
+    // Whether they are the first ones of their key head.
     __device__ __forceinline__ bool is_first(const Attend &a) const { return first_head == kv_head * a.group; }
 
     // The positions of the segment that are seen.
@@ -201,8 +204,10 @@ DEVICE void attend(u32 stage, u32 area) {
         // All of the last segment are some block's first.
         if (now.segment == seen.last) keep_own(a, now, now.to(seen) - 1, h, token, keys, own_value);
     }
-    // Who joins segments must not take an earlier layer's for this one's: those are gone when there are queries.
-    if (item >= items && segments > 1 && t == 0) {
+    // A block without segments that joins some (as below) must not take an earlier layer's for this one's. Those
+    // are gone when there are queries, which need all results of earlier layers. Who joins none must not wait:
+    // nobody waits for it.
+    if (item - items < a.heads && segments > 1 && t == 0) {
         while (look(a.q) == UNWRITTEN) {}
     }
 #pragma unroll 1

@@ -107,13 +107,111 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
 }
 #endif
 
-// Joins the segments of some heads by a block of 128 threads that has `bytes` of shared memory.
+// Segments of some heads, which are there, on their way to shared memory.
+struct Copied {
+    const float *from; // of the first head's first one
+    u32 to, heads, part, segments, most_parts;
+
+    __device__ __forceinline__ void take(u32 base, u32 n) const {
+        u32 pieces = n * part / 4;
+        for (u32 i = threadIdx.x; i < heads * pieces; i += blockDim.x) {
+            u32 head = i / pieces, at = i % pieces * 4;
+            const float *piece = from + ((u64)head * segments + base) * part + at;
+            copy_async(to + 4 * (head * most_parts * part + at), piece);
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+    }
+
+    __device__ __forceinline__ void finish() const {}
+};
+
+// Whether this block of 128 threads is the last of so many that come here, whose writes it can then read.
+DEVICE bool is_last(u32 *arrivals, u32 blocks) {
+    __shared__ bool last;
+    __threadfence();
+    sync<SEGMENT>();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(arrivals, 1) + 1 == blocks;
+        if (last) *arrivals = 0;
+        __threadfence();
+    }
+    sync<SEGMENT>();
+    return last;
+}
+
+// A block of 128 threads: a row, some query heads of a key head, and one of the shares of segments.
+struct Block {
+    uint2 range; // positions that the row sees
+    u32 row, first, last; // segments of them
+    u32 kv_head, first_head, heads;
+    bool is_first; // of the blocks of its key head
+    bool is_spread; // of a single segment nothing is left to join
+
+    __device__ __forceinline__ Block(const Attend &a, u32 most_heads) : row(blockIdx.x) {
+        range = seen(a, row);
+        first = range.x / SEGMENT, last = (range.y - 1) / SEGMENT;
+        u32 group = a.heads / a.kv_heads, per_kv = (group + most_heads - 1) / most_heads;
+        kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * most_heads;
+        heads = min(most_heads, (kv_head + 1) * group - first_head);
+        is_first = blockIdx.y % per_kv == 0;
+        is_spread = a.is_spread && first < last;
+    }
+
+    // The positions of a segment that the row sees.
+    __device__ __forceinline__ u32 from(u32 segment) const { return max(range.x, segment * SEGMENT) - segment * SEGMENT; }
+    __device__ __forceinline__ u32 to(u32 segment) const {
+        return min(range.y, (segment + 1) * SEGMENT) - segment * SEGMENT;
+    }
+};
+
+// Puts what a head has of a segment with what it has of others: in memory if segments are spread, or
+// with `total`. `value_of(i)` is a value of the segment.
+template <typename Value>
+DEVICE void add_segment(const Attend &a, const Block &block, u32 segment, u32 h, float2 of_segment, float &most,
+                        float &sum, float *total, const Value &value_of) {
+    u32 stride = kept_stride(a.value_dim);
+    float2 factors = make_float2(0.0f, 0.0f);
+    if (!block.is_spread) factors = join(most, sum, of_segment.x, of_segment.y);
+    u64 at = ((u64)block.row * a.heads + block.first_head + h) * a.segments + segment - block.first;
+    float *out = a.partials + at * (stride + PART_EXTRA);
+    if (block.is_spread && h < block.heads && threadIdx.x == 0) {
+        out[stride] = of_segment.x;
+        out[stride + 1] = of_segment.y;
+    }
+    for (u32 i = threadIdx.x; i < stride; i += SEGMENT) {
+        float v = value_of(i);
+        if (!block.is_spread) {
+            float &x = total[h * stride + i];
+            x = x * factors.x + v * factors.y;
+        } else if (h < block.heads) {
+            out[i] = v;
+        }
+    }
+}
+
+// Ends a block's heads: the last block of spread segments joins all of them.
 template <int MOST_HEADS, int ITEMS>
-DEVICE void join_copied(const Attend &a, u32 row, u32 first_head, u32 heads, u32 count, float *shared, u32 bytes) {
+DEVICE void end(const Attend &a, const Block &block, const float (&most)[MOST_HEADS], const float (&sum)[MOST_HEADS],
+                const float *total, float *shared) {
     const u32 MOST = 32;
-    u32 floats = kept_stride(a.value_dim) + PART_EXTRA, most_parts = min(MOST, bytes / (4 * MOST_HEADS * floats));
-    const float *from = a.partials + ((u64)row * a.heads + first_head) * a.segments * floats;
-    u32 to = (u32)__cvta_generic_to_shared(shared);
-    Copied copied = {from, to, heads, floats, a.segments, most_parts};
-    join_segments<MOST_HEADS, 128, ITEMS, MOST>(a, row, first_head, heads, count, shared, most_parts, copied);
+    u32 stride = kept_stride(a.value_dim), floats = stride + PART_EXTRA, bytes;
+    if (block.is_spread) {
+        u32 segments = block.last - block.first + 1;
+        if (!is_last(a.arrivals + block.row * gridDim.y + blockIdx.y, min(gridDim.z, segments))) return;
+        asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+        u32 most_parts = min(MOST, bytes / (4 * MOST_HEADS * floats));
+        const float *from = a.partials + ((u64)block.row * a.heads + block.first_head) * a.segments * floats;
+        u32 to = (u32)__cvta_generic_to_shared(shared);
+        Copied copied = {from, to, block.heads, floats, a.segments, most_parts};
+        join_segments<MOST_HEADS, SEGMENT, ITEMS, MOST>(a, block.row, block.first_head, block.heads, segments, shared,
+                                                        most_parts, copied);
+        return;
+    }
+#pragma unroll
+    for (int h = 0; h < MOST_HEADS; h++) {
+        if ((u32)h >= block.heads) continue;
+        for (u32 i = threadIdx.x; i < stride; i += SEGMENT) {
+            finish(a, block.row, block.first_head + h, i, most[h], sum[h], total[h * stride + i]);
+        }
+    }
 }

@@ -93,7 +93,7 @@ impl Cuda {
         let program = lower::lower(plan, self.fuse);
         let kept = Kept::of(self.kv_type, plan);
         let mut stages = program.stages.iter();
-        let too_wide = stages.find_map(|stage| step::too_much_memory(plan, kept, stage));
+        let too_wide = stages.find_map(|stage| step::too_wide(plan, kept, stage));
         if too_wide.is_some() {
             return too_wide;
         }

@@ -14,15 +14,13 @@ use crate::lower::{After, Program, Stage, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind};
 use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
-use crate::step::{SHORT_NORM, Step, meets, met_bytes};
+use crate::step::{SHORT_NORM, Step, blocks, meets, met_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;
 const THREADS: usize = 32 * WARPS + 128;
 /// Page tables that attention may have.
 const TABLES: usize = 4;
-/// Query heads that a block takes at once.
-pub(crate) const HEADS: usize = 4;
 /// Rows of the last product, at least: a tile of 16 for every block, also of larger devices.
 const LEAST_ROWS: usize = 4096;
 /// Shared memory of a block beside a stage's area: slots for weights with their barriers, sums of
@@ -70,13 +68,11 @@ pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     (ends_well && is_awaitable && 2 * start < stages.len()).then_some(start..stages.len())
 }
 
-/// Whether a device can do the stages of a run: a block for each query heads of a key head, of
-/// which each has the row's own position to keep.
-pub(crate) fn fits(device: &Device, program: &Program, run: &Range<usize>) -> bool {
+/// Whether so many blocks can do the stages of a run. In attention a block keeps the row's own
+/// position with the first query heads that it takes: no block may take others of the last segment.
+pub(crate) fn fits(most_blocks: usize, program: &Program, run: &Range<usize>) -> bool {
     program.stages[run.clone()].iter().all(|stage| match &stage.work {
-        Work::Attend { attention: a, .. } => {
-            a.kv_heads * (a.heads / a.kv_heads).div_ceil(HEADS) <= device.processors as usize
-        }
+        Work::Attend { attention, .. } => blocks(attention) <= most_blocks,
         _ => true,
     })
 }
@@ -172,5 +168,27 @@ impl Step<'_> {
         // SAFETY: the list has as many stages, whose values have memory of their own, which ends
         // at multiples of 16 bytes.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, &parameters) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::lower;
+
+    #[test]
+    fn each_block_takes_query_heads_once_at_most() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+        let file = bodkin_model::open(format!("{folder}/llama-q4_0.gguf")).unwrap();
+        let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        let program = lower(&plan, true);
+        let all = 0..program.stages.len();
+        let needed = program.stages.iter().filter_map(|stage| match &stage.work {
+            Work::Attend { attention, .. } => Some(blocks(attention)),
+            _ => None,
+        });
+        let needed = needed.max().unwrap();
+        assert!(fits(needed, &program, &all));
+        assert!(!fits(needed - 1, &program, &all));
     }
 }

@@ -14,12 +14,12 @@ use std::cell::Cell;
 use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
-pub(crate) use attention::{meets, met_bytes};
+pub(crate) use attention::{blocks, meets, met_bytes};
 
 use crate::arena::Arena;
 use crate::driver::Device;
 use crate::kept::Kept;
-use crate::kernels::{ATTEND_SHARED_BYTES, DOT_MOST_BYTES, Kernels, dot_shared_bytes};
+use crate::kernels::{DOT_MOST_BYTES, Kernels, dot_shared_bytes};
 use crate::lower::{After, Content, Program, Stage, Value, Work};
 use crate::planes::{CHUNK_COLS, Kind, MOST_PARTS};
 use crate::sizes::Sizes;
@@ -113,8 +113,8 @@ pub(crate) struct Step<'a> {
     pub(crate) interleaved: Cell<Option<(Value, bool)>>,
 }
 
-/// What a stage cannot do because a block has not the shared memory for it.
-pub(crate) fn too_much_memory(plan: &Plan, kept: Kept, stage: &Stage) -> Option<String> {
+/// What a stage cannot do because a block has not the shared memory for it, or not the registers.
+pub(crate) fn too_wide(plan: &Plan, kept: Kept, stage: &Stage) -> Option<String> {
     let (what, bytes, limit) = match &stage.work {
         Work::Product { factors, after, experts, .. } => {
             let weight = plan.weight(factors[0].weight);
@@ -130,9 +130,7 @@ pub(crate) fn too_much_memory(plan: &Plan, kept: Kept, stage: &Stage) -> Option<
             (format!("{cols} columns of {}", weight.name), bytes, DOT_MOST_BYTES)
         }
         Work::Attend { attention, slot, .. } => {
-            let bytes = attention::shared_bytes(kept, attention, &plan.slots[*slot]);
-            let what = format!("heads of {} + {}", attention.key_dim, attention.value_dim);
-            (what, bytes, ATTEND_SHARED_BYTES)
+            return attention::too_wide(kept, attention, &plan.slots[*slot]);
         }
         Work::Route { routing, .. } => {
             let what = format!("a choice among {} experts", routing.experts);

@@ -10,11 +10,17 @@ use crate::kept::Kept;
 use crate::kernels::{ATTEND_SHARED_BYTES, PROMPT_DIMS, prompt_shared_bytes};
 use crate::lower::Work;
 use crate::parameters as p;
-use crate::persistent::HEADS;
 use crate::sizes::{SEGMENT, key_stride, value_stride};
 
-/// The widest key or value that tensor cores take for rows that are not a prompt's.
+/// Query heads of a key head that a block takes, at most.
+const HEADS: usize = 4;
+/// The widest key or value that tensor cores take for rows that are not a prompt's: `MOST_DIM` in
+/// `kernels/meet.cuh`.
 const MEET_DIM: usize = 128;
+/// The steps of a segment there.
+const SEGMENT_STEPS: usize = 8;
+/// Results of a block that joins segments, at most: `JOINED` in `kernels/attend.cu` by its threads.
+const MOST_JOINED: usize = 16 * SEGMENT;
 /// Queries of a block of attention for prompts, and its threads.
 const PROMPT_ROWS: usize = 64;
 const PROMPT_THREADS: usize = 128;
@@ -26,14 +32,12 @@ impl Step<'_> {
         };
         let shape = &self.plan.slots[*slot];
         let kept = self.sizes.kept;
-        let own = SEGMENT * (kept.bytes(shape.key_dim) + kept.bytes(shape.value_dim));
         let meets = meets(kept, shape);
-        let bytes = if meets { meet_bytes(shape) } else { shared_bytes(kept, a, shape) };
+        let [least, whole] = shared_bytes(kept, a, shape);
         let prompts = prompt_dims(a).filter(|_| kept == Kept::F16);
         let has_prompts = prompts.is_some() && self.size.has_prompts;
-        let is_alone = self.size.spans == self.size.tokens
-            && !has_prompts
-            && bytes + own <= ATTEND_SHARED_BYTES;
+        let is_alone =
+            self.size.spans == self.size.tokens && !has_prompts && whole <= ATTEND_SHARED_BYTES;
         if !is_alone {
             self.store(rows, work)?;
         }
@@ -46,16 +50,14 @@ impl Step<'_> {
             parameters.skips_prompts = 1;
         }
         let spread = if parameters.is_spread == 1 { self.sizes.segments.min(64) } else { 1 };
-        let group = a.heads / a.kv_heads;
-        let heads = if meets { HEADS } else { heads_of_block(a) };
-        let grid = [rows, a.kv_heads * group.div_ceil(heads), spread];
+        let grid = [rows, blocks(a), spread];
         let kernels = if meets {
             &self.kernels.attend_meet
         } else {
-            &self.kernels.attention(kept).attend[usize::from(group > 1)]
+            &self.kernels.attention(kept).attend[usize::from(a.heads > a.kv_heads)]
         };
         let kernel = kernels[usize::from(is_alone)];
-        let shared = bytes + if is_alone || meets { own } else { 0 };
+        let shared = if is_alone { whole } else { least };
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
         unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
     }
@@ -108,12 +110,11 @@ impl Step<'_> {
             segments: self.sizes.segments as u32,
             is_spread: u32::from(is_spread),
             group: (a.heads / a.kv_heads) as u32,
+            blocks: blocks(a) as u32,
+            by_blocks: inverse(blocks(a)),
+            by_group_blocks: inverse(blocks(a) / a.kv_heads),
             ..p::Attend::default()
         };
-        let blocks_of_group = parameters.group.div_ceil(HEADS as u32);
-        parameters.blocks = parameters.kv_heads * blocks_of_group;
-        parameters.by_blocks = inverse(parameters.blocks);
-        parameters.by_group_blocks = inverse(blocks_of_group);
         (parameters.out, parameters.out_stride) = self.place(*out);
         (parameters.half_out, parameters.half_stride) = self.place(*half_out);
         match rotation {
@@ -176,23 +177,18 @@ pub(crate) fn meets(kept: Kept, slot: &KvSlot) -> bool {
     kept == Kept::F16 && key_stride(slot).max(value_stride(slot)) <= MEET_DIM
 }
 
-/// Shared memory of a block of such heads beside its keys and values: the sums of values of eight
-/// steps and of all, queries, and weights of positions.
-fn meet_bytes(slot: &KvSlot) -> usize {
-    4 * HEADS * value_stride(slot) + met_bytes(slot)
-}
-
-/// That of a segment that is met, likewise.
+/// Shared memory of such a block for queries, weights of positions and the sums of values of a
+/// segment's steps, as `kernels/meet.cuh` lays them out.
 pub(crate) fn met_bytes(slot: &KvSlot) -> usize {
     let columns = if value_stride(slot) > 64 { 128 } else { 64 };
     let query = key_stride(slot).next_multiple_of(16);
     // Rows have eight elements more, against conflicts of banks.
-    4 * (8 * HEADS * (columns + 8)) + 2 * (2 * HEADS * (query + 8 + SEGMENT + 8))
+    4 * (SEGMENT_STEPS * HEADS * (columns + 8)) + 2 * (2 * HEADS * (query + 8 + SEGMENT + 8))
 }
 
 /// What kernels divide by a number with (`divide` in `kernels/attend.cuh`).
-fn inverse(number: u32) -> u32 {
-    if number == 1 { 0 } else { (1u64 << 32).div_ceil(u64::from(number)) as u32 }
+fn inverse(number: usize) -> u32 {
+    if number == 1 { 0 } else { (1u64 << 32).div_ceil(number as u64) as u32 }
 }
 
 /// Query heads that a block takes at once.
@@ -200,10 +196,68 @@ fn heads_of_block(a: &Attention) -> usize {
     if a.heads == a.kv_heads { 1 } else { HEADS }
 }
 
-/// Shared memory of a block for queries, weights of positions and sums of values.
-pub(super) fn shared_bytes(kept: Kept, a: &Attention, slot: &KvSlot) -> usize {
+/// Blocks of all query heads of a row.
+pub(crate) fn blocks(a: &Attention) -> usize {
+    a.kv_heads * (a.heads / a.kv_heads).div_ceil(HEADS)
+}
+
+/// Shared memory of a block of rows that are not a prompt's: without and with a segment's keys and
+/// values, which tensor cores want there in any case.
+fn shared_bytes(kept: Kept, a: &Attention, slot: &KvSlot) -> [usize; 2] {
+    let own = SEGMENT * (kept.bytes(slot.key_dim) + kept.bytes(slot.value_dim));
+    if meets(kept, slot) {
+        // And all segments' values.
+        return [4 * HEADS * value_stride(slot) + met_bytes(slot) + own; 2];
+    }
     let (keys, values) = (kept.stride(slot.key_dim), kept.stride(slot.value_dim));
     // Threads share the positions of a column of values.
     let splits = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
-    4 * heads_of_block(a) * (keys + SEGMENT + (splits + 1) * values)
+    // Queries, weights of positions, and sums of values.
+    let bytes = 4 * heads_of_block(a) * (keys + SEGMENT + (splits + 1) * values);
+    [bytes, bytes + own]
+}
+
+/// What no block can do of an attention.
+pub(super) fn too_wide(kept: Kept, a: &Attention, slot: &KvSlot) -> Option<String> {
+    let [bytes, _] = shared_bytes(kept, a, slot);
+    let results = heads_of_block(a) * kept.stride(slot.value_dim);
+    let why = if bytes > ATTEND_SHARED_BYTES {
+        format!("{bytes} bytes of a block's {ATTEND_SHARED_BYTES}")
+    } else if results > MOST_JOINED {
+        format!("{results} results of a block's {MOST_JOINED}")
+    } else {
+        return None;
+    };
+    Some(format!("heads of {} + {}: {why}", a.key_dim, a.value_dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn too_wide_with(kv_heads: usize, dim: usize, kept: Kept) -> Option<String> {
+        let a = Attention {
+            heads: 8,
+            kv_heads,
+            key_dim: dim,
+            value_dim: dim,
+            scale: 1.0,
+            causal: true,
+            softcap: None,
+            window: None,
+            sinks: None,
+        };
+        let slot = KvSlot { kv_heads, key_dim: dim, value_dim: dim, window: None };
+        too_wide(kept, &a, &slot)
+    }
+
+    #[test]
+    fn heads_that_no_block_can_take_are_named() {
+        assert_eq!(too_wide_with(2, 512, Kept::F16), None);
+        assert_eq!(too_wide_with(8, 1024, Kept::F16), None);
+        let results = "heads of 1024 + 1024: 4096 results of a block's 2048";
+        assert_eq!(too_wide_with(2, 1024, Kept::F16).as_deref(), Some(results));
+        let bytes = "heads of 4096 + 4096: 198656 bytes of a block's 114688";
+        assert_eq!(too_wide_with(2, 4096, Kept::F16).as_deref(), Some(bytes));
+    }
 }
