@@ -244,9 +244,9 @@ fn power_of_two(largest: f32) -> f32 {
 }
 
 /// What a row of codes is to be divided by, for its largest scale. That of a file may be as large
-/// as floats are: the quotient has to be one, too.
+/// as floats are: sixteen times the divisor has to be one, too. From 2^114 on, scales are infinite.
 fn code_unit(largest: f32) -> f32 {
-    power_of_two(largest.min(2f32.powi(100))) / (LARGEST_SCALE * CODE_UNIT)
+    power_of_two(largest.min(2f32.powi(113))) / (LARGEST_SCALE * CODE_UNIT)
 }
 
 /// The largest magnitude.
@@ -424,6 +424,22 @@ mod tests {
                 assert!(error <= 1e-6 * size, "{}: NMSE {:.1e}", format.name(), error / size);
             }
         }
+    }
+
+    #[test]
+    fn scales_may_be_large() {
+        // Of the code 1, which is half a unit, in a block of 2^113.
+        let mut data = vec![0x11; Format::MXFP4.row_bytes(32).unwrap()];
+        data[0] = 127 + 113;
+        let mut values = vec![0.0; 32];
+        Format::MXFP4.dequantize(&data, &mut values);
+        let shape =
+            Shape { kind: Kind::of(Format::MXFP4), matrices: 1, rows: 1, cols: 32, widest: 1 };
+        let mut planes = vec![0; shape.plane_bytes()];
+        let mut scales = vec![0.0; shape.scales()];
+        pack(&shape, Format::MXFP4, &data, 0..1, &mut planes, &mut scales);
+        assert_eq!(values[0], 2f32.powi(112));
+        assert_eq!(read(&shape, &planes, &scales, 0, 0), values[0]);
     }
 
     #[test]
