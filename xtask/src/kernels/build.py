@@ -3,21 +3,13 @@
 build.py SOURCES OUT: every SOURCES/*.cu, which may include others, becomes OUT/*.ptx for compute
 capability 8.0 and later, and OUT/*.cubin for Hopper. Fails if a kernel needs more registers than
 there are.
-
-What the compiler makes may depend on the addresses that it is given, since some of its maps are
-ordered by them. Where SOURCES/built has other PTX than was made, it is made again with memory in
-other places: what sources have made once, they are found to make.
 """
 
 import ctypes
-import mmap
 import pathlib
 import re
 import sys
 import sysconfig
-
-# How often a file is made that comes out otherwise than it was kept.
-ATTEMPTS = 4
 
 
 def library():
@@ -52,26 +44,13 @@ def compile_one(nvrtc, source, headers, options):
     return program, log
 
 
-def make_ptx(nvrtc, source, headers, kept):
-    wanted = kept.read_bytes() if kept.exists() else None
-    first, taken = None, []
-    for attempt in range(ATTEMPTS):
-        program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])
-        ptx = read(nvrtc, program, "PTX").rstrip(b"\0")
-        if wanted in (None, ptx):
-            return ptx
-        first = first or ptx
-        taken.append(mmap.mmap(-1, 4096 * (3 + 5 * attempt)))
-        taken.append(ctypes.create_string_buffer(1008 + 4112 * attempt))
-    return first
-
-
 def main(nvrtc):
     sources, out = map(pathlib.Path, sys.argv[1:])
     headers = sorted(sources.glob("*.cu*"))
     for source in sorted(sources.glob("*.cu")):
-        name = source.with_suffix(".ptx").name
-        (out / name).write_bytes(make_ptx(nvrtc, source, headers, sources / "built" / name))
+        program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])
+        ptx = read(nvrtc, program, "PTX").rstrip(b"\0")
+        (out / source.with_suffix(".ptx").name).write_bytes(ptx)
         options = ["-arch=sm_90a", "--ptxas-options=-v"]
         program, log = compile_one(nvrtc, source, headers, options)
         (out / source.with_suffix(".cubin").name).write_bytes(read(nvrtc, program, "CUBIN"))
