@@ -29,10 +29,18 @@ pub(super) fn cases() -> Vec<Case> {
             5.0 * INTEGER,
         ),
         fused_projection(),
-        wide_decoder(usual_attention(8, 2, 64), 20),
-        // An odd number of heads that share a key head, odd dimensions, and segments in a window.
+        wide_decoder(usual_attention(8, 2, 64), (RopeStyle::Neox, 64), 20),
+        // An odd number of heads that share a key head, dimensions of an odd number of eights, and
+        // segments in a window.
         wide_decoder(
             Attention { value_dim: 48, window: Some(70), ..usual_attention(10, 2, 40) },
+            (RopeStyle::Neox, 40),
+            150,
+        ),
+        // Dimensions of no whole eights, of which some are rotated, and values of more than 64.
+        wide_decoder(
+            Attention { value_dim: 76, softcap: Some(20.0), ..usual_attention(8, 4, 36) },
+            (RopeStyle::Norm, 20),
             150,
         ),
         many_rows(Format::F16, HALF_STATE),
@@ -82,10 +90,11 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
 
 /// Two blocks of plain stages and a wide head, all quantised: what a backend may run in one piece
 /// where it has one row.
-fn wide_decoder(attention: Attention, tokens: usize) -> Case {
+fn wide_decoder(attention: Attention, (style, dims): (RopeStyle, usize), tokens: usize) -> Case {
     let (format, width, hidden, vocabulary) = (Format::Q8_0, 512, 768, 4224);
     let Attention { heads, kv_heads, key_dim, value_dim, .. } = attention;
-    let mut maker = Maker::speaking(format!("wide decoder Q8_0, {tokens} tokens"), vocabulary);
+    let name = format!("wide decoder Q8_0, heads of {key_dim} + {value_dim}");
+    let mut maker = Maker::speaking(name, vocabulary);
     let table = maker.matrix(format, vocabulary, width);
     let mut x = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
     // The second layer sees all.
@@ -94,8 +103,8 @@ fn wide_decoder(attention: Attention, tokens: usize) -> Case {
         let q = maker.linear(h, format, heads * key_dim);
         let k = maker.linear(h, format, kv_heads * key_dim);
         let v = maker.linear(h, format, kv_heads * value_dim);
-        let (style, scaling, factors) = (RopeStyle::Neox, RopeScaling::None, None);
-        let rope = Rope { style, dims: key_dim, base: 10_000.0, scaling, factors };
+        let (scaling, factors) = (RopeScaling::None, None);
+        let rope = Rope { style, dims, base: 10_000.0, scaling, factors };
         let rotated = |input, heads| Op::Rope { input, heads, head_dim: key_dim, rope };
         let q = maker.push(rotated(q, heads), heads * key_dim);
         let k = maker.push(rotated(k, kv_heads), kv_heads * key_dim);
