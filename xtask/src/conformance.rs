@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use bodkin_backend::{Backend, Batch, KvType, Limits, PageTable, Span, conformance};
+use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PageTable, Span, conformance};
 use bodkin_cuda::Cuda;
 
 /// Tokens of prompts, and steps after them, of a model's comparison: they cross a segment's end,
@@ -27,11 +27,12 @@ pub(crate) struct Args {
 /// bytes, and compares the bits with and without rewrites of the plan.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for path in &args.models {
-        for (prompt, steps) in PROMPTS {
-            let fused = single_rows(&Cuda::open(args.device)?, path, prompt, steps)?;
-            let plain = single_rows(&Cuda::open(args.device)?.fusing(false), path, prompt, steps)?;
-            let same = fused.iter().zip(&plain).filter(|(a, b)| a == b).count();
-            let (name, all) = (path.display(), fused.len());
+        let name = path.display();
+        let fused = single_rows(&Cuda::open(args.device)?, path)?;
+        let plain = single_rows(&Cuda::open(args.device)?.fusing(false), path)?;
+        for ((prompt, fused), (_, plain)) in fused.iter().zip(&plain) {
+            let (same, all) =
+                (fused.iter().zip(plain).filter(|(a, b)| a == b).count(), fused.len());
             println!("{name}: {same} of {all} steps behind {prompt} tokens have the same bits");
             ensure!(same == all, "{name}: other bits without rewrites");
         }
@@ -64,16 +65,26 @@ fn compare(fused: &[(String, Vec<f32>)], plain: &[(String, Vec<f32>)], failures:
     }
 }
 
-/// The bits of the logits after a prompt, and of single steps behind it.
-fn single_rows(cuda: &Cuda, path: &Path, prompt: usize, steps: usize) -> Result<Vec<Vec<u32>>> {
+/// The bits of the logits after each prompt that a model has the positions for, and of single steps
+/// behind it.
+fn single_rows(cuda: &Cuda, path: &Path) -> Result<Vec<(usize, Vec<Vec<u32>>)>> {
     let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
-    let windows = plan.windows().len();
-    let pages = (prompt + steps).div_ceil(bodkin_backend::PAGE_TOKENS);
-    let limits = Limits { tokens: BATCH, outputs: 1, pages: vec![pages; windows], states: 1 };
+    let fitting = PROMPTS.iter().filter(|(prompt, steps)| prompt + steps <= plan.positions());
+    let longest = fitting.clone().map(|(prompt, steps)| prompt + steps).max().unwrap_or(0);
+    let pages = vec![longest.div_ceil(bodkin_backend::PAGE_TOKENS); plan.windows().len()];
+    let limits = Limits { tokens: BATCH, outputs: 1, pages, states: 1 };
     let mut model = cuda.load(Arc::clone(&plan), &file, &limits, &|_, _| {})?;
+    let rows =
+        fitting.map(|&(prompt, steps)| Ok((prompt, rows_behind(model.as_mut(), prompt, steps)?)));
+    rows.collect()
+}
+
+/// Those after one prompt.
+fn rows_behind(model: &mut dyn Model, prompt: usize, steps: usize) -> Result<Vec<Vec<u32>>> {
+    let windows = model.plan().windows().len();
     let mut rows = Vec::new();
-    let mut logits = vec![0.0; plan.output_width()];
+    let mut logits = vec![0.0; model.plan().output_width()];
     let mut position = 0;
     while position < prompt + steps {
         let is_prompt = position < prompt;
