@@ -18,12 +18,12 @@ pub(crate) struct Args {
     /// The folder of the kit.
     #[arg(long)]
     kit: PathBuf,
-    /// Only this backend runs the tiny models.
-    #[arg(long)]
-    backend: Option<String>,
-    /// Only tiny models whose name begins so.
-    #[arg(long)]
-    model: Option<String>,
+    /// Only backends whose name begins so run models; on a GPU they run only if it is named.
+    #[arg(long, default_value = "")]
+    backend: String,
+    /// Only models whose name begins so run.
+    #[arg(long, default_value = "")]
+    model: String,
     /// Only these folders of the kit.
     only: Vec<String>,
 }
@@ -65,7 +65,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     let is_run = |part: &str| args.only.is_empty() || args.only.iter().any(|only| only == part);
     let needs_real = is_run("tokenizers") || is_run("real");
-    let real = if needs_real { models()? } else { BTreeMap::new() };
+    let real = if needs_real { models(&args.model)? } else { BTreeMap::new() };
     let chosen = Chosen { real, backend: args.backend.clone(), model: args.model.clone() };
     let mut failed = 0;
     for (name, run) in PARTS {
@@ -104,22 +104,22 @@ type Run = fn(&std::path::Path, &Chosen) -> Result<Report>;
 pub(crate) struct Chosen {
     /// Files of the real models, by name.
     pub(crate) real: BTreeMap<String, PathBuf>,
-    /// The start of the only backend's name that runs tiny models.
-    pub(crate) backend: Option<String>,
-    /// The start of the names of the tiny models that run.
-    pub(crate) model: Option<String>,
+    /// The start of the names of the backends that run models.
+    pub(crate) backend: String,
+    /// The start of the names of the models that run.
+    pub(crate) model: String,
 }
 
 /// The real models that a kit has references for, and the names that `bodkin pull` has for them.
 const REAL: [(&str, &str); 2] =
     [("SmolLM2-135M-Instruct.Q4_1", "smollm2"), ("gemma3-270m-q4_k_m", "gemma3-270m")];
 
-/// Real model files by name, fetched if need be.
-fn models() -> Result<BTreeMap<String, PathBuf>> {
+/// Real model files by name, of those whose names begin so, fetched if need be.
+fn models(start: &str) -> Result<BTreeMap<String, PathBuf>> {
     let pull = |(name, pulled): (&str, &str)| {
         Ok((name.to_owned(), crate::compare::pull(&crate::root(), pulled)?))
     };
-    REAL.into_iter().map(pull).collect()
+    REAL.into_iter().filter(|(name, _)| name.starts_with(start)).map(pull).collect()
 }
 
 #[cfg(test)]

@@ -44,35 +44,30 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     for simd in Simd::available() {
         backends.push(Box::new(Cpu { simd, ..Cpu::new(Some(1))? }));
     }
-    let wanted = chosen.backend.as_deref().unwrap_or_default();
+    let wanted = &chosen.backend;
     if wanted.starts_with("cuda") {
         backends.push(Box::new(Cuda::open(0)?));
     }
-    backends.retain(|backend| backend.name().starts_with(wanted));
+    backends.retain(|backend| backend.name().starts_with(wanted.as_str()));
     ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");
     for backend in &backends {
-        run_on(kit, chosen.model.as_deref(), backend.as_ref(), &mut report)?;
+        run_on(kit, &chosen.model, backend.as_ref(), &mut report)?;
     }
     report.not_covered.sort();
     report.not_covered.dedup();
     Ok(report)
 }
 
-fn run_on(
-    kit: &Path,
-    chosen: Option<&str>,
-    backend: &dyn Backend,
-    report: &mut Report,
-) -> Result<()> {
+fn run_on(kit: &Path, start: &str, backend: &dyn Backend, report: &mut Report) -> Result<()> {
     let mut names: Vec<String> = std::fs::read_dir(kit.join("models"))
         .with_context(|| format!("{}: no folder `models`", kit.display()))?
         .filter_map(|entry| {
             Some(entry.ok()?.file_name().to_str()?.strip_suffix(".gguf")?.to_owned())
         })
         .collect();
-    names.retain(|name| chosen.is_none_or(|chosen| name.starts_with(chosen)));
-    names.sort();
     ensure!(!names.is_empty(), "{}: no models", kit.display());
+    names.retain(|name| name.starts_with(start));
+    names.sort();
     for name in names {
         let gguf = kit.join("models").join(format!("{name}.gguf"));
         let json = std::fs::read_to_string(gguf.with_extension("json"))?;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bodkin_backend::{Backend, Limits, Model};
 use bodkin_cpu::{Cpu, Simd};
+use bodkin_cuda::Cuda;
 use bodkin_engine::{Pages, Tokenizer};
 use bodkin_eval::{LogSoftmax, Perplexity, Row, Windows, score};
 use bodkin_gguf::File;
@@ -29,132 +30,158 @@ const PERPLEXITY: f64 = 0.005;
 /// Tokens of the longest prompt with its continuation, and of a window of the perplexity's text.
 const CONTEXT: usize = 512;
 
-/// Runs every model of the kit's folder `real` that has a plan.
+/// Runs every model of the kit's folder `real` that there is, on the CPU, or on a GPU if it was
+/// chosen.
 pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
+    let is_gpu = chosen.backend.starts_with("cuda");
+    let cpu = || Ok::<_, anyhow::Error>(Box::new(Cpu::new(None)?));
+    let backend: Box<dyn Backend> = if is_gpu { Box::new(Cuda::open(0)?) } else { cpu()? };
+    if !backend.name().starts_with(&chosen.backend) {
+        report.not_covered.push(format!(
+            "`{}`: {} runs real models",
+            chosen.backend,
+            backend.name()
+        ));
+        return Ok(report);
+    }
     for entry in std::fs::read_dir(kit.join("real"))? {
         let path = entry?.path();
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let case: Value = serde_json::from_str(&text)?;
         let name = case["name"].as_str().or(path.file_stem().and_then(|s| s.to_str()));
         let name = name.context("no name")?;
+        if !name.starts_with(&chosen.model) {
+            continue;
+        }
         let Some(model) = chosen.real.get(name) else {
             report.not_covered.push(format!("{name}: no model file"));
             continue;
         };
-        check(name, &case, model, &mut report).with_context(|| name.to_owned())?;
-        perplexity(kit, name, &case, model, &mut report).with_context(|| name.to_owned())?;
+        let real = Real { name, case: &case, path: model, backend: backend.as_ref() };
+        real.check(&mut report).with_context(|| name.to_owned())?;
+        if !is_gpu {
+            real.levels_agree(&mut report).with_context(|| name.to_owned())?;
+        }
+        real.perplexity(kit, &mut report).with_context(|| name.to_owned())?;
     }
     Ok(report)
 }
 
-fn check(name: &str, case: &Value, path: &Path, report: &mut Report) -> Result<()> {
-    let file = Arc::new(bodkin_model::open(path)?);
-    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
-    let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
-    let limits = Limits { tokens: CONTEXT, outputs: 1, pages, states: 1 };
-    // The other levels are compared with this one on a prompt: portable code takes minutes for all.
-    let mut model = Cpu::new(None)?.load(plan, &file, &limits, &|_, _| ())?;
-    prompts(name, case, model.as_mut(), report)?;
-    levels_agree(name, case, &file, &limits, report)
+/// A real model and its references.
+struct Real<'a> {
+    name: &'a str,
+    case: &'a Value,
+    path: &'a Path,
+    backend: &'a dyn Backend,
 }
 
-/// All prompts on one model.
-fn prompts(name: &str, case: &Value, model: &mut dyn Model, report: &mut Report) -> Result<()> {
-    let (mut ours, mut theirs) = (0.0, 0.0);
-    for prompt in case["prompts"].as_array().context("no `prompts`")? {
-        let label = format!("{name}, prompt {}", prompt["id"]);
-        let exact = &prompt["dequantized_f32"];
-        let tokens = ids(&prompt["tokens"])?;
-        let logits = last_logits(model, &tokens)?;
-        let (a, b) = distances(&logits, exact, &prompt["llama_cpp"])?;
-        (ours, theirs) = (ours + a, theirs + b);
-        let top = numbers(&exact["top20_logits"])?;
-        let best = ids(&exact["top20_ids"])?[0];
-        let is_tie = top[0] - top[1] <= NEAR_TIE;
-        report.check(is_tie || argmax(&logits) == best, || {
-            format!("{label}: first token {}, not {best}", argmax(&logits))
-        });
-        greedy(model, &label, tokens, &prompt["greedy_dequantized_f32"], report)?;
+impl Real<'_> {
+    /// The file, and the limits of what its prompts need.
+    fn open(&self) -> Result<(Arc<File>, Limits)> {
+        let file = Arc::new(bodkin_model::open(self.path)?);
+        let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
+        let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
+        Ok((file, Limits { tokens: CONTEXT, outputs: 1, pages, states: 1 }))
     }
-    println!("{name}: distance from exact arithmetic {:.2} times llama.cpp's", ours / theirs);
-    report.check(ours <= RATIO * theirs, || {
-        format!("{name}: mean distance {ours:.4}, llama.cpp's {theirs:.4}")
-    });
-    Ok(())
-}
 
-/// The perplexity of the windows that the references have, of those that the text at hand fills.
-fn perplexity(
-    kit: &Path,
-    name: &str,
-    case: &Value,
-    path: &Path,
-    report: &mut Report,
-) -> Result<()> {
-    let texts = [kit.join("../data/wikitext2-test.txt"), kit.join("real/wikitext2-start.txt")];
-    let text = texts.iter().find(|path| path.is_file()).context("the kit has no text")?;
-    let text = std::fs::read_to_string(text)?;
-    let file = Arc::new(bodkin_model::open(path)?);
-    let tokenizer = Tokenizer::from_metadata(file.metadata())?;
-    let first = tokenizer.bos().filter(|_| tokenizer.add_bos());
-    let mut windows = Windows::of_text(tokenizer.encode(&text, true, false), CONTEXT, first)?;
-    let exact = numbers(&case["perplexity_dequantized_f32"]["running"])?;
-    let llama_cpp = numbers(&case["perplexity"]["running"])?;
-    windows.truncate(exact.len());
-    let plan = Arc::new(bodkin_model::plan_for(file.metadata(), file.tensors(), CONTEXT)?);
-    let limits = bodkin_eval::limits(&plan, CONTEXT, CONTEXT);
-    let cpu = Cpu::new(None)?;
-    let mut model = cpu.load(plan, &file, &limits, &|_, _| ())?;
-    let mut found = Perplexity::default();
-    for window in 0..windows.count() {
-        let of = |row: Row<'_>| {
-            LogSoftmax::of(row.logits).log_probability(row.logits[row.next as usize])
-        };
-        score(model.as_mut(), &windows, window, cpu.threads, of, |log| found.add(log))?;
-    }
-    let last = windows.count() - 1;
-    let relative = |wanted: f64| (found.value() / wanted - 1.0).abs();
-    let (from_exact, from_peer) = (relative(exact[last]), relative(llama_cpp[last]));
-    println!(
-        "{name}: perplexity {:.4} of {} windows, {:.2} % from exact arithmetic, {:.2} % from \
-         llama.cpp",
-        found.value(),
-        last + 1,
-        100.0 * from_exact,
-        100.0 * from_peer
-    );
-    report.check(from_exact.min(from_peer) <= PERPLEXITY, || {
-        format!("{name}: perplexity {:.4}, not {:.4}", found.value(), exact[last])
-    });
-    Ok(())
-}
-
-/// Every level of instructions on the first prompt, against the portable one.
-fn levels_agree(
-    name: &str,
-    case: &Value,
-    file: &Arc<File>,
-    limits: &Limits,
-    report: &mut Report,
-) -> Result<()> {
-    let tokens = ids(&case["prompts"][0]["tokens"])?;
-    let mut portable = Vec::new();
-    for simd in Simd::available() {
+    /// All prompts.
+    fn check(&self, report: &mut Report) -> Result<()> {
+        let (file, limits) = self.open()?;
         let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
-        let cpu = Cpu { simd, ..Cpu::new(None)? };
-        let mut model = cpu.load(plan, file, limits, &|_, _| ())?;
-        let logits = last_logits(model.as_mut(), &tokens)?;
-        if portable.is_empty() {
-            portable.clone_from(&logits);
+        let mut model = self.backend.load(plan, &file, &limits, &|_, _| ())?;
+        let (name, mut ours, mut theirs) = (self.label(), 0.0, 0.0);
+        for prompt in self.case["prompts"].as_array().context("no `prompts`")? {
+            let label = format!("{name}, prompt {}", prompt["id"]);
+            let exact = &prompt["dequantized_f32"];
+            let tokens = ids(&prompt["tokens"])?;
+            let logits = last_logits(model.as_mut(), &tokens)?;
+            let (a, b) = distances(&logits, exact, &prompt["llama_cpp"])?;
+            (ours, theirs) = (ours + a, theirs + b);
+            let top = numbers(&exact["top20_logits"])?;
+            let best = ids(&exact["top20_ids"])?[0];
+            let is_tie = top[0] - top[1] <= NEAR_TIE;
+            report.check(is_tie || argmax(&logits) == best, || {
+                format!("{label}: first token {}, not {best}", argmax(&logits))
+            });
+            greedy(model.as_mut(), &label, tokens, &prompt["greedy_dequantized_f32"], report)?;
         }
-        let square = |x: f32| f64::from(x) * f64::from(x);
-        let error: f64 = logits.iter().zip(&portable).map(|(a, b)| square(a - b)).sum();
-        let nmse = error / portable.iter().map(|&x| square(x)).sum::<f64>();
-        report.worst(LEVELS_NMSE, nmse);
-        report.check(nmse <= LEVELS_NMSE, || format!("{name}: {simd} off by NMSE {nmse:.1e}"));
+        println!("{name}: distance from exact arithmetic {:.2} times llama.cpp's", ours / theirs);
+        report.check(ours <= RATIO * theirs, || {
+            format!("{name}: mean distance {ours:.4}, llama.cpp's {theirs:.4}")
+        });
+        Ok(())
     }
-    Ok(())
+
+    /// The perplexity of the windows that the references have and that the text at hand fills.
+    fn perplexity(&self, kit: &Path, report: &mut Report) -> Result<()> {
+        let name = self.label();
+        let texts = [kit.join("../data/wikitext2-test.txt"), kit.join("real/wikitext2-start.txt")];
+        let text = texts.iter().find(|path| path.is_file()).context("the kit has no text")?;
+        let text = std::fs::read_to_string(text)?;
+        let file = Arc::new(bodkin_model::open(self.path)?);
+        let tokenizer = Tokenizer::from_metadata(file.metadata())?;
+        let first = tokenizer.bos().filter(|_| tokenizer.add_bos());
+        let mut windows = Windows::of_text(tokenizer.encode(&text, true, false), CONTEXT, first)?;
+        let exact = numbers(&self.case["perplexity_dequantized_f32"]["running"])?;
+        let llama_cpp = numbers(&self.case["perplexity"]["running"])?;
+        windows.truncate(exact.len());
+        let plan = Arc::new(bodkin_model::plan_for(file.metadata(), file.tensors(), CONTEXT)?);
+        let limits = bodkin_eval::limits(&plan, CONTEXT, CONTEXT);
+        let mut model = self.backend.load(plan, &file, &limits, &|_, _| ())?;
+        let mut found = Perplexity::default();
+        let threads = std::thread::available_parallelism()?.get();
+        for window in 0..windows.count() {
+            let of = |row: Row<'_>| {
+                LogSoftmax::of(row.logits).log_probability(row.logits[row.next as usize])
+            };
+            score(model.as_mut(), &windows, window, threads, of, |log| found.add(log))?;
+        }
+        let last = windows.count() - 1;
+        let relative = |wanted: f64| (found.value() / wanted - 1.0).abs();
+        let (from_exact, from_peer) = (relative(exact[last]), relative(llama_cpp[last]));
+        println!(
+            "{name}: perplexity {:.4} of {} windows, {:.2} % from exact arithmetic, {:.2} % from \
+             llama.cpp",
+            found.value(),
+            last + 1,
+            100.0 * from_exact,
+            100.0 * from_peer
+        );
+        report.check(from_exact.min(from_peer) <= PERPLEXITY, || {
+            format!("{name}: perplexity {:.4}, not {:.4}", found.value(), exact[last])
+        });
+        Ok(())
+    }
+
+    /// Every level of the CPU's instructions against the portable one, which takes minutes for all
+    /// prompts: on the first.
+    fn levels_agree(&self, report: &mut Report) -> Result<()> {
+        let (file, limits) = self.open()?;
+        let tokens = ids(&self.case["prompts"][0]["tokens"])?;
+        let mut portable = Vec::new();
+        for simd in Simd::available() {
+            let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
+            let cpu = Cpu { simd, ..Cpu::new(None)? };
+            let mut model = cpu.load(plan, &file, &limits, &|_, _| ())?;
+            let logits = last_logits(model.as_mut(), &tokens)?;
+            if portable.is_empty() {
+                portable.clone_from(&logits);
+            }
+            let square = |x: f32| f64::from(x) * f64::from(x);
+            let error: f64 = logits.iter().zip(&portable).map(|(a, b)| square(a - b)).sum();
+            let nmse = error / portable.iter().map(|&x| square(x)).sum::<f64>();
+            report.worst(LEVELS_NMSE, nmse);
+            report.check(nmse <= LEVELS_NMSE, || {
+                format!("{}: {simd} off by NMSE {nmse:.1e}", self.name)
+            });
+        }
+        Ok(())
+    }
+
+    fn label(&self) -> String {
+        format!("{} on {}", self.name, self.backend.name())
+    }
 }
 
 /// The mean distances of our and of llama.cpp's log-probabilities from the exact ones, over the

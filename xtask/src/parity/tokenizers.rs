@@ -57,6 +57,7 @@ fn vocabulary(folder: &Path, case: &Value, chosen: &Chosen, report: &mut Report)
     let name = text(&case["name"])?;
     let path = match case["vocab_file"].as_str() {
         Some(file) => folder.join(file),
+        None if !name.starts_with(&chosen.model) => return Ok(()),
         None => match chosen.real.get(name) {
             Some(path) => path.clone(),
             None => {
