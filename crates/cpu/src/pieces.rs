@@ -64,7 +64,7 @@ impl Step<'_> {
         };
         let total = self.bytes(products);
         let share = worker.share(total);
-        // What is read first, even if it is not known where: then nothing is asked for.
+        // Only of the first product: if its place is unknown, nothing is asked for.
         let mut first = None;
         self.parts(products, share, worker.threads, |product, panels| {
             first.get_or_insert_with(|| self.weights[product.weight.0].matrices[0].place(panels));
