@@ -20,6 +20,17 @@ const BORDERS: [f32; 15] = {
     borders
 };
 
+/// From each level to the next.
+const STEPS: [f32; 15] = {
+    let mut steps = [0.0; 15];
+    let mut i = 0;
+    while i < 15 {
+        steps[i] = LEVELS[i + 1] as f32 - LEVELS[i] as f32;
+        i += 1;
+    }
+    steps
+};
+
 /// Blocks of 32 with one scale: `d * LEVELS[q]`.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, Pod, Zeroable)]
@@ -63,9 +74,8 @@ fn put_codes(qs: &mut [u8; 16], values: &[f32], inverse: f32) {
 /// next one for each border that it lies above. A table would be looked up one by one.
 fn level(value: f32) -> f32 {
     let mut level = f32::from(LEVELS[0]);
-    for (border, pair) in BORDERS.iter().zip(LEVELS.windows(2)) {
-        let step = f32::from(pair[1]) - f32::from(pair[0]);
-        level += if value > *border { step } else { 0.0 };
+    for i in 0..BORDERS.len() {
+        level += if value > BORDERS[i] { STEPS[i] } else { 0.0 };
     }
     level
 }
