@@ -91,11 +91,23 @@ fn main() -> ExitCode {
 fn line(error: &anyhow::Error) -> String {
     let text = match error.chain().len() == 1 && error.is::<std::io::Error>() {
         true => format!("cannot write to standard output: {error}"),
-        false => format!("{error:#}"),
+        false => causes(error),
     };
     // Names out of files may hold anything, which a terminal must not obey. A model that could not
     // be fetched has a line for each place that was tried.
     text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
+}
+
+/// What failed, and why: each cause that was not said before it.
+fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text = text + colon + &cause;
+        }
+    }
+    text
 }
 
 /// Whether the command failed only because nobody reads its output any more, as under `| head`.

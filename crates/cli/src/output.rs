@@ -4,10 +4,29 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::{Builder, NamedTempFile};
 
 use crate::interrupt;
+
+/// Fails before any work is done, if `path` cannot be written or is one of the files that are read.
+pub(crate) fn check<'a>(path: &Path, read: impl IntoIterator<Item = &'a Path>) -> Result<()> {
+    let failed = || format!("cannot write {}", path.display());
+    if let Ok(own) = path.canonicalize() {
+        let is_own = |other: &&Path| other.canonicalize().is_ok_and(|other| other == own);
+        if read.into_iter().any(|other| is_own(&other)) {
+            bail!("{}: expected another file to write, found one that is read", path.display());
+        }
+    }
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            bail!("cannot write {}: expected a file, found a folder", path.display())
+        }
+        Ok(metadata) if !metadata.is_file() => Ok(()),
+        // It is removed at once.
+        _ => temporary(path).map(drop).with_context(failed),
+    }
+}
 
 /// Creates or replaces `path` with what `fill` writes. It is written under another name beside it
 /// and renamed at the end, so that nobody ever sees a part; what is no plain file, such as a pipe

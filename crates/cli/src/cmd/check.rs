@@ -17,7 +17,7 @@ use bodkin_eval::check::{PROMPTS, TEXT, answer};
 use serde_json::{Map, json};
 
 use crate::load::{Machine, Opened, Text};
-use crate::source;
+use crate::{output, source};
 use reference::Agreement;
 
 const AFTER: &str = "\
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Paths, or any names that `pull` and `list` know
     #[arg(required = true)]
     models: Vec<String>,
-    /// Compare with what this file says of models whose paths end alike
+    /// Compare with this file's model of the same name, or its only one
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// Write what the models computed to this file
@@ -122,7 +122,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let (mut reports, mut records) = (Vec::new(), Vec::new());
     // A name that means nothing fails when its turn comes.
     let path = |model: &String| source::resolve(model).unwrap_or_else(|_| model.into());
-    let names = names(&args.models.iter().map(path).collect::<Vec<_>>());
+    let paths: Vec<PathBuf> = args.models.iter().map(path).collect();
+    if let Some(output) = &args.save_baseline {
+        output::check(output, paths.iter().map(PathBuf::as_path))?;
+    }
+    let names = names(&paths);
     for (model, name) in args.models.iter().zip(names) {
         let mut report = Report { model: name, ..Report::default() };
         let done = check(&args, backend.as_ref(), model, &before, &mut report);
@@ -158,8 +162,18 @@ fn check(
     let tokenizer = args.words.tokenizer(&opened.file)?;
     let record = numbers(args, backend, &mut opened, &tokenizer, report)?;
     if args.baseline.is_some() {
-        let before = find(before, Path::new(&opened.name));
-        compare(args, &record, before, report);
+        let found = find(before, Path::new(&opened.name)).or(match before {
+            [only] if args.models.len() == 1 => Some(only),
+            _ => None,
+        });
+        match found {
+            Some(found) => compare(args, &record, found, report),
+            None => {
+                let names: Vec<&str> = before.iter().map(|record| record.name.as_str()).collect();
+                let names = names.join(", ");
+                report.faults.push(format!("the baseline does not have this model, only {names}"));
+            }
+        }
     }
     words(args, backend, &mut opened, &tokenizer, report)?;
     Ok(record)
@@ -190,10 +204,14 @@ fn numbers(
     report.faults.extend(past_window(model.as_mut(), &long_tokens)?);
     report.long_tokens = Some(long);
     if let Some(url) = &args.reference {
-        let agreement = compare_with_server(args, url, model.as_mut(), tokenizer)?;
-        let limit = args.thresholds.max_logprob_difference;
-        report.faults.extend(agreement.faults(limit));
-        report.agreement = Some(agreement);
+        match compare_with_server(args, url, model.as_mut(), tokenizer) {
+            Ok(agreement) => {
+                let limit = args.thresholds.max_logprob_difference;
+                report.faults.extend(agreement.faults(limit));
+                report.agreement = Some(agreement);
+            }
+            Err(error) => report.faults.push(format!("{error:#}")),
+        }
     }
     let record = Record {
         name: report.model.clone(),
@@ -224,10 +242,7 @@ fn compare_with_server(
 }
 
 /// Compares with the record of an earlier run.
-fn compare(args: &Args, record: &Record, before: Option<&Record>, report: &mut Report) {
-    let Some(before) = before else {
-        return report.faults.push("the baseline does not have this model".to_owned());
-    };
+fn compare(args: &Args, record: &Record, before: &Record, report: &mut Report) {
     let Some(change) = record.change_from(before) else {
         let fault = "other tokens or another vocabulary than in the baseline";
         return report.faults.push(fault.to_owned());

@@ -11,6 +11,7 @@ use bodkin_model::{Op, Plan};
 
 use super::perplexity::{CHUNK_TOKENS, Run, windows};
 use crate::load::{Machine, Opened, Text};
+use crate::output;
 
 const AFTER: &str = "\
 Writes the GGUF layout of llama-imatrix: for each weight of a layer, and for each expert of those
@@ -71,6 +72,7 @@ fn head(plan: &Plan) -> Option<String> {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut opened = Opened::find_decoder(&args.model)?;
+    output::check(&args.output, [opened.file.path(), &args.file])?;
     let tokenizer = args.words.tokenizer(&opened.file)?;
     let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
     let windows = windows(&tokenizer, &args.file, size, args.chunks)?;

@@ -46,6 +46,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     opened.plan_for(context)?;
     let pages = Pages::needed(&opened.plan.windows(), context, step, 1);
     let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages, states: 1 };
+    output::check(&args.output, [opened.file.path()])?;
     let backend = args.machine.backend()?;
     output::write(&args.output, |out| {
         let failed = || format!("cannot write {}", args.output.display());

@@ -62,6 +62,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
     let file = args.file.as_deref().context("--file: expected a text")?;
     let windows = windows(&tokenizer, file, size, args.chunks)?;
+    if let Some(base) = &args.kl_divergence_base {
+        output::check(base, [opened.file.path(), file])?;
+    }
     let mut run = Run::new(&mut opened, &args.machine, size)?;
     let Some(base) = &args.kl_divergence_base else {
         return measure::<std::io::Sink>(&args, &mut run, &windows, None);
@@ -146,6 +149,8 @@ fn measure<W: Write>(
     for window in 0..windows.count() {
         let (threads, base) = (run.threads(), base.as_deref_mut());
         bodkin_eval::measure(run.model.as_mut(), windows, window, threads, &mut perplexity, base)?;
+        let is_number = !perplexity.value().is_nan();
+        ensure!(is_number, "chunk {}: the logits of this model are no numbers", window + 1);
         run.tell(window, windows);
         running.push(perplexity.value());
         if !args.json {
