@@ -101,13 +101,19 @@ impl Choice {
     }
 }
 
-/// Chooses a format for every tensor of a file, in the file's order. Fails if an override names a
-/// format that cannot be written, or that a tensor's rows are no whole number of blocks of.
+/// Chooses a format for every tensor of a file, in the file's order. Fails if an override's pattern
+/// is found in no name of a matrix, or if it names a format that cannot be written, or that a
+/// tensor's rows are no whole number of blocks of.
 pub fn choose(file: &File, options: &Options) -> Result<Vec<Choice>> {
     for (pattern, format) in &options.overrides {
         if !is_written(*format) {
             let item = format!("type for `{}`", pattern.as_str());
             return Err(Error::invalid(item, "a type that can be written", format.name()));
+        }
+        let mut matrices = file.tensors().iter().filter(|tensor| mixture::is_quantized(tensor));
+        if !matrices.any(|tensor| pattern.matches(&tensor.name)) {
+            let expected = "a pattern that is found in the name of a matrix";
+            return Err(Error::invalid("tensor type", expected, format!("`{}`", pattern.as_str())));
         }
     }
     let facts = Facts::of(file, options.has_imatrix)?;
@@ -166,6 +172,17 @@ pub fn metadata(file: &File, kind: Option<FileType>) -> Metadata {
         metadata.insert("general.file_type", Value::U32(kind.id));
     }
     metadata
+}
+
+/// Says in a file's metadata which statistics it was made with, in the keys of `llama-quantize`;
+/// `name` is the statistics' file.
+pub fn record_imatrix(metadata: &mut Metadata, imatrix: &Imatrix, name: &str) {
+    let dataset = imatrix.datasets.join(", ");
+    metadata.insert("quantize.imatrix.file", Value::String(name.as_bytes().into()));
+    metadata.insert("quantize.imatrix.dataset", Value::String(dataset.as_bytes().into()));
+    let entries = imatrix.entries.len() as i32;
+    metadata.insert("quantize.imatrix.entries_count", Value::I32(entries));
+    metadata.insert("quantize.imatrix.chunks_count", Value::I32(imatrix.chunks as i32));
 }
 
 /// Writes the file that was chosen. `done` is told the number of source bytes that were worked

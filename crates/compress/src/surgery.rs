@@ -64,8 +64,9 @@ impl Surgery {
     /// One line with the file's name, and the rule and the key that are wrong.
     pub fn open(path: &Path) -> Result<Surgery> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::invalid(&name, "a surgery file", error.to_string()))?;
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            std::io::Error::new(error.kind(), format!("cannot read {name}: {error}"))
+        })?;
         let mut surgery = Surgery::parse(&name, &text)?;
         if let (Some(imatrix), Some(folder)) = (&mut surgery.imatrix, path.parent()) {
             *imatrix = folder.join(&*imatrix);
@@ -78,11 +79,13 @@ impl Surgery {
     /// # Errors
     /// As [`Surgery::open`].
     pub fn parse(name: &str, text: &str) -> Result<Surgery> {
-        let text: Text = toml::from_str(text).map_err(|error| {
+        let read: Text = toml::from_str(text).map_err(|error| {
             let found = error.message().replace('\n', " ");
-            Error::invalid(name, "a surgery file", found)
+            let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
+            let item = line.map_or_else(|| name.to_owned(), |line| format!("{name}: line {line}"));
+            Error::invalid(item, "a surgery file", found)
         })?;
-        let rules = text.rule.into_iter().enumerate().map(|(number, rule)| {
+        let rules = read.rule.into_iter().enumerate().map(|(number, rule)| {
             let item = format!("{name}: rule {}", number + 1);
             read_rule(rule).map_err(|error| match error {
                 Error::Invalid { item: key, expected, found } => {
@@ -91,12 +94,16 @@ impl Surgery {
                 other => other,
             })
         });
-        Ok(Surgery { imatrix: text.imatrix, rules: rules.collect::<Result<_>>()? })
+        Ok(Surgery { imatrix: read.imatrix, rules: rules.collect::<Result<_>>()? })
     }
 }
 
 fn read_rule(rule: RuleText) -> Result<Rule> {
-    let tensors = rule.tensors.as_deref().map(Pattern::new).transpose()?;
+    let tensors = rule.tensors.as_deref().map(Pattern::new).transpose();
+    let tensors = tensors.map_err(|error| match error {
+        Error::Invalid { expected, found, .. } => Error::invalid("tensors", expected, found),
+        other => other,
+    })?;
     if rule.keep {
         if rule.method.is_some() || rule.sparsity.is_some() || rule.pattern.is_some() {
             return Err(Error::invalid("keep", "no other key but tensors", "method or sparsity"));

@@ -243,7 +243,7 @@ fn what_cannot_be_is_refused() {
     let groups = |of| Structure::Groups { kept: 1, of };
     assert_eq!(
         error(rule(Method::Ria, 1.0, Structure::Unstructured, Format::F16)),
-        "sparsity: expected a share from 0 to below 1, found 1"
+        "rule 1: sparsity: expected a share from 0 to below 1, found 1"
     );
     assert_eq!(
         error(rule(Method::Ria, 0.5, groups(5), Format::F16)),
@@ -264,7 +264,12 @@ fn surgery_files_are_read() {
                 [[rule]]\nmethod = \"wanda\"\npattern = \"2:4\"\nformat = \"Q8_0\"\n";
     let surgery = Surgery::parse("file", text).unwrap();
     assert!(prune::plan(&file(), &surgery.rules).unwrap().is_empty());
-    let surgery = Surgery::parse("file", &text.replace("ffn_up", "ffn_down")).unwrap();
+    let unknown = Surgery::parse("file", &text.replace("ffn_up", "ffn_down")).unwrap();
+    assert_eq!(
+        prune::plan(&file(), &unknown.rules).unwrap_err().to_string(),
+        "rule 1: tensors: expected a pattern that is found in a tensor's name, found `ffn_down`"
+    );
+    let surgery = Surgery::parse("file", &text.replace("ffn_up", "token_embd")).unwrap();
     let jobs = prune::plan(&file(), &surgery.rules).unwrap();
     assert_eq!((jobs.len(), jobs[0].format, jobs[0].sparsity), (1, Format::S24_Q8_0, 0.5));
 }
@@ -272,7 +277,7 @@ fn surgery_files_are_read() {
 #[test]
 fn wrong_surgery_files_say_where() {
     for (text, wanted) in [
-        ("", "file: expected a surgery file, found missing field `rule`"),
+        ("", "file: line 1: expected a surgery file, found missing field `rule`"),
         ("[[rule]]\n", "file: rule 1: method: expected a method, found none"),
         (
             "[[rule]]\nmethod = \"magic\"\nsparsity = 0.5\n",
@@ -289,7 +294,7 @@ fn wrong_surgery_files_say_where() {
         (
             "[[rule]]\nmethod = \"ria\"\npattern = \"4:4\"\n",
             "file: rule 1: pattern: expected unstructured, or N:M such as 2:4, with N of every M \
-             weights kept, found `4:4`",
+             weights kept, M at most 32, found `4:4`",
         ),
         (
             "[[rule]]\nmethod = \"ria\"\nsparsity = 0.5\nformat = \"Q9\"\n",
@@ -297,7 +302,7 @@ fn wrong_surgery_files_say_where() {
         ),
         (
             "[[rule]]\nmethod = \"ria\"\nsparsity = 0.5\ntensors = \"(\"\n",
-            "file: rule 1: pattern: expected a regular expression, found `(` (unclosed group)",
+            "file: rule 1: tensors: expected a regular expression, found `(` (unclosed group)",
         ),
     ] {
         assert_eq!(Surgery::parse("file", text).unwrap_err().to_string(), wanted);

@@ -52,7 +52,11 @@ fn pruned(rows: &[Value]) -> Result<String> {
             true => "-".to_owned(),
             false => format!("{speed:.0}"),
         };
-        let better = if row["dense_is_better"] == true { kind } else { "pruned" };
+        let better = match row["dense_is_better"].as_bool() {
+            Some(true) => kind,
+            Some(false) => "pruned",
+            None => "neither",
+        };
         writeln!(
             out,
             "| {} | {} | {:.2} | {:.2} ({:.2}) | {:.4} | {} ({}) | {:.2}, {:.2}, {} | \

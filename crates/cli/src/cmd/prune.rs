@@ -15,7 +15,7 @@ use bodkin_gguf::File;
 
 use super::perplexity::{CHUNK_TOKENS, Run, windows};
 use super::quantize::threads;
-use crate::load::{Machine, Opened, Text};
+use crate::load::{Machine, Opened, Text, share};
 use crate::output;
 use crate::progress::{Progress, human_bytes};
 
@@ -23,7 +23,19 @@ const AFTER: &str = "\
 Matrices of layers are pruned; embeddings, head, norms and routers stay. What is left is stored in
 a format that leaves zeros out, or with --dense in one that other programs read. With --evaluate,
 the table at the end compares with the model before, with the same precision unpruned, and with
-the dense type of about the same size.";
+the dense type of about the same size.
+
+A surgery file is TOML. Of its rules the first counts whose pattern is found in a tensor's name:
+
+  imatrix = \"model.imatrix.gguf\"   # if a method needs one; beside this file
+  [[rule]]
+  tensors = 'attn_(k|v)'             # a regular expression
+  keep = true                        # these stay as they are
+  [[rule]]                           # without `tensors`: all others
+  method = \"ria\"                    # magnitude, wanda, ria or sparsegpt
+  sparsity = 0.5                     # or pattern = \"2:4\"
+  format = \"Q8_0\"                   # if another than by default
+  dense = false                      # whether zeros are stored too";
 
 /// The most memory for sums of products of inputs: larger models are read several times.
 const PRODUCTS_BYTES: u64 = 2 << 30;
@@ -38,15 +50,15 @@ pub(crate) struct Args {
     /// The file to write
     output: PathBuf,
     /// The share of weights that becomes zero
-    #[arg(long, value_name = "SHARE")]
-    sparsity: Option<f32>,
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    sparsity: Option<f64>,
     /// magnitude, wanda, ria or sparsegpt
     #[arg(long, default_value = "ria")]
     method: String,
     /// unstructured, or N:M: N of M are kept
     #[arg(long, default_value = "unstructured")]
     pattern: String,
-    /// F16, Q8_0 or Q4_0 [default: as precise as the input]
+    /// F16, Q8_0 or Q4_0 [default: about as many bits as the input]
     #[arg(long)]
     format: Option<String>,
     /// Store zeros too, so that other programs can read the file
@@ -87,8 +99,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     };
     surgery.imatrix = args.imatrix.clone().or(surgery.imatrix);
     let mut opened = Opened::find_decoder(&args.input)?;
-    let jobs = prune::plan(&opened.file, &surgery.rules)?;
-    ensure!(!jobs.is_empty(), "{}: no tensor that a rule would prune", opened.name);
+    let texts = [&args.calibrate, &args.evaluate, &args.surgery, &surgery.imatrix];
+    let read = texts.into_iter().flatten().map(PathBuf::as_path);
+    output::check(&args.output, read.chain([opened.file.path()]))?;
+    let jobs = plan(&opened, &surgery, args.surgery.as_deref())?;
     let text = match &args.calibrate {
         Some(text) => {
             let tokenizer = args.words.tokenizer(&opened.file)?;
@@ -97,7 +111,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         None => None,
     };
-    check_knowledge(&jobs, surgery.imatrix.is_some(), text.is_some())?;
+    check_knowledge(&jobs, surgery.imatrix.is_some(), text.is_some(), &FLAGS)?;
+    let evaluated = report::windows(&args, &opened)?;
     let source = source(args.calibrate.as_ref().or(surgery.imatrix.as_ref()));
     let file = opened.file.clone();
     let start = Instant::now();
@@ -105,7 +120,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let imatrix = imatrix(&surgery, &opened)?;
     prune_all(&mut pruner, &jobs, &args.machine, &mut opened, imatrix, text.as_ref())?;
     write(pruner, &jobs, &source, &args.output)?;
-    report::print(&args, &opened, &jobs, start.elapsed())
+    report::print(&args, &opened, &jobs, evaluated.as_ref(), start.elapsed())
 }
 
 /// Prunes all tensors, collecting what has to be known of them.
@@ -143,20 +158,41 @@ fn rule(args: &Args) -> Result<Rule> {
     let structure: Structure = args.pattern.parse().context("--pattern")?;
     let method: Method = args.method.parse().context("--method")?;
     let format = args.format.as_deref().map(surgery::parse_format).transpose()?;
-    let sparsity = surgery::sparsity(structure, args.sparsity)?;
+    let sparsity = surgery::sparsity(structure, args.sparsity.map(|share| share as f32))
+        .context("--sparsity SHARE, --pattern N:M or --surgery FILE")?;
     let cut = Cut { method, sparsity, structure, format, dense: args.dense };
     Ok(Rule { tensors: None, cut: Some(cut) })
 }
 
-/// Checks that there is what the methods have to know.
-fn check_knowledge(jobs: &[Job], has_imatrix: bool, has_text: bool) -> Result<()> {
+/// What rules do to a model; `path` is the file that they are from.
+fn plan(opened: &Opened, surgery: &Surgery, path: Option<&Path>) -> Result<Vec<Job>> {
+    let jobs = prune::plan(&opened.file, &surgery.rules);
+    let jobs = match path {
+        Some(path) => jobs.with_context(|| path.display().to_string())?,
+        None => jobs?,
+    };
+    ensure!(!jobs.is_empty(), "{}: no tensor that a rule would prune", opened.name);
+    Ok(jobs)
+}
+
+/// How a method is told what it has to know: a text, and statistics.
+const FLAGS: [&str; 2] = ["--calibrate TEXT", "--imatrix FILE, or --calibrate TEXT"];
+/// The same of a model that is pruned when it is loaded.
+const AT_LOAD: [&str; 2] =
+    ["`prune --calibrate TEXT` reads one", "imatrix = FILE in the surgery file"];
+
+/// Checks that there is what the methods have to know, or says how to give it.
+fn check_knowledge(
+    jobs: &[Job],
+    has_imatrix: bool,
+    has_text: bool,
+    [text, statistics]: &[&str; 2],
+) -> Result<()> {
     for job in jobs {
         match job.method {
             Method::Magnitude => (),
-            Method::SparseGpt if !has_text => bail!("sparsegpt needs a text: --calibrate TEXT"),
-            method if !has_imatrix && !has_text => {
-                bail!("{method} needs statistics: --imatrix FILE, or --calibrate TEXT")
-            }
+            Method::SparseGpt if !has_text => bail!("sparsegpt needs a text: {text}"),
+            method if !has_imatrix && !has_text => bail!("{method} needs statistics: {statistics}"),
             _ => (),
         }
     }
@@ -174,6 +210,7 @@ fn calibrate(
     let mut calibration = Calibration::new(&opened.plan, names, threads(machine.threads)?);
     for window in 0..text.count() {
         read(run.model.as_mut(), text, window, |_| false, &mut calibration)?;
+        calibration.check()?;
         run.tell(window, text);
     }
     Ok(calibration)
@@ -206,10 +243,10 @@ fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<
 /// Does what a surgery file says to a model that is about to run. The pruned file is written to the
 /// system's folder for such files and has no name: it is gone when the model is.
 pub(crate) fn at_load(opened: Opened, surgery: &Path, machine: &Machine) -> Result<Opened> {
-    let surgery = Surgery::open(surgery)?;
-    let jobs = prune::plan(&opened.file, &surgery.rules)?;
-    ensure!(!jobs.is_empty(), "{}: no tensor that a rule would prune", opened.name);
-    check_knowledge(&jobs, surgery.imatrix.is_some(), false)?;
+    let path = surgery;
+    let surgery = Surgery::open(path)?;
+    let jobs = plan(&opened, &surgery, Some(path))?;
+    check_knowledge(&jobs, surgery.imatrix.is_some(), false, &AT_LOAD)?;
     let imatrix = imatrix(&surgery, &opened)?;
     let (file, mut opened) = (opened.file.clone(), opened);
     let mut pruner = Pruner::new(&file, &std::env::temp_dir())?;

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// What to make, such as Q4_K_M
     #[arg(required_unless_present = "dense")]
     r#type: Option<String>,
-    /// Make pruned tensors dense, without TYPE in what they pack
+    /// Store the zeros of pruned tensors too; TYPE may be left out
     #[arg(long)]
     dense: bool,
     /// Every matrix in the one format of TYPE
@@ -62,16 +62,25 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let imatrix = args.imatrix.as_ref().map(Imatrix::open).transpose()?;
     let path = source::resolve(&args.input)?;
     let file = bodkin_model::open(&path)?;
+    if !args.dry_run {
+        output::check(
+            &args.output,
+            [Some(file.path()), args.imatrix.as_deref()].into_iter().flatten(),
+        )?;
+    }
     let options = Options { kind, pure: args.pure, overrides, has_imatrix: imatrix.is_some() };
     let choices = quantize::choose(&file, &options)?;
     let importance = imatrix.as_ref().map(|imatrix| quantize::Importance::new(imatrix, &choices));
     let importance = importance.transpose()?;
-    choices.iter().filter_map(fallback).for_each(|line| eprintln!("{line}"));
+    fallbacks(&choices);
     if let Some(importance) = &importance {
         importance.missing().for_each(|name| eprintln!("{name}: the imatrix says nothing of it"));
     }
     if !args.dry_run {
-        let metadata = quantize::metadata(&file, kind);
+        let mut metadata = quantize::metadata(&file, kind);
+        if let (Some(imatrix), Some(path)) = (&imatrix, &args.imatrix) {
+            quantize::record_imatrix(&mut metadata, imatrix, &path.display().to_string());
+        }
         output::write(&args.output, |out| {
             let progress = Progress::start("quantizing", Some(file.bytes()));
             let done = |bytes| progress.add(bytes);
@@ -93,20 +102,37 @@ pub(crate) fn threads(asked: Option<usize>) -> Result<usize> {
 /// `PATTERN=FORMAT`.
 fn parse_override(text: &str) -> Result<(Pattern, Format)> {
     let flag = || format!("--tensor-type {text}");
-    let (pattern, format) = text.rsplit_once('=').with_context(flag).context("no `=`")?;
-    let known = Format::from_name(format).context("no such format").with_context(flag)?;
+    let pair = text.rsplit_once('=').context("expected PATTERN=FORMAT, found no `=`");
+    let (pattern, format) = pair.with_context(flag)?;
+    let known = Format::from_name(format);
+    let expected = || format!("expected the name of a format such as Q8_0, found `{format}`");
+    let known = known.with_context(expected).with_context(flag)?;
     Ok((Pattern::new(pattern).with_context(flag)?, known))
 }
 
-/// What to say about a tensor whose rows do not fit the format that it should have.
-fn fallback(choice: &Choice) -> Option<String> {
-    let wanted = choice.instead_of?;
-    let (name, cols) = (&choice.tensor.name, choice.tensor.cols());
-    let block = wanted.block_elements();
-    let (wanted, format) = (wanted.name(), choice.format.name());
-    Some(format!(
-        "{name}: rows of {cols} are no whole {wanted} blocks of {block}: {format} instead"
-    ))
+/// Says which tensors' rows do not fit the format that they should have: a line for those alike.
+fn fallbacks(choices: &[Choice]) {
+    let mut alike: Vec<(&Choice, Format, usize)> = Vec::new();
+    for choice in choices {
+        let Some(wanted) = choice.instead_of else { continue };
+        let key = (choice.tensor.cols(), wanted, choice.format);
+        let of = |(first, wanted, _): &(&Choice, Format, usize)| {
+            (first.tensor.cols(), *wanted, first.format) == key
+        };
+        match alike.iter_mut().find(|group| of(group)) {
+            Some((.., count)) => *count += 1,
+            None => alike.push((choice, wanted, 1)),
+        }
+    }
+    for (first, wanted, count) in alike {
+        let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+        let (name, cols) = (&first.tensor.name, first.tensor.cols());
+        let (block, format) = (wanted.block_elements(), first.format.name());
+        let wanted = wanted.name();
+        eprintln!(
+            "{name}{more}: rows of {cols} are no whole {wanted} blocks of {block}: {format} instead"
+        );
+    }
 }
 
 fn report(file: &File, choices: &[Choice], as_json: bool) -> Result<()> {

@@ -1,7 +1,10 @@
 //! `quantize` and `prune` from the outside.
 
-use bodkin_gguf::{File, Format};
+use std::time::{Duration, Instant};
 
+use bodkin_gguf::{File, Format, Writer};
+
+use crate::chat::interrupt;
 use crate::place::{Place, failure, model, stderr};
 
 const MODEL: &str = "llama";
@@ -53,7 +56,11 @@ fn overrides_pure_and_dry_runs() {
     let wrong = place.run(&["quantize", &input, "out.gguf", "Q9"]);
     assert!(failure(&wrong).contains("TYPE: expected one of F32"), "{}", stderr(&wrong));
     let wrong = place.run(&["quantize", &input, "out.gguf", "Q8_0", "--tensor-type", "x=Q9"]);
-    assert!(failure(&wrong).contains("--tensor-type x=Q9: no such format"), "{}", stderr(&wrong));
+    let expected = "--tensor-type x=Q9: expected the name of a format such as Q8_0, found `Q9`";
+    assert!(failure(&wrong).contains(expected), "{}", stderr(&wrong));
+    let wrong = place.run(&["quantize", &input, "out.gguf", "Q8_0", "--tensor-type", "fnn=Q4_0"]);
+    let expected = "expected a pattern that is found in the name of a matrix, found `fnn`";
+    assert!(failure(&wrong).contains(expected), "{}", stderr(&wrong));
 }
 
 #[test]
@@ -79,6 +86,73 @@ fn pruned_files_run_and_go_back() {
     assert_eq!(sparse["metadata"]["bodkin.prune.method"], "magnitude");
     prune("groups.gguf", &["--pattern", "2:4"]);
     assert!(formats(&place, "groups.gguf").iter().any(|(_, format)| *format == Format::S24_Q8_0));
+    prune("quarter.gguf", &["--pattern", "1:4"]);
+    let is_bitmap = |(_, format): &(String, Format)| *format == Format::BITMAP_Q8_0;
+    assert!(formats(&place, "quarter.gguf").iter().any(is_bitmap));
+}
+
+#[test]
+fn no_file_that_is_read_is_written() {
+    let place = Place::new();
+    std::fs::copy(model(MODEL), place.path("m.gguf")).unwrap();
+    std::fs::write(place.path("text"), "one two three ".repeat(200)).unwrap();
+    let before = std::fs::read(place.path("m.gguf")).unwrap();
+    for args in [
+        &["quantize", "m.gguf", "./m.gguf", "Q8_0"][..],
+        &["prune", "m.gguf", "m.gguf", "--sparsity", "0.5", "--method", "magnitude"],
+        &["imatrix", "m.gguf", "-f", "text", "-c", "32", "-o", "m.gguf"],
+        &["imatrix", "m.gguf", "-f", "text", "-c", "32", "-o", "text"],
+        &["perplexity", "m.gguf", "-f", "text", "-c", "32", "--kl-divergence-base", "text"],
+        &["check", "m.gguf", "--save-baseline", "m.gguf"],
+        &["logits", "m.gguf", "--tokens", "1,2", "--output", "m.gguf"],
+    ] {
+        let output = place.run(args);
+        let expected = "expected another file to write, found one that is read";
+        assert!(failure(&output).contains(expected), "{args:?}: {}", stderr(&output));
+    }
+    assert_eq!(std::fs::read(place.path("m.gguf")).unwrap(), before);
+    assert!(std::fs::read_to_string(place.path("text")).unwrap().starts_with("one two"));
+}
+
+#[test]
+fn a_model_of_no_numbers_is_neither_measured_nor_pruned_by_them() {
+    let place = Place::new();
+    let file = File::open(model(MODEL)).unwrap();
+    let mut writer = Writer::new(place.path("nan.gguf"), file.metadata()).unwrap();
+    for tensor in file.tensors() {
+        let mut data = file.data(tensor).to_vec();
+        if tensor.name == "blk.0.attn_norm.weight" {
+            data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+        let write = move |out: &mut dyn std::io::Write| out.write_all(&data);
+        writer.tensor_with(&tensor.name, tensor.format, &tensor.shape, write).unwrap();
+    }
+    writer.save().unwrap();
+    std::fs::write(place.path("text"), "one two three ".repeat(200)).unwrap();
+    let output = place.run(&["perplexity", "nan.gguf", "-f", "text", "-c", "32"]);
+    assert!(failure(&output).contains("chunk 1: the logits of this model are no numbers"));
+    let args = ["prune", "nan.gguf", "out.gguf", "--sparsity", "0.5", "--method", "wanda"];
+    let output = place.run(&[&args[..], &["--calibrate", "text", "-c", "32"]].concat());
+    assert!(failure(&output).contains("inputs of blk.0.attn_"), "{}", stderr(&output));
+    assert!(!place.path("out.gguf").exists());
+}
+
+#[test]
+fn ctrl_c_while_measuring_leaves_the_pruned_file_alone() {
+    let place = Place::new();
+    std::fs::write(place.path("text"), "one two three ".repeat(4000)).unwrap();
+    let input = model(MODEL);
+    let args = ["prune", &input, "out.gguf", "--sparsity", "0.5", "--method", "magnitude"];
+    let more = ["--evaluate", "text", "-c", "32", "--evaluate-chunks", "100000"];
+    let mut child = place.bodkin(&[&args[..], &more[..]].concat()).spawn().unwrap();
+    let is_measuring = || place.files().iter().any(|name| name.starts_with(".tmp"));
+    let start = Instant::now();
+    while !is_measuring() && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(place.files(), ["home", "out.gguf", "text"]);
 }
 
 #[test]
@@ -97,6 +171,35 @@ fn surgery_happens_at_load() {
 }
 
 #[test]
+fn what_is_wrong_with_a_surgery_file_is_said() {
+    let place = Place::new();
+    let input = model(MODEL);
+    let rule = "[[rule]]\nmethod = 'magnitude'\n";
+    for (text, wanted) in [
+        (format!("{rule}sparsity = 1.5\n"), "s.toml: rule 1: sparsity: expected a share"),
+        (format!("{rule}sparsity = 0.5\nx = 1\n"), "s.toml: line 4: expected a surgery file"),
+        (
+            format!("{rule}sparsity = 0.5\ntensors = 'fnn'\n"),
+            "rule 1: tensors: expected a pattern that is found in a tensor's name, found `fnn`",
+        ),
+        (
+            format!("{rule}sparsity = 0.5\ntensors = '('\n"),
+            "s.toml: rule 1: tensors: expected a regular expression",
+        ),
+    ] {
+        std::fs::write(place.path("s.toml"), &text).unwrap();
+        let output = place.run(&["prune", &input, "out.gguf", "--surgery", "s.toml"]);
+        assert!(failure(&output).contains(wanted), "{text}: {}", stderr(&output));
+    }
+    std::fs::write(place.path("s.toml"), "[[rule]]\nmethod = 'ria'\nsparsity = 0.5\n").unwrap();
+    let output = place.run(&["run", &input, "a", "--surgery", "s.toml"]);
+    let wanted = "ria needs statistics: imatrix = FILE in the surgery file";
+    assert!(failure(&output).contains(wanted), "{}", stderr(&output));
+    let output = place.run(&["prune", &input, "out.gguf", "--surgery", "none.toml"]);
+    assert!(failure(&output).starts_with("cannot read none.toml: "), "{}", stderr(&output));
+}
+
+#[test]
 fn what_pruning_needs_is_asked_for() {
     let place = Place::new();
     let input = model(MODEL);
@@ -104,6 +207,14 @@ fn what_pruning_needs_is_asked_for() {
         (&["--sparsity", "0.5"][..], "ria needs statistics: --imatrix FILE, or --calibrate TEXT"),
         (&["--sparsity", "0.5", "--method", "sparsegpt"], "sparsegpt needs a text"),
         (&["--method", "magnitude"], "sparsity: expected a share from 0 to below 1, found none"),
+        (
+            &["--method", "magnitude"],
+            "--sparsity SHARE, --pattern N:M or --surgery FILE: sparsity: expected a share",
+        ),
+        (
+            &["--sparsity", "0.5", "--method", "magnitude", "--evaluate", "none"],
+            "--evaluate: cannot read the text from none",
+        ),
         (&["--pattern", "4:2"], "--pattern: pattern: expected unstructured, or N:M"),
         (&["--sparsity", "0.5", "--method", "x"], "--method: method: expected one of magnitude"),
     ] {
@@ -145,5 +256,10 @@ fn the_table_tells_what_it_cost() {
     }
     let divergence = |i: usize| rows[i]["divergence"].as_f64().unwrap();
     assert!(divergence(1) > divergence(2), "{table}");
-    assert!(table["dense_is_better"].is_boolean() && table["dense_type_of_the_size"].is_string());
+    assert!(table["dense_type_of_the_size"].is_string());
+    // Better is what is better in both.
+    let perplexity = |i: usize| rows[i]["perplexity"].as_f64().unwrap();
+    let (predicts, is_near) = (perplexity(3) < perplexity(1), divergence(3) < divergence(1));
+    let agreed = (predicts == is_near).then_some(predicts);
+    assert_eq!(table["dense_is_better"].as_bool(), agreed, "{table}");
 }

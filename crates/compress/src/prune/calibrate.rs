@@ -10,6 +10,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, Axis};
 
 use super::linear::{part, part_mut};
+use crate::error::{Error, Result};
 use crate::imatrix::Imatrix;
 
 /// Rows of the sums that a thread takes at a time.
@@ -51,6 +52,20 @@ impl Calibration {
     /// Of squares alone, from wherever they are.
     pub fn of(imatrix: Imatrix) -> Calibration {
         Calibration { imatrix, ..Calibration::default() }
+    }
+
+    /// Fails if what was collected says nothing: a model's inputs may be no numbers.
+    ///
+    /// # Errors
+    /// One line that names the first weight whose inputs were not all finite.
+    pub fn check(&self) -> Result<()> {
+        for (name, entry) in &self.imatrix.entries {
+            if let Some(sum) = entry.square_sums.iter().find(|sum| !sum.is_finite()) {
+                let found = format!("a sum of squares of {sum}");
+                return Err(Error::invalid(format!("inputs of {name}"), "finite numbers", found));
+            }
+        }
+        Ok(())
     }
 
     /// Sums of the products of a weight's inputs: the lower triangle.

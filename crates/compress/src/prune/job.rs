@@ -100,17 +100,24 @@ pub struct Job {
 /// Only matrices of layers are pruned: embeddings, heads, norms and routers stay.
 ///
 /// # Errors
-/// If a rule asks for what cannot be: a share that is none, a format that cannot be written or
-/// that has no sparse sibling, groups that do not fill a row.
+/// If a rule asks for what cannot be: a share that is none, tensors of which the file has none, a
+/// format that cannot be written or that has no sparse sibling, groups that do not fill a row.
 pub fn plan(file: &File, rules: &[Rule]) -> Result<Vec<Job>> {
-    for cut in rules.iter().filter_map(|rule| rule.cut.as_ref()) {
-        if !(0.0..1.0).contains(&cut.sparsity) {
-            let found = cut.sparsity.to_string();
-            return Err(Error::invalid("sparsity", "a share from 0 to below 1", found));
-        }
-    }
     let prunable =
         |tensor: &&Tensor| tensor.name.starts_with("blk.") && mixture::is_quantized(tensor);
+    for (i, rule) in rules.iter().enumerate() {
+        let invalid = |key: &str, expected: &str, found: String| {
+            Err(Error::invalid(format!("rule {}: {key}", i + 1), expected, found))
+        };
+        if let Some(cut) = rule.cut.as_ref().filter(|cut| !(0.0..1.0).contains(&cut.sparsity)) {
+            return invalid("sparsity", "a share from 0 to below 1", cut.sparsity.to_string());
+        }
+        let Some(pattern) = &rule.tensors else { continue };
+        if !file.tensors().iter().any(|tensor| pattern.matches(&tensor.name)) {
+            let expected = "a pattern that is found in a tensor's name";
+            return invalid("tensors", expected, format!("`{}`", pattern.as_str()));
+        }
+    }
     let mut jobs = Vec::new();
     for tensor in file.tensors().iter().filter(prunable) {
         let matches = |rule: &&Rule| match &rule.tensors {
@@ -171,8 +178,7 @@ fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
     let wanted = cut.format.unwrap_or_else(|| precision(tensor.format));
     refuse(tensor, cut, wanted)?;
     if !tensor.cols().is_multiple_of(wanted.block_elements()) {
-        // Rows that are no whole blocks are small ones.
-        return Ok(Format::F16);
+        return Ok(mixture::fallback(wanted.base().unwrap_or(wanted), tensor.cols()));
     }
     let sparse = match (wanted.base(), wanted) {
         (Some(base), _) => return Ok(if cut.dense { base } else { wanted }),
@@ -186,7 +192,9 @@ fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
         }
     };
     let [two_four, bitmap] = sparse;
-    let format = if is_two_four(cut.structure) { two_four } else { bitmap };
+    // Of 1:4 a bitmap is the smaller one.
+    let is_half = cut.structure == Structure::Groups { kept: 2, of: 4 };
+    let format = if is_half { two_four } else { bitmap };
     // Formats of other blocks than their base's are chosen only where rows are whole blocks.
     let whole = tensor.cols().is_multiple_of(format.block_elements());
     Ok(if whole { format } else { wanted })

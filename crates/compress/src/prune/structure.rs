@@ -25,7 +25,8 @@ impl FromStr for Structure {
 
     fn from_str(text: &str) -> Result<Structure> {
         let error = || {
-            let expected = "unstructured, or N:M such as 2:4, with N of every M weights kept";
+            let expected =
+                "unstructured, or N:M such as 2:4, with N of every M weights kept, M at most 32";
             Error::invalid("pattern", expected, format!("`{text}`"))
         };
         if text == "unstructured" {

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
 use bodkin_compress::prune::Job;
 use bodkin_compress::quantize::{self, Choice, Options};
@@ -14,10 +14,14 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::super::bench::generation_speed;
-use super::super::perplexity::{CHUNK_TOKENS, Run, windows};
+use super::super::perplexity::{self, CHUNK_TOKENS, Run};
 use super::{Args, threads};
+use crate::interrupt;
 use crate::load::{Machine, Opened};
 use crate::progress::human_bytes;
+
+/// Sizes are about the same that differ by no more than this share.
+const ABOUT: f64 = 0.05;
 
 /// One model of the table.
 struct Row {
@@ -46,20 +50,37 @@ impl Row {
     }
 }
 
+/// What models are measured with, if they are.
+pub(super) fn windows(args: &Args, before: &Opened) -> Result<Option<Windows>> {
+    let Some(text) = &args.evaluate else { return Ok(None) };
+    let chunks = args.evaluate_chunks;
+    ensure!(chunks > 0, "--evaluate-chunks: expected at least 1 chunk, found 0");
+    let tokenizer = args.words.tokenizer(&before.file)?;
+    let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
+    let windows = perplexity::windows(&tokenizer, text, size, Some(chunks));
+    windows.context("--evaluate").map(Some)
+}
+
 /// Prints the table of a pruned file; `taken` is how long pruning took.
-pub(super) fn print(args: &Args, before: &Opened, jobs: &[Job], taken: Duration) -> Result<()> {
+pub(super) fn print(
+    args: &Args,
+    before: &Opened,
+    jobs: &[Job],
+    windows: Option<&Windows>,
+    taken: Duration,
+) -> Result<()> {
     let pruned = Opened::open(&args.output)?;
     let mut rows = vec![
         Row::new(format!("before: {}", before.describe()), before),
         Row::new(pruned_name(jobs, &pruned), &pruned),
     ];
     let mut equal = None;
-    if let Some(text) = &args.evaluate {
-        let tokenizer = args.words.tokenizer(&before.file)?;
-        let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
-        let windows = windows(&tokenizer, text, size, Some(args.evaluate_chunks))?;
+    if let Some(windows) = windows {
         let folder = tempfile::tempdir_in(super::folder(&args.output))?;
-        let scale = Scale { machine: &args.machine, windows: &windows, folder: &folder };
+        let name = folder.path().to_owned();
+        // If it cannot be removed there is nobody left to tell.
+        let _guard = interrupt::on_interrupt(move || drop(std::fs::remove_dir_all(&name)));
+        let scale = Scale { machine: &args.machine, windows, folder: &folder };
         rows[0].measured = Some(scale.base(&args.input)?);
         rows[1].measured = Some(scale.compare(pruned)?);
         let same = same_precision(before, jobs);
@@ -201,22 +222,38 @@ fn print_table(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result
         }
         writeln!(out)?;
     }
-    if let Some(line) = verdict(rows, equal) {
-        writeln!(out, "{line}")?;
+    match equal {
+        Some(kind) => writeln!(out, "{}", verdict(rows, kind))?,
+        None => writeln!(out, "--evaluate TEXT measures what that cost, and the speed.")?,
+    }
+    if rows[1].bytes >= rows[0].bytes {
+        writeln!(out, "The pruned file is no smaller than the one before.")?;
     }
     writeln!(out, "Pruned in {:.1} s.", taken.as_secs_f64())?;
     Ok(())
 }
 
-/// Whether the dense type of about the same size would have been the better choice.
-fn verdict(rows: &[Row], equal: Option<FileType>) -> Option<String> {
+/// Whether the dense type of about the same size would have been the better choice, by what it
+/// predicts and by how near it is to the model before; none if these do not agree.
+fn dense_is_better(rows: &[Row]) -> Option<bool> {
     let (pruned, dense) = (rows.get(1)?.measured?, rows.get(3)?.measured?);
-    let name = equal?.name;
-    let (ours, theirs) = (pruned.perplexity, dense.perplexity);
-    Some(match theirs < ours {
-        true => format!("Dense {name} of about this size is better: {theirs:.4} to {ours:.4}."),
-        false => format!("Better than dense {name} of about this size: {ours:.4} to {theirs:.4}."),
-    })
+    let predicts = dense.perplexity < pruned.perplexity;
+    let is_near = dense.divergence? < pruned.divergence?;
+    (predicts == is_near).then_some(predicts)
+}
+
+fn verdict(rows: &[Row], equal: FileType) -> String {
+    let more = rows[3].bytes as f64 / rows[1].bytes as f64 - 1.0;
+    let size = match more.abs() > ABOUT {
+        true => format!("nearest in size, {:+.0} %", 100.0 * more),
+        false => "of about this size".to_owned(),
+    };
+    let name = format!("dense {} ({size})", equal.name);
+    match dense_is_better(rows) {
+        Some(true) => format!("The {name} is better, in perplexity and in KL."),
+        Some(false) => format!("Better than the {name}, in perplexity and in KL."),
+        None => format!("Neither this nor the {name} is better both in perplexity and in KL."),
+    }
 }
 
 fn print_json(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result<()> {
@@ -231,13 +268,10 @@ fn print_json(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result<
             "tokens_per_second": measured.map(|m| m.tokens_per_second),
         })
     });
-    let dense_is_better = rows
-        .get(3)
-        .and_then(|dense| Some(dense.measured?.perplexity < rows[1].measured?.perplexity));
     let value = json!({
         "rows": values.collect::<Vec<_>>(),
         "dense_type_of_the_size": equal.map(|kind| kind.name),
-        "dense_is_better": dense_is_better,
+        "dense_is_better": dense_is_better(rows),
         "seconds": taken.as_secs_f64(),
     });
     Ok(writeln!(std::io::stdout().lock(), "{value:#}")?)
