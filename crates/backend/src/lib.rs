@@ -203,12 +203,12 @@ pub trait Model: Send {
     }
 
     /// Takes for zero, from now on, what is smaller in magnitude than a threshold in the input of
-    /// each of the plan's [`Plan::gated_products`], in their order. What is zero need not be read
-    /// of the weights.
+    /// each of the plan's [`Plan::gated_products`], in their order. Tells how many of these products
+    /// do not read what is zero of their weights then; the others do, and multiply it with zero.
     ///
     /// # Errors
     /// Where the backend cannot do that, or was not told to when the model was loaded.
-    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<()> {
+    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
         let what = format!("{} products with thresholds of inputs", thresholds.len());
         Err(Error::Unsupported { backend: "this device".to_owned(), what })
     }

@@ -1,7 +1,7 @@
 //! A backend whose models skip small inputs: each model that it loads first reads a short text to
 //! learn what is small. It knows no particular backend.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
 use bodkin_compress::magnitudes::Magnitudes;
@@ -62,7 +62,18 @@ impl Backend for Skipping {
         read(&mut *model, file, &mut magnitudes)
             .map_err(|error| Error::Config(format!("--activation-sparsity: {error}")))?;
         let threshold = |name: &&str| magnitudes.threshold(name, self.share).unwrap_or(0.0);
-        model.set_input_thresholds(&names.iter().map(threshold).collect::<Vec<_>>())?;
+        let thresholds: Vec<f32> = names.iter().map(threshold).collect();
+        let (reading_less, all) = (model.set_input_thresholds(&thresholds)?, thresholds.len());
+        let others = match all - reading_less {
+            0 => String::new(),
+            others => format!("; {others} are of a type that is read whole, with no gain"),
+        };
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            eprintln!(
+                "{reading_less} of {all} down projections read less of their weights{others}"
+            );
+        });
         Ok(model)
     }
 }

@@ -349,13 +349,16 @@ impl Model for CpuModel {
         &self.choices
     }
 
-    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<()> {
+    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
         if thresholds.len() != self.thresholds.len() {
             let (found, limit) = (thresholds.len(), self.thresholds.len());
             return Err(Error::Limit { what: "thresholds of inputs", found, limit });
         }
         self.thresholds.copy_from_slice(thresholds);
-        Ok(())
+        let is_by_columns = |id: &&WeightId| {
+            self.weights[id.0].matrices.iter().all(|matrix| matrix.columns().is_some())
+        };
+        Ok(self.plan.gated_products().iter().filter(is_by_columns).count())
     }
 
     fn set_profiling(&mut self, on: bool) {

@@ -84,6 +84,9 @@ struct Test {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let opened = Opened::find_decoder(&args.model)?;
+    if let Some(path) = &args.trace {
+        output::check(path, [opened.file.path()])?;
+    }
     let tests = tests(&args)?;
     let batch_size = load::within("--batch-size", args.batch_size, load::MAX_STEP_TOKENS)?;
     let threads = match &args.threads {

@@ -187,6 +187,21 @@ fn statistics_are_one_line_on_stderr() {
 
 #[cfg(unix)]
 #[test]
+fn it_is_said_what_skipping_inputs_saves() {
+    let place = Place::new();
+    for (name, wanted) in [
+        ("llama", "3 of 3 down projections read less of their weights\n"),
+        ("llama-q4_k_m", " are of a type that is read whole, with no gain\n"),
+    ] {
+        let model = model(name);
+        let mut args = command(&model, "a b", &["-n", "2"]);
+        args.extend(["--activation-sparsity", "0.5"]);
+        let output = place.run(&args);
+        assert!(stderr(&output).contains(wanted), "{name}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_reader_that_leaves_ends_it_silently() {
     let place = Place::new();
     let model = model("llama");
