@@ -38,7 +38,7 @@ pub(crate) struct Sizes {
     pub(crate) apart: Arena,
     /// Of those of its values that the last of these stages has no more use for.
     pub(crate) early_bytes: u64,
-    /// Stages that one kernel runs.
+    /// Stages that one kernel runs, where a device has it and enough blocks for them.
     pub(crate) persistent: Option<Range<usize>>,
     /// Of the keys, then the values, of each slot.
     pub(crate) kv_bytes: Vec<[usize; 2]>,
