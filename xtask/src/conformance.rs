@@ -71,6 +71,7 @@ fn single_rows(cuda: &Cuda, path: &Path) -> Result<Vec<(usize, Vec<Vec<u32>>)>> 
     let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
     let fitting = PROMPTS.iter().filter(|(prompt, steps)| prompt + steps <= plan.positions());
+    ensure!(fitting.clone().count() > 0, "{}: too few positions", path.display());
     let longest = fitting.clone().map(|(prompt, steps)| prompt + steps).max().unwrap_or(0);
     let pages = vec![longest.div_ceil(bodkin_backend::PAGE_TOKENS); plan.windows().len()];
     let limits = Limits { tokens: BATCH, outputs: 1, pages, states: 1 };

@@ -67,7 +67,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let needs_real = is_run("tokenizers") || is_run("real");
     let real = if needs_real { models(&args.model)? } else { BTreeMap::new() };
     let chosen = Chosen { real, backend: args.backend.clone(), model: args.model.clone() };
-    let mut failed = 0;
+    let (mut failed, mut compared) = (0, 0);
     for (name, run) in PARTS {
         if !is_run(name) {
             continue;
@@ -81,7 +81,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         }
         println!("{name}: {passed} passed, {failures} failed");
         failed += failures;
+        compared += passed + failures;
     }
+    ensure!(compared > 0, "nothing was compared: no model or backend has such a name");
     if failed > 0 {
         bail!("{failed} comparisons failed");
     }

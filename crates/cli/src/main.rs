@@ -98,11 +98,11 @@ fn line(error: &anyhow::Error) -> String {
     text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
-/// What failed, and why: each cause that was not said before it.
-fn causes(error: &anyhow::Error) -> String {
+/// What failed, and why: each cause that the one before it does not end with.
+pub(crate) fn causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
-        if !text.contains(&cause) {
+        if !text.ends_with(&cause) {
             let colon = if text.is_empty() { "" } else { ": " };
             text = text + colon + &cause;
         }

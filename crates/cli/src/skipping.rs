@@ -1,7 +1,7 @@
 //! A backend whose models skip small inputs: each model that it loads first reads a short text to
 //! learn what is small. It knows no particular backend.
 
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
 use bodkin_compress::magnitudes::Magnitudes;
@@ -66,14 +66,16 @@ impl Backend for Skipping {
         let (reading_less, all) = (model.set_input_thresholds(&thresholds)?, thresholds.len());
         let others = match all - reading_less {
             0 => String::new(),
-            others => format!("; {others} are of a type that is read whole, with no gain"),
+            others => format!("; {others} are read whole, with no gain"),
         };
-        static SAID: Once = Once::new();
-        SAID.call_once(|| {
-            eprintln!(
-                "{reading_less} of {all} down projections read less of their weights{others}"
-            );
-        });
+        let line = format!("{reading_less} of {all} down projections read less{others}");
+        // Of the same model once.
+        static SAID: Mutex<String> = Mutex::new(String::new());
+        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        if *said != line {
+            eprintln!("{line}");
+            *said = line;
+        }
         Ok(model)
     }
 }

@@ -16,6 +16,15 @@ use crate::rows;
 /// The version of the block formats, as `general.quantization_version` says it.
 const BLOCKS_VERSION: u32 = 2;
 
+/// Keys of the statistics that a file was made with: their file, what they were collected over, and
+/// how many weights and chunks they have.
+const IMATRIX: [&str; 4] = [
+    "quantize.imatrix.file",
+    "quantize.imatrix.dataset",
+    "quantize.imatrix.entries_count",
+    "quantize.imatrix.chunks_count",
+];
+
 /// What activations say about the tensors that are stored anew: the mean square of the input to
 /// each column.
 #[derive(Clone, Debug)]
@@ -167,6 +176,8 @@ pub fn metadata(file: &File, kind: Option<FileType>) -> Metadata {
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
     }
+    // What the source was made with does not hold for what is made of it.
+    IMATRIX.into_iter().for_each(|key| drop(metadata.remove(key)));
     if let Some(kind) = kind {
         metadata.insert("general.quantization_version", Value::U32(BLOCKS_VERSION));
         metadata.insert("general.file_type", Value::U32(kind.id));
@@ -178,11 +189,13 @@ pub fn metadata(file: &File, kind: Option<FileType>) -> Metadata {
 /// `name` is the statistics' file.
 pub fn record_imatrix(metadata: &mut Metadata, imatrix: &Imatrix, name: &str) {
     let dataset = imatrix.datasets.join(", ");
-    metadata.insert("quantize.imatrix.file", Value::String(name.as_bytes().into()));
-    metadata.insert("quantize.imatrix.dataset", Value::String(dataset.as_bytes().into()));
-    let entries = imatrix.entries.len() as i32;
-    metadata.insert("quantize.imatrix.entries_count", Value::I32(entries));
-    metadata.insert("quantize.imatrix.chunks_count", Value::I32(imatrix.chunks as i32));
+    let values = [
+        Value::String(name.as_bytes().into()),
+        Value::String(dataset.as_bytes().into()),
+        Value::I32(imatrix.entries.len() as i32),
+        Value::I32(imatrix.chunks as i32),
+    ];
+    IMATRIX.into_iter().zip(values).for_each(|(key, value)| metadata.insert(key, value));
 }
 
 /// Writes the file that was chosen. `done` is told the number of source bytes that were worked

@@ -267,7 +267,8 @@ fn surgery_files_are_read() {
     let unknown = Surgery::parse("file", &text.replace("ffn_up", "ffn_down")).unwrap();
     assert_eq!(
         prune::plan(&file(), &unknown.rules).unwrap_err().to_string(),
-        "rule 1: tensors: expected a pattern that is found in a tensor's name, found `ffn_down`"
+        "rule 1: tensors: expected a pattern that is found in the name of such a tensor, found \
+         `ffn_down`"
     );
     let surgery = Surgery::parse("file", &text.replace("ffn_up", "token_embd")).unwrap();
     let jobs = prune::plan(&file(), &surgery.rules).unwrap();

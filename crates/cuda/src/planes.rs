@@ -244,7 +244,7 @@ fn power_of_two(largest: f32) -> f32 {
 }
 
 /// What a row of codes is to be divided by, for its largest scale. That of a file may be as large
-/// as floats are: sixteen times the divisor has to be one, too. From 2^114 on, scales are infinite.
+/// as floats are: sixteen times the divisor has to be one, too. From 2^115 on, scales are infinite.
 fn code_unit(largest: f32) -> f32 {
     power_of_two(largest.min(2f32.powi(113))) / (LARGEST_SCALE * CODE_UNIT)
 }

@@ -32,6 +32,12 @@ pub enum Error {
         /// What was asked for.
         found: usize,
     },
+    /// A model predicts nothing.
+    #[error("chunk {chunk}: the logits of this model are no numbers")]
+    NoNumbers {
+        /// From 1 on.
+        chunk: usize,
+    },
     /// A file could not be read or written.
     #[error("{}: {source}", file.display())]
     Io {

@@ -6,7 +6,7 @@ use std::io::Write;
 use bodkin_backend::Model;
 
 use crate::divergence::{Divergence, Values};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kld::{Base, BaseWriter, encode_row};
 use crate::perplexity::Perplexity;
 use crate::score::{LogSoftmax, Row, score};
@@ -16,7 +16,8 @@ use crate::windows::Windows;
 /// made of logits is made on so many threads.
 ///
 /// # Errors
-/// What the engine says about the model, or the system about the file.
+/// What the engine says about the model, or the system about the file; or if the model predicts
+/// nothing.
 pub fn measure<W: Write>(
     model: &mut dyn Model,
     windows: &Windows,
@@ -38,13 +39,15 @@ pub fn measure<W: Write>(
             kept = base.row(&encoded);
         }
     })?;
+    check(perplexity.value(), window)?;
     Ok(kept?)
 }
 
 /// Adds how far a window's predictions lie from those of `base`, whose next window it is.
 ///
 /// # Errors
-/// What the engine says about the model, or what is wrong with the file.
+/// What the engine says about the model, or what is wrong with the file; or if the model predicts
+/// nothing.
 pub fn compare(
     model: &mut dyn Model,
     windows: &Windows,
@@ -56,5 +59,11 @@ pub fn compare(
     let mut rows = Vec::new();
     base.read_window(&mut rows)?;
     let of = |row: Row<'_>| Values::of(row, base.row(&rows, row.index));
-    score(model, windows, window, threads, of, |values| divergence.add(values))
+    score(model, windows, window, threads, of, |values| divergence.add(values))?;
+    check(divergence.log_perplexity().value, window)
+}
+
+/// Fails if what was measured up to a window is no number.
+fn check(value: f64, window: usize) -> Result<()> {
+    if value.is_nan() { Err(Error::NoNumbers { chunk: window + 1 }) } else { Ok(()) }
 }

@@ -35,8 +35,10 @@ const CONTEXT: usize = 512;
 pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
     let is_gpu = chosen.backend.starts_with("cuda");
-    let cpu = || Ok::<_, anyhow::Error>(Box::new(Cpu::new(None)?));
-    let backend: Box<dyn Backend> = if is_gpu { Box::new(Cuda::open(0)?) } else { cpu()? };
+    let backend: Box<dyn Backend> = match is_gpu {
+        true => Box::new(Cuda::open(0)?),
+        false => Box::new(Cpu::new(None)?),
+    };
     if !backend.name().starts_with(&chosen.backend) {
         report.not_covered.push(format!(
             "`{}`: {} runs real models",

@@ -132,7 +132,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let done = check(&args, backend.as_ref(), model, &before, &mut report);
         match done.with_context(|| format!("cannot check {model}")) {
             Ok(record) => records.push(record),
-            Err(error) => report.faults.push(format!("{error:#}")),
+            Err(error) => report.faults.push(crate::causes(&error)),
         }
         reports.push(report);
     }
@@ -167,7 +167,12 @@ fn check(
             _ => None,
         });
         match found {
-            Some(found) => compare(args, &record, found, report),
+            Some(found) => {
+                if !Path::new(&opened.name).ends_with(&found.name) {
+                    eprintln!("the baseline is that of {}", found.name);
+                }
+                compare(args, &record, found, report);
+            }
             None => {
                 let names: Vec<&str> = before.iter().map(|record| record.name.as_str()).collect();
                 let names = names.join(", ");
@@ -210,7 +215,7 @@ fn numbers(
                 report.faults.extend(agreement.faults(limit));
                 report.agreement = Some(agreement);
             }
-            Err(error) => report.faults.push(format!("{error:#}")),
+            Err(error) => report.faults.push(crate::causes(&error)),
         }
     }
     let record = Record {

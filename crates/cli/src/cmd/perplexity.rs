@@ -73,7 +73,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let failed = || format!("cannot write {}", base.display());
         let vocabulary = opened.plan.output_width();
         let mut writer = BaseWriter::new(out, &windows, vocabulary).with_context(failed)?;
-        measure(&args, &mut run, &windows, Some(&mut writer)).with_context(failed)?;
+        measure(&args, &mut run, &windows, Some(&mut writer))?;
         writer.finish().with_context(failed)
     })
 }
@@ -149,8 +149,6 @@ fn measure<W: Write>(
     for window in 0..windows.count() {
         let (threads, base) = (run.threads(), base.as_deref_mut());
         bodkin_eval::measure(run.model.as_mut(), windows, window, threads, &mut perplexity, base)?;
-        let is_number = !perplexity.value().is_nan();
-        ensure!(is_number, "chunk {}: the logits of this model are no numbers", window + 1);
         run.tell(window, windows);
         running.push(perplexity.value());
         if !args.json {

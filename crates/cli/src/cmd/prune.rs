@@ -19,23 +19,22 @@ use crate::load::{Machine, Opened, Text, share};
 use crate::output;
 use crate::progress::{Progress, human_bytes};
 
-const AFTER: &str = "\
-Matrices of layers are pruned; embeddings, head, norms and routers stay. What is left is stored in
-a format that leaves zeros out, or with --dense in one that other programs read. With --evaluate,
-the table at the end compares with the model before, with the same precision unpruned, and with
-the dense type of about the same size.
+const AFTER: &str = r#"Matrices of layers are pruned; embeddings, head, norms and routers stay.
+What is left is stored in a format that leaves zeros out, or with --dense in one that other programs
+read. With --evaluate, the table at the end compares with the model before, with the same precision
+unpruned, and with the dense type of about the same size.
 
 A surgery file is TOML. Of its rules the first counts whose pattern is found in a tensor's name:
 
-  imatrix = \"model.imatrix.gguf\"   # if a method needs one; beside this file
+  imatrix = "model.imatrix.gguf"  # if a method needs one; beside this file
   [[rule]]
-  tensors = 'attn_(k|v)'             # a regular expression
-  keep = true                        # these stay as they are
-  [[rule]]                           # without `tensors`: all others
-  method = \"ria\"                    # magnitude, wanda, ria or sparsegpt
-  sparsity = 0.5                     # or pattern = \"2:4\"
-  format = \"Q8_0\"                   # if another than by default
-  dense = false                      # whether zeros are stored too";
+  tensors = 'attn_(k|v)'          # a regular expression
+  keep = true                     # these stay as they are
+  [[rule]]                        # without `tensors`: all others
+  method = "ria"                  # magnitude, wanda, ria or sparsegpt
+  sparsity = 0.5                  # or pattern = "2:4"
+  format = "Q8_0"                 # if another than by default
+  dense = false                   # whether zeros are stored too"#;
 
 /// The most memory for sums of products of inputs: larger models are read several times.
 const PRODUCTS_BYTES: u64 = 2 << 30;
@@ -158,8 +157,11 @@ fn rule(args: &Args) -> Result<Rule> {
     let structure: Structure = args.pattern.parse().context("--pattern")?;
     let method: Method = args.method.parse().context("--method")?;
     let format = args.format.as_deref().map(surgery::parse_format).transpose()?;
-    let sparsity = surgery::sparsity(structure, args.sparsity.map(|share| share as f32))
-        .context("--sparsity SHARE, --pattern N:M or --surgery FILE")?;
+    let asked = args.sparsity.map(|share| share as f32);
+    let sparsity = surgery::sparsity(structure, asked).context(match asked {
+        Some(_) => "--sparsity",
+        None => "--sparsity SHARE, --pattern N:M or --surgery FILE",
+    })?;
     let cut = Cut { method, sparsity, structure, format, dense: args.dense };
     Ok(Rule { tensors: None, cut: Some(cut) })
 }

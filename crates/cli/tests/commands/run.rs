@@ -185,13 +185,12 @@ fn statistics_are_one_line_on_stderr() {
     assert_eq!(quiet.stdout, output.stdout);
 }
 
-#[cfg(unix)]
 #[test]
 fn it_is_said_what_skipping_inputs_saves() {
     let place = Place::new();
     for (name, wanted) in [
-        ("llama", "3 of 3 down projections read less of their weights\n"),
-        ("llama-q4_k_m", " are of a type that is read whole, with no gain\n"),
+        ("llama", "3 of 3 down projections read less\n"),
+        ("llama-q4_k_m", " are read whole, with no gain\n"),
     ] {
         let model = model(name);
         let mut args = command(&model, "a b", &["-n", "2"]);
@@ -201,6 +200,7 @@ fn it_is_said_what_skipping_inputs_saves() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn a_reader_that_leaves_ends_it_silently() {
     let place = Place::new();

@@ -113,8 +113,9 @@ pub fn plan(file: &File, rules: &[Rule]) -> Result<Vec<Job>> {
             return invalid("sparsity", "a share from 0 to below 1", cut.sparsity.to_string());
         }
         let Some(pattern) = &rule.tensors else { continue };
-        if !file.tensors().iter().any(|tensor| pattern.matches(&tensor.name)) {
-            let expected = "a pattern that is found in a tensor's name";
+        let can = |tensor: &&Tensor| rule.cut.is_none() || prunable(tensor);
+        if !file.tensors().iter().filter(can).any(|tensor| pattern.matches(&tensor.name)) {
+            let expected = "a pattern that is found in the name of such a tensor";
             return invalid("tensors", expected, format!("`{}`", pattern.as_str()));
         }
     }
@@ -177,21 +178,23 @@ fn refuse(tensor: &Tensor, cut: &Cut, wanted: Format) -> Result<()> {
 fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
     let wanted = cut.format.unwrap_or_else(|| precision(tensor.format));
     refuse(tensor, cut, wanted)?;
+    let siblings = match wanted {
+        Format::F16 => Some([Format::S24_F16, Format::BITMAP_F16]),
+        Format::Q8_0 => Some([Format::S24_Q8_0, Format::BITMAP_Q8_0]),
+        Format::Q4_0 => Some([Format::S24_Q4_0, Format::BITMAP_Q4_0]),
+        _ => None,
+    };
+    if !cut.dense && wanted.base().is_none() && siblings.is_none() {
+        let expected = "F16, Q8_0, Q4_0 or a sparse format; others with --dense";
+        return Err(Error::invalid("format", expected, wanted.name()));
+    }
     if !tensor.cols().is_multiple_of(wanted.block_elements()) {
         return Ok(mixture::fallback(wanted.base().unwrap_or(wanted), tensor.cols()));
     }
-    let sparse = match (wanted.base(), wanted) {
-        (Some(base), _) => return Ok(if cut.dense { base } else { wanted }),
-        (None, _) if cut.dense => return Ok(wanted),
-        (None, Format::F16) => [Format::S24_F16, Format::BITMAP_F16],
-        (None, Format::Q8_0) => [Format::S24_Q8_0, Format::BITMAP_Q8_0],
-        (None, Format::Q4_0) => [Format::S24_Q4_0, Format::BITMAP_Q4_0],
-        (None, _) => {
-            let expected = "F16, Q8_0, Q4_0 or a sparse format; others with --dense";
-            return Err(Error::invalid("format", expected, wanted.name()));
-        }
-    };
-    let [two_four, bitmap] = sparse;
+    if cut.dense {
+        return Ok(wanted.base().unwrap_or(wanted));
+    }
+    let Some([two_four, bitmap]) = siblings else { return Ok(wanted) };
     // Of 1:4 a bitmap is the smaller one.
     let is_half = cut.structure == Structure::Groups { kept: 2, of: 4 };
     let format = if is_half { two_four } else { bitmap };

@@ -234,12 +234,12 @@ fn print_table(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result
 }
 
 /// Whether the dense type of about the same size would have been the better choice, by what it
-/// predicts and by how near it is to the model before; none if these do not agree.
+/// predicts and by how near it is to the model before; none if these do not agree, or tell nothing.
 fn dense_is_better(rows: &[Row]) -> Option<bool> {
     let (pruned, dense) = (rows.get(1)?.measured?, rows.get(3)?.measured?);
-    let predicts = dense.perplexity < pruned.perplexity;
-    let is_near = dense.divergence? < pruned.divergence?;
-    (predicts == is_near).then_some(predicts)
+    let predicts = dense.perplexity.partial_cmp(&pruned.perplexity)?;
+    let is_near = dense.divergence?.partial_cmp(&pruned.divergence?)?;
+    (predicts == is_near && predicts.is_ne()).then_some(predicts.is_lt())
 }
 
 fn verdict(rows: &[Row], equal: FileType) -> String {
