@@ -136,6 +136,12 @@ fn a_model_of_no_numbers_is_neither_measured_nor_pruned_by_them() {
     assert_eq!(failure(&output), wanted);
     let args = ["perplexity", "nan.gguf", "-f", "text", "-c", "32", "--kl-divergence-base", "b"];
     assert_eq!(failure(&place.run(&args)), wanted);
+    let input = model(MODEL);
+    place.text(&["perplexity", &input, "-f", "text", "-c", "32", "--kl-divergence-base", "b"]);
+    let args = ["perplexity", "nan.gguf", "--kl-divergence", "--kl-divergence-base", "b"];
+    let output = place.run(&args);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
     let args = ["prune", "nan.gguf", "out.gguf", "--sparsity", "0.5", "--method", "wanda"];
     let output = place.run(&[&args[..], &["--calibrate", "text", "-c", "32"]].concat());
     assert!(failure(&output).contains("inputs of blk.0.attn_"), "{}", stderr(&output));
