@@ -50,6 +50,37 @@ struct Product {
 };
 static_assert(sizeof(Product) == 312, "as in parameters.rs");
 
+#define ROW_BYTES (2 * CHUNK_COLS) // of a chunk of a row of input
+#define NOBODY ~0u // a row in order that fills an expert's up to a multiple of eight
+
+// A product of many rows. Those that meet an expert lie one behind the other in an order that `group`
+// makes, and each expert's are multiplied together.
+struct Many {
+    Product product;
+    const uint4 *groups; // of experts: what each column of blocks takes, as `Column` says; or none
+    const u32 *members;  // of experts: the row of the result that each row in order makes
+    u32 cell;  // rows of input of which `wide` finds a chunk side by side
+    u32 share; // rows of the result that one row of the input makes
+};
+static_assert(sizeof(Many) == 336, "as in parameters.rs");
+
+// The rows that a column of blocks takes.
+struct Column {
+    u32 expert, first, count;
+
+    __device__ __forceinline__ Column(const Many &m, u32 number, u32 width) {
+        if (m.groups) {
+            uint4 group = m.groups[number];
+            expert = group.x, first = group.y, count = group.z;
+        } else {
+            expert = 0, first = number * width, count = min(width, m.product.rows - first);
+        }
+    }
+};
+
+// The row of the result that a row in order makes.
+DEVICE u32 result_row(const Many &m, u32 row) { return m.groups ? m.members[row] : row; }
+
 DEVICE u32 input_row(const Product &p, u32 row) {
     return p.is_outputs ? Feed{p.feed}.output(row) : row;
 }

@@ -8,7 +8,6 @@
 #define STAGES 3u // of shared memory
 #define STEP 2u   // chunks of a stage
 #define TILES 8u  // of a block
-#define CELL 128u // rows of a cell of interleaved input, which has one chunk of each: 128 bytes
 #define PITCH 132u // floats of a token's results in shared memory: no two lanes share a bank
 #define GROUP 128u // threads of a group
 
@@ -72,7 +71,7 @@ DEVICE void wait_phase(const u64 *barrier, u32 parity) {
 
 // The shared memory of a block.
 template <int KIND, u32 WIDTH> struct Shared {
-    u8 inputs[STAGES][STEP][WIDTH * 128];
+    u8 inputs[STAGES][STEP][WIDTH * ROW_BYTES];
     u8 weights[STAGES][TILES][STEP * Planes<KIND>::BYTES];
     u64 filled[STAGES], emptied[STAGES];
 };
@@ -97,15 +96,21 @@ template <bool GATED> struct Tile {
 };
 
 // Brings weights and input: each of four warps two tiles, and one of them the input.
-template <int KIND, bool GATED, u32 WIDTH> DEVICE void bring(const Product &p, Shared<KIND, WIDTH> &shared) {
-    const u32 BYTES = Planes<KIND>::BYTES, INPUT_BYTES = WIDTH * 128;
+template <int KIND, bool GATED, u32 WIDTH>
+DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shared) {
+    const Product &p = m.product;
+    const u32 BYTES = Planes<KIND>::BYTES, INPUT_BYTES = WIDTH * ROW_BYTES;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, i = 2 * warp + lane;
     Tile<GATED> tile(p, i % TILES);
     bool has_tile = lane < 2 && tile.is_in;
     u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
-    const u8 *weights = p.matrices[tile.matrix].planes + (u64)tile.tile * p.chunks * BYTES;
-    const u8 *input = (const u8 *)p.input + (u64)(blockIdx.x * WIDTH / CELL) * p.chunks * (CELL * 128)
-                      + blockIdx.x * WIDTH % CELL * 128;
+    const Matrix &matrix = p.matrices[tile.matrix];
+    u64 number = (u64)column.expert * matrix.tiles + tile.tile;
+    const u8 *weights = matrix.planes + number * p.chunks * BYTES;
+    // A cell has the first chunk of all of its rows, then the second.
+    u64 cell_bytes = m.cell * ROW_BYTES;
+    const u8 *input = (const u8 *)p.input + column.first / m.cell * p.chunks * cell_bytes
+                      + column.first % m.cell * ROW_BYTES;
     auto bring_weights = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
         u64 *barrier = &shared.filled[stage];
@@ -118,15 +123,12 @@ template <int KIND, bool GATED, u32 WIDTH> DEVICE void bring(const Product &p, S
     };
     auto bring_input = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
-        const u8 *from = input + (u64)chunk * (CELL * 128);
+        const u8 *from = input + chunk * cell_bytes;
         if (warp != 3 || lane != 0) return;
-        // Whole cells lie one behind the other.
-        const u32 PIECES = WIDTH == CELL ? 1 : STEP;
-        u32 bytes = WIDTH == CELL ? count * INPUT_BYTES : INPUT_BYTES;
-#pragma unroll
-        for (u32 j = 0; j < PIECES; j++) {
-            if (j >= count) break;
-            copy_bulk(shared.inputs[stage][j], from + j * (CELL * 128), bytes, &shared.filled[stage]);
+        // Chunks of whole cells lie one behind the other.
+        u32 pieces = m.cell == WIDTH ? 1 : count, bytes = count / pieces * INPUT_BYTES;
+        for (u32 j = 0; j < pieces; j++) {
+            copy_bulk(shared.inputs[stage][j], from + j * cell_bytes, bytes, &shared.filled[stage]);
         }
     };
     u32 first = min(STAGES * STEP, p.chunks);
@@ -216,9 +218,10 @@ template <int KIND, u32 WIDTH> struct Sums {
 // Results come through shared memory, where each thread takes a row of weights and some tokens. Of a gate
 // and what it gates, both rows.
 template <bool GATED, u32 WIDTH, int COUNT>
-DEVICE void emit_all(const Product &p, float *results, const float (&totals)[COUNT]) {
+DEVICE void emit_all(const Many &m, const Column &column, float *results, const float (&totals)[COUNT]) {
+    const Product &p = m.product;
     const u32 ROWS = TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
-    static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * 128, "room for the results");
+    static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * ROW_BYTES, "room for the results");
     u32 t = threadIdx.x, lane = t % 32, place = t / 32 * TILE_ROWS + lane / 4;
     // All products have been made: the input's place is free.
     asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
@@ -228,13 +231,13 @@ DEVICE void emit_all(const Product &p, float *results, const float (&totals)[COU
         results[token * PITCH + place + i % 4 / 2 * 8] = totals[i];
     }
     asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
-    u32 own = t % ROWS, start = blockIdx.x * WIDTH;
+    u32 own = t % ROWS;
     Tile<GATED> tile(p, own / TILE_ROWS);
     if (!tile.is_in) return;
     u32 row = tile.tile * TILE_ROWS + own % TILE_ROWS;
-    float scale = row_scale(p.matrices[tile.matrix], 0, row);
-    float up_scale = GATED ? row_scale(p.matrices[1], 0, row) : 0.0f;
-    u32 end = min(WIDTH, p.rows - start);
+    float scale = row_scale(p.matrices[tile.matrix], column.expert, row);
+    float up_scale = GATED ? row_scale(p.matrices[1], column.expert, row) : 0.0f;
+    u32 end = column.count;
 #pragma unroll 1
     for (u32 first = t / ROWS; first < end; first += 8 * STRIDE) {
         float residuals[8] = {};
@@ -242,7 +245,7 @@ DEVICE void emit_all(const Product &p, float *results, const float (&totals)[COU
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {
                 u32 token = first + j * STRIDE;
-                if (token < end) residuals[j] = added(p, row, start + token);
+                if (token < end) residuals[j] = added(p, row, column.first + token);
             }
         }
 #pragma unroll
@@ -250,17 +253,18 @@ DEVICE void emit_all(const Product &p, float *results, const float (&totals)[COU
             u32 token = first + j * STRIDE;
             if (token >= end) break;
             float sum = results[token * PITCH + own];
+            u32 at = result_row(m, column.first + token);
             if (GATED) {
                 float up = results[token * PITCH + ROWS + own];
-                emit_gated(p, 0, row, start + token, sum, up, scale, up_scale);
+                emit_gated(p, column.expert, row, at, sum, up, scale, up_scale);
             } else {
-                emit(p, tile.matrix, 0, row, start + token, sum, scale, residuals[j]);
+                emit(p, tile.matrix, column.expert, row, at, sum, scale, residuals[j]);
             }
         }
     }
 }
 
-template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Product &p) {
+template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Many &m) {
     extern __shared__ __align__(1024) u8 bytes[];
     Shared<KIND, WIDTH> &shared = *(Shared<KIND, WIDTH> *)bytes;
     if (threadIdx.x < STAGES) {
@@ -270,57 +274,32 @@ template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Product &p) {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     let_next_start();
+    if (m.groups) wait_for_inputs();
+    Column column(m, blockIdx.x, WIDTH);
+    if (column.count == 0) return;
     __syncthreads();
     if (threadIdx.x >= 2 * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        bring<KIND, GATED, WIDTH>(p, shared);
+        bring<KIND, GATED, WIDTH>(m, column, shared);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         Sums<KIND, WIDTH> results;
         results.warp = threadIdx.x / 32;
-        results.all(p, shared);
+        results.all(m.product, shared);
         wait_for_inputs();
-        emit_all<GATED, WIDTH>(p, (float *)shared.inputs, results.totals);
+        emit_all<GATED, WIDTH>(m, column, (float *)shared.inputs, results.totals);
     }
 }
 
 #endif
 
-struct Interleave {
-    const u16 *input; // [.., stride]
-    const u32 *feed;
-    u8 *out; // [cells, chunks, CELL, 128 bytes]
-    u32 stride, chunks, rows, is_outputs;
-};
-static_assert(sizeof(Interleave) == 40, "as in parameters.rs");
-
-// Puts rows of input in the order in which `wide` reads them. A warp takes a chunk of eight rows, of
-// which lane 4 g + c has the columns 16 c to 16 c + 15 of row g. Step s of `mma` is to find four of
-// each c in pieces 2 s and 2 s + 1, of 16 bytes, which change places as the row says: so the tensor
-// cores want it, and so the rows of a piece share no bank of shared memory.
-KERNEL interleave(const __grid_constant__ Interleave p) {
-    let_next_start();
-    u32 lane = threadIdx.x % 32, c = lane % 4, chunk = blockIdx.x * 8 + threadIdx.x / 32;
-    u32 row = blockIdx.y * 8 + lane / 4;
-    wait_for_inputs();
-    if (row >= p.rows || chunk >= p.chunks) return;
-    u64 from = p.is_outputs ? Feed{p.feed}.output(row) : row;
-    const uint4 *x = (const uint4 *)(p.input + from * p.stride + chunk * CHUNK_COLS + 16 * c);
-    uint4 both[2] = {x[0], x[1]};
-    u8 *cell = p.out + (((u64)(row / CELL) * p.chunks + chunk) * CELL + row % CELL) * 128;
-#pragma unroll
-    for (u32 piece = 0; piece < 8; piece++) {
-        *(u32 *)(cell + (piece ^ row % 8) * 16 + 4 * c) = word(both[piece / 4], piece % 4);
-    }
-}
-
 #if __CUDA_ARCH__ >= 900
 #define WIDE(NAME, KIND, GATED, WIDTH)                                                             \
-    KERNEL __launch_bounds__(3 * GROUP, 1) NAME(const __grid_constant__ Product p) {               \
-        wide<KIND, GATED, WIDTH>(p);                                                               \
+    KERNEL __launch_bounds__(3 * GROUP, 1) NAME(const __grid_constant__ Many m) {                  \
+        wide<KIND, GATED, WIDTH>(m);                                                               \
     }
 #else
-#define WIDE(NAME, KIND, GATED, WIDTH) KERNEL NAME(const __grid_constant__ Product) {}
+#define WIDE(NAME, KIND, GATED, WIDTH) KERNEL NAME(const __grid_constant__ Many) {}
 #endif
 #define WIDES(NAME, KIND)                                                                          \
     WIDE(wide_##NAME##_64, KIND, false, 64)                                                        \

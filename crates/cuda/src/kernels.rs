@@ -20,9 +20,9 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 13] = images![
+const IMAGES: [(&[u8], &[u8]); 14] = images![
     "rows" "state" "choose" "attend" "attend_f32" "attend_q8" "attend_meet" "attend_prompt" "dot"
-    "mul" "wide" "persistent" "persistent_s24"
+    "mul" "order" "wide" "persistent" "persistent_s24"
 ];
 
 /// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
@@ -39,6 +39,8 @@ pub(crate) fn number_of(kind: Kind) -> usize {
 
 /// Shared memory of a block of `mul`: its results, which are larger than its inputs.
 pub(crate) const MUL_SHARED_BYTES: usize = 64 << 10;
+/// Input rows that a block of `mul` takes.
+pub(crate) const MUL_WIDTH: usize = 128;
 /// Input rows that a block of `wide` can take, and how long it takes then: the longest is 1.
 pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (WIDEST, 1.0)];
 /// The most rows that a block of `wide` takes.
@@ -150,6 +152,8 @@ pub(crate) struct Kernels {
     pub(crate) prepare: Kernel,
     /// Puts the input of `wide` in order.
     pub(crate) interleave: Kernel,
+    /// Puts rows in order by the experts that they meet.
+    pub(crate) group: Kernel,
     pub(crate) elementwise: Kernel,
     pub(crate) rotate: Kernel,
     pub(crate) arrange: Kernel,
@@ -186,7 +190,8 @@ impl Kernels {
         let [rows, state, choice, attends @ ..] = &modules[..] else {
             unreachable!("as many modules as images");
         };
-        let [halves, floats, bytes, meet, prompts, dot, mul, wide, persistents @ ..] = attends
+        let [halves, floats, bytes, meet, prompts, dot, mul, order, wide, persistents @ ..] =
+            attends
         else {
             unreachable!("as many modules as images");
         };
@@ -216,7 +221,8 @@ impl Kernels {
             angles: rows.kernel("angles", 0)?,
             normalize: rows.kernel("normalize", 0)?,
             prepare: rows.kernel("prepare", 0)?,
-            interleave: wide.kernel("interleave", 0)?,
+            interleave: order.kernel("interleave", 0)?,
+            group: order.kernel("group", 0)?,
             elementwise: rows.kernel("elementwise", 0)?,
             rotate: rows.kernel("rotate", 0)?,
             arrange: rows.kernel("arrange", 0)?,

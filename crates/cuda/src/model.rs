@@ -91,6 +91,8 @@ impl CudaModel {
             partials: take(sizes.partial_bytes, "the segments of attention")?,
             awaited: take(sizes.awaited_bytes, "the segments of a row's attention")?,
             interleaved: take(sizes.interleaved_bytes, "the input of a product")?,
+            groups: take(sizes.group_bytes, "the groups of experts' rows")?,
+            members: take(sizes.member_bytes, "the order of experts' rows")?,
             arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
             apart: take(sizes.apart.bytes as usize, "the values of a row")?,
             tables: slot_tables(&plan),
@@ -181,6 +183,7 @@ impl CudaModel {
             size,
             is_observed: false,
             interleaved: Cell::new(None),
+            grouped: Cell::new(None),
         }
     }
 

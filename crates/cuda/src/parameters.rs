@@ -55,15 +55,42 @@ parameters! {
         parts: u32,
     }
 
+    /// A product of many rows.
+    struct Many: 336 {
+        product: Product,
+        groups: u64,
+        members: u64,
+        cell: u32,
+        share: u32,
+    }
+
+    /// Rows put in order by the experts that they meet.
+    struct Group: 56 {
+        route: u64,
+        groups: u64,
+        members: u64,
+        route_stride: u32,
+        rows: u32,
+        used: u32,
+        experts: u32,
+        width: u32,
+        columns: u32,
+        places: u32,
+        padding: u32,
+    }
+
     /// Input of products of many rows, put in order.
-    struct Interleave: 40 {
+    struct Interleave: 56 {
         input: u64,
         feed: u64,
+        members: u64,
         out: u64,
         stride: u32,
         chunks: u32,
         rows: u32,
         is_outputs: u32,
+        cell: u32,
+        share: u32,
     }
 
     /// Attention.

@@ -4,13 +4,13 @@
 use std::ops::Range;
 
 use bodkin_backend::{Limits, PAGE_TOKENS};
-use bodkin_model::{KvSlot, Plan};
+use bodkin_model::{KvSlot, Plan, Weight};
 
 use crate::arena::{Arena, apart, arrange};
 use crate::feed;
 use crate::kept::Kept;
-use crate::kernels::WIDEST;
-use crate::lower::{Program, Value, Work};
+use crate::kernels::{WIDEST, WIDTHS};
+use crate::lower::{Experts, Program, Value, Work};
 use crate::parameters::Stage;
 use crate::persistent;
 use crate::planes::{CHUNK_COLS, Kind};
@@ -55,6 +55,10 @@ pub(crate) struct Sizes {
     pub(crate) awaited_bytes: usize,
     /// Of a product's input in the order in which `wide` reads it.
     pub(crate) interleaved_bytes: usize,
+    /// Of what columns of blocks take of the rows that meet experts.
+    pub(crate) group_bytes: usize,
+    /// Of those rows in order.
+    pub(crate) member_bytes: usize,
     /// Counts of the blocks of rows and heads that are done.
     pub(crate) arrival_bytes: usize,
     /// Numbers of a step.
@@ -102,6 +106,11 @@ impl Sizes {
         let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
         let spread_rows = most.clamp(1, SPREAD_ROWS);
         let awaited_bytes = if run.is_some() { row_bytes } else { 0 };
+        let rows = tokens.max(outputs);
+        let products = products_of_many(plan, program, rows);
+        let of_experts = |bytes: fn(Pairs) -> usize| {
+            products.iter().filter_map(|(_, pairs)| pairs.map(bytes)).max().unwrap_or(0)
+        };
         Sizes {
             arena: arrange(program, tokens, outputs),
             kept,
@@ -115,7 +124,9 @@ impl Sizes {
             spread_rows,
             partial_bytes: spread_rows * row_bytes,
             awaited_bytes,
-            interleaved_bytes: interleaved_bytes(plan, program, tokens.max(outputs)),
+            interleaved_bytes: interleaved_bytes(&products, rows),
+            group_bytes: of_experts(|pairs| 16 * pairs.columns(WIDTHS[0].0)),
+            member_bytes: of_experts(|pairs| 4 * pairs.places()),
             arrival_bytes: 4 * spread_rows * heads,
             feed_len: feed::capacity(tokens, outputs, &limits.pages, outputs.min(RECORDED_ROWS)),
             outputs,
@@ -143,6 +154,8 @@ impl Sizes {
             + (self.partial_bytes
                 + self.awaited_bytes
                 + self.interleaved_bytes
+                + self.group_bytes
+                + self.member_bytes
                 + self.arrival_bytes
                 + angles
                 + choice
@@ -150,17 +163,71 @@ impl Sizes {
     }
 }
 
-/// Bytes for the widest input of a product, if steps can have more rows than `dot` takes.
-fn interleaved_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
-    let cols = program.stages.iter().filter_map(|stage| match &stage.work {
-        Work::Product { factors, experts: None, .. } => Some(plan.weight(factors[0].weight)),
+/// The rows of a step that meet experts, one for each that it meets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pairs {
+    count: usize,
+    pub(crate) experts: usize,
+}
+
+impl Pairs {
+    pub(crate) fn of(rows: usize, experts: &Experts) -> Pairs {
+        Pairs { count: rows * experts.used, experts: experts.count }
+    }
+
+    /// The most experts that have rows.
+    fn met(self) -> usize {
+        self.count.min(self.experts)
+    }
+
+    /// Places for all in order, where each expert's begin at a multiple of eight.
+    pub(crate) fn places(self) -> usize {
+        (self.count + 7 * self.met()).next_multiple_of(8)
+    }
+
+    /// The most columns of blocks that take up to `width` rows of one expert.
+    pub(crate) fn columns(self, width: usize) -> usize {
+        self.count / width + self.met()
+    }
+
+    /// How many of them to expect.
+    pub(crate) fn likely_columns(self, width: usize) -> f64 {
+        self.count as f64 / width as f64 + 0.5 * self.met() as f64
+    }
+}
+
+/// The weights of products that steps of so many rows read by kernels for many, and what of the
+/// rows meets experts.
+fn products_of_many<'a>(
+    plan: &'a Plan,
+    program: &Program,
+    rows: usize,
+) -> Vec<(&'a Weight, Option<Pairs>)> {
+    if rows <= DOT_ROWS {
+        return Vec::new();
+    }
+    let products = program.stages.iter().filter_map(|stage| match &stage.work {
+        Work::Product { factors, experts, .. } => {
+            let pairs = experts.map(|experts| Pairs::of(rows, &experts));
+            Some((plan.weight(factors[0].weight), pairs))
+        }
         _ => None,
     });
-    if rows <= DOT_ROWS {
-        return 0;
-    }
-    let cols = cols.filter(|weight| Kind::of(weight.format).has_wide()).map(|weight| weight.cols);
-    2 * cols.max().unwrap_or(0).next_multiple_of(CHUNK_COLS) * rows.next_multiple_of(WIDEST)
+    products.filter(|(weight, _)| Kind::of(weight.format) != Kind::F32).collect()
+}
+
+/// Bytes for the longest input of such a product.
+fn interleaved_bytes(products: &[(&Weight, Option<Pairs>)], rows: usize) -> usize {
+    let wide = products.iter().filter(|(weight, _)| Kind::of(weight.format).has_wide());
+    let bytes = wide.map(|(weight, pairs)| {
+        // The last expert's columns of blocks may look beyond its rows.
+        let rows = match pairs {
+            Some(pairs) => pairs.places() + WIDEST,
+            None => rows.next_multiple_of(WIDEST),
+        };
+        2 * weight.cols.next_multiple_of(CHUNK_COLS) * rows
+    });
+    bytes.max().unwrap_or(0)
 }
 
 /// Elements of a key as it is kept in half precision.
@@ -178,4 +245,23 @@ pub(crate) fn slot_tables(plan: &Plan) -> Vec<usize> {
     let windows = plan.windows();
     let table = |window| windows.iter().position(|&w| w == window).expect("a window of the plan");
     plan.slots.iter().map(|slot| table(slot.window)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_however_rows_meet_experts() {
+        // So many rows of each expert.
+        for counts in [&[1, 1, 1, 1][..], &[0, 600, 1, 0], &[64, 128, 65, 9], &[7, 0, 0, 0], &[0]] {
+            let pairs = Pairs { count: counts.iter().sum(), experts: counts.len() };
+            let places: usize = counts.iter().map(|count| usize::next_multiple_of(*count, 8)).sum();
+            assert!(places <= pairs.places(), "{counts:?}: {places} places");
+            for width in [64, 128] {
+                let columns: usize = counts.iter().map(|count| count.div_ceil(width)).sum();
+                assert!(columns <= pairs.columns(width), "{counts:?}: {columns} columns");
+            }
+        }
+    }
 }

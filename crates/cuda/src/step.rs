@@ -4,10 +4,10 @@
 
 mod attention;
 pub(crate) mod choice;
+mod many;
 mod product;
 mod recurrent;
 mod rows;
-mod wide;
 
 use std::cell::Cell;
 
@@ -24,6 +24,7 @@ use crate::lower::{After, Content, Program, Stage, Value, Work};
 use crate::planes::{CHUNK_COLS, Kind, MOST_PARTS};
 use crate::sizes::Sizes;
 use crate::weights::Placed;
+use many::{Grouping, Interleaving};
 
 /// Threads of a block of most kernels.
 const THREADS: usize = 256;
@@ -46,6 +47,9 @@ pub(crate) struct Addresses {
     pub(crate) awaited: u64,
     /// A product's input in the order in which `wide` reads it.
     pub(crate) interleaved: u64,
+    /// What columns of blocks take of the rows that meet experts, and these in order.
+    pub(crate) groups: u64,
+    pub(crate) members: u64,
     /// Counts of blocks of attention, zero between steps.
     pub(crate) arrivals: u64,
     /// Keys and values of each slot.
@@ -109,8 +113,10 @@ pub(crate) struct Step<'a> {
     pub(crate) size: Size,
     /// Whether inputs of products are read back: then no product makes its own.
     pub(crate) is_observed: bool,
-    /// Which value is in [`Addresses::interleaved`], and whether only its rows that are outputs.
-    pub(crate) interleaved: Cell<Option<(Value, bool)>>,
+    /// What is in [`Addresses::interleaved`].
+    pub(crate) interleaved: Cell<Option<Interleaving>>,
+    /// What is in [`Addresses::groups`] and [`Addresses::members`].
+    pub(crate) grouped: Cell<Option<Grouping>>,
 }
 
 /// What a stage cannot do because a block has not the shared memory for it, or not the registers.

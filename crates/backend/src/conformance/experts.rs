@@ -22,6 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(sum(n, usual(6, used)));
     }
     layers(&mut cases);
+    cases.extend([Format::F16, Format::Q8_0, Format::Q4_K, Format::S24_Q8_0].map(crowded));
     cases
 }
 
@@ -122,6 +123,20 @@ fn products(cases: &mut Vec<Case>) {
         maker.logits(value);
         cases.push(maker.finish(tolerance(format), TOKENS));
     }
+}
+
+/// So many rows that some experts meet more than a block takes, and others none.
+fn crowded(format: Format) -> Case {
+    let (cols, hidden, experts, used) = (256, 512, 7, 2);
+    let name = format!("experts {} of crowded rows", format.name());
+    let (mut maker, x) = Maker::start(name, cols);
+    let route = route(&mut maker, x, usual(experts, used));
+    let up = product(&mut maker, x, Some(route), format, (experts, hidden, cols), false);
+    let gate = product(&mut maker, x, Some(route), format, (experts, hidden, cols), false);
+    let h = maker.push(Op::Glu { gate, up, act: Act::Silu }, used * hidden);
+    let value = product(&mut maker, h, Some(route), format, (experts, 33, hidden), true);
+    maker.logits(value);
+    maker.finish(if tolerance(format) == FLOAT { FLOAT } else { 2.0 * INTEGER }, 600)
 }
 
 fn route(maker: &mut Maker, x: Value, routing: Routing) -> Value {

@@ -108,7 +108,8 @@ impl Lowering<'_> {
         let route = route.map(|route| self.floats(route));
         let input = self.input(*input, parts, *weight);
         // One part for one expert is the same either way.
-        self.products(first, input, Some(Experts { route, used, is_shared: parts == 1 }))
+        let experts = Experts { route, count: *experts, used, is_shared: parts == 1 };
+        self.products(first, input, Some(experts))
     }
 
     /// Lowers the product `first` and those operations after it that can run with it.

@@ -76,6 +76,8 @@ pub(crate) enum After {
 pub(crate) struct Experts {
     /// What the router made; without it part `i` of a row meets expert `i`.
     pub(crate) route: Option<Value>,
+    /// All experts.
+    pub(crate) count: usize,
     /// Experts that a row meets.
     pub(crate) used: usize,
     /// Whether all of them meet the same input.

@@ -5,7 +5,7 @@ use bodkin_model::{Gating, Routing};
 
 use super::rows::act_number;
 use super::{DOT_ROWS, Step, THREADS};
-use crate::kernels::{MUL_SHARED_BYTES, dot_shared_bytes};
+use crate::kernels::dot_shared_bytes;
 use crate::lower::{After, Content, Value, Work};
 use crate::parameters as p;
 use crate::planes::Kind;
@@ -16,12 +16,21 @@ const DOT_BLOCKS: usize = 2;
 
 impl Step<'_> {
     pub(super) fn product(&self, rows: usize, work: &Work) -> Result<()> {
-        let Work::Product { input, factors, after, .. } = work else {
+        let Work::Product { factors, after, .. } = work else {
             unreachable!("called for products");
         };
         let first = &self.weights[factors[0].weight.0];
         let is_gated = matches!(after, After::Gate { .. });
-        self.send_product(&self.product_parameters(rows, work), *input, first, is_gated)
+        let product = self.product_parameters(rows, work);
+        if first.shape.kind == Kind::F32 {
+            let grid = [first.shape.rows.div_ceil(8), rows * product.used.max(1) as usize, 1];
+            // SAFETY: the weights have these shapes, and values room for the step's rows.
+            return unsafe { self.device.launch(self.kernels.exact, grid, THREADS, 0, &product) };
+        }
+        if rows > DOT_ROWS {
+            return self.send_many(&product, work, is_gated);
+        }
+        self.send_dot(&product, first, is_gated)
     }
 
     /// What a product is told.
@@ -92,30 +101,9 @@ impl Step<'_> {
         parameters
     }
 
-    fn send_product(
-        &self,
-        product: &p::Product,
-        input: Value,
-        first: &Placed,
-        is_gated: bool,
-    ) -> Result<()> {
+    fn send_dot(&self, product: &p::Product, first: &Placed, is_gated: bool) -> Result<()> {
         let (rows, tiles) = (product.rows as usize, product.tiles as usize);
-        if first.shape.kind == Kind::F32 {
-            let grid = [first.shape.rows.div_ceil(8), rows * product.used.max(1) as usize, 1];
-            // SAFETY: the weights have these shapes, and values room for the step's rows.
-            return unsafe { self.device.launch(self.kernels.exact, grid, THREADS, 0, product) };
-        }
         let kernels = self.kernels.of(first.shape.kind);
-        if product.used == 0 && rows > DOT_ROWS {
-            if let Some(kernels) = &kernels.wide {
-                return self.send_wide(kernels, product, input, first.shape.kind, is_gated);
-            }
-            let tiles_of_block = if is_gated { 4 } else { 8 };
-            let grid = [tiles.div_ceil(tiles_of_block), rows.div_ceil(128), 1];
-            let kernel = kernels.mul[usize::from(is_gated)];
-            // SAFETY: the weights have these shapes, and values room for the step's rows.
-            return unsafe { self.device.launch(kernel, grid, THREADS, MUL_SHARED_BYTES, product) };
-        }
         let (wide, columns) = match product.used {
             0 => (usize::from(rows > 8), 1),
             used => (0, rows * used as usize),
@@ -131,7 +119,8 @@ impl Step<'_> {
         let held = if is_held { product.input_stride as usize } else { 0 };
         let (kind, parts) = (first.shape.kind, first.shape.parts());
         let shared = dot_shared_bytes(kind, parts, is_gated, cols, held);
-        // SAFETY: as above; the routed experts are below their number.
+        // SAFETY: the weights have these shapes, values room for the step's rows, and the routed
+        // experts are below their number.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, product) }
     }
 
