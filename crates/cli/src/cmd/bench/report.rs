@@ -231,7 +231,7 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
 
 /// How evenly each layer used its experts: of one token every layer chooses the same number. Times
 /// are those of all threads added up; that of a choice is the mean, of its layer and of its slowest
-/// expert.
+/// expert. A device does not tell experts' times apart.
 fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
     let test = row.test();
     writeln!(
@@ -245,6 +245,10 @@ fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
         let mean = counts.iter().sum::<u64>() as f64 / all as f64;
         let [least, most] = [least, most].map(|count| count.copied().unwrap_or(0));
         write!(out, "| {layer} | {chosen} of {all} | {least} | {mean:.1} | {most} |")?;
+        if seconds.is_empty() {
+            writeln!(out, " - | - | - |")?;
+            continue;
+        }
         let us = |seconds: f64, count: u64| 1e6 * seconds / count.max(1) as f64;
         let sum: f64 = seconds.iter().sum();
         let each = seconds.iter().zip(counts).map(|(&seconds, &count)| us(seconds, count));
