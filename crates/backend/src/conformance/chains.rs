@@ -48,7 +48,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn norm(maker: &mut Maker, input: Value, groups: usize) -> Value {
+pub(super) fn norm(maker: &mut Maker, input: Value, groups: usize) -> Value {
     let width = maker.width(input);
     let weight = maker.vector(width / groups, 1.0);
     let kind = NormKind::Rms;

@@ -1,9 +1,11 @@
 //! Experts: the choice in all its variants, products with the chosen matrices, and whole layers.
 
 use bodkin_gguf::Format;
-use bodkin_model::{Act, EmbedBy, Gating, Op, Routing, Value, WeightId};
+use bodkin_model::{Act, EmbedBy, Gating, Op, Rope, RopeScaling, RopeStyle, Routing};
+use bodkin_model::{Value, WeightId};
 
-use super::case::{Case, FLOAT, INTEGER, Maker, VOCABULARY};
+use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
+use super::chains::norm;
 
 const TOKENS: usize = 19;
 
@@ -22,7 +24,21 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(sum(n, usual(6, used)));
     }
     layers(&mut cases);
-    cases.extend([Format::F16, Format::Q8_0, Format::Q4_K, Format::S24_Q8_0].map(crowded));
+    for (format, tokens) in
+        [(Format::F16, 150), (Format::Q8_0, 250), (Format::Q4_K, 150), (Format::S24_Q8_0, 250)]
+    {
+        cases.push(crowded(format, tokens));
+    }
+    let of_chosen = Routing { gating: Gating::SoftmaxOfChosen, ..usual(5, 3) };
+    let normalized = Routing { normalize: true, ..usual(40, 6) };
+    for (format, act, routing) in [
+        (Format::F16, Act::ClampedSwish, of_chosen),
+        (Format::Q8_0, Act::Silu, usual(4, 1)),
+        (Format::Q4_K, Act::Silu, of_chosen),
+        (Format::Q8_0, Act::Silu, normalized),
+    ] {
+        cases.push(wide_decoder(format, act, routing));
+    }
     cases
 }
 
@@ -125,10 +141,10 @@ fn products(cases: &mut Vec<Case>) {
     }
 }
 
-/// So many rows that some experts meet more than a block takes, and others none.
-fn crowded(format: Format) -> Case {
-    let (cols, hidden, experts, used) = (256, 512, 7, 2);
-    let name = format!("experts {} of crowded rows", format.name());
+/// So many rows that experts meet more than a block takes.
+fn crowded(format: Format, tokens: usize) -> Case {
+    let (cols, hidden, experts, used) = (256, 256, 3, 2);
+    let name = format!("experts {} crowded by {tokens} tokens", format.name());
     let (mut maker, x) = Maker::start(name, cols);
     let route = route(&mut maker, x, usual(experts, used));
     let up = product(&mut maker, x, Some(route), format, (experts, hidden, cols), false);
@@ -136,7 +152,46 @@ fn crowded(format: Format) -> Case {
     let h = maker.push(Op::Glu { gate, up, act: Act::Silu }, used * hidden);
     let value = product(&mut maker, h, Some(route), format, (experts, 33, hidden), true);
     maker.logits(value);
-    maker.finish(if tolerance(format) == FLOAT { FLOAT } else { 2.0 * INTEGER }, 600)
+    maker.finish(if tolerance(format) == FLOAT { FLOAT } else { 2.0 * INTEGER }, tokens)
+}
+
+/// Two blocks with experts, normed queries and keys and a wide head: what a backend may run in one
+/// piece where it has one row.
+fn wide_decoder(format: Format, act: Act, routing: Routing) -> Case {
+    let (width, hidden, vocabulary, head_dim) = (512, 768, 4224, 64);
+    let name = format!("wide decoder {} with experts {act:?} {routing}", format.name());
+    let mut maker = Maker::speaking(name, vocabulary);
+    let table = maker.matrix(format, vocabulary, width);
+    let embedded = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
+    let mut x = embedded;
+    for _ in 0..2 {
+        let h = norm(&mut maker, x, 1);
+        let [q, k, v] = [8, 2, 2].map(|heads| maker.linear(h, format, heads * head_dim));
+        let (style, dims, scaling, factors) = (RopeStyle::Neox, head_dim, RopeScaling::None, None);
+        let rope = Rope { style, dims, base: 10_000.0, scaling, factors };
+        let [q, k] = [(q, 8), (k, 2)].map(|(x, heads)| {
+            let input = norm(&mut maker, x, heads);
+            maker.push(Op::Rope { input, heads, head_dim, rope }, heads * head_dim)
+        });
+        let h = maker.attend(q, k, v, usual_attention(8, 2, head_dim));
+        let h = maker.linear(h, format, width);
+        x = maker.push(Op::Add { a: x, b: h }, width);
+        let h = norm(&mut maker, x, 1);
+        let (experts, used) = (routing.experts, routing.used);
+        // By rounding, other experts might be chosen behind the first block.
+        let route = route(&mut maker, embedded, routing);
+        let (inner, outer) = ((experts, hidden, width), (experts, width, hidden));
+        let has_bias = act == Act::ClampedSwish;
+        let gate = product(&mut maker, h, Some(route), format, inner, has_bias);
+        let up = product(&mut maker, h, Some(route), format, inner, has_bias);
+        let h = maker.push(Op::Glu { gate, up, act }, used * hidden);
+        let input = product(&mut maker, h, Some(route), format, outer, has_bias);
+        let b = maker.push(Op::ExpertSum { input, route }, width);
+        x = maker.push(Op::Add { a: x, b }, width);
+    }
+    let input = norm(&mut maker, x, 1);
+    maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);
+    maker.finish(if tolerance(format) == FLOAT { HALF_STATE } else { 5.0 * INTEGER }, 40)
 }
 
 fn route(maker: &mut Maker, x: Value, routing: Routing) -> Value {
