@@ -273,44 +273,67 @@ DOTS(s24_f16, S24_F16)
 DOTS(s24_s8, S24_S8)
 DOTS(s24_s4, S24_S4)
 
-#define EXACT_WARPS 8u
-#define EXACT_CHUNKS 8u // whose loads a warp has under way at once
+#define EXACT_ROWS 8u // of input, at most
 
-// Products with weights in f32, which are few or those of tests: a warp for a row of weights, in
-// plain arithmetic, for routers' choices hang on small differences.
-KERNEL __launch_bounds__(256) exact(const __grid_constant__ Product p) {
+// Products with weights in f32, which are few or those of tests, but for routers', whose choices hang
+// on small differences. A block takes some rows of weights.
+template <u32 WEIGHTS> DEVICE void exact(const Product &p) {
+    __shared__ float sums[EXACT_ROWS][WEIGHTS][EXACT_THREADS / 32];
     let_next_start();
     wait_for_inputs();
-    u32 lane = threadIdx.x % 32, row = blockIdx.x * EXACT_WARPS + threadIdx.x / 32, expert = 0;
-    const Matrix &m = p.matrices[0];
-    if (row >= m.rows) return;
-    const float *x = (const float *)p.input;
-    if (p.used) {
-        u32 at = blockIdx.y / p.used, i = blockIdx.y % p.used;
-        expert = p.route ? (u32)p.route[(u64)at * p.route_stride + p.used + i] : i;
-        x += (u64)at * p.input_stride + (p.is_shared ? 0 : i * p.cols);
-    } else {
-        x += (u64)input_row(p, blockIdx.y) * p.input_stride;
-    }
-    u64 tile = (u64)expert * m.tiles + row / TILE_ROWS;
-    const u8 *weights = m.planes + tile * p.chunks * Planes<F32>::BYTES;
-    weights += row % TILE_ROWS * 4 * CHUNK_COLS + 8 * lane;
-    float sum = 0.0f;
-    for (u32 first = 0; first < p.chunks; first += EXACT_CHUNKS) {
-        float2 w[EXACT_CHUNKS], y[EXACT_CHUNKS];
+    u32 t = threadIdx.x, row = blockIdx.x * WEIGHTS, expert = 0;
+    u32 start = blockIdx.y * (p.used ? 1 : EXACT_ROWS), end = p.used ? start + 1 : min(start + EXACT_ROWS, p.rows);
+    if (p.used && p.route) expert = (u32)p.route[(u64)(start / p.used) * p.route_stride + p.used + start % p.used];
+    if (p.used && !p.route) expert = start % p.used;
+    const float *inputs[EXACT_ROWS];
 #pragma unroll
-        for (u32 i = 0; i < EXACT_CHUNKS; i++) {
-            u32 chunk = first + i, column = chunk * CHUNK_COLS + 2 * lane;
-            w[i] = y[i] = make_float2(0.0f, 0.0f);
-            if (column < p.cols) {
-                w[i] = *(const float2 *)(weights + chunk * Planes<F32>::BYTES);
-                y[i].x = x[column];
+    for (u32 r = 0; r < EXACT_ROWS; r++) {
+        u64 from = p.used ? start / p.used : start + r < end ? input_row(p, start + r) : 0;
+        inputs[r] = (const float *)p.input + from * p.input_stride;
+        if (p.used && !p.is_shared) inputs[r] += start % p.used * p.cols;
+    }
+    bool is_whole = p.cols % 4 == 0 && (p.input_stride % 4 == 0 || end == start + 1) && (u64)inputs[0] % 16 == 0;
+    float parts[EXACT_ROWS][WEIGHTS] = {};
+#pragma unroll (WEIGHTS == 1 ? 2 : 1)
+    for (u32 quad = t; 4 * quad < p.cols; quad += EXACT_THREADS) {
+        float4 w[WEIGHTS], x[EXACT_ROWS];
+        u32 i = 4 * quad;
+#pragma unroll
+        for (u32 j = 0; j < WEIGHTS; j++) w[j] = exact_weights(p, expert, row + j, quad);
+#pragma unroll
+        for (u32 r = 0; r < EXACT_ROWS; r++) {
+            x[r] = make_float4(0, 0, 0, 0);
+            if (start + r >= end) continue;
+            if (is_whole) {
+                x[r] = *(const float4 *)(inputs[r] + i);
+            } else {
+                x[r].x = inputs[r][i];
+                x[r].y = i + 1 < p.cols ? inputs[r][i + 1] : 0.0f;
+                x[r].z = i + 2 < p.cols ? inputs[r][i + 2] : 0.0f;
+                x[r].w = i + 3 < p.cols ? inputs[r][i + 3] : 0.0f;
             }
-            if (column + 1 < p.cols) y[i].y = x[column + 1];
         }
 #pragma unroll
-        for (u32 i = 0; i < EXACT_CHUNKS; i++) sum = fmaf(w[i].y, y[i].y, fmaf(w[i].x, y[i].x, sum));
+        for (u32 r = 0; r < EXACT_ROWS; r++) {
+#pragma unroll
+            for (u32 j = 0; j < WEIGHTS; j++) parts[r][j] = add_products(w[j], x[r], parts[r][j]);
+        }
     }
-    sum = warp_sum(sum);
-    if (lane == 0) emit(p, 0, expert, row, blockIdx.y, sum, 1.0f, added(p, row, blockIdx.y));
+#pragma unroll
+    for (u32 r = 0; r < EXACT_ROWS; r++) {
+#pragma unroll
+        for (u32 j = 0; j < WEIGHTS; j++) {
+            float sum = warp_sum(parts[r][j]);
+            if (t % 32 == 0) sums[r][j][t / 32] = sum;
+        }
+    }
+    __syncthreads();
+    u32 r = t / WEIGHTS, j = t % WEIGHTS;
+    if (r >= end - start || row + j >= p.matrices[0].rows) return;
+    float total = 0.0f;
+    for (u32 i = 0; i < EXACT_THREADS / 32; i++) total += sums[r][j][i];
+    emit(p, 0, expert, row + j, start + r, total, 1.0f, added(p, row + j, start + r));
 }
+
+KERNEL __launch_bounds__(EXACT_THREADS) exact_1(const __grid_constant__ Product p) { exact<1>(p); }
+KERNEL __launch_bounds__(EXACT_THREADS) exact_4(const __grid_constant__ Product p) { exact<4>(p); }

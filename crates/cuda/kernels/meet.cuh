@@ -62,10 +62,14 @@ DEVICE float2 meet_keys(const u16 *keys, const u16 *queries, u32 key_dim, u32 st
     return make_float2(sums[0] + sums[1], sums[2] + sums[3]);
 }
 
+#ifndef HAS_SOFTCAPS
+#define HAS_SOFTCAPS true
+#endif
+
 // A score as softmax takes it; that of a position which is not seen counts for nothing.
 DEVICE float scaled(const Attend &a, float score, bool is_seen) {
     score *= a.scale;
-    if (a.softcap > 0.0f) score = tanhf(score / a.softcap) * a.softcap;
+    if (HAS_SOFTCAPS && a.softcap > 0.0f) score = tanhf(score / a.softcap) * a.softcap;
     return is_seen ? score : -INFINITY_F;
 }
 

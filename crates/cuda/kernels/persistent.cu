@@ -5,8 +5,10 @@
 //
 // The arithmetic is that of `dot` and `attend_meet`: a row has the same bits either way.
 #include "persistent_attend.cuh"
+#include "persistent_experts.cuh"
 
-// Each kind costs code, which has to be fetched, and registers: so there are several kernels.
+// Each kind costs code, which has to be fetched, and registers, as do experts: so there are several
+// kernels.
 #ifndef KINDS
 #define NAME persistent
 #define KINDS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4)
@@ -14,10 +16,11 @@
 
 #if __CUDA_ARCH__ >= 900
 
-// The input of a product that is kept as such.
-DEVICE void share_halves(const Product &p, u32 t, u16 *out) {
+// The input of a product that is kept as such; where experts' results are summed, that of each.
+DEVICE void share_halves(const Product &p, bool is_gated, u32 t, u16 *out) {
     const uint4 *from = (const uint4 *)p.input;
     u32 len = p.input_stride / 8;
+    if (EXPERTS && p.used && !is_gated) len *= p.used;
 #pragma unroll 1
     for (u32 first = t; first < len; first += 4 * THREADS) {
         uint4 x[4];
@@ -126,23 +129,50 @@ struct Ending {
 
     __device__ __forceinline__ void begin(const Product &p, bool is_gated, u32 tile, u32 thread) {
         if (thread >= TILE_ROWS) return;
+        Member member(p, tile);
+        tile -= member.place * p.tiles;
         u32 matrix = is_gated ? 0 : matrix_of(p, tile);
         const Matrix &m = p.matrices[matrix];
         row = (tile - m.first_tile) * TILE_ROWS + thread;
-        scale = row_scale(m, 0, row);
+        scale = row_scale(m, member.expert, row);
         bool is_row = row < m.rows;
         out = is_row ? m.out + row : 0;
         residual = p.residual && matrix == 0 && is_row ? look(p.residual + row) : MINUS_ZERO;
         bias = m.bias && is_row ? m.bias[row] : __uint_as_float(MINUS_ZERO);
-        if (is_gated) other_scale = row_scale(p.matrices[1], 0, row);
+        if (is_gated) other_scale = row_scale(p.matrices[1], member.expert, row);
     }
 };
+
+// Multiplies the input with a warp's part of a tile, or of two.
+template <int KIND, int TILES>
+DEVICE void multiply_part(Shared &shared, Ring &ring, const Share &share, const u16 *input, float (&sums)[TILES][4]) {
+    const u32 CHUNKS = Slot<KIND>::CHUNKS;
+    u32 lane = ring.lane;
+#pragma unroll 1
+            for (u32 chunk = share.first; chunk < share.end; chunk += CHUNKS) {
+                const u8 *slots[TILES];
+#pragma unroll
+                for (int i = 0; i < TILES; i++) slots[i] = ring.take(shared);
+                const u16 *x = input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4);
+                // Two chunks at a time, as registers allow, or the last one.
+                const u32 AT_ONCE = CHUNKS > 1 && TILES == 1 ? 2 : 1;
+                u32 left = min(CHUNKS, share.end - chunk);
+#pragma unroll 1
+                for (; left >= AT_ONCE; left -= AT_ONCE) {
+                    multiply<KIND, AT_ONCE>(slots, lane, x, sums);
+                    x += AT_ONCE * CHUNK_COLS;
+#pragma unroll
+                    for (int i = 0; i < TILES; i++) slots[i] += AT_ONCE * Planes<KIND>::BYTES;
+                }
+                if (left > 0) multiply<KIND, 1>(slots, lane, x, sums);
+                ring.release<TILES>(shared);
+            }
+}
 
 // Multiplies the input with a warp's parts of its tiles, and gives the slots that it has then taken.
 template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Share &share, Ending ending) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
-    const u32 CHUNKS = Slot<KIND>::CHUNKS;
     u32 t = own(threadIdx.x), lane = t % 32, warp = t / 32;
     Ring ring = {warp, lane, taken};
     u32 thread = t & (32 * share.warps - 1);
@@ -152,25 +182,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Sh
         Ending now = ending;
         if (tile + share.step < share.tiles) ending.begin(p, TILES == 2, tile + share.step, thread);
         float sums[TILES][4] = {};
-#pragma unroll 1
-        for (u32 chunk = share.first; chunk < share.end; chunk += CHUNKS) {
-            const u8 *slots[TILES];
-#pragma unroll
-            for (int i = 0; i < TILES; i++) slots[i] = ring.take(shared);
-            const u16 *x = input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4);
-            // Two chunks at a time, as registers allow, or the last one.
-            const u32 AT_ONCE = CHUNKS > 1 && TILES == 1 ? 2 : 1;
-            u32 left = min(CHUNKS, share.end - chunk);
-#pragma unroll 1
-            for (; left >= AT_ONCE; left -= AT_ONCE) {
-                multiply<KIND, AT_ONCE>(slots, lane, x, sums);
-                x += AT_ONCE * CHUNK_COLS;
-#pragma unroll
-                for (int i = 0; i < TILES; i++) slots[i] += AT_ONCE * Planes<KIND>::BYTES;
-            }
-            if (left > 0) multiply<KIND, 1>(slots, lane, x, sums);
-            ring.release<TILES>(shared);
-        }
+        multiply_part<KIND, TILES>(shared, ring, share, input, sums);
         float (*partial)[2][TILE_ROWS] = shared.partials[turn] + share.team * share.warps;
         if (lane % 4 == 0) {
 #pragma unroll
@@ -188,13 +200,64 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Sh
                 if (TILES == 2) other += partial[part][1][thread];
             }
             if (TILES == 2) {
-                emit_gated(p, 0, now.row, 0, total, other, now.scale, now.other_scale);
+                Member member(p, own(tile));
+                emit_gated(p, member.expert, now.row, member.place, total, other, now.scale, now.other_scale);
             } else {
                 while (now.residual == UNWRITTEN) now.residual = look(p.residual + now.row);
                 // As `emit` does it.
                 if (now.out) publish(now.out, __uint_as_float(now.residual) + (total * now.scale + now.bias));
             }
         }
+    }
+    return ring.taken;
+}
+
+// Multiplies the inputs of the chosen experts with a warp's parts of their tiles, and adds up their results
+// as `expert_sum` does. Teams take a tile's experts by turns; what they make stays in shared memory until some
+// tiles are done.
+template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) {
+    Shared &shared = shared_memory();
+    const Product &p = shared.stages[own(stage % 2)].product;
+    const Matrix &m = p.matrices[0];
+    Chosen &chosen = chosen_of(p, false);
+    u32 t = own(threadIdx.x), lane = t % 32, turn = 0;
+    Ring ring = {t / 32, lane, taken};
+    u32 thread = t & (32 * share.warps - 1), units = share.tiles, most = MOST_RESULTS / p.used * p.used;
+#pragma unroll 1
+    for (u32 start = 0, unit = share.tile; start < units; start += most) {
+        u32 end = min(start + most, units);
+#pragma unroll 1
+        for (; unit < end; unit += share.step, turn ^= 1) {
+            u32 tile = unit / p.used, i = unit - tile * p.used, expert = chosen.experts[i];
+            u32 row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + thread;
+            bool is_row = thread < TILE_ROWS && row < m.rows;
+            float scale = thread < TILE_ROWS ? row_scale(m, expert, row) : 0.0f;
+            float bias = m.bias && is_row ? m.bias[expert * m.rows + row] : __uint_as_float(MINUS_ZERO);
+            float sums[1][4] = {};
+            multiply_part<KIND, 1>(shared, ring, share, (const u16 *)shared.area + i * p.input_stride, sums);
+            float (*partial)[2][TILE_ROWS] = shared.partials[turn] + share.team * share.warps;
+            if (lane % 4 == 0) {
+                partial[share.member][0][lane / 4] = sums[0][0];
+                partial[share.member][0][lane / 4 + 8] = sums[0][2];
+            }
+            team_sync(share.team, share.warps);
+            if (thread >= TILE_ROWS) continue;
+            float total = 0.0f;
+#pragma unroll 8
+            for (u32 part = 0; part < share.parts; part++) total += partial[part][0][thread];
+            chosen.results[unit - start][thread] = total * scale + bias;
+        }
+        sync<THREADS>();
+        for (u32 i = t; i < (end - start) / p.used * TILE_ROWS; i += THREADS) {
+            u32 tile = start / p.used + i / TILE_ROWS, row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + i % TILE_ROWS;
+            if (row >= m.rows) continue;
+            float sum = 0.0f;
+            for (u32 k = 0; k < p.used; k++) {
+                sum = fmaf(chosen.results[i / TILE_ROWS * p.used + k][i % TILE_ROWS], chosen.weights[k], sum);
+            }
+            publish(m.out + row, wait_for(p.residual + row) + sum);
+        }
+        if (end < units) sync<THREADS>();
     }
     return ring.taken;
 }
@@ -211,23 +274,33 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
     // Who makes nothing must not read either: nobody would wait for it.
-    if (blockIdx.x >= p.tiles) return taken;
+    bool is_gated = work >= GATED;
+    if (blockIdx.x >= tiles_of(p, is_gated)) return taken;
     u32 t = own(threadIdx.x);
     u16 *input = (u16 *)shared.area;
-    Share share(p, t / 32);
+    Share share(p, is_gated, t / 32);
     Ending ending = {};
-    if (share.tile < share.tiles) ending.begin(p, work >= GATED, share.tile, t & (32 * share.warps - 1));
+    bool has_experts = EXPERTS && p.used, has_tile = share.tile < share.tiles;
+    // Of the two it waits for that comes last.
+    if (has_experts && !is_gated) share_chosen(p, false, t);
+    if (!has_experts && has_tile) {
+        ending.begin(p, is_gated, share.tile, t & (32 * share.warps - 1));
+    }
     if (p.norm_x) {
         share_normed(p, t, input, (float *)(input + p.input_stride), shared.mosts);
     } else {
-        share_halves(p, t, input);
+        share_halves(p, is_gated, t, input);
     }
+    if (has_experts && is_gated) share_chosen(p, true, t);
     sync<THREADS>();
+    if (has_experts && is_gated && has_tile) ending.begin(p, true, share.tile, t & (32 * share.warps - 1));
     // Where the last stage's input is all there, every block has read what it had to.
     if (last) unwrite(last->values, last->values_len);
     switch (work) {
 #define PRODUCT(KIND)                                                                              \
-    case KIND: return product<KIND, 1>(stage, taken, share, ending);                               \
+    case KIND:                                                                                     \
+        if (has_experts) return summed<KIND>(stage, taken, share);                                 \
+        return product<KIND, 1>(stage, taken, share, ending);                                      \
     case KIND + GATED: return product<KIND, 2>(stage, taken, share, ending);
     KINDS(PRODUCT)
     }
@@ -260,6 +333,8 @@ DEVICE void compute_all(const Persistent &list) {
         u32 work = shared.stages[i % 2].work;
         if (work == ATTENTION) {
             attend(i, list.area);
+        } else if (EXPERTS && work > ATTENTION) {
+            other(work, i);
         } else {
             taken = product_of(work, i, taken, i + 1 == list.count ? &list : 0);
         }

@@ -2,18 +2,32 @@
 // warp that fetches weights, stages ahead, into slots that the others take them from.
 #pragma once
 #include "meet.cuh"
+#include "norm.cuh"
 #include "product.cuh"
+#include "route.cuh"
+
+// Whether norms are stages, and whether experts can be met: what costs registers where it is not needed.
+#ifndef EXPERTS
+#define EXPERTS false
+#endif
 
 #define WARPS 16u
 #define THREADS (32 * WARPS)  // that compute; one of four warps more fetches
 #define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
 #define DEPTH 4u              // slots of a warp
 #define NAP 200u              // nanoseconds between looks for empty slots
+#define SHORT_NORM 256u       // elements of a row, or of a group, that a warp normalises
+#define MOST_CHOSEN 16u       // experts of a row
+#define MOST_RESULTS 64u      // of tiles and experts that a block keeps before it sums them
 #define NORM_QUADS 2          // four elements of a row, that each thread keeps
 
-// What a stage does: a product with weights of a kind, plain or gated, or attention.
+// What a stage does: a product with weights of a kind, plain or gated; attention; with experts, a norm, a
+// product with weights in f32, or a choice of experts.
 #define GATED 16u
 #define ATTENTION 32u
+#define NORM 33u
+#define EXACT 34u
+#define ROUTE 35u
 
 struct Stage {
     u32 work;
@@ -21,6 +35,8 @@ struct Stage {
     union {
         Product product;
         Attend attend;
+        Norm norm;
+        Route route;
         u32 words[80];
     };
 };
@@ -93,11 +109,17 @@ DEVICE void wait_phase(const u64 *barrier, u32 parity) {
                  "@!done bra again;}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
-// How the warps of a block share a product: teams take tiles, their members parts of columns.
+// How many tiles there are: of a gated product with experts those of each chosen one, one behind the other.
+DEVICE u32 tiles_of(const Product &p, bool is_gated) {
+    return EXPERTS && is_gated && p.used ? p.tiles * p.used : p.tiles;
+}
+
+// How the warps of a block share a product: teams take tiles, their members parts of columns. Where experts'
+// results are summed, all experts' of each of the block's tiles are counted as the block's own.
 struct Share {
     u32 parts, warps, team, member, first, end, tile, step, tiles;
 
-    __device__ __forceinline__ Share(const Product &p, u32 warp) {
+    __device__ __forceinline__ Share(const Product &p, bool is_gated, u32 warp) {
         parts = p.parts;
         u32 shift = parts > 8 ? 4 : parts > 4 ? 3 : parts > 2 ? 2 : parts - 1;
         warps = 1 << shift;
@@ -108,7 +130,12 @@ struct Share {
         // The first tiles of all blocks go to their first teams.
         tile = blockIdx.x + gridDim.x * team;
         step = gridDim.x * (WARPS >> shift);
-        tiles = p.tiles;
+        tiles = tiles_of(p, is_gated);
+        if (EXPERTS && p.used && !is_gated) {
+            tiles = (p.tiles + gridDim.x - 1 - blockIdx.x) / gridDim.x * p.used;
+            tile = team;
+            step = WARPS >> shift;
+        }
     }
 };
 
@@ -137,13 +164,20 @@ DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes)
                  : "memory");
 }
 
+// Waits for a number.
+DEVICE float wait_for(const float *at) {
+    u32 bits = look(at);
+    while (bits == UNWRITTEN) bits = look(at);
+    return __uint_as_float(bits);
+}
+
 // Fetches what a stage needs of weights: each lane what one warp does, as soon as a slot is empty.
 DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
     Shared &shared = shared_memory();
     const Product &p = stage.product;
     bool is_gated = stage.work >= GATED;
     u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
-    Share share(p, lane);
+    Share share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
     u32 tile = has_part ? share.tile : share.tiles, len = (share.end - share.first) * bytes;
     // What of a tile has been asked for, and which of two matrices is next.
@@ -164,6 +198,45 @@ DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
             }
         }
         // Whoever computes needs the scheduler more.
+        if (!__any_sync(~0u, may)) __nanosleep(NAP);
+    }
+}
+
+// The same of experts, once they are chosen. Where their tiles begin is found once for each tile.
+DEVICE void fetch_experts(Stage &stage, u32 lane, u32 &filled) {
+    Shared &shared = shared_memory();
+    const Product &p = stage.product;
+    bool is_gated = stage.work >= GATED;
+    if (blockIdx.x >= tiles_of(p, is_gated)) return;
+    // Experts' products have no other matrices.
+    u32 *chosen = (u32 *)&stage.product.matrices[2];
+    if (lane < p.used) chosen[lane] = (u32)wait_for(p.route + p.used + lane);
+    __syncwarp();
+    u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
+    Share share(p, is_gated, lane);
+    bool has_part = lane < WARPS && share.first < share.end;
+    u32 tile = has_part ? share.tile : share.tiles, which = 0, left = 0;
+    // What is next of a matrix, in lines of 64 bytes, of which all chunks have some.
+    u32 line = 0;
+#pragma unroll 1
+    while (__any_sync(~0u, tile < share.tiles)) {
+        bool may = tile < share.tiles && is_empty(shared, lane, filled);
+        if (may) {
+            if (left == 0) {
+                u32 base = is_gated ? p.tiles : p.used, high = tile / base, low = tile - high * base;
+                u32 number = chosen[is_gated ? high : low] * p.tiles + (is_gated ? low : blockIdx.x + high * gridDim.x);
+                line = (number * p.chunks + share.first) * (bytes / 64);
+                left = (share.end - share.first) * bytes;
+            }
+            u32 size = min(chunks * bytes, left);
+            fill(shared, lane, filled++, p.matrices[which].planes + (u64)line * 64, size);
+            which ^= is_gated;
+            if (which == 0) {
+                line += size / 64;
+                left -= size;
+                if (left == 0) tile += share.step;
+            }
+        }
         if (!__any_sync(~0u, may)) __nanosleep(NAP);
     }
 }
@@ -237,13 +310,20 @@ DEVICE void fetch_all(const Stage *stages, u32 count, const u32 *feed) {
         if (next < count) describe(stages + next, shared.ahead[next % AHEAD], lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
         const Stage &stage = shared.ahead[i % AHEAD];
-        if (stage.work != ATTENTION) {
+        if (EXPERTS && stage.work > ATTENTION) continue;
+        bool has_experts = EXPERTS && stage.work < ATTENTION && stage.product.used;
+        if (stage.work != ATTENTION && !has_experts) {
             fetch_weights(stage, lane, filled);
             continue;
         }
+        // Others look at more than weights.
         if (!is_fed) wait_for_inputs();
         is_fed = true;
-        fetch_kept(stage.attend, feed, lane);
+        if (has_experts) {
+            fetch_experts(shared.ahead[i % AHEAD], lane, filled);
+        } else {
+            fetch_kept(stage.attend, feed, lane);
+        }
     }
 }
 

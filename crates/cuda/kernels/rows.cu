@@ -1,6 +1,8 @@
 // Operations on single rows: tables, norms, rotations, elementwise functions, the choice of
 // experts; and the pooling of rows.
+#include "norm.cuh"
 #include "planes.cuh"
+#include "route.cuh"
 
 struct Angles {
     const double *turns; // [pairs]: half turns a position
@@ -60,21 +62,6 @@ KERNEL embed_s24_f16(const __grid_constant__ Embed p) { embed<S24_F16>(p); }
 KERNEL embed_s24_s8(const __grid_constant__ Embed p) { embed<S24_S8>(p); }
 KERNEL embed_s24_s4(const __grid_constant__ Embed p) { embed<S24_S4>(p); }
 KERNEL embed_f32(const __grid_constant__ Embed p) { embed<F32>(p); }
-
-struct Norm {
-    const float *x; // [rows, stride]
-    const float *weight;
-    const float *bias; // or none
-    float *out;        // [rows, out_stride], or none
-    u16 *half_out;     // [rows, half_stride], or none
-    float eps;
-    u32 stride, out_stride, half_stride;
-    u32 n;          // elements of a group
-    u32 groups;     // of a row
-    u32 weight_len; // n, or groups * n
-    u32 is_layer;
-};
-static_assert(sizeof(Norm) == 72, "as in parameters.rs");
 
 // A block normalises a group of a row.
 KERNEL normalize(const __grid_constant__ Norm p) {
@@ -248,108 +235,18 @@ KERNEL pool(const __grid_constant__ Pool p) {
     }
 }
 
-struct Route {
-    const float *scores; // [rows, stride]
-    const float *bias;   // [experts], or none
-    float *out;          // [rows, out_stride]: weights, then numbers, of `used` experts
-    u32 *counts;         // [experts]: how often each was chosen
-    float scale;
-    u32 stride, out_stride, experts, used, groups, groups_used;
-    u32 gating; // 0: softmax, 1: sigmoid, 2: softmax of the chosen
-    u32 normalize;
-};
-static_assert(sizeof(Route) == 72, "as in parameters.rs");
-
-// The largest value of a warp and the lowest place that has it.
-DEVICE void warp_best(float &value, u32 &at) {
-    for (int i = 16; i > 0; i >>= 1) {
-        float other = __shfl_xor_sync(~0u, value, i);
-        u32 other_at = __shfl_xor_sync(~0u, at, i);
-        if (other > value || (other == value && other_at < at)) {
-            value = other;
-            at = other_at;
-        }
-    }
-}
-
-// Closes all groups but the best ones, by the sums of their two best ranks.
-DEVICE void close_groups(const Route &p, float *ranks, float *sums) {
-    u32 lane = threadIdx.x, size = p.experts / p.groups;
-    for (u32 group = lane; group < p.groups; group += 32) {
-        float best = -INFINITY_F, second = -INFINITY_F;
-        for (u32 i = 0; i < size; i++) {
-            float rank = ranks[group * size + i];
-            second = fmaxf(second, fminf(best, rank));
-            best = fmaxf(best, rank);
-        }
-        sums[group] = size > 1 ? best + second : best;
-    }
-    __syncwarp();
-    // A group is open if fewer than `groups_used` come before it.
-    for (u32 expert = lane; expert < p.experts; expert += 32) {
-        u32 group = expert / size, before = 0;
-        for (u32 i = 0; i < p.groups; i++) {
-            before += sums[i] > sums[group] || (sums[i] == sums[group] && i < group);
-        }
-        if (before >= p.groups_used) ranks[expert] = -INFINITY_F;
-    }
-    __syncwarp();
-}
-
-// A warp chooses the experts of a row.
+// A block for each row.
 KERNEL route(const __grid_constant__ Route p) {
-    extern __shared__ float shared[];
+    extern __shared__ float room[];
     let_next_start();
     wait_for_inputs();
-    float *probabilities = shared, *ranks = shared + p.experts, *sums = ranks + p.experts;
-    u32 lane = threadIdx.x;
-    const float *scores = p.scores + (u64)blockIdx.x * p.stride;
     float *out = p.out + (u64)blockIdx.x * p.out_stride;
-    float most = -INFINITY_F, sum = 0.0f;
-    for (u32 i = lane; i < p.experts; i += 32) most = fmaxf(most, scores[i]);
-    most = warp_max(most);
-    for (u32 i = lane; i < p.experts; i += 32) sum += expf(scores[i] - most);
-    sum = warp_sum(sum);
-    for (u32 i = lane; i < p.experts; i += 32) {
-        float s = scores[i];
-        float y = p.gating == 0 ? expf(s - most) / sum : p.gating == 1 ? sigmoid(s) : s;
-        probabilities[i] = y;
-        float rank = p.bias ? y + p.bias[i] : y;
-        // What is no number comes last, so that all lanes agree on the best.
-        ranks[i] = rank == rank ? rank : -INFINITY_F;
-    }
-    __syncwarp();
-    if (p.groups > 1) close_groups(p, ranks, sums);
-    float total = 0.0f, best_of_all = 0.0f;
-    for (u32 k = 0; k < p.used; k++) {
-        float best = -INFINITY_F;
-        u32 at = ~0u;
-        for (u32 i = lane; i < p.experts; i += 32) {
-            if (at == ~0u || ranks[i] > best) {
-                best = ranks[i];
-                at = i;
-            }
-        }
-        // A lane without experts must not win among equals.
-        warp_best(best, at);
-        if (k == 0) best_of_all = probabilities[at];
-        float weight = p.gating == 2 ? expf(probabilities[at] - best_of_all) : probabilities[at];
-        total += weight;
-        __syncwarp();
-        if (lane == 0) {
-            out[k] = weight;
-            out[p.used + k] = (float)at;
-            ranks[at] = -INFINITY_F;
-            atomicAdd(p.counts + at, 1);
-        }
-        __syncwarp();
-    }
-    for (u32 k = lane; k < p.used; k += 32) {
-        float weight = out[k];
-        if (p.gating == 2) weight /= total;
-        if (p.normalize) weight /= fmaxf(p.gating == 2 ? 1.0f : total, 1.0f / 16384.0f);
-        out[k] = weight * p.scale;
-    }
+    const float *scores = p.scores + (u64)blockIdx.x * p.stride;
+    auto tell = [&](u32 k, float weight, u32 expert) {
+        out[k] = weight;
+        out[p.used + k] = (float)expert;
+    };
+    choose_experts(p, threadIdx.x, blockDim.x, scores, room, [] { __syncthreads(); }, tell);
 }
 
 struct ExpertSum {

@@ -20,9 +20,10 @@ macro_rules! images {
     };
 }
 
-const IMAGES: [(&[u8], &[u8]); 14] = images![
+const IMAGES: [(&[u8], &[u8]); 15] = images![
     "rows" "state" "choose" "attend" "attend_f32" "attend_q8" "attend_meet" "attend_prompt" "dot"
     "mul" "order" "wide" "persistent" "persistent_s24"
+    "persistent_experts"
 ];
 
 /// Every kind of planes with kernels of its own, as numbered in `kernels/planes.cuh`.
@@ -145,8 +146,8 @@ impl Attention {
 pub(crate) struct Kernels {
     kinds: [OfKind; KINDS.len()],
     embed_f32: Kernel,
-    /// Products with weights in f32.
-    pub(crate) exact: Kernel,
+    /// Products with weights in f32, for few rows and for many.
+    pub(crate) exact: [Kernel; 2],
     pub(crate) angles: Kernel,
     pub(crate) normalize: Kernel,
     pub(crate) prepare: Kernel,
@@ -174,7 +175,7 @@ pub(crate) struct Kernels {
     /// For rows of prompts, of each of [`PROMPT_DIMS`].
     pub(crate) attend_prompt: [Kernel; PROMPT_DIMS.len()],
     /// A step of one row, on devices that can run it so.
-    pub(crate) persistent: Option<[Kernel; persistent::KERNELS.len()]>,
+    pub(crate) persistent: Option<[Kernel; persistent::RUNNERS.len()]>,
     _modules: Vec<Module>,
 }
 
@@ -202,8 +203,8 @@ impl Kernels {
         }
         let persistent = is_hopper.then(|| {
             let mut kernels = Vec::new();
-            for (module, name) in persistents.iter().zip(persistent::KERNELS) {
-                kernels.push(module.kernel(name, persistent::most_bytes(device))?.meeting());
+            for (module, runner) in persistents.iter().zip(persistent::RUNNERS) {
+                kernels.push(module.kernel(runner.name, persistent::most_bytes(device))?.meeting());
             }
             let Ok(kernels) = kernels.try_into() else { unreachable!("a file for each kernel") };
             Ok(kernels)
@@ -217,7 +218,7 @@ impl Kernels {
         Ok(Kernels {
             kinds,
             embed_f32: rows.kernel("embed_f32", 0)?,
-            exact: dot.kernel("exact", 0)?,
+            exact: [dot.kernel("exact_1", 0)?, dot.kernel("exact_4", 0)?],
             angles: rows.kernel("angles", 0)?,
             normalize: rows.kernel("normalize", 0)?,
             prepare: rows.kernel("prepare", 0)?,

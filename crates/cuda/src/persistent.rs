@@ -5,16 +5,16 @@ use std::ops::Range;
 
 use bodkin_backend::Result;
 use bodkin_gguf::Format;
-use bodkin_model::Plan;
+use bodkin_model::{NormKind, Plan, Weight};
 
 use crate::driver::Device;
 use crate::kept::Kept;
 use crate::kernels::number_of;
-use crate::lower::{After, Program, Stage, Work};
+use crate::lower::{After, Content, Factor, Function, Program, Value, Work};
 use crate::parameters as p;
-use crate::planes::{CHUNK_COLS, Kind};
+use crate::planes::{CHUNK_COLS, Kind, TILE_ROWS};
 use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
-use crate::step::{SHORT_NORM, Step, blocks, meets, met_bytes};
+use crate::step::{SHORT_NORM, Step, blocks, meets, met_bytes, route_shared_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;
@@ -30,17 +30,36 @@ const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 
 const STATIC_BYTES: usize = 2 << 10;
 /// The most that a stage's area takes, on the devices that have the kernel.
 const AREA_BYTES: usize = (227 << 10) - STATIC_BYTES - FIXED_BYTES;
-/// The numbers of a gated product's kernel and of attention among a stage's kinds of work.
+/// Kinds of a stage's work beside plain products, as in `kernels/persistent.cuh`.
 const GATED: u32 = 16;
 const ATTENTION: u32 = 32;
+const NORM: u32 = 33;
+const EXACT: u32 = 34;
+const ROUTE: u32 = 35;
+/// The most experts that a row may meet, and what a stage's area has for them beside its input.
+const MOST_CHOSEN: usize = 16;
+const CHOSEN_BYTES: usize = 8 * MOST_CHOSEN + 64 * 4 * TILE_ROWS;
 
-/// The kinds of weights that each of the kernels knows, in the order of [`KERNELS`].
-const KINDS: [&[Kind]; 2] = [
-    &[Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4],
-    &[Kind::F16, Kind::S8, Kind::S24F16, Kind::S24S8, Kind::S24S4],
+/// A kernel, and what it can run.
+pub(crate) struct Runner {
+    /// Its name, and that of its file.
+    pub(crate) name: &'static str,
+    kinds: &'static [Kind],
+    /// Whether norms may be stages, and experts met; it has no attention with softcaps then.
+    has_experts: bool,
+}
+
+/// All of them; the first that can do a run does it.
+pub(crate) const RUNNERS: [Runner; 3] = [
+    Runner { name: "persistent", kinds: &PLAIN, has_experts: false },
+    Runner {
+        name: "persistent_s24",
+        kinds: &[Kind::F16, Kind::S8, Kind::S24F16, Kind::S24S8, Kind::S24S4],
+        has_experts: false,
+    },
+    Runner { name: "persistent_experts", kinds: &PLAIN, has_experts: true },
 ];
-/// The names of the kernels, and of their files.
-pub(crate) const KERNELS: [&str; KINDS.len()] = ["persistent", "persistent_s24"];
+const PLAIN: [Kind; 5] = [Kind::F16, Kind::S8, Kind::S8x16, Kind::U8, Kind::U4];
 
 /// The most shared memory that the kernel asks for.
 pub(crate) fn most_bytes(device: &Device) -> usize {
@@ -52,12 +71,12 @@ pub(crate) fn most_bytes(device: &Device) -> usize {
 /// blocks make values unwritten again.
 pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     let stages = &program.stages;
-    let start_for = |kinds| {
+    let start_for = |runner: &Runner| {
         let cannot =
-            |stage: &Stage| area(plan, &stage.work, kinds).is_none_or(|area| area > AREA_BYTES);
-        stages.iter().rposition(cannot).map_or(0, |last| last + 1)
+            |i: &usize| runner.area(plan, program, *i).is_none_or(|area| area > AREA_BYTES);
+        (0..stages.len()).rev().find(cannot).map_or(0, |last| last + 1)
     };
-    let start = KINDS.into_iter().map(start_for).min()?;
+    let start = RUNNERS.iter().map(start_for).min()?;
     let ends_well = stages.last().is_some_and(|stage| match &stage.work {
         Work::Product { factors, after: After::Nothing, .. } => {
             factors.iter().map(|f| plan.weight(f.weight).rows).sum::<usize>() >= LEAST_ROWS
@@ -87,68 +106,166 @@ fn is_awaitable(plan: &Plan, work: &Work) -> bool {
     }
 }
 
-/// The bytes of shared memory that a stage needs for its input; none if a kernel for these kinds of
-/// weights cannot run it.
-fn area(plan: &Plan, work: &Work, kinds: &[Kind]) -> Option<usize> {
-    match work {
-        Work::Norm { is_inlined: true, .. } => Some(0),
-        Work::Product { norm, factors, experts: None, .. } => {
-            let weight = plan.weight(factors[0].weight);
-            let cols = weight.cols.next_multiple_of(CHUNK_COLS);
-            let weights = if norm.is_some() { 4 * cols } else { 0 };
-            // Shorter rows have a sum of squares in another order.
-            let is_usual = weight.cols.is_multiple_of(4) && weight.cols > SHORT_NORM;
-            ((norm.is_none() || is_usual) && kinds.contains(&Kind::of(weight.format)))
-                .then_some(2 * cols + weights)
+/// If the results of the experts' product `i` are only summed, and the sum only added to a value:
+/// that value, and where the result goes.
+fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
+    let [product, sum, add] = program.stages.get(i..i + 3)? else { return None };
+    let Work::Product { factors, after: After::Nothing, experts: Some(experts), .. } =
+        &product.work
+    else {
+        return None;
+    };
+    let [Factor { out: Some(made), .. }] = factors[..] else { return None };
+    let Work::ExpertSum { input, route, out: sum } = sum.work else { return None };
+    let Work::Elementwise { function: Function::Add, a, b: Some(b), out } = add.work else {
+        return None;
+    };
+    let added = if a == sum { b } else { a };
+    let uses = |value: Value| {
+        let mut uses = usize::from(program.output == value);
+        let mut count = |other: Value| uses += usize::from(other == value);
+        program.stages.iter().for_each(|stage| stage.values(&mut count));
+        uses
+    };
+    let are_joined = input == made && experts.route == Some(route) && (a == sum || b == sum);
+    (are_joined && uses(made) == 2 && uses(sum) == 2).then_some((added, out))
+}
+
+/// Whether a stage of a run is listed: others are done with those before or after them.
+fn is_listed(work: &Work) -> bool {
+    !matches!(
+        work,
+        Work::Norm { is_inlined: true, .. } | Work::ExpertSum { .. } | Work::Elementwise { .. }
+    )
+}
+
+impl Runner {
+    /// The bytes of shared memory that stage `i` needs for its input; none if this kernel cannot run
+    /// it.
+    fn area(&self, plan: &Plan, program: &Program, i: usize) -> Option<usize> {
+        let is_sum = |i: Option<usize>| {
+            let product = i.filter(|&i| summed(program, i).is_some())?;
+            self.area(plan, program, product).map(|_| 0)
+        };
+        match &program.stages[i].work {
+            Work::Norm { is_inlined: true, .. } => Some(0),
+            Work::Norm { input, kind: NormKind::Rms, bias: None, groups, .. } => {
+                let n = program.values[input.0].content.stride() / groups;
+                // Elements and weights: of a row, or of the group of each warp.
+                let bytes = if n > SHORT_NORM { 8 * n } else { WARPS * 8 * SHORT_NORM };
+                (self.has_experts && n.is_multiple_of(4)).then_some(bytes)
+            }
+            work @ Work::Product { factors, experts: None, .. } => {
+                let weight = plan.weight(factors[0].weight);
+                match Kind::of(weight.format) {
+                    Kind::F32 => (self.has_experts && is_exact(plan, work)).then_some(0),
+                    _ => self.product_area(weight, work),
+                }
+            }
+            Work::Product { factors, after, experts: Some(experts), .. } => {
+                let weight = plan.weight(factors[0].weight);
+                let is_half =
+                    |out: Value| matches!(program.values[out.0].content, Content::Halves { .. });
+                let inputs = match after {
+                    After::Gate { out, .. } => (experts.is_shared && is_half(*out)).then_some(1),
+                    _ => summed(program, i).map(|_| experts.used),
+                };
+                let can = self.has_experts
+                    && self.kinds.contains(&Kind::of(weight.format))
+                    && experts.route.is_some()
+                    && experts.used <= MOST_CHOSEN;
+                let cols = weight.cols.next_multiple_of(CHUNK_COLS);
+                let bytes = inputs? * 2 * cols + CHOSEN_BYTES;
+                can.then_some(bytes)
+            }
+            Work::Route { routing, .. } => {
+                let bytes = 4 * routing.experts + route_shared_bytes(routing);
+                self.has_experts.then_some(bytes)
+            }
+            Work::ExpertSum { .. } => is_sum(i.checked_sub(1)),
+            Work::Elementwise { .. } => is_sum(i.checked_sub(2)),
+            Work::Attend { slot, attention, .. } => {
+                let table = slot_tables(plan)[*slot];
+                let slot = &plan.slots[*slot];
+                // The row's own value, and the keys of a segment.
+                let own = 2 * (value_stride(slot) + SEGMENT * key_stride(slot));
+                let can = meets(Kept::F16, slot) && attention.causal && table < TABLES;
+                let can = can && (attention.softcap.is_none() || !self.has_experts);
+                can.then(|| met_bytes(slot) + own)
+            }
+            _ => None,
         }
-        Work::Attend { slot, attention, .. } => {
-            let table = slot_tables(plan)[*slot];
-            let slot = &plan.slots[*slot];
-            // The row's own value, and the keys of a segment.
-            let own = 2 * (value_stride(slot) + SEGMENT * key_stride(slot));
-            let can = meets(Kept::F16, slot) && attention.causal && table < TABLES;
-            can.then(|| met_bytes(slot) + own)
-        }
-        _ => None,
     }
+
+    /// The same of a product of all rows.
+    fn product_area(&self, weight: &Weight, work: &Work) -> Option<usize> {
+        let Work::Product { norm, .. } = work else { return None };
+        let cols = weight.cols.next_multiple_of(CHUNK_COLS);
+        let weights = if norm.is_some() { 4 * cols } else { 0 };
+        // Shorter rows have a sum of squares in another order.
+        let is_usual = weight.cols.is_multiple_of(4) && weight.cols > SHORT_NORM;
+        ((norm.is_none() || is_usual) && self.kinds.contains(&Kind::of(weight.format)))
+            .then_some(2 * cols + weights)
+    }
+}
+
+/// Whether a product with weights in f32 is one that the kernel can do.
+fn is_exact(plan: &Plan, work: &Work) -> bool {
+    let Work::Product { is_outputs, norm, factors, after, .. } = work else { return false };
+    let is_plain = !is_outputs && norm.is_none() && *after == After::Nothing;
+    is_plain && factors.len() == 1 && plan.weight(factors[0].weight).cols.is_multiple_of(4)
 }
 
 impl Step<'_> {
     /// The stages of a run, as the kernel reads them.
     pub(crate) fn list(&self, run: Range<usize>) -> Vec<p::Stage> {
-        let stages = self.program.stages[run].iter();
-        stages.filter_map(|stage| self.listed(&stage.work)).collect()
+        run.filter_map(|i| self.listed(i)).collect()
     }
 
-    fn listed(&self, work: &Work) -> Option<p::Stage> {
+    fn listed(&self, i: usize) -> Option<p::Stage> {
+        let work = &self.program.stages[i].work;
         match work {
+            _ if !is_listed(work) => None,
             Work::Product { factors, after, .. } => {
-                let kind = number_of(self.weights[factors[0].weight.0].shape.kind) as u32;
+                let kind = self.weights[factors[0].weight.0].shape.kind;
+                let mut product = self.product_parameters(1, work);
+                if kind == Kind::F32 {
+                    return Some(p::Stage::new(EXACT, &product));
+                }
+                if let Some((added, out)) = summed(self.program, i) {
+                    product.residual = self.address(added);
+                    product.matrices[0].out = self.address(out);
+                }
                 let is_gated = matches!(after, After::Gate { .. });
-                let work_number = kind + if is_gated { GATED } else { 0 };
-                Some(p::Stage::new(work_number, &self.product_parameters(1, work)))
+                let number = number_of(kind) as u32 + if is_gated { GATED } else { 0 };
+                Some(p::Stage::new(number, &product))
             }
             Work::Attend { .. } => {
                 let mut parameters = self.attend_parameters(1, work, true);
                 parameters.partials = self.at.awaited;
                 Some(p::Stage::new(ATTENTION, &parameters))
             }
+            Work::Norm { .. } => Some(p::Stage::new(NORM, &self.norm_parameters(work))),
+            Work::Route { .. } => Some(p::Stage::new(ROUTE, &self.route_parameters(work))),
             _ => None,
         }
     }
 
     /// Sends the kernel that runs the listed stages.
     pub(crate) fn run_listed(&self, run: Range<usize>) -> Result<()> {
-        let stages = &self.program.stages[run];
-        let most = |kinds: &[Kind]| {
-            let areas = stages.iter().map(|stage| area(self.plan, &stage.work, kinds));
-            areas.collect::<Option<Vec<usize>>>()?.into_iter().max()
-        };
-        let areas = KINDS.map(most);
+        let stages = &self.program.stages[run.clone()];
+        let areas = RUNNERS.map(|runner| {
+            let areas = run.clone().map(|i| runner.area(self.plan, self.program, i));
+            areas
+                .collect::<Option<Vec<usize>>>()?
+                .into_iter()
+                .max()
+                .filter(|&most| most <= AREA_BYTES)
+        });
         let number = areas.iter().position(Option::is_some).expect("a kernel can do the run");
         let kernel = self.kernels.persistent.expect("there is a list")[number];
         let area = areas[number].unwrap_or(0).next_multiple_of(16);
-        let count = stages.iter().filter(|stage| !matches!(stage.work, Work::Norm { .. })).count();
+        let count = stages.iter().filter(|stage| is_listed(&stage.work)).count();
         let Some(Work::Product { input, norm, .. }) = stages.last().map(|stage| &stage.work) else {
             unreachable!("a run ends with a product");
         };

@@ -123,7 +123,8 @@ pub(crate) struct Shape {
     /// Of each matrix.
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Rows of the widest matrix of this kind that the same input is multiplied with.
+    /// Rows of the widest matrix of this kind that the same input is multiplied with, or of all
+    /// experts' that it meets.
     pub(crate) widest: usize,
 }
 

@@ -28,17 +28,33 @@ fn have_same_input(one: &Op, two: &Op) -> bool {
     }
 }
 
+/// How many experts meet the input of a product at once; one without experts, or if each has an
+/// input of its own.
+fn experts_of_input(plan: &Plan, op: &Op) -> usize {
+    match op {
+        Op::ExpertLinear { input, route, weight, experts, .. }
+            if plan.width(*input) == plan.weight(*weight).cols =>
+        {
+            route.map_or(*experts, |route| plan.width(route) / 2)
+        }
+        _ => 1,
+    }
+}
+
 /// The shapes of the weights that are matrices or tables. Products that follow each other with the
 /// same input know of the widest of their kind.
 pub(crate) fn shapes(plan: &Plan) -> Vec<Option<Shape>> {
     let mut shapes = vec![None; plan.weights.len()];
     for siblings in plan.ops.chunk_by(have_same_input) {
-        let own = siblings.iter().filter_map(matrix_of);
-        let own = own.map(|(id, matrices)| (id, Shape::of(plan.weight(id), matrices)));
+        let own = siblings.iter().filter_map(|op| {
+            let (id, matrices) = matrix_of(op)?;
+            let shape = Shape::of(plan.weight(id), matrices);
+            Some((id, Shape { widest: shape.rows * experts_of_input(plan, op), ..shape }))
+        });
         let own: Vec<(WeightId, Shape)> = own.collect();
         for (WeightId(id), shape) in &own {
             let alike = own.iter().filter(|(_, other)| other.kind == shape.kind);
-            let widest = alike.map(|(_, other)| other.rows).max().unwrap_or(0);
+            let widest = alike.map(|(_, other)| other.widest).max().unwrap_or(0);
             shapes[*id] = Some(Shape { widest, ..*shape });
         }
     }

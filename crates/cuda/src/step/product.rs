@@ -11,6 +11,11 @@ use crate::parameters as p;
 use crate::planes::Kind;
 use crate::weights::Placed;
 
+/// Threads of a block of `exact`, and rows of input that it takes.
+const EXACT_THREADS: usize = 512;
+const EXACT_ROWS: usize = 8;
+/// Threads of a block that chooses experts.
+const ROUTE_THREADS: usize = 512;
 /// Blocks of `dot` for each multiprocessor.
 const DOT_BLOCKS: usize = 2;
 
@@ -23,9 +28,7 @@ impl Step<'_> {
         let is_gated = matches!(after, After::Gate { .. });
         let product = self.product_parameters(rows, work);
         if first.shape.kind == Kind::F32 {
-            let grid = [first.shape.rows.div_ceil(8), rows * product.used.max(1) as usize, 1];
-            // SAFETY: the weights have these shapes, and values room for the step's rows.
-            return unsafe { self.device.launch(self.kernels.exact, grid, THREADS, 0, &product) };
+            return self.send_exact(&product, first.shape.rows);
         }
         if rows > DOT_ROWS {
             return self.send_many(&product, work, is_gated);
@@ -101,6 +104,22 @@ impl Step<'_> {
         parameters
     }
 
+    /// Sends a product with so many rows of weights in f32.
+    fn send_exact(&self, product: &p::Product, weights: usize) -> Result<()> {
+        let rows = product.rows as usize;
+        let inputs = match product.used {
+            0 => rows.div_ceil(EXACT_ROWS),
+            used => rows * used as usize,
+        };
+        // Where there are many, a block takes four rows of weights.
+        let (kernel, weights) = match rows > DOT_ROWS {
+            true => (self.kernels.exact[1], weights.div_ceil(4)),
+            false => (self.kernels.exact[0], weights),
+        };
+        // SAFETY: the weights have these shapes, and values room for the step's rows.
+        unsafe { self.device.launch(kernel, [weights, inputs, 1], EXACT_THREADS, 0, product) }
+    }
+
     fn send_dot(&self, product: &p::Product, first: &Placed, is_gated: bool) -> Result<()> {
         let (rows, tiles) = (product.rows as usize, product.tiles as usize);
         let kernels = self.kernels.of(first.shape.kind);
@@ -125,10 +144,21 @@ impl Step<'_> {
     }
 
     pub(super) fn route(&self, rows: usize, work: &Work) -> Result<()> {
+        let Work::Route { routing, .. } = work else {
+            unreachable!("called for routings");
+        };
+        let (grid, shared) = ([rows, 1, 1], route_shared_bytes(routing));
+        let parameters = self.route_parameters(work);
+        // SAFETY: there are counts of all experts.
+        unsafe { self.device.launch(self.kernels.route, grid, ROUTE_THREADS, shared, &parameters) }
+    }
+
+    /// What a choice of experts is told.
+    pub(crate) fn route_parameters(&self, work: &Work) -> p::Route {
         let Work::Route { input, bias, routing, number, out } = work else {
             unreachable!("called for routings");
         };
-        let parameters = p::Route {
+        p::Route {
             scores: self.address(*input),
             bias: self.vector(*bias),
             out: self.address(*out),
@@ -147,10 +177,7 @@ impl Step<'_> {
             },
             normalize: u32::from(routing.normalize),
             padding: 0,
-        };
-        let shared = route_shared_bytes(routing);
-        // SAFETY: there are counts of all experts.
-        unsafe { self.device.launch(self.kernels.route, [rows, 1, 1], 32, shared, &parameters) }
+        }
     }
 
     pub(super) fn expert_sum(
@@ -179,6 +206,6 @@ impl Step<'_> {
 }
 
 /// Shared memory of a block that chooses experts.
-pub(super) fn route_shared_bytes(routing: &Routing) -> usize {
-    4 * (2 * routing.experts + routing.groups)
+pub(crate) fn route_shared_bytes(routing: &Routing) -> usize {
+    4 * (2 * routing.experts + routing.groups + 2 * routing.used)
 }

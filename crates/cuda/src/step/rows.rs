@@ -58,13 +58,24 @@ impl Step<'_> {
     }
 
     pub(super) fn norm(&self, rows: usize, work: &Work) -> Result<()> {
-        let Work::Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = work else {
+        let Work::Norm { input, groups, .. } = work else {
             unreachable!("called for norms");
         };
         let n = self.content(*input).stride() / groups;
+        let (threads, grid) = (if n > SHORT_NORM { NORM_THREADS } else { 32 }, [rows, *groups, 1]);
+        let parameters = self.norm_parameters(work);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.normalize, grid, threads, 0, &parameters) }
+    }
+
+    /// What a norm is told.
+    pub(crate) fn norm_parameters(&self, work: &Work) -> p::Norm {
+        let Work::Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = work else {
+            unreachable!("called for norms");
+        };
         let (out, out_stride) = self.place(*out);
         let (half_out, half_stride) = self.place(*half_out);
-        let parameters = p::Norm {
+        p::Norm {
             x: self.address(*input),
             weight: self.vector(Some(*weight)),
             bias: self.vector(*bias),
@@ -74,15 +85,11 @@ impl Step<'_> {
             stride: self.stride(*input),
             out_stride,
             half_stride,
-            n: n as u32,
+            n: (self.content(*input).stride() / groups) as u32,
             groups: *groups as u32,
             weight_len: self.weights[weight.0].len as u32,
             is_layer: u32::from(*kind == NormKind::Layer),
-        };
-        let threads = if n > SHORT_NORM { NORM_THREADS } else { 32 };
-        let grid = [rows, *groups, 1];
-        // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.normalize, grid, threads, 0, &parameters) }
+        }
     }
 
     pub(super) fn prepare(&self, rows: usize, input: Value, out: Value) -> Result<()> {
