@@ -49,8 +49,13 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     }
     for entry in std::fs::read_dir(kit.join("real"))? {
         let path = entry?.path();
+        // Beside the cases lies the text of the perplexities.
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let case: Value = serde_json::from_str(&text)?;
+        let case: Value =
+            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
         let name = case["name"].as_str().or(path.file_stem().and_then(|s| s.to_str()));
         let name = name.context("no name")?;
         if !name.starts_with(&chosen.model) {
