@@ -249,7 +249,8 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
         }
         sync<THREADS>();
         for (u32 i = t; i < (end - start) / p.used * TILE_ROWS; i += THREADS) {
-            u32 tile = start / p.used + i / TILE_ROWS, row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + i % TILE_ROWS;
+            u32 tile = start / p.used + i / TILE_ROWS;
+            u32 row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + i % TILE_ROWS;
             if (row >= m.rows) continue;
             float sum = 0.0f;
             for (u32 k = 0; k < p.used; k++) {

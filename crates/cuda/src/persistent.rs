@@ -140,8 +140,8 @@ fn is_listed(work: &Work) -> bool {
 }
 
 impl Runner {
-    /// The bytes of shared memory that stage `i` needs for its input; none if this kernel cannot run
-    /// it.
+    /// The bytes of shared memory that stage `i` needs for its input; none if this kernel cannot
+    /// run it.
     fn area(&self, plan: &Plan, program: &Program, i: usize) -> Option<usize> {
         let is_sum = |i: Option<usize>| {
             let product = i.filter(|&i| summed(program, i).is_some())?;
@@ -293,12 +293,39 @@ mod tests {
     use super::*;
     use crate::lower::lower;
 
-    #[test]
-    fn each_block_takes_query_heads_once_at_most() {
+    fn lowered(model: &str) -> (Plan, Program) {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
-        let file = bodkin_model::open(format!("{folder}/llama-q4_0.gguf")).unwrap();
+        let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
         let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
         let program = lower(&plan, true);
+        (plan, program)
+    }
+
+    #[test]
+    fn experts_run_in_the_kernel_for_them_alone() {
+        let (plan, program) = lowered("qwen3moe-q4_k_m");
+        let [plain, _, experts] = &RUNNERS;
+        let first = program.stages.iter().position(|stage| matches!(stage.work, Work::Norm { .. }));
+        let run = first.unwrap()..program.stages.len();
+        for i in run.clone() {
+            let name = &program.stages[i].name;
+            assert!(experts.area(&plan, &program, i).is_some(), "{name}");
+        }
+        assert!(run.clone().any(|i| plain.area(&plan, &program, i).is_none()));
+        // The weighted sum and what it is added to are part of the product before them.
+        let sums = run.clone().filter(|&i| summed(&program, i).is_some()).count();
+        let unlisted = run.filter(|&i| !is_listed(&program.stages[i].work)).count();
+        let inlined = program
+            .stages
+            .iter()
+            .filter(|stage| matches!(stage.work, Work::Norm { is_inlined: true, .. }));
+        assert!(sums > 0);
+        assert_eq!(unlisted, inlined.count() + 2 * sums);
+    }
+
+    #[test]
+    fn each_block_takes_query_heads_once_at_most() {
+        let (_, program) = lowered("llama-q4_0");
         let all = 0..program.stages.len();
         let needed = program.stages.iter().filter_map(|stage| match &stage.work {
             Work::Attend { attention, .. } => Some(blocks(attention)),
