@@ -3,7 +3,8 @@
 // and whoever needs a number looks at it until it is there (`wait_for_all`). So stages overlap, and one warp
 // of a block fetches weights, stages ahead, as far as shared memory reaches.
 //
-// The arithmetic is that of `dot` and `attend_meet`: a row has the same bits either way.
+// The arithmetic is that of the single kernels, of `dot` and `attend_meet` above all: a row has the same bits
+// either way.
 #include "persistent_attend.cuh"
 #include "persistent_experts.cuh"
 
@@ -149,24 +150,24 @@ DEVICE void multiply_part(Shared &shared, Ring &ring, const Share &share, const 
     const u32 CHUNKS = Slot<KIND>::CHUNKS;
     u32 lane = ring.lane;
 #pragma unroll 1
-            for (u32 chunk = share.first; chunk < share.end; chunk += CHUNKS) {
-                const u8 *slots[TILES];
+    for (u32 chunk = share.first; chunk < share.end; chunk += CHUNKS) {
+        const u8 *slots[TILES];
 #pragma unroll
-                for (int i = 0; i < TILES; i++) slots[i] = ring.take(shared);
-                const u16 *x = input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4);
-                // Two chunks at a time, as registers allow, or the last one.
-                const u32 AT_ONCE = CHUNKS > 1 && TILES == 1 ? 2 : 1;
-                u32 left = min(CHUNKS, share.end - chunk);
+        for (int i = 0; i < TILES; i++) slots[i] = ring.take(shared);
+        const u16 *x = input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4);
+        // Two chunks at a time, as registers allow, or the last one.
+        const u32 AT_ONCE = CHUNKS > 1 && TILES == 1 ? 2 : 1;
+        u32 left = min(CHUNKS, share.end - chunk);
 #pragma unroll 1
-                for (; left >= AT_ONCE; left -= AT_ONCE) {
-                    multiply<KIND, AT_ONCE>(slots, lane, x, sums);
-                    x += AT_ONCE * CHUNK_COLS;
+        for (; left >= AT_ONCE; left -= AT_ONCE) {
+            multiply<KIND, AT_ONCE>(slots, lane, x, sums);
+            x += AT_ONCE * CHUNK_COLS;
 #pragma unroll
-                    for (int i = 0; i < TILES; i++) slots[i] += AT_ONCE * Planes<KIND>::BYTES;
-                }
-                if (left > 0) multiply<KIND, 1>(slots, lane, x, sums);
-                ring.release<TILES>(shared);
-            }
+            for (int i = 0; i < TILES; i++) slots[i] += AT_ONCE * Planes<KIND>::BYTES;
+        }
+        if (left > 0) multiply<KIND, 1>(slots, lane, x, sums);
+        ring.release<TILES>(shared);
+    }
 }
 
 // Multiplies the input with a warp's parts of its tiles, and gives the slots that it has then taken.

@@ -11,6 +11,7 @@ struct Chosen {
     float weights[MOST_CHOSEN];
     float results[MOST_RESULTS][TILE_ROWS]; // where they are summed
 };
+static_assert(sizeof(Chosen) == 4224, "as in persistent.rs");
 
 DEVICE Chosen &chosen_of(const Product &p, bool is_gated) {
     u16 *input = (u16 *)shared_memory().area;

@@ -143,16 +143,6 @@ DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shar
     }
 }
 
-// A stage of shared memory, and the parity of its barriers' phase.
-struct Turn {
-    u32 stage, parity;
-
-    __device__ __forceinline__ Turn next() const {
-        bool is_last = stage + 1 == STAGES;
-        return {is_last ? 0 : stage + 1, parity ^ is_last};
-    }
-};
-
 // What a group multiplies.
 template <int KIND, u32 WIDTH> struct Sums {
     static const int COUNT = WIDTH / 2;

@@ -8,6 +8,9 @@
 //! - `rotations`: keys and queries are rotated where keys and values are kept and met;
 //! - `norms`: products of a single row normalise it themselves;
 //! - `halves`: norms, attention and gates write the inputs of products themselves.
+//!
+//! In the persistent kernel, experts' products also make the weighted sum of their results and add
+//! it (`persistent.rs`).
 
 mod attention;
 mod products;
@@ -18,6 +21,7 @@ use std::collections::HashMap;
 use bodkin_model::{NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use crate::planes::{Kind, Shape};
+use crate::step::SHORT_NORM;
 pub(crate) use products::{matrix_of, shapes};
 pub(crate) use stage::{After, Content, Experts, Factor, Function, InputNorm};
 pub(crate) use stage::{Program, Rotation, ScanStage};
@@ -25,7 +29,7 @@ pub(crate) use stage::{Spec, Stage, Value, Work};
 
 /// Widths of norms that products make for themselves: blocks of this width sum in the same order
 /// as the norm's own, and the row has to fit beside their results.
-const INLINED_COLS: std::ops::RangeInclusive<usize> = 257..=12_288;
+const INLINED_COLS: std::ops::RangeInclusive<usize> = SHORT_NORM + 1..=12_288;
 /// The most matrices of one product.
 const FACTORS: usize = 4;
 

@@ -38,7 +38,9 @@ const EXACT: u32 = 34;
 const ROUTE: u32 = 35;
 /// The most experts that a row may meet, and what a stage's area has for them beside its input.
 const MOST_CHOSEN: usize = 16;
-const CHOSEN_BYTES: usize = 8 * MOST_CHOSEN + 64 * 4 * TILE_ROWS;
+const CHOSEN_BYTES: usize = 8 * MOST_CHOSEN + MOST_RESULTS * 4 * TILE_ROWS;
+/// Results of tiles and experts that a block keeps before it sums them.
+const MOST_RESULTS: usize = 64;
 
 /// A kernel, and what it can run.
 pub(crate) struct Runner {
@@ -143,9 +145,10 @@ impl Runner {
     /// The bytes of shared memory that stage `i` needs for its input; none if this kernel cannot
     /// run it.
     fn area(&self, plan: &Plan, program: &Program, i: usize) -> Option<usize> {
+        // What a product does too needs as much as it, or a run might begin behind the product.
         let is_sum = |i: Option<usize>| {
             let product = i.filter(|&i| summed(program, i).is_some())?;
-            self.area(plan, program, product).map(|_| 0)
+            self.area(plan, program, product)
         };
         match &program.stages[i].work {
             Work::Norm { is_inlined: true, .. } => Some(0),
@@ -202,8 +205,7 @@ impl Runner {
         let Work::Product { norm, .. } = work else { return None };
         let cols = weight.cols.next_multiple_of(CHUNK_COLS);
         let weights = if norm.is_some() { 4 * cols } else { 0 };
-        // Shorter rows have a sum of squares in another order.
-        let is_usual = weight.cols.is_multiple_of(4) && weight.cols > SHORT_NORM;
+        let is_usual = weight.cols.is_multiple_of(4);
         ((norm.is_none() || is_usual) && self.kinds.contains(&Kind::of(weight.format)))
             .then_some(2 * cols + weights)
     }
@@ -313,7 +315,15 @@ mod tests {
         }
         assert!(run.clone().any(|i| plain.area(&plan, &program, i).is_none()));
         // The weighted sum and what it is added to are part of the product before them.
-        let sums = run.clone().filter(|&i| summed(&program, i).is_some()).count();
+        let of_sums: Vec<usize> = run.clone().filter(|&i| summed(&program, i).is_some()).collect();
+        for &i in &of_sums {
+            let areas = [i, i + 1, i + 2].map(|i| experts.area(&plan, &program, i));
+            assert!(
+                areas.iter().all(|area| *area == areas[0]),
+                "no run begins in a sum: {areas:?}"
+            );
+        }
+        let sums = of_sums.len();
         let unlisted = run.filter(|&i| !is_listed(&program.stages[i].work)).count();
         let inlined = program
             .stages

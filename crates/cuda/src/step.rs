@@ -31,7 +31,7 @@ use many::{Grouping, Interleaving};
 const THREADS: usize = 256;
 /// Rows of up to so many elements are normalised by a warp.
 pub(crate) const SHORT_NORM: usize = 256;
-/// Rows of input up to which products read every weight once.
+/// Rows of input up to which products read every weight once; experts' once for each row.
 pub(crate) const DOT_ROWS: usize = 16;
 
 /// Addresses of what steps read and write besides weights.

@@ -14,13 +14,13 @@ const WIDE_THREADS: usize = 3 * 128;
 /// Threads of the block that puts rows in order by their experts.
 const GROUP_THREADS: usize = 1024;
 
-/// The last order of rows by experts: what the router made, or the number of experts that all rows
-/// meet, and how many rows a column of blocks takes.
-pub(crate) type Grouping = (Option<Value>, usize, usize);
+/// The last order of rows by experts: what the router made, or none where all rows meet all; so
+/// many rows and experts of each; and how many rows a column of blocks takes.
+pub(crate) type Grouping = (Option<Value>, u32, usize, usize);
 
-/// The last input that was put in order: whether only its rows that are outputs, and for which
-/// experts.
-pub(crate) type Interleaving = (Value, bool, Option<Grouping>);
+/// The last input that was put in order: whether only its rows that are outputs, and whether by the
+/// last [`Grouping`].
+pub(crate) type Interleaving = (Value, bool, bool);
 
 impl Step<'_> {
     /// Sends a product that has more rows than `dot` takes.
@@ -37,7 +37,8 @@ impl Step<'_> {
         let kernels = self.kernels.of(shape.kind);
         let rows = product.rows as usize;
         let pairs = experts.map(|experts| Pairs::of(rows, &experts));
-        let columns = |width: usize| pairs.map_or(rows.div_ceil(width), |p| p.columns(width));
+        let columns =
+            |width: usize| pairs.map_or(rows.div_ceil(width), |pairs| pairs.columns(width));
         let tiles = (product.tiles as usize).div_ceil(if is_gated { 4 } else { 8 });
         let gated = usize::from(is_gated);
         let Some(wide) = &kernels.wide else {
@@ -47,7 +48,8 @@ impl Step<'_> {
             // SAFETY: the weights have these shapes, and values room for the step's rows.
             return unsafe { self.device.launch(kernel, grid, THREADS, MUL_SHARED_BYTES, &many) };
         };
-        // How often all multiprocessors have a block each.
+        // What times of widths are multiplied with: columns that experts fill, or how often all
+        // multiprocessors have a block each.
         let turns = |i: usize| match pairs {
             Some(pairs) => pairs.likely_columns(WIDTHS[i].0),
             None => {
@@ -84,10 +86,11 @@ impl Step<'_> {
             share: if experts.is_shared { experts.used as u32 } else { 1 },
             ..many
         };
-        let key = Some((experts.route, experts.used, width));
+        let key = Some((experts.route, product.rows, experts.used, width));
         if self.grouped.replace(key) == key {
             return Ok(many);
         }
+        // An expert's rows may come in another order the next time.
         self.interleaved.set(None);
         let parameters = p::Group {
             route: product.route,
@@ -113,8 +116,7 @@ impl Step<'_> {
     fn interleave(&self, many: &mut p::Many, input: Value, pairs: Option<Pairs>) -> Result<()> {
         let product = &mut many.product;
         let from = std::mem::replace(&mut product.input, self.at.interleaved);
-        let group = self.grouped.get().filter(|_| pairs.is_some());
-        let key = Some((input, product.is_outputs == 1, group));
+        let key = Some((input, product.is_outputs == 1, pairs.is_some()));
         if self.interleaved.replace(key) == key {
             return Ok(());
         }

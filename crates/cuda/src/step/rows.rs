@@ -58,12 +58,9 @@ impl Step<'_> {
     }
 
     pub(super) fn norm(&self, rows: usize, work: &Work) -> Result<()> {
-        let Work::Norm { input, groups, .. } = work else {
-            unreachable!("called for norms");
-        };
-        let n = self.content(*input).stride() / groups;
-        let (threads, grid) = (if n > SHORT_NORM { NORM_THREADS } else { 32 }, [rows, *groups, 1]);
         let parameters = self.norm_parameters(work);
+        let threads = if parameters.n as usize > SHORT_NORM { NORM_THREADS } else { 32 };
+        let grid = [rows, parameters.groups as usize, 1];
         // SAFETY: values have room for the step's rows.
         unsafe { self.device.launch(self.kernels.normalize, grid, threads, 0, &parameters) }
     }
