@@ -299,7 +299,7 @@ template <u32 WEIGHTS> DEVICE void exact(const Product &p) {
         float4 w[WEIGHTS], x[EXACT_ROWS];
         u32 i = 4 * quad;
 #pragma unroll
-        for (u32 j = 0; j < WEIGHTS; j++) w[j] = exact_weights(p, expert, row + j, quad);
+        for (u32 j = 0; j < WEIGHTS; j++) w[j] = *exact_weights(p, expert, row + j, quad);
 #pragma unroll
         for (u32 r = 0; r < EXACT_ROWS; r++) {
             x[r] = make_float4(0, 0, 0, 0);

@@ -213,9 +213,9 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Sh
     return ring.taken;
 }
 
-// Multiplies the inputs of the chosen experts with a warp's parts of their tiles, and adds up their results
-// as `expert_sum` does. Teams take a tile's experts by turns; what they make stays in shared memory until some
-// tiles are done.
+// Multiplies the inputs of the chosen experts with a warp's parts of the block's tiles, and adds up their
+// results as `expert_sum` does. Results stay in shared memory until all of a tile's are done. Where blocks share
+// a tile, the one that has its first expert adds up; the others do their part of it first, and publish it.
 template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
@@ -223,14 +223,14 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
     Chosen &chosen = chosen_of(p, false);
     u32 t = own(threadIdx.x), lane = t % 32, turn = 0;
     Ring ring = {t / 32, lane, taken};
-    u32 thread = t & (32 * share.warps - 1), units = share.tiles, most = MOST_RESULTS / p.used * p.used;
+    u32 thread = t & (32 * share.warps - 1), end = share.tiles, first = first_summed(p, blockIdx.x);
 #pragma unroll 1
-    for (u32 start = 0, unit = share.tile; start < units; start += most) {
-        u32 end = min(start + most, units);
+    for (u32 start = first, unit = share.tile; start < end; start += MOST_RESULTS - MOST_CHOSEN) {
+        u32 stop = min(start + MOST_RESULTS - MOST_CHOSEN, end);
 #pragma unroll 1
-        for (; unit < end; unit += share.step, turn ^= 1) {
+        for (; unit < stop; unit += share.step, turn ^= 1) {
             u32 tile = unit / p.used, i = unit - tile * p.used, expert = chosen.experts[i];
-            u32 row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + thread;
+            u32 row = tile * TILE_ROWS + thread;
             bool is_row = thread < TILE_ROWS && row < m.rows;
             float scale = thread < TILE_ROWS ? row_scale(m, expert, row) : 0.0f;
             float bias = m.bias && is_row ? m.bias[expert * m.rows + row] : __uint_as_float(MINUS_ZERO);
@@ -246,20 +246,24 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
             float total = 0.0f;
 #pragma unroll 8
             for (u32 part = 0; part < share.parts; part++) total += partial[part][0][thread];
-            chosen.results[unit - start][thread] = total * scale + bias;
+            total = total * scale + bias;
+            chosen.results[unit % MOST_RESULTS][thread] = total;
+            if (is_row && unit - i < first) publish(p.matrices[1].out + i * m.rows + row, total);
         }
         sync<THREADS>();
-        for (u32 i = t; i < (end - start) / p.used * TILE_ROWS; i += THREADS) {
-            u32 tile = start / p.used + i / TILE_ROWS;
-            u32 row = (blockIdx.x + tile * gridDim.x) * TILE_ROWS + i % TILE_ROWS;
-            if (row >= m.rows) continue;
+        // Tiles that begin here, and of which nothing of this block is missing any more.
+        u32 from = max(start / p.used, (first + p.used - 1) / p.used);
+        u32 to = stop == end ? (end + p.used - 1) / p.used : stop / p.used;
+        for (u32 row = from * TILE_ROWS + t; row < min(to * TILE_ROWS, m.rows); row += THREADS) {
             float sum = 0.0f;
-            for (u32 k = 0; k < p.used; k++) {
-                sum = fmaf(chosen.results[i / TILE_ROWS * p.used + k][i % TILE_ROWS], chosen.weights[k], sum);
+            for (u32 k = 0, unit = row / TILE_ROWS * p.used; k < p.used; k++, unit++) {
+                const float *result = &chosen.results[unit % MOST_RESULTS][row % TILE_ROWS];
+                float y = unit < end ? *result : wait_for(p.matrices[1].out + k * m.rows + row);
+                sum = fmaf(y, chosen.weights[k], sum);
             }
             publish(m.out + row, wait_for(p.residual + row) + sum);
         }
-        if (end < units) sync<THREADS>();
+        if (stop < end) sync<THREADS>();
     }
     return ring.taken;
 }
@@ -277,7 +281,7 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     const Product &p = shared.stages[own(stage % 2)].product;
     // Who makes nothing must not read either: nobody would wait for it.
     bool is_gated = work >= GATED;
-    if (blockIdx.x >= tiles_of(p, is_gated)) return taken;
+    if (!has_tiles(p, is_gated)) return taken;
     u32 t = own(threadIdx.x);
     u16 *input = (u16 *)shared.area;
     Share share(p, is_gated, t / 32);
@@ -289,7 +293,9 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
         ending.begin(p, is_gated, share.tile, t & (32 * share.warps - 1));
     }
     if (p.norm_x) {
-        share_normed(p, t, input, (float *)(input + p.input_stride), shared.mosts);
+        // Chosen experts lie behind the input.
+        float *weights = (float *)(input + p.input_stride + (EXPERTS ? sizeof(Chosen) / 2 : 0));
+        share_normed(p, t, input, weights, shared.mosts);
     } else {
         share_halves(p, is_gated, t, input);
     }

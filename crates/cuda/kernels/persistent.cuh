@@ -109,13 +109,22 @@ DEVICE void wait_phase(const u64 *barrier, u32 parity) {
                  "@!done bra again;}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
-// How many tiles there are: of a gated product with experts those of each chosen one, one behind the other.
-DEVICE u32 tiles_of(const Product &p, bool is_gated) {
-    return EXPERTS && is_gated && p.used ? p.tiles * p.used : p.tiles;
+// How many tiles there are: of experts those of each chosen one. Those that are gated lie one expert's behind
+// the other's; those whose results are summed lie together, the same tile of each expert.
+DEVICE u32 tiles_of(const Product &p) { return EXPERTS && p.used ? p.tiles * p.used : p.tiles; }
+
+DEVICE bool is_summed(const Product &p, bool is_gated) { return EXPERTS && p.used && !is_gated; }
+
+// Where results are summed, a block has neighbours, from this one on up to the next block's first.
+DEVICE u32 first_summed(const Product &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
+
+// Whether this block has any tile.
+DEVICE bool has_tiles(const Product &p, bool is_gated) {
+    if (!is_summed(p, is_gated)) return blockIdx.x < tiles_of(p);
+    return first_summed(p, blockIdx.x) < first_summed(p, blockIdx.x + 1);
 }
 
-// How the warps of a block share a product: teams take tiles, their members parts of columns. Where experts'
-// results are summed, all experts' of each of the block's tiles are counted as the block's own.
+// How the warps of a block share a product: teams take tiles, their members parts of columns.
 struct Share {
     u32 parts, warps, team, member, first, end, tile, step, tiles;
 
@@ -130,10 +139,10 @@ struct Share {
         // The first tiles of all blocks go to their first teams.
         tile = blockIdx.x + gridDim.x * team;
         step = gridDim.x * (WARPS >> shift);
-        tiles = tiles_of(p, is_gated);
-        if (EXPERTS && p.used && !is_gated) {
-            tiles = (p.tiles + gridDim.x - 1 - blockIdx.x) / gridDim.x * p.used;
-            tile = team;
+        tiles = tiles_of(p);
+        if (is_summed(p, is_gated)) {
+            tiles = first_summed(p, blockIdx.x + 1);
+            tile = first_summed(p, blockIdx.x) + team;
             step = WARPS >> shift;
         }
     }
@@ -207,7 +216,7 @@ DEVICE void fetch_experts(Stage &stage, u32 lane, u32 &filled) {
     Shared &shared = shared_memory();
     const Product &p = stage.product;
     bool is_gated = stage.work >= GATED;
-    if (blockIdx.x >= tiles_of(p, is_gated)) return;
+    if (!has_tiles(p, is_gated)) return;
     // Experts' products have no other matrices.
     u32 *chosen = (u32 *)&stage.product.matrices[2];
     if (lane < p.used) chosen[lane] = (u32)wait_for(p.route + p.used + lane);
@@ -224,7 +233,7 @@ DEVICE void fetch_experts(Stage &stage, u32 lane, u32 &filled) {
         if (may) {
             if (left == 0) {
                 u32 base = is_gated ? p.tiles : p.used, high = tile / base, low = tile - high * base;
-                u32 number = chosen[is_gated ? high : low] * p.tiles + (is_gated ? low : blockIdx.x + high * gridDim.x);
+                u32 number = chosen[is_gated ? high : low] * p.tiles + (is_gated ? low : high);
                 line = (number * p.chunks + share.first) * (bytes / 64);
                 left = (share.end - share.first) * bytes;
             }

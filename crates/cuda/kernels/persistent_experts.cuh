@@ -41,6 +41,42 @@ DEVICE void put(const Norm &p, u32 at, float x) {
     if (p.half_out) publish(p.half_out + at, to_input(x));
 }
 
+DEVICE float4 normed(const float4 &x, const float4 &weight, float scale) {
+    return make_float4(x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w);
+}
+
+// Waits for a row, or a group of it, and keeps it with the weights of its norm, each thread's own elements. Gives
+// what they are to be multiplied with.
+DEVICE float keep_normed(const float *x, const float *weights, u32 n, float eps, bool is_short, float4 *kept,
+                         float4 *kept_weights) {
+    Shared &shared = shared_memory();
+    u32 t = own(threadIdx.x), quads = n / 4, thread = is_short ? t % 32 : t, threads = is_short ? 32 : THREADS;
+#pragma unroll 1
+    for (u32 i = thread; i < quads; i += threads) copy_async(shared_address(kept_weights + i), weights + 4 * i);
+    const uint4 *from = (const uint4 *)x;
+    float square = 0.0f;
+#pragma unroll 1
+    for (u32 first = thread; first < quads; first += NORM_QUADS * threads) {
+        uint4 x[NORM_QUADS];
+        wait_for_all<false>(from + first, threads, quads - first, x);
+#pragma unroll
+        for (u32 j = 0; j < NORM_QUADS; j++) {
+            square = add_squares(as_floats(x[j]), square);
+            if (first + j * threads < quads) kept[first + j * threads] = as_floats(x[j]);
+        }
+    }
+    square = warp_sum(square);
+    if (!is_short) {
+        if (t % 32 == 0) shared.mosts[t / 32] = square;
+        sync<THREADS>();
+        square = 0.0f;
+        for (u32 i = 0; i < WARPS; i++) square += shared.mosts[i];
+        sync<THREADS>();
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    return rsqrtf(square / (float)n + eps);
+}
+
 // A row, or groups of it, as `normalize` does it: a warp for a short group, a block for a longer one.
 DEVICE void normalize(u32 stage) {
     Shared &shared = shared_memory();
@@ -52,43 +88,20 @@ DEVICE void normalize(u32 stage) {
     block -= block < gridDim.x ? 0 : gridDim.x;
     u32 group = block + (is_short ? t / 32 * gridDim.x : 0), step = gridDim.x * (is_short ? WARPS : 1);
     u32 thread = is_short ? t % 32 : t, threads = is_short ? 32 : THREADS;
-    // Each thread's own elements and their weights.
     float4 *kept = (float4 *)shared.area + (is_short ? t / 32 * SHORT_NORM / 2 : 0);
     float4 *kept_weights = kept + (is_short ? SHORT_NORM / 4 : quads);
 #pragma unroll 1
     for (; group < p.groups; group += step) {
-        const uint4 *from = (const uint4 *)(p.x + group * p.n);
         const float *weights = p.weight + (p.weight_len == p.n ? 0 : group * p.n);
-        for (u32 i = thread; i < quads; i += threads) copy_async(shared_address(kept_weights + i), weights + 4 * i);
-        float square = 0.0f;
-#pragma unroll 1
-        for (u32 first = thread; first < quads; first += NORM_QUADS * threads) {
-            uint4 x[NORM_QUADS];
-            wait_for_all<false>(from + first, threads, quads - first, x);
-#pragma unroll
-            for (u32 j = 0; j < NORM_QUADS; j++) {
-                square = add_squares(as_floats(x[j]), square);
-                if (first + j * threads < quads) kept[first + j * threads] = as_floats(x[j]);
-            }
-        }
-        square = warp_sum(square);
-        if (!is_short) {
-            if (t % 32 == 0) shared.mosts[t / 32] = square;
-            sync<THREADS>();
-            square = 0.0f;
-            for (u32 i = 0; i < WARPS; i++) square += shared.mosts[i];
-            sync<THREADS>();
-        }
-        float scale = rsqrtf(square / (float)p.n + p.eps);
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        float scale = keep_normed(p.x + group * p.n, weights, p.n, p.eps, is_short, kept, kept_weights);
 #pragma unroll 1
         for (u32 i = thread; i < quads; i += threads) {
-            float4 y = kept[i], w = kept_weights[i];
+            float4 y = normed(kept[i], kept_weights[i], scale);
             u32 at = group * p.n + 4 * i;
-            put(p, at, y.x * scale * w.x);
-            put(p, at + 1, y.y * scale * w.y);
-            put(p, at + 2, y.z * scale * w.z);
-            put(p, at + 3, y.w * scale * w.w);
+            put(p, at, y.x);
+            put(p, at + 1, y.y);
+            put(p, at + 2, y.z);
+            put(p, at + 3, y.w);
         }
         if (!p.half_out || group + 1 < p.groups) continue;
 #pragma unroll 1
@@ -96,25 +109,36 @@ DEVICE void normalize(u32 stage) {
     }
 }
 
-// A product with weights in f32, as `exact` does it.
+// A product with weights in f32, as `exact` does it; its input may have to be normalised. Weights of a row and
+// the input come to shared memory, each thread's own.
 DEVICE void exact(u32 stage) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
     static_assert(EXACT_THREADS == THREADS, "the same order");
     u32 t = own(threadIdx.x), quads = p.cols / 4;
-    const uint4 *from = (const uint4 *)p.input;
+    float4 *weights = (float4 *)shared.area, *input = weights + quads, *norm_weights = input + quads;
 #pragma unroll 1
     for (u32 row = blockIdx.x; row < p.matrices[0].rows; row += gridDim.x) {
+#pragma unroll 1
+        for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + i), exact_weights(p, 0, row, i));
+        bool is_first = row == blockIdx.x, is_normed = is_first && p.norm_x;
+        float scale = 1.0f;
+        if (is_normed) {
+            scale = keep_normed(p.norm_x, p.norm_weight, p.cols, p.norm_eps, false, input, norm_weights);
+        } else if (is_first) {
+#pragma unroll 1
+            for (u32 i = t; i < quads; i += THREADS) {
+                uint4 x[1];
+                wait_for_all<false>((const uint4 *)p.input + i, 0, 1, x);
+                input[i] = as_floats(x[0]);
+            }
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
         float sum = 0.0f;
 #pragma unroll 1
-        for (u32 first = t; first < quads; first += EXACT_QUADS * THREADS) {
-            float4 w[EXACT_QUADS];
-            uint4 x[EXACT_QUADS];
-#pragma unroll
-            for (u32 j = 0; j < EXACT_QUADS; j++) w[j] = exact_weights(p, 0, row, first + j * THREADS);
-            wait_for_all<false>(from + first, THREADS, quads - first, x);
-#pragma unroll
-            for (u32 j = 0; j < EXACT_QUADS; j++) sum = add_products(w[j], as_floats(x[j]), sum);
+        for (u32 i = t; i < quads; i += THREADS) {
+            if (is_normed) input[i] = normed(input[i], norm_weights[i], scale);
+            sum = add_products(weights[i], input[i], sum);
         }
         sum = warp_sum(sum);
         if (t % 32 == 0) shared.mosts[t / 32] = sum;

@@ -135,16 +135,14 @@ DEVICE void emit_gated(const Product &p, u32 expert, u32 row, u32 at, float gate
 
 // Products with weights in f32: a block for a row of weights, four neighbours a thread, in plain arithmetic.
 #define EXACT_THREADS 512u
-#define EXACT_QUADS 2 // that a thread has under way
 
-// Four columns of a row of f32 weights; zeros behind the last column.
-DEVICE float4 exact_weights(const Product &p, u32 expert, u32 row, u32 quad) {
+// Where four columns of a row of f32 weights are.
+DEVICE const float4 *exact_weights(const Product &p, u32 expert, u32 row, u32 quad) {
     const Matrix &m = p.matrices[0];
     const u32 QUADS = CHUNK_COLS / 4;
-    if (quad >= p.chunks * QUADS) return make_float4(0, 0, 0, 0);
     u64 tile = (u64)expert * m.tiles + row / TILE_ROWS;
     const u8 *chunk = m.planes + (tile * p.chunks + quad / QUADS) * Planes<F32>::BYTES;
-    return ((const float4 *)chunk)[row % TILE_ROWS * QUADS + quad % QUADS];
+    return (const float4 *)chunk + row % TILE_ROWS * QUADS + quad % QUADS;
 }
 
 DEVICE float add_products(const float4 &w, const float4 &x, float sum) {

@@ -9,10 +9,10 @@
 //! - `norms`: products of a single row normalise it themselves;
 //! - `halves`: norms, attention and gates write the inputs of products themselves.
 //!
-//! In the persistent kernel, experts' products also make the weighted sum of their results and add
-//! it (`persistent.rs`).
+//! Where one kernel runs a step, it joins more (`joined`).
 
 mod attention;
+mod joined;
 mod products;
 mod stage;
 
@@ -22,6 +22,7 @@ use bodkin_model::{NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId}
 
 use crate::planes::{Kind, Shape};
 use crate::step::SHORT_NORM;
+pub(crate) use joined::Joined;
 pub(crate) use products::{matrix_of, shapes};
 pub(crate) use stage::{After, Content, Experts, Factor, Function, InputNorm};
 pub(crate) use stage::{Program, Rotation, ScanStage};
@@ -65,7 +66,10 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
         _ => None,
     });
     let (values, ropes, routings) = (lowering.values, lowering.ropes, lowering.routings);
-    Program { stages, values, output, input, ropes, routings }
+    let mut program =
+        Program { stages, values, output, input, ropes, routings, joined: Vec::new() };
+    program.joined = joined::joined(plan, &program);
+    program
 }
 
 struct Lowering<'a> {

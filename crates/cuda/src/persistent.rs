@@ -10,7 +10,7 @@ use bodkin_model::{NormKind, Plan, Weight};
 use crate::driver::Device;
 use crate::kept::Kept;
 use crate::kernels::number_of;
-use crate::lower::{After, Content, Factor, Function, Program, Value, Work};
+use crate::lower::{After, Content, Joined, Program, Value, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind, TILE_ROWS};
 use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
@@ -108,50 +108,17 @@ fn is_awaitable(plan: &Plan, work: &Work) -> bool {
     }
 }
 
-/// If the results of the experts' product `i` are only summed, and the sum only added to a value:
-/// that value, and where the result goes.
-fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
-    let [product, sum, add] = program.stages.get(i..i + 3)? else { return None };
-    let Work::Product { factors, after: After::Nothing, experts: Some(experts), .. } =
-        &product.work
-    else {
-        return None;
-    };
-    let [Factor { out: Some(made), .. }] = factors[..] else { return None };
-    let Work::ExpertSum { input, route, out: sum } = sum.work else { return None };
-    let Work::Elementwise { function: Function::Add, a, b: Some(b), out } = add.work else {
-        return None;
-    };
-    let added = if a == sum { b } else { a };
-    let uses = |value: Value| {
-        let mut uses = usize::from(program.output == value);
-        let mut count = |other: Value| uses += usize::from(other == value);
-        program.stages.iter().for_each(|stage| stage.values(&mut count));
-        uses
-    };
-    let are_joined = input == made && experts.route == Some(route) && (a == sum || b == sum);
-    (are_joined && uses(made) == 2 && uses(sum) == 2).then_some((added, out))
-}
-
-/// Whether a stage of a run is listed: others are done with those before or after them.
-fn is_listed(work: &Work) -> bool {
-    !matches!(
-        work,
-        Work::Norm { is_inlined: true, .. } | Work::ExpertSum { .. } | Work::Elementwise { .. }
-    )
-}
-
 impl Runner {
     /// The bytes of shared memory that stage `i` needs for its input; none if this kernel cannot
     /// run it.
     fn area(&self, plan: &Plan, program: &Program, i: usize) -> Option<usize> {
-        // What a product does too needs as much as it, or a run might begin behind the product.
-        let is_sum = |i: Option<usize>| {
-            let product = i.filter(|&i| summed(program, i).is_some())?;
-            self.area(plan, program, product)
-        };
+        let joined = program.joined[i];
         match &program.stages[i].work {
-            Work::Norm { is_inlined: true, .. } => Some(0),
+            Work::Norm { .. } if joined == Joined::Elsewhere => Some(0),
+            // What a product does too needs as much as it, or a run might begin behind the product.
+            Work::ExpertSum { .. } | Work::Elementwise { .. } if joined == Joined::Elsewhere => {
+                self.area(plan, program, i - 1)
+            }
             Work::Norm { input, kind: NormKind::Rms, bias: None, groups, .. } => {
                 let n = program.values[input.0].content.stride() / groups;
                 // Elements and weights: of a row, or of the group of each warp.
@@ -161,8 +128,11 @@ impl Runner {
             work @ Work::Product { factors, experts: None, .. } => {
                 let weight = plan.weight(factors[0].weight);
                 match Kind::of(weight.format) {
-                    Kind::F32 => (self.has_experts && is_exact(plan, work)).then_some(0),
-                    _ => self.product_area(weight, work),
+                    // A row of weights, the input, and the weights of its norm.
+                    Kind::F32 => {
+                        (self.has_experts && is_exact(plan, work)).then_some(12 * weight.cols)
+                    }
+                    _ => self.product_area(weight, work, joined),
                 }
             }
             Work::Product { factors, after, experts: Some(experts), .. } => {
@@ -171,22 +141,21 @@ impl Runner {
                     |out: Value| matches!(program.values[out.0].content, Content::Halves { .. });
                 let inputs = match after {
                     After::Gate { out, .. } => (experts.is_shared && is_half(*out)).then_some(1),
-                    _ => summed(program, i).map(|_| experts.used),
+                    _ => matches!(joined, Joined::Sum { .. }).then_some(experts.used),
                 };
                 let can = self.has_experts
                     && self.kinds.contains(&Kind::of(weight.format))
                     && experts.route.is_some()
                     && experts.used <= MOST_CHOSEN;
                 let cols = weight.cols.next_multiple_of(CHUNK_COLS);
-                let bytes = inputs? * 2 * cols + CHOSEN_BYTES;
+                let norm = if matches!(joined, Joined::Norm(_)) { 4 * cols } else { 0 };
+                let bytes = inputs? * 2 * cols + CHOSEN_BYTES + norm;
                 can.then_some(bytes)
             }
             Work::Route { routing, .. } => {
                 let bytes = 4 * routing.experts + route_shared_bytes(routing);
                 self.has_experts.then_some(bytes)
             }
-            Work::ExpertSum { .. } => is_sum(i.checked_sub(1)),
-            Work::Elementwise { .. } => is_sum(i.checked_sub(2)),
             Work::Attend { slot, attention, .. } => {
                 let table = slot_tables(plan)[*slot];
                 let slot = &plan.slots[*slot];
@@ -201,12 +170,15 @@ impl Runner {
     }
 
     /// The same of a product of all rows.
-    fn product_area(&self, weight: &Weight, work: &Work) -> Option<usize> {
+    fn product_area(&self, weight: &Weight, work: &Work, joined: Joined) -> Option<usize> {
         let Work::Product { norm, .. } = work else { return None };
+        let is_normed = norm.is_some() || matches!(joined, Joined::Norm(_));
         let cols = weight.cols.next_multiple_of(CHUNK_COLS);
-        let weights = if norm.is_some() { 4 * cols } else { 0 };
+        // Chosen experts have their place before the norm's weights.
+        let chosen = if self.has_experts { CHOSEN_BYTES } else { 0 };
+        let weights = if is_normed { chosen + 4 * cols } else { 0 };
         let is_usual = weight.cols.is_multiple_of(4);
-        ((norm.is_none() || is_usual) && self.kinds.contains(&Kind::of(weight.format)))
+        ((!is_normed || is_usual) && self.kinds.contains(&Kind::of(weight.format)))
             .then_some(2 * cols + weights)
     }
 }
@@ -221,35 +193,42 @@ fn is_exact(plan: &Plan, work: &Work) -> bool {
 impl Step<'_> {
     /// The stages of a run, as the kernel reads them.
     pub(crate) fn list(&self, run: Range<usize>) -> Vec<p::Stage> {
-        run.filter_map(|i| self.listed(i)).collect()
+        let listed = run.filter(|&i| self.program.joined[i] != Joined::Elsewhere);
+        listed.map(|i| self.listed(i)).collect()
     }
 
-    fn listed(&self, i: usize) -> Option<p::Stage> {
+    fn listed(&self, i: usize) -> p::Stage {
         let work = &self.program.stages[i].work;
         match work {
-            _ if !is_listed(work) => None,
             Work::Product { factors, after, .. } => {
                 let kind = self.weights[factors[0].weight.0].shape.kind;
                 let mut product = self.product_parameters(1, work);
-                if kind == Kind::F32 {
-                    return Some(p::Stage::new(EXACT, &product));
+                match self.program.joined[i] {
+                    Joined::Alone => {}
+                    Joined::Norm(norm) => self.normalize_input(&mut product, &norm),
+                    Joined::Sum { added, out } => {
+                        product.residual = self.address(added);
+                        // What blocks make of tiles that others sum.
+                        product.matrices[1].out = product.matrices[0].out;
+                        product.matrices[0].out = self.address(out);
+                    }
+                    Joined::Elsewhere => unreachable!("is not listed"),
                 }
-                if let Some((added, out)) = summed(self.program, i) {
-                    product.residual = self.address(added);
-                    product.matrices[0].out = self.address(out);
+                if kind == Kind::F32 {
+                    return p::Stage::new(EXACT, &product);
                 }
                 let is_gated = matches!(after, After::Gate { .. });
                 let number = number_of(kind) as u32 + if is_gated { GATED } else { 0 };
-                Some(p::Stage::new(number, &product))
+                p::Stage::new(number, &product)
             }
             Work::Attend { .. } => {
                 let mut parameters = self.attend_parameters(1, work, true);
                 parameters.partials = self.at.awaited;
-                Some(p::Stage::new(ATTENTION, &parameters))
+                p::Stage::new(ATTENTION, &parameters)
             }
-            Work::Norm { .. } => Some(p::Stage::new(NORM, &self.norm_parameters(work))),
-            Work::Route { .. } => Some(p::Stage::new(ROUTE, &self.route_parameters(work))),
-            _ => None,
+            Work::Norm { .. } => p::Stage::new(NORM, &self.norm_parameters(work)),
+            Work::Route { .. } => p::Stage::new(ROUTE, &self.route_parameters(work)),
+            _ => unreachable!("no kernel can run it"),
         }
     }
 
@@ -267,7 +246,8 @@ impl Step<'_> {
         let number = areas.iter().position(Option::is_some).expect("a kernel can do the run");
         let kernel = self.kernels.persistent.expect("there is a list")[number];
         let area = areas[number].unwrap_or(0).next_multiple_of(16);
-        let count = stages.iter().filter(|stage| is_listed(&stage.work)).count();
+        let joined = &self.program.joined[run.clone()];
+        let count = joined.iter().filter(|joined| **joined != Joined::Elsewhere).count();
         let Some(Work::Product { input, norm, .. }) = stages.last().map(|stage| &stage.work) else {
             unreachable!("a run ends with a product");
         };
@@ -315,7 +295,9 @@ mod tests {
         }
         assert!(run.clone().any(|i| plain.area(&plan, &program, i).is_none()));
         // The weighted sum and what it is added to are part of the product before them.
-        let of_sums: Vec<usize> = run.clone().filter(|&i| summed(&program, i).is_some()).collect();
+        let joined = &program.joined;
+        let is_sum = |i: &usize| matches!(joined[*i], Joined::Sum { .. });
+        let of_sums: Vec<usize> = run.clone().filter(is_sum).collect();
         for &i in &of_sums {
             let areas = [i, i + 1, i + 2].map(|i| experts.area(&plan, &program, i));
             assert!(
@@ -324,13 +306,11 @@ mod tests {
             );
         }
         let sums = of_sums.len();
-        let unlisted = run.filter(|&i| !is_listed(&program.stages[i].work)).count();
-        let inlined = program
-            .stages
-            .iter()
-            .filter(|stage| matches!(stage.work, Work::Norm { is_inlined: true, .. }));
+        let unlisted = run.clone().filter(|&i| joined[i] == Joined::Elsewhere);
+        let (norms, of_sums): (Vec<usize>, Vec<usize>) =
+            unlisted.partition(|&i| matches!(program.stages[i].work, Work::Norm { .. }));
         assert!(sums > 0);
-        assert_eq!(unlisted, inlined.count() + 2 * sums);
+        assert_eq!(of_sums.len(), 2 * sums);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, RopeStyle, Routing, Rows, Scan};
 use bodkin_model::{Rope, WeightId};
 
+use super::Joined;
 use crate::planes::CHUNK_COLS;
 
 /// An index into [`Program::values`].
@@ -292,4 +293,23 @@ pub(crate) struct Program {
     pub(crate) input: Option<Value>,
     /// The number of experts of each routing.
     pub(crate) routings: Vec<usize>,
+    /// How each stage takes part where one kernel runs them.
+    pub(crate) joined: Vec<Joined>,
+}
+
+impl Program {
+    /// The stages that read or write a value, each as often as it does, and one behind all stages
+    /// for the host if that reads it.
+    pub(crate) fn uses(&self, value: Value) -> Vec<usize> {
+        let mut uses = Vec::new();
+        for (i, stage) in self.stages.iter().enumerate() {
+            stage.values(&mut |other| {
+                if other == value {
+                    uses.push(i);
+                }
+            });
+        }
+        uses.extend((self.output == value).then_some(self.stages.len()));
+        uses
+    }
 }

@@ -6,7 +6,7 @@ use bodkin_model::{Gating, Routing};
 use super::rows::act_number;
 use super::{DOT_ROWS, Step, THREADS};
 use crate::kernels::dot_shared_bytes;
-use crate::lower::{After, Content, Value, Work};
+use crate::lower::{After, Content, InputNorm, Value, Work};
 use crate::parameters as p;
 use crate::planes::Kind;
 use crate::weights::Placed;
@@ -56,9 +56,7 @@ impl Step<'_> {
             ..p::Product::default()
         };
         if let (Some(norm), true) = (norm, self.inlines_norms()) {
-            parameters.norm_x = self.address(norm.input);
-            parameters.norm_weight = self.vector(Some(norm.weight));
-            parameters.norm_eps = norm.eps;
+            self.normalize_input(&mut parameters, norm);
         }
         let is_gated = matches!(after, After::Gate { .. });
         for (matrix, factor) in parameters.matrices.iter_mut().zip(factors) {
@@ -102,6 +100,13 @@ impl Step<'_> {
             parameters.is_shared = u32::from(experts.is_shared);
         }
         parameters
+    }
+
+    /// Lets a product make the norm of its input.
+    pub(crate) fn normalize_input(&self, product: &mut p::Product, norm: &InputNorm) {
+        product.norm_x = self.address(norm.input);
+        product.norm_weight = self.vector(Some(norm.weight));
+        product.norm_eps = norm.eps;
     }
 
     /// Sends a product with so many rows of weights in f32.
