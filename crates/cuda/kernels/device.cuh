@@ -67,6 +67,11 @@ DEVICE void copy_async(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Likewise of four bytes.
+DEVICE void copy_async4(u32 to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Four matrices of eight by eight halves; a lane gives the address of a row of one.
 DEVICE uint4 load_matrices(u32 at) {
     uint4 m;

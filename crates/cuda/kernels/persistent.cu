@@ -225,14 +225,18 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
     Ring ring = {t / 32, lane, taken};
     u32 thread = t & (32 * share.warps - 1), end = share.tiles, first = first_summed(p, blockIdx.x);
 #pragma unroll 1
-    for (u32 start = first, unit = share.tile; start < end; start += MOST_RESULTS - MOST_CHOSEN) {
-        u32 stop = min(start + MOST_RESULTS - MOST_CHOSEN, end);
+    for (u32 start = first, unit = share.tile; start < end; start += SPAN) {
+        u32 stop = min(start + SPAN, end);
+        if (start > first) {
+            share_scales(p, start, stop, t);
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            sync<THREADS>();
+        }
 #pragma unroll 1
         for (; unit < stop; unit += share.step, turn ^= 1) {
             u32 tile = unit / p.used, i = unit - tile * p.used, expert = chosen.experts[i];
             u32 row = tile * TILE_ROWS + thread;
             bool is_row = thread < TILE_ROWS && row < m.rows;
-            float scale = thread < TILE_ROWS ? row_scale(m, expert, row) : 0.0f;
             float bias = m.bias && is_row ? m.bias[expert * m.rows + row] : __uint_as_float(MINUS_ZERO);
             float sums[1][4] = {};
             multiply_part<KIND, 1>(shared, ring, share, (const u16 *)shared.area + i * p.input_stride, sums);
@@ -246,8 +250,8 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
             float total = 0.0f;
 #pragma unroll 8
             for (u32 part = 0; part < share.parts; part++) total += partial[part][0][thread];
-            total = total * scale + bias;
-            chosen.results[unit % MOST_RESULTS][thread] = total;
+            float &result = chosen.results[unit % MOST_RESULTS][thread];
+            result = total = total * result + bias;
             if (is_row && unit - i < first) publish(p.matrices[1].out + i * m.rows + row, total);
         }
         sync<THREADS>();
@@ -288,7 +292,11 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     Ending ending = {};
     bool has_experts = EXPERTS && p.used, has_tile = share.tile < share.tiles;
     // Of the two it waits for that comes last.
-    if (has_experts && !is_gated) share_chosen(p, false, t);
+    if (has_experts && !is_gated) {
+        share_chosen(p, false, t);
+        u32 first = first_summed(p, blockIdx.x);
+        share_scales(p, first, min(first + SPAN, share.tiles), t);
+    }
     if (!has_experts && has_tile) {
         ending.begin(p, is_gated, share.tile, t & (32 * share.warps - 1));
     }
@@ -300,6 +308,7 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
         share_halves(p, is_gated, t, input);
     }
     if (has_experts && is_gated) share_chosen(p, true, t);
+    if (EXPERTS) asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
     if (has_experts && is_gated && has_tile) ending.begin(p, true, share.tile, t & (32 * share.warps - 1));
     // Where the last stage's input is all there, every block has read what it had to.

@@ -9,7 +9,7 @@
 struct Chosen {
     u32 experts[MOST_CHOSEN];
     float weights[MOST_CHOSEN];
-    float results[MOST_RESULTS][TILE_ROWS]; // where they are summed
+    float results[MOST_RESULTS][TILE_ROWS]; // where they are summed; before, the scales of their rows
 };
 static_assert(sizeof(Chosen) == 4224, "as in persistent.rs");
 
@@ -23,6 +23,21 @@ DEVICE void share_chosen(const Product &p, bool is_gated, u32 t) {
     if (t < p.used) chosen.experts[t] = (u32)wait_for(p.route + p.used + t);
     t -= 32;
     if (t < p.used && !is_gated) chosen.weights[t] = wait_for(p.route + t);
+}
+
+#define SPAN (MOST_RESULTS - MOST_CHOSEN) // units of tile and expert that a block has under way
+
+// Asks for the scales of some units' rows, to where their results are going to be.
+DEVICE void share_scales(const Product &p, u32 first, u32 end, u32 t) {
+    Chosen &chosen = chosen_of(p, false);
+    const Matrix &m = p.matrices[0];
+#pragma unroll 1
+    for (u32 at = first * TILE_ROWS + t; at < end * TILE_ROWS; at += THREADS) {
+        u32 unit = at / TILE_ROWS, tile = unit / p.used, r = at % TILE_ROWS;
+        u32 expert = (u32)wait_for(p.route + p.used + unit - tile * p.used);
+        copy_async4(shared_address(&chosen.results[unit % MOST_RESULTS][r]),
+                    m.scales + (expert * m.tiles + tile) * TILE_ROWS + r);
+    }
 }
 
 // Which of the chosen experts a gated tile belongs to.
@@ -157,7 +172,8 @@ DEVICE void route(u32 stage) {
     Shared &shared = shared_memory();
     const Route &p = shared.stages[own(stage % 2)].route;
     u32 t = own(threadIdx.x);
-    if (blockIdx.x > 0) return;
+    // The last block, which has no row of most routers.
+    if (blockIdx.x + 1 < gridDim.x) return;
     float *scores = (float *)shared.area;
     for (u32 i = t; i < p.experts; i += THREADS) scores[i] = wait_for(p.scores + i);
     sync<THREADS>();
@@ -165,7 +181,7 @@ DEVICE void route(u32 stage) {
         publish(p.out + k, weight);
         publish(p.out + p.used + k, (float)expert);
     };
-    choose_experts(p, t, THREADS, scores, scores + p.experts, [] { sync<THREADS>(); }, tell);
+    choose_experts(p, t, THREADS, scores, scores + places(p), [] { sync<THREADS>(); }, tell);
 }
 
 // Runs what is neither a product of planes nor attention. Within the kernel it would take registers from

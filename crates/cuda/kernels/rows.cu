@@ -237,7 +237,7 @@ KERNEL pool(const __grid_constant__ Pool p) {
 
 // A block for each row.
 KERNEL route(const __grid_constant__ Route p) {
-    extern __shared__ float room[];
+    extern __shared__ __align__(16) float room[];
     let_next_start();
     wait_for_inputs();
     float *out = p.out + (u64)blockIdx.x * p.out_stride;

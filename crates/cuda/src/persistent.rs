@@ -14,7 +14,7 @@ use crate::lower::{After, Content, Joined, Program, Value, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind, TILE_ROWS};
 use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
-use crate::step::{SHORT_NORM, Step, blocks, meets, met_bytes, route_shared_bytes};
+use crate::step::{SHORT_NORM, Step, blocks, meets, met_bytes, route_places, route_shared_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;
@@ -153,7 +153,7 @@ impl Runner {
                 can.then_some(bytes)
             }
             Work::Route { routing, .. } => {
-                let bytes = 4 * routing.experts + route_shared_bytes(routing);
+                let bytes = 4 * route_places(routing) + route_shared_bytes(routing);
                 self.has_experts.then_some(bytes)
             }
             Work::Attend { slot, attention, .. } => {

@@ -20,6 +20,10 @@ pub(crate) const CHUNK_COLS: usize = 64;
 /// warps of a large device something to read.
 const PARTS: [(usize, usize); 5] =
     [(160, MOST_PARTS), (384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
+/// The same of experts: their tiles are more than a device has teams of warps at once, but not by
+/// much, and smaller teams would leave many without work at the end.
+const EXPERT_PARTS: [(usize, usize); 5] =
+    [(160, MOST_PARTS), (768, 8), (1536, 4), (3072, 2), (usize::MAX, 1)];
 /// The most parts of a sum: `kernels/persistent.cuh` has a place for so many.
 pub(crate) const MOST_PARTS: usize = 16;
 /// Inputs of products are so many times smaller than they are, so scales are larger.
@@ -150,7 +154,8 @@ impl Shape {
     /// product.
     pub(crate) fn part(&self) -> usize {
         let widest = self.widest.div_ceil(TILE_ROWS);
-        let parts = PARTS.iter().find(|(tiles, _)| widest < *tiles);
+        let parts = if self.matrices > 1 { &EXPERT_PARTS } else { &PARTS };
+        let parts = parts.iter().find(|(tiles, _)| widest < *tiles);
         self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
     }
 

@@ -15,7 +15,7 @@ use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
 pub(crate) use attention::{blocks, meets, met_bytes};
-pub(crate) use product::route_shared_bytes;
+pub(crate) use product::{route_places, route_shared_bytes};
 
 use crate::arena::Arena;
 use crate::driver::Device;

@@ -212,5 +212,10 @@ impl Step<'_> {
 
 /// Shared memory of a block that chooses experts.
 pub(crate) fn route_shared_bytes(routing: &Routing) -> usize {
-    4 * (2 * routing.experts + routing.groups + 2 * routing.used)
+    4 * (2 * route_places(routing) + routing.groups + 2 * routing.used)
+}
+
+/// Places of experts there, as in `kernels/route.cuh`.
+pub(crate) fn route_places(routing: &Routing) -> usize {
+    routing.experts.next_multiple_of(16)
 }
