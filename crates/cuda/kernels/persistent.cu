@@ -170,21 +170,26 @@ DEVICE void multiply_part(Shared &shared, Ring &ring, const Share &share, const 
     }
 }
 
+// The row of its team's tile of this number that a thread ends, if that is one. The team's warps do it by turns,
+// so that nobody waits for the one that does.
+DEVICE u32 row_to_end(u32 t, const Share &share, u32 turn) { return (t - 32 * turn) & (32 * share.warps - 1); }
+
 // Multiplies the input with a warp's parts of its tiles, and gives the slots that it has then taken.
 template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Share &share, Ending ending) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
     u32 t = own(threadIdx.x), lane = t % 32, warp = t / 32;
     Ring ring = {warp, lane, taken};
-    u32 thread = t & (32 * share.warps - 1);
     const u16 *input = (const u16 *)shared.area;
 #pragma unroll 1
-    for (u32 tile = share.tile, turn = 0; tile < share.tiles; tile += share.step, turn ^= 1) {
+    for (u32 tile = share.tile, turn = 0; tile < share.tiles; tile += share.step, turn++) {
         Ending now = ending;
-        if (tile + share.step < share.tiles) ending.begin(p, TILES == 2, tile + share.step, thread);
+        if (tile + share.step < share.tiles) {
+            ending.begin(p, TILES == 2, tile + share.step, row_to_end(t, share, turn + 1));
+        }
         float sums[TILES][4] = {};
         multiply_part<KIND, TILES>(shared, ring, share, input, sums);
-        float (*partial)[2][TILE_ROWS] = shared.partials[turn] + share.team * share.warps;
+        float (*partial)[2][TILE_ROWS] = shared.partials[turn % 2] + share.team * share.warps;
         if (lane % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
@@ -193,12 +198,13 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Sh
             }
         }
         team_sync(share.team, share.warps);
-        if (thread < TILE_ROWS) {
+        u32 row = row_to_end(t, share, turn);
+        if (row < TILE_ROWS) {
             float total = 0.0f, other = 0.0f;
 #pragma unroll 8
             for (u32 part = 0; part < share.parts; part++) {
-                total += partial[part][0][thread];
-                if (TILES == 2) other += partial[part][1][thread];
+                total += partial[part][0][row];
+                if (TILES == 2) other += partial[part][1][row];
             }
             if (TILES == 2) {
                 Member member(p, own(tile));
@@ -223,7 +229,7 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
     Chosen &chosen = chosen_of(p, false);
     u32 t = own(threadIdx.x), lane = t % 32, turn = 0;
     Ring ring = {t / 32, lane, taken};
-    u32 thread = t & (32 * share.warps - 1), end = share.tiles, first = first_summed(p, blockIdx.x);
+    u32 end = share.tiles, first = first_summed(p, blockIdx.x);
 #pragma unroll 1
     for (u32 start = first, unit = share.tile; start < end; start += SPAN) {
         u32 stop = min(start + SPAN, end);
@@ -233,39 +239,44 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
             sync<THREADS>();
         }
 #pragma unroll 1
-        for (; unit < stop; unit += share.step, turn ^= 1) {
-            u32 tile = unit / p.used, i = unit - tile * p.used, expert = chosen.experts[i];
-            u32 row = tile * TILE_ROWS + thread;
-            bool is_row = thread < TILE_ROWS && row < m.rows;
-            float bias = m.bias && is_row ? m.bias[expert * m.rows + row] : __uint_as_float(MINUS_ZERO);
+        for (; unit < stop; unit += share.step, turn++) {
+            u32 i = unit % p.used;
             float sums[1][4] = {};
             multiply_part<KIND, 1>(shared, ring, share, (const u16 *)shared.area + i * p.input_stride, sums);
-            float (*partial)[2][TILE_ROWS] = shared.partials[turn] + share.team * share.warps;
+            float (*partial)[2][TILE_ROWS] = shared.partials[turn % 2] + share.team * share.warps;
             if (lane % 4 == 0) {
                 partial[share.member][0][lane / 4] = sums[0][0];
                 partial[share.member][0][lane / 4 + 8] = sums[0][2];
             }
             team_sync(share.team, share.warps);
-            if (thread >= TILE_ROWS) continue;
+            u32 row = row_to_end(t, share, turn);
+            if (row >= TILE_ROWS) continue;
             float total = 0.0f;
 #pragma unroll 8
-            for (u32 part = 0; part < share.parts; part++) total += partial[part][0][thread];
-            float &result = chosen.results[unit % MOST_RESULTS][thread];
+            for (u32 part = 0; part < share.parts; part++) total += partial[part][0][row];
+            float &result = chosen.results[unit % MOST_RESULTS][row];
+            row += (unit - i) / p.used * TILE_ROWS;
+            bool has_bias = m.bias && row < m.rows;
+            float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
             result = total = total * result + bias;
-            if (is_row && unit - i < first) publish(p.matrices[1].out + i * m.rows + row, total);
+            if (unit - i < first && row < m.rows) publish(p.matrices[1].out + i * m.rows + row, total);
         }
-        sync<THREADS>();
-        // Tiles that begin here, and of which nothing of this block is missing any more.
+        // Tiles that begin here, and of which nothing of this block is missing any more. Results of others, which
+        // had them to do first, take places behind the own.
         u32 from = max(start / p.used, (first + p.used - 1) / p.used);
         u32 to = stop == end ? (end + p.used - 1) / p.used : stop / p.used;
+        for (u32 at = stop * TILE_ROWS + t; at < to * p.used * TILE_ROWS; at += THREADS) {
+            u32 unit = at / TILE_ROWS, tile = unit / p.used, row = tile * TILE_ROWS + at % TILE_ROWS;
+            const float *other = p.matrices[1].out + (unit - tile * p.used) * m.rows + row;
+            chosen.results[unit % MOST_RESULTS][at % TILE_ROWS] = row < m.rows ? wait_for(other) : 0.0f;
+        }
+        sync<THREADS>();
         for (u32 row = from * TILE_ROWS + t; row < min(to * TILE_ROWS, m.rows); row += THREADS) {
-            float sum = 0.0f;
+            float residual = wait_for(p.residual + row), sum = 0.0f;
             for (u32 k = 0, unit = row / TILE_ROWS * p.used; k < p.used; k++, unit++) {
-                const float *result = &chosen.results[unit % MOST_RESULTS][row % TILE_ROWS];
-                float y = unit < end ? *result : wait_for(p.matrices[1].out + k * m.rows + row);
-                sum = fmaf(y, chosen.weights[k], sum);
+                sum = fmaf(chosen.results[unit % MOST_RESULTS][row % TILE_ROWS], chosen.weights[k], sum);
             }
-            publish(m.out + row, wait_for(p.residual + row) + sum);
+            publish(m.out + row, residual + sum);
         }
         if (stop < end) sync<THREADS>();
     }
