@@ -266,17 +266,20 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
         u32 from = max(start / p.used, (first + p.used - 1) / p.used);
         u32 to = stop == end ? (end + p.used - 1) / p.used : stop / p.used;
         for (u32 at = stop * TILE_ROWS + t; at < to * p.used * TILE_ROWS; at += THREADS) {
-            u32 unit = at / TILE_ROWS, tile = unit / p.used, row = tile * TILE_ROWS + at % TILE_ROWS;
-            const float *other = p.matrices[1].out + (unit - tile * p.used) * m.rows + row;
-            chosen.results[unit % MOST_RESULTS][at % TILE_ROWS] = row < m.rows ? wait_for(other) : 0.0f;
+            u32 unit = at / TILE_ROWS, tile = unit / p.used, made = tile * TILE_ROWS + at % TILE_ROWS;
+            const float *other = p.matrices[1].out + (unit - tile * p.used) * m.rows + made;
+            chosen.results[unit % MOST_RESULTS][at % TILE_ROWS] = made < m.rows ? wait_for(other) : 0.0f;
         }
         sync<THREADS>();
         for (u32 row = from * TILE_ROWS + t; row < min(to * TILE_ROWS, m.rows); row += THREADS) {
-            float residual = wait_for(p.residual + row), sum = 0.0f;
+            u32 residual = look(p.residual + row);
+            float sum = 0.0f;
+#pragma unroll 1
             for (u32 k = 0, unit = row / TILE_ROWS * p.used; k < p.used; k++, unit++) {
                 sum = fmaf(chosen.results[unit % MOST_RESULTS][row % TILE_ROWS], chosen.weights[k], sum);
             }
-            publish(m.out + row, residual + sum);
+            while (residual == UNWRITTEN) residual = look(p.residual + row);
+            publish(m.out + row, __uint_as_float(residual) + sum);
         }
         if (stop < end) sync<THREADS>();
     }

@@ -118,9 +118,12 @@ DEVICE bool is_summed(const Product &p, bool is_gated) { return EXPERTS && p.use
 // Where results are summed, a block has neighbours, from this one on up to the next block's first.
 DEVICE u32 first_summed(const Product &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
 
+// Blocks that share tiles evenly: of experts without the last one, which has just chosen them and would be late.
+DEVICE u32 blocks_of(const Product &p) { return EXPERTS && p.used ? gridDim.x - 1 : gridDim.x; }
+
 // Whether this block has any tile.
 DEVICE bool has_tiles(const Product &p, bool is_gated) {
-    if (!is_summed(p, is_gated)) return blockIdx.x < tiles_of(p);
+    if (!is_summed(p, is_gated)) return blockIdx.x < min(tiles_of(p), blocks_of(p));
     return first_summed(p, blockIdx.x) < first_summed(p, blockIdx.x + 1);
 }
 
@@ -137,8 +140,8 @@ struct Share {
         first = member * p.part;
         end = min(first + p.part, p.chunks);
         // The first tiles of all blocks go to their first teams.
-        tile = blockIdx.x + gridDim.x * team;
-        step = gridDim.x * (WARPS >> shift);
+        tile = blockIdx.x + blocks_of(p) * team;
+        step = blocks_of(p) * (WARPS >> shift);
         tiles = tiles_of(p);
         if (is_summed(p, is_gated)) {
             tiles = first_summed(p, blockIdx.x + 1);
