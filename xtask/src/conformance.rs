@@ -1,5 +1,6 @@
 //! `cargo xtask conformance`: the acceptance suite on a device that tests cannot count on.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,41 +14,52 @@ const PROMPTS: [(usize, usize); 3] = [(100, 60), (4300, 8), (12_400, 8)];
 /// Tokens of a prompt that are read in one step.
 const BATCH: usize = 512;
 
+/// How the bits that are compared were made.
+const WITHOUT: &str = "without rewrites";
+const ON_ONE: &str = "on one device";
+
+/// The tokens of a prompt, and the bits of the logits of each step behind it.
+type Rows = (usize, Vec<Vec<u32>>);
+
 /// What to check.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The number of the NVIDIA device.
-    #[arg(long, default_value_t = 0)]
-    device: usize,
+    /// The number of the NVIDIA device, or those of several that share models, divided by commas.
+    #[arg(long, default_value = "0", value_delimiter = ',')]
+    device: Vec<usize>,
     /// Model files, of which steps of one row are compared with and without rewrites.
     models: Vec<PathBuf>,
 }
 
 /// Runs the suite, also with keys and values in half precision where the weights are in f32 and as
-/// bytes, and compares the bits with and without rewrites of the plan.
+/// bytes, and compares the bits with and without rewrites of the plan, and of several devices with
+/// those of the first alone.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for path in &args.models {
         let name = path.display();
-        let fused = single_rows(&Cuda::open(args.device)?, path)?;
-        let plain = single_rows(&Cuda::open(args.device)?.fusing(false), path)?;
-        for ((prompt, fused), (_, plain)) in fused.iter().zip(&plain) {
-            let (same, all) =
-                (fused.iter().zip(plain).filter(|(a, b)| a == b).count(), fused.len());
-            println!("{name}: {same} of {all} steps behind {prompt} tokens have the same bits");
-            ensure!(same == all, "{name}: other bits without rewrites");
+        let fused = single_rows(&Cuda::open_all(&args.device)?, path)?;
+        let plain = single_rows(&Cuda::open_all(&args.device)?.fusing(false), path)?;
+        count_same(&name, WITHOUT, &fused, &plain)?;
+        if args.device.len() > 1 {
+            let one = single_rows(&Cuda::open(args.device[0])?, path)?;
+            count_same(&name, ON_ONE, &fused, &one)?;
         }
     }
-    let cuda = Cuda::open(args.device)?;
+    let cuda = Cuda::open_all(&args.device)?;
     let mut failures = conformance::check(&cuda);
     let fused = conformance::logits(&cuda)?;
     let plain = conformance::logits(&cuda.fusing(false))?;
-    compare(&fused, &plain, &mut failures);
+    compare(&fused, &plain, WITHOUT, &mut failures);
+    if args.device.len() > 1 {
+        let one = conformance::logits(&Cuda::open(args.device[0])?)?;
+        compare(&fused, &one, ON_ONE, &mut failures);
+    }
     for kv_type in [KvType::F16, KvType::Q8_0] {
-        let open = || Ok::<Cuda, anyhow::Error>(Cuda::open(args.device)?.keeping(kv_type));
+        let open = || Ok::<Cuda, anyhow::Error>(Cuda::open_all(&args.device)?.keeping(kv_type));
         let mut found = conformance::check(&open()?);
         let fused = conformance::logits(&open()?)?;
         let plain = conformance::logits(&open()?.fusing(false))?;
-        compare(&fused, &plain, &mut found);
+        compare(&fused, &plain, WITHOUT, &mut found);
         failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
     }
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));
@@ -56,18 +68,33 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Adds the cases whose bits differ without rewrites.
-fn compare(fused: &[(String, Vec<f32>)], plain: &[(String, Vec<f32>)], failures: &mut Vec<String>) {
-    for ((name, fused), (_, plain)) in fused.iter().zip(plain) {
-        if !fused.iter().map(|x| x.to_bits()).eq(plain.iter().map(|x| x.to_bits())) {
-            failures.push(format!("{name}: other bits without rewrites"));
+/// Adds the cases whose bits differ where they are computed otherwise.
+fn compare(
+    usual: &[(String, Vec<f32>)],
+    other: &[(String, Vec<f32>)],
+    how: &str,
+    failures: &mut Vec<String>,
+) {
+    for ((name, usual), (_, other)) in usual.iter().zip(other) {
+        if !usual.iter().map(|x| x.to_bits()).eq(other.iter().map(|x| x.to_bits())) {
+            failures.push(format!("{name}: other bits {how}"));
         }
     }
 }
 
+/// Counts the steps of a model that have the same bits where they are computed otherwise.
+fn count_same(name: impl Display, how: &str, usual: &[Rows], other: &[Rows]) -> Result<()> {
+    for ((prompt, usual), (_, other)) in usual.iter().zip(other) {
+        let (same, all) = (usual.iter().zip(other).filter(|(a, b)| a == b).count(), usual.len());
+        println!("{name}: {same} of {all} steps behind {prompt} tokens have the same bits {how}");
+        ensure!(same == all, "{name}: other bits {how}");
+    }
+    Ok(())
+}
+
 /// The bits of the logits after each prompt that a model has the positions for, and of single steps
 /// behind it.
-fn single_rows(cuda: &Cuda, path: &Path) -> Result<Vec<(usize, Vec<Vec<u32>>)>> {
+fn single_rows(cuda: &Cuda, path: &Path) -> Result<Vec<Rows>> {
     let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
     let fitting = PROMPTS.iter().filter(|(prompt, steps)| prompt + steps <= plan.positions());

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
+use bodkin_cuda::Cuda;
 
 /// How the kit is found.
 #[derive(clap::Args)]
@@ -18,7 +19,8 @@ pub(crate) struct Args {
     /// The folder of the kit.
     #[arg(long)]
     kit: PathBuf,
-    /// Only backends whose name begins so run models; on a GPU they run only if it is named.
+    /// Only backends whose name begins so run models; on a GPU they run only if it is named, on
+    /// several that share them if their numbers are: cuda:0,1.
     #[arg(long, default_value = "")]
     backend: String,
     /// Only models whose name begins so run.
@@ -57,6 +59,16 @@ impl Report {
             None => self.worst.push((limit, value)),
         }
     }
+}
+
+/// The GPU, or those, that the name of a backend begins with.
+fn cuda(backend: &str) -> Result<Cuda> {
+    let numbers = backend.trim_start_matches("cuda").trim_start_matches(':');
+    let ordinals = bodkin_cuda::ordinals(if numbers.is_empty() { "0" } else { numbers });
+    let ordinals = ordinals.with_context(|| {
+        format!("--backend: expected numbers after `cuda:`, divided by commas, found `{numbers}`")
+    })?;
+    Ok(Cuda::open_all(&ordinals)?)
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {

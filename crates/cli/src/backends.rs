@@ -27,15 +27,15 @@ pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
     let device = machine.device.as_str();
     let kind = device.split_once(':').unwrap_or((device, ""));
     if let Some(layers) = machine.gpu_layers {
-        let number = match kind {
+        let numbers = match kind {
             ("auto", "") => "",
-            ("cuda", number) => number,
-            _ => bail!("--gpu-layers: expected --device auto or cuda[:N], found `{device}`"),
+            ("cuda", numbers) => numbers,
+            _ => bail!("--gpu-layers: expected --device auto or cuda[:N,..], found `{device}`"),
         };
         if skipped.is_some() {
             bail!("--activation-sparsity: expected --device cpu, found --gpu-layers");
         }
-        let (first, second) = (cpu(machine)?, cuda(machine, number)?);
+        let (first, second) = (cpu(machine)?, cuda(machine, numbers)?);
         return Ok(Box::new(Split::new(first, second, layers)));
     }
     let forced = !matches!(machine.sparse, SparseWeights::Auto);
@@ -58,8 +58,8 @@ pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
         ("cuda", _) if skipped.is_some() => {
             bail!("--activation-sparsity: expected --device cpu, found `{device}`")
         }
-        ("cuda", number) => cuda(machine, number),
-        _ => bail!("--device: expected auto, cpu or cuda[:N], found `{device}`"),
+        ("cuda", numbers) => cuda(machine, numbers),
+        _ => bail!("--device: expected auto, cpu or cuda[:N,..], found `{device}`"),
     }
 }
 
@@ -80,15 +80,17 @@ fn cpu(machine: &Machine) -> Result<Box<dyn Backend>> {
     })
 }
 
-/// The GPU of this number, the first without one.
-fn cuda(machine: &Machine, number: &str) -> Result<Box<dyn Backend>> {
-    let ordinal = match number {
-        "" => 0,
-        number => number.parse().with_context(|| {
-            format!("--device: expected a number after `cuda:`, found `{number}`")
+/// The GPUs of these numbers, the first without one.
+fn cuda(machine: &Machine, numbers: &str) -> Result<Box<dyn Backend>> {
+    let ordinals = match numbers {
+        "" => vec![0],
+        numbers => bodkin_cuda::ordinals(numbers).with_context(|| {
+            format!(
+                "--device: expected numbers after `cuda:`, divided by commas, found `{numbers}`"
+            )
         })?,
     };
-    Ok(Box::new(Cuda::open(ordinal)?.keeping(machine.kv_type)))
+    Ok(Box::new(Cuda::open_all(&ordinals)?.keeping(machine.kv_type)))
 }
 
 /// Whether all of a model is computed on a GPU.

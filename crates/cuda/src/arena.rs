@@ -105,7 +105,7 @@ mod tests {
             let file = bodkin_model::open(&path).unwrap();
             let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
             for fuse in [false, true] {
-                check(&lower(&plan, fuse));
+                check(&lower(&plan, fuse, 1));
             }
             count += 1;
         }

@@ -1,6 +1,7 @@
 //! The NVIDIA driver, opened at run time: a device with a stream, its memory, kernels, graphs. All
 //! calls of the driver are here and nothing else is; this file must not know what is computed.
 
+mod peers;
 mod pinned;
 
 use std::ffi::{CString, c_int, c_void};
@@ -11,6 +12,7 @@ use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+pub(crate) use peers::{Columns, Event};
 pub(crate) use pinned::Pinned;
 
 /// The oldest driver interface that takes the kernels' PTX: that of CUDA 12.4.

@@ -15,6 +15,7 @@ mod observe;
 mod parameters;
 mod persistent;
 mod planes;
+mod several;
 mod sizes;
 mod staging;
 mod step;
@@ -29,8 +30,9 @@ use bodkin_model::{Op, Plan, StateSlot};
 use driver::Device;
 use kept::Kept;
 use kernels::Kernels;
-use lower::Program;
+use lower::{Program, Share};
 use model::CudaModel;
+use several::Several;
 use sizes::Sizes;
 
 /// The widest row of state of a scan that the kernel holds.
@@ -41,10 +43,9 @@ const MOST_PAIRS: usize = 65_535;
 const BANDWIDTH_BYTES: usize = 2 << 30;
 const BANDWIDTH_PASSES: usize = 8;
 
-/// An NVIDIA GPU.
+/// An NVIDIA GPU, or several that share models.
 pub struct Cuda {
-    device: Arc<Device>,
-    kernels: Arc<Kernels>,
+    devices: Vec<(Arc<Device>, Arc<Kernels>)>,
     fuse: bool,
     kv_type: KvType,
 }
@@ -62,7 +63,29 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let device = Arc::new(Device::open(ordinal)?);
         let kernels = Arc::new(Kernels::load(&device)?);
-        Ok(Cuda { device, kernels, fuse: true, kv_type: KvType::Auto })
+        Ok(Cuda { devices: vec![(device, kernels)], fuse: true, kv_type: KvType::Auto })
+    }
+
+    /// Opens the devices of these numbers. Each gets a share of every model, and one whose number
+    /// is there twice gets two.
+    ///
+    /// # Errors
+    /// Those of [`Cuda::open`]; if there are no numbers.
+    pub fn open_all(ordinals: &[usize]) -> Result<Cuda> {
+        let mut all: Option<Cuda> = None;
+        for &ordinal in ordinals {
+            let one = Cuda::open(ordinal)?;
+            match &mut all {
+                None => all = Some(one),
+                Some(all) => all.devices.extend(one.devices),
+            }
+        }
+        let none = || Error::Config("cuda: expected the number of a device, found none".to_owned());
+        let all = all.ok_or_else(none)?;
+        for (one, _) in &all.devices {
+            all.devices.iter().try_for_each(|(other, _)| one.reach(other))?;
+        }
+        Ok(all)
     }
 
     /// The same with every operation as a stage of its own, or not: no bit may differ.
@@ -75,6 +98,16 @@ impl Cuda {
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Cuda {
         Cuda { kv_type, ..self }
+    }
+
+    /// The shares of all devices.
+    fn shares(&self) -> impl Iterator<Item = Share> {
+        let of = self.devices.len();
+        (0..of).map(move |number| Share { number, of })
+    }
+
+    fn lower(&self, plan: &Plan) -> Program {
+        lower::lower(plan, self.fuse, self.devices.len())
     }
 
     fn sizes(&self, plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
@@ -90,7 +123,7 @@ impl Cuda {
         if let Some(state) = state {
             return Some(format!("a scan with {state} elements a row (at most {MOST_STATE})"));
         }
-        let program = lower::lower(plan, self.fuse);
+        let program = self.lower(plan);
         let kept = Kept::of(self.kv_type, plan);
         let mut stages = program.stages.iter();
         let too_wide = stages.find_map(|stage| step::too_wide(plan, kept, stage));
@@ -107,33 +140,44 @@ impl Cuda {
         pairs.map(|pairs| format!("{pairs} pairs of tokens and experts (at most {MOST_PAIRS})"))
     }
 
-    fn measure_bandwidth(&self) -> Result<f64> {
-        self.device.enter()?;
-        let free = self.device.free_memory()? as usize / 2;
-        let bytes = BANDWIDTH_BYTES.min(free) >> 20 << 20;
-        let memory = driver::Memory::zeroed(&self.device, bytes, "the test of bandwidth")?;
-        let read = parameters::Read {
-            from: memory.address,
-            sums: memory.address,
-            count: bytes as u64 / 16,
-        };
-        let mut best = f64::MAX;
-        for _ in 0..BANDWIDTH_PASSES {
-            let start = self.device.mark()?;
-            let grid = [8 * self.device.processors as usize, 1, 1];
-            // SAFETY: the memory holds as much.
-            unsafe { self.device.launch(self.kernels.read_all, grid, 256, 0, &read) }?;
-            let end = self.device.mark()?;
-            self.device.finish()?;
-            best = best.min(end.seconds_since(&start)?);
-        }
-        Ok(bytes as f64 / best)
+    /// How often a device is there.
+    fn count(&self, device: &Device) -> usize {
+        self.devices.iter().filter(|(other, _)| other.ordinal() == device.ordinal()).count()
     }
+}
+
+fn measure_bandwidth(device: &Arc<Device>, kernels: &Kernels) -> Result<f64> {
+    device.enter()?;
+    let free = device.free_memory()? as usize / 2;
+    let bytes = BANDWIDTH_BYTES.min(free) >> 20 << 20;
+    let memory = driver::Memory::zeroed(device, bytes, "the test of bandwidth")?;
+    let read =
+        parameters::Read { from: memory.address, sums: memory.address, count: bytes as u64 / 16 };
+    let mut best = f64::MAX;
+    for _ in 0..BANDWIDTH_PASSES {
+        let start = device.mark()?;
+        let grid = [8 * device.processors as usize, 1, 1];
+        // SAFETY: the memory holds as much.
+        unsafe { device.launch(kernels.read_all, grid, 256, 0, &read) }?;
+        let end = device.mark()?;
+        device.finish()?;
+        best = best.min(end.seconds_since(&start)?);
+    }
+    Ok(bytes as f64 / best)
+}
+
+/// The numbers of devices in a list that commas divide; none if it is not one.
+pub fn ordinals(list: &str) -> Option<Vec<usize>> {
+    list.split(',').map(|number| number.parse().ok()).collect()
 }
 
 impl Backend for Cuda {
     fn name(&self) -> String {
-        format!("cuda:{} ({})", self.device.ordinal(), self.device.name)
+        let devices = self.devices.iter().map(|(device, _)| device);
+        let numbers: Vec<String> = devices.clone().map(|d| d.ordinal().to_string()).collect();
+        let mut names: Vec<&str> = devices.map(|device| device.name.as_str()).collect();
+        names.dedup();
+        format!("cuda:{} ({})", numbers.join(","), names.join(", "))
     }
 
     fn threads(&self) -> usize {
@@ -144,21 +188,33 @@ impl Backend for Cuda {
         self.kv_type
     }
 
+    /// Of all devices together: they read their shares at the same time.
     fn bandwidth(&self) -> Result<f64> {
-        self.measure_bandwidth()
+        let speeds = self.devices.iter().map(|(device, kernels)| {
+            // A device that has two shares reads them one after the other.
+            Ok(measure_bandwidth(device, kernels)? / self.count(device) as f64)
+        });
+        speeds.sum()
     }
 
+    /// What all shares can have where they are as large as the least.
     fn available_memory(&self) -> Option<u64> {
-        self.device.free_memory().ok()
+        let free = self.devices.iter().map(|(device, _)| {
+            let free = device.free_memory().ok()?;
+            Some(free / self.count(device) as u64)
+        });
+        let free: Vec<u64> = free.collect::<Option<_>>()?;
+        Some(free.iter().min()? * free.len() as u64)
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
-        let program = lower::lower(plan, self.fuse);
+        let program = self.lower(plan);
         let sizes = self.sizes(plan, &program, limits);
+        let devices = self.devices.len() as u64;
         Memory {
-            weight_bytes: weights::bytes(plan),
-            state_bytes: sizes.state(),
-            scratch_bytes: sizes.scratch(),
+            weight_bytes: self.shares().map(|share| weights::bytes(plan, share)).sum(),
+            state_bytes: devices * sizes.state(),
+            scratch_bytes: devices * sizes.scratch(),
         }
     }
 
@@ -172,9 +228,22 @@ impl Backend for Cuda {
         if let Some(what) = self.unsupported(&plan, limits) {
             return Err(Error::Unsupported { backend: self.name(), what });
         }
-        let program = lower::lower(&plan, self.fuse);
+        let program = self.lower(&plan);
         let sizes = self.sizes(&plan, &program, limits);
-        let made = (program, sizes, Arc::clone(&self.kernels));
-        Ok(Box::new(CudaModel::load(&self.device, plan, file, limits, made, progress)?))
+        let mut parts = Vec::new();
+        for ((device, kernels), share) in self.devices.iter().zip(self.shares()) {
+            let made = (program.clone(), sizes.clone(), Arc::clone(kernels), share);
+            let (number, of) = (share.number as u64, share.of as u64);
+            let report = |done, total| progress((number * total + done) / of, total);
+            let part = CudaModel::load(device, Arc::clone(&plan), file, limits, made, &report);
+            parts.push(part.map_err(|error| match of {
+                1 => error,
+                _ => Error::Config(format!("device {}: {error}", device.ordinal())),
+            })?);
+        }
+        match parts.len() {
+            1 => Ok(Box::new(parts.remove(0))),
+            _ => Ok(Box::new(Several::new(parts)?)),
+        }
     }
 }

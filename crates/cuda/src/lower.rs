@@ -9,9 +9,11 @@
 //! - `norms`: products of a single row normalise it themselves;
 //! - `halves`: norms, attention and gates write the inputs of products themselves.
 //!
-//! Where one kernel runs a step, it joins more (`joined`).
+//! Where one kernel runs a step, it joins more (`joined`). For several devices, what products make
+//! is gathered (`cut`).
 
 mod attention;
+mod cut;
 mod joined;
 mod products;
 mod stage;
@@ -22,6 +24,7 @@ use bodkin_model::{NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId}
 
 use crate::planes::{Kind, Shape};
 use crate::step::SHORT_NORM;
+pub(crate) use cut::{Share, cuts};
 pub(crate) use joined::Joined;
 pub(crate) use products::{matrix_of, shapes};
 pub(crate) use stage::{After, Content, Experts, Factor, Function, InputNorm};
@@ -34,8 +37,9 @@ const INLINED_COLS: std::ops::RangeInclusive<usize> = SHORT_NORM + 1..=12_288;
 /// The most matrices of one product.
 const FACTORS: usize = 4;
 
-/// Turns a plan into stages. Without `fuse`, each operation is a stage of its own.
-pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
+/// Turns a plan into stages for so many devices, which all have the same. Without `fuse`, each
+/// operation is a stage of its own.
+pub(crate) fn lower(plan: &Plan, fuse: bool, devices: usize) -> Program {
     let mut readers = vec![Vec::new(); plan.ops.len()];
     for (i, op) in plan.ops.iter().enumerate() {
         op.inputs().for_each(|value| readers[value.0].push(i));
@@ -44,6 +48,7 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
         plan,
         fuse,
         shapes: shapes(plan),
+        cuts: cuts(plan, devices),
         readers,
         floats: HashMap::new(),
         halves: HashMap::new(),
@@ -60,14 +65,14 @@ pub(crate) fn lower(plan: &Plan, fuse: bool) -> Program {
     let output = lowering.floats[&plan.output().0];
     let angles = |rope| Stage::new(Rows::Tokens, Work::Angles { rope }, "angles");
     let mut stages: Vec<Stage> = (0..lowering.ropes.len()).map(angles).collect();
-    stages.extend(lowering.stages);
+    stages.extend(cut::with_gathers(lowering.stages, &lowering.cuts));
     let input = stages.iter().find_map(|stage| match stage.work {
         Work::Input { out } => Some(out),
         _ => None,
     });
     let (values, ropes, routings) = (lowering.values, lowering.ropes, lowering.routings);
     let mut program =
-        Program { stages, values, output, input, ropes, routings, joined: Vec::new() };
+        Program { stages, values, output, input, ropes, routings, joined: Vec::new(), devices };
     program.joined = joined::joined(plan, &program);
     program
 }
@@ -77,6 +82,8 @@ struct Lowering<'a> {
     fuse: bool,
     /// Of the weights that are matrices.
     shapes: Vec<Option<Shape>>,
+    /// Of all weights, as [`cuts`] says.
+    cuts: Vec<Option<usize>>,
     /// The operations that read each value of the plan.
     readers: Vec<Vec<usize>>,
     /// The floats of each value of the plan.
@@ -315,7 +322,7 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
         let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
         let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
-        lower(&plan, fuse).stages.into_iter().map(|stage| stage.name).collect()
+        lower(&plan, fuse, 1).stages.into_iter().map(|stage| stage.name).collect()
     }
 
     #[test]

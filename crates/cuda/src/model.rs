@@ -9,13 +9,14 @@ use bodkin_backend::{Batch, Limits, Model, Observer, Part, Progress, Result, Rul
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Rope, Rows};
 
-use crate::driver::{Device, Graph, Memory, Pinned};
+use crate::driver::{Device, Graph, Mark, Memory, Pinned};
 use crate::feed;
 use crate::kernels::Kernels;
-use crate::lower::{Program, Stage, Work};
+use crate::lower::{Program, Share, Stage, Work};
 use crate::observe;
 use crate::parameters::Stage as Listed;
 use crate::persistent;
+use crate::planes::Shape;
 use crate::sizes::{RECORDED_ROWS, Sizes, slot_tables};
 use crate::step::{Addresses, Size, Step, choice};
 use crate::weights::Weights;
@@ -43,7 +44,7 @@ pub(crate) struct CudaModel {
     kernels: Arc<Kernels>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) limits: Limits,
-    program: Program,
+    pub(crate) program: Program,
     pub(crate) sizes: Sizes,
     weights: Weights,
     pub(crate) addresses: Addresses,
@@ -77,7 +78,7 @@ impl CudaModel {
         plan: Arc<Plan>,
         file: &File,
         limits: &Limits,
-        (program, sizes, kernels): (Program, Sizes, Arc<Kernels>),
+        (program, sizes, kernels, share): (Program, Sizes, Arc<Kernels>, Share),
         progress: Progress<'_>,
     ) -> Result<CudaModel> {
         // What is not the weights is taken first: weights are what may not fit.
@@ -102,7 +103,7 @@ impl CudaModel {
         for &bytes in &sizes.angle_bytes {
             addresses.angles.push(take(bytes, "the angles")?);
         }
-        let weights = Weights::load(device, &plan, file, progress)?;
+        let weights = Weights::load(device, &plan, share, file, progress)?;
         for rope in &program.ropes {
             let (turns, magnitude) = turns(&plan, file, rope);
             let address = take(8 * turns.len(), "the frequencies")?;
@@ -166,7 +167,7 @@ impl CudaModel {
     }
 
     /// A step of this size.
-    fn step(&self, size: Size) -> Step<'_> {
+    pub(crate) fn step(&self, size: Size) -> Step<'_> {
         let arena = match self.run_of_step(size) {
             Some(_) => (&self.sizes.apart, self.addresses.apart),
             None => (&self.sizes.arena, self.addresses.arena),
@@ -211,7 +212,7 @@ impl CudaModel {
     }
 
     /// Checks a step and sends its numbers.
-    fn begin(&mut self, batch: &Batch, logits: &[f32]) -> Result<()> {
+    pub(crate) fn begin(&mut self, batch: &Batch, logits: &[f32]) -> Result<()> {
         batch.check(&self.plan, &self.limits)?;
         let len = batch.outputs.len() * self.plan.output_width();
         assert_eq!(logits.len(), len, "room for the logits");
@@ -241,7 +242,7 @@ impl CudaModel {
     }
 
     /// Waits for a step, and copies its logits.
-    fn receive(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+    pub(crate) fn receive(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         if logits.is_empty() {
             return self.device.finish();
         }
@@ -294,9 +295,19 @@ impl CudaModel {
             marks.push(self.device.mark()?);
         }
         self.device.finish()?;
+        self.add_times(batch, &marks)
+    }
+
+    /// Whether the times of stages are taken.
+    pub(crate) fn is_profiled(&self) -> bool {
+        self.profile.is_some()
+    }
+
+    /// Adds the times of a step that is over, with a mark before each stage and behind the last.
+    pub(crate) fn add_times(&mut self, batch: &Batch, marks: &[Mark]) -> Result<()> {
         let times = self.profile.as_mut().expect("profiling is on");
-        for (i, seconds) in times.seconds.iter_mut().enumerate() {
-            *seconds += marks[i + 1].seconds_since(&marks[i])?;
+        for (seconds, marks) in times.seconds.iter_mut().zip(marks.windows(2)) {
+            *seconds += marks[1].seconds_since(&marks[0])?;
         }
         times.steps += 1;
         times.tokens += batch.tokens.len() as u64;
@@ -304,7 +315,8 @@ impl CudaModel {
         Ok(())
     }
 
-    /// Bytes of weights that a stage reads at least, and its multiplications and additions.
+    /// Bytes of weights that a stage reads at least, and its multiplications and additions, on all
+    /// devices together.
     fn work(&self, stage: &Stage, times: &Times) -> (u64, u64) {
         let Work::Product { factors, experts, is_outputs, .. } = &stage.work else { return (0, 0) };
         let rows = match (stage.rows, is_outputs) {
@@ -313,7 +325,8 @@ impl CudaModel {
         };
         let (mut bytes, mut operations) = (0, 0);
         for factor in factors {
-            let shape = &self.weights.placed[factor.weight.0].shape;
+            let own = self.weights.placed[factor.weight.0].shape;
+            let shape = Shape { rows: own.whole, ..own };
             let matrix = (shape.plane_bytes() / shape.matrices) as u64;
             let used = experts.map_or(1, |e| e.used) as u64;
             bytes += times.steps * matrix * used;

@@ -5,23 +5,34 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 
 use crate::driver::Device;
-use crate::lower::{Content, Experts, Value, Work};
+use crate::lower::{Content, Experts, Stage, Value, Work};
 use crate::planes::INPUT_DIVISOR;
 use crate::step::Step;
 
 /// Runs all stages of a step, and shows the inputs of their products.
 pub(crate) fn run(step: &Step<'_>, batch: &Batch, observer: &mut dyn Observer) -> Result<()> {
     for stage in &step.program.stages {
-        if let Work::Product { input, is_outputs, factors, experts, .. } = &stage.work {
-            let outputs = is_outputs.then_some(&batch.outputs[..]);
-            let seen = Seen { input: *input, outputs, experts: *experts };
-            let mut weights: Vec<_> = factors.iter().map(|factor| factor.weight).collect();
-            weights.sort_by_key(|id| id.0);
-            show(step, &seen, &weights, observer)?;
-        }
+        show_inputs(step, stage, batch, observer)?;
         step.run(stage)?;
     }
     Ok(())
+}
+
+/// Shows the inputs of a stage that comes next, if it is a product.
+pub(crate) fn show_inputs(
+    step: &Step<'_>,
+    stage: &Stage,
+    batch: &Batch,
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let Work::Product { input, is_outputs, factors, experts, .. } = &stage.work else {
+        return Ok(());
+    };
+    let outputs = is_outputs.then_some(&batch.outputs[..]);
+    let seen = Seen { input: *input, outputs, experts: *experts };
+    let mut weights: Vec<_> = factors.iter().map(|factor| factor.weight).collect();
+    weights.sort_by_key(|id| id.0);
+    show(step, &seen, &weights, observer)
 }
 
 /// The rows that a product meets.

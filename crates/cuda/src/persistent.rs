@@ -279,7 +279,7 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
         let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
         let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
-        let program = lower(&plan, true);
+        let program = lower(&plan, true, 1);
         (plan, program)
     }
 

@@ -3,29 +3,20 @@
 //! Numbers of a row are divided by a power of two, so that they fit half precision whatever the
 //! file holds; the row's scale puts that right. This file must not know the device.
 
+mod shape;
 mod two_four;
 
 use bodkin_gguf::Format;
-use bodkin_model::Weight;
 use bytemuck::cast_slice_mut;
 use half::f16;
 
 use crate::codes::{Group, groups};
+pub(crate) use shape::{MOST_PARTS, Shape};
 
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 /// Columns of a chunk.
 pub(crate) const CHUNK_COLS: usize = 64;
-/// Parts of a sum over columns for up to so many tiles: where tiles are few, only parts give all
-/// warps of a large device something to read.
-const PARTS: [(usize, usize); 5] =
-    [(160, MOST_PARTS), (384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
-/// The same of experts: their tiles are more than a device has teams of warps at once, but not by
-/// much, and smaller teams would leave many without work at the end.
-const EXPERT_PARTS: [(usize, usize); 5] =
-    [(160, MOST_PARTS), (768, 8), (1536, 4), (3072, 2), (usize::MAX, 1)];
-/// The most parts of a sum: `kernels/persistent.cuh` has a place for so many.
-pub(crate) const MOST_PARTS: usize = 16;
 /// Inputs of products are so many times smaller than they are, so scales are larger.
 pub(crate) const INPUT_DIVISOR: f32 = 16.0;
 /// What a code is in half precision when its bits stand there alone.
@@ -119,75 +110,8 @@ impl Kind {
     }
 }
 
-/// The shape of a weight: one matrix, or one for each expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) kind: Kind,
-    pub(crate) matrices: usize,
-    /// Of each matrix.
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    /// Rows of the widest matrix of this kind that the same input is multiplied with, or of all
-    /// experts' that it meets.
-    pub(crate) widest: usize,
-}
-
-impl Shape {
-    /// Of a weight with so many matrices, one behind the other, alone with its input.
-    pub(crate) fn of(weight: &Weight, matrices: usize) -> Shape {
-        let (kind, rows, cols) = (Kind::of(weight.format), weight.rows / matrices, weight.cols);
-        Shape { kind, matrices, rows, cols, widest: rows }
-    }
-
-    /// Tiles of each matrix.
-    pub(crate) fn tiles(&self) -> usize {
-        self.rows.div_ceil(TILE_ROWS)
-    }
-
-    /// Chunks of a row.
-    pub(crate) fn chunks(&self) -> usize {
-        self.cols.div_ceil(CHUNK_COLS)
-    }
-
-    /// Chunks of each part of a sum over columns: set by the plan alone, for the sum's order is.
-    /// Weights that the same input is multiplied with have parts alike, so that they can be one
-    /// product.
-    pub(crate) fn part(&self) -> usize {
-        let widest = self.widest.div_ceil(TILE_ROWS);
-        let parts = if self.matrices > 1 { &EXPERT_PARTS } else { &PARTS };
-        let parts = parts.iter().find(|(tiles, _)| widest < *tiles);
-        self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
-    }
-
-    /// Tiles that a block of eight warps takes at once: a warp for each part of their columns, or
-    /// for two if there are more than eight.
-    pub(crate) fn teams(&self) -> usize {
-        8 / self.parts().next_power_of_two().min(8)
-    }
-
-    /// Parts of a sum over columns.
-    pub(crate) fn parts(&self) -> usize {
-        self.chunks().div_ceil(self.part())
-    }
-
-    /// Bytes of a tile.
-    pub(crate) fn tile_bytes(&self) -> usize {
-        self.chunks() * self.kind.chunk_bytes()
-    }
-
-    /// Bytes of all planes.
-    pub(crate) fn plane_bytes(&self) -> usize {
-        self.matrices * self.tiles() * self.tile_bytes()
-    }
-
-    /// The number of the rows' scales.
-    pub(crate) fn scales(&self) -> usize {
-        self.matrices * self.tiles() * TILE_ROWS
-    }
-}
-
-/// Writes tiles `tiles` of all matrices' tiles. `bytes` are the whole weight; `planes` and
-/// `scales` those of the tiles, zero before.
+/// Writes tiles `tiles` of all matrices' tiles that a device has. `bytes` are the whole weight;
+/// `planes` and `scales` those of the tiles, zero before.
 pub(crate) fn pack(
     shape: &Shape,
     format: Format,
@@ -196,7 +120,7 @@ pub(crate) fn pack(
     planes: &mut [u8],
     scales: &mut [f32],
 ) {
-    let (rows, base) = (shape.matrices * shape.rows, format.base());
+    let (rows, base) = (shape.matrices * shape.whole, format.base());
     let dense_bytes = base.and_then(|base| base.row_bytes(shape.cols)).unwrap_or(0);
     let mut dense = vec![0; dense_bytes];
     let mut values = vec![0.0; shape.cols];
@@ -206,7 +130,7 @@ pub(crate) fn pack(
         let (matrix, tile) = (tile / shape.tiles(), tile % shape.tiles());
         let count = (shape.rows - tile * TILE_ROWS).min(TILE_ROWS);
         for (r, scale) in scales[..count].iter_mut().enumerate() {
-            let row = matrix * shape.rows + tile * TILE_ROWS + r;
+            let row = matrix * shape.whole + shape.first + tile * TILE_ROWS + r;
             let mut row = format.row(bytes, rows, row);
             if base.is_some() {
                 format.densify_row(row, &mut dense);
@@ -337,6 +261,7 @@ fn pack_codes(kind: Kind, codes: &[u8; 32], (g, high, j): (usize, usize, usize),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lower::Share;
 
     /// A number as the kernels read it.
     fn read(shape: &Shape, planes: &[u8], scales: &[f32], row: usize, column: usize) -> f32 {
@@ -416,7 +341,7 @@ mod tests {
             for (row, values) in values.chunks_exact_mut(cols).enumerate() {
                 format.dequantize_row(format.row(&data, rows, row), values);
             }
-            let shape = Shape { kind: Kind::of(format), matrices: 1, rows, cols, widest: rows };
+            let shape = Shape::new(Kind::of(format), 1, rows, cols);
             let mut planes = vec![0; shape.plane_bytes()];
             let mut scales = vec![0.0; shape.scales()];
             pack(&shape, format, &data, 0..shape.tiles(), &mut planes, &mut scales);
@@ -439,8 +364,7 @@ mod tests {
         data[0] = 127 + 113;
         let mut values = vec![0.0; 32];
         Format::MXFP4.dequantize(&data, &mut values);
-        let shape =
-            Shape { kind: Kind::of(Format::MXFP4), matrices: 1, rows: 1, cols: 32, widest: 1 };
+        let shape = Shape::new(Kind::of(Format::MXFP4), 1, 1, 32);
         let mut planes = vec![0; shape.plane_bytes()];
         let mut scales = vec![0.0; shape.scales()];
         pack(&shape, Format::MXFP4, &data, 0..1, &mut planes, &mut scales);
@@ -450,7 +374,7 @@ mod tests {
 
     #[test]
     fn experts_are_padded_one_by_one() {
-        let shape = Shape { kind: Kind::F32, matrices: 3, rows: 17, cols: 5, widest: 17 };
+        let shape = Shape::new(Kind::F32, 3, 17, 5);
         let values: Vec<f32> = (0..3 * 17 * 5).map(|i| i as f32).collect();
         let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut planes = vec![0; shape.plane_bytes()];
@@ -459,6 +383,36 @@ mod tests {
         for (i, &wanted) in values.iter().enumerate() {
             let (matrix, row, column) = (i / 85, i % 85 / 5, i % 5);
             assert_eq!(read(&shape, &planes, &scales, 32 * matrix + row, column), wanted);
+        }
+    }
+
+    #[test]
+    fn parts_together_are_the_whole() {
+        for &format in Format::all() {
+            let (matrices, rows, cols) = (2, 35, 96usize.next_multiple_of(format.block_elements()));
+            let data = match format.base() {
+                Some(_) => random(format, matrices * rows, cols),
+                None => random(format, 14, cols).repeat(5),
+            };
+            let packed = |shape: Shape| {
+                let mut planes = vec![0; shape.plane_bytes()];
+                let mut scales = vec![0.0; shape.scales()];
+                let tiles = 0..matrices * shape.tiles();
+                pack(&shape, format, &data, tiles, &mut planes, &mut scales);
+                let of_matrix = (planes.len() / matrices, scales.len() / matrices);
+                let planes = planes.chunks(of_matrix.0).map(<[u8]>::to_vec);
+                planes.zip(scales.chunks(of_matrix.1).map(<[f32]>::to_vec)).collect::<Vec<_>>()
+            };
+            let whole = Shape::new(Kind::of(format), matrices, rows, cols);
+            let mut together = vec![(Vec::new(), Vec::new()); matrices];
+            for number in 0..2 {
+                let parts = packed(whole.share(Share { number, of: 2 }));
+                for ((planes, scales), part) in together.iter_mut().zip(parts) {
+                    planes.extend(part.0);
+                    scales.extend(part.1);
+                }
+            }
+            assert!(together == packed(whole), "{}", format.name());
         }
     }
 }

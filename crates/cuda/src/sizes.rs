@@ -74,8 +74,9 @@ pub(crate) struct Sizes {
 impl Sizes {
     pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kept: Kept) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
-        // One kernel for all reads halves.
-        let run = persistent::run_of(plan, program).filter(|_| kept == Kept::F16);
+        // One kernel for all reads halves, and what its own device has made.
+        let run =
+            persistent::run_of(plan, program).filter(|_| kept == Kept::F16 && program.devices == 1);
         let last = run.as_ref().map(|run| run.end - 1);
         let (apart, early_bytes) = last.map_or_else(Default::default, |i| apart(program, i));
         let tables = slot_tables(plan);

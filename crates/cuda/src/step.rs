@@ -149,7 +149,7 @@ pub(crate) fn too_wide(plan: &Plan, kept: Kept, stage: &Stage) -> Option<String>
 }
 
 impl Step<'_> {
-    fn rows(&self, rows: Rows) -> usize {
+    pub(crate) fn rows(&self, rows: Rows) -> usize {
         match rows {
             Rows::Tokens => self.size.tokens,
             Rows::Outputs => self.size.outputs,
@@ -161,7 +161,7 @@ impl Step<'_> {
         self.arena.1 + self.arena.0.offsets[value.0]
     }
 
-    fn content(&self, value: Value) -> Content {
+    pub(crate) fn content(&self, value: Value) -> Content {
         self.program.values[value.0].content
     }
 
@@ -216,6 +216,8 @@ impl Step<'_> {
             Work::ExpertSum { input, route, out } => self.expert_sum(rows, *input, *route, *out),
             Work::Conv { .. } => self.conv(&stage.work),
             Work::Scan(scan) => self.scan(scan),
+            // Devices do it together: `several.rs`.
+            Work::Gather { .. } => Ok(()),
         }
     }
 }

@@ -10,7 +10,7 @@ use bodkin_model::{Plan, Weight};
 use bytemuck::cast_slice_mut;
 
 use crate::driver::{Device, Memory};
-use crate::lower::{matrix_of, shapes};
+use crate::lower::{Share, cuts, matrix_of, shapes};
 use crate::planes::{Shape, TILE_ROWS, pack};
 use crate::staging::Staging;
 
@@ -20,26 +20,63 @@ const ALIGNMENT: usize = 256;
 const THREAD_BYTES: usize = 128 << 10;
 
 /// Where a weight lies, in bytes from the start, in the forms that the plan needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Layout {
     /// The shape, planes and rows' scales.
     planes: Option<(Shape, usize, usize)>,
-    vector: Option<usize>,
+    vector: Option<(Vector, usize)>,
+}
+
+/// What a device has of a vector: the same elements of each of so many pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Vector {
+    pieces: usize,
+    own: Range<usize>,
+}
+
+impl Vector {
+    /// Of a weight that may be cut as the product is whose bias it is.
+    fn of(weight: &Weight, cut: Option<usize>, share: Share) -> Vector {
+        let len = weight.rows * weight.cols;
+        match cut {
+            Some(pieces) => Vector { pieces, own: share.rows(len / pieces) },
+            None => Vector { pieces: 1, own: 0..len },
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        4 * self.pieces * self.own.len()
+    }
+
+    fn write(&self, weight: &Weight, data: &[u8], to: &mut [f32]) {
+        let mut all = vec![0.0; weight.rows * weight.cols];
+        weight.format.dequantize(data, &mut all);
+        let (piece, len) = (all.len() / self.pieces, self.own.len());
+        for i in 0..self.pieces {
+            to[i * len..][..len].copy_from_slice(&all[i * piece..][self.own.clone()]);
+        }
+    }
 }
 
 /// The layout of all weights, and the bytes of all.
-fn layout(plan: &Plan) -> (Vec<Layout>, usize) {
+fn layout(plan: &Plan, share: Share) -> (Vec<Layout>, usize) {
     let mut bytes = 0;
     let mut take = |part: usize| {
         let start = bytes;
         bytes += part.next_multiple_of(ALIGNMENT);
         start
     };
-    let weights = plan.weights.iter().zip(shapes(plan)).zip(vectors(plan));
-    let layouts = weights.map(|((weight, shape), is_vector)| {
+    let weights = plan.weights.iter().zip(cuts(plan, share.of));
+    let weights = weights.zip(shapes(plan)).zip(vectors(plan));
+    let layouts = weights.map(|(((weight, cut), shape), is_vector)| {
+        let shape = shape.map(|shape| cut.map_or(shape, |_| shape.share(share)));
         let planes =
             shape.map(|shape| (shape, take(shape.plane_bytes()), take(4 * shape.scales())));
-        let vector = is_vector.then(|| take(4 * weight.rows * weight.cols));
+        let vector = is_vector.then(|| Vector::of(weight, cut, share));
+        let vector = vector.map(|vector| {
+            let at = take(vector.bytes());
+            (vector, at)
+        });
         Layout { planes, vector }
     });
     (layouts.collect(), bytes)
@@ -56,19 +93,21 @@ fn vectors(plan: &Plan) -> Vec<bool> {
     are_vectors
 }
 
-/// The bytes that a plan's weights take on the device.
-pub(crate) fn bytes(plan: &Plan) -> u64 {
-    layout(plan).1 as u64
+/// The bytes that a plan's weights take on a device.
+pub(crate) fn bytes(plan: &Plan, share: Share) -> u64 {
+    layout(plan, share).1 as u64
 }
 
 /// A weight on the device: addresses, 0 for the forms that the plan does not need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
+    /// Of the rows that the device has.
     pub(crate) shape: Shape,
     pub(crate) planes: u64,
     pub(crate) scales: u64,
+    /// Of a cut product's bias, what belongs to the device's rows.
     pub(crate) vector: u64,
-    /// Elements of the vector.
+    /// Elements of the whole vector.
     pub(crate) len: usize,
 }
 
@@ -79,18 +118,19 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Reads, packs and copies all weights.
+    /// Reads, packs and copies what a device has of all weights.
     pub(crate) fn load(
         device: &Arc<Device>,
         plan: &Plan,
+        share: Share,
         file: &File,
         progress: Progress<'_>,
     ) -> Result<Weights> {
-        let (layouts, bytes) = layout(plan);
+        let (layouts, bytes) = layout(plan, share);
         let memory = Memory::zeroed(device, bytes, "the weights")?;
-        let largest = plan.weights.iter().zip(&layouts).map(|(weight, layout)| {
+        let largest = layouts.iter().map(|layout| {
             let tile = layout.planes.map_or(0, |(shape, ..)| tile_bytes(&shape));
-            tile.max(layout.vector.map_or(0, |_| 4 * weight.rows * weight.cols))
+            tile.max(layout.vector.as_ref().map_or(0, |(vector, _)| vector.bytes()))
         });
         let mut staging = Staging::new(device, largest.max().unwrap_or(0), bytes)?;
         let total = plan.cost().weight_bytes;
@@ -103,17 +143,17 @@ impl Weights {
             if let Some((shape, planes, scales)) = layout.planes {
                 send_planes(&mut staging, &shape, weight, data, [at(planes), at(scales)])?;
             }
-            if let Some(vector) = layout.vector {
-                let bytes = 4 * weight.rows * weight.cols;
-                let fill = |to: &mut [u8]| weight.format.dequantize(data, cast_slice_mut(to));
+            if let Some((vector, address)) = &layout.vector {
+                let bytes = vector.bytes();
+                let fill = |to: &mut [u8]| vector.write(weight, data, cast_slice_mut(to));
                 // SAFETY: the layout has room for all elements.
-                unsafe { staging.send(bytes, fill, &[(at(vector), 0..bytes)]) }?;
+                unsafe { staging.send(bytes, fill, &[(at(*address), 0..bytes)]) }?;
             }
             placed.push(Placed {
                 shape: layout.planes.map_or_else(|| Shape::of(weight, 1), |(shape, _, _)| shape),
                 planes: layout.planes.map_or(0, |(_, planes, _)| at(planes)),
                 scales: layout.planes.map_or(0, |(_, _, scales)| at(scales)),
-                vector: layout.vector.map_or(0, at),
+                vector: layout.vector.map_or(0, |(_, vector)| at(vector)),
                 len: weight.rows * weight.cols,
             });
             file.release(tensor);
@@ -183,4 +223,62 @@ fn pack_tiles(
             if threads == 1 { work() } else { drop(scope.spawn(work)) }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use bodkin_gguf::Format;
+
+    use super::*;
+
+    #[test]
+    fn parts_of_biases_together_are_the_whole() {
+        let (matrices, rows) = (3, 71);
+        let values: Vec<f32> = (0..matrices * rows).map(|i| i as f32).collect();
+        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let (name, bytes) = (String::new(), data.len() as u64);
+        let weight = Weight { name, format: Format::F32, cols: rows, rows: matrices, bytes };
+        let mut together = vec![Vec::<f32>::new(); matrices];
+        for number in 0..3 {
+            let vector = Vector::of(&weight, Some(matrices), Share { number, of: 3 });
+            let mut own = vec![f32::NAN; vector.bytes() / 4];
+            vector.write(&weight, &data, &mut own);
+            let pieces = own.chunks_exact(own.len() / matrices);
+            together.iter_mut().zip(pieces).for_each(|(all, piece)| all.extend(piece));
+        }
+        assert_eq!(together.concat(), values);
+    }
+
+    #[test]
+    fn devices_hold_the_whole_once_and_what_is_not_cut_each() {
+        for model in ["gpt-oss-mxfp4", "llama-q4_k_m", "qwen3moe-q4_k_m"] {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+            let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
+            let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+            let held = |layout: &Layout| {
+                let planes = layout.planes.map_or(0, |(shape, ..)| {
+                    shape.plane_bytes() + size_of::<f32>() * shape.scales()
+                });
+                planes + layout.vector.as_ref().map_or(0, |(vector, _)| vector.bytes())
+            };
+            let (whole, _) = layout(&plan, Share { number: 0, of: 1 });
+            for of in [2, 3] {
+                let (cuts, mut sums) = (cuts(&plan, of), vec![0; whole.len()]);
+                for number in 0..of {
+                    let share = Share { number, of };
+                    let (layouts, all) = layout(&plan, share);
+                    assert_eq!(all as u64, bytes(&plan, share));
+                    // Alignment takes less than a piece for each form of a weight.
+                    let own: usize = layouts.iter().map(held).sum();
+                    assert!((own..own + 3 * ALIGNMENT * layouts.len()).contains(&all), "{model}");
+                    sums.iter_mut().zip(&layouts).for_each(|(sum, layout)| *sum += held(layout));
+                }
+                for ((sum, whole), cut) in sums.iter().zip(&whole).zip(&cuts) {
+                    let times = if cut.is_some() { 1 } else { of };
+                    assert_eq!(*sum, times * held(whole), "{model}: {whole:?}");
+                }
+                assert!(cuts.iter().any(Option::is_some), "{model} is cut");
+            }
+        }
+    }
 }

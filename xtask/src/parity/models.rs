@@ -8,7 +8,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Reference, Span};
 use bodkin_cpu::{Cpu, Simd};
-use bodkin_cuda::Cuda;
 use bodkin_engine::Pages;
 use bodkin_gguf::File;
 use serde_json::Value;
@@ -46,7 +45,7 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     }
     let wanted = &chosen.backend;
     if wanted.starts_with("cuda") {
-        backends.push(Box::new(Cuda::open(0)?));
+        backends.push(Box::new(super::cuda(wanted)?));
     }
     backends.retain(|backend| backend.name().starts_with(wanted.as_str()));
     ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use bodkin_backend::{Backend, Limits, Model};
 use bodkin_cpu::{Cpu, Simd};
-use bodkin_cuda::Cuda;
 use bodkin_engine::{Pages, Tokenizer};
 use bodkin_eval::{LogSoftmax, Perplexity, Row, Windows, score};
 use bodkin_gguf::File;
@@ -36,7 +35,7 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
     let is_gpu = chosen.backend.starts_with("cuda");
     let backend: Box<dyn Backend> = match is_gpu {
-        true => Box::new(Cuda::open(0)?),
+        true => Box::new(super::cuda(&chosen.backend)?),
         false => Box::new(Cpu::new(None)?),
     };
     if !backend.name().starts_with(&chosen.backend) {

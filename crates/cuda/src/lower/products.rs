@@ -94,6 +94,11 @@ impl Lowering<'_> {
         if !self.is_sibling(i, i + 1) || self.plan.widths[i] != self.plan.widths[i + 1] {
             return None;
         }
+        // A device has to have the same rows of both.
+        let cut = |i: usize| self.product(i).map(|(weight, ..)| self.cuts[weight.0]);
+        if cut(i) != cut(i + 1) {
+            return None;
+        }
         only_reader(i)?;
         only_reader(i + 1)?;
         match self.plan.ops.get(i + 2)? {

@@ -28,6 +28,21 @@ impl Content {
             Content::Halves { cols, .. } => cols.next_multiple_of(CHUNK_COLS),
         }
     }
+
+    pub(crate) fn element_bytes(self) -> usize {
+        match self {
+            Content::Floats(_) => 4,
+            Content::Halves { .. } => 2,
+        }
+    }
+
+    /// The distance of a product's results, of which each row has `used`, in elements.
+    pub(crate) fn result_stride(self, used: usize) -> usize {
+        match self {
+            Content::Floats(width) => width / used,
+            Content::Halves { .. } => self.stride(),
+        }
+    }
 }
 
 /// A value of the program.
@@ -40,10 +55,11 @@ pub(crate) struct Spec {
 impl Spec {
     /// Bytes for a step of so many tokens and outputs.
     pub(crate) fn bytes(&self, tokens: usize, outputs: usize) -> u64 {
-        let row = match self.content {
-            Content::Floats(width) => 4 * width,
-            Content::Halves { parts, .. } => 2 * parts * self.content.stride(),
+        let parts = match self.content {
+            Content::Floats(_) => 1,
+            Content::Halves { parts, .. } => parts,
         };
+        let row = self.content.element_bytes() * parts * self.content.stride();
         let rows = match self.rows {
             Rows::Tokens => tokens,
             Rows::Outputs => outputs,
@@ -230,6 +246,14 @@ pub(crate) enum Work {
         out: Value,
     },
     Scan(ScanStage),
+    /// Devices get each other's columns of what a product made.
+    Gather {
+        /// The values, each with the weight that made it: a device has made a column for each row
+        /// that it has of this.
+        made: Vec<(Value, WeightId)>,
+        /// Results for each row.
+        used: usize,
+    },
 }
 
 /// A stage and the rows that it is about.
@@ -275,6 +299,7 @@ impl Stage {
             Work::Concat { a, b, out, .. } => vec![Some(*a), Some(*b), Some(*out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],
             Work::Scan(s) => s.inputs.into_iter().chain([s.out]).map(Some).collect(),
+            Work::Gather { made, .. } => made.iter().map(|(value, _)| Some(*value)).collect(),
         };
         values.into_iter().flatten().for_each(show);
     }
@@ -295,6 +320,8 @@ pub(crate) struct Program {
     pub(crate) routings: Vec<usize>,
     /// How each stage takes part where one kernel runs them.
     pub(crate) joined: Vec<Joined>,
+    /// The number of devices that it is made for.
+    pub(crate) devices: usize,
 }
 
 impl Program {

@@ -8,7 +8,7 @@ use super::{DOT_ROWS, Step, THREADS};
 use crate::kernels::dot_shared_bytes;
 use crate::lower::{After, Content, InputNorm, Value, Work};
 use crate::parameters as p;
-use crate::planes::Kind;
+use crate::planes::{Kind, Shape};
 use crate::weights::Placed;
 
 /// Threads of a block of `exact`, and rows of input that it takes.
@@ -59,16 +59,16 @@ impl Step<'_> {
             self.normalize_input(&mut parameters, norm);
         }
         let is_gated = matches!(after, After::Gate { .. });
+        let used = experts.map_or(1, |e| e.used);
         for (matrix, factor) in parameters.matrices.iter_mut().zip(factors) {
             let weight = &self.weights[factor.weight.0];
-            let (out, out_stride) = self.place(factor.out);
+            let (out, out_stride) = self.own_columns(factor.out, &weight.shape, used);
             *matrix = p::Matrix {
                 planes: weight.planes,
                 scales: weight.scales,
                 bias: self.vector(factor.bias),
                 out,
-                // Experts' results lie side by side, each as a row of its own.
-                out_stride: experts.map_or(out_stride, |e| out_stride / e.used as u32),
+                out_stride,
                 rows: weight.shape.rows as u32,
                 tiles: weight.shape.tiles() as u32,
                 first_tile: if is_gated { 0 } else { parameters.tiles },
@@ -79,17 +79,19 @@ impl Step<'_> {
         match after {
             After::Nothing => {}
             After::Add(value) => {
-                (parameters.residual, parameters.residual_stride) = self.place(Some(*value));
+                (parameters.residual, parameters.residual_stride) =
+                    self.own_columns(Some(*value), &first.shape, used);
             }
             After::Gate { act, out } => {
                 parameters.act = act_number(*act);
+                let (address, stride) = self.own_columns(Some(*out), &first.shape, used);
                 match self.content(*out) {
                     Content::Halves { .. } => {
-                        (parameters.half_out, parameters.half_stride) = self.place(Some(*out));
+                        (parameters.half_out, parameters.half_stride) = (address, stride);
                     }
                     Content::Floats(_) => {
-                        parameters.matrices[0].out = self.address(*out);
-                        parameters.matrices[0].out_stride = first.shape.rows as u32;
+                        parameters.matrices[0].out = address;
+                        parameters.matrices[0].out_stride = stride;
                     }
                 }
             }
@@ -107,6 +109,16 @@ impl Step<'_> {
         product.norm_x = self.address(norm.input);
         product.norm_weight = self.vector(Some(norm.weight));
         product.norm_eps = norm.eps;
+    }
+
+    /// Where the results of a device's rows of a weight are in a value that may be none, and their
+    /// distance: those for experts lie side by side, each as a row of its own.
+    fn own_columns(&self, value: Option<Value>, shape: &Shape, used: usize) -> (u64, u32) {
+        value.map_or((0, 0), |value| {
+            let content = self.content(value);
+            let offset = content.element_bytes() * shape.first;
+            (self.address(value) + offset as u64, content.result_stride(used) as u32)
+        })
     }
 
     /// Sends a product with so many rows of weights in f32.

@@ -1,0 +1,162 @@
+//! What devices do with each other: they wait, and copy from each other's memory.
+
+use std::ffi::c_int;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use bodkin_backend::Result;
+use cudarc::driver::{result, sys};
+
+use super::{Device, failed};
+
+const UNIFIED: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+const DEVICE: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+
+/// A moment in a device's stream that others wait for, again and again.
+pub(crate) struct Event {
+    device: Arc<Device>,
+    event: sys::CUevent,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Event> {
+        device.enter()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(failed("no event"))?;
+        Ok(Event { device: Arc::clone(device), event })
+    }
+
+    /// The moment is that when the stream has done all that was sent so far.
+    pub(crate) fn record(&self) -> Result<()> {
+        self.device.enter()?;
+        // SAFETY: event and stream are alive, and of one context.
+        unsafe { result::event::record(self.event, self.device.stream) }.map_err(failed("no event"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; an error changes nothing.
+        unsafe {
+            let _ = self.device.enter();
+            let _ = result::event::destroy(self.event);
+        }
+    }
+}
+
+/// The same columns of rows in the memories of two devices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// Bytes of a row.
+    pub(crate) bytes: usize,
+    /// Bytes from row to row.
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+}
+
+impl Device {
+    /// Lets this device copy from another's memory without the host, where the two can do that.
+    pub(crate) fn reach(&self, other: &Device) -> Result<()> {
+        if self.device == other.device {
+            return Ok(());
+        }
+        let mut can: c_int = 0;
+        // SAFETY: writes a number to where it is told; the driver gave both devices.
+        unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) }
+            .result()
+            .map_err(failed("no answer whether devices reach each other"))?;
+        if can == 1 {
+            self.enter()?;
+            // An error changes nothing: it is so already, or copies go through the host.
+            // SAFETY: the other's context is alive.
+            let _ = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) }.result();
+        }
+        Ok(())
+    }
+
+    /// What is sent from now on waits for an event as it was recorded last, of any device.
+    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
+        self.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: stream and event are alive.
+        unsafe { result::stream::wait_event(self.stream, event.event, flags) }
+            .map_err(failed("devices cannot wait for each other"))
+    }
+
+    /// Copies columns of another device, in this one's stream's order.
+    ///
+    /// # Safety
+    ///
+    /// They are in the memory of the other device and of this one, and nobody writes to the former
+    /// until the stream has come here.
+    pub(crate) unsafe fn pull(&self, other: &Device, columns: &Columns) -> Result<()> {
+        self.enter()?;
+        let result = if self.context == other.context {
+            // SAFETY: the caller's promise.
+            unsafe { sys::cuMemcpy2DAsync_v2(&within(columns), self.stream) }
+        } else {
+            let copy = between([other.context, self.context], columns);
+            // SAFETY: the caller's promise; both contexts are alive.
+            unsafe { sys::cuMemcpy3DPeerAsync(&copy, self.stream) }
+        };
+        result.result().map_err(failed("nothing can be copied from another device"))
+    }
+}
+
+/// A copy within a device.
+fn within(columns: &Columns) -> sys::CUDA_MEMCPY2D {
+    sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: UNIFIED,
+        srcHost: null(),
+        srcDevice: columns.from,
+        srcArray: null_mut(),
+        srcPitch: columns.stride,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: UNIFIED,
+        dstHost: null_mut(),
+        dstDevice: columns.to,
+        dstArray: null_mut(),
+        dstPitch: columns.stride,
+        WidthInBytes: columns.bytes,
+        Height: columns.rows,
+    }
+}
+
+/// A copy from one of two devices to the other.
+fn between([from, to]: [sys::CUcontext; 2], columns: &Columns) -> sys::CUDA_MEMCPY3D_PEER {
+    sys::CUDA_MEMCPY3D_PEER {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: DEVICE,
+        srcHost: null(),
+        srcDevice: columns.from,
+        srcArray: null_mut(),
+        srcContext: from,
+        srcPitch: columns.stride,
+        srcHeight: columns.rows,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: DEVICE,
+        dstHost: null_mut(),
+        dstDevice: columns.to,
+        dstArray: null_mut(),
+        dstContext: to,
+        dstPitch: columns.stride,
+        dstHeight: columns.rows,
+        WidthInBytes: columns.bytes,
+        Height: columns.rows,
+        Depth: 1,
+    }
+}

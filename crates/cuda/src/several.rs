@@ -1,0 +1,181 @@
+//! A model on several devices, which run the same stages, each with its share of the rows of cut
+//! weights. Behind a stage that made columns of values they meet, copy what the others made, and
+//! meet again before anybody writes there. The host sends stages one by one.
+
+use bodkin_backend::{Batch, Limits, Model, Observer, Part, Result};
+use bodkin_model::{Plan, WeightId};
+
+use crate::driver::{Columns, Event};
+use crate::lower::{Stage, Value, Work};
+use crate::model::CudaModel;
+use crate::observe;
+use crate::step::{Size, Step};
+
+/// A plan on several devices. What all of them know is asked of the first.
+pub(crate) struct Several {
+    parts: Vec<CudaModel>,
+    /// When each device has come to a place.
+    arrivals: Vec<Event>,
+}
+
+impl Several {
+    pub(crate) fn new(parts: Vec<CudaModel>) -> Result<Several> {
+        let arrivals = parts.iter().map(|part| Event::new(&part.device));
+        Ok(Several { arrivals: arrivals.collect::<Result<_>>()?, parts })
+    }
+
+    /// Runs a step, and shows the inputs of products if somebody wants to see them.
+    fn run(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
+        let sent = self.send(batch, logits, observer);
+        // Whatever was sent still reads what the next step writes; the first error says most.
+        let finished: Vec<Result<()>> = self.parts.iter().map(finish).collect();
+        sent?;
+        finished.into_iter().collect::<Result<()>>()?;
+        let first = &mut self.parts[0];
+        first.device.enter()?;
+        first.receive(batch, logits)
+    }
+
+    /// Sends all stages to all devices.
+    fn send(
+        &mut self,
+        batch: &Batch,
+        logits: &[f32],
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
+        for part in &mut self.parts {
+            part.begin(batch, logits)?;
+        }
+        let (is_observed, size) = (observer.is_some(), Size::of(batch));
+        let step = |part| Step { is_observed, ..CudaModel::step(part, size) };
+        let steps: Vec<Step<'_>> = self.parts.iter().map(step).collect();
+        let first = &self.parts[0];
+        let mut marks = Vec::new();
+        let mut mark = || {
+            if first.is_profiled() {
+                first.device.enter()?;
+                marks.push(first.device.mark()?);
+            }
+            Ok(())
+        };
+        mark()?;
+        for stage in &first.program.stages {
+            if let Some(observer) = &mut observer {
+                first.device.enter()?;
+                observe::show_inputs(&steps[0], stage, batch, &mut **observer)?;
+            }
+            self.send_stage(&steps, stage)?;
+            mark()?;
+        }
+        drop(steps);
+        if self.parts[0].is_profiled() {
+            finish(&self.parts[0])?;
+            self.parts[0].add_times(batch, &marks)?;
+        }
+        Ok(())
+    }
+
+    fn send_stage(&self, steps: &[Step<'_>], stage: &Stage) -> Result<()> {
+        for step in steps {
+            step.device.enter()?;
+            step.run(stage)?;
+        }
+        let rows = steps[0].rows(stage.rows);
+        match &stage.work {
+            Work::Gather { made, used } if rows > 0 => self.gather(steps, made, (rows, *used)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Every device copies what the others made of so many rows, with so many results each.
+    fn gather(
+        &self,
+        steps: &[Step<'_>],
+        made: &[(Value, WeightId)],
+        (rows, used): (usize, usize),
+    ) -> Result<()> {
+        self.meet()?;
+        for (i, to) in steps.iter().enumerate() {
+            for (_, from) in steps.iter().enumerate().filter(|(j, _)| *j != i) {
+                for &(value, weight) in made {
+                    let shape = &from.weights[weight.0].shape;
+                    let content = from.content(value);
+                    let of_row = |elements: usize| content.element_bytes() * elements;
+                    let start = of_row(shape.first) as u64;
+                    let columns = Columns {
+                        from: from.address(value) + start,
+                        to: to.address(value) + start,
+                        bytes: of_row(shape.rows),
+                        stride: of_row(content.result_stride(used)),
+                        rows: rows * used,
+                    };
+                    // SAFETY: the value has room for the step's rows on both devices, and the one
+                    // copied from has made these columns and goes on when all have met again.
+                    unsafe { to.device.pull(from.device, &columns) }?;
+                }
+            }
+        }
+        self.meet()
+    }
+
+    /// No device goes on before all have come here.
+    fn meet(&self) -> Result<()> {
+        self.arrivals.iter().try_for_each(Event::record)?;
+        for (i, part) in self.parts.iter().enumerate() {
+            let mut others = self.arrivals.iter().enumerate().filter(|(j, _)| *j != i);
+            others.try_for_each(|(_, other)| part.device.wait_for(other))?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for all that was sent to a part's device.
+fn finish(part: &CudaModel) -> Result<()> {
+    part.device.enter()?;
+    part.device.finish()
+}
+
+impl Model for Several {
+    fn plan(&self) -> &Plan {
+        self.parts[0].plan()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.parts[0].limits()
+    }
+
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        self.run(batch, logits, None)
+    }
+
+    fn observe(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        self.run(batch, logits, Some(observer))
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
+        self.parts.iter_mut().try_for_each(|part| part.copy_state(from, to))
+    }
+
+    fn expert_counts(&self) -> Vec<Vec<u64>> {
+        self.parts[0].expert_counts()
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.parts[0].set_profiling(on);
+    }
+
+    /// Times are those of the first device.
+    fn profile(&self) -> Vec<Part> {
+        self.parts[0].profile()
+    }
+}
