@@ -106,6 +106,7 @@ mod tests {
             let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
             for fuse in [false, true] {
                 check(&lower(&plan, fuse, 1));
+                check(&lower(&plan, fuse, 2));
             }
             count += 1;
         }

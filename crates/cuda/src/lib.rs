@@ -247,3 +247,15 @@ impl Backend for Cuda {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn commas_divide_numbers_of_devices() {
+        assert_eq!(super::ordinals("0"), Some(vec![0]));
+        assert_eq!(super::ordinals("2,0,0"), Some(vec![2, 0, 0]));
+        for wrong in ["", "0,", ",1", "0;1", "0, 1", "-1", "one"] {
+            assert_eq!(super::ordinals(wrong), None, "{wrong}");
+        }
+    }
+}

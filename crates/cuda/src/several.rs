@@ -104,14 +104,13 @@ impl Several {
             for (_, from) in steps.iter().enumerate().filter(|(j, _)| *j != i) {
                 for &(value, weight) in made {
                     let shape = &from.weights[weight.0].shape;
-                    let content = from.content(value);
-                    let of_row = |elements: usize| content.element_bytes() * elements;
-                    let start = of_row(shape.first) as u64;
+                    let element = from.content(value).element_bytes();
+                    let (address, stride) = from.columns(value, shape, used);
                     let columns = Columns {
-                        from: from.address(value) + start,
-                        to: to.address(value) + start,
-                        bytes: of_row(shape.rows),
-                        stride: of_row(content.result_stride(used)),
+                        from: address,
+                        to: to.columns(value, shape, used).0,
+                        bytes: element * shape.rows,
+                        stride: element * stride as usize,
                         rows: rows * used,
                     };
                     // SAFETY: the value has room for the step's rows on both devices, and the one

@@ -62,7 +62,8 @@ impl Step<'_> {
         let used = experts.map_or(1, |e| e.used);
         for (matrix, factor) in parameters.matrices.iter_mut().zip(factors) {
             let weight = &self.weights[factor.weight.0];
-            let (out, out_stride) = self.own_columns(factor.out, &weight.shape, used);
+            let own = |value| self.columns(value, &weight.shape, used);
+            let (out, out_stride) = factor.out.map_or((0, 0), own);
             *matrix = p::Matrix {
                 planes: weight.planes,
                 scales: weight.scales,
@@ -80,11 +81,11 @@ impl Step<'_> {
             After::Nothing => {}
             After::Add(value) => {
                 (parameters.residual, parameters.residual_stride) =
-                    self.own_columns(Some(*value), &first.shape, used);
+                    self.columns(*value, &first.shape, used);
             }
             After::Gate { act, out } => {
                 parameters.act = act_number(*act);
-                let (address, stride) = self.own_columns(Some(*out), &first.shape, used);
+                let (address, stride) = self.columns(*out, &first.shape, used);
                 match self.content(*out) {
                     Content::Halves { .. } => {
                         (parameters.half_out, parameters.half_stride) = (address, stride);
@@ -111,14 +112,12 @@ impl Step<'_> {
         product.norm_eps = norm.eps;
     }
 
-    /// Where the results of a device's rows of a weight are in a value that may be none, and their
-    /// distance: those for experts lie side by side, each as a row of its own.
-    fn own_columns(&self, value: Option<Value>, shape: &Shape, used: usize) -> (u64, u32) {
-        value.map_or((0, 0), |value| {
-            let content = self.content(value);
-            let offset = content.element_bytes() * shape.first;
-            (self.address(value) + offset as u64, content.result_stride(used) as u32)
-        })
+    /// Where the results of a device's rows of a weight begin in a value that has `used` of them in
+    /// a row, side by side, and their distance in elements.
+    pub(crate) fn columns(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
+        let content = self.content(value);
+        let offset = content.element_bytes() * shape.first;
+        (self.address(value) + offset as u64, content.result_stride(used) as u32)
     }
 
     /// Sends a product with so many rows of weights in f32.
