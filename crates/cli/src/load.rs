@@ -24,7 +24,7 @@ pub(crate) const MAX_STEP_TOKENS: usize = 1 << 16;
 /// Flags of every command that runs a model.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Machine {
-    /// Where to compute: auto, cpu, cuda, cuda:N, or cuda:N,M,.. for a part of the model on each
+    /// Where to compute: auto, cpu or cuda[:N,..]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Only the last N layers on the GPU, the others on the processor

@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// Type of keys and values: auto, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = load::kv_type)]
     kv_type: KvType,
-    /// Where to compute: auto, cpu, cuda, cuda:N, or cuda:N,M,.. for a part of the model on each
+    /// Where to compute: auto, cpu or cuda[:N,..]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
     /// Only the last N layers on the GPU, the others on the processor
