@@ -211,16 +211,16 @@ DEVICE float add_squares(const float4 &x, float sum) {
     return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, fmaf(x.x, x.x, sum))));
 }
 
-// What an RMS norm multiplies a row with. A thread adds the squares of four neighbours at a time;
-// `blockDim.x` decides the order of the sum.
-DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
+// A thread's part of the sum of a row's squares, four neighbours at a time. The number of threads decides the
+// order of the sum.
+DEVICE float square_of(const float *x, u32 n, u32 thread, u32 threads) {
     float square = 0.0f;
     bool is_whole = n % 4 == 0 && (u64)x % 16 == 0;
-    for (u32 first = 4 * threadIdx.x; first < n; first += 8 * blockDim.x) {
+    for (u32 first = 4 * thread; first < n; first += 8 * threads) {
         float4 two[2];
 #pragma unroll
         for (u32 j = 0; j < 2; j++) {
-            u32 i = first + 4 * j * blockDim.x;
+            u32 i = first + 4 * j * threads;
             if (is_whole) {
                 two[j] = i < n ? *(const float4 *)(x + i) : make_float4(0, 0, 0, 0);
             } else {
@@ -233,7 +233,26 @@ DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
 #pragma unroll
         for (u32 j = 0; j < 2; j++) square = add_squares(two[j], square);
     }
+    return square;
+}
+
+// What an RMS norm multiplies a row with. `room` has a place for each warp.
+DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
+    float square = square_of(x, n, threadIdx.x, blockDim.x);
     return rsqrtf(block_sum(square, room) / (float)n + eps);
+}
+
+// The same by half as many threads, each of which does what two would.
+DEVICE float rms_scale_by_half(const float *x, u32 n, float eps, float *room) {
+    u32 t = threadIdx.x, warps = blockDim.x / 32;
+    for (u32 i = 0; i < 2; i++) {
+        float square = warp_sum(square_of(x, n, t + i * blockDim.x, 2 * blockDim.x));
+        if (t % 32 == 0) room[t / 32 + i * warps] = square;
+    }
+    __syncthreads();
+    float sum = 0.0f;
+    for (u32 i = 0; i < 2 * warps; i++) sum += room[i];
+    return rsqrtf(sum / (float)n + eps);
 }
 
 // Element `at` of a head, rotated by its row's angles; those beyond the pairs stay as they are.

@@ -80,7 +80,8 @@ DEVICE void share_input(const Product &p, u16 *out) {
         }
     } else {
         __shared__ float room[32];
-        float scale = rms_scale(p.norm_x, p.cols, p.norm_eps, room);
+        // `normalize` has twice as many threads for rows of this length.
+        float scale = rms_scale_by_half(p.norm_x, p.cols, p.norm_eps, room);
         for (u32 first = threadIdx.x; first < p.input_stride; first += 8 * THREADS) {
             float x[8], weight[8];
 #pragma unroll

@@ -43,6 +43,7 @@ pub(super) fn cases() -> Vec<Case> {
             (RopeStyle::Norm, 20),
             150,
         ),
+        long_norm(),
         many_rows(Format::F16, HALF_STATE),
         many_rows(Format::Q4_0, 5.0 * INTEGER),
     ]
@@ -121,6 +122,17 @@ fn wide_decoder(attention: Attention, (style, dims): (RopeStyle, usize), tokens:
     let input = norm(&mut maker, x, 1);
     maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);
     maker.finish(5.0 * INTEGER, tokens)
+}
+
+/// A norm of a long row before two products: every way to run it has to sum the squares alike.
+fn long_norm() -> Case {
+    let (mut maker, x) = Maker::start("products of a long normed row", 1088);
+    let h = norm(&mut maker, x, 1);
+    let a = maker.linear(h, Format::Q8_0, WIDTH);
+    let b = maker.linear(h, Format::Q8_0, WIDTH);
+    let x = maker.push(Op::Add { a, b }, WIDTH);
+    maker.logits(x);
+    maker.finish(INTEGER, 8)
 }
 
 /// A gated product and a head with more rows of input and of weights than the other cases have, and

@@ -179,7 +179,8 @@ fn wide_decoder(format: Format, act: Act, routing: Routing) -> Case {
         let h = norm(&mut maker, x, 1);
         let (experts, used) = (routing.experts, routing.used);
         // By rounding, other experts might be chosen behind the first block.
-        let route = route(&mut maker, embedded, routing);
+        let scored = norm(&mut maker, embedded, 1);
+        let route = route(&mut maker, scored, routing);
         let (inner, outer) = ((experts, hidden, width), (experts, width, hidden));
         let has_bias = act == Act::ClampedSwish;
         let gate = product(&mut maker, h, Some(route), format, inner, has_bias);

@@ -84,3 +84,66 @@ fn readers(plan: &Plan, program: &Program, i: usize) -> Vec<usize> {
     let fits = INLINED_COLS.contains(&width) && width.is_multiple_of(4);
     if fits && all_can { readers } else { Vec::new() }
 }
+
+#[cfg(test)]
+mod tests {
+    use bodkin_model::Op;
+
+    use super::super::lower;
+    use super::*;
+
+    /// A model with experts, as if its rows were `width` long.
+    fn plan(width: usize) -> Plan {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+        let file = bodkin_model::open(format!("{folder}/qwen3moe-q4_k_m.gguf")).unwrap();
+        let mut plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        let own = plan.widths[0];
+        let sizes = plan.weights.iter_mut().flat_map(|w| [&mut w.cols, &mut w.rows]);
+        sizes.chain(&mut plan.widths).filter(|size| **size == own).for_each(|size| *size = width);
+        plan
+    }
+
+    /// The names of the stages that make the norms of their inputs.
+    fn normed(plan: &Plan) -> Vec<String> {
+        let program = lower(plan, true, 1);
+        let stages = program.stages.iter().zip(&program.joined);
+        let normed = stages.filter(|(_, joined)| matches!(joined, Joined::Norm(_)));
+        normed.map(|(stage, _)| stage.name.clone()).collect()
+    }
+
+    #[test]
+    fn routers_and_experts_make_the_norm_of_their_input() {
+        let plan = plan(512);
+        let layers = plan.layers();
+        let names = normed(&plan);
+        assert_eq!(names.len(), 2 * layers, "{names:?}");
+        for layer in names.chunks(2) {
+            assert_eq!(layer, ["ffn_gate_inp", "ffn_gate_exps + ffn_up_exps"]);
+        }
+        let program = lower(&plan, true, 1);
+        let norms = program.stages.iter().zip(&program.joined).filter(|(stage, joined)| {
+            matches!(stage.work, Work::Norm { .. }) && **joined == Joined::Elsewhere
+        });
+        // With those before attention and the head.
+        assert_eq!(norms.count(), 2 * layers + 1);
+    }
+
+    #[test]
+    fn norms_of_short_rows_and_those_that_others_read_are_stages() {
+        assert_eq!(normed(&plan(256)), [""; 0]);
+        let mut plan = plan(512);
+        // The sum of experts is added to the normed row, not to what it was made of.
+        for i in 0..plan.ops.len() {
+            if let Op::ExpertSum { .. } = plan.ops[i] {
+                let norm = (0..i).rev().find(|&j| is_long_norm(&plan, j)).unwrap();
+                let sum = bodkin_model::Value(i);
+                plan.ops[i + 1] = Op::Add { a: bodkin_model::Value(norm), b: sum };
+            }
+        }
+        assert_eq!(normed(&plan), [""; 0]);
+    }
+
+    fn is_long_norm(plan: &Plan, i: usize) -> bool {
+        matches!(plan.ops[i], Op::Norm { groups: 1, .. }) && plan.widths[i] == 512
+    }
+}

@@ -10,8 +10,10 @@ use crate::parameters as p;
 use crate::persistent::WARPS;
 
 /// Threads of a block that normalises a row: as many as compute in a block of the persistent
-/// kernel, which does the same, as the number decides the order of the sum of squares.
+/// kernel, which does the same, as the number decides the order of the sum of squares. `dot` counts
+/// on twice its own.
 const NORM_THREADS: usize = 32 * WARPS;
+const _: () = assert!(NORM_THREADS == 2 * THREADS);
 
 impl Step<'_> {
     pub(super) fn angles(&self, rope: usize) -> Result<()> {
