@@ -16,7 +16,7 @@ template <int KIND, int COLS8, int TILES> struct Dot {
     // A slot holds so many chunks of each tile, two to four kilobytes; there are up to four.
     static const u32 CHUNKS = Weights::SLOT_CHUNKS / TILES;
     static const u32 SLOT = TILES * CHUNKS * Weights::BYTES;
-    static const u32 DEPTH = SLOT > 2560 ? 10240 / SLOT : 4;
+    static const u32 DEPTH = SLOT > 2560 ? 10240 / SLOT : COLS8 * TILES == 4 ? 3 : 4;
     static const u32 RING = DEPTH * SLOT + 32; // with the barriers
 
     const Product &p;
@@ -150,8 +150,11 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     u32 warps = parts > 4 ? 8 : parts > 2 ? 4 : parts, teams = WARPS / warps;
     u32 team = warp / warps, member = warp % warps, thread = threadIdx.x % (32 * warps);
     u32 first = member * each * p.part, end = min(first + each * p.part, p.chunks);
-    u32 start = p.used ? blockIdx.y : blockIdx.y * 8 * COLS8;
-    u32 cols = p.used ? 1 : min(8 * COLS8, p.rows - start);
+    // More than eight rows neither meet experts nor are alone.
+    u32 used = COLS8 == 1 ? p.used : 0;
+    bool is_alone = COLS8 == 1 && p.rows == 1;
+    u32 start = used ? blockIdx.y : blockIdx.y * 8 * COLS8;
+    u32 cols = used ? 1 : min(8 * COLS8, p.rows - start);
     u32 tile = blockIdx.x * teams + team, step = gridDim.x * teams;
     // Sums of parts: [2, each * WARPS, TILES, cols, TILE_ROWS + 1].
     float *partials = (float *)(shared + WARPS * D::RING);
@@ -159,8 +162,8 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     u16 *only = (u16 *)(partials + 2 * each * WARPS * TILES * (tile_sums + 3) / 4 * 4);
     D d = {p, shared + warp * D::RING, lane, first, end, step};
     d.tile = tile;
-    if (!p.used) d.begin();
-    if (p.norm_x) {
+    if (!used) d.begin();
+    if (is_alone && p.norm_x) {
         for (u32 i = 32 * threadIdx.x; i < p.cols; i += 32 * blockDim.x) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + i));
         }
@@ -169,13 +172,13 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     wait_for_inputs();
     const u16 *input = (const u16 *)p.input, *x[COLS8];
     u32 column = D::Weights::first_column(c);
-    if (p.used) {
-        u32 row = start / p.used, i = start % p.used;
-        d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + p.used + i] : i;
+    if (used) {
+        u32 row = start / used, i = start % used;
+        d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + used + i] : i;
         u32 at = p.is_shared ? row : start;
         x[0] = g == 0 ? input + (u64)at * p.input_stride + column : 0;
         d.begin();
-    } else if (p.rows == 1) {
+    } else if (is_alone) {
         share_input(p, only);
         x[0] = g == 0 ? only + column : 0;
     } else {
@@ -193,7 +196,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         if (thread < TILE_ROWS * cols) {
 #pragma unroll
             for (int i = 0; i < TILES; i++) scales[i] = row_scale(p.matrices[matrix + i], d.expert, row);
-            if (p.residual) residual = added(p, row, start + thread / TILE_ROWS);
+            if (TILES == 1 && p.residual) residual = added(p, row, start + thread / TILE_ROWS);
         }
         float sums[TILES][COLS8][4] = {};
         float *partial = partials + (turn * WARPS + warp - member) * each * TILES * tile_sums;
@@ -218,7 +221,8 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         for (u32 chunk = first; chunk < end; chunk += D::CHUNKS) {
             const u8 *slot = d.ring + d.pipe.wait();
             if (chunk == stop) keep();
-            if (chunk + D::CHUNKS <= stop) {
+            // Of two tiles and many rows there are registers for one chunk at a time.
+            if (COLS8 * TILES < 4 && chunk + D::CHUNKS <= stop) {
                 multiply<KIND, D::CHUNKS>(slot, D::SLOT / TILES, lane, x, chunk, sums);
             } else {
 #pragma unroll 1
@@ -255,9 +259,9 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     }
 }
 
-// Blocks of two kernels share a multiprocessor, or one with more registers.
+// Blocks of two kernels, or two of one, share a multiprocessor; one of the kernels needs too many registers.
 #define DOT(NAME, KIND, COLS8, TILES)                                                              \
-    KERNEL __launch_bounds__(THREADS, COLS8 == 1 ? 2 : 1) NAME(const __grid_constant__ Product p) { \
+    KERNEL __launch_bounds__(THREADS, KIND == U8 && COLS8 * TILES == 4 ? 1 : 2) NAME(const __grid_constant__ Product p) { \
         dot<KIND, COLS8, TILES>(p);                                                                \
     }
 #define DOTS(NAME, KIND)                                                                           \

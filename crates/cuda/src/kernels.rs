@@ -81,7 +81,11 @@ pub(crate) fn dot_shared_bytes(
 ) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let slot = tiles * (kind.slot_chunks() / tiles) * kind.chunk_bytes();
-    let depth = if slot > 2560 { 10240 / slot } else { 4 };
+    let depth = match slot {
+        2561.. => 10240 / slot,
+        _ if is_gated && rows > 8 => 3,
+        _ => 4,
+    };
     let parts = DOT_WARPS.max(parts.next_power_of_two());
     let sums = 2 * parts * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
     DOT_WARPS * (depth * slot + 32) + 4 * sums + 2 * held
