@@ -286,16 +286,19 @@ struct Item {
     }
 };
 
+// The first item of this block: the last blocks begin, as they have fewer tiles of the products before.
+DEVICE u32 first_item() { return gridDim.x - 1 - blockIdx.x; }
+
 // Asks for the keys and values that this block is going to look at first to come to the second-level cache:
 // a lane for each page of keys, or of values, of a segment.
 DEVICE void fetch_kept(const Attend &a, const u32 *numbers, u32 lane) {
     const u32 PAGES = SEGMENT / PAGE_TOKENS;
     Feed feed = {numbers};
     Seen seen(a, feed.position(0));
-    if (lane >= 2 * PAGES || blockIdx.x >= a.blocks * seen.segments()) return;
+    if (lane >= 2 * PAGES || first_item() >= a.blocks * seen.segments()) return;
     bool is_value = lane / PAGES % 2;
     u32 bytes = PAGE_TOKENS * 2 * up8(is_value ? a.value_dim : a.key_dim);
-    Item item(a, seen, blockIdx.x);
+    Item item(a, seen, first_item());
     u32 page = item.segment * PAGES + lane % PAGES;
     bool is_seen = page >= seen.range.x / PAGE_TOKENS && page <= (seen.range.y - 1) / PAGE_TOKENS;
     // Other blocks of the key head see the same.

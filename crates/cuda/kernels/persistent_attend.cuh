@@ -179,7 +179,7 @@ DEVICE void attend(u32 stage, u32 area) {
     Shared &shared = shared_memory();
     const Attend &a = shared.stages[own(stage % 2)].attend;
     Seen seen(a, shared.position);
-    u32 segments = seen.segments(), items = a.blocks * segments, item = blockIdx.x;
+    u32 segments = seen.segments(), items = a.blocks * segments, item = first_item();
     u32 t = own(threadIdx.x), h = t / SEGMENT, token = t % SEGMENT;
     u32 step = t / 32 % SEGMENT_STEPS, half = t / 32 / SEGMENT_STEPS;
     u32 stride = up8(a.value_dim), columns = columns_of_lane(a.value_dim);
@@ -277,7 +277,7 @@ DEVICE void attend(u32 stage, u32 area) {
     if (segments == 1) return;
     u32 floats = stride + PART_EXTRA, most_parts = min(MOST_JOINED, area / (4 * floats));
     // The blocks behind those with a segment more.
-    u32 head = blockIdx.x + gridDim.x - items % gridDim.x;
+    u32 head = first_item() + gridDim.x - items % gridDim.x;
     head -= head >= gridDim.x ? gridDim.x : 0;
     for (; head < a.heads; head += gridDim.x) {
         Awaited awaited = {(uint4 *)(a.partials + (u64)head * a.segments * floats), (uint4 *)shared.area, floats / 4};

@@ -98,8 +98,8 @@ DEVICE void normalize(u32 stage) {
     const Norm &p = shared.stages[own(stage % 2)].norm;
     u32 t = own(threadIdx.x), quads = p.n / 4;
     bool is_short = p.n <= SHORT_NORM;
-    // Norms that follow each other go to other blocks.
-    u32 block = blockIdx.x + stage % 2 * (gridDim.x / 2);
+    // Norms that follow each other go to other blocks, and not to those that begin with attention.
+    u32 block = blockIdx.x + gridDim.x - (1 + stage % 2) * (gridDim.x / 3);
     block -= block < gridDim.x ? 0 : gridDim.x;
     u32 group = block + (is_short ? t / 32 * gridDim.x : 0), step = gridDim.x * (is_short ? WARPS : 1);
     u32 thread = is_short ? t % 32 : t, threads = is_short ? 32 : THREADS;
