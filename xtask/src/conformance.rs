@@ -27,7 +27,8 @@ pub(crate) struct Args {
     /// The number of the NVIDIA device, or those of several that share models, divided by commas.
     #[arg(long, default_value = "0", value_delimiter = ',')]
     device: Vec<usize>,
-    /// Model files, of which steps of one row are compared with and without rewrites.
+    /// Model files, of which steps of one row are compared with and without rewrites, and with one
+    /// device.
     models: Vec<PathBuf>,
 }
 
@@ -60,6 +61,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let fused = conformance::logits(&open()?)?;
         let plain = conformance::logits(&open()?.fusing(false))?;
         compare(&fused, &plain, WITHOUT, &mut found);
+        if args.device.len() > 1 {
+            let one = conformance::logits(&Cuda::open(args.device[0])?.keeping(kv_type))?;
+            compare(&fused, &one, ON_ONE, &mut found);
+        }
         failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
     }
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));

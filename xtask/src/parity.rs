@@ -63,7 +63,10 @@ impl Report {
 
 /// The GPU, or those, that the name of a backend begins with.
 fn cuda(backend: &str) -> Result<Cuda> {
-    let numbers = backend.trim_start_matches("cuda").trim_start_matches(':');
+    // A name goes on with what the device is called.
+    let name = backend.split_whitespace().next().unwrap_or("");
+    let numbers = name.strip_prefix("cuda").unwrap_or(name);
+    let numbers = numbers.strip_prefix(':').unwrap_or(numbers);
     let ordinals = bodkin_cuda::ordinals(if numbers.is_empty() { "0" } else { numbers });
     let ordinals = ordinals.with_context(|| {
         format!("--backend: expected numbers after `cuda:`, divided by commas, found `{numbers}`")

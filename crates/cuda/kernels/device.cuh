@@ -242,7 +242,7 @@ DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
     return rsqrtf(block_sum(square, room) / (float)n + eps);
 }
 
-// The same by half as many threads, each of which does what two would.
+// The same by half as many threads, each of which does what two would: `dot` has so many.
 DEVICE float rms_scale_by_half(const float *x, u32 n, float eps, float *room) {
     u32 t = threadIdx.x, warps = blockDim.x / 32;
     for (u32 i = 0; i < 2; i++) {

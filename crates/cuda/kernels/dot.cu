@@ -2,7 +2,7 @@
 // many bytes under way as shared memory holds. A team of warps takes a tile of 16 weight rows at a
 // time, each warp one part of its columns. The first weights are asked for before the input is
 // there, while the kernel before this one runs: so a block uses less than half of the shared memory,
-// but for gated products of more than eight rows and sums in more than eight parts.
+// but for sums in more than eight parts.
 #include "pipe.cuh"
 #include "product.cuh"
 

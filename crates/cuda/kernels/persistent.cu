@@ -227,61 +227,50 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
     const Product &p = shared.stages[own(stage % 2)].product;
     const Matrix &m = p.matrices[0];
     Chosen &chosen = chosen_of(p, false);
-    u32 t = own(threadIdx.x), lane = t % 32, turn = 0;
+    u32 t = own(threadIdx.x), lane = t % 32;
     Ring ring = {t / 32, lane, taken};
-    u32 end = share.tiles, first = first_summed(p, blockIdx.x);
+    u32 first = first_summed(p, blockIdx.x), end = share.tiles;
 #pragma unroll 1
-    for (u32 start = first, unit = share.tile; start < end; start += SPAN) {
-        u32 stop = min(start + SPAN, end);
-        if (start > first) {
-            share_scales(p, start, stop, t);
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            sync<THREADS>();
+    for (u32 unit = share.tile, turn = 0; unit < end; unit += share.step, turn++) {
+        u32 i = unit % p.used;
+        float sums[1][4] = {};
+        multiply_part<KIND, 1>(shared, ring, share, (const u16 *)shared.area + i * p.input_stride, sums);
+        float (*partial)[2][TILE_ROWS] = shared.partials[turn % 2] + share.team * share.warps;
+        if (lane % 4 == 0) {
+            partial[share.member][0][lane / 4] = sums[0][0];
+            partial[share.member][0][lane / 4 + 8] = sums[0][2];
         }
-#pragma unroll 1
-        for (; unit < stop; unit += share.step, turn++) {
-            u32 i = unit % p.used;
-            float sums[1][4] = {};
-            multiply_part<KIND, 1>(shared, ring, share, (const u16 *)shared.area + i * p.input_stride, sums);
-            float (*partial)[2][TILE_ROWS] = shared.partials[turn % 2] + share.team * share.warps;
-            if (lane % 4 == 0) {
-                partial[share.member][0][lane / 4] = sums[0][0];
-                partial[share.member][0][lane / 4 + 8] = sums[0][2];
-            }
-            team_sync(share.team, share.warps);
-            u32 row = row_to_end(t, share, turn);
-            if (row >= TILE_ROWS) continue;
-            float total = 0.0f;
+        team_sync(share.team, share.warps);
+        u32 row = row_to_end(t, share, turn);
+        if (row >= TILE_ROWS) continue;
+        float total = 0.0f;
 #pragma unroll 8
-            for (u32 part = 0; part < share.parts; part++) total += partial[part][0][row];
-            float &result = chosen.results[unit % MOST_RESULTS][row];
-            row += (unit - i) / p.used * TILE_ROWS;
-            bool has_bias = m.bias && row < m.rows;
-            float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
-            result = total = total * result + bias;
-            if (unit - i < first && row < m.rows) publish(p.matrices[1].out + i * m.rows + row, total);
-        }
-        // Tiles that begin here, and of which nothing of this block is missing any more. Results of others, which
-        // had them to do first, take places behind the own.
-        u32 from = max(start / p.used, (first + p.used - 1) / p.used);
-        u32 to = stop == end ? (end + p.used - 1) / p.used : stop / p.used;
-        for (u32 at = stop * TILE_ROWS + t; at < to * p.used * TILE_ROWS; at += THREADS) {
-            u32 unit = at / TILE_ROWS, tile = unit / p.used, made = tile * TILE_ROWS + at % TILE_ROWS;
-            const float *other = p.matrices[1].out + (unit - tile * p.used) * m.rows + made;
-            chosen.results[unit % MOST_RESULTS][at % TILE_ROWS] = made < m.rows ? wait_for(other) : 0.0f;
-        }
-        sync<THREADS>();
-        for (u32 row = from * TILE_ROWS + t; row < min(to * TILE_ROWS, m.rows); row += THREADS) {
-            u32 residual = look(p.residual + row);
-            float sum = 0.0f;
+        for (u32 part = 0; part < share.parts; part++) total += partial[part][0][row];
+        float &result = chosen.results[unit - first][row];
+        row += (unit - i) / p.used * TILE_ROWS;
+        bool has_bias = m.bias && row < m.rows;
+        float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
+        result = total = total * result + bias;
+        if (unit - i < first && row < m.rows) publish(p.matrices[1].out + i * m.rows + row, total);
+    }
+    // The tiles that begin here. Of the last one others may have had some experts to do first: their results take
+    // places behind the own. Who has nothing to add up waits for nobody, as nobody waits for it then.
+    u32 from = (first + p.used - 1) / p.used, to = (end + p.used - 1) / p.used;
+    for (u32 at = max(end, from * p.used) * TILE_ROWS + t; at < to * p.used * TILE_ROWS; at += THREADS) {
+        u32 unit = at / TILE_ROWS, tile = unit / p.used, row = tile * TILE_ROWS + at % TILE_ROWS;
+        const float *other = p.matrices[1].out + (unit - tile * p.used) * m.rows + row;
+        chosen.results[unit - first][at % TILE_ROWS] = row < m.rows ? wait_for(other) : 0.0f;
+    }
+    sync<THREADS>();
+    for (u32 row = from * TILE_ROWS + t; row < min(to * TILE_ROWS, m.rows); row += THREADS) {
+        u32 residual = look(p.residual + row);
+        float sum = 0.0f;
 #pragma unroll 1
-            for (u32 k = 0, unit = row / TILE_ROWS * p.used; k < p.used; k++, unit++) {
-                sum = fmaf(chosen.results[unit % MOST_RESULTS][row % TILE_ROWS], chosen.weights[k], sum);
-            }
-            while (residual == UNWRITTEN) residual = look(p.residual + row);
-            publish(m.out + row, __uint_as_float(residual) + sum);
+        for (u32 k = 0, place = row / TILE_ROWS * p.used - first; k < p.used; k++, place++) {
+            sum = fmaf(chosen.results[place][row % TILE_ROWS], chosen.weights[k], sum);
         }
-        if (stop < end) sync<THREADS>();
+        while (residual == UNWRITTEN) residual = look(p.residual + row);
+        publish(m.out + row, __uint_as_float(residual) + sum);
     }
     return ring.taken;
 }
@@ -308,8 +297,7 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     // Of the two it waits for that comes last.
     if (has_experts && !is_gated) {
         share_chosen(p, false, t);
-        u32 first = first_summed(p, blockIdx.x);
-        share_scales(p, first, min(first + SPAN, share.tiles), t);
+        share_scales(p, first_summed(p, blockIdx.x), share.tiles, t);
     }
     if (!has_experts && has_tile) {
         ending.begin(p, is_gated, share.tile, t & (32 * share.warps - 1));

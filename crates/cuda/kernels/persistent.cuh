@@ -18,7 +18,7 @@
 #define NAP 200u              // nanoseconds between looks for empty slots
 #define SHORT_NORM 256u       // elements of a row, or of a group, that a warp normalises
 #define MOST_CHOSEN 16u       // experts of a row
-#define MOST_RESULTS 64u      // of tiles and experts that a block keeps before it sums them
+#define MOST_RESULTS 64u      // of tiles of experts that a block sums, with those that others make of the last
 #define NORM_QUADS 2          // four elements of a row, that each thread keeps
 
 // What a stage does: a product with weights of a kind, plain or gated; attention; with experts, a norm, a
@@ -118,7 +118,7 @@ DEVICE bool is_summed(const Product &p, bool is_gated) { return EXPERTS && p.use
 // Where results are summed, a block has neighbours, from this one on up to the next block's first.
 DEVICE u32 first_summed(const Product &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
 
-// Blocks that share tiles evenly: of experts without the last one, which has just chosen them and would be late.
+// Blocks that take turns with tiles: of experts without the last one, which has just chosen them and would be late.
 DEVICE u32 blocks_of(const Product &p) { return EXPERTS && p.used ? gridDim.x - 1 : gridDim.x; }
 
 // Whether this block has any tile.

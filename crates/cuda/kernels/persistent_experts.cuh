@@ -9,7 +9,7 @@
 struct Chosen {
     u32 experts[MOST_CHOSEN];
     float weights[MOST_CHOSEN];
-    float results[MOST_RESULTS][TILE_ROWS]; // where they are summed; before, the scales of their rows
+    float results[MOST_RESULTS][TILE_ROWS]; // where they are summed; first the scales of their rows
 };
 static_assert(sizeof(Chosen) == 4224, "as in persistent.rs");
 
@@ -25,9 +25,7 @@ DEVICE void share_chosen(const Product &p, bool is_gated, u32 t) {
     if (t < p.used && !is_gated) chosen.weights[t] = wait_for(p.route + t);
 }
 
-#define SPAN (MOST_RESULTS - MOST_CHOSEN) // units of tile and expert that a block has under way
-
-// Asks for the scales of some units' rows, to where their results are going to be.
+// Asks for the scales of a block's tiles of experts, to where their results are going to be.
 DEVICE void share_scales(const Product &p, u32 first, u32 end, u32 t) {
     Chosen &chosen = chosen_of(p, false);
     const Matrix &m = p.matrices[0];
@@ -35,7 +33,7 @@ DEVICE void share_scales(const Product &p, u32 first, u32 end, u32 t) {
     for (u32 at = first * TILE_ROWS + t; at < end * TILE_ROWS; at += THREADS) {
         u32 unit = at / TILE_ROWS, tile = unit / p.used, r = at % TILE_ROWS;
         u32 expert = (u32)wait_for(p.route + p.used + unit - tile * p.used);
-        copy_async4(shared_address(&chosen.results[unit % MOST_RESULTS][r]),
+        copy_async4(shared_address(&chosen.results[unit - first][r]),
                     m.scales + (expert * m.tiles + tile) * TILE_ROWS + r);
     }
 }

@@ -211,8 +211,10 @@ impl Backend for Cuda {
         let program = self.lower(plan);
         let sizes = self.sizes(plan, &program, limits);
         let devices = self.devices.len() as u64;
+        // All need what the one with the largest share does.
+        let weights = self.shares().map(|share| weights::bytes(plan, share)).max().unwrap_or(0);
         Memory {
-            weight_bytes: self.shares().map(|share| weights::bytes(plan, share)).sum(),
+            weight_bytes: devices * weights,
             state_bytes: devices * sizes.state(),
             scratch_bytes: devices * sizes.scratch(),
         }
@@ -236,9 +238,11 @@ impl Backend for Cuda {
             let (number, of) = (share.number as u64, share.of as u64);
             let report = |done, total| progress((number * total + done) / of, total);
             let part = CudaModel::load(device, Arc::clone(&plan), file, limits, made, &report);
-            parts.push(part.map_err(|error| match of {
-                1 => error,
-                _ => Error::Config(format!("device {}: {error}", device.ordinal())),
+            parts.push(part.map_err(|error| match error {
+                Error::Config(text) if of > 1 => {
+                    Error::Config(format!("device {}: {text}", device.ordinal()))
+                }
+                error => error,
             })?);
         }
         match parts.len() {

@@ -146,7 +146,7 @@ impl CudaModel {
     fn list_stages(mut self) -> Result<CudaModel> {
         let run = self.sizes.persistent.clone().filter(|_| self.kernels.persistent.is_some());
         let blocks = self.device.processors as usize;
-        let fits = |run: &Range<usize>| persistent::fits(blocks, &self.program, run);
+        let fits = |run: &Range<usize>| persistent::fits(blocks, &self.plan, &self.program, run);
         let Some(run) = run.filter(fits) else { return Ok(self) };
         let list_bytes = size_of::<Listed>() * run.len();
         let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;

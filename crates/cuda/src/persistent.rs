@@ -39,7 +39,8 @@ const ROUTE: u32 = 35;
 /// The most experts that a row may meet, and what a stage's area has for them beside its input.
 const MOST_CHOSEN: usize = 16;
 const CHOSEN_BYTES: usize = 8 * MOST_CHOSEN + MOST_RESULTS * 4 * TILE_ROWS;
-/// Results of tiles and experts that a block keeps before it sums them.
+/// Results of tiles of experts that a block keeps until it sums them, with those that other blocks
+/// make of its last tile.
 const MOST_RESULTS: usize = 64;
 
 /// A kernel, and what it can run.
@@ -91,9 +92,16 @@ pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
 
 /// Whether so many blocks can do the stages of a run. In attention a block keeps the row's own
 /// position with the first query heads that it takes: no block may take others of the last segment.
-pub(crate) fn fits(most_blocks: usize, program: &Program, run: &Range<usize>) -> bool {
+/// One block chooses experts and leaves their first products to others, and there is no room for
+/// more than some results of those that are summed.
+pub(crate) fn fits(most_blocks: usize, plan: &Plan, program: &Program, run: &Range<usize>) -> bool {
     program.stages[run.clone()].iter().all(|stage| match &stage.work {
         Work::Attend { attention, .. } => blocks(attention) <= most_blocks,
+        Work::Product { factors, experts: Some(experts), .. } => {
+            let weight = plan.weight(factors[0].weight);
+            let tiles = experts.used * (weight.rows / experts.count).div_ceil(TILE_ROWS);
+            most_blocks > 1 && tiles.div_ceil(most_blocks) + MOST_CHOSEN <= MOST_RESULTS
+        }
         _ => true,
     })
 }
@@ -130,7 +138,9 @@ impl Runner {
                 match Kind::of(weight.format) {
                     // A row of weights, the input, and the weights of its norm.
                     Kind::F32 => {
-                        (self.has_experts && is_exact(plan, work)).then_some(12 * weight.cols)
+                        let rows = if matches!(joined, Joined::Norm(_)) { 3 } else { 2 };
+                        let can = self.has_experts && is_exact(plan, work);
+                        can.then_some(4 * rows * weight.cols)
                     }
                     _ => self.product_area(weight, work, joined),
                 }
@@ -273,7 +283,7 @@ impl Step<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::lower;
+    use crate::lower::{Stage, lower};
 
     fn lowered(model: &str) -> (Plan, Program) {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
@@ -314,14 +324,35 @@ mod tests {
 
     #[test]
     fn each_block_takes_query_heads_once_at_most() {
-        let (_, program) = lowered("llama-q4_0");
+        let (plan, program) = lowered("llama-q4_0");
         let all = 0..program.stages.len();
         let needed = program.stages.iter().filter_map(|stage| match &stage.work {
             Work::Attend { attention, .. } => Some(blocks(attention)),
             _ => None,
         });
         let needed = needed.max().unwrap();
-        assert!(fits(needed, &program, &all));
-        assert!(!fits(needed - 1, &program, &all));
+        assert!(fits(needed, &plan, &program, &all));
+        assert!(!fits(needed - 1, &plan, &program, &all));
+    }
+
+    #[test]
+    fn a_block_has_room_for_the_results_that_it_sums() {
+        let (mut plan, program) = lowered("qwen3moe-q4_k_m");
+        let all = 0..program.stages.len();
+        let of_experts = |stage: &Stage| match &stage.work {
+            Work::Product { factors, experts: Some(experts), .. } => {
+                Some((factors[0].weight, *experts))
+            }
+            _ => None,
+        };
+        let (weight, experts) = program.stages.iter().find_map(of_experts).unwrap();
+        let blocks = 100;
+        assert!(fits(blocks, &plan, &program, &all));
+        assert!(!fits(1, &plan, &program, &all), "another block has to choose");
+        let most = (MOST_RESULTS - MOST_CHOSEN) * blocks / experts.used;
+        plan.weights[weight.0].rows = experts.count * TILE_ROWS * most;
+        assert!(fits(blocks, &plan, &program, &all));
+        plan.weights[weight.0].rows += experts.count * TILE_ROWS * blocks;
+        assert!(!fits(blocks, &plan, &program, &all));
     }
 }

@@ -156,7 +156,9 @@ impl Weights {
                 vector: layout.vector.map_or(0, |(_, vector)| at(vector)),
                 len: weight.rows * weight.cols,
             });
-            file.release(tensor);
+            if share.number + 1 == share.of {
+                file.release(tensor);
+            }
             done += weight.bytes;
             progress(done, total);
         }

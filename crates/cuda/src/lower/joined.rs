@@ -7,6 +7,10 @@ use bodkin_model::{NormKind, Plan};
 use super::{After, Factor, Function, INLINED_COLS, InputNorm, Program, Stage, Value, Work};
 use crate::planes::Kind;
 
+/// The longest rows whose norm products with weights in f32 make: a row of weights, the input and
+/// the norm's weights have to fit in shared memory.
+const MOST_COLS: usize = 4800;
+
 /// How a stage takes part in such a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Joined {
@@ -72,15 +76,20 @@ fn readers(plan: &Plan, program: &Program, i: usize) -> Vec<usize> {
     let uses = [out, half_out].into_iter().flatten().flat_map(|value| program.uses(*value));
     let readers: Vec<usize> = uses.filter(|&reader| reader != i).collect();
     let can = |stage: &Stage| match &stage.work {
-        Work::Product { factors, is_outputs, experts, .. } => {
+        Work::Product { input, factors, is_outputs, after, experts, .. } => {
             let is_exact = Kind::of(plan.weight(factors[0].weight).format) == Kind::F32;
             // Each expert meets the same input.
             let shares = experts.is_none_or(|experts| experts.is_shared && !is_exact);
-            shares && !is_outputs
+            let is_input = [out, half_out].contains(&&Some(*input));
+            let is_added = matches!(after, After::Add(value) if *out == Some(*value));
+            let fits = !is_exact || width <= MOST_COLS;
+            shares && !is_outputs && is_input && !is_added && fits
         }
         _ => false,
     };
-    let all_can = readers.iter().all(|&reader| program.stages.get(reader).is_some_and(can));
+    // Memory for rows counts on the last stage to read its input alone (`arena::apart`).
+    let last = program.stages.len() - 1;
+    let all_can = readers.iter().all(|&reader| reader < last && can(&program.stages[reader]));
     let fits = INLINED_COLS.contains(&width) && width.is_multiple_of(4);
     if fits && all_can { readers } else { Vec::new() }
 }
@@ -141,6 +150,31 @@ mod tests {
             }
         }
         assert_eq!(normed(&plan), [""; 0]);
+    }
+
+    #[test]
+    fn a_norm_that_is_added_to_something_is_a_stage() {
+        let mut plan = plan(512);
+        let is_residual = |plan: &Plan, i: usize| match plan.ops[i] {
+            Op::Add { b, .. } => matches!(plan.ops[b.0], Op::Linear { .. }),
+            _ => false,
+        };
+        let i = (0..plan.ops.len()).find(|&i| is_residual(&plan, i)).unwrap();
+        let norm = (0..i).rev().find(|&j| is_long_norm(&plan, j)).unwrap();
+        if let Op::Add { a, .. } = &mut plan.ops[i] {
+            *a = bodkin_model::Value(norm);
+        }
+        let program = lower(&plan, true, 1);
+        let has_added = |stage: &Stage| match &stage.work {
+            Work::Product { after: After::Add(value), .. } => Some(*value),
+            _ => None,
+        };
+        let added = program.stages.iter().find_map(has_added).unwrap();
+        let is_maker =
+            |stage: &Stage| matches!(stage.work, Work::Norm { out, .. } if out == Some(added));
+        let maker = program.stages.iter().position(is_maker).unwrap();
+        assert_eq!(program.joined[maker], Joined::Alone);
+        assert_eq!(normed(&plan).iter().filter(|name| name.contains("attn")).count(), 0);
     }
 
     fn is_long_norm(plan: &Plan, i: usize) -> bool {
