@@ -201,7 +201,14 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
         }
         __syncthreads();
     }
-    end<HEADS, JOINED>(a, block, most, sum, total, shared);
+    if (block.is_spread) return join_spread<HEADS, SEGMENT, JOINED>(a, block, shared);
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        if ((u32)h >= block.heads) continue;
+        for (u32 i = t; i < stride; i += SEGMENT) {
+            finish(a, row, block.first_head + h, i, most[h], sum[h], total[h * stride + i]);
+        }
+    }
 }
 
 #define ATTEND(NAME, HEADS, ALONE)                                                                 \
@@ -262,7 +269,6 @@ KERNEL store(const __grid_constant__ Store s) {
     store_blocks(s, row, page, token, angles);
     u32 len = q_len;
 #else
-    u32 key_stride = up8(s.key_dim), stride = up8(s.value_dim);
     u32 k_len = s.kv_heads * s.key_dim, v_len = s.kv_heads * s.value_dim, len = q_len + k_len + v_len;
 #endif
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < len; i += blockDim.x * gridDim.y) {
@@ -276,12 +282,12 @@ KERNEL store(const __grid_constant__ Store s) {
         if (i < q_len + k_len) {
             u32 head = (i - q_len) / s.key_dim, at = (i - q_len) % s.key_dim;
             const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
-            u64 eight = ((page * s.kv_heads + head) * (key_stride / 8) + at / 8) * PAGE_TOKENS + token;
-            s.keys[eight * 8 + at % 8] = keep(rotated(k, at, angles, s.pairs, s.is_neox));
+            Kept x = keep(rotated(k, at, angles, s.pairs, s.is_neox));
+            put_key(s.keys, page * s.kv_heads + head, token, s.key_dim, at, x);
         } else {
             u32 v = i - q_len - k_len, head = v / s.value_dim, at = v % s.value_dim;
-            u64 cell = ((page * s.kv_heads + head) * PAGE_TOKENS + token) * stride;
-            s.values[cell + at] = keep(s.v[(u64)row * s.v_stride + v]);
+            Kept x = keep(s.v[(u64)row * s.v_stride + v]);
+            put_value(s.values, page * s.kv_heads + head, token, s.value_dim, at, x);
         }
 #endif
     }

@@ -3,8 +3,8 @@
 // positions, the nearest half is taken and the nearest one to what is left: 22 bits, or to 2^-25. A query
 // that is no number is the lowest half, as an input of products is.
 //
-// A segment is met in steps of 16 positions, whose sums are added in order: so warps can share them as they
-// like, and the bits are the same.
+// A segment is met in steps of 16 positions, each by one warp, which has their keys and values in registers and
+// waits for no other: a step has a softmax of its own, and the steps of a segment are joined in order.
 #pragma once
 #include "attend.cuh"
 #include "planes.cuh"
@@ -13,16 +13,16 @@
 #define MOST_DIM 128u // MEET_DIM on the host
 #define STEP_POSITIONS 16u
 #define SEGMENT_STEPS (SEGMENT / STEP_POSITIONS)
-#define WEIGHT_ROW (SEGMENT + 8u) // of weights in shared memory, against conflicts of banks
+#define TEAM (32 * SEGMENT_STEPS)         // threads that meet a segment
+#define HEAD_THREADS (TEAM / HEADS)       // of them, those of a head
+#define STEP_EXTRA 8u                     // floats of a step beside its values: largest score, sum, and padding
+#define LOWEST_FLOAT -3.402823466e38f
 
-// Halves of a row of queries in shared memory, `[2, HEADS, query_row]`.
-DEVICE u32 query_row(u32 key_dim) { return (key_dim + 15) / 16 * 16 + 8; }
+// Halves of a row of queries in shared memory: groups of 32, odd in number, against conflicts of banks.
+DEVICE u32 query_row(u32 key_dim) { return ((key_dim + 31) / 32 | 1) * 32; }
 
-// Columns of values that a lane has, in each of two groups of eight lanes.
-DEVICE u32 columns_of_lane(u32 value_dim) { return value_dim > 64 ? 8 : 4; }
-
-// Floats of a row of the sums of a step's values, `[SEGMENT_STEPS, HEADS, part_row]`.
-DEVICE u32 part_row(u32 value_dim) { return 16 * columns_of_lane(value_dim) + 8; }
+// Columns of values in groups of 64, with which lanes deal.
+DEVICE u32 met_columns(u32 value_dim) { return value_dim > 64 ? 128 : 64; }
 
 // The steps of a segment that have positions between `from` and `to`.
 struct Steps {
@@ -34,131 +34,251 @@ struct Steps {
     __device__ __forceinline__ bool has(u32 step) const { return step >= first && step < end; }
 };
 
-// Puts down a number as two halves, `apart` from each other.
-DEVICE void put_halves(u16 *to, u32 apart, float x) {
-    x = within_half(x);
-    u16 high = to_half(x);
-    to[0] = high;
-    to[apart] = to_half(x - from_half(high));
+// The shared memory of a team.
+struct Room {
+    u16 *q;         // [2, HEADS, query_row]
+    u16 *own_key;   // [MOST_DIM]
+    u16 *own_value; // [MOST_DIM]
+    float *parts;   // [SEGMENT_STEPS, HEADS, met_columns + STEP_EXTRA]
+    u32 q_row, columns;
+
+    __device__ __forceinline__ Room(const Attend &a, u8 *at, u32 team) {
+        q_row = query_row(a.key_dim);
+        columns = met_columns(a.value_dim);
+        u32 halves = 2 * HEADS * q_row + 2 * MOST_DIM, floats = SEGMENT_STEPS * HEADS * (columns + STEP_EXTRA);
+        q = (u16 *)(at + team * (2 * halves + 4 * floats));
+        own_key = q + 2 * HEADS * q_row;
+        own_value = own_key + MOST_DIM;
+        parts = (float *)(own_value + MOST_DIM);
+    }
+
+    // What a step makes for a head.
+    __device__ __forceinline__ float *part(u32 step, u32 head) const {
+        return parts + (step * HEADS + head) * (columns + STEP_EXTRA);
+    }
+
+    // Puts down an element of a query as two halves.
+    __device__ __forceinline__ void put_query(u32 head, u32 i, float x) const {
+        x = within_half(x);
+        u16 high = to_half(x);
+        q[head * q_row + i] = high;
+        q[(HEADS + head) * q_row + i] = to_half(x - from_half(high));
+    }
+};
+
+// Eight halves, or what was there: without a branch, behind which it would be waited for, and past the
+// first-level cache, which may have lines from before their last tokens were kept.
+DEVICE void load_kept(uint4 &v, const u16 *from, bool is_there) {
+    asm volatile("{.reg .pred there;\n"
+                 "setp.ne.u32 there, %5, 0;\n"
+                 "@there ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(from), "r"((u32)is_there) : "memory");
 }
 
-// The scores of a step: a lane has those of head lane % 4 at places lane / 4 and that + 8. Keys are
-// `[key_stride / 8, SEGMENT, 8]`.
-DEVICE float2 meet_keys(const u16 *keys, const u16 *queries, u32 key_dim, u32 step) {
-    u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, row = query_row(key_dim);
-    u32 eights = up8(key_dim) / 8, place = step * STEP_POSITIONS + lane % 16;
-    // Columns are pairs of both halves of a head's query.
-    const u16 *query = queries + (g % 2 * HEADS + g / 2) * row + 2 * c;
-    float sums[4] = {};
-#pragma unroll 4
-    for (u32 i = 0; i < eights; i += 2) {
-        u32 eight = min(i + lane / 16, eights - 1);
-        uint4 k = load_matrices((u32)__cvta_generic_to_shared(keys + (eight * SEGMENT + place) * 8));
-        // Behind an odd number of eights is nothing.
-        bool is_whole = i + 1 < eights;
-        Fragment f = {{k.x, k.y, is_whole ? k.z : 0, is_whole ? k.w : 0}};
-        mma(sums, f, *(const u32 *)(query + 8 * i), *(const u32 *)(query + 8 * i + 8));
+// Asks for sixteen bytes to come to shared memory, or makes them zero.
+DEVICE void copy_or_clear(u32 to, const void *from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+
+// The place in a step of one of four that a lane has scores and values of.
+DEVICE u32 place_of_lane(u32 i) { return threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8; }
+
+// A pair of numbers as halves, and what is left of them as others.
+DEVICE u32 upper_halves(float x, float y) { return half_pair(within_half(x), within_half(y)); }
+DEVICE u32 lower_halves(float x, float y, u32 upper) {
+    float2 high = from_half_pair(upper);
+    return upper_halves(within_half(x) - high.x, within_half(y) - high.y);
+}
+
+// The places of a step that are in memory, from `from` up to `to`, and where they are: a head of a page, and the
+// token at which the step begins.
+struct Cells {
+    u64 head;
+    u32 token, from, to;
+
+    __device__ __forceinline__ Cells(const u32 *pages, u32 kv_heads, u32 kv_head, u32 position, u32 from, u32 to)
+        : head(0), token(position % PAGE_TOKENS), from(from), to(to) {
+        if (from < to) head = (u64)pages[position / PAGE_TOKENS] * kv_heads + kv_head;
     }
-    return make_float2(sums[0] + sums[1], sums[2] + sums[3]);
+
+    __device__ __forceinline__ bool has(u32 place) const { return place >= from && place < to; }
+};
+
+// A lane's part of a step's keys and values. Lane 4 g + c has of the keys at places g and g + 8 the eights 4 i + c,
+// of the values at its four places the eights g and 8 + g. The latter, for which there are no registers, wait in shared
+// memory, where the step's results are going to be, until the scores are there.
+struct Kept16 {
+    uint4 keys[2][MOST_DIM / 32], values[4];
+
+    // Asks for those that are in memory. All others are zero.
+    __device__ __forceinline__ void ask(const Attend &a, const Cells &cells) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, eights = up8(a.key_dim) / 8, stride = up8(a.value_dim);
+        const u16 *key = a.keys + ((cells.head * eights + c) * PAGE_TOKENS + cells.token + g) * 8;
+        const u16 *value = a.values + (cells.head * PAGE_TOKENS + cells.token) * stride + 8 * g;
+#pragma unroll
+        for (u32 i = 0; i < MOST_DIM / 32; i++) {
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                u32 place = g + 8 * j;
+                bool is_there = 4 * i + c < eights && cells.has(place);
+                keys[j][i] = make_uint4(0, 0, 0, 0);
+                load_kept(keys[j][i], key + (4 * i * PAGE_TOKENS + 8 * j) * 8, is_there);
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 place = place_of_lane(i);
+            values[i] = make_uint4(0, 0, 0, 0);
+            load_kept(values[i], value + place * stride, 8 * g < stride && cells.has(place));
+        }
+    }
+
+    // Likewise for the values that wait in shared memory.
+    __device__ __forceinline__ void ask_rest(const Attend &a, const Cells &cells, float *rest) const {
+        u32 lane = threadIdx.x % 32, g = lane / 4, stride = up8(a.value_dim);
+        const u16 *value = a.values + (cells.head * PAGE_TOKENS + cells.token) * stride + 64 + 8 * g;
+        u32 at = (u32)__cvta_generic_to_shared(rest) + 16 * lane;
+        if (stride <= 64) return;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 place = place_of_lane(i);
+            bool is_there = 64 + 8 * g < stride && cells.has(place);
+            copy_or_clear(at + 512 * i, is_there ? value + place * stride : a.values, is_there);
+        }
+    }
+
+    // Takes the row's own key and value for those of a place.
+    __device__ __forceinline__ void take_own(const Attend &a, u32 place, const Room &room, float *rest) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+        for (u32 i = 0; i < MOST_DIM / 32; i++) {
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                if (place != g + 8 * j || 32 * i + 8 * c >= a.key_dim) continue;
+                keys[j][i] = *(const uint4 *)(room.own_key + 32 * i + 8 * c);
+            }
+        }
+        const uint4 *value = (const uint4 *)room.own_value + g;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (place != place_of_lane(i)) continue;
+            if (8 * g < a.value_dim) values[i] = value[0];
+            if (64 + 8 * g < a.value_dim) ((uint4 *)rest)[32 * i + lane] = value[8];
+        }
+    }
+
+    // The scores of head g % 4 at a lane's four places.
+    __device__ __forceinline__ void scores(u32 key_dim, const Room &room, float (&out)[4]) const {
+        u32 lane = threadIdx.x % 32;
+        const u16 *query = room.q + lane / 4 % HEADS * room.q_row + 8 * (lane % 4);
+        float sums[2][2][4] = {};
+#pragma unroll
+        for (u32 i = 0; i < MOST_DIM / 32; i++) {
+            if (32 * i >= key_dim) continue;
+            uint4 high = *(const uint4 *)(query + 32 * i), low = *(const uint4 *)(query + HEADS * room.q_row + 32 * i);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                Fragment f = {{word(high, 2 * k), word(low, 2 * k), word(high, 2 * k + 1), word(low, 2 * k + 1)}};
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) mma(sums[j][k], f, word(keys[j][i], 2 * k), word(keys[j][i], 2 * k + 1));
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const float(&two)[2][4] = sums[i / 2];
+            out[i] = (two[0][i % 2] + two[0][i % 2 + 2]) + (two[1][i % 2] + two[1][i % 2 + 2]);
+        }
+    }
+
+};
+
+// Adds up 64 columns of a step's values with their weights, as halves, for a head.
+DEVICE void sum_values(const uint4 (&values)[4], const Fragment &weights, float *part) {
+    // Lanes from 16 on have the results of those before them.
+    u32 lane = threadIdx.x % 32, second = lane / 16;
+    float out[8];
+#pragma unroll
+    for (u32 j = 0; j < 8; j++) {
+        u32 x[4], select = j % 2 ? 0x7632 : 0x5410;
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) x[k] = word(values[k], j / 2);
+        float sums[4] = {};
+        mma(sums, weights, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
+        out[j] = second ? sums[1] + sums[3] : sums[0] + sums[2];
+    }
+    float4 *to = (float4 *)(part + 16 * (lane % 4) + 8 * second);
+    to[0] = make_float4(out[0], out[1], out[2], out[3]);
+    to[1] = make_float4(out[4], out[5], out[6], out[7]);
 }
 
 #ifndef HAS_SOFTCAPS
 #define HAS_SOFTCAPS true
 #endif
 
-// A score as softmax takes it; that of a position which is not seen counts for nothing.
-DEVICE float scaled(const Attend &a, float score, bool is_seen) {
-    score *= a.scale;
-    if (HAS_SOFTCAPS && a.softcap > 0.0f) score = tanhf(score / a.softcap) * a.softcap;
-    return is_seen ? score : -INFINITY_F;
-}
-
-// The largest score of a lane's head in a step, and the sum of its weights.
-DEVICE float most_of_step(const float2 &x) {
-    float most = fmaxf(x.x, x.y);
-    for (u32 i = 4; i < 32; i *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
-    return most;
-}
-
-DEVICE float sum_of_step(const float2 &x) {
-    float sum = x.x + x.y;
-    for (u32 i = 4; i < 32; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    return sum;
-}
-
-// The same over all steps, `[SEGMENT_STEPS, HEADS]`.
-DEVICE float most_of(const float *mosts, u32 head, const Steps &steps) {
-    float most = -INFINITY_F;
+// Query heads meet a step, of which the places from `from` up to `to` are seen.
+DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to, const Room &room) {
+    u32 lane = threadIdx.x % 32;
+    float x[4], most = LOWEST_FLOAT;
+    kept.scores(a.key_dim, room, x);
 #pragma unroll
-    for (u32 i = 0; i < SEGMENT_STEPS; i++) {
-        if (steps.has(i)) most = fmaxf(most, mosts[i * HEADS + head]);
+    for (u32 i = 0; i < 4; i++) {
+        u32 place = place_of_lane(i);
+        x[i] *= a.scale;
+        if (HAS_SOFTCAPS && a.softcap > 0.0f) x[i] = tanhf(x[i] / a.softcap) * a.softcap;
+        // What is not seen counts for nothing.
+        if (place < from || place >= to) x[i] = -INFINITY_F;
+        most = fmaxf(most, x[i]);
     }
-    return most;
-}
-
-DEVICE float sum_of(const float *sums, u32 head, const Steps &steps) {
-    float sum = 0.0f;
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
 #pragma unroll
-    for (u32 i = 0; i < SEGMENT_STEPS; i++) {
-        if (steps.has(i)) sum += sums[i * HEADS + head];
+    for (u32 i = 0; i < 4; i++) x[i] = expf(x[i] - most);
+    float sum = (x[0] + x[1]) + (x[2] + x[3]);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    u32 near = upper_halves(x[0], x[1]), far = upper_halves(x[2], x[3]);
+    Fragment weights = {{near, lower_halves(x[0], x[1], near), far, lower_halves(x[2], x[3], far)}};
+    float *part = room.part(step, lane / 4 % HEADS);
+    if (a.value_dim > 64) {
+        const uint4 *from = (const uint4 *)room.part(step, 0) + lane;
+        uint4 rest[4] = {from[0], from[32], from[64], from[96]};
+        __syncwarp();
+        sum_values(rest, weights, part + 64);
     }
-    return sum;
-}
-
-// The weights of a step from its scores and the largest one of the segment: for the values in shared
-// memory, `[2, HEADS, WEIGHT_ROW]`, and back.
-DEVICE float2 weigh(const float2 &scores, float most, u32 step, u16 *weights) {
-    u32 g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-    float2 w = make_float2(expf(scores.x - most), expf(scores.y - most));
-    u16 *to = weights + c * WEIGHT_ROW + step * STEP_POSITIONS + g;
-    put_halves(to, HEADS * WEIGHT_ROW, w.x);
-    put_halves(to + 8, HEADS * WEIGHT_ROW, w.y);
-    return w;
-}
-
-// The position, in a step, of one of four that a lane has values of.
-DEVICE u32 position_of_lane(u32 i) { return threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8; }
-
-// The first column of a lane in a group.
-DEVICE u32 column_of_lane(u32 group, u32 columns) { return (group * 8 + threadIdx.x % 32 / 4) * columns; }
-
-// The weights of a step times its values, of which a lane has some columns: the sums go to shared memory.
-DEVICE void meet_values(const uint4 (&values)[4], u32 columns, const u16 *weights, u32 step, u32 group, float *parts,
-                        u32 row) {
-    u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    Fragment w = {};
-    if (g < HEADS) {
-        const u32 *high = (const u32 *)(weights + g * WEIGHT_ROW + step * STEP_POSITIONS + 2 * c);
-        const u32 *low = high + HEADS * WEIGHT_ROW / 2;
-        w = {{high[0], low[0], high[4], low[4]}};
+    sum_values(kept.values, weights, part);
+    if (lane % 4 == 0 && lane < 4 * HEADS) {
+        part[room.columns] = most;
+        part[room.columns + 1] = sum;
     }
-    float *to = parts + (step * HEADS + g) * row + (group * 8 + 2 * c) * columns;
+}
+
+// The steps of a segment, joined for a head by whole warps.
+struct Joined {
+    float most, sum;
+    float factor; // of the step of this lane's number, or of that modulo the number of steps
+
+    __device__ __forceinline__ Joined(const Room &room, u32 head, const Steps &steps) {
+        u32 step = threadIdx.x % SEGMENT_STEPS;
+        const float *extra = room.part(step, head) + room.columns;
+        float own_most = steps.has(step) ? extra[0] : LOWEST_FLOAT, own_sum = steps.has(step) ? extra[1] : 0.0f;
+        most = own_most;
 #pragma unroll
-    for (u32 i = 0; i < 8; i += 4) {
-        if (i >= columns) continue;
-        float out[2][4];
+        for (u32 i = 1; i < SEGMENT_STEPS; i *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+        factor = expf(own_most - most);
+        sum = own_sum * factor;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 x[4], select = j % 2 ? 0x7632 : 0x5410;
+        for (u32 i = 1; i < SEGMENT_STEPS; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    }
+
+    // A column of the head's value.
+    __device__ __forceinline__ float value(const Room &room, u32 head, u32 column, const Steps &steps) const {
+        float value = 0.0f;
 #pragma unroll
-            for (u32 k = 0; k < 4; k++) x[k] = word(values[k], (i + j) / 2);
-            float sums[4] = {};
-            mma(sums, w, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
-            out[0][j] = sums[0] + sums[2];
-            out[1][j] = sums[1] + sums[3];
+        for (u32 i = 0; i < SEGMENT_STEPS; i++) {
+            float f = __shfl_sync(~0u, factor, i);
+            if (steps.has(i)) value = fmaf(room.part(i, head)[column], f, value);
         }
-        if (g >= HEADS) continue;
-        *(float4 *)(to + i) = make_float4(out[0][0], out[0][1], out[0][2], out[0][3]);
-        *(float4 *)(to + columns + i) = make_float4(out[1][0], out[1][1], out[1][2], out[1][3]);
+        return value;
     }
-}
-
-// A column of a head's value: the sums of all steps.
-DEVICE float value_of(const float *parts, u32 row, u32 head, u32 column, const Steps &steps) {
-    float value = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < SEGMENT_STEPS; i++) {
-        if (steps.has(i)) value += parts[(i * HEADS + head) * row + column];
-    }
-    return value;
-}
+};

@@ -305,7 +305,7 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     if (p.norm_x) {
         // Chosen experts lie behind the input.
         float *weights = (float *)(input + p.input_stride + (EXPERTS ? sizeof(Chosen) / 2 : 0));
-        share_normed(p, t, input, weights, shared.mosts);
+        share_normed(p, t, input, weights, shared.sums);
     } else {
         share_halves(p, is_gated, t, input);
     }

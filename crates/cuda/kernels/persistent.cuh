@@ -13,6 +13,7 @@
 
 #define WARPS 16u
 #define THREADS (32 * WARPS)  // that compute; one of four warps more fetches
+#define TEAMS (THREADS / TEAM) // of warps, in attention
 #define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
 #define DEPTH 4u              // slots of a warp
 #define NAP 200u              // nanoseconds between looks for empty slots
@@ -64,13 +65,11 @@ struct Shared {
     Stage stages[2], ahead[AHEAD];
     const u32 *pages[TABLES];
     u32 position;
-    // Largest scores and sums of weights of a segment's steps; of norms, sums of squares of warps.
-    float mosts[SEGMENT_STEPS * HEADS], sums[SEGMENT_STEPS * HEADS];
+    float sums[WARPS]; // of each warp, where a block adds up
     __align__(16) u8 area[16];
 };
 
-static_assert(SEGMENT_STEPS * HEADS >= WARPS, "room for a number of each warp");
-static_assert(sizeof(Shared) == 171280 + 16, "as in persistent.rs");
+static_assert(sizeof(Shared) == 171088 + 16, "as in persistent.rs");
 
 #if __CUDA_ARCH__ >= 900
 
@@ -289,16 +288,17 @@ struct Item {
 // The first item of this block: the last blocks begin, as they have fewer tiles of the products before.
 DEVICE u32 first_item() { return gridDim.x - 1 - blockIdx.x; }
 
-// Asks for the keys and values that this block is going to look at first to come to the second-level cache:
-// a lane for each page of keys, or of values, of a segment.
+// Asks for the keys and values that this block's teams are going to look at first to come to the second-level
+// cache: a lane for each page of keys, or of values, of a segment.
 DEVICE void fetch_kept(const Attend &a, const u32 *numbers, u32 lane) {
     const u32 PAGES = SEGMENT / PAGE_TOKENS;
     Feed feed = {numbers};
     Seen seen(a, feed.position(0));
-    if (lane >= 2 * PAGES || first_item() >= a.blocks * seen.segments()) return;
+    u32 number = first_item() + lane / (2 * PAGES) * gridDim.x;
+    if (lane >= TEAMS * 2 * PAGES || number >= a.blocks * seen.segments()) return;
     bool is_value = lane / PAGES % 2;
     u32 bytes = PAGE_TOKENS * 2 * up8(is_value ? a.value_dim : a.key_dim);
-    Item item(a, seen, first_item());
+    Item item(a, seen, number);
     u32 page = item.segment * PAGES + lane % PAGES;
     bool is_seen = page >= seen.range.x / PAGE_TOKENS && page <= (seen.range.y - 1) / PAGE_TOKENS;
     // Other blocks of the key head see the same.

@@ -80,10 +80,10 @@ DEVICE float keep_normed(const float *x, const float *weights, u32 n, float eps,
     }
     square = warp_sum(square);
     if (!is_short) {
-        if (t % 32 == 0) shared.mosts[t / 32] = square;
+        if (t % 32 == 0) shared.sums[t / 32] = square;
         sync<THREADS>();
         square = 0.0f;
-        for (u32 i = 0; i < WARPS; i++) square += shared.mosts[i];
+        for (u32 i = 0; i < WARPS; i++) square += shared.sums[i];
         sync<THREADS>();
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -154,11 +154,11 @@ DEVICE void exact(u32 stage) {
             sum = add_products(weights[i], input[i], sum);
         }
         sum = warp_sum(sum);
-        if (t % 32 == 0) shared.mosts[t / 32] = sum;
+        if (t % 32 == 0) shared.sums[t / 32] = sum;
         sync<THREADS>();
         if (t == 0) {
             float total = 0.0f;
-            for (u32 i = 0; i < WARPS; i++) total += shared.mosts[i];
+            for (u32 i = 0; i < WARPS; i++) total += shared.sums[i];
             emit(p, 0, 0, row, 0, total, 1.0f, 0.0f);
         }
         sync<THREADS>();

@@ -97,12 +97,12 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
         float y = i < a.key_dim ? rotated(k, i, a.angles + (u64)row * a.pairs, a.pairs, a.is_neox) : 0.0f;
         Kept x = keep(y);
         own.keys[(i / 8 * SEGMENT + at) * 8 + i % 8] = x;
-        if (is_first) a.keys[((head * eights + i / 8) * PAGE_TOKENS + token) * 8 + i % 8] = x;
+        if (is_first) put_key(a.keys, head, token, a.key_dim, i, x);
     }
     for (u32 i = threadIdx.x; i < stride; i += 128) {
         Kept x = keep(i < a.value_dim ? v[i] : 0.0f);
         own.values[at * stride + i] = x;
-        if (is_first) a.values[(head * PAGE_TOKENS + token) * stride + i] = x;
+        if (is_first) put_value(a.values, head, token, a.value_dim, i, x);
     }
 }
 #endif
@@ -125,21 +125,21 @@ struct Copied {
     __device__ __forceinline__ void finish() const {}
 };
 
-// Whether this block of 128 threads is the last of so many that come here, whose writes it can then read.
-DEVICE bool is_last(u32 *arrivals, u32 blocks) {
+// Whether this block is the last of so many that come here, whose writes it can then read.
+template <u32 THREADS> DEVICE bool is_last(u32 *arrivals, u32 blocks) {
     __shared__ bool last;
     __threadfence();
-    sync<SEGMENT>();
+    sync<THREADS>();
     if (threadIdx.x == 0) {
         last = atomicAdd(arrivals, 1) + 1 == blocks;
         if (last) *arrivals = 0;
         __threadfence();
     }
-    sync<SEGMENT>();
+    sync<THREADS>();
     return last;
 }
 
-// A block of 128 threads: a row, some query heads of a key head, and one of the shares of segments.
+// What a block does: a row, some query heads of a key head, and one of the shares of segments.
 struct Block {
     uint2 range; // positions that the row sees
     u32 row, first, last; // segments of them
@@ -162,6 +162,12 @@ struct Block {
     __device__ __forceinline__ u32 to(u32 segment) const {
         return min(range.y, (segment + 1) * SEGMENT) - segment * SEGMENT;
     }
+
+    // Where what a head has of a spread segment goes.
+    __device__ __forceinline__ float *part(const Attend &a, u32 segment, u32 h) const {
+        u64 at = ((u64)row * a.heads + first_head + h) * a.segments + segment - first;
+        return a.partials + at * (kept_stride(a.value_dim) + PART_EXTRA);
+    }
 };
 
 // Puts what a head has of a segment with what it has of others: in memory if segments are spread, or
@@ -172,8 +178,7 @@ DEVICE void add_segment(const Attend &a, const Block &block, u32 segment, u32 h,
     u32 stride = kept_stride(a.value_dim);
     float2 factors = make_float2(0.0f, 0.0f);
     if (!block.is_spread) factors = join(most, sum, of_segment.x, of_segment.y);
-    u64 at = ((u64)block.row * a.heads + block.first_head + h) * a.segments + segment - block.first;
-    float *out = a.partials + at * (stride + PART_EXTRA);
+    float *out = block.part(a, segment, h);
     if (block.is_spread && h < block.heads && threadIdx.x == 0) {
         out[stride] = of_segment.x;
         out[stride + 1] = of_segment.y;
@@ -189,29 +194,17 @@ DEVICE void add_segment(const Attend &a, const Block &block, u32 segment, u32 h,
     }
 }
 
-// Ends a block's heads: the last block of spread segments joins all of them.
-template <int MOST_HEADS, int ITEMS>
-DEVICE void end(const Attend &a, const Block &block, const float (&most)[MOST_HEADS], const float (&sum)[MOST_HEADS],
-                const float *total, float *shared) {
+// Ends a block's part of spread segments: the last block joins all of them.
+template <int MOST_HEADS, u32 THREADS, int ITEMS> DEVICE void join_spread(const Attend &a, const Block &block, float *shared) {
     const u32 MOST = 32;
-    u32 stride = kept_stride(a.value_dim), floats = stride + PART_EXTRA, bytes;
-    if (block.is_spread) {
-        u32 segments = block.last - block.first + 1;
-        if (!is_last(a.arrivals + block.row * gridDim.y + blockIdx.y, min(gridDim.z, segments))) return;
-        asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-        u32 most_parts = min(MOST, bytes / (4 * MOST_HEADS * floats));
-        const float *from = a.partials + ((u64)block.row * a.heads + block.first_head) * a.segments * floats;
-        u32 to = (u32)__cvta_generic_to_shared(shared);
-        Copied copied = {from, to, block.heads, floats, a.segments, most_parts};
-        join_segments<MOST_HEADS, SEGMENT, ITEMS, MOST>(a, block.row, block.first_head, block.heads, segments, shared,
-                                                        most_parts, copied);
-        return;
-    }
-#pragma unroll
-    for (int h = 0; h < MOST_HEADS; h++) {
-        if ((u32)h >= block.heads) continue;
-        for (u32 i = threadIdx.x; i < stride; i += SEGMENT) {
-            finish(a, block.row, block.first_head + h, i, most[h], sum[h], total[h * stride + i]);
-        }
-    }
+    u32 floats = kept_stride(a.value_dim) + PART_EXTRA, segments = block.last - block.first + 1, bytes;
+    u32 *arrivals = a.arrivals + block.row * gridDim.y + blockIdx.y;
+    if (!is_last<THREADS>(arrivals, min(gridDim.z, segments))) return;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    u32 most_parts = min(MOST, bytes / (4 * MOST_HEADS * floats));
+    const float *from = block.part(a, block.first, 0);
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    Copied copied = {from, to, block.heads, floats, a.segments, most_parts};
+    join_segments<MOST_HEADS, THREADS, ITEMS, MOST>(a, block.row, block.first_head, block.heads, segments, shared,
+                                                    most_parts, copied);
 }

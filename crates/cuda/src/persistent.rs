@@ -13,19 +13,21 @@ use crate::kernels::number_of;
 use crate::lower::{After, Content, Joined, Program, Value, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind, TILE_ROWS};
-use crate::sizes::{SEGMENT, key_stride, slot_tables, value_stride};
+use crate::sizes::slot_tables;
 use crate::step::{SHORT_NORM, Step, blocks, meets, met_bytes, route_places, route_shared_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;
 const THREADS: usize = 32 * WARPS + 128;
+/// Teams of a block's warps in attention: `TEAMS` in `kernels/persistent.cuh`.
+const ATTENTION_TEAMS: usize = 2;
 /// Page tables that attention may have.
 const TABLES: usize = 4;
 /// Rows of the last product, at least: a tile of 16 for every block, also of larger devices.
 const LEAST_ROWS: usize = 4096;
 /// Shared memory of a block beside a stage's area: slots for weights with their barriers, sums of
-/// parts, six stages, page tables, the position, maxima and sums of steps.
-const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 304;
+/// parts, six stages, page tables, the position and sums of warps.
+const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 112;
 /// What kernels keep for themselves of a block's shared memory.
 const STATIC_BYTES: usize = 2 << 10;
 /// The most that a stage's area takes, on the devices that have the kernel.
@@ -169,11 +171,9 @@ impl Runner {
             Work::Attend { slot, attention, .. } => {
                 let table = slot_tables(plan)[*slot];
                 let slot = &plan.slots[*slot];
-                // The row's own value, and the keys of a segment.
-                let own = 2 * (value_stride(slot) + SEGMENT * key_stride(slot));
                 let can = meets(Kept::F16, slot) && attention.causal && table < TABLES;
                 let can = can && (attention.softcap.is_none() || !self.has_experts);
-                can.then(|| met_bytes(slot) + own)
+                can.then(|| ATTENTION_TEAMS * met_bytes(slot))
             }
             _ => None,
         }

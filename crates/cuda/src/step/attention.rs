@@ -17,8 +17,11 @@ const HEADS: usize = 4;
 /// The widest key or value that tensor cores take for rows that are not a prompt's: `MOST_DIM` in
 /// `kernels/meet.cuh`.
 const MEET_DIM: usize = 128;
-/// The steps of a segment there.
+/// The steps of a segment there, each of which is a warp's.
 const SEGMENT_STEPS: usize = 8;
+/// Segments whose results a block takes to shared memory at once to join them: `MOST` in
+/// `kernels/segment.cuh`.
+const JOINED_AT_ONCE: usize = 32;
 /// Results of a block that joins segments, at most: `JOINED` in `kernels/attend.cu` by its threads.
 const MOST_JOINED: usize = 16 * SEGMENT;
 /// Queries of a block of attention for prompts, and its threads.
@@ -51,15 +54,15 @@ impl Step<'_> {
         }
         let spread = if parameters.is_spread == 1 { self.sizes.segments.min(64) } else { 1 };
         let grid = [rows, blocks(a), spread];
-        let kernels = if meets {
-            &self.kernels.attend_meet
+        let (kernels, threads) = if meets {
+            (&self.kernels.attend_meet, 32 * SEGMENT_STEPS)
         } else {
-            &self.kernels.attention(kept).attend[usize::from(a.heads > a.kv_heads)]
+            (&self.kernels.attention(kept).attend[usize::from(a.heads > a.kv_heads)], SEGMENT)
         };
         let kernel = kernels[usize::from(is_alone)];
         let shared = if is_alone { whole } else { least };
         // SAFETY: the tables cover what the rows see; partials have room for as many segments.
-        unsafe { self.device.launch(kernel, grid, SEGMENT, shared, &parameters) }
+        unsafe { self.device.launch(kernel, grid, threads, shared, &parameters) }
     }
 
     /// The rows of prompts, by the kernel for heads of so many dimensions.
@@ -177,13 +180,12 @@ pub(crate) fn meets(kept: Kept, slot: &KvSlot) -> bool {
     kept == Kept::F16 && key_stride(slot).max(value_stride(slot)) <= MEET_DIM
 }
 
-/// Shared memory of such a block for queries, weights of positions and the sums of values of a
-/// segment's steps, as `kernels/meet.cuh` lays them out.
+/// Shared memory of those who meet a segment, for queries, the row's own key and value, and what
+/// steps make, as `kernels/meet.cuh` lays it out.
 pub(crate) fn met_bytes(slot: &KvSlot) -> usize {
     let columns = if value_stride(slot) > 64 { 128 } else { 64 };
-    let query = key_stride(slot).next_multiple_of(16);
-    // Rows have eight elements more, against conflicts of banks.
-    4 * (SEGMENT_STEPS * HEADS * (columns + 8)) + 2 * (2 * HEADS * (query + 8 + SEGMENT + 8))
+    let query = 32 * (key_stride(slot).div_ceil(32) | 1);
+    2 * (2 * HEADS * query + 2 * MEET_DIM) + 4 * (SEGMENT_STEPS * HEADS * (columns + 8))
 }
 
 /// What kernels divide by a number with (`divide` in `kernels/attend.cuh`).
@@ -202,12 +204,12 @@ pub(crate) fn blocks(a: &Attention) -> usize {
 }
 
 /// Shared memory of a block of rows that are not a prompt's: without and with a segment's keys and
-/// values, which tensor cores want there in any case.
+/// values, which for tensor cores are in registers.
 fn shared_bytes(kept: Kept, a: &Attention, slot: &KvSlot) -> [usize; 2] {
     let own = SEGMENT * (kept.bytes(slot.key_dim) + kept.bytes(slot.value_dim));
     if meets(kept, slot) {
-        // And all segments' values.
-        return [4 * HEADS * value_stride(slot) + met_bytes(slot) + own; 2];
+        let joined = JOINED_AT_ONCE * HEADS * 4 * (value_stride(slot) + 4);
+        return [met_bytes(slot).max(joined); 2];
     }
     let (keys, values) = (kept.stride(slot.key_dim), kept.stride(slot.value_dim));
     // Threads share the positions of a column of values.
