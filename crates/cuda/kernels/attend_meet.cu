@@ -3,12 +3,11 @@
 #include "meet.cuh"
 #include "segment.cuh"
 
-#define ITEMS (HEADS * MOST_DIM / TEAM) // columns of a head's results that a thread has
-
 // The queries that a block meets segments with.
 template <bool ROTATES> DEVICE void put_queries(const Attend &a, const Block &block, const Room &room) {
-    for (u32 i = threadIdx.x; i < HEADS * room.q_row; i += TEAM) {
-        u32 head = i / room.q_row, at = i % room.q_row;
+    u32 len = (a.key_dim + 31) / 32 * 32;
+    for (u32 i = threadIdx.x; i < HEADS * len; i += TEAM) {
+        u32 head = i / len, at = i % len;
         const float *from = a.q + (u64)block.row * a.q_stride + (block.first_head + head) * a.key_dim;
         float x = 0.0f;
         if (head < block.heads && at < a.key_dim) {
@@ -31,7 +30,7 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     u32 stride = up8(a.value_dim);
     Room room(a, (u8 *)shared, 0);
     const u32 *pages = feed.pages(a.table, feed.span(row));
-    float most = -INFINITY_F, sum = 0.0f, total[ITEMS] = {};
+    float most = -INFINITY_F, sum = 0.0f, total[MOST_ITEMS] = {};
     for (u32 segment = first; segment <= last; segment += gridDim.z) {
         // Results of the segment before it lie where some of this one's values wait.
         if (segment != first) __syncthreads();
@@ -53,23 +52,21 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
             u64 head = (u64)page * a.kv_heads + kv_head;
             const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
             const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
-            if (t < up8(a.key_dim)) {
+            if (t < MOST_DIM) {
                 const float2 *angles = a.angles + (u64)row * a.pairs;
                 u16 x = keep(t < a.key_dim ? rotated(k, t, angles, a.pairs, a.is_neox) : 0.0f);
+                u16 y = keep(t < a.value_dim ? v[t] : 0.0f);
                 room.own_key[t] = x;
-                if (block.is_first) put_key(a.keys, head, token, a.key_dim, t, x);
-            }
-            if (t < stride) {
-                u16 x = keep(t < a.value_dim ? v[t] : 0.0f);
-                room.own_value[t] = x;
-                if (block.is_first) put_value(a.values, head, token, a.value_dim, t, x);
+                room.own_value[t] = y;
+                if (block.is_first && t < up8(a.key_dim)) put_key(a.keys, head, token, a.key_dim, t, x);
+                if (block.is_first && t < stride) put_value(a.values, head, token, a.value_dim, t, y);
             }
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
         Steps steps(from, to);
         if (steps.has(step)) {
-            if (has_own && to <= start + STEP_POSITIONS) kept.take_own(a, to - 1 - start, room, room.part(step, 0));
+            if (has_own && to <= start + STEP_POSITIONS) kept.take_own(to - 1 - start, room, room.part(step, 0));
             meet(a, kept, step, max(from, start) - start, min(to, start + STEP_POSITIONS) - start, room);
         }
         __syncthreads();
@@ -77,15 +74,15 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
         float2 factors = make_float2(0.0f, 0.0f);
         if (!block.is_spread) factors = join(most, sum, joined.most, joined.sum);
         float *out = block.part(a, segment, h);
+        float values[MOST_ITEMS];
+        joined.values(room, h, t % HEAD_THREADS, steps, values);
 #pragma unroll
-        for (u32 i = 0; i < ITEMS; i++) {
+        for (u32 i = 0; i < MOST_ITEMS; i++) {
             u32 column = t % HEAD_THREADS + i * HEAD_THREADS;
-            if (i * HEAD_THREADS >= stride) continue;
-            float value = joined.value(room, h, column, steps);
             if (!block.is_spread) {
-                total[i] = total[i] * factors.x + value * factors.y;
+                total[i] = total[i] * factors.x + values[i] * factors.y;
             } else if (h < block.heads && column < stride) {
-                out[column] = value;
+                out[column] = values[i];
             }
         }
         if (block.is_spread && h < block.heads && t % HEAD_THREADS == 0) {
@@ -94,10 +91,10 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
         }
     }
     if (block.is_spread) {
-        join_spread<HEADS, TEAM, ITEMS>(a, block, shared);
+        join_spread<HEADS, TEAM, MOST_ITEMS>(a, block, shared);
     } else if (h < block.heads) {
 #pragma unroll
-        for (u32 i = 0; i < ITEMS; i++) {
+        for (u32 i = 0; i < MOST_ITEMS; i++) {
             u32 column = t % HEAD_THREADS + i * HEAD_THREADS;
             if (column < stride) finish(a, row, block.first_head + h, column, most, sum, total[i]);
         }

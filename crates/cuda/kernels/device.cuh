@@ -19,6 +19,12 @@ typedef unsigned long long u64;
 #define PAGE_TOKENS 32u
 #define INFINITY_F __int_as_float(0x7f800000)
 
+// The same number, which the compiler takes for another: what is read by it stays where it is read.
+DEVICE u32 own(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // The kernel before this one in the stream has finished, and what it wrote can be read. Kernels
 // may start earlier than that, to fetch what no kernel writes.
 DEVICE void wait_for_inputs() {

@@ -15,11 +15,12 @@
 #define SEGMENT_STEPS (SEGMENT / STEP_POSITIONS)
 #define TEAM (32 * SEGMENT_STEPS)         // threads that meet a segment
 #define HEAD_THREADS (TEAM / HEADS)       // of them, those of a head
+#define MOST_ITEMS (MOST_DIM / HEAD_THREADS)   // columns of a head's results that a thread has, at most
 #define STEP_EXTRA 8u                     // floats of a step beside its values: largest score, sum, and padding
 #define LOWEST_FLOAT -3.402823466e38f
 
-// Halves of a row of queries in shared memory: groups of 32, odd in number, against conflicts of banks.
-DEVICE u32 query_row(u32 key_dim) { return ((key_dim + 31) / 32 | 1) * 32; }
+// Halves of a head's query in shared memory, both of each number. The last ones are for other banks.
+DEVICE u32 query_row(u32 key_dim) { return (key_dim + 31) / 32 * 64 + 32; }
 
 // Columns of values in groups of 64, with which lanes deal.
 DEVICE u32 met_columns(u32 value_dim) { return value_dim > 64 ? 128 : 64; }
@@ -36,7 +37,7 @@ struct Steps {
 
 // The shared memory of a team.
 struct Room {
-    u16 *q;         // [2, HEADS, query_row]
+    u16 *q;         // [HEADS, query_row]
     u16 *own_key;   // [MOST_DIM]
     u16 *own_value; // [MOST_DIM]
     float *parts;   // [SEGMENT_STEPS, HEADS, met_columns + STEP_EXTRA]
@@ -45,9 +46,9 @@ struct Room {
     __device__ __forceinline__ Room(const Attend &a, u8 *at, u32 team) {
         q_row = query_row(a.key_dim);
         columns = met_columns(a.value_dim);
-        u32 halves = 2 * HEADS * q_row + 2 * MOST_DIM, floats = SEGMENT_STEPS * HEADS * (columns + STEP_EXTRA);
+        u32 halves = HEADS * q_row + 2 * MOST_DIM, floats = SEGMENT_STEPS * HEADS * (columns + STEP_EXTRA);
         q = (u16 *)(at + team * (2 * halves + 4 * floats));
-        own_key = q + 2 * HEADS * q_row;
+        own_key = q + HEADS * q_row;
         own_value = own_key + MOST_DIM;
         parts = (float *)(own_value + MOST_DIM);
     }
@@ -57,12 +58,13 @@ struct Room {
         return parts + (step * HEADS + head) * (columns + STEP_EXTRA);
     }
 
-    // Puts down an element of a query as two halves.
+    // Puts down an element of a query as two halves: what a lane gives to `mma` at once lies together.
     __device__ __forceinline__ void put_query(u32 head, u32 i, float x) const {
         x = within_half(x);
         u16 high = to_half(x);
-        q[head * q_row + i] = high;
-        q[(HEADS + head) * q_row + i] = to_half(x - from_half(high));
+        u16 *to = q + head * q_row + i / 32 * 64 + i % 8 / 4 * 32 + i % 32 / 8 * 8 + i % 4 / 2 * 4 + i % 2;
+        to[0] = high;
+        to[2] = to_half(x - from_half(high));
     }
 };
 
@@ -84,11 +86,10 @@ DEVICE void copy_or_clear(u32 to, const void *from, bool is_there) {
 // The place in a step of one of four that a lane has scores and values of.
 DEVICE u32 place_of_lane(u32 i) { return threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8; }
 
-// A pair of numbers as halves, and what is left of them as others.
-DEVICE u32 upper_halves(float x, float y) { return half_pair(within_half(x), within_half(y)); }
+// What is left of a pair of numbers whose nearest halves are these.
 DEVICE u32 lower_halves(float x, float y, u32 upper) {
     float2 high = from_half_pair(upper);
-    return upper_halves(within_half(x) - high.x, within_half(y) - high.y);
+    return half_pair(x - high.x, y - high.y);
 }
 
 // The places of a step that are in memory, from `from` up to `to`, and where they are: a head of a page, and the
@@ -148,38 +149,35 @@ struct Kept16 {
         }
     }
 
-    // Takes the row's own key and value for those of a place.
-    __device__ __forceinline__ void take_own(const Attend &a, u32 place, const Room &room, float *rest) {
+    // Takes the row's own key and value for those of a place. Without branches, which would take longer.
+    __device__ __forceinline__ void take_own(u32 place, const Room &room, float *rest) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
         for (u32 i = 0; i < MOST_DIM / 32; i++) {
+            uint4 key = *(const uint4 *)(room.own_key + 32 * i + 8 * c);
 #pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                if (place != g + 8 * j || 32 * i + 8 * c >= a.key_dim) continue;
-                keys[j][i] = *(const uint4 *)(room.own_key + 32 * i + 8 * c);
-            }
+            for (u32 j = 0; j < 2; j++) keys[j][i] = place == g + 8 * j ? key : keys[j][i];
         }
-        const uint4 *value = (const uint4 *)room.own_value + g;
+        uint4 value = *(const uint4 *)(room.own_value + 8 * g);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            if (place != place_of_lane(i)) continue;
-            if (8 * g < a.value_dim) values[i] = value[0];
-            if (64 + 8 * g < a.value_dim) ((uint4 *)rest)[32 * i + lane] = value[8];
-        }
+        for (u32 i = 0; i < 4; i++) values[i] = place == place_of_lane(i) ? value : values[i];
+        if (room.columns == 64 || place % 8 / 2 != c) return;
+        u32 i = place / 8 * 2 + place % 2;
+        ((uint4 *)rest)[32 * i + lane] = *(const uint4 *)(room.own_value + 64 + 8 * g);
     }
 
     // The scores of head g % 4 at a lane's four places.
     __device__ __forceinline__ void scores(u32 key_dim, const Room &room, float (&out)[4]) const {
         u32 lane = threadIdx.x % 32;
-        const u16 *query = room.q + lane / 4 % HEADS * room.q_row + 8 * (lane % 4);
+        const uint4 *query = (const uint4 *)(room.q + lane / 4 % HEADS * room.q_row) + lane % 4;
         float sums[2][2][4] = {};
 #pragma unroll
         for (u32 i = 0; i < MOST_DIM / 32; i++) {
             if (32 * i >= key_dim) continue;
-            uint4 high = *(const uint4 *)(query + 32 * i), low = *(const uint4 *)(query + HEADS * room.q_row + 32 * i);
 #pragma unroll
-            for (int k = 0; k < 2; k++) {
-                Fragment f = {{word(high, 2 * k), word(low, 2 * k), word(high, 2 * k + 1), word(low, 2 * k + 1)}};
+            for (u32 k = 0; k < 2; k++) {
+                uint4 q = query[8 * i + 4 * k];
+                Fragment f = {{q.x, q.y, q.z, q.w}};
 #pragma unroll
                 for (u32 j = 0; j < 2; j++) mma(sums[j][k], f, word(keys[j][i], 2 * k), word(keys[j][i], 2 * k + 1));
             }
@@ -196,7 +194,7 @@ struct Kept16 {
 // Adds up 64 columns of a step's values with their weights, as halves, for a head.
 DEVICE void sum_values(const uint4 (&values)[4], const Fragment &weights, float *part) {
     // Lanes from 16 on have the results of those before them.
-    u32 lane = threadIdx.x % 32, second = lane / 16;
+    u32 lane = own(threadIdx.x) % 32, second = lane / 16;
     float out[8];
 #pragma unroll
     for (u32 j = 0; j < 8; j++) {
@@ -221,11 +219,16 @@ DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to
     u32 lane = threadIdx.x % 32;
     float x[4], most = LOWEST_FLOAT;
     kept.scores(a.key_dim, room, x);
+    float scale = a.scale, softcap = a.softcap;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) x[i] *= scale;
+    if (HAS_SOFTCAPS && softcap > 0.0f) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) x[i] = tanhf(x[i] / softcap) * softcap;
+    }
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         u32 place = place_of_lane(i);
-        x[i] *= a.scale;
-        if (HAS_SOFTCAPS && a.softcap > 0.0f) x[i] = tanhf(x[i] / a.softcap) * a.softcap;
         // What is not seen counts for nothing.
         if (place < from || place >= to) x[i] = -INFINITY_F;
         most = fmaxf(most, x[i]);
@@ -237,7 +240,7 @@ DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to
     float sum = (x[0] + x[1]) + (x[2] + x[3]);
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    u32 near = upper_halves(x[0], x[1]), far = upper_halves(x[2], x[3]);
+    u32 near = half_pair(x[0], x[1]), far = half_pair(x[2], x[3]);
     Fragment weights = {{near, lower_halves(x[0], x[1], near), far, lower_halves(x[2], x[3], far)}};
     float *part = room.part(step, lane / 4 % HEADS);
     if (a.value_dim > 64) {
@@ -271,14 +274,22 @@ struct Joined {
         for (u32 i = 1; i < SEGMENT_STEPS; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
     }
 
-    // A column of the head's value.
-    __device__ __forceinline__ float value(const Room &room, u32 head, u32 column, const Steps &steps) const {
-        float value = 0.0f;
+    // Some columns of the head's value, `HEAD_THREADS` apart.
+    __device__ __forceinline__ void values(const Room &room, u32 head, u32 column, const Steps &steps,
+                                           float (&out)[MOST_ITEMS]) const {
 #pragma unroll
-        for (u32 i = 0; i < SEGMENT_STEPS; i++) {
-            float f = __shfl_sync(~0u, factor, i);
-            if (steps.has(i)) value = fmaf(room.part(i, head)[column], f, value);
+        for (u32 i = 0; i < MOST_ITEMS; i++) {
+            out[i] = 0.0f;
+            if (i * HEAD_THREADS >= room.columns) continue;
+            float parts[SEGMENT_STEPS];
+#pragma unroll
+            for (u32 j = 0; j < SEGMENT_STEPS; j++) parts[j] = room.part(j, head)[column + i * HEAD_THREADS];
+#pragma unroll
+            for (u32 j = 0; j < SEGMENT_STEPS; j++) {
+                float sum = fmaf(parts[j], __shfl_sync(~0u, factor, j), out[i]);
+                // What other steps have there is of earlier segments.
+                out[i] = steps.has(j) ? sum : out[i];
+            }
         }
-        return value;
     }
 };

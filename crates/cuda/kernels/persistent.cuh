@@ -93,12 +93,6 @@ static_assert(Planes<S8X16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
 static_assert(Planes<S24_F16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
 static_assert(Slot<U4>::CHUNKS == 4 && Slot<S24_S8>::CHUNKS == 3, "as slot_bytes says");
 
-// The same number, which the compiler takes for another: what is read by it stays where it is read.
-DEVICE u32 own(u32 x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
 // Waits until a barrier has left the phase of this parity.

@@ -9,40 +9,48 @@
 
 #define MOST_JOINED 96u // segments of a head that are joined at a time, at most
 
-// Two elements of a query, key or value, which may have to be rotated together by the row's angles; the second one
-// may be beyond the last.
+// The places of two elements of a query or key, and how they have to be rotated together.
+struct Rotation {
+    u32 i, first, second;
+
+    __device__ __forceinline__ Rotation(const Attend &a, u32 i) : i(i) {
+        bool are_apart = i < a.pairs && a.is_neox;
+        first = are_apart ? i : 2 * i;
+        second = are_apart ? i + a.pairs : 2 * i + 1;
+    }
+
+    // The angle is read only now: all layers have the same ones, so it is near.
+    __device__ __forceinline__ float2 operator()(const Attend &a, const float2 &x) const {
+        if (i >= a.pairs) return x;
+        float2 angle = a.angles[i];
+        return make_float2(fmaf(-x.y, angle.y, x.x * angle.x), fmaf(x.x, angle.y, x.y * angle.x));
+    }
+};
+
+// Two elements of a head that are waited for together; those beyond the last one are zero.
 struct Pair {
-    const float *head; // or none
-    u32 first, second;
-    bool is_rotated;
-    float2 angle;
+    const float *at; // the first one, or none
+    u32 apart;       // the second one from there, or 0
     u32 looked[2];
 
-    __device__ __forceinline__ void find(const Attend &a, const float *of, u32 dim, u32 i, bool may_rotate) {
-        head = 2 * i < dim ? of : 0;
-        is_rotated = may_rotate && i < a.pairs;
-        first = is_rotated && a.is_neox ? i : 2 * i;
-        second = is_rotated && a.is_neox ? i + a.pairs : 2 * i + 1;
-        if (second >= dim) second = first;
-        if (is_rotated) angle = a.angles[i];
+    __device__ __forceinline__ Pair(const float *head, u32 dim, u32 first, u32 second)
+        : at(head && first < dim ? head + first : 0), apart(second < dim ? second - first : 0) {
         look();
     }
 
     // Looks whether they are there.
     __device__ __forceinline__ void look() {
         looked[0] = looked[1] = 0;
-        if (!head) return;
-        looked[0] = ::look(head + first);
-        looked[1] = ::look(head + second);
+        if (!at) return;
+        looked[0] = ::look(at);
+        if (apart) looked[1] = ::look(at + apart);
     }
 
     __device__ __forceinline__ bool is_missing() const { return looked[0] == UNWRITTEN || looked[1] == UNWRITTEN; }
 
     // Once they are there.
     __device__ __forceinline__ float2 get() const {
-        float x = __uint_as_float(looked[0]), y = second == first ? 0.0f : __uint_as_float(looked[1]);
-        if (!is_rotated) return make_float2(x, y);
-        return make_float2(fmaf(-y, angle.y, x * angle.x), fmaf(x, angle.y, y * angle.x));
+        return make_float2(__uint_as_float(looked[0]), __uint_as_float(looked[1]));
     }
 };
 
@@ -78,29 +86,6 @@ struct Meeting {
     }
 };
 
-// Keeps two elements of the row's own key, or value, for the team and, by one team of a key head, in their page.
-DEVICE void keep_own(const Attend &a, const Seen &seen, const Meeting &now, const u32 *pages, bool is_key, u32 i,
-                     const Pair &pair, const Room &room) {
-    u32 dim = is_key ? a.key_dim : a.value_dim, at = seen.range.y - 1;
-    if (2 * i >= up8(dim)) return;
-    float2 x = pair.get();
-    u32 places[2] = {2 * i, 2 * i + 1};
-    if (pair.head) places[0] = pair.first;
-    if (pair.head && pair.first != pair.second) places[1] = pair.second;
-    u64 head = (u64)pages[at / PAGE_TOKENS] * a.kv_heads + now.kv_head;
-#pragma unroll
-    for (u32 j = 0; j < 2; j++) {
-        u16 half = to_half(j ? x.y : x.x);
-        (is_key ? room.own_key : room.own_value)[places[j]] = half;
-        if (!now.is_first(a)) continue;
-        if (is_key) {
-            put_key(a.keys, head, at % PAGE_TOKENS, dim, places[j], half);
-        } else {
-            put_value(a.values, head, at % PAGE_TOKENS, dim, places[j], half);
-        }
-    }
-}
-
 // Segments of a head on their way from the blocks that make them.
 struct Awaited {
     uint4 *from, *to;
@@ -129,83 +114,122 @@ struct Awaited {
 // Waits for all of a team.
 DEVICE void sync_team(u32 team) { asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "n"(TEAM) : "memory"); }
 
+// A team's room. It is found anew wherever it is needed, as there are no registers to keep it in.
+DEVICE Room room_of(const Attend &a) { return Room(a, shared_memory().area, own(threadIdx.x) / TEAM); }
+
+// Takes queries, and the row's own key and value where they are needed, to a team's room once they are there. The
+// first two heads' threads look for the latter ones, too.
+DEVICE void gather(const Attend &a, const Meeting &now) {
+    u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, position = shared_memory().position;
+    Rotation rotation(a, i);
+    const float *head = h < now.count(a) ? a.q + (now.first_head + h) * a.key_dim : 0;
+    Pair query(head, a.key_dim, rotation.first, rotation.second);
+    if (now.segment == position / SEGMENT && h < 2) {
+        u32 dim = h == 0 ? a.key_dim : a.value_dim;
+        u32 first = h == 0 ? rotation.first : 2 * i, second = h == 0 ? rotation.second : 2 * i + 1;
+        Pair pair((h == 0 ? a.k : a.v) + now.kv_head * dim, dim, first, second);
+        while (pair.is_missing()) {
+            pair.look();
+            query.look();
+        }
+        float2 x = pair.get();
+        if (h == 0) x = rotation(a, x);
+        u16 *own = h == 0 ? room_of(a).own_key : room_of(a).own_value;
+        own[first] = to_half(x.x);
+        own[second] = to_half(x.y);
+    }
+    while (query.is_missing()) query.look();
+    float2 x = rotation(a, query.get());
+    if (rotation.first >= (a.key_dim + 31) / 32 * 32) return;
+    Room room = room_of(a);
+    room.put_query(h, rotation.first, x.x);
+    room.put_query(h, rotation.second, x.y);
+}
+
+// Keeps the row's own key and value in their page: a thread eight elements.
+DEVICE void keep_own(const Attend &a, const Meeting &now) {
+    u32 position = shared_memory().position, t = own(threadIdx.x) % TEAM, i = t % HEAD_THREADS;
+    bool is_key = t < HEAD_THREADS;
+    u32 eights = up8(is_key ? a.key_dim : a.value_dim) / 8, token = position % PAGE_TOKENS;
+    // By one team of a key head.
+    if (now.segment != position / SEGMENT || !now.is_first(a) || t >= 2 * HEAD_THREADS || i >= eights) return;
+    u64 head = (u64)shared_memory().pages[a.table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
+    u64 at = is_key ? (head * eights + i) * PAGE_TOKENS + token : (head * PAGE_TOKENS + token) * eights + i;
+    Room room = room_of(a);
+    ((uint4 *)(is_key ? a.keys : a.values))[at] = ((const uint4 *)(is_key ? room.own_key : room.own_value))[i];
+}
+
+// Segments that the row sees: likewise.
+DEVICE u32 segments_of(const Attend &a) { return Seen(a, shared_memory().position).segments(); }
+
+// Tells what a team has made of a segment.
+DEVICE void tell(const Attend &a, const Seen &seen, const Meeting &now, const Steps &steps) {
+    u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, stride = up8(a.value_dim);
+    bool is_alone = seen.segments() == 1, is_head = h < now.count(a);
+    Room room = room_of(a);
+    Joined joined(room, h, steps);
+    u64 at = (u64)(now.first_head + h) * a.segments + now.segment - seen.first;
+    float *out = a.partials + at * (stride + PART_EXTRA);
+    float values[MOST_ITEMS];
+    joined.values(room, h, i, steps, values);
+#pragma unroll
+    for (u32 k = 0; k < MOST_ITEMS; k++) {
+        u32 column = i + k * HEAD_THREADS;
+        if (!is_head || column >= stride) continue;
+        if (is_alone) {
+            // As if joined with nothing: a zero loses its sign.
+            finish(a, 0, now.first_head + h, column, joined.most, joined.sum, values[k] + 0.0f);
+        } else {
+            publish(out + column, values[k]);
+        }
+    }
+    if (is_alone || !is_head || i >= PART_EXTRA) return;
+    publish(out + stride + i, i == 0 ? joined.most : i == 1 ? joined.sum : 0.0f);
+}
+
 // Query heads of a key head meet segments, each of a block's two teams others: a warp a step, then a thread some
-// columns of a head. Behind its step a warp asks for what it is going to meet next.
+// columns of a head.
 DEVICE void attend(u32 stage, u32 area) {
     Shared &shared = shared_memory();
     const Attend &a = shared.stages[own(stage % 2)].attend;
-    Seen seen(a, shared.position);
-    u32 segments = seen.segments(), items = a.blocks * segments;
-    u32 t = own(threadIdx.x) % TEAM, team = own(threadIdx.x) / TEAM, step = t / 32;
-    u32 h = t / HEAD_THREADS, in_head = t % HEAD_THREADS, stride = up8(a.value_dim);
-    u32 item = first_item() + team * gridDim.x;
-    Room room(a, shared.area, team);
-    const u32 *pages = shared.pages[a.table];
+    u32 items = a.blocks * segments_of(a);
     // A block without segments that joins some (as below) must not take an earlier layer's for this one's. Those
     // are gone when there are queries, which need all results of earlier layers. Who joins none must not wait:
     // nobody waits for it.
-    if (first_item() - items < a.heads && segments > 1 && t == 0) {
+    if (first_item() - items < a.heads && items > a.blocks && own(threadIdx.x) == 0) {
         while (look(a.q) == UNWRITTEN) {}
     }
+    u32 team = own(threadIdx.x) / TEAM, step = own(threadIdx.x) / 32 % SEGMENT_STEPS;
 #pragma unroll 1
-    for (; item < items; item += TEAMS * gridDim.x) {
-        Meeting now(a, seen, item);
+    for (u32 item = first_item() + team * gridDim.x; item < a.blocks * segments_of(a); item += TEAMS * gridDim.x) {
+        Meeting now(a, Seen(a, shared.position), item);
         Kept16 kept;
         {
-            Cells cells = now.cells(a, seen, step, pages);
+            Cells cells = now.cells(a, Seen(a, shared.position), step, shared.pages[a.table]);
             kept.ask(a, cells);
-            kept.ask_rest(a, cells, room.part(step, 0));
+            kept.ask_rest(a, cells, room_of(a).part(step, 0));
         }
-        Pair query = {};
-        if (h < now.count(a)) query.find(a, a.q + (now.first_head + h) * a.key_dim, a.key_dim, in_head, true);
-        if (now.segment == seen.last && h < 2) {
-            Pair pair = {};
-            u32 dim = h == 0 ? a.key_dim : a.value_dim;
-            pair.find(a, (h == 0 ? a.k : a.v) + now.kv_head * dim, dim, in_head, h == 0);
-            while (pair.is_missing()) {
-                pair.look();
-                query.look();
-            }
-            keep_own(a, seen, now, pages, h == 0, in_head, pair, room);
-        }
-        while (query.is_missing()) query.look();
-        float2 x = query.get();
-        if (2 * in_head < room.q_row) {
-            room.put_query(h, query.head ? query.first : 2 * in_head, x.x);
-            room.put_query(h, query.head && query.first != query.second ? query.second : 2 * in_head + 1, x.y);
-        }
+        gather(a, now);
         asm volatile("cp.async.wait_all;" ::: "memory");
         sync_team(team);
+        Seen seen(a, shared.position);
         Steps steps = now.steps(seen);
         if (steps.has(step)) {
+            Room room = room_of(a);
             u32 at = now.segment * SEGMENT + step * STEP_POSITIONS;
-            if (seen.range.y <= at + STEP_POSITIONS) kept.take_own(a, seen.range.y - 1 - at, room, room.part(step, 0));
+            if (seen.range.y <= at + STEP_POSITIONS) kept.take_own(seen.range.y - 1 - at, room, room.part(step, 0));
             meet(a, kept, step, max(seen.range.x, at) - at, min(seen.range.y - at, STEP_POSITIONS), room);
         }
         sync_team(team);
-        Joined joined(room, h, steps);
-        u64 at = (u64)(now.first_head + h) * a.segments + now.segment - seen.first;
-        float *out = a.partials + at * (stride + PART_EXTRA);
-#pragma unroll 1
-        for (u32 column = in_head; column < room.columns; column += HEAD_THREADS) {
-            float value = joined.value(room, h, column, steps);
-            if (h >= now.count(a) || column >= stride) continue;
-            if (segments == 1) {
-                // As if joined with nothing: a zero loses its sign.
-                finish(a, 0, now.first_head + h, column, joined.most, joined.sum, value + 0.0f);
-            } else {
-                publish(out + column, value);
-            }
-        }
-        if (segments > 1 && h < now.count(a) && in_head < PART_EXTRA) {
-            publish(out + stride + in_head, in_head == 0 ? joined.most : in_head == 1 ? joined.sum : 0.0f);
-        }
+        tell(a, seen, now, steps);
+        keep_own(a, now);
         sync_team(team);
     }
+    u32 segments = segments_of(a);
     if (segments == 1) return;
-    u32 floats = stride + PART_EXTRA, most_parts = min(MOST_JOINED, area / (4 * floats));
+    u32 floats = up8(a.value_dim) + PART_EXTRA, most_parts = min(MOST_JOINED, area / (4 * floats));
     // The blocks behind those with a segment more.
-    u32 head = first_item() + gridDim.x - items % gridDim.x;
+    u32 head = first_item() + gridDim.x - a.blocks * segments % gridDim.x;
     head -= head >= gridDim.x ? gridDim.x : 0;
     for (; head < a.heads; head += gridDim.x) {
         Awaited awaited = {(uint4 *)(a.partials + (u64)head * a.segments * floats), (uint4 *)shared.area, floats / 4};

@@ -184,8 +184,8 @@ pub(crate) fn meets(kept: Kept, slot: &KvSlot) -> bool {
 /// steps make, as `kernels/meet.cuh` lays it out.
 pub(crate) fn met_bytes(slot: &KvSlot) -> usize {
     let columns = if value_stride(slot) > 64 { 128 } else { 64 };
-    let query = 32 * (key_stride(slot).div_ceil(32) | 1);
-    2 * (2 * HEADS * query + 2 * MEET_DIM) + 4 * (SEGMENT_STEPS * HEADS * (columns + 8))
+    let query = 64 * key_stride(slot).div_ceil(32) + 32;
+    2 * (HEADS * query + 2 * MEET_DIM) + 4 * (SEGMENT_STEPS * HEADS * (columns + 8))
 }
 
 /// What kernels divide by a number with (`divide` in `kernels/attend.cuh`).
