@@ -4,10 +4,9 @@
 #include "segment.cuh"
 
 // The queries that a block meets segments with.
-template <bool ROTATES> DEVICE void put_queries(const Attend &a, const Block &block, const Room &room) {
-    u32 len = (a.key_dim + 31) / 32 * 32;
-    for (u32 i = threadIdx.x; i < HEADS * len; i += TEAM) {
-        u32 head = i / len, at = i % len;
+template <bool ROTATES> DEVICE void put_queries(const Attend &a, const Block &block, Room &room) {
+    for (u32 i = threadIdx.x; i < HEADS * MOST_DIM; i += TEAM) {
+        u32 head = i / MOST_DIM, at = i % MOST_DIM;
         const float *from = a.q + (u64)block.row * a.q_stride + (block.first_head + head) * a.key_dim;
         float x = 0.0f;
         if (head < block.heads && at < a.key_dim) {
@@ -28,7 +27,7 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
     if (first > last) return;
     u32 stride = up8(a.value_dim);
-    Room room(a, (u8 *)shared, 0);
+    Room &room = *(Room *)shared;
     const u32 *pages = feed.pages(a.table, feed.span(row));
     float most = -INFINITY_F, sum = 0.0f, total[MOST_ITEMS] = {};
     for (u32 segment = first; segment <= last; segment += gridDim.z) {
@@ -40,7 +39,7 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
         Cells cells(pages, a.kv_heads, kv_head, at, seen_from, seen_to);
         Kept16 kept;
         kept.ask(a, cells);
-        kept.ask_rest(a, cells, room.part(step, 0));
+        kept.ask_rest(a, cells, room, step);
         if (segment == first) {
             if (ALONE) wait_for_inputs();
             put_queries<ALONE>(a, block, room);
@@ -66,23 +65,21 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
         __syncthreads();
         Steps steps(from, to);
         if (steps.has(step)) {
-            if (has_own && to <= start + STEP_POSITIONS) kept.take_own(to - 1 - start, room, room.part(step, 0));
+            if (has_own && to <= start + STEP_POSITIONS) kept.take_own(to - 1 - start, room, step);
             meet(a, kept, step, max(from, start) - start, min(to, start + STEP_POSITIONS) - start, room);
         }
         __syncthreads();
-        Joined joined(room, h, steps);
+        Joined joined(room, h, t % HEAD_THREADS, steps, a.value_dim);
         float2 factors = make_float2(0.0f, 0.0f);
         if (!block.is_spread) factors = join(most, sum, joined.most, joined.sum);
         float *out = block.part(a, segment, h);
-        float values[MOST_ITEMS];
-        joined.values(room, h, t % HEAD_THREADS, steps, values);
 #pragma unroll
         for (u32 i = 0; i < MOST_ITEMS; i++) {
             u32 column = t % HEAD_THREADS + i * HEAD_THREADS;
             if (!block.is_spread) {
-                total[i] = total[i] * factors.x + values[i] * factors.y;
+                total[i] = total[i] * factors.x + joined.values[i] * factors.y;
             } else if (h < block.heads && column < stride) {
-                out[column] = values[i];
+                out[column] = joined.values[i];
             }
         }
         if (block.is_spread && h < block.heads && t % HEAD_THREADS == 0) {

@@ -15,15 +15,10 @@
 #define SEGMENT_STEPS (SEGMENT / STEP_POSITIONS)
 #define TEAM (32 * SEGMENT_STEPS)         // threads that meet a segment
 #define HEAD_THREADS (TEAM / HEADS)       // of them, those of a head
-#define MOST_ITEMS (MOST_DIM / HEAD_THREADS)   // columns of a head's results that a thread has, at most
-#define STEP_EXTRA 8u                     // floats of a step beside its values: largest score, sum, and padding
+#define MOST_ITEMS (MOST_DIM / HEAD_THREADS) // columns of a head's results that a thread has, at most
+#define QUERY_ROW (2 * MOST_DIM + 32)     // both halves of a query's elements; the last places are for other banks
+#define PART_ROW (MOST_DIM + 8)
 #define LOWEST_FLOAT -3.402823466e38f
-
-// Halves of a head's query in shared memory, both of each number. The last ones are for other banks.
-DEVICE u32 query_row(u32 key_dim) { return (key_dim + 31) / 32 * 64 + 32; }
-
-// Columns of values in groups of 64, with which lanes deal.
-DEVICE u32 met_columns(u32 value_dim) { return value_dim > 64 ? 128 : 64; }
 
 // The steps of a segment that have positions between `from` and `to`.
 struct Steps {
@@ -37,36 +32,21 @@ struct Steps {
 
 // The shared memory of a team.
 struct Room {
-    u16 *q;         // [HEADS, query_row]
-    u16 *own_key;   // [MOST_DIM]
-    u16 *own_value; // [MOST_DIM]
-    float *parts;   // [SEGMENT_STEPS, HEADS, met_columns + STEP_EXTRA]
-    u32 q_row, columns;
-
-    __device__ __forceinline__ Room(const Attend &a, u8 *at, u32 team) {
-        q_row = query_row(a.key_dim);
-        columns = met_columns(a.value_dim);
-        u32 halves = HEADS * q_row + 2 * MOST_DIM, floats = SEGMENT_STEPS * HEADS * (columns + STEP_EXTRA);
-        q = (u16 *)(at + team * (2 * halves + 4 * floats));
-        own_key = q + HEADS * q_row;
-        own_value = own_key + MOST_DIM;
-        parts = (float *)(own_value + MOST_DIM);
-    }
-
-    // What a step makes for a head.
-    __device__ __forceinline__ float *part(u32 step, u32 head) const {
-        return parts + (step * HEADS + head) * (columns + STEP_EXTRA);
-    }
+    u16 q[HEADS][QUERY_ROW]; // zeros beyond the last element, as in the row's own key and value
+    u16 own_key[MOST_DIM], own_value[MOST_DIM];
+    float mosts[HEADS][SEGMENT_STEPS], sums[HEADS][SEGMENT_STEPS]; // largest scores, and sums of weights
+    float parts[SEGMENT_STEPS][HEADS][PART_ROW];                   // values with their weights
 
     // Puts down an element of a query as two halves: what a lane gives to `mma` at once lies together.
-    __device__ __forceinline__ void put_query(u32 head, u32 i, float x) const {
+    __device__ __forceinline__ void put_query(u32 head, u32 i, float x) {
         x = within_half(x);
         u16 high = to_half(x);
-        u16 *to = q + head * q_row + i / 32 * 64 + i % 8 / 4 * 32 + i % 32 / 8 * 8 + i % 4 / 2 * 4 + i % 2;
+        u16 *to = q[head] + i / 32 * 64 + i % 8 / 4 * 32 + i % 32 / 8 * 8 + i % 4 / 2 * 4 + i % 2;
         to[0] = high;
         to[2] = to_half(x - from_half(high));
     }
 };
+static_assert(MOST_ITEMS == 2 && sizeof(Room) == 20480, "ROOM_BYTES on the host");
 
 // Eight halves, or what was there: without a branch, behind which it would be waited for, and past the
 // first-level cache, which may have lines from before their last tokens were kept.
@@ -136,10 +116,10 @@ struct Kept16 {
     }
 
     // Likewise for the values that wait in shared memory.
-    __device__ __forceinline__ void ask_rest(const Attend &a, const Cells &cells, float *rest) const {
+    __device__ __forceinline__ void ask_rest(const Attend &a, const Cells &cells, Room &room, u32 step) const {
         u32 lane = threadIdx.x % 32, g = lane / 4, stride = up8(a.value_dim);
         const u16 *value = a.values + (cells.head * PAGE_TOKENS + cells.token) * stride + 64 + 8 * g;
-        u32 at = (u32)__cvta_generic_to_shared(rest) + 16 * lane;
+        u32 at = (u32)__cvta_generic_to_shared(room.parts[step]) + 16 * lane;
         if (stride <= 64) return;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -150,7 +130,7 @@ struct Kept16 {
     }
 
     // Takes the row's own key and value for those of a place. Without branches, which would take longer.
-    __device__ __forceinline__ void take_own(u32 place, const Room &room, float *rest) {
+    __device__ __forceinline__ void take_own(u32 place, Room &room, u32 step) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
         for (u32 i = 0; i < MOST_DIM / 32; i++) {
@@ -161,19 +141,17 @@ struct Kept16 {
         uint4 value = *(const uint4 *)(room.own_value + 8 * g);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) values[i] = place == place_of_lane(i) ? value : values[i];
-        if (room.columns == 64 || place % 8 / 2 != c) return;
+        if (place % 8 / 2 != c) return;
         u32 i = place / 8 * 2 + place % 2;
-        ((uint4 *)rest)[32 * i + lane] = *(const uint4 *)(room.own_value + 64 + 8 * g);
+        ((uint4 *)room.parts[step])[32 * i + lane] = *(const uint4 *)(room.own_value + 64 + 8 * g);
     }
 
-    // The scores of head g % 4 at a lane's four places.
-    __device__ __forceinline__ void scores(u32 key_dim, const Room &room, float (&out)[4]) const {
+    // Adds the products of 64 elements of queries and keys to scores.
+    template <u32 FIRST> __device__ __forceinline__ void add_scores(const Room &room, float (&sums)[2][2][4]) const {
         u32 lane = threadIdx.x % 32;
-        const uint4 *query = (const uint4 *)(room.q + lane / 4 % HEADS * room.q_row) + lane % 4;
-        float sums[2][2][4] = {};
+        const uint4 *query = (const uint4 *)room.q[lane / 4 % HEADS] + lane % 4;
 #pragma unroll
-        for (u32 i = 0; i < MOST_DIM / 32; i++) {
-            if (32 * i >= key_dim) continue;
+        for (u32 i = FIRST; i < FIRST + 2; i++) {
 #pragma unroll
             for (u32 k = 0; k < 2; k++) {
                 uint4 q = query[8 * i + 4 * k];
@@ -182,6 +160,13 @@ struct Kept16 {
                 for (u32 j = 0; j < 2; j++) mma(sums[j][k], f, word(keys[j][i], 2 * k), word(keys[j][i], 2 * k + 1));
             }
         }
+    }
+
+    // The scores of head g % 4 at a lane's four places.
+    __device__ __forceinline__ void scores(u32 key_dim, const Room &room, float (&out)[4]) const {
+        float sums[2][2][4] = {};
+        add_scores<0>(room, sums);
+        if (key_dim > 64) add_scores<2>(room, sums);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const float(&two)[2][4] = sums[i / 2];
@@ -215,7 +200,7 @@ DEVICE void sum_values(const uint4 (&values)[4], const Fragment &weights, float 
 #endif
 
 // Query heads meet a step, of which the places from `from` up to `to` are seen.
-DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to, const Room &room) {
+DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to, Room &room) {
     u32 lane = threadIdx.x % 32;
     float x[4], most = LOWEST_FLOAT;
     kept.scores(a.key_dim, room, x);
@@ -242,54 +227,51 @@ DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to
     sum += __shfl_xor_sync(~0u, sum, 2);
     u32 near = half_pair(x[0], x[1]), far = half_pair(x[2], x[3]);
     Fragment weights = {{near, lower_halves(x[0], x[1], near), far, lower_halves(x[2], x[3], far)}};
-    float *part = room.part(step, lane / 4 % HEADS);
+    u32 head = lane / 4 % HEADS;
+    float *part = room.parts[step][head];
     if (a.value_dim > 64) {
-        const uint4 *from = (const uint4 *)room.part(step, 0) + lane;
+        const uint4 *from = (const uint4 *)room.parts[step] + lane;
         uint4 rest[4] = {from[0], from[32], from[64], from[96]};
         __syncwarp();
         sum_values(rest, weights, part + 64);
     }
     sum_values(kept.values, weights, part);
     if (lane % 4 == 0 && lane < 4 * HEADS) {
-        part[room.columns] = most;
-        part[room.columns + 1] = sum;
+        room.mosts[head][step] = most;
+        room.sums[head][step] = sum;
     }
 }
 
-// The steps of a segment, joined for a head by whole warps.
+// The steps of a segment, joined for a head by whole warps: a thread has some columns, `HEAD_THREADS` apart. What
+// steps without positions have there is of earlier segments.
 struct Joined {
-    float most, sum;
-    float factor; // of the step of this lane's number, or of that modulo the number of steps
+    float most, sum, values[MOST_ITEMS];
 
-    __device__ __forceinline__ Joined(const Room &room, u32 head, const Steps &steps) {
-        u32 step = threadIdx.x % SEGMENT_STEPS;
-        const float *extra = room.part(step, head) + room.columns;
-        float own_most = steps.has(step) ? extra[0] : LOWEST_FLOAT, own_sum = steps.has(step) ? extra[1] : 0.0f;
-        most = own_most;
+    __device__ __forceinline__ Joined(const Room &room, u32 head, u32 column, const Steps &steps, u32 value_dim) {
+        float mosts[SEGMENT_STEPS], sums[SEGMENT_STEPS], parts[MOST_ITEMS][SEGMENT_STEPS] = {};
+        u32 own_step = threadIdx.x % SEGMENT_STEPS;
+        float own_most = room.mosts[head][own_step];
+        most = LOWEST_FLOAT;
 #pragma unroll
-        for (u32 i = 1; i < SEGMENT_STEPS; i *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
-        factor = expf(own_most - most);
-        sum = own_sum * factor;
+        for (u32 i = 0; i < SEGMENT_STEPS; i++) {
+            mosts[i] = room.mosts[head][i];
+            sums[i] = room.sums[head][i];
+            parts[0][i] = room.parts[i][head][column];
+            if (value_dim > HEAD_THREADS) parts[1][i] = room.parts[i][head][column + HEAD_THREADS];
+        }
 #pragma unroll
-        for (u32 i = 1; i < SEGMENT_STEPS; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    }
-
-    // Some columns of the head's value, `HEAD_THREADS` apart.
-    __device__ __forceinline__ void values(const Room &room, u32 head, u32 column, const Steps &steps,
-                                           float (&out)[MOST_ITEMS]) const {
+        for (u32 i = 0; i < SEGMENT_STEPS; i++) most = fmaxf(most, steps.has(i) ? mosts[i] : LOWEST_FLOAT);
+        // Each lane makes the factor of a step.
+        float own_factor = steps.has(own_step) ? expf(own_most - most) : 0.0f;
+        sum = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < MOST_ITEMS; i++) {
-            out[i] = 0.0f;
-            if (i * HEAD_THREADS >= room.columns) continue;
-            float parts[SEGMENT_STEPS];
+        for (u32 j = 0; j < MOST_ITEMS; j++) values[j] = 0.0f;
 #pragma unroll
-            for (u32 j = 0; j < SEGMENT_STEPS; j++) parts[j] = room.part(j, head)[column + i * HEAD_THREADS];
+        for (u32 i = 0; i < SEGMENT_STEPS; i++) {
+            float factor = __shfl_sync(~0u, own_factor, i);
+            sum = steps.has(i) ? fmaf(sums[i], factor, sum) : sum;
 #pragma unroll
-            for (u32 j = 0; j < SEGMENT_STEPS; j++) {
-                float sum = fmaf(parts[j], __shfl_sync(~0u, factor, j), out[i]);
-                // What other steps have there is of earlier segments.
-                out[i] = steps.has(j) ? sum : out[i];
-            }
+            for (u32 j = 0; j < MOST_ITEMS; j++) values[j] = steps.has(i) ? fmaf(parts[j][i], factor, values[j]) : values[j];
         }
     }
 };

@@ -71,19 +71,32 @@ struct Meeting {
     }
     // Whether they are the first ones of their key head.
     __device__ __forceinline__ bool is_first(const Attend &a) const { return first_head == kv_head * a.group; }
+};
 
-    // The positions of the segment that are seen.
-    __device__ __forceinline__ Steps steps(const Seen &seen) const {
-        u32 start = segment * SEGMENT;
-        return Steps(max(seen.range.x, start) - start, min(seen.range.y, start + SEGMENT) - start);
+// What a team meets of a segment, and a warp of it, in one register.
+struct Extent {
+    u32 bits;
+
+    // Of the segment's steps, those that are seen; of this step's places, those that are seen, and the row's own one,
+    // or none.
+    __device__ __forceinline__ Extent(const Seen &seen, u32 segment, u32 step) {
+        u32 start = segment * SEGMENT, at = start + step * STEP_POSITIONS;
+        Steps steps(max(seen.range.x, start) - start, min(seen.range.y, start + SEGMENT) - start);
+        u32 from = min(max(seen.range.x, at) - at, STEP_POSITIONS);
+        u32 to = min(max(seen.range.y, at) - at, STEP_POSITIONS), own_place = min(seen.range.y - 1 - at, 31);
+        bits = steps.first | steps.end << 4 | from << 8 | to << 13 | own_place << 18;
     }
 
-    // Where a step's keys and values in memory are, which the row's own are not yet.
-    __device__ __forceinline__ Cells cells(const Attend &a, const Seen &seen, u32 step, const u32 *pages) const {
-        u32 at = segment * SEGMENT + step * STEP_POSITIONS;
-        u32 from = max(seen.range.x, at) - at, to = max(min(seen.range.y - 1, at + STEP_POSITIONS), at) - at;
-        return Cells(pages, a.kv_heads, kv_head, at, from, to);
+    __device__ __forceinline__ Steps steps() const {
+        Steps steps(0, 0);
+        steps.first = bits & 15;
+        steps.end = bits >> 4 & 15;
+        return steps;
     }
+    __device__ __forceinline__ u32 from() const { return bits >> 8 & 31; }
+    __device__ __forceinline__ u32 to() const { return bits >> 13 & 31; }
+    __device__ __forceinline__ bool has_own() const { return own_place() < STEP_POSITIONS; }
+    __device__ __forceinline__ u32 own_place() const { return bits >> 18 & 31; }
 };
 
 // Segments of a head on their way from the blocks that make them.
@@ -114,8 +127,8 @@ struct Awaited {
 // Waits for all of a team.
 DEVICE void sync_team(u32 team) { asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "n"(TEAM) : "memory"); }
 
-// A team's room. It is found anew wherever it is needed, as there are no registers to keep it in.
-DEVICE Room room_of(const Attend &a) { return Room(a, shared_memory().area, own(threadIdx.x) / TEAM); }
+// A team's room.
+DEVICE Room &room_of_team() { return ((Room *)shared_memory().area)[own(threadIdx.x) / TEAM]; }
 
 // Takes queries, and the row's own key and value where they are needed, to a team's room once they are there. The
 // first two heads' threads look for the latter ones, too.
@@ -134,14 +147,13 @@ DEVICE void gather(const Attend &a, const Meeting &now) {
         }
         float2 x = pair.get();
         if (h == 0) x = rotation(a, x);
-        u16 *own = h == 0 ? room_of(a).own_key : room_of(a).own_value;
+        u16 *own = h == 0 ? room_of_team().own_key : room_of_team().own_value;
         own[first] = to_half(x.x);
         own[second] = to_half(x.y);
     }
     while (query.is_missing()) query.look();
     float2 x = rotation(a, query.get());
-    if (rotation.first >= (a.key_dim + 31) / 32 * 32) return;
-    Room room = room_of(a);
+    Room &room = room_of_team();
     room.put_query(h, rotation.first, x.x);
     room.put_query(h, rotation.second, x.y);
 }
@@ -155,7 +167,7 @@ DEVICE void keep_own(const Attend &a, const Meeting &now) {
     if (now.segment != position / SEGMENT || !now.is_first(a) || t >= 2 * HEAD_THREADS || i >= eights) return;
     u64 head = (u64)shared_memory().pages[a.table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
     u64 at = is_key ? (head * eights + i) * PAGE_TOKENS + token : (head * PAGE_TOKENS + token) * eights + i;
-    Room room = room_of(a);
+    const Room &room = room_of_team();
     ((uint4 *)(is_key ? a.keys : a.values))[at] = ((const uint4 *)(is_key ? room.own_key : room.own_value))[i];
 }
 
@@ -163,24 +175,22 @@ DEVICE void keep_own(const Attend &a, const Meeting &now) {
 DEVICE u32 segments_of(const Attend &a) { return Seen(a, shared_memory().position).segments(); }
 
 // Tells what a team has made of a segment.
-DEVICE void tell(const Attend &a, const Seen &seen, const Meeting &now, const Steps &steps) {
+DEVICE void tell(const Attend &a, const Meeting &now, const Steps &steps) {
     u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, stride = up8(a.value_dim);
-    bool is_alone = seen.segments() == 1, is_head = h < now.count(a);
-    Room room = room_of(a);
-    Joined joined(room, h, steps);
+    Joined joined(room_of_team(), h, i, steps, a.value_dim);
+    Seen seen(a, shared_memory().position);
+    bool is_alone = seen.first == seen.last, is_head = h < now.count(a);
     u64 at = (u64)(now.first_head + h) * a.segments + now.segment - seen.first;
     float *out = a.partials + at * (stride + PART_EXTRA);
-    float values[MOST_ITEMS];
-    joined.values(room, h, i, steps, values);
 #pragma unroll
     for (u32 k = 0; k < MOST_ITEMS; k++) {
         u32 column = i + k * HEAD_THREADS;
         if (!is_head || column >= stride) continue;
         if (is_alone) {
             // As if joined with nothing: a zero loses its sign.
-            finish(a, 0, now.first_head + h, column, joined.most, joined.sum, values[k] + 0.0f);
+            finish(a, 0, now.first_head + h, column, joined.most, joined.sum, joined.values[k] + 0.0f);
         } else {
-            publish(out + column, values[k]);
+            publish(out + column, joined.values[k]);
         }
     }
     if (is_alone || !is_head || i >= PART_EXTRA) return;
@@ -202,26 +212,27 @@ DEVICE void attend(u32 stage, u32 area) {
     u32 team = own(threadIdx.x) / TEAM, step = own(threadIdx.x) / 32 % SEGMENT_STEPS;
 #pragma unroll 1
     for (u32 item = first_item() + team * gridDim.x; item < a.blocks * segments_of(a); item += TEAMS * gridDim.x) {
-        Meeting now(a, Seen(a, shared.position), item);
+        Seen seen(a, shared.position);
+        Meeting now(a, seen, item);
+        Extent extent(seen, now.segment, step);
         Kept16 kept;
         {
-            Cells cells = now.cells(a, Seen(a, shared.position), step, shared.pages[a.table]);
+            // The row's own position is not in memory yet.
+            u32 to = extent.has_own() ? extent.own_place() : extent.to();
+            u32 at = now.segment * SEGMENT + step * STEP_POSITIONS;
+            Cells cells(shared.pages[a.table], a.kv_heads, now.kv_head, at, extent.from(), to);
             kept.ask(a, cells);
-            kept.ask_rest(a, cells, room_of(a).part(step, 0));
+            kept.ask_rest(a, cells, room_of_team(), step);
         }
         gather(a, now);
         asm volatile("cp.async.wait_all;" ::: "memory");
         sync_team(team);
-        Seen seen(a, shared.position);
-        Steps steps = now.steps(seen);
-        if (steps.has(step)) {
-            Room room = room_of(a);
-            u32 at = now.segment * SEGMENT + step * STEP_POSITIONS;
-            if (seen.range.y <= at + STEP_POSITIONS) kept.take_own(seen.range.y - 1 - at, room, room.part(step, 0));
-            meet(a, kept, step, max(seen.range.x, at) - at, min(seen.range.y - at, STEP_POSITIONS), room);
+        if (extent.steps().has(step)) {
+            if (extent.has_own()) kept.take_own(extent.own_place(), room_of_team(), step);
+            meet(a, kept, step, extent.from(), extent.to(), room_of_team());
         }
         sync_team(team);
-        tell(a, seen, now, steps);
+        tell(a, now, extent.steps());
         keep_own(a, now);
         sync_team(team);
     }

@@ -14,7 +14,7 @@ use crate::lower::{After, Content, Joined, Program, Value, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind, TILE_ROWS};
 use crate::sizes::slot_tables;
-use crate::step::{SHORT_NORM, Step, blocks, meets, met_bytes, route_places, route_shared_bytes};
+use crate::step::{SHORT_NORM, Step, ROOM_BYTES, blocks, meets, route_places, route_shared_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;
@@ -173,7 +173,7 @@ impl Runner {
                 let slot = &plan.slots[*slot];
                 let can = meets(Kept::F16, slot) && attention.causal && table < TABLES;
                 let can = can && (attention.softcap.is_none() || !self.has_experts);
-                can.then(|| ATTENTION_TEAMS * met_bytes(slot))
+                can.then(|| ATTENTION_TEAMS * ROOM_BYTES)
             }
             _ => None,
         }

@@ -19,6 +19,8 @@ const HEADS: usize = 4;
 const MEET_DIM: usize = 128;
 /// The steps of a segment there, each of which is a warp's.
 const SEGMENT_STEPS: usize = 8;
+/// Shared memory of those who meet a segment there, for queries and results.
+pub(crate) const ROOM_BYTES: usize = 20480;
 /// Segments whose results a block takes to shared memory at once to join them: `MOST` in
 /// `kernels/segment.cuh`.
 const JOINED_AT_ONCE: usize = 32;
@@ -180,14 +182,6 @@ pub(crate) fn meets(kept: Kept, slot: &KvSlot) -> bool {
     kept == Kept::F16 && key_stride(slot).max(value_stride(slot)) <= MEET_DIM
 }
 
-/// Shared memory of those who meet a segment, for queries, the row's own key and value, and what
-/// steps make, as `kernels/meet.cuh` lays it out.
-pub(crate) fn met_bytes(slot: &KvSlot) -> usize {
-    let columns = if value_stride(slot) > 64 { 128 } else { 64 };
-    let query = 64 * key_stride(slot).div_ceil(32) + 32;
-    2 * (HEADS * query + 2 * MEET_DIM) + 4 * (SEGMENT_STEPS * HEADS * (columns + 8))
-}
-
 /// What kernels divide by a number with (`divide` in `kernels/attend.cuh`).
 fn inverse(number: usize) -> u32 {
     if number == 1 { 0 } else { (1u64 << 32).div_ceil(number as u64) as u32 }
@@ -209,7 +203,7 @@ fn shared_bytes(kept: Kept, a: &Attention, slot: &KvSlot) -> [usize; 2] {
     let own = SEGMENT * (kept.bytes(slot.key_dim) + kept.bytes(slot.value_dim));
     if meets(kept, slot) {
         let joined = JOINED_AT_ONCE * HEADS * 4 * (value_stride(slot) + 4);
-        return [met_bytes(slot).max(joined); 2];
+        return [ROOM_BYTES.max(joined); 2];
     }
     let (keys, values) = (kept.stride(slot.key_dim), kept.stride(slot.value_dim));
     // Threads share the positions of a column of values.
