@@ -72,42 +72,83 @@ DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, floa
     }
 }
 
-// Multiplies some chunks of a tile, or of two.
-template <int KIND, int CHUNKS, int TILES>
-DEVICE void multiply(const u8 *const (&slots)[TILES], u32 lane, const u16 *x, float (&sums)[TILES][4]) {
+// Some chunks of a tile, or of two, as `mma` takes them.
+template <int KIND, int CHUNKS, int TILES> struct Weights {
+    static const int STEPS = Planes<KIND>::STEPS;
     Planes<KIND> w[CHUNKS][TILES];
-    uint4 b[CHUNKS][2];
+    Fragment f[CHUNKS][TILES][STEPS];
+
+    __device__ __forceinline__ void load(const u8 *const (&slots)[TILES], u32 lane) {
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++) w[k][i].load(slots[i] + k * Planes<KIND>::BYTES, lane);
+        }
+    }
+
+    // All fragments before the first `mma`: or else each would wait for the registers of the one before.
+    __device__ __forceinline__ void unpack() {
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) f[k][i][step] = w[k][i].fragment(step);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply(const uint4 (&b)[CHUNKS][2], float (&sums)[TILES][4]) const {
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < CHUNKS; k++) {
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+                for (int i = 0; i < TILES; i++) w[k][i].multiply(sums[i], f[k][i][step], b[k], step);
+            }
+        }
+    }
+};
+
+// A lane's part of the columns of some chunks.
+template <int KIND, int CHUNKS> DEVICE void load_input(const u16 *x, u32 lane, uint4 (&b)[CHUNKS][2]) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
-#pragma unroll
-        for (int i = 0; i < TILES; i++) w[k][i].load(slots[i] + k * Planes<KIND>::BYTES, lane);
         b[k][0] = b[k][1] = make_uint4(0, 0, 0, 0);
         // The only row of input is the first of eight columns.
         if (lane < 4) Planes<KIND>::load_input(x + k * CHUNK_COLS, b[k]);
     }
-    // All fragments before the first `mma`: or else each would wait for the registers of the one
-    // before.
-    Fragment f[CHUNKS][TILES][Planes<KIND>::STEPS];
-#pragma unroll
-    for (int k = 0; k < CHUNKS; k++) {
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-#pragma unroll
-            for (int step = 0; step < Planes<KIND>::STEPS; step++) {
-                f[k][i][step] = w[k][i].fragment(step);
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < CHUNKS; k++) {
-#pragma unroll
-        for (int step = 0; step < Planes<KIND>::STEPS; step++) {
-#pragma unroll
-            for (int i = 0; i < TILES; i++) w[k][i].multiply(sums[i], f[k][i][step], b[k], step);
-        }
-    }
 }
+
+// Multiplies some chunks of a tile, or of two.
+template <int KIND, int CHUNKS, int TILES>
+DEVICE void multiply(const u8 *const (&slots)[TILES], u32 lane, const u16 *x, float (&sums)[TILES][4]) {
+    Weights<KIND, CHUNKS, TILES> weights;
+    uint4 b[CHUNKS][2];
+    weights.load(slots, lane);
+    load_input<KIND, CHUNKS>(x, lane, b);
+    weights.unpack();
+    weights.multiply(b, sums);
+}
+
+// Slots of a warp with what is next of a tile, or of two.
+template <int TILES> struct Slots {
+    const u8 *at[TILES];
+    u32 left; // chunks
+
+    __device__ __forceinline__ void take(Shared &shared, Ring &ring, u32 chunks) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) at[i] = ring.take(shared);
+        left = chunks;
+    }
+
+    __device__ __forceinline__ void skip(u32 chunks, u32 bytes) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) at[i] += chunks * bytes;
+        left -= chunks;
+    }
+};
 
 DEVICE void team_sync(u32 team, u32 warps) {
     if (warps == 1) {
@@ -144,28 +185,31 @@ struct Ending {
     }
 };
 
-// Multiplies the input with a warp's part of a tile, or of two.
+// As many chunks as registers allow at a time.
+template <int KIND, int TILES> struct AtOnce {
+    static const u32 IN_SLOT = Slot<KIND>::CHUNKS, COUNT = IN_SLOT > 1 && TILES == 1 ? 2 : 1;
+};
+
+// Multiplies the input with a warp's part of a tile, or of two, from a chunk on.
 template <int KIND, int TILES>
-DEVICE void multiply_part(Shared &shared, Ring &ring, const Share &share, const u16 *input, float (&sums)[TILES][4]) {
-    const u32 CHUNKS = Slot<KIND>::CHUNKS;
+DEVICE void multiply_part(Shared &shared, Ring &ring, u32 chunk, u32 end, Slots<TILES> slots, const u16 *input,
+                          float (&sums)[TILES][4]) {
+    typedef AtOnce<KIND, TILES> At;
     u32 lane = ring.lane;
+    const u16 *x = input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4);
 #pragma unroll 1
-    for (u32 chunk = share.first; chunk < share.end; chunk += CHUNKS) {
-        const u8 *slots[TILES];
-#pragma unroll
-        for (int i = 0; i < TILES; i++) slots[i] = ring.take(shared);
-        const u16 *x = input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4);
-        // Two chunks at a time, as registers allow, or the last one.
-        const u32 AT_ONCE = CHUNKS > 1 && TILES == 1 ? 2 : 1;
-        u32 left = min(CHUNKS, share.end - chunk);
+    while (chunk < end) {
+        if (slots.left == 0) slots.take(shared, ring, min(At::IN_SLOT, end - chunk));
+        chunk += slots.left;
 #pragma unroll 1
-        for (; left >= AT_ONCE; left -= AT_ONCE) {
-            multiply<KIND, AT_ONCE>(slots, lane, x, sums);
-            x += AT_ONCE * CHUNK_COLS;
-#pragma unroll
-            for (int i = 0; i < TILES; i++) slots[i] += AT_ONCE * Planes<KIND>::BYTES;
+        while (slots.left >= At::COUNT) {
+            multiply<KIND, At::COUNT>(slots.at, lane, x, sums);
+            x += At::COUNT * CHUNK_COLS;
+            slots.skip(At::COUNT, Planes<KIND>::BYTES);
         }
-        if (left > 0) multiply<KIND, 1>(slots, lane, x, sums);
+        if (slots.left > 0) multiply<KIND, 1>(slots.at, lane, x, sums);
+        x += slots.left * CHUNK_COLS;
+        slots.left = 0;
         ring.release<TILES>(shared);
     }
 }
@@ -174,21 +218,75 @@ DEVICE void multiply_part(Shared &shared, Ring &ring, const Share &share, const 
 // so that nobody waits for the one that does.
 DEVICE u32 row_to_end(u32 t, const Share &share, u32 turn) { return (t - 32 * turn) & (32 * share.warps - 1); }
 
+// Makes numbers unwritten, each block some.
+DEVICE void unwrite(uint4 *values, u32 len) {
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < len; i += gridDim.x * THREADS) {
+        values[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
+    }
+}
+
+// Takes a product's input to shared memory once it is there.
+DEVICE void share_input(const Product &p, bool is_gated, u32 t, const Persistent *last) {
+    Shared &shared = shared_memory();
+    u16 *input = (u16 *)shared.area;
+    if (p.norm_x) {
+        // Chosen experts lie behind the input.
+        float *weights = (float *)(input + p.input_stride + (EXPERTS ? sizeof(Chosen) / 2 : 0));
+        share_normed(p, t, input, weights, shared.sums);
+    } else {
+        share_halves(p, is_gated, t, input);
+    }
+    if (EXPERTS && p.used && is_gated) share_chosen(p, true, t);
+    if (EXPERTS) asm volatile("cp.async.wait_all;" ::: "memory");
+    sync<THREADS>();
+    // Where the last stage's input is all there, every block has read what it had to.
+    if (last) unwrite(last->values, last->values_len);
+}
+
 // Multiplies the input with a warp's parts of its tiles, and gives the slots that it has then taken.
-template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Share &share, Ending ending) {
+template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Persistent *last) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
     u32 t = own(threadIdx.x), lane = t % 32, warp = t / 32;
     Ring ring = {warp, lane, taken};
     const u16 *input = (const u16 *)shared.area;
+    const bool IS_GATED = TILES == 2;
+    Share share(p, IS_GATED, warp);
+    Ending ending = {};
+    // What is multiplied first comes out of its slots before the input is there.
+    typedef AtOnce<KIND, TILES> At;
+    Weights<KIND, At::COUNT, TILES> first = {};
+    Slots<TILES> slots = {};
+    bool is_ready = false;
+    bool has_experts = EXPERTS && p.used, has_tile = share.tile < share.tiles;
+    if (!has_experts && has_tile) {
+        ending.begin(p, IS_GATED, share.tile, t & (32 * share.warps - 1));
+        is_ready = share.first + At::COUNT <= share.end && ring.has_next(shared);
+        if (is_ready) {
+            slots.take(shared, ring, min(At::IN_SLOT, share.end - share.first));
+            first.load(slots.at, lane);
+            first.unpack();
+            slots.skip(At::COUNT, Planes<KIND>::BYTES);
+        }
+    }
+    share_input(p, IS_GATED, t, last);
+    if (has_experts && has_tile) ending.begin(p, IS_GATED, share.tile, t & (32 * share.warps - 1));
+    float sums[TILES][4] = {};
+    u32 chunk = share.first;
+    if (is_ready) {
+        uint4 b[At::COUNT][2];
+        load_input<KIND, At::COUNT>(input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4), lane, b);
+        first.multiply(b, sums);
+        chunk += At::COUNT;
+        if (slots.left == 0) ring.release<TILES>(shared);
+    }
 #pragma unroll 1
     for (u32 tile = share.tile, turn = 0; tile < share.tiles; tile += share.step, turn++) {
         Ending now = ending;
         if (tile + share.step < share.tiles) {
             ending.begin(p, TILES == 2, tile + share.step, row_to_end(t, share, turn + 1));
         }
-        float sums[TILES][4] = {};
-        multiply_part<KIND, TILES>(shared, ring, share, input, sums);
+        multiply_part<KIND, TILES>(shared, ring, chunk, share.end, slots, input, sums);
         float (*partial)[2][TILE_ROWS] = shared.partials[turn % 2] + share.team * share.warps;
         if (lane % 4 == 0) {
 #pragma unroll
@@ -196,6 +294,13 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Sh
                 partial[share.member][i][lane / 4] = sums[i][0];
                 partial[share.member][i][lane / 4 + 8] = sums[i][2];
             }
+        }
+        chunk = share.first;
+        slots.left = 0;
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
         }
         team_sync(share.team, share.warps);
         u32 row = row_to_end(t, share, turn);
@@ -222,19 +327,25 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Sh
 // Multiplies the inputs of the chosen experts with a warp's parts of the block's tiles, and adds up their
 // results as `expert_sum` does. Results stay in shared memory until all of a tile's are done. Where blocks share
 // a tile, the one that has its first expert adds up; the others do their part of it first, and publish it.
-template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) {
+template <int KIND> DEVICE u32 summed(u32 stage, u32 taken) {
     Shared &shared = shared_memory();
     const Product &p = shared.stages[own(stage % 2)].product;
     const Matrix &m = p.matrices[0];
     Chosen &chosen = chosen_of(p, false);
     u32 t = own(threadIdx.x), lane = t % 32;
     Ring ring = {t / 32, lane, taken};
+    Share share(p, false, t / 32);
+    // Of the two it waits for that comes last.
+    share_chosen(p, false, t);
+    share_scales(p, first_summed(p, blockIdx.x), share.tiles, t);
+    share_input(p, false, t, 0);
     u32 first = first_summed(p, blockIdx.x), end = share.tiles;
 #pragma unroll 1
     for (u32 unit = share.tile, turn = 0; unit < end; unit += share.step, turn++) {
         u32 i = unit % p.used;
         float sums[1][4] = {};
-        multiply_part<KIND, 1>(shared, ring, share, (const u16 *)shared.area + i * p.input_stride, sums);
+        const u16 *input = (const u16 *)shared.area + i * p.input_stride;
+        multiply_part<KIND, 1>(shared, ring, share.first, share.end, {}, input, sums);
         float (*partial)[2][TILE_ROWS] = shared.partials[turn % 2] + share.team * share.warps;
         if (lane % 4 == 0) {
             partial[share.member][0][lane / 4] = sums[0][0];
@@ -275,13 +386,6 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken, const Share &share) 
     return ring.taken;
 }
 
-// Makes numbers unwritten, each block some.
-DEVICE void unwrite(uint4 *values, u32 len) {
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < len; i += gridDim.x * THREADS) {
-        values[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
-    }
-}
-
 // Runs a product of any kind.
 DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     Shared &shared = shared_memory();
@@ -289,38 +393,12 @@ DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
     // Who makes nothing must not read either: nobody would wait for it.
     bool is_gated = work >= GATED;
     if (!has_tiles(p, is_gated)) return taken;
-    u32 t = own(threadIdx.x);
-    u16 *input = (u16 *)shared.area;
-    Share share(p, is_gated, t / 32);
-    Ending ending = {};
-    bool has_experts = EXPERTS && p.used, has_tile = share.tile < share.tiles;
-    // Of the two it waits for that comes last.
-    if (has_experts && !is_gated) {
-        share_chosen(p, false, t);
-        share_scales(p, first_summed(p, blockIdx.x), share.tiles, t);
-    }
-    if (!has_experts && has_tile) {
-        ending.begin(p, is_gated, share.tile, t & (32 * share.warps - 1));
-    }
-    if (p.norm_x) {
-        // Chosen experts lie behind the input.
-        float *weights = (float *)(input + p.input_stride + (EXPERTS ? sizeof(Chosen) / 2 : 0));
-        share_normed(p, t, input, weights, shared.sums);
-    } else {
-        share_halves(p, is_gated, t, input);
-    }
-    if (has_experts && is_gated) share_chosen(p, true, t);
-    if (EXPERTS) asm volatile("cp.async.wait_all;" ::: "memory");
-    sync<THREADS>();
-    if (has_experts && is_gated && has_tile) ending.begin(p, true, share.tile, t & (32 * share.warps - 1));
-    // Where the last stage's input is all there, every block has read what it had to.
-    if (last) unwrite(last->values, last->values_len);
     switch (work) {
 #define PRODUCT(KIND)                                                                              \
     case KIND:                                                                                     \
-        if (has_experts) return summed<KIND>(stage, taken, share);                                 \
-        return product<KIND, 1>(stage, taken, share, ending);                                      \
-    case KIND + GATED: return product<KIND, 2>(stage, taken, share, ending);
+        if (EXPERTS && p.used) return summed<KIND>(stage, taken);                                  \
+        return product<KIND, 1>(stage, taken, last);                                               \
+    case KIND + GATED: return product<KIND, 2>(stage, taken, last);
     KINDS(PRODUCT)
     }
     return taken;

@@ -348,6 +348,11 @@ struct Ring {
         return shared.slots[warp][slot];
     }
 
+    // Whether the next slot is filled, for all lanes.
+    __device__ __forceinline__ bool has_next(Shared &shared) const {
+        return __all_sync(~0u, has_passed(&shared.filled[warp][taken % DEPTH], taken / DEPTH % 2));
+    }
+
     // The last slots that were taken have been read.
     template <int TILES> __device__ __forceinline__ void release(Shared &shared) {
         __syncwarp();
