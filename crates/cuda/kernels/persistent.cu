@@ -150,14 +150,6 @@ template <int TILES> struct Slots {
     }
 };
 
-DEVICE void team_sync(u32 team, u32 warps) {
-    if (warps == 1) {
-        __syncwarp();
-    } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "r"(32 * warps) : "memory");
-    }
-}
-
 #define MINUS_ZERO 0x80000000u
 
 // What the end of a tile needs beside its sums: where a row goes, its scales, and what is added to it.
@@ -284,7 +276,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
     for (u32 tile = share.tile, turn = 0; tile < share.tiles; tile += share.step, turn++) {
         Ending now = ending;
         if (tile + share.step < share.tiles) {
-            ending.begin(p, TILES == 2, tile + share.step, row_to_end(t, share, turn + 1));
+            ending.begin(p, IS_GATED, tile + share.step, row_to_end(t, share, turn + 1));
         }
         multiply_part<KIND, TILES>(shared, ring, chunk, share.end, slots, input, sums);
         float (*partial)[2][TILE_ROWS] = shared.partials[turn % 2] + share.team * share.warps;
@@ -309,9 +301,9 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
 #pragma unroll 8
             for (u32 part = 0; part < share.parts; part++) {
                 total += partial[part][0][row];
-                if (TILES == 2) other += partial[part][1][row];
+                if (IS_GATED) other += partial[part][1][row];
             }
-            if (TILES == 2) {
+            if (IS_GATED) {
                 Member member(p, own(tile));
                 emit_gated(p, member.expert, now.row, member.place, total, other, now.scale, now.other_scale);
             } else {

@@ -144,6 +144,15 @@ struct Share {
     }
 };
 
+// Waits for all of a team, of so many warps.
+DEVICE void team_sync(u32 team, u32 warps) {
+    if (warps == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "r"(32 * warps) : "memory");
+    }
+}
+
 // Whether a barrier has left the phase of this parity.
 DEVICE bool has_passed(const u64 *barrier, u32 parity) {
     u32 has;

@@ -124,9 +124,6 @@ struct Awaited {
     __device__ __forceinline__ void finish() const { __threadfence(); }
 };
 
-// Waits for all of a team.
-DEVICE void sync_team(u32 team) { asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "n"(TEAM) : "memory"); }
-
 // A team's room.
 DEVICE Room &room_of_team() { return ((Room *)shared_memory().area)[own(threadIdx.x) / TEAM]; }
 
@@ -226,15 +223,15 @@ DEVICE void attend(u32 stage, u32 area) {
         }
         gather(a, now);
         asm volatile("cp.async.wait_all;" ::: "memory");
-        sync_team(team);
+        team_sync(team, SEGMENT_STEPS);
         if (extent.steps().has(step)) {
             if (extent.has_own()) kept.take_own(extent.own_place(), room_of_team(), step);
             meet(a, kept, step, extent.from(), extent.to(), room_of_team());
         }
-        sync_team(team);
+        team_sync(team, SEGMENT_STEPS);
         tell(a, now, extent.steps());
         keep_own(a, now);
-        sync_team(team);
+        team_sync(team, SEGMENT_STEPS);
     }
     u32 segments = segments_of(a);
     if (segments == 1) return;

@@ -14,7 +14,7 @@ use crate::lower::{After, Content, Joined, Program, Value, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind, TILE_ROWS};
 use crate::sizes::slot_tables;
-use crate::step::{SHORT_NORM, Step, ROOM_BYTES, blocks, meets, route_places, route_shared_bytes};
+use crate::step::{ROOM_BYTES, SHORT_NORM, Step, blocks, meets, route_places, route_shared_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;

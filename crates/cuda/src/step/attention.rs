@@ -200,11 +200,11 @@ pub(crate) fn blocks(a: &Attention) -> usize {
 /// Shared memory of a block of rows that are not a prompt's: without and with a segment's keys and
 /// values, which for tensor cores are in registers.
 fn shared_bytes(kept: Kept, a: &Attention, slot: &KvSlot) -> [usize; 2] {
-    let own = SEGMENT * (kept.bytes(slot.key_dim) + kept.bytes(slot.value_dim));
     if meets(kept, slot) {
         let joined = JOINED_AT_ONCE * HEADS * 4 * (value_stride(slot) + 4);
         return [ROOM_BYTES.max(joined); 2];
     }
+    let own = SEGMENT * (kept.bytes(slot.key_dim) + kept.bytes(slot.value_dim));
     let (keys, values) = (kept.stride(slot.key_dim), kept.stride(slot.value_dim));
     // Threads share the positions of a column of values.
     let splits = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
