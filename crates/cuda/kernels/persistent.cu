@@ -34,6 +34,15 @@ DEVICE void share_halves(const Product &p, bool is_gated, u32 t, u16 *out) {
     }
 }
 
+// A thread's weights of a norm, from its first four on.
+DEVICE void own_quads(const float4 *weights, u32 first, u32 quads, float4 (&w)[NORM_QUADS]) {
+#pragma unroll
+    for (u32 j = 0; j < NORM_QUADS; j++) {
+        u32 i = first + j * THREADS;
+        w[j] = i < quads ? weights[i] : make_float4(0, 0, 0, 0);
+    }
+}
+
 // The input of a product, normalised as `normalize` does it. The norm's weights come to shared memory,
 // to `weights`, while the row is not there yet.
 DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, float *room) {
@@ -51,23 +60,28 @@ DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, floa
     square = warp_sum(square);
     if (t % 32 == 0) room[t / 32] = square;
     asm volatile("cp.async.wait_all;" ::: "memory");
+    // What comes behind the sum is read before it. Weights are each thread's own.
+    float cols = (float)p.cols, eps = p.norm_eps;
+    float4 w[NORM_QUADS];
+    own_quads((const float4 *)weights, t, quads, w);
     sync<THREADS>();
     float sum = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < WARPS; i++) sum += room[i];
-    float scale = rsqrtf(sum / (float)p.cols + p.norm_eps);
+    float scale = rsqrtf(sum / cols + eps);
 #pragma unroll 1
     for (u32 first = t; first < all; first += NORM_QUADS * THREADS) {
-        bool is_kept = quads <= NORM_QUADS * THREADS;
-        if (!is_kept && first < quads) wait_for_all<false>(from + first, THREADS, quads - first, x);
+        if (quads > NORM_QUADS * THREADS) {
+            if (first < quads) wait_for_all<false>(from + first, THREADS, quads - first, x);
+            own_quads((const float4 *)weights, first, quads, w);
+        }
 #pragma unroll
-        for (int j = 0; j < NORM_QUADS; j++) {
+        for (u32 j = 0; j < NORM_QUADS; j++) {
             u32 i = first + j * THREADS;
-            if (i >= all) continue;
-            float4 y = as_floats(x[j]), w = i < quads ? ((const float4 *)weights)[i] : make_float4(0, 0, 0, 0);
-            u32 low = half_pair(as_input(y.x * scale * w.x), as_input(y.y * scale * w.y));
-            u32 high = half_pair(as_input(y.z * scale * w.z), as_input(y.w * scale * w.w));
-            ((uint2 *)out)[i] = i < quads ? make_uint2(low, high) : make_uint2(0, 0);
+            float4 y = as_floats(x[j]);
+            u32 low = half_pair(as_input(y.x * scale * w[j].x), as_input(y.y * scale * w[j].y));
+            u32 high = half_pair(as_input(y.z * scale * w[j].z), as_input(y.w * scale * w[j].w));
+            if (i < all) ((uint2 *)out)[i] = i < quads ? make_uint2(low, high) : make_uint2(0, 0);
         }
     }
 }
