@@ -312,10 +312,17 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
         u32 row = row_to_end(t, share, turn);
         if (row < TILE_ROWS) {
             float total = 0.0f, other = 0.0f;
-#pragma unroll 8
-            for (u32 part = 0; part < share.parts; part++) {
-                total += partial[part][0][row];
-                if (IS_GATED) other += partial[part][1][row];
+            // All at once, as far as there are parts.
+            float x[WARPS], y[WARPS];
+#pragma unroll
+            for (u32 part = 0; part < WARPS; part++) {
+                x[part] = part < share.parts ? partial[part][0][row] : 0.0f;
+                if (IS_GATED) y[part] = part < share.parts ? partial[part][1][row] : 0.0f;
+            }
+#pragma unroll
+            for (u32 part = 0; part < WARPS; part++) {
+                total += x[part];
+                if (IS_GATED) other += y[part];
             }
             if (IS_GATED) {
                 Member member(p, own(tile));
