@@ -33,7 +33,7 @@ struct Attend {
     u32 segments; // that the partials have room for
     u32 is_spread;
     u32 skips_prompts; // whose rows another kernel does
-    // For the persistent kernel, of whose blocks each takes up to four query heads of a key head.
+    // For the persistent kernel, of whose teams each takes up to four query heads of a key head.
     u32 group;          // query heads of a key head
     u32 blocks;         // of all heads
     u32 by_blocks, by_group_blocks; // for `divide`: by `blocks`, those of a key head

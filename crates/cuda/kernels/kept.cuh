@@ -105,15 +105,3 @@ DEVICE void copy_scales(u32 to, const u16 *from, u32 count) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + 2 * i), "l"(from + i) : "memory");
     }
 }
-
-#ifndef KEPT_Q8
-// Puts an element of a token's key, or of its value, into a page.
-DEVICE void put_key(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
-    u64 piece = head * (kept_stride(dim) / PIECE) + i / PIECE;
-    cells[(piece * PAGE_TOKENS + token) * PIECE + i % PIECE] = x;
-}
-
-DEVICE void put_value(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
-    cells[(head * PAGE_TOKENS + token) * kept_stride(dim) + i] = x;
-}
-#endif

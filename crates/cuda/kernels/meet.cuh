@@ -173,7 +173,6 @@ struct Kept16 {
             out[i] = (two[0][i % 2] + two[0][i % 2 + 2]) + (two[1][i % 2] + two[1][i % 2 + 2]);
         }
     }
-
 };
 
 // Adds up 64 columns of a step's values with their weights, as halves, for a head.
@@ -203,6 +202,8 @@ DEVICE void sum_values(const uint4 (&values)[4], const Fragment &weights, float 
 DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to, Room &room) {
     u32 lane = threadIdx.x % 32;
     float x[4], most = LOWEST_FLOAT;
+    // A lane's own value may lie where others are going to write.
+    __syncwarp();
     kept.scores(a.key_dim, room, x);
     float scale = a.scale, softcap = a.softcap;
 #pragma unroll
@@ -230,8 +231,8 @@ DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to
     u32 head = lane / 4 % HEADS;
     float *part = room.parts[step][head];
     if (a.value_dim > 64) {
-        const uint4 *from = (const uint4 *)room.parts[step] + lane;
-        uint4 rest[4] = {from[0], from[32], from[64], from[96]};
+        const uint4 *waiting = (const uint4 *)room.parts[step] + lane;
+        uint4 rest[4] = {waiting[0], waiting[32], waiting[64], waiting[96]};
         __syncwarp();
         sum_values(rest, weights, part + 64);
     }
@@ -243,7 +244,7 @@ DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to
 }
 
 // The steps of a segment, joined for a head by whole warps: a thread has some columns, `HEAD_THREADS` apart. What
-// steps without positions have there is of earlier segments.
+// steps without positions have there is anything.
 struct Joined {
     float most, sum, values[MOST_ITEMS];
 

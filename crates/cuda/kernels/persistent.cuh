@@ -275,7 +275,7 @@ struct Seen {
     __device__ __forceinline__ u32 segments() const { return last - first + 1; }
 };
 
-// What a block takes at once: a segment that some query heads of a key head meet, the last segment first,
+// What a team takes at once: a segment that some query heads of a key head meet, the last segment first,
 // as the row's own position is there.
 struct Item {
     u32 segment, kv_head, part; // of the key head's query heads

@@ -54,7 +54,7 @@ struct Pair {
     }
 };
 
-// Some query heads of a key head that meet a segment, and the steps of it.
+// Some query heads of a key head that meet a segment.
 struct Meeting {
     u32 segment, kv_head, first_head;
 
@@ -168,7 +168,7 @@ DEVICE void keep_own(const Attend &a, const Meeting &now) {
     ((uint4 *)(is_key ? a.keys : a.values))[at] = ((const uint4 *)(is_key ? room.own_key : room.own_value))[i];
 }
 
-// Segments that the row sees: likewise.
+// Segments that the row sees, found anew each time, as there are no registers to keep them in.
 DEVICE u32 segments_of(const Attend &a) { return Seen(a, shared_memory().position).segments(); }
 
 // Tells what a team has made of a segment.

@@ -87,6 +87,16 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
     }
 }
 #else
+// Puts an element of a token's key, or of its value, into a page.
+DEVICE void put_key(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
+    u64 piece = head * (kept_stride(dim) / PIECE) + i / PIECE;
+    cells[(piece * PAGE_TOKENS + token) * PIECE + i % PIECE] = x;
+}
+
+DEVICE void put_value(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
+    cells[(head * PAGE_TOKENS + token) * kept_stride(dim) + i] = x;
+}
+
 // Puts a row's own key and value among the sequence's, and where a block has its last segment.
 DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first, const Own &own) {
     u32 eights = up8(a.key_dim) / 8, stride = up8(a.value_dim), token = at % PAGE_TOKENS;

@@ -14,7 +14,7 @@ use crate::lower::{After, Content, Joined, Program, Value, Work};
 use crate::parameters as p;
 use crate::planes::{CHUNK_COLS, Kind, TILE_ROWS};
 use crate::sizes::slot_tables;
-use crate::step::{ROOM_BYTES, SHORT_NORM, Step, blocks, meets, route_places, route_shared_bytes};
+use crate::step::{ROOM_BYTES, SHORT_NORM, Step, meets, route_places, route_shared_bytes};
 
 /// Warps that compute, and threads with those that fetch.
 pub(crate) const WARPS: usize = 16;
@@ -92,13 +92,11 @@ pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
     (ends_well && is_awaitable && 2 * start < stages.len()).then_some(start..stages.len())
 }
 
-/// Whether so many blocks can do the stages of a run. In attention a block keeps the row's own
-/// position with the first query heads that it takes: no block may take others of the last segment.
-/// One block chooses experts and leaves their first products to others, and there is no room for
-/// more than some results of those that are summed.
+/// Whether so many blocks can do the stages of a run. One block chooses experts and leaves their
+/// first products to others, and there is no room for more than some results of those that are
+/// summed.
 pub(crate) fn fits(most_blocks: usize, plan: &Plan, program: &Program, run: &Range<usize>) -> bool {
     program.stages[run.clone()].iter().all(|stage| match &stage.work {
-        Work::Attend { attention, .. } => blocks(attention) <= most_blocks,
         Work::Product { factors, experts: Some(experts), .. } => {
             let weight = plan.weight(factors[0].weight);
             let tiles = experts.used * (weight.rows / experts.count).div_ceil(TILE_ROWS);
@@ -320,19 +318,6 @@ mod tests {
         let unlisted = run.filter(|&i| joined[i] == Joined::Elsewhere);
         assert!(sums > 0);
         assert_eq!(unlisted.filter(|i| !is_norm(i)).count(), 2 * sums);
-    }
-
-    #[test]
-    fn each_block_takes_query_heads_once_at_most() {
-        let (plan, program) = lowered("llama-q4_0");
-        let all = 0..program.stages.len();
-        let needed = program.stages.iter().filter_map(|stage| match &stage.work {
-            Work::Attend { attention, .. } => Some(blocks(attention)),
-            _ => None,
-        });
-        let needed = needed.max().unwrap();
-        assert!(fits(needed, &plan, &program, &all));
-        assert!(!fits(needed - 1, &plan, &program, &all));
     }
 
     #[test]

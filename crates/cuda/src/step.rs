@@ -14,7 +14,7 @@ use std::cell::Cell;
 use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
-pub(crate) use attention::{ROOM_BYTES, blocks, meets};
+pub(crate) use attention::{ROOM_BYTES, meets};
 pub(crate) use product::{route_places, route_shared_bytes};
 
 use crate::arena::Arena;

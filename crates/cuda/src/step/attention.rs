@@ -193,7 +193,7 @@ fn heads_of_block(a: &Attention) -> usize {
 }
 
 /// Blocks of all query heads of a row.
-pub(crate) fn blocks(a: &Attention) -> usize {
+fn blocks(a: &Attention) -> usize {
     a.kv_heads * (a.heads / a.kv_heads).div_ceil(HEADS)
 }
 
