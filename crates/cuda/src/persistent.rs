@@ -96,11 +96,13 @@ pub(crate) fn run_of(plan: &Plan, program: &Program) -> Option<Range<usize>> {
 /// first products to others, and there is no room for more than some results of those that are
 /// summed.
 pub(crate) fn fits(most_blocks: usize, plan: &Plan, program: &Program, run: &Range<usize>) -> bool {
-    program.stages[run.clone()].iter().all(|stage| match &stage.work {
+    run.clone().all(|i| match &program.stages[i].work {
         Work::Product { factors, experts: Some(experts), .. } => {
             let weight = plan.weight(factors[0].weight);
             let tiles = experts.used * (weight.rows / experts.count).div_ceil(TILE_ROWS);
-            most_blocks > 1 && tiles.div_ceil(most_blocks) + MOST_CHOSEN <= MOST_RESULTS
+            let is_summed = matches!(program.joined[i], Joined::Sum { .. });
+            let has_room = tiles.div_ceil(most_blocks) + MOST_CHOSEN <= MOST_RESULTS;
+            most_blocks > 1 && (has_room || !is_summed)
         }
         _ => true,
     })
@@ -171,7 +173,7 @@ impl Runner {
                 let slot = &plan.slots[*slot];
                 let can = meets(Kept::F16, slot) && attention.causal && table < TABLES;
                 let can = can && (attention.softcap.is_none() || !self.has_experts);
-                can.then(|| ATTENTION_TEAMS * ROOM_BYTES)
+                can.then_some(ATTENTION_TEAMS * ROOM_BYTES)
             }
             _ => None,
         }
@@ -281,7 +283,7 @@ impl Step<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{Stage, lower};
+    use crate::lower::lower;
 
     fn lowered(model: &str) -> (Plan, Program) {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
@@ -324,13 +326,15 @@ mod tests {
     fn a_block_has_room_for_the_results_that_it_sums() {
         let (mut plan, program) = lowered("qwen3moe-q4_k_m");
         let all = 0..program.stages.len();
-        let of_experts = |stage: &Stage| match &stage.work {
+        let of_experts = |i: usize| match &program.stages[i].work {
             Work::Product { factors, experts: Some(experts), .. } => {
                 Some((factors[0].weight, *experts))
             }
             _ => None,
         };
-        let (weight, experts) = program.stages.iter().find_map(of_experts).unwrap();
+        let is_summed = |i: &usize| matches!(program.joined[*i], Joined::Sum { .. });
+        let (gated, _) = all.clone().find_map(of_experts).unwrap();
+        let (weight, experts) = all.clone().filter(is_summed).find_map(of_experts).unwrap();
         let blocks = 100;
         assert!(fits(blocks, &plan, &program, &all));
         assert!(!fits(1, &plan, &program, &all), "another block has to choose");
@@ -339,5 +343,7 @@ mod tests {
         assert!(fits(blocks, &plan, &program, &all));
         plan.weights[weight.0].rows += experts.count * TILE_ROWS * blocks;
         assert!(!fits(blocks, &plan, &program, &all));
+        plan.weights[gated.0].rows = std::mem::replace(&mut plan.weights[weight.0].rows, 0);
+        assert!(fits(blocks, &plan, &program, &all), "results that are not summed need no room");
     }
 }
