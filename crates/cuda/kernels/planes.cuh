@@ -24,8 +24,16 @@ DEVICE uint4 load16(const u8 *at) { return *(const uint4 *)at; }
 DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // Both halves of a pair become its first, or its second.
-DEVICE u32 both_low(u32 pair) { return __byte_perm(pair, 0, 0x1010); }
-DEVICE u32 both_high(u32 pair) { return __byte_perm(pair, 0, 0x3232); }
+DEVICE u32 both_low(u32 pair) {
+    u32 y;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(y) : "r"(pair));
+    return y;
+}
+DEVICE u32 both_high(u32 pair) {
+    u32 y;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(y) : "r"(pair));
+    return y;
+}
 
 DEVICE void mma(float (&d)[4], const Fragment &w, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
