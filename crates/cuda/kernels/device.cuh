@@ -25,6 +25,13 @@ DEVICE u32 own(u32 x) {
     return x;
 }
 
+// What there happens to be in registers.
+DEVICE uint4 anything() {
+    uint4 v;
+    asm("" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w));
+    return v;
+}
+
 // The kernel before this one in the stream has finished, and what it wrote can be read. Kernels
 // may start earlier than that, to fetch what no kernel writes.
 DEVICE void wait_for_inputs() {

@@ -129,8 +129,8 @@ template <int KIND, int CHUNKS, int TILES> struct Weights {
 template <int KIND, int CHUNKS> DEVICE void load_input(const u16 *x, u32 lane, uint4 (&b)[CHUNKS][2]) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
-        b[k][0] = b[k][1] = make_uint4(0, 0, 0, 0);
-        // The only row of input is the first of eight columns.
+        // The only row of input is the first of eight columns. What others have is nobody's.
+        b[k][0] = b[k][1] = anything();
         if (lane < 4) Planes<KIND>::load_input(x + k * CHUNK_COLS, b[k]);
     }
 }
