@@ -82,18 +82,18 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
         float scores[HEADS] = {};
         bool is_in = t >= from && t < to;
         if (is_in) {
-            const Piece *k = (const Piece *)own.keys + t;
+            const Piece *k = (const Piece *)own.keys;
             const u16 *scales = own.key_scales + t * kept_scales(a.key_dim);
             u32 to_q = (u32)__cvta_generic_to_shared(q);
             if (!ALONE) {
                 u64 page = segment_pages[t / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
                 page_of[t / PAGE_TOKENS] = page;
-                k = (const Piece *)(a.keys + head * kept_cells(a.key_dim) * PAGE_TOKENS) + t % PAGE_TOKENS;
+                k = (const Piece *)(a.keys + head * kept_cells(a.key_dim) * PAGE_TOKENS);
                 scales = scales_of(a.keys, head, t % PAGE_TOKENS, a.key_dim);
             }
 #pragma unroll 4
             for (u32 i = 0; i < key_stride / PIECE; i++) {
-                Piece piece = k[i * (ALONE ? SEGMENT : PAGE_TOKENS)];
+                Piece piece = k[ALONE ? i * SEGMENT + t : key_piece(t % PAGE_TOKENS, i, key_stride / PIECE)];
                 float2 x[PIECE / 2];
 #pragma unroll
                 for (int j = 0; j < PIECE / 8; j++) spread(piece.eights[j], x + 4 * j);
@@ -160,8 +160,7 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
                         continue;
                     }
                     u64 page = page_of[token / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
-                    u64 at = head * PAGE_TOKENS * kept_cells(a.value_dim) + token % PAGE_TOKENS * stride;
-                    v[j] = *(const Eight *)(a.values + at + 8 * eight);
+                    v[j] = *(const Eight *)(a.values + value_at(head, token % PAGE_TOKENS, a.value_dim, 8 * eight));
                     if (HAS_SCALES) scale[j] = scales_of(a.values, head, token % PAGE_TOKENS, a.value_dim)[eight / 4];
                 }
 #pragma unroll
@@ -205,9 +204,9 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
         if ((u32)h >= block.heads) continue;
-        for (u32 i = t; i < stride; i += SEGMENT) {
-            finish(a, row, block.first_head + h, i, most[h], sum[h], total[h * stride + i]);
-        }
+        Results results(a, row, block.first_head + h);
+        float factor = results.factor(most[h], sum[h]);
+        for (u32 i = t; i < stride; i += SEGMENT) results.put(i, total[h * stride + i] * factor);
     }
 }
 

@@ -69,18 +69,34 @@ DEVICE float2 join(float &most, float &sum, float segment_most, float segment_su
     return make_float2(old_factor, new_factor);
 }
 
-// The result of a head from all its segments.
-DEVICE void finish(const Attend &a, u32 row, u32 head, u32 i, float most, float sum, float value) {
-    if (i >= a.value_dim) return;
-    if (a.sinks) {
-        float2 factors = join(most, sum, a.sinks[head], 1.0f);
-        value = value * factors.x;
+// Where results of a head go, and what it has to know. All is read at once, before sums are there.
+struct Results {
+    float *out;        // or none
+    u16 *half_out;     // or none
+    const float *sink; // or none
+    u32 dim;
+
+    __device__ __forceinline__ Results(const Attend &a, u32 row, u32 head)
+        : out(a.out), half_out(a.half_out), sink(a.sinks), dim(a.value_dim) {
+        u32 at = head * dim;
+        if (out) out += (u64)row * a.out_stride + at;
+        if (half_out) half_out += (u64)row * a.half_stride + at;
+        if (sink) sink += head;
     }
-    float y = value / sum;
-    u32 at = head * a.value_dim + i;
-    if (a.out) publish(a.out + (u64)row * a.out_stride + at, y);
-    if (a.half_out) publish(a.half_out + (u64)row * a.half_stride + at, to_input(y));
-}
+
+    // What the sums of values are multiplied with in the end.
+    __device__ __forceinline__ float factor(float most, float sum) const {
+        if (!sink) return 1.0f / sum;
+        float2 factors = join(most, sum, *sink, 1.0f);
+        return factors.x / sum;
+    }
+
+    __device__ __forceinline__ void put(u32 i, float y) const {
+        if (i >= dim) return;
+        if (out) publish(out + i, y);
+        if (half_out) publish(half_out + i, to_input(y));
+    }
+};
 
 // Joins the segments of some heads that many blocks have made, in order; warps of each head make the
 // factors, and a thread makes up to ITEMS results. `most_parts` segments of each head at a time, MOST at
@@ -92,14 +108,17 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
     // largest score so far.
     __shared__ float4 factors[MOST_HEADS][MOST];
     __shared__ float mosts[MOST_HEADS];
+    const u32 BUSY = BLOCK / 4;
     u32 t = threadIdx.x, stride = kept_stride(a.value_dim), part = stride + PART_EXTRA, outputs = heads * stride;
     u32 h = t / 32 % MOST_HEADS;
-    float sum[ITEMS] = {}, value[ITEMS] = {};
+    float sum[ITEMS] = {}, value[ITEMS] = {}, most[ITEMS] = {};
     for (u32 base = 0; base < count; base += most_parts) {
         u32 n = min(most_parts, count - base);
         sync<BLOCK>();
         segments.take(base, n);
         sync<BLOCK>();
+        // By those who have least to do.
+        if (t >= BUSY) segments.clear(base, n, t - BUSY, BLOCK - BUSY);
         const float *own = shared + h * most_parts * part + stride;
         float so_far = base ? mosts[h] : -INFINITY_F;
         for (u32 i = t / (32 * MOST_HEADS) * 32 + t % 32; h < heads && i < n; i += BLOCK / MOST_HEADS) {
@@ -126,13 +145,22 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
             }
             sum[j] = s;
             value[j] = v;
+            most[j] = factors[head][n - 1].w;
         }
     }
-    segments.finish();
-    sync<BLOCK>();
+    if (t >= BUSY) segments.finish();
+    // Everything else is done before results may be seen.
+#pragma unroll
     for (u32 j = 0; j < ITEMS; j++) {
         u32 item = t + BLOCK * j, head = MOST_HEADS == 1 ? 0 : item / stride;
         if (item >= outputs) break;
-        finish(a, row, first_head + head, item - head * stride, mosts[head], sum[j], value[j]);
+        value[j] *= Results(a, row, first_head + head).factor(most[j], sum[j]);
+    }
+    sync<BLOCK>();
+#pragma unroll
+    for (u32 j = 0; j < ITEMS; j++) {
+        u32 item = t + BLOCK * j, head = MOST_HEADS == 1 ? 0 : item / stride;
+        if (item >= outputs) break;
+        Results(a, row, first_head + head).put(item - head * stride, value[j]);
     }
 }

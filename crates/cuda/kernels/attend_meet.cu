@@ -16,6 +16,12 @@ template <bool ROTATES> DEVICE void put_queries(const Attend &a, const Block &bl
     }
 }
 
+// A step's keys, or its values, in a page; `head` counts all pages' heads.
+DEVICE Parts parts_of(const u16 *cells, u64 head, u32 token, u32 dim) {
+    const uint4 *first = (const uint4 *)cells + (head * PAGE_TOKENS + token) * (up8(dim) / 8);
+    return {{first, first + PART_PIECES}};
+}
+
 // ALONE: as in `attend.cu`.
 template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     extern __shared__ __align__(16) float shared[];
@@ -31,20 +37,25 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     const u32 *pages = feed.pages(a.table, feed.span(row));
     float most = -INFINITY_F, sum = 0.0f, total[MOST_ITEMS] = {};
     for (u32 segment = first; segment <= last; segment += gridDim.z) {
-        // Results of the segment before it lie where some of this one's values wait.
+        // The results of the segment before it have been read.
         if (segment != first) __syncthreads();
         if (!ALONE && segment == first) wait_for_inputs();
-        u32 start = step * STEP_POSITIONS, at = segment * SEGMENT + start, end = block.range.y - (ALONE ? 1 : 0);
-        u32 seen_from = max(block.range.x, at) - at, seen_to = max(min(end, at + STEP_POSITIONS), at) - at;
-        Cells cells(pages, a.kv_heads, kv_head, at, seen_from, seen_to);
-        Kept16 kept;
-        kept.ask(a, cells);
-        kept.ask_rest(a, cells, room, step);
+        u32 start = step * STEP_POSITIONS, at = segment * SEGMENT + start;
+        u32 from = block.from(segment), to = block.to(segment);
+        Steps steps = Steps::between(from, to);
+        Keys16 keys = {};
+        Values16 values[MOST_DIM / 64] = {};
+        if (steps.has(step)) {
+            u64 head = (u64)pages[at / PAGE_TOKENS] * a.kv_heads + kv_head;
+            keys.load(parts_of(a.keys, head, at % PAGE_TOKENS, a.key_dim), a.key_dim);
+            Parts parts = parts_of(a.values, head, at % PAGE_TOKENS, a.value_dim);
+            values[0].load(parts, 0, a.value_dim);
+            if (a.value_dim > 64) values[1].load(parts, 1, a.value_dim);
+        }
         if (segment == first) {
             if (ALONE) wait_for_inputs();
             put_queries<ALONE>(a, block, room);
         }
-        u32 from = block.from(segment), to = block.to(segment);
         bool has_own = ALONE && segment == last;
         if (has_own) {
             u32 page = pages[(block.range.y - 1) / PAGE_TOKENS], token = (to - 1) % PAGE_TOKENS;
@@ -61,12 +72,20 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
                 if (block.is_first && t < stride) put_value(a.values, head, token, a.value_dim, t, y);
             }
         }
-        asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
-        Steps steps(from, to);
         if (steps.has(step)) {
-            if (has_own && to <= start + STEP_POSITIONS) kept.take_own(to - 1 - start, room, step);
-            meet(a, kept, step, max(from, start) - start, min(to, start + STEP_POSITIONS) - start, room);
+            if (has_own && to <= start + STEP_POSITIONS) {
+                keys.take_own(to - 1 - start, room);
+                values[0].take_own(to - 1 - start, 0, room);
+                values[1].take_own(to - 1 - start, 1, room);
+            }
+            float scores[4];
+            keys.scores(a.key_dim, room, scores);
+            from = max(from, start) - start, to = min(to, start + STEP_POSITIONS) - start;
+            Fragment weights = weigh(a, scores, step, from, to, room);
+            float *part = room.parts[step][t / 4 % HEADS];
+            values[0].sum(weights, 0, part);
+            if (a.value_dim > 64) values[1].sum(weights, 1, part);
         }
         __syncthreads();
         Joined joined(room, h, t % HEAD_THREADS, steps, a.value_dim);
@@ -90,11 +109,10 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     if (block.is_spread) {
         join_spread<HEADS, TEAM, MOST_ITEMS>(a, block, shared);
     } else if (h < block.heads) {
+        Results results(a, row, block.first_head + h);
+        float factor = results.factor(most, sum);
 #pragma unroll
-        for (u32 i = 0; i < MOST_ITEMS; i++) {
-            u32 column = t % HEAD_THREADS + i * HEAD_THREADS;
-            if (column < stride) finish(a, row, block.first_head + h, column, most, sum, total[i]);
-        }
+        for (u32 i = 0; i < MOST_ITEMS; i++) results.put(t % HEAD_THREADS + i * HEAD_THREADS, total[i] * factor);
     }
 }
 

@@ -18,7 +18,7 @@ DEVICE uint4 load_transposed(u32 at) {
     return m;
 }
 
-// Sixteen bytes, or zeros.
+// Asks for sixteen bytes to come to shared memory, or makes them zero.
 DEVICE void copy_or_clear(u32 to, const void *from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
                  : "memory");
@@ -85,27 +85,32 @@ template <u32 DIM> DEVICE void load_queries(const Attend &a, const Rows &rows, u
     }
 }
 
-// Asks for the keys `[DIM / 8, POSITIONS, 8]` and values `[POSITIONS, DIM]` of a block of positions; zeros
-// stand for those that no row sees, whose pages may be gone.
+// Where a position's key has an eight in shared memory: `[DIM / 8, POSITIONS]`, of which eights beside each other
+// have positions in another order, so that they share no bank.
+DEVICE u32 key_place(u32 eight, u32 position) { return eight * POSITIONS + (position ^ eight % 4 * 2); }
+
+// Asks for the keys and values `[POSITIONS, DIM]` of a block of positions, in the order in which pages have
+// them; zeros stand for those that no row sees, whose pages may be gone.
 template <u32 DIM>
 DEVICE void fetch(const Attend &a, u32 kv_head, const u32 *pages, u32 start, u32 from, u32 to, u32 keys, u32 values) {
     const u32 EIGHTS = DIM / 8;
-    u32 key_eights = up8(a.key_dim) / 8, value_eights = up8(a.value_dim) / 8;
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < EIGHTS * POSITIONS; i += BLOCK) {
-        u32 position = start + i % POSITIONS, eight = i / POSITIONS;
-        bool is_there = position >= from && position < to && eight < key_eights;
-        u64 page = is_there ? (u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head : 0;
-        u64 at = (page * key_eights + (is_there ? eight : 0)) * PAGE_TOKENS + position % PAGE_TOKENS;
-        copy_or_clear(keys + 16 * i, a.keys + 8 * at, is_there);
+        u32 eight = i / (4 * POSITIONS) * 4 + i % 4, at = i / 4 % POSITIONS, position = start + at;
+        bool is_there = position >= from && position < to && 8 * eight < a.key_dim;
+        u64 head = is_there ? (u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head : 0;
+        u64 cell = is_there ? key_at(head, position % PAGE_TOKENS, a.key_dim, 8 * eight) : 0;
+        copy_or_clear(keys + 16 * key_place(eight, at), a.keys + cell, is_there);
     }
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < EIGHTS * POSITIONS; i += BLOCK) {
-        u32 token = i / EIGHTS, position = start + token, eight = i % EIGHTS;
-        bool is_there = position >= from && position < to && eight < value_eights;
-        u64 page = is_there ? (u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head : 0;
-        u64 at = (page * PAGE_TOKENS + position % PAGE_TOKENS) * value_eights + (is_there ? eight : 0);
-        copy_or_clear(values + token * (2 * DIM) + (eight ^ token % 8) * 16, a.values + 8 * at, is_there);
+        // As lanes have them: four pairs of neighbours, eight eights, both of a pair, eight positions apart or not.
+        u32 token = i % 4 * 2 + i / 32 % 2 + i / 64 % (POSITIONS / 8) * 8, eight = i / (8 * POSITIONS) * 8 + i / 4 % 8;
+        u32 position = start + token;
+        bool is_there = position >= from && position < to && 8 * eight < a.value_dim;
+        u64 head = is_there ? (u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head : 0;
+        u64 cell = is_there ? value_at(head, position % PAGE_TOKENS, a.value_dim, 8 * eight) : 0;
+        copy_or_clear(values + token * (2 * DIM) + (eight ^ token % 8) * 16, a.values + cell, is_there);
     }
 }
 
@@ -157,7 +162,7 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
             if (16 * k >= a.key_dim) break;
             uint4 q = load_matrices(query + ((2 * k + lane / 16) ^ lane % 8) * 16);
             Fragment f = {q.x, q.y, q.z, q.w};
-            u32 at = keys + stage * STAGE + ((2 * k + lane / 8 % 2) * POSITIONS + lane / 16 * 8 + lane % 8) * 16;
+            u32 at = keys + stage * STAGE + key_place(2 * k + lane / 8 % 2, lane / 16 * 8 + lane % 8) * 16;
 #pragma unroll
             for (u32 n = 0; n < POSITIONS / 16; n++) {
                 uint4 b = load_matrices(at + n * 256);

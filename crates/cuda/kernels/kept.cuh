@@ -7,6 +7,8 @@
 // in number, so that they can be copied alone; `kept_cells` counts the numbers of a token with them.
 //
 // Numbers are copied in pieces of sixteen bytes or more, and read in eights.
+//
+// Pages keep keys and values `[page, kv_head]`; `key_at` and `value_at` know in which order.
 #pragma once
 #include "device.cuh"
 
@@ -88,6 +90,40 @@ DEVICE u32 kept_stride(u32 dim) { return (dim + PIECE - 1) / PIECE * PIECE; }
 DEVICE u32 kept_scales(u32 dim) { return HAS_SCALES ? (dim + 63) / 64 * 2 : 0; }
 
 DEVICE u32 kept_cells(u32 dim) { return kept_stride(dim) + 2 * kept_scales(dim); }
+
+// Which of a head's pieces in a page is this one of a token.
+#if defined(KEPT_F32) || defined(KEPT_Q8)
+// Of keys, neighbouring tokens lie side by side.
+DEVICE u32 key_piece(u32 token, u32 piece, u32 pieces) { return piece * PAGE_TOKENS + token; }
+DEVICE u32 value_piece(u32 token, u32 piece, u32 pieces) { return token * pieces + piece; }
+#else
+// Sixteen tokens lie together, in the order in which the lanes of a warp read them for `mma` (`meet.cuh`).
+#define STEP_POSITIONS 16u
+
+// Lane 4 g + c has of the keys at places g and g + 8 the pieces 4 i + c.
+DEVICE u32 key_piece(u32 token, u32 piece, u32 pieces) {
+    u32 place = token % STEP_POSITIONS, first = piece / 4 * 4, side = min(4, pieces - first);
+    return (token - place) * pieces + STEP_POSITIONS * first + place * side + (piece - first);
+}
+
+// Lane 4 g + c has of the values at places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 the pieces 8 i + g.
+DEVICE u32 value_piece(u32 token, u32 piece, u32 pieces) {
+    u32 place = token % STEP_POSITIONS, first = piece / 8 * 8, side = min(8, pieces - first);
+    u32 of_lane = place / 8 * 2 + place % 2;
+    return (token - place) * pieces + STEP_POSITIONS * first + (of_lane * side + piece - first) * 4 + place % 8 / 2;
+}
+#endif
+
+// Where a head of a page has element `i` of a token's key, or of its value; `head` counts all pages' heads.
+DEVICE u64 key_at(u64 head, u32 token, u32 dim, u32 i) {
+    u32 piece = key_piece(token, i / PIECE, kept_stride(dim) / PIECE);
+    return head * PAGE_TOKENS * kept_cells(dim) + piece * PIECE + i % PIECE;
+}
+
+DEVICE u64 value_at(u64 head, u32 token, u32 dim, u32 i) {
+    u32 piece = value_piece(token, i / PIECE, kept_stride(dim) / PIECE);
+    return head * PAGE_TOKENS * kept_cells(dim) + piece * PIECE + i % PIECE;
+}
 
 // Eights that lie side by side.
 struct __align__(16) Piece {

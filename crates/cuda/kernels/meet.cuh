@@ -3,15 +3,14 @@
 // positions, the nearest half is taken and the nearest one to what is left: 22 bits, or to 2^-25. A query
 // that is no number is the lowest half, as an input of products is.
 //
-// A segment is met in steps of 16 positions, each by one warp, which has their keys and values in registers and
-// waits for no other: a step has a softmax of its own, and the steps of a segment are joined in order.
+// A segment is met in steps of 16 positions, each by one warp, which waits for no other: a step has a softmax of
+// its own, and the steps of a segment are joined in order.
 #pragma once
 #include "attend.cuh"
 #include "planes.cuh"
 
 #define HEADS 4u
 #define MOST_DIM 128u // MEET_DIM on the host
-#define STEP_POSITIONS 16u
 #define SEGMENT_STEPS (SEGMENT / STEP_POSITIONS)
 #define TEAM (32 * SEGMENT_STEPS)         // threads that meet a segment
 #define HEAD_THREADS (TEAM / HEADS)       // of them, those of a head
@@ -24,8 +23,9 @@
 struct Steps {
     u32 first, end;
 
-    __device__ __forceinline__ Steps(u32 from, u32 to)
-        : first(from / STEP_POSITIONS), end((to + STEP_POSITIONS - 1) / STEP_POSITIONS) {}
+    static __device__ __forceinline__ Steps between(u32 from, u32 to) {
+        return {from / STEP_POSITIONS, (to + STEP_POSITIONS - 1) / STEP_POSITIONS};
+    }
 
     __device__ __forceinline__ bool has(u32 step) const { return step >= first && step < end; }
 };
@@ -48,21 +48,6 @@ struct Room {
 };
 static_assert(MOST_ITEMS == 2 && sizeof(Room) == 20480, "ROOM_BYTES on the host");
 
-// Eight halves, or what was there: without a branch, behind which it would be waited for, and past the
-// first-level cache, which may have lines from before their last tokens were kept.
-DEVICE void load_kept(uint4 &v, const u16 *from, bool is_there) {
-    asm volatile("{.reg .pred there;\n"
-                 "setp.ne.u32 there, %5, 0;\n"
-                 "@there ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];}"
-                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(from), "r"((u32)is_there) : "memory");
-}
-
-// Asks for sixteen bytes to come to shared memory, or makes them zero.
-DEVICE void copy_or_clear(u32 to, const void *from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
-                 : "memory");
-}
-
 // The place in a step of one of four that a lane has scores and values of.
 DEVICE u32 place_of_lane(u32 i) { return threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8; }
 
@@ -72,78 +57,49 @@ DEVICE u32 lower_halves(float x, float y, u32 upper) {
     return half_pair(x - high.x, y - high.y);
 }
 
-// The places of a step that are in memory, from `from` up to `to`, and where they are: a head of a page, and the
-// token at which the step begins.
-struct Cells {
-    u64 head;
-    u32 token, from, to;
+#define PART_PIECES 128u // of a step's keys or values: those of 64 dimensions
+#define PART_BYTES (16 * PART_PIECES)
 
-    __device__ __forceinline__ Cells(const u32 *pages, u32 kv_heads, u32 kv_head, u32 position, u32 from, u32 to)
-        : head(0), token(position % PAGE_TOKENS), from(from), to(to) {
-        if (from < to) head = (u64)pages[position / PAGE_TOKENS] * kv_heads + kv_head;
-    }
-
-    __device__ __forceinline__ bool has(u32 place) const { return place >= from && place < to; }
+// Where a step's keys, or its values, lie, in the order of pages. What nobody has written there yet is zero, or of a row
+// that is gone: all of it are numbers.
+struct Parts {
+    const uint4 *at[MOST_DIM / 64];
 };
 
-// A lane's part of a step's keys and values. Lane 4 g + c has of the keys at places g and g + 8 the eights 4 i + c,
-// of the values at its four places the eights g and 8 + g. The latter, for which there are no registers, wait in shared
-// memory, where the step's results are going to be, until the scores are there.
-struct Kept16 {
-    uint4 keys[2][MOST_DIM / 32], values[4];
+// Takes the row's own piece for that of a place.
+DEVICE void take_own(uint4 &piece, const uint4 &own, bool is_own) {
+    piece.x = is_own ? own.x : piece.x;
+    piece.y = is_own ? own.y : piece.y;
+    piece.z = is_own ? own.z : piece.z;
+    piece.w = is_own ? own.w : piece.w;
+}
 
-    // Asks for those that are in memory. All others are zero.
-    __device__ __forceinline__ void ask(const Attend &a, const Cells &cells) {
-        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, eights = up8(a.key_dim) / 8, stride = up8(a.value_dim);
-        const u16 *key = a.keys + ((cells.head * eights + c) * PAGE_TOKENS + cells.token + g) * 8;
-        const u16 *value = a.values + (cells.head * PAGE_TOKENS + cells.token) * stride + 8 * g;
+// A lane's part of a step's keys: lane 4 g + c has of those at places g and g + 8 the pieces 4 i + c.
+struct Keys16 {
+    uint4 pieces[MOST_DIM / 32][2];
+
+    __device__ __forceinline__ void load(const Parts &parts, u32 key_dim) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = up8(key_dim) / 8;
 #pragma unroll
         for (u32 i = 0; i < MOST_DIM / 32; i++) {
+            u32 side = min(4, count - 4 * i);
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
-                u32 place = g + 8 * j;
-                bool is_there = 4 * i + c < eights && cells.has(place);
-                keys[j][i] = make_uint4(0, 0, 0, 0);
-                load_kept(keys[j][i], key + (4 * i * PAGE_TOKENS + 8 * j) * 8, is_there);
+                pieces[i][j] = make_uint4(0, 0, 0, 0);
+                if (4 * i + c < count) pieces[i][j] = parts.at[i / 2][i % 2 * 64 + (8 * j + g) * side + c];
             }
         }
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u32 place = place_of_lane(i);
-            values[i] = make_uint4(0, 0, 0, 0);
-            load_kept(values[i], value + place * stride, 8 * g < stride && cells.has(place));
-        }
     }
 
-    // Likewise for the values that wait in shared memory.
-    __device__ __forceinline__ void ask_rest(const Attend &a, const Cells &cells, Room &room, u32 step) const {
-        u32 lane = threadIdx.x % 32, g = lane / 4, stride = up8(a.value_dim);
-        const u16 *value = a.values + (cells.head * PAGE_TOKENS + cells.token) * stride + 64 + 8 * g;
-        u32 at = (u32)__cvta_generic_to_shared(room.parts[step]) + 16 * lane;
-        if (stride <= 64) return;
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u32 place = place_of_lane(i);
-            bool is_there = 64 + 8 * g < stride && cells.has(place);
-            copy_or_clear(at + 512 * i, is_there ? value + place * stride : a.values, is_there);
-        }
-    }
-
-    // Takes the row's own key and value for those of a place. Without branches, which would take longer.
-    __device__ __forceinline__ void take_own(u32 place, Room &room, u32 step) {
+    // Takes the row's own key for that of a place.
+    __device__ __forceinline__ void take_own(u32 place, const Room &room) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
         for (u32 i = 0; i < MOST_DIM / 32; i++) {
-            uint4 key = *(const uint4 *)(room.own_key + 32 * i + 8 * c);
+            uint4 own = ((const uint4 *)room.own_key)[4 * i + c];
 #pragma unroll
-            for (u32 j = 0; j < 2; j++) keys[j][i] = place == g + 8 * j ? key : keys[j][i];
+            for (u32 j = 0; j < 2; j++) ::take_own(pieces[i][j], own, place == g + 8 * j);
         }
-        uint4 value = *(const uint4 *)(room.own_value + 8 * g);
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) values[i] = place == place_of_lane(i) ? value : values[i];
-        if (place % 8 / 2 != c) return;
-        u32 i = place / 8 * 2 + place % 2;
-        ((uint4 *)room.parts[step])[32 * i + lane] = *(const uint4 *)(room.own_value + 64 + 8 * g);
     }
 
     // Adds the products of 64 elements of queries and keys to scores.
@@ -157,7 +113,7 @@ struct Kept16 {
                 uint4 q = query[8 * i + 4 * k];
                 Fragment f = {{q.x, q.y, q.z, q.w}};
 #pragma unroll
-                for (u32 j = 0; j < 2; j++) mma(sums[j][k], f, word(keys[j][i], 2 * k), word(keys[j][i], 2 * k + 1));
+                for (u32 j = 0; j < 2; j++) mma(sums[j][k], f, word(pieces[i][j], 2 * k), word(pieces[i][j], 2 * k + 1));
             }
         }
     }
@@ -175,36 +131,51 @@ struct Kept16 {
     }
 };
 
-// Adds up 64 columns of a step's values with their weights, as halves, for a head.
-DEVICE void sum_values(const uint4 (&values)[4], const Fragment &weights, float *part) {
-    // Lanes from 16 on have the results of those before them.
-    u32 lane = own(threadIdx.x) % 32, second = lane / 16;
-    float out[8];
+// A lane's part of 64 columns of a step's values: lane 4 g + c has of those at its four places the pieces g.
+struct Values16 {
+    uint4 pieces[4];
+
+    __device__ __forceinline__ void load(const Parts &parts, u32 part, u32 value_dim) {
+        // Lanes without a piece read another's, for columns that nobody reads.
+        u32 lane = threadIdx.x % 32, side = min(8, up8(value_dim) / 8 - 8 * part), at = min(lane, 4 * side - 1);
 #pragma unroll
-    for (u32 j = 0; j < 8; j++) {
-        u32 x[4], select = j % 2 ? 0x7632 : 0x5410;
-#pragma unroll
-        for (u32 k = 0; k < 4; k++) x[k] = word(values[k], j / 2);
-        float sums[4] = {};
-        mma(sums, weights, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
-        out[j] = second ? sums[1] + sums[3] : sums[0] + sums[2];
+        for (u32 i = 0; i < 4; i++) pieces[i] = parts.at[part][i * side * 4 + at];
     }
-    float4 *to = (float4 *)(part + 16 * (lane % 4) + 8 * second);
-    to[0] = make_float4(out[0], out[1], out[2], out[3]);
-    to[1] = make_float4(out[4], out[5], out[6], out[7]);
-}
+
+    __device__ __forceinline__ void take_own(u32 place, u32 part, const Room &room) {
+        uint4 own = ((const uint4 *)room.own_value)[8 * part + threadIdx.x % 32 / 4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) ::take_own(pieces[i], own, place == place_of_lane(i));
+    }
+
+    // Adds them up with the weights of places, as halves, for a head.
+    __device__ __forceinline__ void sum(const Fragment &weights, u32 part, float *out) const {
+        // Lanes from 16 on have the results of those before them.
+        u32 lane = own(threadIdx.x) % 32, second = lane / 16;
+        float y[8];
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            u32 x[4], select = j % 2 ? 0x7632 : 0x5410;
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) x[k] = word(pieces[k], j / 2);
+            float sums[4] = {};
+            mma(sums, weights, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
+            y[j] = second ? sums[1] + sums[3] : sums[0] + sums[2];
+        }
+        float4 *to = (float4 *)(out + 64 * part + 16 * (lane % 4) + 8 * second);
+        to[0] = make_float4(y[0], y[1], y[2], y[3]);
+        to[1] = make_float4(y[4], y[5], y[6], y[7]);
+    }
+};
 
 #ifndef HAS_SOFTCAPS
 #define HAS_SOFTCAPS true
 #endif
 
-// Query heads meet a step, of which the places from `from` up to `to` are seen.
-DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to, Room &room) {
+// The weights of a step's values for query heads, from their scores: the places from `from` up to `to` are seen.
+DEVICE Fragment weigh(const Attend &a, float (&x)[4], u32 step, u32 from, u32 to, Room &room) {
     u32 lane = threadIdx.x % 32;
-    float x[4], most = LOWEST_FLOAT;
-    // A lane's own value may lie where others are going to write.
-    __syncwarp();
-    kept.scores(a.key_dim, room, x);
+    float most = LOWEST_FLOAT;
     float scale = a.scale, softcap = a.softcap;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) x[i] *= scale;
@@ -226,21 +197,12 @@ DEVICE void meet(const Attend &a, const Kept16 &kept, u32 step, u32 from, u32 to
     float sum = (x[0] + x[1]) + (x[2] + x[3]);
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    u32 near = half_pair(x[0], x[1]), far = half_pair(x[2], x[3]);
-    Fragment weights = {{near, lower_halves(x[0], x[1], near), far, lower_halves(x[2], x[3], far)}};
-    u32 head = lane / 4 % HEADS;
-    float *part = room.parts[step][head];
-    if (a.value_dim > 64) {
-        const uint4 *waiting = (const uint4 *)room.parts[step] + lane;
-        uint4 rest[4] = {waiting[0], waiting[32], waiting[64], waiting[96]};
-        __syncwarp();
-        sum_values(rest, weights, part + 64);
-    }
-    sum_values(kept.values, weights, part);
-    if (lane % 4 == 0 && lane < 4 * HEADS) {
+    u32 near = half_pair(x[0], x[1]), far = half_pair(x[2], x[3]), head = lane / 4;
+    if (lane % 4 == 0 && head < HEADS) {
         room.mosts[head][step] = most;
         room.sums[head][step] = sum;
     }
+    return {{near, lower_halves(x[0], x[1], near), far, lower_halves(x[2], x[3], far)}};
 }
 
 // The steps of a segment, joined for a head by whole warps: a thread has some columns, `HEAD_THREADS` apart. What

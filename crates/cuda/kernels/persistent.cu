@@ -216,7 +216,7 @@ DEVICE void multiply_part(Shared &shared, Ring &ring, u32 chunk, u32 end, Slots<
         if (slots.left > 0) multiply<KIND, 1>(slots.at, lane, x, sums);
         x += slots.left * CHUNK_COLS;
         slots.left = 0;
-        ring.release<TILES>(shared);
+        ring.release(shared, TILES);
     }
 }
 
@@ -284,7 +284,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
         load_input<KIND, At::COUNT>(input + chunk * CHUNK_COLS + Planes<KIND>::first_column(lane % 4), lane, b);
         first.multiply(b, sums);
         chunk += At::COUNT;
-        if (slots.left == 0) ring.release<TILES>(shared);
+        if (slots.left == 0) ring.release(shared, TILES);
     }
 #pragma unroll 1
     for (u32 tile = share.tile, turn = 0; tile < share.tiles; tile += share.step, turn++) {
@@ -432,6 +432,7 @@ DEVICE void compute_all(const Persistent &list) {
     let_next_start();
     wait_for_inputs();
     read_feed(list.feed);
+    tell_fed();
     unwrite(list.last, list.last_len);
     asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
@@ -442,7 +443,7 @@ DEVICE void compute_all(const Persistent &list) {
         }
         u32 work = shared.stages[i % 2].work;
         if (work == ATTENTION) {
-            attend(i, list.area);
+            taken = attend(i, taken, list.area);
         } else if (EXPERTS && work > ATTENTION) {
             other(work, i);
         } else {
@@ -468,7 +469,7 @@ KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persiste
     // Registers go from the warps that fetch, of which one does, to those that compute.
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x < THREADS + 32) fetch_all(list.stages, list.count, list.feed);
+        if (threadIdx.x < THREADS + 32) fetch_all(list.stages, list.count);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
         compute_all(list);

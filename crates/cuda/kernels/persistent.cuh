@@ -178,6 +178,11 @@ DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes)
                  : "memory");
 }
 
+// Asks for memory to come to the second-level cache.
+DEVICE void prefetch(const u8 *from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // Waits for a number.
 DEVICE float wait_for(const float *at) {
     u32 bits = look(at);
@@ -273,6 +278,12 @@ struct Seen {
     }
 
     __device__ __forceinline__ u32 segments() const { return last - first + 1; }
+
+    // Of a segment.
+    __device__ __forceinline__ Steps steps(u32 segment) const {
+        u32 start = segment * SEGMENT;
+        return Steps::between(max(range.x, start) - start, min(range.y, start + SEGMENT) - start);
+    }
 };
 
 // What a team takes at once: a segment that some query heads of a key head meet, the last segment first,
@@ -286,33 +297,74 @@ struct Item {
         kv_head = divide(block, a.by_group_blocks);
         part = block - kv_head * ((a.group + HEADS - 1) / HEADS);
     }
+
+    __device__ __forceinline__ u32 first_head(const Attend &a) const { return kv_head * a.group + part * HEADS; }
+    // Heads.
+    __device__ __forceinline__ u32 count(const Attend &a) const { return min(HEADS, a.group - part * HEADS); }
 };
 
 // The first item of this block: the last blocks begin, as they have fewer tiles of the products before.
 DEVICE u32 first_item() { return gridDim.x - 1 - blockIdx.x; }
 
-// Asks for the keys and values that this block's teams are going to look at first to come to the second-level
-// cache: a lane for each page of keys, or of values, of a segment.
-DEVICE void fetch_kept(const Attend &a, const u32 *numbers, u32 lane) {
-    const u32 PAGES = SEGMENT / PAGE_TOKENS;
-    Feed feed = {numbers};
-    Seen seen(a, feed.position(0));
-    u32 number = first_item() + lane / (2 * PAGES) * gridDim.x;
-    if (lane >= TEAMS * 2 * PAGES || number >= a.blocks * seen.segments()) return;
-    bool is_value = lane / PAGES % 2;
-    u32 bytes = PAGE_TOKENS * 2 * up8(is_value ? a.value_dim : a.key_dim);
-    Item item(a, seen, number);
-    u32 page = item.segment * PAGES + lane % PAGES;
-    bool is_seen = page >= seen.range.x / PAGE_TOKENS && page <= (seen.range.y - 1) / PAGE_TOKENS;
-    // Other blocks of the key head see the same.
-    if (!is_seen || item.part > 0) return;
-    u64 cells = (u64)feed.pages(a.table, 0)[page] * a.kv_heads + item.kv_head;
-    const u8 *from = (const u8 *)(is_value ? a.values : a.keys) + cells * bytes;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#define FED 15 // the barrier behind which attention finds what it needs of the feed
+
+// Those who compute have written that down.
+DEVICE void tell_fed() { asm volatile("bar.arrive %0, %1;" ::"n"(FED), "n"(THREADS + 32) : "memory"); }
+
+// Those who fetch wait for it, and for earlier steps, which have written keys and values in another way than that in
+// which they are fetched.
+DEVICE void wait_fed() {
+    wait_for_inputs();
+    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"(FED), "n"(THREADS + 32) : "memory");
+}
+
+// Fetches the keys and values that this block's teams look at: each lane what one warp does, as soon as a slot is
+// empty. They are asked to come to the second-level cache first.
+DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
+    Shared &shared = shared_memory();
+    Seen seen(a, shared.position);
+    u32 items = a.blocks * seen.segments(), step = lane % SEGMENT_STEPS;
+    if (first_item() >= items) return;
+    const u32 *pages = shared.pages[a.table];
+    u32 key_bytes = STEP_POSITIONS * 2 * up8(a.key_dim), value_bytes = STEP_POSITIONS * 2 * up8(a.value_dim);
+    u32 number = lane < WARPS ? first_item() + lane / SEGMENT_STEPS * gridDim.x : items;
+#pragma unroll 1
+    for (; __any_sync(~0u, number < items); number += TEAMS * gridDim.x) {
+        u32 key_left = 0, value_left = 0;
+        const u8 *key = 0, *value = 0;
+        if (number < items) {
+            Item item(a, seen, number);
+            u32 position = item.segment * SEGMENT + step * STEP_POSITIONS;
+            if (seen.steps(item.segment).has(step)) {
+                u64 head = (u64)pages[position / PAGE_TOKENS] * a.kv_heads + item.kv_head;
+                u64 cell = head * (PAGE_TOKENS / STEP_POSITIONS) + position % PAGE_TOKENS / STEP_POSITIONS;
+                key = (const u8 *)a.keys + cell * key_bytes;
+                value = (const u8 *)a.values + cell * value_bytes;
+                key_left = key_bytes, value_left = value_bytes;
+                prefetch(key, key_bytes);
+                prefetch(value, value_bytes);
+            }
+        }
+#pragma unroll 1
+        while (__any_sync(~0u, key_left + value_left > 0)) {
+            bool may = key_left + value_left > 0 && is_empty(shared, lane, filled);
+            if (may) {
+                bool is_key = key_left > 0;
+                u32 size = min(is_key ? key_left : value_left, PART_BYTES);
+                fill(shared, lane, filled++, is_key ? key : value, size);
+                if (is_key) {
+                    key += size, key_left -= size;
+                } else {
+                    value += size, value_left -= size;
+                }
+            }
+        }
+    }
 }
 
 // Fetches the weights of all stages, and what attention looks at.
-DEVICE void fetch_all(const Stage *stages, u32 count, const u32 *feed) {
+DEVICE void fetch_all(const Stage *stages, u32 count) {
     Shared &shared = shared_memory();
     u32 lane = threadIdx.x % 32, filled = 0;
     bool is_fed = false;
@@ -335,14 +387,15 @@ DEVICE void fetch_all(const Stage *stages, u32 count, const u32 *feed) {
             continue;
         }
         // Others look at more than weights.
-        if (!is_fed) wait_for_inputs();
+        if (!is_fed) wait_fed();
         is_fed = true;
         if (has_experts) {
             fetch_experts(shared.ahead[i % AHEAD], lane, filled);
         } else {
-            fetch_kept(stage.attend, feed, lane);
+            fetch_kept(stage.attend, lane, filled);
         }
     }
+    if (!is_fed) wait_fed();
 }
 
 // Where a warp is in its slots: how many it has taken.
@@ -362,10 +415,10 @@ struct Ring {
         return __all_sync(~0u, has_passed(&shared.filled[warp][taken % DEPTH], taken / DEPTH % 2));
     }
 
-    // The last slots that were taken have been read.
-    template <int TILES> __device__ __forceinline__ void release(Shared &shared) {
+    // The last slots that were taken, of this number, have been read.
+    __device__ __forceinline__ void release(Shared &shared, u32 slots) const {
         __syncwarp();
-        if (lane < TILES) {
+        if (lane < slots) {
             u32 last = (taken - 1 - lane) % DEPTH;
             asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
                          ::"r"(shared_address(&shared.emptied[warp][last])) : "memory");

@@ -54,49 +54,25 @@ struct Pair {
     }
 };
 
-// Some query heads of a key head that meet a segment.
-struct Meeting {
-    u32 segment, kv_head, first_head;
-
-    __device__ __forceinline__ Meeting(const Attend &a, const Seen &seen, u32 item) {
-        Item place(a, seen, item);
-        segment = place.segment;
-        kv_head = place.kv_head;
-        first_head = kv_head * a.group + place.part * HEADS;
-    }
-
-    // Heads.
-    __device__ __forceinline__ u32 count(const Attend &a) const {
-        return min(HEADS, (kv_head + 1) * a.group - first_head);
-    }
-    // Whether they are the first ones of their key head.
-    __device__ __forceinline__ bool is_first(const Attend &a) const { return first_head == kv_head * a.group; }
-};
-
-// What a team meets of a segment, and a warp of it, in one register.
+// What a team meets of a segment, and a warp of its step, in one register.
 struct Extent {
     u32 bits;
 
-    // Of the segment's steps, those that are seen; of this step's places, those that are seen, and the row's own one,
-    // or none.
+    // Of the segment, the steps that are seen; of the step, the places that are, and the row's own one, or none.
     __device__ __forceinline__ Extent(const Seen &seen, u32 segment, u32 step) {
-        u32 start = segment * SEGMENT, at = start + step * STEP_POSITIONS;
-        Steps steps(max(seen.range.x, start) - start, min(seen.range.y, start + SEGMENT) - start);
+        u32 at = segment * SEGMENT + step * STEP_POSITIONS;
+        Steps steps = seen.steps(segment);
         u32 from = min(max(seen.range.x, at) - at, STEP_POSITIONS);
         u32 to = min(max(seen.range.y, at) - at, STEP_POSITIONS), own_place = min(seen.range.y - 1 - at, 31);
         bits = steps.first | steps.end << 4 | from << 8 | to << 13 | own_place << 18;
     }
 
-    __device__ __forceinline__ Steps steps() const {
-        Steps steps(0, 0);
-        steps.first = bits & 15;
-        steps.end = bits >> 4 & 15;
-        return steps;
-    }
+    __device__ __forceinline__ Steps steps() const { return {bits & 15, bits >> 4 & 15}; }
     __device__ __forceinline__ u32 from() const { return bits >> 8 & 31; }
     __device__ __forceinline__ u32 to() const { return bits >> 13 & 31; }
+    __device__ __forceinline__ bool is_any() const { return from() < to(); }
     __device__ __forceinline__ bool has_own() const { return own_place() < STEP_POSITIONS; }
-    __device__ __forceinline__ u32 own_place() const { return bits >> 18 & 31; }
+    __device__ __forceinline__ u32 own_place() const { return bits >> 18; }
 };
 
 // Segments of a head on their way from the blocks that make them.
@@ -106,18 +82,21 @@ struct Awaited {
 
     __device__ __forceinline__ void take(u32 base, u32 n) const {
         u32 len = n * pieces;
-        uint4 *begin = from + base * pieces;
         for (u32 first = threadIdx.x; first < len; first += 4 * THREADS) {
             uint4 x[4];
-            wait_for_all<false>(begin + first, THREADS, len - first, x);
+            wait_for_all<false>(from + base * pieces + first, THREADS, len - first, x);
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 u32 i = first + j * THREADS;
-                if (i >= len) break;
-                to[i] = x[j];
-                begin[i] = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
+                if (i < len) to[i] = x[j];
             }
         }
+    }
+
+    // Makes them unwritten again, by some threads.
+    __device__ __forceinline__ void clear(u32 base, u32 n, u32 thread, u32 threads) const {
+        uint4 none = make_uint4(UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN);
+        for (u32 i = base * pieces + thread; i < (base + n) * pieces; i += threads) from[i] = none;
     }
 
     // Whoever has seen a result may write, or join, segments of a later layer.
@@ -129,10 +108,10 @@ DEVICE Room &room_of_team() { return ((Room *)shared_memory().area)[own(threadId
 
 // Takes queries, and the row's own key and value where they are needed, to a team's room once they are there. The
 // first two heads' threads look for the latter ones, too.
-DEVICE void gather(const Attend &a, const Meeting &now) {
+DEVICE void gather(const Attend &a, const Item &now) {
     u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, position = shared_memory().position;
     Rotation rotation(a, i);
-    const float *head = h < now.count(a) ? a.q + (now.first_head + h) * a.key_dim : 0;
+    const float *head = h < now.count(a) ? a.q + (now.first_head(a) + h) * a.key_dim : 0;
     Pair query(head, a.key_dim, rotation.first, rotation.second);
     if (now.segment == position / SEGMENT && h < 2) {
         u32 dim = h == 0 ? a.key_dim : a.value_dim;
@@ -156,47 +135,58 @@ DEVICE void gather(const Attend &a, const Meeting &now) {
 }
 
 // Keeps the row's own key and value in their page: a thread eight elements.
-DEVICE void keep_own(const Attend &a, const Meeting &now) {
+DEVICE void keep_own(const Attend &a, const Item &now) {
     u32 position = shared_memory().position, t = own(threadIdx.x) % TEAM, i = t % HEAD_THREADS;
     bool is_key = t < HEAD_THREADS;
     u32 eights = up8(is_key ? a.key_dim : a.value_dim) / 8, token = position % PAGE_TOKENS;
     // By one team of a key head.
-    if (now.segment != position / SEGMENT || !now.is_first(a) || t >= 2 * HEAD_THREADS || i >= eights) return;
+    if (now.segment != position / SEGMENT || now.part > 0 || t >= 2 * HEAD_THREADS || i >= eights) return;
     u64 head = (u64)shared_memory().pages[a.table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
-    u64 at = is_key ? (head * eights + i) * PAGE_TOKENS + token : (head * PAGE_TOKENS + token) * eights + i;
     const Room &room = room_of_team();
-    ((uint4 *)(is_key ? a.keys : a.values))[at] = ((const uint4 *)(is_key ? room.own_key : room.own_value))[i];
+    if (is_key) {
+        *(uint4 *)(a.keys + key_at(head, token, a.key_dim, 8 * i)) = ((const uint4 *)room.own_key)[i];
+    } else {
+        *(uint4 *)(a.values + value_at(head, token, a.value_dim, 8 * i)) = ((const uint4 *)room.own_value)[i];
+    }
 }
 
 // Segments that the row sees, found anew each time, as there are no registers to keep them in.
 DEVICE u32 segments_of(const Attend &a) { return Seen(a, shared_memory().position).segments(); }
 
 // Tells what a team has made of a segment.
-DEVICE void tell(const Attend &a, const Meeting &now, const Steps &steps) {
+DEVICE void tell(const Attend &a, const Item &now, const Steps &steps) {
     u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, stride = up8(a.value_dim);
+    u32 head = now.first_head(a) + h;
+    bool is_alone = segments_of(a) == 1, is_head = h < now.count(a);
+    Results results(a, 0, head);
     Joined joined(room_of_team(), h, i, steps, a.value_dim);
-    Seen seen(a, shared_memory().position);
-    bool is_alone = seen.first == seen.last, is_head = h < now.count(a);
-    u64 at = (u64)(now.first_head + h) * a.segments + now.segment - seen.first;
+    if (!is_head) return;
+    if (is_alone) {
+        // As if joined with nothing: a zero loses its sign.
+        float factor = results.factor(joined.most, joined.sum);
+#pragma unroll
+        for (u32 k = 0; k < MOST_ITEMS; k++) results.put(i + k * HEAD_THREADS, (joined.values[k] + 0.0f) * factor);
+        return;
+    }
+    u64 at = (u64)head * a.segments + now.segment - Seen(a, shared_memory().position).first;
     float *out = a.partials + at * (stride + PART_EXTRA);
 #pragma unroll
     for (u32 k = 0; k < MOST_ITEMS; k++) {
         u32 column = i + k * HEAD_THREADS;
-        if (!is_head || column >= stride) continue;
-        if (is_alone) {
-            // As if joined with nothing: a zero loses its sign.
-            finish(a, 0, now.first_head + h, column, joined.most, joined.sum, joined.values[k] + 0.0f);
-        } else {
-            publish(out + column, joined.values[k]);
-        }
+        if (column < stride) publish(out + column, joined.values[k]);
     }
-    if (is_alone || !is_head || i >= PART_EXTRA) return;
-    publish(out + stride + i, i == 0 ? joined.most : i == 1 ? joined.sum : 0.0f);
+    if (i < PART_EXTRA) publish(out + stride + i, i == 0 ? joined.most : i == 1 ? joined.sum : 0.0f);
 }
 
-// Query heads of a key head meet segments, each of a block's two teams others: a warp a step, then a thread some
-// columns of a head.
-DEVICE void attend(u32 stage, u32 area) {
+// Waits for the next slots with a step's keys, or with its values.
+DEVICE Parts take_parts(Shared &shared, Ring &ring, u32 dim) {
+    const uint4 *first = (const uint4 *)ring.take(shared);
+    return {{first, dim > 64 ? (const uint4 *)ring.take(shared) : first}};
+}
+
+// Query heads of a key head meet segments, each of a block's two teams others: a warp a step, whose keys and values
+// are in its slots, then a thread some columns of a head. Gives the slots that the warp has then taken.
+DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
     Shared &shared = shared_memory();
     const Attend &a = shared.stages[own(stage % 2)].attend;
     u32 items = a.blocks * segments_of(a);
@@ -206,27 +196,38 @@ DEVICE void attend(u32 stage, u32 area) {
     if (first_item() - items < a.heads && items > a.blocks && own(threadIdx.x) == 0) {
         while (look(a.q) == UNWRITTEN) {}
     }
-    u32 team = own(threadIdx.x) / TEAM, step = own(threadIdx.x) / 32 % SEGMENT_STEPS;
+    u32 t = own(threadIdx.x), team = t / TEAM, step = t / 32 % SEGMENT_STEPS;
+    Ring ring = {t / 32, t % 32, taken};
 #pragma unroll 1
     for (u32 item = first_item() + team * gridDim.x; item < a.blocks * segments_of(a); item += TEAMS * gridDim.x) {
         Seen seen(a, shared.position);
-        Meeting now(a, seen, item);
+        Item now(a, seen, item);
         Extent extent(seen, now.segment, step);
-        Kept16 kept;
-        {
-            // The row's own position is not in memory yet.
-            u32 to = extent.has_own() ? extent.own_place() : extent.to();
-            u32 at = now.segment * SEGMENT + step * STEP_POSITIONS;
-            Cells cells(shared.pages[a.table], a.kv_heads, now.kv_head, at, extent.from(), to);
-            kept.ask(a, cells);
-            kept.ask_rest(a, cells, room_of_team(), step);
+        Room &room = room_of_team();
+        Keys16 keys = {};
+        if (extent.is_any()) {
+            keys.load(take_parts(shared, ring, a.key_dim), a.key_dim);
+            ring.release(shared, a.key_dim > 64 ? 2 : 1);
         }
         gather(a, now);
-        asm volatile("cp.async.wait_all;" ::: "memory");
         team_sync(team, SEGMENT_STEPS);
-        if (extent.steps().has(step)) {
-            if (extent.has_own()) kept.take_own(extent.own_place(), room_of_team(), step);
-            meet(a, kept, step, extent.from(), extent.to(), room_of_team());
+        if (extent.is_any()) {
+            if (extent.has_own()) keys.take_own(extent.own_place(), room);
+            float scores[4];
+            keys.scores(a.key_dim, room, scores);
+            Parts parts = take_parts(shared, ring, a.value_dim);
+            Values16 values;
+            values.load(parts, 0, a.value_dim);
+            Fragment weights = weigh(a, scores, step, extent.from(), extent.to(), room);
+            float *out = room.parts[step][t / 4 % HEADS];
+            if (extent.has_own()) values.take_own(extent.own_place(), 0, room);
+            values.sum(weights, 0, out);
+            if (a.value_dim > 64) {
+                values.load(parts, 1, a.value_dim);
+                if (extent.has_own()) values.take_own(extent.own_place(), 1, room);
+                values.sum(weights, 1, out);
+            }
+            ring.release(shared, a.value_dim > 64 ? 2 : 1);
         }
         team_sync(team, SEGMENT_STEPS);
         tell(a, now, extent.steps());
@@ -234,7 +235,7 @@ DEVICE void attend(u32 stage, u32 area) {
         team_sync(team, SEGMENT_STEPS);
     }
     u32 segments = segments_of(a);
-    if (segments == 1) return;
+    if (segments == 1) return ring.taken;
     u32 floats = up8(a.value_dim) + PART_EXTRA, most_parts = min(MOST_JOINED, area / (4 * floats));
     // The blocks behind those with a segment more.
     u32 head = first_item() + gridDim.x - a.blocks * segments % gridDim.x;
@@ -243,6 +244,7 @@ DEVICE void attend(u32 stage, u32 area) {
         Awaited awaited = {(uint4 *)(a.partials + (u64)head * a.segments * floats), (uint4 *)shared.area, floats / 4};
         join_segments<1, THREADS, 1, MOST_JOINED>(a, 0, head, 1, segments, (float *)shared.area, most_parts, awaited);
     }
+    return ring.taken;
 }
 
 #endif

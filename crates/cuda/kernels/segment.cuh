@@ -1,6 +1,4 @@
-// Attention over pages: keys `[page, kv_head]` of `[key_stride / PIECE, PAGE_TOKENS, PIECE]`, so that
-// neighbouring tokens lie side by side; values `[page, kv_head]` of `[PAGE_TOKENS, value_stride]`; both
-// strides are multiples of a piece, the rest is zero, and scales follow where there are some.
+// Attention over segments of pages. Strides of keys and values are multiples of a piece; the rest is zero.
 #pragma once
 #include "attend.cuh"
 
@@ -27,9 +25,9 @@ DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 fr
     u32 to_values = (u32)__cvta_generic_to_shared(own.values);
     if (t >= from && t < to) {
         u64 head = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
-        const Kept *key = a.keys + head * PAGE_TOKENS * kept_cells(a.key_dim) + t % PAGE_TOKENS * PIECE;
         for (u32 i = 0; i < pieces; i++) {
-            copy_piece(to_keys + sizeof(Piece) * (i * SEGMENT + t), key + i * PAGE_TOKENS * PIECE);
+            const Kept *key = a.keys + key_at(head, t % PAGE_TOKENS, a.key_dim, i * PIECE);
+            copy_piece(to_keys + sizeof(Piece) * (i * SEGMENT + t), key);
         }
         if (HAS_SCALES) {
             u32 count = kept_scales(a.key_dim), value_count = kept_scales(a.value_dim);
@@ -42,9 +40,8 @@ DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 fr
     for (u32 i = from * value_pieces + t; i < to * value_pieces; i += 128) {
         u32 token = i / value_pieces;
         u64 head = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
-        u64 at = head * PAGE_TOKENS * kept_cells(a.value_dim);
-        u32 piece = token % PAGE_TOKENS * value_pieces + i % value_pieces;
-        copy_piece(to_values + sizeof(Piece) * i, a.values + at + PIECE * piece);
+        u64 at = value_at(head, token % PAGE_TOKENS, a.value_dim, i % value_pieces * PIECE);
+        copy_piece(to_values + sizeof(Piece) * i, a.values + at);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -52,15 +49,13 @@ DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 fr
 #ifdef KEPT_Q8
 // Puts a block of a key, of which a lane has element `i`, into a page.
 DEVICE void put_key(u8 *cells, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
-    u8 *key = cells + head * PAGE_TOKENS * kept_cells(dim) + token * PIECE;
-    if (i < kept_stride(dim)) key[i / PIECE * PAGE_TOKENS * PIECE + i % PIECE] = x;
+    if (i < kept_stride(dim)) cells[key_at(head, token, dim, i)] = x;
     if (i % 32 == 0) scales_of(cells, head, token, dim)[i / 32] = scale;
 }
 
 // Likewise a block of a value.
 DEVICE void put_value(u8 *cells, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
-    u8 *value = cells + head * PAGE_TOKENS * kept_cells(dim) + token * kept_stride(dim);
-    if (i < kept_stride(dim)) value[i] = x;
+    if (i < kept_stride(dim)) cells[value_at(head, token, dim, i)] = x;
     if (i % 32 == 0) scales_of(cells, head, token, dim)[i / 32] = scale;
 }
 
@@ -89,12 +84,11 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
 #else
 // Puts an element of a token's key, or of its value, into a page.
 DEVICE void put_key(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
-    u64 piece = head * (kept_stride(dim) / PIECE) + i / PIECE;
-    cells[(piece * PAGE_TOKENS + token) * PIECE + i % PIECE] = x;
+    cells[key_at(head, token, dim, i)] = x;
 }
 
 DEVICE void put_value(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
-    cells[(head * PAGE_TOKENS + token) * kept_stride(dim) + i] = x;
+    cells[value_at(head, token, dim, i)] = x;
 }
 
 // Puts a row's own key and value among the sequence's, and where a block has its last segment.
@@ -132,6 +126,7 @@ struct Copied {
         asm volatile("cp.async.wait_all;" ::: "memory");
     }
 
+    __device__ __forceinline__ void clear(u32, u32, u32, u32) const {}
     __device__ __forceinline__ void finish() const {}
 };
 
