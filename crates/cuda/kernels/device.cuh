@@ -249,10 +249,14 @@ DEVICE float square_of(const float *x, u32 n, u32 thread, u32 threads) {
     return square;
 }
 
-// What an RMS norm multiplies a row with. `room` has a place for each warp.
+// What an RMS norm multiplies a row with, from the sum of its squares and one divided by their number: who waits for
+// the sum can have the latter before.
+DEVICE float rms_of(float sum, float one_of, float eps) { return rsqrtf(sum * one_of + eps); }
+
+// The same of a row. `room` has a place for each warp.
 DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
     float square = square_of(x, n, threadIdx.x, blockDim.x);
-    return rsqrtf(block_sum(square, room) / (float)n + eps);
+    return rms_of(block_sum(square, room), 1.0f / (float)n, eps);
 }
 
 // The same by half as many threads, each of which does what two would: `dot` has so many.
@@ -265,7 +269,7 @@ DEVICE float rms_scale_by_half(const float *x, u32 n, float eps, float *room) {
     __syncthreads();
     float sum = 0.0f;
     for (u32 i = 0; i < 2 * warps; i++) sum += room[i];
-    return rsqrtf(sum / (float)n + eps);
+    return rms_of(sum, 1.0f / (float)n, eps);
 }
 
 // Element `at` of a head, rotated by its row's angles; those beyond the pairs stay as they are.

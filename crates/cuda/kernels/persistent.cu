@@ -61,14 +61,14 @@ DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, floa
     if (t % 32 == 0) room[t / 32] = square;
     asm volatile("cp.async.wait_all;" ::: "memory");
     // What comes behind the sum is read before it. Weights are each thread's own.
-    float cols = (float)p.cols, eps = p.norm_eps;
+    float one_of = 1.0f / (float)p.cols, eps = p.norm_eps;
     float4 w[NORM_QUADS];
     own_quads((const float4 *)weights, t, quads, w);
     sync<THREADS>();
     float sum = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < WARPS; i++) sum += room[i];
-    float scale = rsqrtf(sum / cols + eps);
+    float scale = rms_of(sum, one_of, eps);
 #pragma unroll 1
     for (u32 first = t; first < all; first += NORM_QUADS * THREADS) {
         if (quads > NORM_QUADS * THREADS) {
@@ -100,7 +100,6 @@ template <int KIND, int CHUNKS, int TILES> struct Weights {
         }
     }
 
-    // All fragments before the first `mma`: or else each would wait for the registers of the one before.
     __device__ __forceinline__ void unpack() {
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
@@ -113,7 +112,8 @@ template <int KIND, int CHUNKS, int TILES> struct Weights {
     }
 
     __device__ __forceinline__ void multiply(const uint4 (&b)[CHUNKS][2], float (&sums)[TILES][4]) const {
-        __syncwarp();
+        // Where unpacking takes longest, it is faster to have all of it before the first `mma`.
+        if (KIND == U4) __syncwarp();
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
 #pragma unroll
@@ -312,12 +312,14 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
         u32 row = row_to_end(t, share, turn);
         if (row < TILE_ROWS) {
             float total = 0.0f, other = 0.0f;
-            // All at once, as far as there are parts.
+            // All at once, as far as the team has warps: those without a part have made zeros.
             float x[WARPS], y[WARPS];
 #pragma unroll
             for (u32 part = 0; part < WARPS; part++) {
-                x[part] = part < share.parts ? partial[part][0][row] : 0.0f;
-                if (IS_GATED) y[part] = part < share.parts ? partial[part][1][row] : 0.0f;
+                u32 least = part < 2 ? part + 1 : part < 4 ? 4 : part < 8 ? 8 : 16;
+                bool is_there = share.warps >= least;
+                x[part] = is_there ? partial[part][0][row] : 0.0f;
+                if (IS_GATED) y[part] = is_there ? partial[part][1][row] : 0.0f;
             }
 #pragma unroll
             for (u32 part = 0; part < WARPS; part++) {

@@ -1,7 +1,6 @@
-// Attention of a step of one row in the persistent kernel. Teams of half a block take segments that
-// some query heads meet.
-// Each head's segments are joined by one block, which waits for them as for any other numbers and makes
-// them unwritten again.
+// Attention of a step of one row in the persistent kernel. Teams of half a block take segments that some query
+// heads meet; the keys and values of a segment come through the slots that weights come through. Each head's segments
+// are joined by one block, which waits for them as for any other numbers and makes them unwritten again.
 #pragma once
 #include "persistent.cuh"
 
@@ -178,10 +177,13 @@ DEVICE void tell(const Attend &a, const Item &now, const Steps &steps) {
     if (i < PART_EXTRA) publish(out + stride + i, i == 0 ? joined.most : i == 1 ? joined.sum : 0.0f);
 }
 
-// Waits for the next slots with a step's keys, or with its values.
+// Slots that have a step's keys, or its values.
+DEVICE u32 slots_of(u32 dim) { return dim > 64 ? 2 : 1; }
+
+// Waits for the next ones.
 DEVICE Parts take_parts(Shared &shared, Ring &ring, u32 dim) {
     const uint4 *first = (const uint4 *)ring.take(shared);
-    return {{first, dim > 64 ? (const uint4 *)ring.take(shared) : first}};
+    return {{first, slots_of(dim) > 1 ? (const uint4 *)ring.take(shared) : first}};
 }
 
 // Query heads of a key head meet segments, each of a block's two teams others: a warp a step, whose keys and values
@@ -207,7 +209,7 @@ DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
         Keys16 keys = {};
         if (extent.is_any()) {
             keys.load(take_parts(shared, ring, a.key_dim), a.key_dim);
-            ring.release(shared, a.key_dim > 64 ? 2 : 1);
+            ring.release(shared, slots_of(a.key_dim));
         }
         gather(a, now);
         team_sync(team, SEGMENT_STEPS);
@@ -227,7 +229,7 @@ DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
                 if (extent.has_own()) values.take_own(extent.own_place(), 1, room);
                 values.sum(weights, 1, out);
             }
-            ring.release(shared, a.value_dim > 64 ? 2 : 1);
+            ring.release(shared, slots_of(a.value_dim));
         }
         team_sync(team, SEGMENT_STEPS);
         tell(a, now, extent.steps());

@@ -87,7 +87,7 @@ DEVICE float keep_normed(const float *x, const float *weights, u32 n, float eps,
         sync<THREADS>();
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
-    return rsqrtf(square / (float)n + eps);
+    return rms_of(square, 1.0f / (float)n, eps);
 }
 
 // A row, or groups of it, as `normalize` does it: a warp for a short group, a block for a longer one.
