@@ -69,7 +69,7 @@ DEVICE float2 join(float &most, float &sum, float segment_most, float segment_su
     return make_float2(old_factor, new_factor);
 }
 
-// Where results of a head go, and what it has to know. All is read at once, before sums are there.
+// Where results of a head go, and its sink: who waits for sums can have the addresses before.
 struct Results {
     float *out;        // or none
     u16 *half_out;     // or none
@@ -111,7 +111,7 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
     const u32 BUSY = BLOCK / 4;
     u32 t = threadIdx.x, stride = kept_stride(a.value_dim), part = stride + PART_EXTRA, outputs = heads * stride;
     u32 h = t / 32 % MOST_HEADS;
-    float sum[ITEMS] = {}, value[ITEMS] = {}, most[ITEMS] = {};
+    float sum[ITEMS] = {}, value[ITEMS] = {};
     for (u32 base = 0; base < count; base += most_parts) {
         u32 n = min(most_parts, count - base);
         sync<BLOCK>();
@@ -145,7 +145,6 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
             }
             sum[j] = s;
             value[j] = v;
-            most[j] = factors[head][n - 1].w;
         }
     }
     if (t >= BUSY) segments.finish();
@@ -154,7 +153,8 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
     for (u32 j = 0; j < ITEMS; j++) {
         u32 item = t + BLOCK * j, head = MOST_HEADS == 1 ? 0 : item / stride;
         if (item >= outputs) break;
-        value[j] *= Results(a, row, first_head + head).factor(most[j], sum[j]);
+        float most = factors[head][(count - 1) % most_parts].w;
+        value[j] *= Results(a, row, first_head + head).factor(most, sum[j]);
     }
     sync<BLOCK>();
 #pragma unroll

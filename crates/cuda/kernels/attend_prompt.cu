@@ -89,28 +89,40 @@ template <u32 DIM> DEVICE void load_queries(const Attend &a, const Rows &rows, u
 // have positions in another order, so that they share no bank.
 DEVICE u32 key_place(u32 eight, u32 position) { return eight * POSITIONS + (position ^ eight % 4 * 2); }
 
-// Asks for the keys and values `[POSITIONS, DIM]` of a block of positions, in the order in which pages have
-// them; zeros stand for those that no row sees, whose pages may be gone.
+// Asks for the keys (`key_place`) and values `[POSITIONS, DIM]` of a block of positions, those first that pages have
+// first; zeros stand for those that no row sees, whose pages may be gone.
 template <u32 DIM>
 DEVICE void fetch(const Attend &a, u32 kv_head, const u32 *pages, u32 start, u32 from, u32 to, u32 keys, u32 values) {
-    const u32 EIGHTS = DIM / 8;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < EIGHTS * POSITIONS; i += BLOCK) {
-        u32 eight = i / (4 * POSITIONS) * 4 + i % 4, at = i / 4 % POSITIONS, position = start + at;
-        bool is_there = position >= from && position < to && 8 * eight < a.key_dim;
-        u64 head = is_there ? (u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head : 0;
-        u64 cell = is_there ? key_at(head, position % PAGE_TOKENS, a.key_dim, 8 * eight) : 0;
-        copy_or_clear(keys + 16 * key_place(eight, at), a.keys + cell, is_there);
+    const u32 PAGES = POSITIONS / PAGE_TOKENS, STEPS = POSITIONS / STEP_POSITIONS;
+    static_assert(BLOCK == 8 * STEP_POSITIONS, "a thread takes the same piece of each step");
+    u32 t = threadIdx.x, key_pieces = up8(a.key_dim) / 8, value_pieces = up8(a.value_dim) / 8;
+    u64 heads[PAGES];
+#pragma unroll
+    for (u32 i = 0; i < PAGES; i++) {
+        u32 first = start + i * PAGE_TOKENS;
+        bool is_there = first < to && first + PAGE_TOKENS > from;
+        heads[i] = is_there ? ((u64)pages[first / PAGE_TOKENS] * a.kv_heads + kv_head) * PAGE_TOKENS : 0;
     }
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < EIGHTS * POSITIONS; i += BLOCK) {
-        // As lanes have them: four pairs of neighbours, eight eights, both of a pair, eight positions apart or not.
-        u32 token = i % 4 * 2 + i / 32 % 2 + i / 64 % (POSITIONS / 8) * 8, eight = i / (8 * POSITIONS) * 8 + i / 4 % 8;
-        u32 position = start + token;
-        bool is_there = position >= from && position < to && 8 * eight < a.value_dim;
-        u64 head = is_there ? (u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head : 0;
-        u64 cell = is_there ? value_at(head, position % PAGE_TOKENS, a.value_dim, 8 * eight) : 0;
-        copy_or_clear(values + token * (2 * DIM) + (eight ^ token % 8) * 16, a.values + cell, is_there);
+    // Of two steps at a time a position's key, whose neighbours are four pieces.
+    u32 at = t / 4, c = t % 4;
+#pragma unroll
+    for (u32 k = 0; k < DIM / 32 * PAGES; k++) {
+        u32 first = 4 * (k / PAGES), page = k % PAGES, token = page * PAGE_TOKENS + at, position = start + token;
+        u32 piece = key_piece(at, first + c, key_pieces);
+        bool is_there = position >= from && position < to && first + c < key_pieces;
+        const u16 *key = a.keys + (heads[page] * key_pieces + piece) * 8;
+        copy_or_clear(keys + 16 * key_place(first + c, token), is_there ? key : a.keys, is_there);
+    }
+    // Of a step a position's value, whose neighbours are those that a lane has together with it.
+    u32 place = t % 4 * 2 + t / 32 % 2 + t / 64 * 8, g = t / 4 % 8;
+#pragma unroll
+    for (u32 k = 0; k < DIM / 64 * STEPS; k++) {
+        u32 eight = 8 * (k / STEPS) + g, step = k % STEPS, page = step * STEP_POSITIONS / PAGE_TOKENS;
+        u32 token = step * STEP_POSITIONS + place, position = start + token;
+        u32 piece = value_piece(step * STEP_POSITIONS % PAGE_TOKENS + place, eight, value_pieces);
+        bool is_there = position >= from && position < to && eight < value_pieces;
+        const u16 *value = a.values + (heads[page] * value_pieces + piece) * 8;
+        copy_or_clear(values + token * (2 * DIM) + (eight ^ place % 8) * 16, is_there ? value : a.values, is_there);
     }
 }
 

@@ -1,7 +1,7 @@
 // How keys and values are kept: in half precision or, in files of kernels that define KEPT_F32, as
 // they are, or, with KEPT_Q8, as bytes with scales.
 //
-// Of a head in a page there are first the numbers of all tokens, with a stride of `kept_stride`. Bytes
+// Of a head in a page there are first the numbers of all tokens, `kept_stride` of each. Bytes
 // are 128 larger than the codes that they stand for, and behind them are the scales of all tokens
 // `[PAGE_TOKENS, kept_scales]`, halves that 32 codes each are multiplied with. A token's scales are even
 // in number, so that they can be copied alone; `kept_cells` counts the numbers of a token with them.

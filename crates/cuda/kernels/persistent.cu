@@ -1,7 +1,7 @@
 // A step of one row as one kernel: a block on every multiprocessor goes through the list of stages.
 // No barrier divides them. Every value has memory of its own. What a step makes is all ones before,
 // and whoever needs a number looks at it until it is there (`wait_for_all`). So stages overlap, and one warp
-// of a block fetches weights, stages ahead, as far as shared memory reaches.
+// of a block fetches weights, keys and values, stages ahead, as far as shared memory reaches.
 //
 // The arithmetic is that of the single kernels, of `dot` and `attend_meet` above all: a row has the same bits
 // either way.

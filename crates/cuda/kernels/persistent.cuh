@@ -1,5 +1,5 @@
 // What a persistent step is made of: the list of its stages, the shared memory of a block, and the
-// warp that fetches weights, stages ahead, into slots that the others take them from.
+// warp that fetches weights, keys and values, stages ahead, into slots that the others take them from.
 #pragma once
 #include "meet.cuh"
 #include "norm.cuh"
@@ -14,7 +14,7 @@
 #define WARPS 16u
 #define THREADS (32 * WARPS)  // that compute; one of four warps more fetches
 #define TEAMS (THREADS / TEAM) // of warps, in attention
-#define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile
+#define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile, or part of a step's keys
 #define DEPTH 4u              // slots of a warp
 #define NAP 200u              // nanoseconds between looks for empty slots
 #define SHORT_NORM 256u       // elements of a row, or of a group, that a warp normalises
@@ -299,8 +299,7 @@ struct Item {
     }
 
     __device__ __forceinline__ u32 first_head(const Attend &a) const { return kv_head * a.group + part * HEADS; }
-    // Heads.
-    __device__ __forceinline__ u32 count(const Attend &a) const { return min(HEADS, a.group - part * HEADS); }
+    __device__ __forceinline__ u32 head_count(const Attend &a) const { return min(HEADS, a.group - part * HEADS); }
 };
 
 // The first item of this block: the last blocks begin, as they have fewer tiles of the products before.
@@ -338,9 +337,9 @@ DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
             u32 position = item.segment * SEGMENT + step * STEP_POSITIONS;
             if (seen.steps(item.segment).has(step)) {
                 u64 head = (u64)pages[position / PAGE_TOKENS] * a.kv_heads + item.kv_head;
-                u64 cell = head * (PAGE_TOKENS / STEP_POSITIONS) + position % PAGE_TOKENS / STEP_POSITIONS;
-                key = (const u8 *)a.keys + cell * key_bytes;
-                value = (const u8 *)a.values + cell * value_bytes;
+                u32 token = position % PAGE_TOKENS;
+                key = (const u8 *)(a.keys + key_at(head, token, a.key_dim, 0));
+                value = (const u8 *)(a.values + value_at(head, token, a.value_dim, 0));
                 key_left = key_bytes, value_left = value_bytes;
                 prefetch(key, key_bytes);
                 prefetch(value, value_bytes);
@@ -359,6 +358,7 @@ DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
                     value += size, value_left -= size;
                 }
             }
+            if (!__any_sync(~0u, may)) __nanosleep(NAP);
         }
     }
 }
@@ -395,6 +395,7 @@ DEVICE void fetch_all(const Stage *stages, u32 count) {
             fetch_kept(stage.attend, lane, filled);
         }
     }
+    // Nobody may be left at that barrier.
     if (!is_fed) wait_fed();
 }
 

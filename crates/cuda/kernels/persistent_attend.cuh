@@ -69,7 +69,6 @@ struct Extent {
     __device__ __forceinline__ Steps steps() const { return {bits & 15, bits >> 4 & 15}; }
     __device__ __forceinline__ u32 from() const { return bits >> 8 & 31; }
     __device__ __forceinline__ u32 to() const { return bits >> 13 & 31; }
-    __device__ __forceinline__ bool is_any() const { return from() < to(); }
     __device__ __forceinline__ bool has_own() const { return own_place() < STEP_POSITIONS; }
     __device__ __forceinline__ u32 own_place() const { return bits >> 18; }
 };
@@ -110,7 +109,7 @@ DEVICE Room &room_of_team() { return ((Room *)shared_memory().area)[own(threadId
 DEVICE void gather(const Attend &a, const Item &now) {
     u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, position = shared_memory().position;
     Rotation rotation(a, i);
-    const float *head = h < now.count(a) ? a.q + (now.first_head(a) + h) * a.key_dim : 0;
+    const float *head = h < now.head_count(a) ? a.q + (now.first_head(a) + h) * a.key_dim : 0;
     Pair query(head, a.key_dim, rotation.first, rotation.second);
     if (now.segment == position / SEGMENT && h < 2) {
         u32 dim = h == 0 ? a.key_dim : a.value_dim;
@@ -156,7 +155,7 @@ DEVICE u32 segments_of(const Attend &a) { return Seen(a, shared_memory().positio
 DEVICE void tell(const Attend &a, const Item &now, const Steps &steps) {
     u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, stride = up8(a.value_dim);
     u32 head = now.first_head(a) + h;
-    bool is_alone = segments_of(a) == 1, is_head = h < now.count(a);
+    bool is_alone = segments_of(a) == 1, is_head = h < now.head_count(a);
     Results results(a, 0, head);
     Joined joined(room_of_team(), h, i, steps, a.value_dim);
     if (!is_head) return;
@@ -178,7 +177,8 @@ DEVICE void tell(const Attend &a, const Item &now, const Steps &steps) {
 }
 
 // Slots that have a step's keys, or its values.
-DEVICE u32 slots_of(u32 dim) { return dim > 64 ? 2 : 1; }
+DEVICE u32 slots_of(u32 dim) { return dim > PART_DIM ? 2 : 1; }
+static_assert(PART_BYTES <= SLOT, "a part has a slot");
 
 // Waits for the next ones.
 DEVICE Parts take_parts(Shared &shared, Ring &ring, u32 dim) {
@@ -207,25 +207,26 @@ DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
         Extent extent(seen, now.segment, step);
         Room &room = room_of_team();
         Keys16 keys = {};
-        if (extent.is_any()) {
-            keys.load(take_parts(shared, ring, a.key_dim), a.key_dim);
+        // As `fetch_kept` asks for them.
+        if (extent.steps().has(step)) {
+            keys.load<false>(take_parts(shared, ring, a.key_dim), a.key_dim);
             ring.release(shared, slots_of(a.key_dim));
         }
         gather(a, now);
         team_sync(team, SEGMENT_STEPS);
-        if (extent.is_any()) {
+        if (extent.steps().has(step)) {
             if (extent.has_own()) keys.take_own(extent.own_place(), room);
             float scores[4];
             keys.scores(a.key_dim, room, scores);
             Parts parts = take_parts(shared, ring, a.value_dim);
             Values16 values;
-            values.load(parts, 0, a.value_dim);
+            values.load<false>(parts, 0, a.value_dim);
             Fragment weights = weigh(a, scores, step, extent.from(), extent.to(), room);
             float *out = room.parts[step][t / 4 % HEADS];
             if (extent.has_own()) values.take_own(extent.own_place(), 0, room);
             values.sum(weights, 0, out);
-            if (a.value_dim > 64) {
-                values.load(parts, 1, a.value_dim);
+            if (a.value_dim > PART_DIM) {
+                values.load<false>(parts, 1, a.value_dim);
                 if (extent.has_own()) values.take_own(extent.own_place(), 1, room);
                 values.sum(weights, 1, out);
             }
