@@ -25,8 +25,8 @@ const ATTENTION_TEAMS: usize = 2;
 const TABLES: usize = 4;
 /// Rows of the last product, at least: a tile of 16 for every block, also of larger devices.
 const LEAST_ROWS: usize = 4096;
-/// Shared memory of a block beside a stage's area: slots for what is fetched with their barriers, sums of
-/// parts, six stages, page tables, the position and sums of warps.
+/// Shared memory of a block beside a stage's area: slots for what is fetched with their barriers,
+/// sums of parts, six stages, page tables, the position and sums of warps.
 const FIXED_BYTES: usize = WARPS * 4 * (2560 + 16) + 2 * WARPS * 2 * 16 * 4 + 6 * 336 + 112;
 /// What kernels keep for themselves of a block's shared memory.
 const STATIC_BYTES: usize = 2 << 10;
