@@ -45,7 +45,8 @@ DEVICE void own_quads(const float4 *weights, u32 first, u32 quads, float4 (&w)[N
 
 // The input of a product, normalised as `normalize` does it. The norm's weights come to shared memory,
 // to `weights`, while the row is not there yet.
-DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights, float *room) {
+DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights) {
+    float(&room)[WARPS] = shared_memory().sums;
     u32 quads = p.cols / 4, all = p.input_stride / 4;
     for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + 4 * i), p.norm_weight + 4 * i);
     const uint4 *from = (const uint4 *)p.norm_x;
@@ -238,7 +239,7 @@ DEVICE void share_input(const Product &p, bool is_gated, u32 t, const Persistent
     if (p.norm_x) {
         // Chosen experts lie behind the input.
         float *weights = (float *)(input + p.input_stride + (EXPERTS ? sizeof(Chosen) / 2 : 0));
-        share_normed(p, t, input, weights, shared.sums);
+        share_normed(p, t, input, weights);
     } else {
         share_halves(p, is_gated, t, input);
     }
