@@ -108,6 +108,7 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
     // largest score so far.
     __shared__ float4 factors[MOST_HEADS][MOST];
     __shared__ float mosts[MOST_HEADS];
+    // In the persistent kernel threads from this one on have no results to make.
     const u32 BUSY = BLOCK / 4;
     u32 t = threadIdx.x, stride = kept_stride(a.value_dim), part = stride + PART_EXTRA, outputs = heads * stride;
     u32 h = t / 32 % MOST_HEADS;

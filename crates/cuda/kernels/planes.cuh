@@ -23,7 +23,8 @@ DEVICE uint4 load16(const u8 *at) { return *(const uint4 *)at; }
 
 DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Both halves of a pair become its first, or its second.
+// Both halves of a pair become its first, or its second. As moves of halves, which the assembler makes part of the
+// instruction that reads them; `__byte_perm` would be one of its own.
 DEVICE u32 both_low(u32 pair) {
     u32 y;
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(y) : "r"(pair));
