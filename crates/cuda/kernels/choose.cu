@@ -1,49 +1,8 @@
 // The choice of the next step's tokens from logits, by rules that are part of the step's numbers.
 // The steps of a rule are those of `Chooser` in crates/backend, in the same order of arithmetic.
-#include "device.cuh"
+#include "draw_all.cuh"
 
-#define GROUPS 512u      // of a row's logits, of which only the best are looked at twice
-#define MOST_TOKENS 128u // that a rule may draw from
-#define LISTED 1024u     // logits that are put in order
-#define THREADS GROUPS   // of a block, each of which looks at one peak
-#define RULE_NUMBERS 16u
-#define FLOAT_MAX 3.402823466e38f
-
-// How a row's tokens are chosen, as `feed.rs` writes it.
-struct Rule {
-    const u32 *at;
-
-    __device__ __forceinline__ float number(u32 i) const { return __uint_as_float(at[i]); }
-    // 0 for the likeliest token.
-    __device__ __forceinline__ float temperature() const { return number(0); }
-    __device__ __forceinline__ u32 top_k() const { return at[1]; }
-    __device__ __forceinline__ float top_p() const { return number(2); }
-    __device__ __forceinline__ float min_p() const { return number(3); }
-    __device__ __forceinline__ float repeat() const { return number(4); }
-    __device__ __forceinline__ float frequency() const { return number(5); }
-    __device__ __forceinline__ float presence() const { return number(6); }
-    // How many of the latest tokens are penalised, and how many there were before the first step.
-    __device__ __forceinline__ u32 window() const { return at[7]; }
-    __device__ __forceinline__ u32 latest_count() const { return at[8]; }
-    __device__ __forceinline__ u32 bias_count() const { return at[10]; }
-    // Where in the feed they are: tokens with room for those that are chosen; tokens and what is
-    // added to their logits; numbers from 0 to 2^32 for each step.
-    __device__ __forceinline__ u32 latest() const { return at[9]; }
-    __device__ __forceinline__ u32 biases() const { return at[11]; }
-    __device__ __forceinline__ u32 draws() const { return at[12]; }
-};
-
-struct Choose {
-    float *logits; // [outputs, stride]
-    u32 *feed;     // in which every row is a sequence's only one, and an output
-    u64 *peaks;    // [outputs, GROUPS]: the largest logit of each group
-    u32 *counts;   // [outputs, 2]: blocks that are done, zero before; steps that have chosen
-    u32 *chosen;   // [2, outputs]: memory of the host, for even and odd steps
-    u32 stride, width, outputs;
-};
-static_assert(sizeof(Choose) == 56, "as in parameters.rs");
-
-DEVICE Rule rule_of(const Choose &p, u32 row) { return {p.feed + p.feed[8] + RULE_NUMBERS * row}; }
+#define MOST_TOKENS 128u // that are put in order
 
 // Adds biases and penalties to a row's logits; a block for each row.
 KERNEL adjust(const __grid_constant__ Choose p) {
@@ -75,39 +34,6 @@ KERNEL adjust(const __grid_constant__ Choose p) {
     }
 }
 
-// A logit and its place as one number: the larger logit is the larger number, and the first of
-// equals is; what is no number is 0.
-DEVICE u64 ranked(float logit, u32 at) {
-    u32 bits = __float_as_uint(logit + 0.0f);
-    u32 order = bits >> 31 ? ~bits : bits | 0x80000000u;
-    return logit != logit ? 0 : (u64)order << 32 | ~at;
-}
-
-DEVICE u32 token_of(u64 rank) { return rank ? ~(u32)rank : 0; }
-
-// The logit of a rank.
-DEVICE float logit_of(u64 rank) {
-    u32 order = (u32)(rank >> 32);
-    return __uint_as_float(order >> 31 ? order ^ 0x80000000u : ~order);
-}
-
-DEVICE u64 warp_most(u64 most) {
-    for (int i = 16; i > 0; i >>= 1) most = max(most, __shfl_xor_sync(~0u, most, i));
-    return most;
-}
-
-// The sum over all threads of a block; everybody gets it.
-DEVICE u32 block_count(u32 count) {
-    __shared__ u32 warps[THREADS / 32];
-    count = __reduce_add_sync(~0u, count);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = count;
-    __syncthreads();
-    u32 sum = 0;
-    for (u32 i = 0; i < THREADS / 32; i++) sum += warps[i];
-    return sum;
-}
-
 // The largest rank that `k` ranks reach, by bits from the top; a smaller one that exactly `k` reach
 // will do. `reached` says how many of a thread's ranks reach one; 0 if there are not `k`.
 template <class Reached> DEVICE u64 bound(u32 k, Reached reached) {
@@ -120,33 +46,6 @@ template <class Reached> DEVICE u64 bound(u32 k, Reached reached) {
     }
     return found;
 }
-
-// Groups of a row's logits.
-struct Open {
-    const float *logits;
-    const u32 *groups;
-    u32 count, len, width;
-
-    // Shows a thread's share of the ranks of all logits; a warp takes a group.
-    template <class See> __device__ __forceinline__ void each(See see) const {
-        for (u32 i = threadIdx.x / 32; i < count; i += THREADS / 32) {
-            u32 end = min((groups[i] + 1) * len, width);
-            for (u32 first = groups[i] * len + threadIdx.x % 32; first < end; first += 32 * 8) {
-                float eight[8];
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) {
-                    u32 at = first + 32 * j;
-                    eight[j] = at < end ? __ldcg(logits + at) : 0.0f;
-                }
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) {
-                    u32 at = first + 32 * j;
-                    if (at < end) see(ranked(eight[j], at));
-                }
-            }
-        }
-    }
-};
 
 // The best `k` logits of a row or, where there are not as many, all: their ranks, in order. Only
 // groups that have one of the best `k` peaks can have one of them. Returns how many there are.
@@ -291,23 +190,22 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
     if (!is_last) return;
     __threadfence();
     u32 step = counts[1];
-    u64 taken;
-    if (!draws) {
-        u64 peak = warp_most(__ldcg(p.peaks + row * GROUPS + t));
-        if (t % 32 == 0) sorted[t / 32] = peak;
-        __syncthreads();
-        taken = sorted[0];
-        for (u32 i = 1; i < THREADS / 32; i++) taken = max(taken, sorted[i]);
-    } else {
+    u32 token = 0;
+    if (draws && rule.top_k() > 0 && rule.top_k() <= min(MOST_TOKENS, p.width - 1)) {
         u32 count = best(p, row, rule.top_k(), sorted);
         if (t < count) candidates.logits[t] = logit_of(sorted[t]);
         if (t == 0) candidates.count = count;
         __syncthreads();
-        u32 drawn = count > 0 ? draw(candidates, rule, p.feed[rule.draws() + step]) : 0;
-        taken = count > 0 ? sorted[drawn] : 0;
+        if (count > 0) token = token_of(sorted[draw(candidates, rule, p.feed[rule.draws() + step])]);
+    } else {
+        u64 peak = warp_most(__ldcg(p.peaks + row * GROUPS + t));
+        if (t % 32 == 0) sorted[t / 32] = peak;
+        __syncthreads();
+        peak = sorted[0];
+        for (u32 i = 1; i < THREADS / 32; i++) peak = max(peak, sorted[i]);
+        token = draws ? draw_all(p, row, rule, peak, p.feed[rule.draws() + step]) : token_of(peak);
     }
     if (t > 0) return;
-    u32 token = token_of(taken);
     p.chosen[step % 2 * p.outputs + row] = token;
     u32 position = p.feed[position_at], start = p.feed[start_at];
     p.feed[token_at] = token;

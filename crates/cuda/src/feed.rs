@@ -64,7 +64,7 @@ pub(crate) fn write(batch: &Batch, rules: &[Rule], steps: usize, out: &mut Vec<u
 fn write_rule(rule: &Rule, steps: usize, at: usize, out: &mut Vec<u32>) {
     let mut numbers = [0; RULE];
     numbers[0] = rule.temperature.to_bits();
-    numbers[1] = rule.top_k as u32;
+    numbers[1] = u32::try_from(rule.top_k).unwrap_or(u32::MAX);
     let Rule { top_p, min_p, penalties: p, .. } = rule;
     let floats = [*top_p, *min_p, p.repeat, p.frequency, p.presence];
     numbers[2..7].copy_from_slice(&floats.map(f32::to_bits));

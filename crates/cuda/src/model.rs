@@ -408,8 +408,7 @@ impl Model for CudaModel {
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
-        let width = self.plan.output_width();
-        let are_possible = rules.iter().all(|rule| choice::is_possible(rule, steps, width));
+        let are_possible = rules.iter().all(|rule| choice::is_possible(rule, steps));
         let is_recorded = self.profile.is_none() && batch.tokens.len() <= RECORDED_ROWS;
         if !are_possible || !is_recorded {
             return bodkin_backend::generate(self, batch, rules, steps, each);

@@ -62,6 +62,10 @@ fn pairs_of_rules(case: &Case) -> Vec<[Rule; 2]> {
     };
     let flat = Rule { temperature: 1.7, top_k: 66, draws: draws(), ..Rule::likeliest() };
     let open = Rule { temperature: 1.2, top_p: 0.9, draws: draws(), ..Rule::likeliest() };
+    let all = Rule { temperature: 0.9, draws: draws(), ..Rule::likeliest() };
+    let most =
+        Rule { temperature: 1.3, top_k: 200, top_p: 0.97, draws: draws(), ..Rule::likeliest() };
+    let likely = Rule { min_p: 0.02, draws: draws(), ..most.clone() };
     let latest = case.tokens[5..10].to_vec();
     let penalties = Penalties { repeat: 1.4, frequency: 0.2, presence: 0.3 };
     let window = latest.len() + 2;
@@ -74,6 +78,8 @@ fn pairs_of_rules(case: &Case) -> Vec<[Rule; 2]> {
         [flat, biased.clone()],
         [Rule { temperature: 0.0, ..biased }, wary.clone()],
         [Rule { temperature: 1.0, top_k: 20, draws: draws(), ..wary }, open],
+        [all, most],
+        [Rule { top_k: 0, top_p: 1.0, ..likely.clone() }, likely],
     ]
 }
 

@@ -9,18 +9,12 @@ use crate::parameters as p;
 pub(crate) const GROUPS: usize = 512;
 /// Threads of a block, as there.
 const BLOCK: usize = GROUPS;
-/// The most tokens that a rule may draw from, as there.
-const MOST_TOKENS: usize = 128;
 /// The most tokens with penalties, and with biases: a thread looks at all others.
 const MOST_LISTED: usize = 1024;
 
 /// Whether kernels can do what a rule says in so many steps.
-pub(crate) fn is_possible(rule: &Rule, steps: usize, width: usize) -> bool {
-    let draws = rule.temperature > 0.0;
-    let tokens = 1..=MOST_TOKENS.min(width.saturating_sub(1));
-    (!draws || tokens.contains(&rule.top_k))
-        && rule.window.min(rule.latest.len() + steps) <= MOST_LISTED
-        && rule.biases.len() <= MOST_LISTED
+pub(crate) fn is_possible(rule: &Rule, steps: usize) -> bool {
+    rule.window.min(rule.latest.len() + steps) <= MOST_LISTED && rule.biases.len() <= MOST_LISTED
 }
 
 impl Step<'_> {

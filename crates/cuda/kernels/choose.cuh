@@ -1,0 +1,110 @@
+// What choices of tokens share: their rules, logits as ranks, and groups of logits.
+#pragma once
+#include "device.cuh"
+
+#define GROUPS 512u      // of a row's logits, of which only the best are looked at twice
+#define LISTED 1024u     // logits that are kept in shared memory
+#define THREADS GROUPS   // of a block, each of which looks at one peak
+#define RULE_NUMBERS 16u
+#define FLOAT_MAX 3.402823466e38f
+
+// How a row's tokens are chosen, as `feed.rs` writes it.
+struct Rule {
+    const u32 *at;
+
+    __device__ __forceinline__ float number(u32 i) const { return __uint_as_float(at[i]); }
+    // 0 for the likeliest token.
+    __device__ __forceinline__ float temperature() const { return number(0); }
+    __device__ __forceinline__ u32 top_k() const { return at[1]; }
+    __device__ __forceinline__ float top_p() const { return number(2); }
+    __device__ __forceinline__ float min_p() const { return number(3); }
+    __device__ __forceinline__ float repeat() const { return number(4); }
+    __device__ __forceinline__ float frequency() const { return number(5); }
+    __device__ __forceinline__ float presence() const { return number(6); }
+    // How many of the latest tokens are penalised, and how many there were before the first step.
+    __device__ __forceinline__ u32 window() const { return at[7]; }
+    __device__ __forceinline__ u32 latest_count() const { return at[8]; }
+    __device__ __forceinline__ u32 bias_count() const { return at[10]; }
+    // Where in the feed they are: tokens with room for those that are chosen; tokens and what is
+    // added to their logits; numbers from 0 to 2^32 for each step.
+    __device__ __forceinline__ u32 latest() const { return at[9]; }
+    __device__ __forceinline__ u32 biases() const { return at[11]; }
+    __device__ __forceinline__ u32 draws() const { return at[12]; }
+};
+
+struct Choose {
+    float *logits; // [outputs, stride]
+    u32 *feed;     // in which every row is a sequence's only one, and an output
+    u64 *peaks;    // [outputs, GROUPS]: the largest logit of each group
+    u32 *counts;   // [outputs, 2]: blocks that are done, zero before; steps that have chosen
+    u32 *chosen;   // [2, outputs]: memory of the host, for even and odd steps
+    u32 stride, width, outputs;
+};
+static_assert(sizeof(Choose) == 56, "as in parameters.rs");
+
+DEVICE Rule rule_of(const Choose &p, u32 row) { return {p.feed + p.feed[8] + RULE_NUMBERS * row}; }
+
+// The place of a logit among all floats, as a number.
+DEVICE u32 order_of(float logit) {
+    u32 bits = __float_as_uint(logit + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// A logit and its place as one number: the larger logit is the larger number, and the first of
+// equals is; what is no number is 0.
+DEVICE u64 ranked(float logit, u32 at) { return logit != logit ? 0 : (u64)order_of(logit) << 32 | ~at; }
+
+// No rank of such a logit is less.
+DEVICE u64 least_rank(float logit) { return (u64)order_of(logit) << 32; }
+
+DEVICE u32 token_of(u64 rank) { return rank ? ~(u32)rank : 0; }
+
+// The logit of a rank.
+DEVICE float logit_of(u64 rank) {
+    u32 order = (u32)(rank >> 32);
+    return __uint_as_float(order >> 31 ? order ^ 0x80000000u : ~order);
+}
+
+DEVICE u64 warp_most(u64 most) {
+    for (int i = 16; i > 0; i >>= 1) most = max(most, __shfl_xor_sync(~0u, most, i));
+    return most;
+}
+
+// The sum over all threads of a block; everybody gets it.
+DEVICE u32 block_count(u32 count) {
+    __shared__ u32 warps[THREADS / 32];
+    count = __reduce_add_sync(~0u, count);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = count;
+    __syncthreads();
+    u32 sum = 0;
+    for (u32 i = 0; i < THREADS / 32; i++) sum += warps[i];
+    return sum;
+}
+
+// Groups of a row's logits.
+struct Open {
+    const float *logits;
+    const u32 *groups; // their numbers, or none: the first ones
+    u32 count, len, width;
+
+    // Shows a thread's share of the ranks of all logits; a warp takes a group.
+    template <class See> __device__ __forceinline__ void each(See see) const {
+        for (u32 i = threadIdx.x / 32; i < count; i += THREADS / 32) {
+            u32 group = groups ? groups[i] : i, end = min((group + 1) * len, width);
+            for (u32 first = group * len + threadIdx.x % 32; first < end; first += 32 * 8) {
+                float eight[8];
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) {
+                    u32 at = first + 32 * j;
+                    eight[j] = at < end ? __ldcg(logits + at) : 0.0f;
+                }
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) {
+                    u32 at = first + 32 * j;
+                    if (at < end) see(ranked(eight[j], at));
+                }
+            }
+        }
+    }
+};
