@@ -41,6 +41,17 @@ DEVICE float row_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// Makes another number of each of a lane's scores, by its place in the block and the lane's row.
+template <class To> DEVICE void change(float (&scores)[POSITIONS / 8][4], To to) {
+#pragma unroll
+    for (u32 n = 0; n < POSITIONS / 8; n++) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            scores[n][j] = to(scores[n][j], 8 * n + threadIdx.x % 4 * 2 + j % 2, j / 2);
+        }
+    }
+}
+
 // The rows of a block: some of a span's queries, of which row r is head r % group of token r / group.
 struct Rows {
     u32 span, first, count, group, tokens;
@@ -89,42 +100,96 @@ template <u32 DIM> DEVICE void load_queries(const Attend &a, const Rows &rows, u
 // have positions in another order, so that they share no bank.
 DEVICE u32 key_place(u32 eight, u32 position) { return eight * POSITIONS + (position ^ eight % 4 * 2); }
 
-// Asks for the keys (`key_place`) and values `[POSITIONS, DIM]` of a block of positions, those first that pages have
-// first; zeros stand for those that no row sees, whose pages may be gone.
-template <u32 DIM>
-DEVICE void fetch(const Attend &a, u32 kv_head, const u32 *pages, u32 start, u32 from, u32 to, u32 keys, u32 values) {
-    const u32 PAGES = POSITIONS / PAGE_TOKENS, STEPS = POSITIONS / STEP_POSITIONS;
+// Positions of a sequence that some rows see.
+struct Range {
+    u32 from, to;
+
+    __device__ __forceinline__ bool has(u32 position) const { return position >= from && position < to; }
+    __device__ __forceinline__ bool has_block(u32 start) const { return start >= from && start + POSITIONS <= to; }
+};
+
+// Asks for the keys (`key_place`) and values `[POSITIONS, DIM]` of blocks of positions, those first that pages have
+// first.
+template <u32 DIM> struct Fetch {
+    static const u32 PAGES = POSITIONS / PAGE_TOKENS, STEPS = POSITIONS / STEP_POSITIONS, PIECES = DIM / 8;
     static_assert(BLOCK == 8 * STEP_POSITIONS, "a thread takes the same piece of each step");
-    u32 t = threadIdx.x, key_pieces = up8(a.key_dim) / 8, value_pieces = up8(a.value_dim) / 8;
-    u64 heads[PAGES];
-#pragma unroll
-    for (u32 i = 0; i < PAGES; i++) {
-        u32 first = start + i * PAGE_TOKENS;
-        bool is_there = first < to && first + PAGE_TOKENS > from;
-        heads[i] = is_there ? ((u64)pages[first / PAGE_TOKENS] * a.kv_heads + kv_head) * PAGE_TOKENS : 0;
+    const Attend &a;
+    const u32 *pages;
+    u32 kv_head;
+    Range range; // of positions that are seen
+    // Of two steps at a time a position's key, whose neighbours are four pieces; of a step a position's value, whose
+    // neighbours are those that a lane has together with it.
+    u32 at, c, place, g;
+    // Their places in shared memory, of the first ones, and in pages of whole heads.
+    u32 key_to, value_to, key_from, value_from;
+
+    __device__ __forceinline__ Fetch(const Attend &a, const u32 *pages, u32 kv_head, const Range &range)
+        : a(a), pages(pages), kv_head(kv_head), range(range) {
+        u32 t = threadIdx.x;
+        at = t / 4, c = t % 4, place = t % 4 * 2 + t / 32 % 2 + t / 64 * 8, g = t / 4 % 8;
+        key_to = 16 * key_place(c, at), value_to = place * (2 * DIM) + (g ^ place % 8) * 16;
+        key_from = 8 * key_piece(at, c, PIECES), value_from = 8 * value_piece(place, g, PIECES);
     }
-    // Of two steps at a time a position's key, whose neighbours are four pieces.
-    u32 at = t / 4, c = t % 4;
-#pragma unroll
-    for (u32 k = 0; k < DIM / 32 * PAGES; k++) {
-        u32 first = 4 * (k / PAGES), page = k % PAGES, token = page * PAGE_TOKENS + at, position = start + token;
-        u32 piece = key_piece(at, first + c, key_pieces);
-        bool is_there = position >= from && position < to && first + c < key_pieces;
-        const u16 *key = a.keys + (heads[page] * key_pieces + piece) * 8;
-        copy_or_clear(keys + 16 * key_place(first + c, token), is_there ? key : a.keys, is_there);
+
+    // All heads of the page that has a position come before this one, in pieces of one piece a token.
+    __device__ __forceinline__ u64 head(u32 position) const {
+        return ((u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head) * PAGE_TOKENS;
     }
-    // Of a step a position's value, whose neighbours are those that a lane has together with it.
-    u32 place = t % 4 * 2 + t / 32 % 2 + t / 64 * 8, g = t / 4 % 8;
-#pragma unroll
-    for (u32 k = 0; k < DIM / 64 * STEPS; k++) {
-        u32 eight = 8 * (k / STEPS) + g, step = k % STEPS, page = step * STEP_POSITIONS / PAGE_TOKENS;
-        u32 token = step * STEP_POSITIONS + place, position = start + token;
-        u32 piece = value_piece(step * STEP_POSITIONS % PAGE_TOKENS + place, eight, value_pieces);
-        bool is_there = position >= from && position < to && eight < value_pieces;
-        const u16 *value = a.values + (heads[page] * value_pieces + piece) * 8;
-        copy_or_clear(values + token * (2 * DIM) + (eight ^ place % 8) * 16, is_there ? value : a.values, is_there);
+
+    // A block, to these places.
+    __device__ __forceinline__ void block(u32 start, u32 keys, u32 values) const {
+        if (a.key_dim == DIM && a.value_dim == DIM && range.has_block(start)) {
+            whole(start, keys, values);
+        } else {
+            some(start, keys, values);
+        }
     }
-}
+
+    // Where all is there: what lies how far apart is known beforehand.
+    __device__ __forceinline__ void whole(u32 start, u32 keys, u32 values) const {
+        u64 heads[PAGES];
+#pragma unroll
+        for (u32 i = 0; i < PAGES; i++) heads[i] = head(start + i * PAGE_TOKENS) * DIM;
+#pragma unroll
+        for (u32 k = 0; k < DIM / 32 * PAGES; k++) {
+            u32 four = k / PAGES, page = k % PAGES;
+            const u16 *key = a.keys + heads[page] + key_from;
+            copy_async(keys + key_to + 16 * (4 * POSITIONS * four + PAGE_TOKENS * page), key + 8 * KEY_FOURS_APART * four);
+        }
+#pragma unroll
+        for (u32 k = 0; k < DIM / 64 * STEPS; k++) {
+            u32 eight = k / STEPS, first = k % STEPS * STEP_POSITIONS;
+            const u16 *value = a.values + heads[first / PAGE_TOKENS] + value_from + first % PAGE_TOKENS * DIM;
+            copy_async(values + value_to + first * (2 * DIM) + 128 * eight, value + 8 * VALUE_EIGHTS_APART * eight);
+        }
+    }
+
+    // Where zeros stand for what is beyond a head, and for positions that no row sees, whose pages may be gone.
+    __device__ __forceinline__ void some(u32 start, u32 keys, u32 values) const {
+        u32 key_pieces = up8(a.key_dim) / 8, value_pieces = up8(a.value_dim) / 8;
+        u64 heads[PAGES];
+#pragma unroll
+        for (u32 i = 0; i < PAGES; i++) {
+            u32 first = start + i * PAGE_TOKENS;
+            heads[i] = first < range.to && first + PAGE_TOKENS > range.from ? head(first) : 0;
+        }
+#pragma unroll (PAGES)
+        for (u32 k = 0; k < DIM / 32 * PAGES; k++) {
+            u32 piece = k / PAGES * 4 + c, page = k % PAGES, token = page * PAGE_TOKENS + at;
+            bool is_there = range.has(start + token) && piece < key_pieces;
+            u64 from = heads[page] * key_pieces + key_piece(at, piece, key_pieces);
+            copy_or_clear(keys + 16 * key_place(piece, token), is_there ? a.keys + 8 * from : a.keys, is_there);
+        }
+#pragma unroll (STEPS)
+        for (u32 k = 0; k < DIM / 64 * STEPS; k++) {
+            u32 piece = k / STEPS * 8 + g, token = k % STEPS * STEP_POSITIONS + place, page = token / PAGE_TOKENS;
+            bool is_there = range.has(start + token) && piece < value_pieces;
+            u64 from = heads[page] * value_pieces + value_piece(token % PAGE_TOKENS, piece, value_pieces);
+            u32 to = values + token * (2 * DIM) + (piece ^ place % 8) * 16;
+            copy_or_clear(to, is_there ? a.values + 8 * from : a.values, is_there);
+        }
+    }
+};
 
 template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
     extern __shared__ __align__(128) u8 shared[];
@@ -136,25 +201,29 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
     if (!find_rows(a, feed, rows)) return;
     u32 kv_head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     u32 start = feed.start(rows.span), row = feed.first(rows.span);
-    const u32 *pages = feed.pages(a.table, rows.span);
     u32 low = start + rows.token(0), high = start + rows.token(rows.count - 1);
-    u32 from = a.is_causal && a.window && low + 1 > a.window ? low + 1 - a.window : 0;
-    u32 to = a.is_causal ? high + 1 : start + rows.tokens;
+    auto first_of = [&](u32 position) {
+        return a.is_causal && a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    };
+    u32 end = start + rows.tokens;
+    // What any row sees, and what all of them see.
+    Range any_sees = {first_of(low), a.is_causal ? high + 1 : end};
+    Range all_see = {first_of(high), a.is_causal ? low + 1 : end};
     u32 base = (u32)__cvta_generic_to_shared(shared);
     u32 keys = base + ROWS * DIM * 2, values = keys + 2 * STAGE;
-    u32 block = from / POSITIONS, last = (to - 1) / POSITIONS;
-    fetch<DIM>(a, kv_head, pages, block * POSITIONS, from, to, keys, values);
+    u32 block = any_sees.from / POSITIONS, last = (any_sees.to - 1) / POSITIONS;
+    Fetch<DIM> fetch(a, feed.pages(a.table, rows.span), kv_head, any_sees);
+    fetch.block(block * POSITIONS, keys, values);
     asm volatile("cp.async.commit_group;" ::: "memory");
     load_queries<DIM>(a, rows, row, kv_head, shared);
 
     // Of a lane's two rows: what they see, their largest score, and the sum of weights in this lane.
-    u32 seen_from[2], seen_to[2];
+    Range seen[2];
     float most[2], sum[2] = {};
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         u32 position = start + rows.token(16 * warp + g + 8 * i);
-        seen_to[i] = a.is_causal ? position + 1 : to;
-        seen_from[i] = a.is_causal && a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+        seen[i] = {first_of(position), a.is_causal ? position + 1 : end};
         most[i] = -INFINITY_F;
     }
     float out[EIGHTS][4] = {};
@@ -162,8 +231,7 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
     u32 query = base + (16 * warp + lane % 16) * (2 * DIM);
     for (u32 stage = 0; block <= last; block++, stage ^= 1) {
         if (block < last) {
-            fetch<DIM>(a, kv_head, pages, (block + 1) * POSITIONS, from, to, keys + (stage ^ 1) * STAGE,
-                       values + (stage ^ 1) * STAGE);
+            fetch.block((block + 1) * POSITIONS, keys + (stage ^ 1) * STAGE, values + (stage ^ 1) * STAGE);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
         asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -182,19 +250,16 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
                 mma(scores[2 * n + 1], f, b.z, b.w);
             }
         }
-        float now[2] = {-INFINITY_F, -INFINITY_F};
-#pragma unroll
-        for (u32 n = 0; n < POSITIONS / 8; n++) {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                u32 position = block * POSITIONS + 8 * n + 2 * c + j % 2;
-                float s = scores[n][j] * factor;
-                if (a.softcap > 0.0f) s = tanhf(s) * (a.softcap * LOG2_E);
-                bool is_seen = position >= seen_from[j / 2] && position < seen_to[j / 2];
-                scores[n][j] = is_seen ? s : -INFINITY_F;
-                now[j / 2] = fmaxf(now[j / 2], scores[n][j]);
-            }
+        change(scores, [&](float s, u32, u32) { return s * factor; });
+        if (a.softcap > 0.0f) change(scores, [&](float s, u32, u32) { return tanhf(s) * (a.softcap * LOG2_E); });
+        if (!all_see.has_block(block * POSITIONS)) {
+            change(scores, [&](float s, u32 at, u32 i) { return seen[i].has(block * POSITIONS + at) ? s : -INFINITY_F; });
         }
+        float now[2] = {-INFINITY_F, -INFINITY_F};
+        change(scores, [&](float s, u32, u32 i) {
+            now[i] = fmaxf(now[i], s);
+            return s;
+        });
         float old_factor[2], reference[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
@@ -205,19 +270,19 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
             most[i] = m;
             sum[i] *= old_factor[i];
         }
+        // Mostly no row has a larger score than before.
+        if (__any_sync(~0u, old_factor[0] != 1.0f || old_factor[1] != 1.0f)) {
 #pragma unroll
-        for (u32 n = 0; n < EIGHTS; n++) {
+            for (u32 n = 0; n < EIGHTS; n++) {
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) out[n][j] *= old_factor[j / 2];
-        }
-#pragma unroll
-        for (u32 n = 0; n < POSITIONS / 8; n++) {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                scores[n][j] = power_of_two(scores[n][j] - reference[j / 2]);
-                sum[j / 2] += scores[n][j];
+                for (u32 j = 0; j < 4; j++) out[n][j] *= old_factor[j / 2];
             }
         }
+        change(scores, [&](float s, u32, u32 i) {
+            float weight = power_of_two(s - reference[i]);
+            sum[i] += weight;
+            return weight;
+        });
 #pragma unroll
         for (u32 k = 0; k < POSITIONS / 16; k++) {
             const float(&x)[4] = scores[2 * k], (&y)[4] = scores[2 * k + 1];
