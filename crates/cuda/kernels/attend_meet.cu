@@ -17,7 +17,7 @@ template <bool ROTATES> DEVICE void put_queries(const Attend &a, const Block &bl
 }
 
 // A step's keys, or its values, in a page, from the first one's first element on.
-DEVICE Parts parts_from(const u16 *first) { return {{(const uint4 *)first, (const uint4 *)first + PART_PIECES}}; }
+DEVICE Slices slices_from(const u16 *first) { return {{(const uint4 *)first, (const uint4 *)first + SLICE_PIECES}}; }
 
 // ALONE: as in `attend.cu`.
 template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
@@ -41,14 +41,14 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
         u32 from = block.from(segment), to = block.to(segment);
         Steps steps = Steps::between(from, to);
         Keys16 keys = {};
-        Values16 values[MOST_PARTS] = {};
+        Values16 values[MOST_SLICES] = {};
         if (steps.has(step)) {
             u64 head = (u64)pages[at / PAGE_TOKENS] * a.kv_heads + kv_head;
             u32 token = at % PAGE_TOKENS;
-            keys.load<true>(parts_from(a.keys + key_at(head, token, a.key_dim, 0)), a.key_dim);
-            Parts parts = parts_from(a.values + value_at(head, token, a.value_dim, 0));
-            values[0].load<true>(parts, 0, a.value_dim);
-            if (a.value_dim > PART_DIM) values[1].load<true>(parts, 1, a.value_dim);
+            keys.load<true>(slices_from(a.keys + key_at(head, token, a.key_dim, 0)), a.key_dim);
+            Slices slices = slices_from(a.values + value_at(head, token, a.value_dim, 0));
+            values[0].load<true>(slices, 0, a.value_dim);
+            if (a.value_dim > SLICE_DIM) values[1].load<true>(slices, 1, a.value_dim);
         }
         if (segment == first) {
             if (ALONE) wait_for_inputs();
@@ -83,7 +83,7 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
             Fragment weights = weigh(a, scores, step, from, to, room);
             float *part = room.parts[step][t / 4 % HEADS];
             values[0].sum(weights, 0, part);
-            if (a.value_dim > PART_DIM) values[1].sum(weights, 1, part);
+            if (a.value_dim > SLICE_DIM) values[1].sum(weights, 1, part);
         }
         __syncthreads();
         Joined joined(room, h, t % HEAD_THREADS, steps, a.value_dim);

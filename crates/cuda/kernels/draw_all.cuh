@@ -5,7 +5,7 @@
 #include "choose.cuh"
 
 // What tokens weigh: in proportion to their probabilities at a temperature; at 0 one each.
-struct Weights {
+struct TokenWeights {
     float most, temperature;
 
     __device__ __forceinline__ double operator()(u64 rank) const {
@@ -46,14 +46,14 @@ DEVICE double block_total(double x) {
 }
 
 // What all tokens of a line weigh.
-DEVICE double total(const Line &line, const Weights &weights) {
+DEVICE double total(const Line &line, const TokenWeights &weights) {
     double sum = 0.0;
     line.each([&](u64 rank) { sum += weights(rank); });
     return block_total(sum);
 }
 
 // The last key of a line up to which tokens weigh `least` together; one before all of its tokens if they weigh less.
-DEVICE u64 reach(const Line &line, const Weights &weights, double least) {
+DEVICE u64 reach(const Line &line, const TokenWeights &weights, double least) {
     __shared__ u64 listed[LISTED];
     __shared__ u32 count;
     // It lies from `found` on and below `end`, where `left` tokens are at most; those from there on weigh `above`.
@@ -116,18 +116,18 @@ DEVICE u32 draw_all(const Choose &p, u32 row, const Rule &rule, u64 peak, u32 nu
     u32 len = (p.width + GROUPS - 1) / GROUPS;
     Open open = {p.logits + (u64)row * p.stride, 0, GROUPS, len, p.width};
     Line line = {open, 1, peak, false};
-    auto keep_best = [&](const Weights &weights, double least) {
+    auto keep_best = [&](const TokenWeights &weights, double least) {
         line.by_rank = true;
         line.floor = max(line.floor, reach(line, weights, least));
     };
     if (rule.top_k() > 0 && rule.top_k() < p.width) keep_best({most, 0.0f}, (double)rule.top_k());
     if (rule.top_p() < 1.0f) {
-        Weights weights = {most, 1.0f};
+        TokenWeights weights = {most, 1.0f};
         keep_best(weights, (double)rule.top_p() * total(line, weights));
     }
     if (rule.min_p() > 0.0f) line.floor = max(line.floor, least_rank(most + logf(rule.min_p())));
     line.floor = min(line.floor, peak);
-    Weights weights = {most, rule.temperature()};
+    TokenWeights weights = {most, rule.temperature()};
     double target = (double)number / 4294967296.0 * total(line, weights);
     return token_of(reach(line, weights, next_above(target)));
 }

@@ -57,15 +57,15 @@ DEVICE u32 lower_halves(float x, float y, u32 upper) {
     return half_pair(x - high.x, y - high.y);
 }
 
-#define PART_DIM 64u // dimensions of a part of a step's keys or values
-#define PART_PIECES (PART_DIM / 8 * STEP_POSITIONS)
-#define PART_BYTES (16 * PART_PIECES)
-#define MOST_PARTS (MOST_DIM / PART_DIM)
+#define SLICE_DIM 64u // dimensions of a slice of a step's keys or values
+#define SLICE_PIECES (SLICE_DIM / 8 * STEP_POSITIONS)
+#define SLICE_BYTES (16 * SLICE_PIECES)
+#define MOST_SLICES (MOST_DIM / SLICE_DIM)
 
 // Where a step's keys, or its values, lie, in the order of pages. What nobody has written there yet is zero, or of a row
 // that is gone: all of it are numbers.
-struct Parts {
-    const uint4 *at[MOST_PARTS];
+struct Slices {
+    const uint4 *at[MOST_SLICES];
 };
 
 // Reads a piece from shared memory, or from a page: past the first-level cache, which may have lines from before
@@ -90,7 +90,7 @@ DEVICE void take_own(uint4 &piece, const uint4 &own, bool is_own) {
 struct Keys16 {
     uint4 pieces[MOST_DIM / 32][2];
 
-    template <bool IN_PAGE> __device__ __forceinline__ void load(const Parts &parts, u32 key_dim) {
+    template <bool IN_PAGE> __device__ __forceinline__ void load(const Slices &slices, u32 key_dim) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = up8(key_dim) / 8;
 #pragma unroll
         for (u32 i = 0; i < MOST_DIM / 32; i++) {
@@ -98,7 +98,7 @@ struct Keys16 {
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
                 pieces[i][j] = make_uint4(0, 0, 0, 0);
-                const uint4 *at = parts.at[i / 2] + i % 2 * (PART_PIECES / 2) + (8 * j + g) * side + c;
+                const uint4 *at = slices.at[i / 2] + i % 2 * (SLICE_PIECES / 2) + (8 * j + g) * side + c;
                 if (4 * i + c < count) pieces[i][j] = read_piece<IN_PAGE>(at);
             }
         }
@@ -135,7 +135,7 @@ struct Keys16 {
     __device__ __forceinline__ void scores(u32 key_dim, const Room &room, float (&out)[4]) const {
         float sums[2][2][4] = {};
         add_scores<0>(room, sums);
-        if (key_dim > PART_DIM) add_scores<2>(room, sums);
+        if (key_dim > SLICE_DIM) add_scores<2>(room, sums);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const float(&two)[2][4] = sums[i / 2];
@@ -149,21 +149,21 @@ struct Values16 {
     uint4 pieces[4];
 
     template <bool IN_PAGE>
-    __device__ __forceinline__ void load(const Parts &parts, u32 part, u32 value_dim) {
+    __device__ __forceinline__ void load(const Slices &slices, u32 slice, u32 value_dim) {
         // Lanes without a piece read another's, for columns that nobody reads.
-        u32 lane = threadIdx.x % 32, side = min(8, up8(value_dim) / 8 - 8 * part), at = min(lane, 4 * side - 1);
+        u32 lane = threadIdx.x % 32, side = min(8, up8(value_dim) / 8 - 8 * slice), at = min(lane, 4 * side - 1);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) pieces[i] = read_piece<IN_PAGE>(parts.at[part] + i * side * 4 + at);
+        for (u32 i = 0; i < 4; i++) pieces[i] = read_piece<IN_PAGE>(slices.at[slice] + i * side * 4 + at);
     }
 
-    __device__ __forceinline__ void take_own(u32 place, u32 part, const Room &room) {
-        uint4 own = ((const uint4 *)room.own_value)[8 * part + threadIdx.x % 32 / 4];
+    __device__ __forceinline__ void take_own(u32 place, u32 slice, const Room &room) {
+        uint4 own = ((const uint4 *)room.own_value)[8 * slice + threadIdx.x % 32 / 4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) ::take_own(pieces[i], own, place == place_of_lane(i));
     }
 
     // Adds them up with the weights of places, as halves, for a head.
-    __device__ __forceinline__ void sum(const Fragment &weights, u32 part, float *out) const {
+    __device__ __forceinline__ void sum(const Fragment &weights, u32 slice, float *out) const {
         // Lanes from 16 on have the results of those before them.
         u32 lane = own(threadIdx.x) % 32, second = lane / 16;
         float y[8];
@@ -176,7 +176,7 @@ struct Values16 {
             mma(sums, weights, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
             y[j] = second ? sums[1] + sums[3] : sums[0] + sums[2];
         }
-        float4 *to = (float4 *)(out + PART_DIM * part + 16 * (lane % 4) + 8 * second);
+        float4 *to = (float4 *)(out + SLICE_DIM * slice + 16 * (lane % 4) + 8 * second);
         to[0] = make_float4(y[0], y[1], y[2], y[3]);
         to[1] = make_float4(y[4], y[5], y[6], y[7]);
     }

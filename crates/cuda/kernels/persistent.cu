@@ -88,14 +88,14 @@ DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights) {
 }
 
 // Some chunks of a tile, or of two, as `mma` takes them.
-template <int KIND, int CHUNKS, int TILES> struct Weights {
+template <int KIND, int COUNT, int TILES> struct Chunks {
     static const int STEPS = Planes<KIND>::STEPS;
-    Planes<KIND> w[CHUNKS][TILES];
-    Fragment f[CHUNKS][TILES][STEPS];
+    Planes<KIND> w[COUNT][TILES];
+    Fragment f[COUNT][TILES][STEPS];
 
     __device__ __forceinline__ void load(const u8 *const (&slots)[TILES], u32 lane) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
+        for (int k = 0; k < COUNT; k++) {
 #pragma unroll
             for (int i = 0; i < TILES; i++) w[k][i].load(slots[i] + k * Planes<KIND>::BYTES, lane);
         }
@@ -103,7 +103,7 @@ template <int KIND, int CHUNKS, int TILES> struct Weights {
 
     __device__ __forceinline__ void unpack() {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
+        for (int k = 0; k < COUNT; k++) {
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
 #pragma unroll
@@ -112,11 +112,11 @@ template <int KIND, int CHUNKS, int TILES> struct Weights {
         }
     }
 
-    __device__ __forceinline__ void multiply(const uint4 (&b)[CHUNKS][2], float (&sums)[TILES][4]) const {
+    __device__ __forceinline__ void multiply(const uint4 (&b)[COUNT][2], float (&sums)[TILES][4]) const {
         // Where unpacking takes longest, it is faster to have all of it before the first `mma`.
         if (KIND == U4) __syncwarp();
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++) {
+        for (int k = 0; k < COUNT; k++) {
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
 #pragma unroll
@@ -139,7 +139,7 @@ template <int KIND, int CHUNKS> DEVICE void load_input(const u16 *x, u32 lane, u
 // Multiplies some chunks of a tile, or of two.
 template <int KIND, int CHUNKS, int TILES>
 DEVICE void multiply(const u8 *const (&slots)[TILES], u32 lane, const u16 *x, float (&sums)[TILES][4]) {
-    Weights<KIND, CHUNKS, TILES> weights;
+    Chunks<KIND, CHUNKS, TILES> weights;
     uint4 b[CHUNKS][2];
     weights.load(slots, lane);
     load_input<KIND, CHUNKS>(x, lane, b);
@@ -262,7 +262,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
     Ending ending = {};
     // What is multiplied first comes out of its slots before the input is there.
     typedef AtOnce<KIND, TILES> At;
-    Weights<KIND, At::COUNT, TILES> first = {};
+    Chunks<KIND, At::COUNT, TILES> first = {};
     Slots<TILES> slots = {};
     bool is_ready = false;
     bool has_experts = EXPERTS && p.used, has_tile = share.tile < share.tiles;

@@ -14,7 +14,7 @@
 #define WARPS 16u
 #define THREADS (32 * WARPS)  // that compute; one of four warps more fetches
 #define TEAMS (THREADS / TEAM) // of warps, in attention
-#define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile, or part of a step's keys
+#define SLOT 2560u            // bytes that a warp gets at once: chunks of one tile, or a slice of a step's keys
 #define DEPTH 4u              // slots of a warp
 #define NAP 200u              // nanoseconds between looks for empty slots
 #define SHORT_NORM 256u       // elements of a row, or of a group, that a warp normalises
@@ -289,17 +289,17 @@ struct Seen {
 // What a team takes at once: a segment that some query heads of a key head meet, the last segment first,
 // as the row's own position is there.
 struct Item {
-    u32 segment, kv_head, part; // of the key head's query heads
+    u32 segment, kv_head, block; // of the key head's query heads
 
     __device__ __forceinline__ Item(const Attend &a, const Seen &seen, u32 item) {
-        u32 back = divide(item, a.by_blocks), block = item - back * a.blocks;
+        u32 back = divide(item, a.by_blocks), of_all = item - back * a.blocks;
         segment = seen.last - back;
-        kv_head = divide(block, a.by_group_blocks);
-        part = block - kv_head * ((a.group + HEADS - 1) / HEADS);
+        kv_head = divide(of_all, a.by_group_blocks);
+        block = of_all - kv_head * ((a.group + HEADS - 1) / HEADS);
     }
 
-    __device__ __forceinline__ u32 first_head(const Attend &a) const { return kv_head * a.group + part * HEADS; }
-    __device__ __forceinline__ u32 head_count(const Attend &a) const { return min(HEADS, a.group - part * HEADS); }
+    __device__ __forceinline__ u32 first_head(const Attend &a) const { return kv_head * a.group + block * HEADS; }
+    __device__ __forceinline__ u32 head_count(const Attend &a) const { return min(HEADS, a.group - block * HEADS); }
 };
 
 // The first item of this block: the last blocks begin, as they have fewer tiles of the products before.
@@ -350,7 +350,7 @@ DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
             bool may = key_left + value_left > 0 && is_empty(shared, lane, filled);
             if (may) {
                 bool is_key = key_left > 0;
-                u32 size = min(is_key ? key_left : value_left, PART_BYTES);
+                u32 size = min(is_key ? key_left : value_left, SLICE_BYTES);
                 fill(shared, lane, filled++, is_key ? key : value, size);
                 if (is_key) {
                     key += size, key_left -= size;

@@ -138,7 +138,7 @@ DEVICE void keep_own(const Attend &a, const Item &now) {
     bool is_key = t < HEAD_THREADS;
     u32 eights = up8(is_key ? a.key_dim : a.value_dim) / 8, token = position % PAGE_TOKENS;
     // By one team of a key head.
-    if (now.segment != position / SEGMENT || now.part > 0 || t >= 2 * HEAD_THREADS || i >= eights) return;
+    if (now.segment != position / SEGMENT || now.block > 0 || t >= 2 * HEAD_THREADS || i >= eights) return;
     u64 head = (u64)shared_memory().pages[a.table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
     const Room &room = room_of_team();
     if (is_key) {
@@ -177,11 +177,11 @@ DEVICE void tell(const Attend &a, const Item &now, const Steps &steps) {
 }
 
 // Slots that have a step's keys, or its values.
-DEVICE u32 slots_of(u32 dim) { return dim > PART_DIM ? 2 : 1; }
-static_assert(PART_BYTES <= SLOT, "a part has a slot");
+DEVICE u32 slots_of(u32 dim) { return dim > SLICE_DIM ? 2 : 1; }
+static_assert(SLICE_BYTES <= SLOT, "a slice has a slot");
 
 // Waits for the next ones.
-DEVICE Parts take_parts(Shared &shared, Ring &ring, u32 dim) {
+DEVICE Slices take_slices(Shared &shared, Ring &ring, u32 dim) {
     const uint4 *first = (const uint4 *)ring.take(shared);
     return {{first, slots_of(dim) > 1 ? (const uint4 *)ring.take(shared) : first}};
 }
@@ -209,7 +209,7 @@ DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
         Keys16 keys = {};
         // As `fetch_kept` asks for them.
         if (extent.steps().has(step)) {
-            keys.load<false>(take_parts(shared, ring, a.key_dim), a.key_dim);
+            keys.load<false>(take_slices(shared, ring, a.key_dim), a.key_dim);
             ring.release(shared, slots_of(a.key_dim));
         }
         gather(a, now);
@@ -218,15 +218,15 @@ DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
             if (extent.has_own()) keys.take_own(extent.own_place(), room);
             float scores[4];
             keys.scores(a.key_dim, room, scores);
-            Parts parts = take_parts(shared, ring, a.value_dim);
+            Slices slices = take_slices(shared, ring, a.value_dim);
             Values16 values;
-            values.load<false>(parts, 0, a.value_dim);
+            values.load<false>(slices, 0, a.value_dim);
             Fragment weights = weigh(a, scores, step, extent.from(), extent.to(), room);
             float *out = room.parts[step][t / 4 % HEADS];
             if (extent.has_own()) values.take_own(extent.own_place(), 0, room);
             values.sum(weights, 0, out);
-            if (a.value_dim > PART_DIM) {
-                values.load<false>(parts, 1, a.value_dim);
+            if (a.value_dim > SLICE_DIM) {
+                values.load<false>(slices, 1, a.value_dim);
                 if (extent.has_own()) values.take_own(extent.own_place(), 1, room);
                 values.sum(weights, 1, out);
             }
