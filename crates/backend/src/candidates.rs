@@ -108,12 +108,14 @@ impl Candidates {
     fn softmax(&mut self) {
         // An infinite logit leaves nothing for the others.
         let max = self.max().min(f32::MAX);
+        // In f32, a sum of a whole vocabulary would miss a ten-thousandth.
         let mut sum = 0.0;
         for candidate in &mut self.items {
             candidate.p = (candidate.logit.min(f32::MAX) - max).exp();
-            sum += candidate.p;
+            sum += f64::from(candidate.p);
         }
-        self.items.iter_mut().for_each(|candidate| candidate.p /= sum);
+        let share = |p: f32| (f64::from(p) / sum) as f32;
+        self.items.iter_mut().for_each(|candidate| candidate.p = share(candidate.p));
     }
 
     /// Locally typical sampling (Meister et al. 2022): keeps the tokens whose surprise is nearest
@@ -151,8 +153,8 @@ impl Candidates {
                 sorted = (sorted * 4).max(256);
                 self.sort_front(sorted);
             }
-            sum += self.items[index].p;
-            if sum >= p && index + 1 >= min_keep {
+            sum += f64::from(self.items[index].p);
+            if sum >= f64::from(p) && index + 1 >= min_keep {
                 self.items.truncate(index + 1);
                 break;
             }
@@ -189,10 +191,13 @@ impl Candidates {
         }
     }
 
-    /// Divides the logits; at 0 or below only the best token stays.
+    /// Divides what logits are below the highest; at 0 or below only the best token stays.
     pub fn temperature(&mut self, temperature: f32) {
         if temperature > 0.0 {
-            self.items.iter_mut().for_each(|candidate| candidate.logit /= temperature);
+            // The logits themselves might all become infinite.
+            let max = self.max().min(f32::MAX);
+            let heat = |logit: f32| (logit.min(f32::MAX) - max) / temperature;
+            self.items.iter_mut().for_each(|candidate| candidate.logit = heat(candidate.logit));
             return;
         }
         let best = self.items.iter().copied().min_by(order);

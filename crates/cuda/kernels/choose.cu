@@ -1,5 +1,6 @@
 // The choice of the next step's tokens from logits, by rules that are part of the step's numbers.
-// The steps of a rule are those of `Chooser` in crates/backend, in the same order of arithmetic.
+// The steps of a rule are those of `Chooser` in crates/backend, of up to 128 candidates in the same order of
+// arithmetic.
 #include "draw_all.cuh"
 
 #define MOST_TOKENS 128u // that are put in order
@@ -54,7 +55,7 @@ DEVICE u32 best(const Choose &p, u32 row, u32 k, u64 *sorted) {
     __shared__ u32 groups[GROUPS], group_count, count;
     u32 t = threadIdx.x, len = (p.width + GROUPS - 1) / GROUPS;
     u64 peak = __ldcg(p.peaks + row * GROUPS + t);
-    u64 floor = max(1ull, bound(k, [&](u64 rank) { return (u32)(peak >= rank); }));
+    u64 floor = max(least_possible(), bound(k, [&](u64 rank) { return (u32)(peak >= rank); }));
     if (t == 0) group_count = count = 0;
     __syncthreads();
     if (peak >= floor) groups[atomicAdd(&group_count, 1)] = t;
@@ -69,11 +70,11 @@ DEVICE u32 best(const Choose &p, u32 row, u32 k, u64 *sorted) {
     __syncthreads();
     if (count > LISTED) {
         // Rare: the best are crowded in few groups.
-        floor = bound(k, [&](u64 rank) {
+        floor = max(floor, bound(k, [&](u64 rank) {
             u32 reached = 0;
             open.each([&](u64 other) { reached += other >= rank; });
             return reached;
-        });
+        }));
         __syncthreads();
         if (t == 0) count = 0;
         __syncthreads();
@@ -99,18 +100,16 @@ struct Candidates {
 
 // Makes shares of logits.
 DEVICE void softmax(Candidates &c) {
-    __shared__ float sum;
+    __shared__ double sum;
     u32 t = threadIdx.x;
-    float most = fminf(c.logits[0], FLOAT_MAX);
-    __syncthreads();
-    if (t < c.count) c.shares[t] = expf(fminf(c.logits[t], FLOAT_MAX) - most);
+    if (t < c.count) c.shares[t] = expf(heated(c.logits[t], c.logits[0], 1.0f));
     __syncthreads();
     if (t == 0) {
-        sum = 0.0f;
-        for (u32 i = 0; i < c.count; i++) sum += c.shares[i];
+        sum = 0.0;
+        for (u32 i = 0; i < c.count; i++) sum += (double)c.shares[i];
     }
     __syncthreads();
-    if (t < c.count) c.shares[t] /= sum;
+    if (t < c.count) c.shares[t] = (float)((double)c.shares[t] / sum);
     __syncthreads();
 }
 
@@ -121,9 +120,9 @@ DEVICE u32 draw(Candidates &c, const Rule &rule, u32 number) {
     if (rule.top_p() < 1.0f) {
         softmax(c);
         if (t == 0) {
-            float sum = 0.0f;
+            double sum = 0.0;
             u32 kept = 0;
-            while (kept < c.count && sum < rule.top_p()) sum += c.shares[kept++];
+            while (kept < c.count && sum < (double)rule.top_p()) sum += (double)c.shares[kept++];
             c.count = max(kept, 1);
         }
         __syncthreads();
@@ -134,7 +133,9 @@ DEVICE u32 draw(Candidates &c, const Rule &rule, u32 number) {
         if (t == 0) c.count = max(kept, 1);
         __syncthreads();
     }
-    if (t < c.count) c.logits[t] /= rule.temperature();
+    float most = c.logits[0];
+    __syncthreads();
+    if (t < c.count) c.logits[t] = heated(c.logits[t], most, rule.temperature());
     __syncthreads();
     softmax(c);
     if (t == 0) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "device.cuh"
 
-#define GROUPS 512u      // of a row's logits, of which only the best are looked at twice
+#define GROUPS 512u      // of a row's logits
 #define LISTED 1024u     // logits that are kept in shared memory
 #define THREADS GROUPS   // of a block, each of which looks at one peak
 #define RULE_NUMBERS 16u
@@ -54,8 +54,16 @@ DEVICE u32 order_of(float logit) {
 // equals is; what is no number is 0.
 DEVICE u64 ranked(float logit, u32 at) { return logit != logit ? 0 : (u64)order_of(logit) << 32 | ~at; }
 
+// What is left of a logit below the best, at a temperature. An infinite one leaves nothing for the others.
+DEVICE float heated(float logit, float most, float temperature) {
+    return (fminf(logit, FLOAT_MAX) - fminf(most, FLOAT_MAX)) / temperature;
+}
+
 // No rank of such a logit is less.
 DEVICE u64 least_rank(float logit) { return (u64)order_of(logit) << 32; }
+
+// Nor that of a token that is possible: minus infinity says that one is not.
+DEVICE u64 least_possible() { return least_rank(-FLOAT_MAX); }
 
 DEVICE u32 token_of(u64 rank) { return rank ? ~(u32)rank : 0; }
 

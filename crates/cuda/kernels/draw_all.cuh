@@ -4,14 +4,12 @@
 #pragma once
 #include "choose.cuh"
 
-// What tokens weigh: in proportion to their probabilities at a temperature; at 0 one each.
+// What tokens weigh: their probability at a temperature over the best one's; at 0 one each.
 struct TokenWeights {
     float most, temperature;
 
     __device__ __forceinline__ double operator()(u64 rank) const {
-        if (temperature == 0.0f) return 1.0;
-        float logit = fminf(logit_of(rank) / temperature, FLOAT_MAX);
-        return (double)expf(logit - fminf(most / temperature, FLOAT_MAX));
+        return temperature == 0.0f ? 1.0 : (double)expf(heated(logit_of(rank), most, temperature));
     }
 };
 
@@ -33,7 +31,7 @@ struct Line {
     }
 };
 
-// The sum over all threads of a block, always in the same order; everybody gets it.
+// The sum over all threads of a block; everybody gets it.
 DEVICE double block_total(double x) {
     __shared__ double warps[THREADS / 32];
     for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
@@ -52,7 +50,7 @@ DEVICE double total(const Line &line, const TokenWeights &weights) {
     return block_total(sum);
 }
 
-// The last key of a line up to which tokens weigh `least` together; one before all of its tokens if they weigh less.
+// The largest key from which on tokens weigh `least` together. If all weigh less, no token's, but none above theirs.
 DEVICE u64 reach(const Line &line, const TokenWeights &weights, double least) {
     __shared__ u64 listed[LISTED];
     __shared__ u32 count;
@@ -110,12 +108,11 @@ DEVICE double next_above(double x) { return __longlong_as_double(__double_as_lon
 // The token that a rule draws, of a row whose best rank is `peak`. Until they are put in order tokens stand in line
 // by their numbers, as in `Candidates`.
 DEVICE u32 draw_all(const Choose &p, u32 row, const Rule &rule, u64 peak, u32 number) {
+    if (peak < least_possible()) return 0;
     float most = logit_of(peak);
-    // Not so if no token is possible.
-    if (!(most > -INFINITY_F)) return 0;
     u32 len = (p.width + GROUPS - 1) / GROUPS;
     Open open = {p.logits + (u64)row * p.stride, 0, GROUPS, len, p.width};
-    Line line = {open, 1, peak, false};
+    Line line = {open, least_possible(), peak, false};
     auto keep_best = [&](const TokenWeights &weights, double least) {
         line.by_rank = true;
         line.floor = max(line.floor, reach(line, weights, least));

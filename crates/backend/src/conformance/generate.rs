@@ -11,16 +11,19 @@ use crate::error::Result;
 use crate::{Backend, Batch, Penalties, Rule, Span};
 
 const STEPS: usize = 7;
-/// More than a group of a kernel's threads sees at once.
+/// More than a group of a kernel's threads sees at once, and than a block keeps.
 const WIDE_VOCABULARY: usize = 3001;
+const NARROW_VOCABULARY: usize = 67;
 
 /// Checks the usual rules with recurrent state, and all with keys and values alone.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     for case in state::cases() {
         check_case(backend, &case, &pairs_of_rules(&case)[..2], failures);
     }
-    let wide = wide();
-    check_case(backend, &wide, &pairs_of_rules(&wide), failures);
+    for vocabulary in [NARROW_VOCABULARY, WIDE_VOCABULARY] {
+        let case = speaking(vocabulary);
+        check_case(backend, &case, &pairs_of_rules(&case), failures);
+    }
 }
 
 fn check_case(backend: &dyn Backend, case: &Case, pairs: &[[Rule; 2]], failures: &mut Vec<String>) {
@@ -40,9 +43,10 @@ fn check_case(backend: &dyn Backend, case: &Case, pairs: &[[Rule; 2]], failures:
     }
 }
 
-/// Attention before logits of many tokens.
-fn wide() -> Case {
-    let (mut maker, x) = Maker::start_speaking("wide vocabulary", WIDE_VOCABULARY, 64);
+/// Attention before logits of so many tokens.
+fn speaking(vocabulary: usize) -> Case {
+    let name = format!("vocabulary of {vocabulary}");
+    let (mut maker, x) = Maker::start_speaking(name, vocabulary, 64);
     let x = maker.attention(x, Format::F32, usual_attention(4, 2, 16));
     maker.logits(x);
     maker.finish(HALF_STATE, 19)
@@ -66,6 +70,15 @@ fn pairs_of_rules(case: &Case) -> Vec<[Rule; 2]> {
     let most =
         Rule { temperature: 1.3, top_k: 200, top_p: 0.97, draws: draws(), ..Rule::likeliest() };
     let likely = Rule { min_p: 0.02, draws: draws(), ..most.clone() };
+    // What is at the edge of what rules say.
+    let first_and_last: Vec<u32> =
+        (0..STEPS).map(|i| if i % 2 == 0 { 0 } else { u32::MAX - (1 << 14) }).collect();
+    let ends = Rule { draws: first_and_last, ..all.clone() };
+    let best = Rule { top_k: WIDE_VOCABULARY + 1, top_p: 0.0, ..ends.clone() };
+    let share = Rule { min_p: 1.0, ..ends.clone() };
+    let cold = Rule { temperature: 1e-40, ..ends.clone() };
+    let none = (0..NARROW_VOCABULARY as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let nothing = Rule { biases: none, ..ends.clone() };
     let latest = case.tokens[5..10].to_vec();
     let penalties = Penalties { repeat: 1.4, frequency: 0.2, presence: 0.3 };
     let window = latest.len() + 2;
@@ -80,6 +93,9 @@ fn pairs_of_rules(case: &Case) -> Vec<[Rule; 2]> {
         [Rule { temperature: 1.0, top_k: 20, draws: draws(), ..wary }, open],
         [all, most],
         [Rule { top_k: 0, top_p: 1.0, ..likely.clone() }, likely],
+        [ends, best],
+        [share, cold.clone()],
+        [Rule { top_k: 20, ..cold }, nothing],
     ]
 }
 

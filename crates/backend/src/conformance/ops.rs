@@ -140,7 +140,11 @@ fn attentions(cases: &mut Vec<Case>) {
     variants.push((Attention { value_dim: 8, ..usual(3, 1, 80) }, LONG));
     // The last elements of a head are fewer than share a scale where keys are bytes.
     variants.push((Attention { value_dim: 20, ..usual(6, 2, 36) }, LONG));
+    // As wide as kernels for prompts are made for, and long enough for blocks that are all seen.
     variants.push((usual(4, 2, 64), LONG));
+    variants.push((usual(4, 2, 128), 150));
+    variants.push((usual(2, 1, 256), 150));
+    variants.push((Attention { window: Some(140), ..usual(4, 2, 64) }, 330));
     // Wider than most heads, and than some kernels take.
     variants.push((usual(2, 1, 200), LONG));
     variants.push((usual(2, 1, 264), LONG));

@@ -5,7 +5,7 @@ use bodkin_backend::{Result, Rule};
 use super::Step;
 use crate::parameters as p;
 
-/// Parts of a row's logits, as in `kernels/choose.cu`.
+/// Parts of a row's logits, as in `kernels/choose.cuh`.
 pub(crate) const GROUPS: usize = 512;
 /// Threads of a block, as there.
 const BLOCK: usize = GROUPS;
