@@ -41,14 +41,12 @@ DEVICE float row_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Makes another number of each of a lane's scores, by its place in the block and the lane's row.
-template <class To> DEVICE void change(float (&scores)[POSITIONS / 8][4], To to) {
+// Shows each of a lane's scores, with its place in the block and the lane's row.
+template <class See> DEVICE void each(float (&scores)[POSITIONS / 8][4], See see) {
 #pragma unroll
     for (u32 n = 0; n < POSITIONS / 8; n++) {
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            scores[n][j] = to(scores[n][j], 8 * n + threadIdx.x % 4 * 2 + j % 2, j / 2);
-        }
+        for (u32 j = 0; j < 4; j++) see(scores[n][j], 8 * n + threadIdx.x % 4 * 2 + j % 2, j / 2);
     }
 }
 
@@ -112,7 +110,7 @@ struct Range {
 // first.
 template <u32 DIM> struct Fetch {
     static const u32 PAGES = POSITIONS / PAGE_TOKENS, STEPS = POSITIONS / STEP_POSITIONS, PIECES = DIM / 8;
-    static_assert(BLOCK == 8 * STEP_POSITIONS, "a thread takes the same piece of each step");
+    static_assert(BLOCK == 4 * PAGE_TOKENS && BLOCK == 8 * STEP_POSITIONS, "a thread takes the same piece of each page");
     const Attend &a;
     const u32 *pages;
     u32 kv_head;
@@ -154,13 +152,13 @@ template <u32 DIM> struct Fetch {
         for (u32 k = 0; k < DIM / 32 * PAGES; k++) {
             u32 four = k / PAGES, page = k % PAGES;
             const u16 *key = a.keys + heads[page] + key_from;
-            copy_async(keys + key_to + 16 * (4 * POSITIONS * four + PAGE_TOKENS * page), key + 8 * KEY_FOURS_APART * four);
+            copy_async(keys + key_to + 16 * (4 * POSITIONS * four + PAGE_TOKENS * page), key + 8 * SLICE_PIECES / 2 * four);
         }
 #pragma unroll
         for (u32 k = 0; k < DIM / 64 * STEPS; k++) {
             u32 eight = k / STEPS, first = k % STEPS * STEP_POSITIONS;
             const u16 *value = a.values + heads[first / PAGE_TOKENS] + value_from + first % PAGE_TOKENS * DIM;
-            copy_async(values + value_to + first * (2 * DIM) + 128 * eight, value + 8 * VALUE_EIGHTS_APART * eight);
+            copy_async(values + value_to + first * (2 * DIM) + 128 * eight, value + 8 * SLICE_PIECES * eight);
         }
     }
 
@@ -250,16 +248,15 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
                 mma(scores[2 * n + 1], f, b.z, b.w);
             }
         }
-        change(scores, [&](float s, u32, u32) { return s * factor; });
-        if (a.softcap > 0.0f) change(scores, [&](float s, u32, u32) { return tanhf(s) * (a.softcap * LOG2_E); });
+        each(scores, [&](float &s, u32, u32) { s *= factor; });
+        if (a.softcap > 0.0f) each(scores, [&](float &s, u32, u32) { s = tanhf(s) * (a.softcap * LOG2_E); });
         if (!all_see.has_block(block * POSITIONS)) {
-            change(scores, [&](float s, u32 at, u32 i) { return seen[i].has(block * POSITIONS + at) ? s : -INFINITY_F; });
+            each(scores, [&](float &s, u32 at, u32 i) {
+                if (!seen[i].has(block * POSITIONS + at)) s = -INFINITY_F;
+            });
         }
         float now[2] = {-INFINITY_F, -INFINITY_F};
-        change(scores, [&](float s, u32, u32 i) {
-            now[i] = fmaxf(now[i], s);
-            return s;
-        });
+        each(scores, [&](float &s, u32, u32 i) { now[i] = fmaxf(now[i], s); });
         float old_factor[2], reference[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
@@ -278,10 +275,9 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
                 for (u32 j = 0; j < 4; j++) out[n][j] *= old_factor[j / 2];
             }
         }
-        change(scores, [&](float s, u32, u32 i) {
-            float weight = power_of_two(s - reference[i]);
-            sum[i] += weight;
-            return weight;
+        each(scores, [&](float &s, u32, u32 i) {
+            s = power_of_two(s - reference[i]);
+            sum[i] += s;
         });
 #pragma unroll
         for (u32 k = 0; k < POSITIONS / 16; k++) {

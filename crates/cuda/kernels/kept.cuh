@@ -100,10 +100,9 @@ DEVICE u32 value_piece(u32 token, u32 piece, u32 pieces) { return token * pieces
 // Sixteen tokens lie together, in the order in which the lanes of a warp read them for `mma` (`meet.cuh`).
 #define STEP_POSITIONS 16u
 
-// Of heads of whole parts of 64 dimensions, so many pieces lie from four of a key to the next four, and from eight of
-// a value to the next eight.
-#define KEY_FOURS_APART (4 * STEP_POSITIONS)
-#define VALUE_EIGHTS_APART (8 * STEP_POSITIONS)
+// A slice of their keys, or of their values: of heads of whole slices one lies behind the other.
+#define SLICE_DIM 64u
+#define SLICE_PIECES (SLICE_DIM / 8 * STEP_POSITIONS)
 
 // Lane 4 g + c has of the keys at places g and g + 8 the pieces 4 i + c.
 DEVICE u32 key_piece(u32 token, u32 piece, u32 pieces) {

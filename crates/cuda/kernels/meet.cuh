@@ -57,8 +57,6 @@ DEVICE u32 lower_halves(float x, float y, u32 upper) {
     return half_pair(x - high.x, y - high.y);
 }
 
-#define SLICE_DIM 64u // dimensions of a slice of a step's keys or values
-#define SLICE_PIECES (SLICE_DIM / 8 * STEP_POSITIONS)
 #define SLICE_BYTES (16 * SLICE_PIECES)
 #define MOST_SLICES (MOST_DIM / SLICE_DIM)
 
