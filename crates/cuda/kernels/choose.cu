@@ -60,25 +60,25 @@ DEVICE u32 best(const Choose &p, u32 row, u32 k, u64 *sorted) {
     __syncthreads();
     if (peak >= floor) groups[atomicAdd(&group_count, 1)] = t;
     __syncthreads();
-    Open open = {p.logits + (u64)row * p.stride, groups, group_count, len, p.width};
+    Open open = {p.logits + (u64)row * p.stride, groups, 0, group_count, len, p.width};
     auto list = [&](u64 rank) {
         if (rank < floor) return;
         u32 at = atomicAdd(&count, 1);
         if (at < LISTED) listed[at] = rank;
     };
-    open.each(list);
+    open.each(floor, list);
     __syncthreads();
     if (count > LISTED) {
         // Rare: the best are crowded in few groups.
         floor = max(floor, bound(k, [&](u64 rank) {
             u32 reached = 0;
-            open.each([&](u64 other) { reached += other >= rank; });
+            open.each(rank, [&](u64 other) { reached += other >= rank; });
             return reached;
         }));
         __syncthreads();
         if (t == 0) count = 0;
         __syncthreads();
-        open.each(list);
+        open.each(floor, list);
         __syncthreads();
     }
     u32 found = count;

@@ -93,13 +93,15 @@ DEVICE u32 block_count(u32 count) {
 // Groups of a row's logits.
 struct Open {
     const float *logits;
-    const u32 *groups; // their numbers, or none: the first ones
+    const u32 *groups; // their numbers, or none: all
+    const u64 *peaks;  // of all, or none: then each group has something to show
     u32 count, len, width;
 
-    // Shows a thread's share of the ranks of all logits; a warp takes a group.
-    template <class See> __device__ __forceinline__ void each(See see) const {
+    // Shows a thread's share of the ranks from `least` on, and maybe others; a warp takes a group.
+    template <class See> __device__ __forceinline__ void each(u64 least, See see) const {
         for (u32 i = threadIdx.x / 32; i < count; i += THREADS / 32) {
             u32 group = groups ? groups[i] : i, end = min((group + 1) * len, width);
+            if (peaks && peaks[group] < least) continue;
             for (u32 first = group * len + threadIdx.x % 32; first < end; first += 32 * 8) {
                 float eight[8];
 #pragma unroll

@@ -1,6 +1,6 @@
 // Draws from tokens that are too many to be put in order. What a rule leaves of them is said by the least rank
 // that stays. That one, and the token that is drawn, is where weights reach a sum: it is found by bits, in passes
-// over all logits until what is left can be listed.
+// over the groups of logits that have any of it, until what is left can be listed.
 #pragma once
 #include "choose.cuh"
 
@@ -23,10 +23,10 @@ struct Line {
     __device__ __forceinline__ u64 low() const { return by_rank ? floor : ~(open.width - 1); }
     __device__ __forceinline__ u64 high() const { return by_rank ? peak : ~0u; }
 
-    // Shows a thread's share of the tokens.
-    template <class See> __device__ __forceinline__ void each(See see) const {
-        open.each([&](u64 rank) {
-            if (rank >= floor) see(rank);
+    // Shows a thread's share of the tokens whose keys are from `first` on and below `end`.
+    template <class See> __device__ __forceinline__ void each(u64 first, u64 end, See see) const {
+        open.each(by_rank ? max(floor, first) : floor, [&](u64 rank) {
+            if (rank >= floor && key(rank) >= first && key(rank) < end) see(rank);
         });
     }
 };
@@ -46,7 +46,7 @@ DEVICE double block_total(double x) {
 // What all tokens of a line weigh.
 DEVICE double total(const Line &line, const TokenWeights &weights) {
     double sum = 0.0;
-    line.each([&](u64 rank) { sum += weights(rank); });
+    line.each(0, ~0ull, [&](u64 rank) { sum += weights(rank); });
     return block_total(sum);
 }
 
@@ -68,25 +68,23 @@ DEVICE u64 reach(const Line &line, const TokenWeights &weights, double least) {
             __syncthreads();
             if (threadIdx.x == 0) count = 0;
             __syncthreads();
-            line.each([&](u64 rank) {
-                u64 key = line.key(rank);
-                if (key >= found && key < end) listed[atomicAdd(&count, 1)] = rank;
-            });
+            line.each(found, end, [&](u64 rank) { listed[atomicAdd(&count, 1)] = rank; });
             __syncthreads();
             is_listed = true;
         }
         double sum = 0.0;
         u32 seen = 0;
         auto see = [&](u64 rank) {
-            u64 key = line.key(rank);
-            if (key < tried || key >= end) return;
             sum += weights(rank);
             seen++;
         };
         if (is_listed) {
-            for (u32 i = threadIdx.x; i < count; i += THREADS) see(listed[i]);
+            for (u32 i = threadIdx.x; i < count; i += THREADS) {
+                u64 key = line.key(listed[i]);
+                if (key >= tried && key < end) see(listed[i]);
+            }
         } else {
-            line.each(see);
+            line.each(tried, end, see);
         }
         sum = block_total(sum);
         seen = block_count(seen);
@@ -110,8 +108,11 @@ DEVICE double next_above(double x) { return __longlong_as_double(__double_as_lon
 DEVICE u32 draw_all(const Choose &p, u32 row, const Rule &rule, u64 peak, u32 number) {
     if (peak < least_possible()) return 0;
     float most = logit_of(peak);
+    __shared__ u64 peaks[GROUPS];
+    peaks[threadIdx.x] = __ldcg(p.peaks + row * GROUPS + threadIdx.x);
+    __syncthreads();
     u32 len = (p.width + GROUPS - 1) / GROUPS;
-    Open open = {p.logits + (u64)row * p.stride, 0, GROUPS, len, p.width};
+    Open open = {p.logits + (u64)row * p.stride, 0, peaks, GROUPS, len, p.width};
     Line line = {open, least_possible(), peak, false};
     auto keep_best = [&](const TokenWeights &weights, double least) {
         line.by_rank = true;
