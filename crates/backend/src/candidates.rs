@@ -298,6 +298,23 @@ mod tests {
     }
 
     #[test]
+    fn a_low_temperature_leaves_the_best() {
+        // Divided by it, all of these logits would be infinite.
+        assert_left(
+            &after(&P, |c| c.temperature(1e-40)),
+            &[(0, 0.0), (1, 0.0), (2, 0.0), (3, 1.0)],
+        );
+    }
+
+    #[test]
+    fn shares_of_many_tokens_add_up() {
+        let mut candidates = Candidates::default();
+        candidates.fill(&vec![0.0; 200_000], 0);
+        candidates.top_p(0.5, 0);
+        assert!((99_999..=100_001).contains(&candidates.count()), "{}", candidates.count());
+    }
+
+    #[test]
     fn typical() {
         assert_left(&after(&[0.97, 0.01, 0.01, 0.01], |c| c.typical(0.5, 0)), &[(0, 1.0)]);
         let third = 1.0 / 3.0;

@@ -41,7 +41,7 @@ template <class Reached> DEVICE u64 bound(u32 k, Reached reached) {
     u64 found = 0;
     for (int bit = 63; bit >= 0; bit--) {
         u64 tried = found | 1ull << bit;
-        u32 count = block_count(reached(tried));
+        u32 count = block_total(reached(tried));
         if (count >= k) found = tried;
         if (count == k) break;
     }
@@ -129,7 +129,7 @@ DEVICE u32 draw(Candidates &c, const Rule &rule, u32 number) {
     }
     if (rule.min_p() > 0.0f) {
         float floor = c.logits[0] + logf(rule.min_p());
-        u32 kept = block_count(t < c.count && c.logits[t] >= floor);
+        u32 kept = block_total((u32)(t < c.count && c.logits[t] >= floor));
         if (t == 0) c.count = max(kept, 1);
         __syncthreads();
     }

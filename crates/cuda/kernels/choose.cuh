@@ -78,14 +78,20 @@ DEVICE u64 warp_most(u64 most) {
     return most;
 }
 
+DEVICE u32 warp_total(u32 x) { return __reduce_add_sync(~0u, x); }
+DEVICE double warp_total(double x) {
+    for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
 // The sum over all threads of a block; everybody gets it.
-DEVICE u32 block_count(u32 count) {
-    __shared__ u32 warps[THREADS / 32];
-    count = __reduce_add_sync(~0u, count);
+template <class T> DEVICE T block_total(T x) {
+    __shared__ T warps[THREADS / 32];
+    x = warp_total(x);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = count;
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
     __syncthreads();
-    u32 sum = 0;
+    T sum = 0;
     for (u32 i = 0; i < THREADS / 32; i++) sum += warps[i];
     return sum;
 }

@@ -31,18 +31,6 @@ struct Line {
     }
 };
 
-// The sum over all threads of a block; everybody gets it.
-DEVICE double block_total(double x) {
-    __shared__ double warps[THREADS / 32];
-    for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-    __syncthreads();
-    double sum = 0.0;
-    for (u32 i = 0; i < THREADS / 32; i++) sum += warps[i];
-    return sum;
-}
-
 // What all tokens of a line weigh.
 DEVICE double total(const Line &line, const TokenWeights &weights) {
     double sum = 0.0;
@@ -87,7 +75,7 @@ DEVICE u64 reach(const Line &line, const TokenWeights &weights, double least) {
             line.each(tried, end, see);
         }
         sum = block_total(sum);
-        seen = block_count(seen);
+        seen = block_total(seen);
         if (above + sum >= least) {
             found = tried;
             left = seen;
