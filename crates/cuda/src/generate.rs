@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use bodkin_backend::{Batch, Result, Rule};
 
+use crate::driver::Event;
 use crate::model::{CudaModel, Ending};
 
 impl CudaModel {
@@ -49,16 +50,18 @@ impl CudaModel {
     ) -> Result<()> {
         // A recurrent state cannot go back to where it was before a step.
         let ahead = usize::from(self.plan.states.is_empty());
-        let mut marks = VecDeque::new();
+        let mut events = VecDeque::new();
         let mut sent = 0;
         for seen in 0..steps {
             while sent < steps && sent <= seen + ahead {
                 self.send_stages(batch, ending)?;
-                marks.push_back(self.device.mark()?);
+                let event = Event::new(&self.device)?;
+                event.record()?;
+                events.push_back(event);
                 sent += 1;
             }
-            if let Some(mark) = marks.pop_front() {
-                mark.wait()?;
+            if let Some(event) = events.pop_front() {
+                event.wait()?;
             }
             let rows = batch.outputs.len();
             if !each(&self.chosen.slice()[seen % 2 * rows..][..rows]) {

@@ -12,7 +12,8 @@ use super::{Device, failed};
 const UNIFIED: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
 const DEVICE: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
 
-/// A moment in a device's stream that others wait for, again and again.
+/// A moment in a device's stream that others wait for, again and again. Unlike a mark it has no time,
+/// which a device takes longer to note: 1 to 2 us.
 pub(crate) struct Event {
     device: Arc<Device>,
     event: sys::CUevent,
@@ -34,6 +35,12 @@ impl Event {
         self.device.enter()?;
         // SAFETY: event and stream are alive, and of one context.
         unsafe { result::event::record(self.event, self.device.stream) }.map_err(failed("no event"))
+    }
+
+    /// Waits until the stream has come to where it was recorded last.
+    pub(crate) fn wait(&self) -> Result<()> {
+        // SAFETY: the event is alive.
+        unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel failed"))
     }
 }
 
