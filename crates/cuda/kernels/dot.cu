@@ -141,6 +141,39 @@ DEVICE void team_sync(u32 team, u32 warps) {
     }
 }
 
+// Where a warp has two parts of each tile, sums of all tiles are kept at one place: whether those of the tile
+// before have been read there.
+struct Reading {
+    u32 team, warps;
+#if __CUDA_ARCH__ >= 900
+    u32 barrier, tiles;
+
+    // By every warp, before the team meets for the first time.
+    __device__ __forceinline__ void begin(const u64 *barriers, u32 thread) {
+        barrier = (u32)__cvta_generic_to_shared(barriers + team);
+        tiles = 0;
+        if (thread == 0) asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(warps) : "memory");
+    }
+
+    __device__ __forceinline__ void end() {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+        tiles++;
+    }
+
+    __device__ __forceinline__ void wait() const {
+        if (tiles == 0) return;
+        asm volatile("{.reg .pred done;\n"
+                     "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                     "@!done bra again;}" ::"r"(barrier), "r"((tiles - 1) % 2) : "memory");
+    }
+#else
+    __device__ __forceinline__ void begin(const u64 *, u32) {}
+    __device__ __forceinline__ void end() const { team_sync(team, warps); }
+    __device__ __forceinline__ void wait() const {}
+#endif
+};
+
 template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     typedef Dot<KIND, COLS8, TILES> D;
     extern __shared__ __align__(128) u8 shared[];
@@ -156,10 +189,13 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     u32 start = used ? blockIdx.y : blockIdx.y * 8 * COLS8;
     u32 cols = used ? 1 : min(8 * COLS8, p.rows - start);
     u32 tile = blockIdx.x * teams + team, step = gridDim.x * teams;
-    // Sums of parts: [2, each * WARPS, TILES, cols, TILE_ROWS + 1].
-    float *partials = (float *)(shared + WARPS * D::RING);
+    const u64 *readings = (const u64 *)(shared + WARPS * D::RING);
+    Reading reading = {team, warps};
+    reading.begin(readings, thread);
+    // Sums of parts: [2, WARPS, TILES, cols, TILE_ROWS + 1], of tiles by turns, or of twice as many parts.
+    float *partials = (float *)(readings + WARPS);
     u32 tile_sums = cols * (TILE_ROWS + 1);
-    u16 *only = (u16 *)(partials + 2 * each * WARPS * TILES * (tile_sums + 3) / 4 * 4);
+    u16 *only = (u16 *)(partials + 2 * WARPS * TILES * (tile_sums + 3) / 4 * 4);
     D d = {p, shared + warp * D::RING, lane, first, end, step};
     d.tile = tile;
     if (!used) d.begin();
@@ -188,7 +224,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
             x[n] = is_in ? input + at * p.input_stride + column : 0;
         }
     }
-    for (u32 turn = 0; tile < p.tiles; turn ^= 1) {
+    for (u32 turn = 0; tile < p.tiles; turn ^= each % 2) {
         // What the end of the tile needs is asked for at its beginning.
         u32 matrix = TILES == 2 ? 0 : matrix_of(p, tile);
         u32 row = (tile - p.matrices[matrix].first_tile) * TILE_ROWS + thread % TILE_ROWS;
@@ -202,6 +238,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         float *partial = partials + (turn * WARPS + warp - member) * each * TILES * tile_sums;
         u32 part = member * each, stop = min(first + p.part, end);
         auto keep = [&]() {
+            if (each > 1 && part == member * each) reading.wait();
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
 #pragma unroll
@@ -240,7 +277,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         for (u32 at = thread; at < TILE_ROWS * cols; at += 32 * warps) {
             u32 r = at % TILE_ROWS, col = at / TILE_ROWS;
             float total[TILES] = {};
-#pragma unroll 4
+#pragma unroll 8
             for (u32 part = 0; part < parts; part++) {
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
@@ -255,6 +292,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
                 emit(p, matrix, d.expert, row, start + col, total[0], scales[0], residual);
             }
         }
+        if (each > 1) reading.end();
         tile += step;
     }
 }

@@ -70,15 +70,8 @@ pub(crate) const fn prompt_shared_bytes(dims: usize) -> usize {
 const _: () = assert!(prompt_shared_bytes(PROMPT_DIMS[2]) <= crate::driver::SHARED_BYTES);
 
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
-/// barriers, the sums of `parts` of the columns, of two tiles by turns, and a single row's `held`
-/// columns.
-pub(crate) fn dot_shared_bytes(
-    kind: Kind,
-    parts: usize,
-    is_gated: bool,
-    rows: usize,
-    held: usize,
-) -> usize {
+/// barriers, barriers of teams, the sums of parts of the columns, and a single row's `held` columns.
+pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize, held: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let slot = tiles * (kind.slot_chunks() / tiles) * kind.chunk_bytes();
     let depth = match slot {
@@ -86,9 +79,8 @@ pub(crate) fn dot_shared_bytes(
         _ if is_gated && rows > 8 => 3,
         _ => 4,
     };
-    let parts = DOT_WARPS.max(parts.next_power_of_two());
-    let sums = 2 * parts * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
-    DOT_WARPS * (depth * slot + 32) + 4 * sums + 2 * held
+    let sums = 2 * DOT_WARPS * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
+    DOT_WARPS * (depth * slot + 32 + 8) + 4 * sums + 2 * held
 }
 
 /// The kernels of one kind of planes.

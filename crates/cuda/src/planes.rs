@@ -11,7 +11,7 @@ use bytemuck::cast_slice_mut;
 use half::f16;
 
 use crate::codes::{Group, groups};
-pub(crate) use shape::{MOST_PARTS, Shape};
+pub(crate) use shape::Shape;
 
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;

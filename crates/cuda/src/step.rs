@@ -22,7 +22,7 @@ use crate::driver::Device;
 use crate::kept::Kept;
 use crate::kernels::{DOT_MOST_BYTES, Kernels, dot_shared_bytes};
 use crate::lower::{After, Content, Program, Stage, Value, Work};
-use crate::planes::{CHUNK_COLS, Kind, MOST_PARTS};
+use crate::planes::{CHUNK_COLS, Kind};
 use crate::sizes::Sizes;
 use crate::weights::Placed;
 use many::{Grouping, Interleaving};
@@ -132,8 +132,8 @@ pub(crate) fn too_wide(plan: &Plan, kept: Kept, stage: &Stage) -> Option<String>
             let is_gated = matches!(after, After::Gate { .. });
             let cols = weight.cols.next_multiple_of(CHUNK_COLS);
             let held = if experts.is_none() { cols } else { 0 };
-            let one = dot_shared_bytes(kind, MOST_PARTS, is_gated, 1, held);
-            let bytes = one.max(dot_shared_bytes(kind, MOST_PARTS, is_gated, DOT_ROWS, 0));
+            let one = dot_shared_bytes(kind, is_gated, 1, held);
+            let bytes = one.max(dot_shared_bytes(kind, is_gated, DOT_ROWS, 0));
             (format!("{cols} columns of {}", weight.name), bytes, DOT_MOST_BYTES)
         }
         Work::Attend { attention, slot, .. } => {

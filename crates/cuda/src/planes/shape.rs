@@ -6,6 +6,8 @@ use bodkin_model::Weight;
 use super::{CHUNK_COLS, Kind, TILE_ROWS};
 use crate::lower::Share;
 
+/// Warps of a large device: of its 132 blocks 16 each.
+const WARPS: usize = 132 * 16;
 /// Parts of a sum over columns for up to so many tiles: where tiles are few, only parts give all
 /// warps of a large device something to read.
 const PARTS: [(usize, usize); 5] =
@@ -15,7 +17,7 @@ const PARTS: [(usize, usize); 5] =
 const EXPERT_PARTS: [(usize, usize); 5] =
     [(160, MOST_PARTS), (768, 8), (1536, 4), (3072, 2), (usize::MAX, 1)];
 /// The most parts of a sum: `kernels/persistent.cuh` has a place for so many.
-pub(crate) const MOST_PARTS: usize = 16;
+const MOST_PARTS: usize = 16;
 
 /// The shape of a weight: one matrix, or one for each expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,16 @@ pub(crate) struct Shape {
     /// Rows of the widest matrix of this kind that the same input is multiplied with, or of all
     /// experts' that it meets.
     pub(crate) widest: usize,
+}
+
+/// The same of codes of four bits, which take a device's instructions longer than its memory, so
+/// that no warp may stand idle: where all warps go through the parts of tiles by turns, the fewest
+/// with which that takes the least time, or a sixteenth more.
+fn parts_of_codes(tiles: usize) -> usize {
+    let time = |parts: usize| (tiles * parts).div_ceil(WARPS) * (MOST_PARTS / parts);
+    let all = [1, 2, 4, 8, MOST_PARTS];
+    let least = all.map(time).into_iter().min().unwrap_or(0);
+    all.into_iter().find(|&parts| 16 * time(parts) <= 17 * least).unwrap_or(MOST_PARTS)
 }
 
 impl Shape {
@@ -64,9 +76,14 @@ impl Shape {
     /// product.
     pub(crate) fn part(&self) -> usize {
         let widest = self.widest.div_ceil(TILE_ROWS);
-        let parts = if self.matrices > 1 { &EXPERT_PARTS } else { &PARTS };
-        let parts = parts.iter().find(|(tiles, _)| widest < *tiles);
-        self.chunks().div_ceil(parts.map_or(1, |(_, parts)| *parts))
+        let up_to = |parts: &[(usize, usize)]| {
+            parts.iter().find(|(tiles, _)| widest < *tiles).map_or(1, |(_, parts)| *parts)
+        };
+        self.chunks().div_ceil(match self.kind {
+            _ if self.matrices > 1 => up_to(&EXPERT_PARTS),
+            Kind::U4 => parts_of_codes(widest),
+            _ => up_to(&PARTS),
+        })
     }
 
     /// Tiles that a block of eight warps takes at once: a warp for each part of their columns, or
@@ -93,5 +110,22 @@ impl Shape {
     /// The number of the rows' scales.
     pub(crate) fn scales(&self) -> usize {
         self.matrices * self.tiles() * TILE_ROWS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_give_all_warps_something_to_read() {
+        // Of usual shapes of one and eight billion weights: their own width, their inner one, and
+        // the head.
+        for (rows, parts) in [(2048, 16), (4096, 8), (8192, 4), (14_336, 2), (128_256, 1)] {
+            let of = |kind| Shape::new(kind, 1, rows, 64 * CHUNK_COLS).parts();
+            assert_eq!(of(Kind::U8), parts, "{rows}");
+            assert_eq!(of(Kind::U4), if rows == 14_336 { 16 } else { parts }, "{rows}");
+        }
+        assert_eq!(Shape::new(Kind::U4, 1, 1, 64 * CHUNK_COLS).parts(), MOST_PARTS);
     }
 }

@@ -152,8 +152,8 @@ impl Step<'_> {
         // A single row of input is held too.
         let is_held = product.used == 0 && rows == 1;
         let held = if is_held { product.input_stride as usize } else { 0 };
-        let (kind, parts) = (first.shape.kind, first.shape.parts());
-        let shared = dot_shared_bytes(kind, parts, is_gated, cols, held);
+        let kind = first.shape.kind;
+        let shared = dot_shared_bytes(kind, is_gated, cols, held);
         // SAFETY: the weights have these shapes, values room for the step's rows, and the routed
         // experts are below their number.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, product) }
