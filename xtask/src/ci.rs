@@ -12,6 +12,7 @@ const STEPS: &[(&str, &[&str])] = &[
     ("tidy", &["xtask", "tidy"]),
     ("clippy", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
     ("kernels", &["xtask", "kernels", "--check"]),
+    ("cuda", &["xtask", "emulate"]),
     ("tests", &["test", "--workspace", "--quiet"]),
     ("docs", &["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]),
 ];

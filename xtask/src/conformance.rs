@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// The number of the NVIDIA device, or those of several that share models, divided by commas.
     #[arg(long, default_value = "0", value_delimiter = ',')]
     device: Vec<usize>,
+    /// Only the model files, without the suite, and only behind the shortest prompt
+    #[arg(long, requires = "models")]
+    brief: bool,
     /// Model files, of which steps of one row are compared with and without rewrites, and with one
     /// device.
     models: Vec<PathBuf>,
@@ -36,15 +39,19 @@ pub(crate) struct Args {
 /// bytes, and compares the bits with and without rewrites of the plan, and of several devices with
 /// those of the first alone.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let prompts = if args.brief { &PROMPTS[..1] } else { &PROMPTS };
     for path in &args.models {
         let name = path.display();
-        let fused = single_rows(&Cuda::open_all(&args.device)?, path)?;
-        let plain = single_rows(&Cuda::open_all(&args.device)?.fusing(false), path)?;
+        let fused = single_rows(&Cuda::open_all(&args.device)?, path, prompts)?;
+        let plain = single_rows(&Cuda::open_all(&args.device)?.fusing(false), path, prompts)?;
         count_same(&name, WITHOUT, &fused, &plain)?;
         if args.device.len() > 1 {
-            let one = single_rows(&Cuda::open(args.device[0])?, path)?;
+            let one = single_rows(&Cuda::open(args.device[0])?, path, prompts)?;
             count_same(&name, ON_ONE, &fused, &one)?;
         }
+    }
+    if args.brief {
+        return Ok(());
     }
     let cuda = Cuda::open_all(&args.device)?;
     let mut failures = conformance::check(&cuda);
@@ -99,10 +106,10 @@ fn count_same(name: impl Display, how: &str, usual: &[Rows], other: &[Rows]) -> 
 
 /// The bits of the logits after each prompt that a model has the positions for, and of single steps
 /// behind it.
-fn single_rows(cuda: &Cuda, path: &Path) -> Result<Vec<Rows>> {
+fn single_rows(cuda: &Cuda, path: &Path, prompts: &[(usize, usize)]) -> Result<Vec<Rows>> {
     let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
-    let fitting = PROMPTS.iter().filter(|(prompt, steps)| prompt + steps <= plan.positions());
+    let fitting = prompts.iter().filter(|(prompt, steps)| prompt + steps <= plan.positions());
     ensure!(fitting.clone().count() > 0, "{}: too few positions", path.display());
     let longest = fitting.clone().map(|(prompt, steps)| prompt + steps).max().unwrap_or(0);
     let pages = vec![longest.div_ceil(bodkin_backend::PAGE_TOKENS); plan.windows().len()];

@@ -3,13 +3,16 @@
 //! that nobody who builds bodkin needs any of this.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
 /// The compiler: its PTX is taken by every driver from 550 on.
 const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.4.127";
+
+/// Where the machine code for Hopper lies beside the PTX that it was made from, in the workspace.
+const HOPPER: &str = "target/kernels/hopper";
 
 /// What to do with what is made.
 #[derive(clap::Args)]
@@ -25,8 +28,10 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let kept = sources.join("built");
     let work = root.join("target/kernels");
     let out = work.join("built");
-    let _ = fs::remove_dir_all(&out);
-    fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+    for folder in [&out, &root.join(HOPPER)] {
+        let _ = fs::remove_dir_all(folder);
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
     let python = work.join("venv/bin/python");
     if !python.exists() {
         call(Command::new("python3").args(["-m", "venv"]).arg(work.join("venv")))?;
@@ -34,7 +39,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     call(Command::new(&python).args(["-m", "pip", "install", "-q", WHEEL]))?;
     let script = work.join("build.py");
     fs::write(&script, include_str!("kernels/build.py"))?;
-    call(Command::new(&python).arg(&script).arg(&sources).arg(&out))?;
+    call(Command::new(&python).arg(&script).args([&sources, &out, &root.join(HOPPER)]))?;
     let mut names = Vec::new();
     for entry in fs::read_dir(&out)? {
         names.push(entry?.file_name());
@@ -56,6 +61,23 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     }
     ensure!(!args.check || kept_count == names.len(), "files in `built` that no source makes");
     Ok(())
+}
+
+/// The folder of the kernels for Hopper as PTX, made if it does not belong to the kept ones.
+pub(crate) fn hopper(root: &Path) -> Result<PathBuf> {
+    let folder = root.join(HOPPER);
+    let kept = fs::read_dir(root.join("crates/cuda/kernels/built"))?;
+    let mut codes = kept
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|end| end == "cubin"));
+    let is_same = |path: PathBuf| {
+        let made = path.file_name().map(|name| fs::read(folder.join(name)));
+        made.is_some_and(|made| made.ok() == fs::read(&path).ok())
+    };
+    if !codes.all(is_same) {
+        run(root, &Args { check: true })?;
+    }
+    Ok(folder)
 }
 
 fn call(command: &mut Command) -> Result<()> {

@@ -6,6 +6,7 @@
 mod ci;
 mod compare;
 mod conformance;
+mod emulate;
 mod golden;
 mod gpu;
 mod kernels;
@@ -31,6 +32,8 @@ enum Command {
     Compare(compare::Args),
     /// Runs the acceptance suite of backends on an NVIDIA device.
     Conformance(conformance::Args),
+    /// Runs the CUDA backend without a card, on an emulated driver.
+    Emulate(emulate::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
     /// Measures on an NVIDIA device, and rewrites the README's table.
@@ -56,6 +59,7 @@ fn main() -> anyhow::Result<()> {
         Command::Ci => ci::run(&root()),
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Conformance(args) => conformance::run(&args),
+        Command::Emulate(args) => emulate::run(&root(), &args),
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Gpu(args) => gpu::run(&root(), &args),
         Command::Kernels(args) => kernels::run(&root(), &args),

@@ -16,25 +16,26 @@ use bodkin_gguf::{Format, Writer};
 
 use blocks::Blocks;
 use pruned::PrunedRows;
-use shape::{Fill, Shape, Size};
+pub(crate) use shape::Size;
+use shape::{Fill, Shape};
 
 /// What to make.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The model's size.
     #[arg(value_enum)]
-    shape: Size,
+    pub(crate) shape: Size,
     /// How every matrix is stored, such as Q4_K, BITMAP_Q8_0 or S24_Q4_0.
-    format: String,
+    pub(crate) format: String,
     /// The file to write.
-    out: PathBuf,
+    pub(crate) out: PathBuf,
     /// Another seed gives other weights.
     #[arg(long, default_value_t = 0)]
-    seed: u64,
+    pub(crate) seed: u64,
     /// The share of every matrix that is zero, but for the token table and the head. 2:4 formats
     /// have half whatever it says.
     #[arg(long, default_value_t = 0.0)]
-    sparsity: f64,
+    pub(crate) sparsity: f64,
 }
 
 /// Writes the file.

@@ -29,7 +29,7 @@ impl Item {
     fn crate_name(&self) -> Option<&str> {
         match self.path.split_once('/')? {
             ("crates", rest) => rest.split('/').next(),
-            ("xtask", _) => Some("xtask"),
+            (name @ ("emulator" | "xtask"), _) => Some(name),
             _ => None,
         }
     }

@@ -70,7 +70,8 @@ pub(crate) const fn prompt_shared_bytes(dims: usize) -> usize {
 const _: () = assert!(prompt_shared_bytes(PROMPT_DIMS[2]) <= crate::driver::SHARED_BYTES);
 
 /// Shared memory of a block of `dot` for so many rows of input: weights under way with their
-/// barriers, barriers of teams, the sums of parts of the columns, and a single row's `held` columns.
+/// barriers, barriers of teams, the sums of parts of the columns, and a single row's `held`
+/// columns.
 pub(crate) fn dot_shared_bytes(kind: Kind, is_gated: bool, rows: usize, held: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let slot = tiles * (kind.slot_chunks() / tiles) * kind.chunk_bytes();

@@ -1,8 +1,8 @@
 """Compiles CUDA C++ with NVRTC, found in the running Python's site-packages.
 
-build.py SOURCES OUT: every SOURCES/*.cu, which may include others, becomes OUT/*.ptx for compute
-capability 8.0 and later, and OUT/*.cubin for Hopper. Fails if a kernel needs more registers than
-there are.
+build.py SOURCES OUT HOPPER: every SOURCES/*.cu, which may include others, becomes OUT/*.ptx for compute
+capability 8.0 and later, and OUT/*.cubin for Hopper, beside whose copy in HOPPER lies its PTX. Fails if a
+kernel needs more registers than there are.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def compile_one(nvrtc, source, headers, options):
 
 
 def main(nvrtc):
-    sources, out = map(pathlib.Path, sys.argv[1:])
+    sources, out, hopper = map(pathlib.Path, sys.argv[1:])
     headers = sorted(sources.glob("*.cu*"))
     for source in sorted(sources.glob("*.cu")):
         program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])
@@ -53,7 +53,10 @@ def main(nvrtc):
         (out / source.with_suffix(".ptx").name).write_bytes(ptx)
         options = ["-arch=sm_90a", "--ptxas-options=-v"]
         program, log = compile_one(nvrtc, source, headers, options)
-        (out / source.with_suffix(".cubin").name).write_bytes(read(nvrtc, program, "CUBIN"))
+        cubin, ptx = read(nvrtc, program, "CUBIN"), read(nvrtc, program, "PTX").rstrip(b"\0")
+        (out / source.with_suffix(".cubin").name).write_bytes(cubin)
+        (hopper / source.with_suffix(".cubin").name).write_bytes(cubin)
+        (hopper / source.with_suffix(".ptx").name).write_bytes(ptx)
         kernels = re.findall(r"entry function '(\w+)'", log)
         # Of kernels, and of functions that are not part of one.
         functions = re.findall(r"properties for (\w+)\s.*?(\d+) bytes spill stores, (\d+)", log, re.S)

@@ -9,6 +9,10 @@ use super::tokenizer;
 pub(crate) enum Size {
     /// For tests: a megabyte or two.
     Tiny,
+    /// Not much more, with all that the persistent kernels for NVIDIA devices need.
+    Small,
+    /// The same with experts.
+    SmallMoe,
     /// That of Llama 3.2 1B.
     #[value(name = "1b")]
     OneB,
@@ -87,18 +91,22 @@ impl Size {
             tied: true,
             kind: Kind::Dense,
         };
+        let tiny = Shape {
+            layers: 2,
+            width: 256,
+            hidden: 512,
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 32,
+            vocabulary: 512,
+            tied: false,
+            ..one_b
+        };
+        let small = Shape { heads: 4, kv_heads: 2, head_dim: 64, vocabulary: 4096, ..tiny };
         match self {
-            Size::Tiny => Shape {
-                layers: 2,
-                width: 256,
-                hidden: 512,
-                heads: 8,
-                kv_heads: 4,
-                head_dim: 32,
-                vocabulary: 512,
-                tied: false,
-                ..one_b
-            },
+            Size::Tiny => tiny,
+            Size::Small => small,
+            Size::SmallMoe => Shape { kind: Kind::Experts { count: 16, used: 4 }, ..small },
             Size::OneB => one_b,
             Size::EightB => Shape {
                 layers: 32,

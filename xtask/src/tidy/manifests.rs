@@ -19,6 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("serve", &["backend", "engine", "gguf", "model"]),
     ("flight", &["backend", "engine", "gguf", "model"]),
     ("cli", ALL_BUT_CLI),
+    ("emulator", &[]),
     ("xtask", ALL_BUT_CLI),
 ];
 const ALL_BUT_CLI: &[&str] = &[

@@ -5,7 +5,7 @@ use super::Item;
 
 const COLUMNS_MAX: usize = 100;
 /// Crates that may hold `unsafe` code; all others forbid it.
-const UNSAFE_CRATES: [&str; 3] = ["cpu", "cuda", "gguf"];
+const UNSAFE_CRATES: [&str; 4] = ["cpu", "cuda", "emulator", "gguf"];
 /// Words for unfinished work. In two halves, so that this file does not hold them.
 const UNFINISHED: [&str; 4] = [
     concat!("TO", "DO"),

@@ -12,8 +12,8 @@ use super::{Device, failed};
 const UNIFIED: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
 const DEVICE: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
 
-/// A moment in a device's stream that others wait for, again and again. Unlike a mark it has no time,
-/// which a device takes longer to note: 1 to 2 us.
+/// A moment in a device's stream that others wait for, again and again. Unlike a mark it has no
+/// time, which a device takes 1 us to note.
 pub(crate) struct Event {
     device: Arc<Device>,
     event: sys::CUevent,

@@ -1,0 +1,373 @@
+//! What an instruction does, by its name.
+
+use half::f16;
+
+use crate::Fault;
+use crate::kernel::{Access, Instruction, NONE, Op, Register, Shuffle, Space, Vote};
+use crate::lanes::{
+    Value, add_to_zero, flush, half_multiply_add, insert_bits, multiply_add_down, permute, put,
+};
+
+/// An operand.
+#[derive(Debug)]
+pub(crate) enum Arg {
+    Register(Register),
+    Predicate(Register),
+    Vector(Vec<Register>),
+    /// A register and what is added to it.
+    Address(Register, i64),
+    /// A result that nobody needs.
+    Nothing,
+}
+
+/// A result in every thread from operands of some types.
+macro_rules! map {
+    (|$($x:ident: $t:ty),*| $e:expr) => {
+        Op::Map(|registers, args, threads| {
+            let [to, operands @ ..] = args;
+            let mut operands = operands.iter().map(|&register| register as usize);
+            $(let $x = operands.next().expect("five operands");)*
+            let values = std::array::from_fn(|i| {
+                $(let $x = <$t>::read(&registers[$x], i);)*
+                $e
+            });
+            put(&mut registers[*to as usize], threads, values);
+        })
+    };
+}
+
+/// An operation on each integer type.
+macro_rules! integers {
+    ($ty:expr, $T:ident => $op:expr) => {
+        match $ty {
+            "u8" | "b8" => {
+                type $T = u8;
+                Some($op)
+            }
+            "u16" | "b16" => {
+                type $T = u16;
+                Some($op)
+            }
+            "u32" | "b32" => {
+                type $T = u32;
+                Some($op)
+            }
+            "u64" | "b64" => {
+                type $T = u64;
+                Some($op)
+            }
+            "s16" => {
+                type $T = i16;
+                Some($op)
+            }
+            "s32" => {
+                type $T = i32;
+                Some($op)
+            }
+            "s64" => {
+                type $T = i64;
+                Some($op)
+            }
+            _ => None,
+        }
+    };
+}
+
+/// An operation on each float type.
+macro_rules! floats {
+    ($ty:expr, $T:ident => $op:expr) => {
+        match $ty {
+            "f32" => {
+                type $T = f32;
+                Some($op)
+            }
+            "f64" => {
+                type $T = f64;
+                Some($op)
+            }
+            _ => None,
+        }
+    };
+}
+
+/// A comparison, in all threads.
+macro_rules! test {
+    (|$a:ident: $t:ty, $b:ident| $e:expr) => {
+        Op::Test(|registers, args| {
+            let (a, b) = (&registers[args[1] as usize], &registers[args[2] as usize]);
+            (0..32).fold(0, |bits, i| {
+                let ($a, $b) = (<$t>::read(a, i), <$t>::read(b, i));
+                bits | u32::from($e) << i
+            })
+        })
+    };
+}
+
+fn arithmetic(name: &str, ty: &str) -> Option<Op> {
+    match name {
+        "add" => integers!(ty, T => map!(|a: T, b: T| a.wrapping_add(b))),
+        "sub" => integers!(ty, T => map!(|a: T, b: T| a.wrapping_sub(b))),
+        "mul.lo" => integers!(ty, T => map!(|a: T, b: T| a.wrapping_mul(b))),
+        "mad.lo" => {
+            integers!(ty, T => map!(|a: T, b: T, c: T| a.wrapping_mul(b).wrapping_add(c)))
+        }
+        // By zero, all bits are set.
+        "div" => integers!(ty, T => map!(|a: T, b: T| a.checked_div(b).unwrap_or(!0))),
+        "rem" => integers!(ty, T => map!(|a: T, b: T| a.checked_rem(b).unwrap_or(a))),
+        "min" => integers!(ty, T => map!(|a: T, b: T| a.min(b))),
+        "max" => integers!(ty, T => map!(|a: T, b: T| a.max(b))),
+        "neg" => integers!(ty, T => map!(|a: T| (0 as T).wrapping_sub(a))),
+        "abs" => {
+            integers!(ty, T => map!(|a: T| if a < 0 as T { (0 as T).wrapping_sub(a) } else { a }))
+        }
+        "and" => integers!(ty, T => map!(|a: T, b: T| a & b)),
+        "or" => integers!(ty, T => map!(|a: T, b: T| a | b)),
+        "xor" => integers!(ty, T => map!(|a: T, b: T| a ^ b)),
+        "not" => integers!(ty, T => map!(|a: T| !a)),
+        "mov" | "cvta.to.global" => integers!(ty, T => map!(|a: T| a)),
+        "popc" => integers!(ty, T => map!(|a: T| a.count_ones())),
+        "clz" => integers!(ty, T => map!(|a: T| a.leading_zeros())),
+        // Far shifts leave nothing, or the sign.
+        "shl" => integers!(ty, T => map!(|a: T, n: u32| a.checked_shl(n).unwrap_or(0))),
+        "shr" => integers!(ty, T => map!(|a: T, n: u32| {
+            a.checked_shr(n).unwrap_or(if a < 0 as T { !0 } else { 0 })
+        })),
+        _ => None,
+    }
+    .or_else(|| match name {
+        "add.rn" | "add" => floats!(ty, T => map!(|a: T, b: T| a + b)),
+        "sub.rn" | "sub" => floats!(ty, T => map!(|a: T, b: T| a - b)),
+        "mul.rn" | "mul" => floats!(ty, T => map!(|a: T, b: T| a * b)),
+        "div.rn" => floats!(ty, T => map!(|a: T, b: T| a / b)),
+        "fma.rn" => floats!(ty, T => map!(|a: T, b: T, c: T| a.mul_add(b, c))),
+        "sqrt.rn" => floats!(ty, T => map!(|a: T| a.sqrt())),
+        "rcp.rn" => floats!(ty, T => map!(|a: T| a.recip())),
+        "min" => floats!(ty, T => map!(|a: T, b: T| a.min(b))),
+        "max" => floats!(ty, T => map!(|a: T, b: T| a.max(b))),
+        "neg" => floats!(ty, T => map!(|a: T| -a)),
+        "abs" => floats!(ty, T => map!(|a: T| a.abs())),
+        "mov" => floats!(ty, T => map!(|a: T| a)),
+        _ => None,
+    })
+}
+
+/// Operations whose types differ, or of which there is one.
+fn special(opcode: &str) -> Option<Op> {
+    Some(match opcode {
+        "mul.wide.u16" => map!(|a: u16, b: u16| u32::from(a) * u32::from(b)),
+        "mul.wide.u32" => map!(|a: u32, b: u32| u64::from(a) * u64::from(b)),
+        "mul.wide.s32" => map!(|a: i32, b: i32| i64::from(a) * i64::from(b)),
+        "mul.hi.u32" => map!(|a: u32, b: u32| ((u64::from(a) * u64::from(b)) >> 32) as u32),
+        "prmt.b32" => map!(|a: u32, b: u32, c: u32| permute(a, b, c)),
+        "bfi.b32" => map!(|from: u32, into: u32, start: u32, len: u32| {
+            insert_bits(from.into(), into.into(), start, len, 32) as u32
+        }),
+        "bfi.b64" => map!(|from: u64, into: u64, start: u32, len: u32| {
+            insert_bits(from, into, start, len, 64)
+        }),
+        "fma.rm.f32" => map!(|a: f32, b: f32, c: f32| multiply_add_down(a, b, c)),
+        "add.rz.f32" => map!(|a: f32, b: f32| add_to_zero(a, b)),
+        "ex2.approx.ftz.f32" => map!(|a: f32| flush(f64::from(a).exp2() as f32)),
+        "rcp.approx.ftz.f32" => map!(|a: f32| flush(a.recip())),
+        "rsqrt.approx.f32" => map!(|a: f32| f64::from(a).sqrt().recip() as f32),
+        "mul.rn.f16x2" => map!(|a: [f16; 2], b: [f16; 2]| [a[0] * b[0], a[1] * b[1]]),
+        "fma.rn.f16x2" => map!(|a: [f16; 2], b: [f16; 2], c: [f16; 2]| {
+            [half_multiply_add(a[0], b[0], c[0]), half_multiply_add(a[1], b[1], c[1])]
+        }),
+        "cvt.rn.f16x2.f32" => {
+            map!(|a: f32, b: f32| [f16::from_f32(b), f16::from_f32(a)])
+        }
+        "cvt.rn.f16.f32" => map!(|a: f32| f16::from_f32(a)),
+        "cvt.f32.f16" => map!(|a: f16| a.to_f32()),
+        "cvt.f64.f32" => map!(|a: f32| f64::from(a)),
+        "cvt.rn.f32.f64" => map!(|a: f64| a as f32),
+        "cvt.rn.f32.s32" => map!(|a: i32| a as f32),
+        "cvt.rn.f32.u16" => map!(|a: u16| f32::from(a)),
+        "cvt.rn.f32.u32" => map!(|a: u32| a as f32),
+        "cvt.rn.f64.u32" => map!(|a: u32| f64::from(a)),
+        "cvt.rni.f32.f32" => map!(|a: f32| a.round_ties_even()),
+        "cvt.rni.f64.f64" => map!(|a: f64| a.round_ties_even()),
+        "cvt.rzi.f32.f32" => map!(|a: f32| a.trunc()),
+        "cvt.rzi.s32.f32" => map!(|a: f32| a as i32),
+        "cvt.rzi.u32.f32" => map!(|a: f32| a as u32),
+        "cvt.sat.f32.f32" => map!(|a: f32| if a.is_nan() { 0.0 } else { a.clamp(0.0, 1.0) }),
+        "cvt.s64.s32" => map!(|a: i32| i64::from(a)),
+        "cvt.u16.u32" => map!(|a: u32| a as u16),
+        "cvt.u32.u16" => map!(|a: u16| u32::from(a)),
+        "cvt.u32.u64" => map!(|a: u64| a as u32),
+        "cvt.u64.u32" => map!(|a: u32| u64::from(a)),
+        "cvta.shared.u64" => map!(|a: u64| a | crate::memory::SHARED),
+        "cvta.local.u64" => map!(|a: u64| a | crate::memory::LOCAL),
+        "cvta.param.u64" => map!(|a: u64| a | crate::memory::PARAMETERS),
+        "cvta.to.shared.u64" | "cvta.to.local.u64" => map!(|a: u64| a & !crate::memory::WINDOW),
+        _ => return None,
+    })
+}
+
+fn comparison(name: &str, ty: &str) -> Option<Op> {
+    match name {
+        "eq" => integers!(ty, T => test!(|a: T, b| a == b)),
+        "ne" => integers!(ty, T => test!(|a: T, b| a != b)),
+        "lt" => integers!(ty, T => test!(|a: T, b| a < b)),
+        "le" => integers!(ty, T => test!(|a: T, b| a <= b)),
+        "gt" => integers!(ty, T => test!(|a: T, b| a > b)),
+        "ge" => integers!(ty, T => test!(|a: T, b| a >= b)),
+        _ => None,
+    }
+    .or_else(|| match name {
+        "eq" => floats!(ty, T => test!(|a: T, b| a == b)),
+        "lt" => floats!(ty, T => test!(|a: T, b| a < b)),
+        "le" => floats!(ty, T => test!(|a: T, b| a <= b)),
+        "gt" => floats!(ty, T => test!(|a: T, b| a > b)),
+        "ge" => floats!(ty, T => test!(|a: T, b| a >= b)),
+        "num" => floats!(ty, T => test!(|a: T, b| !a.is_nan() && !b.is_nan())),
+        "nan" => floats!(ty, T => test!(|a: T, b| a.is_nan() || b.is_nan())),
+        // Those that also hold of what is no number.
+        "equ" => floats!(ty, T => test!(|a: T, b| a == b || a.is_nan() || b.is_nan())),
+        "neu" => floats!(ty, T => test!(|a: T, b| a != b)),
+        "ltu" => floats!(ty, T => test!(|a: T, b| a < b || a.is_nan() || b.is_nan())),
+        "leu" => floats!(ty, T => test!(|a: T, b| a <= b || a.is_nan() || b.is_nan())),
+        "gtu" => floats!(ty, T => test!(|a: T, b| a > b || a.is_nan() || b.is_nan())),
+        "geu" => floats!(ty, T => test!(|a: T, b| a >= b || a.is_nan() || b.is_nan())),
+        _ => None,
+    })
+}
+
+fn logic(name: &str) -> Option<Op> {
+    Some(Op::Logic(match name {
+        "and" => |a, b| a & b,
+        "or" => |a, b| a | b,
+        "xor" => |a, b| a ^ b,
+        "not" => |a, _| !a,
+        "mov" => |a, _| a,
+        _ => return None,
+    }))
+}
+
+/// `ld`, `st`, `atom` and `red`, by the words behind them.
+fn access(words: &[&str], of_count: usize) -> Option<Access> {
+    let space = |word: &&str| match *word {
+        "global" => Some(Space::Global),
+        "shared" => Some(Space::Shared),
+        "local" => Some(Space::Local),
+        "param" => Some(Space::Parameters),
+        _ => None,
+    };
+    let space = words.iter().find_map(space).unwrap_or(Space::Generic);
+    let bytes = match *words.last()? {
+        "u8" | "b8" => 1,
+        "u16" | "b16" => 2,
+        "u32" | "s32" | "b32" | "f32" => 4,
+        "u64" | "s64" | "b64" | "f64" => 8,
+        _ => return None,
+    };
+    Some(Access { space, bytes, count: of_count as u8 })
+}
+
+/// Everything that is not arithmetic.
+fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
+    let vector = args.iter().find_map(|arg| match arg {
+        Arg::Vector(registers) => Some(registers.len()),
+        _ => None,
+    });
+    Some(match opcode {
+        "bar.sync" => Op::Barrier { waits: true },
+        "bar.arrive" => Op::Barrier { waits: false },
+        "bar.warp.sync" => Op::Meet,
+        "vote.sync.all.pred" => Op::Vote(Vote::All),
+        "vote.sync.any.pred" => Op::Vote(Vote::Any),
+        "vote.sync.ballot.b32" => Op::Vote(Vote::Ballot),
+        "redux.sync.add.u32" => Op::Total,
+        "shfl.sync.bfly.b32" => Op::Shuffle(Shuffle::Xor),
+        "shfl.sync.idx.b32" => Op::Shuffle(Shuffle::From),
+        "shfl.sync.up.b32" => Op::Shuffle(Shuffle::Up),
+        "shfl.sync.down.b32" => Op::Shuffle(Shuffle::Down),
+        "cp.async.ca.shared.global" | "cp.async.cg.shared.global" => Op::Copy,
+        "cp.async.commit_group" => Op::Commit,
+        "cp.async.wait_group" => Op::WaitGroups,
+        "cp.async.wait_all" => Op::WaitCopies,
+        "mbarrier.init.shared.b64" => Op::Init,
+        "mbarrier.arrive.expect_tx.shared.b64" => Op::Expect,
+        "mbarrier.arrive.shared.b64" => Op::Arrive,
+        "mbarrier.try_wait.parity.shared.b64" => Op::HasPassed { waits: true },
+        "mbarrier.test_wait.parity.shared.b64" => Op::HasPassed { waits: false },
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" => Op::Bulk,
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16" => Op::LoadMatrix { transposed: false },
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" => Op::LoadMatrix { transposed: true },
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Op::Multiply,
+        "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32" => Op::MultiplySparse,
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => Op::MultiplyGroup { columns: 64 },
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => Op::MultiplyGroup { columns: 128 },
+        "nanosleep.u32" => Op::Yield,
+        "membar.gl"
+        | "membar.sys"
+        | "griddepcontrol.wait"
+        | "griddepcontrol.launch_dependents"
+        | "setmaxnreg.inc.sync.aligned.u32"
+        | "setmaxnreg.dec.sync.aligned.u32"
+        | "fence.proxy.async"
+        | "fence.proxy.async.shared::cta"
+        | "prefetch.global.L2"
+        | "cp.async.bulk.prefetch.L2.global"
+        | "wgmma.fence.sync.aligned"
+        | "wgmma.commit_group.sync.aligned"
+        | "wgmma.wait_group.sync.aligned" => Op::Nothing,
+        _ => match (words[0], vector) {
+            // A parameter of a function is a register.
+            ("ld" | "st", None) if words[1] == "param" && is_plain(args) => map!(|a: u64| a),
+            ("ld", count) => Op::Load(access(words, count.unwrap_or(1))?),
+            ("st", count) => Op::Store(access(words, count.unwrap_or(1))?),
+            ("atom" | "red", None) if words.contains(&"add") => Op::Add(access(words, 1)?),
+            ("mov", Some(count)) => {
+                let bits = opcode.strip_prefix("mov.b")?.parse::<u32>().ok()? / count as u32;
+                if matches!(args[0], Arg::Vector(_)) { Op::Split(bits) } else { Op::Join(bits) }
+            }
+            ("selp", None) => Op::Select,
+            ("setp", None) => comparison(words[1], words.last()?)?,
+            (name, None) if words.last() == Some(&"pred") => logic(name)?,
+            _ => return None,
+        },
+    })
+}
+
+/// Whether all operands are registers.
+fn is_plain(args: &[Arg]) -> bool {
+    args.iter().all(|arg| matches!(arg, Arg::Register(_)))
+}
+
+/// An instruction by its name and operands.
+pub(crate) fn decode(opcode: &str, args: &[Arg]) -> Result<Instruction, Fault> {
+    let words: Vec<&str> = opcode.split('.').collect();
+    let (name, ty) = opcode.rsplit_once('.').unwrap_or((opcode, ""));
+    let op = if is_plain(args) { arithmetic(name, ty).or_else(|| special(opcode)) } else { None };
+    let op = op.or_else(|| other(opcode, &words, args));
+    let op = op.ok_or_else(|| Fault(format!("unknown instruction {opcode}")))?;
+    let mut instruction = Instruction::of(op);
+    let mut list = Vec::new();
+    let mut places = instruction.args.iter_mut();
+    // What lies at an address is in the list, also if it is one value.
+    let is_listed = matches!(op, Op::Load(_) | Op::Store(_));
+    for arg in args {
+        match arg {
+            Arg::Register(register) if is_listed => list.push(*register),
+            Arg::Vector(registers) => list.extend(registers),
+            Arg::Nothing => {}
+            Arg::Register(register) | Arg::Predicate(register) | Arg::Address(register, _) => {
+                let place = places.next();
+                *place.ok_or_else(|| Fault(format!("too many operands of {opcode}")))? = *register;
+            }
+        }
+        if let Arg::Address(_, offset @ (..=-1 | 1..)) = arg {
+            if instruction.offset != 0 {
+                return Err(Fault(format!("two addresses with offsets of {opcode}")));
+            }
+            instruction.offset = *offset;
+        }
+    }
+    instruction.list = list.into();
+    // One operand stands for both.
+    if let (Op::Logic(_), [_, a, NONE, ..]) = (op, instruction.args) {
+        instruction.args[2] = a;
+    }
+    Ok(instruction)
+}

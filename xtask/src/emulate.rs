@@ -1,0 +1,160 @@
+//! `cargo xtask emulate`: the CUDA backend on machines without a card, with a library in the place
+//! of NVIDIA's driver that interprets the kernels. Slow, but the same calls and the same kernels.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::kernels;
+use crate::synth::{self, Size};
+
+/// What to run, and on what.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The device's kernels: Hopper's, or those of all other devices
+    #[arg(long, value_enum, default_value_t = Chip::Hopper)]
+    chip: Chip,
+    /// The device's multiprocessors
+    #[arg(long, default_value_t = 4)]
+    processors: u32,
+    /// Another seed lets warps take other turns
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// A command with its arguments, such as `target/release/bodkin run`, or of this program, such
+    /// as `conformance`; without it, checks that take minutes
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Chip {
+    Hopper,
+    Ampere,
+}
+
+/// Models whose bits are compared with and without rewrites of the plan.
+const SYNTHETIC: [(Size, &str, &str); 3] = [
+    (Size::Small, "Q4_K", "small-q4_k.gguf"),
+    (Size::Small, "S24_Q8_0", "small-s24_q8_0.gguf"),
+    (Size::SmallMoe, "Q8_0", "small-moe-q8_0.gguf"),
+];
+/// Models of the parity kit whose results are compared with the reference: those that do not take
+/// many minutes.
+const PARITY: [(Chip, &str); 6] = [
+    (Chip::Hopper, "qwen3moe-q4_k_m"),
+    (Chip::Hopper, "llama-q4_k_m"),
+    (Chip::Ampere, "qwen2-q8_0"),
+    (Chip::Ampere, "llama-q4_0"),
+    (Chip::Ampere, "llama-f16"),
+    (Chip::Hopper, "bert"),
+];
+
+/// What a command runs on.
+struct Emulator {
+    /// The folder of the library.
+    library: PathBuf,
+    /// The folder of Hopper's kernels.
+    hopper: PathBuf,
+    processors: u32,
+    seed: u64,
+}
+
+/// Runs a command, or the checks.
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let (processors, seed) = (args.processors, args.seed);
+    let emulator =
+        Emulator { library: build(root)?, hopper: kernels::hopper(root)?, processors, seed };
+    if args.command.is_empty() {
+        return emulator.check(root);
+    }
+    let status = emulator.command(args.chip, &args.command)?.status()?;
+    ensure!(status.success(), "{} failed", args.command[0]);
+    Ok(())
+}
+
+/// Builds the library for this very processor, and gives its folder.
+fn build(root: &Path) -> Result<PathBuf> {
+    let target = root.join("target/emulator");
+    let folder = target.to_string_lossy();
+    let args = ["build", "--release", "--quiet", "-p", "bodkin-emulator", "--target-dir", &folder];
+    let status = Command::new("cargo")
+        .args(args)
+        .current_dir(root)
+        .env("RUSTFLAGS", "-C target-cpu=native")
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "the emulator cannot be built");
+    let library = target.join("library");
+    fs::create_dir_all(&library)?;
+    let name = env::consts::DLL_PREFIX.to_owned() + "cuda" + env::consts::DLL_SUFFIX;
+    let built = env::consts::DLL_PREFIX.to_owned() + "emulated_cuda" + env::consts::DLL_SUFFIX;
+    fs::copy(target.join("release").join(built), library.join(name))?;
+    Ok(library)
+}
+
+impl Emulator {
+    /// A command that finds the emulated driver: of this program, or a file.
+    fn command(&self, chip: Chip, words: &[String]) -> Result<Command> {
+        let mut command = if Path::new(&words[0]).is_file() {
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]);
+            command
+        } else {
+            let mut command = Command::new(env::current_exe()?);
+            command.args(words);
+            command
+        };
+        command
+            .env("LD_LIBRARY_PATH", &self.library)
+            .env("EMULATOR_PROCESSORS", self.processors.to_string())
+            .env("EMULATOR_SEED", self.seed.to_string());
+        if chip == Chip::Hopper {
+            command.env("EMULATOR_HOPPER", &self.hopper);
+        }
+        Ok(command)
+    }
+
+    /// Runs the checks, two at a time.
+    fn check(&self, root: &Path) -> Result<()> {
+        let models = root.join("target/emulator/models");
+        fs::create_dir_all(&models)?;
+        let kit = root.join("tests/parity");
+        let mut checks = Vec::new();
+        for (shape, format, name) in SYNTHETIC {
+            let out = models.join(name);
+            let path = out.to_string_lossy().into_owned();
+            let format = format.to_owned();
+            synth::run(&synth::Args { shape, format, out, seed: 0, sparsity: 0.0 })?;
+            checks.push((Chip::Hopper, vec!["conformance".to_owned(), "--brief".to_owned(), path]));
+        }
+        for (chip, model) in PARITY {
+            let kit = kit.to_string_lossy();
+            let words =
+                ["parity", "--kit", &kit, "--backend", "cuda:0", "--model", model, "models"];
+            checks.push((chip, words.map(str::to_owned).to_vec()));
+        }
+        let left = Mutex::new(checks.into_iter());
+        thread::scope(|scope| {
+            let workers = [(); 2].map(|()| scope.spawn(|| self.check_all(&left)));
+            workers.into_iter().try_for_each(|worker| worker.join().expect("a check panicked"))
+        })
+    }
+
+    /// Runs checks until there are none left.
+    fn check_all(&self, left: &Mutex<std::vec::IntoIter<(Chip, Vec<String>)>>) -> Result<()> {
+        loop {
+            let next = left.lock().expect("nobody panics with it").next();
+            let Some((chip, words)) = next else { return Ok(()) };
+            let start = std::time::Instant::now();
+            let Output { status, stdout, stderr } = self.command(chip, &words)?.output()?;
+            let texts = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            println!("{} ({:.0} s)\n{}", words.join(" "), start.elapsed().as_secs_f64(), texts[0]);
+            ensure!(status.success(), "{} failed\n{}", words.join(" "), texts[1]);
+        }
+    }
+}
