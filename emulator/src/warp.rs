@@ -225,13 +225,7 @@ impl Warp {
                     after = After::Pause;
                 }
             }
-            Op::Bulk => {
-                for thread in threads_of(threads) {
-                    let [to, from, bytes, barrier] =
-                        [0, 1, 2, 3].map(|n| self.get(i.args[n], thread));
-                    block.send(run, to, from, bytes as u32 as usize, barrier)?;
-                }
-            }
+            Op::Bulk => self.send(run, block, i, threads)?,
             Op::LoadMatrix { .. }
             | Op::Multiply
             | Op::MultiplySparse
@@ -369,6 +363,21 @@ impl Warp {
         Ok(passed == threads)
     }
 
+    /// Begins copies that run by themselves.
+    fn send(
+        &self,
+        run: &Run<'_>,
+        block: &mut Block,
+        i: &Instruction,
+        threads: u32,
+    ) -> Result<(), Fault> {
+        threads_of(threads).try_for_each(|thread| {
+            let [to, from, bytes, barrier] = [0, 1, 2, 3].map(|n| self.get(i.args[n], thread));
+            block.send(run, to, from, bytes as u32 as usize, barrier)
+        })
+    }
+
+    /// Products of matrices, and what they read.
     fn multiply(&mut self, block: &mut Block, i: &Instruction) -> Result<(), Fault> {
         let [a, b, ..] = i.args;
         match i.op {
