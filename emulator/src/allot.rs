@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use crate::kernel::{Instruction, Kernel, NONE, Op, Register};
+use crate::kernel::{Instruction, Kernel, NONE, Op, Register, Vote};
 
 /// The instructions from the first to the last that a register's value lives through.
 #[derive(Clone, Copy)]
@@ -16,12 +16,18 @@ struct Life {
 /// Lets registers share, but for those that are set before a kernel begins: the first ones, and
 /// constants.
 pub(crate) fn allot(kernel: &mut Kernel, specials: u32) {
+    let mut writes: HashMap<Register, u32> = HashMap::new();
+    for register in kernel.code.iter().flat_map(Instruction::written) {
+        *writes.entry(*register).or_default() += 1;
+    }
     let mut lives: HashMap<Register, Life> = HashMap::new();
     for (at, instruction) in kernel.code.iter_mut().enumerate() {
-        let written = instruction.written();
+        let (written, is_guarded) = (instruction.written().to_vec(), instruction.guard.is_some());
         for register in instruction.registers() {
-            // What is read first comes from before, if it is anything.
-            let first = if written.contains(register) { at } else { 0 };
+            // Written in one place, which stands before all that read it: else it may come from
+            // anywhere before.
+            let is_first = written.contains(register) && writes[register] == 1 && !is_guarded;
+            let first = if is_first { at } else { 0 };
             lives.entry(*register).or_insert(Life { first, last: at }).last = at;
         }
     }
@@ -72,7 +78,7 @@ impl Instruction {
             Op::Test(_) | Op::HasPassed { .. } => &[0],
             Op::Select => &[3],
             Op::Shuffle(_) if self.args[5] != NONE => &[1],
-            Op::Vote(crate::kernel::Vote::Ballot) | Op::MultiplyGroup { .. } => &[1],
+            Op::Vote(Vote::Ballot) | Op::MultiplyGroup { .. } => &[1],
             Op::Vote(_) => &[0, 1],
             _ => &[],
         };
@@ -81,16 +87,36 @@ impl Instruction {
         args.map(|(_, register)| register).chain(&mut self.list)
     }
 
-    /// Those that it writes without reading them.
-    fn written(&self) -> Vec<Register> {
+    /// Those that it writes.
+    fn written(&self) -> &[Register] {
         match self.op {
-            Op::Load(_) | Op::Split(_) | Op::LoadMatrix { .. } => self.list.to_vec(),
-            Op::Multiply | Op::MultiplySparse => self.list[..4].to_vec(),
-            Op::Map(_) | Op::Select | Op::Join(_) | Op::Shuffle(_) | Op::Total | Op::Vote(_) => {
-                vec![self.args[0]]
-            }
-            Op::Add(_) if self.args[2] != NONE => vec![self.args[0]],
-            _ => Vec::new(),
+            Op::Load(_) | Op::Split(_) | Op::LoadMatrix { .. } => &self.list,
+            Op::Multiply | Op::MultiplySparse => &self.list[..4],
+            Op::MultiplyGroup { columns } => &self.list[..columns / 2],
+            Op::Map(_) | Op::Select | Op::Join(_) | Op::Shuffle(_) | Op::Total => &self.args[..1],
+            Op::Vote(Vote::Ballot) => &self.args[..1],
+            Op::Add(_) if self.args[2] != NONE => &self.args[..1],
+            _ => &[],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::parse::Module;
+
+    #[test]
+    fn what_a_loop_needs_is_not_shared() {
+        // %r3 is set behind what reads it; %r4, %r5 and %r6 come and go between.
+        let text = ".visible .entry test(\n\t.param .u64 test_param_0\n)\n{\n\t.reg .b32 %r<7>;\n\
+                    .reg .pred %p<2>;\nbra set;\nagain: mov.u32 %r4, 1;\nmov.u32 %r5, %r4;\n\
+                    add.s32 %r3, %r3, %r5;\nmov.u32 %r6, %r3;\nsetp.lt.u32 %p1, %r6, 9;\n\
+                    @%p1 bra again;\nret;\nset: mov.u32 %r3, 0;\nbra again;\n}\n";
+        let kernel = Module::new(text).kernel("test").unwrap();
+        let to = |i: usize| kernel.code[i].args[0];
+        let carried = to(3);
+        assert_eq!(kernel.code[8].args[0], carried);
+        assert!(![1, 2, 4].map(to).contains(&carried), "{:?}", kernel.code);
+        assert_eq!(to(4), to(1), "others are shared");
     }
 }

@@ -168,7 +168,7 @@ fn special(opcode: &str) -> Option<Op> {
         "fma.rm.f32" => map!(|a: f32, b: f32, c: f32| multiply_add_down(a, b, c)),
         "add.rz.f32" => map!(|a: f32, b: f32| add_to_zero(a, b)),
         "ex2.approx.ftz.f32" => map!(|a: f32| flush(f64::from(a).exp2() as f32)),
-        "rcp.approx.ftz.f32" => map!(|a: f32| flush(a.recip())),
+        "rcp.approx.ftz.f32" => map!(|a: f32| flush(flush(a).recip())),
         "rsqrt.approx.f32" => map!(|a: f32| f64::from(a).sqrt().recip() as f32),
         "mul.rn.f16x2" => map!(|a: [f16; 2], b: [f16; 2]| [a[0] * b[0], a[1] * b[1]]),
         "fma.rn.f16x2" => map!(|a: [f16; 2], b: [f16; 2], c: [f16; 2]| {
@@ -317,7 +317,9 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
             ("ld" | "st", None) if words[1] == "param" && is_plain(args) => map!(|a: u64| a),
             ("ld", count) => Op::Load(access(words, count.unwrap_or(1))?),
             ("st", count) => Op::Store(access(words, count.unwrap_or(1))?),
-            ("atom" | "red", None) if words.contains(&"add") => Op::Add(access(words, 1)?),
+            ("atom" | "red", None) if words.ends_with(&["add", "u32"]) => {
+                Op::Add(access(words, 1)?)
+            }
             ("mov", Some(count)) => {
                 let bits = opcode.strip_prefix("mov.b")?.parse::<u32>().ok()? / count as u32;
                 if matches!(args[0], Arg::Vector(_)) { Op::Split(bits) } else { Op::Join(bits) }

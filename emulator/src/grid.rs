@@ -70,12 +70,18 @@ impl<'a> Run<'a> {
         self.random(times) == 0
     }
 
+    /// Whether so many bytes lie in the range where an address was found last.
+    #[inline(always)]
+    fn is_latest(&self, address: u64, bytes: usize) -> bool {
+        let [start, end] = self.latest.get();
+        address >= start && bytes as u64 <= end.saturating_sub(address)
+    }
+
     /// Where so many bytes are, if they lie where others were found, at a multiple of their number.
     #[inline(always)]
     pub(crate) fn near(&self, address: u64, bytes: usize) -> Option<*mut u8> {
-        let [start, end] = self.latest.get();
-        let is_near = address >= start && address + bytes as u64 <= end;
-        (is_near && address.is_multiple_of(bytes as u64)).then_some(address as *mut u8)
+        let is_there = self.is_latest(address, bytes) && address.is_multiple_of(bytes as u64);
+        is_there.then_some(address as *mut u8)
     }
 
     /// Where so many bytes of the device's memory are, at a multiple of some number.
@@ -85,8 +91,7 @@ impl<'a> Run<'a> {
         bytes: usize,
         alignment: usize,
     ) -> Result<*mut u8, Fault> {
-        let [start, end] = self.latest.get();
-        if address < start || address + bytes as u64 > end {
+        if !self.is_latest(address, bytes) {
             self.latest.set(self.memory.range(address, bytes)?);
         }
         if !address.is_multiple_of(alignment as u64) {
@@ -209,6 +214,13 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_threads_that_have_ended() {
+        let body = "setp.gt.u32 %p1, %r1, 15;\n@%p1 bra end;\nbar.warp.sync -1;\n\
+                    st.global.u32 [%rd2], 1;\nend:";
+        assert_eq!(run(body, 32, 32, 1).unwrap()[..17], [[1; 16].as_slice(), &[0]].concat());
+    }
+
+    #[test]
     fn what_a_card_would_not_say_is_said() {
         let say = |body: &str| run(body, 64, 32, 0).unwrap_err().0;
         let beyond = say("st.global.u32 [%rd2], 1;");
@@ -219,6 +231,10 @@ mod tests {
         assert!(shared.contains("of shared memory at 1024"), "{shared}");
         let alone = say("setp.gt.u32 %p1, %r1, 31;\n@%p1 bra end;\nbar.sync 1, 64;\nend:");
         assert!(alone.contains("wait for each other for ever"), "{alone}");
+        let parted =
+            say("setp.gt.u32 %p1, %r1, 15;\n@%p1 bra some;\nbar.warp.sync -1;\nbra end;\n\
+             some: bar.warp.sync -1;\nend:");
+        assert!(parted.contains("its threads, at lines [15, 17]"), "{parted}");
         let spins = say("again: ld.shared.u32 %r2, [room];\nsetp.ne.u32 %p1, %r2, 1;\n\
                          @%p1 bra again;");
         assert!(spins.contains("wait for each other for ever"), "{spins}");

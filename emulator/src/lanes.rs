@@ -145,7 +145,7 @@ pub(crate) fn add_to_zero(a: f32, b: f32) -> f32 {
 
 /// With zero instead of what has no full mantissa.
 pub(crate) fn flush(x: f32) -> f32 {
-    if x.is_subnormal() { 0.0 } else { x }
+    if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
 /// Bytes of two words, each chosen by four bits of a third.

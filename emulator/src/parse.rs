@@ -255,7 +255,7 @@ impl<'a> Parser<'a> {
             if self.is_next("<") {
                 let count = number(self.next()?)?;
                 self.expect(">")?;
-                // Names are as long as the program: a kernel is read once.
+                // Kept as long as the program, which reads few kernels.
                 names = (0..count).map(|i| &*format!("{name}{i}").leak()).collect();
             }
             for name in names {

@@ -95,7 +95,12 @@ impl Warp {
                 if self.groups.is_empty() {
                     return Ok(Stop::Done);
                 }
-                return Err(Fault("threads of a warp wait for each other for ever".to_owned()));
+                let (name, lines) = (&run.kernel.name, self.lines(run.kernel));
+                return Err(Fault(format!(
+                    "{name}, block {:?}, warp {number}: its threads, at lines {lines:?}, wait for \
+                     each other for ever",
+                    block.index
+                )));
             };
             loop {
                 let at = self.groups[current].at;
@@ -288,11 +293,12 @@ impl Warp {
             Op::Branch => {
                 self.groups.push(Group { at: i.offset as usize, threads, waits: false });
             }
-            _ if stays == 0 => {
-                self.groups.remove(current);
-                return Some(After::Look);
-            }
-            _ => {}
+            // Others need not wait for what has ended.
+            _ => self.groups.iter_mut().for_each(|group| group.waits = false),
+        }
+        if stays == 0 {
+            self.groups.remove(current);
+            return Some(After::Look);
         }
         self.groups[current].threads = stays;
         None
