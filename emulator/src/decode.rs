@@ -291,7 +291,10 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         "mbarrier.arrive.shared.b64" => Op::Arrive,
         "mbarrier.try_wait.parity.shared.b64" => Op::HasPassed { waits: true },
         "mbarrier.test_wait.parity.shared.b64" => Op::HasPassed { waits: false },
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" => Op::Bulk,
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        | "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint" => {
+            Op::Bulk
+        }
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16" => Op::LoadMatrix { transposed: false },
         "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" => Op::LoadMatrix { transposed: true },
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Op::Multiply,
@@ -307,6 +310,7 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         | "setmaxnreg.dec.sync.aligned.u32"
         | "fence.proxy.async"
         | "fence.proxy.async.shared::cta"
+        | "createpolicy.fractional.L2::evict_first.b64"
         | "prefetch.global.L2"
         | "cp.async.bulk.prefetch.L2.global"
         | "wgmma.fence.sync.aligned"

@@ -168,14 +168,17 @@ DEVICE bool is_empty(Shared &shared, u32 warp, u32 count) {
     return has_passed(&shared.emptied[warp][count % DEPTH], count / DEPTH % 2 ^ 1);
 }
 
-// Asks for the next slot of a warp, the `count`th.
-DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
-    u32 slot = count % DEPTH;
+// Asks for the next slot of a warp, the `count`th: for weights, or for keys and values.
+template <bool WEIGHTS> DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
+    u32 slot = count % DEPTH, to = shared_address(shared.slots[warp][slot]);
     u32 barrier = shared_address(&shared.filled[warp][slot]);
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(shared_address(shared.slots[warp][slot])), "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+    if (WEIGHTS) {
+        copy_weights(to, from, bytes, barrier);
+    } else {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+    }
 }
 
 // Asks for memory to come to the second-level cache.
@@ -208,7 +211,7 @@ DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
             const Matrix &m = p.matrices[is_gated ? which : matrix_of(p, tile)];
             u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
             u32 size = min(chunks * bytes, len - done);
-            fill(shared, lane, filled++, m.planes + first + done, size);
+            fill<true>(shared, lane, filled++, m.planes + first + done, size);
             which ^= is_gated;
             if (which == 0) done += size;
             if (done == len) {
@@ -248,7 +251,7 @@ DEVICE void fetch_experts(Stage &stage, u32 lane, u32 &filled) {
                 left = (share.end - share.first) * bytes;
             }
             u32 size = min(chunks * bytes, left);
-            fill(shared, lane, filled++, p.matrices[which].planes + (u64)line * 64, size);
+            fill<true>(shared, lane, filled++, p.matrices[which].planes + (u64)line * 64, size);
             which ^= is_gated;
             if (which == 0) {
                 line += size / 64;
@@ -351,7 +354,7 @@ DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
             if (may) {
                 bool is_key = key_left > 0;
                 u32 size = min(is_key ? key_left : value_left, SLICE_BYTES);
-                fill(shared, lane, filled++, is_key ? key : value, size);
+                fill<false>(shared, lane, filled++, is_key ? key : value, size);
                 if (is_key) {
                     key += size, key_left -= size;
                 } else {

@@ -30,9 +30,7 @@ template <u32 SLOT, u32 DEPTH> struct Pipe {
                          "r"(PARTS * bytes) : "memory");
 #pragma unroll
             for (int i = 0; i < PARTS; i++) {
-                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                             "[%0], [%1], %2, [%3];" ::"r"(slots + to * SLOT + i * (SLOT / PARTS)),
-                             "l"(at[i]), "r"(bytes), "r"(barrier) : "memory");
+                copy_weights(slots + to * SLOT + i * (SLOT / PARTS), at[i], bytes, barrier);
             }
         }
         to = to + 1 == DEPTH ? 0 : to + 1;
