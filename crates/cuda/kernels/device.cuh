@@ -192,19 +192,6 @@ template <bool HALVES, int N> DEVICE void wait_for_all(const uint4 *from, u32 st
     }
 }
 
-#if __CUDA_ARCH__ >= 900
-
-// Asks for weights, to come to shared memory. A step reads them once: so they are the first that the second-level
-// cache gives up, and what blocks wait for from each other stays there.
-DEVICE void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier) {
-    asm volatile("{.reg .b64 policy;\n"
-                 "createpolicy.fractional.L2::evict_first.b64 policy;\n"
-                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], policy;}" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-
-#endif
-
 // Reductions, always in the same order.
 
 DEVICE float warp_sum(float x) {

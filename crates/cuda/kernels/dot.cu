@@ -1,8 +1,7 @@
 // Products for few rows of input: memory sets their speed, so every weight is read once, with as
 // many bytes under way as shared memory holds. A team of warps takes a tile of 16 weight rows at a
 // time, each warp one part of its columns. The first weights are asked for before the input is
-// there, while the kernel before this one runs: so a block uses less than half of the shared memory,
-// but for sums in more than eight parts.
+// there, while the kernel before this one runs: so a block uses less than half of the shared memory.
 #include "pipe.cuh"
 #include "product.cuh"
 
@@ -150,22 +149,19 @@ struct Reading {
 
     // By every warp, before the team meets for the first time.
     __device__ __forceinline__ void begin(const u64 *barriers, u32 thread) {
-        barrier = (u32)__cvta_generic_to_shared(barriers + team);
+        barrier = shared_address(barriers + team);
         tiles = 0;
-        if (thread == 0) asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(warps) : "memory");
+        if (thread == 0) make_barrier(barrier, warps);
     }
 
     __device__ __forceinline__ void end() {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+        if (threadIdx.x % 32 == 0) arrive(barrier);
         tiles++;
     }
 
     __device__ __forceinline__ void wait() const {
-        if (tiles == 0) return;
-        asm volatile("{.reg .pred done;\n"
-                     "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                     "@!done bra again;}" ::"r"(barrier), "r"((tiles - 1) % 2) : "memory");
+        if (tiles > 0) wait_phase(barrier, (tiles - 1) % 2);
     }
 #else
     __device__ __forceinline__ void begin(const u64 *, u32) {}

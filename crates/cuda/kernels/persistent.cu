@@ -464,9 +464,9 @@ KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persiste
     Shared &shared = shared_memory();
     if (threadIdx.x < WARPS * DEPTH) {
         u64 *barriers = &shared.filled[0][0] + threadIdx.x, *others = &shared.emptied[0][0] + threadIdx.x;
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barriers)));
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(others)));
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        make_barrier(shared_address(barriers), 1);
+        make_barrier(shared_address(others), 1);
+        show_barriers();
     }
     __syncthreads();
     // Registers go from the warps that fetch, of which one does, to those that compute.

@@ -1,6 +1,7 @@
 // What a persistent step is made of: the list of its stages, the shared memory of a block, and the
 // warp that fetches weights, keys and values, stages ahead, into slots that the others take them from.
 #pragma once
+#include "barrier.cuh"
 #include "meet.cuh"
 #include "norm.cuh"
 #include "product.cuh"
@@ -93,15 +94,6 @@ static_assert(Planes<S8X16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
 static_assert(Planes<S24_F16>::BYTES == Planes<U8>::BYTES, "as slot_bytes says");
 static_assert(Slot<U4>::CHUNKS == 4 && Slot<S24_S8>::CHUNKS == 3, "as slot_bytes says");
 
-DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
-
-// Waits until a barrier has left the phase of this parity.
-DEVICE void wait_phase(const u64 *barrier, u32 parity) {
-    asm volatile("{.reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@!done bra again;}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-
 // How many tiles there are: of experts those of each chosen one. Those that are gated lie one expert's behind
 // the other's; those whose results are summed lie together, the same tile of each expert.
 DEVICE u32 tiles_of(const Product &p) { return EXPERTS && p.used ? p.tiles * p.used : p.tiles; }
@@ -153,31 +145,20 @@ DEVICE void team_sync(u32 team, u32 warps) {
     }
 }
 
-// Whether a barrier has left the phase of this parity.
-DEVICE bool has_passed(const u64 *barrier, u32 parity) {
-    u32 has;
-    asm volatile("{.reg .pred done;\n"
-                 "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;}"
-                 : "=r"(has) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-    return has != 0;
-}
-
 // Whether the `count`th slot of a warp was emptied.
 DEVICE bool is_empty(Shared &shared, u32 warp, u32 count) {
-    return has_passed(&shared.emptied[warp][count % DEPTH], count / DEPTH % 2 ^ 1);
+    return has_passed(shared_address(&shared.emptied[warp][count % DEPTH]), count / DEPTH % 2 ^ 1);
 }
 
 // Asks for the next slot of a warp, the `count`th: for weights, or for keys and values.
 template <bool WEIGHTS> DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
     u32 slot = count % DEPTH, to = shared_address(shared.slots[warp][slot]);
     u32 barrier = shared_address(&shared.filled[warp][slot]);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    expect(barrier, bytes);
     if (WEIGHTS) {
-        copy_weights(to, from, bytes, barrier);
+        copy_once(to, from, bytes, barrier);
     } else {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+        copy_bulk(to, from, bytes, barrier);
     }
 }
 
@@ -409,24 +390,20 @@ struct Ring {
     // Waits for the next slot.
     __device__ __forceinline__ const u8 *take(Shared &shared) {
         u32 slot = taken % DEPTH;
-        wait_phase(&shared.filled[warp][slot], taken / DEPTH % 2);
+        wait_phase(shared_address(&shared.filled[warp][slot]), taken / DEPTH % 2);
         taken++;
         return shared.slots[warp][slot];
     }
 
     // Whether the next slot is filled, for all lanes.
     __device__ __forceinline__ bool has_next(Shared &shared) const {
-        return __all_sync(~0u, has_passed(&shared.filled[warp][taken % DEPTH], taken / DEPTH % 2));
+        return __all_sync(~0u, has_passed(shared_address(&shared.filled[warp][taken % DEPTH]), taken / DEPTH % 2));
     }
 
     // The last slots that were taken, of this number, have been read.
     __device__ __forceinline__ void release(Shared &shared, u32 slots) const {
         __syncwarp();
-        if (lane < slots) {
-            u32 last = (taken - 1 - lane) % DEPTH;
-            asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
-                         ::"r"(shared_address(&shared.emptied[warp][last])) : "memory");
-        }
+        if (lane < slots) arrive(shared_address(&shared.emptied[warp][(taken - 1 - lane) % DEPTH]));
     }
 };
 

@@ -1,7 +1,7 @@
 // One warp's memory on its way to shared memory: slots that are filled and emptied in turn. On
 // Hopper a single lane asks for a whole slot; elsewhere every lane asks for sixteen bytes at once.
 #pragma once
-#include "device.cuh"
+#include "barrier.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -10,14 +10,12 @@ template <u32 SLOT, u32 DEPTH> struct Pipe {
     u32 to, from, phase;
 
     __device__ __forceinline__ void begin(const u8 *start, const u8 *barrier) {
-        slots = (u32)__cvta_generic_to_shared(start);
-        barriers = (u32)__cvta_generic_to_shared(barrier);
+        slots = shared_address(start);
+        barriers = shared_address(barrier);
         to = from = phase = 0;
         if (threadIdx.x % 32 == 0) {
-            for (u32 i = 0; i < DEPTH; i++) {
-                asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barriers + 8 * i));
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            for (u32 i = 0; i < DEPTH; i++) make_barrier(barriers + 8 * i, 1);
+            show_barriers();
         }
         __syncwarp();
     }
@@ -26,11 +24,10 @@ template <u32 SLOT, u32 DEPTH> struct Pipe {
     template <int PARTS> __device__ __forceinline__ void fill(const u8 *const (&at)[PARTS], u32 bytes) {
         if (threadIdx.x % 32 == 0) {
             u32 barrier = barriers + 8 * to;
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
-                         "r"(PARTS * bytes) : "memory");
+            expect(barrier, PARTS * bytes);
 #pragma unroll
             for (int i = 0; i < PARTS; i++) {
-                copy_weights(slots + to * SLOT + i * (SLOT / PARTS), at[i], bytes, barrier);
+                copy_once(slots + to * SLOT + i * (SLOT / PARTS), at[i], bytes, barrier);
             }
         }
         to = to + 1 == DEPTH ? 0 : to + 1;
@@ -40,9 +37,7 @@ template <u32 SLOT, u32 DEPTH> struct Pipe {
 
     // Waits for the oldest slot and gives its place.
     __device__ __forceinline__ u32 wait() const {
-        asm volatile("{.reg .pred done;\n"
-                     "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                     "@!done bra again;}" ::"r"(barriers + 8 * from), "r"(phase) : "memory");
+        wait_phase(barriers + 8 * from, phase);
         return from * SLOT;
     }
 

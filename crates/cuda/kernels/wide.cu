@@ -3,6 +3,7 @@
 // input rows; each of two groups of four warps half of the weights, in registers and in the order of
 // `mma`. A warp more brings weights and input, a chunk at a time; the input was put in the order in
 // which the weights have their columns. The sums have the same bits as those of `mma`.
+#include "barrier.cuh"
 #include "product.cuh"
 
 #define STAGES 3u // of shared memory
@@ -56,31 +57,12 @@ DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 DEVICE void send_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 DEVICE void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
-
-DEVICE void arrive(const u64 *barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// Waits until a barrier has left the phase of this parity.
-DEVICE void wait_phase(const u64 *barrier, u32 parity) {
-    asm volatile("{.reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@!done bra again;}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-
 // The shared memory of a block.
 template <int KIND, u32 WIDTH> struct Shared {
     u8 inputs[STAGES][STEP][WIDTH * ROW_BYTES];
     u8 weights[STAGES][TILES][STEP * Planes<KIND>::BYTES];
     u64 filled[STAGES], emptied[STAGES];
 };
-
-// Asks for memory to come to shared memory.
-DEVICE void copy_bulk(const void *to, const u8 *from, u32 bytes, const u64 *barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
-}
 
 // A tile of a block.
 template <bool GATED> struct Tile {
@@ -113,13 +95,9 @@ DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shar
                       + column.first % m.cell * ROW_BYTES;
     auto bring_weights = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
-        u64 *barrier = &shared.filled[stage];
-        if (warp == 0 && lane == 0) {
-            u32 bytes = count * (tiles * BYTES + INPUT_BYTES);
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
-                         ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-        }
-        if (has_tile) copy_bulk(shared.weights[stage][i], weights + (u64)chunk * BYTES, count * BYTES, barrier);
+        u32 barrier = shared_address(&shared.filled[stage]), to = shared_address(shared.weights[stage][i]);
+        if (warp == 0 && lane == 0) expect(barrier, count * (tiles * BYTES + INPUT_BYTES));
+        if (has_tile) copy_bulk(to, weights + (u64)chunk * BYTES, count * BYTES, barrier);
     };
     auto bring_input = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
@@ -128,7 +106,8 @@ DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shar
         // Chunks of whole cells lie one behind the other.
         u32 pieces = m.cell == WIDTH ? 1 : count, bytes = count / pieces * INPUT_BYTES;
         for (u32 j = 0; j < pieces; j++) {
-            copy_bulk(shared.inputs[stage][j], from + j * cell_bytes, bytes, &shared.filled[stage]);
+            u32 to = shared_address(shared.inputs[stage][j]);
+            copy_bulk(to, from + j * cell_bytes, bytes, shared_address(&shared.filled[stage]));
         }
     };
     u32 first = min(STAGES * STEP, p.chunks);
@@ -137,7 +116,7 @@ DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shar
     for (u32 chunk = 0; chunk < first; chunk += STEP) bring_input(chunk);
     for (u32 chunk = STAGES * STEP; chunk < p.chunks; chunk += STEP) {
         u32 stages = chunk / STEP;
-        wait_phase(&shared.emptied[stages % STAGES], (stages / STAGES % 2) ^ 1);
+        wait_phase(shared_address(&shared.emptied[stages % STAGES]), (stages / STAGES % 2) ^ 1);
         bring_weights(chunk);
         bring_input(chunk);
     }
@@ -184,7 +163,7 @@ template <int KIND, u32 WIDTH> struct Sums {
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
         Fragment even[4], odd[4];
         u32 stage = 0, parity = 0;
-        wait_phase(&shared.filled[stage], parity);
+        wait_phase(shared_address(&shared.filled[stage]), parity);
         take(shared, stage, 0, even);
         for (u32 chunk = 0; chunk < p.chunks; chunk += STEP) {
             bool has_odd = chunk + 1 < p.chunks;
@@ -196,11 +175,11 @@ template <int KIND, u32 WIDTH> struct Sums {
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             if (stage == 0) parity ^= 1;
             if (chunk + STEP < p.chunks) {
-                wait_phase(&shared.filled[stage], parity);
+                wait_phase(shared_address(&shared.filled[stage]), parity);
                 take(shared, stage, chunk + STEP, even);
             }
             if (has_odd) finish(p, chunk + 1);
-            if (threadIdx.x % 32 == 0) arrive(&shared.emptied[now]);
+            if (threadIdx.x % 32 == 0) arrive(shared_address(&shared.emptied[now]));
         }
     }
 };
@@ -258,10 +237,9 @@ template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Many &m) {
     extern __shared__ __align__(1024) u8 bytes[];
     Shared<KIND, WIDTH> &shared = *(Shared<KIND, WIDTH> *)bytes;
     if (threadIdx.x < STAGES) {
-        u32 filled = shared_address(&shared.filled[threadIdx.x]), emptied = shared_address(&shared.emptied[threadIdx.x]);
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(filled), "n"(1));
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(emptied), "n"(2 * GROUP / 32));
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        make_barrier(shared_address(&shared.filled[threadIdx.x]), 1);
+        make_barrier(shared_address(&shared.emptied[threadIdx.x]), 2 * GROUP / 32);
+        show_barriers();
     }
     let_next_start();
     if (m.groups) wait_for_inputs();
