@@ -150,21 +150,12 @@ DEVICE bool is_empty(Shared &shared, u32 warp, u32 count) {
     return has_passed(shared_address(&shared.emptied[warp][count % DEPTH]), count / DEPTH % 2 ^ 1);
 }
 
-// Asks for the next slot of a warp, the `count`th: for weights, or for keys and values.
-template <bool WEIGHTS> DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
+// Asks for the next slot of a warp, the `count`th.
+DEVICE void fill(Shared &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
     u32 slot = count % DEPTH, to = shared_address(shared.slots[warp][slot]);
     u32 barrier = shared_address(&shared.filled[warp][slot]);
     expect(barrier, bytes);
-    if (WEIGHTS) {
-        copy_once(to, from, bytes, barrier);
-    } else {
-        copy_bulk(to, from, bytes, barrier);
-    }
-}
-
-// Asks for memory to come to the second-level cache.
-DEVICE void prefetch(const u8 *from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    copy_once(to, from, bytes, barrier);
 }
 
 // Waits for a number.
@@ -192,7 +183,7 @@ DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
             const Matrix &m = p.matrices[is_gated ? which : matrix_of(p, tile)];
             u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
             u32 size = min(chunks * bytes, len - done);
-            fill<true>(shared, lane, filled++, m.planes + first + done, size);
+            fill(shared, lane, filled++, m.planes + first + done, size);
             which ^= is_gated;
             if (which == 0) done += size;
             if (done == len) {
@@ -232,7 +223,7 @@ DEVICE void fetch_experts(Stage &stage, u32 lane, u32 &filled) {
                 left = (share.end - share.first) * bytes;
             }
             u32 size = min(chunks * bytes, left);
-            fill<true>(shared, lane, filled++, p.matrices[which].planes + (u64)line * 64, size);
+            fill(shared, lane, filled++, p.matrices[which].planes + (u64)line * 64, size);
             which ^= is_gated;
             if (which == 0) {
                 line += size / 64;
@@ -325,8 +316,8 @@ DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
                 key = (const u8 *)(a.keys + key_at(head, token, a.key_dim, 0));
                 value = (const u8 *)(a.values + value_at(head, token, a.value_dim, 0));
                 key_left = key_bytes, value_left = value_bytes;
-                prefetch(key, key_bytes);
-                prefetch(value, value_bytes);
+                prefetch_once(key, key_bytes);
+                prefetch_once(value, value_bytes);
             }
         }
 #pragma unroll 1
@@ -335,7 +326,7 @@ DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
             if (may) {
                 bool is_key = key_left > 0;
                 u32 size = min(is_key ? key_left : value_left, SLICE_BYTES);
-                fill<false>(shared, lane, filled++, is_key ? key : value, size);
+                fill(shared, lane, filled++, is_key ? key : value, size);
                 if (is_key) {
                     key += size, key_left -= size;
                 } else {
