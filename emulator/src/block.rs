@@ -138,6 +138,14 @@ impl Block {
         }
     }
 
+    /// All warps have ended. Copies would come to memory that is another block's by now.
+    pub(crate) fn end(&self) -> Result<(), Fault> {
+        match self.bulks.len() {
+            0 => Ok(()),
+            n => Err(Fault(format!("a block ended before {n} copies to its shared memory"))),
+        }
+    }
+
     /// Does something with a barrier in shared memory.
     pub(crate) fn phases(
         &mut self,

@@ -147,6 +147,7 @@ impl<'a> Run<'a> {
                 break;
             }
             if block.live == 0 {
+                block.end()?;
                 begin(slot, &mut blocks[slot], &mut ready);
             }
         }
@@ -238,6 +239,11 @@ mod tests {
         let spins = say("again: ld.shared.u32 %r2, [room];\nsetp.ne.u32 %p1, %r2, 1;\n\
                          @%p1 bra again;");
         assert!(spins.contains("wait for each other for ever"), "{spins}");
+        let late = say("setp.ne.u32 %p1, %r1, 0;\n@%p1 bra end;\nmov.u32 %r2, room;\n\
+                        mbarrier.init.shared.b64 [%r2], 1;\nadd.u32 %r4, %r2, 16;\n\
+                        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes \
+                        [%r4], [%rd1], 16, [%r2];\nend:");
+        assert!(late.contains("ended before 1 copies"), "{late}");
         let unknown = say("tanh.approx.f32 %r1, %r2;");
         assert!(unknown.contains("line 13 of its PTX: unknown instruction tanh"), "{unknown}");
     }

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::kernels;
 use crate::synth::{self, Size};
@@ -16,7 +16,7 @@ use crate::synth::{self, Size};
 /// What to run, and on what.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The device's kernels: Hopper's, or those of all other devices
+    /// The device's kernels: Hopper's, or those of all other devices; the checks take both
     #[arg(long, value_enum, default_value_t = Chip::Hopper)]
     chip: Chip,
     /// The device's multiprocessors
@@ -154,7 +154,11 @@ impl Emulator {
             let Output { status, stdout, stderr } = self.command(chip, &words)?.output()?;
             let texts = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
             println!("{} ({:.0} s)\n{}", words.join(" "), start.elapsed().as_secs_f64(), texts[0]);
-            ensure!(status.success(), "{} failed\n{}", words.join(" "), texts[1]);
+            if !status.success() {
+                // The others need not go on.
+                left.lock().expect("nobody panics with it").by_ref().for_each(drop);
+                bail!("{} failed\n{}", words.join(" "), texts[1]);
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The NVIDIA driver, opened at run time: a device with a stream, its memory, kernels, graphs. All
 //! calls of the driver are here and nothing else is; this file must not know what is computed.
 
+mod events;
 mod peers;
 mod pinned;
 
@@ -12,7 +13,8 @@ use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-pub(crate) use peers::{Columns, Event};
+pub(crate) use events::{Event, Mark};
+pub(crate) use peers::Columns;
 pub(crate) use pinned::Pinned;
 
 /// The oldest driver interface that takes the kernels' PTX: that of CUDA 12.4.
@@ -268,16 +270,6 @@ impl Device {
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }
             .map_err(failed("nothing can be copied on the device"))
     }
-
-    /// A mark in the stream.
-    pub(crate) fn mark(self: &Arc<Device>) -> Result<Mark> {
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(failed("no event"))?;
-        let mark = Mark { device: Arc::clone(self), event };
-        // SAFETY: event and stream are alive.
-        unsafe { result::event::record(event, self.stream) }.map_err(failed("no event"))?;
-        Ok(mark)
-    }
 }
 
 fn version_text(version: i32) -> String {
@@ -438,41 +430,6 @@ impl Drop for Graph {
         unsafe {
             let _ = self.device.enter();
             let _ = result::graph::exec_destroy(self.executable);
-        }
-    }
-}
-
-/// A moment in the stream.
-pub(crate) struct Mark {
-    device: Arc<Device>,
-    event: sys::CUevent,
-}
-
-// SAFETY: as for `Device`.
-unsafe impl Send for Mark {}
-
-impl Mark {
-    /// Waits until the stream has come here.
-    pub(crate) fn wait(&self) -> Result<()> {
-        // SAFETY: the event is alive and was recorded.
-        unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel failed"))
-    }
-
-    /// The seconds from an earlier mark to this one; the stream has come here.
-    pub(crate) fn seconds_since(&self, earlier: &Mark) -> Result<f64> {
-        // SAFETY: both events are alive and were recorded.
-        let milliseconds = unsafe { result::event::elapsed(earlier.event, self.event) }
-            .map_err(failed("no time between events"))?;
-        Ok(f64::from(milliseconds) / 1e3)
-    }
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        // SAFETY: made by `mark`; an error changes nothing.
-        unsafe {
-            let _ = self.device.enter();
-            let _ = result::event::destroy(self.event);
         }
     }
 }

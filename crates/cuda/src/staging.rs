@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bodkin_backend::Result;
 
-use crate::driver::{Device, Mark, Pinned};
+use crate::driver::{Device, Event, Pinned};
 
 /// Bytes of a piece: enough for all threads of the host, little to wait for.
 const BYTES: usize = 16 << 20;
@@ -15,7 +15,7 @@ const BYTES: usize = 16 << 20;
 pub(crate) struct Staging {
     device: Arc<Device>,
     /// Each with the moment when its last copy is done.
-    pieces: [(Pinned<u8>, Option<Mark>); 2],
+    pieces: [(Pinned<u8>, Event); 2],
     next: usize,
     len: usize,
 }
@@ -25,7 +25,7 @@ impl Staging {
     /// than usual.
     pub(crate) fn new(device: &Arc<Device>, least: usize, most: usize) -> Result<Staging> {
         let len = BYTES.min(most).max(least);
-        let piece = || Ok((Pinned::zeroed(device, len)?, None));
+        let piece = || Ok((Pinned::zeroed(device, len)?, Event::new(device)?));
         Ok(Staging { device: Arc::clone(device), pieces: [piece()?, piece()?], next: 0, len })
     }
 
@@ -47,16 +47,14 @@ impl Staging {
         parts: &[(u64, Range<usize>)],
     ) -> Result<()> {
         let (piece, sent) = &mut self.pieces[self.next];
-        if let Some(sent) = sent.take() {
-            sent.wait()?;
-        }
+        sent.wait()?;
         fill(&mut piece.slice_mut()[..len]);
         for (to, part) in parts {
-            // SAFETY: the caller's promise; nobody writes the piece before the mark is reached, and
+            // SAFETY: the caller's promise; nobody writes the piece before the event is there, and
             // it waits for the device when it is dropped.
             unsafe { self.device.send(*to, &piece.slice()[part.clone()]) }?;
         }
-        *sent = Some(self.device.mark()?);
+        sent.record()?;
         self.next = 1 - self.next;
         Ok(())
     }

@@ -2,57 +2,14 @@
 
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
 
 use bodkin_backend::Result;
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
 use super::{Device, failed};
 
 const UNIFIED: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
 const DEVICE: sys::CUmemorytype = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-
-/// A moment in a device's stream that others wait for, again and again. Unlike a mark it has no
-/// time, which a device takes 1 us to note.
-pub(crate) struct Event {
-    device: Arc<Device>,
-    event: sys::CUevent,
-}
-
-// SAFETY: as for `Device`.
-unsafe impl Send for Event {}
-
-impl Event {
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Event> {
-        device.enter()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-            .map_err(failed("no event"))?;
-        Ok(Event { device: Arc::clone(device), event })
-    }
-
-    /// The moment is that when the stream has done all that was sent so far.
-    pub(crate) fn record(&self) -> Result<()> {
-        self.device.enter()?;
-        // SAFETY: event and stream are alive, and of one context.
-        unsafe { result::event::record(self.event, self.device.stream) }.map_err(failed("no event"))
-    }
-
-    /// Waits until the stream has come to where it was recorded last.
-    pub(crate) fn wait(&self) -> Result<()> {
-        // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel failed"))
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`; an error changes nothing.
-        unsafe {
-            let _ = self.device.enter();
-            let _ = result::event::destroy(self.event);
-        }
-    }
-}
 
 /// The same columns of rows in the memories of two devices.
 #[derive(Clone, Copy, Debug)]
@@ -84,15 +41,6 @@ impl Device {
             let _ = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) }.result();
         }
         Ok(())
-    }
-
-    /// What is sent from now on waits for an event as it was recorded last, of any device.
-    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
-        self.enter()?;
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: stream and event are alive.
-        unsafe { result::stream::wait_event(self.stream, event.event, flags) }
-            .map_err(failed("devices cannot wait for each other"))
     }
 
     /// Copies columns of another device, in this one's stream's order.

@@ -35,9 +35,9 @@ pub(crate) struct Shape {
     pub(crate) widest: usize,
 }
 
-/// The same of codes of four bits, which take a device's instructions longer than its memory, so
-/// that no warp may stand idle: where all warps go through the parts of tiles by turns, the fewest
-/// with which that takes the least time, or a sixteenth more.
+/// Parts for codes of four bits, which take a device's instructions longer than its memory, so that
+/// no warp may stand idle: where all warps go through the parts of tiles by turns, the fewest with
+/// which that takes the least time, or a sixteenth more.
 fn parts_of_codes(tiles: usize) -> usize {
     let time = |parts: usize| (tiles * parts).div_ceil(WARPS) * (MOST_PARTS / parts);
     let all = [1, 2, 4, 8, MOST_PARTS];
