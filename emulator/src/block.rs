@@ -142,7 +142,10 @@ impl Block {
     pub(crate) fn end(&self) -> Result<(), Fault> {
         match self.bulks.len() {
             0 => Ok(()),
-            n => Err(Fault(format!("a block ended before {n} copies to its shared memory"))),
+            n => Err(Fault(format!(
+                "block {:?} ended before {n} copies to its shared memory",
+                self.index
+            ))),
         }
     }
 

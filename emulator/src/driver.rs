@@ -302,9 +302,7 @@ driver! {
         };
         let empty = launch.grid.contains(&0);
         let large = launch.kernel.shared_bytes + launch.shared_bytes > SHARED_BYTES as usize;
-        // Warps are whole here.
-        let parted = !launch.threads.is_multiple_of(32);
-        if empty || large || parted || launch.threads == 0 || launch.threads > 1024 {
+        if empty || large || launch.threads == 0 || launch.threads > 1024 {
             return CUresult::CUDA_ERROR_INVALID_VALUE;
         }
         state.send(config.hStream, Work::Launch(launch))

@@ -104,6 +104,10 @@ impl<'a> Run<'a> {
 
     /// Runs all blocks.
     pub(crate) fn all(&self, blocks: &mut Blocks) -> Result<(), Fault> {
+        if !self.threads.is_multiple_of(32) {
+            let (name, threads) = (&self.kernel.name, self.threads);
+            return Err(Fault(format!("{name}: {threads} threads are no whole warps")));
+        }
         let [x, y, z] = self.grid.map(|n| n as usize);
         let count = x * y * z;
         let at_once = if self.meets { count } else { count.min(AT_ONCE) };
@@ -147,7 +151,9 @@ impl<'a> Run<'a> {
                 break;
             }
             if block.live == 0 {
-                block.end()?;
+                block
+                    .end()
+                    .map_err(|Fault(text)| Fault(format!("{}: {text}", self.kernel.name)))?;
                 begin(slot, &mut blocks[slot], &mut ready);
             }
         }
@@ -239,6 +245,8 @@ mod tests {
         let spins = say("again: ld.shared.u32 %r2, [room];\nsetp.ne.u32 %p1, %r2, 1;\n\
                          @%p1 bra again;");
         assert!(spins.contains("wait for each other for ever"), "{spins}");
+        let parted = run("", 40, 64, 0).unwrap_err().0;
+        assert!(parted.contains("test: 40 threads are no whole warps"), "{parted}");
         let late = say("setp.ne.u32 %p1, %r1, 0;\n@%p1 bra end;\nmov.u32 %r2, room;\n\
                         mbarrier.init.shared.b64 [%r2], 1;\nadd.u32 %r4, %r2, 16;\n\
                         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes \

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::thread;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::kernels;
 use crate::synth::{self, Size};
@@ -145,20 +145,24 @@ impl Emulator {
         })
     }
 
-    /// Runs checks until there are none left.
+    /// Runs checks until there are none left, or one fails: then the others need not go on.
     fn check_all(&self, left: &Mutex<std::vec::IntoIter<(Chip, Vec<String>)>>) -> Result<()> {
-        loop {
-            let next = left.lock().expect("nobody panics with it").next();
-            let Some((chip, words)) = next else { return Ok(()) };
-            let start = std::time::Instant::now();
-            let Output { status, stdout, stderr } = self.command(chip, &words)?.output()?;
-            let texts = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-            println!("{} ({:.0} s)\n{}", words.join(" "), start.elapsed().as_secs_f64(), texts[0]);
-            if !status.success() {
-                // The others need not go on.
-                left.lock().expect("nobody panics with it").by_ref().for_each(drop);
-                bail!("{} failed\n{}", words.join(" "), texts[1]);
+        let next = || left.lock().expect("nobody panics with it").next();
+        while let Some((chip, words)) = next() {
+            if let Err(error) = self.check_one(chip, &words) {
+                while next().is_some() {}
+                return Err(error);
             }
         }
+        Ok(())
+    }
+
+    fn check_one(&self, chip: Chip, words: &[String]) -> Result<()> {
+        let start = std::time::Instant::now();
+        let Output { status, stdout, stderr } = self.command(chip, words)?.output()?;
+        let texts = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        println!("{} ({:.0} s)\n{}", words.join(" "), start.elapsed().as_secs_f64(), texts[0]);
+        ensure!(status.success(), "{} failed\n{}", words.join(" "), texts[1]);
+        Ok(())
     }
 }

@@ -207,7 +207,7 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
     // What any row sees, and what all of them see.
     Range any_sees = {first_of(low), a.is_causal ? high + 1 : end};
     Range all_see = {first_of(high), a.is_causal ? low + 1 : end};
-    u32 base = (u32)__cvta_generic_to_shared(shared);
+    u32 base = shared_address(shared);
     u32 keys = base + ROWS * DIM * 2, values = keys + 2 * STAGE;
     u32 block = any_sees.from / POSITIONS, last = (any_sees.to - 1) / POSITIONS;
     Fetch<DIM> fetch(a, feed.pages(a.table, rows.span), kv_head, any_sees);

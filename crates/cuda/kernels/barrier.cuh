@@ -5,8 +5,6 @@
 
 #if __CUDA_ARCH__ >= 900
 
-DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
-
 // Makes a barrier that so many arrivals complete. Copies know of it once `show_barriers` follows.
 DEVICE void make_barrier(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -44,8 +42,8 @@ DEVICE void copy_bulk(u32 to, const u8 *from, u32 bytes, u32 barrier) {
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// The same of what a step reads once, as weights, keys and values: the first that the second-level cache gives up, so
-// that what blocks wait for from each other stays there.
+// The same of what nobody reads later in a step, as weights, keys and values: the first that the second-level cache
+// gives up, so that what blocks wait for from each other stays there.
 #define READ_ONCE ".reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy;\n"
 DEVICE void copy_once(u32 to, const u8 *from, u32 bytes, u32 barrier) {
     asm volatile("{" READ_ONCE

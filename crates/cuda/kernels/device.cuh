@@ -192,6 +192,9 @@ template <bool HALVES, int N> DEVICE void wait_for_all(const uint4 *from, u32 st
     }
 }
 
+// Where something is in shared memory.
+DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
 // Reductions, always in the same order.
 
 DEVICE float warp_sum(float x) {

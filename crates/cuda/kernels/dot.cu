@@ -1,7 +1,8 @@
 // Products for few rows of input: memory sets their speed, so every weight is read once, with as
 // many bytes under way as shared memory holds. A team of warps takes a tile of 16 weight rows at a
 // time, each warp one part of its columns. The first weights are asked for before the input is
-// there, while the kernel before this one runs: so a block uses less than half of the shared memory.
+// there, while the kernel before this one runs: so a block uses less than half of the shared memory, but for the
+// longest rows.
 #include "pipe.cuh"
 #include "product.cuh"
 

@@ -32,7 +32,7 @@ template <int KIND, bool GATED> DEVICE void mul(const Many &m) {
     typedef Planes<KIND> Weights;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     u32 inputs = warp / 4 * 64;
-    u32 base = (u32)__cvta_generic_to_shared(shared);
+    u32 base = shared_address(shared);
     let_next_start();
     if (m.groups) wait_for_inputs();
     Column column(m, blockIdx.y, INPUTS);

@@ -58,7 +58,7 @@ template <u32 SLOT, u32 DEPTH> struct Pipe {
     u32 slots, to, from;
 
     __device__ __forceinline__ void begin(const u8 *start, const u8 *) {
-        slots = (u32)__cvta_generic_to_shared(start);
+        slots = shared_address(start);
         to = from = 0;
     }
 

@@ -7,8 +7,7 @@ use cudarc::driver::{result, sys};
 
 use super::{Device, failed};
 
-/// A moment that others wait for, again and again. It has no time, which a device takes 1 us to
-/// note.
+/// A moment that others wait for, again and again.
 pub(crate) struct Event {
     device: Arc<Device>,
     event: sys::CUevent,
@@ -18,6 +17,7 @@ pub(crate) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
+    /// One without a time, which a device takes 1 us to note.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Event> {
         Event::with(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
