@@ -115,12 +115,15 @@ impl State {
                 Ok(())
             }
             Work::CopyRows { to, from, bytes, rows, pitches: [to_pitch, from_pitch] } => {
-                for row in 0..rows {
-                    let from = (from as usize + row * from_pitch) as *const u8;
-                    // SAFETY: as above.
-                    unsafe { ptr::copy(from, (to as usize + row * to_pitch) as *mut u8, bytes) };
-                }
-                Ok(())
+                (0..rows as u64).try_for_each(|row| {
+                    let from = from + row * from_pitch as u64;
+                    let to = to + row * to_pitch as u64;
+                    self.memory.range(from, bytes)?;
+                    self.memory.range(to, bytes)?;
+                    // SAFETY: so many bytes were taken at both.
+                    unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
+                    Ok(())
+                })
             }
             Work::Fill { to, byte, bytes } => self.memory.range(to, bytes).map(|_| {
                 // SAFETY: so many bytes were taken there.
@@ -180,4 +183,24 @@ pub(super) unsafe fn hopper_ptx(folder: &Path, image: *const u8) -> Option<Strin
         let is_same = (0..code.len()).all(|i| unsafe { *image.add(i) } == code[i]);
         if is_same { fs::read_to_string(path.with_extension("ptx")).ok() } else { None }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_copied_where_there_is_room_for_all() {
+        let mut state = State::default();
+        let [from, to] = [32, 32].map(|bytes| state.memory.take(bytes, 64).expect("there is room"));
+        // SAFETY: taken just now.
+        unsafe { ptr::write_bytes(from as *mut u8, 7, 32) };
+        let rows = |rows| Work::CopyRows { to, from, bytes: 4, rows, pitches: [12, 8] };
+        assert_eq!(state.work(&rows(3)), CUresult::CUDA_SUCCESS);
+        // SAFETY: as above.
+        let copied = unsafe { std::slice::from_raw_parts(to as *const u8, 32) };
+        let whole = |row: usize| copied[12 * row..][..4] == [7; 4];
+        assert!((0..3).all(whole) && copied[4..12] == [0xff; 8]);
+        assert_eq!(state.work(&rows(4)), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    }
 }
