@@ -122,13 +122,22 @@ DEVICE void join_segments(const Attend &a, u32 row, u32 first_head, u32 heads, u
         if (t >= BUSY) segments.clear(base, n, t - BUSY, BLOCK - BUSY);
         const float *own = shared + h * most_parts * part + stride;
         float so_far = base ? mosts[h] : -INFINITY_F;
-        for (u32 i = t / (32 * MOST_HEADS) * 32 + t % 32; h < heads && i < n; i += BLOCK / MOST_HEADS) {
-            float last = so_far;
-            // All lanes alike.
-#pragma unroll 8
-            for (u32 j = 0; j < n; j++) last = j < i ? fmaxf(last, own[j * part]) : last;
-            float most = own[i * part], now = fmaxf(last, most), fresh = expf(most - now);
-            factors[h][i] = make_float4(expf(last - now), fresh, own[i * part + 1] * fresh, now);
+        u32 lane = t % 32;
+        for (u32 begin = t / (32 * MOST_HEADS) * 32; h < heads && begin < n; begin += BLOCK / MOST_HEADS) {
+            // The largest score of segments that other warps have, then of those before this lane's.
+            u32 i = begin + lane;
+            float last = so_far, most = i < n ? own[i * part] : -INFINITY_F, up_to = most;
+            for (u32 j = lane; j < begin; j += 32) last = fmaxf(last, own[j * part]);
+            last = warp_max(last);
+#pragma unroll
+            for (u32 step = 1; step < 32; step *= 2) {
+                float other = __shfl_up_sync(~0u, up_to, step);
+                up_to = lane >= step ? fmaxf(up_to, other) : up_to;
+            }
+            float before = __shfl_up_sync(~0u, up_to, 1);
+            last = lane > 0 ? fmaxf(last, before) : last;
+            float now = fmaxf(last, most), fresh = expf(most - now);
+            if (i < n) factors[h][i] = make_float4(expf(last - now), fresh, own[i * part + 1] * fresh, now);
         }
         sync<BLOCK>();
         if (t < MOST_HEADS) mosts[t] = factors[t][n - 1].w;

@@ -44,17 +44,11 @@ DEVICE void copy_bulk(u32 to, const u8 *from, u32 bytes, u32 barrier) {
 
 // The same of what nobody reads later in a step, as weights, keys and values: the first that the second-level cache
 // gives up, so that what blocks wait for from each other stays there.
-#define READ_ONCE ".reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy;\n"
 DEVICE void copy_once(u32 to, const u8 *from, u32 bytes, u32 barrier) {
-    asm volatile("{" READ_ONCE
+    asm volatile("{.reg .b64 policy;\n"
+                 "createpolicy.fractional.L2::evict_first.b64 policy;\n"
                  "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], policy;}" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-
-// Asks for it to come to the second-level cache.
-DEVICE void prefetch_once(const u8 *from, u32 bytes) {
-    asm volatile("{" READ_ONCE
-                 "cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, policy;}" ::"l"(from), "r"(bytes) : "memory");
 }
 
 #endif

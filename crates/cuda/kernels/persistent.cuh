@@ -294,7 +294,7 @@ DEVICE void wait_fed() {
 }
 
 // Fetches the keys and values that this block's teams look at: each lane what one warp does, as soon as a slot is
-// empty. They are asked to come to the second-level cache first.
+// empty.
 DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
     Shared &shared = shared_memory();
     Seen seen(a, shared.position);
@@ -316,8 +316,6 @@ DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
                 key = (const u8 *)(a.keys + key_at(head, token, a.key_dim, 0));
                 value = (const u8 *)(a.values + value_at(head, token, a.value_dim, 0));
                 key_left = key_bytes, value_left = value_bytes;
-                prefetch_once(key, key_bytes);
-                prefetch_once(value, value_bytes);
             }
         }
 #pragma unroll 1
