@@ -84,9 +84,11 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
             float *part = room.parts[step][t / 4 % HEADS];
             values[0].sum(weights, 0, part);
             if (a.value_dim > SLICE_DIM) values[1].sum(weights, 1, part);
+        } else {
+            room.skip(step);
         }
         __syncthreads();
-        Joined joined(room, h, t % HEAD_THREADS, steps, a.value_dim);
+        Joined joined(room, h, t % HEAD_THREADS, a.value_dim);
         float2 factors = make_float2(0.0f, 0.0f);
         if (!block.is_spread) factors = join(most, sum, joined.most, joined.sum);
         float *out = block.part(a, segment, h);

@@ -37,6 +37,14 @@ struct Room {
     float mosts[HEADS][SEGMENT_STEPS], sums[HEADS][SEGMENT_STEPS]; // largest scores, and sums of weights
     float parts[SEGMENT_STEPS][HEADS][PART_ROW];                   // values with their weights
 
+    // Puts down that a step has no positions: nothing for the whole of it. By a warp.
+    __device__ __forceinline__ void skip(u32 step) {
+        u32 lane = threadIdx.x % 32;
+        if (lane < HEADS) mosts[lane][step] = LOWEST_FLOAT, sums[lane][step] = 0.0f;
+        float4 *to = (float4 *)parts[step];
+        for (u32 i = lane; i < HEADS * PART_ROW / 4; i += 32) to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+
     // Puts down an element of a query as two halves: what a lane gives to `mma` at once lies together.
     __device__ __forceinline__ void put_query(u32 head, u32 i, float x) {
         x = within_half(x);
@@ -50,6 +58,9 @@ static_assert(MOST_ITEMS == 2 && sizeof(Room) == 20480, "ROOM_BYTES on the host"
 
 // The place in a step of one of four that a lane has scores and values of.
 DEVICE u32 place_of_lane(u32 i) { return threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8; }
+
+// One of four floats.
+DEVICE float element(const float4 &x, u32 i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
 // What is left of a pair of numbers whose nearest halves are these.
 DEVICE u32 lower_halves(float x, float y, u32 upper) {
@@ -217,36 +228,27 @@ DEVICE Fragment weigh(const Attend &a, float (&x)[4], u32 step, u32 from, u32 to
     return {{near, lower_halves(x[0], x[1], near), far, lower_halves(x[2], x[3], far)}};
 }
 
-// The steps of a segment, joined for a head by whole warps: a thread has some columns, `HEAD_THREADS` apart. What
-// steps without positions have there is anything.
+// The steps of a segment, joined for a head by whole warps: a thread has some columns, `HEAD_THREADS` apart.
 struct Joined {
     float most, sum, values[MOST_ITEMS];
 
-    __device__ __forceinline__ Joined(const Room &room, u32 head, u32 column, const Steps &steps, u32 value_dim) {
-        float mosts[SEGMENT_STEPS], sums[SEGMENT_STEPS], parts[MOST_ITEMS][SEGMENT_STEPS] = {};
-        u32 own_step = threadIdx.x % SEGMENT_STEPS;
-        float own_most = room.mosts[head][own_step];
-        most = LOWEST_FLOAT;
-#pragma unroll
-        for (u32 i = 0; i < SEGMENT_STEPS; i++) {
-            mosts[i] = room.mosts[head][i];
-            sums[i] = room.sums[head][i];
-            parts[0][i] = room.parts[i][head][column];
-            if (value_dim > HEAD_THREADS) parts[1][i] = room.parts[i][head][column + HEAD_THREADS];
-        }
-#pragma unroll
-        for (u32 i = 0; i < SEGMENT_STEPS; i++) most = fmaxf(most, steps.has(i) ? mosts[i] : LOWEST_FLOAT);
+    __device__ __forceinline__ Joined(const Room &room, u32 head, u32 column, u32 value_dim) {
+        const float4 *of_mosts = (const float4 *)room.mosts[head], *of_sums = (const float4 *)room.sums[head];
+        float4 low = of_mosts[0], high = of_mosts[1], sums[2] = {of_sums[0], of_sums[1]};
         // Each lane makes the factor of a step.
-        float own_factor = steps.has(own_step) ? expf(own_most - most) : 0.0f;
+        float own_most = room.mosts[head][threadIdx.x % SEGMENT_STEPS];
+        most = fmaxf(fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)), fmaxf(fmaxf(high.x, high.y), fmaxf(high.z, high.w)));
+        most = fmaxf(most, LOWEST_FLOAT);
+        float own_factor = expf(own_most - most);
         sum = 0.0f;
 #pragma unroll
         for (u32 j = 0; j < MOST_ITEMS; j++) values[j] = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < SEGMENT_STEPS; i++) {
             float factor = __shfl_sync(~0u, own_factor, i);
-            sum = steps.has(i) ? fmaf(sums[i], factor, sum) : sum;
-#pragma unroll
-            for (u32 j = 0; j < MOST_ITEMS; j++) values[j] = steps.has(i) ? fmaf(parts[j][i], factor, values[j]) : values[j];
+            sum = fmaf(element(sums[i / 4], i % 4), factor, sum);
+            values[0] = fmaf(room.parts[i][head][column], factor, values[0]);
+            if (value_dim > HEAD_THREADS) values[1] = fmaf(room.parts[i][head][column + HEAD_THREADS], factor, values[1]);
         }
     }
 };

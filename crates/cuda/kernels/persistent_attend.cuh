@@ -10,18 +10,19 @@
 
 // The places of two elements of a query or key, and how they have to be rotated together.
 struct Rotation {
-    u32 i, first, second;
+    u32 first, second;
+    bool is_rotated;
+    float2 angle;
 
-    __device__ __forceinline__ Rotation(const Attend &a, u32 i) : i(i) {
-        bool are_apart = i < a.pairs && a.is_neox;
+    __device__ __forceinline__ Rotation(const Attend &a, u32 i) : is_rotated(i < a.pairs), angle() {
+        bool are_apart = is_rotated && a.is_neox;
         first = are_apart ? i : 2 * i;
         second = are_apart ? i + a.pairs : 2 * i + 1;
+        if (is_rotated) angle = a.angles[i];
     }
 
-    // The angle is read only now: all layers have the same ones, so it is near.
-    __device__ __forceinline__ float2 operator()(const Attend &a, const float2 &x) const {
-        if (i >= a.pairs) return x;
-        float2 angle = a.angles[i];
+    __device__ __forceinline__ float2 operator()(const float2 &x) const {
+        if (!is_rotated) return x;
         return make_float2(fmaf(-x.y, angle.y, x.x * angle.x), fmaf(x.x, angle.y, x.y * angle.x));
     }
 };
@@ -120,13 +121,13 @@ DEVICE void gather(const Attend &a, const Item &now) {
             query.look();
         }
         float2 x = pair.get();
-        if (h == 0) x = rotation(a, x);
+        if (h == 0) x = rotation(x);
         u16 *own = h == 0 ? room_of_team().own_key : room_of_team().own_value;
         own[first] = to_half(x.x);
         own[second] = to_half(x.y);
     }
     while (query.is_missing()) query.look();
-    float2 x = rotation(a, query.get());
+    float2 x = rotation(query.get());
     Room &room = room_of_team();
     room.put_query(h, rotation.first, x.x);
     room.put_query(h, rotation.second, x.y);
@@ -152,12 +153,12 @@ DEVICE void keep_own(const Attend &a, const Item &now) {
 DEVICE u32 segments_of(const Attend &a) { return Seen(a, shared_memory().position).segments(); }
 
 // Tells what a team has made of a segment.
-DEVICE void tell(const Attend &a, const Item &now, const Steps &steps) {
+DEVICE void tell(const Attend &a, const Item &now) {
     u32 t = own(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, stride = up8(a.value_dim);
     u32 head = now.first_head(a) + h;
     bool is_alone = segments_of(a) == 1, is_head = h < now.head_count(a);
     Results results(a, 0, head);
-    Joined joined(room_of_team(), h, i, steps, a.value_dim);
+    Joined joined(room_of_team(), h, i, a.value_dim);
     if (!is_head) return;
     if (is_alone) {
         // As if joined with nothing: a zero loses its sign.
@@ -231,9 +232,11 @@ DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
                 values.sum(weights, 1, out);
             }
             ring.release(shared, slots_of(a.value_dim));
+        } else {
+            room.skip(step);
         }
         team_sync(team, SEGMENT_STEPS);
-        tell(a, now, extent.steps());
+        tell(a, now);
         keep_own(a, now);
         team_sync(team, SEGMENT_STEPS);
     }
