@@ -104,8 +104,11 @@ struct Open {
     u32 count, len, width;
 
     // Shows a thread's share of the ranks from `least` on, and maybe others; a warp takes a group.
-    template <class See> __device__ __forceinline__ void each(u64 least, See see) const {
-        for (u32 i = threadIdx.x / 32; i < count; i += THREADS / 32) {
+    template <class See> __device__ __forceinline__ void each(u64 least, See see) const { each(least, 0, count, see); }
+
+    // The same of some of the groups: from place `from` up to `to`.
+    template <class See> __device__ __forceinline__ void each(u64 least, u32 from, u32 to, See see) const {
+        for (u32 i = from + threadIdx.x / 32; i < to; i += THREADS / 32) {
             u32 group = groups ? groups[i] : i, end = min((group + 1) * len, width);
             if (peaks && peaks[group] < least) continue;
             for (u32 first = group * len + threadIdx.x % 32; first < end; first += 32 * 8) {

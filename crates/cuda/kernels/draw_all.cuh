@@ -25,9 +25,14 @@ struct Line {
 
     // Shows a thread's share of the tokens whose keys are from `first` on and below `end`.
     template <class See> __device__ __forceinline__ void each(u64 first, u64 end, See see) const {
-        open.each(by_rank ? max(floor, first) : floor, [&](u64 rank) {
+        auto show = [&](u64 rank) {
             if (rank >= floor && key(rank) >= first && key(rank) < end) see(rank);
-        });
+        };
+        if (by_rank) return open.each(max(floor, first), show);
+        // Numbers are bits of keys turned over, so that those in question lie in groups side by side.
+        u32 from = end > ~0u ? 0 : ~(u32)(end - 1) / open.len;
+        u32 to = min(~(u32)first / open.len, open.count - 1) + 1;
+        open.each(floor, from, to, show);
     }
 };
 
