@@ -312,7 +312,6 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         | "fence.proxy.async.shared::cta"
         | "createpolicy.fractional.L2::evict_first.b64"
         | "prefetch.global.L2"
-        | "cp.async.bulk.prefetch.L2.global.L2::cache_hint"
         | "wgmma.fence.sync.aligned"
         | "wgmma.commit_group.sync.aligned"
         | "wgmma.wait_group.sync.aligned" => Op::Nothing,
