@@ -1,6 +1,6 @@
 //! `cargo xtask compare`: bodkin and llama.cpp on the same files and threads, in turns, because
 //! the machine may be shared: only ratios of neighbouring runs say something. Appends rows to
-//! `benches/results/cpu.jsonl` and rewrites the README's table from that file.
+//! `benches/results/cpu.jsonl` and rewrites the table of docs/performance.md from that file.
 
 mod table;
 
@@ -67,7 +67,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             println!("{}", table::line(&row));
         }
     }
-    table::rewrite(&root.join("README.md"), &root.join(RESULTS))
+    table::rewrite(&root.join("docs/performance.md"), &root.join(RESULTS))
 }
 
 /// Runs cargo at the root.

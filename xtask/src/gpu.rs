@@ -1,5 +1,5 @@
 //! `cargo xtask gpu`: bodkin on an NVIDIA device, with model files as `synth` makes them. Appends
-//! rows to `benches/results/h200.jsonl` and rewrites the README's table from that file.
+//! rows to `benches/results/h200.jsonl` and rewrites the table of docs/performance.md from that file.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     if !args.files.is_empty() {
         measure(root, args)?;
     }
-    table(&root.join("README.md"), &root.join(RESULTS))
+    table(&root.join("docs/performance.md"), &root.join(RESULTS))
 }
 
 fn measure(root: &Path, args: &Args) -> Result<()> {
@@ -81,9 +81,9 @@ fn measure(root: &Path, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the README's table by the newest row of each shape, format and test: a line for each
+/// Replaces the table by the newest row of each shape, format and test: a line for each
 /// model.
-fn table(readme: &Path, results: &Path) -> Result<()> {
+fn table(document: &Path, results: &Path) -> Result<()> {
     let rows = newest(results, &["device", "shape", "format", "test"])?;
     let tests = distinct(rows.iter().map(|row| text(row, "test").to_owned()));
     let models = distinct(rows.iter().map(model));
@@ -105,7 +105,7 @@ fn table(readme: &Path, results: &Path) -> Result<()> {
              brackets what was read, as a share of the bandwidth measured with it."
         )?;
     }
-    replace(readme, "gpu", &table)
+    replace(document, "gpu", &table)
 }
 
 /// Each name once, in the order of their first places.

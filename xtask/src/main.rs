@@ -28,7 +28,7 @@ use clap::Parser;
 enum Command {
     /// Runs all checks, in the order in which failures are cheapest to find.
     Ci,
-    /// Measures against llama.cpp, in turns, and rewrites the README's table.
+    /// Measures against llama.cpp, in turns, and rewrites the table of docs/performance.md.
     Compare(compare::Args),
     /// Runs the acceptance suite of backends on an NVIDIA device.
     Conformance(conformance::Args),
@@ -36,7 +36,7 @@ enum Command {
     Emulate(emulate::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
-    /// Measures on an NVIDIA device, and rewrites the README's table.
+    /// Measures on an NVIDIA device, and rewrites the table of docs/performance.md.
     Gpu(gpu::Args),
     /// Compiles the CUDA kernels.
     Kernels(kernels::Args),

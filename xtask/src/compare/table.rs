@@ -1,4 +1,4 @@
-//! The README's table, made from the rows of `compare`.
+//! The table of docs/performance.md, made from the rows of `compare`.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -25,8 +25,8 @@ pub(crate) fn line(row: &Value) -> String {
     )
 }
 
-/// Replaces the table in the README by the newest row of each model, test and machine.
-pub(crate) fn rewrite(readme: &Path, results: &Path) -> Result<()> {
+/// Replaces the table by the newest row of each model, test and machine.
+pub(crate) fn rewrite(document: &Path, results: &Path) -> Result<()> {
     let newest = newest(results, &["cpu", "threads", "model", "test", "peer"])?;
     let mut table = String::from(
         "| model | test | bodkin, tok/s | llama.cpp, tok/s | ratio | of memory bandwidth |\n\
@@ -42,5 +42,5 @@ pub(crate) fn rewrite(readme: &Path, results: &Path) -> Result<()> {
             "\nMedians of pairs in turns; {threads} threads of {cpu}; the peer is {peer}."
         )?;
     }
-    replace(readme, "compare", &table)
+    replace(document, "compare", &table)
 }
