@@ -109,7 +109,7 @@ fn count_same(name: impl Display, how: &str, usual: &[Rows], other: &[Rows]) -> 
 fn single_rows(cuda: &Cuda, path: &Path, prompts: &[(usize, usize)]) -> Result<Vec<Rows>> {
     let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
-    let fitting = prompts.iter().filter(|(prompt, steps)| prompt + steps <= plan.positions());
+    let fitting = prompts.iter().filter(|(prompt, steps)| prompt + steps <= plan.max_positions());
     ensure!(fitting.clone().count() > 0, "{}: too few positions", path.display());
     let longest = fitting.clone().map(|(prompt, steps)| prompt + steps).max().unwrap_or(0);
     let pages = vec![longest.div_ceil(bodkin_backend::PAGE_TOKENS); plan.windows().len()];

@@ -94,7 +94,7 @@ impl Batch {
         let input = plan.ops.iter().position(|op| matches!(op, Op::Input));
         let width = input.map_or(0, |i| plan.widths[i]);
         assert_eq!(self.inputs.len(), rows * width, "as many rows of input as tokens");
-        let positions = plan.positions();
+        let positions = plan.max_positions();
         let is_whole = plan.needs_whole_sequences();
         for span in &self.spans {
             assert!(!is_whole || span.position == 0, "a sequence comes whole");

@@ -203,7 +203,7 @@ pub trait Model: Send {
     }
 
     /// Takes for zero, from now on, what is smaller in magnitude than a threshold in the input of
-    /// each of the plan's [`Plan::gated_products`], in their order. Tells how many of these read
+    /// each of the plan's [`Plan::gated_matmuls`], in their order. Tells how many of these read
     /// less of their weights then; the others multiply them with zero.
     ///
     /// # Errors

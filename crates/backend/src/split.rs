@@ -38,7 +38,7 @@ impl Split {
         if self.layers == 0 || self.layers >= all {
             return Ok(None);
         }
-        let parts = plan.cut_before_layer(all - self.layers);
+        let parts = plan.split_before_layer(all - self.layers);
         parts.map(Some).ok_or_else(|| Error::Unsupported {
             backend: self.name(),
             what: format!("{}: its layers share more than one value", plan.architecture),

@@ -57,7 +57,7 @@ impl Backend for Skipping {
     ) -> Result<Box<dyn Model>> {
         let mut model = self.backend.load(Arc::clone(&plan), file, limits, progress)?;
         let names: Vec<&str> =
-            plan.gated_products().iter().map(|&id| plan.weight(id).name.as_str()).collect();
+            plan.gated_matmuls().iter().map(|&id| plan.weight(id).name.as_str()).collect();
         let mut magnitudes = Magnitudes::of(names.iter().copied());
         read(&mut *model, file, &mut magnitudes)
             .map_err(|error| Error::Config(format!("--activation-sparsity: {error}")))?;

@@ -186,7 +186,7 @@ pub(crate) fn lower(plan: &Plan, simd: Simd, fusions: Fusions, masked: &[WeightI
     let buffers = plan.buffers();
     let (stages, ropes, sortings) = (vec![], vec![], vec![]);
     let mut lowering =
-        Lowering { plan, simd, fusions, masked, homes: &buffers.of, stages, ropes, sortings };
+        Lowering { plan, simd, fusions, masked, homes: &buffers.of_value, stages, ropes, sortings };
     let mut next = 0;
     while next < plan.ops.len() {
         next = lowering.op(next);

@@ -358,7 +358,7 @@ impl Model for CpuModel {
         let is_by_columns = |id: &&WeightId| {
             self.weights[id.0].matrices.iter().all(|matrix| matrix.columns().is_some())
         };
-        Ok(self.plan.gated_products().iter().filter(is_by_columns).count())
+        Ok(self.plan.gated_matmuls().iter().filter(is_by_columns).count())
     }
 
     fn set_profiling(&mut self, on: bool) {

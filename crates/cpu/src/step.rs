@@ -331,15 +331,15 @@ impl Step<'_> {
 
     fn set_angles(&self, rope: usize, row: usize) {
         let table = &self.ropes[rope];
-        let pairs = table.frequencies.len();
+        let pairs = table.inverse_frequencies.len();
         // SAFETY: one thread sets the angles of a row, and only in the first stage.
         let angles = unsafe { self.angles[rope].part_mut(2 * pairs * row..2 * pairs * (row + 1)) };
         let (cos, sin) = angles.split_at_mut(pairs);
-        table.rotate_at(self.positions[row], cos, sin);
+        table.cos_sin_at(self.positions[row], cos, sin);
     }
 
     fn read_angles(&self, rope: usize, row: usize) -> (&[f32], &[f32]) {
-        let pairs = self.ropes[rope].frequencies.len();
+        let pairs = self.ropes[rope].inverse_frequencies.len();
         // SAFETY: the angles of a row were set by this thread or before a barrier.
         let angles = unsafe { self.angles[rope].part(2 * pairs * row..2 * pairs * (row + 1)) };
         angles.split_at(pairs)

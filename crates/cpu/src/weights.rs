@@ -116,7 +116,7 @@ pub(crate) fn prepare(
 
 /// The products whose inputs have thresholds.
 pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
-    if cpu.skip_inputs { plan.gated_products() } else { Vec::new() }
+    if cpu.skip_inputs { plan.gated_matmuls() } else { Vec::new() }
 }
 
 /// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it

@@ -45,11 +45,11 @@ pub(crate) fn groups(format: Format, row: &[u8], mut show: impl FnMut(Group)) {
             show(Group { scales: [half(b.d); 2], min: 0.0, codes });
         }),
         Format::IQ4_NL => each::<iq4::IQ4_NL>(row, |b| {
-            let codes = nibbles(&b.qs).map(|code| level(&iq4::LEVELS, code));
+            let codes = nibbles(&b.qs).map(|code| level(&iq4::CODEBOOK, code));
             show(Group { scales: [half(b.d); 2], min: 0.0, codes });
         }),
         Format::MXFP4 => each::<fp4::MXFP4>(row, |b| {
-            let codes = nibbles(&b.qs).map(|code| level(&fp4::LEVELS, code));
+            let codes = nibbles(&b.qs).map(|code| level(&fp4::CODEBOOK, code));
             show(Group { scales: [fp4::half_e8m0(b.e); 2], min: 0.0, codes });
         }),
         Format::IQ4_XS => each::<iq4::IQ4_XS>(row, |b| iq4_xs(b).for_each(&mut *show)),
@@ -98,7 +98,7 @@ fn iq4_xs(block: &iq4::IQ4_XS) -> impl Iterator<Item = Group> {
         let low = block.scales_l[group / 2] >> (group % 2 * 4) & 15;
         let scale = i16::from(low) | ((high >> (2 * group) & 3) as i16) << 4;
         let scale = half(block.d) * f32::from(scale - 32);
-        let codes = nibbles(&block.qs[group]).map(|code| level(&iq4::LEVELS, code));
+        let codes = nibbles(&block.qs[group]).map(|code| level(&iq4::CODEBOOK, code));
         Group { scales: [scale; 2], min: 0.0, codes }
     })
 }

@@ -366,7 +366,7 @@ fn turns(plan: &Plan, file: &File, rope: &Rope) -> (Vec<f64>, f32) {
     });
     let table = rope.table(factors.as_deref());
     let half_turn = std::f64::consts::PI;
-    (table.frequencies.iter().map(|f| f / half_turn).collect(), table.magnitude)
+    (table.inverse_frequencies.iter().map(|f| f / half_turn).collect(), table.attention_factor)
 }
 
 impl Model for CudaModel {

@@ -10,7 +10,7 @@ use crate::pages::{Pages, Sequence};
 /// The most tokens of a text. Fails if the plan makes no embeddings.
 pub fn longest_text(plan: &Plan) -> Result<usize> {
     match plan.is_encoder() {
-        true => Ok(plan.context_length.min(plan.positions())),
+        true => Ok(plan.context_length.min(plan.max_positions())),
         false => Err(Error::NoEmbeddings { architecture: plan.architecture.clone() }),
     }
 }

@@ -76,6 +76,6 @@ fn paired_codes_are_brought_in_order() {
     let mut values = [0.0; 32];
     tensor.format.dequantize(file.data(tensor), &mut values);
     let unit = fp4::half_e8m0(exponent);
-    let wanted = (0..32).map(|i| f32::from(fp4::LEVELS[i % 16]) * unit);
+    let wanted = (0..32).map(|i| f32::from(fp4::CODEBOOK[i % 16]) * unit);
     assert!(values.iter().copied().eq(wanted), "{values:?}");
 }

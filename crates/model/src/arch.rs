@@ -4,7 +4,7 @@ use bodkin_gguf::{Metadata, Tensor};
 
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Attention, Gating, Routing};
 use crate::plan::{Plan, Value};
 use crate::rope::{Rope, RopeStyle};
@@ -14,7 +14,7 @@ macro_rules! architectures {
     ($($module:ident: $($name:literal),+;)+) => {
         $(mod $module;)+
 
-        const TABLE: &[(&str, fn(&Keys<'_>, &mut Builder<'_>) -> Result<Value>)] =
+        const TABLE: &[(&str, fn(&HyperParameters<'_>, &mut Builder<'_>) -> Result<Value>)] =
             &[$($(($name, $module::build),)+)+];
     };
 }
@@ -47,16 +47,16 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
 /// The plan of a model, from its metadata and its tensors' names, shapes and formats, for
 /// sequences as long as the model was made for.
 pub fn plan(metadata: &Metadata, tensors: &[Tensor]) -> Result<Plan> {
-    build(&Keys::new(metadata)?, tensors)
+    build(&HyperParameters::new(metadata)?, tensors)
 }
 
 /// As [`plan`], for sequences of up to `context` tokens: some models rotate otherwise if none is
 /// longer than what they were first trained with.
 pub fn plan_for(metadata: &Metadata, tensors: &[Tensor], context: usize) -> Result<Plan> {
-    build(&Keys::new(metadata)?.for_context(context), tensors)
+    build(&HyperParameters::new(metadata)?.for_context(context), tensors)
 }
 
-fn build(keys: &Keys<'_>, tensors: &[Tensor]) -> Result<Plan> {
+fn build(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<Plan> {
     let found = keys.architecture();
     let Some((_, build)) = TABLE.iter().find(|(name, _)| *name == found) else {
         let known = architectures().collect::<Vec<_>>().join(", ");
@@ -68,7 +68,7 @@ fn build(keys: &Keys<'_>, tensors: &[Tensor]) -> Result<Plan> {
 }
 
 /// The attention of every layer as most decoders describe it.
-fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
+fn attention_layers(m: &HyperParameters<'_>) -> Result<Vec<Attention>> {
     let layers = m.layers()?;
     // Both refuse zeros.
     m.sizes("attention.head_count", layers)?;
@@ -78,7 +78,10 @@ fn attention_layers(m: &Keys<'_>) -> Result<Vec<Attention>> {
 
 /// The attention of every layer, or none for the layers without key heads: those of a hybrid that
 /// are something else.
-fn hybrid_attention_layers(m: &Keys<'_>, layers: usize) -> Result<Vec<Option<Attention>>> {
+fn hybrid_attention_layers(
+    m: &HyperParameters<'_>,
+    layers: usize,
+) -> Result<Vec<Option<Attention>>> {
     let width = m.size("embedding_length")?;
     let heads = m
         .counts("attention.head_count", layers)?
@@ -119,7 +122,12 @@ fn hybrid_attention_layers(m: &Keys<'_>, layers: usize) -> Result<Vec<Option<Att
 
 /// The rotation of heads of `head_dim`, with the divisors of its frequencies that a file may have:
 /// Llama 3's, or LongRoPE's for contexts up to the original one and beyond it.
-fn rope(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle, head_dim: usize) -> Result<Rope> {
+fn rope(
+    m: &HyperParameters<'_>,
+    g: &mut Builder<'_>,
+    style: RopeStyle,
+    head_dim: usize,
+) -> Result<Rope> {
     let rope = m.rope(style, head_dim)?;
     let is_long = m.context()? > m.original_context()?;
     let set = if is_long { "rope_factors_long" } else { "rope_factors_short" };
@@ -129,7 +137,7 @@ fn rope(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle, head_dim: usize) ->
 
 /// The hidden width of every layer's feed-forward part. Files of models with experts need not have
 /// it: no layer is that wide then.
-fn hidden_sizes(m: &Keys<'_>, has_experts: bool) -> Result<Vec<usize>> {
+fn hidden_sizes(m: &HyperParameters<'_>, has_experts: bool) -> Result<Vec<usize>> {
     let (name, layers) = ("feed_forward_length", m.layers()?);
     match m.sizes(name, layers)? {
         Some(sizes) => Ok(sizes),
@@ -141,7 +149,7 @@ fn hidden_sizes(m: &Keys<'_>, has_experts: bool) -> Result<Vec<usize>> {
 /// How each layer chooses its experts; empty if the model has none. `gating` and `normalize` are
 /// those of models whose files do not say.
 fn routings(
-    m: &Keys<'_>,
+    m: &HyperParameters<'_>,
     g: &Builder<'_>,
     gating: Gating,
     normalize: bool,

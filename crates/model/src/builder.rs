@@ -6,15 +6,15 @@ mod experts;
 mod latent;
 mod state;
 
-pub use latent::LatentLayer;
-pub use state::Mixer;
+pub use latent::LatentAttention;
+pub use state::MambaMixer;
 
 use std::collections::HashMap;
 
 use bodkin_gguf::Tensor;
 
 use crate::error::{Error, Result};
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Act, Attention, EmbedBy, NormKind, Op};
 use crate::plan::{KvSlot, Plan, SlotId, Value, Weight, WeightId};
 use crate::rope::Rope;
@@ -41,7 +41,7 @@ pub struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     /// Starts a plan over the tensors of a file.
-    pub fn new(keys: &Keys<'_>, tensors: &'a [Tensor]) -> Result<Builder<'a>> {
+    pub fn new(keys: &HyperParameters<'_>, tensors: &'a [Tensor]) -> Result<Builder<'a>> {
         let tensors: HashMap<_, _> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         let plan = Plan {
             architecture: keys.architecture().to_owned(),
@@ -205,11 +205,11 @@ impl<'a> Builder<'a> {
 
     /// Self-attention: projections, norms of queries and keys, rotation, attention, output.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
-        self.attention_normed_by(input, layer, NormKind::Rms)
+        self.attention_with_qk_norm(input, layer, NormKind::Rms)
     }
 
     /// As [`Builder::attention`], with norms of queries and keys of this kind, if there are any.
-    pub fn attention_normed_by(
+    pub fn attention_with_qk_norm(
         &mut self,
         input: Value,
         layer: AttentionLayer,

@@ -77,7 +77,7 @@ impl Plan {
 pub struct Buffers {
     /// The buffer of each value. The output has none, nor has what comes after logits: they live,
     /// one in the place of the other, where the caller wants the logits.
-    pub of: Vec<Option<usize>>,
+    pub of_value: Vec<Option<usize>>,
     /// The widest value of each buffer, in elements.
     pub widths: Vec<usize>,
 }
@@ -101,20 +101,20 @@ impl Plan {
     }
 
     /// Assigns buffers, best fit. An operation never writes a buffer that it reads, but for those
-    /// that turn a value into another element by element (see [`Op::updates`]): they work in place
+    /// that turn a value into another element by element (see [`Op::in_place_input`]): they work in place
     /// where that is the last use of the value.
     pub fn buffers(&self) -> Buffers {
         let last = self.last_uses();
-        let mut buffers = Buffers { of: Vec::new(), widths: Vec::new() };
+        let mut buffers = Buffers { of_value: Vec::new(), widths: Vec::new() };
         let mut busy_until: Vec<usize> = Vec::new();
         for (i, &width) in self.widths.iter().enumerate() {
             if self.rows(Value(i)) == Rows::Outputs || i == self.output().0 {
-                buffers.of.push(None);
+                buffers.of_value.push(None);
                 continue;
             }
-            let updated = self.ops[i].updates().filter(|value| last[value.0] == i);
+            let updated = self.ops[i].in_place_input().filter(|value| last[value.0] == i);
             let updated = updated.filter(|value| self.widths[value.0] == width);
-            let free = updated.and_then(|value| buffers.of[value.0]).or_else(|| {
+            let free = updated.and_then(|value| buffers.of_value[value.0]).or_else(|| {
                 let free = (0..busy_until.len()).filter(|&b| busy_until[b] < i);
                 free.min_by_key(|&b| buffers.widths[b].abs_diff(width))
             });
@@ -125,7 +125,7 @@ impl Plan {
             });
             busy_until[b] = last[i];
             buffers.widths[b] = buffers.widths[b].max(width);
-            buffers.of.push(Some(b));
+            buffers.of_value.push(Some(b));
         }
         buffers
     }

@@ -353,7 +353,7 @@ impl Op {
 
     /// The value that the operation turns into its result element by element, looking at nothing
     /// else of it: the result may take its place.
-    pub fn updates(&self) -> Option<Value> {
+    pub fn in_place_input(&self) -> Option<Value> {
         match *self {
             Op::Act { input, .. } | Op::Scale { input, .. } | Op::Softcap { input, .. } => {
                 Some(input)

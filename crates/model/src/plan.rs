@@ -156,7 +156,7 @@ impl Plan {
 
     /// The products whose input an activation or a gate made for them alone, in order: many of its
     /// elements are small, and a backend may be told to skip those. Experts' are not among them.
-    pub fn gated_products(&self) -> Vec<WeightId> {
+    pub fn gated_matmuls(&self) -> Vec<WeightId> {
         let mut uses = vec![0; self.ops.len()];
         self.ops.iter().flat_map(Op::inputs).for_each(|value| uses[value.0] += 1);
         let is_gate = |value: Value| matches!(self.ops[value.0], Op::Glu { .. } | Op::Act { .. });
@@ -170,7 +170,7 @@ impl Plan {
     }
 
     /// The positions that sequences may have: as many as the smallest table of positions has rows.
-    pub fn positions(&self) -> usize {
+    pub fn max_positions(&self) -> usize {
         let rows = self.ops.iter().filter_map(|op| match op {
             Op::Embed { table, by: EmbedBy::Position } => Some(self.weight(*table).rows),
             _ => None,

@@ -151,9 +151,15 @@ fn buffers_by_hand() {
     let buffers = plan(WeightId(5)).buffers();
     // The table's row, its norm, then queries, keys and values, of which the queries take over
     // from the row; both results of attention; their sum in the place of a value now dead.
-    assert_eq!(buffers.of[8], None);
-    assert_eq!(buffers.of[2], buffers.of[0]);
-    let living = [buffers.of[2], buffers.of[3], buffers.of[4], buffers.of[5], buffers.of[6]];
+    assert_eq!(buffers.of_value[8], None);
+    assert_eq!(buffers.of_value[2], buffers.of_value[0]);
+    let living = [
+        buffers.of_value[2],
+        buffers.of_value[3],
+        buffers.of_value[4],
+        buffers.of_value[5],
+        buffers.of_value[6],
+    ];
     let mut distinct = living.to_vec();
     distinct.sort();
     distinct.dedup();

@@ -77,11 +77,11 @@ fn buffers_are_never_shared_by_living_values() {
         let buffers = plan.buffers();
         let last = plan.last_uses();
         for (i, op) in plan.ops.iter().enumerate() {
-            assert_eq!(buffers.of[i].is_none(), plan.rows(Value(i)) == Rows::Outputs);
-            let Some(buffer) = buffers.of[i] else { continue };
+            assert_eq!(buffers.of_value[i].is_none(), plan.rows(Value(i)) == Rows::Outputs);
+            let Some(buffer) = buffers.of_value[i] else { continue };
             assert!(buffers.widths[buffer] >= plan.widths[i], "{name}: %{i} fits");
-            for other in (0..i).filter(|&other| buffers.of[other] == Some(buffer)) {
-                let updates = op.updates() == Some(Value(other)) && last[other] == i;
+            for other in (0..i).filter(|&other| buffers.of_value[other] == Some(buffer)) {
+                let updates = op.in_place_input() == Some(Value(other)) && last[other] == i;
                 let dead = last[other] < i;
                 assert!(updates || dead, "{name}: %{i} overwrites %{other}, which is still read");
             }

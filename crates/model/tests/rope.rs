@@ -16,28 +16,28 @@ fn assert_close(found: &[f64], wanted: &[f64]) {
 #[test]
 fn frequencies_fall_by_the_base() {
     let table = rope(8, RopeScaling::None).table(None);
-    assert_close(&table.frequencies, &[1.0, 0.1, 0.01, 0.001]);
-    assert_eq!(table.magnitude, 1.0);
+    assert_close(&table.inverse_frequencies, &[1.0, 0.1, 0.01, 0.001]);
+    assert_eq!(table.attention_factor, 1.0);
 }
 
 #[test]
 fn linear_scaling_divides_positions() {
     let table = rope(4, RopeScaling::Linear { factor: 4.0 }).table(None);
-    assert_close(&table.frequencies, &[0.25, 0.0025]);
+    assert_close(&table.inverse_frequencies, &[0.25, 0.0025]);
 }
 
 #[test]
 fn factors_divide_each_frequency() {
     let rope = Rope { factors: Some(WeightId(0)), ..rope(4, RopeScaling::None) };
     let table = rope.table(Some(&[2.0, 8.0]));
-    assert_close(&table.frequencies, &[0.5, 0.00125]);
+    assert_close(&table.inverse_frequencies, &[0.5, 0.00125]);
 }
 
 #[test]
 fn long_rope_only_magnifies() {
     let table = rope(4, RopeScaling::Long { attn_factor: 1.25 }).table(None);
-    assert_close(&table.frequencies, &[1.0, 0.01]);
-    assert_eq!(table.magnitude, 1.25);
+    assert_close(&table.inverse_frequencies, &[1.0, 0.01]);
+    assert_eq!(table.attention_factor, 1.25);
 }
 
 #[test]
@@ -52,22 +52,22 @@ fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
         attn_factor: 2.0,
     };
     let table = rope(8, yarn).table(None);
-    assert_close(&table.frequencies, &[1.0, 0.1, 0.00625, 0.00025]);
-    assert!((table.magnitude - 2.0 * 1.138_629_4).abs() < 1e-6);
+    assert_close(&table.inverse_frequencies, &[1.0, 0.1, 0.00625, 0.00025]);
+    assert!((table.attention_factor - 2.0 * 1.138_629_4).abs() < 1e-6);
 }
 
 #[test]
 fn angles_are_frequency_times_position() {
     let mut table = rope(4, RopeScaling::None).table(None);
-    table.magnitude = 2.0;
+    table.attention_factor = 2.0;
     let (mut cos, mut sin) = ([0.0; 2], [0.0; 2]);
-    table.rotate_at(3, &mut cos, &mut sin);
+    table.cos_sin_at(3, &mut cos, &mut sin);
     // The cosine and sine of 3 and of 0.03.
     let wanted = [[-0.989_992_5, 0.999_550_03], [0.141_120_01, 0.029_995_5]];
     for (found, wanted) in cos.iter().chain(&sin).zip(wanted.as_flattened()) {
         assert!((found - 2.0 * wanted).abs() < 1e-6, "{found}, not twice {wanted}");
     }
     // Far out, where single precision would be a tenth of a radian off.
-    table.rotate_at(1_000_000, &mut cos, &mut sin);
+    table.cos_sin_at(1_000_000, &mut cos, &mut sin);
     assert!((f64::from(cos[0]) - 2.0 * 1e6f64.cos()).abs() < 1e-6);
 }

@@ -170,9 +170,9 @@ fn yarn_without_a_multiplier_grows_what_is_rotated() {
     let (mut metadata, tensors) = rules::parts("deepseek3-yarn", &[]);
     metadata.remove("deepseek2.rope.scaling.yarn_log_multiplier");
     let rope = ropes(&plan(&metadata, &tensors).unwrap())[0];
-    assert!((rope.table(None).magnitude - (1.0 + 0.1 * 4f32.ln())).abs() < 1e-6);
+    assert!((rope.table(None).attention_factor - (1.0 + 0.1 * 4f32.ln())).abs() < 1e-6);
     let rope = ropes(&with("deepseek3-yarn", &[]))[0];
-    assert!((rope.table(None).magnitude - 1.0).abs() < 1e-6, "the scores grow as a whole");
+    assert!((rope.table(None).attention_factor - 1.0).abs() < 1e-6, "the scores grow as a whole");
 }
 
 #[test]
@@ -231,8 +231,12 @@ fn encoders_pool_as_the_file_says() {
         let plan = with("bert", &[("pooling_type", Value::U32(kind))]);
         assert!(matches!(plan.ops.last(), Some(Op::Pool { kind, .. }) if *kind == wanted));
         assert!(plan.is_encoder() && plan.needs_whole_sequences());
-        assert_eq!(plan.positions(), 256);
+        assert_eq!(plan.max_positions(), 256);
     }
-    assert_eq!(with("nomic-bert", &[]).positions(), usize::MAX, "a rotation has no last position");
+    assert_eq!(
+        with("nomic-bert", &[]).max_positions(),
+        usize::MAX,
+        "a rotation has no last position"
+    );
     assert!(!with("llama", &[]).needs_whole_sequences());
 }

@@ -72,7 +72,7 @@ pub(super) fn rotate(
     let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
     let mut out = x.to_vec();
     for (row, position) in out.chunks_exact_mut(width).zip(batch.positions()) {
-        table.rotate_at(position as u32, &mut cos, &mut sin);
+        table.cos_sin_at(position as u32, &mut cos, &mut sin);
         for head in row.chunks_exact_mut(head_dim) {
             for i in 0..pairs {
                 let (a, b) = match rope.style {

@@ -18,7 +18,7 @@ const SMALL_STEP: usize = 48;
 /// given back; at most `most`.
 pub fn long_sequence(plan: &Plan, most: usize) -> usize {
     let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
-    (window + 3 * PAGE_TOKENS).max(LONG).min(most).min(plan.positions())
+    (window + 3 * PAGE_TOKENS).max(LONG).min(most).min(plan.max_positions())
 }
 
 /// Reads a long sequence in large steps and in small ones: the last logits must have the same

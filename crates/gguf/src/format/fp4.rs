@@ -8,7 +8,7 @@ use super::{Block, fit};
 
 /// Twice what the sixteen E2M1 codes stand for, so that they are integers; the scales below are
 /// halved to match.
-pub const LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub const CODEBOOK: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Halfway between the levels that are not negative.
 const BORDERS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
@@ -69,7 +69,7 @@ impl Block for MXFP4 {
         let d = half_e8m0(self.e);
         for (i, value) in out.iter_mut().enumerate() {
             let code = (self.qs[i % 16] >> (i / 16 * 4)) & 15;
-            *value = f32::from(LEVELS[usize::from(code)]) * d;
+            *value = f32::from(CODEBOOK[usize::from(code)]) * d;
         }
     }
 
@@ -107,7 +107,7 @@ impl Block for NVFP4 {
             let d = half_ue4m3(self.d[group]);
             for (i, value) in out.iter_mut().enumerate() {
                 let code = (self.qs[group][i % 8] >> (i / 8 * 4)) & 15;
-                *value = f32::from(LEVELS[usize::from(code)]) * d;
+                *value = f32::from(CODEBOOK[usize::from(code)]) * d;
             }
         }
     }

@@ -6,7 +6,7 @@ use super::fit::{Run, Steps};
 use super::{Block, fit, scale, stored_scale};
 
 /// What the sixteen codes stand for.
-pub const LEVELS: [i8; 16] =
+pub const CODEBOOK: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Halfway between the levels.
@@ -14,7 +14,7 @@ const BORDERS: [f32; 15] = {
     let mut borders = [0.0; 15];
     let mut i = 0;
     while i < 15 {
-        borders[i] = (LEVELS[i] as f32 + LEVELS[i + 1] as f32) / 2.0;
+        borders[i] = (CODEBOOK[i] as f32 + CODEBOOK[i + 1] as f32) / 2.0;
         i += 1;
     }
     borders
@@ -25,13 +25,13 @@ const STEPS: [f32; 15] = {
     let mut steps = [0.0; 15];
     let mut i = 0;
     while i < 15 {
-        steps[i] = LEVELS[i + 1] as f32 - LEVELS[i] as f32;
+        steps[i] = CODEBOOK[i + 1] as f32 - CODEBOOK[i] as f32;
         i += 1;
     }
     steps
 };
 
-/// Blocks of 32 with one scale: `d * LEVELS[q]`.
+/// Blocks of 32 with one scale: `d * CODEBOOK[q]`.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, Pod, Zeroable)]
 pub struct IQ4_NL {
@@ -41,7 +41,7 @@ pub struct IQ4_NL {
     pub qs: [u8; 16],
 }
 
-/// Blocks of 256 with scales of 6 bits per 32: `d * (sc - 32) * LEVELS[q]`.
+/// Blocks of 256 with scales of 6 bits per 32: `d * (sc - 32) * CODEBOOK[q]`.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, Pod, Zeroable)]
 pub struct IQ4_XS {
@@ -59,7 +59,7 @@ pub struct IQ4_XS {
 fn put(out: &mut [f32], qs: &[u8; 16], d: f32) {
     for (i, value) in out.iter_mut().enumerate() {
         let code = (qs[i % 16] >> (i / 16 * 4)) & 15;
-        *value = d * f32::from(LEVELS[usize::from(code)]);
+        *value = d * f32::from(CODEBOOK[usize::from(code)]);
     }
 }
 
@@ -73,7 +73,7 @@ fn put_codes(qs: &mut [u8; 16], values: &[f32], inverse: f32) {
 /// The level nearest to a value that was divided by its scale: the lowest, and the steps to the
 /// next one for each border that it lies above. A table would be looked up one by one.
 fn level(value: f32) -> f32 {
-    let mut level = f32::from(LEVELS[0]);
+    let mut level = f32::from(CODEBOOK[0]);
     for i in 0..BORDERS.len() {
         level += if value > BORDERS[i] { STEPS[i] } else { 0.0 };
     }
@@ -82,7 +82,7 @@ fn level(value: f32) -> f32 {
 
 /// The scale with which 32 elements lose least.
 fn best_scale(run: Run) -> f32 {
-    fit::best_scale(run, f32::from(LEVELS[0]), 1.0, level)
+    fit::best_scale(run, f32::from(CODEBOOK[0]), 1.0, level)
 }
 
 impl Block for IQ4_NL {

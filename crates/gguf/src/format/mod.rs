@@ -6,12 +6,12 @@ use bytemuck::Pod;
 
 use crate::{Error, Result};
 
-pub mod few;
 mod fit;
 pub mod fp4;
 pub mod iq;
 pub mod iq4;
 pub mod k;
+pub mod low_bit;
 pub mod plain;
 pub mod q;
 pub mod sparse;
@@ -170,12 +170,12 @@ formats! {
     F64      28    1    8  plain;
     IQ1_M    29  256   56  iq;
     BF16     30    1    2  plain;
-    TQ1_0    34  256   54  few;
-    TQ2_0    35  256   66  few;
+    TQ1_0    34  256   54  low_bit;
+    TQ2_0    35  256   66  low_bit;
     MXFP4    39   32   17  fp4;
     NVFP4    40   64   36  fp4;
-    Q1_0     41  128   18  few;
-    Q2_0     42   64   18  few;
+    Q1_0     41  128   18  low_bit;
+    Q2_0     42   64   18  low_bit;
     // Formats of this project, under ids that nobody else uses.
     S24_F16     0x0b0d_0010  32  36  sparse;
     S24_Q8_0    0x0b0d_0011  32  22  sparse;

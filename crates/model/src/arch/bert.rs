@@ -4,12 +4,12 @@
 use super::{attention_layers, hidden_sizes, rope, routings};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Act, Attention, Gating};
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let (width, eps) = (m.size("embedding_length")?, m.layer_eps()?);
     let attention = attention_layers(m)?;
     let causal = m.bool("attention.causal")?.unwrap_or(false);

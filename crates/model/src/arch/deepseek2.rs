@@ -2,14 +2,14 @@
 //! that all tokens share, but for the first blocks. Lite models have queries without a narrow row.
 
 use super::{hidden_sizes, routings};
-use crate::builder::{Builder, LatentLayer};
+use crate::builder::{Builder, LatentAttention};
 use crate::error::{Error, Result};
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Act, Gating};
 use crate::plan::Value;
 use crate::rope::{RopeScaling, RopeStyle};
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     if m.f32("attention.temperature_scale")?.is_some_and(|scale| scale != 0.0) {
         return Err(Error::Unsupported("attention with a temperature by position".to_owned()));
     }
@@ -18,7 +18,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let routings = routings(m, g, Gating::Softmax, false)?;
     let hidden = hidden_sizes(m, !routings.is_empty())?;
     let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
-    for (i, hidden) in hidden.into_iter().enumerate().take(m.layers_without_drafts()?) {
+    for (i, hidden) in hidden.into_iter().enumerate().take(m.layers_without_mtp()?) {
         let b = g.block(i);
         let h = b.rms_norm(x, "attn_norm", eps)?;
         let h = b.latent_attention(h, &layer)?;
@@ -33,7 +33,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
     g.logits(x, "output_norm", eps, &["output", "token_embd"])
 }
 
-fn latent_layer(m: &Keys<'_>, eps: f32) -> Result<LatentLayer> {
+fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAttention> {
     let heads = m.size("attention.head_count")?;
     // In files with matrices apart, the lengths without `mla` are those of the narrow row.
     let length = |kind: &str| match m.u32(&format!("attention.{kind}_length_mla"))? {
@@ -60,5 +60,5 @@ fn latent_layer(m: &Keys<'_>, eps: f32) -> Result<LatentLayer> {
         }
     }
     let rank = m.size("attention.kv_lora_rank")?;
-    Ok(LatentLayer { heads, plain_dim, value_dim, rank, rope, scale, eps })
+    Ok(LatentAttention { heads, plain_dim, value_dim, rank, rope, scale, eps })
 }

@@ -2,15 +2,15 @@
 //! of the original are folded into the weights.
 
 use super::llama::{Decoder, Mix};
-use crate::builder::{Builder, Mixer};
+use crate::builder::{Builder, MambaMixer};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
-    let mixer = Mixer::new(m, m.rms_eps()?)?;
+    let mixer = MambaMixer::new(m, m.rms_eps()?)?;
     for layer in &mut decoder.layers {
         if let Mix::Attention(attention) = *layer {
             *layer = Mix::AttentionAndMamba(attention, mixer);

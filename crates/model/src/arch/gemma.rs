@@ -4,12 +4,12 @@
 use super::llama::Decoder;
 use crate::builder::Builder;
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::Act;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
     let variant = Variant::new(m)?;
     let width = decoder.width as f32;
@@ -48,7 +48,7 @@ struct Variant {
 }
 
 impl Variant {
-    fn new(m: &Keys<'_>) -> Result<Variant> {
+    fn new(m: &HyperParameters<'_>) -> Result<Variant> {
         let attention_softcap = m.cap("attn_logit_softcapping")?;
         let logit_softcap = m.cap("final_logit_softcapping")?;
         let (window, layers) = (m.sliding_window()?, m.layers()?);

@@ -4,16 +4,16 @@
 //! key heads.
 
 use super::llama::{Decoder, Mix};
-use crate::builder::{Builder, Mixer};
+use crate::builder::{Builder, MambaMixer};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let style = RopeStyle::Norm;
     let mut decoder = match m.u32("ssm.inner_size")? {
-        Some(_) => Decoder::hybrid(m, g, style, Mix::Mamba(Mixer::new(m, m.rms_eps()?)?))?,
+        Some(_) => Decoder::hybrid(m, g, style, Mix::Mamba(MambaMixer::new(m, m.rms_eps()?)?))?,
         None => Decoder::new(m, g, style)?,
     };
     decoder.embedding_scale = factor(m, "embedding_scale")?;
@@ -29,6 +29,6 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
 }
 
 /// A factor, where zero stands for none: that is what files without one may hold.
-fn factor(m: &Keys<'_>, name: &str) -> Result<Option<f32>> {
+fn factor(m: &HyperParameters<'_>, name: &str) -> Result<Option<f32>> {
     Ok(m.f32(name)?.filter(|x| x.is_normal()))
 }

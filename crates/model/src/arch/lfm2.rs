@@ -4,11 +4,11 @@
 use super::llama::{Decoder, Mix};
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     if m.bool("attention.causal")? == Some(false) {
         let what = format!("a {} model whose convolutions look ahead", m.architecture());
         return Err(Error::Unsupported(what));

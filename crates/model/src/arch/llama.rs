@@ -3,14 +3,14 @@
 //! where layers mix the tokens of a sequence in different ways, from [`Decoder::hybrid`].
 
 use super::{attention_layers, hidden_sizes, hybrid_attention_layers, rope, routings};
-use crate::builder::{AttentionLayer, Builder, Mixer};
+use crate::builder::{AttentionLayer, Builder, MambaMixer};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Act, Attention, Gating, Routing};
 use crate::plan::Value;
 use crate::rope::{RopeScaling, RopeStyle};
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     Decoder::new(m, g, RopeStyle::Norm)?.build(g)
 }
 
@@ -20,9 +20,9 @@ pub(super) enum Mix {
     /// Attention.
     Attention(AttentionLayer),
     /// A Mamba 2 mixer.
-    Mamba(Mixer),
+    Mamba(MambaMixer),
     /// Both on the same input, added.
-    AttentionAndMamba(AttentionLayer, Mixer),
+    AttentionAndMamba(AttentionLayer, MambaMixer),
     /// A short convolution with so many taps.
     ShortConv(usize),
 }
@@ -58,14 +58,14 @@ pub(super) struct Decoder {
 
 impl Decoder {
     /// Llama's settings, with the sizes that the metadata gives.
-    pub(super) fn new(m: &Keys<'_>, g: &mut Builder<'_>, style: RopeStyle) -> Result<Decoder> {
+    pub(super) fn new(m: &HyperParameters<'_>, g: &mut Builder<'_>, style: RopeStyle) -> Result<Decoder> {
         let attention = attention_layers(m)?.into_iter().map(Some).collect();
         Decoder::with(m, g, style, attention, None)
     }
 
     /// As [`Decoder::new`], with layers that have no key heads: those mix by `other`.
     pub(super) fn hybrid(
-        m: &Keys<'_>,
+        m: &HyperParameters<'_>,
         g: &mut Builder<'_>,
         style: RopeStyle,
         other: Mix,
@@ -75,7 +75,7 @@ impl Decoder {
     }
 
     fn with(
-        m: &Keys<'_>,
+        m: &HyperParameters<'_>,
         g: &mut Builder<'_>,
         style: RopeStyle,
         attention: Vec<Option<Attention>>,

@@ -1,13 +1,13 @@
 //! Mamba 2: blocks of one mixer each, no attention and no feed-forward layers.
 
-use crate::builder::{Builder, Mixer};
+use crate::builder::{Builder, MambaMixer};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::plan::Value;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let (eps, layers) = (m.rms_eps()?, m.layers()?);
-    let mixer = Mixer::new(m, eps)?;
+    let mixer = MambaMixer::new(m, eps)?;
     let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
     for i in 0..layers {
         let b = g.block(i);

@@ -3,19 +3,19 @@
 //! the last one, which draft further tokens, are left out.
 
 use super::hybrid_attention_layers;
-use crate::builder::{AttentionLayer, Builder, Mixer};
+use crate::builder::{AttentionLayer, Builder, MambaMixer};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Act, Gating};
 use crate::plan::Value;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let eps = match m.f32("attention.layer_norm_rms_epsilon")? {
         Some(eps) => eps,
         None => m.layer_eps()?,
     };
-    let layers = m.layers_without_drafts()?;
-    let mixer = Mixer::new(m, eps)?;
+    let layers = m.layers_without_mtp()?;
+    let mixer = MambaMixer::new(m, eps)?;
     let attention = hybrid_attention_layers(m, layers)?;
     let hidden = m
         .counts("feed_forward_length", layers)?

@@ -6,10 +6,10 @@
 use super::llama::Decoder;
 use crate::builder::Builder;
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     Decoder::new(m, g, RopeStyle::Neox)?.build(g)
 }

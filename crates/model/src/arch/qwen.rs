@@ -5,12 +5,12 @@ use super::llama::Decoder;
 use super::routings;
 use crate::builder::Builder;
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::Gating;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
     decoder.routings = routings(m, g, Gating::Softmax, m.architecture() != "qwen2moe")?;
     decoder.build(g)

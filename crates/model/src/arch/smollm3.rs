@@ -3,11 +3,11 @@
 use super::llama::Decoder;
 use crate::builder::Builder;
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let mut decoder = Decoder::new(m, g, RopeStyle::Norm)?;
     decoder.attention().skip(3).step_by(4).for_each(|layer| layer.rope = None);
     decoder.build(g)

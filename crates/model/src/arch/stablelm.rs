@@ -5,12 +5,12 @@
 use super::{attention_layers, hidden_sizes, rope};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Act, NormKind};
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let eps = m.layer_eps()?;
     let attention = attention_layers(m)?;
     let rope = Some(rope(m, g, RopeStyle::Neox, attention[0].key_dim)?);
@@ -20,7 +20,7 @@ pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
         let b = g.block(i);
         let normed = b.layer_norm(x, "attn_norm", eps)?;
         let layer = AttentionLayer { attention, rope, eps };
-        let h = b.attention_normed_by(normed, layer, NormKind::Layer)?;
+        let h = b.attention_with_qk_norm(normed, layer, NormKind::Layer)?;
         x = b.add(x, h);
         let h = if b.has("ffn_norm") { b.layer_norm(x, "ffn_norm", eps)? } else { normed };
         let h = b.feed_forward(h, Act::Silu, hidden)?;

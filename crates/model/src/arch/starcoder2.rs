@@ -4,12 +4,12 @@
 use super::{attention_layers, hidden_sizes, rope};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::Act;
 use crate::plan::Value;
 use crate::rope::RopeStyle;
 
-pub(super) fn build(m: &Keys<'_>, g: &mut Builder<'_>) -> Result<Value> {
+pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let eps = m.layer_eps()?;
     let attention = attention_layers(m)?;
     let rope = Some(rope(m, g, RopeStyle::Neox, attention[0].key_dim)?);

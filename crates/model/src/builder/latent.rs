@@ -11,7 +11,7 @@ use super::Builder;
 
 /// What a layer of latent attention needs to know besides its tensors.
 #[derive(Clone, Copy, Debug)]
-pub struct LatentLayer {
+pub struct LatentAttention {
     /// Query heads.
     pub heads: usize,
     /// Width of a head of queries and keys without the rotated part.
@@ -42,7 +42,7 @@ struct Parts {
 
 impl Builder<'_> {
     /// Self-attention whose keys and values come from one narrow row.
-    pub fn latent_attention(&mut self, input: Value, layer: &LatentLayer) -> Result<Value> {
+    pub fn latent_attention(&mut self, input: Value, layer: &LatentAttention) -> Result<Value> {
         let width = self.width(input);
         let parts = self.latent_parts(input, layer)?;
         let heads = match self.has("attn_k_b") {
@@ -52,7 +52,7 @@ impl Builder<'_> {
         self.linear(heads, "attn_output", width)
     }
 
-    fn latent_parts(&mut self, input: Value, l: &LatentLayer) -> Result<Parts> {
+    fn latent_parts(&mut self, input: Value, l: &LatentAttention) -> Result<Parts> {
         let (heads, rotated) = (l.heads, l.rope.dims);
         let head_dim = l.plain_dim + rotated;
         let q = match self.rows("attn_q_a") {
@@ -77,7 +77,7 @@ impl Builder<'_> {
     }
 
     /// Queries are taken to the narrow width, head by head, and results from it.
-    fn attend_narrow(&mut self, p: &Parts, l: &LatentLayer) -> Result<Value> {
+    fn attend_narrow(&mut self, p: &Parts, l: &LatentAttention) -> Result<Value> {
         let q = self.head_linear(p.q_plain, "attn_k_b", l.heads, l.rank)?;
         let q = self.concat(q, p.q_rotated, l.heads, l.rope.dims);
         let k = self.concat(p.narrow, p.k_rotated, 1, l.rope.dims);
@@ -85,8 +85,8 @@ impl Builder<'_> {
         self.head_linear(h, "attn_v_b", l.heads, l.value_dim)
     }
 
-    /// Keys and values are made from the narrow row, for every head its own.
-    fn attend_expanded(&mut self, p: &Parts, l: &LatentLayer) -> Result<Value> {
+    /// HyperParameters and values are made from the narrow row, for every head its own.
+    fn attend_expanded(&mut self, p: &Parts, l: &LatentAttention) -> Result<Value> {
         let kv = self.linear(p.narrow, "attn_kv_b", l.heads * (l.plain_dim + l.value_dim))?;
         let k = self.slices(kv, l.heads, 0, l.plain_dim);
         let v = self.slices(kv, l.heads, l.plain_dim, l.value_dim);
@@ -114,7 +114,12 @@ impl Builder<'_> {
     }
 }
 
-fn attention(l: &LatentLayer, kv_heads: usize, plain_dim: usize, value_dim: usize) -> Attention {
+fn attention(
+    l: &LatentAttention,
+    kv_heads: usize,
+    plain_dim: usize,
+    value_dim: usize,
+) -> Attention {
     Attention {
         heads: l.heads,
         kv_heads,

@@ -2,7 +2,7 @@
 //! 2024) and the gated short convolution of LFM2.
 
 use crate::error::Result;
-use crate::keys::Keys;
+use crate::hyperparameters::HyperParameters;
 use crate::op::{Act, NormKind, Op, Scan};
 use crate::plan::{StateId, StateSlot, Value};
 
@@ -10,7 +10,7 @@ use super::Builder;
 
 /// The sizes of a Mamba 2 mixer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Mixer {
+pub struct MambaMixer {
     /// Taps of the convolution, at least 2.
     pub kernel: usize,
     /// Heads, groups, widths.
@@ -19,9 +19,9 @@ pub struct Mixer {
     pub eps: f32,
 }
 
-impl Mixer {
+impl MambaMixer {
     /// The mixer that all recurrent layers of a model have.
-    pub fn new(m: &Keys<'_>, eps: f32) -> Result<Mixer> {
+    pub fn new(m: &HyperParameters<'_>, eps: f32) -> Result<MambaMixer> {
         let kernel = m.kernel("ssm.conv_kernel")?;
         let (inner, heads) = (m.size("ssm.inner_size")?, m.size("ssm.time_step_rank")?);
         if inner % heads != 0 {
@@ -35,15 +35,15 @@ impl Mixer {
         }
         let head_dim = inner / heads;
         let scan = Scan { heads, head_dim, groups, state: m.size("ssm.state_size")? };
-        Ok(Mixer { kernel, scan, eps })
+        Ok(MambaMixer { kernel, scan, eps })
     }
 }
 
 impl Builder<'_> {
     /// A Mamba 2 mixer: one projection to gate, inputs and time steps; a convolution over the
     /// inputs; the scan; its result gated, normed in groups where the file has a norm, projected.
-    pub fn mixer(&mut self, input: Value, mixer: Mixer) -> Result<Value> {
-        let Mixer { kernel, scan, eps } = mixer;
+    pub fn mixer(&mut self, input: Value, mixer: MambaMixer) -> Result<Value> {
+        let MambaMixer { kernel, scan, eps } = mixer;
         let (inner, shared) = (scan.heads * scan.head_dim, scan.groups * scan.state);
         let mixed = inner + 2 * shared;
         let all = self.linear(input, "ssm_in", inner + mixed + scan.heads)?;

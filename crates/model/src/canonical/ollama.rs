@@ -51,7 +51,7 @@ fn gpt_oss(file: &mut File) -> Result<()> {
     Ok(())
 }
 
-/// Keys with another start, in their order.
+/// HyperParameters with another start, in their order.
 fn rename_keys(metadata: &mut Metadata, from: &str, to: &str) {
     let mut renamed = Metadata::new();
     for (key, value) in metadata.iter() {

@@ -11,22 +11,22 @@ use crate::rope::{Rope, RopeScaling, RopeStyle};
 const PLAUSIBLE_MAX: u32 = 1 << 24;
 
 /// The metadata of one architecture.
-pub struct Keys<'a> {
+pub struct HyperParameters<'a> {
     metadata: &'a Metadata,
     architecture: &'a str,
     /// Tokens of the longest sequence, if that is not what the model was made for.
     context: Option<usize>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> HyperParameters<'a> {
     /// Reads `general.architecture`.
-    pub fn new(metadata: &'a Metadata) -> Result<Keys<'a>> {
-        Ok(Keys { metadata, architecture: metadata.architecture()?, context: None })
+    pub fn new(metadata: &'a Metadata) -> Result<HyperParameters<'a>> {
+        Ok(HyperParameters { metadata, architecture: metadata.architecture()?, context: None })
     }
 
     /// The same for sequences of up to `context` tokens.
-    pub fn for_context(self, context: usize) -> Keys<'a> {
-        Keys { context: Some(context), ..self }
+    pub fn for_context(self, context: usize) -> HyperParameters<'a> {
+        HyperParameters { context: Some(context), ..self }
     }
 
     /// What `general.architecture` says.
@@ -82,7 +82,7 @@ impl<'a> Keys<'a> {
         sizes.collect::<Result<_>>().map(Some)
     }
 
-    /// As [`Keys::sizes`], but a layer may lack what is counted: then it has zero.
+    /// As [`HyperParameters::sizes`], but a layer may lack what is counted: then it has zero.
     pub fn counts(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
         let counts = values.into_iter().map(|v| match v {
@@ -119,7 +119,7 @@ impl<'a> Keys<'a> {
     }
 
     /// The number of blocks without those at the end that draft further tokens.
-    pub fn layers_without_drafts(&self) -> Result<usize> {
+    pub fn layers_without_mtp(&self) -> Result<usize> {
         let (layers, name) = (self.layers()?, "nextn_predict_layers");
         match self.u32(name)?.map_or(0, |n| n as usize) {
             drafts if drafts < layers => Ok(layers - drafts),

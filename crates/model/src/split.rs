@@ -16,7 +16,7 @@ impl Plan {
     /// The operations before those of a layer, and the rest. None where there is no such layer or
     /// nothing before it, where more than one value is read on both sides, and where the two share
     /// keys and values or a recurrent state.
-    pub fn cut_before_layer(&self, first: usize) -> Option<[Plan; 2]> {
+    pub fn split_before_layer(&self, first: usize) -> Option<[Plan; 2]> {
         let is_after = |op: &Op| {
             op.weights().any(|id| layer(&self.weight(id).name).is_some_and(|l| l >= first))
         };
@@ -187,7 +187,7 @@ mod tests {
     fn parts_have_what_they_use() {
         let whole = plan(Value(2));
         assert_eq!(whole.layers(), 2);
-        let [first, second] = whole.cut_before_layer(1).unwrap();
+        let [first, second] = whole.split_before_layer(1).unwrap();
         assert_eq!(first.ops, whole.ops[..3]);
         let names = |plan: &Plan| plan.weights.iter().map(|w| w.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(&first), ["token_embd.weight", "blk.0.ffn_up.weight"]);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn more_than_one_value_is_not_cut() {
-        assert_eq!(plan(Value(0)).cut_before_layer(1), None);
-        assert_eq!(plan(Value(2)).cut_before_layer(2), None);
+        assert_eq!(plan(Value(0)).split_before_layer(1), None);
+        assert_eq!(plan(Value(2)).split_before_layer(2), None);
     }
 }
