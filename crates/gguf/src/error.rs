@@ -1,5 +1,5 @@
-//! The one error of this crate. Every message is one line that names the file, the thing inside it,
-//! what was expected and what was found. It must not know how a caller will show it.
+//! The error type of this crate. Every message is one line that names the file, the item inside it,
+//! what was expected and what was found.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,26 +11,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is nothing under the name.
+    /// The file does not exist.
     #[error("{}: missing file", file.display())]
     Missing {
         /// The file as it was named by the caller.
         file: PathBuf,
     },
-    /// The name belongs to a directory.
+    /// The path is a directory.
     #[error("{}: is a directory, expected a GGUF file", file.display())]
     Directory {
         /// The file as it was named by the caller.
         file: PathBuf,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{}: cannot {action}: {source}", file.display())]
     Io {
         /// The file as it was named by the caller.
         file: PathBuf,
-        /// What was tried: "open", "map", "write tensor `x`".
+        /// The operation: "open", "map", "write tensor `x`".
         action: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The first four bytes are not those of a GGUF file.
@@ -45,7 +45,7 @@ pub enum Error {
         /// The first four bytes.
         found: [u8; 4],
     },
-    /// The file ends before something that its header promises.
+    /// The file ends before an item that its header declares.
     #[error(
         "{}: truncated: {item} needs {expected} bytes, the file has {actual}",
         file.display()
@@ -53,23 +53,23 @@ pub enum Error {
     Truncated {
         /// The file as it was named by the caller.
         file: PathBuf,
-        /// What did not fit.
+        /// The item that is incomplete.
         item: String,
-        /// The bytes that the file needs at least, from its start.
+        /// The least size of the file, in bytes.
         expected: u64,
-        /// The bytes that it has.
+        /// The size of the file, in bytes.
         actual: u64,
     },
-    /// Something in the file contradicts the format or itself.
+    /// The file contradicts the format or itself.
     #[error("{}: {item}: expected {expected}, found {found}", file.display())]
     Invalid {
         /// The file as it was named by the caller.
         file: PathBuf,
         /// The key, tensor or field.
         item: String,
-        /// What would have been right.
+        /// The valid values.
         expected: String,
-        /// What is there.
+        /// The value in the file.
         found: String,
     },
     /// A metadata key that the caller needs is absent.
@@ -90,24 +90,24 @@ pub enum Error {
         /// The type, and where it is short the value, that the file holds.
         found: String,
     },
-    /// The format is read but not written by this crate.
+    /// This crate reads the format but has no quantiser for it.
     #[error("format {format}: expected a format with a quantiser, found none")]
     NoQuantizer {
         /// Name of the format.
         format: &'static str,
     },
-    /// Values that a sparse format cannot hold, because too few of them are zero.
+    /// A sparse format cannot hold the values: too few of them are zero.
     #[error("format {format}: expected {expected}, found more values")]
     NotSparse {
         /// Name of the format.
         format: &'static str,
-        /// What the format can hold.
+        /// The sparsity that the format requires.
         expected: &'static str,
     },
 }
 
 impl Error {
-    /// Builds [`Error::Invalid`] from anything that can be shown.
+    /// Builds [`Error::Invalid`].
     pub(crate) fn invalid(
         file: &Path,
         item: impl Into<String>,
@@ -122,7 +122,7 @@ impl Error {
         }
     }
 
-    /// Builds [`Error::Io`], or the plainer [`Error::Missing`] where that is what happened.
+    /// Builds [`Error::Io`], or [`Error::Missing`] or [`Error::Directory`] by the kind of `source`.
     pub(crate) fn io(file: &Path, action: impl Into<String>, source: io::Error) -> Error {
         let file = file.to_path_buf();
         match source.kind() {
@@ -131,4 +131,26 @@ impl Error {
             _ => Error::Io { file, action: action.into(), source },
         }
     }
+}
+
+/// A shape or an index that contradicts its format, before the file and the tensor are known.
+pub(crate) struct Mismatch {
+    pub(crate) expected: String,
+    pub(crate) found: String,
+}
+
+impl Mismatch {
+    /// The error of the tensor `name` of a file.
+    pub(crate) fn in_tensor(self, file: &Path, name: &str) -> Error {
+        Error::invalid(file, format!("tensor {}", quoted(name)), self.expected, self.found)
+    }
+}
+
+/// A name from a file, escaped to one line and cut to 80 characters.
+pub(crate) fn quoted(name: &str) -> String {
+    let mut shown: String = name.chars().take(80).flat_map(char::escape_debug).collect();
+    if name.chars().nth(80).is_some() {
+        shown.push_str("...");
+    }
+    format!("`{shown}`")
 }

@@ -1,22 +1,26 @@
-//! An open GGUF file: the bytes, mapped or owned, and what the header says about them. All checks
-//! have been made by the time a [`File`] exists. It must not know block layouts.
+//! An open GGUF file: the header and the bytes, mapped, owned or derived. Every check is done
+//! before a [`File`] exists. It must not know block layouts.
 
 mod edit;
+mod map;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use memmap2::Mmap;
 
+use self::map::map;
+use crate::error::{Error, Mismatch, Result};
 use crate::format::fp4::unpair_mxfp4;
-use crate::header::{self, Header, quoted};
+use crate::header::{self, Header};
 use crate::metadata::Metadata;
 use crate::split::PartName;
-use crate::{Error, Result, Tensor};
+use crate::tensor::Tensor;
 
-/// A GGUF file, whole or in parts, open for reading.
+/// A GGUF file, whole or split, open for reading.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
@@ -32,22 +36,27 @@ pub struct File {
 enum Bytes {
     Mapped(Mmap),
     Owned(Vec<u8>),
-    Made(edit::Made),
+    /// One tensor, computed from others.
+    Derived(Derived),
 }
 
-impl Bytes {
-    /// The bytes of a shard of `file`.
-    fn of<'a>(&'a self, file: &'a File) -> &'a [u8] {
-        match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Owned(vec) => vec,
-            Bytes::Made(made) => made.bytes(file),
-        }
+/// Computes a tensor's data from those of others, which must not depend on the result.
+type Recipe = Box<dyn Fn(&File) -> Vec<u8> + Send + Sync>;
+
+/// Data that are computed on first use; [`File::data`] caches them, [`File::read`] does not.
+struct Derived {
+    recipe: Recipe,
+    cached: OnceLock<Vec<u8>>,
+}
+
+impl fmt::Debug for Derived {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Derived").field(&self.cached.get().map(Vec::len)).finish()
     }
 }
 
 impl File {
-    /// Maps a file. The first part of a split file brings all its parts along, as one.
+    /// Maps a file. The first part of a split file opens all parts as one file.
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         let bytes = map(path)?;
@@ -60,8 +69,8 @@ impl File {
         file.index()
     }
 
-    /// Reads a file that is in memory already. `name` is for messages. A part of a split file is
-    /// refused, because the others cannot be found.
+    /// Reads a file from memory. `name` is for errors. A part of a split file is an error, because
+    /// the other parts cannot be found.
     pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<File> {
         let path = Path::new(name);
         let header = header::parse(path, &bytes)?;
@@ -74,7 +83,7 @@ impl File {
         }
     }
 
-    /// The path or name that the file was opened by.
+    /// The path or name that opened the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -84,7 +93,7 @@ impl File {
         self.version
     }
 
-    /// The metadata; those of the first part if the file is split.
+    /// The metadata; of the first part if the file is split.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -104,40 +113,46 @@ impl File {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// The stored bytes of a tensor of this file. Nothing is promised about their address.
+    /// The bytes of a tensor, at any alignment.
     ///
     /// # Panics
-    /// If the tensor is none of this file's.
+    /// If the tensor is not from this file.
     pub fn data(&self, tensor: &Tensor) -> &[u8] {
-        let bytes = self.shards[tensor.shard].of(self);
+        let bytes: &[u8] = match &self.shards[tensor.shard] {
+            Bytes::Mapped(map) => map,
+            Bytes::Owned(vec) => vec,
+            Bytes::Derived(derived) => derived.cached.get_or_init(|| (derived.recipe)(self)),
+        };
         &bytes[tensor.offset as usize..][..tensor.bytes as usize]
     }
 
-    /// As [`File::data`], to be read once: what is made of other data is made for the caller and
-    /// not kept, so that a model's weights are never held a second time.
+    /// As [`File::data`], for data that are read once: derived data are not cached, so that memory
+    /// never holds a model's weights twice.
     ///
     /// # Panics
-    /// If the tensor is none of this file's.
+    /// If the tensor is not from this file.
     pub fn read(&self, tensor: &Tensor) -> Cow<'_, [u8]> {
         match &self.shards[tensor.shard] {
-            Bytes::Made(made) => made.read(self),
-            Bytes::Mapped(_) | Bytes::Owned(_) => Cow::Borrowed(self.data(tensor)),
+            Bytes::Derived(Derived { recipe, cached }) if cached.get().is_none() => {
+                Cow::Owned(recipe(self))
+            }
+            _ => Cow::Borrowed(self.data(tensor)),
         }
     }
 
-    /// Says that a tensor's bytes are not needed soon, so that the process need not hold them in
-    /// memory: the system reads them again if they are. An advice; nothing changes but speed.
+    /// Releases the memory of a tensor's mapped pages (`madvise`): the system reads them again when
+    /// needed.
     ///
     /// # Panics
-    /// If the tensor is none of this file's.
+    /// If the tensor is not from this file.
     pub fn release(&self, tensor: &Tensor) {
         #[cfg(unix)]
         if let Bytes::Mapped(map) = &self.shards[tensor.shard] {
-            advise_unneeded(map, tensor.offset as usize, tensor.bytes as usize);
+            map::release_pages(map, tensor.offset as usize, tensor.bytes as usize);
         }
     }
 
-    /// How many bytes all tensor data take together.
+    /// The size of all tensor data, in bytes.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
@@ -153,17 +168,17 @@ impl File {
             shards: vec![bytes],
         };
         file.release_header(0);
-        header.paired.into_iter().for_each(|index| file.remake(index, unpair_mxfp4));
+        header.paired.into_iter().for_each(|index| file.convert_tensor(index, unpair_mxfp4));
         file
     }
 
-    /// Gives back what a mapped part has before its data: it has been read.
+    /// Releases the header's pages of a mapped part.
     fn release_header(&self, shard: usize) {
-        let of_part = self.tensors.iter().filter(|tensor| tensor.shard == shard);
-        let len = of_part.map(|tensor| tensor.offset as usize).min();
+        let in_shard = self.tensors.iter().filter(|tensor| tensor.shard == shard);
+        let len = in_shard.map(|tensor| tensor.offset as usize).min();
         #[cfg(unix)]
         if let (Bytes::Mapped(map), Some(len)) = (&self.shards[shard], len) {
-            advise_unneeded(map, 0, len);
+            map::release_pages(map, 0, len);
         }
     }
 
@@ -180,7 +195,8 @@ impl File {
             self.tensors.extend(header.tensors.into_iter().map(|t| Tensor { shard, ..t }));
             self.shards.push(Bytes::Mapped(bytes));
             self.release_header(shard);
-            header.paired.into_iter().for_each(|index| self.remake(first + index, unpair_mxfp4));
+            let paired = header.paired.into_iter();
+            paired.for_each(|index| self.convert_tensor(first + index, unpair_mxfp4));
         }
         let expected = split_number(&first, &self.metadata, "split.tensors.count")?;
         match expected {
@@ -194,58 +210,17 @@ impl File {
         }
     }
 
-    /// Fills `by_name`. Within a part names are unique already; here it is about all of them.
+    /// Fills `by_name`. Names are unique within a part; this checks them across parts.
     fn index(mut self) -> Result<File> {
         for (index, tensor) in self.tensors.iter().enumerate() {
             if self.by_name.insert(tensor.name.clone(), index).is_some() {
-                return Err(Error::invalid(
-                    &self.path,
-                    format!("tensor {}", quoted(&tensor.name)),
-                    "one tensor of this name",
-                    format!("a second one in part {}", tensor.shard + 1),
-                ));
+                let expected = "one tensor of this name".to_owned();
+                let found = format!("a second one in part {}", tensor.shard + 1);
+                return Err(Mismatch { expected, found }.in_tensor(&self.path, &tensor.name));
             }
         }
         Ok(self)
     }
-}
-
-/// Gives back the pages that lie wholly in the range.
-#[cfg(unix)]
-#[allow(unsafe_code)]
-fn advise_unneeded(map: &Mmap, offset: usize, len: usize) {
-    // Where pages are larger, the system refuses, and they stay.
-    const PAGE: usize = 4096;
-    let (start, end) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
-    if start < end {
-        let advice = memmap2::UncheckedAdvice::DontNeed;
-        // SAFETY: the mapping is shared with the file and never written, so pages that are given
-        // back come again with the same bytes.
-        let _ = unsafe { map.unchecked_advise_range(advice, start, end - start) };
-    }
-}
-
-/// Maps a regular file into memory.
-#[allow(unsafe_code)]
-fn map(path: &Path) -> Result<Mmap> {
-    let about = fs::metadata(path).map_err(|source| Error::io(path, "open", source))?;
-    if about.is_dir() {
-        return Err(Error::Directory { file: path.to_path_buf() });
-    }
-    if !about.is_file() {
-        return Err(Error::invalid(
-            path,
-            "file type",
-            "a regular file",
-            "a device, pipe or socket",
-        ));
-    }
-    let file = fs::File::open(path).map_err(|source| Error::io(path, "open", source))?;
-    // SAFETY: the map is only read. Another process that shortens the file while it is mapped ends
-    // this one with a signal, and one that writes to it changes weights; neither can be prevented
-    // here, and both are the accepted price of not copying gigabytes.
-    let mapped = unsafe { Mmap::map(&file) };
-    mapped.map_err(|source| Error::io(path, "map", source))
 }
 
 /// Reads one of the `split.*` keys as a number.
@@ -258,7 +233,7 @@ fn split_number(file: &Path, metadata: &Metadata, key: &str) -> Result<Option<u3
     })
 }
 
-/// Checks that a path of a split file is the first part and is named like one.
+/// Checks that a path is the first part of a split file, by its name and its metadata.
 fn check_first_part(path: &Path, metadata: &Metadata, count: u32) -> Result<PartName> {
     let number = split_number(path, metadata, "split.no")?.unwrap_or(0).saturating_add(1);
     let names = PartName::parse(path).filter(|names| names.count == count);
@@ -280,7 +255,7 @@ fn check_first_part(path: &Path, metadata: &Metadata, count: u32) -> Result<Part
     }
 }
 
-/// Checks that a further part is what its name says.
+/// Checks that the metadata of a further part agree with its name.
 fn check_part(path: &Path, metadata: &Metadata, number: u32, count: u32) -> Result<()> {
     let found_number = split_number(path, metadata, "split.no")?;
     let found_count = split_number(path, metadata, "split.count")?;

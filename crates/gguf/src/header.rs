@@ -1,38 +1,40 @@
-//! Reads everything of a GGUF file that comes before the tensor data. Counts and lengths come from
-//! a stranger: each is held against the bytes that are left before anything is allocated. It must
-//! not know where the bytes come from, nor that a file can have parts.
+//! Reads the header of a GGUF file: everything before the tensor data. Counts and lengths are
+//! untrusted: each is checked against the remaining bytes before anything is allocated. It must not
+//! know where the bytes come from, nor that a file can be split.
 
 use std::collections::HashSet;
 use std::path::Path;
 
+use crate::error::{Error, Result, quoted};
+use crate::format::Format;
 use crate::metadata::{Array, Metadata, Value, kind};
 use crate::tensor::{MAX_DIMS, Tensor, checked_bytes, indexed_bytes};
-use crate::{Error, Format, Result};
 
-/// Alignment of tensor data where a file does not give its own, in bytes.
+/// Alignment of tensor data without `general.alignment`, in bytes.
 pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
-/// The largest alignment that is taken for real, in bytes.
+/// The largest accepted alignment, in bytes.
 const MAX_ALIGNMENT: u64 = 1 << 24;
-/// The longest key that the format allows, in bytes; tensors' names are held to it as well.
+/// The longest key that GGUF allows, in bytes; the limit applies to tensor names too.
 pub(crate) const MAX_NAME_BYTES: usize = 65535;
-/// How many arrays may lie in each other. Real files have one.
+/// The deepest nesting of arrays. Real files have one level.
 const MAX_ARRAY_DEPTH: usize = 8;
-/// A key of one byte, a type, and a value of one byte.
+/// Bytes of the smallest entry: a key of one byte, a type, and a value of one byte.
 const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 1;
-/// A name of one byte, a dimension count, one dimension, a type and an offset.
+/// Bytes of the smallest tensor: a name of one byte, the number of dimensions, one dimension, a
+/// type and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// The type id under which Ollama's first files of GPT-OSS have MXFP4, with the codes of a block in
-/// pairs of neighbours. GGML had given up a type of this number before GGUF existed.
+/// The type id of MXFP4 in Ollama's first files of GPT-OSS, where a byte of a block holds the codes
+/// of neighbouring elements. GGML abandoned its own type 4 before GGUF existed.
 const PAIRED_MXFP4: u32 = 4;
 
-/// What the bytes before the tensor data say.
+/// The content of a header.
 pub(crate) struct Header {
     pub(crate) version: u32,
     pub(crate) metadata: Metadata,
-    /// Offsets are absolute already; `shard` is 0.
+    /// Offsets are from the start of the file; `shard` is 0.
     pub(crate) tensors: Vec<Tensor>,
-    /// The tensors, by index, that are [`PAIRED_MXFP4`].
+    /// The indices of the tensors of type [`PAIRED_MXFP4`].
     pub(crate) paired: Vec<usize>,
     /// In bytes.
     pub(crate) alignment: u64,
@@ -59,7 +61,7 @@ pub(crate) fn parse(file: &Path, bytes: &[u8]) -> Result<Header> {
     Ok(Header { version, metadata, tensors, paired, alignment })
 }
 
-/// The alignment that metadata ask for, in bytes: a power of two within reason.
+/// The alignment of tensor data, in bytes: a power of two up to 16 MiB.
 pub(crate) fn read_alignment(file: &Path, metadata: &Metadata) -> Result<u64> {
     let item = "metadata key `general.alignment`";
     let expected = format!("a power of two up to {MAX_ALIGNMENT}");
@@ -70,15 +72,6 @@ pub(crate) fn read_alignment(file: &Path, metadata: &Metadata) -> Result<u64> {
         Err(Error::WrongType { found, .. }) => Err(Error::invalid(file, item, expected, found)),
         Err(other) => Err(other),
     }
-}
-
-/// A name from a file as messages show it: on one line and not too long.
-pub(crate) fn quoted(name: &str) -> String {
-    let mut shown: String = name.chars().take(80).flat_map(char::escape_debug).collect();
-    if name.chars().nth(80).is_some() {
-        shown.push_str("...");
-    }
-    format!("`{shown}`")
 }
 
 fn check_version(cursor: &Cursor, version: u32) -> Result<()> {
@@ -135,7 +128,7 @@ fn read_array(cursor: &mut Cursor, depth: usize) -> Result<Array> {
     let Some(&min_bytes) = kind::MIN_BYTES.get(element as usize) else {
         return Err(cursor.invalid("an element type from 0 to 12", element.to_string()));
     };
-    // What is left of the file bounds the count, and so every allocation below.
+    // The remaining bytes bound the count, and so every allocation below.
     cursor.expect_bytes(count.saturating_mul(min_bytes))?;
     Ok(match element {
         kind::U8 => Array::U8(cursor.numbers(count, u8::from_le_bytes)?),
@@ -160,7 +153,7 @@ fn read_array(cursor: &mut Cursor, depth: usize) -> Result<Array> {
     })
 }
 
-/// All tensors, and which of them are [`PAIRED_MXFP4`].
+/// All tensors, and the indices of those of type [`PAIRED_MXFP4`].
 fn read_tensors(
     cursor: &mut Cursor,
     count: u64,
@@ -199,7 +192,7 @@ fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<(Ten
     };
     let bytes = checked_bytes(format, &shape)
         .map_err(|problem| cursor.invalid(problem.expected, problem.found))?;
-    // What only the data can tell is asked when they are placed.
+    // `place_tensors` sets sizes that depend on the data.
     let bytes = bytes.unwrap_or(0);
     let offset = cursor.u64()?;
     if !offset.is_multiple_of(alignment) {
@@ -209,13 +202,13 @@ fn read_tensor(cursor: &mut Cursor, name: String, alignment: u64) -> Result<(Ten
     Ok((Tensor { name, format, shape, offset, bytes, shard: 0 }, id))
 }
 
-/// Turns offsets within the data section into offsets within the file, and checks that the data
-/// lie inside the file and apart from each other. The section starts at the header's end, rounded
-/// up to the alignment.
+/// Converts offsets within the data section to offsets within the file, and checks that the data of
+/// all tensors are inside the file and do not overlap. The section starts at the header's end,
+/// rounded up to the alignment.
 fn place_tensors(cursor: &Cursor, tensors: &mut [Tensor], alignment: u64) -> Result<()> {
     let (file, actual) = (cursor.file, cursor.bytes.len() as u64);
     let data_start = (cursor.at as u64).next_multiple_of(alignment);
-    // In the order of the data, so that no byte of an index is read for two tensors.
+    // Sorted by offset, so that overlaps are found before an index is read twice.
     let mut in_order: Vec<&mut Tensor> = tensors.iter_mut().collect();
     in_order.sort_by_key(|tensor| tensor.offset);
     let (mut end_before, mut before) = (0, String::new());
@@ -231,11 +224,8 @@ fn place_tensors(cursor: &Cursor, tensors: &mut [Tensor], alignment: u64) -> Res
         }
         if let Some(start) = start.filter(|&start| start <= actual && tensor.format.has_index()) {
             let data = &cursor.bytes[start as usize..];
-            let bytes = indexed_bytes(tensor.format, &tensor.shape, data).map_err(|bad| {
-                let item = format!("tensor {}", quoted(&tensor.name));
-                Error::invalid(file, item, bad.expected, bad.found)
-            })?;
-            tensor.bytes = bytes;
+            tensor.bytes = indexed_bytes(tensor.format, &tensor.shape, data)
+                .map_err(|mismatch| mismatch.in_tensor(file, &tensor.name))?;
         }
         let end = start.and_then(|start| start.checked_add(tensor.bytes));
         match (start, end) {
@@ -256,7 +246,7 @@ fn place_tensors(cursor: &Cursor, tensors: &mut [Tensor], alignment: u64) -> Res
     Ok(())
 }
 
-/// A position in the bytes of a file, and what is being read there.
+/// A position in the bytes of a file, and the item at that position, for errors.
 struct Cursor<'a> {
     file: &'a Path,
     bytes: &'a [u8],
@@ -269,12 +259,12 @@ impl<'a> Cursor<'a> {
         Error::invalid(self.file, self.item.clone(), expected, found)
     }
 
-    /// Fails unless the file has this many bytes more.
+    /// Fails unless `count` bytes remain.
     fn expect_bytes(&self, count: u64) -> Result<()> {
         self.expect_bytes_for(&self.item, count)
     }
 
-    /// Fails unless the file has room for so many items of at least so many bytes each.
+    /// Fails unless the remaining bytes can hold `count` items of at least `min_bytes` each.
     fn expect_items(&self, name: &str, count: u64, min_bytes: u64) -> Result<()> {
         self.expect_bytes_for(&format!("{count} {name}"), count.saturating_mul(min_bytes))
     }

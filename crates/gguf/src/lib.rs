@@ -1,7 +1,6 @@
-//! GGUF files: bytes to metadata and tensors, and back. Every block format is defined here by its
-//! scalar code. This crate is pure and bounded: hostile bytes give an [`Error`], never a panic, an
-//! overflow or an allocation larger than the file justifies. It must not know models, devices or
-//! threads.
+//! GGUF files: bytes to metadata and tensors, and back. The scalar code of every block format here
+//! is its definition. Hostile bytes return an [`Error`]: they never cause a panic, an overflow or
+//! an allocation larger than the file. This crate must not know models, devices or threads.
 
 #![deny(unsafe_code)]
 

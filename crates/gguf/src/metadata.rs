@@ -3,7 +3,7 @@
 
 use indexmap::IndexMap;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// One metadata value. Strings are bytes, because files hold strings that are not UTF-8.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,11 +58,11 @@ pub(crate) mod kind {
     pub(crate) const U64: u32 = 10;
     pub(crate) const I64: u32 = 11;
     pub(crate) const F64: u32 = 12;
-    /// How many bytes one value takes at least, by type id; a string or array has a length first.
+    /// The least bytes of a value, by type id; a string or an array starts with its length.
     pub(crate) const MIN_BYTES: [u64; 13] = [1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8];
 }
 
-/// Calls one expression for the vector inside whichever variant an [`Array`] is.
+/// Evaluates an expression on the vector inside an [`Array`].
 macro_rules! each_array {
     ($array:expr, $items:ident => $body:expr) => {
         match $array {
@@ -85,17 +85,17 @@ macro_rules! each_array {
 pub(crate) use each_array;
 
 impl Array {
-    /// How many elements it has.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         each_array!(self, items => items.len())
     }
 
-    /// Whether it has no elements.
+    /// Whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Name of the element type, as error messages and `inspect` show it.
+    /// The name of the element type, for error messages and `inspect`.
     pub fn element_type(&self) -> &'static str {
         match self {
             Array::U8(_) => "u8",
@@ -114,7 +114,7 @@ impl Array {
         }
     }
 
-    /// The elements as wide integers, or None if they are no integers.
+    /// The elements as wide integers; None if they are not integers.
     fn integers(&self) -> Option<Vec<i128>> {
         fn widen<T: Copy + Into<i128>>(items: &[T]) -> Option<Vec<i128>> {
             Some(items.iter().map(|&item| item.into()).collect())
@@ -134,7 +134,7 @@ impl Array {
 }
 
 impl Value {
-    /// What an error message says was found: the type, with the value where that is short.
+    /// The type, with the value if that is short, for error messages.
     fn describe(&self) -> String {
         match self {
             Value::U8(v) => format!("u8 {v}"),
@@ -156,7 +156,7 @@ impl Value {
         }
     }
 
-    /// The value as a wide integer, or None if it is no integer.
+    /// The value as a wide integer; None if it is not an integer.
     fn integer(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -189,7 +189,7 @@ impl Metadata {
         self.entries.insert(key.into(), value);
     }
 
-    /// Takes a key out and keeps the order of the others.
+    /// Removes a key and preserves the order of the others.
     pub fn remove(&mut self, key: &str) -> Option<Value> {
         self.entries.shift_remove(key)
     }
@@ -204,7 +204,7 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }

@@ -1,19 +1,19 @@
-//! How the parts of a split file are named: `PREFIX-00001-of-00003.gguf`. It must not read them.
+//! The names of the parts of a split file: `PREFIX-00001-of-00003.gguf`. It must not read them.
 
 use std::path::{Path, PathBuf};
 
-/// The name of one part, taken apart.
+/// The parsed name of one part.
 pub(crate) struct PartName {
     folder: PathBuf,
     prefix: String,
     /// Counted from 1.
     pub(crate) number: u32,
-    /// How many parts there are.
+    /// The number of parts.
     pub(crate) count: u32,
 }
 
 impl PartName {
-    /// Reads the name of a part; None if the name has another form.
+    /// Parses the name of a part; None if the name has another form.
     pub(crate) fn parse(path: &Path) -> Option<PartName> {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;

@@ -1,8 +1,8 @@
-//! What a file says about one tensor, and the checks of a shape that reader and writer share. It
-//! must not touch tensor data.
+//! The description of one tensor, and the checks of shapes that reader and writer share. It must
+//! not touch tensor data.
 
-use crate::Format;
-use crate::format::sparse::index;
+use crate::error::Mismatch;
+use crate::format::Format;
 
 /// The most dimensions that a tensor may have.
 pub(crate) const MAX_DIMS: usize = 4;
@@ -16,11 +16,11 @@ pub struct Tensor {
     pub format: Format,
     /// Dimensions in GGML's order: columns, the innermost, first; 1 to 4 of them, none zero.
     pub shape: Vec<u64>,
-    /// Where its data begin, in bytes from the start of the part that holds them.
+    /// The offset of its data, in bytes from the start of the part that holds them.
     pub offset: u64,
-    /// How many bytes its data take.
+    /// The size of its data, in bytes.
     pub bytes: u64,
-    /// Which part of a split file holds its data; 0 for a file that is whole.
+    /// The part of a split file that holds its data; 0 for a whole file.
     pub shard: usize,
 }
 
@@ -30,28 +30,21 @@ impl Tensor {
         self.shape[0] as usize
     }
 
-    /// How many rows there are: the product of all dimensions but the first.
+    /// The number of rows: the product of all dimensions but the first.
     pub fn rows(&self) -> usize {
         self.shape[1..].iter().product::<u64>() as usize
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
-/// What is wrong with a shape or an index: what was expected and what was found.
-pub(crate) struct BadShape {
-    pub(crate) expected: String,
-    pub(crate) found: String,
-}
-
-/// How many bytes a tensor of this shape takes, if the shape is one that a file may hold: 1 to 4
-/// dimensions, none zero, whole blocks to a row, and a size that an address can express. None where
-/// only the data can tell, see [`indexed_bytes`].
-pub(crate) fn checked_bytes(format: Format, shape: &[u64]) -> Result<Option<u64>, BadShape> {
-    let bad = |expected: String| Err(BadShape { expected, found: format!("shape {shape:?}") });
+/// The bytes of a tensor of this shape; None if they depend on the data, see [`bytes_of`]. A valid
+/// shape has 1 to 4 dimensions, none zero, whole blocks in a row, and an addressable size.
+pub(crate) fn checked_bytes(format: Format, shape: &[u64]) -> Result<Option<u64>, Mismatch> {
+    let bad = |expected: String| Err(Mismatch { expected, found: format!("shape {shape:?}") });
     if shape.is_empty() || shape.len() > MAX_DIMS {
         return bad(format!("1 to {MAX_DIMS} dimensions"));
     }
@@ -75,23 +68,22 @@ pub(crate) fn checked_bytes(format: Format, shape: &[u64]) -> Result<Option<u64>
     }
 }
 
-/// As [`checked_bytes`], refusing formats for which only the data can tell.
-pub(crate) fn fixed_bytes(format: Format, shape: &[u64]) -> Result<u64, BadShape> {
-    checked_bytes(format, shape)?.ok_or_else(|| BadShape {
+/// As [`checked_bytes`], but an error for formats whose size depends on the data.
+pub(crate) fn fixed_bytes(format: Format, shape: &[u64]) -> Result<u64, Mismatch> {
+    checked_bytes(format, shape)?.ok_or_else(|| Mismatch {
         expected: "a format whose rows have one length".to_string(),
         found: format.name().to_string(),
     })
 }
 
-/// How many of the bytes of `data` a tensor takes whose rows differ in length, after a check of the
-/// index with which they begin. The shape was checked before.
-pub(crate) fn indexed_bytes(format: Format, shape: &[u64], data: &[u8]) -> Result<u64, BadShape> {
-    let rows = shape[1..].iter().product();
-    index::check(format, rows, shape[0], data)
+/// The bytes of a tensor whose rows differ in length, from the index at the start of `data`, which
+/// is checked here. The shape must be checked before.
+pub(crate) fn indexed_bytes(format: Format, shape: &[u64], data: &[u8]) -> Result<u64, Mismatch> {
+    format.check_index(shape[1..].iter().product(), shape[0], data)
 }
 
-/// Exactly the bytes of a tensor, for whoever hands over all of its data.
-pub(crate) fn bytes_of(format: Format, shape: &[u64], data: &[u8]) -> Result<u64, BadShape> {
+/// The bytes of a tensor whose data are exactly `data`.
+pub(crate) fn bytes_of(format: Format, shape: &[u64], data: &[u8]) -> Result<u64, Mismatch> {
     if let Some(bytes) = checked_bytes(format, shape)? {
         return Ok(bytes);
     }
@@ -100,5 +92,5 @@ pub(crate) fn bytes_of(format: Format, shape: &[u64], data: &[u8]) -> Result<u64
         return Ok(bytes);
     }
     let (expected, found) = (format!("rows to byte {}", data.len()), format!("to byte {bytes}"));
-    Err(BadShape { expected, found })
+    Err(Mismatch { expected, found })
 }

@@ -1,20 +1,21 @@
-//! Writes GGUF files: the exact inverse of reading them. Tensor data are streamed, so a file may
-//! be larger than memory. It must not know what tensors mean.
+//! Writes GGUF files: the exact inverse of the reader. Tensor data are streamed, so a file may be
+//! larger than memory. It must not know what tensors mean.
 
 use std::collections::HashSet;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use crate::header::{MAX_NAME_BYTES, quoted, read_alignment};
+use crate::error::{Error, Mismatch, Result, quoted};
+use crate::format::Format;
+use crate::header::{MAX_NAME_BYTES, read_alignment};
 use crate::metadata::{Array, Metadata, Value, each_array, kind};
-use crate::tensor::{BadShape, bytes_of, checked_bytes, fixed_bytes};
-use crate::{Error, Format, Result};
+use crate::tensor::{bytes_of, checked_bytes, fixed_bytes};
 
-/// What writes one tensor's data: exactly as many bytes as its format and shape take.
+/// Writes the data of one tensor: exactly the bytes that its format and shape require.
 type Source<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
 
-/// A GGUF file to be written: metadata, then tensors in the order in which they were added. Data
-/// start at a multiple of `general.alignment`, which is read from the metadata.
+/// A GGUF file to be written: metadata, then tensors in the order of their addition. Tensor data
+/// start at multiples of the metadata's `general.alignment`.
 pub struct Writer<'a> {
     path: PathBuf,
     version: u32,
@@ -22,7 +23,7 @@ pub struct Writer<'a> {
     alignment: u64,
     names: HashSet<String>,
     tensors: Vec<Entry<'a>>,
-    /// Where the next tensor's data will begin within the data section.
+    /// The offset of the next tensor's data within the data section.
     next_offset: u64,
 }
 
@@ -37,9 +38,8 @@ struct Entry<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// A file of version 3 without tensors. Nothing is written yet; `path` is where
-    /// [`Writer::save`] will put it. Fails if a key is empty or too long, or if the metadata ask
-    /// for an impossible alignment.
+    /// A file of version 3 without tensors. Nothing is written before [`Writer::save`], which
+    /// creates `path`. Fails if a key is empty or too long, or if the alignment is invalid.
     pub fn new(path: impl Into<PathBuf>, metadata: &'a Metadata) -> Result<Writer<'a>> {
         let path = path.into();
         for (key, _) in metadata.iter() {
@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
         Ok(self)
     }
 
-    /// Adds a tensor whose data are at hand. `shape` has the columns first.
+    /// Adds a tensor whose data are in memory. `shape` has the columns first.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -72,9 +72,9 @@ impl<'a> Writer<'a> {
         self.add(name, format, shape, bytes, Box::new(move |out| out.write_all(data)))
     }
 
-    /// Adds a tensor whose data are made when it is its turn to be written. `source` must write
-    /// exactly as many bytes as format and shape take. Fails for a format whose rows differ in
-    /// length: see [`Writer::tensor_with_bytes`].
+    /// Adds a tensor whose data `source` writes while the file is saved: exactly the bytes that
+    /// format and shape require. Fails for a format whose rows differ in length: see
+    /// [`Writer::tensor_with_bytes`].
     pub fn tensor_with(
         &mut self,
         name: &str,
@@ -86,7 +86,7 @@ impl<'a> Writer<'a> {
         self.add(name, format, shape, bytes, Box::new(source))
     }
 
-    /// As [`Writer::tensor_with`], for any format: `bytes` says how many bytes `source` will write.
+    /// As [`Writer::tensor_with`], for any format: `source` writes `bytes` bytes.
     pub fn tensor_with_bytes(
         &mut self,
         name: &str,
@@ -96,7 +96,7 @@ impl<'a> Writer<'a> {
         source: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
     ) -> Result<()> {
         let bytes = checked_bytes(format, shape).and_then(|wanted| match wanted {
-            Some(wanted) if wanted != bytes => Err(BadShape {
+            Some(wanted) if wanted != bytes => Err(Mismatch {
                 expected: format!("{wanted} bytes"),
                 found: format!("{bytes} bytes"),
             }),
@@ -110,30 +110,30 @@ impl<'a> Writer<'a> {
         name: &str,
         format: Format,
         shape: &[u64],
-        bytes: Result<u64, BadShape>,
+        bytes: Result<u64, Mismatch>,
         source: Source<'a>,
     ) -> Result<()> {
         check_name(&self.path, "tensor", name)?;
-        let item = || format!("tensor {}", quoted(name));
+        let mismatch = |expected: &str, found: String| {
+            Mismatch { expected: expected.to_owned(), found }.in_tensor(&self.path, name)
+        };
         if !self.names.insert(name.to_string()) {
-            let (expected, found) = ("one tensor of this name", "a second one");
-            return Err(Error::invalid(&self.path, item(), expected, found));
+            return Err(mismatch("one tensor of this name", "a second one".to_owned()));
         }
-        let bytes =
-            bytes.map_err(|bad| Error::invalid(&self.path, item(), bad.expected, bad.found))?;
+        let bytes = bytes.map_err(|mismatch| mismatch.in_tensor(&self.path, name))?;
         let offset = self.next_offset;
         let end = bytes.checked_next_multiple_of(self.alignment);
         self.next_offset = end.and_then(|end| end.checked_add(offset)).ok_or_else(|| {
             let found = format!("{bytes} bytes from byte {offset}");
-            Error::invalid(&self.path, item(), "data that end before byte 2^64", found)
+            mismatch("data that end before byte 2^64", found)
         })?;
         let (name, shape) = (name.to_string(), shape.to_vec());
         self.tensors.push(Entry { name, format, shape, offset, bytes, source });
         Ok(())
     }
 
-    /// Writes the file under a temporary name beside its own, makes sure that it has reached the
-    /// disk, and renames it. If anything fails, nothing is left and an older file stays as it was.
+    /// Writes to a temporary file in the same folder, syncs it to disk, and renames it. After an
+    /// error the temporary file is gone and an older file at the path is unchanged.
     pub fn save(self) -> Result<()> {
         let path = self.path.clone();
         let fail = |action: &'static str| {
@@ -148,7 +148,7 @@ impl<'a> Writer<'a> {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            // A model is no secret; the user's mask decides, as for any other new file.
+            // The user's umask decides, as for any other new file.
             builder.permissions(std::fs::Permissions::from_mode(0o666));
         }
         let mut temporary = builder
@@ -308,7 +308,7 @@ impl Put for Array {
     }
 }
 
-/// A stream that knows how many bytes went through it.
+/// A stream that counts its bytes.
 struct Counted<W> {
     out: W,
     written: u64,

@@ -1,72 +1,44 @@
-//! Changes to an open file, in memory only: other metadata, other names, tensors whose data are
-//! made of others. Nothing is read or copied before somebody asks for such data.
+//! Changes to an open file, in memory only: other metadata, other names, tensors that are derived
+//! from others. Derived data are computed on first use.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fmt;
 use std::sync::OnceLock;
 
-use super::{Bytes, File};
-use crate::header::quoted;
+use super::{Bytes, Derived, File, Recipe};
+use crate::error::{Error, Mismatch, Result};
+use crate::format::Format;
 use crate::metadata::Metadata;
-use crate::tensor::fixed_bytes;
-use crate::{Error, Format, Result, Tensor};
-
-/// Makes a tensor's data from those of others. What it reads must not be made of the result.
-type Recipe = Box<dyn Fn(&File) -> Vec<u8> + Send + Sync>;
-
-/// Data that are made when they are asked for, and kept if that was not for one reading only.
-pub(super) struct Made {
-    recipe: Recipe,
-    bytes: OnceLock<Vec<u8>>,
-}
-
-impl Made {
-    pub(super) fn bytes(&self, file: &File) -> &[u8] {
-        self.bytes.get_or_init(|| (self.recipe)(file))
-    }
-
-    pub(super) fn read<'a>(&'a self, file: &File) -> Cow<'a, [u8]> {
-        self.bytes
-            .get()
-            .map_or_else(|| Cow::Owned((self.recipe)(file)), |b| Cow::Borrowed(b.as_slice()))
-    }
-}
-
-impl fmt::Debug for Made {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Made").field(&self.bytes.get().map(Vec::len)).finish()
-    }
-}
+use crate::tensor::{Tensor, fixed_bytes};
 
 impl File {
-    /// The metadata, to be changed.
+    /// The metadata, mutable.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }
 
-    /// Gives tensors other names: `rename` says which. Fails if two would have the same.
+    /// Renames the tensors for which `rename` returns a name. Fails if two names become equal.
     pub fn rename_tensors(&mut self, rename: impl Fn(&str) -> Option<String>) -> Result<()> {
-        let new = |tensor: &Tensor| rename(&tensor.name).unwrap_or_else(|| tensor.name.clone());
-        let names: Vec<String> = self.tensors.iter().map(new).collect();
+        let new_name =
+            |tensor: &Tensor| rename(&tensor.name).unwrap_or_else(|| tensor.name.clone());
+        let names: Vec<String> = self.tensors.iter().map(new_name).collect();
         let mut distinct = HashSet::new();
         if let Some(twice) = names.iter().find(|name| !distinct.insert(name.as_str())) {
-            return Err(self.second(twice));
+            return Err(self.duplicate(twice));
         }
         self.tensors.iter_mut().zip(names).for_each(|(tensor, name)| tensor.name = name);
-        self.list_names();
+        self.reindex();
         Ok(())
     }
 
-    /// Leaves out the tensors that `keep` does not want. Their data can still be read.
+    /// Removes the tensors for which `keep` is false. Recipes can still read their data.
     pub fn retain_tensors(&mut self, keep: impl FnMut(&Tensor) -> bool) {
         self.tensors.retain(keep);
-        self.list_names();
+        self.reindex();
     }
 
-    /// Adds a tensor whose data `recipe` makes when they are first asked for: exactly as many bytes
-    /// as format and shape take. Fails if there is one of this name, if the shape is impossible, or
-    /// if rows of the format differ in length.
+    /// Adds a tensor whose data `recipe` computes on first use: exactly the bytes that format and
+    /// shape require. Fails if the name exists, if the shape is invalid, or if rows of the format
+    /// differ in length.
     pub fn add_tensor(
         &mut self,
         name: &str,
@@ -75,24 +47,22 @@ impl File {
         recipe: impl Fn(&File) -> Vec<u8> + Send + Sync + 'static,
     ) -> Result<()> {
         if self.by_name.contains_key(name) {
-            return Err(self.second(name));
+            return Err(self.duplicate(name));
         }
-        let bytes = fixed_bytes(format, shape).map_err(|bad| {
-            let item = format!("tensor {}", quoted(name));
-            Error::invalid(&self.path, item, bad.expected, bad.found)
-        })?;
+        let bytes =
+            fixed_bytes(format, shape).map_err(|mismatch| mismatch.in_tensor(&self.path, name))?;
         let (name, shape) = (name.to_string(), shape.to_vec());
-        let shard = self.add_made(Box::new(recipe));
+        let shard = self.add_derived(Box::new(recipe));
         self.by_name.insert(name.clone(), self.tensors.len());
         self.tensors.push(Tensor { name, format, shape, offset: 0, bytes, shard });
         Ok(())
     }
 
-    /// Has the data of the tensor at `index` made of what they were, in as many bytes.
-    pub(super) fn remake(&mut self, index: usize, remake: fn(&[u8]) -> Vec<u8>) {
+    /// Replaces the data of the tensor at `index` by `convert` of them, of the same size.
+    pub(super) fn convert_tensor(&mut self, index: usize, convert: fn(&[u8]) -> Vec<u8>) {
         let stored = self.tensors[index].clone();
-        let shard = self.add_made(Box::new(move |file| {
-            let bytes = remake(file.data(&stored));
+        let shard = self.add_derived(Box::new(move |file| {
+            let bytes = convert(file.data(&stored));
             file.release(&stored);
             bytes
         }));
@@ -100,18 +70,18 @@ impl File {
         (tensor.shard, tensor.offset) = (shard, 0);
     }
 
-    fn add_made(&mut self, recipe: Recipe) -> usize {
-        self.shards.push(Bytes::Made(Made { recipe, bytes: OnceLock::new() }));
+    fn add_derived(&mut self, recipe: Recipe) -> usize {
+        self.shards.push(Bytes::Derived(Derived { recipe, cached: OnceLock::new() }));
         self.shards.len() - 1
     }
 
-    fn list_names(&mut self) {
+    fn reindex(&mut self) {
         let names = self.tensors.iter().enumerate();
         self.by_name = names.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
     }
 
-    fn second(&self, name: &str) -> Error {
-        let item = format!("tensor {}", quoted(name));
-        Error::invalid(&self.path, item, "one tensor of this name", "a second one")
+    fn duplicate(&self, name: &str) -> Error {
+        let expected = "one tensor of this name".to_owned();
+        Mismatch { expected, found: "a second one".to_owned() }.in_tensor(&self.path, name)
     }
 }

@@ -1,17 +1,17 @@
-//! The formats of four-bit floats (E2M1) with scales that are floats of eight bits: MXFP4 with
-//! powers of two (E8M0), NVFP4 with E4M3 without a sign.
+//! The formats of 4-bit floats (E2M1) with 8-bit float scales: MXFP4 with E8M0 (powers of two),
+//! NVFP4 with unsigned E4M3.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fit::Run;
-use super::{Block, fit};
+use super::block::Block;
+use super::scale_search as fit;
+use super::scale_search::Run;
 
-/// Twice what the sixteen E2M1 codes stand for, so that they are integers; the scales below are
-/// halved to match.
+/// The values of the sixteen E2M1 codes, doubled to be integers; the scales below are halved.
 pub const CODEBOOK: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Halfway between the levels that are not negative.
-const BORDERS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
+/// The midpoints between the non-negative values of the codebook.
+const MIDPOINTS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
 
 /// Blocks of 32 with one scale that is a power of two.
 #[repr(C)]
@@ -33,13 +33,13 @@ pub struct NVFP4 {
     pub qs: [[u8; 8]; 4],
 }
 
-/// Half of the power of two that an E8M0 byte stands for.
+/// Half of the power of two of an E8M0 byte.
 pub fn half_e8m0(e: u8) -> f32 {
-    // The two smallest are below the normal floats: 2^-128 and 2^-127.
+    // The two smallest results are subnormal: 2^-128 and 2^-127.
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
 }
 
-/// Half of what an unsigned E4M3 byte stands for; its pattern for not-a-number counts as zero.
+/// Half of the value of an unsigned E4M3 byte; its NaN is read as zero.
 pub fn half_ue4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
     match (byte, exponent) {
@@ -49,7 +49,7 @@ pub fn half_ue4m3(byte: u8) -> f32 {
     }
 }
 
-/// MXFP4 from blocks whose bytes hold neighbours: elements 0 and 1, 2 and 3, and so on.
+/// Converts blocks whose bytes hold neighbouring elements, 0 and 1, 2 and 3, and so on, to MXFP4.
 pub(crate) fn unpair_mxfp4(blocks: &[u8]) -> Vec<u8> {
     let mut out = blocks.to_vec();
     for (out, block) in out.chunks_exact_mut(17).zip(blocks.chunks_exact(17)) {
@@ -75,8 +75,8 @@ impl Block for MXFP4 {
 
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
         let largest = fit::largest(values).abs();
-        // The exponent that puts the largest value between 4 and 8, where 6 is the largest code,
-        // or one more where clipping would cost more than a coarser grid does.
+        // The exponent that scales the largest value to between 4 and 8, where 6 is the largest
+        // code, or the next one if clipping would lose more than the coarser grid.
         let exponent = ((largest.to_bits() >> 23) as i32 - 2).clamp(0, 253) as u8;
         let candidates = [exponent, exponent + 1].map(|e| {
             let block = with_exponent(values, e);
@@ -91,8 +91,8 @@ fn with_exponent(values: &[f32], e: u8) -> MXFP4 {
     let mut block = MXFP4 { e, qs: [0; 16] };
     let inverse = fit::inverse(half_e8m0(e));
     for (i, &value) in values.iter().enumerate() {
-        let magnitude = fit::place(&BORDERS, (value * inverse).abs());
-        // Nothing is stored as minus zero.
+        let magnitude = fit::nearest_index(&MIDPOINTS, (value * inverse).abs());
+        // Values that round to zero have no sign.
         let sign = u8::from(value < 0.0 && magnitude > 0) << 3;
         block.qs[i % 16] |= (magnitude | sign) << (i / 16 * 4);
     }

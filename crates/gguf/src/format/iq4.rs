@@ -1,26 +1,27 @@
-//! The formats of four-bit codes into one uneven table: IQ4_NL and IQ4_XS.
+//! The formats of 4-bit codes into a non-uniform codebook: IQ4_NL and IQ4_XS.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fit::{Run, Steps};
-use super::{Block, fit, scale, stored_scale};
+use super::block::{Block, scale, stored_scale};
+use super::scale_search as fit;
+use super::scale_search::{Run, Steps};
 
-/// What the sixteen codes stand for.
+/// The values of the sixteen codes.
 pub const CODEBOOK: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// Halfway between the levels.
-const BORDERS: [f32; 15] = {
-    let mut borders = [0.0; 15];
+/// The midpoints between neighbouring values.
+const MIDPOINTS: [f32; 15] = {
+    let mut midpoints = [0.0; 15];
     let mut i = 0;
     while i < 15 {
-        borders[i] = (CODEBOOK[i] as f32 + CODEBOOK[i + 1] as f32) / 2.0;
+        midpoints[i] = (CODEBOOK[i] as f32 + CODEBOOK[i + 1] as f32) / 2.0;
         i += 1;
     }
-    borders
+    midpoints
 };
 
-/// From each level to the next.
+/// The difference of each value to the next.
 const STEPS: [f32; 15] = {
     let mut steps = [0.0; 15];
     let mut i = 0;
@@ -55,7 +56,7 @@ pub struct IQ4_XS {
     pub qs: [[u8; 16]; 8],
 }
 
-/// Values of 32 elements from their codes.
+/// Dequantises 32 elements.
 fn put(out: &mut [f32], qs: &[u8; 16], d: f32) {
     for (i, value) in out.iter_mut().enumerate() {
         let code = (qs[i % 16] >> (i / 16 * 4)) & 15;
@@ -63,26 +64,26 @@ fn put(out: &mut [f32], qs: &[u8; 16], d: f32) {
     }
 }
 
-/// Stores the codes of 32 elements, given the inverse of their scale.
+/// Stores the nearest codes of 32 elements, given the inverse of their scale.
 fn put_codes(qs: &mut [u8; 16], values: &[f32], inverse: f32) {
     for (i, &value) in values.iter().enumerate() {
-        qs[i % 16] |= fit::place(&BORDERS, value * inverse) << (i / 16 * 4);
+        qs[i % 16] |= fit::nearest_index(&MIDPOINTS, value * inverse) << (i / 16 * 4);
     }
 }
 
-/// The level nearest to a value that was divided by its scale: the lowest, and the steps to the
-/// next one for each border that it lies above. A table would be looked up one by one.
-fn level(value: f32) -> f32 {
-    let mut level = f32::from(CODEBOOK[0]);
-    for i in 0..BORDERS.len() {
-        level += if value > BORDERS[i] { STEPS[i] } else { 0.0 };
+/// The codebook value nearest to a scaled value: the lowest, plus the step at every midpoint below
+/// the value. Unlike a table lookup this vectorises.
+fn nearest_value(value: f32) -> f32 {
+    let mut nearest = f32::from(CODEBOOK[0]);
+    for i in 0..MIDPOINTS.len() {
+        nearest += if value > MIDPOINTS[i] { STEPS[i] } else { 0.0 };
     }
-    level
+    nearest
 }
 
-/// The scale with which 32 elements lose least.
+/// The scale of least loss for 32 elements.
 fn best_scale(run: Run) -> f32 {
-    fit::best_scale(run, f32::from(CODEBOOK[0]), 1.0, level)
+    fit::best_scale(run, f32::from(CODEBOOK[0]), 1.0, nearest_value)
 }
 
 impl Block for IQ4_NL {
@@ -113,12 +114,13 @@ impl Block for IQ4_XS {
             put(out, qs, d * f32::from(sc - 32));
         }
     }
+
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
         let loss = |run: Run, scale: f32| {
             let inverse = fit::inverse(scale);
-            run.loss(|value| scale * level(value * inverse))
+            run.loss(|value| scale * nearest_value(value * inverse))
         };
-        let steps = Steps { least: -32, reach: 3 };
+        let steps = Steps { lowest: -32, radius: 3 };
         let scales = fit::scales::<8>(Run { values, weights }, steps, best_scale, loss);
         let mut block = IQ4_XS { d: scales.d, ..Self::zeroed() };
         let mut scales_h = 0u16;

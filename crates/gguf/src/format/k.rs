@@ -1,10 +1,11 @@
-//! The K formats: blocks of 256 in groups of 16 or 32, with scales of the groups that are
-//! quantised themselves against one scale of the block.
+//! The K formats: super-blocks of 256 in groups of 16 or 32. The scales of the groups are
+//! quantised, with one scale for the whole block.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fit::{Run, Steps};
-use super::{Block, fit, scale};
+use super::block::{Block, scale};
+use super::scale_search as fit;
+use super::scale_search::{Run, Steps};
 
 const ELEMENTS: usize = 256;
 
@@ -80,8 +81,7 @@ pub struct Q6_K {
     pub d: [u8; 2],
 }
 
-/// 8 bits, `d * q`, with the sums that kernels of the other K formats need: a format for
-/// activations.
+/// 8 bits, `d * q`, with the sums that kernels of the other K formats need: for activations.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, Pod, Zeroable)]
 pub struct Q8_K {
@@ -93,9 +93,9 @@ pub struct Q8_K {
     pub bsums: [[u8; 2]; 16],
 }
 
-/// The scale and the minimum of group `group` of 8 in [`Q4_K`] and [`Q5_K`]. Groups 0 to 3 have
-/// the lower six bits of a byte each; the other groups' lower four bits share bytes 8 to 11, and
-/// their upper two bits fill the bytes of the first groups.
+/// The scale and the minimum of group `group` of 8 in [`Q4_K`] and [`Q5_K`]. Groups 0 to 3 use the
+/// lower six bits of a byte each. The lower four bits of the other groups share bytes 8 to 11, and
+/// their upper two bits are those of bytes 0 to 7.
 pub fn scale_and_min(scales: &[u8; 12], group: usize) -> (u8, u8) {
     if group < 4 {
         return (scales[group] & 63, scales[group + 4] & 63);
@@ -105,7 +105,7 @@ pub fn scale_and_min(scales: &[u8; 12], group: usize) -> (u8, u8) {
     ((low & 15) | (scale_high << 4), (low >> 4) | (min_high << 4))
 }
 
-/// Puts scale and minimum of a group where [`scale_and_min`] reads them.
+/// Stores scale and minimum of a group, for [`scale_and_min`].
 fn put_scale_and_min(scales: &mut [u8; 12], group: usize, scale: u8, min: u8) {
     if group < 4 {
         scales[group] |= scale;
@@ -138,7 +138,7 @@ impl Q3_K {
     }
 
     /// The scale of group `group` of 16, -32 to 31. The lower four bits are nibbles of the first
-    /// eight bytes, the upper two bits lie in the last four.
+    /// eight bytes, the upper two bits are in the last four bytes.
     pub fn group_scale(&self, group: usize) -> i8 {
         let low = (self.scales[group % 8] >> (group / 8 * 4)) & 15;
         let high = (self.scales[8 + group % 4] >> (group / 4 * 2)) & 3;
@@ -235,7 +235,7 @@ impl Block for Q3_K {
     }
 
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
-        let steps = Steps { least: -32, reach: 16 };
+        let steps = Steps { lowest: -32, radius: 16 };
         let scales = fit::symmetric_scales(Run { values, weights }, 4, steps);
         let mut block = Q3_K { d: scales.d, ..Self::zeroed() };
         for (group, &sc) in scales.steps.iter().enumerate() {
@@ -248,52 +248,38 @@ impl Block for Q3_K {
     }
 }
 
-impl Block for Q4_K {
-    const ELEMENTS: usize = ELEMENTS;
+/// Implements [`Block`] for 8 groups of 32 with [`scale_and_min`] and codes from 0 to `top`.
+macro_rules! affine_groups {
+    ($($name:ident $top:literal;)*) => {$(
+        impl Block for $name {
+            const ELEMENTS: usize = ELEMENTS;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let (d, dmin) = (scale(self.d), scale(self.dmin));
-        for (i, value) in out.iter_mut().enumerate() {
-            let (sc, m) = scale_and_min(&self.scales, i / 32);
-            *value = d * f32::from(sc) * f32::from(self.code(i)) - dmin * f32::from(m);
-        }
-    }
+            fn dequantize(&self, out: &mut [f32]) {
+                let (d, dmin) = (scale(self.d), scale(self.dmin));
+                for (i, value) in out.iter_mut().enumerate() {
+                    let (sc, m) = scale_and_min(&self.scales, i / 32);
+                    *value = d * f32::from(sc) * f32::from(self.code(i)) - dmin * f32::from(m);
+                }
+            }
 
-    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
-        let groups = fit::groups::<8>(Run { values, weights }, 15, 63);
-        let mut block = Q4_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
-        for (group, (sc, m)) in groups.steps.into_iter().enumerate() {
-            put_scale_and_min(&mut block.scales, group, sc, m);
+            fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+                let groups = fit::groups::<8>(Run { values, weights }, $top, 63);
+                let mut block = $name { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
+                for (group, (sc, m)) in groups.steps.into_iter().enumerate() {
+                    put_scale_and_min(&mut block.scales, group, sc, m);
+                }
+                for (i, code) in groups.codes(values, $top).enumerate() {
+                    block.put_code(i, code);
+                }
+                Some(block)
+            }
         }
-        for (i, code) in groups.codes(values, 15).enumerate() {
-            block.put_code(i, code);
-        }
-        Some(block)
-    }
+    )*};
 }
 
-impl Block for Q5_K {
-    const ELEMENTS: usize = ELEMENTS;
-
-    fn dequantize(&self, out: &mut [f32]) {
-        let (d, dmin) = (scale(self.d), scale(self.dmin));
-        for (i, value) in out.iter_mut().enumerate() {
-            let (sc, m) = scale_and_min(&self.scales, i / 32);
-            *value = d * f32::from(sc) * f32::from(self.code(i)) - dmin * f32::from(m);
-        }
-    }
-
-    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
-        let groups = fit::groups::<8>(Run { values, weights }, 31, 63);
-        let mut block = Q5_K { d: groups.d, dmin: groups.dmin, ..Self::zeroed() };
-        for (group, (sc, m)) in groups.steps.into_iter().enumerate() {
-            put_scale_and_min(&mut block.scales, group, sc, m);
-        }
-        for (i, code) in groups.codes(values, 31).enumerate() {
-            block.put_code(i, code);
-        }
-        Some(block)
-    }
+affine_groups! {
+    Q4_K 15;
+    Q5_K 31;
 }
 
 impl Block for Q6_K {
@@ -308,7 +294,7 @@ impl Block for Q6_K {
     }
 
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
-        let steps = Steps { least: -128, reach: 2 };
+        let steps = Steps { lowest: -128, radius: 2 };
         let scales = fit::symmetric_scales(Run { values, weights }, 32, steps);
         let mut block = Q6_K { d: scales.d, scales: scales.steps, ..Self::zeroed() };
         for (i, code) in scales.codes(values, 32).enumerate() {

@@ -1,8 +1,8 @@
-//! The formats of two, three or four values around zero and one scale: Q1_0, Q2_0, TQ1_0, TQ2_0.
+//! The formats of one or two bits with one scale: Q1_0, Q2_0, and the ternary TQ1_0 and TQ2_0.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, scale};
+use super::block::{Block, scale};
 
 /// Blocks of 128 signs: `d` where the bit is set, `-d` where it is not.
 #[repr(C)]
@@ -46,14 +46,14 @@ pub struct TQ2_0 {
     pub d: [u8; 2],
 }
 
-/// Ternary digit `n` of a byte, which holds a fraction of 256: multiplying by three moves the next
-/// digit before the point.
-fn digit(byte: u8, n: usize) -> u8 {
+/// Ternary digit `n` of a byte. A byte is a base-3 fraction of 256: each multiplication by three
+/// moves the next digit before the point.
+fn ternary_digit(byte: u8, n: usize) -> u8 {
     let rest = byte.wrapping_mul([1, 3, 9, 27, 81][n]);
     ((u16::from(rest) * 3) >> 8) as u8
 }
 
-/// A code less one, as a float.
+/// A code minus one, as a float.
 fn centred(code: u8) -> f32 {
     f32::from(code) - 1.0
 }
@@ -90,7 +90,7 @@ impl Block for TQ1_0 {
         let parts = [(first, &self.qs[..32]), (second, &self.qs[32..]), (last, &self.qh[..])];
         for (out, bytes) in parts {
             for (i, value) in out.iter_mut().enumerate() {
-                *value = centred(digit(bytes[i % bytes.len()], i / bytes.len())) * d;
+                *value = centred(ternary_digit(bytes[i % bytes.len()], i / bytes.len())) * d;
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Block;
+use super::block::Block;
 
-/// Makes a block type of one number from how it is read and, for what can be written, stored.
+/// Defines a block type of one number by its read and, if it has a quantiser, its write function.
 macro_rules! plain {
     ($($name:ident $bytes:literal, $doc:literal, $read:expr, $write:expr;)*) => {$(
         #[doc = $doc]
@@ -30,7 +30,7 @@ macro_rules! plain {
 
 plain! {
     F32 4, "A 32-bit float.", f32::from_le_bytes, Some(f32::to_le_bytes);
-    F16 2, "A 16-bit float.", super::scale, Some(super::stored_scale);
+    F16 2, "A 16-bit float.", super::block::scale, Some(super::block::stored_scale);
     BF16 2, "The upper half of a 32-bit float.",
         |b| half::bf16::from_le_bytes(b).to_f32(),
         Some(|v| half::bf16::from_f32(v).to_le_bytes());

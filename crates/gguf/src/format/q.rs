@@ -1,12 +1,13 @@
-//! The simple formats: blocks of 32 with one scale, and in the `_1` formats a minimum.
+//! The legacy formats: blocks of 32 with one scale, and in the `_1` formats a minimum.
 //!
-//! Where codes are narrower than a byte, the low nibbles of `qs` hold elements 0 to 15 of a block
-//! and the high nibbles elements 16 to 31; bit i of `qh` is the fifth bit of element i.
+//! The low nibbles of 4- and 5-bit codes in `qs` are elements 0 to 15 of a block, the high nibbles
+//! elements 16 to 31; bit i of `qh` is the fifth bit of element i.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::fit::{Lowest, Run};
-use super::{Block, fit, scale, stored_scale};
+use super::block::{Block, scale, stored_scale};
+use super::scale_search as fit;
+use super::scale_search::{Lowest, Run};
 
 const ELEMENTS: usize = 32;
 
@@ -68,7 +69,7 @@ pub struct Q8_0 {
     pub qs: [i8; 32],
 }
 
-/// 8 bits, `d * q`, with the sum that kernels of the `_1` formats need: a format for activations.
+/// 8 bits, `d * q`, with the sum that kernels of the `_1` formats need: for activations.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, Pod, Zeroable)]
 pub struct Q8_1 {
@@ -85,39 +86,39 @@ fn nibble(qs: &[u8; 16], i: usize) -> u8 {
     (qs[i % 16] >> (4 * (i / 16))) & 15
 }
 
-/// The fifth bit of element `i`, in its place above a nibble.
+/// The fifth bit of element `i`, as bit 4.
 fn fifth_bit(qh: &[u8; 4], i: usize) -> u8 {
     ((qh[i / 8] >> (i % 8)) & 1) << 4
 }
 
-/// Puts the low four bits of the code of element `i` where [`nibble`] reads them.
+/// Stores the low four bits of the code of element `i`, for [`nibble`].
 fn put_nibble(qs: &mut [u8; 16], i: usize, code: u8) {
     qs[i % 16] |= (code & 15) << (4 * (i / 16));
 }
 
-/// Puts the fifth bit of the code of element `i` where [`fifth_bit`] reads it.
+/// Stores the fifth bit of the code of element `i`, for [`fifth_bit`].
 fn put_fifth_bit(qh: &mut [u8; 4], i: usize, code: u8) {
     qh[i / 8] |= (code >> 4) << (i % 8);
 }
 
-/// Scale and minimum, as stored, with which codes from 0 to `top` lose least.
+/// Scale and minimum of least loss for codes from 0 to `top`, as stored.
 fn affine(run: Run, top: i8) -> ([u8; 2], [u8; 2]) {
     let low = run.values.iter().copied().fold(f32::INFINITY, f32::min);
     let high = run.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    // Beside the best line, that which reaches from end to end: no line through a single value, or
-    // with a scale too small for f16, has a slope that could be stored.
-    let ends = ((high - low) / f32::from(top), -low);
+    // The alternative to the fitted line spans the whole range: the fit has no slope that f16 can
+    // store if all values are equal or the scale is too small.
+    let full_range = ((high - low) / f32::from(top), -low);
     let stored = |(d, m): (f32, f32)| (stored_scale(d), stored_scale(-m));
-    let [first, second] = [fit::affine(run, top, Lowest::Free), ends].map(|line| {
+    let [first, second] = [fit::affine(run, top, Lowest::Free), full_range].map(|line| {
         let (d, m) = stored(line);
         (fit::affine_loss(run, scale(d), -scale(m), top), (d, m))
     });
     if first.0 < second.0 { first.1 } else { second.1 }
 }
 
-/// The scale, as stored, with which codes from `-count` to `count - 1` lose least.
-fn symmetric(run: Run, count: i8) -> [u8; 2] {
-    stored_scale(fit::symmetric_scale(run, count))
+/// The scale of least loss for codes from `-half` to `half - 1`, as stored.
+fn symmetric(run: Run, half: i8) -> [u8; 2] {
+    stored_scale(fit::symmetric_scale(run, half))
 }
 
 impl Block for Q4_0 {
@@ -233,21 +234,12 @@ impl Block for Q8_1 {
     const ELEMENTS: usize = ELEMENTS;
 
     fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (value, &code) in out.iter_mut().zip(&self.qs) {
-            *value = f32::from(code) * d;
-        }
+        Q8_0 { d: self.d, qs: self.qs }.dequantize(out);
     }
 
-    fn quantize(values: &[f32], _: &[f32]) -> Option<Self> {
-        let d = stored_scale(fit::largest(values).abs() / 127.0);
-        let mut block = Q8_1 { d, ..Self::zeroed() };
-        let inverse = fit::inverse(scale(d));
-        for (code, &value) in block.qs.iter_mut().zip(values) {
-            *code = fit::round(value * inverse, -127, 127);
-        }
-        let sum: i32 = block.qs.iter().map(|&code| i32::from(code)).sum();
-        block.s = stored_scale(sum as f32 * scale(d));
-        Some(block)
+    fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
+        let Q8_0 { d, qs } = Q8_0::quantize(values, weights)?;
+        let sum: i32 = qs.iter().map(|&code| i32::from(code)).sum();
+        Some(Q8_1 { d, s: stored_scale(sum as f32 * scale(d)), qs })
     }
 }

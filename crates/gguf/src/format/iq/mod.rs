@@ -1,23 +1,22 @@
-//! The formats whose codes are points of a grid: IQ1, IQ2 and IQ3. Runs of 8 or 4 elements share
-//! one index into a code book, and blocks of 256 have scales of groups below one f16.
+//! The vector-quantised formats IQ1, IQ2 and IQ3: 8 or 4 elements share one index into a codebook
+//! of grid points, and blocks of 256 have an f16 scale and a small scale for each group.
 //!
-//! Signs come in two forms: eight bits for eight elements, or seven, where the eighth is such that
-//! an even number of bits is set.
+//! Eight elements have eight sign bits, or seven, and then the eighth makes their parity even.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, scale};
+use crate::format::block::{Block, scale};
 
 pub mod tables;
 
 const ELEMENTS: usize = 256;
-/// Values of the levels of the IQ2 grids; the fourth is never used.
-const LEVELS_IQ2: [f32; 4] = [8.0, 25.0, 43.0, 0.0];
-/// Values of the levels of the IQ3_XXS grid.
-const LEVELS_IQ3_XXS: [f32; 8] = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0];
-/// Values of the levels of the IQ3_S grid.
-const LEVELS_IQ3_S: [f32; 8] = [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0];
-/// How far the IQ1 formats shift a whole run up or down.
+/// Magnitudes of the IQ2 grids; the fourth is never used.
+const MAGNITUDES_IQ2: [f32; 4] = [8.0, 25.0, 43.0, 0.0];
+/// Magnitudes of the IQ3_XXS grid.
+const MAGNITUDES_IQ3_XXS: [f32; 8] = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0];
+/// Magnitudes of the IQ3_S grid.
+const MAGNITUDES_IQ3_S: [f32; 8] = [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0];
+/// The shift of all elements of an IQ1 grid point, up or down.
 const DELTA: f32 = 0.125;
 
 /// 2.06 bits: per 32 elements four indices of 8 bits, four signs of 7 bits and a scale of 4 bits.
@@ -110,13 +109,13 @@ pub struct IQ1_M {
     pub scales: [[u8; 2]; 4],
 }
 
-/// Eight signs from seven bits.
+/// Eight sign bits from seven, of even parity.
 fn even_signs(seven: u32) -> u8 {
     let seven = (seven & 127) as u8;
     seven | ((seven.count_ones() as u8 & 1) << 7)
 }
 
-/// Nibble `i` of some bytes.
+/// Nibble `i` of `bytes`.
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 2] >> (i % 2 * 4)) & 15
 }
@@ -124,20 +123,20 @@ fn nibble(bytes: &[u8], i: usize) -> u8 {
 /// Eight values of an IQ2 grid point.
 fn put_iq2(out: &mut [f32], point: u16, signs: u8, scale: f32) {
     for (j, value) in out.iter_mut().enumerate() {
-        let size = scale * LEVELS_IQ2[usize::from(point >> (2 * j)) & 3];
-        *value = if (signs >> j) & 1 == 1 { -size } else { size };
+        let magnitude = scale * MAGNITUDES_IQ2[usize::from(point >> (2 * j)) & 3];
+        *value = if (signs >> j) & 1 == 1 { -magnitude } else { magnitude };
     }
 }
 
 /// Eight values of two IQ3 grid points.
-fn put_iq3(out: &mut [f32], points: [u16; 2], levels: &[f32; 8], signs: u8, scale: f32) {
+fn put_iq3(out: &mut [f32], points: [u16; 2], magnitudes: &[f32; 8], signs: u8, scale: f32) {
     for (j, value) in out.iter_mut().enumerate() {
-        let size = scale * levels[usize::from(points[j / 4] >> (3 * (j % 4))) & 7];
-        *value = if (signs >> j) & 1 == 1 { -size } else { size };
+        let magnitude = scale * magnitudes[usize::from(points[j / 4] >> (3 * (j % 4))) & 7];
+        *value = if (signs >> j) & 1 == 1 { -magnitude } else { magnitude };
     }
 }
 
-/// Eight values of an IQ1 grid point, whose levels are -1, 0 and 1.
+/// Eight values of an IQ1 grid point, whose values are -1, 0 and 1.
 fn put_iq1(out: &mut [f32], point: u16, shift_down: bool, scale: f32) {
     let delta = if shift_down { -DELTA } else { DELTA };
     for (j, value) in out.iter_mut().enumerate() {
@@ -199,7 +198,7 @@ impl Block for IQ3_XXS {
             let db = d * (0.5 + (word >> 28) as f32) * 0.5;
             let signs = even_signs(word >> (7 * (run % 4)));
             let points = [2 * run, 2 * run + 1].map(|i| tables::IQ3_XXS[usize::from(self.qs[i])]);
-            put_iq3(out, points, &LEVELS_IQ3_XXS, signs, db);
+            put_iq3(out, points, &MAGNITUDES_IQ3_XXS, signs, db);
         }
     }
 }
@@ -215,7 +214,7 @@ impl Block for IQ3_S {
                 let high = (self.qh[i / 8] >> (i % 8)) & 1;
                 tables::IQ3_S[usize::from(self.qs[i]) | (usize::from(high) << 8)]
             });
-            put_iq3(out, points, &LEVELS_IQ3_S, self.signs[run], db);
+            put_iq3(out, points, &MAGNITUDES_IQ3_S, self.signs[run], db);
         }
     }
 }

@@ -1,6 +1,5 @@
-//! The code books of the IQ formats. An entry is a point of a grid: its eight (IQ1, IQ2) or four
-//! (IQ3) coordinates are levels of two or three bits, the first in the lowest bits. They are data
-//! of the formats, as GGML defines them; it must hold nothing else.
+//! The codebooks of the IQ formats, as GGML defines them. An entry is a grid point: its eight (IQ1,
+//! IQ2) or four (IQ3) coordinates are two or three bits each, the first in the lowest bits.
 
 /// Points of [`super::IQ2_XXS`].
 #[rustfmt::skip]

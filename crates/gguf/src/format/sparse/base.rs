@@ -1,20 +1,26 @@
-//! The dense formats that sparse ones pack: how a block of 32 elements holds codes, and how codes
-//! lie when some are left out. It knows no pattern of zeros.
+//! The dense base formats of the sparse ones: where a block of 32 elements holds its codes, and how
+//! the codes of the stored elements are packed. It must not know patterns of zeros.
 
-use super::BLOCK;
+use crate::format::block::Block;
+use crate::format::{plain, q};
 
-/// A dense format. A block is a scale, which may be absent, and the codes of 32 elements.
-pub(super) trait Base {
+/// Elements of a block of every base.
+pub(super) const BLOCK: usize = 32;
+
+/// A dense format. A block is an optional scale and the codes of 32 elements.
+pub(in crate::format) trait Base {
+    /// The scalar definition of the format.
+    type Scalar: Block;
     /// Bytes of a block.
     const BYTES: usize = Self::SCALE + BLOCK * Self::BITS / 8;
     /// Bytes of the scale.
     const SCALE: usize;
     /// Width of a code: 16, 8 or 4.
     const BITS: usize;
-    /// What is written for an element that is left out.
+    /// The code of an element that is not stored.
     const ZERO: u16 = 0;
 
-    /// Whether an element with this code can be left out.
+    /// Whether an element with this code is zero and need not be stored.
     fn is_zero(code: u16) -> bool {
         code == Self::ZERO
     }
@@ -30,10 +36,11 @@ pub(super) trait Base {
     }
 }
 
-/// Half-precision floats, 32 of them to a block here.
-pub(super) struct F16;
+/// Half-precision floats, in blocks of 32.
+pub(in crate::format) struct F16;
 
 impl Base for F16 {
+    type Scalar = plain::F16;
     const SCALE: usize = 0;
     const BITS: usize = 16;
 
@@ -43,17 +50,19 @@ impl Base for F16 {
 }
 
 /// int8 with a scale.
-pub(super) struct Q8_0;
+pub(in crate::format) struct Q8_0;
 
 impl Base for Q8_0 {
+    type Scalar = q::Q8_0;
     const SCALE: usize = 2;
     const BITS: usize = 8;
 }
 
 /// Nibbles around 8 with a scale.
-pub(super) struct Q4_0;
+pub(in crate::format) struct Q4_0;
 
 impl Base for Q4_0 {
+    type Scalar = q::Q4_0;
     const SCALE: usize = 2;
     const BITS: usize = 4;
     const ZERO: u16 = 8;
@@ -68,8 +77,7 @@ impl Base for Q4_0 {
     }
 }
 
-/// Code `n` of those that lie one after the other in `codes`, low nibbles before high ones; zero
-/// behind their end.
+/// Packed code `n`, low nibbles before high ones; zero behind the end of `codes`.
 pub(super) fn packed<B: Base + ?Sized>(codes: &[u8], n: usize) -> u16 {
     let at = n * B::BITS / 8;
     let Some(&low) = codes.get(at) else { return B::ZERO };
@@ -80,7 +88,7 @@ pub(super) fn packed<B: Base + ?Sized>(codes: &[u8], n: usize) -> u16 {
     }
 }
 
-/// Writes code `n`, where nothing but zeros is before.
+/// Writes packed code `n` into zeroed memory.
 pub(super) fn put_packed<B: Base + ?Sized>(codes: &mut [u8], n: usize, code: u16) {
     let at = n * B::BITS / 8;
     match B::BITS {
@@ -90,14 +98,14 @@ pub(super) fn put_packed<B: Base + ?Sized>(codes: &mut [u8], n: usize, code: u16
     }
 }
 
-/// Bytes of `count` codes that lie one after the other.
+/// Bytes of `count` packed codes.
 pub(super) fn packed_bytes<B: Base>(count: usize) -> usize {
     (count * B::BITS).div_ceil(8)
 }
 
-/// Makes every element of a block zero.
+/// Sets every element of a block to zero.
 pub(super) fn clear<B: Base>(codes: &mut [u8]) {
-    // Two nibbles of the same code; other codes of zero are zero in all their bytes.
+    // Q4_0's zero is the code 8; the zeros of the wider formats are all-zero bytes.
     let both = (B::ZERO | B::ZERO << 4) as u8;
     codes.fill(if B::BITS == 4 { both } else { 0 });
 }

@@ -1,26 +1,27 @@
-//! The index of rows that differ in length. A tensor's data begin with it, and it says how long
-//! they are: the shape alone does not.
+//! The index of row offsets at the start of a tensor whose rows differ in length.
 //!
 //! ```text
-//! rows + 1 u64: where each row begins, in bytes from the data's start, and where the last ends
+//! rows + 1 u64: the offset of each row in bytes from the start of the data, and the last row's end
 //! ```
 //!
-//! So the first entry is the length of the index itself. Whoever opens data checks the index once;
-//! the rest trusts it.
+//! So the first entry is the length of the index itself. The index is checked once, when a file is
+//! opened; every later read relies on that check.
 
-use super::Format;
-use crate::tensor::BadShape;
+use crate::error::Mismatch;
 
 const ENTRY: usize = size_of::<u64>();
 
-/// Checks the index at the start of `data`, which may go on behind the tensor, and returns the
-/// bytes of the tensor. `rows` is not zero.
-pub(crate) fn check(format: Format, rows: u64, cols: u64, data: &[u8]) -> Result<u64, BadShape> {
-    let bad = |expected: String, found: String| Err(BadShape { expected, found });
-    let lengths = usize::try_from(cols).ok().and_then(|cols| format.row_lengths(cols));
-    let Some(lengths) = lengths else {
-        return bad(format!("columns that {} can hold", format.name()), cols.to_string());
-    };
+/// The lengths that a row may have, in bytes.
+pub(in crate::format) struct RowBytes {
+    pub(in crate::format) min: usize,
+    pub(in crate::format) max: usize,
+    /// Every length is a multiple of this.
+    pub(in crate::format) step: usize,
+}
+
+/// See [`crate::Format::check_index`].
+pub(in crate::format) fn check(lengths: RowBytes, rows: u64, data: &[u8]) -> Result<u64, Mismatch> {
+    let bad = |expected: String, found: String| Err(Mismatch { expected, found });
     let index = rows.checked_add(1).and_then(|entries| entries.checked_mul(ENTRY as u64));
     let Some(index) = index.filter(|&bytes| bytes <= data.len() as u64) else {
         return bad(format!("an index of {rows} rows"), format!("{} bytes", data.len()));
@@ -49,18 +50,18 @@ pub(crate) fn check(format: Format, rows: u64, cols: u64, data: &[u8]) -> Result
     Ok(start)
 }
 
-/// How many rows an index has.
-pub(super) fn rows(data: &[u8]) -> usize {
+/// The number of rows in an index.
+pub(in crate::format) fn rows(data: &[u8]) -> usize {
     (entry(data, 0) as usize / ENTRY).saturating_sub(1)
 }
 
 /// The bytes of a row.
-pub(super) fn row(data: &[u8], row: usize) -> &[u8] {
+pub(in crate::format) fn row(data: &[u8], row: usize) -> &[u8] {
     &data[entry(data, row) as usize..entry(data, row + 1) as usize]
 }
 
-/// An index and its rows.
-pub(super) fn join(rows: &[Vec<u8>]) -> Vec<u8> {
+/// An index, followed by its rows.
+pub(in crate::format) fn join(rows: &[Vec<u8>]) -> Vec<u8> {
     let mut data = Vec::with_capacity(rows.iter().map(|row| row.len() + ENTRY).sum());
     let mut end = (rows.len() + 1) * ENTRY;
     data.extend((end as u64).to_le_bytes());

@@ -1,29 +1,28 @@
-//! Searches for the scale, or the scale and minimum, with which a run of values loses least when it
-//! is stored in few bits, and for steps in which to store these. The loss is the squared error of
-//! each value times its weight. It must not know how codes are packed.
+//! The search for quantisation scales and minima that minimise the weighted squared error of a
+//! group of values, and for their own quantised steps. It must not know how codes are packed.
 
-use super::{Block, scale, stored_scale};
+use super::block::{Block, scale, stored_scale};
 
-/// How many scales are tried on either side of the plain one.
-const STEPS: i32 = 9;
+/// Candidate scales on either side of the one that fits the largest value.
+const CANDIDATES: i32 = 9;
 
-/// The inverse of a scale; 0 for a scale of 0, so that everything becomes the code nearest to 0.
+/// The inverse of a scale; 0 for a scale of 0, so that every value gets the code nearest to 0.
 pub(super) fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// The value that is farthest from zero, with its sign.
+/// The value of largest magnitude, with its sign.
 pub(super) fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |best: f32, &value| if value.abs() > best.abs() { value } else { best })
 }
 
-/// The whole number in a range that is nearest to a value; of two the even one.
+/// Clamps a value to a range and rounds it to the nearest integer, ties to even.
 pub(super) fn nearest(value: f32, low: f32, high: f32) -> f32 {
-    // Floats of this size are whole numbers, so that adding it rounds. Baseline x86-64 has no
-    // instruction for rounding, and quantising is mostly this.
-    const WHOLE: f32 = 12_582_912.0;
-    value.max(low).min(high) + WHOLE - WHOLE
+    // 1.5 * 2^23: floats of this size are integers, so the addition rounds. Baseline x86-64 has no
+    // rounding instruction, and this function dominates the time of quantisation.
+    const ROUNDING: f32 = 12_582_912.0;
+    value.max(low).min(high) + ROUNDING - ROUNDING
 }
 
 /// [`nearest`] as a code.
@@ -31,33 +30,32 @@ pub(super) fn round(value: f32, low: i8, high: i8) -> i8 {
     nearest(value, f32::from(low), f32::from(high)) as i8
 }
 
-/// How many of the borders between neighbouring levels a value lies above: the place of the level
-/// that is nearest to it, where levels are in order.
-pub(super) fn place<const N: usize>(borders: &[f32; N], value: f32) -> u8 {
-    borders.iter().map(|&border| u8::from(value > border)).sum()
+/// The index of the entry of an ascending codebook that is nearest to a value, given the midpoints
+/// between neighbouring entries.
+pub(super) fn nearest_index<const N: usize>(midpoints: &[f32; N], value: f32) -> u8 {
+    midpoints.iter().map(|&midpoint| u8::from(value > midpoint)).sum()
 }
 
-/// Sums are made in as many parts, so that several values are added at a time. Runs have a multiple
-/// of it.
+/// Partial sums of a sum, for SIMD. The length of a run is a multiple of it.
 const LANES: usize = 8;
 
-/// Values and how much the squared error of each of them counts; as many of both.
+/// Values and the weights of their squared errors, of equal length.
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a> {
-    /// What is to be stored.
+    /// The values to quantise.
     pub(super) values: &'a [f32],
     /// Not negative.
     pub(super) weights: &'a [f32],
 }
 
 impl<'a> Run<'a> {
-    /// Runs of `len` that follow one another.
+    /// Consecutive runs of `len` values.
     fn chunks(self, len: usize) -> impl Iterator<Item = Run<'a>> {
         let chunks = self.values.chunks_exact(len).zip(self.weights.chunks_exact(len));
         chunks.map(|(values, weights)| Run { values, weights })
     }
 
-    /// Sums over all values of the `N` terms that `terms` makes of a value and its weight.
+    /// The sums over all values of the `N` results of `terms(value, weight)`.
     fn sums<const N: usize>(self, terms: impl Fn(f32, f32) -> [f32; N]) -> [f32; N] {
         let mut sums = [[0.0; LANES]; N];
         let (values, _) = self.values.as_chunks::<LANES>();
@@ -73,17 +71,17 @@ impl<'a> Run<'a> {
         sums.map(|lanes| lanes.iter().sum())
     }
 
-    /// What is lost if `stored` says what becomes of a value.
-    pub(super) fn loss(self, stored: impl Fn(f32) -> f32) -> f32 {
+    /// The weighted squared error if `quantized` returns the dequantised code of a value.
+    pub(super) fn loss(self, quantized: impl Fn(f32) -> f32) -> f32 {
         let [loss] = self.sums(|x, w| {
-            let error = x - stored(x);
+            let error = x - quantized(x);
             [w * error * error]
         });
         loss
     }
 }
 
-/// What storing the values in this block loses.
+/// The weighted squared error of a quantised block.
 pub(super) fn block_loss<B: Block>(block: &B, run: Run) -> f32 {
     let mut stored = [0.0; 256];
     let stored = &mut stored[..run.values.len()];
@@ -92,32 +90,32 @@ pub(super) fn block_loss<B: Block>(block: &B, run: Run) -> f32 {
     errors.zip(run.weights).map(|(error, weight)| weight * error * error).sum()
 }
 
-/// The scale `s` for which `s * q`, with codes from `-count` to `count - 1`, is nearest to the
-/// values. It may be negative: the largest value takes the side that has one code more.
-pub(super) fn symmetric_scale(run: Run, count: i8) -> f32 {
-    let side = -f32::from(count);
-    best_scale(run, side, 0.1, |value| nearest(value, side, -side - 1.0))
+/// The best scale `s` of `s * q` for codes from `-half` to `half - 1`. It may be negative: the
+/// value of largest magnitude takes the side with one more code.
+pub(super) fn symmetric_scale(run: Run, half: i8) -> f32 {
+    let lowest = -f32::from(half);
+    best_scale(run, lowest, 0.1, |value| nearest(value, lowest, -lowest - 1.0))
 }
 
-/// What is lost with this scale and codes from `-count` to `count - 1`.
-fn symmetric_loss(run: Run, scale: f32, count: i8) -> f32 {
-    let (inverse, side) = (inverse(scale), -f32::from(count));
-    run.loss(|value| scale * nearest(value * inverse, side, -side - 1.0))
+/// The loss with this scale and codes from `-half` to `half - 1`.
+fn symmetric_loss(run: Run, scale: f32, half: i8) -> f32 {
+    let (inverse, lowest) = (inverse(scale), -f32::from(half));
+    run.loss(|value| scale * nearest(value * inverse, lowest, -lowest - 1.0))
 }
 
-/// Tries to put the largest value at `side` and at places `step` apart around it, lets `level` say
-/// what each value would be stored as, and takes the scale that fits these levels best. With the
-/// best scale for given levels, `xl / ll`, the loss is `xx - xl * xl / ll`.
-pub(super) fn best_scale(run: Run, side: f32, step: f32, level: impl Fn(f32) -> f32) -> f32 {
+/// Tries scales that map the value of largest magnitude to `target` and to points `step` apart
+/// around it. For each, `level` quantises the scaled values and least squares refits the scale: for
+/// levels `l` of values `x` it is `xl / ll`, with the loss `xx - xl * xl / ll`.
+pub(super) fn best_scale(run: Run, target: f32, step: f32, level: impl Fn(f32) -> f32) -> f32 {
     let largest = largest(run.values);
     let mut best = (0.0, 0.0);
-    for tried in -STEPS..=STEPS {
-        let inverse = inverse(largest / (side + step * tried as f32));
+    for tried in -CANDIDATES..=CANDIDATES {
+        let inverse = inverse(largest / (target + step * tried as f32));
         let [xl, ll] = run.sums(|x, w| {
             let level = level(x * inverse);
             [w * x * level, w * level * level]
         });
-        // Divided first, so that squares of tiny values do not vanish.
+        // Divided first, so that squares of tiny values do not underflow.
         let gain = if ll > 0.0 { xl / ll * xl } else { 0.0 };
         if gain > best.0 {
             best = (gain, xl / ll);
@@ -126,17 +124,17 @@ pub(super) fn best_scale(run: Run, side: f32, step: f32, level: impl Fn(f32) -> 
     best.1
 }
 
-/// Which sign the least value that codes stand for may have.
+/// The sign that the lowest representable value may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lowest {
-    /// Zero, or below it.
+    /// Zero or negative.
     NotPositive,
-    /// Any.
+    /// Any sign.
     Free,
 }
 
-/// The scale `s`, which is not negative, and the minimum `m` for which `s * q - m`, with codes from
-/// 0 to `top`, is nearest to the values.
+/// The best scale `s`, which is not negative, and minimum `m` of `s * q - m` for codes from 0 to
+/// `top`.
 pub(super) fn affine(run: Run, top: i8, lowest: Lowest) -> (f32, f32) {
     let from = if lowest == Lowest::Free { f32::INFINITY } else { 0.0 };
     let low = run.values.iter().copied().fold(from, f32::min);
@@ -145,7 +143,7 @@ pub(super) fn affine(run: Run, top: i8, lowest: Lowest) -> (f32, f32) {
         return (0.0, -low);
     }
     let mut best = Line { scale: 0.0, minimum: -low, gain: f32::NEG_INFINITY };
-    for tried in -STEPS..=STEPS {
+    for tried in -CANDIDATES..=CANDIDATES {
         let inverse = inverse((high - low) / (f32::from(top) + 0.1 * tried as f32));
         let code = |value| nearest((value - low) * inverse, 0.0, f32::from(top));
         let line = line(run, code, lowest);
@@ -156,21 +154,21 @@ pub(super) fn affine(run: Run, top: i8, lowest: Lowest) -> (f32, f32) {
     (best.scale, best.minimum)
 }
 
-/// What is lost with this scale and minimum and codes from 0 to `top`.
+/// The loss with this scale and minimum and codes from 0 to `top`.
 pub(super) fn affine_loss(run: Run, scale: f32, minimum: f32, top: i8) -> f32 {
     let inverse = inverse(scale);
     let top = f32::from(top);
     run.loss(|x| scale * nearest((x + minimum) * inverse, 0.0, top) - minimum)
 }
 
-/// A line `scale * q - minimum` and by how much less it loses than storing zeros.
+/// A line `scale * q - minimum`. Its gain is the loss of all zeros less its own loss.
 struct Line {
     scale: f32,
     minimum: f32,
     gain: f32,
 }
 
-/// The line that fits the values best in weighted squares, given their codes.
+/// The weighted least-squares line through the values, given their codes.
 fn line(run: Run, code: impl Fn(f32) -> f32, lowest: Lowest) -> Line {
     let [n, sum_q, sum_qq, sum_x, sum_xq] = run.sums(|x, w| {
         let q = code(x);
@@ -189,18 +187,18 @@ fn line(run: Run, code: impl Fn(f32) -> f32, lowest: Lowest) -> Line {
     Line { scale, minimum: 0.0, gain: scale * sum_xq }
 }
 
-/// Scales and minima of the groups of a block, in steps of one scale for each of both.
+/// Quantised scales and minima of the groups of a block.
 pub(super) struct Groups<const N: usize> {
     /// Scale of the scales, f16.
     pub(super) d: [u8; 2],
     /// Scale of the minima, f16.
     pub(super) dmin: [u8; 2],
-    /// Scale and minimum of each group, in steps.
+    /// Scale and minimum of each group, in multiples of `d` and `dmin`.
     pub(super) steps: [(u8, u8); N],
 }
 
-/// Fits scale and minimum to each of `N` groups of a block, for codes from 0 to `top`, and stores
-/// them in steps from 0 to `max_step`.
+/// Fits scale and minimum to each of `N` groups of a block, for codes from 0 to `top`, and
+/// quantises them to steps from 0 to `max_step`.
 pub(super) fn groups<const N: usize>(run: Run, top: i8, max_step: i8) -> Groups<N> {
     let runs = || run.chunks(run.values.len() / N);
     let mut fits = [(0.0f32, 0.0f32); N];
@@ -217,8 +215,8 @@ pub(super) fn groups<const N: usize>(run: Run, top: i8, max_step: i8) -> Groups<
     groups
 }
 
-/// The steps, near those of a fitted scale and minimum, that lose least. Rounding the two one by
-/// one is seldom best, because other codes suit other steps.
+/// The steps of least loss near a fitted scale and minimum. Rounding each of the two is seldom
+/// best, because other steps imply other codes.
 fn best_steps(run: Run, fit: (f32, f32), (d, dmin): (f32, f32), top: i8, max_step: i8) -> (u8, u8) {
     let near = |fit: f32, d: f32| {
         let rounded = round(fit * inverse(d), 0, max_step);
@@ -237,7 +235,7 @@ fn best_steps(run: Run, fit: (f32, f32), (d, dmin): (f32, f32), top: i8, max_ste
 }
 
 impl<const N: usize> Groups<N> {
-    /// The codes, 0 to `top`, with which the values of the block are stored nearest.
+    /// The nearest codes, 0 to `top`, of the values of the block.
     pub(super) fn codes<'a>(&'a self, values: &'a [f32], top: i8) -> impl Iterator<Item = u8> + 'a {
         let (d, dmin) = (scale(self.d), scale(self.dmin));
         let runs = values.chunks_exact(values.len() / N);
@@ -248,26 +246,27 @@ impl<const N: usize> Groups<N> {
     }
 }
 
-/// A scale for each of `N` groups of a block, in steps of one scale.
+/// Quantised scales of the `N` groups of a block.
 pub(super) struct Scales<const N: usize> {
     /// Scale of the scales, f16.
     pub(super) d: [u8; 2],
-    /// Scale of each group, in steps.
+    /// Scale of each group, in multiples of `d`.
     pub(super) steps: [i8; N],
 }
 
-/// In which steps scales are stored: from `least`, which is negative, to `-least - 1`. Steps up to
-/// `reach` away from a fitted scale are tried.
+/// The steps of quantised scales, and the search among them.
 pub(super) struct Steps {
-    pub(super) least: i8,
-    pub(super) reach: i8,
+    /// The lowest step, negative; the highest is `-lowest - 1`.
+    pub(super) lowest: i8,
+    /// The search tries steps up to this far from the rounded fit.
+    pub(super) radius: i8,
 }
 
-/// Finds a scale for each of `N` groups of a block: `fit` says which scale suits a group, `loss`
-/// what a scale loses.
+/// Finds the quantised scale of each of `N` groups of a block: `fit` returns the best scale of a
+/// group, `loss` the loss of a group with a scale.
 pub(super) fn scales<const N: usize>(
     run: Run,
-    Steps { least, reach }: Steps,
+    Steps { lowest, radius }: Steps,
     fit: impl Fn(Run) -> f32,
     loss: impl Fn(Run, f32) -> f32,
 ) -> Scales<N> {
@@ -276,25 +275,25 @@ pub(super) fn scales<const N: usize>(
     for (group, run) in fits.iter_mut().zip(runs()) {
         *group = fit(run);
     }
-    let stored = stored_scale(largest(&fits) / f32::from(least));
+    let stored = stored_scale(largest(&fits) / f32::from(lowest));
     let d = scale(stored);
-    let (low, high) = (least, -(least + 1));
+    let highest = -(lowest + 1);
     let mut scales = Scales { d: stored, steps: [0; N] };
     for ((step, fit), run) in scales.steps.iter_mut().zip(fits).zip(runs()) {
-        // The fit rounded to a step is seldom the best step: other codes suit another one.
-        let rounded = round(fit * inverse(d), low, high);
-        let (first, last) = (rounded.saturating_sub(reach), rounded.saturating_add(reach));
-        let tried = first.max(low)..=last.min(high);
+        // The rounded fit is seldom the best step: other steps imply other codes.
+        let rounded = round(fit * inverse(d), lowest, highest);
+        let (first, last) = (rounded.saturating_sub(radius), rounded.saturating_add(radius));
+        let tried = first.max(lowest)..=last.min(highest);
         let losses = tried.map(|tried| (loss(run, d * f32::from(tried)), tried));
         *step = losses.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(rounded, |(_, step)| step);
     }
     scales
 }
 
-/// [`scales`] of 16 groups for codes from `-count` to `count - 1`.
-pub(super) fn symmetric_scales(run: Run, count: i8, steps: Steps) -> Scales<16> {
-    let fit = |run: Run| symmetric_scale(run, count);
-    scales(run, steps, fit, |run, scale| symmetric_loss(run, scale, count))
+/// [`scales`] of 16 groups for codes from `-half` to `half - 1`.
+pub(super) fn symmetric_scales(run: Run, half: i8, steps: Steps) -> Scales<16> {
+    let fit = |run: Run| symmetric_scale(run, half);
+    scales(run, steps, fit, |run, scale| symmetric_loss(run, scale, half))
 }
 
 impl<const N: usize> Scales<N> {
@@ -304,12 +303,11 @@ impl<const N: usize> Scales<N> {
         self.steps.map(|step| inverse(d * f32::from(step)))
     }
 
-    /// The codes from `-count` to `count - 1`, moved up to begin at 0, with which the values of the
-    /// block are stored nearest.
-    pub(super) fn codes(&self, values: &[f32], count: i8) -> impl Iterator<Item = u8> {
+    /// The nearest codes of the values of the block, from `-half` to `half - 1`, plus `half`.
+    pub(super) fn codes(&self, values: &[f32], half: i8) -> impl Iterator<Item = u8> {
         let runs = values.chunks_exact(values.len() / N);
         self.inverses().into_iter().zip(runs).flat_map(move |(inverse, run)| {
-            run.iter().map(move |x| (round(x * inverse, -count, count - 1) + count) as u8)
+            run.iter().map(move |x| (round(x * inverse, -half, half - 1) + half) as u8)
         })
     }
 }
