@@ -10,6 +10,7 @@ use bodkin_model::Plan;
 
 use crate::{
     Backend, Batch, Choice, Error, KvType, Limits, Memory, Model, Observer, Part, Progress, Result,
+    Span,
 };
 
 /// A backend for the first layers, and one for the rest.
@@ -176,11 +177,12 @@ impl Cut {
         part.tokens.clone_from(&whole.tokens);
         part.spans.resize_with(whole.spans.len(), Default::default);
         for (part, whole) in part.spans.iter_mut().zip(&whole.spans) {
-            (part.len, part.position, part.state) = (whole.len, whole.position, whole.state);
-            part.tables.resize_with(self.tables.len(), Default::default);
-            for (table, &place) in part.tables.iter_mut().zip(&self.tables) {
+            let mut tables = std::mem::take(&mut part.tables);
+            tables.resize_with(self.tables.len(), Default::default);
+            for (table, &place) in tables.iter_mut().zip(&self.tables) {
                 table.clone_from(&whole.tables[place]);
             }
+            *part = Span { tables, ..*whole };
         }
     }
 }
@@ -264,5 +266,25 @@ impl Model for SplitModel {
         let mut stages = self.first.profile();
         stages.extend(self.second.profile());
         stages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PageTable;
+
+    #[test]
+    fn a_part_gets_everything_of_a_span_but_the_other_tables() {
+        let table = |page| PageTable { skipped: 1, pages: vec![page] };
+        let tables = vec![table(7), table(8)];
+        let span = Span { len: 2, position: 33, tables, state: 4, is_prompt: true };
+        let tokens = vec![5, 6];
+        let whole = Batch { tokens, spans: vec![span.clone()], ..Batch::default() };
+        let limits = Limits { tokens: 2, outputs: 2, pages: vec![9], states: 5 };
+        let mut part = Batch::default();
+        Cut { tables: vec![1], limits }.fill(&whole, &mut part);
+        assert_eq!(part.tokens, whole.tokens);
+        assert_eq!(part.spans, [Span { tables: vec![table(8)], ..span }]);
     }
 }
