@@ -113,7 +113,7 @@ fn single_rows(cuda: &Cuda, path: &Path, prompts: &[(usize, usize)]) -> Result<V
     ensure!(fitting.clone().count() > 0, "{}: too few positions", path.display());
     let longest = fitting.clone().map(|(prompt, steps)| prompt + steps).max().unwrap_or(0);
     let pages = vec![longest.div_ceil(bodkin_backend::PAGE_TOKENS); plan.windows().len()];
-    let limits = Limits { tokens: BATCH, outputs: 1, pages, states: 1 };
+    let limits = Limits { tokens: BATCH, outputs: 1, pages, state_slots: 1 };
     let mut model = cuda.load(Arc::clone(&plan), &file, &limits, &|_, _| {})?;
     let rows =
         fitting.map(|&(prompt, steps)| Ok((prompt, rows_behind(model.as_mut(), prompt, steps)?)));
@@ -127,11 +127,11 @@ fn rows_behind(model: &mut dyn Model, prompt: usize, steps: usize) -> Result<Vec
     let mut logits = vec![0.0; model.plan().output_width()];
     let mut position = 0;
     while position < prompt + steps {
-        let is_prompt = position < prompt;
-        let len = if is_prompt { BATCH.min(prompt - position) } else { 1 };
+        let is_prefill = position < prompt;
+        let len = if is_prefill { BATCH.min(prompt - position) } else { 1 };
         let pages = (position + len).div_ceil(bodkin_backend::PAGE_TOKENS);
         let table = PageTable { skipped: 0, pages: (0..pages as u32).collect() };
-        let span = Span { len, position, tables: vec![table; windows], state: 0, is_prompt };
+        let span = Span { len, position, tables: vec![table; windows], state_slot: 0, is_prefill };
         let tokens = (position..position + len).map(|i| (i * 7919 % 997) as u32).collect();
         let batch =
             Batch { tokens, spans: vec![span], outputs: vec![len as u32 - 1], ..Batch::default() };

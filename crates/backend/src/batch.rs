@@ -35,13 +35,13 @@ pub struct Span {
     /// One table for each of [`Plan::windows`]; they cover the new tokens too. The pages of the
     /// new tokens are this span's alone: they are written while others are read.
     pub tables: Vec<PageTable>,
-    /// The cell of the sequence's recurrent state, its alone in this step; of no meaning where the
-    /// plan has none. At position 0 the state begins as zero, whatever the cell holds.
-    pub state: u32,
+    /// The slot of the sequence's recurrent state, its alone in this step; of no meaning where the
+    /// plan has none. At position 0 the state begins as zero, whatever the slot holds.
+    pub state_slot: u32,
     /// Whether the tokens are of a prompt, not generated. A backend may round a prompt's rows in
     /// another way, but in the same one however the prompt is cut and whatever runs beside it. Keys
     /// and values that a later prompt takes over stay as they were made.
-    pub is_prompt: bool,
+    pub is_prefill: bool,
 }
 
 /// One step: the tokens of all spans, one span after the other.
@@ -114,12 +114,13 @@ impl Batch {
         if !plan.states.is_empty() {
             for (i, span) in self.spans.iter().enumerate() {
                 at_most(
-                    "as a cell of state",
-                    span.state as usize,
-                    limits.states.saturating_sub(1),
+                    "as a state slot",
+                    span.state_slot as usize,
+                    limits.state_slots.saturating_sub(1),
                 )?;
-                let is_apart = self.spans[..i].iter().all(|other| other.state != span.state);
-                assert!(is_apart, "a cell of state belongs to one span");
+                let is_apart =
+                    self.spans[..i].iter().all(|other| other.state_slot != span.state_slot);
+                assert!(is_apart, "a state slot belongs to one span");
             }
         }
         assert!(self.new_pages_are_apart(), "pages of new tokens belong to one span");

@@ -218,7 +218,7 @@ impl Candidates {
 
     /// The candidate at `target`, from 0 to below 1, where all stand in line as long as they are
     /// probable. Returns its id and its probability among the candidates.
-    pub fn draw(&mut self, target: f64) -> (u32, f32) {
+    pub fn sample(&mut self, target: f64) -> (u32, f32) {
         self.softmax();
         let mut sum = 0.0;
         for candidate in &self.items {

@@ -8,23 +8,23 @@
 
 mod batch;
 pub mod candidates;
-mod choice;
 pub mod conformance;
 mod error;
 mod generate;
 mod kv;
+mod layer_split;
 mod observe;
 mod reference;
-mod split;
+mod sampling;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
-pub use choice::{Chooser, Penalties, Rule};
 pub use error::{Error, Result};
-pub use generate::{generate, likeliest};
+pub use generate::generate;
 pub use kv::KvType;
-pub use observe::{InputRow, Observer, Product};
+pub use layer_split::LayerSplit;
+pub use observe::{InputRow, Matmul, Observer};
 pub use reference::Reference;
-pub use split::Split;
+pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax};
 
 use std::sync::Arc;
 
@@ -40,9 +40,9 @@ pub struct Limits {
     pub outputs: usize,
     /// Pages for each of [`Plan::windows`], in that order.
     pub pages: Vec<usize>,
-    /// Cells of recurrent state, each for one sequence or one copy of its state; 0 where the plan
+    /// Slots of recurrent state, each for one sequence or one copy of its state; 0 where the plan
     /// has none.
-    pub states: usize,
+    pub state_slots: usize,
 }
 
 /// The bytes that a loaded model holds.
@@ -50,7 +50,7 @@ pub struct Limits {
 pub struct Memory {
     /// Weights as the backend keeps them.
     pub weight_bytes: u64,
-    /// Pages of keys and values, and cells of recurrent state.
+    /// Pages of keys and values, and slots of recurrent state.
     pub state_bytes: u64,
     /// Buffers for values between operations.
     pub scratch_bytes: u64,
@@ -58,9 +58,9 @@ pub struct Memory {
 
 /// What a model did in one stage of its steps while profiling was on.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Part {
+pub struct StageProfile {
     /// The operations or weights, without the layer's number.
-    pub what: String,
+    pub name: String,
     /// From the start of the work to the moment when the last thread was done.
     pub seconds: f64,
     /// Bytes of weights that were read at least.
@@ -69,12 +69,12 @@ pub struct Part {
     pub operations: u64,
 }
 
-impl Part {
+impl StageProfile {
     /// Stages of the same name added up, in the order of the first of each.
-    pub fn sums(stages: &[Part]) -> Vec<Part> {
-        let mut sums: Vec<Part> = Vec::new();
+    pub fn sums(stages: &[StageProfile]) -> Vec<StageProfile> {
+        let mut sums: Vec<StageProfile> = Vec::new();
         for stage in stages {
-            match sums.iter_mut().find(|sum| sum.what == stage.what) {
+            match sums.iter_mut().find(|sum| sum.name == stage.name) {
                 Some(sum) => {
                     sum.seconds += stage.seconds;
                     sum.bytes += stage.bytes;
@@ -89,7 +89,7 @@ impl Part {
 
 /// How a backend keeps a weight of a sparse format.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct WeightLayout {
     /// The weight's name in the file.
     pub weight: String,
     /// How the file stores it.
@@ -173,14 +173,14 @@ pub trait Model: Send {
     fn generate(
         &mut self,
         batch: Batch,
-        rules: &[Rule],
+        rules: &[SamplingParams],
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
         generate(self, batch, rules, steps, each)
     }
 
-    /// Copies the recurrent state of a sequence from cell to cell, so that it can be gone back to.
+    /// Copies the recurrent state of a sequence from slot to slot, so that it can be gone back to.
     ///
     /// # Errors
     /// If the device does not answer any more.
@@ -198,7 +198,7 @@ pub trait Model: Send {
 
     /// How weights of sparse formats are kept, in the plan's order; nothing where the backend has
     /// only one way.
-    fn choices(&self) -> &[Choice] {
+    fn weight_layouts(&self) -> &[WeightLayout] {
         &[]
     }
 
@@ -218,5 +218,5 @@ pub trait Model: Send {
 
     /// All stages, each over all steps since profiling began, in the order in which a step comes to
     /// them, one after the other. Empty if the backend takes no times.
-    fn profile(&self) -> Vec<Part>;
+    fn profile(&self) -> Vec<StageProfile>;
 }

@@ -7,7 +7,7 @@ use bodkin_model::Weight;
 /// One input row of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InputRow<'a> {
-    /// Which of the weight's matrices the row meets, less than [`Product::experts`].
+    /// Which of the weight's matrices the row meets, less than [`Matmul::experts`].
     pub expert: usize,
     /// `[weight.cols]`, as computed, before any rounding that a backend does for its kernels.
     pub values: &'a [f32],
@@ -15,7 +15,7 @@ pub struct InputRow<'a> {
 
 /// A product that is about to be computed.
 #[derive(Clone, Copy, Debug)]
-pub struct Product<'a> {
+pub struct Matmul<'a> {
     /// What the rows are multiplied with: one matrix, or one for each expert below each other.
     pub weight: &'a Weight,
     /// The number of matrices, 1 for a weight that belongs to no experts.
@@ -28,5 +28,5 @@ pub struct Product<'a> {
 /// Told about the products of a step, see [`crate::Model::observe`].
 pub trait Observer: Send {
     /// Called once for each product of the plan, in its order.
-    fn product(&mut self, product: &Product<'_>);
+    fn matmul(&mut self, matmul: &Matmul<'_>);
 }

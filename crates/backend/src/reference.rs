@@ -16,8 +16,10 @@ use rows::Norm;
 
 use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::Result;
-use crate::{Backend, InputRow, KvType, Limits, Memory, Model, Observer, Part, Product, Progress};
-use state::Cells;
+use crate::{
+    Backend, InputRow, KvType, Limits, Matmul, Memory, Model, Observer, Progress, StageProfile,
+};
+use state::StateSlots;
 
 /// The plain meaning of a plan.
 pub struct Reference;
@@ -35,7 +37,7 @@ struct ReferenceModel {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
     /// Recurrent state, one for each of the plan's.
-    states: Vec<Cells>,
+    states: Vec<StateSlots>,
     /// For each routing of the plan, how often each expert was chosen.
     expert_counts: Vec<Vec<u64>>,
 }
@@ -66,10 +68,10 @@ impl Backend for Reference {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
         let kv = plan.slots.iter();
         let kv = kv.map(|s| slot_tokens(plan, limits, s.window) * s.elements_per_token());
-        let cells = limits.states as u64 * plan.state_elements();
+        let slots = limits.state_slots as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
-            state_bytes: 4 * (kv.sum::<usize>() as u64 + cells),
+            state_bytes: 4 * (kv.sum::<usize>() as u64 + slots),
             scratch_bytes: 4 * widths * limits.tokens as u64,
         }
     }
@@ -110,7 +112,8 @@ pub(crate) fn load(
     let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
     let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
     let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
-    let states = plan.states.iter().map(|s| Cells::new(limits.states, s.elements())).collect();
+    let states =
+        plan.states.iter().map(|s| StateSlots::new(limits.state_slots, s.elements())).collect();
     let expert_counts = plan.ops.iter().filter_map(|op| match op {
         Op::Route { routing, .. } => Some(vec![0; routing.experts]),
         _ => None,
@@ -170,7 +173,7 @@ impl Model for ReferenceModel {
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.states.iter_mut().for_each(|cells| cells.copy(from, to));
+        self.states.iter_mut().for_each(|slots| slots.copy(from, to));
         Ok(())
     }
 
@@ -180,7 +183,7 @@ impl Model for ReferenceModel {
 
     fn set_profiling(&mut self, _: bool) {}
 
-    fn profile(&self) -> Vec<Part> {
+    fn profile(&self) -> Vec<StageProfile> {
         Vec::new()
     }
 }
@@ -310,7 +313,7 @@ fn show(plan: &Plan, i: usize, batch: &Batch, values: &[Vec<f32>], observer: &mu
         }
         _ => return,
     };
-    observer.product(&Product { weight: plan.weight(*weight), experts, rows: &rows });
+    observer.matmul(&Matmul { weight: plan.weight(*weight), experts, rows: &rows });
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Error, Limits, Memory, Model, Observer, Part, Progress, Reference, Result,
-    conformance,
+    Backend, Batch, Error, Limits, Memory, Model, Observer, Progress, Reference, Result,
+    StageProfile, conformance,
 };
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -88,7 +88,7 @@ impl Model for CarelessModel {
         self.0.set_profiling(on);
     }
 
-    fn profile(&self) -> Vec<Part> {
+    fn profile(&self) -> Vec<StageProfile> {
         self.0.profile()
     }
 }
@@ -100,12 +100,12 @@ fn faults_are_found() {
         "NMSE",
         "Chunks(1) differs in bits",
         "Beside differs in bits",
-        "other products are observed",
+        "other matmuls are observed",
         "observed differs in bits",
         "too many tokens is accepted",
         "a page that does not exist is accepted",
         "a position that the table has not is accepted",
-        "a cell of state that does not exist is accepted",
+        "a state slot that does not exist is accepted",
         "a copy goes on otherwise",
         "progress",
     ] {

@@ -1,7 +1,7 @@
 //! The only list of backends.
 
 use anyhow::{Context, Result, bail};
-use bodkin_backend::{Backend, Split};
+use bodkin_backend::{Backend, LayerSplit};
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_cuda::Cuda;
 
@@ -36,7 +36,7 @@ pub(crate) fn choose(machine: &Machine) -> Result<Box<dyn Backend>> {
             bail!("--activation-sparsity: expected --device cpu, found --gpu-layers");
         }
         let (first, second) = (cpu(machine)?, cuda(machine, numbers)?);
-        return Ok(Box::new(Split::new(first, second, layers)));
+        return Ok(Box::new(LayerSplit::new(first, second, layers)));
     }
     let forced = !matches!(machine.sparse, SparseWeights::Auto);
     let means_cpu = machine.threads.is_some() || machine.no_repack || forced || skipped.is_some();

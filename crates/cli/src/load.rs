@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Once};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Choice, KvType, Limits, Memory, Model, PAGE_TOKENS};
+use bodkin_backend::{Backend, KvType, Limits, Memory, Model, PAGE_TOKENS, WeightLayout};
 use bodkin_engine::{EngineOptions, Error, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -254,7 +254,7 @@ impl Opened {
         let model = backend.load(Arc::clone(&self.plan), &self.file, limits, &report);
         let model = model.with_context(|| self.name.clone())?;
         drop(progress);
-        if let Some(line) = sparse_line(model.choices()) {
+        if let Some(line) = sparse_line(model.weight_layouts()) {
             static SAID: Once = Once::new();
             SAID.call_once(|| eprintln!("{line}"));
         }
@@ -265,9 +265,10 @@ impl Opened {
 /// How the weights of sparse formats are kept, in a line: `sparse: 96 tensors without their
 /// zeros (1.21x to 1.48x), 16 made dense (0.94x to 0.97x)`. Speeds are those of a slice of each,
 /// against the same with its zeros.
-fn sparse_line(choices: &[Choice]) -> Option<String> {
+fn sparse_line(weight_layouts: &[WeightLayout]) -> Option<String> {
     let part = |sparse: bool, what: &str| {
-        let chosen: Vec<&Choice> = choices.iter().filter(|c| c.sparse == sparse).collect();
+        let chosen: Vec<&WeightLayout> =
+            weight_layouts.iter().filter(|c| c.sparse == sparse).collect();
         let speedups = || chosen.iter().filter_map(|c| c.speedup);
         let (least, most) = (speedups().reduce(f64::min), speedups().reduce(f64::max));
         let range = least.zip(most).map(|(a, b)| format!(" ({a:.2}x to {b:.2}x)"));
@@ -297,7 +298,7 @@ pub(crate) fn cell_bytes(plan: &Plan, backend: &dyn Backend) -> u64 {
 /// Bytes of a page of each window, and of some cells of recurrent state.
 fn held(plan: &Plan, backend: &dyn Backend, states: usize) -> u64 {
     let pages = vec![1; plan.windows().len()];
-    backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages, states }).state_bytes
+    backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages, state_slots: states }).state_bytes
 }
 
 /// A number that `flag` gave, if it makes sense.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use bodkin_backend::{Observer, Product};
+use bodkin_backend::{Matmul, Observer};
 use bodkin_gguf::{Array, Error, File, Format, Metadata, Result, Tensor, Value, Writer};
 use bodkin_model::{Op, Plan, WeightId};
 
@@ -58,16 +58,15 @@ pub struct Imatrix {
 }
 
 impl Observer for Imatrix {
-    fn product(&mut self, product: &Product<'_>) {
-        let (name, cols) = (&product.weight.name, product.weight.cols);
+    fn matmul(&mut self, matmul: &Matmul<'_>) {
+        let (name, cols) = (&matmul.weight.name, matmul.weight.cols);
         let zeros = || {
-            let (counts, square_sums) =
-                (vec![0; product.experts], vec![0.0; product.experts * cols]);
+            let (counts, square_sums) = (vec![0; matmul.experts], vec![0.0; matmul.experts * cols]);
             Entry { square_sums, counts }
         };
         let entry = self.entries.entry(name.clone()).or_insert_with(zeros);
-        assert_eq!(entry.square_sums.len(), product.experts * cols, "the same shape as before");
-        for row in product.rows {
+        assert_eq!(entry.square_sums.len(), matmul.experts * cols, "the same shape as before");
+        for row in matmul.rows {
             entry.counts[row.expert] += 1;
             let sums = &mut entry.square_sums[row.expert * cols..][..cols];
             sums.iter_mut().zip(row.values).for_each(|(sum, &x)| *sum += f64::from(x).powi(2));

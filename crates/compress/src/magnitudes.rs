@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use bodkin_backend::{Observer, Product};
+use bodkin_backend::{Matmul, Observer};
 
 /// Low bits of an f32 that are not told apart: five bits of its fraction are.
 const LOW_BITS: u32 = 18;
@@ -40,9 +40,9 @@ impl Magnitudes {
 }
 
 impl Observer for Magnitudes {
-    fn product(&mut self, product: &Product<'_>) {
-        let Some(counts) = self.counts.get_mut(&product.weight.name) else { return };
-        for x in product.rows.iter().flat_map(|row| row.values) {
+    fn matmul(&mut self, matmul: &Matmul<'_>) {
+        let Some(counts) = self.counts.get_mut(&matmul.weight.name) else { return };
+        for x in matmul.rows.iter().flat_map(|row| row.values) {
             counts[(x.abs().to_bits() >> LOW_BITS) as usize] += 1;
         }
     }
@@ -69,7 +69,7 @@ mod tests {
         let rows = [InputRow { expert: 0, values: &values }];
         let mut magnitudes = Magnitudes::of(["down"]);
         assert_eq!(magnitudes.threshold("down", 0.5), None);
-        magnitudes.product(&Product { weight: &weight, experts: 1, rows: &rows });
+        magnitudes.matmul(&Matmul { weight: &weight, experts: 1, rows: &rows });
         for share in [0.1, 0.5, 0.9] {
             let threshold = magnitudes.threshold("down", share).unwrap_or(f32::NAN);
             let below = values.iter().filter(|x| x.abs() < threshold).count();

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Batch, Limits, Model, Observer, PageTable, Product};
+use bodkin_backend::{Backend, Batch, Limits, Matmul, Model, Observer, PageTable};
 use bodkin_backend::{Reference, Span};
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_gguf::{File, Format, Metadata, Value, Writer};
@@ -17,7 +17,7 @@ fn load(name: &str) -> Box<dyn Model> {
     let file = Arc::new(File::open(folder.join(name).with_extension("gguf")).unwrap());
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let pages = vec![2; plan.windows().len()];
-    let limits = Limits { tokens: TOKENS, outputs: 1, pages, states: 1 };
+    let limits = Limits { tokens: TOKENS, outputs: 1, pages, state_slots: 1 };
     Reference.load(plan, &file, &limits, &|_, _| ()).unwrap()
 }
 
@@ -25,7 +25,7 @@ fn observe(model: &mut dyn Model, observer: &mut dyn Observer) {
     let tables = vec![PageTable { skipped: 0, pages: vec![0, 1] }; model.plan().windows().len()];
     let batch = Batch {
         tokens: (0..TOKENS as u32).map(|i| 5 + i * i % 200).collect(),
-        spans: vec![Span { len: TOKENS, position: 0, tables, state: 0, is_prompt: true }],
+        spans: vec![Span { len: TOKENS, position: 0, tables, state_slot: 0, is_prefill: true }],
         outputs: vec![TOKENS as u32 - 1],
         ..Batch::default()
     };
@@ -37,9 +37,9 @@ fn observe(model: &mut dyn Model, observer: &mut dyn Observer) {
 struct Rows(&'static str, Vec<Vec<f32>>);
 
 impl Observer for Rows {
-    fn product(&mut self, product: &Product<'_>) {
-        if product.weight.name == self.0 {
-            self.1.extend(product.rows.iter().map(|row| row.values.to_vec()));
+    fn matmul(&mut self, matmul: &Matmul<'_>) {
+        if matmul.weight.name == self.0 {
+            self.1.extend(matmul.rows.iter().map(|row| row.values.to_vec()));
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bodkin_backend::{InputRow, Observer, Product};
+use bodkin_backend::{InputRow, Matmul, Observer};
 use bodkin_compress::prune::{self, Calibration, Cut, Job, Method, Pruner, Rule, Structure};
 use bodkin_compress::surgery::Surgery;
 use bodkin_gguf::{File, Format, Metadata, Value, Writer};
@@ -94,7 +94,7 @@ fn calibration() -> Calibration {
         let rows: Vec<InputRow<'_>> =
             inputs.iter().map(|values| InputRow { expert: 0, values }).collect();
         for weight in &plan.weights[1..] {
-            calibration.product(&Product { weight, experts: 1, rows: &rows });
+            calibration.matmul(&Matmul { weight, experts: 1, rows: &rows });
         }
     }
     calibration

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bodkin_backend::{
-    Batch, Choice, Error, Limits, Memory, Model, Observer, PAGE_TOKENS, Part, Product, Result,
+    Batch, Error, Limits, Matmul, Memory, Model, Observer, PAGE_TOKENS, Result, StageProfile,
+    WeightLayout,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
@@ -44,7 +45,7 @@ pub(crate) struct CpuModel {
     pool: Pool,
     weights: Vec<Prepared>,
     tables: Tables,
-    choices: Vec<Choice>,
+    weight_layouts: Vec<WeightLayout>,
     ropes: Vec<RopeTable>,
     slot_tables: Vec<usize>,
     memory: Buffers,
@@ -103,7 +104,7 @@ impl Buffers {
         let mut sorted: Vec<Sorted> =
             program.sortings.iter().map(|sorting| Sorted::new(sorting, rows, threads)).collect();
         Buffers {
-            states: States::new(plan, limits.states),
+            states: States::new(plan, limits.state_slots),
             sorted: sorted.iter_mut().map(Sorted::view).collect(),
             _sorted: sorted,
             values,
@@ -199,7 +200,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
                 limits.pages[group] as u64 * layout.page_bytes()
             })
             .sum::<u64>()
-            + recurrent::bytes(plan, limits.states),
+            + recurrent::bytes(plan, limits.state_slots),
         scratch_bytes: values + (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
     }
 }
@@ -211,7 +212,7 @@ impl CpuModel {
         file: &Arc<File>,
         limits: &Limits,
         pool: Pool,
-        (weights, choices): (Vec<Prepared>, Vec<Choice>),
+        (weights, weight_layouts): (Vec<Prepared>, Vec<WeightLayout>),
     ) -> CpuModel {
         let masked = masked(cpu, &plan);
         let program = lower(&plan, cpu.simd, cpu.fusions, &masked);
@@ -235,7 +236,7 @@ impl CpuModel {
             program,
             pool,
             weights,
-            choices,
+            weight_layouts,
             ropes,
             memory,
         }
@@ -268,8 +269,8 @@ impl CpuModel {
         self.taken.iter().for_each(|taken| taken.store(0, Relaxed));
         let observer = observer.map(Mutex::new);
         let show = observer.as_ref().map(|observer| {
-            |product: &Product<'_>| {
-                observer.lock().unwrap_or_else(PoisonError::into_inner).product(product);
+            |matmul: &Matmul<'_>| {
+                observer.lock().unwrap_or_else(PoisonError::into_inner).matmul(matmul);
             }
         });
         let step = Step {
@@ -345,8 +346,8 @@ impl Model for CpuModel {
         self.routed().map(|sorted| unsafe { sorted.seconds() }).collect()
     }
 
-    fn choices(&self) -> &[Choice] {
-        &self.choices
+    fn weight_layouts(&self) -> &[WeightLayout] {
+        &self.weight_layouts
     }
 
     fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
@@ -365,7 +366,7 @@ impl Model for CpuModel {
         self.profile = on.then(|| Times::new(&self.program, &self.memory.sorted));
     }
 
-    fn profile(&self) -> Vec<Part> {
+    fn profile(&self) -> Vec<StageProfile> {
         let times = self.profile.as_ref();
         let sorted = &self.memory.sorted;
         times.map_or_else(Vec::new, |t| t.parts(&self.plan, &self.program, &self.weights, sorted))

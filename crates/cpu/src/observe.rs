@@ -1,14 +1,14 @@
 //! What an observer sees of a step: the inputs of products, which lie in their buffers as floats
 //! until the stage of their products has ended.
 
-use bodkin_backend::{InputRow, Product};
+use bodkin_backend::{InputRow, Matmul};
 use bodkin_model::Rows;
 
 use crate::lower::{Place, Stage};
 use crate::step::Step;
 
 /// Tells an observer of a product. The first thread of a step calls it.
-pub(crate) type Show<'a> = &'a (dyn Fn(&Product<'_>) + Sync);
+pub(crate) type Show<'a> = &'a (dyn Fn(&Matmul<'_>) + Sync);
 
 impl Step<'_> {
     /// Shows the inputs of a stage's products. Other threads may be computing them already: they
@@ -25,7 +25,7 @@ impl Step<'_> {
             _ => return,
         };
         for product in products {
-            show(&Product { weight: self.plan.weight(product.weight), experts, rows: &rows });
+            show(&Matmul { weight: self.plan.weight(product.weight), experts, rows: &rows });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Where the time of steps goes, by kind of stage.
 
-use bodkin_backend::Part;
+use bodkin_backend::StageProfile;
 use bodkin_model::{Plan, Rows};
 
 use crate::experts::SortedView;
@@ -33,10 +33,11 @@ impl Times {
         program: &Program,
         weights: &[Prepared],
         sorted: &[SortedView],
-    ) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
+    ) -> Vec<StageProfile> {
+        let mut parts: Vec<StageProfile> = Vec::new();
         for (stage, &seconds) in program.stages.iter().zip(&self.seconds) {
-            let mut part = Part { what: describe(plan, stage), seconds, ..Part::default() };
+            let mut part =
+                StageProfile { name: describe(plan, stage), seconds, ..StageProfile::default() };
             if let Stage::Multiply { rows, products, .. } = stage {
                 let tokens = match rows {
                     Rows::Tokens => self.tokens,

@@ -43,7 +43,7 @@ impl Step<'_> {
     #[allow(clippy::mut_from_ref)]
     unsafe fn cell(&self, state: usize, span: usize, part: std::ops::Range<usize>) -> &mut [f32] {
         let span = &self.batch.spans[span];
-        let start = span.state as usize * cell_len(&self.plan.states[state]);
+        let start = span.state_slot as usize * cell_len(&self.plan.states[state]);
         // SAFETY: the caller's promise.
         let cell = unsafe { self.states[state].part_mut(start + part.start..start + part.end) };
         if span.position == 0 {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bodkin_backend::{Choice, Progress};
+use bodkin_backend::{Progress, WeightLayout};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Op, Plan, Weight, WeightId};
 
@@ -72,11 +72,11 @@ pub(crate) fn prepare(
     file: &Arc<File>,
     pool: &mut Pool,
     progress: Progress<'_>,
-) -> (Vec<Prepared>, Vec<Choice>) {
+) -> (Vec<Prepared>, Vec<WeightLayout>) {
     let total = plan.cost().weight_bytes;
     let mut done = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
-    let mut choices = Vec::new();
+    let mut weight_layouts = Vec::new();
     let mut trials = Trials::default();
     let masked = masked(cpu, plan);
     for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
@@ -94,7 +94,7 @@ pub(crate) fn prepare(
             } else {
                 leave(weight, file, uses.matrices)
             };
-            choices.extend(choice);
+            weight_layouts.extend(choice);
         }
         if uses.vector {
             let mut values = vec![0.0; weight.cols * weight.rows];
@@ -111,7 +111,7 @@ pub(crate) fn prepare(
         done += weight.bytes;
         progress(done, total);
     }
-    (weights, choices)
+    (weights, weight_layouts)
 }
 
 /// The products whose inputs have thresholds.
@@ -142,7 +142,7 @@ fn choose(
     bytes: &[u8],
     count: usize,
     (trials, pool): (&mut Trials, &mut Pool),
-) -> Option<Choice> {
+) -> Option<WeightLayout> {
     let base = weight.format.base()?;
     let speedup = (cpu.sparse == Sparse::Auto).then(|| {
         let (rows, cols) = (weight.rows / count, weight.cols);
@@ -155,7 +155,7 @@ fn choose(
     });
     let sparse = speedup.map_or(cpu.sparse == Sparse::Always, |speedup| speedup > 1.0);
     let (weight, format) = (weight.name.clone(), weight.format);
-    Some(Choice { weight, format, sparse, speedup })
+    Some(WeightLayout { weight, format, sparse, speedup })
 }
 
 /// The `count` matrices of a weight, packed.

@@ -76,7 +76,7 @@ fn count(name: &str, cpu: &Cpu) {
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let pages = (POSITION + WARM_UP + STEPS).div_ceil(PAGE_TOKENS);
     let groups = plan.windows().len();
-    let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups], states: 2 };
+    let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups], state_slots: 2 };
     let mut model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
 
     let mut logits = vec![0.0; 2 * plan.output_width()];
@@ -105,8 +105,8 @@ fn batch(groups: usize, pages: usize, len: usize, position: usize) -> Batch {
             len,
             position,
             tables: vec![PageTable { skipped: 0, pages }; groups],
-            state: 0,
-            is_prompt: true,
+            state_slot: 0,
+            is_prefill: true,
         }
     };
     let spans = vec![Span { len, ..span(0) }, Span { len, ..span(pages) }];

@@ -1,7 +1,7 @@
 //! A step's numbers as the kernels find them (`Feed` in `kernels/device.cuh`): one array that
 //! begins with where each part of it lies. This file must not know the device.
 
-use bodkin_backend::{Batch, Rule};
+use bodkin_backend::{Batch, SamplingParams};
 
 /// Numbers before the first part.
 const HEADER: usize = 9;
@@ -19,7 +19,7 @@ pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize], rules: us
 
 /// Writes a step's numbers to `out`, in the place of what was there; with rules for `steps` steps
 /// if it chooses tokens.
-pub(crate) fn write(batch: &Batch, rules: &[Rule], steps: usize, out: &mut Vec<u32>) {
+pub(crate) fn write(batch: &Batch, rules: &[SamplingParams], steps: usize, out: &mut Vec<u32>) {
     out.clear();
     out.resize(HEADER, 0);
     (out[0], out[1]) = (batch.tokens.len() as u32, batch.spans.len() as u32);
@@ -36,8 +36,8 @@ pub(crate) fn write(batch: &Batch, rules: &[Rule], steps: usize, out: &mut Vec<u
     begin(out, 6);
     let mut first = 0;
     for span in &batch.spans {
-        let is_prompt = u32::from(span.is_prompt);
-        out.extend([first, span.len as u32, span.position as u32, span.state, is_prompt]);
+        let is_prefill = u32::from(span.is_prefill);
+        out.extend([first, span.len as u32, span.position as u32, span.state_slot, is_prefill]);
         first += span.len as u32;
     }
     begin(out, 7);
@@ -61,24 +61,24 @@ pub(crate) fn write(batch: &Batch, rules: &[Rule], steps: usize, out: &mut Vec<u
 }
 
 /// Writes a rule's numbers where there is room for them, and its lists to the end.
-fn write_rule(rule: &Rule, steps: usize, at: usize, out: &mut Vec<u32>) {
+fn write_rule(rule: &SamplingParams, steps: usize, at: usize, out: &mut Vec<u32>) {
     let mut numbers = [0; RULE];
     numbers[0] = rule.temperature.to_bits();
     numbers[1] = u32::try_from(rule.top_k).unwrap_or(u32::MAX);
-    let Rule { top_p, min_p, penalties: p, .. } = rule;
+    let SamplingParams { top_p, min_p, penalties: p, .. } = rule;
     let floats = [*top_p, *min_p, p.repeat, p.frequency, p.presence];
     numbers[2..7].copy_from_slice(&floats.map(f32::to_bits));
-    numbers[7] = u32::try_from(rule.window).unwrap_or(u32::MAX);
-    numbers[8] = rule.latest.len() as u32;
+    numbers[7] = u32::try_from(rule.penalty_window).unwrap_or(u32::MAX);
+    numbers[8] = rule.history.len() as u32;
     numbers[9] = out.len() as u32;
-    if rule.window > 0 {
-        out.extend(&rule.latest);
+    if rule.penalty_window > 0 {
+        out.extend(&rule.history);
         out.resize(out.len() + steps, 0);
     }
     (numbers[10], numbers[11]) = (rule.biases.len() as u32, out.len() as u32);
     out.extend(rule.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
     numbers[12] = out.len() as u32;
-    out.extend(&rule.draws);
+    out.extend(&rule.uniforms);
     out[at..at + RULE].copy_from_slice(&numbers);
 }
 
@@ -100,24 +100,24 @@ mod tests {
             len: 2,
             position: 70,
             tables: vec![table(0, &[4, 5, 6]), table(1, &[9, 8])],
-            state: 3,
-            is_prompt: true,
+            state_slot: 3,
+            is_prefill: true,
         };
         let tables = vec![table(0, &[1]), table(0, &[2])];
-        let two = Span { len: 1, position: 0, tables, state: 0, is_prompt: false };
+        let two = Span { len: 1, position: 0, tables, state_slot: 0, is_prefill: false };
         let (tokens, spans, outputs) = (vec![11, 12, 13], vec![one, two], vec![1, 2]);
         let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         let mut feed = vec![77; 3];
-        let rule = Rule {
+        let rule = SamplingParams {
             temperature: 0.5,
             top_k: 7,
             biases: vec![(5, 1.5)],
-            window: 4,
-            latest: vec![21, 22],
-            draws: vec![91, 92],
-            ..Rule::likeliest()
+            penalty_window: 4,
+            history: vec![21, 22],
+            uniforms: vec![91, 92],
+            ..SamplingParams::greedy()
         };
-        write(&batch, &[Rule::likeliest(), rule], 2, &mut feed);
+        write(&batch, &[SamplingParams::greedy(), rule], 2, &mut feed);
         let part = |i: usize, len: usize| &feed[feed[i] as usize..][..len];
         assert_eq!(feed[..2], [3, 2]);
         assert_eq!(part(2, 3), [11, 12, 13]);

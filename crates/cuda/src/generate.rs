@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use bodkin_backend::{Batch, Result, Rule};
+use bodkin_backend::{Batch, Result, SamplingParams};
 
 use crate::driver::Event;
 use crate::model::{CudaModel, Ending};
@@ -16,14 +16,15 @@ impl CudaModel {
     pub(crate) fn generate_ahead(
         &mut self,
         batch: Batch,
-        rules: &[Rule],
+        rules: &[SamplingParams],
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
         assert_eq!(batch.outputs.len(), batch.tokens.len(), "every row is an output");
-        assert!(batch.spans.iter().all(|span| !span.is_prompt), "nothing is read of a prompt");
+        assert!(batch.spans.iter().all(|span| !span.is_prefill), "nothing is read of a prompt");
         assert_eq!(rules.len(), batch.outputs.len(), "a rule for each row");
-        let has_draws = |rule: &Rule| rule.temperature <= 0.0 || rule.draws.len() >= steps;
+        let has_draws =
+            |rule: &SamplingParams| rule.temperature <= 0.0 || rule.uniforms.len() >= steps;
         assert!(rules.iter().all(has_draws), "a draw for each step");
         let mut end = batch.clone();
         end.spans.iter_mut().for_each(|span| span.position += steps.saturating_sub(1));
@@ -33,7 +34,7 @@ impl CudaModel {
         self.send_feed(&batch, rules, steps)?;
         // SAFETY: so much was taken when the model was loaded.
         unsafe { self.device.fill(self.addresses.steps, 0, 8 * batch.outputs.len()) }?;
-        let ending = Ending::Choice { adjusts: rules.iter().any(Rule::adjusts) };
+        let ending = Ending::Choice { adjusts: rules.iter().any(SamplingParams::adjusts_logits) };
         let run = self.send_and_show(&batch, ending, steps, each);
         // What was sent still writes; the first error says more than one of waiting.
         let finished = self.device.finish();

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bodkin_backend::{Batch, Limits, Model, Observer, Part, Progress, Result, Rule};
+use bodkin_backend::{
+    Batch, Limits, Model, Observer, Progress, Result, SamplingParams, StageProfile,
+};
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Rope, Rows};
 
@@ -195,7 +197,12 @@ impl CudaModel {
     }
 
     /// Copies the step's numbers to the device.
-    pub(crate) fn send_feed(&mut self, batch: &Batch, rules: &[Rule], steps: usize) -> Result<()> {
+    pub(crate) fn send_feed(
+        &mut self,
+        batch: &Batch,
+        rules: &[SamplingParams],
+        steps: usize,
+    ) -> Result<()> {
         feed::write(batch, rules, steps, &mut self.feed);
         if self.feed.len() > self.sent.slice().len() {
             // Sequences that share many pages, or long rules: recorded steps have the old address.
@@ -404,7 +411,7 @@ impl Model for CudaModel {
     fn generate(
         &mut self,
         batch: Batch,
-        rules: &[Rule],
+        rules: &[SamplingParams],
         steps: usize,
         each: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Result<()> {
@@ -450,12 +457,12 @@ impl Model for CudaModel {
         self.profile = on.then_some(Times { seconds, steps: 0, tokens: 0, outputs: 0 });
     }
 
-    fn profile(&self) -> Vec<Part> {
+    fn profile(&self) -> Vec<StageProfile> {
         let Some(times) = &self.profile else { return Vec::new() };
         let stages = self.program.stages.iter().zip(&times.seconds);
         let part = |(stage, &seconds): (&Stage, &f64)| {
             let (bytes, operations) = self.work(stage, times);
-            Part { what: stage.name.clone(), seconds, bytes, operations }
+            StageProfile { name: stage.name.clone(), seconds, bytes, operations }
         };
         stages.map(part).collect()
     }

@@ -1,6 +1,6 @@
 //! What an observer sees of a step: the inputs of products, read back before each of them runs.
 
-use bodkin_backend::{Batch, InputRow, Observer, Product, Result};
+use bodkin_backend::{Batch, InputRow, Matmul, Observer, Result};
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
@@ -80,7 +80,7 @@ fn show(
     }
     for &id in weights {
         let experts = step.weights[id.0].shape.matrices;
-        observer.product(&Product { weight: step.plan.weight(id), experts, rows: &rows });
+        observer.matmul(&Matmul { weight: step.plan.weight(id), experts, rows: &rows });
     }
     Ok(())
 }

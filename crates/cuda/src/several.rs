@@ -2,7 +2,7 @@
 //! weights. Behind a stage that made columns of values they meet, copy what the others made, and
 //! meet again before anybody writes there. The host sends stages one by one.
 
-use bodkin_backend::{Batch, Limits, Model, Observer, Part, Result};
+use bodkin_backend::{Batch, Limits, Model, Observer, Result, StageProfile};
 use bodkin_model::{Plan, WeightId};
 
 use crate::driver::{Columns, Event};
@@ -174,7 +174,7 @@ impl Model for Several {
     }
 
     /// Times are those of the first device.
-    fn profile(&self) -> Vec<Part> {
+    fn profile(&self) -> Vec<StageProfile> {
         self.parts[0].profile()
     }
 }

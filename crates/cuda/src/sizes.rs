@@ -84,7 +84,7 @@ impl Sizes {
             let heads = limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
             [heads * kept.bytes(slot.key_dim), heads * kept.bytes(slot.value_dim)]
         });
-        let states = plan.states.iter().map(|state| 4 * limits.states * state.elements());
+        let states = plan.states.iter().map(|state| 4 * limits.state_slots * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
         let segments = plan.slots.iter().zip(&tables).map(|(_, &table)| {
             // Two pieces of segments at the ends.

@@ -89,8 +89,8 @@ impl Size {
             tokens: batch.tokens.len(),
             outputs: batch.outputs.len(),
             spans: batch.spans.len(),
-            has_prompts: batch.spans.iter().any(|span| span.is_prompt),
-            has_generated: batch.spans.iter().any(|span| !span.is_prompt),
+            has_prompts: batch.spans.iter().any(|span| span.is_prefill),
+            has_generated: batch.spans.iter().any(|span| !span.is_prefill),
         }
     }
 

@@ -19,7 +19,7 @@ pub fn longest_text(plan: &Plan) -> Result<usize> {
 /// tokens; a longer text has a step of its own. Fails where [`embed`] would.
 pub fn embedding_limits(plan: &Plan, texts: &[Vec<u32>], step: usize) -> Result<Limits> {
     check(plan, texts, usize::MAX)?;
-    let mut limits = Limits { tokens: 0, outputs: 0, pages: Vec::new(), states: 0 };
+    let mut limits = Limits { tokens: 0, outputs: 0, pages: Vec::new(), state_slots: 0 };
     let (mut tokens, mut outputs, mut pages, mut most_pages) = (0, 0, 0, 0);
     for text in texts {
         if tokens + text.len() > step {
@@ -33,7 +33,7 @@ pub fn embedding_limits(plan: &Plan, texts: &[Vec<u32>], step: usize) -> Result<
         most_pages = most_pages.max(pages);
     }
     limits.pages = vec![most_pages; plan.windows().len()];
-    limits.states = if plan.states.is_empty() { 0 } else { limits.outputs };
+    limits.state_slots = if plan.states.is_empty() { 0 } else { limits.outputs };
     Ok(limits)
 }
 
@@ -108,8 +108,8 @@ impl Step {
         if !self.pages.reserve(&mut sequence, text.len()) {
             return false;
         }
-        let (tables, state) = (sequence.tables.clone(), sequence.state());
-        spans.push(Span { len: text.len(), position: 0, tables, state, is_prompt: true });
+        let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
+        spans.push(Span { len: text.len(), position: 0, tables, state_slot, is_prefill: true });
         outputs.push(tokens.len() as u32);
         tokens.extend(text);
         self.sequences.push((index, sequence));

@@ -30,12 +30,13 @@ impl EngineOptions {
     /// What the model must be loaded for.
     pub fn limits(&self, plan: &Plan) -> Limits {
         let (len, step) = (self.context, self.step_tokens);
-        let cells = if plan.states.is_empty() { 0 } else { Pages::cells_needed(self.parallel) };
+        let state_slots =
+            if plan.states.is_empty() { 0 } else { Pages::state_slots_needed(self.parallel) };
         Limits {
             tokens: step,
             outputs: self.parallel,
             pages: Pages::needed(&plan.windows(), len, step, self.parallel),
-            states: cells,
+            state_slots,
         }
     }
 }

@@ -45,8 +45,8 @@ pub fn steps(
             return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
         }
         let chunk = &tokens[from..from + len];
-        let (tables, state) = (sequence.tables.clone(), sequence.state());
-        let span = Span { len, position: from, tables, state, is_prompt: true };
+        let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
+        let span = Span { len, position: from, tables, state_slot, is_prefill: true };
         let (tokens, spans) = (chunk.to_vec(), vec![span]);
         let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         rows.resize(batch.outputs.len() * vocabulary, 0.0);

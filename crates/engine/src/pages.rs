@@ -1,6 +1,6 @@
-//! Which pages and cells hold which sequence. Counting only: this module touches no tensor and can
-//! be tested with no model. Sequences with the same start as a finished one take over its pages, so
-//! that the next turn of a chat does not compute the earlier ones again.
+//! Which pages and state slots hold which sequence. Counting only: this module touches no tensor
+//! and can be tested with no model. A sequence with the same start as a finished one reuses its
+//! pages, so that the next turn of a chat does not compute the earlier ones again.
 //!
 //! Keys and values can be cut to any shorter start; recurrent state cannot go back. So a sequence
 //! of a plan with states can be taken over at two lengths only: at its very end, and where its
@@ -17,12 +17,12 @@ struct Group {
     total: usize,
 }
 
-/// All pages and cells of a model, and the sequences kept for their start.
+/// All pages and state slots of a model, and the sequences kept for their start.
 pub struct Pages {
     groups: Vec<Group>,
-    /// Whether sequences have recurrent state, each in a cell of its own.
+    /// Whether sequences have recurrent state, each in a slot of its own.
     has_states: bool,
-    free_cells: Vec<u32>,
+    free_state_slots: Vec<u32>,
     /// Finished sequences, the one used last at the end.
     kept: Vec<Sequence>,
 }
@@ -34,8 +34,8 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// One for each window.
     pub tables: Vec<PageTable>,
-    /// The cell of its recurrent state; none before its first token, or where the plan has none.
-    pub cell: Option<u32>,
+    /// The slot of its recurrent state; none before its first token, or where the plan has none.
+    pub state_slot: Option<u32>,
     /// A copy of the state that it once had.
     checkpoint: Option<Checkpoint>,
 }
@@ -45,17 +45,17 @@ pub struct Sequence {
 struct Checkpoint {
     /// How many tokens.
     len: usize,
-    cell: u32,
+    slot: u32,
 }
 
 impl Sequence {
-    /// The cell that a step names, which has no meaning where there is none.
-    pub fn state(&self) -> u32 {
-        self.cell.unwrap_or_default()
+    /// The slot that a step names, which has no meaning where there is none.
+    pub fn state_slot(&self) -> u32 {
+        self.state_slot.unwrap_or_default()
     }
 
-    fn cells(&self) -> impl Iterator<Item = u32> {
-        self.cell.into_iter().chain(self.checkpoint.map(|checkpoint| checkpoint.cell))
+    fn state_slots(&self) -> impl Iterator<Item = u32> {
+        self.state_slot.into_iter().chain(self.checkpoint.map(|checkpoint| checkpoint.slot))
     }
 
     /// The longest start of up to `len` tokens after which there is recurrent state.
@@ -79,9 +79,9 @@ fn oldest_needed(window: Option<usize>, position: usize) -> usize {
 }
 
 impl Pages {
-    /// `windows` are those of the plan, `pages` are the number of each; no cells where the plan has
-    /// no recurrent state.
-    fn new(windows: &[Option<usize>], pages: &[usize], cells: usize) -> Pages {
+    /// `windows` are those of the plan, `pages` are the number of each; no state slots where the
+    /// plan has no recurrent state.
+    fn new(windows: &[Option<usize>], pages: &[usize], state_slots: usize) -> Pages {
         let group = |(&window, &total): (&Option<usize>, &usize)| Group {
             window,
             free: (0..total as u32).rev().collect(),
@@ -89,8 +89,8 @@ impl Pages {
         };
         Pages {
             groups: windows.iter().zip(pages).map(group).collect(),
-            has_states: cells > 0,
-            free_cells: (0..cells as u32).rev().collect(),
+            has_states: state_slots > 0,
+            free_state_slots: (0..state_slots as u32).rev().collect(),
             kept: Vec::new(),
         }
     }
@@ -98,8 +98,8 @@ impl Pages {
     /// Those that a model was loaded for.
     pub fn of(model: &dyn Model) -> Pages {
         let (plan, limits) = (model.plan(), model.limits());
-        let cells = if plan.states.is_empty() { 0 } else { limits.states };
-        Pages::new(&plan.windows(), &limits.pages, cells)
+        let state_slots = if plan.states.is_empty() { 0 } else { limits.state_slots };
+        Pages::new(&plan.windows(), &limits.pages, state_slots)
     }
 
     /// The most tokens that one sequence can have.
@@ -124,9 +124,9 @@ impl Pages {
         windows.iter().map(|w| sequences * (tokens(w).div_ceil(PAGE_TOKENS) + 1)).collect()
     }
 
-    /// The cells for `sequences` sequences at a time: each has one and a checkpoint. Finished ones
-    /// keep theirs until a running one needs them, as they keep their pages.
-    pub fn cells_needed(sequences: usize) -> usize {
+    /// The state slots for `sequences` sequences at a time: each has one and a checkpoint. Finished
+    /// ones keep theirs until a running one needs them, as they keep their pages.
+    pub fn state_slots_needed(sequences: usize) -> usize {
         2 * sequences
     }
 
@@ -165,27 +165,27 @@ impl Pages {
         if self.has_states && len < sequence.tokens.len() {
             let checkpoint = sequence.checkpoint.take().filter(|c| c.len == len);
             let checkpoint = checkpoint.expect("recurrent state goes back to a checkpoint only");
-            self.free_cells.extend(sequence.cell.replace(checkpoint.cell));
+            self.free_state_slots.extend(sequence.state_slot.replace(checkpoint.slot));
         }
         sequence.tokens.truncate(len);
         self.trim(sequence);
     }
 
-    /// Takes pages for `new` more tokens, and a cell for the first of them, giving up kept
+    /// Takes pages for `new` more tokens, and a slot for the first of them, giving up kept
     /// sequences where either is short, oldest first. Returns false, with nothing taken or given
     /// up, if there are not enough even so.
     pub fn reserve(&mut self, sequence: &mut Sequence, new: usize) -> bool {
         let pages = (sequence.tokens.len() + new).div_ceil(PAGE_TOKENS);
         let missing = |table: &PageTable| pages.saturating_sub(table.skipped + table.pages.len());
-        let needs_cell = self.has_states && sequence.cell.is_none();
+        let needs_slot = self.has_states && sequence.state_slot.is_none();
         let is_enough = |pages: &Pages, kept: bool| {
-            let has_cell = !pages.free_cells.is_empty() || kept && !pages.kept.is_empty();
+            let has_slot = !pages.free_state_slots.is_empty() || kept && !pages.kept.is_empty();
             let has_pages =
                 sequence.tables.iter().zip(&pages.groups).enumerate().all(|(i, (table, group))| {
                     let held = pages.kept.iter().filter(|_| kept).map(|s| s.tables[i].pages.len());
                     missing(table) <= group.free.len() + held.sum::<usize>()
                 });
-            has_pages && (has_cell || !needs_cell)
+            has_pages && (has_slot || !needs_slot)
         };
         if !is_enough(self, true) {
             return false;
@@ -198,8 +198,8 @@ impl Pages {
             let from = group.free.len() - missing(table);
             table.pages.extend(group.free.drain(from..));
         }
-        if needs_cell {
-            sequence.cell = self.free_cells.pop();
+        if needs_slot {
+            sequence.state_slot = self.free_state_slots.pop();
         }
         true
     }
@@ -213,19 +213,19 @@ impl Pages {
         }
     }
 
-    /// Sets a cell aside for the state that the sequence has now, in the place of an earlier
-    /// checkpoint if it has one, giving up the oldest kept sequence if cells are short. Returns
-    /// the cell to copy from and the one to copy to; none if there is no cell or no state.
+    /// Sets a slot aside for the state that the sequence has now, in the place of an earlier
+    /// checkpoint if it has one, giving up the oldest kept sequence if slots are short. Returns
+    /// the slot to copy from and the one to copy to; none if there is no slot or no state.
     pub fn checkpoint(&mut self, sequence: &mut Sequence) -> Option<(u32, u32)> {
-        let from = sequence.cell?;
-        let earlier = sequence.checkpoint.map(|checkpoint| checkpoint.cell);
-        if earlier.is_none() && self.free_cells.is_empty() && !self.kept.is_empty() {
+        let from = sequence.state_slot?;
+        let earlier = sequence.checkpoint.map(|checkpoint| checkpoint.slot);
+        if earlier.is_none() && self.free_state_slots.is_empty() && !self.kept.is_empty() {
             let oldest = self.kept.remove(0);
             self.release(oldest);
         }
-        let cell = earlier.or_else(|| self.free_cells.pop())?;
-        sequence.checkpoint = Some(Checkpoint { len: sequence.tokens.len(), cell });
-        Some((from, cell))
+        let slot = earlier.or_else(|| self.free_state_slots.pop())?;
+        sequence.checkpoint = Some(Checkpoint { len: sequence.tokens.len(), slot });
+        Some((from, slot))
     }
 
     /// Notes tokens as stored, and frees the pages that the windows have passed.
@@ -247,9 +247,9 @@ impl Pages {
         }
     }
 
-    /// Gives all pages and cells of a sequence back.
+    /// Gives all pages and state slots of a sequence back.
     pub fn release(&mut self, sequence: Sequence) {
-        self.free_cells.extend(sequence.cells());
+        self.free_state_slots.extend(sequence.state_slots());
         for (table, group) in sequence.tables.into_iter().zip(&mut self.groups) {
             group.free.extend(table.pages);
         }
@@ -260,9 +260,9 @@ impl Pages {
         self.groups.iter().map(|g| g.free.len()).collect()
     }
 
-    /// Free cells, for tests and metrics.
-    pub fn free_cells(&self) -> usize {
-        self.free_cells.len()
+    /// Free state slots, for tests and metrics.
+    pub fn free_state_slots(&self) -> usize {
+        self.free_state_slots.len()
     }
 }
 
@@ -338,21 +338,21 @@ mod tests {
         let shared = |next: &[u32]| {
             let mut pages = Pages::new(&[None], &[40], 4);
             let sequence = answer(&mut pages, &prompt, 60..70);
-            let (end, checkpoint) = (sequence.cell, sequence.checkpoint.map(|c| c.cell));
-            assert_eq!((pages.free_cells(), end == checkpoint), (2, false));
+            let (end, checkpoint) = (sequence.state_slot, sequence.checkpoint.map(|c| c.slot));
+            assert_eq!((pages.free_state_slots(), end == checkpoint), (2, false));
             pages.keep(sequence);
             let sequence = pages.start(next);
             let len = sequence.tokens.len();
             match len {
-                0 => assert_eq!((sequence.cell, pages.free_cells()), (None, 2)),
-                60 => assert_eq!((sequence.cell, pages.free_cells()), (checkpoint, 3)),
-                _ => assert_eq!((sequence.cell, pages.free_cells()), (end, 2)),
+                0 => assert_eq!((sequence.state_slot, pages.free_state_slots()), (None, 2)),
+                60 => assert_eq!((sequence.state_slot, pages.free_state_slots()), (checkpoint, 3)),
+                _ => assert_eq!((sequence.state_slot, pages.free_state_slots()), (end, 2)),
             }
             assert_eq!(sequence.tables[0].pages.len(), len.div_ceil(PAGE_TOKENS));
-            let held = sequence.cells().count();
-            let free = pages.free_cells();
+            let held = sequence.state_slots().count();
+            let free = pages.free_state_slots();
             pages.release(sequence);
-            assert_eq!(pages.free_cells(), free + held);
+            assert_eq!(pages.free_state_slots(), free + held);
             len
         };
         let next: Vec<u32> = (0..100).collect();
@@ -375,7 +375,7 @@ mod tests {
             let sequence = answer(&mut pages, &prompt, 100 * turn - 20..100 * turn);
             assert_eq!(sequence.checkpoint.map(|c| c.len), Some(prompt.len()));
             pages.keep(sequence);
-            assert_eq!(pages.free_cells(), 2);
+            assert_eq!(pages.free_state_slots(), 2);
         }
     }
 
@@ -390,17 +390,17 @@ mod tests {
     }
 
     #[test]
-    fn kept_sequences_give_up_their_cells() {
+    fn kept_sequences_give_up_their_state_slots() {
         let mut pages = Pages::new(&[None], &[40], 2);
         let first = answer(&mut pages, &[1, 2, 3], 4..6);
         pages.keep(first);
-        assert_eq!(pages.free_cells(), 0);
+        assert_eq!(pages.free_state_slots(), 0);
         let mut second = pages.start(&[7, 8]);
         assert!(pages.reserve(&mut second, 2));
         let mut third = pages.start(&[9]);
         assert!(pages.reserve(&mut third, 1), "the checkpoint of the first was free");
         pages.advance(&mut third, &[9]);
-        assert_eq!(pages.checkpoint(&mut third), None, "no cell, and no harm");
+        assert_eq!(pages.checkpoint(&mut third), None, "no slot, and no harm");
         let mut fourth = pages.start(&[10]);
         assert!(!pages.reserve(&mut fourth, 1));
         assert_eq!(fourth.tables[0].pages.len(), 0, "nothing is taken");

@@ -4,7 +4,7 @@
 //! Logit bias, penalties and DRY change single logits, top-n-sigma masks some; then there are
 //! candidates, which top-k, typical, top-p, min-p and XTC make fewer; temperature and a draw
 //! choose one of them. Buffers are kept from token to token. What candidates are is the backends'
-//! to know, which can choose tokens themselves where a [`Rule`] says all of it.
+//! to know, which can choose tokens themselves where a [`SamplingParams`] says all of it.
 
 mod dry;
 mod options;
@@ -16,7 +16,7 @@ pub use self::options::SamplerOptions;
 use std::collections::VecDeque;
 
 use bodkin_backend::candidates::{Candidates, top_n_sigma};
-use bodkin_backend::{Rule, likeliest};
+use bodkin_backend::{SamplingParams, argmax};
 
 use self::dry::Dry;
 use self::penalties::Penalties;
@@ -78,11 +78,11 @@ impl Sampler {
         let token = if self.options.mirostat == 2 {
             self.draw_mirostat(logits)
         } else if self.options.is_greedy() {
-            likeliest(logits)
+            argmax(logits)
         } else {
             self.truncate(logits);
             self.candidates.temperature(self.options.temperature);
-            self.candidates.draw(self.random.unit()).0
+            self.candidates.sample(self.random.unit()).0
         };
         self.logits = changed;
         token
@@ -91,7 +91,7 @@ impl Sampler {
     /// What the sampler would do in the next `steps` steps, for a backend that chooses tokens
     /// itself; none if a rule cannot say it. Nothing is taken of it until tokens are noted by
     /// [`Sampler::accept_chosen`].
-    pub(crate) fn rule(&self, steps: usize) -> Option<Rule> {
+    pub(crate) fn rule(&self, steps: usize) -> Option<SamplingParams> {
         let options = &self.options;
         let is_plain = options.mirostat == 0
             && self.dry.is_none()
@@ -102,12 +102,12 @@ impl Sampler {
         if !is_plain {
             return None;
         }
-        let mut rule = Rule {
+        let mut rule = SamplingParams {
             temperature: options.temperature.max(0.0),
             top_k: options.top_k as usize,
             top_p: options.top_p,
             min_p: options.min_p,
-            ..Rule::likeliest()
+            ..SamplingParams::greedy()
         };
         rule.biases.clone_from(&options.logit_bias);
         if let Some(penalties) = &self.penalties {
@@ -115,13 +115,13 @@ impl Sampler {
                 return None;
             }
             rule.penalties = penalties.factors;
-            rule.window = penalties.window;
-            rule.latest.extend(self.history.latest(penalties.window));
-            rule.latest.reverse();
+            rule.penalty_window = penalties.window;
+            rule.history.extend(self.history.latest(penalties.window));
+            rule.history.reverse();
         }
         if !options.is_greedy() {
             let mut random = self.random.clone();
-            rule.draws.extend((0..steps).map(|_| random.next()));
+            rule.uniforms.extend((0..steps).map(|_| random.next()));
         }
         Some(rule)
     }
@@ -191,12 +191,12 @@ impl Sampler {
     /// moves the limit so that the surprise is `tau` on average.
     fn draw_mirostat(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature <= 0.0 {
-            return likeliest(logits);
+            return argmax(logits);
         }
         self.candidates.fill(logits, 0);
         self.candidates.temperature(self.options.temperature);
         self.candidates.limit_surprise(self.surprise_max);
-        let (token, p) = self.candidates.draw(self.random.unit());
+        let (token, p) = self.candidates.sample(self.random.unit());
         let error = -p.log2() - self.options.mirostat_tau;
         self.surprise_max -= self.options.mirostat_eta * error;
         token
@@ -255,7 +255,7 @@ fn summed(biases: &[(u32, f32)]) -> Vec<(u32, f32)> {
 
 #[cfg(test)]
 mod tests {
-    use bodkin_backend::Chooser;
+    use bodkin_backend::ReferenceSampler;
 
     use super::*;
 
@@ -383,10 +383,10 @@ mod tests {
             let mut found = Vec::new();
             while found.len() < 40 {
                 let rule = ruled.rule(16).expect("nothing that a rule cannot say");
-                let mut chooser = Chooser::new(&rule);
+                let mut sampler = ReferenceSampler::new(&rule);
                 // Not all steps that the rule was made for are taken.
                 for _ in 0..8 {
-                    let id = chooser.choose(&mut logits.clone());
+                    let id = sampler.sample(&mut logits.clone());
                     ruled.accept_chosen(id);
                     found.push(id);
                 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{Batch, Model, PAGE_TOKENS, Rule, Span};
+use bodkin_backend::{Batch, Model, PAGE_TOKENS, SamplingParams, Span};
 
 use crate::error::Error;
 use crate::pages::{Pages, Sequence};
@@ -186,7 +186,7 @@ impl Worker {
     /// One step, or some that the model runs by itself.
     fn advance(&mut self, messages: &Receiver<Message>) -> Result<(), Error> {
         let steps = self.steps_alone();
-        let rules: Option<Vec<Rule>> = match steps {
+        let rules: Option<Vec<SamplingParams>> = match steps {
             0 => None,
             _ => self.running.iter().map(|running| running.sampler.rule(steps)).collect(),
         };
@@ -222,7 +222,7 @@ impl Worker {
     /// Steps that the model runs by itself, until a request ends or somebody wants something.
     fn generate(
         &mut self,
-        rules: &[Rule],
+        rules: &[SamplingParams],
         steps: usize,
         messages: &Receiver<Message>,
     ) -> Result<(), Error> {
@@ -372,8 +372,8 @@ impl Running {
     fn span(&self, len: usize) -> Span {
         let Sequence { tokens, tables, .. } = &self.sequence;
         let (position, tables) = (tokens.len(), tables.clone());
-        let is_prompt = position < self.request.prompt.len();
-        Span { len, position, tables, state: self.sequence.state(), is_prompt }
+        let is_prefill = position < self.request.prompt.len();
+        Span { len, position, tables, state_slot: self.sequence.state_slot(), is_prefill }
     }
 
     /// How many tokens can still be generated; at least one.

@@ -56,7 +56,7 @@ fn company_changes_nothing() {
         assert_eq!(embeddings(model.as_mut(), &texts), alone, "steps of {step}, again");
     }
     // A server's sizes know no texts.
-    let mut model = load(&Limits { tokens: 70, outputs: 2, pages: vec![3], states: 0 });
+    let mut model = load(&Limits { tokens: 70, outputs: 2, pages: vec![3], state_slots: 0 });
     assert_eq!(embeddings(model.as_mut(), &texts), alone);
 }
 
@@ -64,7 +64,8 @@ fn company_changes_nothing() {
 fn limits_are_those_of_the_fullest_step() {
     let plan = plan(&file("bert.gguf"));
     let limits = |step| embedding_limits(&plan, &texts(), step).unwrap();
-    let of = |tokens, outputs, pages| Limits { tokens, outputs, pages: vec![pages], states: 0 };
+    let of =
+        |tokens, outputs, pages| Limits { tokens, outputs, pages: vec![pages], state_slots: 0 };
     assert_eq!(limits(1), of(64, 1, 2));
     // 3 and 40 and 1; 33 and 7; 32; 64; 2.
     assert_eq!(limits(50), of(64, 3, 4));
@@ -80,7 +81,7 @@ fn what_cannot_be_embedded_is_named() {
     assert_eq!(check(&[vec![5], vec![5; 257]]), long);
     assert_eq!(check(&[vec![5], vec![]]), "text 2 has no tokens");
     assert_eq!(check(&[vec![5, 384]]), "token id 384: the model has 384 tokens");
-    let mut model = load(&Limits { tokens: 20, outputs: 1, pages: vec![1], states: 0 });
+    let mut model = load(&Limits { tokens: 20, outputs: 1, pages: vec![1], state_slots: 0 });
     let error = embed(model.as_mut(), &[vec![5; 21]], |_, _| ()).unwrap_err();
     assert_eq!(error.to_string(), "text 1 has 21 tokens, the model takes 20 at most");
     let error = longest_text(&plan(&file("llama.gguf"))).unwrap_err().to_string();

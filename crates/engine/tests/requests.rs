@@ -124,9 +124,9 @@ fn neighbours_change_nothing() {
 #[test]
 fn neighbours_change_nothing_in_recurrent_state() {
     check_neighbours(|| hybrid(|_| ()));
-    // Cells for one request and its checkpoint: the others wait for it.
-    check_neighbours(|| hybrid(|limits| limits.states = 2));
-    check_neighbours(|| hybrid(|limits| limits.states = 1));
+    // State slots for one request and its checkpoint: the others wait for it.
+    check_neighbours(|| hybrid(|limits| limits.state_slots = 2));
+    check_neighbours(|| hybrid(|limits| limits.state_slots = 1));
 }
 
 fn check_neighbours(engine: impl Fn() -> Engine) {
@@ -189,8 +189,8 @@ fn short_pages_delay_requests_and_end_none() {
     }
 }
 
-/// Pages for one request at a time, so that the others give theirs and their cells up, and begin
-/// again.
+/// There are pages for one request at a time: the others are preempted, give up their pages and
+/// state slots, and begin again.
 #[test]
 fn recurrent_state_is_computed_again_where_pages_were_short() {
     let alone = |seed| collect(hybrid(|_| ()).submit(request(seed, 40, 30))).0;

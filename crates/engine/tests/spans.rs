@@ -5,7 +5,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use bodkin_backend::{Backend, Batch, Limits, Model, Observer, Part, Reference, Result, Span};
+use bodkin_backend::{
+    Backend, Batch, Limits, Model, Observer, Reference, Result, Span, StageProfile,
+};
 use bodkin_engine::{Engine, EngineOptions, Event, Request, SamplerOptions, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -54,7 +56,7 @@ impl Model for Watched {
         self.model.set_profiling(on);
     }
 
-    fn profile(&self) -> Vec<Part> {
+    fn profile(&self) -> Vec<StageProfile> {
         self.model.profile()
     }
 }
@@ -87,9 +89,9 @@ fn tokens_stay_of_a_prompt_or_generated_where_they_are_stored_again() {
     let starts = spans.iter().filter(|span| span.position == 0).count();
     assert!(starts > 2, "a request gave its pages up and began again");
     for span in &*spans {
-        let is_prompt = span.position < PROMPT;
-        assert_eq!(span.is_prompt, is_prompt, "at position {}", span.position);
-        assert!(!is_prompt || span.position + span.len <= PROMPT, "a span is of one or the other");
+        let is_prefill = span.position < PROMPT;
+        assert_eq!(span.is_prefill, is_prefill, "at position {}", span.position);
+        assert!(!is_prefill || span.position + span.len <= PROMPT, "a span is of one or the other");
     }
-    assert!(spans.iter().any(|span| !span.is_prompt && span.len > 1), "generated tokens again");
+    assert!(spans.iter().any(|span| !span.is_prefill && span.len > 1), "generated tokens again");
 }

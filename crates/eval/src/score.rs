@@ -27,7 +27,7 @@ pub fn limits(plan: &Plan, size: usize, step: usize) -> Limits {
     let step = step.min(size);
     let outputs = (STEP_LOGITS / plan.output_width()).clamp(1, (size / 2).max(1));
     let pages = Pages::needed(&plan.windows(), size, step, 1);
-    Limits { tokens: step, outputs: outputs.min(step), pages, states: 1 }
+    Limits { tokens: step, outputs: outputs.min(step), pages, state_slots: 1 }
 }
 
 /// Reads a window and gives what `of` makes of each prediction that counts to `sink`, in order.

@@ -156,7 +156,7 @@ impl Check<'_> {
             None => bodkin_model::plan(metadata, tensors)?,
         };
         let pages = Pages::needed(&plan.windows(), STEP, STEP, 2);
-        let limits = Limits { tokens: STEP, outputs: STEP, pages, states: 2 };
+        let limits = Limits { tokens: STEP, outputs: STEP, pages, state_slots: 2 };
         Ok(self.backend.load(Arc::new(plan), self.file, &limits, &|_, _| ())?)
     }
 
@@ -188,13 +188,13 @@ impl Check<'_> {
 fn embed(model: &mut dyn Model, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
     let mut pages = Pages::of(model);
     let mut batch = Batch::default();
-    for (state, tokens) in (0..).zip(sequences) {
+    for (state_slot, tokens) in (0..).zip(sequences) {
         let mut sequence = pages.start(&[]);
         ensure!(pages.reserve(&mut sequence, tokens.len()), "the pages suffice for all");
         batch.outputs.push(batch.tokens.len() as u32);
         batch.tokens.extend(*tokens);
         let (len, position, tables) = (tokens.len(), 0, sequence.tables);
-        batch.spans.push(Span { len, position, tables, state, is_prompt: true });
+        batch.spans.push(Span { len, position, tables, state_slot, is_prefill: true });
     }
     let width = model.plan().output_width();
     let mut rows = vec![0.0; sequences.len() * width];
@@ -235,9 +235,9 @@ fn feed(
             }
             ensure!(pages.reserve(sequence, new.len()), "the pages suffice for both");
             let (len, position) = (new.len(), sequence.tokens.len());
-            let (tables, state) = (sequence.tables.clone(), sequence.state());
+            let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
             batch.tokens.extend(new);
-            batch.spans.push(Span { len, position, tables, state, is_prompt: true });
+            batch.spans.push(Span { len, position, tables, state_slot, is_prefill: true });
         }
         let start = batch.tokens.len() - chunk.len();
         let wanted = (0..chunk.len()).filter(|i| positions.contains(&(from + i)));

@@ -88,7 +88,7 @@ impl Real<'_> {
         let file = Arc::new(bodkin_model::open(self.path)?);
         let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
         let pages = Pages::needed(&plan.windows(), CONTEXT, CONTEXT, 1);
-        Ok((file, Limits { tokens: CONTEXT, outputs: 1, pages, states: 1 }))
+        Ok((file, Limits { tokens: CONTEXT, outputs: 1, pages, state_slots: 1 }))
     }
 
     /// All prompts.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, Rule, Span};
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, SamplingParams, Span};
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_engine::{Pages, Sequence};
 use bodkin_gguf::File;
@@ -78,7 +78,7 @@ impl Runner {
         let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
         let step = if let Test::Prompt(count) = test { count } else { 1 };
         let pages = Pages::needed(&plan.windows(), test.tokens(), step.max(PAGE_TOKENS), 1);
-        let limits = Limits { tokens: step, outputs: 1, pages, states: 1 };
+        let limits = Limits { tokens: step, outputs: 1, pages, state_slots: 1 };
         let model = cpu.load(Arc::new(plan), file, &limits, &|_, _| ())?;
         let mut pages = Pages::of(&*model);
         let sequence = pages.start(&[]);
@@ -109,15 +109,15 @@ impl Runner {
             Test::Prompt(count) => (0..count).map(|i| (i * 7919 % vocabulary) as u32).collect(),
             Test::Generate(_) => vec![self.sequence.tokens.last().map_or(1, |&token| token)],
         };
-        let (tables, state) = (self.sequence.tables.clone(), self.sequence.state());
-        let is_prompt = !matches!(test, Test::Generate(_));
-        let spans = vec![Span { len: tokens.len(), position, tables, state, is_prompt }];
+        let (tables, state_slot) = (self.sequence.tables.clone(), self.sequence.state_slot());
+        let is_prefill = !matches!(test, Test::Generate(_));
+        let spans = vec![Span { len: tokens.len(), position, tables, state_slot, is_prefill }];
         let outputs = vec![u32::try_from(tokens.len() - 1).context("a step's tokens")?];
         let batch = Batch { tokens: tokens.clone(), spans, outputs, ..Batch::default() };
         let steps = if let Test::Generate(_) = test { count } else { 1 };
         let mut stored = tokens;
         let start = Instant::now();
-        self.model.generate(batch, &[Rule::likeliest()], steps, &mut |chosen| {
+        self.model.generate(batch, &[SamplingParams::greedy()], steps, &mut |chosen| {
             stored.extend(chosen);
             true
         })?;

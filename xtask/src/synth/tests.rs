@@ -69,13 +69,13 @@ fn experts_and_hybrids_run() {
 /// Runs a few tokens: the logits are of an ordinary size.
 fn check(file: &Arc<File>, name: &str) -> Arc<Plan> {
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
-    let states = usize::from(!plan.states.is_empty());
-    let limits = Limits { tokens: 5, outputs: 5, pages: vec![1], states };
+    let state_slots = usize::from(!plan.states.is_empty());
+    let limits = Limits { tokens: 5, outputs: 5, pages: vec![1], state_slots };
     let mut model = Reference.load(Arc::clone(&plan), file, &limits, &|_, _| ()).unwrap();
     let tables = vec![PageTable { skipped: 0, pages: vec![0] }];
     let batch = Batch {
         tokens: vec![510, 72, 101, 300, 7],
-        spans: vec![Span { len: 5, position: 0, tables, state: 0, is_prompt: true }],
+        spans: vec![Span { len: 5, position: 0, tables, state_slot: 0, is_prefill: true }],
         outputs: (0..5).collect(),
         ..Batch::default()
     };

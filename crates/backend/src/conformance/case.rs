@@ -68,7 +68,7 @@ impl Case {
             tokens: outputs + 8,
             outputs,
             pages: vec![pages; self.plan.windows().len()],
-            states: 2,
+            state_slots: 2,
         }
     }
 }

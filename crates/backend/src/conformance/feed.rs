@@ -36,7 +36,7 @@ impl Feeding {
         Feeding::SomeOutputs,
     ];
 
-    fn is_prompt(self) -> bool {
+    fn is_prefill(self) -> bool {
         !matches!(self, Feeding::Generated | Feeding::AmongPrompts)
     }
 
@@ -66,7 +66,7 @@ impl Feeding {
 pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Result<Vec<f32>> {
     let mut pages = Pages::new(model, feeding == Feeding::OddPages);
     let (mut ours, mut other) = (pages.start(case.position), pages.start(case.position));
-    ours.is_prompt = feeding.is_prompt();
+    ours.is_prefill = feeding.is_prefill();
     let wanted = feeding.rows(case.tokens.len());
     let step = match case.plan.needs_whole_sequences() {
         true => case.tokens.len(),
@@ -116,20 +116,20 @@ pub(super) fn feed_observed(
     Ok(logits)
 }
 
-/// One sequence's length, pages and cell.
+/// One sequence's length, pages and state slot.
 pub(super) struct Sequence {
     pub(super) position: usize,
     tables: Vec<PageTable>,
-    pub(super) cell: u32,
+    pub(super) state_slot: u32,
     /// Whether its tokens are those of a prompt.
-    is_prompt: bool,
+    is_prefill: bool,
 }
 
-/// The free pages of every window, and the free cells.
+/// The free pages of every window, and the free state slots.
 pub(super) struct Pages {
     windows: Vec<Option<usize>>,
     free: Vec<Vec<u32>>,
-    cells: Vec<u32>,
+    state_slots: Vec<u32>,
 }
 
 impl Pages {
@@ -143,18 +143,18 @@ impl Pages {
             pages
         });
         let free = all.collect();
-        let mut cells: Vec<u32> = (0..model.limits().states as u32).collect();
+        let mut state_slots: Vec<u32> = (0..model.limits().state_slots as u32).collect();
         if !is_shuffled {
-            cells.reverse();
+            state_slots.reverse();
         }
-        Pages { free, windows: model.plan().windows(), cells }
+        Pages { free, windows: model.plan().windows(), state_slots }
     }
 
-    /// An empty sequence; its cell holds what the last one left there.
+    /// An empty sequence; its state slot holds what the last one left there.
     pub(super) fn start(&mut self, position: usize) -> Sequence {
         let tables = vec![PageTable::default(); self.windows.len()];
-        let cell = self.cells.pop().expect("cells for two sequences");
-        Sequence { position, tables, cell, is_prompt: true }
+        let state_slot = self.state_slots.pop().expect("state slots for two sequences");
+        Sequence { position, tables, state_slot, is_prefill: true }
     }
 
     /// Adds a span with pages for it to a step; no span for no tokens.
@@ -170,8 +170,8 @@ impl Pages {
         }
         let (len, position, tables) = (tokens.len(), sequence.position, sequence.tables.clone());
         batch.tokens.extend(tokens);
-        let (state, is_prompt) = (sequence.cell, sequence.is_prompt);
-        batch.spans.push(Span { len, position, tables, state, is_prompt });
+        let (state_slot, is_prefill) = (sequence.state_slot, sequence.is_prefill);
+        batch.spans.push(Span { len, position, tables, state_slot, is_prefill });
         sequence.position = end;
     }
 

@@ -8,7 +8,7 @@ use super::feed::{Pages, Sequence};
 use super::random::Random;
 use super::{load, state};
 use crate::error::Result;
-use crate::{Backend, Batch, Penalties, Rule, Span};
+use crate::{Backend, Batch, Penalties, SamplingParams, Span};
 
 const STEPS: usize = 7;
 /// More than a group of a kernel's threads sees at once, and than a block keeps.
@@ -26,7 +26,12 @@ pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     }
 }
 
-fn check_case(backend: &dyn Backend, case: &Case, pairs: &[[Rule; 2]], failures: &mut Vec<String>) {
+fn check_case(
+    backend: &dyn Backend,
+    case: &Case,
+    pairs: &[[SamplingParams; 2]],
+    failures: &mut Vec<String>,
+) {
     for (i, rules) in pairs.iter().enumerate() {
         let name = format!("{}, rules {i}", case.name);
         let found = tokens(backend, case, rules, true).and_then(|found| {
@@ -53,67 +58,87 @@ fn speaking(vocabulary: usize) -> Case {
 }
 
 /// Rules for two sequences: those that nearly everybody has, and odd ones.
-fn pairs_of_rules(case: &Case) -> Vec<[Rule; 2]> {
+fn pairs_of_rules(case: &Case) -> Vec<[SamplingParams; 2]> {
     let mut random = Random::of(&case.name);
     let mut draws = || (0..STEPS).map(|_| random.bits() as u32).collect::<Vec<u32>>();
-    let usual = Rule {
+    let usual = SamplingParams {
         temperature: 0.8,
         top_k: 40,
         top_p: 0.95,
         min_p: 0.05,
-        draws: draws(),
-        ..Rule::likeliest()
+        uniforms: draws(),
+        ..SamplingParams::greedy()
     };
-    let flat = Rule { temperature: 1.7, top_k: 66, draws: draws(), ..Rule::likeliest() };
-    let open = Rule { temperature: 1.2, top_p: 0.9, draws: draws(), ..Rule::likeliest() };
-    let all = Rule { temperature: 0.9, draws: draws(), ..Rule::likeliest() };
-    let most =
-        Rule { temperature: 1.3, top_k: 200, top_p: 0.97, draws: draws(), ..Rule::likeliest() };
-    let likely = Rule { min_p: 0.02, draws: draws(), ..most.clone() };
+    let flat = SamplingParams {
+        temperature: 1.7,
+        top_k: 66,
+        uniforms: draws(),
+        ..SamplingParams::greedy()
+    };
+    let open = SamplingParams {
+        temperature: 1.2,
+        top_p: 0.9,
+        uniforms: draws(),
+        ..SamplingParams::greedy()
+    };
+    let all = SamplingParams { temperature: 0.9, uniforms: draws(), ..SamplingParams::greedy() };
+    let most = SamplingParams {
+        temperature: 1.3,
+        top_k: 200,
+        top_p: 0.97,
+        uniforms: draws(),
+        ..SamplingParams::greedy()
+    };
+    let likely = SamplingParams { min_p: 0.02, uniforms: draws(), ..most.clone() };
     // What is at the edge of what rules say.
     let first_and_last: Vec<u32> =
         (0..STEPS).map(|i| if i % 2 == 0 { 0 } else { u32::MAX - (1 << 14) }).collect();
-    let ends = Rule { draws: first_and_last, ..all.clone() };
-    let best = Rule { top_k: WIDE_VOCABULARY + 1, top_p: 0.0, ..ends.clone() };
-    let share = Rule { min_p: 1.0, ..ends.clone() };
-    let cold = Rule { temperature: 1e-40, ..ends.clone() };
+    let ends = SamplingParams { uniforms: first_and_last, ..all.clone() };
+    let best = SamplingParams { top_k: WIDE_VOCABULARY + 1, top_p: 0.0, ..ends.clone() };
+    let share = SamplingParams { min_p: 1.0, ..ends.clone() };
+    let cold = SamplingParams { temperature: 1e-40, ..ends.clone() };
     let none = (0..NARROW_VOCABULARY as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
-    let nothing = Rule { biases: none, ..ends.clone() };
-    let latest = case.tokens[5..10].to_vec();
+    let nothing = SamplingParams { biases: none, ..ends.clone() };
+    let history = case.tokens[5..10].to_vec();
     let penalties = Penalties { repeat: 1.4, frequency: 0.2, presence: 0.3 };
-    let window = latest.len() + 2;
-    let wary = Rule { penalties, window, latest, ..Rule::likeliest() };
+    let penalty_window = history.len() + 2;
+    let wary = SamplingParams { penalties, penalty_window, history, ..SamplingParams::greedy() };
     let biases = vec![(2, 3.5), (60, f32::NEG_INFINITY), (11, 4.0), (66, -2.0)];
-    let biased = Rule { biases, draws: draws(), ..usual.clone() };
+    let biased = SamplingParams { biases, uniforms: draws(), ..usual.clone() };
     vec![
-        [Rule::likeliest(), Rule::likeliest()],
-        [usual, Rule::likeliest()],
+        [SamplingParams::greedy(), SamplingParams::greedy()],
+        [usual, SamplingParams::greedy()],
         [flat, biased.clone()],
-        [Rule { temperature: 0.0, ..biased }, wary.clone()],
-        [Rule { temperature: 1.0, top_k: 20, draws: draws(), ..wary }, open],
+        [SamplingParams { temperature: 0.0, ..biased }, wary.clone()],
+        [SamplingParams { temperature: 1.0, top_k: 20, uniforms: draws(), ..wary }, open],
         [all, most],
-        [Rule { top_k: 0, top_p: 1.0, ..likely.clone() }, likely],
+        [SamplingParams { top_k: 0, top_p: 1.0, ..likely.clone() }, likely],
         [ends, best],
         [share, cold.clone()],
-        [Rule { top_k: 20, ..cold }, nothing],
+        [SamplingParams { top_k: 20, ..cold }, nothing],
     ]
 }
 
 /// A rule as it is after tokens that it chose.
-fn after(rule: &Rule, chosen: impl Iterator<Item = u32>) -> Rule {
+fn after(rule: &SamplingParams, chosen: impl Iterator<Item = u32>) -> SamplingParams {
     let mut rule = rule.clone();
     for token in chosen {
-        rule.latest.push(token);
-        rule.draws.drain(..rule.draws.len().min(1));
+        rule.history.push(token);
+        rule.uniforms.drain(..rule.uniforms.len().min(1));
     }
-    let passed = rule.latest.len().saturating_sub(rule.window);
-    rule.latest.drain(..passed);
+    let passed = rule.history.len().saturating_sub(rule.penalty_window);
+    rule.history.drain(..passed);
     rule
 }
 
 /// What two sequences generate after prompts: by the backend, with an end after some steps, or from
 /// logits.
-fn tokens(backend: &dyn Backend, case: &Case, rules: &[Rule; 2], is_own: bool) -> Result<Vec<u32>> {
+fn tokens(
+    backend: &dyn Backend,
+    case: &Case,
+    rules: &[SamplingParams; 2],
+    is_own: bool,
+) -> Result<Vec<u32>> {
     let mut model = load(backend, case)?;
     let mut pages = Pages::new(model.as_ref(), false);
     let mut sequences = [pages.start(0), pages.start(0)];
@@ -157,7 +182,8 @@ fn first_step(pages: &mut Pages, sequences: &mut [Sequence; 2], tokens: &[u32]) 
         pages.append(sequence, &[0; STEPS], &mut all);
     }
     let spans = all.spans.into_iter().zip(positions);
-    let spans =
-        spans.map(|(span, position)| Span { len: 1, position, is_prompt: false, ..span }).collect();
+    let spans = spans
+        .map(|(span, position)| Span { len: 1, position, is_prefill: false, ..span })
+        .collect();
     Batch { tokens: tokens.to_vec(), spans, outputs: vec![0, 1], ..Batch::default() }
 }

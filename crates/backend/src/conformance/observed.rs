@@ -1,28 +1,28 @@
-//! What observers are shown: the same products as the reference shows, in the same order, with
+//! What observers are shown: the same matmuls as the reference shows, in the same order, with
 //! about the same inputs; and logits that observing does not change.
 
 use super::case::Case;
 use super::feed::feed_observed;
 use super::nmse;
 use crate::error::Result;
-use crate::{InputRow, Model, Observer, Product};
+use crate::{InputRow, Matmul, Model, Observer};
 
 /// Everything that was shown.
 #[derive(Default)]
 pub(super) struct Record {
-    /// The weight of each product, its experts, and the one of each row.
-    products: Vec<(String, usize, Vec<usize>)>,
-    /// The rows of each product.
+    /// The weight of each matmul, its experts, and the one of each row.
+    matmuls: Vec<(String, usize, Vec<usize>)>,
+    /// The rows of each matmul.
     values: Vec<Vec<f32>>,
 }
 
 impl Observer for Record {
-    fn product(&mut self, product: &Product<'_>) {
-        let Product { weight, experts, rows } = *product;
+    fn matmul(&mut self, matmul: &Matmul<'_>) {
+        let Matmul { weight, experts, rows } = *matmul;
         let fits = |row: &InputRow<'_>| row.values.len() == weight.cols && row.expert < experts;
         assert!(rows.iter().all(fits), "rows that the weight can be multiplied with");
         let chosen = rows.iter().map(|row| row.expert).collect();
-        self.products.push((weight.name.clone(), experts, chosen));
+        self.matmuls.push((weight.name.clone(), experts, chosen));
         self.values.push(rows.iter().flat_map(|row| row.values).copied().collect());
     }
 }
@@ -43,11 +43,11 @@ pub(super) fn check(
     if !observed.iter().map(|x| x.to_bits()).eq(alone.iter().map(|x| x.to_bits())) {
         failures.push(format!("{name}: observed differs in bits from the whole prompt"));
     }
-    if found.products != wanted.products {
-        failures.push(format!("{name}: other products are observed"));
+    if found.matmuls != wanted.matmuls {
+        failures.push(format!("{name}: other matmuls are observed"));
         return Ok(());
     }
-    let inputs = found.values.iter().zip(&wanted.values).zip(&found.products);
+    let inputs = found.values.iter().zip(&wanted.values).zip(&found.matmuls);
     for ((found, wanted), (weight, ..)) in inputs {
         let nmse = nmse(found, wanted);
         if nmse.is_nan() || nmse > limit {

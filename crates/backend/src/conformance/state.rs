@@ -1,5 +1,5 @@
 //! What carries a state of fixed size along: convolutions and scans, alone and in the layers that
-//! are made of them; and cells whose state is copied.
+//! are made of them; and state slots whose state is copied.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ fn mixer(maker: &mut Maker, input: Value, format: Format, s: Scan) -> Value {
     maker.linear(value, format, WIDTH)
 }
 
-/// Two layers, each with cells of its own.
+/// Two layers, each with state slots of its own.
 fn mixers(format: Format, s: Scan, tolerance: f64) -> Case {
     let (mut maker, mut x) = Maker::start(format!("mixers {} {s:?}", format.name()), WIDTH);
     for _ in 0..2 {
@@ -147,7 +147,7 @@ fn hybrid() -> Case {
     maker.finish(HALF_STATE, LONG)
 }
 
-/// A sequence goes on from a copy of its state as from the state itself, and cells that the model
+/// A sequence goes on from a copy of its state as from the state itself, and slots that the model
 /// was not loaded for are refused.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     let case = mixers(Format::F32, Scan { heads: 4, head_dim: 8, groups: 2, state: 8 }, FLOAT);
@@ -164,7 +164,7 @@ fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> 
     let (mut first, mut copy) = (pages.start(0), pages.start(0));
     let (start, rest) = case.tokens.split_at(11);
     step(model.as_mut(), &mut pages, &mut [(&mut first, start)])?;
-    model.copy_state(first.cell, copy.cell)?;
+    model.copy_state(first.state_slot, copy.state_slot)?;
     copy.position = first.position;
     // The first goes another way beside its copy, then alone.
     let (same, more) = rest.split_at(5);
@@ -178,11 +178,11 @@ fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> 
     if !wanted.iter().map(|x| x.to_bits()).eq(found.iter().map(|x| x.to_bits())) {
         failures.push("copies of state: a copy goes on otherwise than what it was made of".into());
     }
-    copy.cell = limits.states as u32;
+    copy.state_slot = limits.state_slots as u32;
     match step(model.as_mut(), &mut pages, &mut [(&mut copy, same)]) {
         Err(Error::Limit { .. }) => {}
         Err(other) => failures.push(format!("copies of state: another error: {other}")),
-        Ok(_) => failures.push("a cell of state that does not exist is accepted".to_owned()),
+        Ok(_) => failures.push("a state slot that does not exist is accepted".to_owned()),
     }
     Ok(())
 }

@@ -1,19 +1,19 @@
-//! Convolutions and state-space layers: what a sequence carries along in a cell of fixed size.
+//! Convolutions and state-space layers: what a sequence carries along in a slot of fixed size.
 //! State is kept in f32 from token to token, so that it matters nothing where a step ends.
 
 use bodkin_model::Scan;
 
 use crate::batch::{Batch, Span};
 
-/// The cells of one state of the plan, `[cells, elements]`.
-pub(super) struct Cells {
+/// The slots of one state of the plan, `[slots, elements]`.
+pub(super) struct StateSlots {
     elements: usize,
     values: Vec<f32>,
 }
 
-impl Cells {
-    pub(super) fn new(cells: usize, elements: usize) -> Cells {
-        Cells { elements, values: vec![0.0; cells * elements] }
+impl StateSlots {
+    pub(super) fn new(slots: usize, elements: usize) -> StateSlots {
+        StateSlots { elements, values: vec![0.0; slots * elements] }
     }
 
     pub(super) fn copy(&mut self, from: u32, to: u32) {
@@ -23,7 +23,7 @@ impl Cells {
 
     /// The state before a span's first token.
     fn before(&mut self, span: &Span) -> &mut [f32] {
-        let state = &mut self.values[span.state as usize * self.elements..][..self.elements];
+        let state = &mut self.values[span.state_slot as usize * self.elements..][..self.elements];
         if span.position == 0 {
             state.fill(0.0);
         }
@@ -31,9 +31,9 @@ impl Cells {
     }
 }
 
-/// `weight` is `[width, kernel]`; a cell holds the last `kernel - 1` rows.
+/// `weight` is `[width, kernel]`; a slot holds the last `kernel - 1` rows.
 pub(super) fn conv(
-    cells: &mut Cells,
+    slots: &mut StateSlots,
     batch: &Batch,
     x: &[f32],
     weight: &[f32],
@@ -44,7 +44,7 @@ pub(super) fn conv(
     let mut out = Vec::with_capacity(x.len());
     let mut rows = x.chunks_exact(width);
     for span in &batch.spans {
-        let state = cells.before(span);
+        let state = slots.before(span);
         let mut inputs = state.to_vec();
         rows.by_ref().take(span.len).for_each(|row| inputs.extend(row));
         for row in 0..span.len {
@@ -59,10 +59,10 @@ pub(super) fn conv(
     out
 }
 
-/// The operands are those of [`bodkin_model::Op::Scan`], in their order; a cell holds
+/// The operands are those of [`bodkin_model::Op::Scan`], in their order; a slot holds
 /// `[heads, head_dim, state]`.
 pub(super) fn scan(
-    cells: &mut Cells,
+    slots: &mut StateSlots,
     batch: &Batch,
     s: Scan,
     [x, b, c, dt]: [&[f32]; 4],
@@ -71,7 +71,7 @@ pub(super) fn scan(
     let mut out = Vec::with_capacity(x.len());
     let mut row = 0;
     for span in &batch.spans {
-        let state = cells.before(span);
+        let state = slots.before(span);
         for _ in 0..span.len {
             for (head, state) in state.chunks_exact_mut(s.head_dim * s.state).enumerate() {
                 let group = row * s.groups + head / (s.heads / s.groups);

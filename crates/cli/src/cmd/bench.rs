@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, Part, Rule, Span};
+use bodkin_backend::{
+    Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, SamplingParams, Span, StageProfile,
+};
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
 use crate::backends::SparseWeights;
@@ -180,7 +182,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     let step = args.batch_size.min((test.depth.max(test.prompt)).max(1));
     let n = test.sequences;
     let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), n);
-    let limits = Limits { tokens: step.max(n), outputs: n, pages, states: n };
+    let limits = Limits { tokens: step.max(n), outputs: n, pages, state_slots: n };
     let mut session = Session::new(opened.load(backend, &limits)?, step, n);
     let mut samples_ns = Vec::new();
     // The first run pages the weights in and is not counted.
@@ -196,11 +198,11 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         session.run(test)?;
         stages = session.model.profile();
     }
-    let (mut profile, mut experts, mut choices) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut profile, mut experts, mut weight_layouts) = (Vec::new(), Vec::new(), Vec::new());
     if args.profile {
-        profile = Part::sums(&stages);
+        profile = StageProfile::sums(&stages);
         experts = session.experts_chosen();
-        choices = session.model.choices().to_vec();
+        weight_layouts = session.model.weight_layouts().to_vec();
     }
     drop(session);
     let steps = if test.prompt > 0 { test.prompt.div_ceil(step) } else { test.generate };
@@ -226,7 +228,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
         stages,
         profile,
         experts,
-        choices,
+        weight_layouts,
     };
     row.bandwidth = backend.bandwidth()?;
     Ok(row)
@@ -237,7 +239,7 @@ pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Resu
     const TOKENS: usize = 64;
     let backend = machine.backend()?;
     let pages = Pages::needed(&opened.plan.windows(), TOKENS, PAGE_TOKENS, 1);
-    let limits = Limits { tokens: 1, outputs: 1, pages, states: 1 };
+    let limits = Limits { tokens: 1, outputs: 1, pages, state_slots: 1 };
     let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1, 1);
     let test = |generate| Test { prompt: 0, generate, depth: 0, sequences: 1 };
     session.run(test(1))?;
@@ -324,10 +326,10 @@ impl Session {
                 ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
                 let (position, tables) = (sequence.tokens.len(), sequence.tables.clone());
                 batch.outputs.push(batch.spans.len() as u32);
-                let state = sequence.state();
-                batch.spans.push(Span { len: 1, position, tables, state, is_prompt: false });
+                let state_slot = sequence.state_slot();
+                batch.spans.push(Span { len: 1, position, tables, state_slot, is_prefill: false });
             }
-            let rules = vec![Rule::likeliest(); self.sequences.len()];
+            let rules = vec![SamplingParams::greedy(); self.sequences.len()];
             let mut stored = vec![next];
             self.model.generate(batch, &rules, len, &mut |chosen| {
                 stored.push(chosen.to_vec());
@@ -352,10 +354,10 @@ impl Session {
             let sequence = &mut self.sequences[i];
             ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
             let position = sequence.tokens.len();
-            let (tables, state) = (sequence.tables.clone(), sequence.state());
+            let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
             let batch = Batch {
                 tokens,
-                spans: vec![Span { len, position, tables, state, is_prompt: true }],
+                spans: vec![Span { len, position, tables, state_slot, is_prefill: true }],
                 outputs: vec![len as u32 - 1],
                 ..Batch::default()
             };

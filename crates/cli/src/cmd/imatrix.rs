@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use bodkin_backend::{Observer, Product};
+use bodkin_backend::{Matmul, Observer};
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_eval::read;
 use bodkin_model::{Op, Plan};
@@ -54,10 +54,10 @@ struct Chosen<'a> {
 }
 
 impl Observer for Chosen<'_> {
-    fn product(&mut self, product: &Product<'_>) {
-        let name = &product.weight.name;
+    fn matmul(&mut self, matmul: &Matmul<'_>) {
+        let name = &matmul.weight.name;
         if name.starts_with("blk.") || self.head == Some(name.as_str()) {
-            self.imatrix.product(product);
+            self.imatrix.matmul(matmul);
         }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let step = args.machine.step_tokens()?.min(tokens);
     opened.plan_for(context)?;
     let pages = Pages::needed(&opened.plan.windows(), context, step, 1);
-    let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages, states: 1 };
+    let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages, state_slots: 1 };
     output::check(&args.output, [opened.file.path()])?;
     let backend = args.machine.backend()?;
     output::write(&args.output, |out| {

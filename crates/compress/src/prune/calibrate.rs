@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bodkin_backend::{Observer, Product};
+use bodkin_backend::{Matmul, Observer};
 use bodkin_model::{Op, Plan};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, Axis};
@@ -75,15 +75,15 @@ impl Calibration {
 }
 
 impl Observer for Calibration {
-    fn product(&mut self, product: &Product<'_>) {
-        let name = &product.weight.name;
+    fn matmul(&mut self, matmul: &Matmul<'_>) {
+        let name = &matmul.weight.name;
         if !name.starts_with("blk.") {
             return;
         }
-        self.imatrix.product(product);
+        self.imatrix.matmul(matmul);
         if self.owners.get(name) == Some(name) {
-            let values = product.rows.iter().flat_map(|row| row.values.iter().copied());
-            let (rows, cols) = (product.rows.len(), product.weight.cols);
+            let values = matmul.rows.iter().flat_map(|row| row.values.iter().copied());
+            let (rows, cols) = (matmul.rows.len(), matmul.weight.cols);
             let input = Array2::from_shape_vec((rows, cols), values.collect());
             let input = input.expect("rows of the weight's width");
             let zeros = || Array2::zeros((cols, cols));

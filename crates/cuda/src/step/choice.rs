@@ -1,6 +1,6 @@
 //! The choice of the next step's tokens from a step's logits.
 
-use bodkin_backend::{Result, Rule};
+use bodkin_backend::{Result, SamplingParams};
 
 use super::Step;
 use crate::parameters as p;
@@ -13,8 +13,9 @@ const BLOCK: usize = GROUPS;
 const MOST_LISTED: usize = 1024;
 
 /// Whether kernels can do what a rule says in so many steps.
-pub(crate) fn is_possible(rule: &Rule, steps: usize) -> bool {
-    rule.window.min(rule.latest.len() + steps) <= MOST_LISTED && rule.biases.len() <= MOST_LISTED
+pub(crate) fn is_possible(rule: &SamplingParams, steps: usize) -> bool {
+    rule.penalty_window.min(rule.history.len() + steps) <= MOST_LISTED
+        && rule.biases.len() <= MOST_LISTED
 }
 
 impl Step<'_> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use bodkin_backend::{Model, Observer, Product};
+use bodkin_backend::{Matmul, Model, Observer};
 
 use crate::error::Result;
 use crate::perplexity::Perplexity;
@@ -44,10 +44,10 @@ pub struct Ranges {
 }
 
 impl Observer for Ranges {
-    fn product(&mut self, product: &Product<'_>) {
+    fn matmul(&mut self, matmul: &Matmul<'_>) {
         let none = Range { min: f32::INFINITY, max: f32::NEG_INFINITY, not_finite: 0 };
-        let range = self.layers.entry(layer(&product.weight.name)).or_insert(none);
-        for &x in product.rows.iter().flat_map(|row| row.values) {
+        let range = self.layers.entry(layer(&matmul.weight.name)).or_insert(none);
+        for &x in matmul.rows.iter().flat_map(|row| row.values) {
             match x.is_finite() {
                 true => (range.min, range.max) = (range.min.min(x), range.max.max(x)),
                 false => range.not_finite += 1,

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_backend::{Choice, KvType, Part};
+use bodkin_backend::{KvType, StageProfile, WeightLayout};
 use bodkin_engine::ExpertCounts;
 use serde_json::{Value, json};
 
@@ -42,13 +42,13 @@ pub(crate) struct Row {
     /// Of one run.
     pub(crate) steps: usize,
     /// Every stage of a step, over all steps of one run; empty if nobody wants to know.
-    pub(crate) stages: Vec<Part>,
+    pub(crate) stages: Vec<StageProfile>,
     /// Where the time of one run went; empty if that was not asked for.
-    pub(crate) profile: Vec<Part>,
+    pub(crate) profile: Vec<StageProfile>,
     /// How often that run chose experts and what that took; empty where there are none.
     pub(crate) experts: Vec<ExpertCounts>,
     /// How each weight of a sparse format is kept; empty without a profile.
-    pub(crate) choices: Vec<Choice>,
+    pub(crate) weight_layouts: Vec<WeightLayout>,
 }
 
 impl Row {
@@ -77,9 +77,9 @@ impl Row {
         self.bytes as f64 * 1e9 / mean(&times)
     }
 
-    fn part_fields(&self, part: &Part) -> Value {
+    fn part_fields(&self, part: &StageProfile) -> Value {
         json!({
-            "what": part.what,
+            "what": part.name,
             "ms": part.seconds * 1e3,
             "gb_s": part.bytes as f64 / part.seconds / 1e9,
             "gop_s": part.operations as f64 / part.seconds / 1e9,
@@ -128,13 +128,13 @@ impl Row {
                 |e: &ExpertCounts| json!({"layer": e.layer, "counts": e.counts, "ms": ms(e)});
             fields.push(("experts", self.experts.iter().map(layer).collect()));
         }
-        if !self.choices.is_empty() {
-            let choice = |c: &Choice| {
+        if !self.weight_layouts.is_empty() {
+            let choice = |c: &WeightLayout| {
                 let (weight, format) = (&c.weight, c.format.name());
                 json!({"weight": weight, "format": format, "sparse": c.sparse,
                        "speedup": c.speedup})
             };
-            fields.push(("sparse", self.choices.iter().map(choice).collect()));
+            fields.push(("sparse", self.weight_layouts.iter().map(choice).collect()));
         }
         fields
     }
@@ -201,8 +201,8 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
         if !row.experts.is_empty() {
             print_experts(out, row)?;
         }
-        if !row.choices.is_empty() {
-            print_choices(out, &row.choices)?;
+        if !row.weight_layouts.is_empty() {
+            print_weight_layouts(out, &row.weight_layouts)?;
         }
     }
     Ok(())
@@ -218,7 +218,7 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
         writeln!(
             out,
             "| {} | {:.3} | {:.1} % | {:.1} | {:.0} % | {:.0} |",
-            part.what,
+            part.name,
             part.seconds * 1e3,
             100.0 * part.seconds / all,
             speed / 1e9,
@@ -260,10 +260,10 @@ fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
 
 /// How each weight of a sparse format is kept, and how many times as fast a slice of it was without
 /// its zeros.
-fn print_choices(out: &mut dyn Write, choices: &[Choice]) -> Result<()> {
+fn print_weight_layouts(out: &mut dyn Write, weight_layouts: &[WeightLayout]) -> Result<()> {
     writeln!(out, "\n| sparse weight | format | kept | without zeros |")?;
     writeln!(out, "| --- | --- | --- | ---: |")?;
-    for Choice { weight, format, sparse, speedup } in choices {
+    for WeightLayout { weight, format, sparse, speedup } in weight_layouts {
         let kept = if *sparse { "without zeros" } else { "dense" };
         let speedup = speedup.map_or("not timed".to_owned(), |times| format!("{times:.2}x"));
         writeln!(out, "| {weight} | {} | {kept} | {speedup} |", format.name())?;

@@ -27,7 +27,7 @@ fn events(id: usize, row: &Row) -> Vec<Value> {
     for stage in &row.stages {
         let micros = stage.seconds * 1e6 / steps as f64;
         events.push(json!({
-            "name": stage.what, "cat": "stage", "ph": "X", "pid": id, "tid": 0,
+            "name": stage.name, "cat": "stage", "ph": "X", "pid": id, "tid": 0,
             "ts": start, "dur": micros,
             "args": {
                 "bytes": stage.bytes / steps as u64,

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Batch, Limits, PAGE_TOKENS, PageTable, Span, Split};
+use bodkin_backend::{Backend, Batch, LayerSplit, Limits, PAGE_TOKENS, PageTable, Span};
 use bodkin_cpu::Cpu;
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -19,7 +19,7 @@ fn cpu() -> Box<Cpu> {
 
 fn limits(plan: &Plan) -> Limits {
     let pages = vec![2; plan.windows().len()];
-    Limits { tokens: PROMPT, outputs: 2, pages, states: 1 }
+    Limits { tokens: PROMPT, outputs: 2, pages, state_slots: 1 }
 }
 
 /// The logits of the last two tokens of a prompt, and of some more tokens.
@@ -33,7 +33,7 @@ fn logits(backend: &dyn Backend, plan: &Arc<Plan>, file: &Arc<File>) -> Result<V
         let tokens = (position..position + len).map(|i| (5 + i * i % 89) as u32);
         let batch = Batch {
             tokens: tokens.collect(),
-            spans: vec![Span { len, position, tables, state: 0, is_prompt: true }],
+            spans: vec![Span { len, position, tables, state_slot: 0, is_prefill: true }],
             outputs: (len.saturating_sub(2) as u32..len as u32).collect(),
             ..Batch::default()
         };
@@ -62,7 +62,7 @@ fn two_parts_have_the_bits_of_the_whole() {
         }
         let whole = logits(&*cpu(), &plan, &file).unwrap();
         for layers in 0..=plan.layers() {
-            let split = Split::new(cpu(), cpu(), layers);
+            let split = LayerSplit::new(cpu(), cpu(), layers);
             let found = logits(&split, &plan, &file).unwrap();
             assert!(found == whole, "{name}: other bits with {layers} layers apart");
             // Weights that both parts have count twice.

@@ -9,12 +9,12 @@ use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 use crate::{
-    Backend, Batch, Choice, Error, KvType, Limits, Memory, Model, Observer, Part, Progress, Result,
-    Span,
+    Backend, Batch, Error, KvType, Limits, Memory, Model, Observer, Progress, Result, Span,
+    StageProfile, WeightLayout,
 };
 
 /// A backend for the first layers, and one for the rest.
-pub struct Split {
+pub struct LayerSplit {
     first: Box<dyn Backend>,
     second: Box<dyn Backend>,
     layers: usize,
@@ -22,11 +22,11 @@ pub struct Split {
     bytes: [AtomicU64; 2],
 }
 
-impl Split {
+impl LayerSplit {
     /// `second` computes the last `layers` layers and the head, and everything where it is to have
     /// all layers; `first` the rest.
-    pub fn new(first: Box<dyn Backend>, second: Box<dyn Backend>, layers: usize) -> Split {
-        Split { first, second, layers, bytes: Default::default() }
+    pub fn new(first: Box<dyn Backend>, second: Box<dyn Backend>, layers: usize) -> LayerSplit {
+        LayerSplit { first, second, layers, bytes: Default::default() }
     }
 
     fn note_bytes(&self, bytes: [u64; 2]) {
@@ -73,7 +73,7 @@ impl Split {
     }
 }
 
-impl Backend for Split {
+impl Backend for LayerSplit {
     fn name(&self) -> String {
         format!("{} + up to {} layers on {}", self.first.name(), self.layers, self.second.name())
     }
@@ -141,10 +141,11 @@ impl Backend for Split {
         let second = self.load_part(&*self.second, second, file, &cuts[1].limits, &|done, _| {
             report((done_first + done).min(total));
         })?;
-        let choices = first.choices().iter().chain(second.choices()).cloned().collect();
+        let weight_layouts =
+            first.weight_layouts().iter().chain(second.weight_layouts()).cloned().collect();
         let limits = limits.clone();
         let batches = [Batch::default(), Batch::default()];
-        Ok(Box::new(SplitModel { plan, limits, first, second, cuts, batches, choices }))
+        Ok(Box::new(LayerSplitModel { plan, limits, first, second, cuts, batches, weight_layouts }))
     }
 }
 
@@ -165,7 +166,7 @@ fn cuts(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [Cut; 2] 
             tokens: limits.tokens,
             outputs,
             pages: tables.iter().map(|&table| limits.pages[table]).collect(),
-            states: if part.states.is_empty() { 0 } else { limits.states },
+            state_slots: if part.states.is_empty() { 0 } else { limits.state_slots },
         };
         Cut { tables, limits }
     })
@@ -188,7 +189,7 @@ impl Cut {
 }
 
 /// A model in two parts.
-struct SplitModel {
+struct LayerSplitModel {
     plan: Arc<Plan>,
     limits: Limits,
     first: Box<dyn Model>,
@@ -196,10 +197,10 @@ struct SplitModel {
     cuts: [Cut; 2],
     /// The last step of each part.
     batches: [Batch; 2],
-    choices: Vec<Choice>,
+    weight_layouts: Vec<WeightLayout>,
 }
 
-impl SplitModel {
+impl LayerSplitModel {
     /// Makes the steps of both parts.
     fn begin(&mut self, batch: &Batch) -> Result<()> {
         batch.check(&self.plan, &self.limits)?;
@@ -214,7 +215,7 @@ impl SplitModel {
     }
 }
 
-impl Model for SplitModel {
+impl Model for LayerSplitModel {
     fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -253,8 +254,8 @@ impl Model for SplitModel {
         counts
     }
 
-    fn choices(&self) -> &[Choice] {
-        &self.choices
+    fn weight_layouts(&self) -> &[WeightLayout] {
+        &self.weight_layouts
     }
 
     fn set_profiling(&mut self, on: bool) {
@@ -262,7 +263,7 @@ impl Model for SplitModel {
         self.second.set_profiling(on);
     }
 
-    fn profile(&self) -> Vec<Part> {
+    fn profile(&self) -> Vec<StageProfile> {
         let mut stages = self.first.profile();
         stages.extend(self.second.profile());
         stages
@@ -278,10 +279,10 @@ mod tests {
     fn a_part_gets_everything_of_a_span_but_the_other_tables() {
         let table = |page| PageTable { skipped: 1, pages: vec![page] };
         let tables = vec![table(7), table(8)];
-        let span = Span { len: 2, position: 33, tables, state: 4, is_prompt: true };
+        let span = Span { len: 2, position: 33, tables, state_slot: 4, is_prefill: true };
         let tokens = vec![5, 6];
         let whole = Batch { tokens, spans: vec![span.clone()], ..Batch::default() };
-        let limits = Limits { tokens: 2, outputs: 2, pages: vec![9], states: 5 };
+        let limits = Limits { tokens: 2, outputs: 2, pages: vec![9], state_slots: 5 };
         let mut part = Batch::default();
         Cut { tables: vec![1], limits }.fill(&whole, &mut part);
         assert_eq!(part.tokens, whole.tokens);

@@ -1,0 +1,169 @@
+//! How a token is sampled from a row of logits, as data that a device can follow, and the reference
+//! implementation. [`SamplingParams`] covers the common options; the engine builds rarer samplers
+//! from the same [`Candidates`]. This file must not know where random numbers come from, nor text.
+
+use std::collections::VecDeque;
+
+use crate::candidates::Candidates;
+
+/// Penalties for tokens of the history: repetition (Keskar et al. 2019), frequency and presence
+/// (OpenAI's).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    /// Divisor of the logits of repeated tokens; 1 is off.
+    pub repeat: f32,
+    /// Subtracted once for each occurrence of the token; 0 is off.
+    pub frequency: f32,
+    /// Subtracted once if the token occurred; 0 is off.
+    pub presence: f32,
+}
+
+impl Penalties {
+    /// Penalties that change nothing.
+    pub const NONE: Penalties = Penalties { repeat: 1.0, frequency: 0.0, presence: 0.0 };
+
+    /// The penalised logit of a token that occurred `count` times, at least once.
+    pub fn apply(&self, logit: f32, count: u32) -> f32 {
+        // Dividing a negative logit would make the token likelier.
+        let logit = if logit <= 0.0 { logit * self.repeat } else { logit / self.repeat };
+        logit - (count as f32 * self.frequency + self.presence)
+    }
+}
+
+/// How one row's tokens are sampled, in this order: biases, penalties, top-k, top-p, min-p,
+/// temperature, sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divisor of the logits. At 0 sampling is greedy: the argmax, and `top_k`, `top_p` and `min_p`
+    /// have no effect.
+    pub temperature: f32,
+    /// Keeps this many tokens with the largest logits; 0 keeps all.
+    pub top_k: usize,
+    /// Keeps the likeliest tokens whose probabilities add up to this; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens with at least this fraction of the likeliest token's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Token ids, each at most once, and what is added to their logits.
+    pub biases: Vec<(u32, f32)>,
+    /// Applied to the tokens of the penalty window.
+    pub penalties: Penalties,
+    /// How many of the latest tokens are penalised.
+    pub penalty_window: usize,
+    /// The latest tokens before the first sampled one, oldest first, up to and including the token
+    /// that the first step reads; `penalty_window` of them if there are as many.
+    pub history: Vec<u32>,
+    /// One uniform random number per step, in units of 2^-32; empty where sampling is greedy.
+    pub uniforms: Vec<u32>,
+}
+
+impl SamplingParams {
+    /// Greedy sampling: the argmax of the logits.
+    pub fn greedy() -> SamplingParams {
+        SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            biases: Vec::new(),
+            penalties: Penalties::NONE,
+            penalty_window: 0,
+            history: Vec::new(),
+            uniforms: Vec::new(),
+        }
+    }
+
+    /// Whether logits are changed before a token is sampled.
+    pub fn adjusts_logits(&self) -> bool {
+        !self.biases.is_empty() || self.penalty_window > 0
+    }
+}
+
+/// Samples the tokens of one row on the host: the definition of [`SamplingParams`].
+#[derive(Debug)]
+pub struct ReferenceSampler<'a> {
+    params: &'a SamplingParams,
+    history: VecDeque<u32>,
+    step: usize,
+    candidates: Candidates,
+}
+
+impl<'a> ReferenceSampler<'a> {
+    /// A sampler before the first step.
+    pub fn new(params: &'a SamplingParams) -> ReferenceSampler<'a> {
+        let history = params.history.iter().copied().collect();
+        ReferenceSampler { params, history, step: 0, candidates: Candidates::default() }
+    }
+
+    /// Samples the next token. Biases and penalties change `logits` in place.
+    ///
+    /// # Panics
+    /// If sampling is not greedy and there is no random number for this step.
+    pub fn sample(&mut self, logits: &mut [f32]) -> u32 {
+        let params = self.params;
+        self.adjust(logits);
+        let token = if params.temperature <= 0.0 {
+            argmax(logits)
+        } else {
+            let candidates = &mut self.candidates;
+            candidates.fill(logits, params.top_k);
+            candidates.top_p(params.top_p, 0);
+            candidates.min_p(params.min_p, 0);
+            candidates.temperature(params.temperature);
+            candidates.sample(f64::from(params.uniforms[self.step]) / 4_294_967_296.0).0
+        };
+        self.step += 1;
+        self.history.push_back(token);
+        token
+    }
+
+    fn adjust(&mut self, logits: &mut [f32]) {
+        for &(id, bias) in &self.params.biases {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit += bias;
+            }
+        }
+        let passed = self.history.len().saturating_sub(self.params.penalty_window);
+        self.history.drain(..passed);
+        let mut window: Vec<u32> = self.history.iter().copied().collect();
+        window.sort_unstable();
+        for same in window.chunk_by(|a, b| a == b) {
+            if let Some(logit) = logits.get_mut(same[0] as usize) {
+                *logit = self.params.penalties.apply(*logit, same.len() as u32);
+            }
+        }
+    }
+}
+
+/// The index of the largest logit, the first of equals. NaN is never the largest; if all are NaN
+/// the index is 0.
+pub fn argmax(logits: &[f32]) -> u32 {
+    // Independent lanes let the compiler use vectors.
+    const LANES: usize = 16;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
+        }
+    }
+    let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == max).unwrap_or(0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn argmax_is_the_first_of_the_largest() {
+        assert_eq!(argmax(&[0.5, f32::NAN, 2.0, -1.0, 2.0]), 2);
+        assert_eq!(argmax(&[f32::NAN, f32::NEG_INFINITY]), 1);
+        assert_eq!(argmax(&[f32::NAN]), 0);
+        // Beyond one vector, and with equals in several.
+        let mut many = [-1.0; 40];
+        (many[3], many[21], many[22], many[39]) = (f32::NAN, 4.0, 4.0, 4.0);
+        assert_eq!(argmax(&many), 21);
+        many[39] = 5.0;
+        assert_eq!(argmax(&many), 39);
+    }
+}
