@@ -1,15 +1,16 @@
-//! The architectures: one file each, and the table that names them.
+//! The architectures: one file each, and the table of their names.
 
 use bodkin_gguf::{Metadata, Tensor};
 
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::{Attention, Gating, Routing};
-use crate::plan::{Plan, Value};
+use crate::plan::Plan;
 use crate::rope::{Rope, RopeStyle};
 
-/// Declares the modules and the table from `general.architecture` to them.
+/// Declares the modules and the table from `general.architecture` to their build functions.
 macro_rules! architectures {
     ($($module:ident: $($name:literal),+;)+) => {
         $(mod $module;)+
@@ -44,14 +45,14 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|(name, _)| *name)
 }
 
-/// The plan of a model, from its metadata and its tensors' names, shapes and formats, for
-/// sequences as long as the model was made for.
+/// The plan of a model, from its metadata and its tensors' names, shapes and formats, for sequences
+/// up to the model's context length.
 pub fn plan(metadata: &Metadata, tensors: &[Tensor]) -> Result<Plan> {
     build(&HyperParameters::new(metadata)?, tensors)
 }
 
-/// As [`plan`], for sequences of up to `context` tokens: some models rotate otherwise if none is
-/// longer than what they were first trained with.
+/// As [`plan`], for sequences of up to `context` tokens: LongRoPE has other factors if none is
+/// longer than the original context length.
 pub fn plan_for(metadata: &Metadata, tensors: &[Tensor], context: usize) -> Result<Plan> {
     build(&HyperParameters::new(metadata)?.for_context(context), tensors)
 }
@@ -67,17 +68,17 @@ fn build(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<Plan> {
     Ok(builder.finish(output))
 }
 
-/// The attention of every layer as most decoders describe it.
+/// The attention of every layer of a model without recurrent layers.
 fn attention_layers(m: &HyperParameters<'_>) -> Result<Vec<Attention>> {
     let layers = m.layers()?;
-    // Both refuse zeros.
+    // `sizes` rejects zeros.
     m.sizes("attention.head_count", layers)?;
     m.sizes("attention.head_count_kv", layers)?;
     Ok(hybrid_attention_layers(m, layers)?.into_iter().flatten().collect())
 }
 
-/// The attention of every layer, or none for the layers without key heads: those of a hybrid that
-/// are something else.
+/// The attention of every layer; none for the layers without KV heads, the recurrent layers of a
+/// hybrid.
 fn hybrid_attention_layers(
     m: &HyperParameters<'_>,
     layers: usize,
@@ -120,8 +121,8 @@ fn hybrid_attention_layers(
     heads.into_iter().zip(kv_heads).map(layer).collect()
 }
 
-/// The rotation of heads of `head_dim`, with the divisors of its frequencies that a file may have:
-/// Llama 3's, or LongRoPE's for contexts up to the original one and beyond it.
+/// The rotary embedding of heads of `head_dim`, with the frequency factors of the file: Llama 3's,
+/// or LongRoPE's short or long ones.
 fn rope(
     m: &HyperParameters<'_>,
     g: &mut Builder<'_>,
@@ -130,13 +131,13 @@ fn rope(
 ) -> Result<Rope> {
     let rope = m.rope(style, head_dim)?;
     let is_long = m.context()? > m.original_context()?;
-    let set = if is_long { "rope_factors_long" } else { "rope_factors_short" };
-    let name = if g.has("rope_freqs") { "rope_freqs" } else { set };
+    let longrope = if is_long { "rope_factors_long" } else { "rope_factors_short" };
+    let name = if g.has("rope_freqs") { "rope_freqs" } else { longrope };
     Ok(Rope { factors: g.vector(name, rope.dims / 2)?, ..rope })
 }
 
-/// The hidden width of every layer's feed-forward part. Files of models with experts need not have
-/// it: no layer is that wide then.
+/// The hidden width of every layer's feed-forward network. Optional for models with experts: then
+/// the width is zero.
 fn hidden_sizes(m: &HyperParameters<'_>, has_experts: bool) -> Result<Vec<usize>> {
     let (name, layers) = ("feed_forward_length", m.layers()?);
     match m.sizes(name, layers)? {
@@ -146,8 +147,8 @@ fn hidden_sizes(m: &HyperParameters<'_>, has_experts: bool) -> Result<Vec<usize>
     }
 }
 
-/// How each layer chooses its experts; empty if the model has none. `gating` and `normalize` are
-/// those of models whose files do not say.
+/// The routing of each layer; empty if the model has no experts. `gating` and `normalize` are the
+/// defaults of the architecture.
 fn routings(
     m: &HyperParameters<'_>,
     g: &Builder<'_>,

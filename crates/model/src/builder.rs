@@ -1,5 +1,5 @@
-//! The vocabulary that architectures are written in: one method for each thing that blocks are
-//! made of. Features follow from the presence of tensors; shapes are checked here, once.
+//! The builder of plans: one method for each component of a transformer block. Tensors in the file
+//! determine optional features, such as biases; all shapes are checked here.
 
 mod encoder;
 mod experts;
@@ -15,26 +15,27 @@ use bodkin_gguf::Tensor;
 
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
+use crate::ids::{SlotId, Value, WeightId};
 use crate::op::{Act, Attention, EmbedBy, NormKind, Op};
-use crate::plan::{KvSlot, Plan, SlotId, Value, Weight, WeightId};
+use crate::plan::{KvSlot, Plan, Weight};
 use crate::rope::Rope;
 
-/// What an attention layer needs to know besides its tensors.
+/// The settings of an attention layer besides its tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionLayer {
     /// Heads, scale, window.
     pub attention: Attention,
-    /// How queries and keys are rotated, if they are.
+    /// The rotary embedding of queries and keys, if any.
     pub rope: Option<Rope>,
-    /// The epsilon of query and key norms, where the file has them.
+    /// The epsilon of query and key norms, if the file has them.
     pub eps: f32,
 }
 
-/// Makes a plan, one operation at a time.
+/// Builds a plan, one operation at a time.
 pub struct Builder<'a> {
     tensors: HashMap<&'a str, &'a Tensor>,
-    known: HashMap<String, WeightId>,
-    /// Stands before every tensor name: empty, or `blk.N.`.
+    weight_ids: HashMap<String, WeightId>,
+    /// The prefix of every tensor name: empty, or `blk.N.`.
     prefix: String,
     plan: Plan,
 }
@@ -53,7 +54,7 @@ impl<'a> Builder<'a> {
             ops: Vec::new(),
             widths: Vec::new(),
         };
-        Ok(Builder { tensors, known: HashMap::new(), prefix: String::new(), plan })
+        Ok(Builder { tensors, weight_ids: HashMap::new(), prefix: String::new(), plan })
     }
 
     /// The finished plan, whose logits are `output`.
@@ -62,7 +63,7 @@ impl<'a> Builder<'a> {
         self.plan
     }
 
-    /// From here on tensor names are those of block `layer`.
+    /// Sets the prefix of tensor names to block `layer`.
     pub fn block(&mut self, layer: usize) -> &mut Self {
         self.prefix = format!("blk.{layer}.");
         self
@@ -106,20 +107,20 @@ impl<'a> Builder<'a> {
                 wanted: if rows == 1 { vec![cols as u64] } else { vec![cols as u64, rows as u64] },
             });
         }
-        if let Some(&id) = self.known.get(full_name) {
+        if let Some(&id) = self.weight_ids.get(full_name) {
             return Ok(id);
         }
         let id = WeightId(self.plan.weights.len());
         let (name, format, bytes) = (full_name.to_owned(), tensor.format, tensor.bytes);
         self.plan.weights.push(Weight { name, format, cols, rows, bytes });
-        self.known.insert(full_name.to_owned(), id);
+        self.weight_ids.insert(full_name.to_owned(), id);
         Ok(id)
     }
 
     fn weight(&mut self, name: &str, cols: usize, rows: usize) -> Result<WeightId> {
         let bare = format!("{}{name}", self.prefix);
         let full = format!("{bare}.weight");
-        // Some converters leave the ending out.
+        // Some converters omit `.weight`.
         let is_bare =
             self.tensors.contains_key(bare.as_str()) && !self.tensors.contains_key(full.as_str());
         self.find(if is_bare { &bare } else { &full }, cols, rows)
@@ -142,7 +143,7 @@ impl<'a> Builder<'a> {
         self.find(&full, cols, 1).map(Some)
     }
 
-    /// The rows of the token table.
+    /// Token embeddings.
     pub fn embed(&mut self, name: &str, width: usize) -> Result<Value> {
         let full = format!("{name}.weight");
         let rows = self.tensors.get(full.as_str()).map_or(0, |t| t.rows());
@@ -150,7 +151,7 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Embed { table, by: EmbedBy::Token }, width))
     }
 
-    /// A norm over whole rows.
+    /// An RMS norm over whole rows.
     pub fn rms_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
         let width = self.width(input);
         let weight = self.weight(name, width, 1)?;
@@ -168,8 +169,8 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
     }
 
-    /// A norm over each head, by one weight for all or by one for each, or over the row where the
-    /// weight is that wide; nothing where the file has no such weight.
+    /// A norm of each head with shared or separate weights, or of the whole row if the weight is
+    /// that wide. The input itself if the file has no such weight.
     fn head_norm(
         &mut self,
         input: Value,
@@ -187,7 +188,7 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }
 
-    /// A product with `name`, plus its bias if there is one.
+    /// A matmul with the weight `name`, plus its bias if there is one.
     pub fn linear(&mut self, input: Value, name: &str, rows: usize) -> Result<Value> {
         let weight = self.weight(name, self.width(input), rows)?;
         let bias = self.bias(name, rows)?;
@@ -203,12 +204,12 @@ impl<'a> Builder<'a> {
         self.push(Op::Slice { input, groups, start, len }, groups * len)
     }
 
-    /// Self-attention: projections, norms of queries and keys, rotation, attention, output.
+    /// Self-attention: QKV projections, QK norms, rotary embedding, attention, output projection.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
         self.attention_with_qk_norm(input, layer, NormKind::Rms)
     }
 
-    /// As [`Builder::attention`], with norms of queries and keys of this kind, if there are any.
+    /// As [`Builder::attention`], with QK norms of a given kind, if the file has any.
     pub fn attention_with_qk_norm(
         &mut self,
         input: Value,
@@ -243,7 +244,7 @@ impl<'a> Builder<'a> {
         self.linear(out, "attn_output", width)
     }
 
-    /// Attention with a slot of its own.
+    /// Attention with a KV cache of its own.
     fn attend(&mut self, q: Value, k: Value, v: Value, attention: Attention) -> Value {
         let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = attention;
         let slot = SlotId(self.plan.slots.len());
@@ -251,9 +252,8 @@ impl<'a> Builder<'a> {
         self.push(Op::Attention { q, k, v, attention, slot }, heads * value_dim)
     }
 
-    /// A gated feed-forward layer: `down(act(gate(x)) * up(x))`. Without a tensor for the gate its
-    /// rows are the first half of the other's; where that has no such half, there is no gate:
-    /// `down(act(up(x)))`.
+    /// A feed-forward layer: gated, `down(act(gate(x)) * up(x))`, or not, `down(act(up(x)))`.
+    /// Without a gate tensor, a fused `ffn_up` of `2 * hidden` rows has the gate's rows first.
     pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
         let width = self.width(input);
         let h = if self.has("ffn_gate") {
@@ -278,13 +278,13 @@ impl<'a> Builder<'a> {
         self.push(Op::Add { a, b }, width)
     }
 
-    /// A value times a number, or the value itself without one.
+    /// A value times a factor, or the value itself without a factor.
     pub fn scale(&mut self, input: Value, factor: Option<f32>) -> Value {
         let width = self.width(input);
         factor.map_or(input, |factor| self.push(Op::Scale { input, factor }, width))
     }
 
-    /// The final RMS norm and the head: the first tensor of `names` that the file has.
+    /// The final RMS norm and the output head: the first tensor of `names` in the file.
     pub fn logits(&mut self, input: Value, norm: &str, eps: f32, names: &[&str]) -> Result<Value> {
         self.prefix.clear();
         let input = self.rms_norm(input, norm, eps)?;

@@ -1,6 +1,6 @@
-//! Old and odd files in the form of today's, in memory: one place brings names, keys and layouts
-//! into the form that architectures are written for, so that no architecture knows of others. What
-//! has to be computed for that is computed when a backend first reads the tensor.
+//! Canonical form: converts names, keys and tensor layouts of old converters, in memory, to those
+//! of llama.cpp's current converter, the only ones that architectures read. Tensors that need
+//! conversion are converted when a backend first reads them.
 
 mod ollama;
 
@@ -11,38 +11,41 @@ use bodkin_gguf::{File, Format, Tensor};
 
 use crate::error::{Error, Result};
 
-/// Opens a model's file and brings it into today's form.
+/// Opens a model's file in canonical form.
 pub fn open(path: impl AsRef<Path>) -> Result<File> {
     canonical(File::open(path)?)
 }
 
-/// A file in today's form: itself, if it has that.
+/// Converts a file to canonical form.
 pub fn canonical(mut file: File) -> Result<File> {
-    ollama::mend(&mut file)?;
-    join_experts(&mut file)?;
+    ollama::convert(&mut file)?;
+    stack_experts(&mut file)?;
     Ok(file)
 }
 
-/// The tensors of an expert in files from before they were stacked.
-const PARTS: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
+/// The tensors of one expert in old files.
+const EXPERT_TENSORS: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
 
 /// The name of the stacked tensor and the expert's number, for `blk.3.ffn_up.7.weight`.
 fn expert_of(name: &str) -> Option<(String, usize)> {
     let mut words = name.split('.');
     let (block, layer) = (words.next()?, words.next()?);
     let (part, expert) = (words.next()?, words.next()?.parse().ok()?);
-    let is_expert = block == "blk" && PARTS.contains(&part) && words.eq(["weight"]);
+    let is_expert = block == "blk" && EXPERT_TENSORS.contains(&part) && words.eq(["weight"]);
     is_expert.then(|| (format!("blk.{layer}.{part}_exps.weight"), expert))
 }
 
-/// Stacks the experts of files that have a tensor for each.
-fn join_experts(file: &mut File) -> Result<()> {
+/// Stacks the tensors of experts in old files, which have one tensor for each expert.
+fn stack_experts(file: &mut File) -> Result<()> {
     let mut stacks: BTreeMap<String, BTreeMap<usize, Tensor>> = BTreeMap::new();
     for tensor in file.tensors() {
         if let Some((stack, expert)) = expert_of(&tensor.name)
             && stacks.entry(stack).or_default().insert(expert, tensor.clone()).is_some()
         {
-            return Err(Error::Unsupported(format!("a second tensor for that of {}", tensor.name)));
+            return Err(Error::Unsupported(format!(
+                "a second tensor of the expert of {}",
+                tensor.name
+            )));
         }
     }
     if stacks.is_empty() {
@@ -57,7 +60,7 @@ fn join_experts(file: &mut File) -> Result<()> {
         let parts: Vec<Tensor> = experts.into_values().collect();
         let (format, mut shape) = (parts[0].format, parts[0].shape.clone());
         for part in &parts {
-            check_alike(part, format, &shape)?;
+            check_same_layout(part, format, &shape)?;
         }
         shape.truncate(2);
         shape.push(parts.len() as u64);
@@ -73,8 +76,8 @@ fn join_experts(file: &mut File) -> Result<()> {
     Ok(())
 }
 
-/// Experts of one stack have one format, and one shape of two dimensions.
-fn check_alike(tensor: &Tensor, format: Format, wanted: &[u64]) -> Result<()> {
+/// Checks that a tensor has the format and the two-dimensional shape of its stack.
+fn check_same_layout(tensor: &Tensor, format: Format, wanted: &[u64]) -> Result<()> {
     let name = tensor.name.clone();
     if tensor.format != format {
         let (found, wanted) = (tensor.format.name(), format.name());

@@ -1,20 +1,21 @@
-//! What a plan costs: sums over its operations. The memory planner, the progress bar, the
-//! roofline of `bench` and `inspect --memory` all use these numbers and no others.
+//! The cost of a plan: sums over its operations. The memory planner, the progress bar, the roofline
+//! of `bench` and `inspect --memory` use only these numbers.
 
+use crate::ids::Value;
 use crate::op::Op;
-use crate::plan::{Plan, Rows, Value};
+use crate::plan::{Plan, Rows};
 
 /// Bytes and operations of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// All weights that the plan names, in the file's formats.
+    /// All weights of the plan, in the file's formats.
     pub weight_bytes: u64,
     /// The number of weights.
     pub parameters: u64,
-    /// Weight bytes that one decode step reads: of a table only a row, unless it is also the head;
-    /// of experts only the share of those that are chosen.
+    /// Weight bytes that one decode step of one sequence reads: one row of an embedding table,
+    /// unless it is also the output head, and the selected experts only.
     pub step_weight_bytes: u64,
-    /// Multiplications and additions of the products with weights, for one token with logits.
+    /// Multiplications and additions of all matmuls with weights, for one token with logits.
     pub flops_per_token: u64,
 }
 
@@ -27,7 +28,7 @@ impl Plan {
             step_weight_bytes: 0,
             flops_per_token: 0,
         };
-        // Of each weight the most that one operation reads: what is read twice comes once.
+        // A weight that several operations read is counted once.
         let mut read = vec![0; self.weights.len()];
         for (i, op) in self.ops.iter().enumerate() {
             for id in op.weights() {
@@ -48,7 +49,7 @@ impl Plan {
             | Op::ExpertLinear { weight, .. }
             | Op::Conv { weight, .. } = op
             {
-                // Every element of the result is the sum of so many products.
+                // One multiplication and one addition for each column of each output element.
                 cost.flops_per_token +=
                     2 * self.weight(*weight).cols as u64 * self.widths[i] as u64;
             }
@@ -57,40 +58,39 @@ impl Plan {
         cost
     }
 
-    /// Elements of keys and values that a sequence of `tokens` tokens holds, and that the next
-    /// token reads: slots with a window hold no more than that.
+    /// KV cache elements of a sequence of `tokens` tokens, which the next token reads. Slots with a
+    /// window cache at most the window.
     pub fn kv_elements(&self, tokens: usize) -> u64 {
-        let held = |window: Option<usize>| window.map_or(tokens, |w| w.min(tokens)) as u64;
+        let cached = |window: Option<usize>| window.map_or(tokens, |w| w.min(tokens)) as u64;
         let slots = self.slots.iter();
-        slots.map(|s| (s.elements_per_token() as u64).saturating_mul(held(s.window))).sum()
+        slots.map(|s| (s.elements_per_token() as u64).saturating_mul(cached(s.window))).sum()
     }
 
-    /// Elements of recurrent state that a sequence of any length holds, and that every token reads
-    /// and writes.
+    /// Elements of recurrent state of a sequence of any length, which every token reads and writes.
     pub fn state_elements(&self) -> u64 {
         self.states.iter().map(|s| s.elements() as u64).sum()
     }
 }
 
-/// Which buffer each value lives in: values whose lifetimes do not meet share one.
+/// The buffer of each value: values with disjoint lifetimes share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// The buffer of each value. The output has none, nor has what comes after logits: they live,
-    /// one in the place of the other, where the caller wants the logits.
+    /// The buffer of each value. Values with output rows have none: they share the caller's memory
+    /// for logits.
     pub of_value: Vec<Option<usize>>,
     /// The widest value of each buffer, in elements.
     pub widths: Vec<usize>,
 }
 
 impl Buffers {
-    /// Bytes of all buffers for a step of so many tokens.
+    /// Bytes of all buffers for a step of `tokens` tokens.
     pub fn bytes(&self, tokens: usize) -> u64 {
         4 * self.widths.iter().sum::<usize>() as u64 * tokens as u64
     }
 }
 
 impl Plan {
-    /// The last operation that reads each value; the output is read after all of them.
+    /// The last operation that reads each value; the output is read after all operations.
     pub fn last_uses(&self) -> Vec<usize> {
         let mut last: Vec<usize> = (0..self.ops.len()).collect();
         for (i, op) in self.ops.iter().enumerate() {
@@ -100,9 +100,8 @@ impl Plan {
         last
     }
 
-    /// Assigns buffers, best fit. An operation never writes a buffer that it reads, but for those
-    /// that turn a value into another element by element (see [`Op::in_place_input`]): they work in place
-    /// where that is the last use of the value.
+    /// Assigns buffers, best fit. An operation never writes a buffer that it reads, except for an
+    /// elementwise operation (see [`Op::in_place_input`]) that is the last use of its input.
     pub fn buffers(&self) -> Buffers {
         let last = self.last_uses();
         let mut buffers = Buffers { of_value: Vec::new(), widths: Vec::new() };
@@ -112,9 +111,9 @@ impl Plan {
                 buffers.of_value.push(None);
                 continue;
             }
-            let updated = self.ops[i].in_place_input().filter(|value| last[value.0] == i);
-            let updated = updated.filter(|value| self.widths[value.0] == width);
-            let free = updated.and_then(|value| buffers.of_value[value.0]).or_else(|| {
+            let in_place = self.ops[i].in_place_input().filter(|value| last[value.0] == i);
+            let in_place = in_place.filter(|value| self.widths[value.0] == width);
+            let free = in_place.and_then(|value| buffers.of_value[value.0]).or_else(|| {
                 let free = (0..busy_until.len()).filter(|&b| busy_until[b] < i);
                 free.min_by_key(|&b| buffers.widths[b].abs_diff(width))
             });

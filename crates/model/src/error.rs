@@ -1,9 +1,9 @@
-//! What can be wrong with a file that reads well but describes no model that we can run.
+//! Errors of files that are valid GGUF but have no plan.
 
-/// Why no plan could be made of a file.
+/// Why a file has no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The metadata could not be read as the type that a key has.
+    /// The file could not be read, or a key has another type.
     #[error(transparent)]
     Gguf(#[from] bodkin_gguf::Error),
     /// The architecture has no file in `arch/`.
@@ -35,10 +35,10 @@ pub enum Error {
         /// What was found and what was expected.
         problem: String,
     },
-    /// The model uses something that no plan can express yet.
+    /// The model needs something that no plan can express.
     #[error("{0} is not supported")]
     Unsupported(String),
 }
 
-/// The result of making a plan.
+/// The result of building a plan.
 pub type Result<T> = std::result::Result<T, Error>;

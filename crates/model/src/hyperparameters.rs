@@ -1,5 +1,5 @@
-//! Metadata as an architecture reads it: keys without their prefix, defaults in one place, and
-//! numbers checked before anything is divided or sized by them.
+//! The hyperparameters of a model, from metadata: keys without their prefix, defaults in one place,
+//! and a check of every number before it is a divisor or a size.
 
 use bodkin_gguf::{Array, Metadata, Value};
 
@@ -7,14 +7,14 @@ use crate::error::{Error, Result};
 use crate::op::{Gating, PoolKind, Routing};
 use crate::rope::{Rope, RopeScaling, RopeStyle};
 
-/// No layer count, head count or head width of a real model comes near this.
+/// Far above every layer count, head count and width of real models.
 const PLAUSIBLE_MAX: u32 = 1 << 24;
 
-/// The metadata of one architecture.
+/// Typed and checked reads of the metadata keys of one architecture.
 pub struct HyperParameters<'a> {
     metadata: &'a Metadata,
     architecture: &'a str,
-    /// Tokens of the longest sequence, if that is not what the model was made for.
+    /// Tokens of the longest sequence, if not the model's context length.
     context: Option<usize>,
 }
 
@@ -24,12 +24,12 @@ impl<'a> HyperParameters<'a> {
         Ok(HyperParameters { metadata, architecture: metadata.architecture()?, context: None })
     }
 
-    /// The same for sequences of up to `context` tokens.
+    /// Sets the longest sequence to `context` tokens.
     pub fn for_context(self, context: usize) -> HyperParameters<'a> {
         HyperParameters { context: Some(context), ..self }
     }
 
-    /// What `general.architecture` says.
+    /// The value of `general.architecture`.
     pub fn architecture(&self) -> &'a str {
         self.architecture
     }
@@ -48,7 +48,7 @@ impl<'a> HyperParameters<'a> {
         Ok(self.metadata.u32(&self.key(name))?)
     }
 
-    /// A yes or no that may be absent.
+    /// A bool that may be absent.
     pub fn bool(&self, name: &str) -> Result<Option<bool>> {
         Ok(self.metadata.bool(&self.key(name))?)
     }
@@ -64,13 +64,13 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
-    /// A size that must be there, from 1 up.
+    /// A required size, at least 1.
     pub fn size(&self, name: &str) -> Result<usize> {
         let value = self.metadata.need_u32(&self.key(name))?;
         self.plausible(name, value)
     }
 
-    /// A size that may be absent, from 1 up.
+    /// A size, at least 1, or `default` if absent.
     pub fn size_or(&self, name: &str, default: usize) -> Result<usize> {
         self.u32(name)?.map_or(Ok(default), |value| self.plausible(name, value))
     }
@@ -82,7 +82,7 @@ impl<'a> HyperParameters<'a> {
         sizes.collect::<Result<_>>().map(Some)
     }
 
-    /// As [`HyperParameters::sizes`], but a layer may lack what is counted: then it has zero.
+    /// As [`HyperParameters::sizes`], but the value of a layer may be zero.
     pub fn counts(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
         let counts = values.into_iter().map(|v| match v {
@@ -118,16 +118,16 @@ impl<'a> HyperParameters<'a> {
         Ok(layers)
     }
 
-    /// The number of blocks without those at the end that draft further tokens.
+    /// The number of blocks without those for multi-token prediction (MTP) at the end.
     pub fn layers_without_mtp(&self) -> Result<usize> {
         let (layers, name) = (self.layers()?, "nextn_predict_layers");
         match self.u32(name)?.map_or(0, |n| n as usize) {
-            drafts if drafts < layers => Ok(layers - drafts),
-            drafts => Err(self.error(name, format!("expected less than {layers}, found {drafts}"))),
+            mtp if mtp < layers => Ok(layers - mtp),
+            mtp => Err(self.error(name, format!("expected less than {layers}, found {mtp}"))),
         }
     }
 
-    /// The taps of a convolution, which looks back at least by one.
+    /// The taps of a convolution, at least 2.
     pub fn kernel(&self, name: &str) -> Result<usize> {
         match self.size(name)? {
             1 => Err(self.error(name, "expected at least 2, found 1")),
@@ -135,13 +135,13 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
-    /// Whether feed-forward layers are made of experts.
+    /// Whether the model has experts (MoE).
     pub fn has_experts(&self) -> Result<bool> {
         Ok(self.u32("expert_count")?.is_some_and(|n| n > 0))
     }
 
-    /// How the experts of a layer are chosen. `gating` and `normalize` are those of models whose
-    /// files do not say.
+    /// The routing of a layer's tokens to experts. `gating` and `normalize` are the defaults of the
+    /// architecture.
     pub fn routing(&self, layer: usize, gating: Gating, normalize: bool) -> Result<Routing> {
         let experts = self.size("expert_count")?;
         let used = self.expert_used(layer, experts)?;
@@ -155,7 +155,7 @@ impl<'a> HyperParameters<'a> {
                 return Err(self.error("expert_gating_func", problem));
             }
         };
-        // Zero stands for none in both.
+        // Zero means no groups in both keys.
         let groups = self.u32("expert_group_count")?.map_or(1, |n| n.max(1) as usize);
         let groups_used = self.u32("expert_group_used_count")?.unwrap_or(0) as usize;
         let groups_used = if groups_used == 0 { groups } else { groups_used };
@@ -174,7 +174,7 @@ impl<'a> HyperParameters<'a> {
         Ok(Routing { experts, used, gating, groups, groups_used, normalize, scale })
     }
 
-    /// The experts that a token passes through in a layer.
+    /// The experts selected for each token in a layer.
     fn expert_used(&self, layer: usize, experts: usize) -> Result<usize> {
         let name = "expert_used_count";
         let values = self.metadata.u32s(&self.key(name))?.unwrap_or_default();
@@ -186,7 +186,7 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
-    /// How an encoder makes one row of all; most files say it.
+    /// The pooling of an encoder; mean if absent.
     pub fn pooling(&self) -> Result<PoolKind> {
         match self.u32("pooling_type")? {
             None | Some(1) => Ok(PoolKind::Mean),
@@ -211,7 +211,7 @@ impl<'a> HyperParameters<'a> {
         self.f32(name)?.ok_or_else(|| self.error(name, "missing"))
     }
 
-    /// The rotation of heads of `head_dim`, scaled as the metadata says, without factors.
+    /// The rotary embedding of heads of `head_dim`, with the metadata's scaling, without factors.
     pub fn rope(&self, style: RopeStyle, head_dim: usize) -> Result<Rope> {
         let dims = self.size_or("rope.dimension_count", head_dim)?;
         if dims > head_dim || dims % 2 != 0 {
@@ -222,7 +222,7 @@ impl<'a> HyperParameters<'a> {
         Ok(Rope { style, dims, base, scaling: self.rope_scaling()?, factors: None })
     }
 
-    /// The base of a rotation's wavelengths, which may be absent.
+    /// The base (theta) of a rotary embedding, which may be absent.
     pub fn rope_base(&self, name: &str) -> Result<Option<f32>> {
         match self.f32(name)? {
             Some(base) if base <= 1.0 => {
@@ -239,7 +239,7 @@ impl<'a> HyperParameters<'a> {
             Some(factor) => Some(factor),
             None => self.f32("rope.scale_linear")?,
         };
-        // Zero stands for "not scaled" in files of some converters.
+        // Some converters write zero for no scaling.
         let factor = factor.filter(|&f| f != 0.0).unwrap_or(1.0);
         if factor < 0.0 {
             let problem = format!("expected a positive number, found {factor}");
@@ -269,7 +269,7 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
-    /// The bound of a soft cap; zero stands for none.
+    /// The bound of a soft cap; zero means none.
     pub fn cap(&self, name: &str) -> Result<Option<f32>> {
         match self.f32(name)? {
             Some(cap) if cap < 0.0 => {
@@ -279,23 +279,23 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
-    /// The longest sequence that the model was made for.
+    /// The model's context length.
     pub fn context_length(&self) -> Result<usize> {
         self.size("context_length")
     }
 
-    /// The longest sequence that the plan is for.
+    /// The longest sequence of the plan.
     pub fn context(&self) -> Result<usize> {
         self.context.map_or_else(|| self.context_length(), Ok)
     }
 
-    /// The longest sequence that the model was first trained with, before its context was extended.
+    /// The context length of the first training, before context extension.
     pub fn original_context(&self) -> Result<usize> {
         self.size_or("rope.scaling.original_context_length", self.context_length()?)
     }
 
-    /// Which layers are local. Files say it for each layer, or how many layers make a run of which
-    /// the last one is global; `period` is that of files that say nothing.
+    /// Whether each layer has sliding-window attention. The key is an array of bools, or a period
+    /// of layers, of which the last has global attention; `period` is the default.
     pub fn local_layers(&self, period: usize) -> Result<Vec<bool>> {
         let (name, layers) = ("attention.sliding_window_pattern", self.layers()?);
         if let Some(Value::Array(Array::Bool(local))) = self.metadata.get(&self.key(name)) {
@@ -309,7 +309,7 @@ impl<'a> HyperParameters<'a> {
         Ok((1..=layers).map(|i| i % period != 0).collect())
     }
 
-    /// The tokens that a local layer sees, or none if the key is absent or zero.
+    /// The tokens of the sliding window; none if the key is absent or zero.
     pub fn sliding_window(&self) -> Result<Option<usize>> {
         Ok(self.u32("attention.sliding_window")?.filter(|&w| w > 0).map(|w| w as usize))
     }

@@ -1,7 +1,7 @@
 //! From GGUF metadata to a [`Plan`]: a straight-line list of operations over numbered values and
-//! named weights, and what such a list costs in bytes and operations; and old files in today's
-//! form. This crate is pure: it must not know a device, a thread, a page table or a token, and no
-//! plan depends on the value of a weight.
+//! named weights, with its cost in bytes and operations. Files of old converters are first brought
+//! into canonical form. This crate is pure: it must not know a device, a thread, a page table or a
+//! token, and no plan depends on the value of a weight.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod canonical;
 mod cost;
 mod error;
 mod hyperparameters;
+mod ids;
 mod op;
 mod plan;
 mod rope;
@@ -23,6 +24,7 @@ pub use canonical::{canonical, open};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};
 pub use hyperparameters::HyperParameters;
+pub use ids::{SlotId, StateId, Value, WeightId};
 pub use op::{Act, Attention, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Scan};
-pub use plan::{KvSlot, Plan, Rows, SlotId, StateId, StateSlot, Value, Weight, WeightId};
+pub use plan::{KvSlot, Plan, Rows, StateSlot, Weight};
 pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};

@@ -1,7 +1,7 @@
-//! The kinds of operation, with what each needs to know: shapes, weights, state. Their meaning is
-//! the reference interpreter's, formula by formula.
+//! The kinds of operation with their shapes, weights and state. The reference interpreter of the
+//! backend crate defines their semantics, formula by formula.
 
-use crate::plan::{SlotId, StateId, Value, WeightId};
+use crate::ids::{SlotId, StateId, Value, WeightId};
 use crate::rope::Rope;
 
 /// How a norm centres and scales.
@@ -28,23 +28,23 @@ pub enum Act {
     GeluTanh,
     /// `max(x, 0)^2`.
     ReluSquared,
-    /// GPT-OSS's gate, of [`Op::Glu`] only: with `g = min(gate, 7)` and `u` the other value held
-    /// within 7 of zero, `g * sigmoid(1.702 * g) * (u + 1)`.
+    /// GPT-OSS's gate, of [`Op::Glu`] only: `g * sigmoid(1.702 * g) * (u + 1)`, with
+    /// `g = min(gate, 7)` and `u` the other value clamped to -7 to 7.
     ClampedSwish,
 }
 
-/// Which row of a table a token reads.
+/// The table row that a token reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbedBy {
-    /// That of the token's id.
+    /// The row of the token id.
     Token,
-    /// That of its position in the sequence.
+    /// The row of the position in the sequence.
     Position,
-    /// The first, whatever the token.
+    /// Row 0 for every token.
     First,
 }
 
-/// How the rows of a sequence become one.
+/// How the rows of a sequence are pooled into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolKind {
     /// The mean of all rows.
@@ -62,31 +62,31 @@ pub enum Gating {
     Softmax,
     /// The sigmoid of each score.
     Sigmoid,
-    /// Experts are chosen by score; softmax over the chosen ones.
+    /// Experts are selected by score; softmax over the selected ones.
     SoftmaxOfChosen,
 }
 
-/// How a token's experts are chosen and weighted.
+/// How a token's experts are selected and weighted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// All experts of the layer.
+    /// Experts of the layer.
     pub experts: usize,
-    /// Experts that a token passes through.
+    /// Experts selected for each token.
     pub used: usize,
     /// From scores to probabilities.
     pub gating: Gating,
-    /// Experts come in so many groups of equal size; 1 for no groups.
+    /// Groups of experts, of equal size; 1 for no groups.
     pub groups: usize,
-    /// The groups with the largest sums of their two best experts' probabilities, of which the
-    /// experts are chosen.
+    /// Groups from which experts are selected: those with the largest sums of their two highest
+    /// probabilities.
     pub groups_used: usize,
-    /// Divide the weights of the chosen by their sum, or by 2^-14 if that is more.
+    /// Divide the weights of the selected experts by their sum, or by 2^-14 if that is larger.
     pub normalize: bool,
     /// Multiplies the weights.
     pub scale: f32,
 }
 
-/// A state-space layer of Mamba 2: each head carries `h`, `[head_dim, state]`, along the sequence:
+/// The scan of Mamba 2 (state-space model). Each head has the state `h`, `[head_dim, state]`:
 ///
 /// ```text
 /// dt = softplus(dt + dt_bias);  h = exp(dt * a) * h + dt * x outer b;  y = h c + d * x
@@ -97,13 +97,13 @@ pub struct Scan {
     pub heads: usize,
     /// Width of a head of x.
     pub head_dim: usize,
-    /// Heads of one group share b and c.
+    /// Groups of heads that share b and c.
     pub groups: usize,
     /// Width of b and c in a group.
     pub state: usize,
 }
 
-/// Attention over everything that a sequence has stored in a slot.
+/// Attention over the cached keys and values of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Query heads; a multiple of `kv_heads`.
@@ -114,32 +114,32 @@ pub struct Attention {
     pub key_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// What the dot products are multiplied with.
+    /// Multiplies the dot products.
     pub scale: f32,
     /// `cap * tanh(score / cap)` on the scaled scores.
     pub softcap: Option<f32>,
-    /// A query sees itself and the `window - 1` tokens before it.
+    /// A query attends to itself and the `window - 1` tokens before it.
     pub window: Option<usize>,
-    /// Whether a query sees only itself and what came before it. If not, it sees its whole
-    /// sequence, which has to come in one step.
+    /// Whether a query attends only to itself and earlier tokens. If not, it attends to its whole
+    /// sequence, which must be in one step.
     pub causal: bool,
-    /// `[heads]`: a score of each head that takes part in the softmax and adds nothing.
+    /// `[heads]`: attention sinks, scores that only add to the softmax denominator.
     pub sinks: Option<WeightId>,
 }
 
-/// One operation. Every operand is a value made before it.
+/// One operation. Every operand is the value of an earlier operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Rows that come with the step: those that another part of a plan that was cut has made.
+    /// Input rows of the step: the output of the preceding part of a split plan.
     Input,
     /// One row of `table` for each token.
     Embed {
-        /// `[vocabulary, width]`, or as many rows as there are positions or types.
+        /// `[vocabulary, width]`, or one row for each position or type.
         table: WeightId,
         /// Which row.
         by: EmbedBy,
     },
-    /// Normalise each of `groups` equal parts of a row on its own.
+    /// Normalises each of `groups` equal parts of a row.
     Norm {
         /// `[rows, groups * n]`.
         input: Value,
@@ -147,11 +147,11 @@ pub enum Op {
         kind: NormKind,
         /// `[n]`, shared by all parts, or `[groups * n]`.
         weight: WeightId,
-        /// As long as the weight, added last.
+        /// Of the weight's length, added last.
         bias: Option<WeightId>,
         /// Added to the mean square.
         eps: f32,
-        /// Parts of a row: 1 for a norm over the row, the number of heads for one per head.
+        /// Parts of a row: 1 for a norm over the row, the number of heads for a norm per head.
         groups: usize,
     },
     /// `input * weight^T + bias`.
@@ -163,7 +163,7 @@ pub enum Op {
         /// `[weight.rows]`.
         bias: Option<WeightId>,
     },
-    /// Rotate each head by its token's position.
+    /// Rotates each head by its token's position.
     Rope {
         /// `[rows, heads * head_dim]`.
         input: Value,
@@ -174,7 +174,7 @@ pub enum Op {
         /// Style and frequencies.
         rope: Rope,
     },
-    /// Store `k` and `v`, then attend with `q`.
+    /// Stores `k` and `v` in the KV cache, then attends with `q`.
     Attention {
         /// `[rows, heads * key_dim]`.
         q: Value,
@@ -184,7 +184,7 @@ pub enum Op {
         v: Value,
         /// Heads, scale, window.
         attention: Attention,
-        /// Where keys and values are kept.
+        /// The KV cache.
         slot: SlotId,
     },
     /// `act(input)`.
@@ -196,7 +196,7 @@ pub enum Op {
     },
     /// `act(gate) * up`.
     Glu {
-        /// `[rows, n]`, or `[rows, 1]` for one gate on the whole row.
+        /// `[rows, n]`, or `[rows, 1]` for one gate of the whole row.
         gate: Value,
         /// `[rows, n]`.
         up: Value,
@@ -235,31 +235,31 @@ pub enum Op {
         /// Number of columns of a part.
         len: usize,
     },
-    /// Each of `groups` equal parts of a row of `a`, followed by that of `b`.
+    /// Concatenates each of `groups` equal parts of a row of `a` with the same part of `b`.
     Concat {
         /// `[rows, groups * n]`.
         a: Value,
-        /// `[rows, groups * m]`, or `[rows, m]` for the same in all parts.
+        /// `[rows, groups * m]`, or `[rows, m]` for all parts.
         b: Value,
         /// Parts of a row.
         groups: usize,
     },
-    /// Chooses each token's experts. A row is the weights of the chosen, then their numbers: those
-    /// with the largest probabilities, the largest first, the lower number first among equals.
+    /// Selects each token's experts. A row is their weights, then their numbers, in order of
+    /// descending probability; ties go to the lower number.
     Route {
         /// `[rows, experts]`: the scores.
         input: Value,
-        /// `[experts]`, added to the probabilities for the choice only.
+        /// `[experts]`, added to the probabilities for the selection only.
         bias: Option<WeightId>,
-        /// Numbers of experts, gating, weights.
+        /// Expert counts, gating, weights.
         routing: Routing,
     },
-    /// Products with the matrices of the chosen experts, one beside the other.
+    /// Matmuls with the matrices of the selected experts, concatenated.
     ExpertLinear {
-        /// `[rows, cols]` for all, or `[rows, used * cols]` with one part for each.
+        /// `[rows, cols]` for all experts, or `[rows, used * cols]` with one part for each.
         input: Value,
-        /// `[rows, 2 * used]`: what [`Op::Route`] made. Without it, part `i` of the input meets
-        /// expert `i`, and all are used.
+        /// `[rows, 2 * used]`: the output of [`Op::Route`]. Without it, expert `i` multiplies part
+        /// `i` of the input, and all experts are used.
         route: Option<Value>,
         /// `[experts * n, cols]`.
         weight: WeightId,
@@ -268,25 +268,25 @@ pub enum Op {
         /// The number of experts.
         experts: usize,
     },
-    /// The sum of the experts' results, each times its weight.
+    /// The weighted sum of the experts' results.
     ExpertSum {
         /// `[rows, used * n]`.
         input: Value,
-        /// `[rows, 2 * used]`: what [`Op::Route`] made.
+        /// `[rows, 2 * used]`: the output of [`Op::Route`].
         route: Value,
     },
     /// A causal convolution of each column along its sequence.
     Conv {
         /// `[rows, n]`.
         input: Value,
-        /// `[n, kernel]`; the last tap is for the present token.
+        /// `[n, kernel]`; the last tap is for the current token.
         weight: WeightId,
         /// `[n]`.
         bias: Option<WeightId>,
-        /// The inputs before this step.
+        /// The inputs before the step.
         state: StateId,
     },
-    /// A state-space layer.
+    /// The scan of a state-space layer.
     Scan {
         /// `[rows, heads * head_dim]`.
         x: Value,
@@ -304,17 +304,17 @@ pub enum Op {
         dt_bias: WeightId,
         /// Heads, widths.
         scan: Scan,
-        /// The state before this step.
+        /// The state before the step.
         state: StateId,
     },
-    /// The rows of a sequence, which has to come in one step, become one row: that of an output.
+    /// Pools the rows of a sequence, which must be in one step, into one output row.
     Pool {
         /// `[tokens, n]`.
         input: Value,
-        /// How.
+        /// The pooling function.
         kind: PoolKind,
     },
-    /// The head: as [`Op::Linear`], on the rows whose logits were asked for.
+    /// The output head: as [`Op::Linear`], on the rows with requested logits.
     Logits {
         /// `[tokens, weight.cols]`.
         input: Value,
@@ -351,8 +351,7 @@ impl Op {
         inputs.into_iter().flatten()
     }
 
-    /// The value that the operation turns into its result element by element, looking at nothing
-    /// else of it: the result may take its place.
+    /// The input that the operation can overwrite with its result, because it works elementwise.
     pub fn in_place_input(&self) -> Option<Value> {
         match *self {
             Op::Act { input, .. } | Op::Scale { input, .. } | Op::Softcap { input, .. } => {
@@ -390,7 +389,7 @@ impl Op {
         weights.into_iter().flatten()
     }
 
-    /// The operation's word in the plan's text.
+    /// The operation's name in the text of a plan.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Input => "input",

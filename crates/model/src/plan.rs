@@ -1,21 +1,10 @@
-//! The Plan: what a model computes, in the order in which it computes it. One value per
-//! operation; the number of a value is the number of the operation that makes it.
+//! The Plan: what a model computes, in order of execution. Every operation computes one value, and
+//! the number of the value is the number of its operation.
 
 use bodkin_gguf::Format;
 
+use crate::ids::{Value, WeightId};
 use crate::op::{EmbedBy, Op, Scan};
-
-/// A value `[rows, width]` of f32, numbered by the operation that makes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Value(pub usize);
-
-/// An index into [`Plan::weights`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WeightId(pub usize);
-
-/// An index into [`Plan::slots`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub usize);
 
 /// A tensor of the file that the plan reads.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,9 +13,9 @@ pub struct Weight {
     pub name: String,
     /// How its blocks are stored.
     pub format: Format,
-    /// Elements in a row: the width of the value that it is multiplied with.
+    /// Elements in a row: the width of the matmul's input.
     pub cols: usize,
-    /// The number of rows: the width of the result.
+    /// The number of rows: the width of the matmul's output.
     pub rows: usize,
     /// The size in the file.
     pub bytes: u64,
@@ -37,11 +26,11 @@ pub struct Weight {
 pub enum Rows {
     /// One row for each token of the step.
     Tokens,
-    /// One row for each token whose logits were asked for.
+    /// One row for each token with requested logits.
     Outputs,
 }
 
-/// What an attention operation keeps of each token of a sequence.
+/// The KV cache of one attention operation: what it stores for each token of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSlot {
     /// Key and value heads.
@@ -61,17 +50,12 @@ impl KvSlot {
     }
 }
 
-/// An index into [`Plan::states`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StateId(pub usize);
-
-/// What a recurrent operation keeps of a sequence, whatever its length: zero before its first
-/// token.
+/// The recurrent state of one operation for a sequence of any length: zero before its first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateSlot {
     /// The last inputs of a convolution, `[kernel - 1, width]`, the oldest first.
     Conv {
-        /// Taps, with the one on the present token.
+        /// Taps, that of the current token included.
         kernel: usize,
         /// Channels.
         width: usize,
@@ -81,7 +65,7 @@ pub enum StateSlot {
 }
 
 impl StateSlot {
-    /// Elements that a sequence keeps.
+    /// Elements of the state of one sequence.
     pub fn elements(&self) -> usize {
         match *self {
             StateSlot::Conv { kernel, width } => (kernel - 1) * width,
@@ -99,20 +83,20 @@ pub struct Plan {
     pub context_length: usize,
     /// The number of token ids, and the width of the logits.
     pub vocabulary: usize,
-    /// Every tensor that is read, once each.
+    /// Every tensor that the plan reads, without duplicates.
     pub weights: Vec<Weight>,
-    /// What grows with a sequence: one slot for each attention operation.
+    /// State that grows with a sequence: one slot for each attention operation.
     pub slots: Vec<KvSlot>,
-    /// What does not: one slot for each recurrent operation.
+    /// State of constant size: one slot for each recurrent operation.
     pub states: Vec<StateSlot>,
-    /// In order of execution; the last one makes the logits, or the embeddings of an encoder.
+    /// In order of execution; the last one computes the logits, or the embeddings of an encoder.
     pub ops: Vec<Op>,
-    /// The width of the value that each operation makes.
+    /// The width of the value of each operation.
     pub widths: Vec<usize>,
 }
 
 impl Plan {
-    /// The weight behind an index.
+    /// The weight of an index.
     pub fn weight(&self, id: WeightId) -> &Weight {
         &self.weights[id.0]
     }
@@ -122,8 +106,7 @@ impl Plan {
         self.widths[value.0]
     }
 
-    /// The rows of a value: those from the logits, or the pooling, on are the ones that were asked
-    /// for.
+    /// The rows of a value: from the logits or the pooling on, values have output rows only.
     pub fn rows(&self, value: Value) -> Rows {
         let is_output = |op: &Op| matches!(op, Op::Logits { .. } | Op::Pool { .. });
         let first = self.ops.iter().position(is_output);
@@ -135,17 +118,17 @@ impl Plan {
         Value(self.ops.len() - 1)
     }
 
-    /// Elements of a row of the output: the vocabulary of a decoder, the width of an encoder.
+    /// Elements of an output row: the vocabulary of a decoder, the width of an encoder.
     pub fn output_width(&self) -> usize {
         self.width(self.output())
     }
 
-    /// Whether the plan makes embeddings and not logits.
+    /// Whether the plan computes embeddings instead of logits.
     pub fn is_encoder(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Op::Pool { .. }))
     }
 
-    /// Whether a sequence has to come in one step, because its tokens look at later ones.
+    /// Whether a step must contain whole sequences, because tokens attend to later ones.
     pub fn needs_whole_sequences(&self) -> bool {
         self.ops.iter().any(|op| match op {
             Op::Attention { attention, .. } => !attention.causal,
@@ -154,8 +137,9 @@ impl Plan {
         })
     }
 
-    /// The products whose input an activation or a gate made for them alone, in order: many of its
-    /// elements are small, and a backend may be told to skip those. Experts' are not among them.
+    /// The matmuls whose input is the output of an activation or a gate with no other use, in
+    /// order: many of its elements are small, and a backend can skip those. Without experts'
+    /// matmuls.
     pub fn gated_matmuls(&self) -> Vec<WeightId> {
         let mut uses = vec![0; self.ops.len()];
         self.ops.iter().flat_map(Op::inputs).for_each(|value| uses[value.0] += 1);
@@ -169,7 +153,7 @@ impl Plan {
         gated.collect()
     }
 
-    /// The positions that sequences may have: as many as the smallest table of positions has rows.
+    /// The most positions of a sequence: the rows of the smallest position embedding table.
     pub fn max_positions(&self) -> usize {
         let rows = self.ops.iter().filter_map(|op| match op {
             Op::Embed { table, by: EmbedBy::Position } => Some(self.weight(*table).rows),
@@ -184,7 +168,7 @@ impl Plan {
         self.distinct_windows().collect()
     }
 
-    /// As [`Plan::windows`], for steps, which allocate nothing.
+    /// As [`Plan::windows`], without allocating, for steps.
     pub fn distinct_windows(&self) -> impl Iterator<Item = Option<usize>> {
         let is_new = |i: usize| self.slots[..i].iter().all(|s| s.window != self.slots[i].window);
         (0..self.slots.len()).filter(move |&i| is_new(i)).map(|i| self.slots[i].window)

@@ -5,7 +5,7 @@
 use std::f64::consts::PI;
 use std::fmt;
 
-use crate::plan::WeightId;
+use crate::ids::WeightId;
 
 /// Which elements of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,21 +1,22 @@
-//! A plan in two parts, for two devices: what comes before a layer, and the rest, which begins with
-//! the rows that the first part made.
+//! Layer split: a plan in two parts for two devices, the operations before a layer and the rest,
+//! whose input is the output of the first part.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use crate::ids::{SlotId, StateId, Value, WeightId};
 use crate::op::Op;
-use crate::plan::{Plan, SlotId, StateId, Value, WeightId};
+use crate::plan::Plan;
 
 impl Plan {
-    /// How many layers there are, by the names of weights.
+    /// The number of layers, by the names of weights.
     pub fn layers(&self) -> usize {
         self.weights.iter().filter_map(|w| layer(&w.name)).max().map_or(0, |last| last + 1)
     }
 
-    /// The operations before those of a layer, and the rest. None where there is no such layer or
-    /// nothing before it, where more than one value is read on both sides, and where the two share
-    /// keys and values or a recurrent state.
+    /// The operations before those of layer `first`, and the rest. None if there is no such layer
+    /// or no operation before it, if the rest reads more than one value of the first part, or if
+    /// the two parts share a KV cache or recurrent state.
     pub fn split_before_layer(&self, first: usize) -> Option<[Plan; 2]> {
         let is_after = |op: &Op| {
             op.weights().any(|id| layer(&self.weight(id).name).is_some_and(|l| l >= first))
@@ -27,8 +28,8 @@ impl Plan {
         }
         let before = Part::of(self, &[], 0, &self.ops[..at]);
         let after = Part::of(self, &[Op::Input], at - 1, &self.ops[at..]);
-        let shares_slots = before.slots.of.keys().any(|id| after.slots.of.contains_key(id));
-        let shares_states = before.states.of.keys().any(|id| after.states.of.contains_key(id));
+        let shares_slots = before.slots.old.iter().any(|id| after.slots.old.contains(id));
+        let shares_states = before.states.old.iter().any(|id| after.states.old.contains(id));
         (!shares_slots && !shares_states).then_some([before.plan, after.plan])
     }
 }
@@ -38,36 +39,37 @@ fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
-/// New numbers of what a part uses, in the order of its first use.
-struct Numbers<T> {
-    of: HashMap<T, usize>,
+/// New numbers, in order of first use.
+struct Renumbering<T> {
+    new: HashMap<T, usize>,
     old: Vec<T>,
 }
 
-impl<T: Copy + Eq + Hash> Numbers<T> {
-    fn new() -> Numbers<T> {
-        Numbers { of: HashMap::new(), old: Vec::new() }
+impl<T: Copy + Eq + Hash> Renumbering<T> {
+    fn new() -> Renumbering<T> {
+        Renumbering { new: HashMap::new(), old: Vec::new() }
     }
 
     fn number(&mut self, old: T) -> usize {
-        *self.of.entry(old).or_insert_with(|| {
+        *self.new.entry(old).or_insert_with(|| {
             self.old.push(old);
             self.old.len() - 1
         })
     }
 }
 
-/// A part of a plan, and which slots and states of the whole it has.
+/// A part of a plan, and its slots and states in the whole plan.
 struct Part {
     plan: Plan,
-    slots: Numbers<SlotId>,
-    states: Numbers<StateId>,
+    slots: Renumbering<SlotId>,
+    states: Renumbering<StateId>,
 }
 
 impl Part {
-    /// The operations `ops` after `start`, whose only value is `shift` of the whole plan.
+    /// The operations `start`, then `ops`. Value 0 of the part is value `shift` of the whole plan.
     fn of(whole: &Plan, start: &[Op], shift: usize, ops: &[Op]) -> Part {
-        let (mut weights, mut slots, mut states) = (Numbers::new(), Numbers::new(), Numbers::new());
+        let mut weights = Renumbering::new();
+        let (mut slots, mut states) = (Renumbering::new(), Renumbering::new());
         let mut renumbered = start.to_vec();
         for op in ops {
             let mut op = op.clone();
@@ -92,7 +94,7 @@ impl Part {
     }
 }
 
-/// What an operation refers to by number.
+/// The numbers in an operation.
 struct References<'a> {
     values: Vec<&'a mut Value>,
     weights: Vec<&'a mut WeightId>,

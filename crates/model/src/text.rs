@@ -1,4 +1,4 @@
-//! A plan as text, one operation a line: what `inspect --plan` prints and golden tests compare.
+//! A plan as text, one operation a line, for `inspect --plan` and golden tests.
 
 use std::fmt;
 
@@ -90,7 +90,7 @@ fn fmt_groups(f: &mut fmt::Formatter<'_>, groups: usize) -> fmt::Result {
 }
 
 impl Act {
-    /// The function's word in the plan's text.
+    /// The function's name in the text of a plan.
     fn name(self) -> &'static str {
         match self {
             Act::Identity => "identity",

@@ -75,7 +75,7 @@ fn the_window_of_lfm2_is_that_of_its_attention() {
     assert_eq!(plan.windows(), [Some(31)]);
     let ahead = [("attention.causal", Value::Bool(false))];
     let error = try_with("lfm2", &ahead).unwrap_err();
-    assert_eq!(error.to_string(), "a lfm2 model whose convolutions look ahead is not supported");
+    assert_eq!(error.to_string(), "a lfm2 model with non-causal convolutions is not supported");
 }
 
 #[test]

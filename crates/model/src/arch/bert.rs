@@ -1,12 +1,12 @@
-//! BERT and what Nomic made of it: encoders whose norms stand after each half of a block. Positions
-//! are a table's rows or a rotation; gates and experts follow from the tensors.
+//! BERT and Nomic BERT: post-norm encoders. Positions are learned embeddings or rotary; the tensors
+//! determine gates and experts.
 
 use super::{attention_layers, hidden_sizes, rope, routings};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::{Act, Attention, Gating};
-use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {

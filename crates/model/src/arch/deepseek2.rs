@@ -1,12 +1,12 @@
-//! DeepSeek V2, V3 and R1, and Kimi K2 under their name: latent attention, and experts beside one
-//! that all tokens share, but for the first blocks. Lite models have queries without a narrow row.
+//! DeepSeek V2, V3 and R1, and Kimi K2 under their name: latent attention, and experts with a
+//! shared expert, except in the first blocks. The Lite models have no latent row for queries.
 
 use super::{hidden_sizes, routings};
 use crate::builder::{Builder, LatentAttention};
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::{Act, Gating};
-use crate::plan::Value;
 use crate::rope::{RopeScaling, RopeStyle};
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
@@ -35,20 +35,20 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
 
 fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAttention> {
     let heads = m.size("attention.head_count")?;
-    // In files with matrices apart, the lengths without `mla` are those of the narrow row.
+    // In files with separate matrices, the lengths without `mla` are those of the latent row.
     let length = |kind: &str| match m.u32(&format!("attention.{kind}_length_mla"))? {
         None | Some(0) => m.size(&format!("attention.{kind}_length")),
         Some(_) => m.size(&format!("attention.{kind}_length_mla")),
     };
     let (key_dim, value_dim) = (length("key")?, length("value")?);
     let dims = m.size("rope.dimension_count")?;
-    let Some(plain_dim) = key_dim.checked_sub(dims).filter(|&dim| dim > 0) else {
+    let Some(nope_dim) = key_dim.checked_sub(dims).filter(|&dim| dim > 0) else {
         let problem = format!("expected fewer than the {key_dim} elements of a key, found {dims}");
         return Err(m.error("rope.dimension_count", problem));
     };
     let mut rope = m.rope(RopeStyle::Norm, dims)?;
     let mut scale = 1.0 / (key_dim as f32).sqrt();
-    // YaRN's growth of the scores is on all of a key here, so the rotated part has none of its own.
+    // YaRN's scaling of the scores applies to the whole key here, so the rotary part has none.
     let name = "rope.scaling.yarn_log_multiplier";
     if let RopeScaling::Yarn { factor, attn_factor, .. } = &mut rope.scaling
         && let Some(growth) = m.f32(name)?.filter(|&growth| growth != 0.0 && *factor > 1.0)
@@ -60,5 +60,5 @@ fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAttention> {
         }
     }
     let rank = m.size("attention.kv_lora_rank")?;
-    Ok(LatentAttention { heads, plain_dim, value_dim, rank, rope, scale, eps })
+    Ok(LatentAttention { heads, nope_dim, value_dim, rank, rope, scale, eps })
 }

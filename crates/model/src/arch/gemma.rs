@@ -1,12 +1,12 @@
-//! Gemma 1, 2 and 3: tied embeddings scaled by the root of the width. From 2 on norms stand after
-//! each half of a block too, and layers with a window between global ones.
+//! Gemma 1, 2 and 3: tied embeddings scaled by the root of the width. Gemma 2 and 3 add post-norms
+//! and alternate sliding-window and global layers.
 
 use super::llama::Decoder;
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::Act;
-use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
@@ -25,25 +25,26 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     }
     if let Some(window) = variant.window {
         let local = m.local_layers(variant.period)?;
-        decoder.localize(&local, window, variant.local_base);
+        decoder.set_sliding_window(&local, window, variant.local_base);
     }
     let logits = decoder.build(g)?;
     Ok(g.softcap(logits, variant.logit_softcap))
 }
 
-/// In what the generations differ.
+/// The differences between the generations.
 #[derive(Default)]
 struct Variant {
     norm_after: bool,
-    /// The tokens that local layers see.
+    /// The tokens of the sliding window.
     window: Option<usize>,
-    /// One layer in so many is global, unless the file says which.
+    /// The period of global layers, unless the file lists them.
     period: usize,
-    /// The base of the local layers' rotation, if they have one of their own.
+    /// The RoPE base of sliding-window layers, if different.
     local_base: Option<f32>,
     attention_softcap: Option<f32>,
     logit_softcap: Option<f32>,
-    /// The 27B models scale queries by the width per head and not by the head's own.
+    /// Whether queries are scaled by the model's width per head, as in the 27B models, instead of
+    /// the head's width.
     scale_by_width: bool,
 }
 

@@ -1,13 +1,13 @@
-//! GPT-OSS: every other layer local, a sink for each head, biases everywhere, and experts whose
-//! gates are bounded.
+//! GPT-OSS: sliding-window attention in every other layer, attention sinks, biases everywhere, and
+//! experts with clamped gates.
 
 use super::llama::Decoder;
 use super::routings;
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::{Act, Gating};
-use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
@@ -18,7 +18,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     let (window, base) = (m.sliding_window()?, m.rope_base("rope.freq_base_swa")?);
     let layers = decoder.attention().zip(m.local_layers(2)?);
     for (layer, _) in layers.filter(|(_, is_local)| *is_local) {
-        // Local layers rotate as the others, stretched too.
+        // Unlike in other models, sliding-window layers keep the RoPE scaling.
         layer.attention.window = window;
         if let (Some(rope), Some(base)) = (&mut layer.rope, base) {
             rope.base = base;

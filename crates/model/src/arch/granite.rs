@@ -1,19 +1,20 @@
-//! Granite 3 and 4, dense and with experts: as Llama, with a factor on the embeddings, on what each
-//! half of a block adds, on the scores and on the logits. Models trained without a rotation are
-//! marked by a scaling that is not finetuned. The hybrids have a Mamba 2 mixer where a layer has no
-//! key heads.
+//! Granite 3 and 4, dense and with experts: as Llama, with factors on embeddings, residual
+//! additions, attention scores and logits. `rope.scaling.finetuned = false` marks models without
+//! rotary embedding (NoPE). The hybrids have a Mamba 2 mixer in layers without KV heads.
 
-use super::llama::{Decoder, Mix};
+use super::llama::{Decoder, TokenMixer};
 use crate::builder::{Builder, MambaMixer};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
-use crate::plan::Value;
+use crate::ids::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let style = RopeStyle::Norm;
     let mut decoder = match m.u32("ssm.inner_size")? {
-        Some(_) => Decoder::hybrid(m, g, style, Mix::Mamba(MambaMixer::new(m, m.rms_eps()?)?))?,
+        Some(_) => {
+            Decoder::hybrid(m, g, style, TokenMixer::Mamba(MambaMixer::new(m, m.rms_eps()?)?))?
+        }
         None => Decoder::new(m, g, style)?,
     };
     decoder.embedding_scale = factor(m, "embedding_scale")?;
@@ -28,7 +29,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     Ok(g.scale(logits, factor(m, "logit_scale")?.map(f32::recip)))
 }
 
-/// A factor, where zero stands for none: that is what files without one may hold.
+/// A factor; some converters write zero for none.
 fn factor(m: &HyperParameters<'_>, name: &str) -> Result<Option<f32>> {
     Ok(m.f32(name)?.filter(|x| x.is_normal()))
 }

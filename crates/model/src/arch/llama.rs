@@ -1,74 +1,77 @@
-//! Llama, and what is stored under its name: Mistral, Mixtral, TinyLlama, SmolLM2. Most other
-//! decoders are this one with a few settings changed: their files start from [`Decoder::new`], or,
-//! where layers mix the tokens of a sequence in different ways, from [`Decoder::hybrid`].
+//! Llama, and the models with its architecture name: Mistral, Mixtral, TinyLlama, SmolLM2. Most
+//! other decoders change a few settings of this one: their files start from [`Decoder::new`], or,
+//! with different token mixers in different layers, from [`Decoder::hybrid`].
 
 use super::{attention_layers, hidden_sizes, hybrid_attention_layers, rope, routings};
 use crate::builder::{AttentionLayer, Builder, MambaMixer};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::{Act, Attention, Gating, Routing};
-use crate::plan::Value;
 use crate::rope::{RopeScaling, RopeStyle};
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     Decoder::new(m, g, RopeStyle::Norm)?.build(g)
 }
 
-/// What mixes the tokens of a sequence in a layer.
+/// The token mixer of a layer.
 #[derive(Clone, Copy)]
-pub(super) enum Mix {
+pub(super) enum TokenMixer {
     /// Attention.
     Attention(AttentionLayer),
     /// A Mamba 2 mixer.
     Mamba(MambaMixer),
     /// Both on the same input, added.
     AttentionAndMamba(AttentionLayer, MambaMixer),
-    /// A short convolution with so many taps.
+    /// A gated short convolution with this number of taps.
     ShortConv(usize),
 }
 
-/// Blocks of attention, or another mix, and a gated feed-forward layer or experts, each added to
-/// what went into it.
+/// A decoder of residual blocks: a token mixer, then a gated feed-forward network or experts.
 pub(super) struct Decoder {
-    /// The width of embeddings and of what blocks take and give.
+    /// The width of the residual stream.
     pub(super) width: usize,
-    /// How each layer mixes tokens.
-    pub(super) layers: Vec<Mix>,
-    /// The width within the feed-forward part of each layer.
+    /// The token mixer of each layer.
+    pub(super) layers: Vec<TokenMixer>,
+    /// The hidden width of each layer's feed-forward network.
     hidden: Vec<usize>,
-    /// How each layer chooses experts, if the model has any.
+    /// The routing of each layer; empty without experts.
     pub(super) routings: Vec<Routing>,
     /// The epsilon of all norms.
     eps: f32,
     /// The activation of the gate.
     pub(super) act: Act,
-    /// The norm before the feed-forward part.
+    /// The tensor of the norm before the feed-forward network.
     pub(super) ffn_norm: &'static str,
-    /// Whether attention and feed-forward part work on normed values.
+    /// Whether blocks norm the input of token mixer and feed-forward network (pre-norm).
     pub(super) norm_before: bool,
-    /// Whether their results are normed before they are added.
+    /// Whether blocks norm their output before the residual addition (post-norm).
     pub(super) norm_after: bool,
-    /// Multiplies the rows of the token table.
+    /// Multiplies the token embeddings.
     pub(super) embedding_scale: Option<f32>,
-    /// Multiplies what attention and feed-forward part add.
+    /// Multiplies the output of token mixer and feed-forward network.
     pub(super) residual_scale: Option<f32>,
-    /// The tensor of the last norm.
+    /// The tensor of the final norm.
     pub(super) output_norm: &'static str,
 }
 
 impl Decoder {
     /// Llama's settings, with the sizes that the metadata gives.
-    pub(super) fn new(m: &HyperParameters<'_>, g: &mut Builder<'_>, style: RopeStyle) -> Result<Decoder> {
+    pub(super) fn new(
+        m: &HyperParameters<'_>,
+        g: &mut Builder<'_>,
+        style: RopeStyle,
+    ) -> Result<Decoder> {
         let attention = attention_layers(m)?.into_iter().map(Some).collect();
         Decoder::with(m, g, style, attention, None)
     }
 
-    /// As [`Decoder::new`], with layers that have no key heads: those mix by `other`.
+    /// As [`Decoder::new`]; layers without KV heads have the token mixer `other`.
     pub(super) fn hybrid(
         m: &HyperParameters<'_>,
         g: &mut Builder<'_>,
         style: RopeStyle,
-        other: Mix,
+        other: TokenMixer,
     ) -> Result<Decoder> {
         let attention = hybrid_attention_layers(m, m.layers()?)?;
         Decoder::with(m, g, style, attention, Some(other))
@@ -79,14 +82,14 @@ impl Decoder {
         g: &mut Builder<'_>,
         style: RopeStyle,
         attention: Vec<Option<Attention>>,
-        other: Option<Mix>,
+        other: Option<TokenMixer>,
     ) -> Result<Decoder> {
         let eps = m.rms_eps()?;
         let routings = routings(m, g, Gating::Softmax, true)?;
         let head_dim = attention.iter().flatten().next().map(|a| a.key_dim);
         let rope = head_dim.map(|head_dim| rope(m, g, style, head_dim)).transpose()?;
         let layer = |attention| match attention {
-            Some(attention) => Mix::Attention(AttentionLayer { attention, rope, eps }),
+            Some(attention) => TokenMixer::Attention(AttentionLayer { attention, rope, eps }),
             None => other.expect("only hybrids have layers without attention"),
         };
         Ok(Decoder {
@@ -105,14 +108,14 @@ impl Decoder {
         })
     }
 
-    /// The attention of each layer that has one.
+    /// The attention of the layers that have it.
     pub(super) fn attention(&mut self) -> impl Iterator<Item = &mut AttentionLayer> {
-        self.layers.iter_mut().filter_map(Mix::attention)
+        self.layers.iter_mut().filter_map(TokenMixer::attention)
     }
 
-    /// Makes layers local: they see `window` tokens, and rotate with a base of their own, if there
-    /// is one, and without the scaling of longer contexts.
-    pub(super) fn localize(&mut self, local: &[bool], window: usize, base: Option<f32>) {
+    /// Gives layers sliding-window attention of `window` tokens, with an optional RoPE base of
+    /// their own and without RoPE scaling.
+    pub(super) fn set_sliding_window(&mut self, local: &[bool], window: usize, base: Option<f32>) {
         let layers = self.layers.iter_mut().zip(local).filter(|(_, is_local)| **is_local);
         for layer in layers.filter_map(|(layer, _)| layer.attention()) {
             layer.attention.window = Some(window);
@@ -123,7 +126,7 @@ impl Decoder {
         }
     }
 
-    /// The whole model, from the token table to the logits.
+    /// The whole model, from token embeddings to logits.
     pub(super) fn build(self, g: &mut Builder<'_>) -> Result<Value> {
         let eps = self.eps;
         let x = g.embed("token_embd", self.width)?;
@@ -148,24 +151,24 @@ impl Decoder {
     }
 }
 
-impl Mix {
+impl TokenMixer {
     fn attention(&mut self) -> Option<&mut AttentionLayer> {
         match self {
-            Mix::Attention(layer) | Mix::AttentionAndMamba(layer, _) => Some(layer),
-            Mix::Mamba(_) | Mix::ShortConv(_) => None,
+            TokenMixer::Attention(layer) | TokenMixer::AttentionAndMamba(layer, _) => Some(layer),
+            TokenMixer::Mamba(_) | TokenMixer::ShortConv(_) => None,
         }
     }
 
     fn apply(self, b: &mut Builder<'_>, input: Value) -> Result<Value> {
         match self {
-            Mix::Attention(layer) => b.attention(input, layer),
-            Mix::Mamba(mixer) => b.mixer(input, mixer),
-            Mix::AttentionAndMamba(layer, mixer) => {
+            TokenMixer::Attention(layer) => b.attention(input, layer),
+            TokenMixer::Mamba(mixer) => b.mixer(input, mixer),
+            TokenMixer::AttentionAndMamba(layer, mixer) => {
                 let attended = b.attention(input, layer)?;
                 let scanned = b.mixer(input, mixer)?;
                 Ok(b.add(attended, scanned))
             }
-            Mix::ShortConv(kernel) => b.short_conv(input, kernel),
+            TokenMixer::ShortConv(kernel) => b.short_conv(input, kernel),
         }
     }
 }

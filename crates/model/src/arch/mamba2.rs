@@ -3,7 +3,7 @@
 use crate::builder::{Builder, MambaMixer};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
-use crate::plan::Value;
+use crate::ids::Value;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let (eps, layers) = (m.rms_eps()?, m.layers()?);

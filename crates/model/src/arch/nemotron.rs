@@ -1,13 +1,13 @@
-//! Nemotron-H and Nemotron 3: each block is one thing only, a Mamba 2 mixer, attention without
-//! rotation, or a feed-forward layer of squared ReLUs, which may be made of experts. Blocks behind
-//! the last one, which draft further tokens, are left out.
+//! Nemotron-H and Nemotron 3: each block is either a Mamba 2 mixer, attention without rotary
+//! embedding, or a squared-ReLU feed-forward network, possibly with experts. Multi-token prediction
+//! blocks at the end are ignored.
 
 use super::hybrid_attention_layers;
 use crate::builder::{AttentionLayer, Builder, MambaMixer};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::{Act, Gating};
-use crate::plan::Value;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let eps = match m.f32("attention.layer_norm_rms_epsilon")? {
@@ -26,7 +26,9 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         let h = b.rms_norm(x, "attn_norm", eps)?;
         let h = match (hidden, attention) {
             (0, None) => b.mixer(h, mixer)?,
-            (0, Some(attention)) => b.attention(h, AttentionLayer { attention, rope: None, eps })?,
+            (0, Some(attention)) => {
+                b.attention(h, AttentionLayer { attention, rope: None, eps })?
+            }
             _ if b.has("ffn_gate_inp") => {
                 b.experts(h, m.routing(i, Gating::Sigmoid, false)?, Act::ReluSquared)?
             }

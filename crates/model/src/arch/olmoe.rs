@@ -1,13 +1,13 @@
-//! OLMoE: as Llama with experts whose weights stay as they are, with the other rotation; norms over
-//! all queries and all keys follow from the tensors.
+//! OLMoE: as Llama with experts and unnormalised routing weights, with NeoX RoPE; the tensors
+//! determine the QK norms, which are over whole rows.
 
 use super::llama::Decoder;
 use super::routings;
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::Gating;
-use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {

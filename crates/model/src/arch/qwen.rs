@@ -1,13 +1,13 @@
-//! Qwen 2 and Qwen 3, dense and with experts: as Llama, with the other rotation; the biases of 2,
-//! the head norms of 3 and the shared expert of 2 follow from the tensors.
+//! Qwen 2 and Qwen 3, dense and with experts: as Llama, with NeoX RoPE; the tensors determine the
+//! biases and the shared expert of Qwen 2 and the QK norms of Qwen 3.
 
 use super::llama::Decoder;
 use super::routings;
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::Gating;
-use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {

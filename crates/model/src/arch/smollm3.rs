@@ -1,10 +1,10 @@
-//! SmolLM3: as Llama, but the last of every four layers does not rotate.
+//! SmolLM3: as Llama, but the last of every four layers has no rotary embedding (NoPE).
 
 use super::llama::Decoder;
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
-use crate::plan::Value;
+use crate::ids::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {

@@ -1,13 +1,13 @@
-//! StableLM: layer norms, a rotation of a part of each head, a gated feed-forward layer. Layers
-//! without a norm for the latter, as those of StableLM 2 12B, have it beside attention, on the same
-//! input; the norms of queries and keys that these have are layer norms, too.
+//! StableLM: layer norms, partial RoPE, a gated feed-forward network. Layers without a feed-forward
+//! norm, as in StableLM 2 12B, run it parallel to attention on the same normed input; their QK
+//! norms are layer norms.
 
 use super::{attention_layers, hidden_sizes, rope};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::{Act, NormKind};
-use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {

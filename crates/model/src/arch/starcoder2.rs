@@ -1,12 +1,12 @@
-//! StarCoder 2: layer norms, a feed-forward layer of GELU without a gate, biases everywhere. The
-//! window that some files name is not used, as in llama.cpp.
+//! StarCoder 2: layer norms, an ungated GELU feed-forward network, biases everywhere. The file's
+//! sliding window is ignored, as in llama.cpp.
 
 use super::{attention_layers, hidden_sizes, rope};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::Value;
 use crate::op::Act;
-use crate::plan::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {

@@ -1,15 +1,15 @@
-//! A feed-forward layer made of experts. Which parts it has follows from its tensors: a gate or
-//! none, gate and up in one, biases, a latent width around the experts, an expert that all share.
+//! A mixture-of-experts (MoE) feed-forward layer. Its tensors determine its components: a gate,
+//! fused gate and up, biases, latent projections around the experts, a shared expert.
 
 use crate::error::{Error, Result};
+use crate::ids::{Value, WeightId};
 use crate::op::{Act, Op, Routing};
-use crate::plan::{Value, WeightId};
 
 use super::Builder;
 
 impl Builder<'_> {
-    /// The sum of what each token's chosen experts make of it, each times its weight, and of what
-    /// the shared expert makes of it, where there is one. Experts are as wide as their tensors.
+    /// The weighted sum of the selected experts, plus the shared expert if there is one. Tensors
+    /// determine the width of experts.
     pub fn experts(&mut self, input: Value, routing: Routing, act: Act) -> Result<Value> {
         let width = self.width(input);
         let scores = self.linear(input, "ffn_gate_inp", routing.experts)?;
@@ -34,7 +34,7 @@ impl Builder<'_> {
         }
     }
 
-    /// What the chosen experts have between their matrices, `[rows, used * hidden]`.
+    /// The hidden activations of the selected experts, `[rows, used * hidden]`.
     fn expert_hidden(
         &mut self,
         x: Value,
@@ -60,7 +60,7 @@ impl Builder<'_> {
         Ok(self.push(Op::Glu { gate, up, act }, self.width(up)))
     }
 
-    /// Products with the chosen experts' matrices of `name`, each `cols` to `rows` wide.
+    /// Matmuls with the selected experts' matrices `name`, each `[rows, cols]`.
     fn expert_linear(
         &mut self,
         input: Value,
@@ -75,7 +75,7 @@ impl Builder<'_> {
         Ok(self.push(Op::ExpertLinear { input, route: Some(route), weight, bias, experts }, width))
     }
 
-    /// The matrices called `name` of all experts: `[cols, rows, experts]` in the file.
+    /// The matrices `name` of all experts: `[cols, rows, experts]` in the file.
     pub(super) fn expert_matrices(
         &mut self,
         name: &str,
@@ -94,7 +94,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A row for each expert, if the file has them.
+    /// A bias for each expert, if the file has them.
     fn matrix_bias(&mut self, name: &str, cols: usize, experts: usize) -> Result<Option<WeightId>> {
         let full = format!("{}{name}.bias", self.prefix);
         match self.tensors.contains_key(full.as_str()) {
@@ -103,7 +103,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The expert that every token passes through, times a gate of its own where there is one.
+    /// The shared expert, times its gate if there is one.
     fn shared_expert(&mut self, input: Value, act: Act) -> Result<Option<Value>> {
         let Some(hidden) = self.rows("ffn_up_shexp") else { return Ok(None) };
         let width = self.width(input);

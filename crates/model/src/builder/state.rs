@@ -1,10 +1,11 @@
-//! Layers that carry a state of fixed size along a sequence: the mixer of Mamba 2 (Dao and Gu
-//! 2024) and the gated short convolution of LFM2.
+//! Layers with recurrent state: the mixer of Mamba 2 (Dao and Gu 2024) and the gated short
+//! convolution of LFM2.
 
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
+use crate::ids::{StateId, Value};
 use crate::op::{Act, NormKind, Op, Scan};
-use crate::plan::{StateId, StateSlot, Value};
+use crate::plan::StateSlot;
 
 use super::Builder;
 
@@ -15,12 +16,12 @@ pub struct MambaMixer {
     pub kernel: usize,
     /// Heads, groups, widths.
     pub scan: Scan,
-    /// The epsilon of the norm, where the file has one.
+    /// The epsilon of the norm, if the file has one.
     pub eps: f32,
 }
 
 impl MambaMixer {
-    /// The mixer that all recurrent layers of a model have.
+    /// The settings of all Mamba 2 layers of a model.
     pub fn new(m: &HyperParameters<'_>, eps: f32) -> Result<MambaMixer> {
         let kernel = m.kernel("ssm.conv_kernel")?;
         let (inner, heads) = (m.size("ssm.inner_size")?, m.size("ssm.time_step_rank")?);
@@ -40,22 +41,22 @@ impl MambaMixer {
 }
 
 impl Builder<'_> {
-    /// A Mamba 2 mixer: one projection to gate, inputs and time steps; a convolution over the
-    /// inputs; the scan; its result gated, normed in groups where the file has a norm, projected.
+    /// A Mamba 2 mixer: the input projection to gate, x, B, C and time steps, a convolution of x, B
+    /// and C, the scan, the gate, an optional group norm, the output projection.
     pub fn mixer(&mut self, input: Value, mixer: MambaMixer) -> Result<Value> {
         let MambaMixer { kernel, scan, eps } = mixer;
-        let (inner, shared) = (scan.heads * scan.head_dim, scan.groups * scan.state);
-        let mixed = inner + 2 * shared;
-        let all = self.linear(input, "ssm_in", inner + mixed + scan.heads)?;
+        let (inner, bc_width) = (scan.heads * scan.head_dim, scan.groups * scan.state);
+        let conv_width = inner + 2 * bc_width;
+        let all = self.linear(input, "ssm_in", inner + conv_width + scan.heads)?;
         let gate = self.slice(all, 0, inner);
-        let dt = self.slice(all, inner + mixed, scan.heads);
-        let xbc = self.slice(all, inner, mixed);
+        let dt = self.slice(all, inner + conv_width, scan.heads);
+        let xbc = self.slice(all, inner, conv_width);
         let xbc = self.conv(xbc, "ssm_conv1d", kernel)?;
-        let xbc = self.push(Op::Act { input: xbc, act: Act::Silu }, mixed);
+        let xbc = self.push(Op::Act { input: xbc, act: Act::Silu }, conv_width);
         let x = self.slice(xbc, 0, inner);
-        let b = self.slice(xbc, inner, shared);
-        let c = self.slice(xbc, inner + shared, shared);
-        // Names that do not end as those of other weights do.
+        let b = self.slice(xbc, inner, bc_width);
+        let c = self.slice(xbc, inner + bc_width, bc_width);
+        // The names of these tensors do not end in `.weight`.
         let a = self.find(&format!("{}ssm_a", self.prefix), 1, scan.heads)?;
         let d = self.find(&format!("{}ssm_d", self.prefix), 1, scan.heads)?;
         let dt_bias = self.find(&format!("{}ssm_dt.bias", self.prefix), scan.heads, 1)?;
@@ -88,8 +89,8 @@ impl Builder<'_> {
         Ok(self.push(Op::Conv { input, weight, bias, state }, width))
     }
 
-    /// A norm over each part of a row with weights of its own, `[width / groups, groups]`; nothing
-    /// where the file has none.
+    /// A norm of each group of a row with separate weights, `[width / groups, groups]`. The input
+    /// itself if the file has none.
     fn group_norm(&mut self, input: Value, name: &str, groups: usize, eps: f32) -> Result<Value> {
         if !self.has(name) {
             return Ok(input);

@@ -1,13 +1,12 @@
-//! Files as Ollama's own converter wrote them: other names, keys that are missing or called
-//! otherwise, tensors of parts that are no language model. A file is changed only if it shows
-//! that it comes from there.
+//! Files of Ollama's own converter: other tensor names, missing or renamed keys, tensors of vision
+//! encoders. A file is changed only if its content identifies that converter.
 
 use bodkin_gguf::{Array, File, Format, Metadata, Tensor, Value};
 
 use crate::error::{Error, Result};
 
-/// Changes what has to be changed.
-pub(super) fn mend(file: &mut File) -> Result<()> {
+/// Converts a file of Ollama's converter, and leaves others unchanged.
+pub(super) fn convert(file: &mut File) -> Result<()> {
     match file.metadata().str("general.architecture")? {
         Some("gptoss") => gpt_oss(file),
         Some("gemma3") => {
@@ -30,7 +29,7 @@ fn add_missing(metadata: &mut Metadata, key: &str, value: Value) {
     }
 }
 
-/// GPT-OSS under names of its own.
+/// GPT-OSS with other names of keys and tensors.
 fn gpt_oss(file: &mut File) -> Result<()> {
     rename_keys(file.metadata_mut(), "gptoss.", "gpt-oss.");
     file.rename_tensors(|name| {
@@ -38,7 +37,7 @@ fn gpt_oss(file: &mut File) -> Result<()> {
         let name = name.replace(".ffn_norm.", ".post_attention_norm.");
         Some(if name.ends_with(".attn_sinks") { format!("{name}.weight") } else { name })
     })?;
-    split_gates(file)?;
+    split_gate_up(file)?;
     widen_biases(file)?;
     let hidden = file.tensor("blk.0.ffn_gate_exps.weight").and_then(|t| t.shape.get(1).copied());
     let metadata = file.metadata_mut();
@@ -51,7 +50,7 @@ fn gpt_oss(file: &mut File) -> Result<()> {
     Ok(())
 }
 
-/// HyperParameters with another start, in their order.
+/// Replaces a prefix of keys, in place.
 fn rename_keys(metadata: &mut Metadata, from: &str, to: &str) {
     let mut renamed = Metadata::new();
     for (key, value) in metadata.iter() {
@@ -61,14 +60,14 @@ fn rename_keys(metadata: &mut Metadata, from: &str, to: &str) {
     *metadata = renamed;
 }
 
-/// Gate and up of experts that are one tensor, row by row in turns.
-fn split_gates(file: &mut File) -> Result<()> {
+/// Splits experts' tensors whose rows alternate between gate and up.
+fn split_gate_up(file: &mut File) -> Result<()> {
     let is_fused = |name: &str| name.contains(".ffn_gate_up_exps.");
     let all = file.tensors().iter();
     let fused: Vec<Tensor> = all.filter(|tensor| is_fused(&tensor.name)).cloned().collect();
     file.retain_tensors(|tensor| !is_fused(&tensor.name));
     for tensor in fused {
-        // Of a bias the elements take turns, of a matrix its rows.
+        // Elements alternate in a bias, rows in a matrix.
         let is_bias = tensor.name.ends_with(".bias");
         let dim = if is_bias { 0 } else { 1 };
         let elements = if is_bias { 1 } else { tensor.cols() };
@@ -94,7 +93,7 @@ fn split_gates(file: &mut File) -> Result<()> {
     Ok(())
 }
 
-/// Biases of experts in BF16, as F32.
+/// Converts BF16 biases of experts to F32.
 fn widen_biases(file: &mut File) -> Result<()> {
     let is_narrow = |t: &Tensor| t.format == Format::BF16 && t.name.ends_with("_exps.bias");
     let narrow: Vec<Tensor> = file.tensors().iter().filter(|t| is_narrow(t)).cloned().collect();
@@ -110,17 +109,16 @@ fn widen_biases(file: &mut File) -> Result<()> {
     Ok(())
 }
 
-/// Gemma 3 with the bases of its rotations under other keys, some keys missing, and the parts that
-/// see pictures.
+/// Gemma 3 with renamed keys for the RoPE bases, missing keys, and a vision encoder.
 fn gemma3(file: &mut File) {
-    let is_sight = |name: &str| name.starts_with("v.") || name.starts_with("mm.");
+    let is_vision = |name: &str| name.starts_with("v.") || name.starts_with("mm.");
     let bases = [("global.freq_base", "freq_base", 1e6), ("local.freq_base", "freq_base_swa", 1e4)];
     let has_old_key =
         bases.iter().any(|(old, ..)| file.metadata().get(&format!("gemma3.rope.{old}")).is_some());
-    if !has_old_key && !file.tensors().iter().any(|t| is_sight(&t.name)) {
+    if !has_old_key && !file.tensors().iter().any(|t| is_vision(&t.name)) {
         return;
     }
-    file.retain_tensors(|tensor| !is_sight(&tensor.name));
+    file.retain_tensors(|tensor| !is_vision(&tensor.name));
     let rows = file.tensor("token_embd.weight").map(|tensor| tensor.rows());
     let metadata = file.metadata_mut();
     for (old, new, default) in bases {
@@ -140,7 +138,7 @@ fn gemma3(file: &mut File) {
     }
 }
 
-/// Takes what is too much off the end of an array: entries of tokens that the table has not.
+/// Truncates an array of token entries to the rows of the embedding table.
 fn truncate(metadata: &mut Metadata, key: &str, len: usize) {
     let Some(Value::Array(array)) = metadata.get(key).filter(|_| len > 0) else { return };
     if array.len() <= len {
@@ -157,7 +155,7 @@ fn truncate(metadata: &mut Metadata, key: &str, len: usize) {
     metadata.insert(key, Value::Array(array));
 }
 
-/// Llama 3 from before files said how text is split: they also end turns with the wrong token.
+/// Llama 3 files without a pre-tokenizer, whose end-of-turn token is also wrong.
 fn llama3(file: &mut File) -> Result<()> {
     const END_OF_TURN: u32 = 128_009;
     let metadata = file.metadata_mut();
@@ -174,7 +172,7 @@ fn llama3(file: &mut File) -> Result<()> {
     Ok(())
 }
 
-/// Nemotron 3 with other names around its experts, and with the blocks that draft further tokens.
+/// Nemotron 3 with other names of latent projections, and with multi-token prediction blocks.
 fn nemotron(file: &mut File) -> Result<()> {
     file.retain_tensors(|tensor| !tensor.name.starts_with("mtp."));
     file.rename_tensors(|name| {
