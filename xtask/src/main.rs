@@ -51,7 +51,7 @@ enum Command {
     /// Makes a model file of some size with random weights.
     Synth(synth::Args),
     /// Checks the rules of the design that a machine can check.
-    Tidy,
+    Tidy(tidy::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -68,7 +68,7 @@ fn main() -> anyhow::Result<()> {
         Command::Quality(args) => quality::run(&root(), &args),
         Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),
-        Command::Tidy => tidy::run(&root()),
+        Command::Tidy(args) => tidy::run(&root(), &args),
     }
 }
 

@@ -1,118 +1,97 @@
 //! `cargo xtask tidy`: the rules of the project's design that a machine can check. Every rule is a
-//! function from the tree's files to complaints. The limits on sizes are a ratchet: what is over
-//! them stands in `tidy/ratchet.txt` with its size, and may only shrink.
+//! function from the tree's files to violations. What exceeds a limit today is listed in
+//! `tidy/ratchet.txt` with its size, and may only shrink.
 
+mod code;
+mod cycles;
+mod imports;
 mod manifests;
+mod ratchet;
 mod source;
+mod tree;
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 
-/// A file of the tree.
-struct Item {
-    /// Path from the root, with `/`.
-    path: String,
-    /// The content, if it is text.
-    text: Option<String>,
-}
+use self::ratchet::{Excess, Ratchet};
+use self::tree::Item;
 
-impl Item {
-    fn is_rust(&self) -> bool {
-        self.path.ends_with(".rs")
-    }
-
-    /// The name of the folder below `crates`, or `xtask`.
-    fn crate_name(&self) -> Option<&str> {
-        match self.path.split_once('/')? {
-            ("crates", rest) => rest.split('/').next(),
-            (name @ ("emulator" | "xtask"), _) => Some(name),
-            _ => None,
-        }
-    }
-
-    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        let text = self.text.as_deref().unwrap_or_default();
-        text.lines().enumerate().map(|(index, line)| (index + 1, line))
-    }
+/// What to do beside checking.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Writes smaller sizes to the ratchet; it never grows
+    #[arg(long)]
+    write: bool,
+    /// Only lists the imports between files of this crate that depend on each other
+    #[arg(long, value_name = "CRATE")]
+    cycles: Option<String>,
 }
 
 /// Checks the tree at `root`.
-pub(crate) fn run(root: &Path) -> Result<()> {
-    let items = read_tree(root)?;
-    let ratchet = parse_ratchet(include_str!("tidy/ratchet.txt"))?;
-    let complaints = check(&items, &ratchet);
-    for complaint in &complaints {
-        eprintln!("{complaint}");
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let items = tree::read(root)?;
+    if let Some(name) = &args.cycles {
+        cycles::report(&items, name).iter().for_each(|line| println!("{line}"));
+        return Ok(());
     }
-    ensure!(complaints.is_empty(), "tidy: {} complaints", complaints.len());
+    let mut ratchet = Ratchet::read(root)?;
+    if args.write {
+        ratchet.shrink(root, &excesses(&items))?;
+    }
+    let violations = check(&items, &ratchet);
+    for violation in &violations {
+        eprintln!("{violation}");
+    }
+    ensure!(violations.is_empty(), "tidy: {} violations", violations.len());
     Ok(())
 }
 
-fn check(items: &[Item], ratchet: &BTreeMap<String, usize>) -> Vec<String> {
-    let mut complaints = Vec::new();
+fn check(items: &[Item], ratchet: &Ratchet) -> Vec<String> {
+    let mut violations = Vec::new();
     for item in items {
-        names(item, &mut complaints);
-        binaries(item, &mut complaints);
-        documents(item, &mut complaints);
-        source::check(item, &mut complaints);
-        manifests::check(item, &mut complaints);
+        names(item, &mut violations);
+        binaries(item, &mut violations);
+        documents(item, &mut violations);
+        source::check(item, &mut violations);
+        manifests::check(item, &mut violations);
     }
-    sizes(items, ratchet, &mut complaints);
-    complaints
+    ratchet.check(&excesses(items), &mut violations);
+    violations
 }
 
-/// All files that git tracks or would track.
-fn read_tree(root: &Path) -> Result<Vec<Item>> {
-    let output = Command::new("git")
-        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-        .current_dir(root)
-        .output()
-        .context("cannot run git")?;
-    ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr));
-    let list = String::from_utf8(output.stdout).context("a path is not UTF-8")?;
-    let mut items = Vec::new();
-    for path in list.split_terminator('\0') {
-        let full = root.join(path);
-        // A file that was deleted but not yet committed as such is still listed.
-        if !full.is_file() {
-            continue;
-        }
-        let bytes = fs::read(&full).with_context(|| path.to_owned())?;
-        let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
-        items.push(Item { path: path.to_owned(), text });
-    }
-    Ok(items)
+/// Whatever exceeds a limit that the ratchet may allow it to.
+fn excesses(items: &[Item]) -> Vec<Excess> {
+    let mut found = sizes(items);
+    found.extend(cycles::check(items));
+    found
 }
 
 const BANNED_NAMES: [&str; 8] =
     ["common", "helper", "helpers", "manager", "misc", "util", "utilities", "utils"];
 
 /// Names that say nothing are refused.
-fn names(item: &Item, complaints: &mut Vec<String>) {
+fn names(item: &Item, violations: &mut Vec<String>) {
     for part in item.path.split('/') {
         let stem = part.split('.').next().unwrap_or(part);
         if BANNED_NAMES.contains(&stem) {
-            complaints.push(format!("{}: `{stem}` says nothing about its content", item.path));
+            violations.push(format!("{}: `{stem}` says nothing about its content", item.path));
         }
     }
 }
 
 /// Binary files have two homes: test data, and compiled kernels beside their source.
-fn binaries(item: &Item, complaints: &mut Vec<String>) {
+fn binaries(item: &Item, violations: &mut Vec<String>) {
     let allowed = item.path.starts_with("tests/parity/")
         || item.path.ends_with(".cubin")
         || item.path.ends_with(".ptx");
     if item.text.is_none() && !allowed {
-        complaints.push(format!("{}: a binary file outside tests/parity", item.path));
+        violations.push(format!("{}: a binary file outside tests/parity", item.path));
     }
 }
 
 /// Documents name no machine's folders and no package registry's address.
-fn documents(item: &Item, complaints: &mut Vec<String>) {
+fn documents(item: &Item, violations: &mut Vec<String>) {
     const REFUSED: [&str; 7] = [
         "/work/",
         "/tmp/",
@@ -127,7 +106,7 @@ fn documents(item: &Item, complaints: &mut Vec<String>) {
     }
     for (number, line) in item.lines() {
         for word in REFUSED.iter().filter(|word| line.contains(**word)) {
-            complaints.push(format!("{}:{number}: `{word}` in a document", item.path));
+            violations.push(format!("{}:{number}: `{word}` in a document", item.path));
         }
     }
 }
@@ -136,92 +115,59 @@ fn documents(item: &Item, complaints: &mut Vec<String>) {
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
-fn sizes(items: &[Item], ratchet: &BTreeMap<String, usize>, complaints: &mut Vec<String>) {
-    let mut over = BTreeMap::new();
+fn sizes(items: &[Item]) -> Vec<Excess> {
+    let mut over = Vec::new();
+    let mut measure = |place: String, size: usize, max: usize| {
+        if size > max {
+            over.push(Excess { place, size, detail: format!("allowed are {max} lines") });
+        }
+    };
     for item in items.iter().filter(|item| item.is_rust()) {
-        let lines = item.lines().count();
-        if lines > FILE_LINES_MAX {
-            over.insert(item.path.clone(), lines);
-        }
+        measure(item.path.clone(), item.lines().count(), FILE_LINES_MAX);
         for (name, lines) in source::functions(item) {
-            if lines > FUNCTION_LINES_MAX {
-                over.insert(format!("{}:{name}", item.path), lines);
-            }
+            measure(format!("{}:{name}", item.path), lines, FUNCTION_LINES_MAX);
         }
     }
-    for (place, lines) in &over {
-        match ratchet.get(place) {
-            Some(allowed) if lines == allowed => {}
-            Some(allowed) if lines < allowed => complaints
-                .push(format!("{place}: shrunk to {lines} lines: write that in the ratchet")),
-            Some(allowed) => complaints.push(format!("{place}: {lines} lines, allowed {allowed}")),
-            None => complaints.push(format!(
-                "{place}: {lines} lines, allowed {FILE_LINES_MAX} a file, {FUNCTION_LINES_MAX} a \
-                 function"
-            )),
-        }
-    }
-    for place in ratchet.keys().filter(|place| !over.contains_key(*place)) {
-        complaints.push(format!("{place}: within the limits now: take it out of the ratchet"));
-    }
-}
-
-/// Lines of `place lines`, where a place is a file or `file:function`.
-fn parse_ratchet(text: &str) -> Result<BTreeMap<String, usize>> {
-    let mut ratchet = BTreeMap::new();
-    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let entry = line.rsplit_once(' ').and_then(|(place, n)| Some((place, n.parse().ok()?)));
-        let Some((place, lines)) = entry else { bail!("ratchet.txt: `{line}`") };
-        ratchet.insert(place.to_owned(), lines);
-    }
-    Ok(ratchet)
+    over
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Complaints about one file with this content.
-    pub(super) fn complaints(path: &str, text: &str) -> Vec<String> {
+    /// Violations about one file with this content.
+    pub(super) fn violations(path: &str, text: &str) -> Vec<String> {
         let item = Item { path: path.to_owned(), text: Some(text.to_owned()) };
-        check(&[item], &BTreeMap::new())
+        check(&[item], &Ratchet::default())
     }
 
     #[test]
     fn the_tree_is_tidy() {
-        run(&crate::root()).unwrap();
+        run(&crate::root(), &Args { write: false, cycles: None }).unwrap();
     }
 
     #[test]
     fn names_and_documents() {
-        assert_eq!(complaints("crates/cpu/src/utils.rs", "//! A.\n").len(), 1);
-        assert_eq!(complaints("crates/misc/x.txt", "").len(), 1);
-        assert_eq!(complaints("docs/a.md", "see /tmp/x\n").len(), 1);
-        assert_eq!(complaints("docs/a.md", "see the manual\n").len(), 0);
+        assert_eq!(violations("crates/cpu/src/utils.rs", "//! A.\n").len(), 1);
+        assert_eq!(violations("crates/misc/x.txt", "").len(), 1);
+        assert_eq!(violations("docs/a.md", "see /tmp/x\n").len(), 1);
+        assert_eq!(violations("docs/a.md", "see the manual\n").len(), 0);
     }
 
     #[test]
     fn binaries_have_their_places() {
-        let complain = |path: &str| {
-            check(&[Item { path: path.to_owned(), text: None }], &BTreeMap::new()).len()
+        let count = |path: &str| {
+            check(&[Item { path: path.to_owned(), text: None }], &Ratchet::default()).len()
         };
-        assert_eq!(complain("docs/a.png"), 1);
-        assert_eq!(complain("tests/parity/models/a.gguf"), 0);
-        assert_eq!(complain("crates/cuda/kernels/a.cubin"), 0);
+        assert_eq!(count("docs/a.png"), 1);
+        assert_eq!(count("tests/parity/models/a.gguf"), 0);
+        assert_eq!(count("crates/cuda/kernels/a.cubin"), 0);
     }
 
     #[test]
-    fn the_ratchet_only_turns_one_way() {
-        let lines = |n: usize| Item {
-            path: "crates/cpu/src/a.rs".to_owned(),
-            text: Some(format!("//! A.\n{}", "// B.\n".repeat(n - 1))),
-        };
-        let ratchet = parse_ratchet("# why\ncrates/cpu/src/a.rs 600\n").unwrap();
-        for (n, expected) in [(500, 1), (599, 1), (600, 0), (601, 1)] {
-            assert_eq!(check(&[lines(n)], &ratchet).len(), expected, "{n}");
-        }
-        assert_eq!(check(&[lines(501)], &BTreeMap::new()).len(), 1);
-        assert_eq!(check(&[lines(500)], &BTreeMap::new()).len(), 0);
-        assert!(parse_ratchet("a b\n").is_err());
+    fn files_have_a_limit_of_lines() {
+        let lines = |n: usize| format!("//! A.\n{}", "// B.\n".repeat(n - 1));
+        assert_eq!(violations("crates/cpu/src/a.rs", &lines(501)).len(), 1);
+        assert_eq!(violations("crates/cpu/src/a.rs", &lines(500)).len(), 0);
     }
 }

@@ -3,7 +3,7 @@
 
 use toml::Table;
 
-use super::Item;
+use super::tree::Item;
 
 /// Every crate with the crates that it may use: the layers below it, and nothing beside it.
 const EDGES: &[(&str, &[&str])] = &[
@@ -29,28 +29,28 @@ const ALL_BUT_CLI: &[&str] = &[
 const SECTIONS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 
 /// Checks one file.
-pub(super) fn check(item: &Item, complaints: &mut Vec<String>) {
+pub(super) fn check(item: &Item, violations: &mut Vec<String>) {
     let path = &item.path;
     if !path.ends_with("Cargo.toml") {
         return;
     }
-    order(item, complaints);
+    order(item, violations);
     let Some(name) = item.crate_name() else { return };
     let manifest: Table = match item.text.as_deref().unwrap_or_default().parse() {
         Ok(manifest) => manifest,
-        Err(error) => return complaints.push(format!("{path}: {}", error.message())),
+        Err(error) => return violations.push(format!("{path}: {}", error.message())),
     };
     let lints = manifest.get("lints").and_then(|lints| lints.get("workspace"));
     if lints.and_then(|value| value.as_bool()) != Some(true) {
-        complaints.push(format!("{path}: expected [lints] workspace = true"));
+        violations.push(format!("{path}: expected [lints] workspace = true"));
     }
     let Some((_, allowed)) = EDGES.iter().find(|(crate_name, _)| *crate_name == name) else {
-        return complaints.push(format!("{path}: the design has no crate `{name}`"));
+        return violations.push(format!("{path}: the design has no crate `{name}`"));
     };
     for used in dependencies(&manifest) {
         let ours = used.strip_prefix("bodkin-");
         if ours.is_some_and(|used| used != name && !allowed.contains(&used)) {
-            complaints.push(format!("{path}: {name} must not use {used}"));
+            violations.push(format!("{path}: {name} must not use {used}"));
         }
     }
 }
@@ -67,7 +67,7 @@ fn dependencies(manifest: &Table) -> Vec<&str> {
 }
 
 /// Dependencies stand in alphabetical order.
-fn order(item: &Item, complaints: &mut Vec<String>) {
+fn order(item: &Item, violations: &mut Vec<String>) {
     let mut last: Option<&str> = None;
     for (number, line) in item.lines() {
         if line.starts_with('[') {
@@ -77,7 +77,7 @@ fn order(item: &Item, complaints: &mut Vec<String>) {
             let is_key = !key.is_empty() && !key.starts_with(['#', '"', '\'', ']', '}']);
             if is_key && key < before {
                 let path = &item.path;
-                complaints.push(format!("{path}:{number}: `{key}` stands after `{before}`"));
+                violations.push(format!("{path}:{number}: `{key}` stands after `{before}`"));
             }
             last = if is_key { Some(key) } else { last };
         }
@@ -86,23 +86,23 @@ fn order(item: &Item, complaints: &mut Vec<String>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::complaints;
+    use super::super::tests::violations;
 
     #[test]
     fn every_rule_can_fail() {
         let good = "[lints]\nworkspace = true\n\n[dependencies]\nbodkin-gguf.workspace = true\n\
                     half = \"2\"\n";
-        assert_eq!(complaints("crates/model/Cargo.toml", good).len(), 0);
+        assert_eq!(violations("crates/model/Cargo.toml", good).len(), 0);
         for bad in [
             good.replace("workspace = true\n\n", "\n"),
             good.replace("bodkin-gguf", "bodkin-engine"),
             good.replace("half", "anyhow"),
             format!("{good}\n[target.'cfg(unix)'.dependencies]\nbodkin-cpu = \"1\"\n"),
         ] {
-            assert_eq!(complaints("crates/model/Cargo.toml", &bad).len(), 1, "{bad}");
+            assert_eq!(violations("crates/model/Cargo.toml", &bad).len(), 1, "{bad}");
         }
-        assert_eq!(complaints("crates/novel/Cargo.toml", good).len(), 1);
+        assert_eq!(violations("crates/novel/Cargo.toml", good).len(), 1);
         let workspace = "[workspace.dependencies]\nb = \"1\"\na = \"1\"\n";
-        assert_eq!(complaints("Cargo.toml", workspace).len(), 1);
+        assert_eq!(violations("Cargo.toml", workspace).len(), 1);
     }
 }

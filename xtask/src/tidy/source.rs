@@ -1,7 +1,7 @@
 //! Rules about Rust source, read line by line: the code is formatted by rustfmt, so that a
 //! function ends at the first closing brace in its own column. It must not need a parser.
 
-use super::Item;
+use super::tree::Item;
 
 const COLUMNS_MAX: usize = 100;
 /// Crates that may hold `unsafe` code; all others forbid it.
@@ -16,46 +16,46 @@ const UNFINISHED: [&str; 4] = [
 const FEATURE: &str = concat!("cfg(", "feature");
 
 /// Checks one file.
-pub(super) fn check(item: &Item, complaints: &mut Vec<String>) {
+pub(super) fn check(item: &Item, violations: &mut Vec<String>) {
     if !item.is_rust() {
         return;
     }
     let path = &item.path;
     let text = item.text.as_deref().unwrap_or_default();
     if !text.starts_with("//! ") {
-        complaints.push(format!("{path}: expected a paragraph `//!` that says what it is"));
+        violations.push(format!("{path}: expected a paragraph `//!` that says what it is"));
     }
     for (number, line) in item.lines() {
-        let mut complain = |what: &str| complaints.push(format!("{path}:{number}: {what}"));
+        let mut violation = |what: &str| violations.push(format!("{path}:{number}: {what}"));
         if line.chars().count() > COLUMNS_MAX {
-            complain("a line of more than 100 columns");
+            violation("a line of more than 100 columns");
         }
         if line.ends_with([' ', '\t']) || line.contains('\t') {
-            complain("a tab or trailing space");
+            violation("a tab or trailing space");
         }
         for word in UNFINISHED.iter().filter(|word| line.contains(**word)) {
-            complain(&format!("`{word}`: finish it or leave it out"));
+            violation(&format!("`{word}`: finish it or leave it out"));
         }
         if line.contains(FEATURE) && item.crate_name() != Some("cli") {
-            complain("only the cli has features");
+            violation("only the cli has features");
         }
     }
-    unsafe_code(item, text, complaints);
+    unsafe_code(item, text, violations);
 }
 
-fn unsafe_code(item: &Item, text: &str, complaints: &mut Vec<String>) {
+fn unsafe_code(item: &Item, text: &str, violations: &mut Vec<String>) {
     let Some(name) = item.crate_name() else { return };
     let is_root = ["lib.rs", "main.rs"].iter().any(|root| {
         item.path == format!("crates/{name}/src/{root}") || item.path == format!("xtask/src/{root}")
     });
     if is_root && !UNSAFE_CRATES.contains(&name) && !text.contains("#![forbid(unsafe_code)]") {
-        complaints.push(format!("{}: expected #![forbid(unsafe_code)]", item.path));
+        violations.push(format!("{}: expected #![forbid(unsafe_code)]", item.path));
     }
     let blocks = item.lines().filter(|(_, line)| line.contains("unsafe {")).count();
     // Mapping a file, and giving its pages back.
     if name == "gguf" && blocks > 2 {
         let allowed = "mapping a file and giving its pages back are allowed";
-        complaints.push(format!("{}: {blocks} unsafe blocks, {allowed}", item.path));
+        violations.push(format!("{}: {blocks} unsafe blocks, {allowed}", item.path));
     }
 }
 
@@ -95,13 +95,13 @@ fn function_name(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::complaints;
+    use super::super::tests::violations;
     use super::*;
 
     #[test]
     fn every_rule_can_fail() {
         let good = "//! A module.\n\n#![forbid(unsafe_code)]\n\nfn f() {}\n";
-        assert_eq!(complaints("crates/eval/src/lib.rs", good).len(), 0);
+        assert_eq!(violations("crates/eval/src/lib.rs", good).len(), 0);
         for bad in [
             good.replace("//! A module.", "// A module."),
             good.replace("#![forbid(unsafe_code)]\n", ""),
@@ -111,12 +111,12 @@ mod tests {
             good.replace("fn f", &format!("// {} later.\nfn f", UNFINISHED[0])),
             good.replace("fn f", &format!("#[{FEATURE} = \"x\")]\nfn f")),
         ] {
-            assert_eq!(complaints("crates/eval/src/lib.rs", &bad).len(), 1, "{bad}");
+            assert_eq!(violations("crates/eval/src/lib.rs", &bad).len(), 1, "{bad}");
         }
         let mapped = format!("//! A.\nfn f() {{\n{}}}\n", "    unsafe { a() };\n".repeat(3));
         let mapped = mapped.as_str();
-        assert_eq!(complaints("crates/gguf/src/file.rs", mapped).len(), 1);
-        assert_eq!(complaints("crates/cpu/src/file.rs", mapped).len(), 0);
+        assert_eq!(violations("crates/gguf/src/file.rs", mapped).len(), 1);
+        assert_eq!(violations("crates/cpu/src/file.rs", mapped).len(), 0);
     }
 
     #[test]
@@ -127,8 +127,8 @@ mod tests {
         let item = Item { path: "a.rs".to_owned(), text: Some(text.to_owned()) };
         assert_eq!(functions(&item), [("one", 1), ("two", 1), ("three", 3), ("four", 6)]);
         let long = format!("//! A.\nfn f() {{\n{}}}\n", "    g();\n".repeat(69));
-        assert_eq!(complaints("crates/cpu/src/a.rs", &long).len(), 1);
+        assert_eq!(violations("crates/cpu/src/a.rs", &long).len(), 1);
         let fits = format!("//! A.\nfn f() {{\n{}}}\n", "    g();\n".repeat(68));
-        assert_eq!(complaints("crates/cpu/src/a.rs", &fits).len(), 0);
+        assert_eq!(violations("crates/cpu/src/a.rs", &fits).len(), 0);
     }
 }
