@@ -1,5 +1,5 @@
 //! `cargo xtask gpu`: bodkin on an NVIDIA device, with model files as `synth` makes them. Appends
-//! rows to `benches/results/h200.jsonl` and rewrites the table of docs/performance.md from that file.
+//! rows to `benches/results/h200.jsonl` and rewrites the table of docs/performance.md from them.
 
 use std::collections::HashSet;
 use std::fmt::Write;
