@@ -1,5 +1,6 @@
 //! What clients send and what they get back.
 
+use crate::error::Error;
 use crate::sampler::SamplerOptions;
 
 /// A prompt, and how to go on from it.
@@ -43,7 +44,7 @@ pub enum Event {
         timings: Timings,
     },
     /// The last event of a request that failed.
-    Error(crate::Error),
+    Error(Error),
 }
 
 /// Why a request ended.

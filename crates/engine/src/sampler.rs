@@ -7,18 +7,18 @@
 //! to know, which can choose tokens themselves where a [`SamplingParams`] says all of it.
 
 mod dry;
+mod history;
 mod options;
 mod penalties;
 mod random;
 
 pub use self::options::SamplerOptions;
 
-use std::collections::VecDeque;
-
 use bodkin_backend::candidates::{Candidates, top_n_sigma};
 use bodkin_backend::{SamplingParams, argmax};
 
 use self::dry::Dry;
+use self::history::History;
 use self::penalties::Penalties;
 use self::random::Random;
 use crate::error::Result;
@@ -200,41 +200,6 @@ impl Sampler {
         let error = -p.log2() - self.options.mirostat_tau;
         self.surprise_max -= self.options.mirostat_eta * error;
         token
-    }
-}
-
-/// The latest tokens of a sequence.
-#[derive(Debug)]
-struct History {
-    tokens: VecDeque<u32>,
-    limit: usize,
-}
-
-impl History {
-    /// Keeps `limit` tokens and one more, so that a window sees which token leaves it.
-    fn new(limit: usize) -> History {
-        History { tokens: VecDeque::with_capacity(limit.min(4096) + 1), limit }
-    }
-
-    fn push(&mut self, id: u32) {
-        if self.limit == 0 {
-            return;
-        }
-        if self.tokens.len() > self.limit {
-            self.tokens.pop_front();
-        }
-        self.tokens.push_back(id);
-    }
-
-    /// The token that was pushed `age` tokens before the latest one.
-    fn back(&self, age: usize) -> Option<u32> {
-        let index = self.tokens.len().checked_sub(age.checked_add(1)?)?;
-        self.tokens.get(index).copied()
-    }
-
-    /// The latest tokens, at most `window` of them, the latest first.
-    fn latest(&self, window: usize) -> impl Iterator<Item = u32> {
-        self.tokens.iter().rev().take(window).copied()
     }
 }
 

@@ -14,9 +14,10 @@ mod charsmap;
 mod clean;
 mod merge;
 mod merges;
+mod pre_tokenizers;
 mod sentence_piece;
 mod special;
-mod split;
+mod splitter;
 mod trie;
 mod unigram;
 mod vocabulary;
@@ -30,11 +31,11 @@ use bodkin_gguf::Metadata;
 use self::byte_level::ByteLevel;
 use self::character_level::CharacterLevel;
 use self::clean::clean_spaces;
+use self::pre_tokenizers::{PreTokenizer, pre_tokenizer};
 use self::sentence_piece::{SPACE, SentencePiece};
-use self::special::{Fragment, Marks, Special};
-use self::split::Named;
+use self::special::{Fragment, SpecialIds, SpecialMatcher};
 use self::unigram::Unigram;
-use self::vocabulary::{Kind, Spelling, Vocabulary};
+use self::vocabulary::{Spelling, TokenType, Vocabulary};
 use self::word_piece::WordPiece;
 use crate::error::{Error, Result};
 
@@ -45,8 +46,8 @@ const MODELS: [&str; 5] = ["gpt2", "gemma4", "llama", "bert", "t5"];
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     algorithm: Algorithm,
-    special: Special,
-    marks: Marks,
+    special: SpecialIds,
+    matcher: SpecialMatcher,
     add_bos: bool,
     add_eos: bool,
     /// A text starts with a space that is not in it.
@@ -65,17 +66,17 @@ enum Algorithm {
 /// What the metadata need not say.
 impl Algorithm {
     /// The numbers are llama.cpp's.
-    fn special(&self, model: &str) -> Special {
-        let none = Special::default();
+    fn special(&self, model: &str) -> SpecialIds {
+        let none = SpecialIds::default();
         match self {
             Algorithm::CharacterLevel(_) if model == "gemma4" => none,
             Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => {
-                Special { bos: Some(11), eos: Some(11), ..none }
+                SpecialIds { bos: Some(11), eos: Some(11), ..none }
             }
             Algorithm::SentencePiece(_) => {
-                Special { bos: Some(1), eos: Some(2), unknown: Some(0), ..none }
+                SpecialIds { bos: Some(1), eos: Some(2), unknown: Some(0), ..none }
             }
-            Algorithm::WordPiece(_) => Special {
+            Algorithm::WordPiece(_) => SpecialIds {
                 bos: Some(101),
                 unknown: Some(100),
                 separator: Some(102),
@@ -83,22 +84,22 @@ impl Algorithm {
                 ..none
             },
             Algorithm::Unigram(_) => {
-                Special { eos: Some(1), unknown: Some(2), padding: Some(0), ..none }
+                SpecialIds { eos: Some(1), unknown: Some(2), padding: Some(0), ..none }
             }
         }
     }
 
-    fn adds_bos(&self, named: &Named) -> bool {
+    fn adds_bos(&self, pre: &PreTokenizer) -> bool {
         match self {
-            Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => named.add_bos,
+            Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => pre.add_bos,
             Algorithm::SentencePiece(_) | Algorithm::WordPiece(_) => true,
             Algorithm::Unigram(_) => false,
         }
     }
 
-    fn cleans_spaces(&self, named: &Named) -> bool {
+    fn cleans_spaces(&self, pre: &PreTokenizer) -> bool {
         match self {
-            Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => named.clean_spaces,
+            Algorithm::ByteLevel(_) | Algorithm::CharacterLevel(_) => pre.clean_spaces,
             Algorithm::WordPiece(_) => true,
             Algorithm::SentencePiece(_) | Algorithm::Unigram(_) => false,
         }
@@ -122,25 +123,25 @@ impl Tokenizer {
     /// for files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers; the
     /// name is checked all the same.
     pub fn from_metadata_assuming(metadata: &Metadata, pre: &str) -> Result<Tokenizer> {
-        Tokenizer::new(metadata, Some(split::named(pre)?))
+        Tokenizer::new(metadata, Some(pre_tokenizer(pre)?))
     }
 
-    fn new(metadata: &Metadata, assumed: Option<&'static Named>) -> Result<Tokenizer> {
+    fn new(metadata: &Metadata, assumed: Option<&'static PreTokenizer>) -> Result<Tokenizer> {
         let model = metadata.need_str("tokenizer.ggml.model")?;
         if !MODELS.contains(&model) {
             let found = model.to_owned();
             return Err(Error::UnknownTokenizer { found, known: MODELS.join(", ") });
         }
-        let named = match assumed {
-            Some(named) => named,
+        let pre = match assumed {
+            Some(pre) => pre,
             None if model == "gpt2" => {
                 let pre = metadata.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty());
-                split::named(pre.unwrap_or("default"))?
+                pre_tokenizer(pre.unwrap_or("default"))?
             }
-            None if model == "gemma4" => split::named("gemma4")?,
-            None => split::named("default")?,
+            None if model == "gemma4" => pre_tokenizer("gemma4")?,
+            None => pre_tokenizer("default")?,
         };
-        let characters = named.characters.filter(|_| matches!(model, "gpt2" | "gemma4"));
+        let characters = pre.characters.filter(|_| matches!(model, "gpt2" | "gemma4"));
         let is_byte_level = model == "gpt2" && characters.is_none();
         let spelling = if is_byte_level { Spelling::ByteLevel } else { Spelling::Plain };
         let mut vocabulary = Vocabulary::from_metadata(metadata, spelling)?;
@@ -148,9 +149,9 @@ impl Tokenizer {
         // Before special tokens are corrected, as in llama.cpp.
         let algorithm = match model {
             "gpt2" | "gemma4" => match characters {
-                None => Algorithm::ByteLevel(ByteLevel::from_metadata(metadata, words, named)?),
+                None => Algorithm::ByteLevel(ByteLevel::from_metadata(metadata, words, pre)?),
                 Some(rules) => {
-                    let new = CharacterLevel::from_metadata(metadata, words, named, rules)?;
+                    let new = CharacterLevel::from_metadata(metadata, words, pre, rules)?;
                     Algorithm::CharacterLevel(new)
                 }
             },
@@ -158,15 +159,16 @@ impl Tokenizer {
             "bert" => Algorithm::WordPiece(WordPiece::from_metadata(metadata, words)?),
             _ => Algorithm::Unigram(Unigram::from_metadata(metadata, words)?),
         };
-        let special = Special::from_metadata(metadata, &mut vocabulary, algorithm.special(model))?;
+        let special =
+            SpecialIds::from_metadata(metadata, &mut vocabulary, algorithm.special(model))?;
         let mut new = Tokenizer {
-            marks: Marks::new(metadata, &vocabulary)?,
+            matcher: SpecialMatcher::new(metadata, &vocabulary)?,
             vocabulary,
             special,
-            add_bos: algorithm.adds_bos(named),
+            add_bos: algorithm.adds_bos(pre),
             add_eos: matches!(algorithm, Algorithm::Unigram(_)),
             add_space_prefix: matches!(algorithm, Algorithm::SentencePiece(_)),
-            clean_spaces: algorithm.cleans_spaces(named),
+            clean_spaces: algorithm.cleans_spaces(pre),
             algorithm,
         };
         new.read_flags(metadata)?;
@@ -196,7 +198,7 @@ impl Tokenizer {
             out.extend(self.special.bos);
         }
         let mut follows_special = true;
-        for fragment in self.marks.partition(text, &self.vocabulary, parse_special) {
+        for fragment in self.matcher.partition(text, &self.vocabulary, parse_special) {
             match fragment {
                 Fragment::Token(id) => out.push(id),
                 Fragment::Text(ref range) => {
@@ -267,12 +269,14 @@ impl Tokenizer {
     /// Appends what [`Tokenizer::piece`] returns.
     pub fn push_piece(&self, id: u32, special: bool, out: &mut Vec<u8>) {
         let text = self.vocabulary.text(id);
-        match self.vocabulary.kind(id) {
-            Kind::Undefined | Kind::Unused => {}
+        match self.vocabulary.token_type(id) {
+            TokenType::Undefined | TokenType::Unused => {}
             kind if kind.is_hidden() && !special => {}
-            Kind::Unknown | Kind::Control | Kind::UserDefined => out.extend_from_slice(text),
-            Kind::Byte => out.extend(byte(text)),
-            Kind::Normal => match self.algorithm {
+            TokenType::Unknown | TokenType::Control | TokenType::UserDefined => {
+                out.extend_from_slice(text)
+            }
+            TokenType::Byte => out.extend(byte(text)),
+            TokenType::Normal => match self.algorithm {
                 Algorithm::ByteLevel(_) => out.extend_from_slice(text),
                 _ => unescape(text, out),
             },
@@ -348,7 +352,7 @@ impl Tokenizer {
 
     /// Whether the token stands for no text, unless special tokens are shown.
     pub fn is_control(&self, id: u32) -> bool {
-        self.vocabulary.kind(id).is_hidden()
+        self.vocabulary.token_type(id).is_hidden()
     }
 
     /// The token with this text, such as `<|im_end|>`; spaces are written as the vocabulary has

@@ -3,7 +3,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{History, SamplerOptions};
+use super::history::History;
+use super::options::SamplerOptions;
 use crate::tokenizer::Tokenizer;
 
 /// The most bytes of a breaker that count.

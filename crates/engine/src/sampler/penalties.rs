@@ -3,7 +3,8 @@
 use bodkin_backend::Penalties as Factors;
 use rustc_hash::FxHashMap;
 
-use super::{History, SamplerOptions};
+use super::history::History;
+use super::options::SamplerOptions;
 
 /// Counts of the tokens in a window.
 #[derive(Debug)]

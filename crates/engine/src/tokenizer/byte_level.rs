@@ -7,14 +7,15 @@ use rustc_hash::FxHashMap;
 use super::alphabet;
 use super::merge::Merger;
 use super::merges::{PairTable, Symbols};
-use super::split::{Named, Splitter};
+use super::pre_tokenizers::PreTokenizer;
+use super::splitter::Splitter;
 use super::vocabulary::Vocabulary;
 use crate::error::Result;
 
 /// Merges, and the symbols that words start from.
 pub(super) struct ByteLevel {
     splitter: Splitter,
-    whole_words: bool,
+    ignore_merges: bool,
     pairs: PairTable,
     /// The symbol of each byte.
     bytes: Box<[u32; 256]>,
@@ -30,13 +31,13 @@ impl ByteLevel {
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocabulary: &Vocabulary,
-        named: &Named,
+        pre: &PreTokenizer,
     ) -> Result<ByteLevel> {
         let mut symbols = Symbols::new(vocabulary, aliases(vocabulary));
         let bytes = Box::new(std::array::from_fn(|byte| symbols.number(&[byte as u8])));
         Ok(ByteLevel {
-            splitter: Splitter::new(named),
-            whole_words: named.whole_words,
+            splitter: Splitter::new(pre),
+            ignore_merges: pre.ignore_merges,
             pairs: PairTable::from_metadata(metadata, &mut symbols, decode)?,
             bytes,
             tokens: vocabulary.len() as u32,
@@ -51,7 +52,7 @@ impl ByteLevel {
         let mut start = 0;
         for end in words {
             let word = &text.as_bytes()[std::mem::replace(&mut start, end)..end];
-            if self.whole_words
+            if self.ignore_merges
                 && let Some(id) = vocabulary.find(word)
             {
                 out.push(id);

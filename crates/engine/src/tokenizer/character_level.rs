@@ -7,17 +7,18 @@ use rustc_hash::FxHashMap;
 
 use super::merge::Merger;
 use super::merges::{PairTable, Symbols};
+use super::pre_tokenizers::{CharacterRules, PreTokenizer};
 use super::sentence_piece::SPACE;
-use super::split::{Characters, Named, Splitter};
+use super::splitter::Splitter;
 use super::vocabulary::Vocabulary;
 use crate::error::Result;
 
 /// Merges, and the symbols that words start from.
 pub(super) struct CharacterLevel {
     splitter: Splitter,
-    rules: Characters,
+    rules: CharacterRules,
     pairs: PairTable,
-    /// Characters that are parts of merges and no tokens.
+    /// CharacterRules that are parts of merges and no tokens.
     others: FxHashMap<char, u32>,
     /// The token of each byte.
     bytes: Box<[Option<u32>; 256]>,
@@ -36,14 +37,14 @@ impl CharacterLevel {
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocabulary: &Vocabulary,
-        named: &Named,
-        rules: Characters,
+        pre: &PreTokenizer,
+        rules: CharacterRules,
     ) -> Result<CharacterLevel> {
         let mut symbols = Symbols::new(vocabulary, FxHashMap::default());
         let pairs = PairTable::from_metadata(metadata, &mut symbols, split)?;
         let byte = |byte| vocabulary.find(format!("<0x{byte:02X}>").as_bytes());
         Ok(CharacterLevel {
-            splitter: Splitter::new(named),
+            splitter: Splitter::new(pre),
             rules,
             pairs,
             others: symbols.characters().collect(),

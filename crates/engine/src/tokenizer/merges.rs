@@ -42,8 +42,9 @@ impl<'a> Symbols<'a> {
     /// is faster than looking everywhere.
     fn number_near(&mut self, guess: u32, text: &[u8]) -> u32 {
         // Special tokens need not be spelled in the alphabet, so their texts say nothing here.
-        let is_it =
-            |&id: &u32| self.vocabulary.text(id) == text && !self.vocabulary.kind(id).is_special();
+        let is_it = |&id: &u32| {
+            self.vocabulary.text(id) == text && !self.vocabulary.token_type(id).is_special()
+        };
         let found = [guess, guess.saturating_add(1)].into_iter().find(is_it);
         found.unwrap_or_else(|| self.number(text))
     }

@@ -1,4 +1,4 @@
-//! Special tokens: which there are, which end a generation, and where they stand in a text. The
+//! SpecialIds tokens: which there are, which end a generation, and where they stand in a text. The
 //! metadata names some by id; others are known by their text, because many files leave them out.
 //! The rules are those of llama.cpp, so that the same file behaves the same.
 
@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use bodkin_gguf::Metadata;
 
-use super::vocabulary::{Kind, Vocabulary};
+use super::vocabulary::{TokenType, Vocabulary};
 use crate::error::{Error, Result};
 
 /// Texts of tokens that end a turn; the first that exists is the one, if the metadata names none.
@@ -25,7 +25,7 @@ const END_OF_TURN: &[&str] = &[
 ];
 
 /// Texts of tokens that end a generation besides.
-const ENDS: &[&str] = &[
+const END_OF_GENERATION: &[&str] = &[
     "<|return|>",
     "<|call|>",
     "<|flush|>",
@@ -85,12 +85,12 @@ const FILL: &[Fill] = &[
     Fill { key: "fim_sep", is_end: true, texts: &["<|file_sep|>"] },
 ];
 
-/// Harmony's marks of the parts of a message: always shown, because they are its structure.
-const MARKS: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+/// Harmony's patterns of the parts of a message: always shown, because they are its structure.
+const HARMONY: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// Ids of special tokens.
 #[derive(Debug, Default)]
-pub(super) struct Special {
+pub(super) struct SpecialIds {
     pub(super) bos: Option<u32>,
     pub(super) eos: Option<u32>,
     pub(super) eot: Option<u32>,
@@ -102,21 +102,21 @@ pub(super) struct Special {
     pub(super) ends: Vec<u32>,
 }
 
-impl Special {
-    /// Reads the ids, given the defaults of the kind of tokenizer, and corrects the kinds of
+impl SpecialIds {
+    /// Reads the ids, given the defaults of the token_type of tokenizer, and corrects the kinds of
     /// tokens that are known by their texts.
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocabulary: &mut Vocabulary,
-        defaults: Special,
-    ) -> Result<Special> {
+        defaults: SpecialIds,
+    ) -> Result<SpecialIds> {
         let len = vocabulary.len();
         let read = |key: &str, default: Option<u32>| -> Result<Option<u32>> {
             let is_valid = |id: &u32| (*id as usize) < len;
             let id = metadata.u32(&format!("tokenizer.ggml.{key}_token_id"))?;
             Ok(id.filter(is_valid).or(default.filter(is_valid)))
         };
-        let mut new = Special {
+        let mut new = SpecialIds {
             bos: read("bos", defaults.bos)?,
             eos: read("eos", defaults.eos)?,
             eot: read("eot", None)?,
@@ -138,12 +138,12 @@ impl Special {
     }
 
     fn find_ends(&mut self, vocabulary: &mut Vocabulary) {
-        for text in END_OF_TURN.iter().chain(ENDS) {
+        for text in END_OF_TURN.iter().chain(END_OF_GENERATION) {
             self.ends.extend(control(vocabulary, &[text]));
         }
-        for text in MARKS {
+        for text in HARMONY {
             if let Some(id) = vocabulary.find_named(text.as_bytes()) {
-                vocabulary.set_kind(id, Kind::UserDefined);
+                vocabulary.set_token_type(id, TokenType::UserDefined);
             }
         }
         self.ends.extend([self.eos, self.eot, self.eom].into_iter().flatten());
@@ -159,9 +159,9 @@ impl Special {
         let end = calls.and(others).and(find("<|end|>"));
         // Where tool calls or texts end with tokens of their own, `</s>` is only markup.
         let markup = find("<|tool_response>").or(find("<|plamo:eos|>")).and(find("</s>"));
-        for (id, kind) in [(end, Kind::UserDefined), (markup, Kind::Normal)] {
+        for (id, token_type) in [(end, TokenType::UserDefined), (markup, TokenType::Normal)] {
             if let Some(id) = id {
-                vocabulary.set_kind(id, kind);
+                vocabulary.set_token_type(id, token_type);
                 self.ends.retain(|&other| other != id);
             }
         }
@@ -171,7 +171,7 @@ impl Special {
 /// The first token with one of the texts, made a control token if it is none.
 fn control(vocabulary: &mut Vocabulary, texts: &[&str]) -> Option<u32> {
     let id = texts.iter().find_map(|text| vocabulary.find_named(text.as_bytes()))?;
-    vocabulary.set_kind(id, Kind::Control);
+    vocabulary.set_token_type(id, TokenType::Control);
     Some(id)
 }
 
@@ -185,7 +185,7 @@ pub(super) enum Fragment {
 }
 
 /// A token that is looked for.
-struct Mark {
+struct SpecialPattern {
     id: u32,
     /// Only looked for when special tokens are parsed.
     needs_parsing: bool,
@@ -196,33 +196,33 @@ struct Mark {
 }
 
 /// Finds special tokens in texts.
-pub(super) struct Marks {
+pub(super) struct SpecialMatcher {
     /// Longest first.
-    marks: Vec<Mark>,
+    patterns: Vec<SpecialPattern>,
 }
 
-impl Marks {
+impl SpecialMatcher {
     /// Takes the special tokens of a vocabulary. Which of them strip white space is not in the
     /// metadata: llama.cpp knows it by the names of models, and so do we.
-    pub(super) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Marks> {
-        let ids = (0..vocabulary.len() as u32).filter(|&id| vocabulary.kind(id).is_special());
-        let mut marks: Vec<Mark> = ids
-            .map(|id| Mark {
+    pub(super) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<SpecialMatcher> {
+        let ids = (0..vocabulary.len() as u32).filter(|&id| vocabulary.token_type(id).is_special());
+        let mut patterns: Vec<SpecialPattern> = ids
+            .map(|id| SpecialPattern {
                 id,
-                needs_parsing: vocabulary.kind(id).is_hidden(),
+                needs_parsing: vocabulary.token_type(id).is_hidden(),
                 strips_left: false,
                 strips_right: false,
             })
             .collect();
-        marks.sort_by_key(|mark| std::cmp::Reverse(vocabulary.text(mark.id).len()));
+        patterns.sort_by_key(|pattern| std::cmp::Reverse(vocabulary.text(pattern.id).len()));
         let strips = Strips::from_metadata(metadata)?;
-        for mark in &mut marks {
-            let text = vocabulary.text(mark.id);
-            mark.strips_left = strips.before == Some(text);
+        for pattern in &mut patterns {
+            let text = vocabulary.text(pattern.id);
+            pattern.strips_left = strips.before == Some(text);
             let plain: [&[u8]; 3] = [b"<unk>", b"<s>", b"<|endoftext|>"];
-            mark.strips_right = strips.after && !plain.contains(&text);
+            pattern.strips_right = strips.after && !plain.contains(&text);
         }
-        Ok(Marks { marks })
+        Ok(SpecialMatcher { patterns })
     }
 
     /// Cuts a text at the special tokens in it. A longer token goes before a shorter one wherever
@@ -238,14 +238,16 @@ impl Marks {
             return fragments;
         }
         fragments.push(Fragment::Text(0..text.len()));
-        let neighbours = Neighbours::new(text.as_bytes());
-        for mark in self.marks.iter().filter(|mark| parse_special || !mark.needs_parsing) {
+        let bigrams = ByteBigrams::new(text.as_bytes());
+        for pattern in
+            self.patterns.iter().filter(|pattern| parse_special || !pattern.needs_parsing)
+        {
             // Texts of tokens that are not UTF-8 cannot stand in a text.
-            if let bytes = vocabulary.text(mark.id)
-                && neighbours.may_hold(bytes)
+            if let bytes = vocabulary.text(pattern.id)
+                && bigrams.may_contain(bytes)
                 && let Ok(token) = str::from_utf8(bytes)
             {
-                fragments = cut(text, token, mark, fragments);
+                fragments = cut(text, token, pattern, fragments);
             }
         }
         fragments
@@ -281,7 +283,12 @@ impl Strips {
 }
 
 /// Cuts all fragments of text at one special token.
-fn cut(text: &str, token: &str, mark: &Mark, fragments: Vec<Fragment>) -> Vec<Fragment> {
+fn cut(
+    text: &str,
+    token: &str,
+    pattern: &SpecialPattern,
+    fragments: Vec<Fragment>,
+) -> Vec<Fragment> {
     let mut out = Vec::with_capacity(fragments.len());
     for fragment in fragments {
         let Fragment::Text(Range { mut start, end }) = fragment else {
@@ -290,15 +297,15 @@ fn cut(text: &str, token: &str, mark: &Mark, fragments: Vec<Fragment>) -> Vec<Fr
         };
         while let Some(at) = text[start..end].find(token) {
             let mut left = &text[start..start + at];
-            if mark.strips_left {
+            if pattern.strips_left {
                 left = left.trim_end_matches(is_space);
             }
             if !left.is_empty() {
                 out.push(Fragment::Text(start..start + left.len()));
             }
-            out.push(Fragment::Token(mark.id));
+            out.push(Fragment::Token(pattern.id));
             start += at + token.len();
-            if mark.strips_right {
+            if pattern.strips_right {
                 start = end - text[start..end].trim_start_matches(is_space).len();
             }
         }
@@ -316,14 +323,14 @@ fn is_space(character: char) -> bool {
 
 /// Which pairs of neighbouring bytes a text has. There are thousands of special tokens, and most
 /// can be ruled out by this instead of a search through the whole text.
-struct Neighbours {
+struct ByteBigrams {
     pairs: Vec<u64>,
     bytes: [bool; 256],
 }
 
-impl Neighbours {
-    fn new(text: &[u8]) -> Neighbours {
-        let mut new = Neighbours { pairs: vec![0; 65536 / 64], bytes: [false; 256] };
+impl ByteBigrams {
+    fn new(text: &[u8]) -> ByteBigrams {
+        let mut new = ByteBigrams { pairs: vec![0; 65536 / 64], bytes: [false; 256] };
         text.iter().for_each(|&byte| new.bytes[usize::from(byte)] = true);
         for pair in text.windows(2) {
             let index = usize::from(pair[0]) << 8 | usize::from(pair[1]);
@@ -333,7 +340,7 @@ impl Neighbours {
     }
 
     /// Whether the text may hold `token`, which it cannot if the token is empty.
-    fn may_hold(&self, token: &[u8]) -> bool {
+    fn may_contain(&self, token: &[u8]) -> bool {
         let has = |pair: &[u8]| {
             let index = usize::from(pair[0]) << 8 | usize::from(pair[1]);
             self.pairs[index / 64] >> (index % 64) & 1 == 1

@@ -6,7 +6,7 @@ use bodkin_gguf::Metadata;
 use super::charsmap::Charsmap;
 use super::sentence_piece::SPACE;
 use super::trie::Trie;
-use super::vocabulary::{Kind, Vocabulary, scores};
+use super::vocabulary::{TokenType, Vocabulary, scores};
 use crate::error::Result;
 
 /// How much worse than the worst token an unknown character is.
@@ -46,10 +46,10 @@ impl Unigram {
         let mut worst = f32::MAX;
         let mut texts = Vec::with_capacity(vocabulary.len());
         for (id, score) in (0..).zip(&mut scores) {
-            match vocabulary.kind(id) {
-                Kind::Normal => worst = worst.min(*score),
-                Kind::UserDefined => *score = 0.0,
-                Kind::Unused => {}
+            match vocabulary.token_type(id) {
+                TokenType::Normal => worst = worst.min(*score),
+                TokenType::UserDefined => *score = 0.0,
+                TokenType::Unused => {}
                 _ => continue,
             }
             texts.push((vocabulary.text(id), id));

@@ -17,7 +17,7 @@ const SCORES: &str = "tokenizer.ggml.scores";
 
 /// What a token is for. The numbers are those of `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenType {
     Undefined,
     Normal,
     Unknown,
@@ -27,27 +27,27 @@ pub(super) enum Kind {
     Byte,
 }
 
-impl Kind {
-    fn from_number(number: i32) -> Kind {
+impl TokenType {
+    fn from_number(number: i32) -> TokenType {
         match number {
-            1 => Kind::Normal,
-            2 => Kind::Unknown,
-            3 => Kind::Control,
-            4 => Kind::UserDefined,
-            5 => Kind::Unused,
-            6 => Kind::Byte,
-            _ => Kind::Undefined,
+            1 => TokenType::Normal,
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            5 => TokenType::Unused,
+            6 => TokenType::Byte,
+            _ => TokenType::Undefined,
         }
     }
 
     /// Whether the token is looked for in the text before anything else is.
     pub(super) fn is_special(self) -> bool {
-        matches!(self, Kind::Unknown | Kind::Control | Kind::UserDefined)
+        matches!(self, TokenType::Unknown | TokenType::Control | TokenType::UserDefined)
     }
 
     /// Whether the token has no text of its own.
     pub(super) fn is_hidden(self) -> bool {
-        matches!(self, Kind::Unknown | Kind::Control)
+        matches!(self, TokenType::Unknown | TokenType::Control)
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Vocabulary {
     bytes: Vec<u8>,
     /// Where each text ends in `bytes`.
     ends: Vec<u32>,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenType>,
     /// Ids by text.
     table: HashTable<u32>,
     /// Tokens that no piece of text can be, because they are not spelled in the alphabet.
@@ -160,11 +160,11 @@ impl Vocabulary {
     }
 
     /// A token's kind; `Undefined` for ids that are no tokens.
-    pub(super) fn kind(&self, id: u32) -> Kind {
-        self.kinds.get(id as usize).copied().unwrap_or(Kind::Undefined)
+    pub(super) fn token_type(&self, id: u32) -> TokenType {
+        self.kinds.get(id as usize).copied().unwrap_or(TokenType::Undefined)
     }
 
-    pub(super) fn set_kind(&mut self, id: u32, kind: Kind) {
+    pub(super) fn set_token_type(&mut self, id: u32, kind: TokenType) {
         self.kinds[id as usize] = kind;
     }
 
@@ -193,9 +193,9 @@ fn slice<'a>(bytes: &'a [u8], ends: &[u32], id: u32) -> &'a [u8] {
     &bytes[start..ends[id] as usize]
 }
 
-fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>> {
+fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<TokenType>> {
     let numbers = match metadata.get(TYPES) {
-        None => return Ok(vec![Kind::Normal; count]),
+        None => return Ok(vec![TokenType::Normal; count]),
         Some(Value::Array(Array::I32(numbers))) => numbers,
         Some(_) => return Err(vocabulary(TYPES, "an array of i32", "another type")),
     };
@@ -203,7 +203,7 @@ fn kinds(metadata: &Metadata, count: usize) -> Result<Vec<Kind>> {
         let expected = format!("{count} kinds, one for each token");
         return Err(vocabulary(TYPES, expected, numbers.len().to_string()));
     }
-    Ok(numbers[..count].iter().map(|&number| Kind::from_number(number)).collect())
+    Ok(numbers[..count].iter().map(|&number| TokenType::from_number(number)).collect())
 }
 
 /// The scores of `count` tokens, by id; all 0 if the metadata has none.

@@ -1,20 +1,47 @@
-//! The published pre-tokenizers by their names, with llama.cpp's reading of them. It must not know
-//! how text is cut.
+//! The published pre-tokenizers by their names in `tokenizer.ggml.pre`, as llama.cpp implements
+//! them. It must not know how text is split.
 
-use super::{Characters, Named};
 use crate::error::{Error, Result};
 
-const PLAIN: Named = Named {
+/// A pre-tokenizer, and the tokenizer settings that its name implies.
+pub(super) struct PreTokenizer {
+    pub(super) names: &'static [&'static str],
+    /// Each expression splits the pieces of the one before it.
+    pub(super) expressions: &'static [&'static str],
+    /// Before that, numbers of these characters are split into groups of three, from the right.
+    pub(super) thousands: Option<fn(char) -> bool>,
+    /// Runs of white space are split into powers of two, the largest first, at most 512.
+    pub(super) powers_of_two: bool,
+    /// A word that is a token is not merged from its parts (`ignore_merges`).
+    pub(super) ignore_merges: bool,
+    /// Detokenizing removes spaces before punctuation.
+    pub(super) clean_spaces: bool,
+    /// BOS is added unless the metadata says otherwise.
+    pub(super) add_bos: bool,
+    /// BPE starts from characters instead of bytes, and spaces are spelled as in SentencePiece.
+    pub(super) characters: Option<CharacterRules>,
+}
+
+/// Further rules of a pre-tokenizer for BPE on characters.
+#[derive(Clone, Copy)]
+pub(super) struct CharacterRules {
+    /// A run of line breaks that is a token is not merged from single ones.
+    pub(super) whole_breaks: bool,
+    /// BOS is added even if the metadata says otherwise.
+    pub(super) always_bos: bool,
+}
+
+const PLAIN: PreTokenizer = PreTokenizer {
     names: &[],
     expressions: &[],
     thousands: None,
     powers_of_two: false,
-    whole_words: false,
+    ignore_merges: false,
     clean_spaces: false,
     add_bos: false,
     characters: None,
 };
-const CLEANED: Named = Named { clean_spaces: true, ..PLAIN };
+const CLEANED: PreTokenizer = PreTokenizer { clean_spaces: true, ..PLAIN };
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 
@@ -209,15 +236,15 @@ const UFAKZEKA: &str = concat!(
 /// Whole lines, because no token holds a line break beside something else.
 const LINES: &str = r"[^\n]+|[\n]+";
 
-/// What is known, in the order in which errors list it.
+/// All pre-tokenizers, in the order in which errors list their names.
 #[rustfmt::skip]
-pub(super) static KNOWN: &[Named] = &[
-    Named {
+pub(super) static PRE_TOKENIZERS: &[PreTokenizer] = &[
+    PreTokenizer {
         names: &["default"],
         expressions: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
         ..CLEANED
     },
-    Named {
+    PreTokenizer {
         names: &[
             "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de",
             "a.x-4.0", "mellum", "modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe",
@@ -226,117 +253,117 @@ pub(super) static KNOWN: &[Named] = &[
         expressions: &[GPT2],
         ..CLEANED
     },
-    Named { names: &["trillion", "granite-docling"], expressions: &[GPT2], ..PLAIN },
-    Named {
+    PreTokenizer { names: &["trillion", "granite-docling"], expressions: &[GPT2], ..PLAIN },
+    PreTokenizer {
         names: &[
             "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
             "lfm2", "jina-v5-nano",
         ],
         expressions: &[LLAMA3],
-        whole_words: true,
+        ignore_merges: true,
         add_bos: true,
         ..CLEANED
     },
-    Named { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], expressions: &[LLAMA3], ..CLEANED },
-    Named { names: &["glm4", "glm5"], expressions: &[LLAMA3], whole_words: true, ..CLEANED },
-    Named {
+    PreTokenizer { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], expressions: &[LLAMA3], ..CLEANED },
+    PreTokenizer { names: &["glm4", "glm5"], expressions: &[LLAMA3], ignore_merges: true, ..CLEANED },
+    PreTokenizer {
         names: &[
             "qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "hunyuan", "grok-2", "solar-open",
         ],
         expressions: &[QWEN2],
         ..PLAIN
     },
-    Named { names: &["stablelm2", "megrez"], expressions: &[QWEN2], ..CLEANED },
-    Named { names: &["qwen35"], expressions: &[QWEN35], ..PLAIN },
-    Named { names: &["laguna"], expressions: &[LINES, QWEN2], ..PLAIN },
-    Named { names: &["ufakzeka"], expressions: &[UFAKZEKA], ..PLAIN },
-    Named { names: &["smollm", "command-r"], expressions: &[r"\p{N}", GPT2], ..PLAIN },
-    Named {
+    PreTokenizer { names: &["stablelm2", "megrez"], expressions: &[QWEN2], ..CLEANED },
+    PreTokenizer { names: &["qwen35"], expressions: &[QWEN35], ..PLAIN },
+    PreTokenizer { names: &["laguna"], expressions: &[LINES, QWEN2], ..PLAIN },
+    PreTokenizer { names: &["ufakzeka"], expressions: &[UFAKZEKA], ..PLAIN },
+    PreTokenizer { names: &["smollm", "command-r"], expressions: &[r"\p{N}", GPT2], ..PLAIN },
+    PreTokenizer {
         names: &["starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"],
         expressions: &[r"\p{N}", GPT2],
         ..CLEANED
     },
-    Named { names: &["gpt-4o", "llama4", "kanana2", "talkie"], expressions: &[GPT4O], ..PLAIN },
-    Named { names: &["minimax-m2"], expressions: &[GPT4O], ..PLAIN },
-    Named {
+    PreTokenizer { names: &["gpt-4o", "llama4", "kanana2", "talkie"], expressions: &[GPT4O], ..PLAIN },
+    PreTokenizer { names: &["minimax-m2"], expressions: &[GPT4O], ..PLAIN },
+    PreTokenizer {
         names: &["granite-embed-multi-97m"],
         expressions: &[
             cased!(r"[\p{L}\p{M}]", concat!("(?:", contractions!(), ")?"), r"\p{N}{1,3}"),
         ],
-        whole_words: true,
+        ignore_merges: true,
         ..PLAIN
     },
-    Named {
+    PreTokenizer {
         names: &["tekken"],
         expressions: &[cased!(r"\p{L}", "", r"\p{N}")],
-        whole_words: true,
+        ignore_merges: true,
         add_bos: true,
         ..PLAIN
     },
-    Named { names: &["deepseek-llm"], expressions: DEEPSEEK_LLM, ..PLAIN },
-    Named { names: &["deepseek-coder"], expressions: DEEPSEEK_CODER, ..PLAIN },
-    Named {
+    PreTokenizer { names: &["deepseek-llm"], expressions: DEEPSEEK_LLM, ..PLAIN },
+    PreTokenizer { names: &["deepseek-coder"], expressions: DEEPSEEK_CODER, ..PLAIN },
+    PreTokenizer {
         names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         expressions: DEEPSEEK_V3,
         ..PLAIN
     },
-    Named { names: &["spark2_5"], expressions: SPARK, ..PLAIN },
-    Named { names: &["afmoe"], expressions: AFMOE, thousands: Some(char::is_numeric), ..PLAIN },
-    Named {
+    PreTokenizer { names: &["spark2_5"], expressions: SPARK, ..PLAIN },
+    PreTokenizer { names: &["afmoe"], expressions: AFMOE, thousands: Some(char::is_numeric), ..PLAIN },
+    PreTokenizer {
         names: &["superbpe"],
         expressions: &[r"\p{N}+"],
         thousands: Some(|character| character.is_ascii_digit()),
         ..PLAIN
     },
-    Named {
+    PreTokenizer {
         names: &["tiny_aya", "cohere2moe"],
         expressions: &[marked!(r"\p{N}{1,3}")],
         thousands: Some(char::is_numeric),
         ..PLAIN
     },
-    Named { names: &["youtu"], expressions: YOUTU, whole_words: true, ..PLAIN },
-    Named { names: &["kimi-k2"], expressions: &[KIMI], ..PLAIN },
-    Named { names: &["chameleon"], expressions: CHAMELEON, add_bos: true, ..PLAIN },
-    Named { names: &["jais-2"], expressions: &[LLAMA3], powers_of_two: true, ..CLEANED },
-    Named {
+    PreTokenizer { names: &["youtu"], expressions: YOUTU, ignore_merges: true, ..PLAIN },
+    PreTokenizer { names: &["kimi-k2"], expressions: &[KIMI], ..PLAIN },
+    PreTokenizer { names: &["chameleon"], expressions: CHAMELEON, add_bos: true, ..PLAIN },
+    PreTokenizer { names: &["jais-2"], expressions: &[LLAMA3], powers_of_two: true, ..CLEANED },
+    PreTokenizer {
         names: &["falcon"],
         expressions: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
         ..CLEANED
     },
-    Named { names: &["poro-chat"], expressions: &[BLOOM], ..PLAIN },
-    Named { names: &["bloom", "gpt3-finnish"], expressions: &[BLOOM], ..CLEANED },
-    Named { names: &["viking"], expressions: &[BLOOM, r"\p{N}"], ..PLAIN },
-    Named {
+    PreTokenizer { names: &["poro-chat"], expressions: &[BLOOM], ..PLAIN },
+    PreTokenizer { names: &["bloom", "gpt3-finnish"], expressions: &[BLOOM], ..CLEANED },
+    PreTokenizer { names: &["viking"], expressions: &[BLOOM, r"\p{N}"], ..PLAIN },
+    PreTokenizer {
         names: &["bailingmoe", "bailingmoe2", "llada-moe"],
         expressions: &[BAILING],
         ..PLAIN
     },
-    Named { names: &["seed-coder"], expressions: &[SEED_CODER], ..PLAIN },
-    Named { names: &["exaone-moe"], expressions: &[EXAONE_MOE], ..CLEANED },
-    Named {
+    PreTokenizer { names: &["seed-coder"], expressions: &[SEED_CODER], ..PLAIN },
+    PreTokenizer { names: &["exaone-moe"], expressions: &[EXAONE_MOE], ..CLEANED },
+    PreTokenizer {
         names: &["minicpm5"],
         expressions: &[r"\p{N}{1,3}", llama3!(r"\p{N}+")],
-        whole_words: true,
+        ignore_merges: true,
         ..CLEANED
     },
-    Named {
+    PreTokenizer {
         names: &["gemma4", "granite-embed-multi-311m"],
         expressions: &[LINES],
-        characters: Some(Characters { whole_breaks: true, always_bos: true }),
+        characters: Some(CharacterRules { whole_breaks: true, always_bos: true }),
         ..CLEANED
     },
-    Named {
+    PreTokenizer {
         names: &["sarvam-moe"],
         expressions: &[LINES],
-        characters: Some(Characters { whole_breaks: false, always_bos: false }),
+        characters: Some(CharacterRules { whole_breaks: false, always_bos: false }),
         ..PLAIN
     },
 ];
 
-/// Looks a pre-tokenizer up by its name.
-pub(in crate::tokenizer) fn named(name: &str) -> Result<&'static Named> {
-    KNOWN.iter().find(|known| known.names.contains(&name)).ok_or_else(|| {
-        let known: Vec<&str> = KNOWN.iter().flat_map(|known| known.names).copied().collect();
+/// The pre-tokenizer with this name.
+pub(super) fn pre_tokenizer(name: &str) -> Result<&'static PreTokenizer> {
+    PRE_TOKENIZERS.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
+        let known: Vec<&str> = PRE_TOKENIZERS.iter().flat_map(|pre| pre.names).copied().collect();
         Error::UnknownPreTokenizer { found: name.to_owned(), known: known.join(", ") }
     })
 }

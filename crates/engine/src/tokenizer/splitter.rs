@@ -1,48 +1,19 @@
-//! Cutting text into words before merging: the published pre-tokenizers of byte-level BPE, by the
-//! names in `tokenizer.ggml.pre`. It must not know vocabularies.
+//! Pre-tokenization: splits text into words before BPE merges, with a pre-tokenizer's regular
+//! expressions. It must not know vocabularies.
 //!
-//! The expressions run on automata, whose time is linear in the text whatever it is. Automata know
-//! no look-ahead, and the published expressions have one, `\s+(?!\S)`: a run of white space leaves
-//! its last character to the word after it. That is done here, by hand.
-
-mod known;
+//! The expressions run on finite automata, so that their time is linear in the length of any text.
+//! Automata have no look-ahead, and the published expressions have one, `\s+(?!\S)`: a run of
+//! white space leaves its last character to the next word. The splitter implements that itself.
 
 use regex_automata::Input;
 use regex_automata::meta::Regex;
 
-pub(super) use self::known::named;
+use super::pre_tokenizers::PreTokenizer;
 
-/// The end of nearly all published expressions, and the pattern that stands for it here.
-const RUNS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
-const RUN: &str = r"\s+";
-
-/// A pre-tokenizer, and what its name says besides.
-pub(super) struct Named {
-    names: &'static [&'static str],
-    /// Each cuts what those before it left.
-    expressions: &'static [&'static str],
-    /// Before that, numbers of these characters are cut into groups of three, from the right.
-    thousands: Option<fn(char) -> bool>,
-    /// Runs of white space are cut into powers of two, the largest first, at most 512.
-    powers_of_two: bool,
-    /// A word that is a token is not merged from its parts.
-    pub(super) whole_words: bool,
-    /// Detokenizing removes spaces before punctuation.
-    pub(super) clean_spaces: bool,
-    /// BOS is added unless the metadata says otherwise.
-    pub(super) add_bos: bool,
-    /// Words are made of characters and not of bytes; spaces are spelled as SentencePiece does.
-    pub(super) characters: Option<Characters>,
-}
-
-/// What names of pre-tokenizers that leave characters whole say besides.
-#[derive(Clone, Copy)]
-pub(super) struct Characters {
-    /// Line breaks that are a token together are not merged from single ones.
-    pub(super) whole_breaks: bool,
-    /// BOS is added even if the metadata says otherwise.
-    pub(super) always_bos: bool,
-}
+/// The ends of nearly all published expressions. Both have a look-ahead.
+const LOOK_AHEADS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
+/// The pattern that replaces them.
+const WHITE_SPACE: &str = r"\s+";
 
 /// A compiled pre-tokenizer.
 pub(super) struct Splitter {
@@ -52,19 +23,19 @@ pub(super) struct Splitter {
 }
 
 impl Splitter {
-    pub(super) fn new(named: &Named) -> Splitter {
+    pub(super) fn new(pre: &PreTokenizer) -> Splitter {
         Splitter {
-            expressions: named.expressions.iter().map(|text| compile(text)).collect(),
-            thousands: named.thousands,
-            powers_of_two: named.powers_of_two,
+            expressions: pre.expressions.iter().map(|text| compile(text)).collect(),
+            thousands: pre.thousands,
+            powers_of_two: pre.powers_of_two,
         }
     }
 
-    /// Where each word of `text` ends, in bytes. `words` is cleared first.
+    /// Writes the end of each word of `text`, in bytes, to `words`. `buffer` is scratch space.
     pub(super) fn split(&self, text: &str, words: &mut Vec<usize>, buffer: &mut Vec<usize>) {
         words.clear();
         if let Some(is_digit) = self.thousands {
-            cut_thousands(text, is_digit, words);
+            split_thousands(text, is_digit, words);
         }
         if words.last().copied().unwrap_or(0) < text.len() {
             words.push(text.len());
@@ -80,25 +51,25 @@ impl Splitter {
         }
     }
 
-    /// Cuts one piece, which starts at `offset`, at the starts and ends of all matches.
+    /// Splits one piece, which starts at `offset`, at the starts and ends of all matches.
     fn split_piece(&self, expression: &Regex, piece: &str, offset: usize, ends: &mut Vec<usize>) {
         let (mut at, mut last) = (0, 0);
         while at < piece.len() {
             let Some(found) = expression.find(Input::new(piece).range(at..)) else { break };
             let mut end = found.end();
-            let is_run = found.pattern().as_usize() == 1;
-            if is_run && end < piece.len() {
-                let given_back = piece[..end].chars().next_back().map_or(0, char::len_utf8);
-                if end - given_back > found.start() {
-                    end -= given_back;
+            let is_white_space = found.pattern().as_usize() == 1;
+            if is_white_space && end < piece.len() {
+                let returned = piece[..end].chars().next_back().map_or(0, char::len_utf8);
+                if end - returned > found.start() {
+                    end -= returned;
                 }
             }
             if found.start() > last {
                 ends.push(offset + found.start());
             }
             assert!(end > found.start(), "no expression in the table matches an empty text");
-            if is_run && self.powers_of_two {
-                cut_powers_of_two(&piece[found.start()..end], offset + found.start(), ends);
+            if is_white_space && self.powers_of_two {
+                split_powers_of_two(&piece[found.start()..end], offset + found.start(), ends);
             } else {
                 ends.push(offset + end);
             }
@@ -110,17 +81,17 @@ impl Splitter {
     }
 }
 
-/// Compiles an expression as one pattern, or two if it ends with runs of white space: then the
-/// number of the pattern that matched says whether the last character must be given back.
+/// Compiles an expression as one pattern, or as two if it ends with a look-ahead: a match of the
+/// second pattern is a run of white space, which returns its last character to the next word.
 fn compile(text: &str) -> Regex {
-    let head = RUNS.iter().find_map(|run| text.strip_suffix(run));
-    let patterns = head.map_or(vec![text], |head| vec![head, RUN]);
+    let head = LOOK_AHEADS.iter().find_map(|end| text.strip_suffix(end));
+    let patterns = head.map_or(vec![text], |head| vec![head, WHITE_SPACE]);
     Regex::new_many(&patterns).expect("the expressions in the table are valid")
 }
 
-/// Ends the first group of every number, which has what is left over, and those of three digits.
-/// What stands before a number stays with its first group: the expressions cut there.
-fn cut_thousands(text: &str, is_digit: fn(char) -> bool, ends: &mut Vec<usize>) {
+/// Writes the ends of the groups of three digits of every number. The first group of a number has
+/// the remaining digits, and the text before it: the expressions split there.
+fn split_thousands(text: &str, is_digit: fn(char) -> bool, ends: &mut Vec<usize>) {
     let mut at = 0;
     while let Some(start) = text[at..].find(is_digit) {
         let start = at + start;
@@ -136,8 +107,8 @@ fn cut_thousands(text: &str, is_digit: fn(char) -> bool, ends: &mut Vec<usize>) 
     }
 }
 
-/// Cuts a run of white space, which starts at `offset`.
-fn cut_powers_of_two(run: &str, offset: usize, ends: &mut Vec<usize>) {
+/// Splits a run of white space, which starts at `offset`.
+fn split_powers_of_two(run: &str, offset: usize, ends: &mut Vec<usize>) {
     let mut left = run.chars().count();
     let mut part = 0;
     for (place, space) in run.char_indices() {
@@ -154,12 +125,12 @@ fn cut_powers_of_two(run: &str, offset: usize, ends: &mut Vec<usize>) {
 
 #[cfg(test)]
 mod tests {
-    use super::known::KNOWN;
+    use super::super::pre_tokenizers::{PRE_TOKENIZERS, pre_tokenizer};
     use super::*;
 
     fn split<'a>(name: &str, text: &'a str) -> Vec<&'a str> {
         let (mut words, mut buffer) = (Vec::new(), Vec::new());
-        Splitter::new(named(name).unwrap()).split(text, &mut words, &mut buffer);
+        Splitter::new(pre_tokenizer(name).unwrap()).split(text, &mut words, &mut buffer);
         let mut start = 0;
         words.iter().map(|&end| &text[std::mem::replace(&mut start, end)..end]).collect()
     }
@@ -167,7 +138,7 @@ mod tests {
     #[test]
     fn every_pre_tokenizer_compiles_and_loses_nothing() {
         let text = "Don't  stop\n\n\n at 12345 x²; HelloWorld ÄÖé 你好 \t\u{a0}!!?\r\n  ";
-        for name in KNOWN.iter().flat_map(|known| known.names) {
+        for name in PRE_TOKENIZERS.iter().flat_map(|pre| pre.names) {
             assert_eq!(split(name, text).concat(), text, "{name}");
             assert!(split(name, "").is_empty(), "{name}");
         }
@@ -203,7 +174,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_named() {
-        let error = named("nonsense").err().unwrap().to_string();
+        let error = pre_tokenizer("nonsense").err().unwrap().to_string();
         assert!(error.contains("`nonsense`") && error.contains("qwen2"), "{error}");
     }
 }
