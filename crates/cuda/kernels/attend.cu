@@ -21,8 +21,8 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     __shared__ u32 page_of[SEGMENT / PAGE_TOKENS];
     let_next_start();
     u32 t = threadIdx.x;
-    Feed feed = {a.feed};
-    if (a.skips_prompts && feed.is_prompt(feed.span(blockIdx.x))) return;
+    Feed feed = {a.metadata};
+    if (a.skips_prefill && feed.is_prompt(feed.span(blockIdx.x))) return;
     Block block(a, HEADS);
     u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
     if (first > last) return;
@@ -34,11 +34,11 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
     float *part = weights + HEADS * SEGMENT;    // [splits, HEADS, stride]
     float *total = part + splits * HEADS * stride; // [HEADS, stride]
     Own own;
-    own.keys = (Kept *)(total + HEADS * stride);
+    own.keys = (KvElement *)(total + HEADS * stride);
     own.values = own.keys + SEGMENT * key_stride;
     own.key_scales = (u16 *)(own.values + SEGMENT * stride);
     own.value_scales = own.key_scales + SEGMENT * kept_scales(a.key_dim);
-    const u32 *pages = feed.pages(a.table, feed.span(row));
+    const u32 *pages = feed.pages(a.page_table, feed.span(row));
     if (ALONE) {
         u32 to = block.to(first) - (first == last);
         fetch_segment(a, kv_head, pages + first * (SEGMENT / PAGE_TOKENS), block.from(first), to, own);
@@ -50,8 +50,8 @@ template <int HEADS, bool ALONE> DEVICE void attend(const Attend &a) {
         const float *from = a.q + (u64)row * a.q_stride + (block.first_head + head) * a.key_dim;
         bool is_in = head < block.heads && at < a.key_dim;
         if (ALONE) {
-            const float2 *angles = a.angles + (u64)row * a.pairs;
-            q[i] = is_in ? rotated(from, at, angles, a.pairs, a.is_neox) : 0.0f;
+            const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
+            q[i] = is_in ? rotated(from, at, angles, a.rotary_pairs, a.is_neox) : 0.0f;
         } else {
             q[i] = is_in ? from[at] : 0.0f;
         }
@@ -217,25 +217,9 @@ ATTEND(attend_4, 4, false)
 ATTEND(attend_1_alone, 1, true)
 ATTEND(attend_4_alone, 4, true)
 
-struct Store {
-    const float *q;       // [rows, q_stride], or none if queries are not rotated
-    const float *k;       // [rows, k_stride]
-    const float *v;       // [rows, v_stride]
-    const float2 *angles; // [rows, pairs]: cosines and sines
-    float *q_out;         // [rows, q_out_stride]
-    Kept *keys;
-    Kept *values;
-    const u32 *feed;
-    u32 q_stride, k_stride, v_stride, q_out_stride;
-    u32 heads, kv_heads, key_dim, value_dim, table;
-    u32 pairs; // 0 if keys are not rotated
-    u32 is_neox;
-};
-static_assert(sizeof(Store) == 112, "as in parameters.rs");
-
-#ifdef KEPT_Q8
+#ifdef KV_Q8
 // Rounds a row's keys and values, a warp a block at a time.
-DEVICE void store_blocks(const Store &s, u32 row, u64 page, u32 token, const float2 *angles) {
+DEVICE void store_blocks(const StoreKv &s, u32 row, u64 page, u32 token, const float2 *angles) {
     u32 key_blocks = (s.key_dim + 31) / 32, value_blocks = (s.value_dim + 31) / 32;
     u32 warps = blockDim.x / 32 * gridDim.y, warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     u32 keys = s.kv_heads * key_blocks, values = s.kv_heads * value_blocks;
@@ -243,7 +227,7 @@ DEVICE void store_blocks(const Store &s, u32 row, u64 page, u32 token, const flo
     for (u32 block = warp; block < keys; block += warps) {
         u32 head = block / key_blocks, i = block % key_blocks * 32 + threadIdx.x % 32;
         const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
-        u8 x = keep(i < s.key_dim ? rotated(k, i, angles, s.pairs, s.is_neox) : 0.0f, scale);
+        u8 x = keep(i < s.key_dim ? rotated(k, i, angles, s.rotary_pairs, s.is_neox) : 0.0f, scale);
         put_key(s.keys, page * s.kv_heads + head, token, s.key_dim, i, x, scale);
     }
     for (u32 block = warp; block < values; block += warps) {
@@ -256,15 +240,15 @@ DEVICE void store_blocks(const Store &s, u32 row, u64 page, u32 token, const flo
 #endif
 
 // Puts a row's keys and values into its sequence's pages, and rotates keys and queries on the way.
-KERNEL store(const __grid_constant__ Store s) {
+KERNEL store(const __grid_constant__ StoreKv s) {
     let_next_start();
     wait_for_inputs();
-    Feed feed = {s.feed};
+    Feed feed = {s.metadata};
     u32 row = blockIdx.x, position = feed.position(row);
-    u64 page = feed.pages(s.table, feed.span(row))[position / PAGE_TOKENS];
+    u64 page = feed.pages(s.page_table, feed.span(row))[position / PAGE_TOKENS];
     u32 token = position % PAGE_TOKENS, q_len = s.q ? s.heads * s.key_dim : 0;
-    const float2 *angles = s.angles + (u64)row * s.pairs;
-#ifdef KEPT_Q8
+    const float2 *angles = s.cos_sin + (u64)row * s.rotary_pairs;
+#ifdef KV_Q8
     store_blocks(s, row, page, token, angles);
     u32 len = q_len;
 #else
@@ -273,19 +257,19 @@ KERNEL store(const __grid_constant__ Store s) {
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < len; i += blockDim.x * gridDim.y) {
         if (i < q_len) {
             const float *q = s.q + (u64)row * s.q_stride + i / s.key_dim * s.key_dim;
-            float y = rotated(q, i % s.key_dim, angles, s.pairs, s.is_neox);
+            float y = rotated(q, i % s.key_dim, angles, s.rotary_pairs, s.is_neox);
             s.q_out[(u64)row * s.q_out_stride + i] = y;
             continue;
         }
-#ifndef KEPT_Q8
+#ifndef KV_Q8
         if (i < q_len + k_len) {
             u32 head = (i - q_len) / s.key_dim, at = (i - q_len) % s.key_dim;
             const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
-            Kept x = keep(rotated(k, at, angles, s.pairs, s.is_neox));
+            KvElement x = keep(rotated(k, at, angles, s.rotary_pairs, s.is_neox));
             put_key(s.keys, page * s.kv_heads + head, token, s.key_dim, at, x);
         } else {
             u32 v = i - q_len - k_len, head = v / s.value_dim, at = v % s.value_dim;
-            Kept x = keep(s.v[(u64)row * s.v_stride + v]);
+            KvElement x = keep(s.v[(u64)row * s.v_stride + v]);
             put_value(s.values, page * s.kv_heads + head, token, s.value_dim, at, x);
         }
 #endif

@@ -8,39 +8,6 @@
 #define SEGMENT 128u
 #define PART_EXTRA 4u // floats of a segment beside its values: largest score, sum, and padding
 
-struct Attend {
-    const float *q; // [rows, q_stride]
-    Kept *keys;
-    Kept *values;
-    const u32 *feed;
-    const float *k;       // [rows, k_stride], of rows that store their keys and values themselves
-    const float *v;       // [rows, v_stride]
-    const float2 *angles; // [rows, pairs]: cosines and sines, likewise
-    const float *sinks; // [heads], or none
-    float *out;         // [rows, out_stride], or none
-    u16 *half_out;      // [rows, half_stride], or none
-    float *partials;    // [rows, heads, segments, value_stride + PART_EXTRA] if the segments are spread;
-                        // in the persistent kernel, unwritten between uses
-    u32 *arrivals;      // [rows, blocks of heads]: shares of segments that are done, zero before
-    float scale, softcap;
-    u32 q_stride, k_stride, v_stride, out_stride, half_stride;
-    u32 pairs; // 0 if keys and queries are not rotated, or already
-    u32 is_neox;
-    u32 heads, kv_heads, key_dim, value_dim;
-    u32 window; // 0 for none
-    u32 is_causal;
-    u32 table; // which of the windows' page tables
-    u32 segments; // that the partials have room for
-    u32 is_spread;
-    u32 skips_prompts; // whose rows another kernel does
-    // For the persistent kernel, of whose teams each takes up to four query heads of a key head.
-    u32 group;          // query heads of a key head
-    u32 blocks;         // of all heads
-    u32 by_blocks, by_group_blocks; // for `divide`: by `blocks`, those of a key head
-    u32 padding;
-};
-static_assert(sizeof(Attend) == 192, "as in parameters.rs");
-
 // The quotient of two numbers whose product is below 2^32. Of the second one, 2^32 divided by it and
 // rounded up is given, or 0 if it is 1.
 DEVICE u32 divide(u32 x, u32 inverse) { return inverse ? __umulhi(x, inverse) : x; }
@@ -52,7 +19,7 @@ DEVICE u32 up8(u32 n) { return (n + 7) / 8 * 8; }
 
 // What a row sees: from, to.
 DEVICE uint2 seen(const Attend &a, u32 row) {
-    Feed feed = {a.feed};
+    Feed feed = {a.metadata};
     u32 position = feed.position(row), span = feed.span(row);
     if (!a.is_causal) return make_uint2(0, feed.start(span) + feed.len(span));
     u32 from = a.window && position + 1 > a.window ? position + 1 - a.window : 0;

@@ -1,3 +1,3 @@
 // Attention whose keys and values are kept in f32.
-#define KEPT_F32
+#define KV_F32
 #include "attend.cu"

@@ -10,7 +10,7 @@ template <bool ROTATES> DEVICE void put_queries(const Attend &a, const Block &bl
         const float *from = a.q + (u64)block.row * a.q_stride + (block.first_head + head) * a.key_dim;
         float x = 0.0f;
         if (head < block.heads && at < a.key_dim) {
-            x = ROTATES ? rotated(from, at, a.angles + (u64)block.row * a.pairs, a.pairs, a.is_neox) : from[at];
+            x = ROTATES ? rotated(from, at, a.cos_sin + (u64)block.row * a.rotary_pairs, a.rotary_pairs, a.is_neox) : from[at];
         }
         room.put_query(head, at, x);
     }
@@ -24,14 +24,14 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
     extern __shared__ __align__(16) float shared[];
     let_next_start();
     u32 t = threadIdx.x, step = t / 32, h = t / HEAD_THREADS;
-    Feed feed = {a.feed};
-    if (a.skips_prompts && feed.is_prompt(feed.span(blockIdx.x))) return;
+    Feed feed = {a.metadata};
+    if (a.skips_prefill && feed.is_prompt(feed.span(blockIdx.x))) return;
     Block block(a, HEADS);
     u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
     if (first > last) return;
     u32 stride = up8(a.value_dim);
     Room &room = *(Room *)shared;
-    const u32 *pages = feed.pages(a.table, feed.span(row));
+    const u32 *pages = feed.pages(a.page_table, feed.span(row));
     float most = -INFINITY_F, sum = 0.0f, total[MOST_ITEMS] = {};
     for (u32 segment = first; segment <= last; segment += gridDim.z) {
         // The results of the segment before it have been read.
@@ -61,8 +61,8 @@ template <bool ALONE> DEVICE void attend_meet(const Attend &a) {
             const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
             const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
             if (t < MOST_DIM) {
-                const float2 *angles = a.angles + (u64)row * a.pairs;
-                u16 x = keep(t < a.key_dim ? rotated(k, t, angles, a.pairs, a.is_neox) : 0.0f);
+                const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
+                u16 x = keep(t < a.key_dim ? rotated(k, t, angles, a.rotary_pairs, a.is_neox) : 0.0f);
                 u16 y = keep(t < a.value_dim ? v[t] : 0.0f);
                 room.own_key[t] = x;
                 room.own_value[t] = y;

@@ -194,7 +194,7 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
     const u32 EIGHTS = DIM / 8, STAGE = DIM * POSITIONS * 2;
     let_next_start();
     wait_for_inputs();
-    Feed feed = {a.feed};
+    Feed feed = {a.metadata};
     Rows rows;
     if (!find_rows(a, feed, rows)) return;
     u32 kv_head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
@@ -210,7 +210,7 @@ template <u32 DIM> DEVICE void attend_prompt(const Attend &a) {
     u32 base = shared_address(shared);
     u32 keys = base + ROWS * DIM * 2, values = keys + 2 * STAGE;
     u32 block = any_sees.from / POSITIONS, last = (any_sees.to - 1) / POSITIONS;
-    Fetch<DIM> fetch(a, feed.pages(a.table, rows.span), kv_head, any_sees);
+    Fetch<DIM> fetch(a, feed.pages(a.page_table, rows.span), kv_head, any_sees);
     fetch.block(block * POSITIONS, keys, values);
     asm volatile("cp.async.commit_group;" ::: "memory");
     load_queries<DIM>(a, rows, row, kv_head, shared);

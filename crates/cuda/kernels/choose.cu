@@ -12,14 +12,14 @@ KERNEL adjust(const __grid_constant__ Choose p) {
     u32 row = blockIdx.x, t = threadIdx.x;
     Rule rule = rule_of(p, row);
     float *logits = p.logits + (u64)row * p.stride;
-    const u32 *biases = p.feed + rule.biases();
+    const u32 *biases = p.metadata + rule.biases();
     for (u32 i = t; i < rule.bias_count(); i += THREADS) {
         u32 token = biases[2 * i];
         if (token < p.width) logits[token] += __uint_as_float(biases[2 * i + 1]);
     }
     __syncthreads();
     u32 known = rule.latest_count() + p.counts[2 * row + 1], count = min(known, rule.window());
-    const u32 *latest = p.feed + rule.latest() + known - count;
+    const u32 *latest = p.metadata + rule.latest() + known - count;
     for (u32 i = t; i < count; i += THREADS) {
         u32 token = latest[i], times = 0;
         bool is_first = token < p.width;
@@ -54,7 +54,7 @@ DEVICE u32 best(const Choose &p, u32 row, u32 k, u64 *sorted) {
     __shared__ u64 listed[LISTED];
     __shared__ u32 groups[GROUPS], group_count, count;
     u32 t = threadIdx.x, len = (p.width + GROUPS - 1) / GROUPS;
-    u64 peak = __ldcg(p.peaks + row * GROUPS + t);
+    u64 peak = __ldcg(p.group_max + row * GROUPS + t);
     u64 floor = max(least_possible(), bound(k, [&](u64 rank) { return (u32)(peak >= rank); }));
     if (t == 0) group_count = count = 0;
     __syncthreads();
@@ -165,7 +165,7 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
     Rule rule = rule_of(p, row);
     bool draws = rule.temperature() > 0.0f, is_listed = rule.window() > 0;
     u32 latest = rule.latest() + rule.latest_count();
-    u32 token_at = p.feed[2] + row, position_at = p.feed[3] + row, start_at = p.feed[6] + 5 * row + 2;
+    u32 token_at = p.metadata[2] + row, position_at = p.metadata[3] + row, start_at = p.metadata[6] + 5 * row + 2;
     wait_for_inputs();
     u32 group = blockIdx.x * (THREADS / 32) + t / 32;
     u32 len = (p.width + GROUPS - 1) / GROUPS, first = group * len;
@@ -182,7 +182,7 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
         }
     }
     most = warp_most(most);
-    if (t % 32 == 0) p.peaks[row * GROUPS + group] = most;
+    if (t % 32 == 0) p.group_max[row * GROUPS + group] = most;
     __threadfence();
     __syncthreads();
     u32 *counts = p.counts + 2 * row;
@@ -197,22 +197,22 @@ KERNEL __launch_bounds__(THREADS, 1) choose(const __grid_constant__ Choose p) {
         if (t < count) candidates.logits[t] = logit_of(sorted[t]);
         if (t == 0) candidates.count = count;
         __syncthreads();
-        if (count > 0) token = token_of(sorted[draw(candidates, rule, p.feed[rule.draws() + step])]);
+        if (count > 0) token = token_of(sorted[draw(candidates, rule, p.metadata[rule.draws() + step])]);
     } else {
-        u64 peak = warp_most(__ldcg(p.peaks + row * GROUPS + t));
+        u64 peak = warp_most(__ldcg(p.group_max + row * GROUPS + t));
         if (t % 32 == 0) sorted[t / 32] = peak;
         __syncthreads();
         peak = sorted[0];
         for (u32 i = 1; i < THREADS / 32; i++) peak = max(peak, sorted[i]);
-        token = draws ? draw_all(p, row, rule, peak, p.feed[rule.draws() + step]) : token_of(peak);
+        token = draws ? draw_all(p, row, rule, peak, p.metadata[rule.draws() + step]) : token_of(peak);
     }
     if (t > 0) return;
-    p.chosen[step % 2 * p.outputs + row] = token;
-    u32 position = p.feed[position_at], start = p.feed[start_at];
-    p.feed[token_at] = token;
-    p.feed[position_at] = position + 1;
-    p.feed[start_at] = start + 1;
-    if (is_listed) p.feed[latest + step] = token;
+    p.sampled[step % 2 * p.outputs + row] = token;
+    u32 position = p.metadata[position_at], start = p.metadata[start_at];
+    p.metadata[token_at] = token;
+    p.metadata[position_at] = position + 1;
+    p.metadata[start_at] = start + 1;
+    if (is_listed) p.metadata[latest + step] = token;
     counts[0] = 0;
     counts[1] = step + 1;
     __threadfence_system();

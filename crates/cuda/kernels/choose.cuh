@@ -32,17 +32,7 @@ struct Rule {
     __device__ __forceinline__ u32 draws() const { return at[12]; }
 };
 
-struct Choose {
-    float *logits; // [outputs, stride]
-    u32 *feed;     // in which every row is a sequence's only one, and an output
-    u64 *peaks;    // [outputs, GROUPS]: the largest logit of each group
-    u32 *counts;   // [outputs, 2]: blocks that are done, zero before; steps that have chosen
-    u32 *chosen;   // [2, outputs]: memory of the host, for even and odd steps
-    u32 stride, width, outputs;
-};
-static_assert(sizeof(Choose) == 56, "as in parameters.rs");
-
-DEVICE Rule rule_of(const Choose &p, u32 row) { return {p.feed + p.feed[8] + RULE_NUMBERS * row}; }
+DEVICE Rule rule_of(const Choose &p, u32 row) { return {p.metadata + p.metadata[8] + RULE_NUMBERS * row}; }
 
 // The place of a logit among all floats, as a number.
 DEVICE u32 order_of(float logit) {

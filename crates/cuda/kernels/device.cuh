@@ -3,14 +3,7 @@
 // Results of a row must not depend on which kernel computed it, so the files are compiled without
 // contraction of products and sums: where a fused multiply-add is wanted, it is written.
 #pragma once
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-#define DEVICE static __device__ __forceinline__
-#define KERNEL extern "C" __global__ void
+#include "parameters.cuh"
 
 // Inputs of products are kept in half precision, sixteen times smaller than they are: the range
 // is then up to a million, and numbers down to a thousandth keep all their bits.

@@ -19,7 +19,7 @@ template <int KIND, int COLS8, int TILES> struct Dot {
     static const u32 DEPTH = SLOT > 2560 ? 10240 / SLOT : COLS8 * TILES == 4 ? 3 : 4;
     static const u32 RING = DEPTH * SLOT + 32; // with the barriers
 
-    const Product &p;
+    const Matmul &p;
     const u8 *ring;
     u32 lane, first, end, step, expert;
     Pipe<SLOT, DEPTH> pipe;
@@ -32,7 +32,7 @@ template <int KIND, int COLS8, int TILES> struct Dot {
         for (int i = 0; i < TILES; i++) {
             const Matrix &m = p.matrices[TILES == 2 ? i : matrix_of(p, tile)];
             u64 at = (u64)expert * m.tiles + (TILES == 2 ? tile : tile - m.first_tile);
-            next[i] = m.planes + (at * p.chunks + first) * Weights::BYTES;
+            next[i] = m.packed + (at * p.chunks + first) * Weights::BYTES;
         }
         chunk = first;
     }
@@ -64,8 +64,8 @@ template <int KIND, int COLS8, int TILES> struct Dot {
 
 // The only row of input, for every block in its shared memory: as it is, or normalised as
 // `normalize` does it.
-DEVICE void share_input(const Product &p, u16 *out) {
-    if (!p.norm_x) {
+DEVICE void share_input(const Matmul &p, u16 *out) {
+    if (!p.norm_input) {
         const uint4 *from = (const uint4 *)p.input + input_row(p, 0) * (p.input_stride / 8);
         for (u32 first = threadIdx.x; first < p.input_stride / 8; first += 4 * THREADS) {
             uint4 x[4];
@@ -81,13 +81,13 @@ DEVICE void share_input(const Product &p, u16 *out) {
     } else {
         __shared__ float room[32];
         // `normalize` has twice as many threads for rows of this length.
-        float scale = rms_scale_by_half(p.norm_x, p.cols, p.norm_eps, room);
+        float scale = rms_scale_by_half(p.norm_input, p.cols, p.norm_eps, room);
         for (u32 first = threadIdx.x; first < p.input_stride; first += 8 * THREADS) {
             float x[8], weight[8];
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {
                 u32 i = first + j * THREADS;
-                x[j] = i < p.cols ? p.norm_x[i] : 0.0f;
+                x[j] = i < p.cols ? p.norm_input[i] : 0.0f;
                 weight[j] = i < p.cols ? __ldg(p.norm_weight + i) : 0.0f;
             }
 #pragma unroll
@@ -171,17 +171,17 @@ struct Reading {
 #endif
 };
 
-template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
+template <int KIND, int COLS8, int TILES> DEVICE void dot(const Matmul &p) {
     typedef Dot<KIND, COLS8, TILES> D;
     extern __shared__ __align__(128) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     // As many warps as parts, or more, of which the last ones have nothing to do; or half as many.
-    u32 parts = (p.chunks + p.part - 1) / p.part, each = parts > WARPS ? 2 : 1;
+    u32 parts = (p.chunks + p.slice_chunks - 1) / p.slice_chunks, each = parts > WARPS ? 2 : 1;
     u32 warps = parts > 4 ? 8 : parts > 2 ? 4 : parts, teams = WARPS / warps;
     u32 team = warp / warps, member = warp % warps, thread = threadIdx.x % (32 * warps);
-    u32 first = member * each * p.part, end = min(first + each * p.part, p.chunks);
+    u32 first = member * each * p.slice_chunks, end = min(first + each * p.slice_chunks, p.chunks);
     // More than eight rows neither meet experts nor are alone.
-    u32 used = COLS8 == 1 ? p.used : 0;
+    u32 used = COLS8 == 1 ? p.experts_used : 0;
     bool is_alone = COLS8 == 1 && p.rows == 1;
     u32 start = used ? blockIdx.y : blockIdx.y * 8 * COLS8;
     u32 cols = used ? 1 : min(8 * COLS8, p.rows - start);
@@ -196,7 +196,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     D d = {p, shared + warp * D::RING, lane, first, end, step};
     d.tile = tile;
     if (!used) d.begin();
-    if (is_alone && p.norm_x) {
+    if (is_alone && p.norm_input) {
         for (u32 i = 32 * threadIdx.x; i < p.cols; i += 32 * blockDim.x) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + i));
         }
@@ -208,7 +208,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
     if (used) {
         u32 row = start / used, i = start % used;
         d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + used + i] : i;
-        u32 at = p.is_shared ? row : start;
+        u32 at = p.shares_input ? row : start;
         x[0] = g == 0 ? input + (u64)at * p.input_stride + column : 0;
         d.begin();
     } else if (is_alone) {
@@ -233,7 +233,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
         }
         float sums[TILES][COLS8][4] = {};
         float *partial = partials + (turn * WARPS + warp - member) * each * TILES * tile_sums;
-        u32 part = member * each, stop = min(first + p.part, end);
+        u32 part = member * each, stop = min(first + p.slice_chunks, end);
         auto keep = [&]() {
             if (each > 1 && part == member * each) reading.wait();
 #pragma unroll
@@ -296,7 +296,7 @@ template <int KIND, int COLS8, int TILES> DEVICE void dot(const Product &p) {
 
 // Blocks of two kernels, or two of one, share a multiprocessor; one of the kernels needs too many registers.
 #define DOT(NAME, KIND, COLS8, TILES)                                                              \
-    KERNEL __launch_bounds__(THREADS, KIND == U8 && COLS8 * TILES == 4 ? 1 : 2) NAME(const __grid_constant__ Product p) { \
+    KERNEL __launch_bounds__(THREADS, KIND == U8 && COLS8 * TILES == 4 ? 1 : 2) NAME(const __grid_constant__ Matmul p) { \
         dot<KIND, COLS8, TILES>(p);                                                                \
     }
 #define DOTS(NAME, KIND)                                                                           \
@@ -317,20 +317,20 @@ DOTS(s24_s4, S24_S4)
 
 // Products with weights in f32, which are few or those of tests, but for routers', whose choices hang
 // on small differences. A block takes some rows of weights.
-template <u32 WEIGHTS> DEVICE void exact(const Product &p) {
+template <u32 WEIGHTS> DEVICE void exact(const Matmul &p) {
     __shared__ float sums[EXACT_ROWS][WEIGHTS][EXACT_THREADS / 32];
     let_next_start();
     wait_for_inputs();
     u32 t = threadIdx.x, row = blockIdx.x * WEIGHTS, expert = 0;
-    u32 start = blockIdx.y * (p.used ? 1 : EXACT_ROWS), end = p.used ? start + 1 : min(start + EXACT_ROWS, p.rows);
-    if (p.used && p.route) expert = (u32)p.route[(u64)(start / p.used) * p.route_stride + p.used + start % p.used];
-    if (p.used && !p.route) expert = start % p.used;
+    u32 start = blockIdx.y * (p.experts_used ? 1 : EXACT_ROWS), end = p.experts_used ? start + 1 : min(start + EXACT_ROWS, p.rows);
+    if (p.experts_used && p.route) expert = (u32)p.route[(u64)(start / p.experts_used) * p.route_stride + p.experts_used + start % p.experts_used];
+    if (p.experts_used && !p.route) expert = start % p.experts_used;
     const float *inputs[EXACT_ROWS];
 #pragma unroll
     for (u32 r = 0; r < EXACT_ROWS; r++) {
-        u64 from = p.used ? start / p.used : start + r < end ? input_row(p, start + r) : 0;
+        u64 from = p.experts_used ? start / p.experts_used : start + r < end ? input_row(p, start + r) : 0;
         inputs[r] = (const float *)p.input + from * p.input_stride;
-        if (p.used && !p.is_shared) inputs[r] += start % p.used * p.cols;
+        if (p.experts_used && !p.shares_input) inputs[r] += start % p.experts_used * p.cols;
     }
     bool is_whole = p.cols % 4 == 0 && (p.input_stride % 4 == 0 || end == start + 1) && (u64)inputs[0] % 16 == 0;
     float parts[EXACT_ROWS][WEIGHTS] = {};
@@ -375,5 +375,5 @@ template <u32 WEIGHTS> DEVICE void exact(const Product &p) {
     emit(p, 0, expert, row + j, start + r, total, 1.0f, added(p, row + j, start + r));
 }
 
-KERNEL __launch_bounds__(EXACT_THREADS) exact_1(const __grid_constant__ Product p) { exact<1>(p); }
-KERNEL __launch_bounds__(EXACT_THREADS) exact_4(const __grid_constant__ Product p) { exact<4>(p); }
+KERNEL __launch_bounds__(EXACT_THREADS) exact_1(const __grid_constant__ Matmul p) { exact<1>(p); }
+KERNEL __launch_bounds__(EXACT_THREADS) exact_4(const __grid_constant__ Matmul p) { exact<4>(p); }

@@ -102,7 +102,7 @@ DEVICE u32 draw_all(const Choose &p, u32 row, const Rule &rule, u64 peak, u32 nu
     if (peak < least_possible()) return 0;
     float most = logit_of(peak);
     __shared__ u64 peaks[GROUPS];
-    peaks[threadIdx.x] = __ldcg(p.peaks + row * GROUPS + threadIdx.x);
+    peaks[threadIdx.x] = __ldcg(p.group_max + row * GROUPS + threadIdx.x);
     __syncthreads();
     u32 len = (p.width + GROUPS - 1) / GROUPS;
     Open open = {p.logits + (u64)row * p.stride, 0, peaks, GROUPS, len, p.width};

@@ -1,5 +1,5 @@
-// How keys and values are kept: in half precision or, in files of kernels that define KEPT_F32, as
-// they are, or, with KEPT_Q8, as bytes with scales.
+// How keys and values are kept: in half precision or, in files of kernels that define KV_F32, as
+// they are, or, with KV_Q8, as bytes with scales.
 //
 // Of a head in a page there are first the numbers of all tokens, `kept_stride` of each. Bytes
 // are 128 larger than the codes that they stand for, and behind them are the scales of all tokens
@@ -12,8 +12,7 @@
 #pragma once
 #include "device.cuh"
 
-#ifdef KEPT_F32
-typedef float Kept;
+#ifdef KV_F32
 #define PIECE 8u
 #define HAS_SCALES false
 
@@ -31,8 +30,7 @@ DEVICE void spread(const Eight &eight, float2 *x) {
     x[2] = make_float2(eight.high.x, eight.high.y);
     x[3] = make_float2(eight.high.z, eight.high.w);
 }
-#elif defined(KEPT_Q8)
-typedef u8 Kept;
+#elif defined(KV_Q8)
 #define PIECE 16u
 #define HAS_SCALES true
 
@@ -64,7 +62,6 @@ DEVICE u8 keep(float x, u16 &scale) {
     return (u8)(u32)(rintf(fminf(fmaxf(x * inverse, -127.0f), 127.0f)) + 128.0f);
 }
 #else
-typedef u16 Kept;
 #define PIECE 8u
 #define HAS_SCALES false
 
@@ -92,7 +89,7 @@ DEVICE u32 kept_scales(u32 dim) { return HAS_SCALES ? (dim + 63) / 64 * 2 : 0; }
 DEVICE u32 kept_cells(u32 dim) { return kept_stride(dim) + 2 * kept_scales(dim); }
 
 // Which of a head's pieces in a page is this one of a token.
-#if defined(KEPT_F32) || defined(KEPT_Q8)
+#if defined(KV_F32) || defined(KV_Q8)
 // Of keys, neighbouring tokens lie side by side.
 DEVICE u32 key_piece(u32 token, u32 piece, u32 pieces) { return piece * PAGE_TOKENS + token; }
 DEVICE u32 value_piece(u32 token, u32 piece, u32 pieces) { return token * pieces + piece; }
@@ -135,7 +132,7 @@ struct __align__(16) Piece {
 };
 
 // Asks for a piece to come to shared memory.
-DEVICE void copy_piece(u32 to, const Kept *from) {
+DEVICE void copy_piece(u32 to, const KvElement *from) {
     for (u32 i = 0; i < sizeof(Piece); i += 16) copy_async(to + i, (const u8 *)from + i);
 }
 

@@ -14,7 +14,7 @@ DEVICE void copy_async(u32 to, const void *from, u32 bytes) {
 }
 
 // One chunk of all input rows of the block; rows that are not there are zero.
-DEVICE void fetch_inputs(const Product &p, u32 count, u32 chunk, u32 to, const u16 *const (&x)[4]) {
+DEVICE void fetch_inputs(const Matmul &p, u32 count, u32 chunk, u32 to, const u16 *const (&x)[4]) {
     if (chunk < p.chunks) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -26,8 +26,8 @@ DEVICE void fetch_inputs(const Product &p, u32 count, u32 chunk, u32 to, const u
     asm volatile("cp.async.commit_group;");
 }
 
-template <int KIND, bool GATED> DEVICE void mul(const Many &m) {
-    const Product &p = m.product;
+template <int KIND, bool GATED> DEVICE void mul(const Gemm &m) {
+    const Matmul &p = m.matmul;
     extern __shared__ __align__(16) u8 shared[];
     typedef Planes<KIND> Weights;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
@@ -49,14 +49,14 @@ template <int KIND, bool GATED> DEVICE void mul(const Many &m) {
         const Matrix &of = p.matrices[matrix[i]];
         tile[i] = GATED ? at : at - of.first_tile;
         u64 number = (u64)column.expert * of.tiles + tile[i];
-        weights[i] = is_in ? of.planes + number * p.chunks * Weights::BYTES : 0;
+        weights[i] = is_in ? of.packed + number * p.chunks * Weights::BYTES : 0;
     }
     wait_for_inputs();
     const u16 *x[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         u32 row = (threadIdx.x + 256 * i) / 8, at = column.first + row, from = 0;
-        if (row < column.count) from = m.groups ? m.members[at] / m.share : input_row(p, at);
+        if (row < column.count) from = m.groups ? m.permutation[at] / m.outputs_per_input : input_row(p, at);
         x[i] = (const u16 *)p.input + (u64)from * p.input_stride;
     }
     for (u32 i = 0; i + 1 < STAGES; i++) fetch_inputs(p, column.count, i, base + i * INPUTS * PITCH, x);
@@ -97,7 +97,7 @@ template <int KIND, bool GATED> DEVICE void mul(const Many &m) {
                 now[1].multiply(sums[1][n], f[1][step], b, step);
             }
         }
-        if ((chunk + 1) % p.part == 0 || chunk + 1 == p.chunks) {
+        if ((chunk + 1) % p.slice_chunks == 0 || chunk + 1 == p.chunks) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
 #pragma unroll
@@ -144,7 +144,7 @@ template <int KIND, bool GATED> DEVICE void mul(const Many &m) {
 }
 
 #define MUL(NAME, KIND, GATED)                                                                     \
-    KERNEL __launch_bounds__(256, 1) NAME(const __grid_constant__ Many m) { mul<KIND, GATED>(m); }
+    KERNEL __launch_bounds__(256, 1) NAME(const __grid_constant__ Gemm m) { mul<KIND, GATED>(m); }
 #define MULS(NAME, KIND)                                                                           \
     MUL(mul_##NAME, KIND, false)                                                                   \
     MUL(mul_##NAME##_gated, KIND, true)

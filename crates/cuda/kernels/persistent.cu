@@ -18,10 +18,10 @@
 #if __CUDA_ARCH__ >= 900
 
 // The input of a product that is kept as such; where experts' results are summed, that of each.
-DEVICE void share_halves(const Product &p, bool is_gated, u32 t, u16 *out) {
+DEVICE void share_halves(const Matmul &p, bool is_gated, u32 t, u16 *out) {
     const uint4 *from = (const uint4 *)p.input;
     u32 len = p.input_stride / 8;
-    if (EXPERTS && p.used && !is_gated) len *= p.used;
+    if (EXPERTS && p.experts_used && !is_gated) len *= p.experts_used;
 #pragma unroll 1
     for (u32 first = t; first < len; first += 4 * THREADS) {
         uint4 x[4];
@@ -45,11 +45,11 @@ DEVICE void own_quads(const float4 *weights, u32 first, u32 quads, float4 (&w)[N
 
 // The input of a product, normalised as `normalize` does it. The norm's weights come to shared memory,
 // to `weights`, while the row is not there yet.
-DEVICE void share_normed(const Product &p, u32 t, u16 *out, float *weights) {
+DEVICE void share_normed(const Matmul &p, u32 t, u16 *out, float *weights) {
     float(&room)[WARPS] = shared_memory().sums;
     u32 quads = p.cols / 4, all = p.input_stride / 4;
     for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + 4 * i), p.norm_weight + 4 * i);
-    const uint4 *from = (const uint4 *)p.norm_x;
+    const uint4 *from = (const uint4 *)p.norm_input;
     uint4 x[NORM_QUADS];
     float square = 0.0f;
 #pragma unroll 1
@@ -176,7 +176,7 @@ struct Ending {
     float scale, other_scale, bias;
     u32 residual;
 
-    __device__ __forceinline__ void begin(const Product &p, bool is_gated, u32 tile, u32 thread) {
+    __device__ __forceinline__ void begin(const Matmul &p, bool is_gated, u32 tile, u32 thread) {
         if (thread >= TILE_ROWS) return;
         Member member(p, tile);
         tile -= member.place * p.tiles;
@@ -233,17 +233,17 @@ DEVICE void unwrite(uint4 *values, u32 len) {
 }
 
 // Takes a product's input to shared memory once it is there.
-DEVICE void share_input(const Product &p, bool is_gated, u32 t, const Persistent *last) {
+DEVICE void share_input(const Matmul &p, bool is_gated, u32 t, const PersistentStep *last) {
     Shared &shared = shared_memory();
     u16 *input = (u16 *)shared.area;
-    if (p.norm_x) {
+    if (p.norm_input) {
         // Chosen experts lie behind the input.
         float *weights = (float *)(input + p.input_stride + (EXPERTS ? sizeof(Chosen) / 2 : 0));
         share_normed(p, t, input, weights);
     } else {
         share_halves(p, is_gated, t, input);
     }
-    if (EXPERTS && p.used && is_gated) share_chosen(p, true, t);
+    if (EXPERTS && p.experts_used && is_gated) share_chosen(p, true, t);
     if (EXPERTS) asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
     // Where the last stage's input is all there, every block has read what it had to.
@@ -251,9 +251,9 @@ DEVICE void share_input(const Product &p, bool is_gated, u32 t, const Persistent
 }
 
 // Multiplies the input with a warp's parts of its tiles, and gives the slots that it has then taken.
-template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Persistent *last) {
+template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const PersistentStep *last) {
     Shared &shared = shared_memory();
-    const Product &p = shared.stages[own(stage % 2)].product;
+    const Matmul &p = shared.stages[own(stage % 2)].matmul;
     u32 t = own(threadIdx.x), lane = t % 32, warp = t / 32;
     Ring ring = {warp, lane, taken};
     const u16 *input = (const u16 *)shared.area;
@@ -265,7 +265,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
     Chunks<KIND, At::COUNT, TILES> first = {};
     Slots<TILES> slots = {};
     bool is_ready = false;
-    bool has_experts = EXPERTS && p.used, has_tile = share.tile < share.tiles;
+    bool has_experts = EXPERTS && p.experts_used, has_tile = share.tile < share.tiles;
     if (!has_experts && has_tile) {
         ending.begin(p, IS_GATED, share.tile, t & (32 * share.warps - 1));
         is_ready = share.first + At::COUNT <= share.end && ring.has_next(shared);
@@ -345,7 +345,7 @@ template <int KIND, int TILES> DEVICE u32 product(u32 stage, u32 taken, const Pe
 // a tile, the one that has its first expert adds up; the others do their part of it first, and publish it.
 template <int KIND> DEVICE u32 summed(u32 stage, u32 taken) {
     Shared &shared = shared_memory();
-    const Product &p = shared.stages[own(stage % 2)].product;
+    const Matmul &p = shared.stages[own(stage % 2)].matmul;
     const Matrix &m = p.matrices[0];
     Chosen &chosen = chosen_of(p, false);
     u32 t = own(threadIdx.x), lane = t % 32;
@@ -358,7 +358,7 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken) {
     u32 first = first_summed(p, blockIdx.x), end = share.tiles;
 #pragma unroll 1
     for (u32 unit = share.tile, turn = 0; unit < end; unit += share.step, turn++) {
-        u32 i = unit % p.used;
+        u32 i = unit % p.experts_used;
         float sums[1][4] = {};
         const u16 *input = (const u16 *)shared.area + i * p.input_stride;
         multiply_part<KIND, 1>(shared, ring, share.first, share.end, {}, input, sums);
@@ -374,7 +374,7 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken) {
 #pragma unroll 8
         for (u32 part = 0; part < share.parts; part++) total += partial[part][0][row];
         float &result = chosen.results[unit - first][row];
-        row += (unit - i) / p.used * TILE_ROWS;
+        row += (unit - i) / p.experts_used * TILE_ROWS;
         bool has_bias = m.bias && row < m.rows;
         float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
         result = total = total * result + bias;
@@ -382,10 +382,10 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken) {
     }
     // The tiles that begin here. Of the last one others may have had some experts to do first: their results take
     // places behind the own. Who has nothing to add up waits for nobody, as nobody waits for it then.
-    u32 from = (first + p.used - 1) / p.used, to = (end + p.used - 1) / p.used;
-    for (u32 at = max(end, from * p.used) * TILE_ROWS + t; at < to * p.used * TILE_ROWS; at += THREADS) {
-        u32 unit = at / TILE_ROWS, tile = unit / p.used, row = tile * TILE_ROWS + at % TILE_ROWS;
-        const float *other = p.matrices[1].out + (unit - tile * p.used) * m.rows + row;
+    u32 from = (first + p.experts_used - 1) / p.experts_used, to = (end + p.experts_used - 1) / p.experts_used;
+    for (u32 at = max(end, from * p.experts_used) * TILE_ROWS + t; at < to * p.experts_used * TILE_ROWS; at += THREADS) {
+        u32 unit = at / TILE_ROWS, tile = unit / p.experts_used, row = tile * TILE_ROWS + at % TILE_ROWS;
+        const float *other = p.matrices[1].out + (unit - tile * p.experts_used) * m.rows + row;
         chosen.results[unit - first][at % TILE_ROWS] = row < m.rows ? wait_for(other) : 0.0f;
     }
     sync<THREADS>();
@@ -393,7 +393,7 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken) {
         u32 residual = look(p.residual + row);
         float sum = 0.0f;
 #pragma unroll 1
-        for (u32 k = 0, place = row / TILE_ROWS * p.used - first; k < p.used; k++, place++) {
+        for (u32 k = 0, place = row / TILE_ROWS * p.experts_used - first; k < p.experts_used; k++, place++) {
             sum = fmaf(chosen.results[place][row % TILE_ROWS], chosen.weights[k], sum);
         }
         while (residual == UNWRITTEN) residual = look(p.residual + row);
@@ -403,16 +403,16 @@ template <int KIND> DEVICE u32 summed(u32 stage, u32 taken) {
 }
 
 // Runs a product of any kind.
-DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const Persistent *last) {
+DEVICE u32 product_of(u32 work, u32 stage, u32 taken, const PersistentStep *last) {
     Shared &shared = shared_memory();
-    const Product &p = shared.stages[own(stage % 2)].product;
+    const Matmul &p = shared.stages[own(stage % 2)].matmul;
     // Who makes nothing must not read either: nobody would wait for it.
     bool is_gated = work >= GATED;
     if (!has_tiles(p, is_gated)) return taken;
     switch (work) {
 #define PRODUCT(KIND)                                                                              \
     case KIND:                                                                                     \
-        if (EXPERTS && p.used) return summed<KIND>(stage, taken);                                  \
+        if (EXPERTS && p.experts_used) return summed<KIND>(stage, taken);                                  \
         return product<KIND, 1>(stage, taken, last);                                               \
     case KIND + GATED: return product<KIND, 2>(stage, taken, last);
     KINDS(PRODUCT)
@@ -428,29 +428,29 @@ DEVICE void read_feed(const u32 *numbers) {
     if (threadIdx.x == 0) shared.position = feed.position(0);
 }
 
-DEVICE void compute_all(const Persistent &list) {
+DEVICE void compute_all(const PersistentStep &list) {
     Shared &shared = shared_memory();
     u32 taken = 0;
     describe(list.stages, shared.stages[0], threadIdx.x);
     let_next_start();
     wait_for_inputs();
-    read_feed(list.feed);
+    read_feed(list.metadata);
     tell_fed();
-    unwrite(list.last, list.last_len);
+    unwrite(list.last_input, list.last_input_len);
     asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
 #pragma unroll 1
-    for (u32 i = 0; i < list.count; i++) {
-        if (i + 1 < list.count) {
+    for (u32 i = 0; i < list.stage_count; i++) {
+        if (i + 1 < list.stage_count) {
             describe(list.stages + i + 1, shared.stages[(i + 1) % 2], own(threadIdx.x));
         }
-        u32 work = shared.stages[i % 2].work;
+        u32 work = shared.stages[i % 2].op;
         if (work == ATTENTION) {
-            taken = attend(i, taken, list.area);
+            taken = attend(i, taken, list.workspace_bytes);
         } else if (EXPERTS && work > ATTENTION) {
             other(work, i);
         } else {
-            taken = product_of(work, i, taken, i + 1 == list.count ? &list : 0);
+            taken = product_of(work, i, taken, i + 1 == list.stage_count ? &list : 0);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
         sync<THREADS>();
@@ -459,7 +459,7 @@ DEVICE void compute_all(const Persistent &list) {
 
 #endif
 
-KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persistent list) {
+KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ PersistentStep list) {
 #if __CUDA_ARCH__ >= 900
     Shared &shared = shared_memory();
     if (threadIdx.x < WARPS * DEPTH) {
@@ -472,7 +472,7 @@ KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persiste
     // Registers go from the warps that fetch, of which one does, to those that compute.
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x < THREADS + 32) fetch_all(list.stages, list.count);
+        if (threadIdx.x < THREADS + 32) fetch_all(list.stages, list.stage_count);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
         compute_all(list);

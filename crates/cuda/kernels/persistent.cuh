@@ -3,7 +3,6 @@
 #pragma once
 #include "barrier.cuh"
 #include "meet.cuh"
-#include "norm.cuh"
 #include "product.cuh"
 #include "route.cuh"
 
@@ -30,30 +29,6 @@
 #define NORM 33u
 #define EXACT 34u
 #define ROUTE 35u
-
-struct Stage {
-    u32 work;
-    u32 padding[3];
-    union {
-        Product product;
-        Attend attend;
-        Norm norm;
-        Route route;
-        u32 words[80];
-    };
-};
-static_assert(sizeof(Stage) == 336, "as in parameters.rs");
-
-struct Persistent {
-    const Stage *stages;
-    const u32 *feed;
-    uint4 *values; // of the step but the last stage's, all made unwritten again by that stage
-    uint4 *last;   // the last stage's input, which the next step makes unwritten
-    u32 count;
-    u32 area; // bytes of shared memory for a stage's input, or for attention
-    u32 values_len, last_len; // in sixteen bytes
-};
-static_assert(sizeof(Persistent) == 48, "as in parameters.rs");
 
 #define TABLES 4 // of pages, at most
 #define AHEAD 4u // stages whose descriptions are on their way to those who fetch
@@ -96,18 +71,18 @@ static_assert(Slot<U4>::CHUNKS == 4 && Slot<S24_S8>::CHUNKS == 3, "as slot_bytes
 
 // How many tiles there are: of experts those of each chosen one. Those that are gated lie one expert's behind
 // the other's; those whose results are summed lie together, the same tile of each expert.
-DEVICE u32 tiles_of(const Product &p) { return EXPERTS && p.used ? p.tiles * p.used : p.tiles; }
+DEVICE u32 tiles_of(const Matmul &p) { return EXPERTS && p.experts_used ? p.tiles * p.experts_used : p.tiles; }
 
-DEVICE bool is_summed(const Product &p, bool is_gated) { return EXPERTS && p.used && !is_gated; }
+DEVICE bool is_summed(const Matmul &p, bool is_gated) { return EXPERTS && p.experts_used && !is_gated; }
 
 // Where results are summed, a block has neighbours, from this one on up to the next block's first.
-DEVICE u32 first_summed(const Product &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
+DEVICE u32 first_summed(const Matmul &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
 
 // Blocks that take turns with tiles: of experts without the last one, which has just chosen them and would be late.
-DEVICE u32 blocks_of(const Product &p) { return EXPERTS && p.used ? gridDim.x - 1 : gridDim.x; }
+DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? gridDim.x - 1 : gridDim.x; }
 
 // Whether this block has any tile.
-DEVICE bool has_tiles(const Product &p, bool is_gated) {
+DEVICE bool has_tiles(const Matmul &p, bool is_gated) {
     if (!is_summed(p, is_gated)) return blockIdx.x < min(tiles_of(p), blocks_of(p));
     return first_summed(p, blockIdx.x) < first_summed(p, blockIdx.x + 1);
 }
@@ -116,14 +91,14 @@ DEVICE bool has_tiles(const Product &p, bool is_gated) {
 struct Share {
     u32 parts, warps, team, member, first, end, tile, step, tiles;
 
-    __device__ __forceinline__ Share(const Product &p, bool is_gated, u32 warp) {
-        parts = p.parts;
+    __device__ __forceinline__ Share(const Matmul &p, bool is_gated, u32 warp) {
+        parts = p.slices;
         u32 shift = parts > 8 ? 4 : parts > 4 ? 3 : parts > 2 ? 2 : parts - 1;
         warps = 1 << shift;
         team = warp >> shift;
         member = warp & (warps - 1);
-        first = member * p.part;
-        end = min(first + p.part, p.chunks);
+        first = member * p.slice_chunks;
+        end = min(first + p.slice_chunks, p.chunks);
         // The first tiles of all blocks go to their first teams.
         tile = blockIdx.x + blocks_of(p) * team;
         step = blocks_of(p) * (WARPS >> shift);
@@ -168,9 +143,9 @@ DEVICE float wait_for(const float *at) {
 // Fetches what a stage needs of weights: each lane what one warp does, as soon as a slot is empty.
 DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
     Shared &shared = shared_memory();
-    const Product &p = stage.product;
-    bool is_gated = stage.work >= GATED;
-    u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
+    const Matmul &p = stage.matmul;
+    bool is_gated = stage.op >= GATED;
+    u32 chunks, bytes = slot_bytes(stage.op % GATED, chunks);
     Share share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
     u32 tile = has_part ? share.tile : share.tiles, len = (share.end - share.first) * bytes;
@@ -183,7 +158,7 @@ DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
             const Matrix &m = p.matrices[is_gated ? which : matrix_of(p, tile)];
             u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
             u32 size = min(chunks * bytes, len - done);
-            fill(shared, lane, filled++, m.planes + first + done, size);
+            fill(shared, lane, filled++, m.packed + first + done, size);
             which ^= is_gated;
             if (which == 0) done += size;
             if (done == len) {
@@ -199,14 +174,14 @@ DEVICE void fetch_weights(const Stage &stage, u32 lane, u32 &filled) {
 // The same of experts, once they are chosen. Where their tiles begin is found once for each tile.
 DEVICE void fetch_experts(Stage &stage, u32 lane, u32 &filled) {
     Shared &shared = shared_memory();
-    const Product &p = stage.product;
-    bool is_gated = stage.work >= GATED;
+    const Matmul &p = stage.matmul;
+    bool is_gated = stage.op >= GATED;
     if (!has_tiles(p, is_gated)) return;
     // Experts' products have no other matrices.
-    u32 *chosen = (u32 *)&stage.product.matrices[2];
-    if (lane < p.used) chosen[lane] = (u32)wait_for(p.route + p.used + lane);
+    u32 *chosen = (u32 *)&stage.matmul.matrices[2];
+    if (lane < p.experts_used) chosen[lane] = (u32)wait_for(p.route + p.experts_used + lane);
     __syncwarp();
-    u32 chunks, bytes = slot_bytes(stage.work % GATED, chunks);
+    u32 chunks, bytes = slot_bytes(stage.op % GATED, chunks);
     Share share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
     u32 tile = has_part ? share.tile : share.tiles, which = 0, left = 0;
@@ -217,13 +192,13 @@ DEVICE void fetch_experts(Stage &stage, u32 lane, u32 &filled) {
         bool may = tile < share.tiles && is_empty(shared, lane, filled);
         if (may) {
             if (left == 0) {
-                u32 base = is_gated ? p.tiles : p.used, high = tile / base, low = tile - high * base;
+                u32 base = is_gated ? p.tiles : p.experts_used, high = tile / base, low = tile - high * base;
                 u32 number = chosen[is_gated ? high : low] * p.tiles + (is_gated ? low : high);
                 line = (number * p.chunks + share.first) * (bytes / 64);
                 left = (share.end - share.first) * bytes;
             }
             u32 size = min(chunks * bytes, left);
-            fill(shared, lane, filled++, p.matrices[which].planes + (u64)line * 64, size);
+            fill(shared, lane, filled++, p.matrices[which].packed + (u64)line * 64, size);
             which ^= is_gated;
             if (which == 0) {
                 line += size / 64;
@@ -267,14 +242,14 @@ struct Item {
     u32 segment, kv_head, block; // of the key head's query heads
 
     __device__ __forceinline__ Item(const Attend &a, const Seen &seen, u32 item) {
-        u32 back = divide(item, a.by_blocks), of_all = item - back * a.blocks;
+        u32 back = divide(item, a.head_blocks_inverse), of_all = item - back * a.head_blocks;
         segment = seen.last - back;
-        kv_head = divide(of_all, a.by_group_blocks);
-        block = of_all - kv_head * ((a.group + HEADS - 1) / HEADS);
+        kv_head = divide(of_all, a.group_blocks_inverse);
+        block = of_all - kv_head * ((a.group_heads + HEADS - 1) / HEADS);
     }
 
-    __device__ __forceinline__ u32 first_head(const Attend &a) const { return kv_head * a.group + block * HEADS; }
-    __device__ __forceinline__ u32 head_count(const Attend &a) const { return min(HEADS, a.group - block * HEADS); }
+    __device__ __forceinline__ u32 first_head(const Attend &a) const { return kv_head * a.group_heads + block * HEADS; }
+    __device__ __forceinline__ u32 head_count(const Attend &a) const { return min(HEADS, a.group_heads - block * HEADS); }
 };
 
 // The first item of this block: the last blocks begin, as they have fewer tiles of the products before.
@@ -298,9 +273,9 @@ DEVICE void wait_fed() {
 DEVICE void fetch_kept(const Attend &a, u32 lane, u32 &filled) {
     Shared &shared = shared_memory();
     Seen seen(a, shared.position);
-    u32 items = a.blocks * seen.segments(), step = lane % SEGMENT_STEPS;
+    u32 items = a.head_blocks * seen.segments(), step = lane % SEGMENT_STEPS;
     if (first_item() >= items) return;
-    const u32 *pages = shared.pages[a.table];
+    const u32 *pages = shared.pages[a.page_table];
     u32 key_bytes = STEP_POSITIONS * 2 * up8(a.key_dim), value_bytes = STEP_POSITIONS * 2 * up8(a.value_dim);
     u32 number = lane < WARPS ? first_item() + lane / SEGMENT_STEPS * gridDim.x : items;
 #pragma unroll 1
@@ -353,9 +328,9 @@ DEVICE void fetch_all(const Stage *stages, u32 count) {
         if (next < count) describe(stages + next, shared.ahead[next % AHEAD], lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
         const Stage &stage = shared.ahead[i % AHEAD];
-        if (EXPERTS && stage.work > ATTENTION) continue;
-        bool has_experts = EXPERTS && stage.work < ATTENTION && stage.product.used;
-        if (stage.work != ATTENTION && !has_experts) {
+        if (EXPERTS && stage.op > ATTENTION) continue;
+        bool has_experts = EXPERTS && stage.op < ATTENTION && stage.matmul.experts_used;
+        if (stage.op != ATTENTION && !has_experts) {
             fetch_weights(stage, lane, filled);
             continue;
         }
@@ -365,7 +340,7 @@ DEVICE void fetch_all(const Stage *stages, u32 count) {
         if (has_experts) {
             fetch_experts(shared.ahead[i % AHEAD], lane, filled);
         } else {
-            fetch_kept(stage.attend, lane, filled);
+            fetch_kept(stage.attention, lane, filled);
         }
     }
     // Nobody may be left at that barrier.

@@ -14,11 +14,11 @@ struct Rotation {
     bool is_rotated;
     float2 angle;
 
-    __device__ __forceinline__ Rotation(const Attend &a, u32 i) : is_rotated(i < a.pairs), angle() {
+    __device__ __forceinline__ Rotation(const Attend &a, u32 i) : is_rotated(i < a.rotary_pairs), angle() {
         bool are_apart = is_rotated && a.is_neox;
         first = are_apart ? i : 2 * i;
-        second = are_apart ? i + a.pairs : 2 * i + 1;
-        if (is_rotated) angle = a.angles[i];
+        second = are_apart ? i + a.rotary_pairs : 2 * i + 1;
+        if (is_rotated) angle = a.cos_sin[i];
     }
 
     __device__ __forceinline__ float2 operator()(const float2 &x) const {
@@ -140,7 +140,7 @@ DEVICE void keep_own(const Attend &a, const Item &now) {
     u32 eights = up8(is_key ? a.key_dim : a.value_dim) / 8, token = position % PAGE_TOKENS;
     // By one team of a key head.
     if (now.segment != position / SEGMENT || now.block > 0 || t >= 2 * HEAD_THREADS || i >= eights) return;
-    u64 head = (u64)shared_memory().pages[a.table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
+    u64 head = (u64)shared_memory().pages[a.page_table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
     const Room &room = room_of_team();
     if (is_key) {
         *(uint4 *)(a.keys + key_at(head, token, a.key_dim, 8 * i)) = ((const uint4 *)room.own_key)[i];
@@ -167,7 +167,7 @@ DEVICE void tell(const Attend &a, const Item &now) {
         for (u32 k = 0; k < MOST_ITEMS; k++) results.put(i + k * HEAD_THREADS, (joined.values[k] + 0.0f) * factor);
         return;
     }
-    u64 at = (u64)head * a.segments + now.segment - Seen(a, shared_memory().position).first;
+    u64 at = (u64)head * a.max_splits + now.segment - Seen(a, shared_memory().position).first;
     float *out = a.partials + at * (stride + PART_EXTRA);
 #pragma unroll
     for (u32 k = 0; k < MOST_ITEMS; k++) {
@@ -191,18 +191,18 @@ DEVICE Slices take_slices(Shared &shared, Ring &ring, u32 dim) {
 // are in its slots, then a thread some columns of a head. Gives the slots that the warp has then taken.
 DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
     Shared &shared = shared_memory();
-    const Attend &a = shared.stages[own(stage % 2)].attend;
-    u32 items = a.blocks * segments_of(a);
+    const Attend &a = shared.stages[own(stage % 2)].attention;
+    u32 items = a.head_blocks * segments_of(a);
     // A block without segments that joins some (as below) must not take an earlier layer's for this one's. Those
     // are gone when there are queries, which need all results of earlier layers. Who joins none must not wait:
     // nobody waits for it.
-    if (first_item() - items < a.heads && items > a.blocks && own(threadIdx.x) == 0) {
+    if (first_item() - items < a.heads && items > a.head_blocks && own(threadIdx.x) == 0) {
         while (look(a.q) == UNWRITTEN) {}
     }
     u32 t = own(threadIdx.x), team = t / TEAM, step = t / 32 % SEGMENT_STEPS;
     Ring ring = {t / 32, t % 32, taken};
 #pragma unroll 1
-    for (u32 item = first_item() + team * gridDim.x; item < a.blocks * segments_of(a); item += TEAMS * gridDim.x) {
+    for (u32 item = first_item() + team * gridDim.x; item < a.head_blocks * segments_of(a); item += TEAMS * gridDim.x) {
         Seen seen(a, shared.position);
         Item now(a, seen, item);
         Extent extent(seen, now.segment, step);
@@ -244,10 +244,10 @@ DEVICE u32 attend(u32 stage, u32 taken, u32 area) {
     if (segments == 1) return ring.taken;
     u32 floats = up8(a.value_dim) + PART_EXTRA, most_parts = min(MOST_JOINED, area / (4 * floats));
     // The blocks behind those with a segment more.
-    u32 head = first_item() + gridDim.x - a.blocks * segments % gridDim.x;
+    u32 head = first_item() + gridDim.x - a.head_blocks * segments % gridDim.x;
     head -= head >= gridDim.x ? gridDim.x : 0;
     for (; head < a.heads; head += gridDim.x) {
-        Awaited awaited = {(uint4 *)(a.partials + (u64)head * a.segments * floats), (uint4 *)shared.area, floats / 4};
+        Awaited awaited = {(uint4 *)(a.partials + (u64)head * a.max_splits * floats), (uint4 *)shared.area, floats / 4};
         join_segments<1, THREADS, 1, MOST_JOINED>(a, 0, head, 1, segments, (float *)shared.area, most_parts, awaited);
     }
     return ring.taken;

@@ -13,26 +13,26 @@ struct Chosen {
 };
 static_assert(sizeof(Chosen) == 4224, "as in persistent.rs");
 
-DEVICE Chosen &chosen_of(const Product &p, bool is_gated) {
+DEVICE Chosen &chosen_of(const Matmul &p, bool is_gated) {
     u16 *input = (u16 *)shared_memory().area;
-    return *(Chosen *)(input + p.input_stride * (is_gated ? 1 : p.used));
+    return *(Chosen *)(input + p.input_stride * (is_gated ? 1 : p.experts_used));
 }
 
-DEVICE void share_chosen(const Product &p, bool is_gated, u32 t) {
+DEVICE void share_chosen(const Matmul &p, bool is_gated, u32 t) {
     Chosen &chosen = chosen_of(p, is_gated);
-    if (t < p.used) chosen.experts[t] = (u32)wait_for(p.route + p.used + t);
+    if (t < p.experts_used) chosen.experts[t] = (u32)wait_for(p.route + p.experts_used + t);
     t -= 32;
-    if (t < p.used && !is_gated) chosen.weights[t] = wait_for(p.route + t);
+    if (t < p.experts_used && !is_gated) chosen.weights[t] = wait_for(p.route + t);
 }
 
 // Asks for the scales of a block's tiles of experts, to where their results are going to be.
-DEVICE void share_scales(const Product &p, u32 first, u32 end, u32 t) {
+DEVICE void share_scales(const Matmul &p, u32 first, u32 end, u32 t) {
     Chosen &chosen = chosen_of(p, false);
     const Matrix &m = p.matrices[0];
 #pragma unroll 1
     for (u32 at = first * TILE_ROWS + t; at < end * TILE_ROWS; at += THREADS) {
-        u32 unit = at / TILE_ROWS, tile = unit / p.used, r = at % TILE_ROWS;
-        u32 expert = (u32)wait_for(p.route + p.used + unit - tile * p.used);
+        u32 unit = at / TILE_ROWS, tile = unit / p.experts_used, r = at % TILE_ROWS;
+        u32 expert = (u32)wait_for(p.route + p.experts_used + unit - tile * p.experts_used);
         copy_async4(shared_address(&chosen.results[unit - first][r]),
                     m.scales + (expert * m.tiles + tile) * TILE_ROWS + r);
     }
@@ -42,8 +42,8 @@ DEVICE void share_scales(const Product &p, u32 first, u32 end, u32 t) {
 struct Member {
     u32 place, expert;
 
-    __device__ __forceinline__ Member(const Product &p, u32 tile) : place(0), expert(0) {
-        if (!EXPERTS || !p.used) return;
+    __device__ __forceinline__ Member(const Matmul &p, u32 tile) : place(0), expert(0) {
+        if (!EXPERTS || !p.experts_used) return;
         place = tile / p.tiles;
         expert = chosen_of(p, true).experts[place];
     }
@@ -126,7 +126,7 @@ DEVICE void normalize(u32 stage) {
 // the input come to shared memory, each thread's own.
 DEVICE void exact(u32 stage) {
     Shared &shared = shared_memory();
-    const Product &p = shared.stages[own(stage % 2)].product;
+    const Matmul &p = shared.stages[own(stage % 2)].matmul;
     static_assert(EXACT_THREADS == THREADS, "the same order");
     u32 t = own(threadIdx.x), quads = p.cols / 4;
     float4 *weights = (float4 *)shared.area, *input = weights + quads, *norm_weights = input + quads;
@@ -134,10 +134,10 @@ DEVICE void exact(u32 stage) {
     for (u32 row = blockIdx.x; row < p.matrices[0].rows; row += gridDim.x) {
 #pragma unroll 1
         for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + i), exact_weights(p, 0, row, i));
-        bool is_first = row == blockIdx.x, is_normed = is_first && p.norm_x;
+        bool is_first = row == blockIdx.x, is_normed = is_first && p.norm_input;
         float scale = 1.0f;
         if (is_normed) {
-            scale = keep_normed(p.norm_x, p.norm_weight, p.cols, p.norm_eps, false, input, norm_weights);
+            scale = keep_normed(p.norm_input, p.norm_weight, p.cols, p.norm_eps, false, input, norm_weights);
         } else if (is_first) {
 #pragma unroll 1
             for (u32 i = t; i < quads; i += THREADS) {
@@ -177,7 +177,7 @@ DEVICE void route(u32 stage) {
     sync<THREADS>();
     auto tell = [&](u32 k, float weight, u32 expert) {
         publish(p.out + k, weight);
-        publish(p.out + p.used + k, (float)expert);
+        publish(p.out + p.experts_used + k, (float)expert);
     };
     choose_experts(p, t, THREADS, scores, scores + places(p), [] { sync<THREADS>(); }, tell);
 }

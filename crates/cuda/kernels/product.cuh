@@ -6,89 +6,34 @@
 #pragma once
 #include "planes.cuh"
 
-#define MATRICES 4
-
-// One of the matrices that a product multiplies its input with; of experts, all one behind the
-// other, each padded to whole tiles.
-struct Matrix {
-    const u8 *planes;
-    const float *scales; // of each row, [experts * tiles * 16], times 16 for the inputs
-    const float *bias;   // [experts * rows], or none
-    float *out;          // [.., out_stride]
-    u32 out_stride;
-    u32 rows;
-    u32 tiles;
-    u32 first_tile; // among the tiles of all matrices
-};
-static_assert(sizeof(Matrix) == 48, "as in parameters.rs");
-
-struct Product {
-    Matrix matrices[MATRICES];
-    const void *input;      // [.., input_stride] in half precision; of weights in f32, in f32
-    const u32 *feed;        // for outputs: which row of the input
-    const float *residual;  // added to the first matrix's result, or none
-    u16 *half_out;          // where a gated result goes if it is an input itself, or none
-    const float *route;     // of experts
-    const float *norm_x;    // the only row of input before its RMS norm, or none: instead of `input`
-    const float *norm_weight;
-    u32 input_stride;
-    u32 residual_stride;
-    u32 half_stride;
-    u32 route_stride;
-    u32 count;  // matrices
-    u32 tiles;  // of all matrices, or of each if they are gated
-    u32 chunks;
-    u32 part;   // chunks
-    u32 rows;   // of the input that are multiplied
-    u32 is_outputs;
-    u32 act;    // of a gated product
-    u32 used;   // experts that each row meets; 0 without experts
-    u32 is_shared; // all experts of a row meet the same input
-    u32 cols;
-    float norm_eps;
-    u32 parts;
-};
-static_assert(sizeof(Product) == 312, "as in parameters.rs");
-
 #define ROW_BYTES (2 * CHUNK_COLS) // of a chunk of a row of input
 #define NOBODY ~0u // a row in order that fills an expert's up to a multiple of eight
-
-// A product of many rows. Those that meet an expert lie one behind the other in an order that `group`
-// makes, and each expert's are multiplied together.
-struct Many {
-    Product product;
-    const uint4 *groups; // of experts: what each column of blocks takes, as `Column` says; or none
-    const u32 *members;  // of experts: the row of the result that each row in order makes
-    u32 cell;  // rows of input of which `wide` finds a chunk side by side
-    u32 share; // rows of the result that one row of the input makes
-};
-static_assert(sizeof(Many) == 336, "as in parameters.rs");
 
 // The rows that a column of blocks takes.
 struct Column {
     u32 expert, first, count;
 
-    __device__ __forceinline__ Column(const Many &m, u32 number, u32 width) {
+    __device__ __forceinline__ Column(const Gemm &m, u32 number, u32 width) {
         if (m.groups) {
             uint4 group = m.groups[number];
             expert = group.x, first = group.y, count = group.z;
         } else {
-            expert = 0, first = number * width, count = min(width, m.product.rows - first);
+            expert = 0, first = number * width, count = min(width, m.matmul.rows - first);
         }
     }
 };
 
 // The row of the result that a row in order makes.
-DEVICE u32 result_row(const Many &m, u32 row) { return m.groups ? m.members[row] : row; }
+DEVICE u32 result_row(const Gemm &m, u32 row) { return m.groups ? m.permutation[row] : row; }
 
-DEVICE u32 input_row(const Product &p, u32 row) {
-    return p.is_outputs ? Feed{p.feed}.output(row) : row;
+DEVICE u32 input_row(const Matmul &p, u32 row) {
+    return p.gathers_outputs ? Feed{p.metadata}.output(row) : row;
 }
 
 // The matrix that a tile belongs to.
-DEVICE u32 matrix_of(const Product &p, u32 tile) {
+DEVICE u32 matrix_of(const Matmul &p, u32 tile) {
     u32 i = 0;
-    while (i + 1 < p.count && tile >= p.matrices[i + 1].first_tile) i++;
+    while (i + 1 < p.matrix_count && tile >= p.matrices[i + 1].first_tile) i++;
     return i;
 }
 
@@ -104,13 +49,13 @@ DEVICE float finished(const Matrix &m, u32 expert, u32 row, float sum, float sca
 }
 
 // What is added to row `row` of matrix 0 for row `at` of the result.
-DEVICE float added(const Product &p, u32 row, u32 at) {
+DEVICE float added(const Matmul &p, u32 row, u32 at) {
     bool is_in = p.residual && row < p.matrices[0].rows;
     return is_in ? p.residual[(u64)at * p.residual_stride + row] : 0.0f;
 }
 
 // Row `row` of matrix `i`, for row `at` of the result.
-DEVICE void emit(const Product &p, u32 i, u32 expert, u32 row, u32 at, float sum, float scale,
+DEVICE void emit(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, float scale,
                  float residual) {
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
@@ -120,7 +65,7 @@ DEVICE void emit(const Product &p, u32 i, u32 expert, u32 row, u32 at, float sum
 }
 
 // Likewise of a gated product: matrix 0 makes the gate.
-DEVICE void emit_gated(const Product &p, u32 expert, u32 row, u32 at, float gate, float up,
+DEVICE void emit_gated(const Matmul &p, u32 expert, u32 row, u32 at, float gate, float up,
                        float gate_scale, float up_scale) {
     const Matrix &m = p.matrices[0];
     if (row >= m.rows) return;
@@ -137,11 +82,11 @@ DEVICE void emit_gated(const Product &p, u32 expert, u32 row, u32 at, float gate
 #define EXACT_THREADS 512u
 
 // Where four columns of a row of f32 weights are.
-DEVICE const float4 *exact_weights(const Product &p, u32 expert, u32 row, u32 quad) {
+DEVICE const float4 *exact_weights(const Matmul &p, u32 expert, u32 row, u32 quad) {
     const Matrix &m = p.matrices[0];
     const u32 QUADS = CHUNK_COLS / 4;
     u64 tile = (u64)expert * m.tiles + row / TILE_ROWS;
-    const u8 *chunk = m.planes + (tile * p.chunks + quad / QUADS) * Planes<F32>::BYTES;
+    const u8 *chunk = m.packed + (tile * p.chunks + quad / QUADS) * Planes<F32>::BYTES;
     return (const float4 *)chunk + row % TILE_ROWS * QUADS + quad % QUADS;
 }
 

@@ -2,18 +2,6 @@
 #pragma once
 #include "device.cuh"
 
-struct Route {
-    const float *scores; // [rows, stride]
-    const float *bias;   // [experts], or none
-    float *out;          // [rows, out_stride]: weights, then numbers, of `used` experts
-    u32 *counts;         // [experts]: how often each was chosen
-    float scale;
-    u32 stride, out_stride, experts, used, groups, groups_used;
-    u32 gating; // 0: softmax, 1: sigmoid, 2: softmax of the chosen
-    u32 normalize;
-};
-static_assert(sizeof(Route) == 72, "as in parameters.rs");
-
 // The experts' places in shared memory, of which four lanes take four each at once.
 DEVICE u32 places(const Route &p) { return (p.experts + 15) & ~15u; }
 
@@ -52,7 +40,7 @@ DEVICE void close_groups(const Route &p, u32 lane, float *ranks, float *sums) {
 template <class Sync, class Tell>
 DEVICE void choose_experts(const Route &p, u32 t, u32 threads, const float *scores, float *room, Sync sync, Tell tell) {
     float *probabilities = room, *ranks = room + places(p), *sums = ranks + places(p), *weights = sums + p.groups;
-    u32 *chosen = (u32 *)(weights + p.used);
+    u32 *chosen = (u32 *)(weights + p.experts_used);
     if (t < 32) {
         float most = -INFINITY_F, sum = 0.0f;
 #pragma unroll 1
@@ -91,17 +79,17 @@ DEVICE void choose_experts(const Route &p, u32 t, u32 threads, const float *scor
         }
         place += __shfl_xor_sync(~0u, place, 1);
         place += __shfl_xor_sync(~0u, place, 2);
-        if (t % 4 > 0 || i >= p.experts || place >= p.used) continue;
+        if (t % 4 > 0 || i >= p.experts || place >= p.experts_used) continue;
         weights[place] = probabilities[i];
         chosen[place] = i;
         atomicAdd(p.counts + i, 1);
     }
     sync();
 #pragma unroll 1
-    for (u32 own = t; own < p.used; own += threads) {
+    for (u32 own = t; own < p.experts_used; own += threads) {
         float total = 0.0f, weight = 0.0f;
 #pragma unroll 1
-        for (u32 k = 0; k < p.used; k++) {
+        for (u32 k = 0; k < p.experts_used; k++) {
             float y = p.gating == 2 ? expf(weights[k] - weights[0]) : weights[k];
             total += y;
             if (k == own) weight = y;

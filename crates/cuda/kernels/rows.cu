@@ -1,49 +1,30 @@
 // Operations on single rows: tables, norms, rotations, elementwise functions, the choice of
 // experts; and the pooling of rows.
-#include "norm.cuh"
+#include "device.cuh"
 #include "planes.cuh"
 #include "route.cuh"
 
-struct Angles {
-    const double *turns; // [pairs]: half turns a position
-    const u32 *feed;
-    float2 *out; // [rows, pairs]: cosine and sine
-    float magnitude;
-    u32 pairs;
-};
-static_assert(sizeof(Angles) == 32, "as in parameters.rs");
-
-// Angles are reduced in double precision: positions are large.
-KERNEL angles(const __grid_constant__ Angles p) {
+// RopeAngles are reduced in double precision: positions are large.
+KERNEL angles(const __grid_constant__ RopeAngles p) {
     let_next_start();
     wait_for_inputs();
     u32 row = blockIdx.x;
-    double position = Feed{p.feed}.position(row);
-    for (u32 i = threadIdx.x; i < p.pairs; i += blockDim.x) {
-        double turns = p.turns[i] * position;
+    double position = Feed{p.metadata}.position(row);
+    for (u32 i = threadIdx.x; i < p.rotary_pairs; i += blockDim.x) {
+        double turns = p.frequencies[i] * position;
         float sine, cosine;
         sincospif((float)(turns - 2.0 * rint(0.5 * turns)), &sine, &cosine);
-        p.out[(u64)row * p.pairs + i] = make_float2(cosine * p.magnitude, sine * p.magnitude);
+        p.out[(u64)row * p.rotary_pairs + i] = make_float2(cosine * p.magnitude, sine * p.magnitude);
     }
 }
-
-struct Embed {
-    const u8 *planes;
-    const float *scales;
-    const u32 *feed;
-    float *out; // [rows, stride]
-    u32 stride, cols, chunks;
-    u32 by; // 0: token, 1: position, 2: the first row
-};
-static_assert(sizeof(Embed) == 48, "as in parameters.rs");
 
 template <int KIND> DEVICE void embed(const Embed &p) {
     let_next_start();
     wait_for_inputs();
-    Feed feed = {p.feed};
+    Feed feed = {p.metadata};
     u32 at = blockIdx.x;
     u32 row = p.by == 0 ? feed.token(at) : p.by == 1 ? feed.position(at) : 0;
-    const u8 *tile = p.planes + (u64)(row / TILE_ROWS) * p.chunks * Planes<KIND>::BYTES;
+    const u8 *tile = p.packed + (u64)(row / TILE_ROWS) * p.chunks * Planes<KIND>::BYTES;
     float scale = p.scales[row] * INPUT_SCALE;
     u32 r = row % TILE_ROWS;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.cols; i += blockDim.x * gridDim.y) {
@@ -112,15 +93,8 @@ KERNEL normalize(const __grid_constant__ Norm p) {
     }
 }
 
-struct Prepare {
-    const float *x; // [rows, stride]
-    u16 *out;       // [rows, parts, out_stride]
-    u32 stride, out_stride, cols, parts;
-};
-static_assert(sizeof(Prepare) == 32, "as in parameters.rs");
-
 // Makes the parts of a row inputs of products.
-KERNEL prepare(const __grid_constant__ Prepare p) {
+KERNEL prepare(const __grid_constant__ ConvertInput p) {
     let_next_start();
     wait_for_inputs();
     u32 row = blockIdx.x, part = blockIdx.y;
@@ -128,17 +102,6 @@ KERNEL prepare(const __grid_constant__ Prepare p) {
     u16 *out = p.out + ((u64)row * p.parts + part) * p.out_stride;
     for (u32 i = threadIdx.x; i < p.out_stride; i += blockDim.x) out[i] = i < p.cols ? to_input(x[i]) : 0;
 }
-
-struct Elementwise {
-    const float *a; // [rows, a_stride]
-    const float *b; // [rows, b_stride], or none
-    float *out;     // [rows, out_stride]
-    float factor;
-    u32 a_stride, b_stride, out_stride, width;
-    u32 op; // 0: activate, 1: gated, 2: gated by one number a row, 3: add, 4: scale, 5: softcap
-    u32 act;
-};
-static_assert(sizeof(Elementwise) == 56, "as in parameters.rs");
 
 KERNEL elementwise(const __grid_constant__ Elementwise p) {
     let_next_start();
@@ -160,15 +123,6 @@ KERNEL elementwise(const __grid_constant__ Elementwise p) {
     }
 }
 
-struct Rotate {
-    const float *x;       // [rows, stride]
-    const float2 *angles; // [rows, pairs]
-    float *out;           // [rows, out_stride]
-    u32 stride, out_stride, width, head_dim, pairs;
-    u32 is_neox;
-};
-static_assert(sizeof(Rotate) == 48, "as in parameters.rs");
-
 KERNEL rotate(const __grid_constant__ Rotate p) {
     let_next_start();
     wait_for_inputs();
@@ -177,49 +131,28 @@ KERNEL rotate(const __grid_constant__ Rotate p) {
     float *out = p.out + row * p.out_stride;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
         const float *head = x + i / p.head_dim * p.head_dim;
-        out[i] = rotated(head, i % p.head_dim, p.angles + row * p.pairs, p.pairs, p.is_neox);
+        out[i] = rotated(head, i % p.head_dim, p.cos_sin + row * p.rotary_pairs, p.rotary_pairs, p.is_neox);
     }
 }
 
-struct Arrange {
-    const float *a; // [rows, a_stride]
-    const float *b; // [rows, b_stride], or none
-    float *out;     // [rows, out_stride]
-    u32 a_stride, b_stride, out_stride;
-    u32 groups;
-    u32 a_part, start, taken; // of each of a's parts: its width, and the columns that are taken
-    u32 b_part;               // that many of b follow
-    u32 b_is_shared;          // b has one part for all groups
-};
-static_assert(sizeof(Arrange) == 64, "as in parameters.rs");
-
 // Columns of the parts of one value, or of two by turns.
-KERNEL arrange(const __grid_constant__ Arrange p) {
+KERNEL arrange(const __grid_constant__ SliceConcat p) {
     let_next_start();
     wait_for_inputs();
     u64 row = blockIdx.x;
-    u32 part = p.taken + p.b_part;
+    u32 part = p.a_len + p.b_len;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.groups * part; i += blockDim.x * gridDim.y) {
         u32 group = i / part, at = i % part;
-        p.out[row * p.out_stride + i] = at < p.taken
-            ? p.a[row * p.a_stride + group * p.a_part + p.start + at]
-            : p.b[row * p.b_stride + (p.b_is_shared ? 0 : group * p.b_part) + at - p.taken];
+        p.out[row * p.out_stride + i] = at < p.a_len
+            ? p.a[row * p.a_stride + group * p.a_width + p.a_start + at]
+            : p.b[row * p.b_stride + (p.is_b_shared ? 0 : group * p.b_len) + at - p.a_len];
     }
 }
-
-struct Pool {
-    const float *x; // [rows, stride]
-    const u32 *feed;
-    float *out; // [outputs, out_stride]
-    u32 stride, out_stride, width;
-    u32 kind; // 0: mean, 1: first, 2: last
-};
-static_assert(sizeof(Pool) == 40, "as in parameters.rs");
 
 KERNEL pool(const __grid_constant__ Pool p) {
     let_next_start();
     wait_for_inputs();
-    Feed feed = {p.feed};
+    Feed feed = {p.metadata};
     u32 span = feed.span(feed.output(blockIdx.x));
     u32 first = feed.first(span), len = feed.len(span);
     for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) {
@@ -244,18 +177,10 @@ KERNEL route(const __grid_constant__ Route p) {
     const float *scores = p.scores + (u64)blockIdx.x * p.stride;
     auto tell = [&](u32 k, float weight, u32 expert) {
         out[k] = weight;
-        out[p.used + k] = (float)expert;
+        out[p.experts_used + k] = (float)expert;
     };
     choose_experts(p, threadIdx.x, blockDim.x, scores, room, [] { __syncthreads(); }, tell);
 }
-
-struct ExpertSum {
-    const float *x;     // [rows, stride]: `used` parts
-    const float *route; // [rows, route_stride]
-    float *out;         // [rows, out_stride]
-    u32 stride, route_stride, out_stride, width, used;
-};
-static_assert(sizeof(ExpertSum) == 48, "as in parameters.rs");
 
 KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
     let_next_start();
@@ -263,7 +188,7 @@ KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
     u64 row = blockIdx.x;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
         float sum = 0.0f;
-        for (u32 k = 0; k < p.used; k++) {
+        for (u32 k = 0; k < p.experts_used; k++) {
             sum = fmaf(p.x[row * p.stride + k * p.width + i], p.route[row * p.route_stride + k], sum);
         }
         p.out[row * p.out_stride + i] = sum;

@@ -4,14 +4,14 @@
 
 // What a block has of a segment in shared memory.
 struct Own {
-    Kept *keys;   // [key_stride / PIECE, SEGMENT, PIECE]
-    Kept *values; // [SEGMENT, value_stride]
+    KvElement *keys;   // [key_stride / PIECE, SEGMENT, PIECE]
+    KvElement *values; // [SEGMENT, value_stride]
     u16 *key_scales;   // [SEGMENT, scales]
     u16 *value_scales; // [SEGMENT, scales]
 };
 
 // The scales of a head of a token of a page: its cells come first, those of the pages' heads before it.
-DEVICE u16 *scales_of(Kept *cells, u64 head, u32 token, u32 dim) {
+DEVICE u16 *scales_of(KvElement *cells, u64 head, u32 token, u32 dim) {
     u64 at = head * kept_cells(dim) + kept_stride(dim);
     return (u16 *)(cells + at * PAGE_TOKENS) + token * kept_scales(dim);
 }
@@ -26,7 +26,7 @@ DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 fr
     if (t >= from && t < to) {
         u64 head = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
         for (u32 i = 0; i < pieces; i++) {
-            const Kept *key = a.keys + key_at(head, t % PAGE_TOKENS, a.key_dim, i * PIECE);
+            const KvElement *key = a.keys + key_at(head, t % PAGE_TOKENS, a.key_dim, i * PIECE);
             copy_piece(to_keys + sizeof(Piece) * (i * SEGMENT + t), key);
         }
         if (HAS_SCALES) {
@@ -46,7 +46,7 @@ DEVICE void fetch_segment(const Attend &a, u32 kv_head, const u32 *pages, u32 fr
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-#ifdef KEPT_Q8
+#ifdef KV_Q8
 // Puts a block of a key, of which a lane has element `i`, into a page.
 DEVICE void put_key(u8 *cells, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
     if (i < kept_stride(dim)) cells[key_at(head, token, dim, i)] = x;
@@ -66,10 +66,10 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
     u64 head = (u64)page * a.kv_heads + kv_head;
     const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
     const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
-    const float2 *angles = a.angles + (u64)row * a.pairs;
+    const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
     u16 scale;
     for (u32 i = threadIdx.x; i < key_end; i += 128) {
-        u8 x = keep(i < a.key_dim ? rotated(k, i, angles, a.pairs, a.is_neox) : 0.0f, scale);
+        u8 x = keep(i < a.key_dim ? rotated(k, i, angles, a.rotary_pairs, a.is_neox) : 0.0f, scale);
         if (i < kept_stride(a.key_dim)) own.keys[(i / PIECE * SEGMENT + at) * PIECE + i % PIECE] = x;
         if (i % 32 == 0) own.key_scales[at * kept_scales(a.key_dim) + i / 32] = scale;
         if (is_first) put_key(a.keys, head, token, a.key_dim, i, x, scale);
@@ -83,11 +83,11 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
 }
 #else
 // Puts an element of a token's key, or of its value, into a page.
-DEVICE void put_key(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
+DEVICE void put_key(KvElement *cells, u64 head, u32 token, u32 dim, u32 i, KvElement x) {
     cells[key_at(head, token, dim, i)] = x;
 }
 
-DEVICE void put_value(Kept *cells, u64 head, u32 token, u32 dim, u32 i, Kept x) {
+DEVICE void put_value(KvElement *cells, u64 head, u32 token, u32 dim, u32 i, KvElement x) {
     cells[value_at(head, token, dim, i)] = x;
 }
 
@@ -98,13 +98,13 @@ DEVICE void store_own(const Attend &a, u32 row, u32 kv_head, u32 page, u32 at, b
     const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
     const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
     for (u32 i = threadIdx.x; i < 8 * eights; i += 128) {
-        float y = i < a.key_dim ? rotated(k, i, a.angles + (u64)row * a.pairs, a.pairs, a.is_neox) : 0.0f;
-        Kept x = keep(y);
+        float y = i < a.key_dim ? rotated(k, i, a.cos_sin + (u64)row * a.rotary_pairs, a.rotary_pairs, a.is_neox) : 0.0f;
+        KvElement x = keep(y);
         own.keys[(i / 8 * SEGMENT + at) * 8 + i % 8] = x;
         if (is_first) put_key(a.keys, head, token, a.key_dim, i, x);
     }
     for (u32 i = threadIdx.x; i < stride; i += 128) {
-        Kept x = keep(i < a.value_dim ? v[i] : 0.0f);
+        KvElement x = keep(i < a.value_dim ? v[i] : 0.0f);
         own.values[at * stride + i] = x;
         if (is_first) put_value(a.values, head, token, a.value_dim, i, x);
     }
@@ -159,7 +159,7 @@ struct Block {
         kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * most_heads;
         heads = min(most_heads, (kv_head + 1) * group - first_head);
         is_first = blockIdx.y % per_kv == 0;
-        is_spread = a.is_spread && first < last;
+        is_spread = a.is_split && first < last;
     }
 
     // The positions of a segment that the row sees.
@@ -170,7 +170,7 @@ struct Block {
 
     // Where what a head has of a spread segment goes.
     __device__ __forceinline__ float *part(const Attend &a, u32 segment, u32 h) const {
-        u64 at = ((u64)row * a.heads + first_head + h) * a.segments + segment - first;
+        u64 at = ((u64)row * a.heads + first_head + h) * a.max_splits + segment - first;
         return a.partials + at * (kept_stride(a.value_dim) + PART_EXTRA);
     }
 };
@@ -209,7 +209,7 @@ template <int MOST_HEADS, u32 THREADS, int ITEMS> DEVICE void join_spread(const 
     u32 most_parts = min(MOST, bytes / (4 * MOST_HEADS * floats));
     const float *from = block.part(a, block.first, 0);
     u32 to = (u32)__cvta_generic_to_shared(shared);
-    Copied copied = {from, to, block.heads, floats, a.segments, most_parts};
+    Copied copied = {from, to, block.heads, floats, a.max_splits, most_parts};
     join_segments<MOST_HEADS, THREADS, ITEMS, MOST>(a, block.row, block.first_head, block.heads, segments, shared,
                                                     most_parts, copied);
 }

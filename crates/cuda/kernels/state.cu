@@ -1,27 +1,16 @@
 // Convolutions and state-space layers: what a sequence carries along in a cell of fixed size.
 #include "device.cuh"
 
-struct Conv {
-    const float *x;      // [rows, stride]
-    const float *weight; // [width, taps]
-    const float *bias;   // [width], or none
-    const u32 *feed;
-    float *cells; // [cells, taps - 1, width]
-    float *out;   // [rows, out_stride]
-    u32 stride, out_stride, width, taps;
-};
-static_assert(sizeof(Conv) == 64, "as in parameters.rs");
-
 // A thread follows a column of a sequence: blocks are a span and some columns.
 KERNEL conv(const __grid_constant__ Conv p) {
     let_next_start();
     wait_for_inputs();
-    Feed feed = {p.feed};
+    Feed feed = {p.metadata};
     u32 span = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= p.width) return;
     u32 first = feed.first(span), len = feed.len(span), before = p.taps - 1;
     bool is_new = feed.start(span) == 0;
-    float *cell = p.cells + (u64)feed.cell(span) * before * p.width + column;
+    float *cell = p.states + (u64)feed.cell(span) * before * p.width + column;
     const float *x = p.x + (u64)first * p.stride + column;
     const float *weight = p.weight + (u64)column * p.taps;
     for (u32 t = 0; t < len; t++) {
@@ -42,34 +31,23 @@ KERNEL conv(const __grid_constant__ Conv p) {
 
 #define STATES 8 // elements of a row of state that a lane holds
 
-struct Scan {
-    const float *x, *b, *c, *dt;     // [rows, stride of each]
-    const float *a, *d, *dt_bias;    // [heads]
-    const u32 *feed;
-    float *cells; // [cells, heads, head_dim, state]
-    float *out;   // [rows, out_stride]
-    u32 x_stride, b_stride, c_stride, dt_stride, out_stride;
-    u32 heads, head_dim, groups, state;
-};
-static_assert(sizeof(Scan) == 120, "as in parameters.rs");
-
 // A warp follows one row of a head's state; blocks are a span and a head, and some rows.
 KERNEL scan(const __grid_constant__ Scan p) {
     let_next_start();
     wait_for_inputs();
-    Feed feed = {p.feed};
+    Feed feed = {p.metadata};
     u32 lane = threadIdx.x % 32, span = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
     u32 i = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
     if (i >= p.head_dim) return;
     u32 first = feed.first(span), len = feed.len(span);
-    u32 group = head / (p.heads / p.groups) * p.state;
-    float *cell = p.cells
-        + (((u64)feed.cell(span) * p.heads + head) * p.head_dim + i) * p.state;
+    u32 group = head / (p.heads / p.groups) * p.state_dim;
+    float *cell = p.states
+        + (((u64)feed.cell(span) * p.heads + head) * p.head_dim + i) * p.state_dim;
     float h[STATES];
 #pragma unroll
     for (int j = 0; j < STATES; j++) {
         u32 at = 32 * j + lane;
-        h[j] = feed.start(span) > 0 && at < p.state ? cell[at] : 0.0f;
+        h[j] = feed.start(span) > 0 && at < p.state_dim ? cell[at] : 0.0f;
     }
     float a = p.a[head], d = p.d[head], dt_bias = p.dt_bias[head];
     for (u32 row = first; row < first + len; row++) {
@@ -80,7 +58,7 @@ KERNEL scan(const __grid_constant__ Scan p) {
 #pragma unroll
         for (int j = 0; j < STATES; j++) {
             u32 at = 32 * j + lane;
-            if (at < p.state) {
+            if (at < p.state_dim) {
                 h[j] = fmaf(dt * x, p.b[(u64)row * p.b_stride + group + at], decay * h[j]);
                 y = fmaf(h[j], p.c[(u64)row * p.c_stride + group + at], y);
             }
@@ -91,19 +69,12 @@ KERNEL scan(const __grid_constant__ Scan p) {
 #pragma unroll
     for (int j = 0; j < STATES; j++) {
         u32 at = 32 * j + lane;
-        if (at < p.state) cell[at] = h[j];
+        if (at < p.state_dim) cell[at] = h[j];
     }
 }
 
-struct Read {
-    const uint4 *from;
-    float *sums;
-    u64 count; // of 16 bytes
-};
-static_assert(sizeof(Read) == 24, "as in parameters.rs");
-
 // Reads memory as fast as it can be read: for the bandwidth.
-KERNEL read_all(const __grid_constant__ Read p) {
+KERNEL read_all(const __grid_constant__ ReadAll p) {
     u32 sum = 0;
     u64 step = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < p.count; i += 4 * step) {

@@ -69,7 +69,7 @@ template <bool GATED> struct Tile {
     u32 matrix, tile; // in the matrix
     bool is_in;
 
-    __device__ __forceinline__ Tile(const Product &p, u32 i) {
+    __device__ __forceinline__ Tile(const Matmul &p, u32 i) {
         tile = GATED ? blockIdx.y * (TILES / 2) + i % (TILES / 2) : blockIdx.y * TILES + i;
         is_in = tile < p.tiles;
         matrix = GATED ? i / (TILES / 2) : is_in ? matrix_of(p, tile) : 0;
@@ -79,8 +79,8 @@ template <bool GATED> struct Tile {
 
 // Brings weights and input: each of four warps two tiles, and one of them the input.
 template <int KIND, bool GATED, u32 WIDTH>
-DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shared) {
-    const Product &p = m.product;
+DEVICE void bring(const Gemm &m, const Column &column, Shared<KIND, WIDTH> &shared) {
+    const Matmul &p = m.matmul;
     const u32 BYTES = Planes<KIND>::BYTES, INPUT_BYTES = WIDTH * ROW_BYTES;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, i = 2 * warp + lane;
     Tile<GATED> tile(p, i % TILES);
@@ -88,11 +88,11 @@ DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shar
     u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
     const Matrix &matrix = p.matrices[tile.matrix];
     u64 number = (u64)column.expert * matrix.tiles + tile.tile;
-    const u8 *weights = matrix.planes + number * p.chunks * BYTES;
+    const u8 *weights = matrix.packed + number * p.chunks * BYTES;
     // A cell has the first chunk of all of its rows, then the second.
-    u64 cell_bytes = m.cell * ROW_BYTES;
-    const u8 *input = (const u8 *)p.input + column.first / m.cell * p.chunks * cell_bytes
-                      + column.first % m.cell * ROW_BYTES;
+    u64 cell_bytes = m.panel_rows * ROW_BYTES;
+    const u8 *input = (const u8 *)p.input + column.first / m.panel_rows * p.chunks * cell_bytes
+                      + column.first % m.panel_rows * ROW_BYTES;
     auto bring_weights = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
         u32 barrier = shared_address(&shared.filled[stage]), to = shared_address(shared.weights[stage][i]);
@@ -104,7 +104,7 @@ DEVICE void bring(const Many &m, const Column &column, Shared<KIND, WIDTH> &shar
         const u8 *from = input + chunk * cell_bytes;
         if (warp != 3 || lane != 0) return;
         // Chunks of whole cells lie one behind the other.
-        u32 pieces = m.cell == WIDTH ? 1 : count, bytes = count / pieces * INPUT_BYTES;
+        u32 pieces = m.panel_rows == WIDTH ? 1 : count, bytes = count / pieces * INPUT_BYTES;
         for (u32 j = 0; j < pieces; j++) {
             u32 to = shared_address(shared.inputs[stage][j]);
             copy_bulk(to, from + j * cell_bytes, bytes, shared_address(&shared.filled[stage]));
@@ -137,11 +137,11 @@ template <int KIND, u32 WIDTH> struct Sums {
     }
 
     // Begins to multiply a chunk.
-    __device__ __forceinline__ void multiply(const Product &p, const Shared<KIND, WIDTH> &shared, u32 stage, u32 chunk,
+    __device__ __forceinline__ void multiply(const Matmul &p, const Shared<KIND, WIDTH> &shared, u32 stage, u32 chunk,
                                              const Fragment (&f)[4]) {
         // Rows of 128 bytes, eight of which lie one behind the other, with places changed in them.
         u64 descriptor = (u64)1 << 62 | (u64)64 << 32 | 1 << 16 | shared_address(shared.inputs[stage][chunk % STEP]) >> 4;
-        bool is_first = chunk % p.part == 0;
+        bool is_first = chunk % p.slice_chunks == 0;
         begin_products();
 #pragma unroll
         for (int step = 0; step < 4; step++) wgmma(sums, f[step], descriptor + 2 * step, step > 0 || !is_first);
@@ -149,16 +149,16 @@ template <int KIND, u32 WIDTH> struct Sums {
     }
 
     // Waits for a chunk's products.
-    __device__ __forceinline__ void finish(const Product &p, u32 chunk) {
+    __device__ __forceinline__ void finish(const Matmul &p, u32 chunk) {
         wait_for_products();
-        if ((chunk + 1) % p.part == 0 || chunk + 1 == p.chunks) {
+        if ((chunk + 1) % p.slice_chunks == 0 || chunk + 1 == p.chunks) {
 #pragma unroll
             for (int i = 0; i < COUNT; i++) totals[i] += sums[i];
         }
     }
 
     // While a chunk is multiplied, the next one's weights become fragments.
-    __device__ __forceinline__ void all(const Product &p, Shared<KIND, WIDTH> &shared) {
+    __device__ __forceinline__ void all(const Matmul &p, Shared<KIND, WIDTH> &shared) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
         Fragment even[4], odd[4];
@@ -187,8 +187,8 @@ template <int KIND, u32 WIDTH> struct Sums {
 // Results come through shared memory, where each thread takes a row of weights and some tokens. Of a gate
 // and what it gates, both rows.
 template <bool GATED, u32 WIDTH, int COUNT>
-DEVICE void emit_all(const Many &m, const Column &column, float *results, const float (&totals)[COUNT]) {
-    const Product &p = m.product;
+DEVICE void emit_all(const Gemm &m, const Column &column, float *results, const float (&totals)[COUNT]) {
+    const Matmul &p = m.matmul;
     const u32 ROWS = TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
     static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * ROW_BYTES, "room for the results");
     u32 t = threadIdx.x, lane = t % 32, place = t / 32 * TILE_ROWS + lane / 4;
@@ -233,7 +233,7 @@ DEVICE void emit_all(const Many &m, const Column &column, float *results, const 
     }
 }
 
-template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Many &m) {
+template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Gemm &m) {
     extern __shared__ __align__(1024) u8 bytes[];
     Shared<KIND, WIDTH> &shared = *(Shared<KIND, WIDTH> *)bytes;
     if (threadIdx.x < STAGES) {
@@ -253,7 +253,7 @@ template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Many &m) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         Sums<KIND, WIDTH> results;
         results.warp = threadIdx.x / 32;
-        results.all(m.product, shared);
+        results.all(m.matmul, shared);
         wait_for_inputs();
         emit_all<GATED, WIDTH>(m, column, (float *)shared.inputs, results.totals);
     }
@@ -263,11 +263,11 @@ template <int KIND, bool GATED, u32 WIDTH> DEVICE void wide(const Many &m) {
 
 #if __CUDA_ARCH__ >= 900
 #define WIDE(NAME, KIND, GATED, WIDTH)                                                             \
-    KERNEL __launch_bounds__(3 * GROUP, 1) NAME(const __grid_constant__ Many m) {                  \
+    KERNEL __launch_bounds__(3 * GROUP, 1) NAME(const __grid_constant__ Gemm m) {                  \
         wide<KIND, GATED, WIDTH>(m);                                                               \
     }
 #else
-#define WIDE(NAME, KIND, GATED, WIDTH) KERNEL NAME(const __grid_constant__ Many) {}
+#define WIDE(NAME, KIND, GATED, WIDTH) KERNEL NAME(const __grid_constant__ Gemm) {}
 #endif
 #define WIDES(NAME, KIND)                                                                          \
     WIDE(wide_##NAME##_64, KIND, false, 64)                                                        \

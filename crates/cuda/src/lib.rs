@@ -151,8 +151,11 @@ fn measure_bandwidth(device: &Arc<Device>, kernels: &Kernels) -> Result<f64> {
     let free = device.free_memory()? as usize / 2;
     let bytes = BANDWIDTH_BYTES.min(free) >> 20 << 20;
     let memory = driver::Memory::zeroed(device, bytes, "the test of bandwidth")?;
-    let read =
-        parameters::Read { from: memory.address, sums: memory.address, count: bytes as u64 / 16 };
+    let read = parameters::ReadAll {
+        from: memory.address,
+        sums: memory.address,
+        count: bytes as u64 / 16,
+    };
     let mut best = f64::MAX;
     for _ in 0..BANDWIDTH_PASSES {
         let start = device.mark()?;

@@ -1,5 +1,5 @@
-//! What kernels are told: the structures of `kernels/*.cu`, field by field, with their bytes, which
-//! are checked there too. Addresses are those of the device; 0 is none.
+//! Kernel parameters: the structures of `kernels/parameters.cuh`, field by field, with their sizes
+//! in bytes, which are checked there too. Addresses are those of the device; 0 is none.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -15,9 +15,9 @@ macro_rules! parameters {
 }
 
 parameters! {
-    /// A matrix of a product.
+    /// A matrix of a matmul.
     struct Matrix: 48 {
-        planes: u64,
+        packed: u64,
         scales: u64,
         bias: u64,
         out: u64,
@@ -27,70 +27,70 @@ parameters! {
         first_tile: u32,
     }
 
-    /// A product with up to four matrices.
-    struct Product: 312 {
+    /// A matmul with up to four matrices.
+    struct Matmul: 312 {
         matrices: [Matrix; 4],
         input: u64,
-        feed: u64,
+        metadata: u64,
         residual: u64,
         half_out: u64,
         route: u64,
-        norm_x: u64,
+        norm_input: u64,
         norm_weight: u64,
         input_stride: u32,
         residual_stride: u32,
         half_stride: u32,
         route_stride: u32,
-        count: u32,
+        matrix_count: u32,
         tiles: u32,
         chunks: u32,
-        part: u32,
+        slice_chunks: u32,
         rows: u32,
-        is_outputs: u32,
+        gathers_outputs: u32,
         act: u32,
-        used: u32,
-        is_shared: u32,
+        experts_used: u32,
+        shares_input: u32,
         cols: u32,
         norm_eps: f32,
-        parts: u32,
+        slices: u32,
     }
 
-    /// A product of many rows.
-    struct Many: 336 {
-        product: Product,
+    /// A GEMM of many rows, grouped by expert where there are experts.
+    struct Gemm: 336 {
+        matmul: Matmul,
         groups: u64,
-        members: u64,
-        cell: u32,
-        share: u32,
+        permutation: u64,
+        panel_rows: u32,
+        outputs_per_input: u32,
     }
 
-    /// Rows put in order by the experts that they meet.
-    struct Group: 56 {
+    /// The expert permutation.
+    struct PermuteExperts: 56 {
         route: u64,
         groups: u64,
-        members: u64,
+        permutation: u64,
         route_stride: u32,
         rows: u32,
-        used: u32,
+        experts_used: u32,
         experts: u32,
-        width: u32,
-        columns: u32,
-        places: u32,
+        group_rows: u32,
+        max_groups: u32,
+        permuted_rows: u32,
         padding: u32,
     }
 
-    /// Input of products of many rows, put in order.
-    struct Interleave: 56 {
+    /// The swizzled input of a GEMM.
+    struct SwizzleInput: 56 {
         input: u64,
-        feed: u64,
-        members: u64,
+        metadata: u64,
+        permutation: u64,
         out: u64,
         stride: u32,
         chunks: u32,
         rows: u32,
-        is_outputs: u32,
-        cell: u32,
-        share: u32,
+        gathers_outputs: u32,
+        panel_rows: u32,
+        outputs_per_input: u32,
     }
 
     /// Attention.
@@ -98,10 +98,10 @@ parameters! {
         q: u64,
         keys: u64,
         values: u64,
-        feed: u64,
+        metadata: u64,
         k: u64,
         v: u64,
-        angles: u64,
+        cos_sin: u64,
         sinks: u64,
         out: u64,
         half_out: u64,
@@ -114,7 +114,7 @@ parameters! {
         v_stride: u32,
         out_stride: u32,
         half_stride: u32,
-        pairs: u32,
+        rotary_pairs: u32,
         is_neox: u32,
         heads: u32,
         kv_heads: u32,
@@ -122,27 +122,27 @@ parameters! {
         value_dim: u32,
         window: u32,
         is_causal: u32,
-        table: u32,
-        segments: u32,
-        is_spread: u32,
-        skips_prompts: u32,
-        group: u32,
-        blocks: u32,
-        by_blocks: u32,
-        by_group_blocks: u32,
+        page_table: u32,
+        max_splits: u32,
+        is_split: u32,
+        skips_prefill: u32,
+        group_heads: u32,
+        head_blocks: u32,
+        head_blocks_inverse: u32,
+        group_blocks_inverse: u32,
         padding: u32,
     }
 
-    /// Keeping keys and values, and rotating them and queries.
-    struct Store: 112 {
+    /// Stores keys and values in their pages and rotates keys and queries (RoPE).
+    struct StoreKv: 112 {
         q: u64,
         k: u64,
         v: u64,
-        angles: u64,
+        cos_sin: u64,
         q_out: u64,
         keys: u64,
         values: u64,
-        feed: u64,
+        metadata: u64,
         q_stride: u32,
         k_stride: u32,
         v_stride: u32,
@@ -151,26 +151,26 @@ parameters! {
         kv_heads: u32,
         key_dim: u32,
         value_dim: u32,
-        table: u32,
-        pairs: u32,
+        page_table: u32,
+        rotary_pairs: u32,
         is_neox: u32,
         padding: u32,
     }
 
-    /// Sines and cosines.
-    struct Angles: 32 {
-        turns: u64,
-        feed: u64,
+    /// Cosines and sines of rotary angles.
+    struct RopeAngles: 32 {
+        frequencies: u64,
+        metadata: u64,
         out: u64,
         magnitude: f32,
-        pairs: u32,
+        rotary_pairs: u32,
     }
 
     /// Rows of a table.
     struct Embed: 48 {
-        planes: u64,
+        packed: u64,
         scales: u64,
-        feed: u64,
+        metadata: u64,
         out: u64,
         stride: u32,
         cols: u32,
@@ -195,8 +195,8 @@ parameters! {
         is_layer: u32,
     }
 
-    /// Inputs of products.
-    struct Prepare: 32 {
+    /// Conversion of f32 rows to matmul inputs.
+    struct ConvertInput: 32 {
         x: u64,
         out: u64,
         stride: u32,
@@ -205,7 +205,7 @@ parameters! {
         parts: u32,
     }
 
-    /// Functions of one or two elements.
+    /// Elementwise functions of one or two values.
     struct Elementwise: 56 {
         a: u64,
         b: u64,
@@ -220,21 +220,21 @@ parameters! {
         padding: u32,
     }
 
-    /// A rotation.
+    /// RoPE.
     struct Rotate: 48 {
         x: u64,
-        angles: u64,
+        cos_sin: u64,
         out: u64,
         stride: u32,
         out_stride: u32,
         width: u32,
         head_dim: u32,
-        pairs: u32,
+        rotary_pairs: u32,
         is_neox: u32,
     }
 
-    /// Columns of one or two values.
-    struct Arrange: 64 {
+    /// Slices and concatenations of columns.
+    struct SliceConcat: 64 {
         a: u64,
         b: u64,
         out: u64,
@@ -242,18 +242,18 @@ parameters! {
         b_stride: u32,
         out_stride: u32,
         groups: u32,
-        a_part: u32,
-        start: u32,
-        taken: u32,
-        b_part: u32,
-        b_is_shared: u32,
+        a_width: u32,
+        a_start: u32,
+        a_len: u32,
+        b_len: u32,
+        is_b_shared: u32,
         padding: u32,
     }
 
     /// Pooling.
     struct Pool: 40 {
         x: u64,
-        feed: u64,
+        metadata: u64,
         out: u64,
         stride: u32,
         out_stride: u32,
@@ -271,7 +271,7 @@ parameters! {
         stride: u32,
         out_stride: u32,
         experts: u32,
-        used: u32,
+        experts_used: u32,
         groups: u32,
         groups_used: u32,
         gating: u32,
@@ -288,7 +288,7 @@ parameters! {
         route_stride: u32,
         out_stride: u32,
         width: u32,
-        used: u32,
+        experts_used: u32,
         padding: u32,
     }
 
@@ -297,8 +297,8 @@ parameters! {
         x: u64,
         weight: u64,
         bias: u64,
-        feed: u64,
-        cells: u64,
+        metadata: u64,
+        states: u64,
         out: u64,
         stride: u32,
         out_stride: u32,
@@ -315,8 +315,8 @@ parameters! {
         a: u64,
         d: u64,
         dt_bias: u64,
-        feed: u64,
-        cells: u64,
+        metadata: u64,
+        states: u64,
         out: u64,
         x_stride: u32,
         b_stride: u32,
@@ -326,57 +326,57 @@ parameters! {
         heads: u32,
         head_dim: u32,
         groups: u32,
-        state: u32,
+        state_dim: u32,
         padding: u32,
     }
 
-    /// The choice of tokens.
+    /// Sampling of tokens.
     struct Choose: 56 {
         logits: u64,
-        feed: u64,
-        peaks: u64,
+        metadata: u64,
+        group_max: u64,
         counts: u64,
-        chosen: u64,
+        sampled: u64,
         stride: u32,
         width: u32,
         outputs: u32,
         padding: u32,
     }
 
-    /// A step of one row in one kernel.
-    struct Persistent: 48 {
+    /// A decode step of one row in the persistent kernel.
+    struct PersistentStep: 48 {
         stages: u64,
-        feed: u64,
+        metadata: u64,
         values: u64,
-        last: u64,
-        count: u32,
-        area: u32,
+        last_input: u64,
+        stage_count: u32,
+        workspace_bytes: u32,
         values_len: u32,
-        last_len: u32,
+        last_input_len: u32,
     }
 
-    /// Reading for its own sake.
-    struct Read: 24 {
+    /// Reads memory to measure its bandwidth.
+    struct ReadAll: 24 {
         from: u64,
         sums: u64,
         count: u64,
     }
 }
 
-/// A stage of a step in one kernel: the words of a [`Product`] or of an [`Attend`].
+/// A stage of the persistent kernel: the words of a [`Matmul`], an [`Attend`] or another op.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(crate) struct Stage {
-    work: u32,
+    op: u32,
     padding: [u32; 3],
     words: [[u32; 16]; 5],
 }
 const _: () = assert!(size_of::<Stage>() == 336);
 
 impl Stage {
-    /// Work of this number with its parameters.
-    pub(crate) fn new<P: Pod>(work: u32, parameters: &P) -> Stage {
-        let mut stage = Stage { work, ..Stage::zeroed() };
+    /// An op with its parameters.
+    pub(crate) fn new<P: Pod>(op: u32, parameters: &P) -> Stage {
+        let mut stage = Stage { op, ..Stage::zeroed() };
         let bytes = bytemuck::bytes_of(parameters);
         bytemuck::bytes_of_mut(&mut stage.words)[..bytes.len()].copy_from_slice(bytes);
         stage

@@ -262,15 +262,15 @@ impl Step<'_> {
             unreachable!("a run ends with a product");
         };
         let last = norm.map_or(*input, |norm| norm.input);
-        let parameters = p::Persistent {
+        let parameters = p::PersistentStep {
             stages: self.at.list,
-            feed: self.at.feed,
+            metadata: self.at.feed,
             values: self.at.apart,
-            last: self.address(last),
-            count: count as u32,
-            area: area as u32,
+            last_input: self.address(last),
+            stage_count: count as u32,
+            workspace_bytes: area as u32,
             values_len: (self.sizes.early_bytes / 16) as u32,
-            last_len: self.program.values[last.0].bytes(1, 1).div_ceil(16) as u32,
+            last_input_len: self.program.values[last.0].bytes(1, 1).div_ceil(16) as u32,
         };
         let grid = [self.device.processors as usize, 1, 1];
         let shared = FIXED_BYTES + area;

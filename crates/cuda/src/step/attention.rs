@@ -52,9 +52,9 @@ impl Step<'_> {
             if !self.size.has_generated {
                 return Ok(());
             }
-            parameters.skips_prompts = 1;
+            parameters.skips_prefill = 1;
         }
-        let spread = if parameters.is_spread == 1 { self.sizes.segments.min(64) } else { 1 };
+        let spread = if parameters.is_split == 1 { self.sizes.segments.min(64) } else { 1 };
         let grid = [rows, blocks(a), spread];
         let (kernels, threads) = if meets {
             (&self.kernels.attend_meet, 32 * SEGMENT_STEPS)
@@ -94,7 +94,7 @@ impl Step<'_> {
             q: self.address(*q),
             keys: self.at.kv[*slot][0],
             values: self.at.kv[*slot][1],
-            feed: self.at.feed,
+            metadata: self.at.feed,
             k: self.address(*k),
             v: self.address(*v),
             sinks: self.vector(a.sinks),
@@ -111,21 +111,21 @@ impl Step<'_> {
             value_dim: a.value_dim as u32,
             window: a.window.unwrap_or(0) as u32,
             is_causal: u32::from(a.causal),
-            table: self.at.tables[*slot] as u32,
-            segments: self.sizes.segments as u32,
-            is_spread: u32::from(is_spread),
-            group: (a.heads / a.kv_heads) as u32,
-            blocks: blocks(a) as u32,
-            by_blocks: inverse(blocks(a)),
-            by_group_blocks: inverse(blocks(a) / a.kv_heads),
+            page_table: self.at.tables[*slot] as u32,
+            max_splits: self.sizes.segments as u32,
+            is_split: u32::from(is_spread),
+            group_heads: (a.heads / a.kv_heads) as u32,
+            head_blocks: blocks(a) as u32,
+            head_blocks_inverse: inverse(blocks(a)),
+            group_blocks_inverse: inverse(blocks(a) / a.kv_heads),
             ..p::Attend::default()
         };
         (parameters.out, parameters.out_stride) = self.place(*out);
         (parameters.half_out, parameters.half_stride) = self.place(*half_out);
         match rotation {
             Some(r) if is_alone => {
-                parameters.angles = self.at.angles[r.rope];
-                parameters.pairs = (self.program.ropes[r.rope].dims / 2) as u32;
+                parameters.cos_sin = self.at.angles[r.rope];
+                parameters.rotary_pairs = (self.program.ropes[r.rope].dims / 2) as u32;
                 parameters.is_neox = u32::from(r.style == RopeStyle::Neox);
             }
             Some(r) => (parameters.q, parameters.q_stride) = self.place(Some(r.q_out)),
@@ -140,27 +140,27 @@ impl Step<'_> {
             unreachable!("called for attention");
         };
         let shape = &self.plan.slots[*slot];
-        let mut parameters = p::Store {
+        let mut parameters = p::StoreKv {
             k: self.address(*k),
             v: self.address(*v),
             keys: self.at.kv[*slot][0],
             values: self.at.kv[*slot][1],
-            feed: self.at.feed,
+            metadata: self.at.feed,
             k_stride: self.stride(*k),
             v_stride: self.stride(*v),
             kv_heads: shape.kv_heads as u32,
             key_dim: shape.key_dim as u32,
             value_dim: shape.value_dim as u32,
-            table: self.at.tables[*slot] as u32,
-            ..p::Store::default()
+            page_table: self.at.tables[*slot] as u32,
+            ..p::StoreKv::default()
         };
         let mut width = self.content(*k).stride() + self.content(*v).stride();
         if let Some(r) = rotation {
             (parameters.q, parameters.q_stride) = self.place(Some(*q));
             (parameters.q_out, parameters.q_out_stride) = self.place(Some(r.q_out));
             parameters.heads = self.stride(*q) / parameters.key_dim;
-            parameters.angles = self.at.angles[r.rope];
-            parameters.pairs = (self.program.ropes[r.rope].dims / 2) as u32;
+            parameters.cos_sin = self.at.angles[r.rope];
+            parameters.rotary_pairs = (self.program.ropes[r.rope].dims / 2) as u32;
             parameters.is_neox = u32::from(r.style == RopeStyle::Neox);
             width += self.content(*q).stride();
         }

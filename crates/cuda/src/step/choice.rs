@@ -24,10 +24,10 @@ impl Step<'_> {
         let width = self.plan.output_width();
         let parameters = p::Choose {
             logits: self.address(self.program.output),
-            feed: self.at.feed,
-            peaks: self.at.peaks,
+            metadata: self.at.feed,
+            group_max: self.at.peaks,
             counts: self.at.steps,
-            chosen: self.at.chosen,
+            sampled: self.at.chosen,
             stride: self.stride(self.program.output),
             width: width as u32,
             outputs: self.size.outputs as u32,

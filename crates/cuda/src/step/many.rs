@@ -24,12 +24,7 @@ pub(crate) type Interleaving = (Value, bool, bool);
 
 impl Step<'_> {
     /// Sends a product that has more rows than `dot` takes.
-    pub(super) fn send_many(
-        &self,
-        product: &p::Product,
-        work: &Work,
-        is_gated: bool,
-    ) -> Result<()> {
+    pub(super) fn send_many(&self, product: &p::Matmul, work: &Work, is_gated: bool) -> Result<()> {
         let Work::Product { input, factors, experts, .. } = work else {
             unreachable!("called for products");
         };
@@ -70,20 +65,24 @@ impl Step<'_> {
     /// they are so from the last product.
     fn many(
         &self,
-        product: &p::Product,
+        product: &p::Matmul,
         work: &Work,
         pairs: Option<Pairs>,
         width: usize,
-    ) -> Result<p::Many> {
-        let many =
-            p::Many { product: *product, cell: WIDEST as u32, share: 1, ..p::Many::default() };
+    ) -> Result<p::Gemm> {
+        let many = p::Gemm {
+            matmul: *product,
+            panel_rows: WIDEST as u32,
+            outputs_per_input: 1,
+            ..p::Gemm::default()
+        };
         let Work::Product { experts: Some(experts), .. } = work else { return Ok(many) };
         let pairs = pairs.expect("of experts");
-        let many = p::Many {
+        let many = p::Gemm {
             groups: self.at.groups,
-            members: self.at.members,
-            cell: pairs.places() as u32,
-            share: if experts.is_shared { experts.used as u32 } else { 1 },
+            permutation: self.at.members,
+            panel_rows: pairs.places() as u32,
+            outputs_per_input: if experts.is_shared { experts.used as u32 } else { 1 },
             ..many
         };
         let key = Some((experts.route, product.rows, experts.used, width));
@@ -92,17 +91,17 @@ impl Step<'_> {
         }
         // An expert's rows may come in another order the next time.
         self.interleaved.set(None);
-        let parameters = p::Group {
+        let parameters = p::PermuteExperts {
             route: product.route,
             groups: many.groups,
-            members: many.members,
+            permutation: many.permutation,
             route_stride: product.route_stride,
             rows: product.rows,
-            used: product.used,
+            experts_used: product.experts_used,
             experts: pairs.experts as u32,
-            width: width as u32,
-            columns: pairs.columns(width) as u32,
-            places: many.cell,
+            group_rows: width as u32,
+            max_groups: pairs.columns(width) as u32,
+            permuted_rows: many.panel_rows,
             padding: 0,
         };
         let (kernel, shared) = (self.kernels.group, 4 * pairs.experts);
@@ -113,25 +112,25 @@ impl Step<'_> {
 
     /// Puts a product's input in the order in which `wide` reads it, unless the last one that was
     /// is the same: a step makes each value once.
-    fn interleave(&self, many: &mut p::Many, input: Value, pairs: Option<Pairs>) -> Result<()> {
-        let product = &mut many.product;
+    fn interleave(&self, many: &mut p::Gemm, input: Value, pairs: Option<Pairs>) -> Result<()> {
+        let product = &mut many.matmul;
         let from = std::mem::replace(&mut product.input, self.at.interleaved);
-        let key = Some((input, product.is_outputs == 1, pairs.is_some()));
+        let key = Some((input, product.gathers_outputs == 1, pairs.is_some()));
         if self.interleaved.replace(key) == key {
             return Ok(());
         }
         let rows = pairs.map_or(product.rows as usize, |pairs| pairs.places());
-        let parameters = p::Interleave {
+        let parameters = p::SwizzleInput {
             input: from,
-            feed: product.feed,
-            members: many.members,
+            metadata: product.metadata,
+            permutation: many.permutation,
             out: self.at.interleaved,
             stride: product.input_stride,
             chunks: product.chunks,
             rows: rows as u32,
-            is_outputs: product.is_outputs,
-            cell: many.cell,
-            share: many.share,
+            gathers_outputs: product.gathers_outputs,
+            panel_rows: many.panel_rows,
+            outputs_per_input: many.outputs_per_input,
         };
         let grid = [(product.chunks as usize).div_ceil(8), rows.div_ceil(8), 1];
         // SAFETY: there is room for the widest input of the largest step.

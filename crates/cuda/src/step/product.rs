@@ -37,23 +37,23 @@ impl Step<'_> {
     }
 
     /// What a product is told.
-    pub(crate) fn product_parameters(&self, rows: usize, work: &Work) -> p::Product {
+    pub(crate) fn product_parameters(&self, rows: usize, work: &Work) -> p::Matmul {
         let Work::Product { input, is_outputs, norm, factors, after, experts } = work else {
             unreachable!("called for products");
         };
         let first = &self.weights[factors[0].weight.0];
-        let mut parameters = p::Product {
+        let mut parameters = p::Matmul {
             input: self.address(*input),
-            feed: self.at.feed,
+            metadata: self.at.feed,
             input_stride: self.stride(*input),
-            count: factors.len() as u32,
+            matrix_count: factors.len() as u32,
             chunks: first.shape.chunks() as u32,
-            part: first.shape.part() as u32,
-            parts: first.shape.parts() as u32,
+            slice_chunks: first.shape.part() as u32,
+            slices: first.shape.parts() as u32,
             rows: rows as u32,
-            is_outputs: u32::from(*is_outputs),
+            gathers_outputs: u32::from(*is_outputs),
             cols: first.shape.cols as u32,
-            ..p::Product::default()
+            ..p::Matmul::default()
         };
         if let (Some(norm), true) = (norm, self.inlines_norms()) {
             self.normalize_input(&mut parameters, norm);
@@ -65,7 +65,7 @@ impl Step<'_> {
             let own = |value| self.columns(value, &weight.shape, used);
             let (out, out_stride) = factor.out.map_or((0, 0), own);
             *matrix = p::Matrix {
-                planes: weight.planes,
+                packed: weight.planes,
                 scales: weight.scales,
                 bias: self.vector(factor.bias),
                 out,
@@ -99,15 +99,15 @@ impl Step<'_> {
         }
         if let Some(experts) = experts {
             (parameters.route, parameters.route_stride) = self.place(experts.route);
-            parameters.used = experts.used as u32;
-            parameters.is_shared = u32::from(experts.is_shared);
+            parameters.experts_used = experts.used as u32;
+            parameters.shares_input = u32::from(experts.is_shared);
         }
         parameters
     }
 
     /// Lets a product make the norm of its input.
-    pub(crate) fn normalize_input(&self, product: &mut p::Product, norm: &InputNorm) {
-        product.norm_x = self.address(norm.input);
+    pub(crate) fn normalize_input(&self, product: &mut p::Matmul, norm: &InputNorm) {
+        product.norm_input = self.address(norm.input);
         product.norm_weight = self.vector(Some(norm.weight));
         product.norm_eps = norm.eps;
     }
@@ -121,9 +121,9 @@ impl Step<'_> {
     }
 
     /// Sends a product with so many rows of weights in f32.
-    fn send_exact(&self, product: &p::Product, weights: usize) -> Result<()> {
+    fn send_exact(&self, product: &p::Matmul, weights: usize) -> Result<()> {
         let rows = product.rows as usize;
-        let inputs = match product.used {
+        let inputs = match product.experts_used {
             0 => rows.div_ceil(EXACT_ROWS),
             used => rows * used as usize,
         };
@@ -136,10 +136,10 @@ impl Step<'_> {
         unsafe { self.device.launch(kernel, [weights, inputs, 1], EXACT_THREADS, 0, product) }
     }
 
-    fn send_dot(&self, product: &p::Product, first: &Placed, is_gated: bool) -> Result<()> {
+    fn send_dot(&self, product: &p::Matmul, first: &Placed, is_gated: bool) -> Result<()> {
         let (rows, tiles) = (product.rows as usize, product.tiles as usize);
         let kernels = self.kernels.of(first.shape.kind);
-        let (wide, columns) = match product.used {
+        let (wide, columns) = match product.experts_used {
             0 => (usize::from(rows > 8), 1),
             used => (0, rows * used as usize),
         };
@@ -148,9 +148,9 @@ impl Step<'_> {
         let blocks = (DOT_BLOCKS * processors).div_ceil(columns);
         let grid = [work.min(blocks), columns, 1];
         let kernel = kernels.dot[wide][usize::from(is_gated)];
-        let cols = if product.used == 0 { rows } else { 1 };
+        let cols = if product.experts_used == 0 { rows } else { 1 };
         // A single row of input is held too.
-        let is_held = product.used == 0 && rows == 1;
+        let is_held = product.experts_used == 0 && rows == 1;
         let held = if is_held { product.input_stride as usize } else { 0 };
         let kind = first.shape.kind;
         let shared = dot_shared_bytes(kind, is_gated, cols, held);
@@ -183,7 +183,7 @@ impl Step<'_> {
             stride: self.stride(*input),
             out_stride: self.stride(*out),
             experts: routing.experts as u32,
-            used: routing.used as u32,
+            experts_used: routing.used as u32,
             groups: routing.groups as u32,
             groups_used: routing.groups_used as u32,
             gating: match routing.gating {
@@ -212,7 +212,7 @@ impl Step<'_> {
             route_stride: self.stride(route),
             out_stride: self.stride(out),
             width: width as u32,
-            used: self.stride(route) / 2,
+            experts_used: self.stride(route) / 2,
             padding: 0,
         };
         let grid = self.elements(rows, width);

@@ -19,12 +19,12 @@ impl Step<'_> {
     pub(super) fn angles(&self, rope: usize) -> Result<()> {
         let (turns, magnitude) = self.at.turns[rope];
         let pairs = self.program.ropes[rope].dims / 2;
-        let parameters = p::Angles {
-            turns,
-            feed: self.at.feed,
+        let parameters = p::RopeAngles {
+            frequencies: turns,
+            metadata: self.at.feed,
             out: self.at.angles[rope],
             magnitude,
-            pairs: pairs as u32,
+            rotary_pairs: pairs as u32,
         };
         let (kernel, grid) = (self.kernels.angles, [self.size.tokens, 1, 1]);
         // SAFETY: there are turns for all pairs, and angles for the most tokens.
@@ -40,9 +40,9 @@ impl Step<'_> {
     ) -> Result<()> {
         let weight = &self.weights[table.0];
         let parameters = p::Embed {
-            planes: weight.planes,
+            packed: weight.planes,
             scales: weight.scales,
-            feed: self.at.feed,
+            metadata: self.at.feed,
             out: self.address(out),
             stride: self.stride(out),
             cols: weight.shape.cols as u32,
@@ -95,7 +95,7 @@ impl Step<'_> {
         let Content::Halves { parts, cols } = self.content(out) else {
             unreachable!("inputs of products are halves");
         };
-        let parameters = p::Prepare {
+        let parameters = p::ConvertInput {
             x: self.address(input),
             out: self.address(out),
             stride: self.stride(input),
@@ -154,7 +154,7 @@ impl Step<'_> {
         let b_part = width / groups - taken;
         let is_shared = b.is_some_and(|b| self.content(b).stride() == b_part);
         let (b, b_stride) = self.place(b);
-        let parameters = p::Arrange {
+        let parameters = p::SliceConcat {
             a: self.address(a),
             b,
             out: self.address(out),
@@ -162,11 +162,11 @@ impl Step<'_> {
             b_stride,
             out_stride: self.stride(out),
             groups: groups as u32,
-            a_part: a_part as u32,
-            start: start as u32,
-            taken: taken as u32,
-            b_part: b_part as u32,
-            b_is_shared: u32::from(is_shared),
+            a_width: a_part as u32,
+            a_start: start as u32,
+            a_len: taken as u32,
+            b_len: b_part as u32,
+            is_b_shared: u32::from(is_shared),
             padding: 0,
         };
         let grid = self.elements(rows, width);
@@ -181,13 +181,13 @@ impl Step<'_> {
         let width = self.content(*out).stride();
         let parameters = p::Rotate {
             x: self.address(*input),
-            angles: self.at.angles[*rope],
+            cos_sin: self.at.angles[*rope],
             out: self.address(*out),
             stride: self.stride(*input),
             out_stride: self.stride(*out),
             width: width as u32,
             head_dim: *head_dim as u32,
-            pairs: (self.program.ropes[*rope].dims / 2) as u32,
+            rotary_pairs: (self.program.ropes[*rope].dims / 2) as u32,
             is_neox: u32::from(*style == RopeStyle::Neox),
         };
         let grid = self.elements(rows, width);
@@ -198,7 +198,7 @@ impl Step<'_> {
     pub(super) fn pool(&self, rows: usize, input: Value, kind: PoolKind, out: Value) -> Result<()> {
         let parameters = p::Pool {
             x: self.address(input),
-            feed: self.at.feed,
+            metadata: self.at.feed,
             out: self.address(out),
             stride: self.stride(input),
             out_stride: self.stride(out),
