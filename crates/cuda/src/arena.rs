@@ -1,9 +1,10 @@
-//! Where values lie in the device's memory: those whose lifetimes do not meet share it. Lifetimes
-//! are those of stages, which may read earlier values and write later ones than single operations.
+//! The addresses of values in the device's memory: values whose lifetimes do not overlap share it.
+//! Lifetimes count stages, which may read earlier values and write later ones than single
+//! operations.
 
 use crate::lower::{Program, Value};
 
-/// All addresses are multiples of it: what the widest loads and every cache line need.
+/// All addresses are multiples of it, as the widest loads and cache lines need.
 const ALIGNMENT: u64 = 256;
 
 /// The place of every value.
@@ -24,8 +25,8 @@ struct Life {
     end: u64,
 }
 
-/// Gives every value a place for steps of so many tokens and outputs: the lowest that is free.
-pub(crate) fn arrange(program: &Program, tokens: usize, outputs: usize) -> Arena {
+/// Places every value for steps of `tokens` tokens and `outputs` outputs: at the lowest free offset.
+pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena {
     let count = program.values.len();
     let (mut first, mut last) = (vec![usize::MAX; count], vec![0; count]);
     for (i, stage) in program.stages.iter().enumerate() {
@@ -57,7 +58,6 @@ pub(crate) fn arrange(program: &Program, tokens: usize, outputs: usize) -> Arena
         }
         let end = start + bytes;
         lives.push(Life { first: first[v], last: last[v], start, end });
-        // Of lives that are over only those matter that a longer one could still meet.
         lives.retain(|life| life.last >= first[v]);
         arena.offsets[v] = start;
         arena.bytes = arena.bytes.max(end);
@@ -65,9 +65,9 @@ pub(crate) fn arrange(program: &Program, tokens: usize, outputs: usize) -> Arena
     arena
 }
 
-/// Gives every value a place of its own, for steps of one row: first those that are in use before
-/// stage `last` alone, whose bytes are given too, and then the others.
-pub(crate) fn apart(program: &Program, last: usize) -> (Arena, u64) {
+/// Gives every value memory of its own, for steps of one row. Values that no stage from `last` on uses
+/// come first; their bytes are returned too.
+pub(crate) fn non_aliased(program: &Program, last: usize) -> (Arena, u64) {
     let mut is_late = vec![false; program.values.len()];
     for stage in &program.stages[last..] {
         stage.values(&mut |Value(v)| is_late[v] = true);
@@ -115,7 +115,7 @@ mod tests {
 
     fn check(program: &Program) {
         let (tokens, outputs) = (7, 3);
-        let arena = arrange(program, tokens, outputs);
+        let arena = aliased(program, tokens, outputs);
         let mut uses = vec![Vec::new(); program.values.len()];
         for (i, stage) in program.stages.iter().enumerate() {
             stage.values(&mut |value| uses[value.0].push(i));
@@ -130,9 +130,10 @@ mod tests {
                 let (Some(first_a), Some(first_b)) = (uses[a].first(), uses[b].first()) else {
                     continue;
                 };
-                let meet = first_a <= uses[b].last().unwrap() && first_b <= uses[a].last().unwrap();
-                let apart = place(a).end <= place(b).start || place(b).end <= place(a).start;
-                assert!(!meet || apart, "{a} and {b} are in use together at {:?}", place(a));
+                let overlap =
+                    first_a <= uses[b].last().unwrap() && first_b <= uses[a].last().unwrap();
+                let disjoint = place(a).end <= place(b).start || place(b).end <= place(a).start;
+                assert!(!overlap || disjoint, "{a} and {b} are in use together at {:?}", place(a));
             }
             assert!(place(a).end <= arena.bytes, "within the arena");
         }

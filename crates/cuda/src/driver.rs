@@ -13,15 +13,14 @@ use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use crate::constants::MIN_SHARED_BYTES;
+
 pub(crate) use events::{Event, Mark};
 pub(crate) use peers::Columns;
 pub(crate) use pinned::Pinned;
 
 /// The oldest driver interface that takes the kernels' PTX: that of CUDA 12.4.
 const OLDEST: i32 = 12040;
-
-/// Shared memory that a block may ask for on every device that is taken.
-pub(crate) const SHARED_BYTES: usize = 160 << 10;
 
 /// An error of the driver, in words.
 fn failed(what: &str) -> impl FnOnce(DriverError) -> Error {
@@ -101,9 +100,9 @@ impl Device {
             return Err(Error::Config(text));
         }
         let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
-        if shared < SHARED_BYTES {
+        if shared < MIN_SHARED_BYTES {
             let text = format!(
-                "cuda: expected {SHARED_BYTES} bytes of shared memory a block (A100, H100 or later \
+                "cuda: expected {MIN_SHARED_BYTES} bytes of shared memory a block (A100, H100 or later \
                  of that class), found {shared} ({name})"
             );
             return Err(Error::Config(text));
@@ -173,7 +172,7 @@ impl Device {
             let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes.push(attribute(id, value));
         }
-        if kernel.meets {
+        if kernel.is_cooperative {
             let value = sys::CUlaunchAttributeValue { cooperative: 1 };
             attributes.push(attribute(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
         }
@@ -307,13 +306,13 @@ pub(crate) struct Kernel {
     /// Whether it waits by itself for the kernel before it.
     starts_early: bool,
     /// Whether its blocks wait for each other, and so have to run at the same time.
-    meets: bool,
+    is_cooperative: bool,
 }
 
 impl Kernel {
-    /// The same, whose blocks wait for each other.
-    pub(crate) fn meeting(self) -> Kernel {
-        Kernel { meets: true, ..self }
+    /// The same, launched cooperatively: its blocks wait for each other.
+    pub(crate) fn cooperative(self) -> Kernel {
+        Kernel { is_cooperative: true, ..self }
     }
 }
 
@@ -350,7 +349,7 @@ impl Module {
             }
             .map_err(failed(&format!("{name} needs {shared_bytes} bytes of shared memory")))?;
         }
-        Ok(Kernel { function, starts_early: self.starts_early, meets: false })
+        Ok(Kernel { function, starts_early: self.starts_early, is_cooperative: false })
     }
 }
 

@@ -33,7 +33,7 @@ impl CudaModel {
         self.device.enter()?;
         self.send_feed(&batch, rules, steps)?;
         // SAFETY: so much was taken when the model was loaded.
-        unsafe { self.device.fill(self.addresses.steps, 0, 8 * batch.outputs.len()) }?;
+        unsafe { self.device.fill(self.addresses.step_counts, 0, 8 * batch.outputs.len()) }?;
         let ending = Ending::Choice { adjusts: rules.iter().any(SamplingParams::adjusts_logits) };
         let run = self.send_and_show(&batch, ending, steps, each);
         // What was sent still writes; the first error says more than one of waiting.

@@ -3,19 +3,20 @@
 //! a device is asked for. This crate must not know architectures, text, or who asks.
 
 mod arena;
-mod codes;
+mod constants;
 mod driver;
 mod feed;
 mod generate;
-mod kept;
 mod kernels;
+mod kv_layout;
 mod lower;
 mod model;
 mod observe;
+mod packed;
 mod parameters;
 mod persistent;
-mod planes;
 mod several;
+mod shared_memory;
 mod sizes;
 mod staging;
 mod step;
@@ -28,10 +29,11 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, StateSlot};
 
 use driver::Device;
-use kept::Kept;
 use kernels::Kernels;
-use lower::{Program, Share};
+use kv_layout::KvLayout;
+use lower::Program;
 use model::CudaModel;
+use packed::Shard;
 use several::Several;
 use sizes::Sizes;
 
@@ -100,10 +102,10 @@ impl Cuda {
         Cuda { kv_type, ..self }
     }
 
-    /// The shares of all devices.
-    fn shares(&self) -> impl Iterator<Item = Share> {
-        let of = self.devices.len();
-        (0..of).map(move |number| Share { number, of })
+    /// The shards of all devices.
+    fn shards(&self) -> impl Iterator<Item = Shard> {
+        let count = self.devices.len();
+        (0..count).map(move |index| Shard { index, count })
     }
 
     fn lower(&self, plan: &Plan) -> Program {
@@ -111,7 +113,7 @@ impl Cuda {
     }
 
     fn sizes(&self, plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
-        Sizes::new(plan, program, limits, Kept::of(self.kv_type, plan))
+        Sizes::new(plan, program, limits, KvLayout::of(self.kv_type, plan))
     }
 
     /// What this backend cannot run of a plan.
@@ -124,9 +126,9 @@ impl Cuda {
             return Some(format!("a scan with {state} elements a row (at most {MOST_STATE})"));
         }
         let program = self.lower(plan);
-        let kept = Kept::of(self.kv_type, plan);
+        let kv_layout = KvLayout::of(self.kv_type, plan);
         let mut stages = program.stages.iter();
-        let too_wide = stages.find_map(|stage| step::too_wide(plan, kept, stage));
+        let too_wide = stages.find_map(|stage| shared_memory::too_wide(plan, kv_layout, stage));
         if too_wide.is_some() {
             return too_wide;
         }
@@ -215,7 +217,7 @@ impl Backend for Cuda {
         let sizes = self.sizes(plan, &program, limits);
         let devices = self.devices.len() as u64;
         // All need what the one with the largest share does.
-        let weights = self.shares().map(|share| weights::bytes(plan, share)).max().unwrap_or(0);
+        let weights = self.shards().map(|shard| weights::bytes(plan, shard)).max().unwrap_or(0);
         Memory {
             weight_bytes: devices * weights,
             state_bytes: devices * sizes.state(),
@@ -236,13 +238,13 @@ impl Backend for Cuda {
         let program = self.lower(&plan);
         let sizes = self.sizes(&plan, &program, limits);
         let mut parts = Vec::new();
-        for ((device, kernels), share) in self.devices.iter().zip(self.shares()) {
-            let made = (program.clone(), sizes.clone(), Arc::clone(kernels), share);
-            let (number, of) = (share.number as u64, share.of as u64);
-            let report = |done, total| progress((number * total + done) / of, total);
+        for ((device, kernels), shard) in self.devices.iter().zip(self.shards()) {
+            let made = (program.clone(), sizes.clone(), Arc::clone(kernels), shard);
+            let (index, count) = (shard.index as u64, shard.count as u64);
+            let report = |done, total| progress((index * total + done) / count, total);
             let part = CudaModel::load(device, Arc::clone(&plan), file, limits, made, &report);
             parts.push(part.map_err(|error| match error {
-                Error::Config(text) if of > 1 => {
+                Error::Config(text) if count > 1 => {
                     Error::Config(format!("device {}: {text}", device.ordinal()))
                 }
                 error => error,

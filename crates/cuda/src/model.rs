@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use bodkin_backend::{
@@ -11,15 +10,17 @@ use bodkin_backend::{
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Rope, Rows};
 
-use crate::driver::{Device, Graph, Mark, Memory, Pinned};
+use crate::constants::{LOGIT_GROUPS, RECORDED_ROWS};
+use crate::driver::{Device, Graph, Kernel, Mark, Memory, Pinned};
 use crate::feed;
 use crate::kernels::Kernels;
-use crate::lower::{Program, Share, Stage, Work};
+use crate::kv_layout::slot_tables;
+use crate::lower::{Program, Stage, Work};
 use crate::observe;
-use crate::parameters::Stage as Listed;
-use crate::persistent;
-use crate::planes::Shape;
-use crate::sizes::{RECORDED_ROWS, Sizes, slot_tables};
+use crate::packed::{Shape, Shard};
+use crate::parameters;
+use crate::persistent::Persistent;
+use crate::sizes::Sizes;
 use crate::step::{Addresses, Size, Step, choice};
 use crate::weights::Weights;
 
@@ -61,8 +62,8 @@ pub(crate) struct CudaModel {
     pub(crate) chosen: Pinned<u32>,
     feed_memory: Memory,
     profile: Option<Times>,
-    /// The stages that one kernel runs in steps of one row.
-    run: Option<Range<usize>>,
+    /// The persistent kernel, and the stages that it runs in steps of one row.
+    persistent: Option<(Kernel, Persistent)>,
 }
 
 /// Where the time of steps goes.
@@ -80,7 +81,7 @@ impl CudaModel {
         plan: Arc<Plan>,
         file: &File,
         limits: &Limits,
-        (program, sizes, kernels, share): (Program, Sizes, Arc<Kernels>, Share),
+        (program, sizes, kernels, shard): (Program, Sizes, Arc<Kernels>, Shard),
         progress: Progress<'_>,
     ) -> Result<CudaModel> {
         // What is not the weights is taken first: weights are what may not fit.
@@ -91,13 +92,13 @@ impl CudaModel {
         };
         let mut addresses = Addresses {
             arena: take(sizes.arena.bytes as usize, "the values of a step")?,
-            partials: take(sizes.partial_bytes, "the segments of attention")?,
-            awaited: take(sizes.awaited_bytes, "the segments of a row's attention")?,
-            interleaved: take(sizes.interleaved_bytes, "the input of a product")?,
+            partials: take(sizes.partial_bytes, "the splits of attention")?,
+            polled_partials: take(sizes.polled_partial_bytes, "the splits of a row's attention")?,
+            swizzled: take(sizes.swizzled_bytes, "the swizzled input of a matmul")?,
             groups: take(sizes.group_bytes, "the groups of experts' rows")?,
-            members: take(sizes.member_bytes, "the order of experts' rows")?,
-            arrivals: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
-            apart: take(sizes.apart.bytes as usize, "the values of a row")?,
+            permutation: take(sizes.permutation_bytes, "the permutation of experts' rows")?,
+            arrival_counts: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
+            non_aliased: take(sizes.non_aliased.bytes as usize, "the values of a row")?,
             tables: slot_tables(&plan),
             ..Addresses::default()
         };
@@ -105,22 +106,22 @@ impl CudaModel {
         for &bytes in &sizes.angle_bytes {
             addresses.angles.push(take(bytes, "the angles")?);
         }
-        let weights = Weights::load(device, &plan, share, file, progress)?;
+        let weights = Weights::load(device, &plan, shard, file, progress)?;
         for rope in &program.ropes {
-            let (turns, magnitude) = turns(&plan, file, rope);
-            let address = take(8 * turns.len(), "the frequencies")?;
+            let (frequencies, magnitude) = inverse_frequencies(&plan, file, rope);
+            let address = take(8 * frequencies.len(), "the frequencies")?;
             // SAFETY: so much was taken just now, and the copy is waited for.
-            unsafe { device.send(address, &turns) }?;
+            unsafe { device.send(address, &frequencies) }?;
             device.finish()?;
-            addresses.turns.push((address, magnitude));
+            addresses.inverse_frequencies.push((address, magnitude));
         }
         let rows = sizes.outputs.min(RECORDED_ROWS);
-        addresses.peaks = take(8 * choice::GROUPS * rows, "the largest logits")?;
-        addresses.steps = take(8 * rows, "the counts of steps")?;
+        addresses.group_max = take(8 * LOGIT_GROUPS * rows, "the largest logits")?;
+        addresses.step_counts = take(8 * rows, "the counts of steps")?;
         let chosen = Pinned::zeroed(device, 2 * rows)?;
-        addresses.chosen = chosen.address();
+        addresses.sampled = chosen.address();
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
-        addresses.feed = feed_memory.address;
+        addresses.metadata = feed_memory.address;
         let model = CudaModel {
             graphs: HashMap::new(),
             kernels,
@@ -139,30 +140,35 @@ impl CudaModel {
             sizes,
             device: Arc::clone(device),
             profile: None,
-            run: None,
+            persistent: None,
         };
-        model.list_stages()
+        model.list_persistent_stages()
     }
 
-    /// Writes down what one kernel does of a step of one row.
-    fn list_stages(mut self) -> Result<CudaModel> {
-        let run = self.sizes.persistent.clone().filter(|_| self.kernels.persistent.is_some());
+    /// Copies the list of the persistent kernel's stages to the device, if it can run them.
+    fn list_persistent_stages(mut self) -> Result<CudaModel> {
         let blocks = self.device.processors as usize;
-        let fits = |run: &Range<usize>| persistent::fits(blocks, &self.plan, &self.program, run);
-        let Some(run) = run.filter(fits) else { return Ok(self) };
-        let list_bytes = size_of::<Listed>() * run.len();
+        let fits = |persistent: &&Persistent| persistent.fits(blocks, &self.plan, &self.program);
+        let (Some(kernels), Some(persistent)) =
+            (&self.kernels.persistent, self.sizes.persistent.as_ref().filter(fits))
+        else {
+            return Ok(self);
+        };
+        let (kernel, persistent) = (kernels[persistent.variant], persistent.clone());
+        let list_bytes = size_of::<parameters::Stage>() * persistent.stages.len();
         let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;
-        self.addresses.list = list.address;
+        self.addresses.persistent_stages = list.address;
         self.memory.push(list);
-        self.run = Some(run.clone());
-        let stages = self.step(Size::of_one()).list(run);
-        let bytes = self.sizes.apart.bytes as usize;
-        // SAFETY: there is room for as many, and the copy is waited for. All values are unwritten
-        // before the first step, and each step leaves them so.
+        self.persistent = Some((kernel, persistent.clone()));
+        let stages = self.step(Size::of_one()).persistent_stages(&persistent);
+        let bytes = self.sizes.non_aliased.bytes as usize;
+        let partial_bytes = self.sizes.polled_partial_bytes;
+        // SAFETY: there is room for as many, and the copy is waited for. All values are sentinels
+        // before the first step, and each step resets them.
         unsafe {
-            self.device.send(self.addresses.list, &stages)?;
-            self.device.fill(self.addresses.apart, 0xff, bytes)?;
-            self.device.fill(self.addresses.awaited, 0xff, self.sizes.awaited_bytes)?;
+            self.device.send(self.addresses.persistent_stages, &stages)?;
+            self.device.fill(self.addresses.non_aliased, 0xff, bytes)?;
+            self.device.fill(self.addresses.polled_partials, 0xff, partial_bytes)?;
         }
         self.device.finish()?;
         Ok(self)
@@ -170,8 +176,8 @@ impl CudaModel {
 
     /// A step of this size.
     pub(crate) fn step(&self, size: Size) -> Step<'_> {
-        let arena = match self.run_of_step(size) {
-            Some(_) => (&self.sizes.apart, self.addresses.apart),
+        let arena = match self.persistent_of_step(size) {
+            Some(_) => (&self.sizes.non_aliased, self.addresses.non_aliased),
             None => (&self.sizes.arena, self.addresses.arena),
         };
         Step {
@@ -185,15 +191,15 @@ impl CudaModel {
             at: &self.addresses,
             size,
             is_observed: false,
-            interleaved: Cell::new(None),
-            grouped: Cell::new(None),
+            swizzled: Cell::new(None),
+            permuted: Cell::new(None),
         }
     }
 
-    /// The stages of such a step that one kernel runs.
-    fn run_of_step(&self, size: Size) -> Option<&Range<usize>> {
+    /// The persistent kernel, if it runs steps of this size.
+    fn persistent_of_step(&self, size: Size) -> Option<&(Kernel, Persistent)> {
         let is_one = size == Size::of_one() && self.profile.is_none();
-        self.run.as_ref().filter(|_| is_one)
+        self.persistent.as_ref().filter(|_| is_one)
     }
 
     /// Copies the step's numbers to the device.
@@ -209,13 +215,13 @@ impl CudaModel {
             let len = self.feed.len().next_power_of_two();
             self.graphs.clear();
             self.feed_memory = Memory::zeroed(&self.device, 4 * len, "a step's numbers")?;
-            self.addresses.feed = self.feed_memory.address;
+            self.addresses.metadata = self.feed_memory.address;
             self.sent = Pinned::zeroed(&self.device, len)?;
         }
         let sent = &mut self.sent.slice_mut()[..self.feed.len()];
         sent.copy_from_slice(&self.feed);
         // SAFETY: there is room for as much, and every step waits for its end, also a failed one.
-        unsafe { self.device.send(self.addresses.feed, sent) }
+        unsafe { self.device.send(self.addresses.metadata, sent) }
     }
 
     /// Checks a step and sends its numbers.
@@ -276,13 +282,13 @@ impl CudaModel {
         if !self.graphs.contains_key(&key) {
             let step = self.step(size);
             let stages = &self.program.stages;
-            let run = self.run_of_step(size).cloned().unwrap_or(0..0);
+            let persistent = self.persistent_of_step(size);
+            let end = persistent.map_or(stages.len(), |(_, persistent)| persistent.stages.start);
             let send = || {
-                stages[..run.start].iter().try_for_each(|stage| step.run(stage))?;
-                if !run.is_empty() {
-                    step.run_listed(run.clone())?;
+                stages[..end].iter().try_for_each(|stage| step.run(stage))?;
+                if let Some((kernel, persistent)) = persistent {
+                    step.run_persistent(*kernel, persistent)?;
                 }
-                stages[run.end..].iter().try_for_each(|stage| step.run(stage))?;
                 match ending {
                     Ending::Logits => Ok(()),
                     Ending::Choice { adjusts } => step.choose(adjusts),
@@ -325,17 +331,17 @@ impl CudaModel {
     /// Bytes of weights that a stage reads at least, and its multiplications and additions, on all
     /// devices together.
     fn work(&self, stage: &Stage, times: &Times) -> (u64, u64) {
-        let Work::Product { factors, experts, is_outputs, .. } = &stage.work else { return (0, 0) };
-        let rows = match (stage.rows, is_outputs) {
+        let Work::Matmul(matmul) = &stage.work else { return (0, 0) };
+        let rows = match (stage.rows, matmul.is_outputs) {
             (Rows::Tokens, false) => times.tokens,
             _ => times.outputs,
         };
         let (mut bytes, mut operations) = (0, 0);
-        for factor in factors {
-            let own = self.weights.placed[factor.weight.0].shape;
-            let shape = Shape { rows: own.whole, ..own };
-            let matrix = (shape.plane_bytes() / shape.matrices) as u64;
-            let used = experts.map_or(1, |e| e.used) as u64;
+        for operand in &matmul.operands {
+            let own = self.weights.placed[operand.weight.0].shape;
+            let shape = Shape { rows: own.full_rows, ..own };
+            let matrix = (shape.packed_bytes() / shape.matrices) as u64;
+            let used = matmul.used() as u64;
             bytes += times.steps * matrix * used;
             operations += 2 * rows * used * (shape.rows * shape.cols) as u64;
         }
@@ -357,13 +363,13 @@ fn take_state(
         addresses.states.push(take(bytes, "the recurrent state")?);
     }
     for &experts in &program.routings {
-        addresses.counts.push(take(4 * experts, "the counts of experts")?);
+        addresses.expert_counts.push(take(4 * experts, "the counts of experts")?);
     }
     Ok(())
 }
 
-/// Half turns a position of each pair that a rotation turns, and the factor of sines and cosines.
-fn turns(plan: &Plan, file: &File, rope: &Rope) -> (Vec<f64>, f32) {
+/// The inverse frequencies of a rotation, in half turns a position, and its attention factor.
+fn inverse_frequencies(plan: &Plan, file: &File, rope: &Rope) -> (Vec<f64>, f32) {
     let factors = rope.factors.map(|id| {
         let weight = plan.weight(id);
         let mut values = vec![0.0; weight.rows * weight.cols];
@@ -398,13 +404,13 @@ impl Model for CudaModel {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         // One kernel for all would show nothing.
-        let run = self.run.take();
+        let persistent = self.persistent.take();
         let observed = self.begin(batch, logits).and_then(|()| {
             let step = Step { is_observed: true, ..self.step(Size::of(batch)) };
             let sent = observe::run(&step, batch, observer);
             self.end(sent, batch, logits)
         });
-        self.run = run;
+        self.persistent = persistent;
         observed
     }
 
@@ -439,7 +445,7 @@ impl Model for CudaModel {
     }
 
     fn expert_counts(&self) -> Vec<Vec<u64>> {
-        let counts = self.program.routings.iter().zip(&self.addresses.counts);
+        let counts = self.program.routings.iter().zip(&self.addresses.expert_counts);
         let read = |(&experts, &address): (&usize, &u64)| -> Result<Vec<u64>> {
             let mut counts = vec![0u32; experts];
             self.device.enter()?;

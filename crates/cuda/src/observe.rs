@@ -4,9 +4,9 @@ use bodkin_backend::{Batch, InputRow, Matmul, Observer, Result};
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
+use crate::constants::INPUT_DIVISOR;
 use crate::driver::Device;
 use crate::lower::{Content, Experts, Stage, Value, Work};
-use crate::planes::INPUT_DIVISOR;
 use crate::step::Step;
 
 /// Runs all stages of a step, and shows the inputs of their products.
@@ -25,12 +25,10 @@ pub(crate) fn show_inputs(
     batch: &Batch,
     observer: &mut dyn Observer,
 ) -> Result<()> {
-    let Work::Product { input, is_outputs, factors, experts, .. } = &stage.work else {
-        return Ok(());
-    };
-    let outputs = is_outputs.then_some(&batch.outputs[..]);
-    let seen = Seen { input: *input, outputs, experts: *experts };
-    let mut weights: Vec<_> = factors.iter().map(|factor| factor.weight).collect();
+    let Work::Matmul(matmul) = &stage.work else { return Ok(()) };
+    let outputs = matmul.is_outputs.then_some(&batch.outputs[..]);
+    let seen = Seen { input: matmul.input, outputs, experts: matmul.experts };
+    let mut weights: Vec<_> = matmul.operands.iter().map(|operand| operand.weight).collect();
     weights.sort_by_key(|id| id.0);
     show(step, &seen, &weights, observer)
 }
@@ -90,10 +88,11 @@ fn read(step: &Step<'_>, value: Value) -> Result<Vec<f32>> {
     let address = step.address(value);
     match step.program.values[value.0].content {
         Content::Floats(width) => copy(step.device, address, step.size.tokens * width),
-        content @ Content::Halves { parts, cols } => {
-            let stride = content.stride();
-            let halves: Vec<u16> = copy(step.device, address, step.size.tokens * parts * stride)?;
-            let rows = halves.chunks_exact(stride).flat_map(|row| &row[..cols]);
+        Content::Halves(halves) => {
+            let stride = halves.stride();
+            let len = step.size.tokens * halves.parts * stride;
+            let elements: Vec<u16> = copy(step.device, address, len)?;
+            let rows = elements.chunks_exact(stride).flat_map(|row| &row[..halves.cols]);
             Ok(rows.map(|&x| f16::from_bits(x).to_f32() * INPUT_DIVISOR).collect())
         }
     }

@@ -3,10 +3,10 @@
 //! meet again before anybody writes there. The host sends stages one by one.
 
 use bodkin_backend::{Batch, Limits, Model, Observer, Result, StageProfile};
-use bodkin_model::{Plan, WeightId};
+use bodkin_model::Plan;
 
 use crate::driver::{Columns, Event};
-use crate::lower::{Stage, Value, Work};
+use crate::lower::{Gather, Stage, Work};
 use crate::model::CudaModel;
 use crate::observe;
 use crate::step::{Size, Step};
@@ -87,28 +87,28 @@ impl Several {
         }
         let rows = steps[0].rows(stage.rows);
         match &stage.work {
-            Work::Gather { made, used } if rows > 0 => self.gather(steps, made, (rows, *used)),
+            Work::Gather(gather) if rows > 0 => self.gather(steps, gather, rows),
             _ => Ok(()),
         }
     }
 
-    /// Every device copies what the others made of so many rows, with so many results each.
+    /// Every device copies the other devices' columns of `rows` rows.
     fn gather(
         &self,
         steps: &[Step<'_>],
-        made: &[(Value, WeightId)],
-        (rows, used): (usize, usize),
+        Gather { results, used }: &Gather,
+        rows: usize,
     ) -> Result<()> {
         self.meet()?;
         for (i, to) in steps.iter().enumerate() {
             for (_, from) in steps.iter().enumerate().filter(|(j, _)| *j != i) {
-                for &(value, weight) in made {
+                for &(value, weight) in results {
                     let shape = &from.weights[weight.0].shape;
                     let element = from.content(value).element_bytes();
-                    let (address, stride) = from.columns(value, shape, used);
+                    let (address, stride) = from.columns(value, shape, *used);
                     let columns = Columns {
                         from: address,
-                        to: to.columns(value, shape, used).0,
+                        to: to.columns(value, shape, *used).0,
                         bytes: element * shape.rows,
                         stride: element * stride as usize,
                         rows: rows * used,

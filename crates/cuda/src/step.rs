@@ -1,11 +1,12 @@
-//! One step: every stage as the kernels that run it, with their parameters. Which kernels run and
-//! the sizes of their grids follow from the step's `Size` alone, so that a step can be recorded
-//! once and sent again for other tokens.
+//! One step: every stage as the kernels that run it, with their parameters. The step's `Size` alone
+//! decides the kernels and their grids, so that a step can be recorded once and launched again for
+//! other tokens.
 
 mod attention;
 pub(crate) mod choice;
-mod many;
-mod product;
+mod gemm;
+mod matmul;
+mod persistent;
 mod recurrent;
 mod rows;
 
@@ -14,73 +15,62 @@ use std::cell::Cell;
 use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
-pub(crate) use attention::{ROOM_BYTES, meets};
-pub(crate) use product::{route_places, route_shared_bytes};
-
 use crate::arena::Arena;
+use crate::constants::GEMV_ROWS;
 use crate::driver::Device;
-use crate::kept::Kept;
-use crate::kernels::{DOT_MOST_BYTES, Kernels, dot_shared_bytes};
-use crate::lower::{After, Content, Program, Stage, Value, Work};
-use crate::planes::{CHUNK_COLS, Kind};
+use crate::kernels::Kernels;
+use crate::lower::{Content, Program, Stage, Value, Work};
 use crate::sizes::Sizes;
 use crate::weights::Placed;
-use many::{Grouping, Interleaving};
 
 /// Threads of a block of most kernels.
 const THREADS: usize = 256;
-/// Rows of up to so many elements are normalised by a warp.
-pub(crate) const SHORT_NORM: usize = 256;
-/// Rows of input up to which products read every weight once; experts' once for each row.
-pub(crate) const DOT_ROWS: usize = 16;
 
-/// Addresses of what steps read and write besides weights.
+/// The addresses of everything that steps read and write besides weights.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     pub(crate) arena: u64,
-    /// Values that never share memory.
-    pub(crate) apart: u64,
-    /// The list of stages of a step in one kernel.
-    pub(crate) list: u64,
-    pub(crate) feed: u64,
+    /// Values of the persistent kernel, which never share memory.
+    pub(crate) non_aliased: u64,
+    /// The stages of the persistent kernel.
+    pub(crate) persistent_stages: u64,
+    pub(crate) metadata: u64,
     pub(crate) partials: u64,
-    /// Segments that a running kernel waits for, unwritten between steps.
-    pub(crate) awaited: u64,
-    /// A product's input in the order in which `wide` reads it.
-    pub(crate) interleaved: u64,
-    /// What columns of blocks take of the rows that meet experts, and these in order.
+    /// Partial results of KV splits that the persistent kernel polls: sentinels between steps.
+    pub(crate) polled_partials: u64,
+    /// The swizzled input of `wide`.
+    pub(crate) swizzled: u64,
+    /// The groups of rows with the same expert, and the expert permutation.
     pub(crate) groups: u64,
-    pub(crate) members: u64,
-    /// Counts of blocks of attention, zero between steps.
-    pub(crate) arrivals: u64,
+    pub(crate) permutation: u64,
+    /// Counts of finished blocks of attention, zero between steps.
+    pub(crate) arrival_counts: u64,
     /// Keys and values of each slot.
     pub(crate) kv: Vec<[u64; 2]>,
     /// The page table of each slot.
     pub(crate) tables: Vec<usize>,
     pub(crate) states: Vec<u64>,
-    /// Half turns a position of each rotation, and the factor of sines and cosines.
-    pub(crate) turns: Vec<(u64, f32)>,
+    /// The inverse frequencies of each rotation, in half turns a position, and its attention factor.
+    pub(crate) inverse_frequencies: Vec<(u64, f32)>,
     pub(crate) angles: Vec<u64>,
-    /// The largest logits of parts of rows.
-    pub(crate) peaks: u64,
-    /// Counts of the choice of tokens, two of each row: zero before the first step.
-    pub(crate) steps: u64,
-    /// Tokens that were chosen, in memory of the host.
-    pub(crate) chosen: u64,
-    /// Counts of each routing.
-    pub(crate) counts: Vec<u64>,
+    /// The largest logit of each group of a row's.
+    pub(crate) group_max: u64,
+    /// Counters of sampling, two for each row: zero before the first step.
+    pub(crate) step_counts: u64,
+    /// Sampled tokens, in memory of the host.
+    pub(crate) sampled: u64,
+    /// Counts of each routing's choices.
+    pub(crate) expert_counts: Vec<u64>,
 }
 
-/// What the grids of a step follow from.
+/// The properties of a step that decide its grids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Size {
     pub(crate) tokens: usize,
     pub(crate) outputs: usize,
     pub(crate) spans: usize,
-    /// Whether there are rows of prompts.
-    pub(crate) has_prompts: bool,
-    /// Whether there are others.
-    pub(crate) has_generated: bool,
+    pub(crate) has_prefill: bool,
+    pub(crate) has_decode: bool,
 }
 
 impl Size {
@@ -89,16 +79,24 @@ impl Size {
             tokens: batch.tokens.len(),
             outputs: batch.outputs.len(),
             spans: batch.spans.len(),
-            has_prompts: batch.spans.iter().any(|span| span.is_prefill),
-            has_generated: batch.spans.iter().any(|span| !span.is_prefill),
+            has_prefill: batch.spans.iter().any(|span| span.is_prefill),
+            has_decode: batch.spans.iter().any(|span| !span.is_prefill),
         }
     }
 
-    /// Of a step that generates a token of one sequence.
+    /// Of a decode step of one sequence.
     pub(crate) fn of_one() -> Size {
-        Size { tokens: 1, outputs: 1, spans: 1, has_prompts: false, has_generated: true }
+        Size { tokens: 1, outputs: 1, spans: 1, has_prefill: false, has_decode: true }
     }
 }
+
+/// The rows that are permuted in memory: the router's result if it has chosen the experts, rows of
+/// the step, experts of a row, and rows of a group.
+type Permutation = (Option<Value>, u32, usize, usize);
+
+/// The input that is swizzled in memory: whether only its output rows, and whether by the current
+/// [`Permutation`].
+type Swizzle = (Value, bool, bool);
 
 /// A step of some size on a loaded model.
 pub(crate) struct Step<'a> {
@@ -107,45 +105,17 @@ pub(crate) struct Step<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) program: &'a Program,
     pub(crate) sizes: &'a Sizes,
-    /// Where values are, and the first of them.
+    /// The offsets of values, and their address.
     pub(crate) arena: (&'a Arena, u64),
     pub(crate) weights: &'a [Placed],
     pub(crate) at: &'a Addresses,
     pub(crate) size: Size,
-    /// Whether inputs of products are read back: then no product makes its own.
+    /// Whether the host reads matmul inputs: then no matmul computes a norm itself.
     pub(crate) is_observed: bool,
-    /// What is in [`Addresses::interleaved`].
-    pub(crate) interleaved: Cell<Option<Interleaving>>,
-    /// What is in [`Addresses::groups`] and [`Addresses::members`].
-    pub(crate) grouped: Cell<Option<Grouping>>,
-}
-
-/// What a stage cannot do because a block has not the shared memory for it, or not the registers.
-pub(crate) fn too_wide(plan: &Plan, kept: Kept, stage: &Stage) -> Option<String> {
-    let (what, bytes, limit) = match &stage.work {
-        Work::Product { factors, after, experts, .. } => {
-            let weight = plan.weight(factors[0].weight);
-            let kind = Kind::of(weight.format);
-            if kind == Kind::F32 {
-                return None;
-            }
-            let is_gated = matches!(after, After::Gate { .. });
-            let cols = weight.cols.next_multiple_of(CHUNK_COLS);
-            let held = if experts.is_none() { cols } else { 0 };
-            let one = dot_shared_bytes(kind, is_gated, 1, held);
-            let bytes = one.max(dot_shared_bytes(kind, is_gated, DOT_ROWS, 0));
-            (format!("{cols} columns of {}", weight.name), bytes, DOT_MOST_BYTES)
-        }
-        Work::Attend { attention, slot, .. } => {
-            return attention::too_wide(kept, attention, &plan.slots[*slot]);
-        }
-        Work::Route { routing, .. } => {
-            let what = format!("a choice among {} experts", routing.experts);
-            (what, product::route_shared_bytes(routing), 48 << 10)
-        }
-        _ => return None,
-    };
-    (bytes > limit).then(|| format!("{what}: {bytes} bytes of a block's {limit}"))
+    /// The contents of [`Addresses::swizzled`].
+    pub(crate) swizzled: Cell<Option<Swizzle>>,
+    /// The contents of [`Addresses::groups`] and [`Addresses::permutation`].
+    pub(crate) permuted: Cell<Option<Permutation>>,
 }
 
 impl Step<'_> {
@@ -170,7 +140,7 @@ impl Step<'_> {
         self.content(value).stride() as u32
     }
 
-    /// Address and distance of rows of a value that may be none.
+    /// The address of a value and the distance of its rows; zeros for none.
     fn place(&self, value: Option<Value>) -> (u64, u32) {
         value.map_or((0, 0), |value| (self.address(value), self.stride(value)))
     }
@@ -181,16 +151,16 @@ impl Step<'_> {
 
     /// A grid of rows by columns, for kernels whose threads take single elements.
     fn elements(&self, rows: usize, width: usize) -> [usize; 3] {
-        let per_thread = if rows > DOT_ROWS { 4 } else { 1 };
+        let per_thread = if rows > GEMV_ROWS { 4 } else { 1 };
         [rows, width.div_ceil(per_thread * THREADS).clamp(1, 256), 1]
     }
 
-    /// Whether products normalise their input themselves where they can.
+    /// Whether matmuls compute the norm of their input where they can.
     fn inlines_norms(&self) -> bool {
         self.size.tokens == 1 && !self.is_observed
     }
 
-    /// Sends a stage.
+    /// Launches the kernels of a stage.
     pub(crate) fn run(&self, stage: &Stage) -> Result<()> {
         let rows = self.rows(stage.rows);
         if rows == 0 {
@@ -198,26 +168,26 @@ impl Step<'_> {
         }
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),
-            // It is there before the first stage.
+            // The host has sent it.
             Work::Input { .. } => Ok(()),
             Work::Embed { table, by, out } => self.embed(rows, *table, *by, *out),
-            Work::Norm { is_inlined: true, .. } if self.inlines_norms() => Ok(()),
-            Work::Norm { .. } => self.norm(rows, &stage.work),
-            Work::Prepare { input, out } => self.prepare(rows, *input, *out),
-            Work::Product { .. } => self.product(rows, &stage.work),
-            Work::Rotate { .. } => self.rotate(rows, &stage.work),
-            Work::Attend { .. } => self.attend(rows, &stage.work),
+            Work::Norm(norm) if norm.is_inlined && self.inlines_norms() => Ok(()),
+            Work::Norm(norm) => self.norm(rows, norm),
+            Work::Prepare { input, halves, out } => self.prepare(rows, *input, *halves, *out),
+            Work::Matmul(matmul) => self.matmul(rows, matmul),
+            Work::Rotate(rotate) => self.rotate(rows, rotate),
+            Work::Attend(attend) => self.attend(rows, attend),
             Work::Elementwise { function, a, b, out } => {
                 self.elementwise(rows, *function, (*a, *b), *out)
             }
-            Work::Slice { .. } | Work::Concat { .. } => self.arrange(rows, &stage.work),
+            Work::Arrange(arrange) => self.arrange(rows, arrange),
             Work::Pool { input, kind, out } => self.pool(rows, *input, *kind, *out),
-            Work::Route { .. } => self.route(rows, &stage.work),
+            Work::Route(route) => self.route(rows, route),
             Work::ExpertSum { input, route, out } => self.expert_sum(rows, *input, *route, *out),
-            Work::Conv { .. } => self.conv(&stage.work),
+            Work::Conv(conv) => self.conv(conv),
             Work::Scan(scan) => self.scan(scan),
-            // Devices do it together: `several.rs`.
-            Work::Gather { .. } => Ok(()),
+            // The devices run it together: `several.rs`.
+            Work::Gather(_) => Ok(()),
         }
     }
 }

@@ -1,56 +1,60 @@
 //! Attention, and the rotations before it that run with it.
 
-use bodkin_model::{Op, Plan};
+use bodkin_model::{Attention, Op, Rope, Value as PlanValue};
 
-use super::{Lowering, Rotation, Value, Work};
-use crate::planes::CHUNK_COLS;
+use super::lowering::Lowering;
+use super::stage::{Attend, Rotation, Value, Work};
+use crate::constants::CHUNK_COLS;
 
-impl Lowering<'_> {
+/// Attention whose queries and keys are rotated alike.
+pub(super) struct Rotated<'a> {
+    rope: &'a Rope,
+    /// Queries and keys before the rotation, and values.
+    inputs: [PlanValue; 3],
+    attention: Attention,
+    slot: usize,
+}
+
+impl<'a> Lowering<'a> {
     /// The attention of operation `i` with queries, keys and values.
     pub(super) fn attend(
         &mut self,
         i: usize,
         [q, k, v]: [Value; 3],
         rotation: Option<Rotation>,
+        (attention, slot): (Attention, usize),
     ) -> Work {
-        let Op::Attention { attention, slot, .. } = &self.plan.ops[i] else {
-            unreachable!("called for attention");
-        };
-        let (attention, slot) = (*attention, slot.0);
         // Other rows would have to be padded.
         let (out, half_out) = match self.plan.widths[i].is_multiple_of(CHUNK_COLS) {
             true => self.outs(i, 1),
             false => (Some(self.out(i)), None),
         };
-        Work::Attend { q, k, v, rotation, attention, slot, out, half_out }
+        Work::Attend(Attend { q, k, v, rotation, attention, slot, out, half_out })
     }
 
-    /// Whether operations `i` and `i + 1` rotate the queries and keys of attention `i + 2` alike,
-    /// and nobody else reads them.
-    pub(super) fn is_rotation(&self, i: usize) -> bool {
-        let Some([Op::Rope { rope, head_dim, .. }, second, third]) = self.plan.ops.get(i..i + 3)
-        else {
-            return false;
+    /// Attention `i + 2`, if operations `i` and `i + 1` rotate its queries and keys alike, and no
+    /// other operation reads them.
+    pub(super) fn rotated(&self, i: usize) -> Option<Rotated<'a>> {
+        let [first, second, third] = self.plan.ops.get(i..i + 3)? else { return None };
+        let Op::Rope { input: q_input, rope, head_dim, .. } = first else { return None };
+        let Op::Rope { input: k_input, rope: other, head_dim: other_dim, .. } = second else {
+            return None;
         };
-        let Op::Rope { rope: other, head_dim: other_dim, .. } = second else { return false };
-        let Op::Attention { q, k, .. } = third else { return false };
-        self.fuse
-            && (rope, head_dim) == (other, other_dim)
-            && (q.0, k.0) == (i, i + 1)
-            && [i, i + 1].iter().all(|&value| self.readers[value] == [i + 2])
+        let Op::Attention { q, k, v, attention, slot } = third else { return None };
+        let is_alike = (rope, head_dim) == (other, other_dim) && (q.0, k.0) == (i, i + 1);
+        let is_alone = [i, i + 1].iter().all(|&value| self.readers[value] == [i + 2]);
+        let inputs = [*q_input, *k_input, *v];
+        let rotated = Rotated { rope, inputs, attention: *attention, slot: slot.0 };
+        (self.fuse && is_alike && is_alone).then_some(rotated)
     }
 
     /// Lowers two rotations and the attention after them.
-    pub(super) fn rotated_attention(&mut self, i: usize) -> usize {
-        let plan: &Plan = self.plan;
-        let [Op::Rope { input: q, rope, .. }, Op::Rope { input: k, .. }, Op::Attention { v, .. }] =
-            &plan.ops[i..i + 3]
-        else {
-            unreachable!("called for such operations");
-        };
-        let inputs = [q, k, v].map(|value| self.floats(*value));
+    pub(super) fn rotated_attention(&mut self, i: usize, rotated: Rotated<'_>) -> usize {
+        let Rotated { rope, inputs, attention, slot } = rotated;
+        let inputs = inputs.map(|value| self.floats(value));
         let (style, rope, q_out) = (rope.style, self.rope(rope), self.out(i));
-        let work = self.attend(i + 2, inputs, Some(Rotation { q_out, style, rope }));
+        let rotation = Some(Rotation { q_out, style, rope });
+        let work = self.attend(i + 2, inputs, rotation, (attention, slot));
         self.push(i + 2, work, "attention");
         i + 3
     }

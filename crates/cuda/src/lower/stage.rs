@@ -1,46 +1,58 @@
 //! What a lowered plan is made of: stages, each one kernel or two, over values in memory.
 
-use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, RopeStyle, Routing, Rows, Scan};
-use bodkin_model::{Rope, WeightId};
+use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, Routing, Rows};
+use bodkin_model::{Plan, Scan, WeightId};
 
-use super::Joined;
-use crate::planes::CHUNK_COLS;
+use crate::constants::CHUNK_COLS;
 
 /// An index into [`Program::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Value(pub(crate) usize);
 
-/// What a value holds in a row.
+/// The elements of a value's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// So many f32.
+    /// `width` f32.
     Floats(usize),
-    /// Inputs of products in half precision: so many parts of so many columns, each padded with
-    /// zeros to whole chunks.
-    Halves { parts: usize, cols: usize },
+    /// Matmul inputs in half precision, padded with zeros to whole chunks.
+    Halves(Halves),
+}
+
+/// Matmul inputs: `parts` rows of `cols` columns for each row of the plan's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Halves {
+    pub(crate) parts: usize,
+    pub(crate) cols: usize,
+}
+
+impl Halves {
+    /// The distance of parts in elements.
+    pub(crate) fn stride(self) -> usize {
+        self.cols.next_multiple_of(CHUNK_COLS)
+    }
 }
 
 impl Content {
-    /// The distance of its rows, of its parts' rows if it has parts, in elements.
+    /// The distance of rows, or of parts where a row has several, in elements.
     pub(crate) fn stride(self) -> usize {
         match self {
             Content::Floats(width) => width,
-            Content::Halves { cols, .. } => cols.next_multiple_of(CHUNK_COLS),
+            Content::Halves(halves) => halves.stride(),
         }
     }
 
     pub(crate) fn element_bytes(self) -> usize {
         match self {
             Content::Floats(_) => 4,
-            Content::Halves { .. } => 2,
+            Content::Halves(_) => 2,
         }
     }
 
-    /// The distance of a product's results, of which each row has `used`, in elements.
+    /// The distance of a matmul's results, `used` for each row, in elements.
     pub(crate) fn result_stride(self, used: usize) -> usize {
         match self {
             Content::Floats(width) => width / used,
-            Content::Halves { .. } => self.stride(),
+            Content::Halves(halves) => halves.stride(),
         }
     }
 }
@@ -53,11 +65,11 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Bytes for a step of so many tokens and outputs.
+    /// Bytes for a step of `tokens` tokens and `outputs` outputs.
     pub(crate) fn bytes(&self, tokens: usize, outputs: usize) -> u64 {
         let parts = match self.content {
             Content::Floats(_) => 1,
-            Content::Halves { parts, .. } => parts,
+            Content::Halves(halves) => halves.parts,
         };
         let row = self.content.element_bytes() * parts * self.content.stride();
         let rows = match self.rows {
@@ -68,46 +80,121 @@ impl Spec {
     }
 }
 
-/// A matrix that a product multiplies its input with.
+/// A weight of a matmul, with its bias and result.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Factor {
+pub(crate) struct Operand {
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<WeightId>,
-    /// None if it is gated, and only the gated result is kept.
+    /// None where a gate epilogue alone reads the result.
     pub(crate) out: Option<Value>,
 }
 
-/// What is done with the results of a product.
+/// What a matmul does with its results before it stores them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum After {
-    /// They are kept.
-    Nothing,
-    /// The first is added to a value.
+pub(crate) enum Epilogue {
+    /// Nothing.
+    None,
+    /// Adds a value to the first result.
     Add(Value),
-    /// The first is the second's gate, and the result is kept as floats or halves.
+    /// Gates the second result by the first, and stores the product as floats or halves.
     Gate { act: Act, out: Value },
 }
 
-/// How the rows of a product meet experts.
+/// The experts of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Experts {
-    /// What the router made; without it part `i` of a row meets expert `i`.
+    /// The router's result; without one, part `i` of a row goes to expert `i`.
     pub(crate) route: Option<Value>,
     /// All experts.
     pub(crate) count: usize,
-    /// Experts that a row meets.
+    /// Experts of a row.
     pub(crate) used: usize,
-    /// Whether all of them meet the same input.
+    /// Whether all experts of a row read the same input.
     pub(crate) is_shared: bool,
 }
 
-/// A rotation of keys that are stored, and of the queries that meet them.
+/// A matmul with one or several weights.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Matmul {
+    pub(crate) input: Value,
+    /// Whether the input has all tokens' rows, of which only the outputs' are read.
+    pub(crate) is_outputs: bool,
+    /// The norm that makes the input, if a matmul of one row can compute it.
+    pub(crate) norm: Option<InputNorm>,
+    pub(crate) operands: Vec<Operand>,
+    pub(crate) epilogue: Epilogue,
+    pub(crate) experts: Option<Experts>,
+}
+
+impl Matmul {
+    pub(crate) fn is_gated(&self) -> bool {
+        matches!(self.epilogue, Epilogue::Gate { .. })
+    }
+
+    /// Rows of all its weights.
+    pub(crate) fn rows(&self, plan: &Plan) -> usize {
+        self.operands.iter().map(|operand| plan.weight(operand.weight).rows).sum()
+    }
+
+    /// Results of a row: one of each of its experts.
+    pub(crate) fn used(&self) -> usize {
+        self.experts.map_or(1, |experts| experts.used)
+    }
+}
+
+/// An RMS norm that matmuls compute themselves where there is one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct InputNorm {
+    pub(crate) input: Value,
+    pub(crate) weight: WeightId,
+    pub(crate) eps: f32,
+}
+
+/// A norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Norm {
+    pub(crate) input: Value,
+    pub(crate) kind: NormKind,
+    pub(crate) weight: WeightId,
+    pub(crate) bias: Option<WeightId>,
+    pub(crate) eps: f32,
+    pub(crate) groups: usize,
+    pub(crate) out: Option<Value>,
+    pub(crate) half_out: Option<Value>,
+    /// Whether all readers are matmuls that can compute it.
+    pub(crate) is_inlined: bool,
+}
+
+/// A rotation of the keys that attention stores, and of the queries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rotation {
-    /// Where the queries go in steps with several rows of a sequence.
+    /// The rotated queries in steps with several rows of a sequence.
     pub(crate) q_out: Value,
     pub(crate) style: RopeStyle,
     pub(crate) rope: usize,
+}
+
+/// Stores keys and values in the KV cache, and attends to the cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Attend {
+    pub(crate) q: Value,
+    pub(crate) k: Value,
+    pub(crate) v: Value,
+    pub(crate) rotation: Option<Rotation>,
+    pub(crate) attention: Attention,
+    pub(crate) slot: usize,
+    pub(crate) out: Option<Value>,
+    pub(crate) half_out: Option<Value>,
+}
+
+/// A rotation in a stage of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rotate {
+    pub(crate) input: Value,
+    pub(crate) head_dim: usize,
+    pub(crate) style: RopeStyle,
+    pub(crate) rope: usize,
+    pub(crate) out: Value,
 }
 
 /// Functions of single elements.
@@ -122,6 +209,38 @@ pub(crate) enum Function {
     Softcap(f32),
 }
 
+/// Columns of one value, or of two side by side, in each group of columns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Arrange {
+    pub(crate) a: Value,
+    pub(crate) b: Option<Value>,
+    pub(crate) groups: usize,
+    /// The first column of each group of `a`.
+    pub(crate) start: usize,
+    pub(crate) out: Value,
+}
+
+/// The choice of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Route {
+    pub(crate) input: Value,
+    pub(crate) bias: Option<WeightId>,
+    pub(crate) routing: Routing,
+    /// An index into [`Program::routings`].
+    pub(crate) index: usize,
+    pub(crate) out: Value,
+}
+
+/// A convolution with state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Conv {
+    pub(crate) input: Value,
+    pub(crate) weight: WeightId,
+    pub(crate) bias: Option<WeightId>,
+    pub(crate) state: usize,
+    pub(crate) out: Value,
+}
+
 /// A state-space layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScanStage {
@@ -134,15 +253,16 @@ pub(crate) struct ScanStage {
     pub(crate) out: Value,
 }
 
-/// An RMS norm that products can make for themselves where there is one row.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct InputNorm {
-    pub(crate) input: Value,
-    pub(crate) weight: WeightId,
-    pub(crate) eps: f32,
+/// An all-gather: devices copy each other's columns of a matmul's results.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Gather {
+    /// Each value with the weight whose local rows are the device's columns of it.
+    pub(crate) results: Vec<(Value, WeightId)>,
+    /// Results of each row.
+    pub(crate) used: usize,
 }
 
-/// A stage.
+/// The work of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Work {
     Angles {
@@ -157,111 +277,45 @@ pub(crate) enum Work {
         by: EmbedBy,
         out: Value,
     },
-    Norm {
-        input: Value,
-        kind: NormKind,
-        weight: WeightId,
-        bias: Option<WeightId>,
-        eps: f32,
-        groups: usize,
-        out: Option<Value>,
-        half_out: Option<Value>,
-        /// Whether all readers are products that can do it too.
-        is_inlined: bool,
-    },
-    /// Makes floats the inputs of products.
+    Norm(Norm),
+    /// Converts floats to matmul inputs.
     Prepare {
         input: Value,
+        halves: Halves,
         out: Value,
     },
-    Product {
-        input: Value,
-        /// Whether the input has all tokens' rows, of which those of outputs are multiplied.
-        is_outputs: bool,
-        /// What makes the input, if the product can do it too.
-        norm: Option<InputNorm>,
-        factors: Vec<Factor>,
-        after: After,
-        experts: Option<Experts>,
-    },
-    Rotate {
-        input: Value,
-        head_dim: usize,
-        style: RopeStyle,
-        rope: usize,
-        out: Value,
-    },
-    /// Keeps keys and values, and attends to them and to earlier ones.
-    Attend {
-        q: Value,
-        k: Value,
-        v: Value,
-        /// Of the keys and queries.
-        rotation: Option<Rotation>,
-        attention: Attention,
-        slot: usize,
-        out: Option<Value>,
-        half_out: Option<Value>,
-    },
+    Matmul(Matmul),
+    Rotate(Rotate),
+    Attend(Attend),
     Elementwise {
         function: Function,
         a: Value,
         b: Option<Value>,
         out: Value,
     },
-    Slice {
-        input: Value,
-        groups: usize,
-        start: usize,
-        out: Value,
-    },
-    Concat {
-        a: Value,
-        b: Value,
-        groups: usize,
-        out: Value,
-    },
+    Arrange(Arrange),
     Pool {
         input: Value,
         kind: PoolKind,
         out: Value,
     },
-    Route {
-        input: Value,
-        bias: Option<WeightId>,
-        routing: Routing,
-        number: usize,
-        out: Value,
-    },
+    Route(Route),
     ExpertSum {
         input: Value,
         route: Value,
         out: Value,
     },
-    Conv {
-        input: Value,
-        weight: WeightId,
-        bias: Option<WeightId>,
-        state: usize,
-        out: Value,
-    },
+    Conv(Conv),
     Scan(ScanStage),
-    /// Devices get each other's columns of what a product made.
-    Gather {
-        /// The values, each with the weight that made it: a device has made a column for each row
-        /// that it has of this.
-        made: Vec<(Value, WeightId)>,
-        /// Results for each row.
-        used: usize,
-    },
+    Gather(Gather),
 }
 
-/// A stage and the rows that it is about.
+/// A stage and the rows that it computes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stage {
     pub(crate) rows: Rows,
     pub(crate) work: Work,
-    /// A word for profiles.
+    /// A name for profiles.
     pub(crate) name: String,
 }
 
@@ -270,39 +324,60 @@ impl Stage {
         Stage { rows, work, name: name.to_owned() }
     }
 
-    /// Shows every value that is read or written.
+    /// Passes every value that is read or written to `show`.
     pub(crate) fn values(&self, show: &mut dyn FnMut(Value)) {
         let values: Vec<Option<Value>> = match &self.work {
             Work::Angles { .. } => vec![],
             Work::Input { out } | Work::Embed { out, .. } => vec![Some(*out)],
-            Work::Norm { input, out, half_out, .. } => vec![Some(*input), *out, *half_out],
-            Work::Prepare { input, out }
-            | Work::Rotate { input, out, .. }
-            | Work::Slice { input, out, .. }
-            | Work::Pool { input, out, .. }
-            | Work::Route { input, out, .. }
-            | Work::Conv { input, out, .. } => vec![Some(*input), Some(*out)],
-            Work::Product { input, norm, factors, after, experts, .. } => {
-                let mut values = vec![Some(*input), norm.map(|n| n.input)];
-                values.push(experts.and_then(|e| e.route));
-                values.extend(factors.iter().map(|f| f.out));
-                values.push(match after {
-                    After::Nothing => None,
-                    After::Add(value) | After::Gate { out: value, .. } => Some(*value),
+            Work::Norm(n) => vec![Some(n.input), n.out, n.half_out],
+            Work::Prepare { input, out, .. } | Work::Pool { input, out, .. } => {
+                vec![Some(*input), Some(*out)]
+            }
+            Work::Rotate(r) => vec![Some(r.input), Some(r.out)],
+            Work::Route(r) => vec![Some(r.input), Some(r.out)],
+            Work::Conv(c) => vec![Some(c.input), Some(c.out)],
+            Work::Matmul(m) => {
+                let mut values = vec![Some(m.input), m.norm.map(|n| n.input)];
+                values.push(m.experts.and_then(|e| e.route));
+                values.extend(m.operands.iter().map(|operand| operand.out));
+                values.push(match m.epilogue {
+                    Epilogue::None => None,
+                    Epilogue::Add(value) | Epilogue::Gate { out: value, .. } => Some(value),
                 });
                 values
             }
-            Work::Attend { q, k, v, rotation, out, half_out, .. } => {
-                vec![Some(*q), Some(*k), Some(*v), rotation.map(|r| r.q_out), *out, *half_out]
+            Work::Attend(a) => {
+                let q_out = a.rotation.map(|r| r.q_out);
+                vec![Some(a.q), Some(a.k), Some(a.v), q_out, a.out, a.half_out]
             }
             Work::Elementwise { a, b, out, .. } => vec![Some(*a), *b, Some(*out)],
-            Work::Concat { a, b, out, .. } => vec![Some(*a), Some(*b), Some(*out)],
+            Work::Arrange(a) => vec![Some(a.a), a.b, Some(a.out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],
             Work::Scan(s) => s.inputs.into_iter().chain([s.out]).map(Some).collect(),
-            Work::Gather { made, .. } => made.iter().map(|(value, _)| Some(*value)).collect(),
+            Work::Gather(g) => g.results.iter().map(|(value, _)| Some(*value)).collect(),
         };
         values.into_iter().flatten().for_each(show);
     }
+}
+
+/// How the persistent kernel runs a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fusion {
+    /// Itself, with what it computes besides if it is a matmul.
+    Runs(MatmulFusion),
+    /// Not at all: a matmul computes it.
+    FusedAway,
+}
+
+/// What a matmul computes besides in the persistent kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum MatmulFusion {
+    /// Nothing.
+    None,
+    /// The norm of its input.
+    Norm(InputNorm),
+    /// The weighted sum of its experts' results, which it adds to `added`.
+    Sum { added: Value, out: Value },
 }
 
 /// The lowered plan.
@@ -318,15 +393,15 @@ pub(crate) struct Program {
     pub(crate) input: Option<Value>,
     /// The number of experts of each routing.
     pub(crate) routings: Vec<usize>,
-    /// How each stage takes part where one kernel runs them.
-    pub(crate) joined: Vec<Joined>,
-    /// The number of devices that it is made for.
+    /// How the persistent kernel runs each stage.
+    pub(crate) fusions: Vec<Fusion>,
+    /// The number of devices of the tensor-parallel group.
     pub(crate) devices: usize,
 }
 
 impl Program {
-    /// The stages that read or write a value, each as often as it does, and one behind all stages
-    /// for the host if that reads it.
+    /// The stages that read or write a value, once for each use, and one behind all stages if the
+    /// host reads it.
     pub(crate) fn uses(&self, value: Value) -> Vec<usize> {
         let mut uses = Vec::new();
         for (i, stage) in self.stages.iter().enumerate() {

@@ -3,12 +3,11 @@
 use bodkin_backend::{Result, SamplingParams};
 
 use super::Step;
+use crate::constants::LOGIT_GROUPS;
 use crate::parameters as p;
 
-/// Parts of a row's logits, as in `kernels/choose.cuh`.
-pub(crate) const GROUPS: usize = 512;
-/// Threads of a block, as there.
-const BLOCK: usize = GROUPS;
+/// Threads of a block.
+const BLOCK: usize = LOGIT_GROUPS;
 /// The most tokens with penalties, and with biases: a thread looks at all others.
 const MOST_LISTED: usize = 1024;
 
@@ -24,10 +23,10 @@ impl Step<'_> {
         let width = self.plan.output_width();
         let parameters = p::Choose {
             logits: self.address(self.program.output),
-            metadata: self.at.feed,
-            group_max: self.at.peaks,
-            counts: self.at.steps,
-            sampled: self.at.chosen,
+            metadata: self.at.metadata,
+            group_max: self.at.group_max,
+            counts: self.at.step_counts,
+            sampled: self.at.sampled,
             stride: self.stride(self.program.output),
             width: width as u32,
             outputs: self.size.outputs as u32,
@@ -38,7 +37,7 @@ impl Step<'_> {
             // SAFETY: every row of the step has a rule, whose lists are in the feed.
             unsafe { self.device.launch(kernel, grid, BLOCK, 0, &parameters) }?;
         }
-        let grid = [GROUPS / (BLOCK / 32), self.size.outputs, 1];
+        let grid = [LOGIT_GROUPS / (BLOCK / 32), self.size.outputs, 1];
         // SAFETY: every row of the step is an output and a span and has a rule, and there is room
         // for their tokens twice.
         unsafe { self.device.launch(self.kernels.choose, grid, BLOCK, 0, &parameters) }

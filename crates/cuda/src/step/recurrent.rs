@@ -1,22 +1,20 @@
-//! Stages that carry a sequence's state along: convolutions and state-space layers.
+//! Stages with recurrent state: convolutions and state-space layers.
 
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
-use crate::lower::{ScanStage, Work};
+use crate::lower::{Conv, ScanStage};
 use crate::parameters as p;
 
 impl Step<'_> {
-    pub(super) fn conv(&self, work: &Work) -> Result<()> {
-        let Work::Conv { input, weight, bias, state, out } = work else {
-            unreachable!("called for convolutions");
-        };
+    pub(super) fn conv(&self, conv: &Conv) -> Result<()> {
+        let Conv { input, weight, bias, state, out } = conv;
         let width = self.content(*out).stride();
         let parameters = p::Conv {
             x: self.address(*input),
             weight: self.vector(Some(*weight)),
             bias: self.vector(*bias),
-            metadata: self.at.feed,
+            metadata: self.at.metadata,
             states: self.at.states[*state],
             out: self.address(*out),
             stride: self.stride(*input),
@@ -25,7 +23,7 @@ impl Step<'_> {
             taps: (self.weights[weight.0].len / width) as u32,
         };
         let grid = [self.size.spans, width.div_ceil(THREADS), 1];
-        // SAFETY: every span has a cell of its own.
+        // SAFETY: every span has a state slot of its own.
         unsafe { self.device.launch(self.kernels.conv, grid, THREADS, 0, &parameters) }
     }
 
@@ -42,7 +40,7 @@ impl Step<'_> {
             a,
             d,
             dt_bias,
-            metadata: self.at.feed,
+            metadata: self.at.metadata,
             states: self.at.states[stage.state],
             out: self.address(stage.out),
             x_stride: strides[0],
@@ -57,7 +55,7 @@ impl Step<'_> {
             padding: 0,
         };
         let grid = [self.size.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
-        // SAFETY: every span has a cell of its own.
+        // SAFETY: every span has a state slot of its own.
         unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
     }
 }

@@ -1,33 +1,32 @@
-//! Stages whose kernels take single rows: tables, norms, rotations, functions of elements, columns
-//! put elsewhere, pooling.
+//! Stages whose kernels take single rows: embeddings, norms, RoPE, elementwise functions, slices and
+//! concatenations, pooling.
 
 use bodkin_backend::Result;
 use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 
-use super::{SHORT_NORM, Step, THREADS};
-use crate::lower::{Content, Function, Value, Work};
+use super::{Step, THREADS};
+use crate::constants::{PERSISTENT_WARPS, SHORT_NORM};
+use crate::lower::{Arrange, Function, Halves, Norm, Rotate, Value};
 use crate::parameters as p;
-use crate::persistent::WARPS;
 
-/// Threads of a block that normalises a row: as many as compute in a block of the persistent
-/// kernel, which does the same, as the number decides the order of the sum of squares. `dot` counts
-/// on twice its own.
-const NORM_THREADS: usize = 32 * WARPS;
+/// Threads of a block that normalises a row. They decide the order of the sum of squares, so the
+/// persistent kernel computes with the same number, and `dot` with half of it, each for two.
+const NORM_THREADS: usize = 32 * PERSISTENT_WARPS;
 const _: () = assert!(NORM_THREADS == 2 * THREADS);
 
 impl Step<'_> {
     pub(super) fn angles(&self, rope: usize) -> Result<()> {
-        let (turns, magnitude) = self.at.turns[rope];
+        let (frequencies, magnitude) = self.at.inverse_frequencies[rope];
         let pairs = self.program.ropes[rope].dims / 2;
         let parameters = p::RopeAngles {
-            frequencies: turns,
-            metadata: self.at.feed,
+            frequencies,
+            metadata: self.at.metadata,
             out: self.at.angles[rope],
             magnitude,
             rotary_pairs: pairs as u32,
         };
         let (kernel, grid) = (self.kernels.angles, [self.size.tokens, 1, 1]);
-        // SAFETY: there are turns for all pairs, and angles for the most tokens.
+        // SAFETY: there are frequencies for all pairs, and angles for the most tokens.
         unsafe { self.device.launch(kernel, grid, 64, 0, &parameters) }
     }
 
@@ -40,9 +39,9 @@ impl Step<'_> {
     ) -> Result<()> {
         let weight = &self.weights[table.0];
         let parameters = p::Embed {
-            packed: weight.planes,
-            scales: weight.scales,
-            metadata: self.at.feed,
+            packed: weight.packed,
+            scales: weight.row_scales,
+            metadata: self.at.metadata,
             out: self.address(out),
             stride: self.stride(out),
             cols: weight.shape.cols as u32,
@@ -53,25 +52,23 @@ impl Step<'_> {
                 EmbedBy::First => 2,
             },
         };
-        let kernel = self.kernels.embed(weight.shape.kind);
+        let kernel = self.kernels.embed(weight.shape.layout);
         let grid = self.elements(rows, weight.shape.cols);
         // SAFETY: token ids and positions are rows of the table: the step was checked.
         unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
 
-    pub(super) fn norm(&self, rows: usize, work: &Work) -> Result<()> {
-        let parameters = self.norm_parameters(work);
+    pub(super) fn norm(&self, rows: usize, norm: &Norm) -> Result<()> {
+        let parameters = self.norm_parameters(norm);
         let threads = if parameters.n as usize > SHORT_NORM { NORM_THREADS } else { 32 };
         let grid = [rows, parameters.groups as usize, 1];
         // SAFETY: values have room for the step's rows.
         unsafe { self.device.launch(self.kernels.normalize, grid, threads, 0, &parameters) }
     }
 
-    /// What a norm is told.
-    pub(crate) fn norm_parameters(&self, work: &Work) -> p::Norm {
-        let Work::Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = work else {
-            unreachable!("called for norms");
-        };
+    /// The parameters of a norm.
+    pub(super) fn norm_parameters(&self, norm: &Norm) -> p::Norm {
+        let Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = norm;
         let (out, out_stride) = self.place(*out);
         let (half_out, half_stride) = self.place(*half_out);
         p::Norm {
@@ -91,10 +88,13 @@ impl Step<'_> {
         }
     }
 
-    pub(super) fn prepare(&self, rows: usize, input: Value, out: Value) -> Result<()> {
-        let Content::Halves { parts, cols } = self.content(out) else {
-            unreachable!("inputs of products are halves");
-        };
+    pub(super) fn prepare(
+        &self,
+        rows: usize,
+        input: Value,
+        Halves { parts, cols }: Halves,
+        out: Value,
+    ) -> Result<()> {
         let parameters = p::ConvertInput {
             x: self.address(input),
             out: self.address(out),
@@ -143,16 +143,12 @@ impl Step<'_> {
         unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
     }
 
-    pub(super) fn arrange(&self, rows: usize, work: &Work) -> Result<()> {
-        let (a, b, groups, start, out) = match work {
-            Work::Slice { input, groups, start, out } => (*input, None, *groups, *start, *out),
-            Work::Concat { a, b, groups, out } => (*a, Some(*b), *groups, 0, *out),
-            _ => unreachable!("called for slices and concatenations"),
-        };
-        let (width, a_part) = (self.content(out).stride(), self.content(a).stride() / groups);
-        let taken = if b.is_some() { a_part } else { width / groups };
-        let b_part = width / groups - taken;
-        let is_shared = b.is_some_and(|b| self.content(b).stride() == b_part);
+    pub(super) fn arrange(&self, rows: usize, arrange: &Arrange) -> Result<()> {
+        let &Arrange { a, b, groups, start, out } = arrange;
+        let (width, a_width) = (self.content(out).stride(), self.content(a).stride() / groups);
+        let a_len = if b.is_some() { a_width } else { width / groups };
+        let b_len = width / groups - a_len;
+        let is_b_shared = b.is_some_and(|b| self.content(b).stride() == b_len);
         let (b, b_stride) = self.place(b);
         let parameters = p::SliceConcat {
             a: self.address(a),
@@ -162,11 +158,11 @@ impl Step<'_> {
             b_stride,
             out_stride: self.stride(out),
             groups: groups as u32,
-            a_width: a_part as u32,
+            a_width: a_width as u32,
             a_start: start as u32,
-            a_len: taken as u32,
-            b_len: b_part as u32,
-            is_b_shared: u32::from(is_shared),
+            a_len: a_len as u32,
+            b_len: b_len as u32,
+            is_b_shared: u32::from(is_b_shared),
             padding: 0,
         };
         let grid = self.elements(rows, width);
@@ -174,10 +170,8 @@ impl Step<'_> {
         unsafe { self.device.launch(self.kernels.arrange, grid, THREADS, 0, &parameters) }
     }
 
-    pub(super) fn rotate(&self, rows: usize, work: &Work) -> Result<()> {
-        let Work::Rotate { input, head_dim, style, rope, out } = work else {
-            unreachable!("called for rotations");
-        };
+    pub(super) fn rotate(&self, rows: usize, rotate: &Rotate) -> Result<()> {
+        let Rotate { input, head_dim, style, rope, out } = rotate;
         let width = self.content(*out).stride();
         let parameters = p::Rotate {
             x: self.address(*input),
@@ -198,7 +192,7 @@ impl Step<'_> {
     pub(super) fn pool(&self, rows: usize, input: Value, kind: PoolKind, out: Value) -> Result<()> {
         let parameters = p::Pool {
             x: self.address(input),
-            metadata: self.at.feed,
+            metadata: self.at.metadata,
             out: self.address(out),
             stride: self.stride(input),
             out_stride: self.stride(out),
@@ -214,7 +208,7 @@ impl Step<'_> {
     }
 }
 
-/// The number of a function in `kernels/device.cuh`.
+/// The code of a function in `kernels/device.cuh`.
 pub(super) fn act_number(act: Act) -> u32 {
     match act {
         Act::Identity => 0,

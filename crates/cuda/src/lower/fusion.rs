@@ -1,93 +1,81 @@
-//! What a kernel that runs a whole step of one row makes together, where single kernels do not: a
-//! norm with all products that read it, and experts' products with the weighted sum of their
-//! results and what that is added to.
+//! Stages that only the persistent kernel fuses: a norm with all matmuls that read it, and experts'
+//! matmuls with the weighted sum of their results and the residual.
 
 use bodkin_model::{NormKind, Plan};
 
-use super::{After, Factor, Function, INLINED_COLS, InputNorm, Program, Stage, Value, Work};
-use crate::planes::Kind;
+use super::stage::{Epilogue, Function, Fusion, InputNorm, Matmul, MatmulFusion, Norm, Operand};
+use super::stage::{Program, Stage, Value, Work};
+use crate::constants::INLINED_COLS;
+use crate::packed::PackedLayout;
 
-/// The longest rows whose norm products with weights in f32 make: a row of weights, the input and
-/// the norm's weights have to fit in shared memory.
-const MOST_COLS: usize = 4800;
+/// The longest rows whose norm matmuls with f32 weights compute: a row of weights, the input and the
+/// norm's weights have to fit in shared memory.
+const MAX_F32_COLS: usize = 4800;
 
-/// How a stage takes part in such a kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Joined {
-    /// As it is.
-    Alone,
-    /// Not at all: products make it.
-    Elsewhere,
-    /// A product that makes the norm of its input.
-    Norm(InputNorm),
-    /// An experts' product whose results are summed and added to `added`.
-    Sum { added: Value, out: Value },
-}
-
-/// What becomes of each stage of a program.
-pub(super) fn joined(plan: &Plan, program: &Program) -> Vec<Joined> {
-    let mut joined = vec![Joined::Alone; program.stages.len()];
+/// How the persistent kernel runs each stage of a program.
+pub(super) fn fusions(plan: &Plan, program: &Program) -> Vec<Fusion> {
+    let mut fusions = vec![Fusion::Runs(MatmulFusion::None); program.stages.len()];
     for (i, stage) in program.stages.iter().enumerate() {
         if let Some((added, out)) = summed(program, i) {
-            joined[i] = Joined::Sum { added, out };
-            joined[i + 1..i + 3].fill(Joined::Elsewhere);
+            fusions[i] = Fusion::Runs(MatmulFusion::Sum { added, out });
+            fusions[i + 1..i + 3].fill(Fusion::FusedAway);
         }
-        let &Work::Norm { input, weight, eps, is_inlined, .. } = &stage.work else { continue };
-        let readers = if is_inlined { Vec::new() } else { readers(plan, program, i) };
-        if is_inlined || !readers.is_empty() {
-            joined[i] = Joined::Elsewhere;
+        let Work::Norm(norm) = &stage.work else { continue };
+        let readers = if norm.is_inlined { Vec::new() } else { readers(plan, program, i, norm) };
+        if norm.is_inlined || !readers.is_empty() {
+            fusions[i] = Fusion::FusedAway;
         }
+        let &Norm { input, weight, eps, .. } = norm;
         for reader in readers {
-            joined[reader] = Joined::Norm(InputNorm { input, weight, eps });
+            fusions[reader] = Fusion::Runs(MatmulFusion::Norm(InputNorm { input, weight, eps }));
         }
     }
-    joined
+    fusions
 }
 
-/// If the results of the experts' product `i` are only summed, and the sum only added to a value:
-/// that value, and where the result goes.
+/// If the results of the experts' matmul `i` are only summed, and the sum only added to a value: that
+/// value, and the result.
 fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
-    let [product, sum, add] = program.stages.get(i..i + 3)? else { return None };
-    let Work::Product { factors, after: After::Nothing, experts: Some(experts), .. } =
-        &product.work
+    let [matmul, sum, add] = program.stages.get(i..i + 3)? else { return None };
+    let Work::Matmul(Matmul { operands, epilogue: Epilogue::None, experts: Some(experts), .. }) =
+        &matmul.work
     else {
         return None;
     };
-    let [Factor { out: Some(made), .. }] = factors[..] else { return None };
+    let [Operand { out: Some(made), .. }] = operands[..] else { return None };
     let Work::ExpertSum { input, route, out: sum } = sum.work else { return None };
     let Work::Elementwise { function: Function::Add, a, b: Some(b), out } = add.work else {
         return None;
     };
     let added = if a == sum { b } else { a };
-    let are_joined = input == made && experts.route == Some(route) && (a == sum || b == sum);
+    let are_fused = input == made && experts.route == Some(route) && (a == sum || b == sum);
     let uses = |value| program.uses(value).len();
-    (are_joined && uses(made) == 2 && uses(sum) == 2).then_some((added, out))
+    (are_fused && uses(made) == 2 && uses(sum) == 2).then_some((added, out))
 }
 
-/// The readers of the norm that stage `i` is, if all are products that can make it for themselves;
-/// else none.
-fn readers(plan: &Plan, program: &Program, i: usize) -> Vec<usize> {
-    let Work::Norm { input, kind: NormKind::Rms, bias: None, groups: 1, out, half_out, .. } =
-        &program.stages[i].work
+/// The readers of the norm of stage `i`, if all are matmuls that can compute it; else none.
+fn readers(plan: &Plan, program: &Program, i: usize, norm: &Norm) -> Vec<usize> {
+    let &Norm { input, kind: NormKind::Rms, bias: None, groups: 1, out, half_out, .. } = norm
     else {
         return Vec::new();
     };
     let width = program.values[input.0].content.stride();
-    let uses = [out, half_out].into_iter().flatten().flat_map(|value| program.uses(*value));
+    let uses = [out, half_out].into_iter().flatten().flat_map(|value| program.uses(value));
     let readers: Vec<usize> = uses.filter(|&reader| reader != i).collect();
     let can = |stage: &Stage| match &stage.work {
-        Work::Product { input, factors, is_outputs, after, experts, .. } => {
-            let is_exact = Kind::of(plan.weight(factors[0].weight).format) == Kind::F32;
-            // Each expert meets the same input.
-            let shares = experts.is_none_or(|experts| experts.is_shared && !is_exact);
-            let is_input = [out, half_out].contains(&&Some(*input));
-            let is_added = matches!(after, After::Add(value) if *out == Some(*value));
-            let fits = !is_exact || width <= MOST_COLS;
-            shares && !is_outputs && is_input && !is_added && fits
+        Work::Matmul(matmul) => {
+            let format = plan.weight(matmul.operands[0].weight).format;
+            let is_f32 = PackedLayout::of(format) == PackedLayout::F32;
+            // All experts of a row read the same input.
+            let shares = matmul.experts.is_none_or(|experts| experts.is_shared && !is_f32);
+            let is_input = [out, half_out].contains(&Some(matmul.input));
+            let is_added = matches!(matmul.epilogue, Epilogue::Add(value) if out == Some(value));
+            let fits = !is_f32 || width <= MAX_F32_COLS;
+            shares && !matmul.is_outputs && is_input && !is_added && fits
         }
         _ => false,
     };
-    // Memory for rows counts on the last stage to read its input alone (`arena::apart`).
+    // The persistent kernel requires that the last stage alone reads its input.
     let last = program.stages.len() - 1;
     let all_can = readers.iter().all(|&reader| reader < last && can(&program.stages[reader]));
     let fits = INLINED_COLS.contains(&width) && width.is_multiple_of(4);
@@ -112,16 +100,17 @@ mod tests {
         plan
     }
 
-    /// The names of the stages that make the norms of their inputs.
+    /// The names of the stages that compute the norms of their inputs.
     fn normed(plan: &Plan) -> Vec<String> {
         let program = lower(plan, true, 1);
-        let stages = program.stages.iter().zip(&program.joined);
-        let normed = stages.filter(|(_, joined)| matches!(joined, Joined::Norm(_)));
+        let stages = program.stages.iter().zip(&program.fusions);
+        let normed =
+            stages.filter(|(_, fusion)| matches!(fusion, Fusion::Runs(MatmulFusion::Norm(_))));
         normed.map(|(stage, _)| stage.name.clone()).collect()
     }
 
     #[test]
-    fn routers_and_experts_make_the_norm_of_their_input() {
+    fn routers_and_experts_compute_the_norm_of_their_input() {
         let plan = plan(512);
         let layers = plan.layers();
         let names = normed(&plan);
@@ -130,15 +119,15 @@ mod tests {
             assert_eq!(layer, ["ffn_gate_inp", "ffn_gate_exps + ffn_up_exps"]);
         }
         let program = lower(&plan, true, 1);
-        let norms = program.stages.iter().zip(&program.joined).filter(|(stage, joined)| {
-            matches!(stage.work, Work::Norm { .. }) && **joined == Joined::Elsewhere
+        let norms = program.stages.iter().zip(&program.fusions).filter(|(stage, fusion)| {
+            matches!(stage.work, Work::Norm(_)) && **fusion == Fusion::FusedAway
         });
         // With those before attention and the head.
         assert_eq!(norms.count(), 2 * layers + 1);
     }
 
     #[test]
-    fn norms_of_short_rows_and_those_that_others_read_are_stages() {
+    fn norms_of_short_rows_and_those_with_other_readers_are_stages() {
         assert_eq!(normed(&plan(256)), [""; 0]);
         let mut plan = plan(512);
         // The sum of experts is added to the normed row, not to what it was made of.
@@ -166,14 +155,13 @@ mod tests {
         }
         let program = lower(&plan, true, 1);
         let has_added = |stage: &Stage| match &stage.work {
-            Work::Product { after: After::Add(value), .. } => Some(*value),
+            Work::Matmul(Matmul { epilogue: Epilogue::Add(value), .. }) => Some(*value),
             _ => None,
         };
         let added = program.stages.iter().find_map(has_added).unwrap();
-        let is_maker =
-            |stage: &Stage| matches!(stage.work, Work::Norm { out, .. } if out == Some(added));
+        let is_maker = |stage: &Stage| matches!(stage.work, Work::Norm(Norm { out, .. }) if out == Some(added));
         let maker = program.stages.iter().position(is_maker).unwrap();
-        assert_eq!(program.joined[maker], Joined::Alone);
+        assert_eq!(program.fusions[maker], Fusion::Runs(MatmulFusion::None));
         assert_eq!(normed(&plan).iter().filter(|name| name.contains("attn")).count(), 0);
     }
 

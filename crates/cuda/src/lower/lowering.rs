@@ -1,0 +1,287 @@
+//! Lowers one operation after the other.
+
+use std::collections::HashMap;
+
+use bodkin_model::{NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
+
+use super::matrices::shapes;
+use super::stage::{Arrange, Content, Conv, Epilogue, Function, Halves, InputNorm, Matmul, Norm};
+use super::stage::{Operand, Rotate, Route, ScanStage, Spec, Stage, Value, Work};
+use crate::constants::INLINED_COLS;
+use crate::packed::{PackedLayout, Shape};
+
+pub(super) struct Lowering<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) fuse: bool,
+    /// Of the weights that are matrices.
+    pub(super) shapes: Vec<Option<Shape>>,
+    /// Of all weights, from [`super::sharded`].
+    pub(super) sharded: &'a [Option<usize>],
+    /// The operations that read each value of the plan.
+    pub(super) readers: Vec<Vec<usize>>,
+    /// The floats of each value of the plan.
+    floats: HashMap<usize, Value>,
+    /// Its halves, by the number of parts.
+    pub(super) halves: HashMap<(usize, usize), Value>,
+    /// The norms that make halves, where matmuls can compute them.
+    pub(super) norms: HashMap<Value, InputNorm>,
+    pub(super) stages: Vec<Stage>,
+    pub(super) values: Vec<Spec>,
+    pub(super) ropes: Vec<Rope>,
+    pub(super) routings: Vec<usize>,
+}
+
+impl<'a> Lowering<'a> {
+    pub(super) fn new(plan: &'a Plan, fuse: bool, sharded: &'a [Option<usize>]) -> Lowering<'a> {
+        let mut readers = vec![Vec::new(); plan.ops.len()];
+        for (i, op) in plan.ops.iter().enumerate() {
+            op.inputs().for_each(|value| readers[value.0].push(i));
+        }
+        Lowering {
+            plan,
+            fuse,
+            shapes: shapes(plan),
+            sharded,
+            readers,
+            floats: HashMap::new(),
+            halves: HashMap::new(),
+            norms: HashMap::new(),
+            stages: Vec::new(),
+            values: Vec::new(),
+            ropes: Vec::new(),
+            routings: Vec::new(),
+        }
+    }
+
+    /// The value that the host reads.
+    pub(super) fn output(&self) -> Value {
+        self.floats(self.plan.output())
+    }
+
+    pub(super) fn push(&mut self, i: usize, work: Work, name: &str) {
+        let rows = self.plan.rows(PlanValue(i));
+        self.stages.push(Stage::new(rows, work, name));
+    }
+
+    fn value(&mut self, rows: Rows, content: Content) -> Value {
+        self.values.push(Spec { rows, content });
+        Value(self.values.len() - 1)
+    }
+
+    /// The floats of a value of the plan that the current stage makes.
+    pub(super) fn out(&mut self, i: usize) -> Value {
+        let content = Content::Floats(self.plan.widths[i]);
+        let value = self.value(self.plan.rows(PlanValue(i)), content);
+        self.floats.insert(i, value);
+        value
+    }
+
+    /// The halves of a value of the plan that the current stage makes.
+    fn half_out(&mut self, i: usize, parts: usize) -> Value {
+        let content = Content::Halves(self.halves_of(i, parts));
+        let value = self.value(self.plan.rows(PlanValue(i)), content);
+        self.halves.insert((i, parts), value);
+        value
+    }
+
+    fn halves_of(&self, i: usize, parts: usize) -> Halves {
+        Halves { parts, cols: self.plan.widths[i] / parts }
+    }
+
+    pub(super) fn floats(&self, value: PlanValue) -> Value {
+        self.floats[&value.0]
+    }
+
+    /// The halves of a value of the plan, converted from its floats if no stage makes them.
+    fn halves(&mut self, value: PlanValue, parts: usize) -> Value {
+        if let Some(&known) = self.halves.get(&(value.0, parts)) {
+            return known;
+        }
+        let input = self.floats(value);
+        let (halves, out) = (self.halves_of(value.0, parts), self.half_out(value.0, parts));
+        self.push(value.0, Work::Prepare { input, halves, out }, "prepare");
+        out
+    }
+
+    /// The input of a matmul with this weight: a value's halves in `parts` parts, or its floats.
+    pub(super) fn input(&mut self, value: PlanValue, parts: usize, weight: WeightId) -> Value {
+        match self.layout(weight) {
+            PackedLayout::F32 => self.floats(value),
+            PackedLayout::Mma(_) => self.halves(value, parts),
+        }
+    }
+
+    /// The parts in which a matmul reads a value's halves; none if the reader reads floats.
+    fn parts(&self, reader: usize, value: usize) -> Option<usize> {
+        let is_f32 = |id: WeightId| self.layout(id) == PackedLayout::F32;
+        if self.plan.ops[reader].weights().next().is_some_and(is_f32) {
+            return None;
+        }
+        match &self.plan.ops[reader] {
+            Op::Linear { .. } | Op::Logits { .. } => Some(1),
+            Op::ExpertLinear { input, route, weight, .. } if input.0 == value => {
+                let is_route = route.is_some_and(|route| route.0 == value);
+                (!is_route).then(|| self.plan.widths[value] / self.plan.weight(*weight).cols)
+            }
+            _ => None,
+        }
+    }
+
+    /// The results of an operation that can store both: floats, and halves in `parts` parts.
+    pub(super) fn outs(&mut self, i: usize, parts: usize) -> (Option<Value>, Option<Value>) {
+        let is_half = |&reader: &usize| self.parts(reader, i) == Some(parts);
+        let is_output = i == self.plan.output().0;
+        let half = self.fuse && self.readers[i].iter().any(is_half);
+        let float = !half || is_output || !self.readers[i].iter().all(is_half);
+        let out = float.then(|| self.out(i));
+        (out, half.then(|| self.half_out(i, parts)))
+    }
+
+    /// Lowers operation `i` and returns the next one to lower.
+    pub(super) fn op(&mut self, i: usize) -> usize {
+        let work = match &self.plan.ops[i] {
+            Op::Linear { input, weight, .. } => {
+                let input = self.input(*input, 1, *weight);
+                return self.matmuls(i, input, None);
+            }
+            &Op::ExpertLinear { input, route, weight, experts, .. } => {
+                return self.expert_matmuls(i, input, route, (weight, experts));
+            }
+            &Op::Logits { input, weight, bias } => self.logits(i, input, (weight, bias)),
+            Op::Input => Work::Input { out: self.out(i) },
+            Op::Embed { table, by } => Work::Embed { table: *table, by: *by, out: self.out(i) },
+            &Op::Norm { input, kind, weight, bias, eps, groups } => {
+                let input = self.floats(input);
+                let (out, half_out) = self.outs(i, 1);
+                let is_inlined = false;
+                let norm =
+                    Norm { input, kind, weight, bias, eps, groups, out, half_out, is_inlined };
+                Work::Norm(Norm { is_inlined: self.inline_norm(i, &norm), ..norm })
+            }
+            Op::Rope { input, head_dim, rope, heads: _ } => {
+                if let Some(rotated) = self.rotated(i) {
+                    return self.rotated_attention(i, rotated);
+                }
+                let (input, head_dim, style) = (self.floats(*input), *head_dim, rope.style);
+                let rope = self.rope(rope);
+                Work::Rotate(Rotate { input, head_dim, style, rope, out: self.out(i) })
+            }
+            Op::Attention { q, k, v, attention, slot } => {
+                let inputs = [*q, *k, *v].map(|value| self.floats(value));
+                self.attend(i, inputs, None, (*attention, slot.0))
+            }
+            &Op::Act { input, act } => self.elementwise(i, Function::Act(act), input, None),
+            &Op::Glu { gate, up, act } => {
+                let is_row = self.plan.width(gate) == 1 && self.plan.width(up) > 1;
+                let function = if is_row { Function::GluOfRow(act) } else { Function::Glu(act) };
+                self.elementwise(i, function, gate, Some(up))
+            }
+            &Op::Add { a, b } => self.elementwise(i, Function::Add, a, Some(b)),
+            &Op::Scale { input, factor } => {
+                self.elementwise(i, Function::Scale(factor), input, None)
+            }
+            &Op::Softcap { input, cap } => self.elementwise(i, Function::Softcap(cap), input, None),
+            &Op::Slice { input, groups, start, len: _ } => {
+                let a = self.floats(input);
+                Work::Arrange(Arrange { a, b: None, groups, start, out: self.out(i) })
+            }
+            &Op::Concat { a, b, groups } => {
+                let (a, b) = (self.floats(a), Some(self.floats(b)));
+                Work::Arrange(Arrange { a, b, groups, start: 0, out: self.out(i) })
+            }
+            Op::Pool { input, kind } => {
+                Work::Pool { input: self.floats(*input), kind: *kind, out: self.out(i) }
+            }
+            Op::Route { input, bias, routing } => {
+                let (input, bias, routing) = (self.floats(*input), *bias, *routing);
+                let index = self.routings.len();
+                self.routings.push(routing.experts);
+                Work::Route(Route { input, bias, routing, index, out: self.out(i) })
+            }
+            Op::ExpertSum { input, route } => {
+                let (input, route) = (self.floats(*input), self.floats(*route));
+                Work::ExpertSum { input, route, out: self.out(i) }
+            }
+            Op::Conv { input, weight, bias, state } => {
+                let (input, weight, bias, state) = (self.floats(*input), *weight, *bias, state.0);
+                Work::Conv(Conv { input, weight, bias, state, out: self.out(i) })
+            }
+            Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
+                let inputs = [x, b, c, dt].map(|value| self.floats(*value));
+                let (weights, scan, state) = ([*a, *d, *dt_bias], *scan, state.0);
+                Work::Scan(ScanStage { inputs, weights, scan, state, out: self.out(i) })
+            }
+        };
+        let name = match &self.plan.ops[i] {
+            Op::Logits { weight, .. } => self.names(&[*weight]),
+            other => other.name().to_owned(),
+        };
+        self.push(i, work, &name);
+        i + 1
+    }
+
+    /// The matmul of the rows that are outputs.
+    fn logits(
+        &mut self,
+        i: usize,
+        input: PlanValue,
+        (weight, bias): (WeightId, Option<WeightId>),
+    ) -> Work {
+        let input = self.input(input, 1, weight);
+        let operands = vec![Operand { weight, bias, out: Some(self.out(i)) }];
+        let (epilogue, experts) = (Epilogue::None, None);
+        let norm = self.norms.get(&input).copied();
+        Work::Matmul(Matmul { input, is_outputs: true, norm, operands, epilogue, experts })
+    }
+
+    /// Whether the matmuls that read norm `i` can compute it, in which case it is recorded for
+    /// them.
+    fn inline_norm(&mut self, i: usize, norm: &Norm) -> bool {
+        let width = self.plan.widths[i];
+        let is_plain = norm.kind == NormKind::Rms
+            && norm.groups == 1
+            && norm.bias.is_none()
+            && norm.out.is_none();
+        let is_linear = |&reader: &usize| {
+            matches!(self.plan.ops[reader], Op::Linear { .. } | Op::Logits { .. })
+        };
+        let fits = INLINED_COLS.contains(&width) && self.readers[i].iter().all(is_linear);
+        let (true, Some(half)) = (is_plain && fits, norm.half_out) else { return false };
+        let Norm { input, weight, eps, .. } = *norm;
+        self.norms.insert(half, InputNorm { input, weight, eps });
+        true
+    }
+
+    /// An operation whose elements are functions of elements.
+    fn elementwise(
+        &mut self,
+        i: usize,
+        function: Function,
+        a: PlanValue,
+        b: Option<PlanValue>,
+    ) -> Work {
+        let (a, b) = (self.floats(a), b.map(|b| self.floats(b)));
+        Work::Elementwise { function, a, b, out: self.out(i) }
+    }
+
+    pub(super) fn rope(&mut self, rope: &Rope) -> usize {
+        self.ropes.iter().position(|r| r == rope).unwrap_or_else(|| {
+            self.ropes.push(*rope);
+            self.ropes.len() - 1
+        })
+    }
+
+    fn layout(&self, weight: WeightId) -> PackedLayout {
+        PackedLayout::of(self.plan.weight(weight).format)
+    }
+
+    /// Names of weights without their layer.
+    pub(super) fn names(&self, weights: &[WeightId]) -> String {
+        let name = |id: &WeightId| {
+            let name = self.plan.weight(*id).name.trim_end_matches(".weight");
+            let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+            layer.map_or(name, |(_, name)| name).to_owned()
+        };
+        weights.iter().map(name).collect::<Vec<_>>().join(" + ")
+    }
+}

@@ -1,0 +1,135 @@
+//! Matmuls, and the operations before and after them that run with them.
+
+use bodkin_model::{Act, Op, Value as PlanValue, WeightId};
+
+use super::lowering::Lowering;
+use super::matrices::{bias_of, have_same_input, matrix_of};
+use super::stage::{Epilogue, Experts, Matmul, Operand, Value, Work};
+use crate::constants::{CHUNK_COLS, MAX_MATRICES};
+use crate::packed::PackedLayout;
+
+impl Lowering<'_> {
+    /// Whether matmul `j` can run together with matmul `i`.
+    fn is_sibling(&self, i: usize, j: usize) -> bool {
+        let (Some(one), Some(two)) = (self.plan.ops.get(i), self.plan.ops.get(j)) else {
+            return false;
+        };
+        let shape = |op: &Op| matrix_of(op).and_then(|(WeightId(id), _)| self.shapes[id]);
+        // All split-K slices of a stage have the same length.
+        let alike = shape(one).zip(shape(two)).is_some_and(|(one, two)| {
+            one.layout == two.layout
+                && one.slice_chunks() == two.slice_chunks()
+                && one.layout != PackedLayout::F32
+        });
+        self.fuse && alike && have_same_input(one, two)
+    }
+
+    /// If only a gate reads matmuls `i` and `i + 1`: its function, and which of them it is.
+    fn gating(&self, i: usize) -> Option<(Act, usize)> {
+        let only_reader = |value: usize| match self.readers[value].as_slice() {
+            [reader] if *reader == i + 2 => Some(*reader),
+            _ => None,
+        };
+        if !self.is_sibling(i, i + 1) || self.plan.widths[i] != self.plan.widths[i + 1] {
+            return None;
+        }
+        // A device has to hold the same rows of both.
+        let sharded = |i: usize| matrix_of(&self.plan.ops[i]).map(|(id, _)| self.sharded[id.0]);
+        if sharded(i) != sharded(i + 1) {
+            return None;
+        }
+        only_reader(i)?;
+        only_reader(i + 1)?;
+        match self.plan.ops.get(i + 2)? {
+            Op::Glu { gate, up, act } if gate.0 == i && up.0 == i + 1 => Some((*act, i)),
+            Op::Glu { gate, up, act } if gate.0 == i + 1 && up.0 == i => Some((*act, i + 1)),
+            _ => None,
+        }
+    }
+
+    /// The value that the next operation adds matmul `i` to, if nothing else reads it.
+    fn residual(&self, i: usize) -> Option<PlanValue> {
+        let next = self.plan.ops.get(i + 1)?;
+        let is_alone = self.fuse && self.readers[i] == [i + 1];
+        match next {
+            Op::Add { a, b } if is_alone && b.0 == i && a.0 < i => Some(*a),
+            Op::Add { a, b } if is_alone && a.0 == i && b.0 < i => Some(*b),
+            _ => None,
+        }
+    }
+
+    /// Lowers the experts' matmul `first` and those operations after it that can run with it.
+    pub(super) fn expert_matmuls(
+        &mut self,
+        first: usize,
+        input: PlanValue,
+        route: Option<PlanValue>,
+        (weight, count): (WeightId, usize),
+    ) -> usize {
+        let parts = self.plan.width(input) / self.plan.weight(weight).cols;
+        let used = route.map_or(count, |route| self.plan.width(route) / 2);
+        let route = route.map(|route| self.floats(route));
+        let input = self.input(input, parts, weight);
+        // One part for one expert is the same either way.
+        let experts = Experts { route, count, used, is_shared: parts == 1 };
+        self.matmuls(first, input, Some(experts))
+    }
+
+    /// Lowers the matmul `first` and those operations after it that can run with it.
+    pub(super) fn matmuls(
+        &mut self,
+        first: usize,
+        input: Value,
+        experts: Option<Experts>,
+    ) -> usize {
+        let rows = experts.map_or(1, |e| e.used);
+        let (operands, epilogue, made, next) = if let Some((act, gate)) = self.gating(first) {
+            let up = 2 * first + 1 - gate;
+            let operands = [gate, up].map(|i| self.operand(i, None)).to_vec();
+            let cols = self.plan.widths[first] / rows;
+            // Other rows would have to be padded.
+            let (out, half) = match cols.is_multiple_of(CHUNK_COLS) {
+                true => self.outs(first + 2, rows),
+                false => (Some(self.out(first + 2)), None),
+            };
+            let both = out.is_some() && half.is_some();
+            if both {
+                self.halves.remove(&(first + 2, rows));
+            }
+            let out = if both { out } else { half.or(out) };
+            let out = out.expect("a result has a reader");
+            (operands, Epilogue::Gate { act, out }, first + 2, first + 3)
+        } else if let (Some(added), None) = (self.residual(first), experts) {
+            let added = self.floats(added);
+            let out = self.out(first + 1);
+            let operands = vec![self.operand(first, Some(out))];
+            (operands, Epilogue::Add(added), first + 1, first + 2)
+        } else {
+            let mut next = first + 1;
+            while next - first < MAX_MATRICES
+                && self.is_sibling(first, next)
+                && self.gating(next).is_none()
+                && self.residual(next).is_none()
+            {
+                next += 1;
+            }
+            let operands = (first..next).map(|i| {
+                let out = self.out(i);
+                self.operand(i, Some(out))
+            });
+            (operands.collect(), Epilogue::None, first, next)
+        };
+        let name = self.names(&operands.iter().map(|operand| operand.weight).collect::<Vec<_>>());
+        let norm = self.norms.get(&input).copied();
+        let matmul = Matmul { input, is_outputs: false, norm, operands, epilogue, experts };
+        self.push(made, Work::Matmul(matmul), &name);
+        next
+    }
+
+    /// The weight and bias of matmul `i`.
+    fn operand(&self, i: usize, out: Option<Value>) -> Operand {
+        let op = &self.plan.ops[i];
+        let (weight, _) = matrix_of(op).expect("a stage's matmuls have matrices");
+        Operand { weight, bias: bias_of(op), out }
+    }
+}

@@ -1,0 +1,145 @@
+//! How rows become rows of packed tiles, in all layouts but the 2:4 ones. Values of a row are divided
+//! by a power of two, so that they fit half precision whatever the file holds; the row's scale
+//! multiplies it back.
+
+use bytemuck::cast_slice_mut;
+use half::f16;
+
+use super::groups::Group;
+use super::layout::{MmaLayout, PackedLayout};
+use crate::constants::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR};
+
+/// The largest scale of a row's codes is stored as this, or up to twice as much.
+const LARGEST_SCALE: f32 = (1 << 14) as f32;
+/// Minima up to this many times the scales do not shrink the range of these.
+const USUAL_MIN: f32 = 16.0;
+
+/// The power of two that `largest` is to be divided by to come near 1.
+pub(super) fn power_of_two(largest: f32) -> f32 {
+    let exponent = (largest.to_bits() >> 23) as i32 & 255;
+    if largest == 0.0 { 1.0 } else { 2f32.powi((exponent - 127).clamp(-120, 120)) }
+}
+
+/// The divisor of a row of codes, for its largest scale. A file's scale may be as large as floats
+/// are, and sixteen times the divisor must be finite, too. From 2^115 on, scales are infinite.
+pub(super) fn code_unit(largest: f32) -> f32 {
+    power_of_two(largest.min(2f32.powi(113))) / (LARGEST_SCALE * CODE_UNIT)
+}
+
+/// The largest magnitude.
+pub(super) fn max_abs(values: impl Iterator<Item = f32>) -> f32 {
+    values.fold(0.0, |max: f32, x| max.max(x.abs()))
+}
+
+/// Copies row `r` of a tile as it is, and returns its scale.
+pub(super) fn f32(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
+    let chunks = tile.chunks_exact_mut(PackedLayout::F32.chunk_bytes());
+    for (chunk, values) in chunks.zip(values.chunks(CHUNK_COLS)) {
+        let row = &mut chunk[4 * CHUNK_COLS * r..][..4 * values.len()];
+        row.copy_from_slice(bytemuck::cast_slice(values));
+    }
+    1.0
+}
+
+/// Packs row `r` of a tile in half precision, and returns its scale.
+pub(super) fn f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
+    let unit = power_of_two(max_abs(values.iter().copied()));
+    let (g, high) = (r % 8, r / 8);
+    let chunks = tile.chunks_exact_mut(MmaLayout::F16.chunk_bytes());
+    for (chunk, values) in chunks.zip(values.chunks(CHUNK_COLS)) {
+        for (column, &x) in values.iter().enumerate() {
+            let (lane, i) = (4 * g + column / 16, column % 16);
+            let at = 512 * (2 * high + i / 8) + 16 * lane + 2 * (i % 8);
+            chunk[at..at + 2].copy_from_slice(&f16::from_f32(x / unit).to_le_bytes());
+        }
+    }
+    unit * INPUT_DIVISOR
+}
+
+/// Packs row `r` of a tile as bytes with a scale for 32 columns, and returns its scale.
+pub(super) fn s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    codes(MmaLayout::S8, row, r, tile, |scales, group, j, unit| {
+        scales[2 * (8 * j + r % 8) + r / 8] = stored_scale(group.scales[0], unit);
+    })
+}
+
+/// Packs row `r` of a tile as bytes with a scale for 16 columns, and returns its scale.
+pub(super) fn s8x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    codes(MmaLayout::S8x16, row, r, tile, |scales, group, j, unit| {
+        for (n, &scale) in group.scales.iter().enumerate() {
+            scales[2 * (16 * j + 8 * n + r % 8) + r / 8] = stored_scale(scale, unit);
+        }
+    })
+}
+
+/// Packs row `r` of a tile as bytes with a scale and a minimum for 32 columns, and returns its scale.
+pub(super) fn u8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    codes(MmaLayout::U8, row, r, tile, |scales, group, j, unit| {
+        put_scale_and_min(scales, group, (r, j), unit);
+    })
+}
+
+/// Packs row `r` of a tile as four bits with a scale and a minimum for 32 columns, and returns its
+/// scale.
+pub(super) fn u4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    codes(MmaLayout::U4, row, r, tile, |scales, group, j, unit| {
+        put_scale_and_min(scales, group, (r, j), unit);
+    })
+}
+
+/// A scale of codes in half precision.
+fn stored_scale(scale: f32, unit: f32) -> u16 {
+    f16::from_f32(scale / unit / CODE_UNIT).to_bits()
+}
+
+/// Writes scale and minimum of group `j` of a chunk for row `r`.
+fn put_scale_and_min(scales: &mut [u16], group: &Group, (r, j): (usize, usize), unit: f32) {
+    let pair = 2 * (8 * j + r % 8) + r / 8;
+    scales[2 * pair] = stored_scale(group.scales[0], unit);
+    scales[2 * pair + 1] = f16::from_f32(group.min / unit).to_bits();
+}
+
+/// Packs row `r` of a tile, and returns its scale. `put_scales` writes the scales of group `j` of a
+/// chunk, divided by the row's unit.
+fn codes(
+    layout: MmaLayout,
+    row: &[Group],
+    r: usize,
+    tile: &mut [u8],
+    put_scales: impl Fn(&mut [u16], &Group, usize, f32),
+) -> f32 {
+    let numbers = row.iter().flat_map(|g| [g.scales[0], g.scales[1], g.min / USUAL_MIN]);
+    let unit = code_unit(max_abs(numbers));
+    let (code_bytes, put_codes): (usize, PutCodes) = match layout {
+        MmaLayout::U4 => (512, put_nibbles),
+        _ => (1024, put_bytes),
+    };
+    let chunks = tile.chunks_exact_mut(layout.chunk_bytes());
+    for (chunk, groups) in chunks.zip(row.chunks(2)) {
+        let (codes, scales) = chunk.split_at_mut(code_bytes);
+        for (j, group) in groups.iter().enumerate() {
+            for (part, half) in group.codes.chunks_exact(16).enumerate() {
+                put_codes(codes, 4 * (r % 8) + 2 * j + part, r / 8, half);
+            }
+            put_scales(cast_slice_mut(scales), group, j, unit);
+        }
+    }
+    unit * INPUT_DIVISOR
+}
+
+/// Writes 16 codes of a lane to a chunk's codes, for the lower or upper eight rows of the tile.
+type PutCodes = fn(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]);
+
+fn put_bytes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    chunk[512 * high + 16 * lane..][..16].copy_from_slice(codes);
+}
+
+fn put_nibbles(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    let words = &mut chunk[16 * lane + 8 * high..][..8];
+    for (word, codes) in words.chunks_exact_mut(4).zip(codes.chunks_exact(8)) {
+        // Neighbours lie 16 bits apart, in the two halves of a register.
+        let place = |i: usize| 4 * (i / 2 + 4 * (i % 2));
+        let bits = (0..8).fold(0, |bits, i| bits | u32::from(codes[i]) << place(i));
+        word.copy_from_slice(&bits.to_le_bytes());
+    }
+}

@@ -1,0 +1,156 @@
+//! The blocks of quantised formats in one common form: codes with scales and minima for each 32
+//! columns. Only formats with a packed layout for codes are here; this file must not know the
+//! layouts.
+
+use bodkin_gguf::format::{fp4, iq4, k, q};
+use bytemuck::Pod;
+use half::f16;
+
+/// 32 columns of a row: `scale * code + min`.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Group {
+    /// Of each 16 columns; where a format has one scale for 32, twice the same.
+    pub(super) scales: [f32; 2],
+    /// Added to all; 0 in formats without.
+    pub(super) min: f32,
+    /// Unsigned in formats with a minimum; otherwise offset by 128.
+    pub(super) codes: [u8; 32],
+}
+
+/// Passes all groups of a row to a callback, from the first to the last.
+pub(super) type GroupReader = fn(row: &[u8], &mut dyn FnMut(Group));
+
+pub(super) fn q4_0(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<q::Q4_0>(row, |b| {
+        let d = half(b.d);
+        show(Group { scales: [d; 2], min: -8.0 * d, codes: nibbles(&b.qs) });
+    });
+}
+
+pub(super) fn q4_1(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<q::Q4_1>(row, |b| {
+        show(Group { scales: [half(b.d); 2], min: half(b.m), codes: nibbles(&b.qs) });
+    });
+}
+
+pub(super) fn q5_0(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<q::Q5_0>(row, |b| {
+        let codes = fifth_bits(nibbles(&b.qs), b.qh).map(|code| code + 112);
+        show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+    });
+}
+
+pub(super) fn q5_1(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<q::Q5_1>(row, |b| {
+        let codes = fifth_bits(nibbles(&b.qs), b.qh);
+        show(Group { scales: [half(b.d); 2], min: half(b.m), codes });
+    });
+}
+
+pub(super) fn q8_0(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<q::Q8_0>(row, |b| {
+        let codes = b.qs.map(|code| code as u8 ^ 128);
+        show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+    });
+}
+
+pub(super) fn iq4_nl(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<iq4::IQ4_NL>(row, |b| {
+        let codes = nibbles(&b.qs).map(|code| level(&iq4::CODEBOOK, code));
+        show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+    });
+}
+
+pub(super) fn mxfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<fp4::MXFP4>(row, |b| {
+        let codes = nibbles(&b.qs).map(|code| level(&fp4::CODEBOOK, code));
+        show(Group { scales: [fp4::half_e8m0(b.e); 2], min: 0.0, codes });
+    });
+}
+
+pub(super) fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<iq4::IQ4_XS>(row, |b| {
+        let high = u16::from_le_bytes(b.scales_h);
+        for (group, qs) in b.qs.iter().enumerate() {
+            let low = b.scales_l[group / 2] >> (group % 2 * 4) & 15;
+            let scale = i16::from(low) | ((high >> (2 * group) & 3) as i16) << 4;
+            let scale = half(b.d) * f32::from(scale - 32);
+            let codes = nibbles(qs).map(|code| level(&iq4::CODEBOOK, code));
+            show(Group { scales: [scale; 2], min: 0.0, codes });
+        }
+    });
+}
+
+pub(super) fn q4_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<k::Q4_K>(row, |b| {
+        with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
+    });
+}
+
+pub(super) fn q5_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<k::Q5_K>(row, |b| {
+        with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
+    });
+}
+
+pub(super) fn q3_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<k::Q3_K>(row, |b| {
+        let scale = |group| half(b.d) * f32::from(b.group_scale(group));
+        with_sixteens(scale, |i| b.code(i) + 124).for_each(&mut *show);
+    });
+}
+
+pub(super) fn q6_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<k::Q6_K>(row, |b| {
+        let scale = |group: usize| half(b.d) * f32::from(b.scales[group]);
+        with_sixteens(scale, |i| b.code(i) + 96).for_each(&mut *show);
+    });
+}
+
+fn each<B: Pod>(row: &[u8], show: impl FnMut(&B)) {
+    bytemuck::cast_slice(row).iter().for_each(show);
+}
+
+fn half(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}
+
+/// Elements 0 to 15 are the low halves, 16 to 31 the high ones.
+fn nibbles(bytes: &[u8; 16]) -> [u8; 32] {
+    std::array::from_fn(|i| bytes[i % 16] >> (i / 16 * 4) & 15)
+}
+
+fn fifth_bits(codes: [u8; 32], bits: [u8; 4]) -> [u8; 32] {
+    std::array::from_fn(|i| codes[i] | (bits[i / 8] >> (i % 8) & 1) << 4)
+}
+
+fn level(levels: &[i8; 16], code: u8) -> u8 {
+    levels[usize::from(code)] as u8 ^ 128
+}
+
+/// The groups of a block of 256 with a scale and a minimum for each 32.
+fn with_minima(
+    d: [u8; 2],
+    dmin: [u8; 2],
+    scales: &[u8; 12],
+    code: impl Fn(usize) -> u8,
+) -> impl Iterator<Item = Group> {
+    (0..8).map(move |group| {
+        let (scale, min) = k::scale_and_min(scales, group);
+        let scale = half(d) * f32::from(scale);
+        let codes = std::array::from_fn(|i| code(32 * group + i));
+        Group { scales: [scale; 2], min: -(half(dmin) * f32::from(min)), codes }
+    })
+}
+
+/// The groups of a block of 256 with a scale for each 16.
+fn with_sixteens(
+    scale: impl Fn(usize) -> f32,
+    code: impl Fn(usize) -> u8,
+) -> impl Iterator<Item = Group> {
+    (0..8).map(move |group| Group {
+        scales: [scale(2 * group), scale(2 * group + 1)],
+        min: 0.0,
+        codes: std::array::from_fn(|i| code(32 * group + i)),
+    })
+}

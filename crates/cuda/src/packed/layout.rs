@@ -1,0 +1,99 @@
+//! The layouts of packed weights and their sizes.
+
+/// How a weight's codes and scales are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PackedLayout {
+    /// Plain rows of f32: for routers, whose top-k is sensitive to rounding, and for small files.
+    F32,
+    /// A layout for tensor cores.
+    Mma(MmaLayout),
+}
+
+/// A layout that `mma` kernels read, numbered as in `kernels/planes.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MmaLayout {
+    /// Half precision.
+    F16,
+    /// Signed bytes with a scale for 32 columns.
+    S8,
+    /// Signed bytes with a scale for 16 columns.
+    S8x16,
+    /// Bytes with a scale and a minimum for 32 columns.
+    U8,
+    /// Four bits with a scale and a minimum for 32 columns.
+    U4,
+    /// 2:4 sparse half precision.
+    S24F16,
+    /// 2:4 sparse signed bytes, with a scale for 32 columns.
+    S24S8,
+    /// 2:4 sparse signed four bits, with a scale for 32 columns.
+    S24S4,
+}
+
+impl PackedLayout {
+    /// The layout's bytes of a chunk of a tile.
+    pub(crate) fn chunk_bytes(self) -> usize {
+        match self {
+            PackedLayout::F32 => 4096,
+            PackedLayout::Mma(layout) => layout.chunk_bytes(),
+        }
+    }
+
+    /// Whether kernels for many rows exist for Hopper's `wgmma`.
+    pub(crate) fn has_wgmma(self) -> bool {
+        matches!(self, PackedLayout::Mma(layout) if layout.has_wgmma())
+    }
+}
+
+impl MmaLayout {
+    /// All of them, in the kernels' numbering.
+    pub(crate) const ALL: [MmaLayout; 8] = [
+        MmaLayout::F16,
+        MmaLayout::S8,
+        MmaLayout::S8x16,
+        MmaLayout::U8,
+        MmaLayout::U4,
+        MmaLayout::S24F16,
+        MmaLayout::S24S8,
+        MmaLayout::S24S4,
+    ];
+
+    /// The suffix of the layout's kernels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            MmaLayout::F16 => "f16",
+            MmaLayout::S8 => "s8",
+            MmaLayout::S8x16 => "s8x16",
+            MmaLayout::U8 => "u8",
+            MmaLayout::U4 => "u4",
+            MmaLayout::S24F16 => "s24_f16",
+            MmaLayout::S24S8 => "s24_s8",
+            MmaLayout::S24S4 => "s24_s4",
+        }
+    }
+
+    /// Whether kernels for many rows exist for Hopper's `wgmma`, which 2:4 weights do without.
+    pub(crate) fn has_wgmma(self) -> bool {
+        !matches!(self, MmaLayout::S24F16 | MmaLayout::S24S8 | MmaLayout::S24S4)
+    }
+
+    /// The layout's bytes of a chunk of a tile.
+    pub(crate) fn chunk_bytes(self) -> usize {
+        match self {
+            MmaLayout::F16 => 2048,
+            MmaLayout::S8 => 1088,
+            MmaLayout::S8x16 | MmaLayout::U8 | MmaLayout::S24F16 => 1152,
+            MmaLayout::U4 => 640,
+            MmaLayout::S24S8 => 704,
+            MmaLayout::S24S4 => 448,
+        }
+    }
+
+    /// Chunks of a tile that a warp of the GEMV kernel copies to shared memory at once.
+    pub(crate) fn slot_chunks(self) -> usize {
+        match self {
+            MmaLayout::U4 | MmaLayout::S24S8 | MmaLayout::S24S4 => 4,
+            _ => 2,
+        }
+    }
+}

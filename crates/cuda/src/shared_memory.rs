@@ -1,0 +1,142 @@
+//! Shared memory of a block of each kernel, and what no block has enough of it for.
+
+use bodkin_model::{Attention, KvSlot, Plan, Routing};
+
+use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_THREAD};
+use crate::constants::{GEMV_ROWS, GEMV_WARPS, MIN_SHARED_BYTES, MMA_WORKSPACE_BYTES};
+use crate::constants::{SPLIT_POSITIONS, TILE_ROWS};
+use crate::kv_layout::KvLayout;
+use crate::lower::{Stage, Work};
+use crate::packed::{MmaLayout, PackedLayout};
+
+/// Of a block of `mul`: its results, which are larger than its inputs.
+pub(crate) const MUL_BYTES: usize = 64 << 10;
+/// The most that blocks of decode attention may ask for.
+pub(crate) const ATTEND_BYTES: usize = 112 << 10;
+/// The most that a block may ask for without an attribute of its kernel.
+const DEFAULT_BYTES: usize = 48 << 10;
+
+/// Of a block of `wide`: three stages with chunks of its input and of eight tiles of weights, and
+/// their barriers.
+pub(crate) fn wide_bytes(layout: MmaLayout, width: usize) -> usize {
+    3 * (2 * (128 * width + 8 * layout.chunk_bytes()) + 16)
+}
+
+/// Of a block of prefill attention: queries, and keys and values twice.
+pub(crate) const fn prefill_bytes(dims: usize) -> usize {
+    2 * 64 * dims * 5
+}
+
+/// Of a block of `dot` for `rows` rows of input: slots of weights with their barriers, barriers of
+/// teams, partial sums, and a single row's `cached` columns.
+pub(crate) fn dot_bytes(layout: MmaLayout, is_gated: bool, rows: usize, cached: usize) -> usize {
+    let tiles = if is_gated { 2 } else { 1 };
+    let slot = tiles * (layout.slot_chunks() / tiles) * layout.chunk_bytes();
+    let depth = match slot {
+        2561.. => 10240 / slot,
+        _ if is_gated && rows > 8 => 3,
+        _ => 4,
+    };
+    let sums = 2 * GEMV_WARPS * tiles * (rows * (TILE_ROWS + 1) + 3) / 4 * 4;
+    GEMV_WARPS * (depth * slot + 32 + 8) + 4 * sums + 2 * cached
+}
+
+/// Of a block that chooses experts.
+pub(crate) fn route_bytes(routing: &Routing) -> usize {
+    4 * (2 * route_places(routing) + routing.groups + 2 * routing.used)
+}
+
+/// Places of experts there, as in `kernels/route.cuh`.
+pub(crate) fn route_places(routing: &Routing) -> usize {
+    routing.experts.next_multiple_of(16)
+}
+
+/// Query heads that a block of decode attention takes at once.
+fn heads_of_block(a: &Attention) -> usize {
+    if a.heads == a.kv_heads { 1 } else { BLOCK_HEADS }
+}
+
+/// Of a block of decode attention: without and with the keys and values of a split, which tensor
+/// cores have in registers.
+pub(crate) fn attend_bytes(kv: KvLayout, a: &Attention, slot: &KvSlot) -> [usize; 2] {
+    if kv.has_mma(slot) {
+        let combined = COMBINED_AT_ONCE * BLOCK_HEADS * 4 * (kv.stride(slot.value_dim) + 4);
+        return [MMA_WORKSPACE_BYTES.max(combined); 2];
+    }
+    let split = SPLIT_POSITIONS * (kv.bytes(slot.key_dim) + kv.bytes(slot.value_dim));
+    let (keys, values) = (kv.stride(slot.key_dim), kv.stride(slot.value_dim));
+    // Threads share the positions of a column of values.
+    let shares = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
+    // Queries, probabilities, and sums of values.
+    let bytes = 4 * heads_of_block(a) * (keys + SPLIT_POSITIONS + (shares + 1) * values);
+    [bytes, bytes + split]
+}
+
+/// Why a block cannot run a stage: it lacks the shared memory, or the registers.
+pub(crate) fn too_wide(plan: &Plan, kv: KvLayout, stage: &Stage) -> Option<String> {
+    let (what, bytes, limit) = match &stage.work {
+        Work::Matmul(matmul) => {
+            let weight = plan.weight(matmul.operands[0].weight);
+            let PackedLayout::Mma(layout) = PackedLayout::of(weight.format) else { return None };
+            let cols = weight.cols.next_multiple_of(CHUNK_COLS);
+            let cached = if matmul.experts.is_none() { cols } else { 0 };
+            let one = dot_bytes(layout, matmul.is_gated(), 1, cached);
+            let bytes = one.max(dot_bytes(layout, matmul.is_gated(), GEMV_ROWS, 0));
+            (format!("{cols} columns of {}", weight.name), bytes, MIN_SHARED_BYTES)
+        }
+        Work::Attend(attend) => {
+            return attention_too_wide(kv, &attend.attention, &plan.slots[attend.slot]);
+        }
+        Work::Route(route) => {
+            let what = format!("a choice among {} experts", route.routing.experts);
+            (what, route_bytes(&route.routing), DEFAULT_BYTES)
+        }
+        _ => return None,
+    };
+    (bytes > limit).then(|| format!("{what}: {bytes} bytes of a block's {limit}"))
+}
+
+fn attention_too_wide(kv: KvLayout, a: &Attention, slot: &KvSlot) -> Option<String> {
+    let [bytes, _] = attend_bytes(kv, a, slot);
+    let results = heads_of_block(a) * kv.stride(slot.value_dim);
+    let most_results = COMBINED_PER_THREAD * SPLIT_POSITIONS;
+    let why = if bytes > ATTEND_BYTES {
+        format!("{bytes} bytes of a block's {ATTEND_BYTES}")
+    } else if results > most_results {
+        format!("{results} results of a block's {most_results}")
+    } else {
+        return None;
+    };
+    Some(format!("heads of {} + {}: {why}", a.key_dim, a.value_dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn too_wide_with(kv_heads: usize, dim: usize, kv: KvLayout) -> Option<String> {
+        let a = Attention {
+            heads: 8,
+            kv_heads,
+            key_dim: dim,
+            value_dim: dim,
+            scale: 1.0,
+            causal: true,
+            softcap: None,
+            window: None,
+            sinks: None,
+        };
+        let slot = KvSlot { kv_heads, key_dim: dim, value_dim: dim, window: None };
+        attention_too_wide(kv, &a, &slot)
+    }
+
+    #[test]
+    fn heads_that_no_block_can_take_are_named() {
+        assert_eq!(too_wide_with(2, 512, KvLayout::F16), None);
+        assert_eq!(too_wide_with(8, 1024, KvLayout::F16), None);
+        let results = "heads of 1024 + 1024: 4096 results of a block's 2048";
+        assert_eq!(too_wide_with(2, 1024, KvLayout::F16).as_deref(), Some(results));
+        let bytes = "heads of 4096 + 4096: 198656 bytes of a block's 114688";
+        assert_eq!(too_wide_with(2, 4096, KvLayout::F16).as_deref(), Some(bytes));
+    }
+}

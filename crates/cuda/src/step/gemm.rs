@@ -1,0 +1,132 @@
+//! GEMMs of many rows: by `wide` on Hopper, by `mul` elsewhere and for 2:4 weights. Matmuls of experts
+//! are grouped GEMMs over permuted rows.
+
+use bodkin_backend::Result;
+
+use super::{Step, THREADS};
+use crate::constants::{MAX_WIDTH, MUL_WIDTH, WIDTHS};
+use crate::lower::{Experts, Matmul, Value};
+use crate::packed::MmaLayout;
+use crate::parameters as p;
+use crate::shared_memory::{MUL_BYTES, wide_bytes};
+use crate::sizes::Pairs;
+
+/// Threads of a block of `wide`: two consumer warp groups and a producer.
+const WIDE_THREADS: usize = 3 * 128;
+/// Threads of the block that permutes rows by their experts.
+const PERMUTE_THREADS: usize = 1024;
+
+impl Step<'_> {
+    /// Launches a matmul of more rows than `dot` takes.
+    pub(super) fn launch_gemm(
+        &self,
+        parameters: &p::Matmul,
+        matmul: &Matmul,
+        layout: MmaLayout,
+    ) -> Result<()> {
+        let kernels = self.kernels.of(layout);
+        let rows = parameters.rows as usize;
+        let experts = matmul.experts.map(|experts| (experts, Pairs::of(rows, &experts)));
+        let pairs = experts.map(|(_, pairs)| pairs);
+        let groups = |width: usize| pairs.map_or(rows.div_ceil(width), |pairs| pairs.groups(width));
+        let tiles = (parameters.tiles as usize).div_ceil(if matmul.is_gated() { 4 } else { 8 });
+        let gated = usize::from(matmul.is_gated());
+        let Some(wide) = &kernels.wide else {
+            let gemm = self.gemm_parameters(parameters, experts, MUL_WIDTH)?;
+            let grid = [tiles, groups(MUL_WIDTH), 1];
+            let kernel = kernels.mul[gated];
+            // SAFETY: the weights have these shapes, and values room for the step's rows.
+            return unsafe { self.device.launch(kernel, grid, THREADS, MUL_BYTES, &gemm) };
+        };
+        // The count that a width's relative time multiplies: groups of rows with the same expert, or
+        // waves of blocks.
+        let waves = |i: usize| match pairs {
+            Some(pairs) => pairs.expected_groups(WIDTHS[i].0),
+            None => {
+                let blocks = groups(WIDTHS[i].0) * tiles;
+                blocks.div_ceil(self.device.processors as usize) as f64
+            }
+        };
+        let i = usize::from(waves(1) * WIDTHS[1].1 <= waves(0) * WIDTHS[0].1);
+        let width = WIDTHS[i].0;
+        let mut gemm = self.gemm_parameters(parameters, experts, width)?;
+        self.swizzle(&mut gemm, matmul.input, pairs)?;
+        let (grid, bytes) = ([groups(width), tiles, 1], wide_bytes(layout, width));
+        // SAFETY: as above.
+        unsafe { self.device.launch(wide[i][gated], grid, WIDE_THREADS, bytes, &gemm) }
+    }
+
+    /// The parameters of a GEMM. Rows with experts are permuted, unless the last GEMM's permutation
+    /// is the same.
+    fn gemm_parameters(
+        &self,
+        matmul: &p::Matmul,
+        experts: Option<(Experts, Pairs)>,
+        width: usize,
+    ) -> Result<p::Gemm> {
+        let gemm = p::Gemm {
+            matmul: *matmul,
+            panel_rows: MAX_WIDTH as u32,
+            outputs_per_input: 1,
+            ..p::Gemm::default()
+        };
+        let Some((experts, pairs)) = experts else { return Ok(gemm) };
+        let gemm = p::Gemm {
+            groups: self.at.groups,
+            permutation: self.at.permutation,
+            panel_rows: pairs.permuted_rows() as u32,
+            outputs_per_input: if experts.is_shared { experts.used as u32 } else { 1 },
+            ..gemm
+        };
+        let key = Some((experts.route, matmul.rows, experts.used, width));
+        if self.permuted.replace(key) == key {
+            return Ok(gemm);
+        }
+        // The next permutation may order an expert's rows differently.
+        self.swizzled.set(None);
+        let parameters = p::PermuteExperts {
+            route: matmul.route,
+            groups: gemm.groups,
+            permutation: gemm.permutation,
+            route_stride: matmul.route_stride,
+            rows: matmul.rows,
+            experts_used: matmul.experts_used,
+            experts: pairs.experts as u32,
+            group_rows: width as u32,
+            max_groups: pairs.groups(width) as u32,
+            permuted_rows: gemm.panel_rows,
+            padding: 0,
+        };
+        let (kernel, shared) = (self.kernels.group, 4 * pairs.experts);
+        // SAFETY: there is room for the groups and the permutation of the largest step.
+        unsafe { self.device.launch(kernel, [1, 1, 1], PERMUTE_THREADS, shared, &parameters) }?;
+        Ok(gemm)
+    }
+
+    /// Swizzles the input for `wide`, unless the last swizzled input is the same: a step makes each
+    /// value once.
+    fn swizzle(&self, gemm: &mut p::Gemm, input: Value, pairs: Option<Pairs>) -> Result<()> {
+        let matmul = &mut gemm.matmul;
+        let from = std::mem::replace(&mut matmul.input, self.at.swizzled);
+        let key = Some((input, matmul.gathers_outputs == 1, pairs.is_some()));
+        if self.swizzled.replace(key) == key {
+            return Ok(());
+        }
+        let rows = pairs.map_or(matmul.rows as usize, Pairs::permuted_rows);
+        let parameters = p::SwizzleInput {
+            input: from,
+            metadata: matmul.metadata,
+            permutation: gemm.permutation,
+            out: self.at.swizzled,
+            stride: matmul.input_stride,
+            chunks: matmul.chunks,
+            rows: rows as u32,
+            gathers_outputs: matmul.gathers_outputs,
+            panel_rows: gemm.panel_rows,
+            outputs_per_input: gemm.outputs_per_input,
+        };
+        let grid = [(matmul.chunks as usize).div_ceil(8), rows.div_ceil(8), 1];
+        // SAFETY: there is room for the widest input of the largest step.
+        unsafe { self.device.launch(self.kernels.interleave, grid, THREADS, 0, &parameters) }
+    }
+}

@@ -1,0 +1,215 @@
+//! Matmuls, the choice of experts, and the sum of their results.
+
+use bodkin_backend::Result;
+use bodkin_model::Gating;
+
+use super::rows::act_number;
+use super::{Step, THREADS};
+use crate::constants::GEMV_ROWS;
+use crate::lower::{Content, Epilogue, InputNorm, Matmul, Route, Value};
+use crate::packed::{MmaLayout, PackedLayout, Shape};
+use crate::parameters as p;
+use crate::shared_memory::{dot_bytes, route_bytes};
+
+/// Threads of a block of `exact`, the kernel for f32 weights, and rows of its input.
+const EXACT_THREADS: usize = 512;
+const EXACT_ROWS: usize = 8;
+/// Threads of a block that chooses experts.
+const ROUTE_THREADS: usize = 512;
+/// Blocks of `dot` for each multiprocessor.
+const DOT_BLOCKS: usize = 2;
+
+impl Step<'_> {
+    pub(super) fn matmul(&self, rows: usize, matmul: &Matmul) -> Result<()> {
+        let shape = &self.weights[matmul.operands[0].weight.0].shape;
+        let parameters = self.matmul_parameters(rows, matmul);
+        match shape.layout {
+            PackedLayout::F32 => self.launch_f32(&parameters, shape.rows),
+            PackedLayout::Mma(layout) if rows > GEMV_ROWS => {
+                self.launch_gemm(&parameters, matmul, layout)
+            }
+            PackedLayout::Mma(layout) => {
+                self.launch_gemv(&parameters, (layout, shape), matmul.is_gated())
+            }
+        }
+    }
+
+    /// The parameters of a matmul.
+    pub(super) fn matmul_parameters(&self, rows: usize, matmul: &Matmul) -> p::Matmul {
+        let Matmul { input, is_outputs, norm, operands, epilogue, experts } = matmul;
+        let first = &self.weights[operands[0].weight.0];
+        let mut parameters = p::Matmul {
+            input: self.address(*input),
+            metadata: self.at.metadata,
+            input_stride: self.stride(*input),
+            matrix_count: operands.len() as u32,
+            chunks: first.shape.chunks() as u32,
+            slice_chunks: first.shape.slice_chunks() as u32,
+            slices: first.shape.slices() as u32,
+            rows: rows as u32,
+            gathers_outputs: u32::from(*is_outputs),
+            cols: first.shape.cols as u32,
+            ..p::Matmul::default()
+        };
+        if let (Some(norm), true) = (norm, self.inlines_norms()) {
+            self.normalize_input(&mut parameters, norm);
+        }
+        let (is_gated, used) = (matmul.is_gated(), matmul.used());
+        for (matrix, operand) in parameters.matrices.iter_mut().zip(operands) {
+            let weight = &self.weights[operand.weight.0];
+            let columns = |value| self.columns(value, &weight.shape, used);
+            let (out, out_stride) = operand.out.map_or((0, 0), columns);
+            *matrix = p::Matrix {
+                packed: weight.packed,
+                scales: weight.row_scales,
+                bias: self.vector(operand.bias),
+                out,
+                out_stride,
+                rows: weight.shape.rows as u32,
+                tiles: weight.shape.tiles() as u32,
+                first_tile: if is_gated { 0 } else { parameters.tiles },
+            };
+            parameters.tiles =
+                if is_gated { matrix.tiles } else { parameters.tiles + matrix.tiles };
+        }
+        match epilogue {
+            Epilogue::None => {}
+            Epilogue::Add(value) => {
+                (parameters.residual, parameters.residual_stride) =
+                    self.columns(*value, &first.shape, used);
+            }
+            Epilogue::Gate { act, out } => {
+                parameters.act = act_number(*act);
+                let (address, stride) = self.columns(*out, &first.shape, used);
+                match self.content(*out) {
+                    Content::Halves(_) => {
+                        (parameters.half_out, parameters.half_stride) = (address, stride);
+                    }
+                    Content::Floats(_) => {
+                        parameters.matrices[0].out = address;
+                        parameters.matrices[0].out_stride = stride;
+                    }
+                }
+            }
+        }
+        if let Some(experts) = experts {
+            (parameters.route, parameters.route_stride) = self.place(experts.route);
+            parameters.experts_used = experts.used as u32;
+            parameters.shares_input = u32::from(experts.is_shared);
+        }
+        parameters
+    }
+
+    /// Lets a matmul compute the norm of its input.
+    pub(super) fn normalize_input(&self, matmul: &mut p::Matmul, norm: &InputNorm) {
+        matmul.norm_input = self.address(norm.input);
+        matmul.norm_weight = self.vector(Some(norm.weight));
+        matmul.norm_eps = norm.eps;
+    }
+
+    /// The address of the results of a device's rows of a weight in a value with `used` of them in a
+    /// row, side by side, and their distance in elements.
+    pub(crate) fn columns(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
+        let content = self.content(value);
+        let offset = content.element_bytes() * shape.first_row;
+        (self.address(value) + offset as u64, content.result_stride(used) as u32)
+    }
+
+    /// Launches a matmul with `weights` rows of f32 weights.
+    fn launch_f32(&self, matmul: &p::Matmul, weights: usize) -> Result<()> {
+        let rows = matmul.rows as usize;
+        let inputs = match matmul.experts_used {
+            0 => rows.div_ceil(EXACT_ROWS),
+            used => rows * used as usize,
+        };
+        // Where there are many, a block takes four rows of weights.
+        let (kernel, weights) = match rows > GEMV_ROWS {
+            true => (self.kernels.exact[1], weights.div_ceil(4)),
+            false => (self.kernels.exact[0], weights),
+        };
+        // SAFETY: the weights have these shapes, and values room for the step's rows.
+        unsafe { self.device.launch(kernel, [weights, inputs, 1], EXACT_THREADS, 0, matmul) }
+    }
+
+    fn launch_gemv(
+        &self,
+        matmul: &p::Matmul,
+        (layout, shape): (MmaLayout, &Shape),
+        is_gated: bool,
+    ) -> Result<()> {
+        let (rows, tiles) = (matmul.rows as usize, matmul.tiles as usize);
+        let (wide, columns) = match matmul.experts_used {
+            0 => (usize::from(rows > 8), 1),
+            used => (0, rows * used as usize),
+        };
+        let processors = self.device.processors as usize;
+        let work = tiles.div_ceil(shape.tiles_per_block());
+        let blocks = (DOT_BLOCKS * processors).div_ceil(columns);
+        let grid = [work.min(blocks), columns, 1];
+        let kernel = self.kernels.of(layout).dot[wide][usize::from(is_gated)];
+        let cols = if matmul.experts_used == 0 { rows } else { 1 };
+        // Shared memory holds a single row of input, too.
+        let is_cached = matmul.experts_used == 0 && rows == 1;
+        let cached = if is_cached { matmul.input_stride as usize } else { 0 };
+        let shared = dot_bytes(layout, is_gated, cols, cached);
+        // SAFETY: the weights have these shapes, values room for the step's rows, and the routed
+        // experts are below their number.
+        unsafe { self.device.launch(kernel, grid, THREADS, shared, matmul) }
+    }
+
+    pub(super) fn route(&self, rows: usize, route: &Route) -> Result<()> {
+        let (grid, shared) = ([rows, 1, 1], route_bytes(&route.routing));
+        let parameters = self.route_parameters(route);
+        // SAFETY: there are counts of all experts.
+        unsafe { self.device.launch(self.kernels.route, grid, ROUTE_THREADS, shared, &parameters) }
+    }
+
+    /// The parameters of a choice of experts.
+    pub(super) fn route_parameters(&self, route: &Route) -> p::Route {
+        let Route { input, bias, routing, index, out } = route;
+        p::Route {
+            scores: self.address(*input),
+            bias: self.vector(*bias),
+            out: self.address(*out),
+            counts: self.at.expert_counts[*index],
+            scale: routing.scale,
+            stride: self.stride(*input),
+            out_stride: self.stride(*out),
+            experts: routing.experts as u32,
+            experts_used: routing.used as u32,
+            groups: routing.groups as u32,
+            groups_used: routing.groups_used as u32,
+            gating: match routing.gating {
+                Gating::Softmax => 0,
+                Gating::Sigmoid => 1,
+                Gating::SoftmaxOfChosen => 2,
+            },
+            normalize: u32::from(routing.normalize),
+            padding: 0,
+        }
+    }
+
+    pub(super) fn expert_sum(
+        &self,
+        rows: usize,
+        input: Value,
+        route: Value,
+        out: Value,
+    ) -> Result<()> {
+        let width = self.content(out).stride();
+        let parameters = p::ExpertSum {
+            x: self.address(input),
+            route: self.address(route),
+            out: self.address(out),
+            stride: self.stride(input),
+            route_stride: self.stride(route),
+            out_stride: self.stride(out),
+            width: width as u32,
+            experts_used: self.stride(route) / 2,
+            padding: 0,
+        };
+        let grid = self.elements(rows, width);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.expert_sum, grid, THREADS, 0, &parameters) }
+    }
+}

@@ -1,0 +1,84 @@
+//! The persistent kernel: the list of its stages, and its launch.
+
+use bodkin_backend::Result;
+
+use super::Step;
+use crate::constants::PERSISTENT_WARPS;
+use crate::driver::Kernel;
+use crate::lower::MatmulFusion;
+use crate::packed::{MmaLayout, PackedLayout};
+use crate::parameters as p;
+use crate::persistent::{FIXED_BYTES, Persistent, PersistentStage};
+
+/// Threads of a block: the warps that compute, and four for the producer.
+const THREADS: usize = 32 * PERSISTENT_WARPS + 128;
+/// Codes of a stage's op, as in `kernels/persistent.cuh`: a layout's index for a matmul, with `GATED`
+/// added where it is gated.
+const GATED: u32 = 16;
+const ATTENTION: u32 = 32;
+const NORM: u32 = 33;
+const EXACT: u32 = 34;
+const ROUTE: u32 = 35;
+
+impl Step<'_> {
+    /// The stages of the persistent kernel as it reads them.
+    pub(crate) fn persistent_stages(&self, persistent: &Persistent) -> Vec<p::Stage> {
+        persistent.list(self.program).map(|stage| self.persistent_stage(&stage)).collect()
+    }
+
+    fn persistent_stage(&self, stage: &PersistentStage<'_>) -> p::Stage {
+        match stage {
+            PersistentStage::Matmul(matmul, fusion) => {
+                let mut parameters = self.matmul_parameters(1, matmul);
+                match fusion {
+                    MatmulFusion::None => {}
+                    MatmulFusion::Norm(norm) => self.normalize_input(&mut parameters, norm),
+                    MatmulFusion::Sum { added, out } => {
+                        parameters.residual = self.address(*added);
+                        // The partial results that blocks leave to those that sum them.
+                        parameters.matrices[1].out = parameters.matrices[0].out;
+                        parameters.matrices[0].out = self.address(*out);
+                    }
+                }
+                let op = match self.weights[matmul.operands[0].weight.0].shape.layout {
+                    PackedLayout::F32 => EXACT,
+                    PackedLayout::Mma(layout) => matmul_op(layout, matmul.is_gated()),
+                };
+                p::Stage::new(op, &parameters)
+            }
+            PersistentStage::Attend(attend) => {
+                let mut parameters = self.attend_parameters(1, attend, true);
+                parameters.partials = self.at.polled_partials;
+                p::Stage::new(ATTENTION, &parameters)
+            }
+            PersistentStage::Norm(norm) => p::Stage::new(NORM, &self.norm_parameters(norm)),
+            PersistentStage::Route(route) => p::Stage::new(ROUTE, &self.route_parameters(route)),
+        }
+    }
+
+    /// Launches the persistent kernel.
+    pub(crate) fn run_persistent(&self, kernel: Kernel, persistent: &Persistent) -> Result<()> {
+        let last_input = persistent.last_input;
+        let last_input_bytes = self.program.values[last_input.0].bytes(1, 1);
+        let parameters = p::PersistentStep {
+            stages: self.at.persistent_stages,
+            metadata: self.at.metadata,
+            values: self.at.non_aliased,
+            last_input: self.address(last_input),
+            stage_count: persistent.list(self.program).count() as u32,
+            workspace_bytes: persistent.workspace_bytes as u32,
+            values_len: (self.sizes.early_release_bytes / 16) as u32,
+            last_input_len: last_input_bytes.div_ceil(16) as u32,
+        };
+        let grid = [self.device.processors as usize, 1, 1];
+        let shared = FIXED_BYTES + persistent.workspace_bytes;
+        // SAFETY: the list has as many stages, whose values have memory of their own, which ends
+        // at multiples of 16 bytes.
+        unsafe { self.device.launch(kernel, grid, THREADS, shared, &parameters) }
+    }
+}
+
+/// The op code of a matmul.
+fn matmul_op(layout: MmaLayout, is_gated: bool) -> u32 {
+    layout as u32 + if is_gated { GATED } else { 0 }
+}
