@@ -6,8 +6,8 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use bodkin_cpu::Simd;
-use bodkin_cpu::linear::{Activations, Kind, OutRows, PackedWeight, ROOM, multiply};
+use bodkin_cpu::Isa;
+use bodkin_cpu::linear::{Activations, OutRows, PackedLayout, PackedWeight, SCRATCH_LEN, matmul};
 
 const ROWS: usize = 8192;
 const COLS: usize = 2048;
@@ -22,18 +22,18 @@ fn main() {
     #[cfg(target_arch = "x86_64")]
     println!("int8 products: {}", two(|threads| format!("{:.0} Gop/s", peak::speed(threads))));
     println!(
-        "kind    level      pack GB/s  decode GB/s (1, 2 threads)  prefill Gop/s (1, 2 threads)"
+        "layout    level      pack GB/s  decode GB/s (1, 2 threads)  prefill Gop/s (1, 2 threads)"
     );
-    for &kind in Kind::ALL {
-        let name = format!("{kind:?}");
+    for &layout in PackedLayout::ALL {
+        let name = format!("{layout:?}");
         if names.is_empty() || names.iter().any(|n| n.eq_ignore_ascii_case(&name)) {
-            measure(kind, &name);
+            measure(layout, &name);
         }
     }
 }
 
-fn measure(kind: Kind, name: &str) {
-    let format = kind.format();
+fn measure(layout: PackedLayout, name: &str) {
+    let format = layout.format();
     let row_bytes = format.row_bytes(COLS).expect("2048 is a multiple of all blocks");
     // Codes 0x71 and scales 0x7171 (f16) are ordinary numbers in every format.
     let source = vec![0x71; ROWS * row_bytes];
@@ -43,22 +43,22 @@ fn measure(kind: Kind, name: &str) {
     while weights.len() * weights[0].bytes() < DECODE_BYTES {
         weights.push(PackedWeight::pack(format, &source, ROWS, COLS));
     }
-    let levels: Vec<Simd> = match std::env::var_os("BODKIN_CPU") {
-        None => Simd::available().collect(),
-        Some(_) => Simd::from_env().into_iter().collect(),
+    let levels: Vec<Isa> = match std::env::var_os("BODKIN_CPU") {
+        None => Isa::available().collect(),
+        Some(_) => Isa::from_env().into_iter().collect(),
     };
-    for simd in levels.into_iter().rev() {
+    for isa in levels.into_iter().rev() {
         let bytes = weights.len() * weights[0].bytes();
         let decode = |threads| {
-            let seconds = product_seconds(simd, &weights, 1, threads);
+            let seconds = product_seconds(isa, &weights, 1, threads);
             format!("{:.1} of {:.1}", bytes as f64 / seconds / 1e9, read_speed(threads))
         };
         let prefill = |threads| {
-            let seconds = product_seconds(simd, &weights[..1], TOKENS, threads);
+            let seconds = product_seconds(isa, &weights[..1], TOKENS, threads);
             format!("{:.0}", 2.0 * (ROWS * COLS * TOKENS) as f64 / seconds / 1e9)
         };
         let (decode, prefill) = (two(decode), two(prefill));
-        println!("{name:7} {:10} {pack_speed:5.1}      {decode:28} {prefill}", simd.name());
+        println!("{name:7} {:10} {pack_speed:5.1}      {decode:28} {prefill}", isa.name());
     }
 }
 
@@ -72,14 +72,14 @@ fn share(count: usize, thread: usize, threads: usize) -> Range<usize> {
 }
 
 /// The best of three runs over all weights.
-fn product_seconds(simd: Simd, weights: &[PackedWeight], tokens: usize, threads: usize) -> f64 {
-    let form = weights[0].kind().form(simd);
-    let mut x = Activations::with_bytes(form.bytes(tokens, COLS));
-    let filling = x.fill(form, tokens, COLS);
+fn product_seconds(isa: Isa, weights: &[PackedWeight], tokens: usize, threads: usize) -> f64 {
+    let format = weights[0].layout().activation_format(isa);
+    let mut x = Activations::with_bytes(format.bytes(tokens, COLS));
+    let writer = x.reshape(format, tokens, COLS);
     let row: Vec<f32> = (0..COLS).map(|i| (i % 17) as f32 - 8.0).collect();
     for token in 0..tokens {
         // SAFETY: one thread.
-        unsafe { filling.set(simd, token, &row) }
+        unsafe { writer.set(isa, token, &row) }
     }
     let mut out = vec![0.0; tokens * ROWS];
     let out = OutRows::new(&mut out, ROWS);
@@ -88,11 +88,11 @@ fn product_seconds(simd: Simd, weights: &[PackedWeight], tokens: usize, threads:
             for thread in 0..threads {
                 let x = &x;
                 scope.spawn(move || {
-                    let room = &mut vec![0.0; ROOM];
+                    let room = &mut vec![0.0; SCRATCH_LEN];
                     for weight in weights {
                         let panels = share(weight.panels(), thread, threads);
                         // SAFETY: threads have disjoint panels.
-                        unsafe { multiply(simd, weight, None, panels, x, 0..tokens, out, room) }
+                        unsafe { matmul(isa, weight, None, panels, x, 0..tokens, out, room) }
                     }
                 });
             }
@@ -137,13 +137,13 @@ fn read_speed(threads: usize) -> f64 {
 mod peak {
     use std::arch::x86_64::*;
 
-    use super::{Simd, best_of_three};
+    use super::{Isa, best_of_three};
 
     const ROUNDS: usize = 20_000_000;
     const CHAINS: usize = 12;
 
     pub(super) fn speed(threads: usize) -> f64 {
-        if Simd::detect().name() != "avx512" {
+        if Isa::detect().name() != "avx512" {
             return f64::NAN;
         }
         let seconds = best_of_three(|| {

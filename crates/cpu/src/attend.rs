@@ -190,7 +190,7 @@ impl Attend<'_> {
         let span = &self.step.batch.spans[work.span];
         let table = &span.tables[self.step.slot_tables[self.slot]];
         part.clear();
-        attend_segment(self.step.simd, &tile, self.step.kv[self.slot], table, segment, part);
+        attend_segment(self.step.isa, &tile, self.step.kv[self.slot], table, segment, part);
     }
 
     fn write(&self, work: &Work, total: &Sums<'_>) {

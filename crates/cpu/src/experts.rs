@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use crate::linear::{Forms, OutRows, multiply};
+use crate::linear::{ActivationFormats, OutRows, matmul};
 use crate::lower::{Place, Product, Sorting};
 use crate::pool::Worker;
 use crate::shared::Shared;
@@ -159,20 +159,20 @@ impl Step<'_> {
         input: Place,
         cols: usize,
         sorting: usize,
-        forms: Forms,
+        formats: ActivationFormats,
     ) {
         let used = self.program.sortings[sorting].used;
         let count = self.batch.tokens.len() * used;
         // SAFETY: the stage that sorts lies before a barrier.
         let places = unsafe { self.sorted[sorting].places.part(row * used..(row + 1) * used) };
         let x = self.read(input, row);
-        for form in forms.iter() {
-            let activations = self.activations(form, count, cols);
+        for format in formats.iter() {
+            let activations = self.activations(format, count, cols);
             for (i, &place) in places.iter().enumerate() {
                 // One part of the input for each expert, or the whole for all of them.
                 let part = if x.len() == cols { x } else { &x[i * cols..(i + 1) * cols] };
                 // SAFETY: one thread sets this row; products read it after a barrier.
-                unsafe { activations.filling().set(self.simd, place as usize, part) };
+                unsafe { activations.writer().set(self.isa, place as usize, part) };
             }
         }
     }
@@ -245,7 +245,8 @@ impl Step<'_> {
             let bias = self.weights[id.0].vector.as_deref().expect("prepared as a vector");
             &bias[expert * matrix.rows()..][..matrix.rows()]
         });
-        let activations = self.activations(matrix.kind().form(self.simd), count, cols);
+        let activations =
+            self.activations(matrix.layout().activation_format(self.isa), count, cols);
         let (buffer, stride) = self.buffer(product.out);
         assert!(self.batch.tokens.len() * stride <= buffer.len(), "room for every row");
         let scratch = self.scratch[worker.index];
@@ -255,7 +256,7 @@ impl Step<'_> {
             let pairs = self.sorted[sorting].pairs.part(0..count);
             let out = OutRows::scattered(buffer.start(), stride, pairs, used, matrix.rows());
             let room = scratch.part_mut(0..scratch.len());
-            multiply(self.simd, matrix, bias, panels, &activations, tokens, out, room);
+            matmul(self.isa, matrix, bias, panels, &activations, tokens, out, room);
         }
     }
 }

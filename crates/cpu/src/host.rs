@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::linear::Memory;
+use crate::isa::Isa;
+use crate::memory::AlignedMemory;
 use crate::pool::Pool;
 use crate::shared::Shared;
-use crate::simd::Simd;
 use crate::vector::{Vector, dispatch};
 
 /// Larger than most last-level caches; less where memory is short.
@@ -15,10 +15,10 @@ const BYTES_MAX: u64 = 512 << 20;
 const PASSES: usize = 4;
 
 /// Bytes a second that all threads of `pool` read together.
-pub(crate) fn bandwidth(simd: Simd, pool: &mut Pool) -> f64 {
+pub(crate) fn bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
     let quarter = available_memory().map_or(BYTES_MAX, |bytes| bytes / 4);
     let len = quarter.clamp(1 << 20, BYTES_MAX) as usize;
-    let mut memory = Memory::zeroed(len);
+    let mut memory = AlignedMemory::zeroed(len);
     let bytes = Shared::new(memory.bytes_mut());
     let part = |share: std::ops::Range<usize>| share.start / 64 * 64..share.end / 64 * 64;
     // Pages that were never written are all the same page of zeros.
@@ -30,7 +30,7 @@ pub(crate) fn bandwidth(simd: Simd, pool: &mut Pool) -> f64 {
         pool.run(&|worker| {
             // SAFETY: nobody writes any more.
             let bytes = unsafe { bytes.part(part(worker.share(len))) };
-            let sum = dispatch!(simd, read_all(bytes: &[u8]) -> f32);
+            let sum = dispatch!(isa, read_all(bytes: &[u8]) -> f32);
             assert!(sum >= 0.0, "the bytes were read");
         });
         best = best.min(start.elapsed().as_secs_f64());

@@ -10,9 +10,9 @@ use bodkin_gguf::Format;
 use bodkin_model::{KvSlot, Plan};
 use half::f16;
 
-use crate::linear::{Memory, Number};
+use crate::isa::Isa;
+use crate::memory::{AlignedMemory, Number};
 use crate::shared::Shared;
-use crate::simd::Simd;
 use crate::vector::{LANES, Vector, dispatch};
 
 /// Elements of a head that share a scale.
@@ -133,8 +133,8 @@ unsafe fn within<V: Vector>(x: V, most: f32) -> V {
 
 /// The pages of one slot.
 pub(crate) struct KvPages {
-    keys: Memory,
-    values: Memory,
+    keys: AlignedMemory,
+    values: AlignedMemory,
 }
 
 /// Keys and values of a slot.
@@ -254,9 +254,9 @@ impl KvView {
     /// # Safety
     ///
     /// No other thread touches this token of this page before the next barrier.
-    pub(crate) unsafe fn store(self, simd: Simd, at: (usize, usize), k: &[f32], v: &[f32]) {
+    pub(crate) unsafe fn store(self, isa: Isa, at: (usize, usize), k: &[f32], v: &[f32]) {
         let view = self;
-        dispatch!(simd, store(view: KvView, at: (usize, usize), k: &[f32], v: &[f32]));
+        dispatch!(isa, store(view: KvView, at: (usize, usize), k: &[f32], v: &[f32]));
     }
 }
 
@@ -361,7 +361,7 @@ impl KvPages {
     /// So many pages of zeros.
     pub(crate) fn new(layout: &KvLayout, pages: usize) -> KvPages {
         let (keys, values) = layout.page_len();
-        let zeroed = |len| Memory::zeroed(pages * len * layout.precision.bytes());
+        let zeroed = |len| AlignedMemory::zeroed(pages * len * layout.precision.bytes());
         KvPages { keys: zeroed(keys), values: zeroed(values) }
     }
 
@@ -390,8 +390,8 @@ mod tests {
         unsafe { rounded::<V, i8>(x) }
     }
 
-    fn bytes(simd: Simd, x: &[f32]) -> Vec<u8> {
-        let (codes, scale) = dispatch!(simd, round(x: &[f32]) -> ([i8; BLOCK], u16));
+    fn bytes(isa: Isa, x: &[f32]) -> Vec<u8> {
+        let (codes, scale) = dispatch!(isa, round(x: &[f32]) -> ([i8; BLOCK], u16));
         scale.to_le_bytes().into_iter().chain(codes.map(|code| code as u8)).collect()
     }
 
@@ -402,21 +402,21 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 8) as f32 / (1 << 23) as f32 - 1.0
         };
-        for simd in Simd::available() {
+        for isa in Isa::available() {
             for exponent in -45..22 {
                 let block: Vec<f32> = (0..BLOCK).map(|_| random() * 2f32.powi(exponent)).collect();
                 let wanted = Format::Q8_0.encode(&block, BLOCK).expect("a quantiser");
-                assert_eq!(bytes(simd, &block), wanted, "{simd} {block:?}");
+                assert_eq!(bytes(isa, &block), wanted, "{isa} {block:?}");
                 // The rest of a shorter block is zero.
                 let mut shorter = block.clone();
                 shorter[20..].fill(0.0);
-                assert_eq!(bytes(simd, &block[..20]), bytes(simd, &shorter), "{simd}");
+                assert_eq!(bytes(isa, &block[..20]), bytes(isa, &shorter), "{isa}");
             }
             // Nothing that is no number is left of what is none.
             for odd in [f32::INFINITY, f32::NEG_INFINITY, f32::MAX] {
-                let kept = bytes(simd, &[1.0, odd]);
+                let kept = bytes(isa, &[1.0, odd]);
                 let scale = f16::from_le_bytes([kept[0], kept[1]]).to_f32();
-                assert!(scale == MOST_HALF && kept[3] as i8 == 127 * odd.signum() as i8, "{simd}");
+                assert!(scale == MOST_HALF && kept[3] as i8 == 127 * odd.signum() as i8, "{isa}");
             }
         }
     }

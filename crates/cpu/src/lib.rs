@@ -5,9 +5,11 @@
 mod attend;
 mod experts;
 mod host;
+mod isa;
 mod kv;
 pub mod linear;
 mod lower;
+mod memory;
 mod model;
 mod observe;
 mod ops;
@@ -16,9 +18,9 @@ mod pool;
 mod profile;
 mod recurrent;
 mod shared;
-mod simd;
 mod step;
 mod trial;
+mod unroll;
 mod vector;
 mod weights;
 
@@ -28,8 +30,8 @@ use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Re
 use bodkin_gguf::File;
 use bodkin_model::{Plan, StateSlot};
 
+pub use isa::Isa;
 pub use lower::Fusions;
-pub use simd::Simd;
 
 /// How to use this machine's cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ pub struct Cpu {
     /// Threads that compute; the caller of a step is one of them.
     pub threads: usize,
     /// Which vector instructions to use.
-    pub simd: Simd,
+    pub isa: Isa,
     /// Which rewrites of the plan are on.
     pub fusions: Fusions,
     /// Whether weights are repacked into memory at load. If not, they stay in the file's pages and
@@ -73,16 +75,16 @@ impl Cpu {
         if threads == 0 || threads > 1024 {
             return Err(Error::Config(format!("expected 1 to 1024 threads, found {threads}")));
         }
-        let simd = Simd::from_env().map_err(Error::Config)?;
+        let isa = Isa::from_env().map_err(Error::Config)?;
         let (fusions, sparse) = (Fusions::ALL, Sparse::Auto);
         let (repack, skip_inputs, kv_type) = (true, false, KvType::Auto);
-        Ok(Cpu { threads, simd, fusions, repack, sparse, skip_inputs, kv_type })
+        Ok(Cpu { threads, isa, fusions, repack, sparse, skip_inputs, kv_type })
     }
 }
 
 impl Backend for Cpu {
     fn name(&self) -> String {
-        format!("cpu ({}, {} threads)", self.simd, self.threads)
+        format!("cpu ({}, {} threads)", self.isa, self.threads)
     }
 
     fn threads(&self) -> usize {
@@ -95,7 +97,7 @@ impl Backend for Cpu {
 
     fn bandwidth(&self) -> Result<f64> {
         let mut pool = pool::Pool::new(self.threads).expect("threads that have run before");
-        Ok(host::bandwidth(self.simd, &mut pool))
+        Ok(host::bandwidth(self.isa, &mut pool))
     }
 
     fn available_memory(&self) -> Option<u64> {

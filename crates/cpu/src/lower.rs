@@ -7,9 +7,8 @@
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, Op, Plan, PoolKind, Rope, RopeStyle};
 use bodkin_model::{Routing, Rows, Scan, Value, WeightId};
 
-use crate::linear::Forms;
-use crate::simd::Simd;
-use crate::weights::kind;
+use crate::isa::Isa;
+use crate::linear::{ActivationFormats, PackedLayout};
 
 /// Which rewrites are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,11 +79,11 @@ pub(crate) enum RowOp {
     /// The rows of a sequence become one.
     Pool { input: Place, kind: PoolKind, out: Place },
     /// Make the parts of the row, or the row for each part, ready as inputs of experts' products.
-    PrepareExperts { input: Place, cols: usize, sorting: usize, forms: Forms },
+    PrepareExperts { input: Place, cols: usize, sorting: usize, formats: ActivationFormats },
     /// Take for zero what is below the threshold of one of the gated products.
     Mask { values: Place, product: usize },
     /// Make the row ready as the input of products, in the forms that their weights take.
-    Prepare { input: Place, forms: Forms },
+    Prepare { input: Place, formats: ActivationFormats },
 }
 
 impl RowOp {
@@ -182,11 +181,11 @@ pub(crate) struct Program {
 }
 
 /// Turns a plan into stages. The inputs of `masked` products get thresholds.
-pub(crate) fn lower(plan: &Plan, simd: Simd, fusions: Fusions, masked: &[WeightId]) -> Program {
+pub(crate) fn lower(plan: &Plan, isa: Isa, fusions: Fusions, masked: &[WeightId]) -> Program {
     let buffers = plan.buffers();
     let (stages, ropes, sortings) = (vec![], vec![], vec![]);
     let mut lowering =
-        Lowering { plan, simd, fusions, masked, homes: &buffers.of_value, stages, ropes, sortings };
+        Lowering { plan, isa, fusions, masked, homes: &buffers.of_value, stages, ropes, sortings };
     let mut next = 0;
     while next < plan.ops.len() {
         next = lowering.op(next);
@@ -207,7 +206,7 @@ pub(crate) fn lower(plan: &Plan, simd: Simd, fusions: Fusions, masked: &[WeightI
 
 struct Lowering<'a> {
     plan: &'a Plan,
-    simd: Simd,
+    isa: Isa,
     fusions: Fusions,
     masked: &'a [WeightId],
     homes: &'a [Option<usize>],
@@ -228,7 +227,7 @@ impl Lowering<'_> {
             Op::Linear { input, .. } => return self.products(i, *input),
             Op::Logits { input, weight, bias } => {
                 let product = Product { weight: *weight, bias: *bias, out };
-                self.multiply(Rows::Outputs, *input, vec![product]);
+                self.matmul(Rows::Outputs, *input, vec![product]);
                 return i + 1;
             }
             Op::Attention { q, k, v, attention, slot } => {
@@ -321,21 +320,23 @@ impl Lowering<'_> {
             let values = self.place(input);
             self.row(Rows::Tokens, RowOp::Mask { values, product });
         }
-        self.multiply(Rows::Tokens, input, products);
+        self.matmul(Rows::Tokens, input, products);
         next
     }
 
-    fn multiply(&mut self, rows: Rows, input: Value, products: Vec<Product>) {
+    fn matmul(&mut self, rows: Rows, input: Value, products: Vec<Product>) {
         let input = self.place(input);
-        let forms = self.forms(&products);
-        self.row(rows, RowOp::Prepare { input, forms });
+        let formats = self.formats(&products);
+        self.row(rows, RowOp::Prepare { input, formats });
         self.stages.push(Stage::Multiply { rows, input, products });
     }
 
     /// Which forms of activations products want.
-    fn forms(&self, products: &[Product]) -> Forms {
-        let form = |p: &Product| kind(self.plan.weight(p.weight)).form(self.simd);
-        products.iter().map(form).collect()
+    fn formats(&self, products: &[Product]) -> ActivationFormats {
+        let format = |p: &Product| {
+            PackedLayout::planned(self.plan.weight(p.weight).format).activation_format(self.isa)
+        };
+        products.iter().map(format).collect()
     }
 
     /// Lowers the experts' product `first` and, fused, those right after it that have the same
@@ -354,8 +355,8 @@ impl Lowering<'_> {
         }
         let (experts, cols) = shape.expect("the first operation is one");
         let sorting = self.sorting(route, experts);
-        let (forms, input) = (self.forms(&products), self.place(input));
-        self.row(Rows::Tokens, RowOp::PrepareExperts { input, cols, sorting, forms });
+        let (formats, input) = (self.formats(&products), self.place(input));
+        self.row(Rows::Tokens, RowOp::PrepareExperts { input, cols, sorting, formats });
         self.stages.push(Stage::Experts { input, cols, sorting, products });
         next
     }

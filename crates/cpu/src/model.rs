@@ -12,17 +12,18 @@ use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
 use crate::attend::{partials_len, scratch_len};
 use crate::experts::{Sorted, SortedView};
+use crate::isa::Isa;
 use crate::kv::{KvLayout, KvPages, KvView, Precision};
-use crate::linear::{self, Activations, Form, Kind, PackedWeight, ROOM};
+use crate::linear::{ActivationFormat, Activations, PackedLayout, PackedWeight, SCRATCH_LEN};
 use crate::lower::{Fusions, Program, lower};
+use crate::memory::AlignedMemory;
 use crate::observe::Show;
 use crate::pool::Pool;
 use crate::profile::Times;
 use crate::recurrent::{self, States};
 use crate::shared::Shared;
-use crate::simd::Simd;
 use crate::step::Step;
-use crate::weights::{Prepared, Tables, is_by_columns, kind, masked, uses};
+use crate::weights::{Prepared, Tables, is_by_columns, masked, uses};
 use crate::{Cpu, Sparse};
 
 /// The largest need for scratch of each kind, in elements or bytes.
@@ -30,7 +31,7 @@ struct Sizes {
     /// Columns of the widest input with a threshold.
     masked_cols: usize,
     /// Of inputs of products, by their form.
-    input_bytes: [usize; Form::ALL.len()],
+    input_bytes: [usize; ActivationFormat::ALL.len()],
     scratch: usize,
     partials: usize,
 }
@@ -40,7 +41,7 @@ pub(crate) struct CpuModel {
     plan: Arc<Plan>,
     file: Arc<File>,
     limits: Limits,
-    simd: Simd,
+    isa: Isa,
     program: Program,
     pool: Pool,
     weights: Vec<Prepared>,
@@ -66,8 +67,8 @@ struct Buffers {
     kv: Vec<KvView>,
     states: States,
     sorted: Vec<SortedView>,
-    inputs: [Activations; Form::ALL.len()],
-    _floats: Vec<linear::Memory>,
+    inputs: [Activations; ActivationFormat::ALL.len()],
+    _floats: Vec<AlignedMemory>,
     _pages: Vec<KvPages>,
     _sorted: Vec<Sorted>,
 }
@@ -81,9 +82,9 @@ impl Buffers {
         sizes: &Sizes,
         threads: usize,
     ) -> Buffers {
-        let mut owners: Vec<linear::Memory> = Vec::new();
+        let mut owners: Vec<AlignedMemory> = Vec::new();
         let mut floats = |len: usize| {
-            let mut owner = linear::Memory::zeroed(size_of::<f32>() * len);
+            let mut owner = AlignedMemory::zeroed(size_of::<f32>() * len);
             let view = Shared::new(owner.numbers_mut());
             owners.push(owner);
             view
@@ -112,9 +113,9 @@ impl Buffers {
             scratch,
             partials,
             kv,
-            inputs: Form::ALL.map(|form| {
-                let input = Activations::with_bytes(sizes.input_bytes[form as usize]);
-                input.with_index(sizes.masked_cols)
+            inputs: ActivationFormat::ALL.map(|format| {
+                let input = Activations::with_bytes(sizes.input_bytes[format as usize]);
+                input.with_nonzeros(sizes.masked_cols)
             }),
             _floats: owners,
             _pages: pages,
@@ -132,7 +133,7 @@ fn slot_tables(plan: &Plan) -> Vec<usize> {
 fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
     let cols = masked(cpu, plan).into_iter().map(|id| plan.weight(id).cols);
     let masked_cols = cols.max().unwrap_or(0);
-    let (scratch, partials) = (ROOM, 0);
+    let (scratch, partials) = (SCRATCH_LEN, 0);
     let mut sizes = Sizes { masked_cols, input_bytes: [0; _], scratch, partials };
     for op in &plan.ops {
         let (weight, rows) = match op {
@@ -144,12 +145,12 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
             }
             _ => continue,
         };
-        let form = kind(weight).form(cpu.simd);
-        let input_bytes = &mut sizes.input_bytes[form as usize];
-        *input_bytes = (*input_bytes).max(form.bytes(rows, weight.cols));
+        let format = PackedLayout::planned(weight.format).activation_format(cpu.isa);
+        let input_bytes = &mut sizes.input_bytes[format as usize];
+        *input_bytes = (*input_bytes).max(format.bytes(rows, weight.cols));
         // A panel of a weight that is not repacked at load has to fit.
-        let kind = Kind::native(weight.format).unwrap_or(Kind::F32);
-        let panel = kind.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
+        let layout = PackedLayout::native(weight.format).unwrap_or(PackedLayout::F32);
+        let panel = layout.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
         sizes.scratch = sizes.scratch.max(panel);
     }
     for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
@@ -170,7 +171,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         let is_by_columns = masked.contains(&WeightId(id)) && is_by_columns(cpu, w);
         let multiple = if is_by_columns { PackedWeight::GROUP_ROWS } else { 1 };
         let rows = (w.rows / uses.matrices.max(1)).next_multiple_of(multiple);
-        let packed = PackedWeight::bytes_for(kind(w), rows, w.cols);
+        let packed = PackedWeight::bytes_for(PackedLayout::planned(w.format), rows, w.cols);
         let dense = uses.matrices as u64 * packed.expect("no tensor of a file overflows") as u64;
         // Nibbles lie in pairs of rows that are not of one length: a little more than in the file.
         let sparse = w.bytes + w.bytes / 16;
@@ -186,7 +187,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     });
     let pages = plan.slots.iter().zip(slot_tables(plan));
     let values = plan.buffers().bytes(limits.tokens);
-    let program = lower(plan, cpu.simd, Fusions::ALL, &masked);
+    let program = lower(plan, cpu.isa, Fusions::ALL, &masked);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
     let sorted = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens, threads));
     let sorted: usize = sorted.sum();
@@ -215,7 +216,7 @@ impl CpuModel {
         (weights, weight_layouts): (Vec<Prepared>, Vec<WeightLayout>),
     ) -> CpuModel {
         let masked = masked(cpu, &plan);
-        let program = lower(&plan, cpu.simd, cpu.fusions, &masked);
+        let program = lower(&plan, cpu.isa, cpu.fusions, &masked);
         let (sizes, threads) = (sizes(cpu, &plan, limits), pool.threads());
         let memory = Buffers::new(cpu, &plan, &program, limits, &sizes, threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
@@ -232,7 +233,7 @@ impl CpuModel {
             plan,
             file: Arc::clone(file),
             limits: limits.clone(),
-            simd: cpu.simd,
+            isa: cpu.isa,
             program,
             pool,
             weights,
@@ -274,7 +275,7 @@ impl CpuModel {
             }
         });
         let step = Step {
-            simd: self.simd,
+            isa: self.isa,
             program: &self.program,
             plan: &self.plan,
             file: &self.file,

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bodkin_model::Rows;
 
-use crate::linear::ask;
 use crate::lower::{Place, Product, Stage};
+use crate::memory::prefetch_l2;
 use crate::pool::Worker;
 use crate::step::Step;
 
@@ -45,7 +45,7 @@ impl Ahead {
             if self.lines.start >= self.lines.end {
                 return;
             }
-            ask(self.lines.start);
+            prefetch_l2(self.lines.start);
             self.lines.start = self.lines.start.wrapping_add(64);
         }
     }
@@ -67,7 +67,9 @@ impl Step<'_> {
         // Only of the first product: if its place is unknown, nothing is asked for.
         let mut first = None;
         self.parts(products, share, worker.threads, |product, panels| {
-            first.get_or_insert_with(|| self.weights[product.weight.0].matrices[0].place(panels));
+            first.get_or_insert_with(|| {
+                self.weights[product.weight.0].matrices[0].addresses(panels)
+            });
         });
         let mut lines = first.unwrap_or(std::ptr::null()..std::ptr::null());
         lines.end = lines.end.min(lines.start.wrapping_add(AHEAD_BYTES));
@@ -100,7 +102,7 @@ impl Step<'_> {
     }
 
     /// This thread's part of the products of one input.
-    pub(crate) fn multiply(
+    pub(crate) fn matmul(
         &self,
         worker: &Worker<'_>,
         rows: Rows,

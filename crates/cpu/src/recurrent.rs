@@ -114,7 +114,7 @@ impl Step<'_> {
             }
             // SAFETY: as above.
             let out = unsafe { self.columns(out, first + t, columns.clone()) };
-            conv(self.simd, part, &inputs[..=before], out);
+            conv(self.isa, part, &inputs[..=before], out);
         }
         // The last inputs, of which the oldest may have been in the cell already.
         for i in 0..before {
@@ -160,7 +160,7 @@ impl Step<'_> {
                         out: unsafe { self.columns(stage.out, row, columns) },
                     };
                 }
-                scan(self.simd, tokens, state);
+                scan(self.isa, tokens, state);
             }
         }
     }

@@ -9,8 +9,9 @@ use bodkin_model::{Act, EmbedBy, Plan, PoolKind, RopeTable, Rows};
 
 use crate::attend::Attend;
 use crate::experts::SortedView;
+use crate::isa::Isa;
 use crate::kv::KvView;
-use crate::linear::{Activations, Form, Forms, OutRows, multiply};
+use crate::linear::{ActivationFormat, ActivationFormats, Activations, OutRows, matmul};
 use crate::lower::{Place, Product, Program, RowOp, Stage};
 use crate::observe::Show;
 use crate::ops::act;
@@ -19,12 +20,11 @@ use crate::ops::rows::{self, Norm};
 use crate::pieces::{Ahead, FIRST_LINES, WAITING_LINES};
 use crate::pool::Worker;
 use crate::shared::Shared;
-use crate::simd::Simd;
 use crate::weights::{Prepared, read_row};
 
 /// Everything that the threads of a step share.
 pub(crate) struct Step<'a> {
-    pub(crate) simd: Simd,
+    pub(crate) isa: Isa,
     pub(crate) program: &'a Program,
     pub(crate) weights: &'a [Prepared],
     pub(crate) plan: &'a Plan,
@@ -39,7 +39,7 @@ pub(crate) struct Step<'a> {
     /// `[outputs, vocabulary]`.
     pub(crate) logits: Shared<f32>,
     /// The prepared input of the next products, one for each form.
-    pub(crate) inputs: &'a [Activations; Form::ALL.len()],
+    pub(crate) inputs: &'a [Activations; ActivationFormat::ALL.len()],
     pub(crate) kv: &'a [KvView],
     /// The cells of each recurrent state.
     pub(crate) states: &'a [Shared<f32>],
@@ -107,7 +107,7 @@ impl Step<'_> {
                 }
             }
             Stage::Multiply { rows, input, products } => {
-                self.multiply(worker, *rows, *input, products, taken);
+                self.matmul(worker, *rows, *input, products, taken);
             }
             Stage::Sort { sorting } => {
                 if worker.index == 0 {
@@ -226,26 +226,26 @@ impl Step<'_> {
             RowOp::Norm { input, out, kind, weight, bias, eps, groups } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
                 let (weight, bias) = (vector(weight), bias.map(vector));
-                rows::norm(self.simd, x, Norm { kind, weight, bias, eps, groups }, out);
+                rows::norm(self.isa, x, Norm { kind, weight, bias, eps, groups }, out);
             }
             RowOp::Rope { input, out, head_dim, style, rope } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
                 let (cos, sin) = self.read_angles(rope, row);
-                rows::rope(self.simd, style, x, head_dim, (cos, sin), out);
+                rows::rope(self.isa, style, x, head_dim, (cos, sin), out);
             }
             RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
             RowOp::Glu { gate, up, act, out } => self.glu(row, gate, up, act, out),
             RowOp::Act { input, act: kind, out } => {
-                act::act(self.simd, kind, self.copied(input, out, row));
+                act::act(self.isa, kind, self.copied(input, out, row));
             }
             RowOp::Add { a, b, out } => {
-                rows::add(self.simd, self.copied(a, out, row), self.read(b, row));
+                rows::add(self.isa, self.copied(a, out, row), self.read(b, row));
             }
             RowOp::Scale { input, factor, out } => {
                 self.copied(input, out, row).iter_mut().for_each(|x| *x *= factor);
             }
             RowOp::Softcap { input, cap, out } => {
-                rows::cap_in_place(self.simd, self.copied(input, out, row), cap);
+                rows::cap_in_place(self.isa, self.copied(input, out, row), cap);
             }
             RowOp::Slice { input, groups, start, out } => {
                 rows::slice(self.read(input, row), groups, start, self.write(out, row));
@@ -260,16 +260,16 @@ impl Step<'_> {
             }
             RowOp::ExpertSum { input, route, out } => {
                 let (parts, route) = (self.read(input, row), self.read(route, row));
-                rows::weighted_sum(self.simd, parts, route, self.write(out, row));
+                rows::weighted_sum(self.isa, parts, route, self.write(out, row));
             }
             RowOp::Pool { input, kind, out } => self.pool(input, kind, row, out),
             RowOp::Mask { values, product } => {
                 rows::mask(self.write(values, row), self.thresholds[product]);
             }
-            RowOp::PrepareExperts { input, cols, sorting, forms } => {
-                self.prepare_experts(row, input, cols, sorting, forms);
+            RowOp::PrepareExperts { input, cols, sorting, formats } => {
+                self.prepare_experts(row, input, cols, sorting, formats);
             }
-            RowOp::Prepare { input, forms } => self.prepare(rows, row, input, forms),
+            RowOp::Prepare { input, formats } => self.prepare(rows, row, input, formats),
         }
     }
 
@@ -277,9 +277,9 @@ impl Step<'_> {
         let up = self.read(up, row);
         if gate.width != out.width {
             let gate = self.read(gate, row)[0];
-            act::glu_by_one(self.simd, kind, gate, up, self.write(out, row));
+            act::glu_by_one(self.isa, kind, gate, up, self.write(out, row));
         } else {
-            act::glu(self.simd, kind, self.copied(gate, out, row), up);
+            act::glu(self.isa, kind, self.copied(gate, out, row), up);
         }
     }
 
@@ -293,16 +293,16 @@ impl Step<'_> {
     }
 
     /// Makes a row ready as the input of products.
-    fn prepare(&self, rows: Rows, row: usize, input: Place, forms: Forms) {
+    fn prepare(&self, rows: Rows, row: usize, input: Place, formats: ActivationFormats) {
         let from = match rows {
             Rows::Tokens => row,
             Rows::Outputs => self.batch.outputs[row] as usize,
         };
         let x = self.read(input, from);
-        for form in forms.iter() {
-            let activations = self.activations(form, self.count(rows), input.width);
+        for format in formats.iter() {
+            let activations = self.activations(format, self.count(rows), input.width);
             // SAFETY: one thread sets this row; products read it after a barrier.
-            unsafe { activations.filling().set(self.simd, row, x) };
+            unsafe { activations.writer().set(self.isa, row, x) };
         }
     }
 
@@ -325,8 +325,13 @@ impl Step<'_> {
         }
     }
 
-    pub(crate) fn activations(&self, form: Form, rows: usize, cols: usize) -> Activations {
-        self.inputs[form as usize].shaped(form, rows, cols)
+    pub(crate) fn activations(
+        &self,
+        format: ActivationFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Activations {
+        self.inputs[format as usize].shaped(format, rows, cols)
     }
 
     fn set_angles(&self, rope: usize, row: usize) {
@@ -351,7 +356,7 @@ impl Step<'_> {
         let page = span.tables[self.slot_tables[slot]].page(position);
         let (k, v) = (self.read(k, row), self.read(v, row));
         // SAFETY: the cells of this token are written here only, and read after a barrier.
-        unsafe { self.kv[slot].store(self.simd, (page, position % PAGE_TOKENS), k, v) };
+        unsafe { self.kv[slot].store(self.isa, (page, position % PAGE_TOKENS), k, v) };
     }
 
     pub(crate) fn product(
@@ -367,7 +372,8 @@ impl Step<'_> {
             .bias
             .map(|id| self.weights[id.0].vector.as_deref().expect("prepared as a vector"));
         let count = self.count(rows);
-        let activations = self.activations(matrix.kind().form(self.simd), count, input.width);
+        let activations =
+            self.activations(matrix.layout().activation_format(self.isa), count, input.width);
         let (buffer, stride) = self.buffer(product.out);
         assert!(count * stride <= buffer.len(), "room for every row of the result");
         // SAFETY: the buffer has the rows, and this thread alone has taken these panels, so it
@@ -375,7 +381,7 @@ impl Step<'_> {
         unsafe {
             let out = OutRows::from_raw(buffer.start(), stride, count);
             let room = scratch.part_mut(0..scratch.len());
-            multiply(self.simd, matrix, bias, panels, &activations, 0..count, out, room);
+            matmul(self.isa, matrix, bias, panels, &activations, 0..count, out, room);
         }
     }
 }

@@ -4,7 +4,9 @@
 use std::time::Instant;
 
 use crate::Cpu;
-use crate::linear::{Activations, Kind, OutRows, PackedWeight, Rows, SparsePacker, multiply};
+use crate::linear::{
+    Activations, OutRows, PackedLayout, PackedWeight, SourceRows, SparsePacker, matmul,
+};
 use crate::pool::Pool;
 
 /// Bytes of the slice with its zeros: enough for all threads to come into step.
@@ -14,7 +16,7 @@ const RUNS: usize = 16;
 
 /// Packs rows of a sparse format without their zeros, on all threads.
 pub(crate) fn pack_sparse(
-    source: Rows<'_>,
+    source: SourceRows<'_>,
     rows: usize,
     cols: usize,
     pool: &mut Pool,
@@ -30,15 +32,15 @@ pub(crate) fn pack_sparse(
     packer.join(&parts)
 }
 
-/// Packs rows of any format as `kind`, on all threads.
+/// Packs rows of any format as `layout`, on all threads.
 pub(crate) fn pack_dense(
-    kind: Kind,
-    source: Rows<'_>,
+    layout: PackedLayout,
+    source: SourceRows<'_>,
     rows: usize,
     cols: usize,
     pool: &mut Pool,
 ) -> PackedWeight {
-    let mut weight = PackedWeight::zeroed(kind, rows, cols);
+    let mut weight = PackedWeight::zeroed(layout, rows, cols);
     let panels = weight.panels();
     let packer = weight.packer(source);
     // SAFETY: the threads' shares do not overlap.
@@ -49,15 +51,15 @@ pub(crate) fn pack_dense(
 /// How many times as fast the first rows of a sparse format are without their zeros.
 pub(crate) fn speedup(
     cpu: &Cpu,
-    kind: Kind,
-    source: Rows<'_>,
+    layout: PackedLayout,
+    source: SourceRows<'_>,
     rows: usize,
     cols: usize,
     pool: &mut Pool,
 ) -> f64 {
-    let panel = kind.panel_bytes(cols).expect("the weight was checked");
+    let panel = layout.panel_bytes(cols).expect("the weight was checked");
     let rows = rows.min((SLICE_BYTES / panel).max(cpu.threads) * PackedWeight::PANEL_ROWS);
-    let dense = pack_dense(kind, source, rows, cols, pool);
+    let dense = pack_dense(layout, source, rows, cols, pool);
     let sparse = pack_sparse(source, rows, cols, pool);
     let (mut dense_seconds, mut sparse_seconds) = (f64::MAX, f64::MAX);
     for _ in 0..RUNS {
@@ -69,10 +71,10 @@ pub(crate) fn speedup(
 
 /// How long a product with one token takes that reads the weight from memory.
 fn seconds(cpu: &Cpu, weight: &PackedWeight, pool: &mut Pool) -> f64 {
-    let (form, cols) = (weight.kind().form(cpu.simd), weight.cols());
-    let mut x = Activations::with_bytes(form.bytes(1, cols));
+    let (format, cols) = (weight.layout().activation_format(cpu.isa), weight.cols());
+    let mut x = Activations::with_bytes(format.bytes(1, cols));
     // SAFETY: one thread.
-    unsafe { x.fill(form, 1, cols).set(cpu.simd, 0, &vec![1.0; cols]) };
+    unsafe { x.reshape(format, 1, cols).set(cpu.isa, 0, &vec![1.0; cols]) };
     let mut out = vec![0.0; weight.rows()];
     let out = OutRows::new(&mut out, weight.rows());
     weight.evict();
@@ -80,7 +82,7 @@ fn seconds(cpu: &Cpu, weight: &PackedWeight, pool: &mut Pool) -> f64 {
     pool.run(&|worker| {
         let panels = worker.share(weight.panels());
         // SAFETY: the threads' shares do not overlap.
-        unsafe { multiply(cpu.simd, weight, None, panels, &x, 0..1, out, &mut []) }
+        unsafe { matmul(cpu.isa, weight, None, panels, &x, 0..1, out, &mut []) }
     });
     start.elapsed().as_secs_f64()
 }

@@ -8,7 +8,10 @@ use bodkin_backend::{Progress, WeightLayout};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Op, Plan, Weight, WeightId};
 
-use crate::linear::{Form, Kind, PackedWeight, Rows, float_kind, has_columns, pack_columns};
+use crate::linear::{
+    ActivationFormat, PackedLayout, PackedWeight, SourceRows, float_layout, has_columns,
+    pack_columns,
+};
 use crate::pool::Pool;
 use crate::recurrent::transposed;
 use crate::trial::{self, pack_dense, pack_sparse};
@@ -55,13 +58,6 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
     uses
 }
 
-/// How a weight is packed, with zeros or without. Whether a format without a kind of its own fits
-/// half precision can only be told from its values; until they are read, this supposes that it
-/// does.
-pub(crate) fn kind(weight: &Weight) -> Kind {
-    Kind::native(weight.format).unwrap_or(Kind::F16)
-}
-
 /// Reads all weights, on all threads, and says how the sparse ones are kept. With `cpu.repack`,
 /// matrices are packed into memory and the file's pages given back one tensor after the other, so
 /// that both are never held together; without, they stay in the file and are packed whenever they
@@ -87,8 +83,13 @@ pub(crate) fn prepare(
             let choice = choose(cpu, weight, bytes, uses.matrices, (&mut trials, pool));
             let is_sparse = choice.as_ref().is_some_and(|choice| choice.sparse);
             prepared.matrices = if masked.contains(&WeightId(id)) && is_by_columns(cpu, weight) {
-                let source = Rows::new(weight.format, bytes, weight.rows);
-                vec![pack_columns(kind(weight), source, weight.rows, weight.cols)]
+                let source = SourceRows::new(weight.format, bytes, weight.rows);
+                vec![pack_columns(
+                    PackedLayout::planned(weight.format),
+                    source,
+                    weight.rows,
+                    weight.cols,
+                )]
             } else if cpu.repack || choice.is_some() {
                 pack(weight, bytes, uses.matrices, is_sparse, pool)
             } else {
@@ -124,8 +125,9 @@ pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
 pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
     cpu.repack
         && weight.format.base().is_none()
-        && Kind::native(weight.format)
-            .is_some_and(|kind| has_columns(kind) && kind.form(cpu.simd) != Form::Pairs)
+        && PackedLayout::native(weight.format).is_some_and(|layout| {
+            has_columns(layout) && layout.activation_format(cpu.isa) != ActivationFormat::Bf16
+        })
 }
 
 /// How many times as fast weights are without their zeros, by format, rows, columns and share of
@@ -149,8 +151,8 @@ fn choose(
         let dense = base.row_bytes(cols).expect("the weight was checked") * weight.rows;
         let size = weight.bytes as usize * SIZES / dense;
         *trials.entry((weight.format, rows, cols, size)).or_insert_with(|| {
-            let source = Rows::new(weight.format, bytes, weight.rows);
-            trial::speedup(cpu, kind(weight), source, rows, cols, pool)
+            let source = SourceRows::new(weight.format, bytes, weight.rows);
+            trial::speedup(cpu, PackedLayout::planned(weight.format), source, rows, cols, pool)
         })
     });
     let sparse = speedup.map_or(cpu.sparse == Sparse::Always, |speedup| speedup > 1.0);
@@ -166,13 +168,13 @@ fn pack(
     is_sparse: bool,
     pool: &mut Pool,
 ) -> Vec<PackedWeight> {
-    let kind = Kind::native(weight.format);
-    let kind = kind.unwrap_or_else(|| float_kind(weight.format, bytes, weight.cols));
+    let layout = PackedLayout::native(weight.format);
+    let layout = layout.unwrap_or_else(|| float_layout(weight.format, bytes, weight.cols));
     let (rows, cols) = (weight.rows / count, weight.cols);
-    let source = Rows::new(weight.format, bytes, weight.rows);
+    let source = SourceRows::new(weight.format, bytes, weight.rows);
     let matrix = |i: usize| match is_sparse {
         true => pack_sparse(source.from(i * rows), rows, cols, pool),
-        false => pack_dense(kind, source.from(i * rows), rows, cols, pool),
+        false => pack_dense(layout, source.from(i * rows), rows, cols, pool),
     };
     (0..count).map(matrix).collect()
 }
@@ -205,11 +207,11 @@ fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
 /// up the system maps pages around it: in the end the process would hold the whole table.
 pub(crate) struct Tables {
     ids: Vec<WeightId>,
-    /// Rows that may be in memory.
+    /// SourceRows that may be in memory.
     rows: usize,
 }
 
-/// Rows that are looked up before tables are given back; some hundred KiB may come with each.
+/// SourceRows that are looked up before tables are given back; some hundred KiB may come with each.
 const TABLE_ROWS: usize = 16;
 
 impl Tables {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, PageTable, Span};
-use bodkin_cpu::{Cpu, Fusions, Simd, Sparse};
+use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};
 use bodkin_gguf::File;
 
 struct Counting;
@@ -51,13 +51,13 @@ const POSITION: usize = 500;
 #[test]
 fn steps_allocate_nothing() {
     for model in MODELS {
-        for simd in Simd::available() {
+        for isa in Isa::available() {
             for threads in [1, 2] {
                 count(
                     model,
                     &Cpu {
                         threads,
-                        simd,
+                        isa,
                         fusions: Fusions::ALL,
                         repack: true,
                         sparse: Sparse::Always,

@@ -2,15 +2,15 @@
 //! settings that must not change a bit.
 
 use bodkin_backend::{KvType, conformance};
-use bodkin_cpu::{Cpu, Fusions, Simd, Sparse};
+use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};
 
 const ROWS: Fusions = Fusions { rows: true, ..Fusions::NONE };
 const SIBLINGS: Fusions = Fusions { siblings: true, ..Fusions::NONE };
 
-fn cpu(threads: usize, simd: Simd) -> Cpu {
+fn cpu(threads: usize, isa: Isa) -> Cpu {
     Cpu {
         threads,
-        simd,
+        isa,
         fusions: Fusions::ALL,
         repack: true,
         sparse: Sparse::Always,
@@ -21,32 +21,32 @@ fn cpu(threads: usize, simd: Simd) -> Cpu {
 
 #[test]
 fn every_level_conforms() {
-    for simd in Simd::available() {
-        let failures = conformance::check(&cpu(1, simd));
-        assert!(failures.is_empty(), "{simd}:\n{}", failures.join("\n"));
+    for isa in Isa::available() {
+        let failures = conformance::check(&cpu(1, isa));
+        assert!(failures.is_empty(), "{isa}:\n{}", failures.join("\n"));
     }
 }
 
 #[test]
 fn every_level_conforms_with_other_keys_and_values() {
     for kv_type in [KvType::F16, KvType::Q8_0] {
-        for simd in Simd::available() {
-            let failures = conformance::check(&Cpu { kv_type, ..cpu(1, simd) });
-            assert!(failures.is_empty(), "{simd} {kv_type:?}:\n{}", failures.join("\n"));
+        for isa in Isa::available() {
+            let failures = conformance::check(&Cpu { kv_type, ..cpu(1, isa) });
+            assert!(failures.is_empty(), "{isa} {kv_type:?}:\n{}", failures.join("\n"));
         }
     }
 }
 
 #[test]
 fn threads_conform() {
-    let failures = conformance::check(&cpu(2, Simd::detect()));
+    let failures = conformance::check(&cpu(2, Isa::detect()));
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[test]
 fn threads_fusions_repacking_and_zeros_change_no_bit() {
-    for simd in Simd::available() {
-        let wanted = conformance::logits(&cpu(1, simd)).unwrap();
+    for isa in Isa::available() {
+        let wanted = conformance::logits(&cpu(1, isa)).unwrap();
         for (threads, fusions, repack, sparse) in [
             (1, Fusions::NONE, true, Sparse::Never),
             (1, ROWS, true, Sparse::Always),
@@ -59,7 +59,7 @@ fn threads_fusions_repacking_and_zeros_change_no_bit() {
         ] {
             let skip_inputs = threads == 3;
             let kv_type = KvType::Auto;
-            let setting = Cpu { threads, simd, fusions, repack, sparse, skip_inputs, kv_type };
+            let setting = Cpu { threads, isa, fusions, repack, sparse, skip_inputs, kv_type };
             let found = conformance::logits(&setting).unwrap();
             assert_eq!(found.len(), wanted.len());
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {

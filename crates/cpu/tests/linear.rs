@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
-use bodkin_cpu::Simd;
+use bodkin_cpu::Isa;
 use bodkin_cpu::linear::{
-    Activations, Form, Kind, OutRows, PackedWeight, ROOM, Rows, float_kind, multiply,
+    ActivationFormat, Activations, OutRows, PackedLayout, PackedWeight, SCRATCH_LEN, SourceRows,
+    float_layout, matmul,
 };
 use bodkin_gguf::Format;
 use half::bf16;
@@ -68,20 +69,20 @@ fn random_weight(format: Format, rows: usize, cols: usize, noise: &mut Noise) ->
     bytes
 }
 
-fn filled(simd: Simd, form: Form, x: &[f32], cols: usize) -> Activations {
+fn filled(isa: Isa, format: ActivationFormat, x: &[f32], cols: usize) -> Activations {
     let rows = x.len() / cols;
-    let mut activations = Activations::with_bytes(form.bytes(rows, cols));
-    let filling = activations.fill(form, rows, cols);
+    let mut activations = Activations::with_bytes(format.bytes(rows, cols));
+    let writer = activations.reshape(format, rows, cols);
     for (row, x) in x.chunks_exact(cols).enumerate() {
         // SAFETY: one thread.
-        unsafe { filling.set(simd, row, x) }
+        unsafe { writer.set(isa, row, x) }
     }
     activations
 }
 
 /// The whole product, with panels and tokens cut as given.
 fn product(
-    simd: Simd,
+    isa: Isa,
     weight: &PackedWeight,
     bias: Option<&[f32]>,
     x: &Activations,
@@ -90,27 +91,27 @@ fn product(
 ) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.rows() * weight.rows()];
     let rows = OutRows::new(&mut out, weight.rows());
-    let room = &mut vec![0.0; ROOM];
+    let room = &mut vec![0.0; SCRATCH_LEN];
     for panels in panel_cuts {
         for tokens in token_cuts {
             // SAFETY: one thread.
-            unsafe { multiply(simd, weight, bias, panels.clone(), x, tokens.clone(), rows, room) }
+            unsafe { matmul(isa, weight, bias, panels.clone(), x, tokens.clone(), rows, room) }
         }
     }
     out
 }
 
-fn whole(simd: Simd, weight: &PackedWeight, x: &Activations) -> Vec<f32> {
+fn whole(isa: Isa, weight: &PackedWeight, x: &Activations) -> Vec<f32> {
     let (panels, tokens) = (0..weight.panels(), 0..x.rows());
-    product(simd, weight, None, x, &[panels, 0..0], &[tokens, 0..0])
+    product(isa, weight, None, x, &[panels, 0..0], &[tokens, 0..0])
 }
 
 /// What a form keeps of `x`: its definition, written a second time.
-fn rounded(form: Form, x: &[f32]) -> Vec<f32> {
-    match form {
-        Form::Floats => return x.to_vec(),
-        Form::Pairs => return x.iter().map(|&v| bf16::from_f32(v).to_f32()).collect(),
-        Form::Blocks => {}
+fn rounded(format: ActivationFormat, x: &[f32]) -> Vec<f32> {
+    match format {
+        ActivationFormat::F32 => return x.to_vec(),
+        ActivationFormat::Bf16 => return x.iter().map(|&v| bf16::from_f32(v).to_f32()).collect(),
+        ActivationFormat::Int8 => {}
     }
     let block = |x: &[f32]| {
         let largest = x.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
@@ -134,8 +135,8 @@ fn error(found: &[f32], expected: &[f64]) -> f64 {
     found.iter().zip(expected).map(difference).sum::<f64>() / power
 }
 
-fn column_counts(kind: Kind) -> &'static [usize] {
-    match kind.cols_multiple() {
+fn column_counts(layout: PackedLayout) -> &'static [usize] {
+    match layout.cols_multiple() {
         1 => &[1, 7, 32, 33, 256],
         32 => &[32, 96, 256, 512],
         _ => &[256, 512],
@@ -145,29 +146,29 @@ fn column_counts(kind: Kind) -> &'static [usize] {
 #[test]
 fn every_kind_and_level_computes_the_product() {
     let mut noise = Noise(1);
-    for &kind in Kind::ALL {
-        for &cols in column_counts(kind) {
+    for &layout in PackedLayout::ALL {
+        for &cols in column_counts(layout) {
             for rows in [1, 5, 16, 17, 40] {
-                check_product(kind, rows, cols, &mut noise);
+                check_product(layout, rows, cols, &mut noise);
             }
         }
     }
 }
 
-fn check_product(kind: Kind, rows: usize, cols: usize, noise: &mut Noise) {
-    let bytes = random_weight(kind.format(), rows, cols, noise);
+fn check_product(layout: PackedLayout, rows: usize, cols: usize, noise: &mut Noise) {
+    let bytes = random_weight(layout.format(), rows, cols, noise);
     let mut values = vec![0.0; rows * cols];
-    kind.format().dequantize(&bytes, &mut values);
-    let weight = PackedWeight::pack(kind.format(), &bytes, rows, cols);
-    assert_eq!((weight.kind(), weight.rows(), weight.cols()), (kind, rows, cols));
-    assert_eq!(Some(weight.bytes()), PackedWeight::bytes_for(kind, rows, cols));
+    layout.format().dequantize(&bytes, &mut values);
+    let weight = PackedWeight::pack(layout.format(), &bytes, rows, cols);
+    assert_eq!((weight.layout(), weight.rows(), weight.cols()), (layout, rows, cols));
+    assert_eq!(Some(weight.bytes()), PackedWeight::bytes_for(layout, rows, cols));
     for tokens in [1, 2, 3, 7, 16, 33] {
         let x = noise.normals(tokens * cols);
         let exact = expected(&values, &x, cols);
-        for simd in Simd::available() {
-            let kept = expected(&values, &rounded(kind.form(simd), &x), cols);
-            let found = whole(simd, &weight, &filled(simd, kind.form(simd), &x, cols));
-            let what = format!("{kind:?} {rows}x{cols}, {tokens} tokens, {simd}");
+        for isa in Isa::available() {
+            let kept = expected(&values, &rounded(layout.activation_format(isa), &x), cols);
+            let found = whole(isa, &weight, &filled(isa, layout.activation_format(isa), &x, cols));
+            let what = format!("{layout:?} {rows}x{cols}, {tokens} tokens, {isa}");
             let (near, far) = (error(&found, &kept), error(&found, &exact));
             assert!(near < 1e-10, "{what}: {near:e} from what the activations keep");
             assert!(far < 1e-3 || rows * tokens < 50, "{what}: {far:e} from the exact product");
@@ -179,24 +180,27 @@ fn check_product(kind: Kind, rows: usize, cols: usize, noise: &mut Noise) {
 fn a_result_depends_on_its_row_and_token_only() {
     let mut noise = Noise(2);
     let (rows, cols, tokens) = (5 * 16 + 3, 1280, 41);
-    for &kind in Kind::ALL {
-        let bytes = random_weight(kind.format(), rows, cols, &mut noise);
-        let weight = PackedWeight::pack(kind.format(), &bytes, rows, cols);
+    for &layout in PackedLayout::ALL {
+        let bytes = random_weight(layout.format(), rows, cols, &mut noise);
+        let weight = PackedWeight::pack(layout.format(), &bytes, rows, cols);
         let x = noise.normals(tokens * cols);
         let mut reference: Option<Vec<f32>> = None;
-        for simd in Simd::available() {
-            let all = filled(simd, kind.form(simd), &x, cols);
-            let found = whole(simd, &weight, &all);
+        for isa in Isa::available() {
+            let all = filled(isa, layout.activation_format(isa), &x, cols);
+            let found = whole(isa, &weight, &all);
             let cuts = [0..1, 1..4, 4..weight.panels()];
-            let cut = product(simd, &weight, None, &all, &cuts, &[0..3, 3..20, 20..21, 21..41]);
-            assert!(found == cut, "{kind:?} {simd}: cutting changed a result");
+            let cut = product(isa, &weight, None, &all, &cuts, &[0..3, 3..20, 20..21, 21..41]);
+            assert!(found == cut, "{layout:?} {isa}: cutting changed a result");
             for (token, x) in x.chunks_exact(cols).enumerate() {
-                let alone = whole(simd, &weight, &filled(simd, kind.form(simd), x, cols));
-                assert!(found[token * rows..][..rows] == alone, "{kind:?} {simd}, token {token}");
+                let alone =
+                    whole(isa, &weight, &filled(isa, layout.activation_format(isa), x, cols));
+                assert!(found[token * rows..][..rows] == alone, "{layout:?} {isa}, token {token}");
             }
-            if simd != Simd::Portable && kind.form(simd) == kind.form(Simd::Portable) {
+            if isa != Isa::Portable
+                && layout.activation_format(isa) == layout.activation_format(Isa::Portable)
+            {
                 let first = reference.get_or_insert_with(|| found.clone());
-                assert!(*first == found, "{kind:?}: {simd} differs from the level below");
+                assert!(*first == found, "{layout:?}: {isa} differs from the level below");
             }
         }
     }
@@ -206,27 +210,28 @@ fn a_result_depends_on_its_row_and_token_only() {
 fn threads_share_one_result() {
     let mut noise = Noise(3);
     let (rows, cols, tokens) = (160, 512, 19);
-    for &kind in &[Kind::F16, Kind::Q4_K, Kind::Q8_0] {
-        let bytes = random_weight(kind.format(), rows, cols, &mut noise);
-        let alone = PackedWeight::pack(kind.format(), &bytes, rows, cols);
-        let mut weight = PackedWeight::zeroed(kind, rows, cols);
-        let packer = weight.packer(Rows::new(kind.format(), &bytes, rows));
+    for &layout in &[PackedLayout::F16, PackedLayout::Q4_K, PackedLayout::Q8_0] {
+        let bytes = random_weight(layout.format(), rows, cols, &mut noise);
+        let alone = PackedWeight::pack(layout.format(), &bytes, rows, cols);
+        let mut weight = PackedWeight::zeroed(layout, rows, cols);
+        let packer = weight.packer(SourceRows::new(layout.format(), &bytes, rows));
         std::thread::scope(|threads| {
             for panels in [0..3, 3..10] {
                 // SAFETY: the ranges are disjoint.
                 threads.spawn(move || unsafe { packer.pack(panels) });
             }
         });
-        let (simd, x) = (Simd::detect(), noise.normals(tokens * cols));
-        let mut activations = Activations::with_bytes(kind.form(simd).bytes(tokens, cols));
-        let filling = activations.fill(kind.form(simd), tokens, cols);
+        let (isa, x) = (Isa::detect(), noise.normals(tokens * cols));
+        let mut activations =
+            Activations::with_bytes(layout.activation_format(isa).bytes(tokens, cols));
+        let writer = activations.reshape(layout.activation_format(isa), tokens, cols);
         std::thread::scope(|threads| {
             for rows in [0..8, 8..19] {
                 let x = &x;
                 threads.spawn(move || {
                     for row in rows {
                         // SAFETY: the ranges are disjoint.
-                        unsafe { filling.set(simd, row, &x[row * cols..][..cols]) }
+                        unsafe { writer.set(isa, row, &x[row * cols..][..cols]) }
                     }
                 });
             }
@@ -238,11 +243,11 @@ fn threads_share_one_result() {
                 let (weight, x) = (&weight, &activations);
                 // SAFETY: the ranges are disjoint.
                 threads.spawn(move || unsafe {
-                    multiply(simd, weight, None, panels, x, 0..tokens, target, &mut [])
+                    matmul(isa, weight, None, panels, x, 0..tokens, target, &mut [])
                 });
             }
         });
-        assert!(out == whole(simd, &alone, &activations), "{kind:?}");
+        assert!(out == whole(isa, &alone, &activations), "{layout:?}");
     }
 }
 
@@ -255,18 +260,18 @@ fn a_bias_is_added_and_wider_rows_keep_their_rest() {
         let bytes = random_weight(format, rows, cols, &mut noise);
         let weight = PackedWeight::pack(format, &bytes, rows, cols);
         let (x, bias) = (noise.normals(tokens * cols), noise.normals(rows));
-        for simd in Simd::available() {
-            let x = filled(simd, weight.kind().form(simd), &x, cols);
-            let plain = whole(simd, &weight, &x);
+        for isa in Isa::available() {
+            let x = filled(isa, weight.layout().activation_format(isa), &x, cols);
+            let plain = whole(isa, &weight, &x);
             let mut out = vec![7.0; tokens * width];
-            let (target, room) = (OutRows::new(&mut out, width), &mut vec![0.0; ROOM]);
+            let (target, room) = (OutRows::new(&mut out, width), &mut vec![0.0; SCRATCH_LEN]);
             // SAFETY: one thread.
-            unsafe { multiply(simd, &weight, Some(&bias), 0..2, &x, 0..tokens, target, room) };
+            unsafe { matmul(isa, &weight, Some(&bias), 0..2, &x, 0..tokens, target, room) };
             for (token, out) in out.chunks_exact(width).enumerate() {
                 for row in 0..width {
                     let sum = || plain[token * rows + row] + bias[row];
                     let expected = if row < rows { sum() } else { 7.0 };
-                    assert_eq!(out[row], expected, "{simd}: token {token}, row {row}");
+                    assert_eq!(out[row], expected, "{isa}: token {token}, row {row}");
                 }
             }
         }
@@ -277,12 +282,12 @@ fn a_bias_is_added_and_wider_rows_keep_their_rest() {
 fn extreme_activations_stay_finite_and_faults_show() {
     let (rows, cols) = (16, 64);
     let weight = PackedWeight::pack(Format::Q8_0, &vec![0x01; rows * 68], rows, cols);
-    for simd in Simd::available() {
+    for isa in Isa::available() {
         for (value, finite) in [(0.0, true), (1e30, true), (1e-42, true), (f32::NAN, false)] {
             let mut x = vec![value; cols];
             x[33] = 0.5;
-            let out = whole(simd, &weight, &filled(simd, Form::Blocks, &x, cols));
-            assert_eq!(out.iter().all(|v| v.is_finite()), finite, "{simd}: {value}");
+            let out = whole(isa, &weight, &filled(isa, ActivationFormat::Int8, &x, cols));
+            assert_eq!(out.iter().all(|v| v.is_finite()), finite, "{isa}: {value}");
         }
     }
 }
@@ -296,7 +301,7 @@ fn formats_without_a_kind_become_floats() {
     let half = [Format::TQ2_0, Format::I8, Format::I16, Format::Q8_1, Format::Q8_K];
     let single = [Format::F64, Format::I32, Format::I64];
     for format in half.into_iter().chain(single) {
-        assert_eq!(Kind::native(format), None);
+        assert_eq!(PackedLayout::native(format), None);
         let bytes: Vec<u8> = match format {
             Format::F64 => noise
                 .normals(rows * cols)
@@ -330,17 +335,17 @@ fn formats_without_a_kind_become_floats() {
             }
             _ => (0..rows * cols).map(|_| noise.next() as u8).collect(),
         };
-        let kind = if half.contains(&format) { Kind::F16 } else { Kind::F32 };
-        assert_eq!(float_kind(format, &bytes, cols), kind, "{format:?}");
+        let layout = if half.contains(&format) { PackedLayout::F16 } else { PackedLayout::F32 };
+        assert_eq!(float_layout(format, &bytes, cols), layout, "{format:?}");
         let weight = PackedWeight::pack(format, &bytes, rows, cols);
-        assert_eq!(weight.kind(), kind);
+        assert_eq!(weight.layout(), layout);
         let mut values = vec![0.0; rows * cols];
         format.dequantize(&bytes, &mut values);
         let exact = expected(&values, &x, cols);
-        for simd in Simd::available() {
-            let found = whole(simd, &weight, &filled(simd, Form::Floats, &x, cols));
-            let limit = if kind == Kind::F32 { 1e-9 } else { 1e-6 };
-            assert!(error(&found, &exact) < limit, "{format:?} {simd}");
+        for isa in Isa::available() {
+            let found = whole(isa, &weight, &filled(isa, ActivationFormat::F32, &x, cols));
+            let limit = if layout == PackedLayout::F32 { 1e-9 } else { 1e-6 };
+            assert!(error(&found, &exact) < limit, "{format:?} {isa}");
         }
     }
 }

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use bodkin_cpu::Simd;
-use bodkin_cpu::linear::{Activations, Kind, OutRows, PackedWeight, multiply};
+use bodkin_cpu::Isa;
+use bodkin_cpu::linear::{Activations, OutRows, PackedLayout, PackedWeight, matmul};
 use bodkin_gguf::Format;
 
 /// A safetensors file: tensor name to bytes.
@@ -32,18 +32,18 @@ fn doubles(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
 }
 
-/// Rows of a weight times one vector.
-fn products(simd: Simd, format: Format, rows: &[u8], x: &[f32]) -> Vec<f32> {
+/// SourceRows of a weight times one vector.
+fn products(isa: Isa, format: Format, rows: &[u8], x: &[f32]) -> Vec<f32> {
     let row_bytes = format.row_bytes(x.len()).expect("whole blocks");
     let weight = PackedWeight::pack(format, rows, rows.len() / row_bytes, x.len());
-    let form = weight.kind().form(simd);
-    let mut activations = Activations::with_bytes(form.bytes(1, x.len()));
+    let format = weight.layout().activation_format(isa);
+    let mut activations = Activations::with_bytes(format.bytes(1, x.len()));
     let mut out = vec![f32::NAN; weight.rows()];
     // SAFETY: one thread.
     unsafe {
-        activations.fill(form, 1, x.len()).set(simd, 0, x);
+        activations.reshape(format, 1, x.len()).set(isa, 0, x);
         let target = OutRows::new(&mut out, weight.rows());
-        multiply(simd, &weight, None, 0..weight.panels(), &activations, 0..1, target, &mut []);
+        matmul(isa, &weight, None, 0..weight.panels(), &activations, 0..1, target, &mut []);
     }
     out
 }
@@ -65,10 +65,10 @@ fn all_types_of_the_parity_data_multiply() {
             else {
                 continue;
             };
-            for simd in Simd::available() {
-                let found = products(simd, format, rows, &x);
+            for isa in Isa::available() {
+                let found = products(isa, format, rows, &x);
                 let (dots, bounds) = (doubles(dots), doubles(bounds));
-                compare(&format!("{name} {set}{simd}"), &found, &dots, &bounds, 1e-3);
+                compare(&format!("{name} {set}{isa}"), &found, &dots, &bounds, 1e-3);
             }
         }
     }
@@ -95,22 +95,23 @@ fn repacked_types_lose_nothing_that_matters() {
         Format::TQ2_0,
     ];
     for format in repacked {
-        assert_eq!(Kind::native(format), None, "{format:?}");
+        assert_eq!(PackedLayout::native(format), None, "{format:?}");
         let name = format.name().to_lowercase();
         let tensors = tensors(&folder.join(&name).with_extension("safetensors"));
         let x = floats(&tensors["x"]);
         for set in ["q", "random_q"] {
             let Some(rows) = tensors.get(set) else { continue };
             let (dots, bounds) = exact_products(format, rows, &x);
-            for simd in Simd::available() {
-                let found = products(simd, format, rows, &x);
-                compare(&format!("{name} {set} {simd}"), &found, &dots, &bounds, 1e-6);
+            for isa in Isa::available() {
+                let found = products(isa, format, rows, &x);
+                compare(&format!("{name} {set} {isa}"), &found, &dots, &bounds, 1e-6);
             }
         }
     }
 }
 
-/// Rows as they are dequantised, times one vector, and the sums of the products' absolute values.
+/// SourceRows as they are dequantised, times one vector, and the sums of the products' absolute
+/// values.
 fn exact_products(format: Format, rows: &[u8], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let row_bytes = format.row_bytes(x.len()).expect("whole blocks");
     let mut values = vec![0.0; x.len()];
@@ -130,7 +131,7 @@ fn compare(what: &str, found: &[f32], dots: &[f64], bounds: &[f64], limit: f64) 
         let difference = f64::from(found) - dot;
         assert!(difference.abs() <= 1e-2 * bound, "{what}, row {row}: {found} for {dot}");
         if *bound > 0.0 {
-            // Rows differ in size by many orders; each counts as much as its own size.
+            // SourceRows differ in size by many orders; each counts as much as its own size.
             error += (difference / bound).powi(2);
             power += (dot / bound).powi(2);
         }

@@ -3,9 +3,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use bodkin_cpu::Simd;
+use bodkin_cpu::Isa;
 use bodkin_cpu::linear::{
-    Activations, Kind, OutRows, PackedWeight, ROOM, Rows, SparsePacker, multiply, pack_columns,
+    Activations, OutRows, PackedLayout, PackedWeight, SCRATCH_LEN, SourceRows, SparsePacker,
+    matmul, pack_columns,
 };
 use bodkin_gguf::Format;
 
@@ -38,21 +39,21 @@ impl Noise {
     }
 }
 
-fn product(simd: Simd, weight: &PackedWeight, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
-    let (form, cols) = (weight.kind().form(simd), weight.cols());
+fn product(isa: Isa, weight: &PackedWeight, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+    let (format, cols) = (weight.layout().activation_format(isa), weight.cols());
     let tokens = x.len() / cols;
-    let mut activations = Activations::with_bytes(form.bytes(tokens, cols)).with_index(cols);
-    let filling = activations.fill(form, tokens, cols);
+    let mut activations = Activations::with_bytes(format.bytes(tokens, cols)).with_nonzeros(cols);
+    let writer = activations.reshape(format, tokens, cols);
     for (row, x) in x.chunks_exact(cols).enumerate() {
         // SAFETY: one thread.
-        unsafe { filling.set(simd, row, x) }
+        unsafe { writer.set(isa, row, x) }
     }
     let mut out = vec![f32::NAN; tokens * weight.rows()];
     let rows = OutRows::new(&mut out, weight.rows());
-    let (room, half) = (&mut vec![0.0; ROOM], weight.panels() / 2);
+    let (room, half) = (&mut vec![0.0; SCRATCH_LEN], weight.panels() / 2);
     for panels in [0..half, half..weight.panels()] {
         // SAFETY: one thread.
-        unsafe { multiply(simd, weight, bias, panels, &activations, 0..tokens, rows, room) }
+        unsafe { matmul(isa, weight, bias, panels, &activations, 0..tokens, rows, room) }
     }
     out
 }
@@ -73,17 +74,17 @@ fn check(format: Format, rows: usize, cols: usize, zeros: u64, noise: &mut Noise
     let data = format.encode(&noise.values(rows * cols, zeros), cols).unwrap();
     let dense = PackedWeight::pack(format, &data, rows, cols);
     let sparse = PackedWeight::pack_sparse(format, &data, rows, cols);
-    assert_eq!((dense.kind(), dense.rows()), (sparse.kind(), sparse.rows()));
+    assert_eq!((dense.layout(), dense.rows()), (sparse.layout(), sparse.rows()));
     let bias = noise.values(rows, 0);
     for tokens in [1, 2, 5, 19] {
         let x = noise.values(tokens * cols, 10);
-        for simd in Simd::available() {
+        for isa in Isa::available() {
             for bias in [None, Some(&bias[..])] {
-                let found = product(simd, &sparse, &x, bias);
-                let wanted = product(simd, &dense, &x, bias);
-                let what = format!("{} {rows}x{cols}, {zeros} %, {tokens}, {simd}", format.name());
+                let found = product(isa, &sparse, &x, bias);
+                let wanted = product(isa, &dense, &x, bias);
+                let what = format!("{} {rows}x{cols}, {zeros} %, {tokens}, {isa}", format.name());
                 assert!(found == wanted, "{what}");
-                let first = product(simd, &sparse, &x[..cols], bias);
+                let first = product(isa, &sparse, &x[..cols], bias);
                 assert!(found[..rows] == first, "{what}: the first token alone");
             }
         }
@@ -93,20 +94,26 @@ fn check(format: Format, rows: usize, cols: usize, zeros: u64, noise: &mut Noise
 #[test]
 fn columns_whose_input_is_zero_change_no_bit() {
     let mut noise = Noise(5);
-    for kind in [Kind::F32, Kind::F16, Kind::BF16, Kind::Q8_0, Kind::Q4_0] {
+    for layout in [
+        PackedLayout::F32,
+        PackedLayout::F16,
+        PackedLayout::BF16,
+        PackedLayout::Q8_0,
+        PackedLayout::Q4_0,
+    ] {
         for (rows, cols) in [(1, 32), (40, 96), (128, 64), (300, 256)] {
-            let format = kind.format();
+            let format = layout.format();
             let data = format.encode(&noise.values(rows * cols, 0), cols).unwrap();
             let dense = PackedWeight::pack(format, &data, rows, cols);
-            let columns = pack_columns(kind, Rows::new(format, &data, rows), rows, cols);
+            let columns = pack_columns(layout, SourceRows::new(format, &data, rows), rows, cols);
             let bias = noise.values(rows, 0);
             for zeros in [0, 50, 97, 100] {
                 for tokens in [1, 3, 19] {
                     let x = noise.values(tokens * cols, zeros);
-                    for simd in Simd::available() {
-                        let found = product(simd, &columns, &x, Some(&bias));
-                        let wanted = product(simd, &dense, &x, Some(&bias));
-                        let what = format!("{kind:?} {rows}x{cols}, {zeros} %, {tokens}, {simd}");
+                    for isa in Isa::available() {
+                        let found = product(isa, &columns, &x, Some(&bias));
+                        let wanted = product(isa, &dense, &x, Some(&bias));
+                        let what = format!("{layout:?} {rows}x{cols}, {zeros} %, {tokens}, {isa}");
                         assert!(found == wanted, "{what}");
                     }
                 }
@@ -119,12 +126,12 @@ fn columns_whose_input_is_zero_change_no_bit() {
 fn faults_show_where_all_else_is_zero() {
     for format in [Format::Q8_0, Format::F16] {
         let data = format.encode(&[1.0; 64], 64).unwrap();
-        let kind = Kind::native(format).unwrap();
-        let columns = pack_columns(kind, Rows::new(format, &data, 1), 1, 64);
+        let layout = PackedLayout::native(format).unwrap();
+        let columns = pack_columns(layout, SourceRows::new(format, &data, 1), 1, 64);
         let mut x = [0.0; 64];
         x[40] = f32::NAN;
-        for simd in Simd::available() {
-            assert!(product(simd, &columns, &x, None)[0].is_nan(), "{format:?}, {simd}");
+        for isa in Isa::available() {
+            assert!(product(isa, &columns, &x, None)[0].is_nan(), "{format:?}, {isa}");
         }
     }
 }
@@ -154,11 +161,11 @@ fn threads_pack_parts_of_one_weight() {
     let (rows, cols) = (100, 64);
     let data = Format::BITMAP_Q8_0.encode(&Noise(3).values(rows * cols, 40), cols).unwrap();
     let whole = PackedWeight::pack_sparse(Format::BITMAP_Q8_0, &data, rows, cols);
-    let packer = SparsePacker::new(Rows::new(Format::BITMAP_Q8_0, &data, rows), rows, cols);
+    let packer = SparsePacker::new(SourceRows::new(Format::BITMAP_Q8_0, &data, rows), rows, cols);
     let parts = [packer.pack(0..3), packer.pack(3..3), packer.pack(3..7)];
     let joined = packer.join(&parts);
     let x = Noise(4).values(cols, 0);
-    let simd = Simd::detect();
+    let isa = Isa::detect();
     assert_eq!(joined.bytes(), whole.bytes());
-    assert_eq!(product(simd, &joined, &x, None), product(simd, &whole, &x, None));
+    assert_eq!(product(isa, &joined, &x, None), product(isa, &whole, &x, None));
 }

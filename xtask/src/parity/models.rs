@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use bodkin_backend::{Backend, Batch, Limits, Model, Reference, Span};
-use bodkin_cpu::{Cpu, Simd};
+use bodkin_cpu::{Cpu, Isa};
 use bodkin_engine::Pages;
 use bodkin_gguf::File;
 use serde_json::Value;
@@ -40,8 +40,8 @@ enum Feeding {
 pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     let mut report = Report::default();
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference)];
-    for simd in Simd::available() {
-        backends.push(Box::new(Cpu { simd, ..Cpu::new(Some(1))? }));
+    for isa in Isa::available() {
+        backends.push(Box::new(Cpu { isa, ..Cpu::new(Some(1))? }));
     }
     let wanted = &chosen.backend;
     if wanted.starts_with("cuda") {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bodkin_backend::{Backend, Limits, Model};
-use bodkin_cpu::{Cpu, Simd};
+use bodkin_cpu::{Cpu, Isa};
 use bodkin_engine::{Pages, Tokenizer};
 use bodkin_eval::{LogSoftmax, Perplexity, Row, Windows, score};
 use bodkin_gguf::File;
@@ -166,9 +166,9 @@ impl Real<'_> {
         let (file, limits) = self.open()?;
         let tokens = ids(&self.case["prompts"][0]["tokens"])?;
         let mut portable = Vec::new();
-        for simd in Simd::available() {
+        for isa in Isa::available() {
             let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
-            let cpu = Cpu { simd, ..Cpu::new(None)? };
+            let cpu = Cpu { isa, ..Cpu::new(None)? };
             let mut model = cpu.load(plan, &file, &limits, &|_, _| ())?;
             let logits = last_logits(model.as_mut(), &tokens)?;
             if portable.is_empty() {
@@ -179,7 +179,7 @@ impl Real<'_> {
             let nmse = error / portable.iter().map(|&x| square(x)).sum::<f64>();
             report.worst(LEVELS_NMSE, nmse);
             report.check(nmse <= LEVELS_NMSE, || {
-                format!("{}: {simd} off by NMSE {nmse:.1e}", self.name)
+                format!("{}: {isa} off by NMSE {nmse:.1e}", self.name)
             });
         }
         Ok(())

@@ -1,326 +1,223 @@
-//! Activations in the form that the kernels read: int8 blocks for integer kinds, f32 for float
-//! kinds, pairs of bfloat16 where the processor multiplies those. It knows rows of f32 and how
-//! tiles lie in memory, no weight.
+//! Activations in the formats that kernels read: int8 blocks for integer layouts, f32 for float
+//! layouts, pairs of bfloat16 for BF16 dot instructions.
 //!
-//! Rows (tokens) are grouped in tiles of 16, the last tile being as wide as there are rows left.
-//! Inside a tile the column steps come first and the rows second:
+//! Rows (tokens) are grouped in tiles of 16; the last tile holds the remaining rows. In a tile,
+//! column steps are the outer and rows the inner dimension:
 //!
 //! ```text
-//! blocks   [tile][cols / 32][row in tile] of Block (52 bytes)
-//! floats   [tile][cols][row in tile] of f32
-//! pairs    [tile][cols / 2, rounded up][row in tile] of two bfloat16, the last of an odd row zero
+//! Int8   [tile][cols / 32][row in tile] of Block (52 bytes)
+//! F32    [tile][cols][row in tile] of f32
+//! Bf16   [tile][cols / 2, rounded up][row in tile] of two bfloat16, zero after an odd column
 //! ```
 //!
-//! So a kernel walks one pointer for all its tokens, and a single row is plain row-major.
-//!
-//! An int8 block holds 32 columns in two halves, each with `scale = max |x| / 127` and
-//! `code = round(x * (127 / max |x|))`, ties to even. A half below 2^-118 becomes zero (its
-//! reciprocal would overflow); a half with a value that is not finite gets the scale NaN, so that
-//! the fault shows in every result.
+//! A kernel therefore walks one pointer for all its tokens, and a single row is plain row-major.
 
 mod avx512;
-mod kept;
+mod block;
+mod format;
+mod nonzero;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use half::bf16;
 
-use super::memory::Memory;
-use crate::simd::Simd;
+use crate::isa::Isa;
+use crate::memory::AlignedMemory;
+use block::quantize_row;
+use nonzero::NonZeroMemory;
 
-pub(crate) use kept::{AHEAD, Kept};
+pub(crate) use block::{BLOCK_COLS, Block};
+pub use format::ActivationFormat;
+pub(crate) use format::{ActivationFormats, TILE_ROWS};
+pub(crate) use nonzero::{NonZeros, PREFETCH_COLS};
 
-/// Rows (tokens) of a full tile.
-pub(crate) const TILE_ROWS: usize = 16;
-
-/// Columns of an int8 block.
-pub(crate) const BLOCK_COLS: usize = 32;
-
-/// Columns that share a scale. Real activations have outliers; with 16 to a scale each spoils fewer
-/// of its neighbours, and logits are a third closer to those of exact arithmetic than with 32.
-const HALF: usize = BLOCK_COLS / 2;
-
-/// A half with nothing as large as this becomes zero.
-const SMALLEST: f32 = f32::from_bits(0x0480_0000);
-
-/// Adding this rounds a small f32 to an integer, ties to even, in its low mantissa bits.
-const ROUND: f32 = 12_582_912.0;
-
-/// 32 columns of one row as int8, with a scale for each half. The sums are negative because that is
-/// how kernels need them.
-#[derive(Copy, Clone)]
-#[repr(C)]
-pub(crate) struct Block {
-    pub(crate) codes: [i8; BLOCK_COLS],
-    pub(crate) scales: [f32; 2],
-    /// Minus the sum of all codes, each times its scale, for kinds with minimums.
-    pub(crate) minus_scaled_sum: f32,
-    /// Minus 128 times the sum of the codes of each half.
-    pub(crate) starts: [i32; 2],
-}
-
-/// What the activations of a kind of weight are turned into.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// int8 blocks of 32 columns.
-    Blocks,
-    /// f32, as they are.
-    Floats,
-    /// bfloat16, rounded to nearest, in pairs of columns.
-    Pairs,
-}
-
-/// Which forms the products of one input want.
-#[derive(Copy, Clone, Debug, Default)]
-pub(crate) struct Forms([bool; Form::ALL.len()]);
-
-impl Forms {
-    /// The forms that are wanted.
-    pub(crate) fn iter(self) -> impl Iterator<Item = Form> {
-        Form::ALL.into_iter().filter(move |&form| self.0[form as usize])
-    }
-}
-
-impl FromIterator<Form> for Forms {
-    fn from_iter<I: IntoIterator<Item = Form>>(wanted: I) -> Forms {
-        let mut forms = Forms::default();
-        wanted.into_iter().for_each(|form| forms.0[form as usize] = true);
-        forms
-    }
-}
-
-impl Form {
-    /// All forms, in the order of their numbers.
-    pub(crate) const ALL: [Form; 3] = [Form::Blocks, Form::Floats, Form::Pairs];
-
-    /// Bytes of so many rows of `cols` columns.
-    pub fn bytes(self, rows: usize, cols: usize) -> usize {
-        rows * self.row_bytes(cols) + rows.saturating_sub(1) / TILE_ROWS * self.gap_bytes()
-    }
-
-    fn row_bytes(self, cols: usize) -> usize {
-        match self {
-            Form::Blocks => cols / BLOCK_COLS * size_of::<Block>(),
-            Form::Floats => cols * size_of::<f32>(),
-            Form::Pairs => cols.div_ceil(2) * size_of::<[bf16; 2]>(),
-        }
-    }
-
-    /// Bytes between two tiles. Where some columns of all tiles are passed over together, tiles
-    /// at a distance of a power of two would have all of them in the same few sets of the
-    /// second-level cache.
-    fn gap_bytes(self) -> usize {
-        match self {
-            Form::Blocks | Form::Pairs => 0,
-            Form::Floats => 8 << 10,
-        }
-    }
-
-    /// Columns of one step.
-    pub(crate) fn step_cols(self) -> usize {
-        match self {
-            Form::Blocks => BLOCK_COLS,
-            Form::Floats => 1,
-            Form::Pairs => 2,
-        }
-    }
-
-    /// Bytes of one step along the columns of one row.
-    pub(crate) fn step_bytes(self) -> usize {
-        match self {
-            Form::Blocks => size_of::<Block>(),
-            Form::Floats => size_of::<f32>(),
-            Form::Pairs => size_of::<[bf16; 2]>(),
-        }
-    }
-}
-
-/// Where the columns of a single row are named that are not zero.
-#[derive(Clone)]
-struct Index {
-    /// Keeps what `start` points to alive.
-    _memory: Arc<Memory>,
-    start: *mut u8,
-    /// Columns of the longest row; 0 if nobody wants an index.
-    cols: usize,
-}
-
-impl Index {
-    fn new(cols: usize) -> Index {
-        let mut memory = kept::memory(cols);
-        let start = memory.start_mut();
-        Index { _memory: Arc::new(memory), start, cols }
-    }
-
-    /// Of `rows` rows of `cols` columns, if there is one. No product of pairs skips columns.
-    fn of(&self, form: Form, rows: usize, cols: usize) -> Option<Kept> {
-        let has_index = form != Form::Pairs && rows == 1 && cols <= self.cols;
-        has_index.then(|| Kept::at(self.start, cols))
-    }
-}
-
-/// A buffer of activations: made once for the largest step, filled anew before each product.
-/// Threads that fill and read it together each take a handle of the same shape.
+/// A buffer of activations, allocated for the largest step and written before each matmul. Threads
+/// that write and read it together each take a handle of the same shape.
 pub struct Activations {
-    /// Keeps what `start` points to alive.
-    memory: Arc<Memory>,
+    /// Keeps the memory behind `start` alive.
+    memory: Arc<AlignedMemory>,
     start: *mut u8,
-    index: Index,
-    form: Form,
+    nonzeros: NonZeroMemory,
+    format: ActivationFormat,
     rows: usize,
     cols: usize,
 }
 
-// SAFETY: the memory lives as long as any handle; `Filling::set` and `multiply` demand that no
-// row is set while another thread sets or reads it.
+// SAFETY: the memory lives as long as any handle; `ActivationWriter::set` and `matmul` require
+// that no row is set while another thread sets or reads it.
 unsafe impl Send for Activations {}
 // SAFETY: as for Send.
 unsafe impl Sync for Activations {}
 
 impl Activations {
-    /// A buffer that can hold `bytes`, see [`Form::bytes`].
+    /// A buffer that can hold `bytes`, see [`ActivationFormat::bytes`].
     pub fn with_bytes(bytes: usize) -> Activations {
-        let mut memory = Memory::zeroed(bytes);
+        let mut memory = AlignedMemory::zeroed(bytes);
         let start = memory.start_mut();
-        let (form, index) = (Form::Floats, Index::new(0));
-        Activations { memory: Arc::new(memory), start, index, form, rows: 0, cols: 0 }
+        let (format, nonzeros) = (ActivationFormat::F32, NonZeroMemory::new(0));
+        Activations { memory: Arc::new(memory), start, nonzeros, format, rows: 0, cols: 0 }
     }
 
-    /// The same buffer with an index for single rows of up to `cols` columns, with which products
-    /// skip weights by columns whose input is zero.
-    pub fn with_index(self, cols: usize) -> Activations {
-        Activations { index: Index::new(cols), ..self }
+    /// The same buffer with non-zero indices for single rows of up to `cols` columns, which
+    /// column-major kernels need.
+    pub fn with_nonzeros(self, cols: usize) -> Activations {
+        Activations { nonzeros: NonZeroMemory::new(cols), ..self }
     }
 
-    /// A handle of the same buffer in another shape, and the right to set its rows.
+    /// A handle of the same buffer in another shape.
     ///
     /// # Panics
-    /// As [`Activations::fill`].
-    pub fn shaped(&self, form: Form, rows: usize, cols: usize) -> Activations {
+    /// As [`Activations::reshape`].
+    pub fn shaped(&self, format: ActivationFormat, rows: usize, cols: usize) -> Activations {
         let (memory, start) = (Arc::clone(&self.memory), self.start);
-        let index = self.index.clone();
-        let mut handle = Activations { memory, start, index, form, rows, cols };
-        handle.fill(form, rows, cols);
+        let nonzeros = self.nonzeros.clone();
+        let mut handle = Activations { memory, start, nonzeros, format, rows, cols };
+        handle.reshape(format, rows, cols);
         handle
     }
 
-    /// The right to set rows in the present shape.
-    pub fn filling(&self) -> Filling<'_> {
-        let Activations { start, form, rows, cols, .. } = *self;
-        let index = self.index.of(form, rows, cols);
-        Filling { start, index, form, rows, cols, owner: PhantomData }
+    /// Writes rows in the present shape.
+    pub fn writer(&self) -> ActivationWriter<'_> {
+        let Activations { start, format, rows, cols, .. } = *self;
+        let nonzeros = self.nonzeros.indices(rows, cols);
+        ActivationWriter { start, nonzeros, format, rows, cols, owner: PhantomData }
     }
 
-    /// Begins a new filling with `rows` rows of `cols` columns. Every row must be set before the
-    /// product; until then it holds whatever was there.
+    /// Changes the shape to `rows` rows of `cols` columns. Every row must be set before the matmul;
+    /// until then its content is arbitrary.
     ///
     /// # Panics
-    /// If the buffer is too small, or if `cols` is no multiple of 32 for [`Form::Blocks`].
-    pub fn fill(&mut self, form: Form, rows: usize, cols: usize) -> Filling<'_> {
-        assert!(form != Form::Blocks || cols.is_multiple_of(BLOCK_COLS), "{cols} columns");
-        let bytes = form.bytes(rows, cols);
+    /// If the buffer is too small, or if `cols` is no multiple of 32 for
+    /// [`ActivationFormat::Int8`].
+    pub fn reshape(
+        &mut self,
+        format: ActivationFormat,
+        rows: usize,
+        cols: usize,
+    ) -> ActivationWriter<'_> {
+        assert!(
+            format != ActivationFormat::Int8 || cols.is_multiple_of(BLOCK_COLS),
+            "{cols} columns"
+        );
+        let bytes = format.bytes(rows, cols);
         assert!(bytes <= self.memory.len(), "activations: {bytes} of {}", self.memory.len());
-        (self.form, self.rows, self.cols) = (form, rows, cols);
-        self.filling()
+        (self.format, self.rows, self.cols) = (format, rows, cols);
+        self.writer()
     }
 
-    /// The columns of the one row that are not zero, where the buffer has an index.
-    pub(crate) fn kept(&self) -> Option<Kept> {
-        self.index.of(self.form, self.rows, self.cols)
+    /// The non-zero columns of the only row, if the buffer has indices and the format lists them.
+    pub(crate) fn nonzeros(&self) -> Option<NonZeros> {
+        let indices = self.nonzeros.indices(self.rows, self.cols);
+        indices.filter(|_| self.format != ActivationFormat::Bf16)
     }
 
     /// How the rows are stored.
-    pub fn form(&self) -> Form {
-        self.form
+    pub fn format(&self) -> ActivationFormat {
+        self.format
     }
 
-    /// Rows (tokens) of the present filling.
+    /// Rows (tokens) of the present shape.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns of the present filling.
+    /// Columns of the present shape.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Where `row` begins in its tile, and the distance in bytes between two column steps.
+    /// The start of `row` in its tile, and the distance in bytes between two column steps.
     pub(crate) fn row(&self, row: usize) -> (*const u8, usize) {
-        let place = Place::of(row, self.rows, self.form, self.cols);
-        // SAFETY: `place` lies inside `rows` rows, which `fill` checked against the memory.
+        let place = Place::of(row, self.rows, self.format, self.cols);
+        // SAFETY: `place` lies inside `rows` rows, which `reshape` checked against the memory.
         (unsafe { self.start.add(place.offset).cast_const() }, place.stride)
     }
 }
 
-/// Where a row lies in the buffer, in bytes.
+/// The position of a row in the buffer, in bytes.
 struct Place {
     offset: usize,
     stride: usize,
 }
 
 impl Place {
-    fn of(row: usize, rows: usize, form: Form, cols: usize) -> Place {
+    fn of(row: usize, rows: usize, format: ActivationFormat, cols: usize) -> Place {
         assert!(row < rows, "activations: row {row} of {rows}");
         let first = row - row % TILE_ROWS;
         let width = TILE_ROWS.min(rows - first);
-        let step = form.step_bytes();
-        let tile = first * form.row_bytes(cols) + first / TILE_ROWS * form.gap_bytes();
+        let step = format.step_bytes();
+        let tile = first * format.row_bytes(cols) + first / TILE_ROWS * format.gap_bytes();
         Place { offset: tile + (row - first) * step, stride: width * step }
     }
 }
 
-/// The right to set rows of an [`Activations`] buffer, shareable between threads.
+/// Writes rows of an [`Activations`] buffer; shareable between threads.
 #[derive(Copy, Clone)]
-pub struct Filling<'a> {
+pub struct ActivationWriter<'a> {
     start: *mut u8,
-    index: Option<Kept>,
-    form: Form,
+    nonzeros: Option<NonZeros>,
+    format: ActivationFormat,
     rows: usize,
     cols: usize,
     owner: PhantomData<&'a mut Activations>,
 }
 
-// SAFETY: the pointer stays valid for 'a, and `set` demands that no two threads set the same row.
-unsafe impl Send for Filling<'_> {}
+// SAFETY: the pointer stays valid for 'a, and `set` requires that no two threads set the same row.
+unsafe impl Send for ActivationWriter<'_> {}
 // SAFETY: as for Send.
-unsafe impl Sync for Filling<'_> {}
+unsafe impl Sync for ActivationWriter<'_> {}
 
-impl Filling<'_> {
+impl ActivationWriter<'_> {
     /// Sets `row` from `x`, `[cols]`. Give a thread whole tiles of 16 rows where possible: the rows
-    /// of a tile share cache lines. The result is the same on every level.
+    /// of a tile share cache lines. The result is the same on every instruction set.
     ///
     /// # Safety
     /// No other thread sets or reads the same row at the same time.
     ///
     /// # Panics
-    /// If `row` or the length of `x` does not fit the filling.
-    pub unsafe fn set(self, simd: Simd, row: usize, x: &[f32]) {
+    /// If `row` or the length of `x` does not fit the shape.
+    pub unsafe fn set(self, isa: Isa, row: usize, x: &[f32]) {
         assert!(x.len() == self.cols, "activations: {} columns of {}", x.len(), self.cols);
-        let place = Place::of(row, self.rows, self.form, self.cols);
-        // SAFETY: `place` lies inside the buffer, whose size `fill` checked.
+        let place = Place::of(row, self.rows, self.format, self.cols);
+        // SAFETY: `place` lies inside the buffer, whose size `reshape` checked.
         let (start, stride) = (unsafe { self.start.add(place.offset) }, place.stride);
-        match self.form {
+        match self.format {
             // SAFETY: all `cols` steps lie inside the tile; the caller keeps other threads away.
-            Form::Floats => unsafe { copy_row(start, stride, x) },
+            // Indices exist if this is the only row, which is contiguous.
+            ActivationFormat::F32 => unsafe {
+                copy_row(start, stride, x);
+                if let Some(nonzeros) = self.nonzeros {
+                    nonzeros.set_f32(x);
+                }
+            },
             // SAFETY: likewise.
-            Form::Pairs => unsafe { pair_row(start, stride, x) },
-            Form::Blocks => match simd {
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as for floats; a `Simd` proves its instructions.
-                Simd::Avx512 | Simd::Avx512Bf16 => unsafe {
-                    avx512::quantize_row(start, stride, x);
-                },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                Simd::Avx2 | Simd::AvxVnni => unsafe { quantize_row_avx2(start, stride, x) },
-                // SAFETY: as for floats.
-                _ => unsafe { quantize_row(start, stride, x) },
+            ActivationFormat::Bf16 => unsafe { pair_row(start, stride, x) },
+            // SAFETY: likewise.
+            ActivationFormat::Int8 => unsafe {
+                quantize(isa, start, stride, x);
+                if let Some(nonzeros) = self.nonzeros {
+                    let blocks = x.len() / BLOCK_COLS;
+                    nonzeros.set_blocks(std::slice::from_raw_parts(start.cast(), blocks));
+                }
             },
         }
-        if let Some(index) = self.index {
-            // SAFETY: the row is the only one, and the index made for as many columns.
-            unsafe { index.set(self.form, start, self.cols) }
+    }
+}
+
+/// Quantises a row to int8 blocks.
+///
+/// # Safety
+/// As `block::quantize_row`.
+unsafe fn quantize(isa: Isa, start: *mut u8, stride: usize, x: &[f32]) {
+    // SAFETY: passed on; an `Isa` proves its instructions.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512::quantize_row(start, stride, x),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 | Isa::AvxVnni => block::quantize_row_avx2(start, stride, x),
+            Isa::Portable => quantize_row(start, stride, x),
         }
     }
 }
@@ -329,7 +226,8 @@ impl Filling<'_> {
 /// `start` has `x.len()` steps of `stride` bytes to write to.
 unsafe fn copy_row(start: *mut u8, stride: usize, x: &[f32]) {
     for (col, &value) in x.iter().enumerate() {
-        // SAFETY: the caller gives the room; steps are multiples of 4 bytes, so f32 is aligned.
+        // SAFETY: the caller provides the memory; steps are multiples of 4 bytes, so f32 is
+        // aligned.
         unsafe { start.add(col * stride).cast::<f32>().write(value) }
     }
 }
@@ -339,71 +237,15 @@ unsafe fn copy_row(start: *mut u8, stride: usize, x: &[f32]) {
 unsafe fn pair_row(start: *mut u8, stride: usize, x: &[f32]) {
     for (step, pair) in x.chunks(2).enumerate() {
         let pair = [pair[0], pair.get(1).copied().unwrap_or(0.0)].map(bf16::from_f32);
-        // SAFETY: the caller gives the room; steps are multiples of 4 bytes, so bf16 is aligned.
+        // SAFETY: the caller provides the memory; steps are multiples of 4 bytes, so bf16 is
+        // aligned.
         unsafe { start.add(step * stride).cast::<[bf16; 2]>().write(pair) }
     }
 }
 
-/// # Safety
-/// As [`quantize_row`], on a processor with AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn quantize_row_avx2(start: *mut u8, stride: usize, x: &[f32]) {
-    // SAFETY: passed on.
-    unsafe { quantize_row(start, stride, x) }
-}
-
-/// # Safety
-/// `start` has `x.len() / 32` steps of `stride` bytes to write to.
-#[inline(always)]
-unsafe fn quantize_row(start: *mut u8, stride: usize, x: &[f32]) {
-    for (index, block) in x.as_chunks::<BLOCK_COLS>().0.iter().enumerate() {
-        // SAFETY: the caller gives the room; steps are multiples of 52 bytes, so Block is aligned.
-        unsafe { start.add(index * stride).cast::<Block>().write(quantize_block(block)) }
-    }
-}
-
-#[inline(always)]
-fn quantize_block(x: &[f32; BLOCK_COLS]) -> Block {
-    let mut block =
-        Block { codes: [0; BLOCK_COLS], scales: [0.0; 2], minus_scaled_sum: 0.0, starts: [0; 2] };
-    for (half, x) in x.as_chunks::<HALF>().0.iter().enumerate() {
-        let (codes, scale, sum) = quantize_half(x);
-        block.codes[half * HALF..][..HALF].copy_from_slice(&codes);
-        block.scales[half] = scale;
-        block.minus_scaled_sum -= scale * sum as f32;
-        block.starts[half] = -128 * sum;
-    }
-    block
-}
-
-/// The definition of the int8 form. Integer maximum, one product and one addition per value: no
-/// order of evaluation can change a bit, so the compiler may vectorise it as it likes.
-#[inline(always)]
-fn quantize_half(x: &[f32; HALF]) -> ([i8; HALF], f32, i32) {
-    // The bits of |x| order as the values do, with infinity and NaN on top.
-    let bits = x.iter().fold(0, |max, v| (v.to_bits() & 0x7fff_ffff).max(max));
-    let largest = f32::from_bits(bits);
-    let (scale, inverse) = if !largest.is_finite() {
-        (f32::NAN, 0.0)
-    } else if largest < SMALLEST {
-        (0.0, 0.0)
-    } else {
-        (largest / 127.0, 127.0 / largest)
-    };
-    let mut codes = [0; HALF];
-    let mut sum = 0;
-    for i in 0..HALF {
-        let value = if inverse == 0.0 { 0.0 } else { x[i] * inverse };
-        let code = (value + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-        codes[i] = code as i8;
-        sum += code;
-    }
-    (codes, scale, sum)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::block::{HALF, SMALLEST, quantize_block};
     use super::*;
 
     fn ramp(first: f32, step: f32) -> [f32; 32] {
@@ -440,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn all_levels_write_the_same_bytes_in_tiles() {
+    fn all_isas_write_the_same_bytes_in_tiles() {
         let (rows, cols) = (19, 96);
         let mut x: Vec<f32> =
             (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 - 500.5).collect();
@@ -451,12 +293,12 @@ mod tests {
         x[70] = f32::MAX;
         x[96..112].fill(f32::from_bits(SMALLEST.to_bits() - 1));
         x[112..128].fill(SMALLEST);
-        let fill = |simd| {
-            let mut buffer = Activations::with_bytes(Form::Blocks.bytes(rows, cols));
-            let filling = buffer.fill(Form::Blocks, rows, cols);
+        let fill = |isa| {
+            let mut buffer = Activations::with_bytes(ActivationFormat::Int8.bytes(rows, cols));
+            let writer = buffer.reshape(ActivationFormat::Int8, rows, cols);
             for row in 0..rows {
                 // SAFETY: one thread.
-                unsafe { filling.set(simd, row, &x[row * cols..][..cols]) }
+                unsafe { writer.set(isa, row, &x[row * cols..][..cols]) }
             }
             let mut bytes = vec![];
             for row in 0..rows {
@@ -469,9 +311,9 @@ mod tests {
             }
             bytes
         };
-        let expected = fill(Simd::Portable);
-        for simd in Simd::available() {
-            assert!(fill(simd) == expected, "{simd}");
+        let expected = fill(Isa::Portable);
+        for isa in Isa::available() {
+            assert!(fill(isa) == expected, "{isa}");
         }
     }
 }

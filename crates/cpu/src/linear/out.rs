@@ -1,19 +1,19 @@
-//! Where products go: rows in memory that several threads fill. It knows no weight.
+//! The output of a matmul: rows in memory that several threads write.
 
 use std::marker::PhantomData;
 
-/// Where products go: rows of f32 that several threads fill together.
+/// Rows of f32 that several threads write together.
 #[derive(Copy, Clone)]
 pub struct OutRows<'a> {
     start: *mut f32,
     stride: usize,
     pub(super) rows: usize,
-    /// Where rows go that are parts of longer ones.
+    /// The scatter map, if rows are parts of longer ones.
     parts: Option<Parts<'a>>,
     owner: PhantomData<&'a mut [f32]>,
 }
 
-/// Rows that are parts of longer rows, in any order.
+/// A scatter map: rows that are parts of longer rows, in any order.
 #[derive(Copy, Clone)]
 struct Parts<'a> {
     /// Row `i` is part `places[i] % parts` of the longer row `places[i] / parts`.
@@ -23,7 +23,7 @@ struct Parts<'a> {
     width: usize,
 }
 
-// SAFETY: the pointer stays valid for 'a, and `multiply` demands that threads write apart.
+// SAFETY: the pointer stays valid for 'a, and `matmul` requires threads to write disjoint elements.
 unsafe impl Send for OutRows<'_> {}
 // SAFETY: as for Send.
 unsafe impl Sync for OutRows<'_> {}
@@ -42,19 +42,20 @@ impl<'a> OutRows<'a> {
     /// `rows` rows that begin `stride` elements apart.
     ///
     /// # Safety
-    /// For 'a, the rows are valid to write as far as products into them are wide.
+    /// For 'a, the rows are valid for writes of the width of the matmul.
     pub unsafe fn from_raw(start: *mut f32, stride: usize, rows: usize) -> OutRows<'a> {
         OutRows { start, stride, rows, parts: None, owner: PhantomData }
     }
 
-    /// Rows of `width` elements that are parts of rows of `parts` such, which begin `stride`
-    /// elements apart: row `i` is part `places[i] % parts` of row `places[i] / parts`.
+    /// Rows of `width` elements that are parts of longer rows. A longer row has `parts` of them,
+    /// and begins `stride` elements after the one before. Row `i` is part `places[i] % parts` of
+    /// row `places[i] / parts`.
     ///
     /// # Safety
-    /// As for [`OutRows::from_raw`], for the rows that `places` name.
+    /// As for [`OutRows::from_raw`], for the longer rows.
     ///
     /// # Panics
-    /// If the parts do not fit the distance of rows.
+    /// If the parts are longer than `stride`.
     pub unsafe fn scattered(
         start: *mut f32,
         stride: usize,
@@ -67,7 +68,7 @@ impl<'a> OutRows<'a> {
         OutRows { start, stride, rows, parts, owner: PhantomData }
     }
 
-    /// The elements that a row may have.
+    /// The most elements of a row.
     pub(super) fn width(&self) -> usize {
         self.parts.map_or(self.stride, |p| p.width)
     }
@@ -75,7 +76,7 @@ impl<'a> OutRows<'a> {
     /// The first element of a row.
     ///
     /// # Safety
-    /// There is such a row.
+    /// The row exists.
     pub(super) unsafe fn row(&self, row: usize) -> *mut f32 {
         let offset = match self.parts {
             None => row * self.stride,
@@ -84,7 +85,7 @@ impl<'a> OutRows<'a> {
                 place / p.parts * self.stride + place % p.parts * p.width
             }
         };
-        // SAFETY: inside what whoever made this vouched for.
+        // SAFETY: inside the rows that the constructor was given.
         unsafe { self.start.add(offset) }
     }
 }

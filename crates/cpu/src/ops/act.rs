@@ -4,11 +4,11 @@
 use bodkin_model::Act;
 
 use super::rows::{Binary, map, update};
-use crate::simd::Simd;
+use crate::isa::Isa;
 use crate::vector::{Vector, dispatch, exp};
 
 /// A function of one vector.
-trait Function: Copy {
+trait Function: Copy + Default {
     /// # Safety
     ///
     /// As for [`Vector`].
@@ -39,11 +39,23 @@ impl<F: Function> Binary for Gated<F> {
     }
 }
 
-/// The table of functions of one value: the plan's name, ours, and the formula.
+/// `a` becomes `f(a)`, or `f(a) * b`.
+#[inline(always)]
+unsafe fn apply<V: Vector, F: Function>(a: &mut [f32], b: Option<&[f32]>) {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe {
+        match b {
+            Some(b) => update::<V>(a, b, Gated(F::default())),
+            None => map::<V>(a, Alone(F::default())),
+        }
+    }
+}
+
+/// The table of functions of one value: the plan's name and the formula.
 macro_rules! functions {
-    ($($act:ident $name:ident |$x:ident| $formula:expr;)*) => {
+    ($($act:ident |$x:ident| $formula:expr;)*) => {
         $(
-            #[derive(Clone, Copy)]
+            #[derive(Clone, Copy, Default)]
             struct $act;
 
             impl Function for $act {
@@ -54,28 +66,17 @@ macro_rules! functions {
                     unsafe { $formula }
                 }
             }
-
-            #[inline(always)]
-            unsafe fn $name<V: Vector>(a: &mut [f32], b: Option<&[f32]>) {
-                // SAFETY: the caller keeps the contract of `Vector`.
-                unsafe {
-                    match b {
-                        Some(b) => update::<V>(a, b, Gated($act)),
-                        None => map::<V>(a, Alone($act)),
-                    }
-                }
-            }
         )*
 
         /// `a` becomes `act(a)`, or `act(a) * b`.
-        fn run(simd: Simd, act: Act, a: &mut [f32], b: Option<&[f32]>) {
+        fn run(isa: Isa, act: Act, a: &mut [f32], b: Option<&[f32]>) {
             match act {
                 $(Act::$act => {
-                    dispatch!(simd, $name(a: &mut [f32], b: Option<&[f32]>));
+                    dispatch!(isa, apply::<$act>(a: &mut [f32], b: Option<&[f32]>));
                 })*
                 Act::ClampedSwish => {
                     let b = b.expect("this function is of two values");
-                    dispatch!(simd, clamped_swish(a: &mut [f32], b: &[f32]));
+                    dispatch!(isa, clamped_swish(a: &mut [f32], b: &[f32]));
                 }
             }
         }
@@ -83,39 +84,39 @@ macro_rules! functions {
 }
 
 functions! {
-    Identity identity |x| x;
-    Silu silu |x| gated(x, x);
-    Sigmoid sigmoid |x| gated(V::splat(1.0), x);
-    Gelu gelu |x| {
+    Identity |x| x;
+    Silu |x| gated(x, x);
+    Sigmoid |x| gated(V::splat(1.0), x);
+    Gelu |x| {
         let half = x.mul(V::splat(0.5));
         half.add(half.mul(erf(x.mul(V::splat(std::f32::consts::FRAC_1_SQRT_2)))))
     };
-    GeluTanh gelu_tanh |x| {
+    GeluTanh |x| {
         // 0.5 (1 + tanh y) is the logistic function of 2 y.
         const LINEAR: f32 = 2.0 * 0.797_884_6;
         const CUBIC: f32 = LINEAR * 0.044_715;
         gated(x, x.mul(x.mul(x).mul_add(V::splat(CUBIC), V::splat(LINEAR))))
     };
-    ReluSquared relu_squared |x| {
+    ReluSquared |x| {
         let x = x.max(V::splat(0.0));
         x.mul(x)
     };
 }
 
 /// `x` becomes `act(x)`.
-pub(crate) fn act(simd: Simd, act: Act, x: &mut [f32]) {
-    run(simd, act, x, None);
+pub(crate) fn act(isa: Isa, act: Act, x: &mut [f32]) {
+    run(isa, act, x, None);
 }
 
 /// `gate` becomes `act(gate) * up`.
-pub(crate) fn glu(simd: Simd, act: Act, gate: &mut [f32], up: &[f32]) {
-    run(simd, act, gate, Some(up));
+pub(crate) fn glu(isa: Isa, act: Act, gate: &mut [f32], up: &[f32]) {
+    run(isa, act, gate, Some(up));
 }
 
 /// `act(gate) * up`, where one gate is for the whole row.
-pub(crate) fn glu_by_one(simd: Simd, act: Act, gate: f32, up: &[f32], out: &mut [f32]) {
+pub(crate) fn glu_by_one(isa: Isa, act: Act, gate: f32, up: &[f32], out: &mut [f32]) {
     let mut factor = [gate];
-    run(simd, act, &mut factor, None);
+    run(isa, act, &mut factor, None);
     out.iter_mut().zip(up).for_each(|(y, x)| *y = factor[0] * x);
 }
 

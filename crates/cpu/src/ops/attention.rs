@@ -15,10 +15,10 @@
 
 use bodkin_backend::{PAGE_TOKENS, PageTable};
 
+use crate::isa::Isa;
 use crate::kv::{BLOCK, Cell, Cells, KvLayout, KvView, head_cells};
-use crate::linear::unrolled;
 use crate::shared::Shared;
-use crate::simd::Simd;
+use crate::unroll::unrolled;
 use crate::vector::{LANES, Vector, dispatch, exp};
 
 /// Query rows in a tile.
@@ -116,7 +116,7 @@ impl<'a> Sums<'a> {
 
 /// Sums the keys and values of one segment of positions.
 pub(crate) fn attend_segment(
-    simd: Simd,
+    isa: Isa,
     tile: &Tile<'_>,
     kv: KvView,
     table: &PageTable,
@@ -124,15 +124,15 @@ pub(crate) fn attend_segment(
     sums: &mut Sums<'_>,
 ) {
     match kv {
-        KvView::Byte(kv, layout) => dispatch!(simd, byte(
+        KvView::Byte(kv, layout) => dispatch!(isa, attend::<i8>(
             tile: &Tile<'_>, kv: Cells<Shared<i8>>, layout: KvLayout, table: &PageTable,
             segment: usize, sums: &mut Sums<'_>,
         )),
-        KvView::Half(kv, layout) => dispatch!(simd, half(
+        KvView::Half(kv, layout) => dispatch!(isa, attend::<u16>(
             tile: &Tile<'_>, kv: Cells<Shared<u16>>, layout: KvLayout, table: &PageTable,
             segment: usize, sums: &mut Sums<'_>,
         )),
-        KvView::Single(kv, layout) => dispatch!(simd, single(
+        KvView::Single(kv, layout) => dispatch!(isa, attend::<f32>(
             tile: &Tile<'_>, kv: Cells<Shared<f32>>, layout: KvLayout, table: &PageTable,
             segment: usize, sums: &mut Sums<'_>,
         )),
@@ -140,46 +140,7 @@ pub(crate) fn attend_segment(
 }
 
 #[inline(always)]
-unsafe fn byte<V: Vector>(
-    tile: &Tile<'_>,
-    kv: Cells<Shared<i8>>,
-    layout: KvLayout,
-    table: &PageTable,
-    segment: usize,
-    sums: &mut Sums<'_>,
-) {
-    // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { segment_of::<V, i8>(tile, kv, layout, table, segment, sums) }
-}
-
-#[inline(always)]
-unsafe fn half<V: Vector>(
-    tile: &Tile<'_>,
-    kv: Cells<Shared<u16>>,
-    layout: KvLayout,
-    table: &PageTable,
-    segment: usize,
-    sums: &mut Sums<'_>,
-) {
-    // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { segment_of::<V, u16>(tile, kv, layout, table, segment, sums) }
-}
-
-#[inline(always)]
-unsafe fn single<V: Vector>(
-    tile: &Tile<'_>,
-    kv: Cells<Shared<f32>>,
-    layout: KvLayout,
-    table: &PageTable,
-    segment: usize,
-    sums: &mut Sums<'_>,
-) {
-    // SAFETY: the caller keeps the contract of `Vector`.
-    unsafe { segment_of::<V, f32>(tile, kv, layout, table, segment, sums) }
-}
-
-#[inline(always)]
-unsafe fn segment_of<V: Vector, C: Cell>(
+unsafe fn attend<V: Vector, C: Cell>(
     tile: &Tile<'_>,
     kv: Cells<Shared<C>>,
     layout: KvLayout,

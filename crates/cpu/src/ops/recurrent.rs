@@ -16,7 +16,7 @@
 
 use bodkin_model::Scan;
 
-use crate::simd::Simd;
+use crate::isa::Isa;
 use crate::vector::{LANES, Vector, dispatch};
 
 /// Some columns of a convolution.
@@ -28,14 +28,14 @@ pub(crate) struct ConvPart<'a> {
 }
 
 /// One token: `inputs` are the columns of the last `kernel` tokens, the oldest first.
-pub(crate) fn conv(simd: Simd, part: &ConvPart<'_>, inputs: &[&[f32]], out: &mut [f32]) {
+pub(crate) fn conv(isa: Isa, part: &ConvPart<'_>, inputs: &[&[f32]], out: &mut [f32]) {
     assert_eq!(part.taps.len(), inputs.len(), "an input for each tap");
     match part.bias {
         Some(bias) => out.copy_from_slice(bias),
         None => out.fill(0.0),
     }
     for (taps, input) in part.taps.iter().zip(inputs) {
-        dispatch!(simd, add_products(taps: &[f32], input: &[f32], out: &mut [f32]));
+        dispatch!(isa, add_products(taps: &[f32], input: &[f32], out: &mut [f32]));
     }
 }
 
@@ -95,8 +95,8 @@ pub(crate) fn head_len(scan: &Scan) -> usize {
 }
 
 /// Tokens of one head, one after the other; `state` is [`head_len`] long.
-pub(crate) fn scan(simd: Simd, tokens: &mut [ScanToken<'_>], state: &mut [f32]) {
-    dispatch!(simd, scan_head(tokens: &mut [ScanToken<'_>], state: &mut [f32]));
+pub(crate) fn scan(isa: Isa, tokens: &mut [ScanToken<'_>], state: &mut [f32]) {
+    dispatch!(isa, scan_head(tokens: &mut [ScanToken<'_>], state: &mut [f32]));
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@
 use bodkin_model::{NormKind, RopeStyle};
 
 use super::attention::softcap;
-use crate::simd::Simd;
+use crate::isa::Isa;
 use crate::vector::{LANES, Vector, dispatch};
 
 /// The whole-vector part of a length.
@@ -129,14 +129,14 @@ pub(crate) struct Norm<'a> {
 }
 
 /// Normalises the parts of `x`.
-pub(crate) fn norm(simd: Simd, x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
+pub(crate) fn norm(isa: Isa, x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
     let Norm { kind, weight, bias, eps, groups } = norm;
     let len = x.len() / groups;
     let parts = x.chunks_exact(len).zip(out.chunks_exact_mut(len));
     for (i, (part, out)) in parts.enumerate() {
         let start = if weight.len() == len { 0 } else { i * len };
         let weight = &weight[start..start + len];
-        dispatch!(simd, norm_part(
+        dispatch!(isa, norm_part(
             part: &[f32], kind: NormKind, weight: &[f32], eps: f32, out: &mut [f32],
         ));
         if let Some(bias) = bias {
@@ -195,8 +195,8 @@ impl Binary for Sum {
 }
 
 /// `a += b`.
-pub(crate) fn add(simd: Simd, a: &mut [f32], b: &[f32]) {
-    dispatch!(simd, add_rows(a: &mut [f32], b: &[f32]));
+pub(crate) fn add(isa: Isa, a: &mut [f32], b: &[f32]) {
+    dispatch!(isa, add_rows(a: &mut [f32], b: &[f32]));
 }
 
 #[inline(always)]
@@ -225,10 +225,10 @@ pub(crate) fn concat(a: &[f32], b: &[f32], groups: usize, out: &mut [f32]) {
 
 /// The sum of equal parts of a row, each times its weight: `parts` is `[used][out.len()]`, `route`
 /// begins with the `used` weights.
-pub(crate) fn weighted_sum(simd: Simd, parts: &[f32], route: &[f32], out: &mut [f32]) {
+pub(crate) fn weighted_sum(isa: Isa, parts: &[f32], route: &[f32], out: &mut [f32]) {
     out.fill(0.0);
     for (part, &weight) in parts.chunks_exact(out.len()).zip(route) {
-        dispatch!(simd, add_scaled(part: &[f32], weight: f32, out: &mut [f32]));
+        dispatch!(isa, add_scaled(part: &[f32], weight: f32, out: &mut [f32]));
     }
 }
 
@@ -253,8 +253,8 @@ impl Binary for AddScaled {
 }
 
 /// `cap * tanh(x / cap)` in place.
-pub(crate) fn cap_in_place(simd: Simd, x: &mut [f32], cap: f32) {
-    dispatch!(simd, cap_rows(x: &mut [f32], cap: f32));
+pub(crate) fn cap_in_place(isa: Isa, x: &mut [f32], cap: f32) {
+    dispatch!(isa, cap_rows(x: &mut [f32], cap: f32));
 }
 
 #[inline(always)]
@@ -275,14 +275,14 @@ unsafe fn cap_rows<V: Vector>(x: &mut [f32], cap: f32) {
 /// Rotates the first `2 * cos.len()` elements of each head by the angles with these cosines and
 /// sines; copies the others.
 pub(crate) fn rope(
-    simd: Simd,
+    isa: Isa,
     style: RopeStyle,
     x: &[f32],
     head_dim: usize,
     angles: (&[f32], &[f32]),
     out: &mut [f32],
 ) {
-    dispatch!(simd, rotate(
+    dispatch!(isa, rotate(
         style: RopeStyle, x: &[f32], head_dim: usize, angles: (&[f32], &[f32]), out: &mut [f32],
     ));
 }

@@ -1,9 +1,8 @@
 //! Two 256-bit registers.
-#![cfg(target_arch = "x86_64")]
 
 use std::arch::x86_64::*;
 
-use super::Vector;
+use super::lanes::Vector;
 
 /// Sixteen lanes of AVX2 with FMA and F16C.
 #[derive(Clone, Copy)]

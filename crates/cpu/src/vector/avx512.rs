@@ -1,9 +1,9 @@
 //! One 512-bit register.
-#![cfg(target_arch = "x86_64")]
 
 use std::arch::x86_64::*;
 
-use super::Vector;
+use super::avx2::sum;
+use super::lanes::Vector;
 
 /// Sixteen lanes of AVX-512F.
 #[derive(Clone, Copy)]
@@ -84,7 +84,7 @@ impl Vector for Avx512 {
         unsafe {
             let low = _mm512_castps512_ps256(self.0);
             let high = _mm512_extractf32x8_ps::<1>(self.0);
-            super::avx2::sum(_mm256_add_ps(low, high))
+            sum(_mm256_add_ps(low, high))
         }
     }
     #[inline(always)]

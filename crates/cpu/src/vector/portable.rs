@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{LANES, Vector};
+use super::lanes::{LANES, Vector};
 
 /// Sixteen lanes that the compiler vectorises as it can.
 #[derive(Clone, Copy)]

@@ -1,17 +1,18 @@
-//! The int8 form by AVX-512: what `quantize_block` says, bit for bit, for both halves of a block
-//! at once. Per block it reads 128 bytes and takes some 60 instructions; bound by arithmetic.
+//! Int8 quantisation with AVX-512: the same bits as `block::quantize_block`, both halves of a block
+//! at once. Per block it reads 128 bytes and executes about 60 instructions; bound by arithmetic.
 #![cfg(target_arch = "x86_64")]
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK_COLS, Block, HALF, ROUND, SMALLEST};
+use super::block::{BLOCK_COLS, Block, HALF, ROUND, SMALLEST};
 
 /// # Safety
 /// As `quantize_row`, on a processor with AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn quantize_row(start: *mut u8, stride: usize, x: &[f32]) {
     for (index, x) in x.as_chunks::<BLOCK_COLS>().0.iter().enumerate() {
-        // SAFETY: the caller gives the room; steps are multiples of 52 bytes, so Block is aligned.
+        // SAFETY: the caller provides the memory; steps are multiples of 52 bytes, so Block is
+        // aligned.
         unsafe { start.add(index * stride).cast::<Block>().write(quantize_block(x)) }
     }
 }
@@ -81,7 +82,7 @@ fn round(x: __m512, inverse: __m512) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn sum(codes: __m128i) -> i32 {
-    // The sum of bytes is for unsigned ones.
+    // `psadbw` sums unsigned bytes.
     let shifted = _mm_xor_si128(codes, _mm_set1_epi8(i8::MIN));
     let sums = _mm_sad_epu8(shifted, _mm_setzero_si128());
     let sum = _mm_add_epi32(sums, _mm_shuffle_epi32::<0x4e>(sums));

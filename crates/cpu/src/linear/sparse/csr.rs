@@ -1,30 +1,30 @@
-//! Compressed sparse rows, the textbook's kernel, for comparison: row by row, a multiplication for
-//! each value that is left, with the input that its column names.
+//! Compressed sparse rows, the textbook format, as a baseline: a scalar gather and multiply-add per
+//! non-zero, bound by the latency of the gathers.
 //!
 //! ```text
-//! panel: 17 u32, where each of its rows begins and the last ends | values, f16 | columns, u16
+//! panel: 17 u32 row offsets | values, f16 | columns, u16
 //! ```
 
-use crate::linear::level::{Lanes, PANEL_ROWS};
+use crate::linear::lanes::{Lanes, PANEL_ROWS};
 
 const STARTS_BYTES: usize = (PANEL_ROWS + 1) * size_of::<u32>();
 
-/// Rows that are summed up at a time: a sum waits for its last addition, another's need not.
-const TOGETHER: usize = 4;
+/// Rows summed at a time, to hide the latency of dependent additions.
+const ROWS_AT_ONCE: usize = 4;
 
-/// Appends a panel, from one of `[cols][16]` f16.
+/// Packs a dense panel of `[cols][16]` f16.
 pub(crate) fn pack(dense: &[u8], out: &mut Vec<u8>) {
     let value = |row: usize, col: usize| {
         let at = 2 * (col * PANEL_ROWS + row);
         [dense[at], dense[at + 1]]
     };
     let cols = dense.len() / (2 * PANEL_ROWS);
-    let is_left = |row, col| u16::from_le_bytes(value(row, col)) & 0x7fff != 0;
-    let rows = (0..PANEL_ROWS).map(|row| (0..cols).filter(move |&col| is_left(row, col)));
+    let is_nonzero = |row, col| u16::from_le_bytes(value(row, col)) & 0x7fff != 0;
+    let rows = (0..PANEL_ROWS).map(|row| (0..cols).filter(move |&col| is_nonzero(row, col)));
     let (mut start, mut values, mut columns) = (0u32, Vec::new(), Vec::new());
-    for (row, left) in rows.enumerate() {
+    for (row, nonzeros) in rows.enumerate() {
         out.extend(start.to_le_bytes());
-        for col in left {
+        for col in nonzeros {
             values.extend(value(row, col));
             columns.extend((col as u16).to_le_bytes());
             start += 1;
@@ -56,8 +56,10 @@ impl Panel {
         }
     }
 
+    /// The offset of a row's first value.
+    ///
     /// # Safety
-    /// At most 16.
+    /// `row` is at most 16.
     #[inline(always)]
     unsafe fn start(&self, row: usize) -> usize {
         // SAFETY: the caller vouches.
@@ -74,7 +76,7 @@ impl Panel {
         unsafe {
             let bits = self.values.cast::<u16>().add(i).read_unaligned();
             let column = self.columns.cast::<u16>().add(i).read_unaligned();
-            (L::widen(bits), usize::from(column))
+            (L::f16_to_f32(bits), usize::from(column))
         }
     }
 }
@@ -93,15 +95,15 @@ pub(crate) unsafe fn sums<L: Lanes>(
     // SAFETY: indexes stay between the starts of the rows, and columns below those of `x`.
     unsafe {
         let panel = Panel::at(panel);
-        for first in (0..PANEL_ROWS).step_by(TOGETHER) {
-            let mut next = [0; TOGETHER];
-            let mut ends = [0; TOGETHER];
-            for i in 0..TOGETHER {
+        for first in (0..PANEL_ROWS).step_by(ROWS_AT_ONCE) {
+            let mut next = [0; ROWS_AT_ONCE];
+            let mut ends = [0; ROWS_AT_ONCE];
+            for i in 0..ROWS_AT_ONCE {
                 (next[i], ends[i]) = (panel.start(first + i), panel.start(first + i + 1));
             }
-            let lengths = (0..TOGETHER).map(|i| ends[i] - next[i]);
+            let lengths = (0..ROWS_AT_ONCE).map(|i| ends[i] - next[i]);
             let shared = lengths.min().unwrap_or(0);
-            let sums = &mut sums[first..first + TOGETHER];
+            let sums = &mut sums[first..first + ROWS_AT_ONCE];
             for _ in 0..shared {
                 for (sum, next) in sums.iter_mut().zip(&mut next) {
                     let (value, column) = panel.pair::<L>(*next);
@@ -120,10 +122,10 @@ pub(crate) unsafe fn sums<L: Lanes>(
     sums
 }
 
-/// Writes a panel as `[cols][16]` f16, which is zero before.
+/// Expands a panel to `[cols][16]` f16; `dense` is zero before.
 ///
 /// # Safety
-/// `pack` wrote at `panel`, and `dense` has room for as many columns as it was packed from.
+/// `pack` wrote at `panel`, and `dense` has space for all columns that it was packed from.
 pub(crate) unsafe fn expand(panel: *const u8, dense: *mut u8) {
     // SAFETY: as for `sums`.
     unsafe {

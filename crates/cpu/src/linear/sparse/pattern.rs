@@ -1,27 +1,26 @@
-//! How masks of 64 elements are stored: all of their bits, or the fewer that 2:4 needs. It knows no
-//! values.
+//! The storage of masks of 64 elements: all 64 bits, or 48 bits for 2:4 sparsity.
 //!
-//! Sixty-four elements are four columns of the 16 rows of a panel. Their bits stand in one of two
-//! orders: `by_row` puts the four columns of a row side by side, as a dot step has its bytes;
-//! `by_column` puts the 16 rows of a column side by side, as a float kind has its weights.
+//! The elements are four columns of the 16 rows of a panel, in one of two bit orders. `by_row` puts
+//! the four columns of a row side by side, the byte order of integer layouts; `by_column` puts the
+//! 16 rows of a column side by side, the order of float layouts.
 
-use crate::linear::level::Lanes;
+use crate::linear::lanes::Lanes;
 
-/// A way to store masks by column; those by row are stored as they are, or as [`TwoFour`] says.
+/// How masks by column are stored. Masks by row are stored in full, or by [`TwoFour`].
 pub(crate) trait Pattern {
-    /// Bytes of the mask of 64 elements; as many as a u64 has may be read.
+    /// Bytes of a stored mask. Reading one reads eight bytes.
     const BYTES: usize;
 
-    /// A mask.
+    /// Reads a mask.
     ///
     /// # Safety
     /// Eight bytes to read at `at`.
     unsafe fn by_column(at: *const u8) -> u64;
 
-    /// How many elements a complete mask leaves.
-    fn left(mask: u64) -> usize;
+    /// The number of elements that a complete mask stores.
+    fn count(mask: u64) -> usize;
 
-    /// The mask that can be stored: with more bits where `mask` has too few for the pattern.
+    /// Completes a mask: adds bits where it has fewer than the pattern requires.
     fn complete_by_column(mask: u64) -> u64;
 
     /// Stores a complete mask.
@@ -35,7 +34,7 @@ pub(super) unsafe fn word(at: *const u8) -> u64 {
     u64::from_le(unsafe { at.cast::<u64>().read_unaligned() })
 }
 
-/// Any element may be left out; a bit for each.
+/// Unstructured sparsity: one bit per element.
 pub(crate) struct Bitmap;
 
 impl Pattern for Bitmap {
@@ -48,7 +47,7 @@ impl Pattern for Bitmap {
     }
 
     #[inline(always)]
-    fn left(mask: u64) -> usize {
+    fn count(mask: u64) -> usize {
         mask.count_ones() as usize
     }
 
@@ -61,12 +60,12 @@ impl Pattern for Bitmap {
     }
 }
 
-/// Of the four columns of each row, two are kept. The bits of three columns are stored: the fourth
-/// is kept where exactly one of these is.
+/// 2:4 sparsity: two of the four columns of each row are stored. The mask stores the bits of three
+/// columns; the fourth is set if exactly one of these is.
 pub(crate) struct TwoFour;
 
 /// Bit 0 of every group of four.
-const FIRSTS: u64 = 0x1111_1111_1111_1111;
+const FIRST_BITS: u64 = 0x1111_1111_1111_1111;
 
 impl TwoFour {
     /// A mask by row.
@@ -77,7 +76,7 @@ impl TwoFour {
     pub(super) unsafe fn by_row<L: Lanes>(at: *const u8) -> u64 {
         // SAFETY: the caller vouches.
         let three = unsafe { L::spread(word(at)) };
-        let is_odd = (three ^ three >> 1 ^ three >> 2) & FIRSTS;
+        let is_odd = (three ^ three >> 1 ^ three >> 2) & FIRST_BITS;
         three | is_odd << 3
     }
 
@@ -104,9 +103,9 @@ impl Pattern for TwoFour {
         three | is_odd << 48
     }
 
-    // Not counted: so the place of the next codes is known before the mask is.
+    // A constant: the address of the next codes is known before the mask is loaded.
     #[inline(always)]
-    fn left(_: u64) -> usize {
+    fn count(_: u64) -> usize {
         32
     }
 
@@ -125,9 +124,12 @@ impl Pattern for TwoFour {
     }
 }
 
-/// Four bits of which two are set, among them those that are.
+/// Sets bits of `four` until two are set.
 fn complete(mut four: u64) -> u64 {
-    assert!(four.count_ones() <= 2, "2:4 was checked by whoever made the rows");
+    assert!(
+        four.count_ones() <= 2,
+        "a row of a 2:4 format has at most two non-zeros in four columns"
+    );
     while four.count_ones() < 2 {
         four |= four + 1;
     }
@@ -137,7 +139,7 @@ fn complete(mut four: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::level::Portable;
+    use crate::linear::simd::Portable;
 
     #[test]
     fn masks_of_two_in_four_come_back() {

@@ -1,9 +1,9 @@
-//! Integer panels in 2:4: of each four columns of a row, two codes are kept. A product leaves these
-//! as they lie and brings the activations to them, so that it has half the dot steps of the dense
-//! one, and addresses that depend on nothing.
+//! Integer layouts in 2:4 sparsity: two codes are stored of each four columns of a row. The kernel
+//! does not expand the codes; it selects the matching activations. That halves the dot products of
+//! the dense layout, and all addresses are known in advance.
 //!
-//! The eight steps of a block are four pairs. The 64 codes of pair `p`, unsigned, have in lane `r`
-//! two codes of row `r` from step `2p`, and two from step `2p + 1`.
+//! The eight vectors of a dense block make four pairs. Lane `r` of pair `p` holds, unsigned, two
+//! codes of row `r` from vector `2p` and two from vector `2p + 1`.
 //!
 //! ```text
 //! Q8_0  head: 8 masks of 6 bytes | 16 scales    codes: four pairs
@@ -11,19 +11,19 @@
 //!                                               vectors, pairs 2 and 3 in the high ones
 //! ```
 
-use super::kind::{
-    EIGHTS, MASKS, SCALES_BYTES, SIGN, SparseInteger, SparseKind, VECTOR, copy_scales, mask_of,
+use super::layout::{
+    EIGHTS, MASKS, SCALES_BYTES, SIGN, SparseInteger, SparseLayout, VECTOR, copy_scales, mask_of,
     nibbles, ones, unsigned,
 };
 use super::pattern::{Pattern, TwoFour};
 use crate::linear::activations::Block;
-use crate::linear::kind::{self, IntegerKind};
-use crate::linear::level::{Lanes, PANEL_ROWS};
+use crate::linear::lanes::{Lanes, PANEL_ROWS};
+use crate::linear::layout::{self, IntegerLayout};
 
 const MASK: usize = TwoFour::BYTES;
 const HEAD: usize = MASKS * MASK + SCALES_BYTES;
 
-/// The pairs of a block whose codes are `steps`, of which `zero` means zero; writes its masks.
+/// Packs the codes of a block, where `zero` is the code of zero, into pairs; writes the masks.
 fn pairs(steps: &[[u8; VECTOR]; MASKS], zero: u8, head: &mut [u8]) -> [[u8; VECTOR]; 4] {
     let mut pairs = [[0; VECTOR]; 4];
     for (step, codes) in steps.iter().enumerate() {
@@ -36,9 +36,9 @@ fn pairs(steps: &[[u8; VECTOR]; MASKS], zero: u8, head: &mut [u8]) -> [[u8; VECT
     pairs
 }
 
-/// Takes a pair apart: the codes of each of its steps, one after the other.
+/// Splits a pair into the codes of its two vectors, each contiguous.
 #[inline(always)]
-unsafe fn apart(pair: *const u8) -> [[u8; VECTOR]; 2] {
+unsafe fn split_pair(pair: *const u8) -> [[u8; VECTOR]; 2] {
     let mut steps = [[0; VECTOR]; 2];
     // SAFETY: the caller vouches for the pair.
     let pair = unsafe { pair.cast::<[u8; VECTOR]>().read() };
@@ -51,29 +51,29 @@ unsafe fn apart(pair: *const u8) -> [[u8; VECTOR]; 2] {
     steps
 }
 
-/// The mask of a step.
+/// The mask of a vector.
 #[inline(always)]
 unsafe fn mask<L: Lanes>(head: *const u8, step: usize) -> u64 {
     // SAFETY: the caller vouches for the head.
     unsafe { TwoFour::by_row::<L>(head.add(step * MASK)) }
 }
 
-/// For each half, the activations of its two pairs.
+/// The activations for the two pairs of each half.
 #[inline(always)]
-unsafe fn kept<L: Lanes>(head: *const u8, x: &Block) -> [[L::Bytes; 2]; 2] {
+unsafe fn select<L: Lanes>(head: *const u8, x: &Block) -> [[L::Bytes; 2]; 2] {
     // SAFETY: the caller vouches for the head.
     unsafe {
         let x = x.codes.as_ptr();
-        [L::kept(head, x), L::kept(head.add(4 * MASK), x.add(16))]
+        [L::select_two_four(head, x), L::select_two_four(head.add(4 * MASK), x.add(16))]
     }
 }
 
 /// int8 codes, stored as `code + 128`.
 pub(crate) struct Q8_0;
 
-impl SparseKind for Q8_0 {
+impl SparseLayout for Q8_0 {
     const HEAD: usize = HEAD;
-    const DENSE: usize = kind::Q8_0::BYTES;
+    const DENSE: usize = layout::Q8_0::BYTES;
 
     fn pack(dense: &[u8], head: &mut [u8], codes: &mut Vec<u8>) {
         codes.extend(pairs(&unsigned(dense), SIGN, head).as_flattened());
@@ -85,7 +85,7 @@ impl SparseKind for Q8_0 {
         // SAFETY: the caller vouches.
         unsafe {
             for pair in 0..4 {
-                for (i, left) in apart(codes.add(pair * VECTOR)).iter().enumerate() {
+                for (i, left) in split_pair(codes.add(pair * VECTOR)).iter().enumerate() {
                     let step = 2 * pair + i;
                     let codes = L::expand::<SIGN>(mask::<L>(head, step), left.as_ptr());
                     L::store_bytes(L::flip::<SIGN>(codes), dense.add(step * VECTOR));
@@ -98,7 +98,7 @@ impl SparseKind for Q8_0 {
 }
 
 impl SparseInteger for Q8_0 {
-    type Dense = kind::Q8_0;
+    type Dense = layout::Q8_0;
 
     #[inline(always)]
     unsafe fn dots<L: Lanes>(
@@ -108,7 +108,7 @@ impl SparseInteger for Q8_0 {
     ) -> ([L::Ints; 2], usize) {
         // SAFETY: the caller vouches.
         unsafe {
-            let [first, second] = kept::<L>(head, x);
+            let [first, second] = select::<L>(head, x);
             let pair = |pair: usize| codes.add(pair * VECTOR);
             let first = L::signed_dot::<SIGN>([L::bytes(pair(0)), L::bytes(pair(1))], first);
             let second = L::signed_dot::<SIGN>([L::bytes(pair(2)), L::bytes(pair(3))], second);
@@ -120,9 +120,9 @@ impl SparseInteger for Q8_0 {
 /// Nibbles around 8.
 pub(crate) struct Q4_0;
 
-impl SparseKind for Q4_0 {
+impl SparseLayout for Q4_0 {
     const HEAD: usize = HEAD;
-    const DENSE: usize = kind::Q4_0::BYTES;
+    const DENSE: usize = layout::Q4_0::BYTES;
 
     fn pack(dense: &[u8], head: &mut [u8], codes: &mut Vec<u8>) {
         let pairs = pairs(&nibbles(dense), EIGHTS & 15, head);
@@ -137,7 +137,7 @@ impl SparseKind for Q4_0 {
         // SAFETY: the caller vouches.
         unsafe {
             for pair in 0..2 {
-                for (i, left) in apart(codes.add(pair * VECTOR)).iter().enumerate() {
+                for (i, left) in split_pair(codes.add(pair * VECTOR)).iter().enumerate() {
                     let step = 2 * pair + i;
                     let low = L::expand::<EIGHTS>(mask::<L>(head, step), left.as_ptr());
                     let high = L::expand::<EIGHTS>(mask::<L>(head, step + 4), left.as_ptr());
@@ -152,7 +152,7 @@ impl SparseKind for Q4_0 {
 }
 
 impl SparseInteger for Q4_0 {
-    type Dense = kind::Q4_0;
+    type Dense = layout::Q4_0;
 
     #[inline(always)]
     unsafe fn dots<L: Lanes>(
@@ -162,10 +162,10 @@ impl SparseInteger for Q4_0 {
     ) -> ([L::Ints; 2], usize) {
         // SAFETY: the caller vouches.
         unsafe {
-            let [first, second] = kept::<L>(head, x);
+            let [first, second] = select::<L>(head, x);
             let (a, b) = (L::bytes(codes), L::bytes(codes.add(VECTOR)));
             let low = [L::field::<0, 0, 0x0f>(a), L::field::<0, 0, 0x0f>(b)];
-            // High nibbles stay where they are: sixteen times codes around 128.
+            // High nibbles are not shifted: they are 16 times codes around 128.
             let high = [L::field::<0, 0, 0xf0>(a), L::field::<0, 0, 0xf0>(b)];
             let second = L::sixteenth(L::signed_dot::<SIGN>(high, second));
             ([L::signed_dot::<{ EIGHTS & 15 }>(low, first), second], 2 * VECTOR)

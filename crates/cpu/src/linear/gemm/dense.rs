@@ -1,0 +1,107 @@
+//! Matmul over dense panels.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::block::{Gemm, PanelGroup};
+use super::staged::{STAGED_COLS, Staging};
+use crate::linear::kernel::MicroKernels;
+#[cfg(target_arch = "x86_64")]
+use crate::linear::kernel::bf16;
+use crate::linear::lanes::PANEL_ROWS;
+use crate::linear::layout::{self, FloatLayout, IntegerLayout, VisitLayout};
+
+/// Runs a matmul with the micro-kernels `M`, once its layout is known.
+pub(super) struct DenseGemm<'a, M>(Gemm<'a>, PhantomData<M>);
+
+impl<'a, M: MicroKernels> DenseGemm<'a, M> {
+    pub(super) fn new(gemm: Gemm<'a>) -> DenseGemm<'a, M> {
+        DenseGemm(gemm, PhantomData)
+    }
+
+    /// Runs the tiles of a group of float panels.
+    fn floats<K: FloatLayout>(gemm: &Gemm<'_>, group: PanelGroup, shapes: &[(usize, usize)]) {
+        // SAFETY: tiles lie inside the operands that `matmul` checked, its caller keeps other
+        // threads away, and an `Isa` proves its instructions.
+        gemm.tiles(group, shapes, |tile, panels, tokens| unsafe {
+            match (panels, tokens) {
+                (_, 16) => M::float::<K, 1, 16>(tile),
+                (3, 8) => M::float::<K, 3, 8>(tile),
+                (_, 8) => M::float::<K, 1, 8>(tile),
+                (1, 4) => M::float::<K, 1, 4>(tile),
+                (2, 4) => M::float::<K, 2, 4>(tile),
+                (_, 4) => M::float::<K, 4, 4>(tile),
+                (1, 2) => M::float::<K, 1, 2>(tile),
+                (_, 2) => M::float::<K, 4, 2>(tile),
+                (1, _) => M::float::<K, 1, 1>(tile),
+                (_, _) => M::float::<K, 4, 1>(tile),
+            }
+        });
+    }
+}
+
+impl<M: MicroKernels> VisitLayout for DenseGemm<'_, M> {
+    type Output = ();
+
+    fn integer<K: IntegerLayout>(self) {
+        // Integer tiles have one panel.
+        const SHAPES: [(usize, usize); 5] = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1)];
+        let shapes = &SHAPES[..=M::TOKENS.ilog2() as usize];
+        let mut gemm = self.0;
+        gemm.for_groups(|gemm, group| {
+            // SAFETY: as for floats.
+            gemm.tiles(group, shapes, |tile, _, tokens| unsafe {
+                match tokens {
+                    16 => M::integer::<K, 16>(tile),
+                    8 => M::integer::<K, 8>(tile),
+                    4 => M::integer::<K, 4>(tile),
+                    2 => M::integer::<K, 2>(tile),
+                    _ => M::integer::<K, 1>(tile),
+                }
+            });
+        });
+    }
+
+    fn float<K: FloatLayout>(self) {
+        let mut gemm = self.0;
+        let widest = M::STAGED_PANELS.last().filter(|_| gemm.should_stage());
+        let Some(&(_, panels)) = widest else {
+            return gemm.for_groups(|gemm, group| Self::floats::<K>(gemm, group, M::FLOAT_PANELS));
+        };
+        let convert = |panel: *const u8, cols: Range<usize>, scratch| {
+            let start = panel.wrapping_add(cols.start * PANEL_ROWS * K::BYTES);
+            // SAFETY: the panel has the columns, the scratch is long enough, and an `Isa` proves
+            // its instructions.
+            unsafe { M::to_f32::<K>(start, cols.len(), scratch) }
+        };
+        let bytes = size_of::<f32>() * PANEL_ROWS * STAGED_COLS;
+        gemm.for_staged_groups(
+            Staging { panels, passes: 1, cols: STAGED_COLS, bytes },
+            convert,
+            |gemm, group| {
+                Self::floats::<layout::F32>(gemm, group, M::STAGED_PANELS);
+            },
+        );
+    }
+}
+
+/// Runs a matmul of BF16 panels with BF16 activations, on a processor with a BF16 dot product.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn run_bf16(mut gemm: Gemm<'_>) {
+    gemm.for_groups(|gemm, group| {
+        // SAFETY: tiles lie inside the operands that `matmul` checked, its caller keeps other
+        // threads away, and an `Isa` proves its instructions.
+        gemm.tiles(group, bf16::SHAPES, |tile, panels, tokens| unsafe {
+            match (panels, tokens) {
+                (3, _) => bf16::tile::<3, 8>(tile),
+                (_, 8) => bf16::tile::<1, 8>(tile),
+                (1, 4) => bf16::tile::<1, 4>(tile),
+                (_, 4) => bf16::tile::<4, 4>(tile),
+                (1, 2) => bf16::tile::<1, 2>(tile),
+                (_, 2) => bf16::tile::<4, 2>(tile),
+                (1, _) => bf16::tile::<1, 1>(tile),
+                (_, _) => bf16::tile::<4, 1>(tile),
+            }
+        });
+    });
+}

@@ -1,0 +1,160 @@
+//! A slab allocator over huge pages. A mapping of a few megabytes per weight would start and end
+//! between huge pages and use small pages there: a quarter of the bytes of a 1B model. Slabs start
+//! on a huge page and hold contiguous weights. A slab is unmapped when it is empty.
+
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use memmap2::{Advice, MmapMut};
+
+/// The least size of a slab. The system commits only pages that were written.
+const SLAB_BYTES: usize = 64 << 20;
+/// A huge page.
+const PAGE_BYTES: usize = 2 << 20;
+/// The alignment of parts.
+const LINE_BYTES: usize = 64;
+
+struct Slab {
+    map: MmapMut,
+    /// The usable bytes of the map, from the first huge page on.
+    bytes: Range<usize>,
+    /// Free ranges, sorted and coalesced.
+    free: Vec<Range<usize>>,
+    /// The first byte that was never allocated: from here on, memory is zero.
+    fresh: usize,
+}
+
+static SLABS: Mutex<Vec<Slab>> = Mutex::new(Vec::new());
+
+fn slabs() -> MutexGuard<'static, Vec<Slab>> {
+    // Nothing panics while slabs are changed.
+    SLABS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An allocation in a slab.
+pub(super) struct Part {
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: a part is memory that it alone owns.
+unsafe impl Send for Part {}
+// SAFETY: it only hands out the pointer.
+unsafe impl Sync for Part {}
+
+impl Part {
+    /// `bytes` zeros; none if the system has no memory to map.
+    pub(super) fn zeroed(bytes: usize) -> Option<Part> {
+        let bytes = bytes.next_multiple_of(LINE_BYTES);
+        let mut slabs = slabs();
+        let start = match slabs.iter_mut().find_map(|slab| slab.take(bytes)) {
+            Some(start) => start,
+            None => {
+                slabs.push(Slab::with(bytes)?);
+                slabs.last_mut()?.take(bytes)?
+            }
+        };
+        Some(Part { start, bytes })
+    }
+
+    pub(super) fn start(&self) -> *mut u8 {
+        self.start
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let mut slabs = slabs();
+        let owner = slabs.iter().position(|slab| slab.has(self.start));
+        let owner = owner.expect("a part lies in a slab until it is dropped");
+        slabs[owner].give_back(self.start, self.bytes);
+        if slabs[owner].is_free() {
+            slabs.swap_remove(owner);
+        }
+    }
+}
+
+impl Slab {
+    /// A slab that fits a part.
+    fn with(bytes: usize) -> Option<Slab> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES).max(SLAB_BYTES);
+        let map = MmapMut::map_anon(bytes + PAGE_BYTES).ok()?;
+        // Huge pages are optional: without them there are more TLB misses.
+        let _ = map.advise(Advice::HugePage);
+        let first = map.as_ptr().addr().next_multiple_of(PAGE_BYTES) - map.as_ptr().addr();
+        let bytes = first..first + bytes;
+        Some(Slab { map, free: vec![bytes.clone()], fresh: bytes.start, bytes })
+    }
+
+    fn has(&self, part: *mut u8) -> bool {
+        self.map.as_ptr_range().contains(&part.cast_const())
+    }
+
+    fn is_free(&self) -> bool {
+        self.free == [self.bytes.clone()]
+    }
+
+    /// Allocates zeros in the first free range that is long enough.
+    fn take(&mut self, bytes: usize) -> Option<*mut u8> {
+        let place = self.free.iter().position(|free| free.len() >= bytes)?;
+        let start = self.free[place].start;
+        let end = start + bytes;
+        self.free[place].start = end;
+        if self.free[place].is_empty() {
+            self.free.remove(place);
+        }
+        let part = self.map.as_mut_ptr().wrapping_add(start);
+        // Memory that was allocated before is not zero.
+        // SAFETY: the range was free.
+        unsafe { part.write_bytes(0, end.min(self.fresh).saturating_sub(start)) };
+        self.fresh = self.fresh.max(end);
+        Some(part)
+    }
+
+    fn give_back(&mut self, part: *mut u8, bytes: usize) {
+        let start = part.addr() - self.map.as_ptr().addr();
+        let place = self.free.partition_point(|free| free.start < start);
+        self.free.insert(place, start..start + bytes);
+        for place in [place, place.wrapping_sub(1)] {
+            if let Some([before, after]) = self.free.get(place..).and_then(<[_]>::first_chunk)
+                && before.end == after.start
+            {
+                self.free[place].end = after.end;
+                self.free.remove(place + 1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_zero_and_come_back() {
+        let mut slab = Slab::with(1).unwrap();
+        let sizes = [64, 4096, 128, 1 << 20];
+        for round in 0..3 {
+            let parts: Vec<_> = sizes.iter().map(|&bytes| slab.take(bytes).unwrap()).collect();
+            for (i, (&part, &bytes)) in parts.iter().zip(&sizes).enumerate() {
+                assert!(slab.has(part) && part.addr() % LINE_BYTES == 0);
+                // SAFETY: the slab gave this part, and nobody else has it.
+                let part = unsafe { std::slice::from_raw_parts_mut(part, bytes) };
+                assert!(part.iter().all(|&byte| byte == 0), "part {i} of round {round}");
+                part.fill(1);
+            }
+            assert!(!slab.is_free());
+            for i in [1, 3, 0, 2] {
+                slab.give_back(parts[i], sizes[i]);
+            }
+            assert!(slab.is_free(), "{:?}", slab.free);
+        }
+        assert!(slab.take(SLAB_BYTES).is_some() && slab.take(64).is_none());
+    }
+
+    #[test]
+    fn slabs_begin_with_a_huge_page() {
+        let mut slab = Slab::with(3 * SLAB_BYTES + 1).unwrap();
+        assert_eq!(slab.take(3 * SLAB_BYTES + 1).unwrap().addr() % PAGE_BYTES, 0);
+    }
+}
