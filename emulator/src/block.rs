@@ -1,254 +1,251 @@
-//! A block of threads: its shared memory, its barriers, and copies that run by themselves.
+//! A thread block: its shared memory, barriers and bulk copies.
 
 use std::mem;
 
 use crate::Fault;
-use crate::grid::Run;
-use crate::kernel::SPECIALS;
+use crate::launch::Run;
 use crate::memory::WINDOW;
-use crate::warp::Warp;
 
-/// A barrier at which warps of a block meet.
+/// A barrier of `bar.sync` and `bar.arrive`.
 #[derive(Default)]
 struct Barrier {
-    /// Threads that are there, and of how many; none: all of the block.
-    there: u32,
-    of: Option<u32>,
-    /// Warps that wait.
-    waiting: Vec<usize>,
+    /// Threads that have arrived.
+    arrived: u32,
+    /// Threads that must arrive; none for all threads of the block.
+    expected: Option<u32>,
+    waiting_warps: Vec<usize>,
 }
 
-/// A copy from global memory, and the barrier in shared memory that is told.
-struct Bulk {
+/// A bulk copy (TMA) from global to shared memory in flight, and the mbarrier that it completes.
+struct BulkCopy {
     to: u64,
     from: u64,
     bytes: usize,
-    barrier: u64,
+    mbarrier: u64,
 }
 
 #[derive(Default)]
 pub(crate) struct Block {
     pub(crate) index: [u32; 3],
-    bytes: Vec<u8>,
+    shared: Vec<u8>,
     barriers: [Barrier; 16],
-    bulks: Vec<Bulk>,
-    /// Warps that have not ended.
-    pub(crate) live: usize,
-    /// Warps that need not wait any more.
+    bulk_copies: Vec<BulkCopy>,
+    /// Warps that have not exited.
+    pub(crate) live_warps: usize,
+    /// Warps whose barrier has completed.
     pub(crate) woken: Vec<usize>,
-    /// Counts what others can see, so that it is seen when nothing happens any more.
+    /// Counts writes and arrivals that other threads can see, to detect deadlocks.
     pub(crate) effects: u64,
 }
 
 impl Block {
-    /// Begins at a place of the grid, with its warps.
-    pub(crate) fn begin(&mut self, run: &Run<'_>, index: [u32; 3], warps: &mut Vec<Warp>) {
-        let shared = run.kernel.shared_bytes + run.shared_bytes;
-        let bytes = mem::take(&mut self.bytes);
-        *self = Block { index, bytes, live: run.threads.div_ceil(32) as usize, ..Block::default() };
-        // What nobody wrote is no number.
-        self.bytes.clear();
-        self.bytes.resize(shared, 0xff);
-        let [x, y, z] = index.map(u64::from);
-        let specials: [u64; SPECIALS.len()] = [
-            0,
-            run.threads.into(),
-            x,
-            y,
-            z,
-            run.grid[0].into(),
-            run.grid[1].into(),
-            run.grid[2].into(),
-            0,
-            run.shared_bytes as u64,
-            run.kernel.shared_bytes as u64,
-        ];
-        warps.resize_with(self.live, Warp::default);
-        for (i, warp) in (0..).zip(warps) {
-            warp.begin(run.kernel, 32 * i, &specials);
-        }
+    /// Resets the block to the start of a kernel, at an index of the grid.
+    pub(crate) fn start(&mut self, run: &Run<'_>, index: [u32; 3]) {
+        let live_warps = run.launch.threads.div_ceil(32) as usize;
+        let shared = mem::take(&mut self.shared);
+        *self = Block { index, shared, live_warps, ..Block::default() };
+        // All ones: uninitialised memory is NaN.
+        self.shared.clear();
+        self.shared.resize(run.kernel.shared_bytes + run.launch.dynamic_shared, 0xff);
     }
 
-    /// Where so many bytes of shared memory are, at a multiple of their number.
+    /// The fast path of [`Block::shared`]: a pointer to naturally aligned bytes.
     #[inline(always)]
-    pub(crate) fn near(&mut self, address: u64, bytes: usize) -> Option<*mut u8> {
+    pub(crate) fn shared_fast(&mut self, address: u64, bytes: usize) -> Option<*mut u8> {
         let at = (address & 0xffff_ffff) as usize;
-        let is_there = at < self.bytes.len() && at + bytes <= self.bytes.len();
-        (is_there && at.is_multiple_of(bytes)).then(|| self.bytes[at..].as_mut_ptr())
+        let is_valid = at < self.shared.len() && at + bytes <= self.shared.len();
+        (is_valid && at.is_multiple_of(bytes)).then(|| self.shared[at..].as_mut_ptr())
     }
 
-    /// So many bytes of shared memory, at a multiple of some number.
+    /// Bytes of shared memory, checked for bounds and alignment.
     pub(crate) fn shared(
         &mut self,
         address: u64,
         bytes: usize,
         alignment: usize,
     ) -> Result<&mut [u8], Fault> {
-        let (at, len) = ((address & !WINDOW & 0xffff_ffff) as usize, self.bytes.len());
+        let (at, len) = ((address & !WINDOW & 0xffff_ffff) as usize, self.shared.len());
         if !at.is_multiple_of(alignment) {
             return Err(Fault(format!(
-                "shared memory at {at}, which is no multiple of {alignment}"
+                "misaligned access to shared memory at {at}, not a multiple of {alignment}"
             )));
         }
-        let within = self.bytes.get_mut(at..).and_then(|rest| rest.get_mut(..bytes));
-        within.ok_or_else(|| Fault(format!("{bytes} bytes of shared memory at {at}, of {len}")))
+        let found = self.shared.get_mut(at..).and_then(|rest| rest.get_mut(..bytes));
+        found.ok_or_else(|| {
+            Fault(format!("out of bounds: {bytes} bytes of shared memory at {at} of {len}"))
+        })
     }
 
-    /// A warp comes to a barrier, and waits there if it has a number. Whether it may go on.
+    /// A warp arrives at a barrier; `waits` is its number if it waits (`bar.sync`). Returns whether
+    /// the warp can continue.
     pub(crate) fn arrive(
         &mut self,
         id: usize,
-        of: Option<u32>,
+        expected: Option<u32>,
         waits: Option<usize>,
     ) -> Result<bool, Fault> {
         self.effects += 1;
         let barrier = self.barriers.get_mut(id);
-        let barrier = barrier.ok_or_else(|| Fault(format!("there is no barrier {id}")))?;
-        if barrier.there > 0 && barrier.of != of {
-            return Err(Fault(format!("barrier {id} is for {:?} and {of:?} threads", barrier.of)));
+        let barrier = barrier.ok_or_else(|| Fault(format!("no barrier {id}: they are 0 to 15")))?;
+        if barrier.arrived > 0 && barrier.expected != expected {
+            return Err(Fault(format!(
+                "barrier {id} expects both {:?} and {expected:?} threads",
+                barrier.expected
+            )));
         }
-        barrier.of = of;
-        barrier.there += 32;
-        barrier.waiting.extend(waits);
-        self.open(id);
-        let still_waits = waits.is_some_and(|warp| self.barriers[id].waiting.contains(&warp));
+        barrier.expected = expected;
+        barrier.arrived += 32;
+        barrier.waiting_warps.extend(waits);
+        self.release_if_complete(id);
+        let still_waits = waits.is_some_and(|warp| self.barriers[id].waiting_warps.contains(&warp));
         if !still_waits {
             self.woken.retain(|&warp| Some(warp) != waits);
         }
         Ok(!still_waits)
     }
 
-    /// Opens a barrier if all are there.
-    fn open(&mut self, id: usize) {
+    /// Wakes the waiting warps if all expected threads have arrived.
+    fn release_if_complete(&mut self, id: usize) {
         let barrier = &mut self.barriers[id];
-        if barrier.there > 0 && barrier.there >= barrier.of.unwrap_or(32 * self.live as u32) {
-            self.woken.append(&mut barrier.waiting);
-            barrier.there = 0;
+        let expected = barrier.expected.unwrap_or(32 * self.live_warps as u32);
+        if barrier.arrived > 0 && barrier.arrived >= expected {
+            self.woken.append(&mut barrier.waiting_warps);
+            barrier.arrived = 0;
         }
     }
 
-    /// A warp has ended: others need not wait for it.
-    pub(crate) fn end_warp(&mut self) {
+    /// A warp exits: barriers of the whole block no longer expect it.
+    pub(crate) fn exit_warp(&mut self) {
         self.effects += 1;
-        self.live -= 1;
+        self.live_warps -= 1;
         for id in 0..self.barriers.len() {
-            if self.barriers[id].of.is_none() {
-                self.open(id);
+            if self.barriers[id].expected.is_none() {
+                self.release_if_complete(id);
             }
         }
     }
 
-    /// All warps have ended. Copies would come to memory that is another block's by now.
-    pub(crate) fn end(&self) -> Result<(), Fault> {
-        match self.bulks.len() {
+    /// Checks, after all warps have exited, that no bulk copy is in flight: it would write to
+    /// shared memory of the next block.
+    pub(crate) fn check_exit(&self) -> Result<(), Fault> {
+        match self.bulk_copies.len() {
             0 => Ok(()),
             n => Err(Fault(format!(
-                "block {:?} ended before {n} copies to its shared memory",
+                "block {:?} exited with {n} bulk copies to its shared memory in flight",
                 self.index
             ))),
         }
     }
 
-    /// Does something with a barrier in shared memory.
-    pub(crate) fn phases(
+    /// Updates the mbarrier at an address.
+    pub(crate) fn mbarrier(
         &mut self,
         address: u64,
-        f: impl FnOnce(&mut Phases),
+        update: impl FnOnce(&mut Mbarrier),
     ) -> Result<(), Fault> {
         let bytes = self.shared(address, 8, 8)?;
-        let mut phases = Phases::of(bytes.try_into().expect("eight bytes"));
-        f(&mut phases);
-        bytes.copy_from_slice(&phases.bytes());
+        let mut mbarrier = Mbarrier::from_bytes(bytes.try_into().expect("eight bytes"));
+        update(&mut mbarrier);
+        bytes.copy_from_slice(&mbarrier.to_bytes());
         Ok(())
     }
 
-    /// Begins a copy that runs by itself.
-    pub(crate) fn send(
+    /// Starts a bulk copy.
+    pub(crate) fn start_bulk_copy(
         &mut self,
         run: &Run<'_>,
         to: u64,
         from: u64,
         bytes: usize,
-        barrier: u64,
+        mbarrier: u64,
     ) -> Result<(), Fault> {
         if !bytes.is_multiple_of(16) {
-            return Err(Fault(format!("a copy of {bytes} bytes, which is no multiple of 16")));
+            return Err(Fault(format!("a bulk copy of {bytes} bytes, not a multiple of 16")));
         }
         run.global(from, bytes, 16)?;
         self.shared(to, bytes, 16)?;
-        self.bulks.push(Bulk { to, from, bytes, barrier });
+        self.bulk_copies.push(BulkCopy { to, from, bytes, mbarrier });
         Ok(())
     }
 
-    /// Ends one of the copies that run by themselves.
-    pub(crate) fn end_copy(&mut self, run: &Run<'_>) -> Result<(), Fault> {
-        if self.bulks.is_empty() {
+    /// Completes a random one of the bulk copies in flight, if any.
+    pub(crate) fn complete_bulk_copy(&mut self, run: &Run<'_>) -> Result<(), Fault> {
+        if self.bulk_copies.is_empty() {
             return Ok(());
         }
-        let Bulk { to, from, bytes, barrier } =
-            self.bulks.swap_remove(run.random(self.bulks.len()));
+        let BulkCopy { to, from, bytes, mbarrier } =
+            self.bulk_copies.swap_remove(run.random(self.bulk_copies.len()));
         let from = run.global(from, bytes, 16)?;
         let to = self.shared(to, bytes, 16)?;
-        // SAFETY: `global` found so many bytes there.
+        // SAFETY: `global` checked the bytes at `from`.
         unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), bytes) };
         self.effects += 1;
-        self.phases(barrier, |phases| phases.receive(bytes as i32))
+        self.mbarrier(mbarrier, |mbarrier| mbarrier.complete_tx(bytes as i32))
     }
 }
 
-/// A barrier in shared memory: threads and bytes that its phase still waits for.
-pub(crate) struct Phases {
-    parity: bool,
-    threads: u16,
-    missing: u16,
-    bytes: i32,
+/// An mbarrier object in shared memory. A phase completes when no arrivals and no bytes are
+/// pending.
+pub(crate) struct Mbarrier {
+    phase: bool,
+    expected_arrivals: u16,
+    pending_arrivals: u16,
+    pending_bytes: i32,
 }
 
-impl Phases {
-    fn of(bytes: [u8; 8]) -> Phases {
+impl Mbarrier {
+    fn from_bytes(bytes: [u8; 8]) -> Mbarrier {
         let word = u64::from_le_bytes(bytes);
-        Phases {
-            parity: word >> 63 == 1,
-            threads: (word >> 48 & 0x7fff) as u16,
-            missing: (word >> 32) as u16,
-            bytes: word as u32 as i32,
+        Mbarrier {
+            phase: word >> 63 == 1,
+            expected_arrivals: (word >> 48 & 0x7fff) as u16,
+            pending_arrivals: (word >> 32) as u16,
+            pending_bytes: word as u32 as i32,
         }
     }
 
-    fn bytes(&self) -> [u8; 8] {
-        let counts = u64::from(self.threads) << 48 | u64::from(self.missing) << 32;
-        (u64::from(self.parity) << 63 | counts | u64::from(self.bytes as u32)).to_le_bytes()
+    fn to_bytes(&self) -> [u8; 8] {
+        let arrivals =
+            u64::from(self.expected_arrivals) << 48 | u64::from(self.pending_arrivals) << 32;
+        (u64::from(self.phase) << 63 | arrivals | u64::from(self.pending_bytes as u32))
+            .to_le_bytes()
     }
 
-    pub(crate) fn init(&mut self, threads: u32) {
-        let threads = threads as u16;
-        *self = Phases { parity: false, threads, missing: threads, bytes: 0 };
+    pub(crate) fn init(&mut self, arrivals: u32) {
+        let arrivals = arrivals as u16;
+        *self = Mbarrier {
+            phase: false,
+            expected_arrivals: arrivals,
+            pending_arrivals: arrivals,
+            pending_bytes: 0,
+        };
     }
 
     pub(crate) fn arrive(&mut self) {
-        self.missing = self.missing.wrapping_sub(1);
-        self.pass();
+        self.pending_arrivals = self.pending_arrivals.wrapping_sub(1);
+        self.complete_phase();
     }
 
-    pub(crate) fn expect(&mut self, bytes: i32) {
-        self.bytes += bytes;
+    pub(crate) fn arrive_expect_tx(&mut self, bytes: i32) {
+        self.pending_bytes += bytes;
         self.arrive();
     }
 
-    fn receive(&mut self, bytes: i32) {
-        self.bytes -= bytes;
-        self.pass();
+    fn complete_tx(&mut self, bytes: i32) {
+        self.pending_bytes -= bytes;
+        self.complete_phase();
     }
 
-    fn pass(&mut self) {
-        if self.missing == 0 && self.bytes == 0 {
-            self.parity = !self.parity;
-            self.missing = self.threads;
+    /// Starts the next phase if nothing is pending.
+    fn complete_phase(&mut self) {
+        if self.pending_arrivals == 0 && self.pending_bytes == 0 {
+            self.phase = !self.phase;
+            self.pending_arrivals = self.expected_arrivals;
         }
     }
 
-    /// That of the phase which is not complete yet.
+    /// The parity of the current phase.
     pub(crate) fn parity(&self) -> u64 {
-        self.parity.into()
+        self.phase.into()
     }
 }

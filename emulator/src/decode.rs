@@ -1,12 +1,16 @@
-//! What an instruction does, by its name.
+//! Decodes instructions by their opcode.
 
 use half::f16;
 
 use crate::Fault;
-use crate::kernel::{Access, Instruction, NONE, Op, Register, Shuffle, Space, Vote};
+use crate::kernel::{
+    Access, AsyncCopy, Compute, Exchange, Instruction, Matrix, MbarrierUpdate, NONE, Op, Register,
+    Shuffle, Space, Vote,
+};
 use crate::lanes::{
     Value, add_to_zero, flush, half_multiply_add, insert_bits, multiply_add_down, permute, put,
 };
+use crate::memory::{LOCAL, PARAMETERS, SHARED, WINDOW};
 
 /// An operand.
 #[derive(Debug)]
@@ -14,16 +18,16 @@ pub(crate) enum Arg {
     Register(Register),
     Predicate(Register),
     Vector(Vec<Register>),
-    /// A register and what is added to it.
+    /// A base register and an offset.
     Address(Register, i64),
-    /// A result that nobody needs.
-    Nothing,
+    /// An ignored result, `_`.
+    Ignored,
 }
 
-/// A result in every thread from operands of some types.
+/// Computes a result in every lane from operands of the given types.
 macro_rules! map {
     (|$($x:ident: $t:ty),*| $e:expr) => {
-        Op::Map(|registers, args, threads| {
+        Op::Compute(Compute::Map(|registers, args, mask| {
             let [to, operands @ ..] = args;
             let mut operands = operands.iter().map(|&register| register as usize);
             $(let $x = operands.next().expect("five operands");)*
@@ -31,8 +35,8 @@ macro_rules! map {
                 $(let $x = <$t>::read(&registers[$x], i);)*
                 $e
             });
-            put(&mut registers[*to as usize], threads, values);
-        })
+            put(&mut registers[*to as usize], mask, values);
+        }))
     };
 }
 
@@ -90,16 +94,16 @@ macro_rules! floats {
     };
 }
 
-/// A comparison, in all threads.
-macro_rules! test {
+/// Compares two operands in all lanes.
+macro_rules! compare {
     (|$a:ident: $t:ty, $b:ident| $e:expr) => {
-        Op::Test(|registers, args| {
+        Op::Compute(Compute::Compare(|registers, args| {
             let (a, b) = (&registers[args[1] as usize], &registers[args[2] as usize]);
             (0..32).fold(0, |bits, i| {
                 let ($a, $b) = (<$t>::read(a, i), <$t>::read(b, i));
                 bits | u32::from($e) << i
             })
-        })
+        }))
     };
 }
 
@@ -111,7 +115,7 @@ fn arithmetic(name: &str, ty: &str) -> Option<Op> {
         "mad.lo" => {
             integers!(ty, T => map!(|a: T, b: T, c: T| a.wrapping_mul(b).wrapping_add(c)))
         }
-        // By zero, all bits are set.
+        // Division by zero sets all bits.
         "div" => integers!(ty, T => map!(|a: T, b: T| a.checked_div(b).unwrap_or(!0))),
         "rem" => integers!(ty, T => map!(|a: T, b: T| a.checked_rem(b).unwrap_or(a))),
         "min" => integers!(ty, T => map!(|a: T, b: T| a.min(b))),
@@ -127,7 +131,7 @@ fn arithmetic(name: &str, ty: &str) -> Option<Op> {
         "mov" | "cvta.to.global" => integers!(ty, T => map!(|a: T| a)),
         "popc" => integers!(ty, T => map!(|a: T| a.count_ones())),
         "clz" => integers!(ty, T => map!(|a: T| a.leading_zeros())),
-        // Far shifts leave nothing, or the sign.
+        // Shifts by the width or more leave zeros, or the sign.
         "shl" => integers!(ty, T => map!(|a: T, n: u32| a.checked_shl(n).unwrap_or(0))),
         "shr" => integers!(ty, T => map!(|a: T, n: u32| {
             a.checked_shr(n).unwrap_or(if a < 0 as T { !0 } else { 0 })
@@ -151,8 +155,8 @@ fn arithmetic(name: &str, ty: &str) -> Option<Op> {
     })
 }
 
-/// Operations whose types differ, or of which there is one.
-fn special(opcode: &str) -> Option<Op> {
+/// Instructions with operands of different types, or of one type only.
+fn mixed_types(opcode: &str) -> Option<Op> {
     Some(match opcode {
         "mul.wide.u16" => map!(|a: u16, b: u16| u32::from(a) * u32::from(b)),
         "mul.wide.u32" => map!(|a: u32, b: u32| u64::from(a) * u64::from(b)),
@@ -196,56 +200,56 @@ fn special(opcode: &str) -> Option<Op> {
         "cvt.u32.u16" => map!(|a: u16| u32::from(a)),
         "cvt.u32.u64" => map!(|a: u64| a as u32),
         "cvt.u64.u32" => map!(|a: u32| u64::from(a)),
-        "cvta.shared.u64" => map!(|a: u64| a | crate::memory::SHARED),
-        "cvta.local.u64" => map!(|a: u64| a | crate::memory::LOCAL),
-        "cvta.param.u64" => map!(|a: u64| a | crate::memory::PARAMETERS),
-        "cvta.to.shared.u64" | "cvta.to.local.u64" => map!(|a: u64| a & !crate::memory::WINDOW),
+        "cvta.shared.u64" => map!(|a: u64| a | SHARED),
+        "cvta.local.u64" => map!(|a: u64| a | LOCAL),
+        "cvta.param.u64" => map!(|a: u64| a | PARAMETERS),
+        "cvta.to.shared.u64" | "cvta.to.local.u64" => map!(|a: u64| a & !WINDOW),
         _ => return None,
     })
 }
 
 fn comparison(name: &str, ty: &str) -> Option<Op> {
     match name {
-        "eq" => integers!(ty, T => test!(|a: T, b| a == b)),
-        "ne" => integers!(ty, T => test!(|a: T, b| a != b)),
-        "lt" => integers!(ty, T => test!(|a: T, b| a < b)),
-        "le" => integers!(ty, T => test!(|a: T, b| a <= b)),
-        "gt" => integers!(ty, T => test!(|a: T, b| a > b)),
-        "ge" => integers!(ty, T => test!(|a: T, b| a >= b)),
+        "eq" => integers!(ty, T => compare!(|a: T, b| a == b)),
+        "ne" => integers!(ty, T => compare!(|a: T, b| a != b)),
+        "lt" => integers!(ty, T => compare!(|a: T, b| a < b)),
+        "le" => integers!(ty, T => compare!(|a: T, b| a <= b)),
+        "gt" => integers!(ty, T => compare!(|a: T, b| a > b)),
+        "ge" => integers!(ty, T => compare!(|a: T, b| a >= b)),
         _ => None,
     }
     .or_else(|| match name {
-        "eq" => floats!(ty, T => test!(|a: T, b| a == b)),
-        "lt" => floats!(ty, T => test!(|a: T, b| a < b)),
-        "le" => floats!(ty, T => test!(|a: T, b| a <= b)),
-        "gt" => floats!(ty, T => test!(|a: T, b| a > b)),
-        "ge" => floats!(ty, T => test!(|a: T, b| a >= b)),
-        "num" => floats!(ty, T => test!(|a: T, b| !a.is_nan() && !b.is_nan())),
-        "nan" => floats!(ty, T => test!(|a: T, b| a.is_nan() || b.is_nan())),
-        // Those that also hold of what is no number.
-        "equ" => floats!(ty, T => test!(|a: T, b| a == b || a.is_nan() || b.is_nan())),
-        "neu" => floats!(ty, T => test!(|a: T, b| a != b)),
-        "ltu" => floats!(ty, T => test!(|a: T, b| a < b || a.is_nan() || b.is_nan())),
-        "leu" => floats!(ty, T => test!(|a: T, b| a <= b || a.is_nan() || b.is_nan())),
-        "gtu" => floats!(ty, T => test!(|a: T, b| a > b || a.is_nan() || b.is_nan())),
-        "geu" => floats!(ty, T => test!(|a: T, b| a >= b || a.is_nan() || b.is_nan())),
+        "eq" => floats!(ty, T => compare!(|a: T, b| a == b)),
+        "lt" => floats!(ty, T => compare!(|a: T, b| a < b)),
+        "le" => floats!(ty, T => compare!(|a: T, b| a <= b)),
+        "gt" => floats!(ty, T => compare!(|a: T, b| a > b)),
+        "ge" => floats!(ty, T => compare!(|a: T, b| a >= b)),
+        "num" => floats!(ty, T => compare!(|a: T, b| !a.is_nan() && !b.is_nan())),
+        "nan" => floats!(ty, T => compare!(|a: T, b| a.is_nan() || b.is_nan())),
+        // Unordered comparisons, which are true for NaN.
+        "equ" => floats!(ty, T => compare!(|a: T, b| a == b || a.is_nan() || b.is_nan())),
+        "neu" => floats!(ty, T => compare!(|a: T, b| a != b)),
+        "ltu" => floats!(ty, T => compare!(|a: T, b| a < b || a.is_nan() || b.is_nan())),
+        "leu" => floats!(ty, T => compare!(|a: T, b| a <= b || a.is_nan() || b.is_nan())),
+        "gtu" => floats!(ty, T => compare!(|a: T, b| a > b || a.is_nan() || b.is_nan())),
+        "geu" => floats!(ty, T => compare!(|a: T, b| a >= b || a.is_nan() || b.is_nan())),
         _ => None,
     })
 }
 
 fn logic(name: &str) -> Option<Op> {
-    Some(Op::Logic(match name {
+    Some(Op::Compute(Compute::Logic(match name {
         "and" => |a, b| a & b,
         "or" => |a, b| a | b,
         "xor" => |a, b| a ^ b,
         "not" => |a, _| !a,
         "mov" => |a, _| a,
         _ => return None,
-    }))
+    })))
 }
 
-/// `ld`, `st`, `atom` and `red`, by the words behind them.
-fn access(words: &[&str], of_count: usize) -> Option<Access> {
+/// The state space and type of `ld`, `st`, `atom` and `red`.
+fn access(words: &[&str], count: usize) -> Option<Access> {
     let space = |word: &&str| match *word {
         "global" => Some(Space::Global),
         "shared" => Some(Space::Shared),
@@ -261,10 +265,10 @@ fn access(words: &[&str], of_count: usize) -> Option<Access> {
         "u64" | "s64" | "b64" | "f64" => 8,
         _ => return None,
     };
-    Some(Access { space, bytes, count: of_count as u8 })
+    Some(Access { space, bytes, count: count as u8 })
 }
 
-/// Everything that is not arithmetic.
+/// All instructions but arithmetic ones.
 fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
     let vector = args.iter().find_map(|arg| match arg {
         Arg::Vector(registers) => Some(registers.len()),
@@ -273,34 +277,44 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
     Some(match opcode {
         "bar.sync" => Op::Barrier { waits: true },
         "bar.arrive" => Op::Barrier { waits: false },
-        "bar.warp.sync" => Op::Meet,
-        "vote.sync.all.pred" => Op::Vote(Vote::All),
-        "vote.sync.any.pred" => Op::Vote(Vote::Any),
-        "vote.sync.ballot.b32" => Op::Vote(Vote::Ballot),
-        "redux.sync.add.u32" => Op::Total,
-        "shfl.sync.bfly.b32" => Op::Shuffle(Shuffle::Xor),
-        "shfl.sync.idx.b32" => Op::Shuffle(Shuffle::From),
-        "shfl.sync.up.b32" => Op::Shuffle(Shuffle::Up),
-        "shfl.sync.down.b32" => Op::Shuffle(Shuffle::Down),
-        "cp.async.ca.shared.global" | "cp.async.cg.shared.global" => Op::Copy,
-        "cp.async.commit_group" => Op::Commit,
-        "cp.async.wait_group" => Op::WaitGroups,
-        "cp.async.wait_all" => Op::WaitCopies,
-        "mbarrier.init.shared.b64" => Op::Init,
-        "mbarrier.arrive.expect_tx.shared.b64" => Op::Expect,
-        "mbarrier.arrive.shared.b64" => Op::Arrive,
-        "mbarrier.try_wait.parity.shared.b64" => Op::HasPassed { waits: true },
-        "mbarrier.test_wait.parity.shared.b64" => Op::HasPassed { waits: false },
+        "bar.warp.sync" => Op::SyncWarp,
+        "vote.sync.all.pred" => Op::Exchange(Exchange::Vote(Vote::All)),
+        "vote.sync.any.pred" => Op::Exchange(Exchange::Vote(Vote::Any)),
+        "vote.sync.ballot.b32" => Op::Exchange(Exchange::Vote(Vote::Ballot)),
+        "redux.sync.add.u32" => Op::Exchange(Exchange::ReduceAdd),
+        "shfl.sync.bfly.b32" => Op::Exchange(Exchange::Shuffle(Shuffle::Butterfly)),
+        "shfl.sync.idx.b32" => Op::Exchange(Exchange::Shuffle(Shuffle::Index)),
+        "shfl.sync.up.b32" => Op::Exchange(Exchange::Shuffle(Shuffle::Up)),
+        "shfl.sync.down.b32" => Op::Exchange(Exchange::Shuffle(Shuffle::Down)),
+        "cp.async.ca.shared.global" | "cp.async.cg.shared.global" => {
+            Op::AsyncCopy(AsyncCopy::Start)
+        }
+        "cp.async.commit_group" => Op::AsyncCopy(AsyncCopy::CommitGroup),
+        "cp.async.wait_group" => Op::AsyncCopy(AsyncCopy::WaitGroup),
+        "cp.async.wait_all" => Op::AsyncCopy(AsyncCopy::WaitAll),
+        "mbarrier.init.shared.b64" => Op::Mbarrier(MbarrierUpdate::Init),
+        "mbarrier.arrive.expect_tx.shared.b64" => Op::Mbarrier(MbarrierUpdate::ArriveExpectTx),
+        "mbarrier.arrive.shared.b64" => Op::Mbarrier(MbarrierUpdate::Arrive),
+        "mbarrier.try_wait.parity.shared.b64" => Op::MbarrierTest { yields: true },
+        "mbarrier.test_wait.parity.shared.b64" => Op::MbarrierTest { yields: false },
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
         | "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint" => {
-            Op::Bulk
+            Op::BulkCopy
         }
-        "ldmatrix.sync.aligned.m8n8.x4.shared.b16" => Op::LoadMatrix { transposed: false },
-        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" => Op::LoadMatrix { transposed: true },
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Op::Multiply,
-        "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32" => Op::MultiplySparse,
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => Op::MultiplyGroup { columns: 64 },
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => Op::MultiplyGroup { columns: 128 },
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16" => {
+            Op::Matrix(Matrix::Load { transposed: false })
+        }
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" => {
+            Op::Matrix(Matrix::Load { transposed: true })
+        }
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::Mma),
+        "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::MmaSparse),
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => {
+            Op::Matrix(Matrix::Wgmma { columns: 64 })
+        }
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => {
+            Op::Matrix(Matrix::Wgmma { columns: 128 })
+        }
         "nanosleep.u32" => Op::Yield,
         "membar.gl"
         | "membar.sys"
@@ -314,20 +328,21 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         | "prefetch.global.L2"
         | "wgmma.fence.sync.aligned"
         | "wgmma.commit_group.sync.aligned"
-        | "wgmma.wait_group.sync.aligned" => Op::Nothing,
+        | "wgmma.wait_group.sync.aligned" => Op::Nop,
         _ => match (words[0], vector) {
-            // A parameter of a function is a register.
-            ("ld" | "st", None) if words[1] == "param" && is_plain(args) => map!(|a: u64| a),
+            // The parameters of a function are registers.
+            ("ld" | "st", None) if words[1] == "param" && are_registers(args) => map!(|a: u64| a),
             ("ld", count) => Op::Load(access(words, count.unwrap_or(1))?),
             ("st", count) => Op::Store(access(words, count.unwrap_or(1))?),
             ("atom" | "red", None) if words.ends_with(&["add", "u32"]) => {
-                Op::Add(access(words, 1)?)
+                Op::AtomicAdd(access(words, 1)?)
             }
             ("mov", Some(count)) => {
                 let bits = opcode.strip_prefix("mov.b")?.parse::<u32>().ok()? / count as u32;
-                if matches!(args[0], Arg::Vector(_)) { Op::Split(bits) } else { Op::Join(bits) }
+                let is_unpack = matches!(args[0], Arg::Vector(_));
+                Op::Compute(if is_unpack { Compute::Unpack(bits) } else { Compute::Pack(bits) })
             }
-            ("selp", None) => Op::Select,
+            ("selp", None) => Op::Compute(Compute::Select),
             ("setp", None) => comparison(words[1], words.last()?)?,
             (name, None) if words.last() == Some(&"pred") => logic(name)?,
             _ => return None,
@@ -336,30 +351,34 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
 }
 
 /// Whether all operands are registers.
-fn is_plain(args: &[Arg]) -> bool {
+fn are_registers(args: &[Arg]) -> bool {
     args.iter().all(|arg| matches!(arg, Arg::Register(_)))
 }
 
-/// An instruction by its name and operands.
+/// Decodes an instruction.
 pub(crate) fn decode(opcode: &str, args: &[Arg]) -> Result<Instruction, Fault> {
     let words: Vec<&str> = opcode.split('.').collect();
     let (name, ty) = opcode.rsplit_once('.').unwrap_or((opcode, ""));
-    let op = if is_plain(args) { arithmetic(name, ty).or_else(|| special(opcode)) } else { None };
+    let op = if are_registers(args) {
+        arithmetic(name, ty).or_else(|| mixed_types(opcode))
+    } else {
+        None
+    };
     let op = op.or_else(|| other(opcode, &words, args));
     let op = op.ok_or_else(|| Fault(format!("unknown instruction {opcode}")))?;
-    let mut instruction = Instruction::of(op);
+    let mut instruction = Instruction::new(op);
     let mut list = Vec::new();
-    let mut places = instruction.args.iter_mut();
-    // What lies at an address is in the list, also if it is one value.
+    let mut slots = instruction.args.iter_mut();
+    // Loads and stores list their registers, even a single one.
     let is_listed = matches!(op, Op::Load(_) | Op::Store(_));
     for arg in args {
         match arg {
             Arg::Register(register) if is_listed => list.push(*register),
             Arg::Vector(registers) => list.extend(registers),
-            Arg::Nothing => {}
+            Arg::Ignored => {}
             Arg::Register(register) | Arg::Predicate(register) | Arg::Address(register, _) => {
-                let place = places.next();
-                *place.ok_or_else(|| Fault(format!("too many operands of {opcode}")))? = *register;
+                let slot = slots.next();
+                *slot.ok_or_else(|| Fault(format!("too many operands of {opcode}")))? = *register;
             }
         }
         if let Arg::Address(_, offset @ (..=-1 | 1..)) = arg {
@@ -370,8 +389,8 @@ pub(crate) fn decode(opcode: &str, args: &[Arg]) -> Result<Instruction, Fault> {
         }
     }
     instruction.list = list.into();
-    // One operand stands for both.
-    if let (Op::Logic(_), [_, a, NONE, ..]) = (op, instruction.args) {
+    // A unary operation reads its operand twice.
+    if let (Op::Compute(Compute::Logic(_)), [_, a, NONE, ..]) = (op, instruction.args) {
         instruction.args[2] = a;
     }
     Ok(instruction)

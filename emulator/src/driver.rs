@@ -1,5 +1,5 @@
-//! The driver's functions, as far as the CUDA backend calls them. What is sent to a stream is done
-//! at once, so that waiting has nothing to do.
+//! The functions of the CUDA driver API that the CUDA backend calls. Streams are synchronous: every
+//! operation is executed at once.
 
 mod state;
 
@@ -15,27 +15,28 @@ use cudarc::driver::sys::{
     CUresult, CUstream,
 };
 
-use self::state::{Launch, SETTINGS, Work, hopper_ptx, state};
+use self::state::{SETTINGS, StreamOp, hopper_ptx, state};
 
+use crate::launch::Launch;
 use crate::parse::Module;
 
-/// Devices, all alike, which share their memory.
+/// The number of devices. They are identical and share their memory.
 const DEVICES: c_int = 2;
 /// Memory of all devices together.
 const MEMORY_BYTES: usize = 4 << 30;
-/// The most shared memory of a block: that of Hopper.
+/// The shared memory limit of a block, as on Hopper.
 const SHARED_BYTES: c_int = 227 << 10;
-/// The version of CUDA that the driver is said to be for.
+/// The CUDA version that the driver reports.
 const VERSION: c_int = 12040;
 
 thread_local! {
     static CURRENT: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Puts a result where the caller wants it.
+/// Writes a result to the caller's pointer.
 ///
 /// # Safety
-/// The address is one for such a value.
+/// The pointer is valid for the value.
 unsafe fn put<T>(to: *mut T, value: T) -> CUresult {
     // SAFETY: the caller's promise.
     unsafe { to.write(value) };
@@ -54,8 +55,8 @@ macro_rules! driver {
 
 const DONE: CUresult = CUresult::CUDA_SUCCESS;
 
-// SAFETY, of all functions: the caller's promises to the driver, among them that results have room
-// and that handles are those given before.
+// SAFETY, of all functions: the caller's promises to the driver, among them that result pointers
+// are valid and that handles come from this driver.
 driver! {
     fn cuInit(_flags: c_uint) {
         DONE
@@ -85,7 +86,7 @@ driver! {
     }
     fn cuDeviceGetName(to: *mut c_char, len: c_int, _device: CUdevice) {
         let name = c"emulated".to_bytes_with_nul();
-        assert!(len as usize >= name.len(), "room for the device's name");
+        assert!(len as usize >= name.len(), "a buffer for the device's name");
         // SAFETY: see above.
         unsafe { ptr::copy(name.as_ptr().cast(), to, name.len()) };
         DONE
@@ -171,47 +172,47 @@ driver! {
         }
     }
     fn cuMemAlloc_v2(to: *mut CUdeviceptr, bytes: usize) {
-        match state().memory.take(bytes, MEMORY_BYTES) {
+        match state().memory.allocate(bytes, MEMORY_BYTES) {
             // SAFETY: see above.
             Some(address) => unsafe { put(to, address) },
             None => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
         }
     }
     fn cuMemFree_v2(address: CUdeviceptr) {
-        if state().memory.give_back(address) { DONE } else { CUresult::CUDA_ERROR_INVALID_VALUE }
+        if state().memory.free(address) { DONE } else { CUresult::CUDA_ERROR_INVALID_VALUE }
     }
     fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) {
-        match state().memory.take(bytes, MEMORY_BYTES) {
+        match state().memory.allocate(bytes, MEMORY_BYTES) {
             // SAFETY: see above.
             Some(address) => unsafe { put(to, address as *mut c_void) },
             None => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
         }
     }
     fn cuMemFreeHost(address: *mut c_void) {
-        let is_taken = state().memory.give_back(address as u64);
-        if is_taken { DONE } else { CUresult::CUDA_ERROR_INVALID_VALUE }
+        let is_freed = state().memory.free(address as u64);
+        if is_freed { DONE } else { CUresult::CUDA_ERROR_INVALID_VALUE }
     }
     fn cuMemsetD8Async(to: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream) {
-        state().send(stream, Work::Fill { to, byte, bytes })
+        state().enqueue(stream, StreamOp::Fill { to, byte, bytes })
     }
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream) {
         let mut state = state();
-        match state.memory.range(to, bytes) {
-            Ok(_) => state.send(stream, Work::Copy { to, from: from as u64, bytes }),
+        match state.memory.allocation(to, bytes) {
+            Ok(_) => state.enqueue(stream, StreamOp::Copy { to, from: from as u64, bytes }),
             Err(fault) => state.fail(&fault),
         }
     }
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut state = state();
-        match state.memory.range(from, bytes) {
-            Ok(_) => state.send(stream, Work::Copy { to: to as u64, from, bytes }),
+        match state.memory.allocation(from, bytes) {
+            Ok(_) => state.enqueue(stream, StreamOp::Copy { to: to as u64, from, bytes }),
             Err(fault) => state.fail(&fault),
         }
     }
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut state = state();
-        match state.memory.range(from, bytes).and_then(|_| state.memory.range(to, bytes)) {
-            Ok(_) => state.send(stream, Work::Copy { to, from, bytes }),
+        match state.memory.allocation(from, bytes).and_then(|_| state.memory.allocation(to, bytes)) {
+            Ok(_) => state.enqueue(stream, StreamOp::Copy { to, from, bytes }),
             Err(fault) => state.fail(&fault),
         }
     }
@@ -221,7 +222,7 @@ driver! {
         let (bytes, rows) = (copy.WidthInBytes, copy.Height);
         let (to, from) = (copy.dstDevice, copy.srcDevice);
         let pitches = [copy.dstPitch, copy.srcPitch];
-        state().send(stream, Work::CopyRows { to, from, bytes, rows, pitches })
+        state().enqueue(stream, StreamOp::CopyRows { to, from, bytes, rows, pitches })
     }
     fn cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D_PEER, stream: CUstream) {
         // SAFETY: see above.
@@ -229,13 +230,12 @@ driver! {
         let (bytes, rows) = (copy.WidthInBytes, copy.Height);
         let (to, from) = (copy.dstDevice, copy.srcDevice);
         let pitches = [copy.dstPitch, copy.srcPitch];
-        state().send(stream, Work::CopyRows { to, from, bytes, rows, pitches })
+        state().enqueue(stream, StreamOp::CopyRows { to, from, bytes, rows, pitches })
     }
     fn cuModuleLoadData(to: *mut CUmodule, image: *const c_void) {
-        // SAFETY: see above: machine code, which begins with such bytes, or a text that ends with
-        // a zero.
-        let is_code = unsafe { slice::from_raw_parts(image.cast::<u8>(), 4) } == b"\x7fELF";
-        let text = match (&SETTINGS.hopper, is_code) {
+        // SAFETY: see above: an ELF image (a cubin), or PTX that ends with a zero.
+        let is_cubin = unsafe { slice::from_raw_parts(image.cast::<u8>(), 4) } == b"\x7fELF";
+        let text = match (&SETTINGS.hopper, is_cubin) {
             // SAFETY: see above.
             (Some(folder), true) => unsafe { hopper_ptx(folder, image.cast()) },
             (_, true) => None,
@@ -282,7 +282,7 @@ driver! {
             // SAFETY: see above.
             count => unsafe { slice::from_raw_parts(config.attrs, count as usize) },
         };
-        let together = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+        let cooperative = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
         let mut state = state();
         let kernel = match state.kernel(function) {
             Ok(kernel) => kernel,
@@ -297,15 +297,16 @@ driver! {
             parameters: parameters.to_vec(),
             grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
             threads: config.blockDimX,
-            shared_bytes: config.sharedMemBytes as usize,
-            meets: attributes.iter().any(|attribute| attribute.id == together),
+            dynamic_shared: config.sharedMemBytes as usize,
+            cooperative: attributes.iter().any(|attribute| attribute.id == cooperative),
         };
-        let empty = launch.grid.contains(&0);
-        let large = launch.kernel.shared_bytes + launch.shared_bytes > SHARED_BYTES as usize;
-        if empty || large || launch.threads == 0 || launch.threads > 1024 {
+        let is_empty = launch.grid.contains(&0);
+        let shared_bytes = launch.kernel.shared_bytes + launch.dynamic_shared;
+        let is_too_large = shared_bytes > SHARED_BYTES as usize;
+        if is_empty || is_too_large || launch.threads == 0 || launch.threads > 1024 {
             return CUresult::CUDA_ERROR_INVALID_VALUE;
         }
-        state.send(config.hStream, Work::Launch(launch))
+        state.enqueue(config.hStream, StreamOp::Launch(launch))
     }
     fn cuStreamBeginCapture_v2(stream: CUstream, _mode: c_uint) {
         state().recording.insert(stream as usize, Vec::new());
@@ -332,7 +333,7 @@ driver! {
     fn cuGraphLaunch(executable: CUgraphExec, _stream: CUstream) {
         let mut state = state();
         let recorded = state.graphs[&(executable as usize)].clone();
-        let done = recorded.iter().map(|work| state.work(work));
+        let done = recorded.iter().map(|op| state.execute(op));
         let mut failed = done.filter(|result| *result != DONE);
         failed.next().unwrap_or(DONE)
     }

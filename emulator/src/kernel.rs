@@ -1,19 +1,19 @@
-//! A kernel as the warps run it.
+//! A decoded kernel: instructions over numbered registers.
 
 use crate::lanes::Lanes;
 
 /// The number of a register, or of a predicate.
 pub(crate) type Register = u32;
 
-/// Computes registers from others, in the threads of a mask: those of [`Instruction::args`].
+/// Computes a register from others, in the lanes of a mask. Operands are [`Instruction::args`].
 pub(crate) type Map = fn(&mut [Lanes], &[Register; 6], u32);
-/// Compares registers, in all threads.
-pub(crate) type Test = fn(&[Lanes], &[Register; 6]) -> u32;
+/// Compares registers in all lanes, and returns a mask.
+pub(crate) type Compare = fn(&[Lanes], &[Register; 6]) -> u32;
 
-/// Where an address lies.
+/// A state space of PTX.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Space {
-    /// Anywhere: what the address says.
+    /// Determined by the window of the address.
     Generic,
     Global,
     Shared,
@@ -21,7 +21,7 @@ pub(crate) enum Space {
     Parameters,
 }
 
-/// What is read or written at an address: so many values of so many bytes.
+/// A load or store of `count` values of `bytes` bytes each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     pub(crate) space: Space,
@@ -29,16 +29,15 @@ pub(crate) struct Access {
     pub(crate) count: u8,
 }
 
-/// Which thread's value a thread takes.
+/// The source lane of a shuffle: `bfly`, `idx`, `up`, `down`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Shuffle {
-    Xor,
-    From,
+    Butterfly,
+    Index,
     Up,
     Down,
 }
 
-/// What threads of a warp say together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Vote {
     All,
@@ -46,76 +45,104 @@ pub(crate) enum Vote {
     Ballot,
 }
 
-/// What an instruction does. Its operands are in [`Instruction::args`], a result first.
+/// Arithmetic on the registers and predicates of each lane.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Op {
-    /// A register of one to four others.
+pub(crate) enum Compute {
+    /// A register from one to four others.
     Map(Map),
-    /// A predicate of two registers.
-    Test(Test),
-    /// A predicate of two predicates.
+    /// A predicate from two registers.
+    Compare(Compare),
+    /// A predicate from two predicates.
     Logic(fn(u32, u32) -> u32),
-    /// One of two registers by a predicate.
+    /// One of two registers, by a predicate.
     Select,
-    /// Registers of so many bits put into one, and taken out of one.
-    Join(u32),
-    Split(u32),
-    /// To or from the registers of the list.
-    Load(Access),
-    Store(Access),
-    /// Adds, and gives what was there if it has a result.
-    Add(Access),
-    Branch,
-    Return,
+    /// Packs registers of this number of bits into one.
+    Pack(u32),
+    /// Unpacks one register into registers of this number of bits.
+    Unpack(u32),
+}
+
+/// Communication between the lanes of a warp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Exchange {
     Shuffle(Shuffle),
     Vote(Vote),
-    /// The sum over the threads of a warp.
-    Total,
-    /// Threads of a warp meet.
-    Meet,
-    /// Warps of a block meet; some only say that they were there.
+    ReduceAdd,
+}
+
+/// Asynchronous copies to shared memory (`cp.async`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AsyncCopy {
+    Start,
+    CommitGroup,
+    WaitGroup,
+    WaitAll,
+}
+
+/// Updates of an mbarrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MbarrierUpdate {
+    Init,
+    Arrive,
+    ArriveExpectTx,
+}
+
+/// Tensor core instructions and `ldmatrix`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Matrix {
+    Load {
+        transposed: bool,
+    },
+    Mma,
+    MmaSparse,
+    /// `wgmma` of 64 rows, in four warps, and this number of columns.
+    Wgmma {
+        columns: usize,
+    },
+}
+
+/// An operation. Its operands are [`Instruction::args`], the result first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    Compute(Compute),
+    /// To or from the registers of [`Instruction::list`].
+    Load(Access),
+    Store(Access),
+    /// Returns the old value if it has a result.
+    AtomicAdd(Access),
+    Branch,
+    Return,
+    Exchange(Exchange),
+    /// `bar.warp.sync`.
+    SyncWarp,
+    /// `bar.sync`, or `bar.arrive`, which does not wait.
     Barrier {
         waits: bool,
     },
-    /// A copy to shared memory by a thread, which waits for groups of them.
-    Copy,
-    Commit,
-    WaitGroups,
-    WaitCopies,
-    /// Of barriers in shared memory.
-    Init,
-    Expect,
-    Arrive,
-    HasPassed {
-        waits: bool,
+    AsyncCopy(AsyncCopy),
+    Mbarrier(MbarrierUpdate),
+    /// `mbarrier.try_wait`, which yields, or `test_wait`.
+    MbarrierTest {
+        yields: bool,
     },
-    /// A copy to shared memory that runs by itself and tells a barrier.
-    Bulk,
-    LoadMatrix {
-        transposed: bool,
-    },
-    Multiply,
-    MultiplySparse,
-    /// Of 64 rows of four warps, and so many columns.
-    MultiplyGroup {
-        columns: usize,
-    },
-    /// Others may run.
+    /// A bulk copy to shared memory that completes an mbarrier.
+    BulkCopy,
+    Matrix(Matrix),
     Yield,
-    Nothing,
+    Nop,
 }
 
 /// An instruction.
 #[derive(Debug)]
 pub(crate) struct Instruction {
     pub(crate) op: Op,
-    /// The predicate on which it runs, and what that has to be.
+    /// The predicate of the guard, and its value in the lanes that run the instruction.
     pub(crate) guard: Option<(Register, bool)>,
-    /// Registers and predicates in the order of operands, [`NONE`] where there are fewer.
+    /// Registers and predicates in the order of operands, padded with [`NONE`].
     pub(crate) args: [Register; 6],
-    /// Those of vectors, and what is read or written at an address.
+    /// The registers of vector operands, and of loads and stores.
     pub(crate) list: Box<[Register]>,
-    /// What is added to the address, or where a branch goes.
+    /// The offset of the address, or the target of a branch.
     pub(crate) offset: i64,
     pub(crate) line: u32,
 }
@@ -124,14 +151,14 @@ pub(crate) struct Instruction {
 pub(crate) const NONE: Register = Register::MAX;
 
 impl Instruction {
-    pub(crate) fn of(op: Op) -> Instruction {
+    pub(crate) fn new(op: Op) -> Instruction {
         let list = Box::default();
         Instruction { op, guard: None, args: [NONE; 6], list, offset: 0, line: 0 }
     }
 }
 
-/// Registers that say where a thread is, in this order, before all others.
-pub(crate) const SPECIALS: [&str; 11] = [
+/// Special registers, which have the lowest numbers, in this order.
+pub(crate) const SPECIAL_REGISTERS: [&str; 11] = [
     "%tid.x",
     "%ntid.x",
     "%ctaid.x",
@@ -142,7 +169,7 @@ pub(crate) const SPECIALS: [&str; 11] = [
     "%nctaid.z",
     "%laneid",
     "%dynamic_smem_size",
-    // Where memory that is sized at launch begins: no name of PTX.
+    // The offset of dynamic shared memory: not a name of PTX.
     "%dynamic",
 ];
 
@@ -153,9 +180,9 @@ pub(crate) struct Kernel {
     pub(crate) code: Vec<Instruction>,
     pub(crate) registers: u32,
     pub(crate) predicates: u32,
-    /// Registers and predicates that always hold the same.
+    /// Registers and predicates with a constant value.
     pub(crate) constants: Vec<(Register, u64)>,
-    pub(crate) truths: Vec<(Register, bool)>,
+    pub(crate) constant_predicates: Vec<(Register, bool)>,
     pub(crate) parameter_bytes: usize,
     pub(crate) shared_bytes: usize,
     pub(crate) local_bytes: usize,

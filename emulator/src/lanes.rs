@@ -1,10 +1,21 @@
-//! The values of a register in the 32 threads of a warp, and the arithmetic on them. Registers hold
-//! bits: what is narrower than 64 bits lies at the lower end, with zeros or anything above it.
+//! The values of a register in the 32 lanes of a warp, and arithmetic on them. Registers hold bits:
+//! values narrower than 64 bits are in the low bits, and the bits above them are arbitrary.
 
 use half::f16;
 
-/// A register's value in each thread of a warp: lower halves, and upper halves, which only types of
-/// 64 bits touch.
+/// All lanes of a warp, as a mask.
+pub(crate) const ALL: u32 = u32::MAX;
+
+/// The lanes of a mask.
+pub(crate) fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lane = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (lane < 32).then_some(lane as usize)
+    })
+}
+
+/// The value of a register in each lane: low halves, and high halves, which only 64-bit types use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lanes {
     pub(crate) low: [u32; 32],
@@ -12,39 +23,39 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// The same in every thread.
+    /// The same value in every lane.
     pub(crate) fn all(bits: u64) -> Lanes {
         Lanes { low: [bits as u32; 32], high: [(bits >> 32) as u32; 32] }
     }
 
-    /// The value in a thread.
-    pub(crate) fn get(&self, thread: usize) -> u64 {
-        u64::read(self, thread)
+    /// The value in a lane.
+    pub(crate) fn get(&self, lane: usize) -> u64 {
+        u64::read(self, lane)
     }
 
-    pub(crate) fn set(&mut self, thread: usize, bits: u64) {
-        bits.write(self, thread);
+    pub(crate) fn set(&mut self, lane: usize, bits: u64) {
+        bits.write(self, lane);
     }
 }
 
-/// A type of PTX.
+/// A value type of PTX.
 pub(crate) trait Value: Copy {
-    fn read(lanes: &Lanes, thread: usize) -> Self;
-    fn write(self, lanes: &mut Lanes, thread: usize);
+    fn read(lanes: &Lanes, lane: usize) -> Self;
+    fn write(self, lanes: &mut Lanes, lane: usize);
 }
 
 macro_rules! narrow {
     ($($t:ty, $bits:ident => $of:expr, $value:ident => $into:expr;)*) => {$(
         impl Value for $t {
             #[inline(always)]
-            fn read(lanes: &Lanes, thread: usize) -> $t {
-                let $bits = lanes.low[thread];
+            fn read(lanes: &Lanes, lane: usize) -> $t {
+                let $bits = lanes.low[lane];
                 $of
             }
             #[inline(always)]
-            fn write(self, lanes: &mut Lanes, thread: usize) {
+            fn write(self, lanes: &mut Lanes, lane: usize) {
                 let $value = self;
-                lanes.low[thread] = $into;
+                lanes.low[lane] = $into;
             }
         }
     )*};
@@ -57,7 +68,7 @@ narrow! {
     i32, bits => bits as i32, x => x as u32;
     f32, bits => f32::from_bits(bits), x => x.to_bits();
     f16, bits => f16::from_bits(bits as u16), x => x.to_bits().into();
-    // The first in the lower end.
+    // The first is in the low bits.
     [f16; 2], bits => [f16::from_bits(bits as u16), f16::from_bits((bits >> 16) as u16)],
         x => u32::from(x[0].to_bits()) | u32::from(x[1].to_bits()) << 16;
 }
@@ -66,15 +77,15 @@ macro_rules! wide {
     ($($t:ty, $bits:ident => $of:expr, $value:ident => $into:expr;)*) => {$(
         impl Value for $t {
             #[inline(always)]
-            fn read(lanes: &Lanes, thread: usize) -> $t {
-                let $bits = u64::from(lanes.low[thread]) | u64::from(lanes.high[thread]) << 32;
+            fn read(lanes: &Lanes, lane: usize) -> $t {
+                let $bits = u64::from(lanes.low[lane]) | u64::from(lanes.high[lane]) << 32;
                 $of
             }
             #[inline(always)]
-            fn write(self, lanes: &mut Lanes, thread: usize) {
+            fn write(self, lanes: &mut Lanes, lane: usize) {
                 let $value = self;
                 let bits: u64 = $into;
-                (lanes.low[thread], lanes.high[thread]) = (bits as u32, (bits >> 32) as u32);
+                (lanes.low[lane], lanes.high[lane]) = (bits as u32, (bits >> 32) as u32);
             }
         }
     )*};
@@ -85,18 +96,18 @@ wide! {
     f64, bits => f64::from_bits(bits), x => x.to_bits();
 }
 
-/// Puts a result in the threads of a mask.
+/// Writes a result to the lanes of a mask.
 #[inline(always)]
-pub(crate) fn put<T: Value>(to: &mut Lanes, threads: u32, values: [T; 32]) {
-    if threads == u32::MAX {
+pub(crate) fn put<T: Value>(to: &mut Lanes, mask: u32, values: [T; 32]) {
+    if mask == ALL {
         (0..32).for_each(|i| values[i].write(to, i));
     } else {
-        (0..32).filter(|i| threads >> i & 1 == 1).for_each(|i| values[i].write(to, i));
+        (0..32).filter(|i| mask >> i & 1 == 1).for_each(|i| values[i].write(to, i));
     }
 }
 
-/// `a * b + c`, rounded to odd: rounded once more to at most 24 bits, it is rounded right. The
-/// product of two such numbers has no error in f64.
+/// `a * b + c` of f32 or f16 operands, rounded to odd, so that a second rounding to at most 24 bits
+/// is correct. The product is exact in f64.
 fn multiply_add(a: f64, b: f64, c: f64) -> f64 {
     let product = a * b;
     let sum = product + c;
@@ -110,13 +121,13 @@ fn multiply_add(a: f64, b: f64, c: f64) -> f64 {
     }
 }
 
-/// `a * b + c` in halves.
+/// `a * b + c` in f16.
 pub(crate) fn half_multiply_add(a: f16, b: f16, c: f16) -> f16 {
     to_half(multiply_add(a.to_f64(), b.to_f64(), c.to_f64()))
 }
 
-/// The nearest half. On its way it is rounded to odd, as what `f16` makes of f64 is not always the
-/// nearest.
+/// Rounds to the nearest f16, by way of f32 rounded to odd: `f16::from_f64` is not always correctly
+/// rounded.
 fn to_half(exact: f64) -> f16 {
     let near = exact as f32;
     let past = u32::from(f64::from(near).abs() > exact.abs());
@@ -143,24 +154,24 @@ pub(crate) fn add_to_zero(a: f32, b: f32) -> f32 {
     }
 }
 
-/// With zero instead of what has no full mantissa.
+/// Flushes subnormals to zero.
 pub(crate) fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
-/// Bytes of two words, each chosen by four bits of a third.
-pub(crate) fn permute(a: u32, b: u32, which: u32) -> u32 {
+/// `prmt`: each result byte is a byte of `a` or `b`, selected by four bits of `selectors`.
+pub(crate) fn permute(a: u32, b: u32, selectors: u32) -> u32 {
     let bytes = u64::from(a) | u64::from(b) << 32;
     (0..4).fold(0, |word, i| {
-        let choice = which >> (4 * i);
-        let byte = (bytes >> (8 * (choice & 7))) as u8;
-        // The eighth choice is the sign of the byte, as often as it takes.
-        let byte = if choice & 8 == 0 { byte } else { (byte as i8 >> 7) as u8 };
+        let selector = selectors >> (4 * i);
+        let byte = (bytes >> (8 * (selector & 7))) as u8;
+        // Bit 3 replicates the sign of the byte.
+        let byte = if selector & 8 == 0 { byte } else { (byte as i8 >> 7) as u8 };
         word | u32::from(byte) << (8 * i)
     })
 }
 
-/// `from`'s lower `len` bits put into `into` from bit `start`, of `width` bits.
+/// `bfi`: inserts the low `len` bits of `from` at bit `start` of `into`, of `width` bits.
 pub(crate) fn insert_bits(from: u64, into: u64, start: u32, len: u32, width: u32) -> u64 {
     let (start, len) = (start & 255, len & 255);
     let below = |bits: u32| 1u64.checked_shl(bits).map_or(u64::MAX, |end| end - 1);

@@ -1,28 +1,30 @@
-//! An NVIDIA driver without a device: the library that the CUDA backend opens at run time, with
-//! kernels interpreted from their PTX. Tests run the backend with it on machines without a card:
-//! the same calls, the same kernels, other speed. It says what a card does not: which instruction
-//! read beyond what was taken, and which threads wait for each other for ever; warps take turns in
-//! a random order, and copies that run by themselves arrive late.
+//! An emulated NVIDIA driver: a CPU implementation of the library that the CUDA backend opens at
+//! run time, which interprets kernels from their PTX. Tests on machines without a GPU run the
+//! backend with the same calls and the same kernels. Unlike a device it reports out-of-bounds
+//! accesses and deadlocks with the line of the instruction, runs warps in random order, and delays
+//! asynchronous copies at random.
 //!
-//! What differs from a card: sums of products are rounded once for each `mma`; functions that PTX
-//! calls approximate are exact; and there are no races within an instruction.
+//! Differences from a device: the sums of an `mma` are rounded once; approximate functions are
+//! exact; lanes of one instruction do not race.
 
-mod allot;
+mod async_copy;
 mod block;
 mod decode;
 mod driver;
-mod grid;
 mod kernel;
 mod lanes;
+mod launch;
+mod lexer;
 mod matrix;
 mod memory;
 mod parse;
-mod text;
+mod registers;
+mod scheduler;
 mod warp;
 
 use std::fmt;
 
-/// What is wrong with a kernel, or with what it did.
+/// An invalid kernel, or an invalid operation of a kernel.
 #[derive(Debug)]
 pub(crate) struct Fault(pub(crate) String);
 

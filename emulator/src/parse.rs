@@ -1,25 +1,25 @@
-//! PTX to kernels: names to registers and addresses, functions put where they are called.
+//! Parses PTX to kernels: resolves names to registers and addresses, and inlines functions.
 
 use std::collections::HashMap;
 use std::iter::Peekable;
 use std::vec::IntoIter;
 
 use crate::Fault;
-use crate::allot::allot;
 use crate::decode::{Arg, decode};
-use crate::kernel::{Instruction, Kernel, Op, Register, SPECIALS};
-use crate::text::{Token, is_number, number, tokens};
+use crate::kernel::{Instruction, Kernel, Op, Register, SPECIAL_REGISTERS};
+use crate::lexer::{Token, is_number, number, tokens};
+use crate::registers::allocate_registers;
 
-/// Shared memory that is sized at launch begins at a multiple of this.
+/// The alignment of dynamic shared memory, in bytes.
 const DYNAMIC_ALIGNMENT: usize = 1024;
 
-/// A kernel or a function, not yet read: its text from its name on.
+/// The unparsed text of a kernel or a function, from its name on.
 struct Source {
     text: String,
     line: u32,
 }
 
-/// A file of PTX.
+/// A PTX file.
 pub(crate) struct Module {
     kernels: HashMap<String, Source>,
     functions: HashMap<String, Source>,
@@ -28,7 +28,7 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// Finds what is in a file.
+    /// Splits a file into kernels, functions and shared declarations.
     pub(crate) fn new(text: &str) -> Module {
         let [mut kernels, mut functions] = [HashMap::new(), HashMap::new()];
         let mut shared = String::new();
@@ -59,7 +59,7 @@ impl Module {
         self.kernels.contains_key(name)
     }
 
-    /// Reads a kernel of the file.
+    /// Parses a kernel of the file.
     pub(crate) fn kernel(&self, name: &str) -> Result<Kernel, Fault> {
         let mut parser = Parser {
             module: self,
@@ -69,33 +69,33 @@ impl Module {
             tokens: Vec::new().into_iter().peekable(),
             line: 0,
         };
-        parser.whole(&self.kernels[name]).map_err(|Fault(text)| {
+        parser.parse_kernel(&self.kernels[name]).map_err(|Fault(text)| {
             Fault(format!("{name}, line {} of its PTX: {text}", parser.line))
         })?;
-        allot(&mut parser.kernel, SPECIALS.len() as u32);
+        allocate_registers(&mut parser.kernel, SPECIAL_REGISTERS.len() as u32);
         Ok(parser.kernel)
     }
 }
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Copy)]
 enum Name {
     Register(Register),
     Predicate(Register),
-    /// A place in a space that the instruction knows.
+    /// An offset in the state space of the instruction.
     Address(u64),
-    /// A register in which a function gets a parameter.
+    /// The register of a function's parameter.
     Parameter(Register),
 }
 
-/// A part of a text with names of its own.
+/// A scope of names, `{ ... }`.
 #[derive(Default)]
 struct Scope<'a> {
     names: HashMap<&'a str, Name>,
     labels: HashMap<&'a str, usize>,
-    /// Branches, and the labels that they go to.
+    /// Branch instructions and their labels, not yet resolved.
     branches: Vec<(usize, &'a str)>,
-    /// The label at a function's end, where `ret` goes.
+    /// The label at the end of an inlined function, the target of `ret`.
     end: Option<&'a str>,
 }
 
@@ -104,14 +104,14 @@ struct Parser<'a> {
     kernel: Kernel,
     scopes: Vec<Scope<'a>>,
     constants: HashMap<u64, Register>,
-    /// What is not read yet.
+    /// The remaining tokens.
     tokens: Peekable<IntoIter<Token<'a>>>,
     line: u32,
 }
 
 impl<'a> Parser<'a> {
-    fn whole(&mut self, source: &'a Source) -> Result<(), Fault> {
-        for special in SPECIALS {
+    fn parse_kernel(&mut self, source: &'a Source) -> Result<(), Fault> {
+        for special in SPECIAL_REGISTERS {
             let register = self.register();
             self.declare(special, Name::Register(register));
         }
@@ -184,11 +184,11 @@ impl<'a> Parser<'a> {
     }
 
     fn push(&mut self, op: Op) {
-        let instruction = Instruction { line: self.line, ..Instruction::of(op) };
+        let instruction = Instruction { line: self.line, ..Instruction::new(op) };
         self.kernel.code.push(instruction);
     }
 
-    /// The names of a kernel's or function's parameters, and their bytes.
+    /// The names and bytes of the parameters of a kernel or function.
     fn header(&mut self) -> Result<Vec<(&'a str, usize)>, Fault> {
         let mut parameters = Vec::new();
         self.skip_to("(")?;
@@ -222,7 +222,7 @@ impl<'a> Parser<'a> {
                 self.declare(name, Name::Parameter(register));
                 self.expect(";")?;
             }
-            ".shared" | ".extern" | ".local" => self.room(first)?,
+            ".shared" | ".extern" | ".local" => self.variable(first)?,
             ".pragma" => self.skip_to(";")?,
             _ if self.is_next(":") => {
                 let here = self.kernel.code.len();
@@ -233,7 +233,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Ends a scope: its branches find their labels, or those around it do.
+    /// Ends a scope: resolves its branches, or passes them to the enclosing scope.
     fn close(&mut self) -> Result<(), Fault> {
         let scope = self.scopes.pop().ok_or_else(|| Fault("a } too many".to_owned()))?;
         for (at, label) in scope.branches {
@@ -255,7 +255,7 @@ impl<'a> Parser<'a> {
             if self.is_next("<") {
                 let count = number(self.next()?)?;
                 self.expect(">")?;
-                // Kept as long as the program, which reads few kernels.
+                // Leaked: the emulator parses few kernels.
                 names = (0..count).map(|i| &*format!("{name}{i}").leak()).collect();
             }
             for name in names {
@@ -271,8 +271,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `.shared .align 16 .b8 name[64];`, without a number if it is sized at launch.
-    fn room(&mut self, kind: &str) -> Result<(), Fault> {
+    /// `.shared .align 16 .b8 name[64];`, without a size for dynamic shared memory.
+    fn variable(&mut self, space: &str) -> Result<(), Fault> {
         self.skip_to(".align")?;
         let alignment = number(self.next()?)? as usize;
         let unit = match self.next()? {
@@ -291,12 +291,12 @@ impl<'a> Parser<'a> {
             }
         }
         self.expect(";")?;
-        if kind == ".extern" {
+        if space == ".extern" {
             let dynamic = self.find("%dynamic")?;
             self.declare(name, dynamic);
             return Ok(());
         }
-        let used = match kind {
+        let used = match space {
             ".local" => &mut self.kernel.local_bytes,
             _ => &mut self.kernel.shared_bytes,
         };
@@ -338,7 +338,7 @@ impl<'a> Parser<'a> {
                 let mut args = Vec::new();
                 while !matches!(self.tokens.peek().map(|token| token.text), Some(";") | None) {
                     args.push(if opcode == "mov.pred" && !args.is_empty() {
-                        self.truth()?
+                        self.predicate_constant()?
                     } else {
                         self.operand()?
                     });
@@ -381,7 +381,7 @@ impl<'a> Parser<'a> {
                     _ => Arg::Address(base, offset),
                 }
             }
-            "_" => Arg::Nothing,
+            "_" => Arg::Ignored,
             _ => match self.find(text) {
                 Ok(Name::Predicate(predicate)) => Arg::Predicate(predicate),
                 _ => Arg::Register(self.value(text)?),
@@ -389,16 +389,16 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// A predicate that always holds, or never.
-    fn truth(&mut self) -> Result<Arg, Fault> {
+    /// A predicate of constant value.
+    fn predicate_constant(&mut self) -> Result<Arg, Fault> {
         self.is_next("-");
-        let holds = number(self.next()?)? != 0;
+        let value = number(self.next()?)? != 0;
         let predicate = self.predicate();
-        self.kernel.truths.push((predicate, holds));
+        self.kernel.constant_predicates.push((predicate, value));
         Ok(Arg::Predicate(predicate))
     }
 
-    /// The register that holds a name's or a number's value.
+    /// The register of a name or a number.
     fn value(&mut self, text: &str) -> Result<Register, Fault> {
         if text == "-" {
             let bits = number(self.next()?)?;
@@ -415,7 +415,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Puts a function here, with its parameters as the registers that are given.
+    /// Inlines a function call.
     fn call(&mut self) -> Result<(), Fault> {
         let name = self.next()?;
         self.expect(",")?;
@@ -444,7 +444,7 @@ impl<'a> Parser<'a> {
         }
         let end = self.kernel.code.len();
         self.scopes.last_mut().expect("opened above").labels.insert("ret", end);
-        self.push(Op::Nothing);
+        self.push(Op::Nop);
         self.close()?;
         self.tokens = caller;
         Ok(())

@@ -1,60 +1,58 @@
-//! A warp: 32 threads that run the same instructions as long as their branches agree.
+//! A warp: 32 lanes that execute the same instructions until a branch diverges.
 
 mod access;
 
 use crate::Fault;
+use crate::async_copy::PendingCopy;
 use crate::block::Block;
-use crate::grid::Run;
-use crate::kernel::{Instruction, Kernel, NONE, Op, Register, SPECIALS, Shuffle, Vote};
-use crate::lanes::{self, Lanes, Value};
+use crate::kernel::{
+    Compute, Exchange, Instruction, Kernel, Matrix, MbarrierUpdate, NONE, Op, Register,
+    SPECIAL_REGISTERS, Shuffle, Vote,
+};
+use crate::lanes::{self, ALL, Lanes, Value, lanes_of};
+use crate::launch::Run;
 use crate::matrix;
 
-/// All threads of a warp.
-pub(crate) const ALL: u32 = u32::MAX;
-
-/// Threads that are at the same instruction.
+/// The lanes of a diverged warp with the same program counter.
 #[derive(Clone, Copy, Debug)]
-struct Group {
-    at: usize,
-    threads: u32,
-    /// For others of the warp, which have to come here.
+struct Path {
+    pc: usize,
+    mask: u32,
+    /// Whether it waits for other lanes of the warp to reconverge here.
     waits: bool,
 }
 
 /// Why a warp stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Stop {
-    /// It can go on.
-    Paused,
+    /// It is ready to run.
+    Yielded,
     /// It waits at a barrier.
-    Waits,
-    Done,
+    Blocked,
+    Exited,
 }
 
 #[derive(Default)]
 pub(crate) struct Warp {
-    pub(crate) registers: Vec<Lanes>,
-    pub(crate) predicates: Vec<u32>,
-    groups: Vec<Group>,
-    /// What each thread has to itself, one behind the other.
+    registers: Vec<Lanes>,
+    predicates: Vec<u32>,
+    paths: Vec<Path>,
+    /// The local memory of each lane, one after the other.
     local: Vec<u8>,
-    copies: Vec<access::Copy>,
-    /// Groups of copies of each thread.
-    committed: [u32; 32],
-}
-
-/// The numbers of the threads of a mask.
-pub(crate) fn threads_of(mut mask: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let thread = mask.trailing_zeros();
-        mask &= mask.wrapping_sub(1);
-        (thread < 32).then_some(thread as usize)
-    })
+    pending_copies: Vec<PendingCopy>,
+    /// Committed groups of asynchronous copies of each lane.
+    committed_groups: [u32; 32],
 }
 
 impl Warp {
-    /// Makes it the warp of a block with some first thread, at a kernel's beginning.
-    pub(crate) fn begin(&mut self, kernel: &Kernel, first: u32, specials: &[u64; SPECIALS.len()]) {
+    /// Resets the warp to the start of a kernel. `specials` are the special registers of its first
+    /// thread, whose `%tid.x` is `first_thread`.
+    pub(crate) fn start(
+        &mut self,
+        kernel: &Kernel,
+        first_thread: u32,
+        specials: &[u64; SPECIAL_REGISTERS.len()],
+    ) {
         let count = self.registers.len().max(kernel.registers as usize);
         self.registers.resize(count, Lanes::all(u64::MAX));
         self.predicates.resize(kernel.predicates as usize, ALL);
@@ -62,117 +60,116 @@ impl Warp {
         for (register, &value) in self.registers.iter_mut().zip(specials) {
             *register = Lanes::all(value);
         }
-        self.registers[0].low = std::array::from_fn(|i| first + i as u32);
-        let lane = SPECIALS.iter().position(|&name| name == "%laneid").expect("one of them");
-        self.registers[lane].low = std::array::from_fn(|i| i as u32);
+        self.registers[0].low = std::array::from_fn(|lane| first_thread + lane as u32);
+        let lane_id = SPECIAL_REGISTERS.iter().position(|&name| name == "%laneid");
+        self.registers[lane_id.expect("one of them")].low = std::array::from_fn(|lane| lane as u32);
         for &(register, value) in &kernel.constants {
             self.registers[register as usize] = Lanes::all(value);
         }
-        for &(predicate, holds) in &kernel.truths {
-            self.predicates[predicate as usize] = if holds { ALL } else { 0 };
+        for &(predicate, value) in &kernel.constant_predicates {
+            self.predicates[predicate as usize] = if value { ALL } else { 0 };
         }
-        self.groups = vec![Group { at: 0, threads: ALL, waits: false }];
-        self.copies.clear();
-        self.committed = [0; 32];
+        self.paths = vec![Path { pc: 0, mask: ALL, waits: false }];
+        self.pending_copies.clear();
+        self.committed_groups = [0; 32];
     }
 
-    /// The lines where its threads are.
+    /// The PTX lines of its paths.
     pub(crate) fn lines(&self, kernel: &Kernel) -> Vec<u32> {
-        self.groups.iter().map(|group| kernel.code[group.at].line).collect()
+        self.paths.iter().map(|path| kernel.code[path.pc].line).collect()
     }
 
-    /// Runs so many instructions at most.
+    /// Runs at most `limit` instructions of warp `number` of a block.
     pub(crate) fn run(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
         number: usize,
-        most: u32,
+        limit: u32,
     ) -> Result<Stop, Fault> {
-        let mut done = 0;
+        let mut executed = 0;
         loop {
-            let Some(current) = self.next_group() else {
-                if self.groups.is_empty() {
-                    return Ok(Stop::Done);
+            let Some(current) = self.next_path() else {
+                if self.paths.is_empty() {
+                    return Ok(Stop::Exited);
                 }
                 let (name, lines) = (&run.kernel.name, self.lines(run.kernel));
                 return Err(Fault(format!(
-                    "{name}, block {:?}, warp {number}: its threads, at lines {lines:?}, wait for \
-                     each other for ever",
+                    "{name}, block {:?}, warp {number}: deadlock of its lanes, at lines {lines:?}",
                     block.index
                 )));
             };
             loop {
-                let at = self.groups[current].at;
-                let instruction = &run.kernel.code[at];
-                let stop = self.step(run, block, number, current, instruction);
-                let stop = stop.map_err(|Fault(text)| {
+                let instruction = &run.kernel.code[self.paths[current].pc];
+                let next = self.step(run, block, number, current, instruction);
+                let next = next.map_err(|Fault(text)| {
                     let (name, line) = (&run.kernel.name, instruction.line);
                     let [x, y, z] = block.index;
                     Fault(format!("{name}, block {x},{y},{z}, warp {number}, line {line}: {text}"))
                 })?;
-                done += 1;
-                match stop {
-                    After::Next => {}
-                    After::Look => break,
-                    After::Pause => return Ok(Stop::Paused),
-                    After::Wait => return Ok(Stop::Waits),
+                executed += 1;
+                match next {
+                    Next::Continue => {}
+                    Next::Reschedule => break,
+                    Next::Yield => return Ok(Stop::Yielded),
+                    Next::Block => return Ok(Stop::Blocked),
                 }
-                // Threads that are behind come first, so that all meet again.
-                if self.groups.len() > 1 || done >= most {
+                // The path with the lowest pc runs first, so that diverged paths reconverge.
+                if self.paths.len() > 1 || executed >= limit {
                     break;
                 }
             }
-            if done >= most {
-                return Ok(if self.groups.is_empty() { Stop::Done } else { Stop::Paused });
+            if executed >= limit {
+                return Ok(if self.paths.is_empty() { Stop::Exited } else { Stop::Yielded });
             }
         }
     }
 
-    /// Joins groups that have met, and gives the one that is farthest behind of those that can run.
-    fn next_group(&mut self) -> Option<usize> {
-        if self.groups.len() > 1 {
-            self.groups.sort_by_key(|group| group.at);
-            self.groups.dedup_by(|group, kept| {
-                let meets = group.at == kept.at;
-                if meets {
-                    kept.threads |= group.threads;
+    /// Reconverges paths with the same pc, and returns the runnable path with the lowest pc.
+    fn next_path(&mut self) -> Option<usize> {
+        if self.paths.len() > 1 {
+            self.paths.sort_by_key(|path| path.pc);
+            self.paths.dedup_by(|path, kept| {
+                let reconverges = path.pc == kept.pc;
+                if reconverges {
+                    kept.mask |= path.mask;
                     kept.waits = false;
                 }
-                meets
+                reconverges
             });
         }
-        self.groups.iter().position(|group| !group.waits)
+        self.paths.iter().position(|path| !path.waits)
     }
 
+    /// The lanes that have not exited.
     fn live(&self) -> u32 {
-        self.groups.iter().fold(0, |mask, group| mask | group.threads)
+        self.paths.iter().fold(0, |mask, path| mask | path.mask)
     }
 
     fn lanes(&self, register: Register) -> &Lanes {
         &self.registers[register as usize]
     }
 
-    /// An operand's value in a thread.
-    fn get(&self, register: Register, thread: usize) -> u64 {
-        self.lanes(register).get(thread)
+    /// The value of an operand in a lane.
+    fn get(&self, register: Register, lane: usize) -> u64 {
+        self.lanes(register).get(lane)
     }
 
-    /// An operand's value in the first of all threads.
-    fn first(&self, register: Register) -> u64 {
+    /// The value of a warp-uniform operand.
+    fn uniform(&self, register: Register) -> u64 {
         self.get(register, 0)
     }
 
-    pub(crate) fn put<T: Value>(&mut self, register: Register, threads: u32, values: [T; 32]) {
-        lanes::put(&mut self.registers[register as usize], threads, values);
+    fn put<T: Value>(&mut self, register: Register, mask: u32, values: [T; 32]) {
+        lanes::put(&mut self.registers[register as usize], mask, values);
     }
 
-    fn put_predicate(&mut self, predicate: Register, threads: u32, values: u32) {
+    fn put_predicate(&mut self, predicate: Register, mask: u32, values: u32) {
         let predicate = &mut self.predicates[predicate as usize];
-        *predicate = *predicate & !threads | values & threads;
+        *predicate = *predicate & !mask | values & mask;
     }
 
-    /// Runs an instruction for a group of threads.
+    /// Executes an instruction of the path `current`.
     fn step(
         &mut self,
         run: &Run<'_>,
@@ -180,287 +177,268 @@ impl Warp {
         number: usize,
         current: usize,
         i: &Instruction,
-    ) -> Result<After, Fault> {
-        let all = self.groups[current].threads;
-        let threads = match i.guard {
-            None => all,
-            Some((predicate, true)) => all & self.predicates[predicate as usize],
-            Some((predicate, false)) => all & !self.predicates[predicate as usize],
+    ) -> Result<Next, Fault> {
+        let path_mask = self.paths[current].mask;
+        let mask = match i.guard {
+            None => path_mask,
+            Some((predicate, true)) => path_mask & self.predicates[predicate as usize],
+            Some((predicate, false)) => path_mask & !self.predicates[predicate as usize],
         };
-        if threads == 0 {
-            self.groups[current].at += 1;
-            return Ok(After::Next);
+        if mask == 0 {
+            self.paths[current].pc += 1;
+            return Ok(Next::Continue);
         }
-        if let Some(members) = self.members(i, threads)
-            && members & self.live() & !threads != 0
+        if let Some(members) = self.members(i, mask)
+            && members & self.live() & !mask != 0
         {
-            self.groups[current].waits = true;
-            return Ok(After::Look);
+            self.paths[current].waits = true;
+            return Ok(Next::Reschedule);
         }
-        let mut after = After::Next;
+        let mut next = Next::Continue;
         match i.op {
-            Op::Map(_) | Op::Test(_) | Op::Logic(_) | Op::Select | Op::Join(_) | Op::Split(_) => {
-                self.compute(i, threads)
-            }
-            Op::Load(access) => self.load(run, block, i, access, threads)?,
-            Op::Store(access) => self.store(run, block, i, access, threads)?,
-            Op::Add(access) => self.add(run, block, i, access, threads)?,
+            Op::Compute(compute) => self.compute(i, compute, mask),
+            Op::Load(access) => self.load(run, block, i, access, mask)?,
+            Op::Store(access) => self.store(run, block, i, access, mask)?,
+            Op::AtomicAdd(access) => self.atomic_add(run, block, i, access, mask)?,
             Op::Branch | Op::Return => {
-                if let Some(after) = self.leave(i, current, threads) {
-                    return Ok(after);
+                if let Some(next) = self.diverge(i, current, mask) {
+                    return Ok(next);
                 }
             }
-            Op::Shuffle(_) | Op::Vote(_) | Op::Total => self.exchange(i, threads),
-            Op::Meet | Op::Nothing => {}
-            Op::Yield => after = After::Pause,
+            Op::Exchange(exchange) => self.exchange(i, exchange, mask),
+            Op::SyncWarp | Op::Nop => {}
+            Op::Yield => next = Next::Yield,
             Op::Barrier { waits } => {
-                let [id, of, ..] = i.args;
-                let of = (of != NONE).then(|| self.first(of) as u32);
-                let id = self.first(id) as u32 as usize;
-                if !block.arrive(id, of, waits.then_some(number))? {
-                    after = After::Wait;
+                let [id, expected, ..] = i.args;
+                let expected = (expected != NONE).then(|| self.uniform(expected) as u32);
+                let id = self.uniform(id) as u32 as usize;
+                if !block.arrive(id, expected, waits.then_some(number))? {
+                    next = Next::Block;
                 }
             }
-            Op::Copy | Op::Commit | Op::WaitGroups | Op::WaitCopies => {
-                self.copies(run, block, i, threads)?;
-            }
-            Op::Init | Op::Expect | Op::Arrive => self.tell(block, i, threads)?,
-            Op::HasPassed { waits } => {
-                if !self.has_passed(block, i, threads)? && waits {
-                    after = After::Pause;
+            Op::AsyncCopy(copy) => self.async_copy(run, block, i, copy, mask)?,
+            Op::Mbarrier(update) => self.update_mbarrier(block, i, update, mask)?,
+            Op::MbarrierTest { yields } => {
+                if !self.test_mbarrier(block, i, mask)? && yields {
+                    next = Next::Yield;
                 }
             }
-            Op::Bulk => self.send(run, block, i, threads)?,
-            Op::LoadMatrix { .. }
-            | Op::Multiply
-            | Op::MultiplySparse
-            | Op::MultiplyGroup { .. } => self.multiply(block, i)?,
+            Op::BulkCopy => self.start_bulk_copies(run, block, i, mask)?,
+            Op::Matrix(op) => self.matrix(block, i, op)?,
         }
-        if let Some(group) = self.groups.get_mut(current) {
-            group.at += 1;
+        if let Some(path) = self.paths.get_mut(current) {
+            path.pc += 1;
         }
-        Ok(after)
+        Ok(next)
     }
 
-    /// Registers and predicates of others.
-    fn compute(&mut self, i: &Instruction, threads: u32) {
+    fn compute(&mut self, i: &Instruction, compute: Compute, mask: u32) {
         let [a, b, c, d, ..] = i.args;
-        match i.op {
-            Op::Map(f) => f(&mut self.registers, &i.args, threads),
-            Op::Test(f) => {
-                let holds = f(&self.registers, &i.args);
-                self.put_predicate(a, threads, holds);
+        match compute {
+            Compute::Map(f) => f(&mut self.registers, &i.args, mask),
+            Compute::Compare(f) => {
+                let values = f(&self.registers, &i.args);
+                self.put_predicate(a, mask, values);
             }
-            Op::Logic(f) => {
+            Compute::Logic(f) => {
                 let [b, c] = [b, c].map(|p| self.predicates[p as usize]);
-                self.put_predicate(a, threads, f(b, c));
+                self.put_predicate(a, mask, f(b, c));
             }
-            Op::Select => {
+            Compute::Select => {
                 let first = self.predicates[d as usize];
-                let values = std::array::from_fn(|thread| {
-                    self.get(if first >> thread & 1 == 1 { b } else { c }, thread)
+                let values = std::array::from_fn(|lane| {
+                    self.get(if first >> lane & 1 == 1 { b } else { c }, lane)
                 });
-                self.put(a, threads, values);
+                self.put(a, mask, values);
             }
-            Op::Join(bits) => {
-                let values = std::array::from_fn(|thread| {
-                    (0..).zip(&i.list).fold(0, |whole, (n, &part)| {
-                        whole | (self.get(part, thread) & ((1 << bits) - 1)) << (n * bits)
+            Compute::Pack(bits) => {
+                let values = std::array::from_fn(|lane| {
+                    (0..).zip(&i.list).fold(0, |packed, (n, &part)| {
+                        packed | (self.get(part, lane) & ((1 << bits) - 1)) << (n * bits)
                     })
                 });
-                self.put(a, threads, values);
+                self.put(a, mask, values);
             }
-            Op::Split(bits) => {
-                let whole = *self.lanes(a);
+            Compute::Unpack(bits) => {
+                let packed = *self.lanes(a);
                 for (n, &part) in (0..).zip(&i.list) {
-                    let value = |thread| whole.get(thread) >> (n * bits) & ((1 << bits) - 1);
-                    self.put(part, threads, std::array::from_fn(value));
+                    let value = |lane| packed.get(lane) >> (n * bits) & ((1 << bits) - 1);
+                    self.put(part, mask, std::array::from_fn(value));
                 }
             }
-            _ => unreachable!("`step` knows better"),
         }
     }
 
-    /// A branch, or a thread's end: what follows if it is not the next instruction of all.
-    fn leave(&mut self, i: &Instruction, current: usize, threads: u32) -> Option<After> {
-        let group = &mut self.groups[current];
-        let stays = group.threads & !threads;
+    /// A branch or return of some lanes of a path. Returns None if other lanes continue.
+    fn diverge(&mut self, i: &Instruction, current: usize, mask: u32) -> Option<Next> {
+        let path = &mut self.paths[current];
+        let rest = path.mask & !mask;
         match i.op {
-            Op::Branch if stays == 0 => {
-                group.at = i.offset as usize;
-                return Some(After::Next);
+            Op::Branch if rest == 0 => {
+                path.pc = i.offset as usize;
+                return Some(Next::Continue);
             }
-            Op::Branch => {
-                self.groups.push(Group { at: i.offset as usize, threads, waits: false });
-            }
-            // Others need not wait for what has ended.
-            _ => self.groups.iter_mut().for_each(|group| group.waits = false),
+            Op::Branch => self.paths.push(Path { pc: i.offset as usize, mask, waits: false }),
+            // Paths no longer wait for lanes that have exited.
+            _ => self.paths.iter_mut().for_each(|path| path.waits = false),
         }
-        if stays == 0 {
-            self.groups.remove(current);
-            return Some(After::Look);
+        if rest == 0 {
+            self.paths.remove(current);
+            return Some(Next::Reschedule);
         }
-        self.groups[current].threads = stays;
+        self.paths[current].mask = rest;
         None
     }
 
-    /// What threads learn of each other.
-    fn exchange(&mut self, i: &Instruction, threads: u32) {
+    fn exchange(&mut self, i: &Instruction, exchange: Exchange, mask: u32) {
         let [a, b, ..] = i.args;
-        match i.op {
-            Op::Shuffle(kind) => self.shuffle(i, kind, threads),
-            Op::Vote(kind) => {
-                let members = self.members(i, threads).unwrap_or(0);
-                let holds = self.predicates[b as usize];
+        match exchange {
+            Exchange::Shuffle(kind) => self.shuffle(i, kind, mask),
+            Exchange::Vote(kind) => {
+                let members = self.members(i, mask).unwrap_or(0);
+                let votes = self.predicates[b as usize] & members;
+                let all_lanes = |value: bool| if value { ALL } else { 0 };
                 match kind {
-                    Vote::All => {
-                        self.put_predicate(
-                            a,
-                            threads,
-                            if holds & members == members { ALL } else { 0 },
-                        );
-                    }
-                    Vote::Any => {
-                        self.put_predicate(a, threads, if holds & members != 0 { ALL } else { 0 });
-                    }
-                    Vote::Ballot => self.put(a, threads, [holds & members; 32]),
+                    Vote::All => self.put_predicate(a, mask, all_lanes(votes == members)),
+                    Vote::Any => self.put_predicate(a, mask, all_lanes(votes != 0)),
+                    Vote::Ballot => self.put(a, mask, [votes; 32]),
                 }
             }
-            Op::Total => {
-                let sum =
-                    threads_of(threads).fold(0u32, |sum, i| sum.wrapping_add(self.lanes(b).low[i]));
-                self.put(a, threads, [sum; 32]);
+            Exchange::ReduceAdd => {
+                let values = &self.lanes(b).low;
+                let sum = lanes_of(mask).fold(0u32, |sum, lane| sum.wrapping_add(values[lane]));
+                self.put(a, mask, [sum; 32]);
             }
-            _ => unreachable!("`step` knows better"),
         }
     }
 
-    /// Tells barriers in shared memory.
-    fn tell(&mut self, block: &mut Block, i: &Instruction, threads: u32) -> Result<(), Fault> {
+    fn update_mbarrier(
+        &mut self,
+        block: &mut Block,
+        i: &Instruction,
+        update: MbarrierUpdate,
+        mask: u32,
+    ) -> Result<(), Fault> {
         let [address, value, ..] = i.args;
-        for thread in threads_of(threads) {
-            let value = if value == NONE { 0 } else { self.get(value, thread) };
-            block.phases(self.get(address, thread), |phases| match i.op {
-                Op::Init => phases.init(value as u32),
-                Op::Expect => phases.expect(value as i32),
-                _ => phases.arrive(),
+        for lane in lanes_of(mask) {
+            let value = if value == NONE { 0 } else { self.get(value, lane) };
+            block.mbarrier(self.get(address, lane), |mbarrier| match update {
+                MbarrierUpdate::Init => mbarrier.init(value as u32),
+                MbarrierUpdate::Arrive => mbarrier.arrive(),
+                MbarrierUpdate::ArriveExpectTx => mbarrier.arrive_expect_tx(value as i32),
             })?;
             block.effects += 1;
         }
         Ok(())
     }
 
-    /// Asks barriers in shared memory whether a phase is over; whether it is in all threads.
-    fn has_passed(
+    /// Tests whether the phase of an mbarrier has completed. Returns whether it has in all lanes.
+    fn test_mbarrier(
         &mut self,
         block: &mut Block,
         i: &Instruction,
-        threads: u32,
+        mask: u32,
     ) -> Result<bool, Fault> {
         let [to, address, parity, ..] = i.args;
-        let mut passed = 0;
-        for thread in threads_of(threads) {
-            let parity = self.get(parity, thread) & 1;
-            block.phases(self.get(address, thread), |phases| {
-                passed |= u32::from(phases.parity() != parity) << thread;
+        let mut completed = 0;
+        for lane in lanes_of(mask) {
+            let parity = self.get(parity, lane) & 1;
+            block.mbarrier(self.get(address, lane), |mbarrier| {
+                completed |= u32::from(mbarrier.parity() != parity) << lane;
             })?;
         }
-        self.put_predicate(to, threads, passed);
-        Ok(passed == threads)
+        self.put_predicate(to, mask, completed);
+        Ok(completed == mask)
     }
 
-    /// Begins copies that run by themselves.
-    fn send(
+    fn start_bulk_copies(
         &self,
         run: &Run<'_>,
         block: &mut Block,
         i: &Instruction,
-        threads: u32,
+        mask: u32,
     ) -> Result<(), Fault> {
-        threads_of(threads).try_for_each(|thread| {
-            let [to, from, bytes, barrier] = [0, 1, 2, 3].map(|n| self.get(i.args[n], thread));
-            block.send(run, to, from, bytes as u32 as usize, barrier)
+        lanes_of(mask).try_for_each(|lane| {
+            let [to, from, bytes, mbarrier] = [0, 1, 2, 3].map(|n| self.get(i.args[n], lane));
+            block.start_bulk_copy(run, to, from, bytes as u32 as usize, mbarrier)
         })
     }
 
-    /// Products of matrices, and what they read.
-    fn multiply(&mut self, block: &mut Block, i: &Instruction) -> Result<(), Fault> {
+    fn matrix(&mut self, block: &mut Block, i: &Instruction, op: Matrix) -> Result<(), Fault> {
         let [a, b, ..] = i.args;
-        match i.op {
-            Op::LoadMatrix { transposed } => {
+        match op {
+            Matrix::Load { transposed } => {
                 let addresses = *self.lanes(a);
                 let mut rows = [[0; 16]; 32];
-                for (thread, row) in rows.iter_mut().enumerate() {
-                    let address = addresses.get(thread).wrapping_add_signed(i.offset);
+                for (lane, row) in rows.iter_mut().enumerate() {
+                    let address = addresses.get(lane).wrapping_add_signed(i.offset);
                     row.copy_from_slice(block.shared(address, 16, 16)?);
                 }
-                matrix::load(self, &i.list, &rows, transposed);
+                matrix::load(&mut self.registers, &i.list, &rows, transposed);
             }
-            Op::Multiply => matrix::multiply(self, &i.list),
-            Op::MultiplySparse => {
-                let selector = self.first(b) as usize;
-                matrix::multiply_sparse(self, &i.list, a, selector);
+            Matrix::Mma => matrix::mma(&mut self.registers, &i.list),
+            Matrix::MmaSparse => {
+                let selector = self.uniform(b) as usize;
+                matrix::mma_sparse(&mut self.registers, &i.list, a, selector);
             }
-            Op::MultiplyGroup { columns } => {
-                let descriptor = self.first(a);
-                let adds = self.predicates[b as usize] & 1 == 1;
-                matrix::multiply_group(self, &i.list, columns, descriptor, adds, block)?;
+            Matrix::Wgmma { columns } => {
+                let descriptor = self.uniform(a);
+                let accumulates = self.predicates[b as usize] & 1 == 1;
+                let registers = &mut self.registers;
+                matrix::wgmma(registers, &i.list, columns, descriptor, accumulates, block)?;
             }
-            _ => unreachable!("`step` knows better"),
         }
         Ok(())
     }
 
-    /// The threads that have to run an instruction at the same time.
-    fn members(&self, i: &Instruction, threads: u32) -> Option<u32> {
-        let mask = |register: Register| {
-            let first = threads.trailing_zeros() as usize % 32;
+    /// The lanes that must execute an instruction together.
+    fn members(&self, i: &Instruction, mask: u32) -> Option<u32> {
+        let member_mask = |register: Register| {
+            let first = mask.trailing_zeros() as usize % 32;
             Some(self.lanes(register).low[first])
         };
         match i.op {
-            Op::Meet => mask(i.args[0]),
-            Op::Vote(_) | Op::Total => mask(i.args[2]),
-            Op::Shuffle(_) => mask(if i.args[5] == NONE { i.args[4] } else { i.args[5] }),
-            Op::Barrier { .. }
-            | Op::LoadMatrix { .. }
-            | Op::Multiply
-            | Op::MultiplySparse
-            | Op::MultiplyGroup { .. } => Some(ALL),
+            Op::SyncWarp => member_mask(i.args[0]),
+            Op::Exchange(Exchange::Shuffle(_)) => {
+                member_mask(if i.args[5] == NONE { i.args[4] } else { i.args[5] })
+            }
+            Op::Exchange(Exchange::Vote(_) | Exchange::ReduceAdd) => member_mask(i.args[2]),
+            Op::Barrier { .. } | Op::Matrix(_) => Some(ALL),
             _ => None,
         }
     }
 
-    fn shuffle(&mut self, i: &Instruction, kind: Shuffle, threads: u32) {
+    fn shuffle(&mut self, i: &Instruction, kind: Shuffle, mask: u32) {
         let [to, .., last] = i.args;
-        let (found, from) = if last == NONE { (None, 1) } else { (Some(i.args[1]), 2) };
+        let (in_range_to, from) = if last == NONE { (None, 1) } else { (Some(i.args[1]), 2) };
         let [values, by, clamp] = [0, 1, 2].map(|n| &self.lanes(i.args[from + n]).low);
         let mut in_range = 0;
-        let out: [u32; 32] = std::array::from_fn(|thread| {
-            let (lane, by, segment) = (thread as u32, by[thread] & 31, clamp[thread] >> 8 & 31);
-            let clamp = clamp[thread] & 31;
-            let least = lane & segment;
-            let most = least | clamp & !segment;
-            let (other, is_there) = match kind {
-                Shuffle::Xor => (lane ^ by, lane ^ by <= most),
-                Shuffle::From => (least | by & !segment, least | by & !segment <= most),
-                Shuffle::Up => (lane.wrapping_sub(by), lane >= by && lane - by >= most),
-                Shuffle::Down => (lane + by, lane + by <= most),
+        let out: [u32; 32] = std::array::from_fn(|index| {
+            let (lane, by, segment) = (index as u32, by[index] & 31, clamp[index] >> 8 & 31);
+            let clamp = clamp[index] & 31;
+            let min_lane = lane & segment;
+            let max_lane = min_lane | clamp & !segment;
+            let (source, is_in_range) = match kind {
+                Shuffle::Butterfly => (lane ^ by, lane ^ by <= max_lane),
+                Shuffle::Index => (min_lane | by & !segment, min_lane | by & !segment <= max_lane),
+                Shuffle::Up => (lane.wrapping_sub(by), lane >= by && lane - by >= max_lane),
+                Shuffle::Down => (lane + by, lane + by <= max_lane),
             };
-            in_range |= u32::from(is_there) << thread;
-            values[if is_there { other as usize % 32 } else { thread }]
+            in_range |= u32::from(is_in_range) << index;
+            values[if is_in_range { source as usize % 32 } else { index }]
         });
-        self.put(to, threads, out);
-        if let Some(found) = found {
-            self.put_predicate(found, threads, in_range);
+        self.put(to, mask, out);
+        if let Some(predicate) = in_range_to {
+            self.put_predicate(predicate, mask, in_range);
         }
     }
 }
 
-/// What follows an instruction.
-enum After {
-    Next,
-    /// Another group may have to run.
-    Look,
-    Pause,
-    Wait,
+/// What a warp does after an instruction.
+enum Next {
+    Continue,
+    /// Selects a path again.
+    Reschedule,
+    Yield,
+    Block,
 }

@@ -1,4 +1,4 @@
-//! What the driver keeps: memory, kernels, graphs; and how what is sent is done.
+//! The driver's state: memory, kernels, events, graphs; and the execution of stream operations.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,20 +11,21 @@ use std::ffi::c_int;
 use cudarc::driver::sys::{CUfunction, CUresult, CUstream};
 
 use crate::Fault;
-use crate::grid::{Blocks, Run};
 use crate::kernel::Kernel;
+use crate::launch::{Launch, Run};
 use crate::memory::Memory;
 use crate::parse::Module;
+use crate::scheduler::{Blocks, run_blocks};
 
-/// What is sent to a stream.
+/// An operation of a stream.
 #[derive(Clone)]
-pub(super) enum Work {
+pub(super) enum StreamOp {
     Copy {
         to: u64,
         from: u64,
         bytes: usize,
     },
-    /// Rows, and the bytes from one to the next.
+    /// A 2D copy; the pitches are the bytes from one row to the next.
     CopyRows {
         to: u64,
         from: u64,
@@ -40,17 +41,7 @@ pub(super) enum Work {
     Launch(Launch),
 }
 
-#[derive(Clone)]
-pub(super) struct Launch {
-    pub(super) kernel: Arc<Kernel>,
-    pub(super) parameters: Vec<u8>,
-    pub(super) grid: [u32; 3],
-    pub(super) threads: u32,
-    pub(super) shared_bytes: usize,
-    pub(super) meets: bool,
-}
-
-/// Everything that handles stand for: a handle is a number.
+/// The objects of all handles: a handle is a number.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) memory: Memory,
@@ -58,17 +49,18 @@ pub(super) struct State {
     handles: usize,
     pub(super) modules: HashMap<usize, Arc<Module>>,
     pub(super) functions: HashMap<usize, (Arc<Module>, String)>,
-    /// Those of functions, once they have been launched.
+    /// Parsed kernels of functions, from their first launch on.
     kernels: HashMap<usize, Arc<Kernel>>,
     pub(super) events: HashMap<usize, Instant>,
-    pub(super) recording: HashMap<usize, Vec<Work>>,
-    pub(super) graphs: HashMap<usize, Vec<Work>>,
+    pub(super) recording: HashMap<usize, Vec<StreamOp>>,
+    pub(super) graphs: HashMap<usize, Vec<StreamOp>>,
     launches: u64,
-    /// A kernel that failed leaves nothing that can be relied on.
+    /// After a fault all operations fail, as on a device.
     pub(super) has_failed: bool,
 }
 
-/// What the environment says: multiprocessors, where turns begin, and where Hopper's kernels are.
+/// Settings from the environment: multiprocessors, the scheduler's seed, the folder of Hopper's
+/// kernels.
 pub(super) struct Settings {
     pub(super) processors: c_int,
     seed: u64,
@@ -95,47 +87,45 @@ impl State {
         self.handles as *mut T
     }
 
-    /// Does what is sent, or keeps it for a graph.
-    pub(super) fn send(&mut self, stream: CUstream, work: Work) -> CUresult {
+    /// Executes an operation at once, or records it if the stream is being captured.
+    pub(super) fn enqueue(&mut self, stream: CUstream, op: StreamOp) -> CUresult {
         if let Some(recorded) = self.recording.get_mut(&(stream as usize)) {
-            recorded.push(work);
+            recorded.push(op);
             return CUresult::CUDA_SUCCESS;
         }
-        self.work(&work)
+        self.execute(&op)
     }
 
-    pub(super) fn work(&mut self, work: &Work) -> CUresult {
+    pub(super) fn execute(&mut self, op: &StreamOp) -> CUresult {
         if self.has_failed {
             return CUresult::CUDA_ERROR_LAUNCH_FAILED;
         }
-        let done = match *work {
-            Work::Copy { to, from, bytes } => {
-                // SAFETY: addresses of host and device alike, as the caller promises the driver.
+        let done = match *op {
+            StreamOp::Copy { to, from, bytes } => {
+                // SAFETY: host and device addresses are pointers, as the caller promises the
+                // driver.
                 unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
                 Ok(())
             }
-            Work::CopyRows { to, from, bytes, rows, pitches: [to_pitch, from_pitch] } => {
+            StreamOp::CopyRows { to, from, bytes, rows, pitches: [to_pitch, from_pitch] } => {
                 (0..rows as u64).try_for_each(|row| {
                     let from = from + row * from_pitch as u64;
                     let to = to + row * to_pitch as u64;
-                    self.memory.range(from, bytes)?;
-                    self.memory.range(to, bytes)?;
-                    // SAFETY: so many bytes were taken at both.
+                    self.memory.allocation(from, bytes)?;
+                    self.memory.allocation(to, bytes)?;
+                    // SAFETY: the bytes are allocated at both.
                     unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
                     Ok(())
                 })
             }
-            Work::Fill { to, byte, bytes } => self.memory.range(to, bytes).map(|_| {
-                // SAFETY: so many bytes were taken there.
+            StreamOp::Fill { to, byte, bytes } => self.memory.allocation(to, bytes).map(|_| {
+                // SAFETY: the bytes are allocated.
                 unsafe { ptr::write_bytes(to as *mut u8, byte, bytes) };
             }),
-            Work::Launch(ref launch) => {
+            StreamOp::Launch(ref launch) => {
                 self.launches += 1;
-                launch.run(
-                    &self.memory,
-                    &mut self.blocks,
-                    SETTINGS.seed.wrapping_mul(0x10001) + self.launches,
-                )
+                let seed = SETTINGS.seed.wrapping_mul(0x10001) + self.launches;
+                run_blocks(&Run::new(launch, &self.memory, seed), &mut self.blocks)
             }
         };
         done.map_or_else(|fault| self.fail(&fault), |()| CUresult::CUDA_SUCCESS)
@@ -147,7 +137,7 @@ impl State {
         CUresult::CUDA_ERROR_LAUNCH_FAILED
     }
 
-    /// The kernel of a function, which is read when it is launched first.
+    /// The kernel of a function, parsed at its first launch.
     pub(super) fn kernel(&mut self, function: CUfunction) -> Result<Arc<Kernel>, Fault> {
         let function = function as usize;
         if let Some(kernel) = self.kernels.get(&function) {
@@ -160,26 +150,17 @@ impl State {
     }
 }
 
-impl Launch {
-    fn run(&self, memory: &Memory, blocks: &mut Blocks, seed: u64) -> Result<(), Fault> {
-        let mut run = Run::new(&self.kernel, &self.parameters, memory, seed);
-        (run.grid, run.threads, run.shared_bytes) = (self.grid, self.threads, self.shared_bytes);
-        run.meets = self.meets;
-        run.all(blocks)
-    }
-}
-
-/// The PTX of Hopper that belongs to machine code: that of the file with the same bytes.
+/// The PTX of a Hopper cubin: that beside the file with the same bytes.
 ///
 /// # Safety
-/// The image is machine code, whole.
+/// The image is a complete cubin.
 pub(super) unsafe fn hopper_ptx(folder: &Path, image: *const u8) -> Option<String> {
     let files = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let mut codes = files.filter(|path| path.extension().is_some_and(|end| end == "cubin"));
     codes.find_map(|path| {
         let code = fs::read(&path).ok()?;
-        // SAFETY: where all bytes so far are the same, the next one is part of the image too, as
-        // it says itself how long it is.
+        // SAFETY: a cubin contains its own length, so while all bytes are equal, the next one is
+        // part of the image.
         let is_same = (0..code.len()).all(|i| unsafe { *image.add(i) } == code[i]);
         if is_same { fs::read_to_string(path.with_extension("ptx")).ok() } else { None }
     })
@@ -190,17 +171,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_copied_where_there_is_room_for_all() {
+    fn two_dimensional_copies_are_checked_for_bounds() {
         let mut state = State::default();
-        let [from, to] = [32, 32].map(|bytes| state.memory.take(bytes, 64).expect("there is room"));
-        // SAFETY: taken just now.
+        let [from, to] =
+            [32, 32].map(|bytes| state.memory.allocate(bytes, 64).expect("below the capacity"));
+        // SAFETY: just allocated.
         unsafe { ptr::write_bytes(from as *mut u8, 7, 32) };
-        let rows = |rows| Work::CopyRows { to, from, bytes: 4, rows, pitches: [12, 8] };
-        assert_eq!(state.work(&rows(3)), CUresult::CUDA_SUCCESS);
+        let rows = |rows| StreamOp::CopyRows { to, from, bytes: 4, rows, pitches: [12, 8] };
+        assert_eq!(state.execute(&rows(3)), CUresult::CUDA_SUCCESS);
         // SAFETY: as above.
         let copied = unsafe { std::slice::from_raw_parts(to as *const u8, 32) };
         let whole = |row: usize| copied[12 * row..][..4] == [7; 4];
         assert!((0..3).all(whole) && copied[4..12] == [0xff; 8]);
-        assert_eq!(state.work(&rows(4)), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        assert_eq!(state.execute(&rows(4)), CUresult::CUDA_ERROR_LAUNCH_FAILED);
     }
 }

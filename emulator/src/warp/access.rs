@@ -1,55 +1,44 @@
-//! What a warp reads, writes and copies.
+//! Memory accesses and asynchronous copies of a warp.
 
-use std::ptr;
-
-use super::{Warp, threads_of};
+use super::Warp;
 use crate::Fault;
+use crate::async_copy::PendingCopy;
 use crate::block::Block;
-use crate::grid::Run;
-use crate::kernel::{Access, Instruction, NONE, Op, Space};
+use crate::kernel::{Access, AsyncCopy, Instruction, NONE, Register, Space};
+use crate::lanes::{Lanes, lanes_of};
+use crate::launch::Run;
 use crate::memory::{LOCAL, PARAMETERS, SHARED, WINDOW};
 
-/// A copy to shared memory that may still be under way.
-pub(super) struct Copy {
-    thread: u32,
-    /// The number of its group among the thread's.
-    group: u32,
-    to: u64,
-    from: u64,
-    bytes: u32,
-    /// So many are copied, and zeros for the others.
-    read: u32,
-}
-
 impl Warp {
-    /// Where a thread finds so many bytes, of what addresses mostly are.
+    /// A pointer to bytes of a lane's address: the fast paths of global and shared memory, then
+    /// [`Warp::resolve`].
     #[inline(always)]
-    fn near(
+    fn pointer(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
         space: Space,
         address: u64,
         bytes: usize,
-        thread: usize,
+        lane: usize,
     ) -> Result<*mut u8, Fault> {
-        let at = match space {
-            Space::Global => run.near(address, bytes),
-            Space::Shared => block.near(address, bytes),
+        let fast = match space {
+            Space::Global => run.global_fast(address, bytes),
+            Space::Shared => block.shared_fast(address, bytes),
             _ => None,
         };
-        at.map_or_else(|| self.place(run, block, space, address, bytes, thread), Ok)
+        fast.map_or_else(|| self.resolve(run, block, space, address, bytes, lane), Ok)
     }
 
-    /// Where a thread finds so many bytes.
-    fn place(
+    /// A pointer to bytes of a lane's address, checked for bounds and natural alignment.
+    fn resolve(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
         space: Space,
         address: u64,
         bytes: usize,
-        thread: usize,
+        lane: usize,
     ) -> Result<*mut u8, Fault> {
         let space = match (space, address & WINDOW) {
             (Space::Generic, SHARED) => Space::Shared,
@@ -62,20 +51,25 @@ impl Warp {
             return run.global(address, bytes, bytes);
         }
         let at = (address & !WINDOW) as usize;
-        let of = match space {
+        let local = match space {
             Space::Shared => return Ok(block.shared(address, bytes, bytes)?.as_mut_ptr()),
             Space::Local => {
-                let each = self.local.len() / 32;
-                &mut self.local[thread * each..][..each]
+                let lane_bytes = self.local.len() / 32;
+                &mut self.local[lane * lane_bytes..][..lane_bytes]
             }
             _ => {
-                let within = run.parameters.get(at..).and_then(|rest| rest.get(..bytes));
-                let within = within.ok_or_else(|| Fault(format!("no parameter at {at}")))?;
-                return Ok(within.as_ptr().cast_mut());
+                let parameters = &run.launch.parameters;
+                let found = parameters.get(at..).and_then(|rest| rest.get(..bytes));
+                let found = found.ok_or_else(|| {
+                    Fault(format!("out of bounds: {bytes} bytes of parameters at {at}"))
+                })?;
+                return Ok(found.as_ptr().cast_mut());
             }
         };
-        let within = of.get_mut(at..).and_then(|rest| rest.get_mut(..bytes));
-        within.map(<[u8]>::as_mut_ptr).ok_or_else(|| Fault(format!("no local memory at {at}")))
+        let found = local.get_mut(at..).and_then(|rest| rest.get_mut(..bytes));
+        found
+            .map(<[u8]>::as_mut_ptr)
+            .ok_or_else(|| Fault(format!("out of bounds: {bytes} bytes of local memory at {at}")))
     }
 
     pub(super) fn load(
@@ -84,20 +78,12 @@ impl Warp {
         block: &mut Block,
         i: &Instruction,
         access: Access,
-        threads: u32,
+        mask: u32,
     ) -> Result<(), Fault> {
-        let bytes = usize::from(access.bytes);
-        let whole = bytes * usize::from(access.count);
-        for thread in threads_of(threads) {
-            let address = self.get(i.args[0], thread).wrapping_add_signed(i.offset);
-            let at = self.near(run, block, access.space, address, whole, thread)?;
-            for (n, &to) in i.list.iter().enumerate() {
-                // SAFETY: `place` found so many bytes there, aligned.
-                let value = unsafe { read(at.add(n * bytes), bytes) };
-                self.registers[to as usize].set(thread, value);
-            }
-        }
-        Ok(())
+        self.each_value(run, block, i, access, mask, |registers, to, lane, at| {
+            // SAFETY: `pointer` checked the bytes and their alignment.
+            registers[to as usize].set(lane, unsafe { read(at, access.bytes) });
+        })
     }
 
     pub(super) fn store(
@@ -106,141 +92,153 @@ impl Warp {
         block: &mut Block,
         i: &Instruction,
         access: Access,
-        threads: u32,
+        mask: u32,
     ) -> Result<(), Fault> {
-        let bytes = usize::from(access.bytes);
-        let whole = bytes * usize::from(access.count);
         block.effects += 1;
-        for thread in threads_of(threads) {
-            let address = self.get(i.args[0], thread).wrapping_add_signed(i.offset);
-            let at = self.near(run, block, access.space, address, whole, thread)?;
-            for (n, &from) in i.list.iter().enumerate() {
-                // SAFETY: `place` found so many bytes there, aligned.
-                unsafe { write(at.add(n * bytes), bytes, self.get(from, thread)) };
-            }
-        }
-        Ok(())
+        self.each_value(run, block, i, access, mask, |registers, from, lane, at| {
+            // SAFETY: `pointer` checked the bytes and their alignment.
+            unsafe { write(at, access.bytes, registers[from as usize].get(lane)) };
+        })
     }
 
-    /// Adds to a number of four bytes, a thread behind the other.
-    pub(super) fn add(
+    /// Calls `f` with every register of a load or store, in every lane of a mask, and a pointer to
+    /// its bytes in memory.
+    #[inline(always)]
+    fn each_value(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
         i: &Instruction,
         access: Access,
-        threads: u32,
+        mask: u32,
+        mut f: impl FnMut(&mut [Lanes], Register, usize, *mut u8),
+    ) -> Result<(), Fault> {
+        let bytes = usize::from(access.bytes);
+        for lane in lanes_of(mask) {
+            let address = self.get(i.args[0], lane).wrapping_add_signed(i.offset);
+            let all_bytes = bytes * usize::from(access.count);
+            let at = self.pointer(run, block, access.space, address, all_bytes, lane)?;
+            for (n, &register) in i.list.iter().enumerate() {
+                f(&mut self.registers, register, lane, at.wrapping_add(n * bytes));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds to a 4-byte integer, one lane after the other.
+    pub(super) fn atomic_add(
+        &mut self,
+        run: &Run<'_>,
+        block: &mut Block,
+        i: &Instruction,
+        access: Access,
+        mask: u32,
     ) -> Result<(), Fault> {
         let (result, address, value) = match i.args {
             [address, value, NONE, ..] => (None, address, value),
             [result, address, value, ..] => (Some(result), address, value),
         };
         block.effects += 1;
-        for thread in threads_of(threads) {
-            let address = self.get(address, thread).wrapping_add_signed(i.offset);
-            let at = self.place(run, block, access.space, address, 4, thread)?.cast::<u32>();
-            let value = self.get(value, thread) as u32;
-            // SAFETY: `place` found four bytes there, aligned.
+        for lane in lanes_of(mask) {
+            let address = self.get(address, lane).wrapping_add_signed(i.offset);
+            let at = self.resolve(run, block, access.space, address, 4, lane)?.cast::<u32>();
+            let value = self.get(value, lane) as u32;
+            // SAFETY: `resolve` checked four bytes and their alignment.
             let before = unsafe { at.read() };
             // SAFETY: as above.
             unsafe { at.write(before.wrapping_add(value)) };
             if let Some(result) = result {
-                self.registers[result as usize].low[thread] = before;
+                self.registers[result as usize].low[lane] = before;
             }
         }
         Ok(())
     }
 
-    /// Copies, and waiting for them.
-    pub(super) fn copies(
+    pub(super) fn async_copy(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
         i: &Instruction,
-        threads: u32,
+        copy: AsyncCopy,
+        mask: u32,
     ) -> Result<(), Fault> {
-        match i.op {
-            Op::Copy => return self.copy(run, block, i, threads),
-            Op::WaitGroups => {
-                let open = self.first(i.args[0]) as u32;
-                return self.finish_copies(run, block, threads, open);
+        match copy {
+            AsyncCopy::Start => self.start_copies(run, block, i, mask),
+            AsyncCopy::CommitGroup => {
+                self.commit_group(mask);
+                Ok(())
             }
-            _ => threads_of(threads).for_each(|thread| self.committed[thread] += 1),
-        }
-        match i.op {
-            Op::WaitCopies => self.finish_copies(run, block, threads, 0),
-            _ => Ok(()),
+            AsyncCopy::WaitGroup => {
+                let in_flight = self.uniform(i.args[0]) as u32;
+                self.complete_copies(run, block, mask, in_flight)
+            }
+            AsyncCopy::WaitAll => {
+                self.commit_group(mask);
+                self.complete_copies(run, block, mask, 0)
+            }
         }
     }
 
-    /// Begins copies, of which some are done at once, and the others when they are waited for.
-    fn copy(
+    fn commit_group(&mut self, mask: u32) {
+        lanes_of(mask).for_each(|lane| self.committed_groups[lane] += 1);
+    }
+
+    /// Starts copies. At random they complete at once, or only when the kernel waits for them.
+    fn start_copies(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
         i: &Instruction,
-        threads: u32,
+        mask: u32,
     ) -> Result<(), Fault> {
-        let [to, from, bytes, read] = [0, 1, 2, 3].map(|n| i.args[n]);
-        let is_late = run.toss(2);
-        for thread in threads_of(threads) {
-            let bytes = self.get(bytes, thread) as u32;
-            let read = if read == NONE { bytes } else { self.get(read, thread) as u32 };
-            let copy = Copy {
-                thread: thread as u32,
-                group: self.committed[thread],
-                to: self.get(to, thread),
-                from: self.get(from, thread),
-                bytes,
-                read: read.min(bytes),
+        let [to, from, bytes, source_bytes] = [0, 1, 2, 3].map(|n| i.args[n]);
+        let is_late = run.random(2) == 0;
+        for lane in lanes_of(mask) {
+            let bytes = self.get(bytes, lane) as u32;
+            let source_bytes = match source_bytes {
+                NONE => bytes,
+                register => bytes.min(self.get(register, lane) as u32),
             };
-            copy.run(run, block, !is_late)?;
+            let copy = PendingCopy {
+                lane: lane as u32,
+                group: self.committed_groups[lane],
+                to: self.get(to, lane),
+                from: self.get(from, lane),
+                bytes,
+                source_bytes,
+            };
             if is_late {
-                self.copies.push(copy);
+                copy.check(run, block)?;
+                self.pending_copies.push(copy);
+            } else {
+                copy.complete(run, block)?;
             }
         }
         Ok(())
     }
 
-    /// Ends copies of threads but those of their last `open` groups.
-    fn finish_copies(
+    /// Completes the pending copies of lanes, except those of their latest `in_flight` groups.
+    fn complete_copies(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
-        threads: u32,
-        open: u32,
+        mask: u32,
+        in_flight: u32,
     ) -> Result<(), Fault> {
-        let committed = self.committed;
-        let is_ended = |copy: &mut Copy| {
-            threads >> copy.thread & 1 == 1 && copy.group + open < committed[copy.thread as usize]
+        let committed = self.committed_groups;
+        let is_waited_for = |copy: &mut PendingCopy| {
+            mask >> copy.lane & 1 == 1 && copy.group + in_flight < committed[copy.lane as usize]
         };
-        self.copies.extract_if(.., is_ended).try_for_each(|copy| copy.run(run, block, true))
-    }
-}
-
-impl Copy {
-    /// Looks whether it is possible, and maybe does it.
-    fn run(&self, run: &Run<'_>, block: &mut Block, really: bool) -> Result<(), Fault> {
-        let (bytes, read) = (self.bytes as usize, self.read as usize);
-        let from =
-            if read > 0 { run.global(self.from, read, bytes)?.cast_const() } else { ptr::null() };
-        let to = block.shared(self.to, bytes, bytes)?;
-        if really {
-            to[read..].fill(0);
-            if read > 0 {
-                // SAFETY: `global` found so many bytes there.
-                unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), read) };
-            }
-        }
-        Ok(())
+        let mut completed = self.pending_copies.extract_if(.., is_waited_for);
+        completed.try_for_each(|copy| copy.complete(run, block))
     }
 }
 
 /// Reads a value of one, two, four or eight bytes.
 ///
 /// # Safety
-/// They are there, aligned.
-unsafe fn read(at: *const u8, bytes: usize) -> u64 {
+/// The bytes are readable and naturally aligned.
+unsafe fn read(at: *const u8, bytes: u8) -> u64 {
     // SAFETY: the caller's promise.
     unsafe {
         match bytes {
@@ -252,11 +250,11 @@ unsafe fn read(at: *const u8, bytes: usize) -> u64 {
     }
 }
 
-/// Writes a value of so many bytes.
+/// Writes a value of one, two, four or eight bytes.
 ///
 /// # Safety
-/// They are there, aligned.
-unsafe fn write(at: *mut u8, bytes: usize, value: u64) {
+/// The bytes are writable and naturally aligned.
+unsafe fn write(at: *mut u8, bytes: u8, value: u64) {
     // SAFETY: the caller's promise.
     unsafe {
         match bytes {

@@ -1,15 +1,15 @@
-//! PTX as words and signs.
+//! Splits PTX into tokens.
 
 use crate::Fault;
 
-/// A word, a number or a sign, and its line.
+/// A word, a number or a punctuation character, and its line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Token<'a> {
     pub(crate) text: &'a str,
     pub(crate) line: u32,
 }
 
-/// Splits a text of PTX whose first line has some number.
+/// The tokens of a text whose first line has the number `first_line`.
 pub(crate) fn tokens(text: &str, first_line: u32) -> Vec<Token<'_>> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::new();
@@ -34,8 +34,9 @@ pub(crate) fn tokens(text: &str, first_line: u32) -> Vec<Token<'_>> {
                 let len = bytes[at + 1..].iter().position(|&b| b == b'"');
                 at += len.map_or(bytes.len() - at, |len| len + 2);
             }
-            byte if is_of_word(byte) => {
-                while at < bytes.len() && (is_of_word(bytes[at]) || bytes[at..].starts_with(b"::"))
+            byte if is_word_byte(byte) => {
+                while at < bytes.len()
+                    && (is_word_byte(bytes[at]) || bytes[at..].starts_with(b"::"))
                 {
                     at += if bytes[at] == b':' { 2 } else { 1 };
                 }
@@ -47,16 +48,16 @@ pub(crate) fn tokens(text: &str, first_line: u32) -> Vec<Token<'_>> {
     tokens
 }
 
-fn is_of_word(byte: u8) -> bool {
+fn is_word_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"_$%.".contains(&byte)
 }
 
-/// Whether a token starts like a number.
+/// Whether a token is a number.
 pub(crate) fn is_number(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// The bits of a number: an integer, or a float as its bits.
+/// The bits of an integer or float literal.
 pub(crate) fn number(text: &str) -> Result<u64, Fault> {
     let parsed = match text.get(..2) {
         Some("0f" | "0F" | "0d" | "0D" | "0x" | "0X") => u64::from_str_radix(&text[2..], 16),

@@ -1,0 +1,89 @@
+//! A kernel launch: what all its threads share.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use crate::Fault;
+use crate::kernel::Kernel;
+use crate::memory::Memory;
+
+/// The arguments of a kernel launch.
+#[derive(Clone)]
+pub(crate) struct Launch {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) parameters: Vec<u8>,
+    /// Blocks in each dimension.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub(crate) dynamic_shared: usize,
+    /// Whether all blocks must be resident at the same time, because they synchronise.
+    pub(crate) cooperative: bool,
+}
+
+/// A launch in execution.
+pub(crate) struct Run<'a> {
+    pub(crate) launch: &'a Launch,
+    pub(crate) kernel: &'a Kernel,
+    memory: &'a Memory,
+    /// The allocation of the latest global access, which most accesses hit again.
+    latest: Cell<[u64; 2]>,
+    random_state: Cell<u64>,
+}
+
+impl<'a> Run<'a> {
+    /// A run whose schedule depends on `seed` alone.
+    pub(crate) fn new(launch: &'a Launch, memory: &'a Memory, seed: u64) -> Run<'a> {
+        Run {
+            launch,
+            kernel: &launch.kernel,
+            memory,
+            latest: Cell::new([0; 2]),
+            random_state: Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+        }
+    }
+
+    /// A random number below `end` (xorshift).
+    pub(crate) fn random(&self, end: usize) -> usize {
+        let mut x = self.random_state.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.random_state.set(x);
+        (x >> 16) as usize % end
+    }
+
+    /// Whether the bytes are in the allocation of the latest access.
+    #[inline(always)]
+    fn is_latest(&self, address: u64, bytes: usize) -> bool {
+        let [start, end] = self.latest.get();
+        address >= start && bytes as u64 <= end.saturating_sub(address)
+    }
+
+    /// The fast path of [`Run::global`]: a pointer to naturally aligned bytes in the allocation of
+    /// the latest access.
+    #[inline(always)]
+    pub(crate) fn global_fast(&self, address: u64, bytes: usize) -> Option<*mut u8> {
+        let is_valid = self.is_latest(address, bytes) && address.is_multiple_of(bytes as u64);
+        is_valid.then_some(address as *mut u8)
+    }
+
+    /// A pointer to bytes of global memory, checked for bounds and alignment.
+    pub(crate) fn global(
+        &self,
+        address: u64,
+        bytes: usize,
+        alignment: usize,
+    ) -> Result<*mut u8, Fault> {
+        if !self.is_latest(address, bytes) {
+            self.latest.set(self.memory.allocation(address, bytes)?);
+        }
+        if !address.is_multiple_of(alignment as u64) {
+            return Err(Fault(format!(
+                "misaligned access to global memory at {address:#x}, not a multiple of {alignment}"
+            )));
+        }
+        Ok(address as *mut u8)
+    }
+}
