@@ -1,15 +1,13 @@
-//! What happens on Ctrl-C (and on a polite request to terminate). Destructors do not run when a
-//! process ends by a signal, so whoever holds something to undo registers an action here. This
-//! module must not know what the actions do.
+//! Ctrl-C and the polite request to terminate: the first may end an answer; otherwise unfinished
+//! files are removed and the process ends.
 
 use std::process::exit;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The exit status that shells give to a process ended by Ctrl-C.
 pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 
-/// Work that Ctrl-C ended early, after everything that there is to say about it was said.
+/// The error of a command that Ctrl-C ended early, after it has printed its results.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -23,43 +21,21 @@ impl std::error::Error for Interrupted {}
 
 type Action = Box<dyn FnMut() + Send>;
 
-static ACTIONS: Mutex<Vec<(u64, Action)>> = Mutex::new(Vec::new());
-
-/// Keeps an action registered for as long as it lives.
-pub(crate) struct Guard(u64);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        actions().retain(|(id, _)| *id != self.0);
-    }
-}
-
-fn install() {
-    static HANDLER: Once = Once::new();
-    // Without a handler Ctrl-C ends the process at once, and the next fetch tidies up after it.
-    HANDLER.call_once(|| ctrlc::set_handler(interrupted).unwrap_or_default());
-}
-
-/// Registers `action` to run on Ctrl-C before the process ends (newest first), until the guard is
-/// dropped.
-pub(crate) fn on_interrupt(action: impl FnMut() + Send + 'static) -> Guard {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    install();
-    let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    actions().push((id, Box::new(action)));
-    Guard(id)
-}
-
-/// Catches Ctrl-C for as long as it lives: the process goes on.
-pub(crate) struct Catch(());
-
-/// What the first Ctrl-C does while a catch lives.
+/// The action of the first Ctrl-C while a [`Catch`] lives.
 static CAUGHT: Mutex<Option<Action>> = Mutex::new(None);
 
-/// Begins to catch Ctrl-C, which then runs `action`, once; a second Ctrl-C ends the process even
-/// if the first is not heeded. Only one catch lives at a time.
+/// Installs the signal handler.
+pub(crate) fn install() {
+    // Without a handler Ctrl-C ends the process at once, and the next fetch removes its files.
+    ctrlc::set_handler(interrupted).unwrap_or_default();
+}
+
+/// Keeps the process running on Ctrl-C until it is dropped.
+pub(crate) struct Catch(());
+
+/// Catches the next Ctrl-C, which runs `action`; a second Ctrl-C ends the process even if the first
+/// has no effect. Only one catch lives at a time.
 pub(crate) fn catch(action: impl FnMut() + Send + 'static) -> Catch {
-    install();
     *caught() = Some(Box::new(action));
     Catch(())
 }
@@ -74,17 +50,11 @@ fn caught() -> MutexGuard<'static, Option<Action>> {
     CAUGHT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn actions() -> MutexGuard<'static, Vec<(u64, Action)>> {
-    ACTIONS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn interrupted() {
     let action = caught().take();
     if let Some(mut action) = action {
         return action();
     }
-    for (_, action) in actions().iter_mut().rev() {
-        action();
-    }
+    bodkin::cleanup::run();
     exit(EXIT_INTERRUPTED.into())
 }

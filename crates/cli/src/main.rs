@@ -1,21 +1,19 @@
-//! The binary `bodkin`: one file per command in `cmd`, and the only list of backends. It parses
-//! what was typed, calls the crates below, and turns every failure into one line. It must not know
-//! how a model is computed.
+//! The binary `bodkin`: one file per command in `cmd`. It parses arguments, calls the crates below,
+//! and turns every failure into one line. It must not know how a model is computed, nor any backend
+//! by name.
 
 #![forbid(unsafe_code)]
 
-mod backends;
+mod arguments;
 mod cmd;
 mod interrupt;
-mod load;
 mod output;
 mod progress;
-mod skipping;
-mod source;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+use bodkin::Error;
 use clap::{Parser, Subcommand};
 
 /// Run language models on your own machine.
@@ -59,6 +57,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    interrupt::install();
     let result = match Cli::parse().command {
         Command::Run(args) => cmd::run::run(*args),
         Command::Pull(args) => cmd::pull::run(args),
@@ -87,21 +86,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// A failure in a line. Every failure says what was tried, but for those of plain printing.
+/// An error in one line. Errors name the failed action, except for those of printing to stdout.
 fn line(error: &anyhow::Error) -> String {
     let text = match error.chain().len() == 1 && error.is::<std::io::Error>() {
         true => format!("cannot write to standard output: {error}"),
         false => causes(error),
     };
-    // Names out of files may hold anything, which a terminal must not obey. A model that could not
-    // be fetched has a line for each place that was tried.
+    // Names in files may hold escape sequences, which must not reach the terminal. The error of a
+    // failed fetch has one line for each source.
     text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
-/// What failed, and why: each cause that the one before it does not end with.
+/// The chain of causes, without those that the text before already ends with.
 pub(crate) fn causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
+    for cause in error.chain().map(in_flags) {
         if !text.ends_with(&cause) {
             let colon = if text.is_empty() { "" } else { ": " };
             text = text + colon + &cause;
@@ -110,7 +109,24 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     text
 }
 
-/// Whether the command failed only because nobody reads its output any more, as under `| head`.
+/// A cause, with options of the runtime by the names of flags, and the flags that may help.
+fn in_flags(cause: &(dyn std::error::Error + 'static)) -> String {
+    let text = cause.to_string();
+    match cause.downcast_ref() {
+        Some(Error::Option { option, .. }) => {
+            format!("--{}{}", option.replace('_', "-"), &text[option.len()..])
+        }
+        Some(Error::Encoder { .. }) => text + "; use `bodkin embed`",
+        Some(Error::PreTokenizer { .. }) => text + "; --assume-pre NAME selects one",
+        Some(Error::OutOfMemory { .. }) => {
+            text + "; a smaller --ctx-size or --kv-type q8_0 needs less, and --gpu-layers N puts \
+                    only the last N layers on a GPU"
+        }
+        _ => text,
+    }
+}
+
+/// Whether the command failed only because its output is closed, as under `| head`.
 fn reader_has_gone(error: &anyhow::Error) -> bool {
     let io = error.root_cause().downcast_ref::<std::io::Error>();
     io.is_some_and(|io| io.kind() == ErrorKind::BrokenPipe)

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::{Builder, NamedTempFile};
 
-use crate::interrupt;
+use bodkin::cleanup;
 
 /// Fails before any work is done, if `path` cannot be written or is one of the files that are read.
 pub(crate) fn check<'a>(path: &Path, read: impl IntoIterator<Item = &'a Path>) -> Result<()> {
@@ -41,7 +41,7 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>
     let file = temporary(path).with_context(failed)?;
     let name = file.path().to_owned();
     // If it cannot be removed there is nobody left to tell.
-    let _guard = interrupt::on_interrupt(move || drop(fs::remove_file(&name)));
+    let _guard = cleanup::register(move || drop(fs::remove_file(&name)));
     let mut out = BufWriter::new(file);
     fill(&mut out)?;
     let file = out.into_inner().map_err(|error| error.into_error()).with_context(failed)?;

@@ -1,65 +1,62 @@
-//! Progress on stderr: a bar on a terminal, one plain line everywhere else. It must not know what
-//! is being counted, beyond that it is bytes.
+//! Progress on stderr: a bar on a terminal, one plain line everywhere else.
 
+use std::collections::HashSet;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use bodkin::{Progress, Reporter};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// One phase of work over a known or unknown number of bytes.
-pub(crate) struct Progress(ProgressBar);
+/// The bar of the current phase, and the notes that are already printed.
+#[derive(Default)]
+struct Console {
+    bar: Option<ProgressBar>,
+    notes: HashSet<String>,
+}
 
-impl Progress {
-    /// Starts a phase; `total_bytes` is `None` where it cannot be known beforehand.
-    pub(crate) fn start(what: &str, total_bytes: Option<u64>) -> Progress {
-        let bar = match total_bytes {
-            Some(total) => ProgressBar::new(total)
-                .with_style(style("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")),
-            None => ProgressBar::new_spinner()
-                .with_style(style("{spinner} {msg} {bytes} {bytes_per_sec}")),
-        };
-        if bar.is_hidden() {
-            eprintln!("{what}");
+impl Console {
+    fn show(&mut self, progress: Progress<'_>) {
+        match progress {
+            Progress::Begin { what, total_bytes } => self.bar = Some(bar(what, total_bytes)),
+            Progress::Bytes(bytes) => self.bar.iter().for_each(|bar| bar.set_position(bytes)),
+            Progress::End => self.bar.take().iter().for_each(ProgressBar::finish_and_clear),
+            // Commands that load a model several times print a note once.
+            Progress::Note(text) => {
+                if self.notes.insert(text.to_owned()) {
+                    eprintln!("{text}");
+                }
+            }
         }
-        bar.set_message(what.to_owned());
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Progress(bar)
-    }
-
-    /// Sets the number of bytes done so far.
-    pub(crate) fn set(&self, bytes: u64) {
-        self.0.set_position(bytes);
-    }
-
-    /// Adds to the number of bytes done so far.
-    pub(crate) fn add(&self, bytes: u64) {
-        self.0.inc(bytes);
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
+/// The receiver of all progress events of this process.
+pub(crate) fn reporter() -> &'static Reporter {
+    static REPORTER: LazyLock<Reporter> = LazyLock::new(|| {
+        let console = Mutex::new(Console::default());
+        Reporter::new(move |progress| {
+            console.lock().unwrap_or_else(PoisonError::into_inner).show(progress);
+        })
+    });
+    &REPORTER
 }
 
-/// The hub's client counts the bytes of a download through this interface.
-impl hf_hub::api::Progress for &Progress {
-    fn init(&mut self, _size: usize, _filename: &str) {
-        self.set(0);
+fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
+    let bar = match total_bytes {
+        Some(total) => ProgressBar::new(total)
+            .with_style(style("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")),
+        None => {
+            ProgressBar::new_spinner().with_style(style("{spinner} {msg} {bytes} {bytes_per_sec}"))
+        }
+    };
+    if bar.is_hidden() {
+        eprintln!("{what}");
     }
-
-    fn update(&mut self, size: usize) {
-        self.add(size as u64);
-    }
-
-    fn finish(&mut self) {}
+    bar.set_message(what.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates above are well formed")
-}
-
-/// A number of bytes for people: three digits at most before the unit, decimal units as disks use.
-pub(crate) fn human_bytes(bytes: u64) -> String {
-    indicatif::DecimalBytes(bytes).to_string()
 }

@@ -6,7 +6,6 @@
 
 mod error;
 pub mod imatrix;
-pub mod magnitudes;
 pub mod mixture;
 mod pattern;
 pub mod prune;

@@ -16,15 +16,19 @@ const EDGES: &[(&str, &[&str])] = &[
     ("engine", &["backend", "gguf", "model"]),
     ("compress", &["backend", "gguf", "model"]),
     ("eval", &["backend", "engine", "gguf", "model"]),
-    ("serve", &["backend", "engine", "gguf", "model"]),
-    ("flight", &["backend", "engine", "gguf", "model"]),
-    ("cli", ALL_BUT_CLI),
+    ("serve", &["backend", "engine", "gguf", "model", "runtime"]),
+    ("flight", &["backend", "engine", "gguf", "model", "runtime"]),
+    ("runtime", &["backend", "cpu", "cuda", "engine", "gguf", "model", "wgpu"]),
+    ("cli", CLIENTS),
     ("emulator", &[]),
     ("xtask", ALL_BUT_CLI),
 ];
+/// Only the runtime lists the backends.
+const CLIENTS: &[&str] =
+    &["backend", "compress", "engine", "eval", "flight", "gguf", "model", "runtime", "serve"];
 const ALL_BUT_CLI: &[&str] = &[
-    "backend", "compress", "cpu", "cuda", "engine", "eval", "flight", "gguf", "model", "serve",
-    "wgpu",
+    "backend", "compress", "cpu", "cuda", "engine", "eval", "flight", "gguf", "model", "runtime",
+    "serve", "wgpu",
 ];
 const SECTIONS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 

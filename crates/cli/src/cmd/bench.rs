@@ -14,9 +14,10 @@ use bodkin_backend::{
 };
 use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
 
-use crate::backends::SparseWeights;
-use crate::load::{self, Machine, Opened};
+use crate::arguments::{self, Machine, describe, find_decoder};
 use crate::output;
+use bodkin::memory::{kv_bytes, recurrent_bytes};
+use bodkin::{MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Sparse, within};
 use report::{Format, Row};
 
 /// Arguments of `bench`.
@@ -58,13 +59,13 @@ pub(crate) struct Args {
     #[arg(long)]
     no_repack: bool,
     /// Sparse weights as such: always, never or auto
-    #[arg(long, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
-    sparse: SparseWeights,
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = arguments::sparse)]
+    sparse: Sparse,
     /// Skip this share of the inputs of down projections
-    #[arg(long, value_name = "SHARE", value_parser = load::share)]
+    #[arg(long, value_name = "SHARE", value_parser = arguments::fraction)]
     activation_sparsity: Option<f64>,
     /// Type of keys and values: auto, f16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = load::kv_type)]
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = arguments::kv_type)]
     kv_type: KvType,
     /// Where to compute: auto, cpu or cuda[:N,..]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
@@ -85,12 +86,12 @@ struct Test {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let opened = Opened::find_decoder(&args.model)?;
+    let opened = find_decoder(&args.model)?;
     if let Some(path) = &args.trace {
         output::check(path, [opened.file.path()])?;
     }
     let tests = tests(&args)?;
-    let batch_size = load::within("--batch-size", args.batch_size, load::MAX_STEP_TOKENS)?;
+    let batch_size = within("batch_size", args.batch_size, MAX_BATCH_TOKENS)?;
     let threads = match &args.threads {
         Some(list) => numbers("--threads", list)?.into_iter().map(Some).collect(),
         None => vec![None],
@@ -124,7 +125,7 @@ fn tests(args: &Args) -> Result<Vec<Test>> {
         (numbers("--n-prompt", &args.n_prompt)?, numbers("--n-gen", &args.n_gen)?);
     let sequences = numbers("--n-sequences", &args.n_sequences)?;
     for &n in &sequences {
-        load::within("--n-sequences", n, load::MAX_STEP_TOKENS)?;
+        within("n_sequences", n, MAX_BATCH_TOKENS)?;
     }
     let mut tests = Vec::new();
     for depth in numbers("--n-depth", &args.n_depth)? {
@@ -143,7 +144,7 @@ fn tests(args: &Args) -> Result<Vec<Test>> {
 fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
     let number = |s: &str| -> Result<usize> {
         let n = s.trim().parse().with_context(|| format!("{flag}: `{s}` is no number"))?;
-        ensure!(n <= load::MAX_TOKENS, "{flag}: expected at most {}, found {n}", load::MAX_TOKENS);
+        ensure!(n <= MAX_TOKENS, "{flag}: expected at most {}, found {n}", MAX_TOKENS);
         Ok(n)
     };
     let mut out = Vec::new();
@@ -176,7 +177,7 @@ fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
     Ok(out)
 }
 
-fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> Result<Row> {
+fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -> Result<Row> {
     let plan = &opened.plan;
     let tokens = test.depth + test.prompt + test.generate;
     let step = args.batch_size.min((test.depth.max(test.prompt)).max(1));
@@ -209,7 +210,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let mut row = Row {
         model_filename: opened.name.clone(),
-        model_type: opened.describe(),
+        model_type: describe(opened),
         model_size: plan.cost().weight_bytes,
         model_n_params: plan.cost().parameters,
         backend: backend.name(),
@@ -235,7 +236,7 @@ fn measure(opened: &Opened, backend: &dyn Backend, test: Test, args: &Args) -> R
 }
 
 /// Tokens a second that a model generates alone, after one that nobody times.
-pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Result<f64> {
+pub(super) fn generation_speed(opened: &ModelFile, machine: &Machine) -> Result<f64> {
     const TOKENS: usize = 64;
     let backend = machine.backend()?;
     let pages = Pages::needed(&opened.plan.windows(), TOKENS, PAGE_TOKENS, 1);
@@ -249,12 +250,12 @@ pub(super) fn generation_speed(opened: &Opened, machine: &load::Machine) -> Resu
 
 /// Bytes that a test must read at least: the weights once a step, and in each generated token's
 /// step the keys and values of what is in the context, and the recurrent state.
-fn bytes_read(opened: &Opened, backend: &dyn Backend, test: Test, steps: usize) -> u64 {
+fn bytes_read(opened: &ModelFile, backend: &dyn Backend, test: Test, steps: usize) -> u64 {
     let context = test.depth + test.generate / 2;
     let (plan, weights) = (&opened.plan, opened.plan.cost().step_weight_bytes);
     let kept = match test.generate {
         0 => 0,
-        _ => load::kv_bytes(plan, backend, context) + load::cell_bytes(plan, backend),
+        _ => kv_bytes(plan, backend, context) + recurrent_bytes(plan, backend),
     };
     steps as u64 * (weights + test.sequences as u64 * kept)
 }

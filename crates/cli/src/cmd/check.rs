@@ -16,8 +16,9 @@ use bodkin_eval::check::limits::{long_sequence, past_context, past_window};
 use bodkin_eval::check::{PROMPTS, TEXT, answer};
 use serde_json::{Map, json};
 
-use crate::load::{Machine, Opened, Text};
-use crate::{output, source};
+use crate::arguments::{Machine, TokenizerArgs, find_decoder, find_path};
+use crate::output;
+use bodkin::ModelFile;
 use reference::Agreement;
 
 const AFTER: &str = "\
@@ -58,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
     #[command(flatten, next_help_heading = "Thresholds")]
     thresholds: Thresholds,
     #[command(flatten, next_help_heading = "Machine")]
@@ -121,7 +122,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let backend = args.machine.backend()?;
     let (mut reports, mut records) = (Vec::new(), Vec::new());
     // A name that means nothing fails when its turn comes.
-    let path = |model: &String| source::resolve(model).unwrap_or_else(|_| model.into());
+    let path = |model: &String| find_path(model).unwrap_or_else(|_| model.into());
     let paths: Vec<PathBuf> = args.models.iter().map(path).collect();
     if let Some(output) = &args.save_baseline {
         output::check(output, paths.iter().map(PathBuf::as_path))?;
@@ -157,9 +158,9 @@ fn check(
     before: &[Record],
     report: &mut Report,
 ) -> Result<Record> {
-    let mut opened = Opened::find_decoder(model)?;
+    let mut opened = find_decoder(model)?;
     eprintln!("checking {}", report.model);
-    let tokenizer = args.words.tokenizer(&opened.file)?;
+    let tokenizer = args.tokenizer.open(&opened.file)?;
     let record = numbers(args, backend, &mut opened, &tokenizer, report)?;
     if args.baseline.is_some() {
         let found = find(before, Path::new(&opened.name)).or(match before {
@@ -188,7 +189,7 @@ fn check(
 fn numbers(
     args: &Args,
     backend: &dyn Backend,
-    opened: &mut Opened,
+    opened: &mut ModelFile,
     tokenizer: &Tokenizer,
     report: &mut Report,
 ) -> Result<Record> {
@@ -271,7 +272,7 @@ fn compare(args: &Args, record: &Record, before: &Record, report: &mut Report) {
 fn words(
     args: &Args,
     backend: &dyn Backend,
-    opened: &mut Opened,
+    opened: &mut ModelFile,
     tokenizer: &Arc<Tokenizer>,
     report: &mut Report,
 ) -> Result<()> {

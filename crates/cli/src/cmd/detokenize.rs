@@ -5,8 +5,7 @@ use std::io::Write;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::load::Text;
-use crate::source;
+use crate::arguments::{TokenizerArgs, find_path};
 
 /// Arguments of `detokenize`.
 #[derive(clap::Args)]
@@ -23,12 +22,12 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let file = bodkin_model::open(&source::resolve(&args.model)?)?;
-    let tokenizer = args.words.tokenizer(&file)?;
+    let file = bodkin_model::open(&find_path(&args.model)?)?;
+    let tokenizer = args.tokenizer.open(&file)?;
     let vocabulary = tokenizer.vocab_size();
     for &id in &args.ids {
         ensure!(

@@ -6,7 +6,9 @@ use anyhow::{Context, Result, ensure};
 use bodkin_engine::{embed, embedding_limits, longest_text};
 use serde::Serialize;
 
-use crate::load::{Machine, Opened, Text};
+use bodkin::ModelFile;
+
+use crate::arguments::{Machine, TokenizerArgs, find};
 
 const AFTER: &str = "\
 Prints a line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
@@ -28,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "text")]
     tokens: Vec<u32>,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
     #[command(flatten)]
     machine: Machine,
 }
@@ -41,7 +43,7 @@ struct Line<'a> {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut opened = Opened::find(&args.model)?;
+    let mut opened = find(&args.model)?;
     let step = args.machine.step_tokens()?;
     let longest = longest_text(&opened.plan).with_context(|| opened.name.clone())?;
     let texts = texts(&args, &opened)?;
@@ -70,11 +72,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 /// The token ids of each text.
-fn texts(args: &Args, opened: &Opened) -> Result<Vec<Vec<u32>>> {
+fn texts(args: &Args, opened: &ModelFile) -> Result<Vec<Vec<u32>>> {
     if !args.tokens.is_empty() {
         return Ok(vec![args.tokens.clone()]);
     }
-    let tokenizer = args.words.tokenizer(&opened.file)?;
+    let tokenizer = args.tokenizer.open(&opened.file)?;
     Ok(args.text.iter().map(|text| tokenizer.encode(text, true, false)).collect())
 }
 

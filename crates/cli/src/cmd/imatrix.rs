@@ -10,7 +10,7 @@ use bodkin_eval::read;
 use bodkin_model::{Op, Plan};
 
 use super::perplexity::{CHUNK_TOKENS, Run, windows};
-use crate::load::{Machine, Opened, Text};
+use crate::arguments::{Machine, TokenizerArgs, find_decoder};
 use crate::output;
 
 const AFTER: &str = "\
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long)]
     process_output: bool,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
     #[command(flatten)]
     machine: Machine,
 }
@@ -71,9 +71,9 @@ fn head(plan: &Plan) -> Option<String> {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut opened = Opened::find_decoder(&args.model)?;
+    let mut opened = find_decoder(&args.model)?;
     output::check(&args.output, [opened.file.path(), &args.file])?;
-    let tokenizer = args.words.tokenizer(&opened.file)?;
+    let tokenizer = args.tokenizer.open(&opened.file)?;
     let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
     let windows = windows(&tokenizer, &args.file, size, args.chunks)?;
     let mut imatrix = match &args.in_file {

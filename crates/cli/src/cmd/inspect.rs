@@ -8,9 +8,10 @@ use bodkin_engine::{Tokenizer, embedding_limits};
 use bodkin_gguf::{Array, File, Tensor, Value};
 use serde_json::json;
 
-use crate::load::{self, Machine, Opened};
-use crate::progress::human_bytes;
-use crate::source;
+use crate::arguments::{Machine, find, find_path};
+use bodkin::ModelFile;
+use bodkin::memory::human_bytes;
+use bodkin::memory::{kv_bytes, recurrent_bytes};
 
 /// Arguments of `inspect`.
 #[derive(clap::Args)]
@@ -38,10 +39,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if !args.plan && !args.memory {
         // Metadata and tensors can be read whether or not the architecture is known.
-        let file = File::open(source::resolve(&args.model)?)?;
+        let file = File::open(find_path(&args.model)?)?;
         return print_file(&mut out, &file, &args);
     }
-    let mut opened = Opened::find(&args.model)?;
+    let mut opened = find(&args.model)?;
     if let Some(context) = args.machine.ctx_size {
         opened.plan_for(context)?;
     }
@@ -135,12 +136,12 @@ fn resident_bytes() -> u64 {
 /// `program_bytes` are those of the program before it has read a model.
 fn print_memory(
     out: &mut dyn Write,
-    opened: &mut Opened,
+    opened: &mut ModelFile,
     args: &Args,
     program_bytes: u64,
 ) -> Result<()> {
     let backend = args.machine.backend()?;
-    let options = opened.options(&args.machine, backend.as_ref(), 1)?;
+    let options = opened.engine_options(&args.machine.options(), backend.as_ref())?;
     let (plan, context) = (&opened.plan, options.context);
     let limits = match plan.is_encoder() {
         // A text of that length, in one step.
@@ -154,10 +155,10 @@ fn print_memory(
     let cost = plan.cost();
     // From the largest window on, only what has no window grows.
     let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
-    let kv = |tokens| load::kv_bytes(plan, backend.as_ref(), tokens);
+    let kv = |tokens| kv_bytes(plan, backend.as_ref(), tokens);
     let kv_per_1k = kv(window + 1000) - kv(window);
     let kv_windowed = kv(window) - window as u64 * kv_per_1k / 1000;
-    let cell_bytes = load::cell_bytes(plan, backend.as_ref());
+    let recurrent_bytes = recurrent_bytes(plan, backend.as_ref());
     // What is packed is given back by the file: this alone is on top.
     let repacking_bytes = weight_bytes.saturating_sub(cost.weight_bytes);
     if args.json {
@@ -170,7 +171,7 @@ fn print_memory(
             "repacking_bytes": repacking_bytes,
             "kv_bytes_per_1k_tokens": kv_per_1k,
             "kv_bytes_windowed": kv_windowed,
-            "recurrent_bytes_per_sequence": cell_bytes,
+            "recurrent_bytes_per_sequence": recurrent_bytes,
             "state_bytes": state_bytes,
             "scratch_bytes": scratch_bytes,
             "text_bytes": text_bytes,
@@ -188,7 +189,7 @@ fn print_memory(
         ("added by repacking", repacking_bytes),
         ("KV per 1k tokens", kv_per_1k),
         ("KV of full windows", kv_windowed),
-        ("recurrent state per sequence", cell_bytes),
+        ("recurrent state per sequence", recurrent_bytes),
         ("read per token", cost.step_weight_bytes),
         ("weights in memory", weight_bytes),
         (context.as_str(), state_bytes),

@@ -4,8 +4,8 @@ use std::io::{Write, stdout};
 
 use anyhow::Result;
 
-use crate::progress::human_bytes;
-use crate::source::{self, Listed};
+use bodkin::memory::human_bytes;
+use bodkin::source::{self, Listed};
 
 /// Arguments of `list`.
 #[derive(clap::Args)]

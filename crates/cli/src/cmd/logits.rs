@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::Limits;
 use bodkin_engine::Pages;
 
-use crate::load::{Machine, Opened};
+use crate::arguments::{Machine, find_decoder};
 use crate::output;
 
 /// Arguments of `logits`.
@@ -30,7 +30,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut opened = Opened::find_decoder(&args.model)?;
+    let mut opened = find_decoder(&args.model)?;
     let vocabulary = opened.plan.output_width();
     for &id in &args.tokens {
         ensure!(

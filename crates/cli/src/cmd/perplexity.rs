@@ -14,8 +14,9 @@ use bodkin_eval::{BaseWriter, Perplexity, Windows, limits};
 use serde_json::json;
 
 use super::quantize::threads;
-use crate::load::{Machine, Opened, Text, within};
+use crate::arguments::{Machine, TokenizerArgs, find_decoder};
 use crate::output;
+use bodkin::{MAX_TOKENS, ModelFile, within};
 
 const AFTER: &str = "\
 The text is cut into chunks of --ctx-size tokens, each begins with BOS where the model wants it,
@@ -48,14 +49,14 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
     #[command(flatten)]
     machine: Machine,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut opened = Opened::find_decoder(&args.model)?;
-    let tokenizer = args.words.tokenizer(&opened.file)?;
+    let mut opened = find_decoder(&args.model)?;
+    let tokenizer = args.tokenizer.open(&opened.file)?;
     if args.kl_divergence {
         return divergence::run(&args, &mut opened, &tokenizer);
     }
@@ -111,9 +112,9 @@ pub(super) struct Run {
 
 impl Run {
     /// Loads a model for chunks of `size` tokens.
-    pub(super) fn new(opened: &mut Opened, machine: &Machine, size: usize) -> Result<Run> {
+    pub(super) fn new(opened: &mut ModelFile, machine: &Machine, size: usize) -> Result<Run> {
         let step = machine.step_tokens()?;
-        within("--ctx-size", size, crate::load::MAX_TOKENS)?;
+        within("ctx_size", size, MAX_TOKENS)?;
         opened.plan_for(size)?;
         let backend = machine.backend()?;
         let model = opened.load(backend.as_ref(), &limits(&opened.plan, size, step))?;

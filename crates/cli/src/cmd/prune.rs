@@ -15,9 +15,11 @@ use bodkin_gguf::File;
 
 use super::perplexity::{CHUNK_TOKENS, Run, windows};
 use super::quantize::threads;
-use crate::load::{Machine, Opened, Text, share};
+use crate::arguments::{Machine, TokenizerArgs, find_decoder, fraction};
 use crate::output;
-use crate::progress::{Progress, human_bytes};
+use crate::progress::reporter;
+use bodkin::ModelFile;
+use bodkin::memory::human_bytes;
 
 const AFTER: &str = r#"Matrices of layers are pruned; embeddings, head, norms and routers stay.
 What is left is stored in a format that leaves zeros out, or with --dense in one that other programs
@@ -49,7 +51,7 @@ pub(crate) struct Args {
     /// The file to write
     output: PathBuf,
     /// The share of weights that becomes zero
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = fraction)]
     sparsity: Option<f64>,
     /// magnitude, wanda, ria or sparsegpt
     #[arg(long, default_value = "ria")]
@@ -86,7 +88,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
     #[command(flatten)]
     machine: Machine,
 }
@@ -97,14 +99,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         None => Surgery { imatrix: None, rules: vec![rule(&args)?] },
     };
     surgery.imatrix = args.imatrix.clone().or(surgery.imatrix);
-    let mut opened = Opened::find_decoder(&args.input)?;
+    let mut opened = find_decoder(&args.input)?;
     let texts = [&args.calibrate, &args.evaluate, &args.surgery, &surgery.imatrix];
     let read = texts.into_iter().flatten().map(PathBuf::as_path);
     output::check(&args.output, read.chain([opened.file.path()]))?;
     let jobs = plan(&opened, &surgery, args.surgery.as_deref())?;
     let text = match &args.calibrate {
         Some(text) => {
-            let tokenizer = args.words.tokenizer(&opened.file)?;
+            let tokenizer = args.tokenizer.open(&opened.file)?;
             let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
             Some(windows(&tokenizer, text, size, Some(args.chunks))?)
         }
@@ -127,7 +129,7 @@ fn prune_all(
     pruner: &mut Pruner<'_>,
     jobs: &[Job],
     machine: &Machine,
-    opened: &mut Opened,
+    opened: &mut ModelFile,
     imatrix: Option<Imatrix>,
     text: Option<&Windows>,
 ) -> Result<()> {
@@ -143,7 +145,7 @@ fn prune_all(
             }
             None => None,
         };
-        let progress = progress.get_or_insert_with(|| Progress::start("pruning", Some(bytes)));
+        let progress = progress.get_or_insert_with(|| reporter().begin("pruning", Some(bytes)));
         for job in pass {
             pruner.prune(job, collected.as_ref().unwrap_or(&known), threads)?;
             progress.add(job.tensor.bytes);
@@ -167,7 +169,7 @@ fn rule(args: &Args) -> Result<Rule> {
 }
 
 /// What rules do to a model; `path` is the file that they are from.
-fn plan(opened: &Opened, surgery: &Surgery, path: Option<&Path>) -> Result<Vec<Job>> {
+fn plan(opened: &ModelFile, surgery: &Surgery, path: Option<&Path>) -> Result<Vec<Job>> {
     let jobs = prune::plan(&opened.file, &surgery.rules);
     let jobs = match path {
         Some(path) => jobs.with_context(|| path.display().to_string())?,
@@ -204,7 +206,7 @@ fn check_knowledge(
 /// Reads the text for statistics.
 fn calibrate(
     machine: &Machine,
-    opened: &mut Opened,
+    opened: &mut ModelFile,
     text: &Windows,
     names: &std::collections::BTreeSet<String>,
 ) -> Result<Calibration> {
@@ -219,7 +221,7 @@ fn calibrate(
 }
 
 /// The statistics that a surgery file or a flag names, as the model's weights need them.
-fn imatrix(surgery: &Surgery, opened: &Opened) -> Result<Option<Imatrix>> {
+fn imatrix(surgery: &Surgery, opened: &ModelFile) -> Result<Option<Imatrix>> {
     let Some(path) = &surgery.imatrix else { return Ok(None) };
     Ok(Some(Imatrix::open(path)?.fit(&opened.plan, path)?))
 }
@@ -244,7 +246,7 @@ fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<
 
 /// Does what a surgery file says to a model that is about to run. The pruned file is written to the
 /// system's folder for such files and has no name: it is gone when the model is.
-pub(crate) fn at_load(opened: Opened, surgery: &Path, machine: &Machine) -> Result<Opened> {
+pub(crate) fn at_load(opened: ModelFile, surgery: &Path, machine: &Machine) -> Result<ModelFile> {
     let path = surgery;
     let surgery = Surgery::open(path)?;
     let jobs = plan(&opened, &surgery, Some(path))?;
@@ -262,5 +264,5 @@ pub(crate) fn at_load(opened: Opened, surgery: &Path, machine: &Machine) -> Resu
     let file = File::open(pruned.path())?;
     let (folder, size) = (std::env::temp_dir(), human_bytes(file.bytes()));
     eprintln!("pruned into {size} under {}", folder.display());
-    opened.with_file(file)
+    Ok(opened.with_file(file)?)
 }

@@ -5,8 +5,10 @@ use std::io::{Write, stdout};
 use anyhow::Result;
 use serde_json::json;
 
-use crate::progress::human_bytes;
-use crate::source::{self, Check};
+use bodkin::memory::human_bytes;
+use bodkin::source::{self, Check};
+
+use crate::progress::reporter;
 
 /// Arguments of `pull`.
 #[derive(clap::Args)]
@@ -21,7 +23,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let found = source::find(&args.model, Check::Hash)?;
+    let found = source::find(&args.model, Check::Hash, reporter())?;
     eprintln!("{}: {} from {}", args.model, human_bytes(found.bytes), found.source);
     if args.json {
         let row = json!({

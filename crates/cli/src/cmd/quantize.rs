@@ -11,8 +11,10 @@ use bodkin_compress::quantize::{self, Choice, Options};
 use bodkin_gguf::{File, Format};
 use serde_json::json;
 
-use crate::progress::{Progress, human_bytes};
-use crate::{output, source};
+use crate::arguments::find_path;
+use crate::output;
+use crate::progress::reporter;
+use bodkin::memory::human_bytes;
 
 /// Arguments of `quantize`.
 #[derive(clap::Args)]
@@ -60,7 +62,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         args.tensor_type.iter().map(|text| parse_override(text)).collect::<Result<_>>()?;
     let threads = threads(args.threads)?;
     let imatrix = args.imatrix.as_ref().map(Imatrix::open).transpose()?;
-    let path = source::resolve(&args.input)?;
+    let path = find_path(&args.input)?;
     let file = bodkin_model::open(&path)?;
     if !args.dry_run {
         output::check(
@@ -82,7 +84,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             quantize::record_imatrix(&mut metadata, imatrix, &path.display().to_string());
         }
         output::write(&args.output, |out| {
-            let progress = Progress::start("quantizing", Some(file.bytes()));
+            let progress = reporter().begin("quantizing", Some(file.bytes()));
             let done = |bytes| progress.add(bytes);
             quantize::write(&file, &metadata, &choices, importance.as_ref(), threads, &done, out)
                 .with_context(|| format!("cannot write {}", args.output.display()))

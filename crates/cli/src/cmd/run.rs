@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::arguments::{Machine, TokenizerArgs, find_decoder};
 use crate::interrupt::Interrupted;
-use crate::load::{Machine, Opened, Text};
 use sampling::Sampling;
 use session::Session;
 
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     surgery: Option<PathBuf>,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
     #[command(flatten, next_help_heading = SAMPLING_HEADING)]
     sampling: Sampling,
     #[command(flatten, next_help_heading = "Machine")]
@@ -69,7 +69,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Some(prompt) => ensure!(!prompt.is_empty(), "the prompt is empty"),
         None => ensure!(!args.json, "--json needs a prompt"),
     }
-    let mut opened = Opened::find_decoder(&args.model)?;
+    let mut opened = find_decoder(&args.model)?;
     if let Some(surgery) = &args.surgery {
         opened = super::prune::at_load(opened, surgery, &args.machine)?;
     }

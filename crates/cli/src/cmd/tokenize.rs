@@ -5,8 +5,7 @@ use std::io::{Read, Write};
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use crate::load::Text;
-use crate::source;
+use crate::arguments::{TokenizerArgs, find_path};
 
 /// Arguments of `tokenize`.
 #[derive(clap::Args)]
@@ -25,12 +24,12 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    words: Text,
+    tokenizer: TokenizerArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let file = bodkin_model::open(&source::resolve(&args.model)?)?;
-    let tokenizer = args.words.tokenizer(&file)?;
+    let file = bodkin_model::open(&find_path(&args.model)?)?;
+    let tokenizer = args.tokenizer.open(&file)?;
     let text = match args.text {
         Some(text) => text,
         None => std::io::read_to_string(std::io::stdin().lock().by_ref())

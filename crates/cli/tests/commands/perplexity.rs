@@ -65,7 +65,7 @@ fn what_cannot_be_measured_is_named() {
     assert!(error.contains("magic: expected _logits_"), "{error}");
     let encoder = crate::place::model("bert");
     let error = failure(&place.run(&["perplexity", &encoder, "-f", &file]));
-    assert!(error.contains("makes embeddings"), "{error}");
+    assert!(error.contains("found the encoder"), "{error}");
 
     // A file that is cut, of another vocabulary, with a token that is none.
     let base = ["--kl-divergence-base", "base.kld"];

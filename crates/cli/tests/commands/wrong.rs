@@ -147,8 +147,8 @@ fn flags_that_make_no_sense_are_named() {
     for (flags, needles) in [
         (&["--device", "nonsense"][..], ["--device", "nonsense"]),
         (&["--device", "cpu", "--gpu-layers", "1"], ["--gpu-layers", "`cpu`"]),
-        (&["--device", "cuda:0,one"], ["--device: expected numbers", "`0,one`"]),
-        (&["--device", "cuda:0,"], ["divided by commas", "`0,`"]),
+        (&["--device", "cuda:0,one"], ["--device: expected device numbers", "`0,one`"]),
+        (&["--device", "cuda:0,"], ["separated by commas", "`0,`"]),
         (&["-t", "0"], ["threads", "found 0"]),
         (&["-t", "100000"], ["threads", "100000"]),
         (&["--ctx-size", "1"], ["--ctx-size", "found 1"]),

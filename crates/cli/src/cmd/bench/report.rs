@@ -7,7 +7,7 @@ use bodkin_backend::{KvType, StageProfile, WeightLayout};
 use bodkin_engine::ExpertCounts;
 use serde_json::{Value, json};
 
-use crate::progress::human_bytes;
+use bodkin::memory::human_bytes;
 
 /// How rows are printed: as a Markdown table, an array of objects, or a header and a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -9,7 +9,7 @@ use bodkin_eval::{Base, Divergence, Estimate, compare};
 use serde_json::{Value, json};
 
 use super::{Args, Run, first_token};
-use crate::load::Opened;
+use bodkin::ModelFile;
 
 const HEAD: &str = "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence\
                     \u{20}             \u{394}p RMS            Same top p";
@@ -17,7 +17,7 @@ const HEAD: &str = "chunk             PPL               ln(PPL(Q)/PPL(base))    
 /// Fewer predictions than this have no statistics.
 const LEAST: usize = 100;
 
-pub(super) fn run(args: &Args, opened: &mut Opened, tokenizer: &Tokenizer) -> Result<()> {
+pub(super) fn run(args: &Args, opened: &mut ModelFile, tokenizer: &Tokenizer) -> Result<()> {
     let path = args.kl_divergence_base.as_deref().context("--kl-divergence-base: no file")?;
     let mut base = Base::open(path, first_token(tokenizer))?;
     base.check_vocabulary(opened.plan.output_width())?;

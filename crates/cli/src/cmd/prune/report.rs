@@ -16,9 +16,10 @@ use tempfile::TempDir;
 use super::super::bench::generation_speed;
 use super::super::perplexity::{self, CHUNK_TOKENS, Run};
 use super::{Args, threads};
-use crate::interrupt;
-use crate::load::{Machine, Opened};
-use crate::progress::human_bytes;
+use crate::arguments::{Machine, describe, find_decoder};
+use crate::progress::reporter;
+use bodkin::memory::human_bytes;
+use bodkin::{ModelFile, cleanup};
 
 /// Sizes are about the same that differ by no more than this share.
 const ABOUT: f64 = 0.05;
@@ -40,7 +41,7 @@ struct Measured {
 }
 
 impl Row {
-    fn new(what: String, opened: &Opened) -> Row {
+    fn new(what: String, opened: &ModelFile) -> Row {
         let elements = opened.file.tensors().iter().map(|tensor| tensor.elements()).sum();
         Row { what, bytes: opened.file.bytes(), elements, measured: None }
     }
@@ -51,11 +52,11 @@ impl Row {
 }
 
 /// What models are measured with, if they are.
-pub(super) fn windows(args: &Args, before: &Opened) -> Result<Option<Windows>> {
+pub(super) fn windows(args: &Args, before: &ModelFile) -> Result<Option<Windows>> {
     let Some(text) = &args.evaluate else { return Ok(None) };
     let chunks = args.evaluate_chunks;
     ensure!(chunks > 0, "--evaluate-chunks: expected at least 1 chunk, found 0");
-    let tokenizer = args.words.tokenizer(&before.file)?;
+    let tokenizer = args.tokenizer.open(&before.file)?;
     let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
     let windows = perplexity::windows(&tokenizer, text, size, Some(chunks));
     windows.context("--evaluate").map(Some)
@@ -64,14 +65,14 @@ pub(super) fn windows(args: &Args, before: &Opened) -> Result<Option<Windows>> {
 /// Prints the table of a pruned file; `taken` is how long pruning took.
 pub(super) fn print(
     args: &Args,
-    before: &Opened,
+    before: &ModelFile,
     jobs: &[Job],
     windows: Option<&Windows>,
     taken: Duration,
 ) -> Result<()> {
-    let pruned = Opened::open(&args.output)?;
+    let pruned = ModelFile::open(&args.output, reporter())?;
     let mut rows = vec![
-        Row::new(format!("before: {}", before.describe()), before),
+        Row::new(format!("before: {}", describe(before)), before),
         Row::new(pruned_name(jobs, &pruned), &pruned),
     ];
     let mut equal = None;
@@ -79,7 +80,7 @@ pub(super) fn print(
         let folder = tempfile::tempdir_in(super::folder(&args.output))?;
         let name = folder.path().to_owned();
         // If it cannot be removed there is nobody left to tell.
-        let _guard = interrupt::on_interrupt(move || drop(std::fs::remove_dir_all(&name)));
+        let _guard = cleanup::register(move || drop(std::fs::remove_dir_all(&name)));
         let scale = Scale { machine: &args.machine, windows, folder: &folder };
         rows[0].measured = Some(scale.base(&args.input)?);
         rows[1].measured = Some(scale.compare(pruned)?);
@@ -96,7 +97,7 @@ pub(super) fn print(
     }
 }
 
-fn pruned_name(jobs: &[Job], pruned: &Opened) -> String {
+fn pruned_name(jobs: &[Job], pruned: &ModelFile) -> String {
     let sparsity = pruned.file.metadata().f32("bodkin.prune.sparsity").ok().flatten();
     let share = 100.0 * sparsity.unwrap_or(0.0);
     let method = pruned.file.metadata().str("bodkin.prune.method").ok().flatten();
@@ -113,7 +114,7 @@ fn formats(jobs: &[Job]) -> String {
 }
 
 /// The model before, with what was pruned in the format of what is left.
-fn same_precision(before: &Opened, jobs: &[Job]) -> Vec<Choice> {
+fn same_precision(before: &ModelFile, jobs: &[Job]) -> Vec<Choice> {
     let choice = |tensor: &bodkin_gguf::Tensor| {
         let job = jobs.iter().find(|job| job.tensor.name == tensor.name);
         let format = job.map_or(tensor.format, |job| job.format.base().unwrap_or(job.format));
@@ -123,7 +124,7 @@ fn same_precision(before: &Opened, jobs: &[Job]) -> Vec<Choice> {
 }
 
 /// The file type that comes nearest to so many bytes.
-fn same_size(before: &Opened, bytes: u64) -> Result<(FileType, Vec<Choice>)> {
+fn same_size(before: &ModelFile, bytes: u64) -> Result<(FileType, Vec<Choice>)> {
     let of = |kind: &FileType| -> Result<(u64, FileType, Vec<Choice>)> {
         let options =
             Options { kind: Some(*kind), pure: false, overrides: Vec::new(), has_imatrix: false };
@@ -151,7 +152,7 @@ impl Scale<'_> {
 
     /// Measures the model before and keeps its predictions.
     fn base(&self, model: &str) -> Result<Measured> {
-        let mut opened = Opened::find_decoder(model)?;
+        let mut opened = find_decoder(model)?;
         let file = std::fs::File::create(self.base_path()).context("cannot keep predictions")?;
         let mut out = BufWriter::new(file);
         let vocabulary = opened.plan.output_width();
@@ -170,7 +171,7 @@ impl Scale<'_> {
     }
 
     /// Measures a model against the one before.
-    fn compare(&self, mut opened: Opened) -> Result<Measured> {
+    fn compare(&self, mut opened: ModelFile) -> Result<Measured> {
         let mut base = Base::open(&self.base_path(), None)?;
         let windows = self.windows;
         let mut run = Run::new(&mut opened, self.machine, windows.size())?;
@@ -188,17 +189,17 @@ impl Scale<'_> {
     }
 
     /// Makes a model in other formats and measures it.
-    fn row(&self, what: String, before: &Opened, choices: &[Choice]) -> Result<Row> {
+    fn row(&self, what: String, before: &ModelFile, choices: &[Choice]) -> Result<Row> {
         let path = self.folder.path().join("other.gguf");
         make(before, choices, threads(self.machine.threads)?, &path)?;
-        let opened = Opened::open(&path)?;
+        let opened = ModelFile::open(&path, reporter())?;
         let mut row = Row::new(what, &opened);
         row.measured = Some(self.compare(opened)?);
         Ok(row)
     }
 }
 
-fn make(before: &Opened, choices: &[Choice], threads: usize, path: &Path) -> Result<()> {
+fn make(before: &ModelFile, choices: &[Choice], threads: usize, path: &Path) -> Result<()> {
     let metadata = quantize::metadata(&before.file, None);
     let mut out = BufWriter::new(std::fs::File::create(path).context("cannot make a file")?);
     quantize::write(&before.file, &metadata, choices, None, threads, &|_| (), &mut out)?;

@@ -15,7 +15,8 @@ use serde_json::{Map, Value, json};
 
 use super::Args;
 use crate::interrupt;
-use crate::load::{self, Opened};
+use bodkin::ModelFile;
+use bodkin::memory::{kv_bytes, recurrent_bytes};
 
 const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system message";
 
@@ -50,9 +51,9 @@ pub(crate) struct Answer {
 }
 
 impl Session {
-    pub(crate) fn open(opened: &mut Opened, args: &Args) -> Result<Session> {
+    pub(crate) fn open(opened: &mut ModelFile, args: &Args) -> Result<Session> {
         let sampling = args.sampling.options(opened.file.metadata())?;
-        let tokenizer = args.words.tokenizer(&opened.file)?;
+        let tokenizer = args.tokenizer.open(&opened.file)?;
         // What makes no sense is said before the weights are read.
         Sampler::new(sampling.clone(), &tokenizer)?;
         let template = match args.raw {
@@ -63,7 +64,7 @@ impl Session {
             bail!("{}: {NO_TEMPLATE}", opened.name);
         }
         let backend = args.machine.backend()?;
-        let options = opened.options(&args.machine, backend.as_ref(), 1)?;
+        let options = opened.engine_options(&args.machine.options(), backend.as_ref())?;
         let model = opened.load(backend.as_ref(), &options.limits(&opened.plan))?;
         let engine = Engine::open(model, Arc::clone(&tokenizer), options)?;
         let mut session = Session {
@@ -195,7 +196,7 @@ impl Meter {
             let cost = self.plan.cost();
             let context = usage.prompt_tokens + usage.generated_tokens / 2;
             let (plan, backend) = (&self.plan, self.backend.as_ref());
-            let kept = load::kv_bytes(plan, backend, context) + load::cell_bytes(plan, backend);
+            let kept = kv_bytes(plan, backend, context) + recurrent_bytes(plan, backend);
             let speed = (cost.step_weight_bytes + kept) as f64 * rate(steps, timings.generate_ms);
             let _ = write!(
                 text,

@@ -1,29 +1,34 @@
-//! A backend whose models skip small inputs: each model that it loads first reads a short text to
-//! learn what is small. It knows no particular backend.
+//! A backend whose models skip small inputs of down projections. Each model that it loads first
+//! reads a short text, from which the thresholds follow. It knows no particular backend.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod magnitudes;
+
+use std::sync::Arc;
 
 use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
-use bodkin_compress::magnitudes::Magnitudes;
 use bodkin_engine::{Error as EngineError, Tokenizer, steps};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
-/// What is read: prose, speech, a list, numbers and code, as models meet them.
-const TEXT: &str = include_str!("skipping.txt");
-/// How it is cut into words where a model's way is not known: its size matters, and no word does.
-const ANY_WAY: &str = "gpt-2";
-/// Tokens of it at most.
-const TOKENS: usize = 256;
+use crate::progress::Reporter;
+use magnitudes::Magnitudes;
 
-/// Another backend, with thresholds.
-pub(crate) struct Skipping {
+/// The calibration text: prose, speech, a list, numbers and code.
+const TEXT: &str = include_str!("activation_sparsity.txt");
+/// The pre-tokenizer for files whose own is unknown. Thresholds hardly depend on it.
+const FALLBACK_PRE_TOKENIZER: &str = "gpt-2";
+/// The most calibration tokens.
+const MAX_TOKENS: usize = 256;
+
+/// Another backend, with thresholds for the inputs of down projections.
+pub(crate) struct ActivationSparsity {
     pub(crate) backend: Box<dyn Backend>,
     /// The share of inputs that is skipped.
     pub(crate) share: f64,
+    pub(crate) reporter: Reporter,
 }
 
-impl Backend for Skipping {
+impl Backend for ActivationSparsity {
     fn name(&self) -> String {
         format!("{}, {:.0} % of gated inputs skipped", self.backend.name(), 100.0 * self.share)
     }
@@ -59,41 +64,34 @@ impl Backend for Skipping {
         let names: Vec<&str> =
             plan.gated_matmuls().iter().map(|&id| plan.weight(id).name.as_str()).collect();
         let mut magnitudes = Magnitudes::of(names.iter().copied());
-        read(&mut *model, file, &mut magnitudes)
-            .map_err(|error| Error::Config(format!("--activation-sparsity: {error}")))?;
+        calibrate(&mut *model, file, &mut magnitudes)
+            .map_err(|error| Error::Config(format!("activation sparsity: {error}")))?;
         let threshold = |name: &&str| magnitudes.threshold(name, self.share).unwrap_or(0.0);
         let thresholds: Vec<f32> = names.iter().map(threshold).collect();
-        let (reading_less, all) = (model.set_input_thresholds(&thresholds)?, thresholds.len());
-        let others = match all - reading_less {
+        let (sparse, all) = (model.set_input_thresholds(&thresholds)?, thresholds.len());
+        let others = match all - sparse {
             0 => String::new(),
-            others => format!("; {others} are read whole, with no gain"),
+            others => format!("; {others} read all weights, with no gain"),
         };
-        let line = format!("{reading_less} of {all} down projections read less{others}");
-        // Of the same model once.
-        static SAID: Mutex<String> = Mutex::new(String::new());
-        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-        if *said != line {
-            eprintln!("{line}");
-            *said = line;
-        }
+        self.reporter.note(&format!("{sparse} of {all} down projections skip weights{others}"));
         Ok(model)
     }
 }
 
-/// Reads the text, as much of it as the model was loaded for.
-fn read(
+/// Reads the calibration text, or as much of it as the model has context for.
+fn calibrate(
     model: &mut dyn Model,
     file: &File,
     magnitudes: &mut Magnitudes,
 ) -> bodkin_engine::Result<()> {
     let tokenizer = match Tokenizer::from_metadata(file.metadata()) {
         Err(EngineError::UnknownPreTokenizer { .. }) => {
-            Tokenizer::from_metadata_assuming(file.metadata(), ANY_WAY)?
+            Tokenizer::from_metadata_assuming(file.metadata(), FALLBACK_PRE_TOKENIZER)?
         }
         other => other?,
     };
     let mut tokens = tokenizer.encode(TEXT, true, false);
-    tokens.truncate(TOKENS.min(bodkin_engine::Pages::of(model).longest_sequence()));
+    tokens.truncate(MAX_TOKENS.min(bodkin_engine::Pages::of(model).longest_sequence()));
     let step = model.limits().tokens;
     steps(model, &tokens, step, |_| false, Some(magnitudes), |_, _| ())
 }

@@ -1,28 +1,28 @@
-//! The cache folder: where fetched models live. An entry is a folder that holds the model's files
-//! and a record of their sizes and hashes. It appears under its name in one rename, after
-//! everything in it was verified and synced, so a folder without the `.` of a working name is
-//! always whole. This module must not know where models come from.
+//! The cache of fetched models. An entry is a folder with the model's files and a record of their
+//! sizes and hashes. It gets its name in one rename, after its files are verified and synced, so a
+//! folder whose name does not begin with `.` is always complete. This module must not know where
+//! models come from.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use super::Check;
-use crate::interrupt::{self, Guard};
-use crate::progress::Progress;
+use crate::cleanup::{self, Guard};
+use crate::error::{Error, Result};
+use crate::progress::Reporter;
 
 const RECORD: &str = "entry.json";
-/// No honest record comes near this size.
+/// Larger records are not read.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
-/// Stands between the entry and a random part in the name of an unfinished entry's folder.
+/// Separates the entry's id from a random suffix in the name of an unfinished entry's folder.
 const UNFINISHED: char = '~';
 
-/// What a file must be, whoever delivers it.
+/// The required size and hash of a file, whichever source delivers it.
 #[derive(Clone, Copy)]
 pub(crate) struct Pin {
     pub(crate) bytes: u64,
@@ -43,19 +43,12 @@ pub(crate) struct StoredFile {
 impl StoredFile {
     /// Fails unless the file is the pinned one.
     pub(crate) fn must_be(&self, pin: &Pin) -> Result<()> {
-        let (name, found) = (&self.name, &self.sha256);
-        ensure!(
-            self.bytes == pin.bytes,
-            "{name}: expected {} bytes, found {}",
-            pin.bytes,
-            self.bytes
-        );
-        ensure!(found == pin.sha256, "{name}: expected SHA-256 {}, found {found}", pin.sha256);
-        Ok(())
+        expect_bytes(&self.name, pin.bytes, self.bytes)?;
+        expect_sha256(&self.name, pin.sha256, &self.sha256)
     }
 }
 
-/// What stands in an entry's record.
+/// The record of an entry.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Record {
     /// What a user types to get this model.
@@ -85,47 +78,50 @@ impl Entry {
 
     fn read(folder: PathBuf) -> Result<Option<Entry>> {
         let path = folder.join(RECORD);
+        let shown = path.display().to_string();
         let text = match File::open(&path) {
             Ok(file) => std::io::read_to_string(file.take(RECORD_BYTES_MAX)),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => Err(error),
         };
-        let text = text.with_context(|| path.display().to_string())?;
-        let record: Record =
-            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-        ensure!(!record.files.is_empty(), "{}: names no file", path.display());
-        for file in &record.files {
-            let plain = Path::new(&file.name).file_name().is_some_and(|name| *name == *file.name);
-            ensure!(plain, "{}: `{}` is no plain file name", path.display(), file.name);
+        let text = text.map_err(Error::io(&shown))?;
+        let record: Record = serde_json::from_str(&text)
+            .map_err(|error| Error::mismatch(&shown, "the record of an entry", error))?;
+        if record.files.is_empty() {
+            return Err(Error::mismatch(&shown, "at least one file", "none"));
+        }
+        let is_plain = |name: &str| Path::new(name).file_name().is_some_and(|file| *file == *name);
+        if let Some(file) = record.files.iter().find(|file| !is_plain(&file.name)) {
+            return Err(Error::mismatch(&shown, "plain file names", format!("`{}`", file.name)));
         }
         Ok(Some(Entry { folder, record }))
     }
 
-    /// Compares the files with the record: always their sizes, and their hashes if asked for.
-    fn verify(&self, check: Check) -> Result<()> {
-        for file in &self.record.files {
+    /// Compares the sizes of the files with the record, and their hashes if `check` includes them.
+    fn verify(&self, check: Check, reporter: &Reporter) -> Result<()> {
+        self.record.files.iter().try_for_each(|file| {
             let path = self.folder.join(&file.name);
-            verify_file(&path, file.bytes, &file.sha256, check)?;
-        }
-        Ok(())
+            verify_file(&path, file.bytes, &file.sha256, check, reporter)
+        })
     }
 }
 
 /// The folder of all entries.
-pub(crate) struct Cache {
+pub(crate) struct Cache<'a> {
     folder: PathBuf,
+    reporter: &'a Reporter,
 }
 
-impl Cache {
+impl<'a> Cache<'a> {
     /// The cache of this user: `$BODKIN_CACHE`, or `bodkin` in the platform's cache folder.
-    pub(crate) fn of_user() -> Result<Cache> {
+    pub(crate) fn of_user(reporter: &'a Reporter) -> Result<Cache<'a>> {
         let root = match std::env::var_os("BODKIN_CACHE").filter(|value| !value.is_empty()) {
-            Some(folder) => std::path::absolute(folder)?,
+            Some(folder) => std::path::absolute(folder).map_err(Error::io("BODKIN_CACHE"))?,
             None => dirs::cache_dir()
-                .context("no cache folder is known for this user: set BODKIN_CACHE")?
+                .ok_or_else(|| Error::mismatch("BODKIN_CACHE", "a folder", "none for this user"))?
                 .join("bodkin"),
         };
-        Ok(Cache { folder: root.join("models") })
+        Ok(Cache { folder: root.join("models"), reporter })
     }
 
     /// The entry `id`, if it is there; an error if it is there but damaged or not the pinned one.
@@ -133,15 +129,15 @@ impl Cache {
         let entry = Entry::read(self.folder.join(id))?;
         if let Some(entry) = &entry {
             pin.map_or(Ok(()), |pin| entry.record.files[0].must_be(pin))?;
-            entry.verify(check)?;
+            entry.verify(check, self.reporter)?;
         }
         Ok(entry)
     }
 
-    /// As [`Cache::look`], but a damaged entry counts as absent, with a word on stderr.
+    /// As [`Cache::look`], but a damaged entry counts as absent, with a note.
     pub(crate) fn find(&self, id: &str, pin: Option<&Pin>, check: Check) -> Option<Entry> {
         self.look(id, pin, check).unwrap_or_else(|error| {
-            eprintln!("the cached {id} is not used: {error:#}");
+            self.reporter.note(&format!("the cached {id} is not used: {error}"));
             None
         })
     }
@@ -153,7 +149,7 @@ impl Cache {
             .filter(|name| !name.starts_with('.'))
             .filter_map(|name| {
                 let entry = Entry::read(self.folder.join(&name)).ok()??;
-                entry.verify(Check::Size).ok()?;
+                entry.verify(Check::Size, self.reporter).ok()?;
                 Some((name, entry))
             })
             .collect();
@@ -163,16 +159,16 @@ impl Cache {
 
     /// Takes the right to write entry `id`, waiting for another process that holds it.
     pub(crate) fn lock(&self, id: &str) -> Result<Slot<'_>> {
-        let failed = || format!("cannot write in the cache folder {}", self.folder.display());
-        fs::create_dir_all(&self.folder).with_context(failed)?;
-        let lock = self.lock_file(id).with_context(failed)?;
+        let failed = |error| Error::io(unwritable(&self.folder))(error);
+        fs::create_dir_all(&self.folder).map_err(failed)?;
+        let lock = self.lock_file(id).map_err(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                eprintln!("waiting for another bodkin that is fetching {id}");
-                lock.lock().with_context(failed)?;
+                self.reporter.note(&format!("waiting for another process that is fetching {id}"));
+                lock.lock().map_err(failed)?;
             }
-            Err(TryLockError::Error(error)) => return Err(error).with_context(failed),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let slot = Slot { cache: self, id: id.to_owned(), _lock: lock };
         slot.remove_leftovers();
@@ -192,7 +188,7 @@ impl Cache {
 
 /// The right to write one entry. It ends when this is dropped or the process dies.
 pub(crate) struct Slot<'a> {
-    cache: &'a Cache,
+    cache: &'a Cache<'a>,
     id: String,
     _lock: File,
 }
@@ -204,34 +200,34 @@ impl Slot<'_> {
         let root = tempfile::Builder::new()
             .prefix(&format!(".{}{UNFINISHED}", self.id))
             .tempdir_in(folder)
-            .with_context(|| format!("cannot write in the cache folder {}", folder.display()))?;
+            .map_err(Error::io(unwritable(folder)))?;
         let path = root.path().to_owned();
-        let guard = interrupt::on_interrupt(move || fs::remove_dir_all(&path).unwrap_or_default());
+        let guard = cleanup::register(move || fs::remove_dir_all(&path).unwrap_or_default());
         for part in ["files", "scratch"] {
-            fs::create_dir(root.path().join(part))?;
+            fs::create_dir(root.path().join(part)).map_err(Error::io(unwritable(folder)))?;
         }
-        Ok(Staging { root, _guard: guard })
+        Ok(Staging { root, _guard: guard, reporter: self.cache.reporter.clone() })
     }
 
-    /// Makes what was staged the entry, in place of a damaged one if there is one.
+    /// Makes the staged files the entry, in place of a damaged one if there is one.
     pub(crate) fn commit(&self, staging: Staging, record: Record) -> Result<Entry> {
         let files = staging.files();
         let target = self.cache.folder.join(&self.id);
-        let failed = || format!("cannot store {}", target.display());
-        let mut file = File::create(files.join(RECORD)).with_context(failed)?;
-        serde_json::to_writer_pretty(&mut file, &record).with_context(failed)?;
-        file.sync_all().with_context(failed)?;
+        let failed = |error| Error::io(format!("cannot store {}", target.display()))(error);
+        let mut file = File::create(files.join(RECORD)).map_err(failed)?;
+        serde_json::to_writer_pretty(&mut file, &record).map_err(|error| failed(error.into()))?;
+        file.sync_all().map_err(failed)?;
         sync_folder(&files);
         if target.exists() {
-            fs::remove_dir_all(&target).with_context(failed)?;
+            fs::remove_dir_all(&target).map_err(failed)?;
         }
-        fs::rename(&files, &target).with_context(failed)?;
+        fs::rename(&files, &target).map_err(failed)?;
         sync_folder(&self.cache.folder);
         Ok(Entry { folder: target, record })
     }
 
-    /// Removes the folders that processes left behind when they were killed: those of this entry,
-    /// since only the holder of its lock makes them, and those of entries that nobody has locked.
+    /// Removes the folders of killed processes: those of this entry, since only the holder of its
+    /// lock creates them, and those of entries that no process has locked.
     fn remove_leftovers(&self) {
         for name in self.cache.names() {
             let Some((id, _)) =
@@ -245,18 +241,19 @@ impl Slot<'_> {
                 Some(lock) => lock.as_ref().is_ok_and(|lock| lock.try_lock().is_ok()),
             };
             if ours {
-                // What cannot be removed now is tried again at the next fetch.
+                // The next fetch tries again to remove the rest.
                 fs::remove_dir_all(self.cache.folder.join(&name)).unwrap_or_default();
             }
         }
     }
 }
 
-/// An entry in the making. It goes away with everything in it when dropped, and on Ctrl-C.
+/// An unfinished entry. Its folder is removed when it is dropped, and by [`cleanup::run`].
 pub(crate) struct Staging {
-    // Declared first, so that the folder is gone before Ctrl-C stops removing it.
+    // Declared first, so that the folder is gone before its cleanup is unregistered.
     root: TempDir,
     _guard: Guard,
+    pub(super) reporter: Reporter,
 }
 
 impl Staging {
@@ -273,24 +270,24 @@ impl Staging {
     /// Opens a file of the entry for writing.
     pub(crate) fn create(&self, name: &str) -> Result<Intake> {
         let path = self.files().join(name);
-        let file =
-            File::create_new(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let failed = Error::io(format!("cannot create {}", path.display()));
+        let file = File::create_new(&path).map_err(failed)?;
         Ok(Intake { name: name.to_owned(), file, hash: Sha256::new(), bytes: 0 })
     }
 
-    /// Takes a file that already lies in the scratch folder into the entry.
+    /// Moves a file from the scratch folder into the entry.
     pub(crate) fn adopt(&self, name: &str, from: &Path) -> Result<StoredFile> {
-        let failed = || format!("cannot store {name}");
-        let file = File::options().write(true).open(from).with_context(failed)?;
-        file.sync_all().with_context(failed)?;
-        let bytes = file.metadata().with_context(failed)?.len();
-        let sha256 = hash(from, bytes)?;
-        fs::rename(from, self.files().join(name)).with_context(failed)?;
+        let failed = |error| Error::io(format!("cannot store {name}"))(error);
+        let file = File::options().write(true).open(from).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
+        let sha256 = hash(from, bytes, &self.reporter)?;
+        fs::rename(from, self.files().join(name)).map_err(failed)?;
         Ok(StoredFile { name: name.to_owned(), bytes, sha256 })
     }
 }
 
-/// A file being written, hashed on the way.
+/// A file that is hashed while it is written.
 pub(crate) struct Intake {
     name: String,
     file: File,
@@ -299,9 +296,10 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    /// Puts the file safely on the disk.
+    /// Syncs the file to the disk.
     pub(crate) fn finish(self) -> Result<StoredFile> {
-        self.file.sync_all().with_context(|| format!("cannot write {}", self.name))?;
+        let failed = Error::io(format!("cannot write {}", self.name));
+        self.file.sync_all().map_err(failed)?;
         Ok(StoredFile { name: self.name, bytes: self.bytes, sha256: hex(self.hash) })
     }
 }
@@ -319,34 +317,57 @@ impl Write for Intake {
     }
 }
 
-/// Fails unless the file at `path` has this size and, if asked for, this SHA-256.
-pub(crate) fn verify_file(path: &Path, bytes: u64, sha256: &str, check: Check) -> Result<()> {
-    let shown = path.display();
-    let found = fs::metadata(path).with_context(|| shown.to_string())?.len();
-    ensure!(found == bytes, "{shown}: expected {bytes} bytes, found {found}");
-    if check == Check::Hash {
-        let found = hash(path, bytes)?;
-        if !found.eq_ignore_ascii_case(sha256) {
-            bail!("{shown}: expected SHA-256 {sha256}, found {found}");
-        }
+/// Fails unless the file at `path` has this size, and this SHA-256 if `check` includes it.
+pub(crate) fn verify_file(
+    path: &Path,
+    bytes: u64,
+    sha256: &str,
+    check: Check,
+    reporter: &Reporter,
+) -> Result<()> {
+    let shown = path.display().to_string();
+    let metadata = fs::metadata(path).map_err(Error::io(&shown))?;
+    expect_bytes(&shown, bytes, metadata.len())?;
+    match check {
+        Check::Size => Ok(()),
+        Check::Hash => expect_sha256(&shown, sha256, &hash(path, bytes, reporter)?),
     }
-    Ok(())
+}
+
+/// Fails unless a file has the expected size.
+pub(super) fn expect_bytes(name: &str, expected: u64, found: u64) -> Result<()> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(Error::mismatch(name, format!("{expected} bytes"), found)),
+    }
+}
+
+/// Fails unless a file has the expected SHA-256.
+pub(super) fn expect_sha256(name: &str, expected: &str, found: &str) -> Result<()> {
+    match found.eq_ignore_ascii_case(expected) {
+        true => Ok(()),
+        false => Err(Error::mismatch(name, format!("SHA-256 {expected}"), found)),
+    }
+}
+
+fn unwritable(folder: &Path) -> String {
+    format!("cannot write in the cache folder {}", folder.display())
 }
 
 /// SHA-256 of a file of about `bytes` bytes.
-fn hash(path: &Path, bytes: u64) -> Result<String> {
-    let shown = path.display();
+fn hash(path: &Path, bytes: u64, reporter: &Reporter) -> Result<String> {
+    let failed = |error| Error::io(path.display().to_string())(error);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let progress = Progress::start(&format!("verifying {name}"), Some(bytes));
-    let mut file = File::open(path).with_context(|| shown.to_string())?;
+    let phase = reporter.begin(&format!("verifying {name}"), Some(bytes));
+    let mut file = File::open(path).map_err(failed)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
-        match file.read(&mut buffer).with_context(|| shown.to_string())? {
+        match file.read(&mut buffer).map_err(failed)? {
             0 => return Ok(hex(hash)),
             read => {
                 hash.update(&buffer[..read]);
-                progress.add(read as u64);
+                phase.add(read as u64);
             }
         }
     }
@@ -363,8 +384,8 @@ fn sync_folder(folder: &Path) {
     }
 }
 
-/// A name of an entry's folder for any text: letters, digits, `.`, `_` and `-` stay, all else is
-/// written as `%` and two hexadecimal digits, so that different texts never meet.
+/// The folder name of an entry: letters, digits, `.`, `_` and `-` stay, and any other byte becomes
+/// `%` and two hexadecimal digits, so that different names have different folders.
 pub(crate) fn entry_id(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {

@@ -1,33 +1,31 @@
-//! How large the inputs of products are: for each weight, how often each magnitude came up while a
-//! model was observed. It gives the threshold below which a share of them lies, see Liu et al.
-//! 2024, "Training-Free Activation Sparsity in Large Language Models" (arXiv 2408.14690). It must
-//! not know which text it was, nor who skips what is below.
+//! Histograms of the magnitudes of matmul inputs, one for each weight, counted while a model is
+//! observed. They give the threshold below which a share of the inputs lies, see Liu et al. 2024,
+//! "Training-Free Activation Sparsity in Large Language Models" (arXiv 2408.14690).
 
 use std::collections::BTreeMap;
 
 use bodkin_backend::{Matmul, Observer};
 
-/// Low bits of an f32 that are not told apart: five bits of its fraction are.
+/// Low bits of an f32 that a bucket ignores: five bits of the fraction remain.
 const LOW_BITS: u32 = 18;
-/// Magnitudes that are told apart.
+/// Buckets of a histogram.
 const BUCKETS: usize = 1 << (31 - LOW_BITS);
 
-/// Counts of magnitudes, by the weight's name.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Magnitudes {
+/// One histogram for each weight, by the weight's name.
+pub(super) struct Magnitudes {
     counts: BTreeMap<String, Vec<u64>>,
 }
 
 impl Magnitudes {
-    /// Counts for these weights only.
-    pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Magnitudes {
+    /// Empty histograms for these weights.
+    pub(super) fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Magnitudes {
         let counts = names.into_iter().map(|name| (name.to_owned(), vec![0; BUCKETS])).collect();
         Magnitudes { counts }
     }
 
-    /// The magnitude below which a share of the inputs of a weight lies, up to 3 % of it: never a
-    /// larger share. `None` if nothing was seen.
-    pub fn threshold(&self, name: &str, share: f64) -> Option<f32> {
+    /// The magnitude below which at most `share` of the inputs of a weight lies, and at least 97 %
+    /// of that. `None` without any input.
+    pub(super) fn threshold(&self, name: &str, share: f64) -> Option<f32> {
         let counts = self.counts.get(name)?;
         let all: u64 = counts.iter().sum();
         let mut below = 0;

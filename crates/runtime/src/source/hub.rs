@@ -7,16 +7,15 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
 use hf_hub::Cache;
 use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 
 use super::Fetched;
-use super::cache::{Pin, Staging, StoredFile};
-use crate::progress::Progress;
+use super::cache::{Pin, Staging, StoredFile, expect_bytes, expect_sha256};
+use crate::error::{Error, Result};
 
-/// A hub that does not answer within this time is taken for out of reach.
+/// A hub that does not answer within this time counts as unreachable.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Models are split into at most this many files.
@@ -34,7 +33,7 @@ impl Reference {
         Reference { repo: repo.to_owned(), file: Some(file.to_owned()) }
     }
 
-    /// Parses what stands after `hf:`.
+    /// Parses the text after `hf:`.
     pub(crate) fn parse(text: &str) -> Result<Reference> {
         let (repo, file) = match text.split_once(':') {
             Some((repo, file)) => (repo, Some(file)),
@@ -43,8 +42,13 @@ impl Reference {
         let valid = repo.split('/').count() == 2
             && repo.split('/').all(is_part)
             && file.is_none_or(|file| file.split('/').all(is_part) && is_gguf(file));
-        ensure!(valid, "`hf:{text}` is not of the form hf:owner/repo[:file.gguf]");
-        Ok(Reference { repo: repo.to_owned(), file: file.map(str::to_owned) })
+        match valid {
+            true => Ok(Reference { repo: repo.to_owned(), file: file.map(str::to_owned) }),
+            false => {
+                let expected = "the form hf:owner/repo[:file.gguf]";
+                Err(Error::Name { name: format!("hf:{text}"), expected })
+            }
+        }
     }
 }
 
@@ -55,7 +59,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Part of a path on the hub: nothing that could leave a folder or change an address's meaning.
+/// Whether this is a safe part of a path on the hub: it cannot leave a folder or alter the URL.
 fn is_part(part: &str) -> bool {
     part.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
         && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+=()".contains(&byte))
@@ -75,9 +79,12 @@ pub(crate) fn complete(reference: &Reference) -> Result<Reference> {
     files.retain(|file| split_names(file).is_none_or(|parts| parts[0] == *file));
     files.sort();
     match files.as_slice() {
-        [] => bail!("hf:{repo}: expected a .gguf file, found none"),
         [file] => Ok(Reference::new(repo, file)),
-        _ => bail!("hf:{repo}: name one of its files as hf:{repo}:FILE: {}", files.join(", ")),
+        [] => Err(Error::mismatch(format!("hf:{repo}"), "a .gguf file", "none")),
+        _ => {
+            let expected = format!("hf:{repo}:FILE, as it has several files");
+            Err(Error::mismatch(format!("hf:{repo}"), expected, files.join(", ")))
+        }
     }
 }
 
@@ -88,13 +95,16 @@ pub(crate) fn fetch(
     staging: &Staging,
 ) -> Result<Fetched> {
     let repo = &reference.repo;
-    let file = reference.file.as_ref().context("a file must be named")?;
+    let unnamed = || Error::mismatch(reference, "the name of a file", "none");
+    let file = reference.file.as_ref().ok_or_else(unnamed)?;
     let api = connect(Some(staging))?;
     let existing = model_files(&api, repo)?;
     let wanted = split_names(file).unwrap_or_else(|| vec![file.clone()]);
     let mut files = Vec::new();
     for file in &wanted {
-        ensure!(existing.contains(file), "hf:{repo}: has no {file}, but {}", existing.join(", "));
+        if !existing.contains(file) {
+            return Err(Error::mismatch(format!("hf:{repo}"), file, existing.join(", ")));
+        }
         files.push(download(&api, repo, file, pin, staging)?);
     }
     Ok(Fetched { name: reference.to_string(), source: "Hugging Face".to_owned(), files })
@@ -111,7 +121,7 @@ fn connect(staging: Option<&Staging>) -> Result<Api> {
     builder.build().map_err(|error| explain("Hugging Face", &error))
 }
 
-/// The .gguf files of a repository. This is also the test whether the hub can be reached at all.
+/// The .gguf files of a repository. The request also shows whether the hub is reachable.
 fn model_files(api: &Api, repo: &str) -> Result<Vec<String>> {
     let request = api.model(repo.to_owned()).info_request();
     let request = request
@@ -137,31 +147,30 @@ fn download(
     let (bytes, etag) = (metadata.size() as u64, metadata.etag());
     let promised = (etag.len() == 64).then_some(etag);
     if let (Some(pin), Some(found)) = (pin, promised) {
-        ensure!(found == pin.sha256, "{file}: expected SHA-256 {}, found {found}", pin.sha256);
+        expect_sha256(file, pin.sha256, found)?;
     }
-    let progress = Progress::start(&format!("downloading {repo}/{file}"), Some(bytes));
+    let phase = staging.reporter.begin(&format!("downloading {repo}/{file}"), Some(bytes));
     let path = remote
-        .download_with_progress(file, &progress)
+        .download_with_progress(file, &phase)
         .map_err(|error| explain(repo, &error))?
         .canonicalize()
-        .with_context(|| file.to_owned())?;
-    drop(progress);
+        .map_err(Error::io(file))?;
+    drop(phase);
     let name = file.rsplit('/').next().unwrap_or(file);
     let stored = staging.adopt(name, &path)?;
-    ensure!(stored.bytes == bytes, "{file}: expected {bytes} bytes, found {}", stored.bytes);
+    expect_bytes(file, bytes, stored.bytes)?;
     if let Some(sha256) = promised {
-        let found = &stored.sha256;
-        ensure!(found == sha256, "{file}: expected SHA-256 {sha256}, found {found}");
+        expect_sha256(file, sha256, &stored.sha256)?;
     }
     Ok(stored)
 }
 
-fn explain(repo: &str, error: &ApiError) -> anyhow::Error {
-    let text = error.to_string();
-    match text.contains("status: 401") || text.contains("status: 404") {
-        true => anyhow!("{repo}: not found, or not open to this user (see HF_TOKEN): {text}"),
-        false => anyhow!("{repo}: {text}"),
+fn explain(repo: &str, error: &ApiError) -> Error {
+    let mut reason = error.to_string();
+    if reason.contains("status: 401") || reason.contains("status: 404") {
+        reason = format!("not found, or not open to this user (see HF_TOKEN): {reason}");
     }
+    Error::Download { from: repo.to_owned(), reason }
 }
 
 /// The names of all parts, if this is the name of one: `*-00001-of-00003.gguf`.

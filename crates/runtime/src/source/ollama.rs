@@ -7,11 +7,12 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::Check;
 use super::cache::verify_file;
+use crate::error::{Error, Result};
+use crate::progress::Reporter;
 
 const DEFAULT_HOST: &str = "registry.ollama.ai";
 const DEFAULT_NAMESPACE: &str = "library";
@@ -46,11 +47,11 @@ impl Name {
             && is_part(namespace, 80, "")
             && is_part(model, 80, ".")
             && is_part(tag, 80, ".");
-        ensure!(
-            valid,
-            "`{text}` is neither a path to a .gguf file nor a model's name \
-             ([host/][namespace/]model[:tag])"
-        );
+        if !valid {
+            let expected =
+                "a path to a .gguf file or a model's name ([host/][namespace/]model[:tag])";
+            return Err(Error::Name { name: text.to_owned(), expected });
+        }
         let [host, namespace, model, tag] = [host, namespace, model, tag].map(str::to_owned);
         Ok(Name { host, namespace, model, tag })
     }
@@ -106,12 +107,14 @@ struct Descriptor {
 }
 
 /// A layer beside the model: `template`, `system`, `params`, `adapter`, `projector` and so on.
-#[derive(Clone, Serialize)]
-pub(crate) struct Layer {
+#[derive(Clone, Debug, Serialize)]
+pub struct Layer {
     /// The last word of its media type.
-    pub(crate) kind: String,
-    pub(crate) path: PathBuf,
-    pub(crate) bytes: u64,
+    pub kind: String,
+    /// The layer's blob in the store.
+    pub path: PathBuf,
+    /// Size of the blob.
+    pub bytes: u64,
 }
 
 /// A model in the store.
@@ -135,25 +138,26 @@ impl Store {
         let folder = match std::env::var_os("OLLAMA_MODELS").filter(|value| !value.is_empty()) {
             Some(folder) => PathBuf::from(folder),
             None => dirs::home_dir()
-                .context("no home folder is known for this user: set OLLAMA_MODELS")?
+                .ok_or_else(|| Error::mismatch("OLLAMA_MODELS", "a folder", "none for this user"))?
                 .join(".ollama")
                 .join("models"),
         };
         Ok(Store { folder })
     }
 
-    /// Finds a model by its name. Ollama's names do not tell capitals from small letters.
-    pub(crate) fn find(&self, name: &Name, check: Check) -> Result<Stored> {
+    /// Finds a model by its name, ignoring case as Ollama does.
+    pub(crate) fn find(&self, name: &Name, check: Check, reporter: &Reporter) -> Result<Stored> {
         let Some((name, path)) = self.manifests().into_iter().find(|(other, _)| name.same(other))
         else {
-            bail!("the Ollama store {} has no {name}", self.folder.display());
+            let store = format!("the Ollama store {}", self.folder.display());
+            return Err(Error::mismatch(store, name.to_string(), "no such model"));
         };
         let stored = self.read(&name, &path)?;
-        verify_file(&stored.path, stored.bytes, &stored.sha256, check)?;
+        verify_file(&stored.path, stored.bytes, &stored.sha256, check, reporter)?;
         Ok(stored)
     }
 
-    /// All models in the store, sorted by name. What cannot be read is left out.
+    /// All readable models in the store, sorted by name.
     pub(crate) fn models(&self) -> Vec<Stored> {
         let found = self.manifests();
         let mut models: Vec<Stored> =
@@ -181,25 +185,26 @@ impl Store {
     }
 
     fn read(&self, name: &Name, path: &Path) -> Result<Stored> {
-        let shown = path.display();
-        let file = File::open(path).with_context(|| shown.to_string())?;
+        let shown = path.display().to_string();
+        let file = File::open(path).map_err(Error::io(&shown))?;
         let manifest: Manifest = serde_json::from_reader(file.take(MANIFEST_BYTES_MAX))
-            .with_context(|| shown.to_string())?;
+            .map_err(|error| Error::mismatch(&shown, "an Ollama manifest", error))?;
         let mut model = None;
         let mut layers = Vec::new();
         for layer in manifest.layers {
             let Some(kind) = layer.media_type.strip_prefix(LAYER_PREFIX) else { continue };
+            let found = || format!("`{}`", layer.digest);
             let hex = digest_hex(&layer.digest)
-                .with_context(|| format!("{shown}: `{}` is no digest", layer.digest))?;
+                .ok_or_else(|| Error::mismatch(&shown, "a SHA-256 digest", found()))?;
             let path = self.blob(hex);
             if kind != "model" {
                 layers.push(Layer { kind: kind.to_owned(), path, bytes: layer.size });
             } else if model.replace((path, layer.size, hex.to_owned())).is_some() {
-                bail!("{shown}: expected one model layer, found several");
+                return Err(Error::mismatch(&shown, "one model layer", "several"));
             }
         }
         let (path, bytes, sha256) =
-            model.with_context(|| format!("{shown}: expected a model layer, found none"))?;
+            model.ok_or_else(|| Error::mismatch(&shown, "a model layer", "none"))?;
         Ok(Stored { name: name.to_string(), path, bytes, sha256, layers })
     }
 }

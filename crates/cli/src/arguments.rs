@@ -1,0 +1,153 @@
+//! The arguments that commands share: how a model is loaded and run, and how text is tokenized.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Result;
+use bodkin::source::{self, Check};
+use bodkin::{KvType, ModelFile, Options, Sparse};
+use bodkin_backend::Backend;
+use bodkin_compress::mixture::FILE_TYPES;
+use bodkin_engine::Tokenizer;
+use bodkin_gguf::File;
+
+use crate::progress::reporter;
+
+/// Flags of every command that runs a model.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Machine {
+    /// Device: auto, cpu or cuda[:N,..]
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Put only the last N layers on the GPU, the others on the CPU
+    #[arg(long, value_name = "N")]
+    pub(crate) gpu_layers: Option<usize>,
+    /// CPU threads [default: all cores]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Context size in tokens [default: the model's, or what fits]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) ctx_size: Option<usize>,
+    /// Batch size: prompt tokens per step (prefill chunk)
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) batch_size: usize,
+    /// Keep weights in the file's layout: less memory, slower
+    #[arg(long)]
+    pub(crate) no_repack: bool,
+    /// Kernels that skip the zeros of sparse formats: always, never or auto
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = sparse)]
+    pub(crate) sparse: Sparse,
+    /// Fraction of the inputs of down projections to skip
+    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+    pub(crate) activation_sparsity: Option<f64>,
+    /// KV cache data type: auto, f16 or q8_0
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = kv_type)]
+    pub(crate) kv_type: KvType,
+}
+
+impl Machine {
+    /// The same as options of the runtime.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            device: self.device.clone(),
+            gpu_layers: self.gpu_layers,
+            threads: self.threads,
+            ctx_size: self.ctx_size,
+            batch_size: self.batch_size,
+            no_repack: self.no_repack,
+            sparse: self.sparse,
+            activation_sparsity: self.activation_sparsity,
+            kv_type: self.kv_type,
+            ..Options::default()
+        }
+    }
+
+    /// The backend that these flags select.
+    pub(crate) fn backend(&self) -> Result<Box<dyn Backend>> {
+        Ok(bodkin::backend(&self.options(), reporter())?)
+    }
+
+    /// The context size, if one is given.
+    pub(crate) fn context(&self) -> Result<Option<usize>> {
+        Ok(self.options().context()?)
+    }
+
+    /// The most tokens of one step.
+    pub(crate) fn step_tokens(&self) -> Result<usize> {
+        Ok(self.options().step_tokens()?)
+    }
+}
+
+/// Parses a fraction that may be left out.
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse().ok().filter(|fraction| (0.0..1.0).contains(fraction));
+    fraction.ok_or_else(|| "expected 0 <= x < 1".to_owned())
+}
+
+/// Parses the data type of the KV cache.
+pub(crate) fn kv_type(text: &str) -> Result<KvType, String> {
+    let found = KvType::ALL.into_iter().find(|kv_type| kv_type.name() == text);
+    found.ok_or_else(|| "expected auto, f16 or q8_0".to_owned())
+}
+
+/// Parses whether kernels skip the zeros of sparse formats.
+pub(crate) fn sparse(text: &str) -> Result<Sparse, String> {
+    match text {
+        "auto" => Ok(Sparse::Auto),
+        "always" => Ok(Sparse::Always),
+        "never" => Ok(Sparse::Never),
+        _ => Err("expected always, never or auto".to_owned()),
+    }
+}
+
+/// Flags of every command that turns text into tokens or back.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct TokenizerArgs {
+    /// Use this pre-tokenizer instead of the file's
+    #[arg(long, value_name = "NAME")]
+    assume_pre: Option<String>,
+}
+
+impl TokenizerArgs {
+    /// The tokenizer of a file, whose weights may be absent or of any architecture.
+    pub(crate) fn open(&self, file: &File) -> Result<Arc<Tokenizer>> {
+        Ok(bodkin::tokenizer(file, self.assume_pre.as_deref())?)
+    }
+}
+
+/// The path of the model that a MODEL argument names, which is fetched if need be.
+pub(crate) fn find_path(model: &str) -> Result<PathBuf> {
+    Ok(source::find(model, Check::Size, reporter())?.path)
+}
+
+/// The model that a MODEL argument names.
+pub(crate) fn find(model: &str) -> Result<ModelFile> {
+    Ok(ModelFile::find(model, reporter())?)
+}
+
+/// The model that a MODEL argument names, if it generates text.
+pub(crate) fn find_decoder(model: &str) -> Result<ModelFile> {
+    Ok(find(model)?.decoder()?)
+}
+
+/// Architecture, size and file type as llama-bench prints them: `llama 135M Q4_1`.
+pub(crate) fn describe(model: &ModelFile) -> String {
+    let parameters = model.plan.cost().parameters as f64;
+    let size = match parameters {
+        n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+        n => format!("{:.0}M", n / 1e6),
+    };
+    let id = model.file.metadata().u32("general.file_type").ok().flatten();
+    let kind = id.and_then(|id| FILE_TYPES.iter().find(|kind| kind.id == id));
+    let kind = kind.map_or_else(|| main_format(model), |kind| kind.name);
+    format!("{} {size} {kind}", model.plan.architecture)
+}
+
+/// The format of most bytes, for files without a file type.
+fn main_format(model: &ModelFile) -> &'static str {
+    let mut bytes = std::collections::HashMap::<&str, u64>::new();
+    for weight in &model.plan.weights {
+        *bytes.entry(weight.format.name()).or_default() += weight.bytes;
+    }
+    bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("", |(name, _)| name)
+}

@@ -1,0 +1,92 @@
+//! The only list of backends.
+
+use bodkin_backend::{Backend, LayerSplit};
+use bodkin_cpu::{Cpu, Sparse};
+use bodkin_cuda::Cuda;
+
+use crate::activation_sparsity::ActivationSparsity;
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::progress::Reporter;
+
+/// Opens the backend that `options` choose. `auto` takes the first GPU if it works and no option
+/// implies the CPU; a note says why a GPU of the machine is not used.
+///
+/// # Errors
+/// If options contradict each other, or the device cannot be opened.
+pub fn backend(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
+    let skips_inputs = options.activation_sparsity.is_some();
+    let device = options.device.as_str();
+    let kind = device.split_once(':').unwrap_or((device, ""));
+    let expects_cpu =
+        |found: &str| Err(Error::option("activation_sparsity", "device `cpu`", found));
+    if let Some(layers) = options.gpu_layers {
+        let ordinals = match kind {
+            ("auto", "") => "",
+            ("cuda", ordinals) => ordinals,
+            _ => {
+                let expected = "device `auto` or `cuda[:N,..]`";
+                return Err(Error::option("gpu_layers", expected, format!("`{device}`")));
+            }
+        };
+        if skips_inputs {
+            return expects_cpu("gpu_layers");
+        }
+        return Ok(Box::new(LayerSplit::new(
+            cpu(options, reporter)?,
+            cuda(options, ordinals)?,
+            layers,
+        )));
+    }
+    let sparse_is_set = !matches!(options.sparse, Sparse::Auto);
+    let implies_cpu =
+        options.threads.is_some() || options.no_repack || sparse_is_set || skips_inputs;
+    match kind {
+        ("cpu", "") => cpu(options, reporter),
+        ("auto", "") if !Cuda::is_installed() => cpu(options, reporter),
+        ("auto", "") if implies_cpu => {
+            reporter.note(
+                "running on the CPU, which threads, no-repack, sparse and activation-sparsity \
+                 imply; device `cuda` selects the GPU",
+            );
+            cpu(options, reporter)
+        }
+        ("auto", "") => cuda(options, "").or_else(|error| {
+            reporter.note(&format!("{error}; running on the CPU"));
+            cpu(options, reporter)
+        }),
+        ("cuda", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
+        ("cuda", ordinals) => cuda(options, ordinals),
+        _ => Err(Error::option("device", "auto, cpu or cuda[:N,..]", format!("`{device}`"))),
+    }
+}
+
+fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
+    let cpu = Cpu::new(options.threads)?;
+    let backend = Box::new(Cpu {
+        repack: !options.no_repack,
+        sparse: options.sparse,
+        skip_inputs: options.activation_sparsity.is_some(),
+        kv_type: options.kv_type,
+        ..cpu
+    });
+    Ok(match options.activation_sparsity {
+        Some(share) if !(0.0..1.0).contains(&share) => {
+            return Err(Error::option("activation_sparsity", "0 <= x < 1", share));
+        }
+        Some(share) => Box::new(ActivationSparsity { backend, share, reporter: reporter.clone() }),
+        None => backend,
+    })
+}
+
+/// The GPUs of a list of device numbers; the first GPU if the list is empty.
+fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
+    let ordinals = match ordinals {
+        "" => vec![0],
+        list => bodkin_cuda::ordinals(list).ok_or_else(|| {
+            let expected = "device numbers after `cuda:`, separated by commas";
+            Error::option("device", expected, format!("`{list}`"))
+        })?,
+    };
+    Ok(Box::new(Cuda::open_all(&ordinals)?.keeping(options.kv_type)))
+}

@@ -1,0 +1,44 @@
+//! Sizes derived from a plan and a backend, and how they are printed.
+
+use bodkin_backend::{Backend, Limits, Memory, PAGE_TOKENS};
+use bodkin_model::Plan;
+
+/// All bytes of a loaded model.
+pub fn total_bytes(memory: &Memory) -> u64 {
+    memory.weight_bytes + memory.state_bytes + memory.scratch_bytes
+}
+
+/// KV-cache bytes of a sequence of `tokens` tokens, which its last token reads.
+pub fn kv_bytes(plan: &Plan, backend: &dyn Backend, tokens: usize) -> u64 {
+    let elements = |tokens| u128::from(plan.kv_elements(tokens));
+    // The backend chooses the KV type, so the bytes of one page give the bytes per element.
+    let page_elements = elements(1) * PAGE_TOKENS as u128;
+    let bytes = elements(tokens) * u128::from(state_bytes(plan, backend, 0));
+    // A plan without attention has no KV cache.
+    bytes.checked_div(page_elements).unwrap_or(0) as u64
+}
+
+/// Bytes of one recurrent state slot, which every token of a sequence reads.
+pub fn recurrent_bytes(plan: &Plan, backend: &dyn Backend) -> u64 {
+    state_bytes(plan, backend, 1) - state_bytes(plan, backend, 0)
+}
+
+/// Bytes of one page for each window, and of `state_slots` recurrent state slots.
+fn state_bytes(plan: &Plan, backend: &dyn Backend, state_slots: usize) -> u64 {
+    let pages = vec![1; plan.windows().len()];
+    backend.memory(plan, &Limits { tokens: 1, outputs: 1, pages, state_slots }).state_bytes
+}
+
+/// A number of bytes for people, in decimal units: `98.36 MB`.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let (mut value, mut unit) = (bytes as f64 / 1e3, 0);
+    while value >= 1e3 && unit + 1 < UNITS.len() {
+        value /= 1e3;
+        unit += 1;
+    }
+    format!("{value:.2} {}", UNITS[unit])
+}

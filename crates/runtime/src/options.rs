@@ -1,0 +1,87 @@
+//! How a model is loaded and run.
+
+use bodkin_backend::KvType;
+use bodkin_cpu::Sparse;
+
+use crate::error::{Error, Result};
+
+/// The largest `ctx_size`, so that no sum of bytes overflows.
+pub const MAX_TOKENS: usize = 1 << 30;
+
+/// The largest `batch_size`.
+pub const MAX_BATCH_TOKENS: usize = 1 << 16;
+
+/// How a model is loaded and run. The defaults suit one conversation on any machine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `auto`, `cpu`, or `cuda` with optional device numbers: `cuda:0,1`. `auto` is the first GPU
+    /// that works, or else the CPU.
+    pub device: String,
+    /// Put only the last layers on the GPU, and the others on the CPU.
+    pub gpu_layers: Option<usize>,
+    /// CPU threads; all cores by default.
+    pub threads: Option<usize>,
+    /// Tokens of context; by default the model's own, or what fits into half of the free memory.
+    pub ctx_size: Option<usize>,
+    /// Prefill chunk: the most tokens of one step.
+    pub batch_size: usize,
+    /// The most requests that run at the same time.
+    pub parallel: usize,
+    /// Leave weights in the file's layout: less memory, slower.
+    pub no_repack: bool,
+    /// Whether weights of sparse formats are stored without their zeros.
+    pub sparse: Sparse,
+    /// Share of the inputs of down projections that is skipped, `0 <= x < 1`.
+    pub activation_sparsity: Option<f64>,
+    /// Data type of the KV cache.
+    pub kv_type: KvType,
+    /// The pre-tokenizer to use instead of the file's own.
+    pub assume_pre: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            device: "auto".to_owned(),
+            gpu_layers: None,
+            threads: None,
+            ctx_size: None,
+            batch_size: 512,
+            parallel: 1,
+            no_repack: false,
+            sparse: Sparse::Auto,
+            activation_sparsity: None,
+            kv_type: KvType::Auto,
+            assume_pre: None,
+        }
+    }
+}
+
+impl Options {
+    /// The context size, if one is given.
+    ///
+    /// # Errors
+    /// If it is out of range.
+    pub fn context(&self) -> Result<Option<usize>> {
+        self.ctx_size.map(|tokens| within("ctx_size", tokens, MAX_TOKENS)).transpose()
+    }
+
+    /// The most tokens of one step.
+    ///
+    /// # Errors
+    /// If it is out of range.
+    pub fn step_tokens(&self) -> Result<usize> {
+        within("batch_size", self.batch_size, MAX_BATCH_TOKENS)
+    }
+}
+
+/// Checks that an option is at least 1 and at most `max`.
+///
+/// # Errors
+/// If it is not.
+pub fn within(option: &'static str, value: usize, max: usize) -> Result<usize> {
+    match (1..=max).contains(&value) {
+        true => Ok(value),
+        false => Err(Error::option(option, format!("1 to {max}"), value)),
+    }
+}
