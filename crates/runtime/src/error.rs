@@ -97,6 +97,9 @@ pub enum Error {
     /// The engine rejects a request.
     #[error(transparent)]
     Request(#[from] bodkin_engine::Error),
+    /// The engine's thread ended in the middle of a request.
+    #[error("expected the end of the answer, found that the engine has stopped")]
+    EngineStopped,
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] bodkin_backend::Error),

@@ -3,10 +3,9 @@
 use std::io::Write;
 
 use anyhow::{Context, Result, ensure};
-use bodkin_engine::{embed, embedding_limits, longest_text};
 use serde::Serialize;
 
-use bodkin::ModelFile;
+use bodkin::{Encoder, ModelFile};
 
 use crate::arguments::{Machine, TokenizerArgs, find};
 
@@ -43,10 +42,8 @@ struct Line<'a> {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut opened = find(&args.model)?;
-    let step = args.machine.step_tokens()?;
-    let longest = longest_text(&opened.plan).with_context(|| opened.name.clone())?;
-    let texts = texts(&args, &opened)?;
+    let file = find(&args.model)?;
+    let texts = texts(&args, &file)?;
     if let Some(context) = args.machine.context()? {
         for (i, tokens) in texts.iter().map(Vec::len).enumerate() {
             let text = i + 1;
@@ -55,15 +52,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 "text {text} has {tokens} tokens, --ctx-size allows {context}"
             );
         }
-        opened.plan_for(context.min(longest))?;
     }
-    let limits = embedding_limits(&opened.plan, &texts, step);
-    let limits = limits.with_context(|| opened.name.clone())?;
-    let backend = args.machine.backend()?;
-    let mut model = opened.load(backend.as_ref(), &limits)?;
+    let mut encoder = Encoder::for_texts(file, &args.machine.options(), &texts)?;
     let mut out = std::io::stdout().lock();
     let mut written = Ok(());
-    embed(model.as_mut(), &texts, |i, embedding| {
+    encoder.embed_tokens(&texts, |i, embedding| {
         if written.is_ok() {
             written = write_line(&mut out, &Line { embedding, tokens: texts[i].len() });
         }
@@ -72,11 +65,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 /// The token ids of each text.
-fn texts(args: &Args, opened: &ModelFile) -> Result<Vec<Vec<u32>>> {
+fn texts(args: &Args, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
     if !args.tokens.is_empty() {
         return Ok(vec![args.tokens.clone()]);
     }
-    let tokenizer = args.tokenizer.open(&opened.file)?;
+    let tokenizer = args.tokenizer.open(&file.file)?;
     Ok(args.text.iter().map(|text| tokenizer.encode(text, true, false)).collect())
 }
 

@@ -4,8 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::Limits;
-use bodkin_engine::Pages;
+use bodkin::Scorer;
 
 use crate::arguments::{Machine, find_decoder};
 use crate::output;
@@ -30,8 +29,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut opened = find_decoder(&args.model)?;
-    let vocabulary = opened.plan.output_width();
+    let file = find_decoder(&args.model)?;
+    let vocabulary = file.plan.output_width();
     for &id in &args.tokens {
         ensure!(
             (id as usize) < vocabulary,
@@ -40,21 +39,19 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let tokens = args.tokens.len();
     let positions = positions(&args.positions, tokens)?;
-    let context = args.machine.context()?.unwrap_or(tokens);
+    let mut options = args.machine.options();
+    let context = options.context()?.unwrap_or(tokens);
     ensure!(tokens <= context, "the prompt has {tokens} tokens, --ctx-size allows {context}");
-    let step = args.machine.step_tokens()?.min(tokens);
-    opened.plan_for(context)?;
-    let pages = Pages::needed(&opened.plan.windows(), context, step, 1);
-    let limits = Limits { tokens: step, outputs: step.min(positions.len()), pages, state_slots: 1 };
-    output::check(&args.output, [opened.file.path()])?;
-    let backend = args.machine.backend()?;
+    options.ctx_size = Some(context);
+    options.batch_size = options.step_tokens()?.min(tokens);
+    output::check(&args.output, [file.file.path()])?;
     output::write(&args.output, |out| {
         let failed = || format!("cannot write {}", args.output.display());
-        let mut model = opened.load(backend.as_ref(), &limits)?;
+        let mut scorer = Scorer::open(file, &options)?;
         npy_header(out, positions.len(), vocabulary).with_context(failed)?;
         let mut result = Ok(());
         let wanted = |position| positions.binary_search(&position).is_ok();
-        bodkin_engine::logits(model.as_mut(), &args.tokens, step, wanted, |_, row| {
+        scorer.logits_at(&args.tokens, wanted, |_, row| {
             if result.is_ok() {
                 result = row.iter().try_for_each(|x| out.write_all(&x.to_le_bytes()));
             }

@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use bodkin::Finish;
 
 use crate::arguments::{Machine, TokenizerArgs, find_decoder};
 use crate::interrupt::Interrupted;
@@ -69,11 +70,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Some(prompt) => ensure!(!prompt.is_empty(), "the prompt is empty"),
         None => ensure!(!args.json, "--json needs a prompt"),
     }
-    let mut opened = find_decoder(&args.model)?;
+    let mut file = find_decoder(&args.model)?;
     if let Some(surgery) = &args.surgery {
-        opened = super::prune::at_load(opened, surgery, &args.machine)?;
+        file = super::prune::at_load(file, surgery, &args.machine)?;
     }
-    let mut session = Session::open(&mut opened, &args)?;
+    let mut session = Session::open(file, &args)?;
     match prompt {
         Some(prompt) => once(session, &args, &prompt),
         None => chat::chat(&mut session),
@@ -115,12 +116,12 @@ fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
         Ok(())
     })?;
     if args.json {
-        writeln!(out, "{:#}", answer.json())?;
+        writeln!(out, "{:#}", session::json(&answer))?;
     } else {
         writeln!(out)?;
         if !args.quiet {
-            writeln!(std::io::stderr(), "\n{}", session.into_meter().stats(&answer))?;
+            writeln!(std::io::stderr(), "\n{}", session.into_stats(&answer))?;
         }
     }
-    if answer.is_whole() { Ok(()) } else { Err(Interrupted.into()) }
+    if answer.finish == Finish::Cancelled { Err(Interrupted.into()) } else { Ok(()) }
 }

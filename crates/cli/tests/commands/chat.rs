@@ -112,11 +112,11 @@ fn a_chat_remembers_until_it_is_cleared() {
     chat.say("/stats", "no answer yet");
     chat.say("Hello there", "xxxx\r\n\r\n");
     chat.say("/stats", "prompt ");
-    let first: usize = chat.expect(" tokens (0 from before)").parse().unwrap();
+    let first: usize = chat.expect(" tokens (0 cached)").parse().unwrap();
     chat.say("Good-bye", "xxxx\r\n\r\n");
     chat.say("/stats", "prompt ");
     let second: usize = chat.expect(" tokens (").parse().unwrap();
-    let kept: usize = chat.expect(" from before)").parse().unwrap();
+    let kept: usize = chat.expect(" cached)").parse().unwrap();
     assert!(second > first && kept >= first, "{first} {second} {kept}");
     chat.say("/clear", "");
     chat.say("Hello there", "xxxx\r\n\r\n");

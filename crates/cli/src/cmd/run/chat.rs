@@ -4,18 +4,19 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use bodkin::Answer;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
-use super::session::{Answer, Session};
+use super::session::Session;
 
 const HELP: &str = "\
 /help           this text
-/system TEXT    start again with this system message (none without TEXT)
-/clear          start again
+/system TEXT    new conversation with this system prompt (none without TEXT)
+/clear          new conversation with the same system prompt
 /stats          tokens and speed of the last answer
-/exit           leave; so does Ctrl-D
-Ctrl-C stops an answer. A line that ends with \\ goes on in the next.";
+/exit           leave, like Ctrl-D
+Ctrl-C stops an answer. A line that ends with \\ continues on the next.";
 
 /// Talks until the user leaves.
 pub(crate) fn chat(session: &mut Session) -> Result<()> {
@@ -29,7 +30,7 @@ pub(crate) fn chat(session: &mut Session) -> Result<()> {
     }
     eprintln!("/help shows the commands");
     if !session.is_chat() {
-        eprintln!("this model has no chat template: it goes on with each text as it stands");
+        eprintln!("this model has no chat template: it continues each text as it is");
     }
     let mut last = None;
     while let Some(line) = read(&mut editor)? {
@@ -45,7 +46,7 @@ pub(crate) fn chat(session: &mut Session) -> Result<()> {
                 }
             }
             ("/stats", _) => match &last {
-                Some(answer) => eprintln!("{}", session.meter().stats(answer)),
+                Some(answer) => eprintln!("{}", session.stats(answer)),
                 None => eprintln!("no answer yet"),
             },
             (command, _) if command.starts_with('/') => {
@@ -62,8 +63,7 @@ pub(crate) fn chat(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// Answers, and says what went wrong if that failed; the chat goes on. Fails if nobody reads the
-/// answer any more.
+/// Answers, or prints why that failed; the chat goes on. Fails if standard output is closed.
 fn answer(session: &mut Session, line: &str) -> Result<Option<Answer>> {
     let mut out = std::io::stdout().lock();
     let answer = session.answer(line, |text| {

@@ -1,0 +1,111 @@
+//! The options of a load, one method each.
+
+use bodkin_cpu::Sparse;
+
+use crate::{Encoder, KvType, Model, ModelFile, Options, Progress, Reporter, Result, Scorer};
+
+/// A model's name with the options to load it, made by [`Model::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    name: String,
+    options: Options,
+    reporter: Reporter,
+}
+
+impl Builder {
+    /// All options have their defaults. [`crate::source::find`] describes the names.
+    pub fn new(name: &str) -> Builder {
+        Builder {
+            name: name.to_owned(),
+            options: Options::default(),
+            reporter: Reporter::default(),
+        }
+    }
+
+    /// Sets all options at once.
+    pub fn options(self, options: Options) -> Builder {
+        Builder { options, ..self }
+    }
+
+    /// Sets the device: `auto`, `cpu`, or `cuda` with optional device numbers: `cuda:0,1`.
+    pub fn device(mut self, device: &str) -> Builder {
+        self.options.device = device.to_owned();
+        self
+    }
+
+    /// Puts only the last `layers` layers on the GPU.
+    pub fn gpu_layers(mut self, layers: usize) -> Builder {
+        self.options.gpu_layers = Some(layers);
+        self
+    }
+
+    /// Sets the number of CPU threads.
+    pub fn threads(mut self, threads: usize) -> Builder {
+        self.options.threads = Some(threads);
+        self
+    }
+
+    /// Sets the context size in tokens.
+    pub fn ctx_size(mut self, tokens: usize) -> Builder {
+        self.options.ctx_size = Some(tokens);
+        self
+    }
+
+    /// Sets the most tokens of one step, the prefill chunk.
+    pub fn batch_size(mut self, tokens: usize) -> Builder {
+        self.options.batch_size = tokens;
+        self
+    }
+
+    /// Sets the most requests that run at the same time.
+    pub fn parallel(mut self, requests: usize) -> Builder {
+        self.options.parallel = requests;
+        self
+    }
+
+    /// Sets the data type of the KV cache.
+    pub fn kv_type(mut self, kv_type: KvType) -> Builder {
+        self.options.kv_type = kv_type;
+        self
+    }
+
+    /// Sets whether weights of sparse formats are stored without their zeros.
+    pub fn sparse(mut self, sparse: Sparse) -> Builder {
+        self.options.sparse = sparse;
+        self
+    }
+
+    /// Calls `callback` with the events of the download and of the load.
+    pub fn on_progress(
+        mut self,
+        callback: impl Fn(Progress<'_>) + Send + Sync + 'static,
+    ) -> Builder {
+        self.reporter = Reporter::new(callback);
+        self
+    }
+
+    /// Loads a model that generates text.
+    ///
+    /// # Errors
+    /// If the model is not found, is an encoder, or does not fit.
+    pub fn load(self) -> Result<Model> {
+        Model::open(ModelFile::find(&self.name, &self.reporter)?, &self.options)
+    }
+
+    /// Loads a model that embeds texts.
+    ///
+    /// # Errors
+    /// If the model is not found, is no encoder, or does not fit.
+    pub fn load_encoder(self) -> Result<Encoder> {
+        Encoder::open(ModelFile::find(&self.name, &self.reporter)?, &self.options)
+    }
+
+    /// Loads a model for the logits of given tokens.
+    ///
+    /// # Errors
+    /// If the model is not found, is an encoder, or does not fit.
+    pub fn load_scorer(self) -> Result<Scorer> {
+        Scorer::open(ModelFile::find(&self.name, &self.reporter)?, &self.options)
+    }
+}

@@ -1,0 +1,221 @@
+//! A loaded model that generates text, and the answers that it gives.
+
+use std::sync::{Arc, OnceLock};
+
+use bodkin_backend::Backend;
+use bodkin_engine::{
+    Engine, Event, Events, Finish, Request, SamplerOptions, Template, Timings, Tokenizer, Usage,
+};
+use bodkin_model::Plan;
+use serde::Serialize;
+use serde_json::Map;
+
+use crate::builder::Builder;
+use crate::error::{Error, Result};
+use crate::model_file::ModelFile;
+use crate::options::Options;
+
+/// A loaded model that generates text. Several threads may send requests at the same time.
+pub struct Model {
+    engine: Engine,
+    tokenizer: Arc<Tokenizer>,
+    template: OnceLock<Template>,
+    sampling: SamplerOptions,
+    file: ModelFile,
+    backend: Box<dyn Backend>,
+    context: usize,
+}
+
+/// A message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+impl Message {
+    /// A message with this role.
+    pub fn new(role: &str, content: &str) -> Message {
+        Message { role: role.to_owned(), content: content.to_owned() }
+    }
+
+    /// A message of the user.
+    pub fn user(content: &str) -> Message {
+        Message::new("user", content)
+    }
+}
+
+impl Model {
+    /// Loads a model by its name with default options.
+    ///
+    /// # Errors
+    /// Those of [`Builder::load`].
+    pub fn load(name: &str) -> Result<Model> {
+        Model::builder(name).load()
+    }
+
+    /// Begins to set the options of a load.
+    pub fn builder(name: &str) -> Builder {
+        Builder::new(name)
+    }
+
+    /// Loads a model whose file is open.
+    ///
+    /// # Errors
+    /// If it is an encoder, has no usable tokenizer, or does not fit.
+    pub fn open(file: ModelFile, options: &Options) -> Result<Model> {
+        let file = file.decoder()?;
+        let tokenizer = file.tokenizer(options.assume_pre.as_deref())?;
+        Model::with_tokenizer(file, tokenizer, options)
+    }
+
+    /// As [`Model::open`], with a tokenizer that the caller has.
+    ///
+    /// # Errors
+    /// If it is an encoder, its metadata is not usable, or it does not fit.
+    pub fn with_tokenizer(
+        file: ModelFile,
+        tokenizer: Arc<Tokenizer>,
+        options: &Options,
+    ) -> Result<Model> {
+        let mut file = file.decoder()?;
+        let sampling = SamplerOptions::from_metadata(file.file.metadata())
+            .map_err(Error::engine(&file.name))?;
+        let backend = crate::backend(options, file.reporter())?;
+        let sizes = file.engine_options(options, backend.as_ref())?;
+        let model = file.load(backend.as_ref(), &sizes.limits(&file.plan))?;
+        let engine = Engine::open(model, Arc::clone(&tokenizer), sizes)
+            .map_err(Error::engine(&file.name))?;
+        let (template, context) = (OnceLock::new(), sizes.context);
+        Ok(Model { engine, tokenizer, template, sampling, file, backend, context })
+    }
+
+    /// A request with the sampling parameters that the model's file recommends and no limit but the
+    /// context. [`Model::generate`] and [`Model::chat`] fill in its prompt.
+    pub fn request(&self) -> Request {
+        Request { sampling: self.sampling.clone(), ..Request::default() }
+    }
+
+    /// Continues a text. The events end with [`Event::Done`] or [`Event::Error`]; dropping them
+    /// cancels the request.
+    pub fn generate(&self, prompt: &str, request: Request) -> Events {
+        self.engine.submit(Request { prompt: self.tokenize(prompt), ..request })
+    }
+
+    /// Answers the last message of a chat. The messages are those of the OpenAI chat format:
+    /// [`Message`], or any other value with the fields that the model's template reads.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or the template rejects the messages.
+    pub fn chat(&self, messages: &[impl Serialize], request: Request) -> Result<Events> {
+        let messages = serde_json::to_value(messages)
+            .map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
+        let text = self.template()?.render(&messages, None, true, &Map::new())?;
+        // The template writes the special tokens itself.
+        let prompt = self.tokenizer.encode(&text, false, true);
+        Ok(self.engine.submit(Request { prompt, ..request }))
+    }
+
+    /// The tokens of a text, with those that mark its start and end, and with special tokens parsed.
+    pub fn tokenize(&self, text: &str) -> Vec<u32> {
+        self.tokenizer.encode(text, true, true)
+    }
+
+    /// The text of tokens, without special tokens.
+    pub fn detokenize(&self, tokens: &[u32]) -> String {
+        String::from_utf8_lossy(&self.tokenizer.decode(tokens, false)).into_owned()
+    }
+
+    /// The chat template of the file.
+    ///
+    /// # Errors
+    /// If the file has none, or it does not parse.
+    pub fn template(&self) -> Result<&Template> {
+        if self.template.get().is_none() {
+            let no_template = || Error::NoTemplate { model: self.file.name.clone() };
+            let template = self.file.template(&self.tokenizer)?.ok_or_else(no_template)?;
+            // Another thread may have set the same template meanwhile.
+            let _ = self.template.set(template);
+        }
+        Ok(self.template.get().expect("it is set above"))
+    }
+
+    /// The most tokens of a sequence, prompt and answer together.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The operations of the model.
+    pub fn plan(&self) -> &Plan {
+        &self.file.plan
+    }
+
+    /// The device that runs it.
+    pub fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    /// The engine, for requests with token ids and for statistics.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The parts that remain when the weights are freed: enough to measure the bandwidth.
+    pub fn unload(self) -> (Arc<Plan>, Box<dyn Backend>) {
+        (self.file.plan, self.backend)
+    }
+}
+
+/// A complete answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The text, without the stop text that ended it.
+    pub text: String,
+    /// The generated tokens.
+    pub tokens: Vec<u32>,
+    /// The reason why it ended.
+    pub finish: Finish,
+    /// Token counts.
+    pub usage: Usage,
+    /// Durations.
+    pub timings: Timings,
+}
+
+impl Answer {
+    /// Reads the events of a request to their end.
+    ///
+    /// # Errors
+    /// If the request fails.
+    pub fn read(events: Events) -> Result<Answer> {
+        Answer::read_with(events, |_| Ok(()))
+    }
+
+    /// As [`Answer::read`], and calls `on_text` with each piece of text as it arrives.
+    ///
+    /// # Errors
+    /// If the request or `on_text` fails.
+    pub fn read_with<E: From<Error>>(
+        events: Events,
+        mut on_text: impl FnMut(&str) -> Result<(), E>,
+    ) -> Result<Answer, E> {
+        let (mut text, mut tokens) = (String::new(), Vec::new());
+        for event in events {
+            match event {
+                Event::Token { id, text: new } => {
+                    tokens.push(id);
+                    text.push_str(&new);
+                    on_text(&new)?;
+                }
+                Event::Done { reason: finish, text: rest, usage, timings } => {
+                    text.push_str(&rest);
+                    on_text(&rest)?;
+                    return Ok(Answer { text, tokens, finish, usage, timings });
+                }
+                Event::Error(error) => return Err(Error::from(error).into()),
+            }
+        }
+        Err(Error::EngineStopped.into())
+    }
+}
