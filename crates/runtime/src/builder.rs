@@ -1,15 +1,19 @@
 //! The options of a load, one method each.
 
+use bodkin_backend::KvType;
 use bodkin_cpu::Sparse;
 
-use crate::{Encoder, KvType, Model, ModelFile, Options, Progress, Reporter, Result, Scorer};
+use crate::error::Result;
+use crate::model_file::ModelFile;
+use crate::options::Options;
+use crate::progress::{Progress, Reporter};
 
 /// A model's name with the options to load it, made by [`Model::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Builder {
     name: String,
-    options: Options,
+    pub(crate) options: Options,
     reporter: Reporter,
 }
 
@@ -85,27 +89,11 @@ impl Builder {
         self
     }
 
-    /// Loads a model that generates text.
+    /// Finds the model and reads its header.
     ///
     /// # Errors
-    /// If the model is not found, is an encoder, or does not fit.
-    pub fn load(self) -> Result<Model> {
-        Model::open(ModelFile::find(&self.name, &self.reporter)?, &self.options)
-    }
-
-    /// Loads a model that embeds texts.
-    ///
-    /// # Errors
-    /// If the model is not found, is no encoder, or does not fit.
-    pub fn load_encoder(self) -> Result<Encoder> {
-        Encoder::open(ModelFile::find(&self.name, &self.reporter)?, &self.options)
-    }
-
-    /// Loads a model for the logits of given tokens.
-    ///
-    /// # Errors
-    /// If the model is not found, is an encoder, or does not fit.
-    pub fn load_scorer(self) -> Result<Scorer> {
-        Scorer::open(ModelFile::find(&self.name, &self.reporter)?, &self.options)
+    /// If the model is not found, or its file has no plan.
+    pub fn find(&self) -> Result<ModelFile> {
+        ModelFile::find(&self.name, &self.reporter)
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bodkin_backend::{Limits, Model, PAGE_TOKENS};
 use bodkin_engine::{Tokenizer, embed, embedding_limits, longest_text};
 
+use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::model_file::ModelFile;
@@ -66,7 +67,7 @@ impl Encoder {
     }
 
     fn with_limits(file: ModelFile, options: &Options, limits: &Limits) -> Result<Encoder> {
-        let backend = crate::backend(options, file.reporter())?;
+        let backend = backend(options, file.reporter())?;
         let model = file.load(backend.as_ref(), limits)?;
         let assume_pre = options.assume_pre.clone();
         Ok(Encoder { model, file, assume_pre, tokenizer: OnceCell::new() })
@@ -107,6 +108,16 @@ impl Encoder {
         each: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
         embed(self.model.as_mut(), texts, each).map_err(Error::engine(&self.file.name))
+    }
+}
+
+impl Builder {
+    /// Loads a model that embeds texts.
+    ///
+    /// # Errors
+    /// If the model is not found, is no encoder, or does not fit.
+    pub fn load_encoder(self) -> Result<Encoder> {
+        Encoder::open(self.find()?, &self.options)
     }
 }
 

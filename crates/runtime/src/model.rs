@@ -10,6 +10,7 @@ use bodkin_model::Plan;
 use serde::Serialize;
 use serde_json::Map;
 
+use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::model_file::ModelFile;
@@ -83,7 +84,7 @@ impl Model {
         let mut file = file.decoder()?;
         let sampling = SamplerOptions::from_metadata(file.file.metadata())
             .map_err(Error::engine(&file.name))?;
-        let backend = crate::backend(options, file.reporter())?;
+        let backend = backend(options, file.reporter())?;
         let sizes = file.engine_options(options, backend.as_ref())?;
         let model = file.load(backend.as_ref(), &sizes.limits(&file.plan))?;
         let engine = Engine::open(model, Arc::clone(&tokenizer), sizes)
@@ -165,6 +166,16 @@ impl Model {
     /// The parts that remain when the weights are freed: enough to measure the bandwidth.
     pub fn unload(self) -> (Arc<Plan>, Box<dyn Backend>) {
         (self.file.plan, self.backend)
+    }
+}
+
+impl Builder {
+    /// Loads a model that generates text.
+    ///
+    /// # Errors
+    /// If the model is not found, is an encoder, or does not fit.
+    pub fn load(self) -> Result<Model> {
+        Model::open(self.find()?, &self.options)
     }
 }
 

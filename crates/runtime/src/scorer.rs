@@ -3,6 +3,7 @@
 use bodkin_backend::{Limits, Model};
 use bodkin_engine::Pages;
 
+use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::model_file::ModelFile;
@@ -32,7 +33,7 @@ impl Scorer {
     /// If it is an encoder, or does not fit.
     pub fn open(file: ModelFile, options: &Options) -> Result<Scorer> {
         let mut file = file.decoder()?;
-        let backend = crate::backend(options, file.reporter())?;
+        let backend = backend(options, file.reporter())?;
         let context = match options.context()? {
             Some(context) => context,
             None => file.engine_options(options, backend.as_ref())?.context,
@@ -70,5 +71,15 @@ impl Scorer {
         let step = self.model.limits().tokens;
         bodkin_engine::logits(self.model.as_mut(), tokens, step, wanted, each)
             .map_err(Error::engine(&self.name))
+    }
+}
+
+impl Builder {
+    /// Loads a model for the logits of given tokens.
+    ///
+    /// # Errors
+    /// If the model is not found, is an encoder, or does not fit.
+    pub fn load_scorer(self) -> Result<Scorer> {
+        Scorer::open(self.find()?, &self.options)
     }
 }

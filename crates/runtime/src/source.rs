@@ -15,18 +15,10 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
-use cache::{Cache, Entry, Pin, Record, Staging, StoredFile, entry_id};
+pub use cache::Check;
+use cache::{Cache, Entry, Fetched, Pin, Record, Staging, StoredFile, entry_id};
 use known::Known;
 pub use ollama::Layer;
-
-/// How a model that is already on this machine is verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
-    /// By size: enough to use a model.
-    Size,
-    /// By size and hash.
-    Hash,
-}
 
 /// A model on this machine.
 #[derive(Clone, Debug)]
@@ -46,16 +38,6 @@ impl From<Entry> for Resolved {
         let (path, bytes) = (entry.path(), entry.bytes());
         Resolved { path, bytes, source: entry.record.source, layers: Vec::new() }
     }
-}
-
-/// The files that a fetch put into its staging folder.
-struct Fetched {
-    /// The name that a user types for exactly these files.
-    name: String,
-    /// The kind of source, for people.
-    source: String,
-    /// The first is the file to open.
-    files: Vec<StoredFile>,
 }
 
 /// One place to fetch from: its name in messages, and the fetch.

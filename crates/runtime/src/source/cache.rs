@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::Check;
 use crate::cleanup::{self, Guard};
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
@@ -21,6 +20,15 @@ const RECORD: &str = "entry.json";
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Separates the entry's id from a random suffix in the name of an unfinished entry's folder.
 const UNFINISHED: char = '~';
+
+/// How a model that is already on this machine is verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// By size: enough to use a model.
+    Size,
+    /// By size and hash.
+    Hash,
+}
 
 /// The required size and hash of a file, whichever source delivers it.
 #[derive(Clone, Copy)]
@@ -46,6 +54,16 @@ impl StoredFile {
         expect_bytes(&self.name, pin.bytes, self.bytes)?;
         expect_sha256(&self.name, pin.sha256, &self.sha256)
     }
+}
+
+/// The files that a fetch put into its staging folder.
+pub(crate) struct Fetched {
+    /// The name that a user types for exactly these files.
+    pub(crate) name: String,
+    /// The kind of source, for people.
+    pub(crate) source: String,
+    /// The first is the file to open.
+    pub(crate) files: Vec<StoredFile>,
 }
 
 /// The record of an entry.

@@ -11,8 +11,7 @@ use hf_hub::Cache;
 use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 
-use super::Fetched;
-use super::cache::{Pin, Staging, StoredFile, expect_bytes, expect_sha256};
+use super::cache::{Fetched, Pin, Staging, StoredFile, expect_bytes, expect_sha256};
 use crate::error::{Error, Result};
 
 /// A hub that does not answer within this time counts as unreachable.

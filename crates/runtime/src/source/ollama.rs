@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::Check;
-use super::cache::verify_file;
+use super::cache::{Check, verify_file};
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
 

@@ -13,8 +13,7 @@ use std::time::Duration;
 
 use zip::ZipArchive;
 
-use super::Fetched;
-use super::cache::{Intake, Staging};
+use super::cache::{Fetched, Intake, Staging};
 use crate::cleanup;
 use crate::error::{Error, Result};
 use crate::progress::{Phase, Reporter};
