@@ -58,6 +58,7 @@ enum Command {
 
 fn main() -> ExitCode {
     interrupt::install();
+    bodkin_gguf::exit_on_truncation();
     let result = match Cli::parse().command {
         Command::Run(args) => cmd::run::run(*args),
         Command::Pull(args) => cmd::pull::run(args),

@@ -10,9 +10,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use memmap2::Mmap;
-
-use self::map::map;
+use self::map::Map;
+pub use self::map::exit_on_truncation;
 use crate::error::{Error, Mismatch, Result};
 use crate::format::fp4::unpair_mxfp4;
 use crate::header::{self, Header};
@@ -34,7 +33,7 @@ pub struct File {
 
 #[derive(Debug)]
 enum Bytes {
-    Mapped(Mmap),
+    Mapped(Map),
     Owned(Vec<u8>),
     /// One tensor, computed from others.
     Derived(Derived),
@@ -59,7 +58,7 @@ impl File {
     /// Maps a file. The first part of a split file opens all parts as one file.
     pub fn open(path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
-        let bytes = map(path)?;
+        let bytes = Map::open(path)?;
         let header = header::parse(path, &bytes)?;
         let count = split_number(path, &header.metadata, "split.count")?.unwrap_or(1);
         let mut file = File::from_part(path, Bytes::Mapped(bytes), header);
@@ -146,9 +145,8 @@ impl File {
     /// # Panics
     /// If the tensor is not from this file.
     pub fn release(&self, tensor: &Tensor) {
-        #[cfg(unix)]
         if let Bytes::Mapped(map) = &self.shards[tensor.shard] {
-            map::release_pages(map, tensor.offset as usize, tensor.bytes as usize);
+            map.release(tensor.offset as usize, tensor.bytes as usize);
         }
     }
 
@@ -176,9 +174,8 @@ impl File {
     fn release_header(&self, shard: usize) {
         let in_shard = self.tensors.iter().filter(|tensor| tensor.shard == shard);
         let len = in_shard.map(|tensor| tensor.offset as usize).min();
-        #[cfg(unix)]
         if let (Bytes::Mapped(map), Some(len)) = (&self.shards[shard], len) {
-            map::release_pages(map, 0, len);
+            map.release(0, len);
         }
     }
 
@@ -188,7 +185,7 @@ impl File {
         let names = check_first_part(&first, &self.metadata, count)?;
         for number in 2..=count {
             let path = names.path_of(number);
-            let bytes = map(&path)?;
+            let bytes = Map::open(&path)?;
             let header = header::parse(&path, &bytes)?;
             check_part(&path, &header.metadata, number, count)?;
             let (shard, first) = (self.shards.len(), self.tensors.len());

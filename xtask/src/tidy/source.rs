@@ -52,9 +52,10 @@ fn unsafe_code(item: &Item, text: &str, violations: &mut Vec<String>) {
         violations.push(format!("{}: expected #![forbid(unsafe_code)]", item.path));
     }
     let blocks = item.lines().filter(|(_, line)| line.contains("unsafe {")).count();
-    // Mapping a file, and giving its pages back.
-    if name == "gguf" && blocks > 2 {
-        let allowed = "mapping a file and giving its pages back are allowed";
+    // The map of a file, the release of its pages, and the handler of SIGBUS when it is truncated.
+    let allowed_blocks = if item.path == "crates/gguf/src/file/map.rs" { 4 } else { 0 };
+    if name == "gguf" && blocks > allowed_blocks {
+        let allowed = "only four in file/map.rs are allowed";
         violations.push(format!("{}: {blocks} unsafe blocks, {allowed}", item.path));
     }
 }
@@ -113,9 +114,9 @@ mod tests {
         ] {
             assert_eq!(violations("crates/eval/src/lib.rs", &bad).len(), 1, "{bad}");
         }
-        let mapped = format!("//! A.\nfn f() {{\n{}}}\n", "    unsafe { a() };\n".repeat(3));
+        let mapped = format!("//! A.\nfn f() {{\n{}}}\n", "    unsafe { a() };\n".repeat(5));
         let mapped = mapped.as_str();
-        assert_eq!(violations("crates/gguf/src/file.rs", mapped).len(), 1);
+        assert_eq!(violations("crates/gguf/src/file/map.rs", mapped).len(), 1);
         assert_eq!(violations("crates/cpu/src/file.rs", mapped).len(), 0);
     }
 

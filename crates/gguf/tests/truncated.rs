@@ -1,0 +1,40 @@
+//! A file that is truncated while it is mapped ends the process with one line.
+#![cfg(unix)]
+
+use std::env;
+use std::fs;
+use std::process::{Command, Stdio};
+
+use bodkin_gguf::{File, Format, Metadata, Writer, exit_on_truncation};
+
+/// The variable that makes the test a process that reads a truncated file.
+const CHILD: &str = "BODKIN_TEST_TRUNCATED";
+
+#[test]
+fn a_truncated_map_names_its_file() {
+    if let Some(path) = env::var_os(CHILD) {
+        exit_on_truncation();
+        drop(File::open(&path).expect("a whole file"));
+        let file = File::open(&path).expect("a whole file");
+        let truncated = fs::OpenOptions::new().write(true).open(&path);
+        truncated.and_then(|file| file.set_len(4096)).expect("a writable file");
+        let sum: u64 = file.data(&file.tensors()[0]).iter().map(|&byte| u64::from(byte)).sum();
+        panic!("read {sum} from a truncated file");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    let (metadata, data) = (Metadata::new(), vec![1; 1 << 20]);
+    let mut writer = Writer::new(&path, &metadata).expect("valid metadata");
+    writer.tensor("x", Format::I8, &[1 << 20], &data).expect("a valid tensor");
+    writer.save().expect("a writable folder");
+    let child = Command::new(env::current_exe().expect("this program"))
+        .args(["--exact", "a_truncated_map_names_its_file", "--nocapture"])
+        .env(CHILD, &path)
+        .stdout(Stdio::null())
+        .output()
+        .expect("a process");
+    let expected =
+        format!("error: {}: truncated by another process while in use\n", path.display());
+    assert_eq!(String::from_utf8_lossy(&child.stderr), expected);
+    assert_eq!(child.status.code(), Some(1));
+}
