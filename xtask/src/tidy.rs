@@ -5,10 +5,12 @@
 mod code;
 mod cycles;
 mod imports;
+mod kernels;
 mod manifests;
 mod ratchet;
 mod source;
 mod tree;
+mod words;
 
 use std::path::Path;
 
@@ -64,6 +66,8 @@ fn check(items: &[Item], ratchet: &Ratchet) -> Vec<String> {
 fn excesses(items: &[Item]) -> Vec<Excess> {
     let mut found = sizes(items);
     found.extend(cycles::check(items));
+    found.extend(kernels::check(items));
+    found.extend(words::check(items, include_str!("tidy/words.txt")));
     found
 }
 

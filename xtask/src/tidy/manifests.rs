@@ -15,18 +15,17 @@ const EDGES: &[(&str, &[&str])] = &[
     ("wgpu", &["backend", "gguf", "model"]),
     ("engine", &["backend", "gguf", "model"]),
     ("compress", &["backend", "gguf", "model"]),
-    ("eval", &["backend", "engine", "gguf", "model"]),
+    ("runtime", &["backend", "cpu", "cuda", "engine", "gguf", "model", "wgpu"]),
+    ("eval", &["backend", "engine", "gguf", "model", "runtime"]),
     ("serve", &["backend", "engine", "gguf", "model", "runtime"]),
     ("flight", &["backend", "engine", "gguf", "model", "runtime"]),
-    ("runtime", &["backend", "cpu", "cuda", "engine", "gguf", "model", "wgpu"]),
-    ("cli", CLIENTS),
+    ("cli", ALL_BUT_DEVICES),
     ("emulator", &[]),
-    ("xtask", ALL_BUT_CLI),
+    ("xtask", ALL),
 ];
-/// Only the runtime lists the backends.
-const CLIENTS: &[&str] =
+const ALL_BUT_DEVICES: &[&str] =
     &["backend", "compress", "engine", "eval", "flight", "gguf", "model", "runtime", "serve"];
-const ALL_BUT_CLI: &[&str] = &[
+const ALL: &[&str] = &[
     "backend", "compress", "cpu", "cuda", "engine", "eval", "flight", "gguf", "model", "runtime",
     "serve", "wgpu",
 ];
