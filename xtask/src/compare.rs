@@ -1,4 +1,4 @@
-//! `cargo xtask compare`: bodkin and llama.cpp on the same files and threads, in turns, because
+//! `cargo xtask compare`: bodkin and llama.cpp on the same files and threads, interleaved, because
 //! the machine may be shared: only ratios of neighbouring runs say something. Appends rows to
 //! `benches/results/cpu.jsonl` and rewrites the table of docs/performance.md from that file.
 

@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Only the model files, without the suite, and only behind the shortest prompt
     #[arg(long, requires = "models")]
     brief: bool,
-    /// Model files, of which steps of one row are compared with and without rewrites, and with one
+    /// Model files whose single-row steps are compared with and without rewrites, and with one
     /// device.
     models: Vec<PathBuf>,
 }

@@ -147,7 +147,7 @@ impl Emulator {
 
     /// Runs checks until there are none left, or one fails: then the others need not go on.
     fn check_all(&self, left: &Mutex<std::vec::IntoIter<(Chip, Vec<String>)>>) -> Result<()> {
-        let next = || left.lock().expect("nobody panics with it").next();
+        let next = || left.lock().expect("no check panics while it holds the lock").next();
         while let Some((chip, words)) = next() {
             if let Err(error) = self.check_one(chip, &words) {
                 while next().is_some() {}

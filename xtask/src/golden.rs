@@ -39,7 +39,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A tiny model. Of some only the header is kept: no plan reads a weight, so zeros stand for them.
+/// A tiny model. Some are only a header: no plan reads a weight, so zeros replace them.
 fn open(folder: &Path, name: &str) -> Result<File> {
     let Ok(mut bytes) = fs::read(folder.join("headers").join(name)) else {
         return Ok(File::open(folder.join("models").join(name))?);

@@ -1,5 +1,5 @@
-//! Everything a developer runs: one command per file, listed here. Nobody who only builds or uses
-//! bodkin needs it.
+//! Everything a developer runs: one command per file, listed here. Building and using
+//! bodkin does not need it.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +17,11 @@ mod results;
 mod sparse;
 mod synth;
 mod tidy;
-
-use std::path::PathBuf;
+mod workspace;
 
 use clap::Parser;
+
+use workspace::root;
 
 /// Checks and data that need more than `cargo test`.
 #[derive(Parser)]
@@ -28,7 +29,7 @@ use clap::Parser;
 enum Command {
     /// Runs all checks, in the order in which failures are cheapest to find.
     Ci,
-    /// Measures against llama.cpp, in turns, and rewrites the table of docs/performance.md.
+    /// Measures interleaved with llama.cpp, and rewrites the table of docs/performance.md.
     Compare(compare::Args),
     /// Runs the acceptance suite of backends on an NVIDIA device.
     Conformance(conformance::Args),
@@ -42,11 +43,11 @@ enum Command {
     Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
-    /// Draws perplexity against speed from what was measured.
+    /// Plots perplexity against speed from the measured rows.
     Plot(plot::Args),
     /// Measures what quantising and pruning cost.
     Quality(quality::Args),
-    /// Measures sparse weights against the same made dense, in turns.
+    /// Measures sparse weights, interleaved with the same weights made dense.
     Sparse(sparse::Args),
     /// Makes a model file of some size with random weights.
     Synth(synth::Args),
@@ -70,9 +71,4 @@ fn main() -> anyhow::Result<()> {
         Command::Synth(args) => synth::run(&args),
         Command::Tidy(args) => tidy::run(&root(), &args),
     }
-}
-
-/// The workspace's folder.
-fn root() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }

@@ -2,6 +2,7 @@
 //! and says which fail. One file per folder of the kit.
 
 mod chat;
+mod kit;
 mod models;
 mod quants;
 mod real;
@@ -11,7 +12,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_cuda::Cuda;
+
+use self::kit::{Report, Selection};
+use crate::workspace::root;
 
 /// How the kit is found.
 #[derive(clap::Args)]
@@ -30,50 +33,6 @@ pub(crate) struct Args {
     only: Vec<String>,
 }
 
-/// The outcome for one folder of the kit.
-#[derive(Debug, Default)]
-pub(crate) struct Report {
-    /// Comparisons that were equal.
-    pub(crate) passed: usize,
-    /// One line for each comparison that was not.
-    pub(crate) failures: Vec<String>,
-    /// Names of what the engine does not support, each with the reason.
-    pub(crate) not_covered: Vec<String>,
-    /// Limits of numeric comparisons, each with the largest value found.
-    pub(crate) worst: Vec<(f64, f64)>,
-}
-
-impl Report {
-    /// Counts a comparison; `describe` is asked only if it was not equal.
-    pub(crate) fn check(&mut self, is_equal: bool, describe: impl FnOnce() -> String) {
-        match is_equal {
-            true => self.passed += 1,
-            false => self.failures.push(describe()),
-        }
-    }
-
-    /// Notes a value that is to stay below a limit.
-    pub(crate) fn worst(&mut self, limit: f64, value: f64) {
-        match self.worst.iter_mut().find(|(other, _)| *other == limit) {
-            Some((_, worst)) => *worst = worst.max(value),
-            None => self.worst.push((limit, value)),
-        }
-    }
-}
-
-/// The GPU, or those, that the name of a backend begins with.
-fn cuda(backend: &str) -> Result<Cuda> {
-    // A name goes on with what the device is called.
-    let name = backend.split_whitespace().next().unwrap_or("");
-    let numbers = name.strip_prefix("cuda").unwrap_or(name);
-    let numbers = numbers.strip_prefix(':').unwrap_or(numbers);
-    let ordinals = bodkin_cuda::ordinals(if numbers.is_empty() { "0" } else { numbers });
-    let ordinals = ordinals.with_context(|| {
-        format!("--backend: expected numbers after `cuda:`, divided by commas, found `{numbers}`")
-    })?;
-    Ok(Cuda::open_all(&ordinals)?)
-}
-
 pub(crate) fn main(args: &Args) -> Result<()> {
     for only in &args.only {
         ensure!(PARTS.iter().any(|(name, _)| name == only), "the kit has no part `{only}`");
@@ -81,7 +40,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let is_run = |part: &str| args.only.is_empty() || args.only.iter().any(|only| only == part);
     let needs_real = is_run("tokenizers") || is_run("real");
     let real = if needs_real { models(&args.model)? } else { BTreeMap::new() };
-    let chosen = Chosen { real, backend: args.backend.clone(), model: args.model.clone() };
+    let chosen = Selection { real, backend: args.backend.clone(), model: args.model.clone() };
     let (mut failed, mut compared) = (0, 0);
     for (name, run) in PARTS {
         if !is_run(name) {
@@ -114,18 +73,7 @@ const PARTS: [(&str, Run); 5] = [
     ("real", real::run),
 ];
 
-type Run = fn(&std::path::Path, &Chosen) -> Result<Report>;
-
-/// What there is to run besides the kit itself.
-#[derive(Default)]
-pub(crate) struct Chosen {
-    /// Files of the real models, by name.
-    pub(crate) real: BTreeMap<String, PathBuf>,
-    /// The start of the names of the backends that run models.
-    pub(crate) backend: String,
-    /// The start of the names of the models that run.
-    pub(crate) model: String,
-}
+type Run = fn(&std::path::Path, &Selection) -> Result<Report>;
 
 /// The real models that a kit has references for, and the names that `bodkin pull` has for them.
 const REAL: [(&str, &str); 2] =
@@ -134,7 +82,7 @@ const REAL: [(&str, &str); 2] =
 /// Real model files by name, of those whose names begin so, fetched if need be.
 fn models(start: &str) -> Result<BTreeMap<String, PathBuf>> {
     let pull = |(name, pulled): (&str, &str)| {
-        Ok((name.to_owned(), crate::compare::pull(&crate::root(), pulled)?))
+        Ok((name.to_owned(), crate::compare::pull(&root(), pulled)?))
     };
     REAL.into_iter().filter(|(name, _)| name.starts_with(start)).map(pull).collect()
 }
@@ -143,10 +91,10 @@ fn models(start: &str) -> Result<BTreeMap<String, PathBuf>> {
 mod tests {
     use super::*;
 
-    /// The selection of the kit that is kept with the sources.
+    /// The checked-in part of the kit.
     fn all_pass(run: Run, at_least: usize) {
-        let kit = crate::root().join("tests/parity");
-        let report = run(&kit, &Chosen::default()).unwrap();
+        let kit = root().join("tests/parity");
+        let report = run(&kit, &Selection::default()).unwrap();
         assert!(report.failures.is_empty(), "{}", report.failures.join("\n"));
         assert!(report.not_covered.is_empty(), "{:?}", report.not_covered);
         assert!(report.passed >= at_least, "only {} comparisons", report.passed);

@@ -22,7 +22,7 @@ const MARGIN: f64 = 60.0;
 const SERIES: [(&str, &str); 3] =
     [("dense", "#1f77b4"), ("pruned", "#d62728"), ("activations skipped", "#2ca02c")];
 
-/// What to draw.
+/// What to plot.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The file's name in the rows.
@@ -37,7 +37,7 @@ struct Mark {
     perplexity: f64,
 }
 
-/// Draws it.
+/// Writes the plot.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let mut rows = Vec::new();
     for (name, keys) in [("quality.jsonl", &QUALITY_KEYS[..]), ("sparse.jsonl", &SPARSE_KEYS)] {

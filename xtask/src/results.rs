@@ -1,5 +1,5 @@
 //! Tables of documents that are made from files of results: which rows count, and where the table
-//! stands. It must not know what was measured.
+//! is. It must not know what was measured.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const END: &str = "<!-- end of table -->";
 
-/// The rows of a file, of which a later one takes the place of an earlier one with the same `keys`.
+/// The rows of a file. A later row replaces an earlier one with the same `keys`.
 pub(crate) fn newest(results: &Path, keys: &[&str]) -> Result<Vec<Value>> {
     let mut newest: Vec<Value> = Vec::new();
     for line in std::fs::read_to_string(results)?.lines() {

@@ -8,8 +8,8 @@
 //! With `--activations`, any file is run by the binary with shares of its activations skipped and
 //! without, and its perplexity measured if there is a text.
 
+mod interleaved;
 mod table;
-mod turns;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,8 +19,8 @@ use bodkin_gguf::File;
 use bodkin_model::{Plan, Weight};
 use serde_json::{Value, json};
 
+use interleaved::{Pairs, Test};
 pub(crate) use table::KEYS;
-use turns::Test;
 
 use crate::compare::{append, commit, cpu_name, median, run_cargo};
 
@@ -55,16 +55,8 @@ pub(crate) struct Args {
     binary: Option<PathBuf>,
 }
 
-/// The runs of one test, pair by pair: tokens a second, and gigabytes a second that memory gave.
-#[derive(Default)]
-struct Pairs {
-    dense: Vec<f64>,
-    sparse: Vec<f64>,
-    bandwidth: Vec<f64>,
-}
-
 impl Pairs {
-    /// Runs both ways in turns.
+    /// Runs both ways interleaved.
     fn of(
         binary: &Path,
         path: &Path,
@@ -123,7 +115,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         let about = about(path)?;
         for test in &args.tests {
             let file = std::sync::Arc::new(bodkin_model::open(path)?);
-            let pairs = turns::run(&file, Test::parse(test)?, args.threads, args.pairs.get())?;
+            let pairs =
+                interleaved::run(&file, Test::parse(test)?, args.threads, args.pairs.get())?;
             let more = json!({
                 "kind": "weights",
                 "format": about.format,
@@ -165,7 +158,7 @@ fn activations(root: &Path, binary: &Path, path: &Path, args: &Args) -> Result<(
     Ok(())
 }
 
-/// What a file says of its sparse weights.
+/// A file's sparse weights.
 struct About {
     format: &'static str,
     /// The share of their elements that is left out.

@@ -60,7 +60,7 @@ fn write(
     out: &Path,
 ) -> Result<()> {
     let base = format.base().unwrap_or(format);
-    // Token tables are kept more precisely than the rest, as in most files.
+    // Token tables are more precise than the rest, as in most files.
     let table_format = if base.block_elements() == 1 { base } else { Format::Q8_0 };
     let tables = Blocks::new(table_format, 0.0, seed);
     let precise = Blocks::new(Format::F32, 0.0, seed);
@@ -118,7 +118,7 @@ fn write(
     Ok(())
 }
 
-/// Tells on stderr how far the file is.
+/// Prints progress on stderr.
 #[derive(Default)]
 struct Progress {
     done: Cell<u64>,

@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_tree_is_tidy() {
-        run(&crate::root(), &Args { write: false, cycles: None }).unwrap();
+        run(&crate::workspace::root(), &Args { write: false, cycles: None }).unwrap();
     }
 
     #[test]

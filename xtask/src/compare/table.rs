@@ -39,7 +39,7 @@ pub(crate) fn rewrite(document: &Path, results: &Path) -> Result<()> {
         let (cpu, threads, peer) = (text(row, "cpu"), &row["threads"], text(row, "peer"));
         writeln!(
             table,
-            "\nMedians of pairs in turns; {threads} threads of {cpu}; the peer is {peer}."
+            "\nInterleaved A/B medians; {threads} threads of {cpu}; the peer is {peer}."
         )?;
     }
     replace(document, "compare", &table)

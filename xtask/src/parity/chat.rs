@@ -8,12 +8,11 @@ use anyhow::{Context, Result};
 use bodkin_engine::Template;
 use serde_json::{Map, Value};
 
-use super::tokenizers::read_json;
-use super::{Chosen, Report};
+use super::kit::{Report, Selection, read_json};
 
 /// Renders all cases. Errors that Jinja2 itself makes, unlike those that a template raises, need
 /// not happen here: such cases are left out.
-pub(crate) fn run(kit: &Path, _: &Chosen) -> Result<Report> {
+pub(crate) fn run(kit: &Path, _: &Selection) -> Result<Report> {
     let folder = kit.join("chat");
     let kit = read_json(&folder.join("chat.json"))?;
     let mut report = Report::default();

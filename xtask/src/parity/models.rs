@@ -12,7 +12,7 @@ use bodkin_engine::Pages;
 use bodkin_gguf::File;
 use serde_json::Value;
 
-use super::{Chosen, Report};
+use super::kit::{Report, Selection};
 
 /// The most that a file of float weights may be off.
 const NMSE_FLOAT: f64 = 1e-6;
@@ -22,7 +22,7 @@ const NMSE_QUANTIZED: f64 = 1e-3;
 const COSINE_DISTANCE: f64 = 1e-4;
 /// Greedy runs are compared up to the first step whose best two logits are closer than this.
 const NEAR_TIE: f64 = 0.05;
-/// On GPUs, where inputs of products are in half precision, so many times more.
+/// The factor for GPUs, where inputs of matmuls are in half precision.
 const GPU_FACTOR: [f64; 2] = [10.0, 2.0];
 /// Tokens in the longest step.
 const STEP: usize = 1024;
@@ -37,7 +37,7 @@ enum Feeding {
 
 /// Runs every model of the kit whose architecture is known on the reference interpreter and on the
 /// CPU at every level, unless others were chosen; on a GPU only if it was.
-pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
+pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
     let mut report = Report::default();
     let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference)];
     for isa in Isa::available() {
@@ -45,7 +45,7 @@ pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
     }
     let wanted = &chosen.backend;
     if wanted.starts_with("cuda") {
-        backends.push(Box::new(super::cuda(wanted)?));
+        backends.push(Box::new(super::kit::cuda(wanted)?));
     }
     backends.retain(|backend| backend.name().starts_with(wanted.as_str()));
     ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");

@@ -6,15 +6,14 @@ use anyhow::{Context, Result, ensure};
 use bodkin_gguf::Format;
 use serde_json::Value;
 
-use super::tokenizers::read_json;
-use super::{Chosen, Report};
+use super::kit::{Report, Selection, read_json};
 
 /// The most that a product in single precision may be off, relative to the sum of its absolute
 /// terms.
 const DOT: f64 = 1e-5;
 
 /// Compares all formats of the kit.
-pub(crate) fn run(kit: &Path, _: &Chosen) -> Result<Report> {
+pub(crate) fn run(kit: &Path, _: &Selection) -> Result<Report> {
     let folder = kit.join("quants");
     let index = read_json(&folder.join("index.json"))?;
     let mut report = Report::default();

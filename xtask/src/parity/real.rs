@@ -14,9 +14,9 @@ use bodkin_eval::{LogSoftmax, Perplexity, Row, Windows, score};
 use bodkin_gguf::File;
 use serde_json::Value;
 
-use super::{Chosen, Report};
+use super::kit::{Report, Selection};
 
-/// The mean distance may be so many times llama.cpp's.
+/// The mean distance may be this multiple of llama.cpp's.
 const RATIO: f64 = 1.1;
 /// Logits closer than this may come out in either order: integer activations move them as much.
 const NEAR_TIE: f64 = 0.3;
@@ -31,11 +31,11 @@ const CONTEXT: usize = 512;
 
 /// Runs every model of the kit's folder `real` that there is, on the CPU, or on a GPU if it was
 /// chosen.
-pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
+pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
     let mut report = Report::default();
     let is_gpu = chosen.backend.starts_with("cuda");
     let backend: Box<dyn Backend> = match is_gpu {
-        true => Box::new(super::cuda(&chosen.backend)?),
+        true => Box::new(super::kit::cuda(&chosen.backend)?),
         false => Box::new(Cpu::new(None)?),
     };
     if !backend.name().starts_with(&chosen.backend) {

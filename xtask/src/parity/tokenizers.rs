@@ -8,10 +8,10 @@ use bodkin_engine::{Error, Tokenizer};
 use bodkin_gguf::File;
 use serde_json::Value;
 
-use super::{Chosen, Report};
+use super::kit::{Report, Selection, read_json};
 
 /// Runs all cases, those of real models too.
-pub(crate) fn run(kit: &Path, chosen: &Chosen) -> Result<Report> {
+pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
     let mut report = Report::default();
     let folder = kit.join("tokenizers");
     for path in files(&folder, "json")? {
@@ -53,7 +53,7 @@ fn open(name: &str, path: &Path, pre: Option<&str>, report: &mut Report) -> Opti
     None
 }
 
-fn vocabulary(folder: &Path, case: &Value, chosen: &Chosen, report: &mut Report) -> Result<()> {
+fn vocabulary(folder: &Path, case: &Value, chosen: &Selection, report: &mut Report) -> Result<()> {
     let name = text(&case["name"])?;
     let path = match case["vocab_file"].as_str() {
         Some(file) => folder.join(file),
@@ -195,12 +195,6 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     files.sort();
     ensure!(!files.is_empty(), "{}: no .{extension} files", folder.display());
     Ok(files)
-}
-
-/// Reads a file of the kit.
-pub(super) fn read_json(path: &Path) -> Result<Value> {
-    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }
 
 fn text(value: &Value) -> Result<&str> {

@@ -1,5 +1,5 @@
-//! How fast the models of `quality` generate: each is made once, then all are timed in turns, so
-//! that a machine that changes its pace does so to all of them. Which weights are zero matters
+//! How fast the models of `quality` generate: each is made once, then all are timed interleaved,
+//! so that a change of the machine's speed affects all of them. Which weights are zero matters
 //! little to speed, so pruned models are made by magnitude, which needs no text.
 
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Bench, Way};
+use super::bench::{Bench, Way};
 use crate::compare::median;
 
 /// Tokens that a run generates.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::results::{newest, number, replace, text};
 
-/// What tells one measurement from another.
+/// The fields that identify a measurement.
 pub(crate) const KEYS: [&str; 8] =
     ["kind", "file", "cpu", "type", "method", "amount", "format", "variant"];
 

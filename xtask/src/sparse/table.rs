@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::results::{newest, number, replace, text};
 
-/// What tells one measurement from another.
+/// The fields that identify a measurement.
 pub(crate) const KEYS: [&str; 6] = ["kind", "cpu", "threads", "file", "test", "share"];
 
 /// Replaces the tables by the newest row of each measurement.

@@ -5,12 +5,10 @@ use std::io::{self, Write};
 
 use bodkin_gguf::Format;
 
-use super::pruned::prune;
-
 /// Elements that are made; a multiple of every format's block.
 const ELEMENTS: usize = 1 << 20;
 
-/// Values that are compared when some are made zero, as many as a row may have.
+/// Values that are pruned together, about a row.
 const PRUNED: usize = 2048;
 
 /// The deviation of the weights, as models are initialised with.
@@ -44,7 +42,7 @@ impl Blocks {
         Blocks { format, block_bytes, seed, data }
     }
 
-    /// The bytes of so many elements, which are whole blocks.
+    /// The bytes of `elements` elements, which are whole blocks.
     pub(super) fn bytes(&self, elements: u64) -> u64 {
         elements / self.format.block_elements() as u64 * self.block_bytes as u64
     }
@@ -103,4 +101,12 @@ impl Random {
             }
         }
     }
+}
+
+/// Makes the smallest values zero, a share of `sparsity` of them.
+pub(super) fn prune(values: &mut [f32], sparsity: f64) {
+    let count = (values.len() as f64 * sparsity).round() as usize;
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[a].abs().total_cmp(&values[b].abs()));
+    order[..count.min(values.len())].iter().for_each(|&i| values[i] = 0.0);
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use bodkin_gguf::Format;
 
-use super::blocks::{DEVIATION, Random};
+use super::blocks::{DEVIATION, Random, prune};
 
 /// Elements that are made for each width.
 const ELEMENTS: usize = 1 << 20;
@@ -61,12 +61,4 @@ impl PrunedRows {
         let made = &self.rows[&cols];
         (0..rows).map(move |_| &made[(random.bits() % made.len() as u64) as usize])
     }
-}
-
-/// Makes the smallest values zero, a share of `sparsity` of them.
-pub(super) fn prune(values: &mut [f32], sparsity: f64) {
-    let count = (values.len() as f64 * sparsity).round() as usize;
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|&a, &b| values[a].abs().total_cmp(&values[b].abs()));
-    order[..count.min(values.len())].iter().for_each(|&i| values[i] = 0.0);
 }

@@ -19,9 +19,9 @@ pub(crate) enum Size {
     /// That of Llama 3.1 8B.
     #[value(name = "8b")]
     EightB,
-    /// A small Qwen 3 with experts: 1.7 billion weights, of which a token meets a fifth.
+    /// A small Qwen 3 with experts: 1.7 billion weights, of which a token reads a fifth.
     Moe,
-    /// Four layers with experts like those of Nemotron 3 Nano: 128, of which a token meets six.
+    /// Four layers with experts like those of Nemotron 3 Nano: 128, of which a token uses six.
     Nano,
     /// That of Granite 4.0 H 1B: attention in 4 of 40 layers, Mamba 2 in the others.
     Hybrid,
@@ -229,7 +229,7 @@ impl Shape {
         }
     }
 
-    /// Everything that a file says of itself.
+    /// All metadata of a file.
     pub(super) fn metadata(&self, name: &str) -> Metadata {
         let mut metadata = Metadata::new();
         let string = |text: &str| Value::String(text.as_bytes().into());

@@ -64,11 +64,11 @@ fn functions(item: &Item) -> Vec<(String, usize)> {
 /// The last name before parentheses in a head such as `void __launch_bounds__(256) f(int x) {`.
 fn function_name(head: &str) -> Option<&str> {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
-    let before = head.match_indices('(').map(|(at, _)| {
+    let mut before = head.match_indices('(').map(|(at, _)| {
         let start = head[..at].rfind(|c| !is_name(c)).map_or(0, |at| at + 1);
         &head[start..at]
     });
-    before.filter(|name| !name.is_empty() && !name.starts_with("__")).next()
+    before.find(|name| !name.is_empty() && !name.starts_with("__"))
 }
 
 #[cfg(test)]

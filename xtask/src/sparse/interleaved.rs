@@ -1,5 +1,5 @@
-//! One model kept in two ways in one process, which take turns of a few tokens: what other users of
-//! the machine leave of its memory's speed changes from second to second, and so meets both alike.
+//! One model loaded dense and sparse in one process, which alternate every few tokens. The memory
+//! bandwidth that other users of the machine leave changes every second, and so affects both alike.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,14 +10,12 @@ use bodkin_cpu::{Cpu, Sparse};
 use bodkin_engine::{Pages, Sequence};
 use bodkin_gguf::File;
 
-use super::Pairs;
-
 /// What a test does, named as llama-bench names it.
 #[derive(Copy, Clone)]
 pub(super) enum Test {
-    /// Reads so many tokens in one step.
+    /// Prefill of this number of tokens in one step.
     Prompt(usize),
-    /// Generates so many.
+    /// Decode of this number of tokens.
     Generate(usize),
 }
 
@@ -39,7 +37,15 @@ impl Test {
     }
 }
 
-/// Runs a test with zeros and without, in turns.
+/// The runs of one test, pair by pair: tokens a second, and the memory bandwidth in GB/s.
+#[derive(Default)]
+pub(super) struct Pairs {
+    pub(super) dense: Vec<f64>,
+    pub(super) sparse: Vec<f64>,
+    pub(super) bandwidth: Vec<f64>,
+}
+
+/// Runs a test with zeros and without, interleaved.
 pub(super) fn run(file: &Arc<File>, test: Test, threads: usize, pairs: usize) -> Result<Pairs> {
     let cpu = Cpu::new(Some(threads))?;
     let mut both = Vec::new();

@@ -1,0 +1,69 @@
+//! What the parts of a parity run share: which models run, and the outcome.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bodkin_cuda::Cuda;
+use serde_json::Value;
+
+/// Which models and backends run.
+#[derive(Default)]
+pub(super) struct Selection {
+    /// Files of the real models, by name.
+    pub(super) real: BTreeMap<String, PathBuf>,
+    /// The start of the names of the backends that run models.
+    pub(super) backend: String,
+    /// The start of the names of the models that run.
+    pub(super) model: String,
+}
+
+/// The outcome for one folder of the kit.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// Comparisons that were equal.
+    pub(super) passed: usize,
+    /// One line for each comparison that was not.
+    pub(super) failures: Vec<String>,
+    /// Names of what the engine does not support, each with the reason.
+    pub(super) not_covered: Vec<String>,
+    /// Limits of numeric comparisons, each with the largest value found.
+    pub(super) worst: Vec<(f64, f64)>,
+}
+
+impl Report {
+    /// Counts a comparison; `describe` is asked only if it was not equal.
+    pub(super) fn check(&mut self, is_equal: bool, describe: impl FnOnce() -> String) {
+        match is_equal {
+            true => self.passed += 1,
+            false => self.failures.push(describe()),
+        }
+    }
+
+    /// Notes a value that is to stay below a limit.
+    pub(super) fn worst(&mut self, limit: f64, value: f64) {
+        match self.worst.iter_mut().find(|(other, _)| *other == limit) {
+            Some((_, worst)) => *worst = worst.max(value),
+            None => self.worst.push((limit, value)),
+        }
+    }
+}
+
+/// The GPU, or those, that the name of a backend begins with.
+pub(super) fn cuda(backend: &str) -> Result<Cuda> {
+    // A name goes on with what the device is called.
+    let name = backend.split_whitespace().next().unwrap_or("");
+    let numbers = name.strip_prefix("cuda").unwrap_or(name);
+    let numbers = numbers.strip_prefix(':').unwrap_or(numbers);
+    let ordinals = bodkin_cuda::ordinals(if numbers.is_empty() { "0" } else { numbers });
+    let ordinals = ordinals.with_context(|| {
+        format!("--backend: expected numbers after `cuda:`, divided by commas, found `{numbers}`")
+    })?;
+    Ok(Cuda::open_all(&ordinals)?)
+}
+
+/// Reads a file of the kit.
+pub(super) fn read_json(path: &Path) -> Result<Value> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
+}
