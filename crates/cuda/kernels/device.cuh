@@ -1,92 +1,94 @@
-// What all kernels share: numbers, the step's feed, reductions, half precision.
+// What all kernels share: step metadata, asynchronous copies, f16 conversion, sentinels,
+// reductions.
 //
-// Results of a row must not depend on which kernel computed it, so the files are compiled without
-// contraction of products and sums: where a fused multiply-add is wanted, it is written.
+// A row must have the same bits whichever kernel computes it. So the files are compiled without
+// contraction of products and sums: a fused multiply-add is written where it is wanted.
 #pragma once
 #include "parameters.cuh"
 
-// Inputs of products are kept in half precision, sixteen times smaller than they are: the range
-// is then up to a million, and numbers down to a thousandth keep all their bits.
+// Matmul inputs are f16, scaled by 1/16: their range is then a million, and numbers down to a
+// thousandth keep all their bits.
 #define INPUT_SCALE 0.0625f
 #define HALF_MAX 65504.0f
 #define PAGE_TOKENS 32u
 #define INFINITY_F __int_as_float(0x7f800000)
 
-// The same number, which the compiler takes for another: what is read by it stays where it is read.
-DEVICE u32 own(u32 x) {
+// Optimisation barrier: returns the same number, but the compiler cannot move or merge what depends
+// on it.
+DEVICE u32 opaque(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// What there happens to be in registers.
-DEVICE uint4 anything() {
+// Undefined register contents, for operands that no result depends on.
+DEVICE uint4 undefined_registers() {
     uint4 v;
     asm("" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w));
     return v;
 }
 
-// The kernel before this one in the stream has finished, and what it wrote can be read. Kernels
-// may start earlier than that, to fetch what no kernel writes.
-DEVICE void wait_for_inputs() {
+// Waits until the previous kernel in the stream has finished (programmatic dependent launch). A
+// kernel may start earlier and fetch what no kernel writes, such as weights.
+DEVICE void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// The next kernel in the stream may start as soon as all blocks have come here.
-DEVICE void let_next_start() {
+// Lets the next kernel in the stream start once all blocks have called this.
+DEVICE void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// The step's numbers, in one array of u32 that begins with where each part of it lies.
-struct Feed {
+// Step metadata: one array of u32 that begins with the offset of each of its parts.
+struct StepMetadata {
     const u32 *at;
 
     __device__ __forceinline__ u32 rows() const { return at[0]; }
     __device__ __forceinline__ u32 spans() const { return at[1]; }
-    // Token ids of rows.
+    // Token id of a row.
     __device__ __forceinline__ u32 token(u32 row) const { return at[at[2] + row]; }
-    // Positions of rows in their sequences.
+    // Position of a row in its sequence.
     __device__ __forceinline__ u32 position(u32 row) const { return at[at[3] + row]; }
-    // Which span a row belongs to.
+    // The span of a row.
     __device__ __forceinline__ u32 span(u32 row) const { return at[at[4] + row]; }
-    // The row that an output stands for.
+    // The row whose logits are output `i`.
     __device__ __forceinline__ u32 output(u32 i) const { return at[at[5] + i]; }
-    // Of a span: its first row, rows, first position, cell of state, and whether it is of a prompt.
+    // Of a span: first row, rows, first position, state slot, and whether it is prefill.
     __device__ __forceinline__ u32 first(u32 span) const { return at[at[6] + 5 * span]; }
     __device__ __forceinline__ u32 len(u32 span) const { return at[at[6] + 5 * span + 1]; }
     __device__ __forceinline__ u32 start(u32 span) const { return at[at[6] + 5 * span + 2]; }
-    __device__ __forceinline__ u32 cell(u32 span) const { return at[at[6] + 5 * span + 3]; }
+    __device__ __forceinline__ u32 state_slot(u32 span) const { return at[at[6] + 5 * span + 3]; }
     __device__ __forceinline__ bool is_prompt(u32 span) const { return at[at[6] + 5 * span + 4] != 0; }
-    // A span's pages for a window: their numbers from that of position 0 on, of which the first
-    // ones may be missing.
+    // A span's page table for a window, indexed by page of positions. Pages that left the window
+    // are missing at its start.
     __device__ __forceinline__ const u32 *pages(u32 window, u32 span) const {
         const u32 *table = at + at[7] + 2 * (window * spans() + span);
         return at + (int)(table[1] - table[0]);
     }
 };
 
-// Asks for sixteen bytes of memory to come to shared memory.
+// Copies sixteen bytes to shared memory asynchronously.
 DEVICE void copy_async(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Likewise of four bytes.
+// Copies four bytes likewise.
 DEVICE void copy_async4(u32 to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Four matrices of eight by eight halves; a lane gives the address of a row of one.
-DEVICE uint4 load_matrices(u32 at) {
+// Loads four 8x8 matrices of halves; each lane gives the address of one matrix row.
+DEVICE uint4 ldmatrix_x4(u32 at) {
     uint4 m;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w) : "r"(at) : "memory");
     return m;
 }
 
-// Half precision, as bits.
+// f16 values, as bits.
 
 DEVICE float from_half(u32 bits) {
     float x;
@@ -94,19 +96,19 @@ DEVICE float from_half(u32 bits) {
     return x;
 }
 
-// The first number in the lower bits.
+// Rounds two numbers to f16; the first goes to the lower bits.
 DEVICE u32 half_pair(float a, float b) {
     u32 bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
     return bits;
 }
 
-DEVICE float within_half(float x) { return fminf(fmaxf(x, -HALF_MAX), HALF_MAX); }
+DEVICE float clamp_half(float x) { return fminf(fmaxf(x, -HALF_MAX), HALF_MAX); }
 
-DEVICE u16 to_half(float x) { return (u16)half_pair(within_half(x), 0.0f); }
+DEVICE u16 to_half(float x) { return (u16)half_pair(clamp_half(x), 0.0f); }
 
-// As an input of products: still in f32, and in half precision.
-DEVICE float as_input(float x) { return within_half(x * INPUT_SCALE); }
+// Scales a matmul input: clamped in f32, or rounded to f16.
+DEVICE float as_input(float x) { return clamp_half(x * INPUT_SCALE); }
 DEVICE u16 to_input(float x) { return to_half(x * INPUT_SCALE); }
 
 DEVICE float2 from_half_pair(u32 bits) {
@@ -125,53 +127,56 @@ DEVICE u32 half_fma(u32 a, u32 b, u32 c) {
     return y;
 }
 
-// Results that other blocks of a running kernel wait for. What is not written yet is all ones, which
-// nothing that is written ever is: halves are never infinite or no number, and floats that are no
-// number have other bits. A number is read and written whole, so nothing else has to be ordered but
-// memory that is used again while the kernel runs (`Awaited`).
+// Dataflow by sentinels. Blocks of the persistent kernel poll each other's results. A value that is
+// not yet written holds the sentinel: all ones, a NaN that no store writes. Halves are never
+// infinite or NaN, and stored NaN floats have other bits. Each number is read and written whole, so
+// relaxed accesses suffice; only reused memory needs a fence (`AwaitedPartials`).
 
-#define UNWRITTEN 0xffffffffu
+#define SENTINEL 0xffffffffu
 
-DEVICE void publish(float *to, float x) {
+DEVICE void store_relaxed(float *to, float x) {
     u32 bits = __float_as_uint(x);
-    if (bits == UNWRITTEN) bits = 0x7fffffffu;
+    if (bits == SENTINEL) bits = 0x7fffffffu;
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }
 
-DEVICE void publish(u16 *to, u16 half) {
+DEVICE void store_relaxed(u16 *to, u16 half) {
     asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(half) : "memory");
 }
 
-DEVICE u32 look(const float *at) {
+DEVICE u32 load_relaxed(const float *at) {
     u32 bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(at) : "memory");
     return bits;
 }
 
-DEVICE uint4 look(const uint4 *at) {
+DEVICE uint4 load_relaxed(const uint4 *at) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
     return v;
 }
 
-// A free bit in the exponent of a half that is there; its sign bit stays 0 then.
-DEVICE u32 beyond_exponents(u32 pair) { return (pair & 0x7c007c00u) + 0x04000400u; }
+// Overflows into bit 15 of each half that holds the sentinel's all-ones exponent; written halves
+// leave that bit 0.
+DEVICE u32 exponent_overflow(u32 pair) { return (pair & 0x7c007c00u) + 0x04000400u; }
 
-// Whether all is there. Without branches: mostly it is, and all has to be looked at then.
+// Whether no element is a sentinel. Branch-free: mostly all are written, and all have to be checked
+// then.
 DEVICE bool is_written(const uint4 &v, bool are_halves) {
     if (are_halves) {
-        u32 beyond = beyond_exponents(v.x) | beyond_exponents(v.y) | beyond_exponents(v.z) | beyond_exponents(v.w);
+        u32 beyond = exponent_overflow(v.x) | exponent_overflow(v.y) | exponent_overflow(v.z) | exponent_overflow(v.w);
         return (beyond & 0x80008000u) == 0;
     }
-    return (v.x != UNWRITTEN) & (v.y != UNWRITTEN) & (v.z != UNWRITTEN) & (v.w != UNWRITTEN);
+    return (v.x != SENTINEL) & (v.y != SENTINEL) & (v.z != SENTINEL) & (v.w != SENTINEL);
 }
 
-// Sixteen bytes each, `step` apart, and zeros from place `end` on. All that are not there yet are
-// looked at again at the same time: one after the other, each would take a way to memory.
-template <bool HALVES, int N> DEVICE void wait_for_all(const uint4 *from, u32 step, u32 end, uint4 (&x)[N]) {
+// Loads N vectors of sixteen bytes, `step` apart, with zeros from index `end` on, and polls until
+// none holds a sentinel. All missing vectors are loaded again together, to pay the memory latency
+// once.
+template <bool HALVES, int N> DEVICE void poll_all(const uint4 *from, u32 step, u32 end, uint4 (&x)[N]) {
 #pragma unroll
-    for (u32 j = 0; j < N; j++) x[j] = j * step < end ? look(from + j * step) : make_uint4(0, 0, 0, 0);
+    for (u32 j = 0; j < N; j++) x[j] = j * step < end ? load_relaxed(from + j * step) : make_uint4(0, 0, 0, 0);
     bool are_there = false;
 #pragma unroll 1
     while (!are_there) {
@@ -180,15 +185,15 @@ template <bool HALVES, int N> DEVICE void wait_for_all(const uint4 *from, u32 st
         for (u32 j = 0; j < N; j++) {
             if (is_written(x[j], HALVES)) continue;
             are_there = false;
-            x[j] = look(from + j * step);
+            x[j] = load_relaxed(from + j * step);
         }
     }
 }
 
-// Where something is in shared memory.
+// Address in shared memory.
 DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
-// Reductions, always in the same order.
+// Reductions in a fixed order.
 
 DEVICE float warp_sum(float x) {
     for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
@@ -200,15 +205,15 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-// Over all threads of a block of up to 1024; everybody gets the sum. `room` holds 32.
-DEVICE float block_sum(float x, float *room) {
+// Sum over the threads of a block (up to 1024); every thread gets it. `scratch` holds 32 floats.
+DEVICE float block_sum(float x, float *scratch) {
     x = warp_sum(x);
     if (blockDim.x <= 32) return x;
     __syncthreads();
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
     float sum = 0.0f;
-    for (u32 i = 0; i < blockDim.x / 32; i++) sum += room[i];
+    for (u32 i = 0; i < blockDim.x / 32; i++) sum += scratch[i];
     return sum;
 }
 
@@ -220,9 +225,9 @@ DEVICE float add_squares(const float4 &x, float sum) {
     return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, fmaf(x.x, x.x, sum))));
 }
 
-// A thread's part of the sum of a row's squares, four neighbours at a time. The number of threads decides the
-// order of the sum.
-DEVICE float square_of(const float *x, u32 n, u32 thread, u32 threads) {
+// A thread's part of a row's sum of squares, four neighbours at a time. The number of threads
+// decides the order of the sum.
+DEVICE float sum_squares(const float *x, u32 n, u32 thread, u32 threads) {
     float square = 0.0f;
     bool is_whole = n % 4 == 0 && (u64)x % 16 == 0;
     for (u32 first = 4 * thread; first < n; first += 8 * threads) {
@@ -245,31 +250,33 @@ DEVICE float square_of(const float *x, u32 n, u32 thread, u32 threads) {
     return square;
 }
 
-// What an RMS norm multiplies a row with, from the sum of its squares and one divided by their number: who waits for
-// the sum can have the latter before.
-DEVICE float rms_of(float sum, float one_of, float eps) { return rsqrtf(sum * one_of + eps); }
+// The factor of an RMS norm, from the sum of squares and the inverse element count, which a caller
+// can compute before the sum arrives.
+DEVICE float rms_factor(float sum, float one_of, float eps) { return rsqrtf(sum * one_of + eps); }
 
-// The same of a row. `room` has a place for each warp.
-DEVICE float rms_scale(const float *x, u32 n, float eps, float *room) {
-    float square = square_of(x, n, threadIdx.x, blockDim.x);
-    return rms_of(block_sum(square, room), 1.0f / (float)n, eps);
+// The RMS factor of a row. `scratch` holds a float for each warp.
+DEVICE float rms_scale(const float *x, u32 n, float eps, float *scratch) {
+    float square = sum_squares(x, n, threadIdx.x, blockDim.x);
+    return rms_factor(block_sum(square, scratch), 1.0f / (float)n, eps);
 }
 
-// The same by half as many threads, each of which does what two would: `dot` has so many.
-DEVICE float rms_scale_by_half(const float *x, u32 n, float eps, float *room) {
+// The RMS factor computed by half as many threads with the same order of sums: each thread does the
+// work of two. `gemv_mma` has half the threads of `norm_rows`.
+DEVICE float rms_scale_half_block(const float *x, u32 n, float eps, float *scratch) {
     u32 t = threadIdx.x, warps = blockDim.x / 32;
     for (u32 i = 0; i < 2; i++) {
-        float square = warp_sum(square_of(x, n, t + i * blockDim.x, 2 * blockDim.x));
-        if (t % 32 == 0) room[t / 32 + i * warps] = square;
+        float square = warp_sum(sum_squares(x, n, t + i * blockDim.x, 2 * blockDim.x));
+        if (t % 32 == 0) scratch[t / 32 + i * warps] = square;
     }
     __syncthreads();
     float sum = 0.0f;
-    for (u32 i = 0; i < 2 * warps; i++) sum += room[i];
-    return rms_of(sum, 1.0f / (float)n, eps);
+    for (u32 i = 0; i < 2 * warps; i++) sum += scratch[i];
+    return rms_factor(sum, 1.0f / (float)n, eps);
 }
 
-// Element `at` of a head, rotated by its row's angles; those beyond the pairs stay as they are.
-DEVICE float rotated(const float *head, u32 at, const float2 *angles, u32 pairs, u32 is_neox) {
+// RoPE: element `at` of a head, rotated by its row's angles. Elements beyond the rotary pairs are
+// unchanged.
+DEVICE float rope_element(const float *head, u32 at, const float2 *angles, u32 pairs, u32 is_neox) {
     float y = head[at];
     if (at >= 2 * pairs) return y;
     bool is_second = is_neox ? at >= pairs : at % 2 == 1;

@@ -19,7 +19,7 @@ struct Matrix {
 static_assert(sizeof(Matrix) == 48, "as in parameters.rs");
 
 // A matmul of some input rows with up to four matrices.
-struct Product {
+struct Matmul {
     Matrix matrices[MATRICES];
     const void *input;         // [.., input_stride] in f16; for f32 weights, in f32
     const u32 *metadata;       // maps outputs to input rows
@@ -45,7 +45,6 @@ struct Product {
     float norm_eps;
     u32 slices; // split-K
 };
-typedef Product Matmul;
 static_assert(sizeof(Matmul) == 312, "as in parameters.rs");
 
 // A matmul of many rows, grouped by expert where there are experts.
@@ -80,7 +79,7 @@ struct SwizzleInput {
 };
 static_assert(sizeof(SwizzleInput) == 56, "as in parameters.rs");
 
-struct Attend {
+struct Attention {
     const float *q; // [rows, q_stride]
     KvElement *keys;   // of all pages
     KvElement *values; // of all pages
@@ -111,7 +110,7 @@ struct Attend {
     u32 head_blocks_inverse, group_blocks_inverse; // for `divide`: by `head_blocks`, by those of a KV head
     u32 padding;
 };
-static_assert(sizeof(Attend) == 192, "as in parameters.rs");
+static_assert(sizeof(Attention) == 192, "as in parameters.rs");
 
 // Stores new keys and values in their pages, and rotates keys and queries (RoPE).
 struct StoreKv {
@@ -270,7 +269,7 @@ struct Scan {
 static_assert(sizeof(Scan) == 120, "as in parameters.rs");
 
 // Samples the next step's tokens.
-struct Choose {
+struct Sample {
     float *logits;  // [outputs, stride]
     u32 *metadata;  // every row is a sequence's only one, and an output
     u64 *group_max; // [outputs, GROUPS]: the largest logit of each group, as a rank
@@ -279,7 +278,7 @@ struct Choose {
     u32 stride, width, outputs;
     u32 padding;
 };
-static_assert(sizeof(Choose) == 56, "as in parameters.rs");
+static_assert(sizeof(Sample) == 56, "as in parameters.rs");
 
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {
@@ -287,7 +286,7 @@ struct Stage {
     u32 padding[3];
     union {
         Matmul matmul;
-        Attend attention;
+        Attention attention;
         Norm norm;
         Route route;
         u32 words[80];

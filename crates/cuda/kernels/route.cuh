@@ -1,12 +1,12 @@
-// The choice of experts, as `route` and the persistent kernel make it.
+// Top-k routing, shared by the `route` kernel and the persistent kernel.
 #pragma once
 #include "device.cuh"
 
-// The experts' places in shared memory, of which four lanes take four each at once.
-DEVICE u32 places(const Route &p) { return (p.experts + 15) & ~15u; }
+// The experts' count rounded up to 16: four lanes read four ranks each at once.
+DEVICE u32 padded_experts(const Route &p) { return (p.experts + 15) & ~15u; }
 
-// Closes all groups but the best ones, by the sums of their two best ranks.
-DEVICE void close_groups(const Route &p, u32 lane, float *ranks, float *sums) {
+// Masks all expert groups but the best ones, ranked by the sums of their two best experts.
+DEVICE void mask_groups(const Route &p, u32 lane, float *ranks, float *group_scores) {
     u32 size = p.experts / p.groups;
 #pragma unroll 1
     for (u32 group = lane; group < p.groups; group += 32) {
@@ -17,38 +17,40 @@ DEVICE void close_groups(const Route &p, u32 lane, float *ranks, float *sums) {
             second = fmaxf(second, fminf(best, rank));
             best = fmaxf(best, rank);
         }
-        sums[group] = size > 1 ? best + second : best;
+        group_scores[group] = size > 1 ? best + second : best;
     }
     __syncwarp();
-    // A group is open if fewer than `groups_used` come before it.
+    // A group stays if fewer than `groups_used` groups rank before it.
 #pragma unroll 1
     for (u32 expert = lane; expert < p.experts; expert += 32) {
         u32 group = expert / size, before = 0;
 #pragma unroll 1
         for (u32 i = 0; i < p.groups; i++) {
-            before += sums[i] > sums[group] || (sums[i] == sums[group] && i < group);
+            before += group_scores[i] > group_scores[group] || (group_scores[i] == group_scores[group] && i < group);
         }
         if (before >= p.groups_used) ranks[expert] = -INFINITY_F;
     }
     __syncwarp();
 }
 
-// The first threads of a block, a multiple of 32, choose the experts of a row by its scores; `sync` lets them
-// wait for each other. `room` has two floats for each place of an expert and each chosen one, and one for each
-// group, from an address on that is a multiple of sixteen.
-// `tell` is told each choice: its number, the weight, and the expert.
-template <class Sync, class Tell>
-DEVICE void choose_experts(const Route &p, u32 t, u32 threads, const float *scores, float *room, Sync sync, Tell tell) {
-    float *probabilities = room, *ranks = room + places(p), *sums = ranks + places(p), *weights = sums + p.groups;
+// Chooses a row's experts from its scores with the first `threads` threads of a block, a multiple
+// of 32; `sync` is their barrier. `workspace` (16-byte aligned) holds two floats for each padded
+// and each chosen expert, and one for each group. `store` receives each choice: its index, its
+// weight, and the expert's id.
+template <class Sync, class Store>
+DEVICE void choose_experts(const Route &p, u32 t, u32 threads, const float *scores, float *workspace,
+    Sync sync, Store store) {
+    float *probabilities = workspace, *ranks = workspace + padded_experts(p),
+        *group_scores = ranks + padded_experts(p), *weights = group_scores + p.groups;
     u32 *chosen = (u32 *)(weights + p.experts_used);
     if (t < 32) {
-        float most = -INFINITY_F, sum = 0.0f;
+        float max_score = -INFINITY_F, sum = 0.0f;
 #pragma unroll 1
-        for (u32 i = t; i < p.experts; i += 32) most = fmaxf(most, scores[i]);
-        most = warp_max(most);
+        for (u32 i = t; i < p.experts; i += 32) max_score = fmaxf(max_score, scores[i]);
+        max_score = warp_max(max_score);
 #pragma unroll 1
         for (u32 i = t; i < p.experts; i += 32) {
-            probabilities[i] = expf(scores[i] - most);
+            probabilities[i] = expf(scores[i] - max_score);
             sum += probabilities[i];
         }
         sum = warp_sum(sum);
@@ -58,44 +60,45 @@ DEVICE void choose_experts(const Route &p, u32 t, u32 threads, const float *scor
             float y = p.gating == 0 ? probabilities[i] / sum : p.gating == 1 ? sigmoid(s) : s;
             probabilities[i] = y;
             float rank = p.bias ? y + p.bias[i] : y;
-            // What is no number comes last.
+            // NaN ranks last.
             ranks[i] = rank == rank ? rank : -INFINITY_F;
         }
-        if (p.experts + t < places(p)) ranks[p.experts + t] = -INFINITY_F;
+        if (p.experts + t < padded_experts(p)) ranks[p.experts + t] = -INFINITY_F;
         __syncwarp();
-        if (p.groups > 1) close_groups(p, t, ranks, sums);
+        if (p.groups > 1) mask_groups(p, t, ranks, group_scores);
     }
     sync();
-    // An expert's place is how many are better; of equals the first is. Four lanes count.
+    // An expert's place is the count of better ones; ties go to the lower id. Four lanes count
+    // together.
 #pragma unroll 1
     for (u32 first = 0; first < p.experts; first += threads / 4) {
-        u32 i = first + t / 4, place = 0;
-        float own = i < p.experts ? ranks[i] : 0.0f;
-        auto count = [&](float rank, u32 j) { place += (rank > own) | ((rank == own) & (j < i)); };
+        u32 i = first + t / 4, position = 0;
+        float self = i < p.experts ? ranks[i] : 0.0f;
+        auto count = [&](float rank, u32 j) { position += (rank > self) | ((rank == self) & (j < i)); };
 #pragma unroll 2
-        for (u32 j = 4 * (t % 4); j < places(p); j += 16) {
+        for (u32 j = 4 * (t % 4); j < padded_experts(p); j += 16) {
             float4 four = *(const float4 *)(ranks + j);
             count(four.x, j), count(four.y, j + 1), count(four.z, j + 2), count(four.w, j + 3);
         }
-        place += __shfl_xor_sync(~0u, place, 1);
-        place += __shfl_xor_sync(~0u, place, 2);
-        if (t % 4 > 0 || i >= p.experts || place >= p.experts_used) continue;
-        weights[place] = probabilities[i];
-        chosen[place] = i;
+        position += __shfl_xor_sync(~0u, position, 1);
+        position += __shfl_xor_sync(~0u, position, 2);
+        if (t % 4 > 0 || i >= p.experts || position >= p.experts_used) continue;
+        weights[position] = probabilities[i];
+        chosen[position] = i;
         atomicAdd(p.counts + i, 1);
     }
     sync();
 #pragma unroll 1
-    for (u32 own = t; own < p.experts_used; own += threads) {
+    for (u32 self = t; self < p.experts_used; self += threads) {
         float total = 0.0f, weight = 0.0f;
 #pragma unroll 1
         for (u32 k = 0; k < p.experts_used; k++) {
             float y = p.gating == 2 ? expf(weights[k] - weights[0]) : weights[k];
             total += y;
-            if (k == own) weight = y;
+            if (k == self) weight = y;
         }
         if (p.gating == 2) weight /= total;
         if (p.normalize) weight /= fmaxf(p.gating == 2 ? 1.0f : total, 1.0f / 16384.0f);
-        tell(own, weight * p.scale, chosen[own]);
+        store(self, weight * p.scale, chosen[self]);
     }
 }

@@ -1,36 +1,38 @@
-// Operations on single rows: tables, norms, rotations, elementwise functions, the choice of
-// experts; and the pooling of rows.
+// Kernels on single rows: embedding, norms, RoPE, elementwise functions, columns, routing; and
+// pooling. All are bound by memory or by launch latency. Grids are (rows, blocks of elements)
+// unless noted.
 #include "device.cuh"
-#include "planes.cuh"
+#include "packed.cuh"
 #include "route.cuh"
 
-// RopeAngles are reduced in double precision: positions are large.
-KERNEL angles(const __grid_constant__ RopeAngles p) {
-    let_next_start();
-    wait_for_inputs();
+// Cosines and sines of rotary angles. Angles are reduced in double precision, as positions are
+// large.
+KERNEL rope_angles(const __grid_constant__ RopeAngles p) {
+    launch_dependents();
+    grid_dependency_wait();
     u32 row = blockIdx.x;
-    double position = Feed{p.metadata}.position(row);
+    double position = StepMetadata{p.metadata}.position(row);
     for (u32 i = threadIdx.x; i < p.rotary_pairs; i += blockDim.x) {
-        double turns = p.frequencies[i] * position;
+        double half_turns = p.frequencies[i] * position;
         float sine, cosine;
-        sincospif((float)(turns - 2.0 * rint(0.5 * turns)), &sine, &cosine);
+        sincospif((float)(half_turns - 2.0 * rint(0.5 * half_turns)), &sine, &cosine);
         p.out[(u64)row * p.rotary_pairs + i] = make_float2(cosine * p.magnitude, sine * p.magnitude);
     }
 }
 
-template <int KIND> DEVICE void embed(const Embed &p) {
-    let_next_start();
-    wait_for_inputs();
-    Feed feed = {p.metadata};
+template <int LAYOUT> DEVICE void embed(const Embed &p) {
+    launch_dependents();
+    grid_dependency_wait();
+    StepMetadata metadata = {p.metadata};
     u32 at = blockIdx.x;
-    u32 row = p.by == 0 ? feed.token(at) : p.by == 1 ? feed.position(at) : 0;
-    const u8 *tile = p.packed + (u64)(row / TILE_ROWS) * p.chunks * Planes<KIND>::BYTES;
+    u32 row = p.by == 0 ? metadata.token(at) : p.by == 1 ? metadata.position(at) : 0;
+    const u8 *tile = p.packed + (u64)(row / TILE_ROWS) * p.chunks * Packed<LAYOUT>::BYTES;
     float scale = p.scales[row] * INPUT_SCALE;
     u32 r = row % TILE_ROWS;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.cols; i += blockDim.x * gridDim.y) {
         u32 lane = r % 8 * 4 + i % CHUNK_COLS / 16;
-        const u8 *chunk = tile + i / CHUNK_COLS * Planes<KIND>::BYTES;
-        p.out[(u64)at * p.stride + i] = Planes<KIND>::value(chunk, lane, r / 8, i % 16) * scale;
+        const u8 *chunk = tile + i / CHUNK_COLS * Packed<LAYOUT>::BYTES;
+        p.out[(u64)at * p.stride + i] = Packed<LAYOUT>::value(chunk, lane, r / 8, i % 16) * scale;
     }
 }
 
@@ -44,26 +46,26 @@ KERNEL embed_s24_s8(const __grid_constant__ Embed p) { embed<S24_S8>(p); }
 KERNEL embed_s24_s4(const __grid_constant__ Embed p) { embed<S24_S4>(p); }
 KERNEL embed_f32(const __grid_constant__ Embed p) { embed<F32>(p); }
 
-// A block normalises a group of a row.
-KERNEL normalize(const __grid_constant__ Norm p) {
-    __shared__ float room[32];
-    let_next_start();
-    wait_for_inputs();
+// RMS or layer norm: a block takes a group of a row. Grid: (rows, groups).
+KERNEL norm_rows(const __grid_constant__ Norm p) {
+    __shared__ float scratch[32];
+    launch_dependents();
+    grid_dependency_wait();
     u32 row = blockIdx.x, group = blockIdx.y;
     const float *x = p.x + (u64)row * p.stride + group * p.n;
     float mean = 0.0f, scale;
     if (p.is_layer) {
         for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) mean += x[i];
-        mean = block_sum(mean, room) / (float)p.n;
+        mean = block_sum(mean, scratch) / (float)p.n;
         float square = 0.0f;
         for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) {
             square = fmaf(x[i] - mean, x[i] - mean, square);
         }
-        scale = rsqrtf(block_sum(square, room) / (float)p.n + p.eps);
+        scale = rsqrtf(block_sum(square, scratch) / (float)p.n + p.eps);
     } else {
-        scale = rms_scale(x, p.n, p.eps, room);
+        scale = rms_scale(x, p.n, p.eps, scratch);
     }
-    // Several elements at a time: one after the other, each would take a way to memory.
+    // COUNT elements at a time, to pay the memory latency once.
     const u32 COUNT = 8;
     u32 start = p.weight_len == p.n ? 0 : group * p.n;
     for (u32 first = threadIdx.x; first < p.n; first += COUNT * blockDim.x) {
@@ -93,10 +95,10 @@ KERNEL normalize(const __grid_constant__ Norm p) {
     }
 }
 
-// Makes the parts of a row inputs of products.
-KERNEL prepare(const __grid_constant__ ConvertInput p) {
-    let_next_start();
-    wait_for_inputs();
+// Converts the parts of a row to matmul inputs. Grid: (rows, parts).
+KERNEL convert_input(const __grid_constant__ ConvertInput p) {
+    launch_dependents();
+    grid_dependency_wait();
     u32 row = blockIdx.x, part = blockIdx.y;
     const float *x = p.x + (u64)row * p.stride + part * p.cols;
     u16 *out = p.out + ((u64)row * p.parts + part) * p.out_stride;
@@ -104,8 +106,8 @@ KERNEL prepare(const __grid_constant__ ConvertInput p) {
 }
 
 KERNEL elementwise(const __grid_constant__ Elementwise p) {
-    let_next_start();
-    wait_for_inputs();
+    launch_dependents();
+    grid_dependency_wait();
     u64 row = blockIdx.x;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
         float a = p.a[row * p.a_stride + (p.op == 2 ? 0 : i)];
@@ -123,26 +125,26 @@ KERNEL elementwise(const __grid_constant__ Elementwise p) {
     }
 }
 
-KERNEL rotate(const __grid_constant__ Rotate p) {
-    let_next_start();
-    wait_for_inputs();
+KERNEL rope(const __grid_constant__ Rotate p) {
+    launch_dependents();
+    grid_dependency_wait();
     u64 row = blockIdx.x;
     const float *x = p.x + row * p.stride;
     float *out = p.out + row * p.out_stride;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
         const float *head = x + i / p.head_dim * p.head_dim;
-        out[i] = rotated(head, i % p.head_dim, p.cos_sin + row * p.rotary_pairs, p.rotary_pairs, p.is_neox);
+        out[i] = rope_element(head, i % p.head_dim, p.cos_sin + row * p.rotary_pairs, p.rotary_pairs, p.is_neox);
     }
 }
 
-// Columns of the parts of one value, or of two by turns.
-KERNEL arrange(const __grid_constant__ SliceConcat p) {
-    let_next_start();
-    wait_for_inputs();
+// Slices or concatenates the columns of groups.
+KERNEL slice_concat(const __grid_constant__ SliceConcat p) {
+    launch_dependents();
+    grid_dependency_wait();
     u64 row = blockIdx.x;
-    u32 part = p.a_len + p.b_len;
-    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.groups * part; i += blockDim.x * gridDim.y) {
-        u32 group = i / part, at = i % part;
+    u32 group_len = p.a_len + p.b_len;
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.groups * group_len; i += blockDim.x * gridDim.y) {
+        u32 group = i / group_len, at = i % group_len;
         p.out[row * p.out_stride + i] = at < p.a_len
             ? p.a[row * p.a_stride + group * p.a_width + p.a_start + at]
             : p.b[row * p.b_stride + (p.is_b_shared ? 0 : group * p.b_len) + at - p.a_len];
@@ -150,11 +152,11 @@ KERNEL arrange(const __grid_constant__ SliceConcat p) {
 }
 
 KERNEL pool(const __grid_constant__ Pool p) {
-    let_next_start();
-    wait_for_inputs();
-    Feed feed = {p.metadata};
-    u32 span = feed.span(feed.output(blockIdx.x));
-    u32 first = feed.first(span), len = feed.len(span);
+    launch_dependents();
+    grid_dependency_wait();
+    StepMetadata metadata = {p.metadata};
+    u32 span = metadata.span(metadata.output(blockIdx.x));
+    u32 first = metadata.first(span), len = metadata.len(span);
     for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) {
         const float *x = p.x + (u64)first * p.stride + i;
         float y = 0.0f;
@@ -168,23 +170,23 @@ KERNEL pool(const __grid_constant__ Pool p) {
     }
 }
 
-// A block for each row.
+// Top-k routing: a block takes a row.
 KERNEL route(const __grid_constant__ Route p) {
-    extern __shared__ __align__(16) float room[];
-    let_next_start();
-    wait_for_inputs();
+    extern __shared__ __align__(16) float scratch[];
+    launch_dependents();
+    grid_dependency_wait();
     float *out = p.out + (u64)blockIdx.x * p.out_stride;
     const float *scores = p.scores + (u64)blockIdx.x * p.stride;
-    auto tell = [&](u32 k, float weight, u32 expert) {
+    auto store = [&](u32 k, float weight, u32 expert) {
         out[k] = weight;
         out[p.experts_used + k] = (float)expert;
     };
-    choose_experts(p, threadIdx.x, blockDim.x, scores, room, [] { __syncthreads(); }, tell);
+    choose_experts(p, threadIdx.x, blockDim.x, scores, scratch, [] { __syncthreads(); }, store);
 }
 
 KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
-    let_next_start();
-    wait_for_inputs();
+    launch_dependents();
+    grid_dependency_wait();
     u64 row = blockIdx.x;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
         float sum = 0.0f;

@@ -5,7 +5,7 @@ use bodkin_backend::{Batch, SamplingParams};
 
 /// Numbers before the first part.
 const HEADER: usize = 9;
-/// Numbers of a rule besides its lists, as in `kernels/choose.cuh`.
+/// Numbers of a rule besides its lists, as in `kernels/sampling.cuh`.
 const RULE: usize = 16;
 /// Numbers that there is room for in each rule of a step that generates.
 const RULE_CAPACITY: usize = 256;

@@ -38,7 +38,8 @@ macro_rules! modules {
 }
 
 modules! {
-    rows state choose attend attend_f32 attend_q8 attend_meet attend_prompt dot mul order wide
+    rows recurrent sample attention attention_f32 attention_q8 decode_attention_mma prefill_attention
+    gemv_mma gemm_mma permute_experts gemm_wgmma
     persistent persistent_s24 persistent_experts
 }
 
@@ -61,17 +62,19 @@ pub(crate) struct LayoutKernels {
 impl LayoutKernels {
     fn load(layout: MmaLayout, modules: &Modules, is_hopper: bool) -> Result<LayoutKernels> {
         let name = layout.name();
-        let Modules { rows, dot, mul, wide, .. } = modules;
+        let Modules { rows, gemv_mma, gemm_mma, gemm_wgmma, .. } = modules;
         let both = |module: &Module, name: &str, bytes: usize| -> Result<[Kernel; 2]> {
             Ok([module.kernel(name, bytes)?, module.kernel(&format!("{name}_gated"), bytes)?])
         };
-        let dots = |rows: usize| both(dot, &format!("dot_{name}_{rows}"), MIN_SHARED_BYTES);
-        let wides =
-            |width: usize| both(wide, &format!("wide_{name}_{width}"), wide_bytes(layout, width));
+        let dots =
+            |rows: usize| both(gemv_mma, &format!("gemv_mma_{name}_{rows}"), MIN_SHARED_BYTES);
+        let wides = |width: usize| {
+            both(gemm_wgmma, &format!("gemm_wgmma_{name}_{width}"), wide_bytes(layout, width))
+        };
         Ok(LayoutKernels {
             embed: rows.kernel(&format!("embed_{name}"), 0)?,
             dot: [dots(8)?, dots(16)?],
-            mul: both(mul, &format!("mul_{name}"), MUL_BYTES)?,
+            mul: both(gemm_mma, &format!("gemm_mma_{name}"), MUL_BYTES)?,
             wide: match is_hopper && layout.has_wgmma() {
                 true => Some([wides(WIDTHS[0].0)?, wides(WIDTHS[1].0)?]),
                 false => None,
@@ -93,10 +96,10 @@ impl Attention {
     fn of(module: &Module) -> Result<Attention> {
         let attends = |name: &str| -> Result<[Kernel; 2]> {
             let kernel = |name: &str| module.kernel(name, ATTEND_BYTES);
-            Ok([kernel(name)?, kernel(&format!("{name}_alone"))?])
+            Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
         };
-        let attend = [attends("attend_1")?, attends("attend_4")?];
-        Ok(Attention { attend, store: module.kernel("store", 0)? })
+        let attend = [attends("attention_1")?, attends("attention_4")?];
+        Ok(Attention { attend, store: module.kernel("store_kv", 0)? })
     }
 }
 
@@ -144,9 +147,10 @@ impl Kernels {
         let is_hopper = device.capability == 90;
         let modules = Modules::load(device, is_hopper)?;
         let layouts = MmaLayout::ALL.map(|layout| LayoutKernels::load(layout, &modules, is_hopper));
-        let Modules { rows, state, choose, dot, order, attend_meet, attend_prompt, .. } = &modules;
+        let Modules { rows, recurrent, sample, gemv_mma, permute_experts, .. } = &modules;
+        let Modules { decode_attention_mma, prefill_attention, .. } = &modules;
         let prefill = PREFILL_DIMS.map(|dims| {
-            attend_prompt.kernel(&format!("attend_prompt_{dims}"), prefill_bytes(dims))
+            prefill_attention.kernel(&format!("prefill_attention_{dims}"), prefill_bytes(dims))
         });
         let persistent = || -> Result<Vec<Kernel>> {
             let Modules { persistent, persistent_s24, persistent_experts, .. } = &modules;
@@ -160,29 +164,29 @@ impl Kernels {
         Ok(Kernels {
             layouts: layouts.into_iter().collect::<Result<_>>()?,
             embed_f32: rows.kernel("embed_f32", 0)?,
-            exact: [dot.kernel("exact_1", 0)?, dot.kernel("exact_4", 0)?],
-            angles: rows.kernel("angles", 0)?,
-            normalize: rows.kernel("normalize", 0)?,
-            prepare: rows.kernel("prepare", 0)?,
-            interleave: order.kernel("interleave", 0)?,
-            group: order.kernel("group", 0)?,
+            exact: [gemv_mma.kernel("gemv_f32_1", 0)?, gemv_mma.kernel("gemv_f32_4", 0)?],
+            angles: rows.kernel("rope_angles", 0)?,
+            normalize: rows.kernel("norm_rows", 0)?,
+            prepare: rows.kernel("convert_input", 0)?,
+            interleave: permute_experts.kernel("swizzle_input", 0)?,
+            group: permute_experts.kernel("permute_experts", 0)?,
             elementwise: rows.kernel("elementwise", 0)?,
-            rotate: rows.kernel("rotate", 0)?,
-            arrange: rows.kernel("arrange", 0)?,
+            rotate: rows.kernel("rope", 0)?,
+            arrange: rows.kernel("slice_concat", 0)?,
             pool: rows.kernel("pool", 0)?,
             route: rows.kernel("route", 0)?,
             expert_sum: rows.kernel("expert_sum", 0)?,
-            adjust: choose.kernel("adjust", 0)?,
-            choose: choose.kernel("choose", 0)?,
-            conv: state.kernel("conv", 0)?,
-            scan: state.kernel("scan", 0)?,
-            read_all: state.kernel("read_all", 0)?,
-            attend_f16: Attention::of(&modules.attend)?,
-            attend_f32: Attention::of(&modules.attend_f32)?,
-            attend_q8: Attention::of(&modules.attend_q8)?,
+            adjust: sample.kernel("apply_penalties", 0)?,
+            choose: sample.kernel("sample", 0)?,
+            conv: recurrent.kernel("conv", 0)?,
+            scan: recurrent.kernel("scan", 0)?,
+            read_all: recurrent.kernel("read_all", 0)?,
+            attend_f16: Attention::of(&modules.attention)?,
+            attend_f32: Attention::of(&modules.attention_f32)?,
+            attend_q8: Attention::of(&modules.attention_q8)?,
             attend_meet: [
-                attend_meet.kernel("attend_meet", ATTEND_BYTES)?,
-                attend_meet.kernel("attend_meet_alone", ATTEND_BYTES)?,
+                decode_attention_mma.kernel("decode_attention_mma", ATTEND_BYTES)?,
+                decode_attention_mma.kernel("decode_attention_mma_fused", ATTEND_BYTES)?,
             ],
             attend_prompt: prefill.into_iter().collect::<Result<_>>()?,
             persistent: if is_hopper { Some(persistent()?) } else { None },

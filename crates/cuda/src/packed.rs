@@ -1,5 +1,5 @@
 //! Weights as the kernels read them: tiles of 16 rows, cut into chunks of 64 columns. A chunk is
-//! one record of codes, in the order of a warp's lanes, and of scales (`kernels/planes.cuh`). This
+//! one record of codes, in the order of a warp's lanes, and of scales (`kernels/packed.cuh`). This
 //! module must not know the device.
 
 mod dense;

@@ -94,7 +94,7 @@ parameters! {
     }
 
     /// Attention.
-    struct Attend: 192 {
+    struct Attention: 192 {
         q: u64,
         keys: u64,
         values: u64,
@@ -331,7 +331,7 @@ parameters! {
     }
 
     /// Sampling of tokens.
-    struct Choose: 56 {
+    struct Sample: 56 {
         logits: u64,
         metadata: u64,
         group_max: u64,
@@ -363,7 +363,7 @@ parameters! {
     }
 }
 
-/// A stage of the persistent kernel: the words of a [`Matmul`], an [`Attend`] or another op.
+/// A stage of the persistent kernel: the words of a [`Matmul`], an [`Attention`] or another op.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(crate) struct Stage {

@@ -9,7 +9,7 @@ pub(crate) enum PackedLayout {
     Mma(MmaLayout),
 }
 
-/// A layout that `mma` kernels read, numbered as in `kernels/planes.cuh`.
+/// A layout that `mma` kernels read, numbered as in `kernels/packed.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MmaLayout {
     /// Half precision.

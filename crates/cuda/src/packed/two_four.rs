@@ -1,4 +1,4 @@
-//! Tiles of 2:4 weights (`TwoFour` in `kernels/planes.cuh`): two values of each four columns, and
+//! Tiles of 2:4 weights (`TwoFour` in `kernels/packed.cuh`): two values of each four columns, and
 //! their positions in the four. Lane `4 g + c` holds the fours `c`, `4 + c`, `8 + c` and `12 + c` of
 //! a chunk's rows `g` and `g + 8`, and the positions of all fours of its 16 columns.
 

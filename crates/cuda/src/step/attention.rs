@@ -56,7 +56,7 @@ impl Step<'_> {
         rows: usize,
         i: usize,
         a: &Attention,
-        parameters: &p::Attend,
+        parameters: &p::Attention,
     ) -> Result<()> {
         let queries = rows * (a.heads / a.kv_heads);
         // Every span may have a block that is not full.
@@ -73,10 +73,10 @@ impl Step<'_> {
         rows: usize,
         attend: &Attend,
         is_alone: bool,
-    ) -> p::Attend {
+    ) -> p::Attention {
         let Attend { q, k, v, rotation, attention: a, slot, out, half_out } = attend;
         let is_split = rows <= self.sizes.split_rows && self.sizes.splits > 1;
-        let mut parameters = p::Attend {
+        let mut parameters = p::Attention {
             q: self.address(*q),
             keys: self.at.kv[*slot][0],
             values: self.at.kv[*slot][1],
@@ -104,7 +104,7 @@ impl Step<'_> {
             head_blocks: blocks(a) as u32,
             head_blocks_inverse: inverse(blocks(a)),
             group_blocks_inverse: inverse(blocks(a) / a.kv_heads),
-            ..p::Attend::default()
+            ..p::Attention::default()
         };
         (parameters.out, parameters.out_stride) = self.place(*out);
         (parameters.half_out, parameters.half_stride) = self.place(*half_out);
@@ -161,7 +161,7 @@ fn prefill_kernel(a: &Attention) -> Option<usize> {
     PREFILL_DIMS.iter().position(|&most| dim <= most)
 }
 
-/// The multiplier that kernels divide by a number with (`divide` in `kernels/attend.cuh`).
+/// The multiplier that kernels divide by a number with (`divide` in `kernels/attention.cuh`).
 fn inverse(number: usize) -> u32 {
     if number == 1 { 0 } else { (1u64 << 32).div_ceil(number as u64) as u32 }
 }

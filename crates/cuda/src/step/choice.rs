@@ -21,7 +21,7 @@ impl Step<'_> {
     /// Makes tokens of a step's logits, those of the next one, and shows the host.
     pub(crate) fn choose(&self, adjusts: bool) -> Result<()> {
         let width = self.plan.output_width();
-        let parameters = p::Choose {
+        let parameters = p::Sample {
             logits: self.address(self.program.output),
             metadata: self.at.metadata,
             group_max: self.at.group_max,

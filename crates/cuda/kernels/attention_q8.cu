@@ -1,0 +1,3 @@
+// Decode attention with a quantised KV cache: bytes with scales.
+#define KV_Q8
+#include "attention.cu"

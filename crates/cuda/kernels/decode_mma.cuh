@@ -1,0 +1,261 @@
+// Decode attention on tensor cores: up to four query heads of a KV head, of up to 128 dimensions,
+// with an f16 KV cache. Queries and probabilities are split into a high and a low f16 (22 bits, or
+// 2^-25). A NaN query becomes the lowest half, as in a matmul input.
+//
+// A warp takes a tile of 16 positions without waiting for other warps: each tile has its own
+// softmax, and the tiles of a split are combined in order.
+#pragma once
+#include "attention.cuh"
+#include "packed.cuh"
+
+#define HEADS 4u
+#define MAX_DIM 128u // MAX_MMA_DIM on the host
+#define SPLIT_TILES (KV_SPLIT / TILE_POSITIONS)
+#define TEAM (32 * SPLIT_TILES)         // threads of a team, which takes a split
+#define HEAD_THREADS (TEAM / HEADS)       // threads of a head in a team
+#define MAX_ITEMS (MAX_DIM / HEAD_THREADS) // result columns of a thread, at most
+#define QUERY_ROW (2 * MAX_DIM + 32)     // high and low halves of a query, padded against bank conflicts
+#define PART_ROW (MAX_DIM + 8)
+#define LOWEST_FLOAT -3.402823466e38f
+
+// The tiles of a split with positions in [from, to).
+struct TileRange {
+    u32 first, end;
+
+    static __device__ __forceinline__ TileRange between(u32 from, u32 to) {
+        return {from / TILE_POSITIONS, (to + TILE_POSITIONS - 1) / TILE_POSITIONS};
+    }
+
+    __device__ __forceinline__ bool has(u32 tile) const { return tile >= first && tile < end; }
+};
+
+// The shared memory of a team.
+struct Workspace {
+    u16 q[HEADS][QUERY_ROW]; // zeros beyond the last element, also in the current key and value
+    u16 current_key[MAX_DIM], current_value[MAX_DIM];
+    float row_maxes[HEADS][SPLIT_TILES], row_sums[HEADS][SPLIT_TILES]; // of each tile: row max and row sum
+    float tile_values[SPLIT_TILES][HEADS][PART_ROW];                   // P V of each tile
+
+    // Marks a tile without positions, by one warp.
+    __device__ __forceinline__ void skip(u32 tile) {
+        u32 lane = threadIdx.x % 32;
+        if (lane < HEADS) row_maxes[lane][tile] = LOWEST_FLOAT, row_sums[lane][tile] = 0.0f;
+        float4 *to = (float4 *)tile_values[tile];
+        for (u32 i = lane; i < HEADS * PART_ROW / 4; i += 32) to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+
+    // Stores a query element as high and low halves, in fragment order.
+    __device__ __forceinline__ void put_query(u32 head, u32 i, float x) {
+        x = clamp_half(x);
+        u16 high = to_half(x);
+        u16 *to = q[head] + i / 32 * 64 + i % 8 / 4 * 32 + i % 32 / 8 * 8 + i % 4 / 2 * 4 + i % 2;
+        to[0] = high;
+        to[2] = to_half(x - from_half(high));
+    }
+};
+static_assert(MAX_ITEMS == 2 && sizeof(Workspace) == 20480, "ROOM_BYTES on the host");
+
+// The position in a tile of the `i`th of a lane's four scores.
+DEVICE u32 position_of_lane(u32 i) { return threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8; }
+
+DEVICE float element(const float4 &x, u32 i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+
+// The low halves of two numbers whose high halves are `upper`.
+DEVICE u32 residual_halves(float x, float y, u32 upper) {
+    float2 high = from_half_pair(upper);
+    return half_pair(x - high.x, y - high.y);
+}
+
+#define SLICE_BYTES (16 * SLICE_PIECES)
+#define MAX_SLICES (MAX_DIM / SLICE_DIM)
+
+// Addresses of a tile's key or value slices. Unwritten places hold zeros or another sequence's
+// numbers, never NaN.
+struct Slices {
+    const uint4 *at[MAX_SLICES];
+};
+
+// Reads a piece from shared memory, or from a page past L1, which may hold lines from before the
+// last tokens were stored.
+template <bool IN_PAGE> DEVICE uint4 read_piece(const uint4 *at) {
+    if (!IN_PAGE) return *at;
+    uint4 v;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+    return v;
+}
+
+// Replaces the piece at the current token's place.
+DEVICE void take_current(uint4 &piece, const uint4 &own, bool is_current) {
+    piece.x = is_current ? own.x : piece.x;
+    piece.y = is_current ? own.y : piece.y;
+    piece.z = is_current ? own.z : piece.z;
+    piece.w = is_current ? own.w : piece.w;
+}
+
+// A lane's keys of a tile: lane 4 g + c has pieces 4 i + c of places g and g + 8.
+struct KeyFragment {
+    uint4 pieces[MAX_DIM / 32][2];
+
+    template <bool IN_PAGE> __device__ __forceinline__ void load(const Slices &slices, u32 key_dim) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = round_up8(key_dim) / 8;
+#pragma unroll
+        for (u32 i = 0; i < MAX_DIM / 32; i++) {
+            u32 side = min(4, count - 4 * i);
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                pieces[i][j] = make_uint4(0, 0, 0, 0);
+                const uint4 *at = slices.at[i / 2] + i % 2 * (SLICE_PIECES / 2) + (8 * j + g) * side + c;
+                if (4 * i + c < count) pieces[i][j] = read_piece<IN_PAGE>(at);
+            }
+        }
+    }
+
+    // Replaces the key at the current token's place.
+    __device__ __forceinline__ void take_current(u32 place, const Workspace &workspace) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+        for (u32 i = 0; i < MAX_DIM / 32; i++) {
+            uint4 own = ((const uint4 *)workspace.current_key)[4 * i + c];
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) ::take_current(pieces[i][j], own, place == g + 8 * j);
+        }
+    }
+
+    // Q K^T over 64 elements.
+    template <u32 FIRST> __device__ __forceinline__ void add_scores(const Workspace &workspace,
+        float (&sums)[2][2][4]) const {
+        u32 lane = threadIdx.x % 32;
+        const uint4 *query = (const uint4 *)workspace.q[lane / 4 % HEADS] + lane % 4;
+#pragma unroll
+        for (u32 i = FIRST; i < FIRST + 2; i++) {
+#pragma unroll
+            for (u32 k = 0; k < 2; k++) {
+                uint4 q = query[8 * i + 4 * k];
+                Fragment f = {{q.x, q.y, q.z, q.w}};
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) {
+                    mma(sums[j][k], f, word(pieces[i][j], 2 * k), word(pieces[i][j], 2 * k + 1));
+                }
+            }
+        }
+    }
+
+    // The scores of head g % 4 at a lane's four positions.
+    __device__ __forceinline__ void scores(u32 key_dim, const Workspace &workspace, float (&out)[4]) const {
+        float sums[2][2][4] = {};
+        add_scores<0>(workspace, sums);
+        if (key_dim > SLICE_DIM) add_scores<2>(workspace, sums);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const float(&two)[2][4] = sums[i / 2];
+            out[i] = (two[0][i % 2] + two[0][i % 2 + 2]) + (two[1][i % 2] + two[1][i % 2 + 2]);
+        }
+    }
+};
+
+// A lane's values of a tile's slice: lane 4 g + c has piece g of its four positions.
+struct ValueFragment {
+    uint4 pieces[4];
+
+    template <bool IN_PAGE>
+    __device__ __forceinline__ void load(const Slices &slices, u32 slice, u32 value_dim) {
+        // Lanes without a piece load another lane's; their columns are unused.
+        u32 lane = threadIdx.x % 32, side = min(8, round_up8(value_dim) / 8 - 8 * slice), at = min(lane, 4 * side - 1);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) pieces[i] = read_piece<IN_PAGE>(slices.at[slice] + i * side * 4 + at);
+    }
+
+    __device__ __forceinline__ void take_current(u32 place, u32 slice, const Workspace &workspace) {
+        uint4 own = ((const uint4 *)workspace.current_value)[8 * slice + threadIdx.x % 32 / 4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) ::take_current(pieces[i], own, place == position_of_lane(i));
+    }
+
+    // P V for a head.
+    __device__ __forceinline__ void sum(const Fragment &weights, u32 slice, float *out) const {
+        // Lanes from 16 on store the second half of the columns that lanes below have.
+        u32 lane = opaque(threadIdx.x) % 32, second = lane / 16;
+        float y[8];
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            u32 x[4], select = j % 2 ? 0x7632 : 0x5410;
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) x[k] = word(pieces[k], j / 2);
+            float sums[4] = {};
+            mma(sums, weights, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
+            y[j] = second ? sums[1] + sums[3] : sums[0] + sums[2];
+        }
+        float4 *to = (float4 *)(out + SLICE_DIM * slice + 16 * (lane % 4) + 8 * second);
+        to[0] = make_float4(y[0], y[1], y[2], y[3]);
+        to[1] = make_float4(y[4], y[5], y[6], y[7]);
+    }
+};
+
+#ifndef HAS_SOFTCAPS
+#define HAS_SOFTCAPS true
+#endif
+
+// The softmax of a tile: probabilities as high and low halves, from scores. Positions in [from, to)
+// are visible.
+DEVICE Fragment softmax_tile(const Attention &a, float (&x)[4], u32 tile, u32 from, u32 to, Workspace &workspace) {
+    u32 lane = threadIdx.x % 32;
+    float row_max = LOWEST_FLOAT;
+    float scale = a.scale, softcap = a.softcap;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) x[i] *= scale;
+    if (HAS_SOFTCAPS && softcap > 0.0f) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) x[i] = tanhf(x[i] / softcap) * softcap;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 place = position_of_lane(i);
+        // Invisible positions have no weight.
+        if (place < from || place >= to) x[i] = -INFINITY_F;
+        row_max = fmaxf(row_max, x[i]);
+    }
+    row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 1));
+    row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 2));
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) x[i] = expf(x[i] - row_max);
+    float sum = (x[0] + x[1]) + (x[2] + x[3]);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    u32 near = half_pair(x[0], x[1]), far = half_pair(x[2], x[3]), head = lane / 4;
+    if (lane % 4 == 0 && head < HEADS) {
+        workspace.row_maxes[head][tile] = row_max;
+        workspace.row_sums[head][tile] = sum;
+    }
+    return {{near, residual_halves(x[0], x[1], near), far, residual_halves(x[2], x[3], far)}};
+}
+
+// The tiles of a split, combined for a head by whole warps; a thread has some columns,
+// `HEAD_THREADS` apart.
+struct CombinedTiles {
+    float row_max, sum, values[MAX_ITEMS];
+
+    __device__ __forceinline__ CombinedTiles(const Workspace &workspace, u32 head, u32 column, u32 value_dim) {
+        const float4 *maxes = (const float4 *)workspace.row_maxes[head],
+            *tile_sums = (const float4 *)workspace.row_sums[head];
+        float4 low = maxes[0], high = maxes[1], sums[2] = {tile_sums[0], tile_sums[1]};
+        // Each lane computes a tile's factor.
+        float tile_max = workspace.row_maxes[head][threadIdx.x % SPLIT_TILES];
+        row_max = fmaxf(fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)),
+                        fmaxf(fmaxf(high.x, high.y), fmaxf(high.z, high.w)));
+        row_max = fmaxf(row_max, LOWEST_FLOAT);
+        float tile_factor = expf(tile_max - row_max);
+        sum = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < MAX_ITEMS; j++) values[j] = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < SPLIT_TILES; i++) {
+            float factor = __shfl_sync(~0u, tile_factor, i);
+            sum = fmaf(element(sums[i / 4], i % 4), factor, sum);
+            values[0] = fmaf(workspace.tile_values[i][head][column], factor, values[0]);
+            if (value_dim > HEAD_THREADS) {
+                values[1] = fmaf(workspace.tile_values[i][head][column + HEAD_THREADS], factor, values[1]);
+            }
+        }
+    }
+};

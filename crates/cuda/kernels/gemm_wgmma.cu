@@ -1,0 +1,287 @@
+// GEMM with `wgmma` on Hopper, for many input rows, grouped by expert where there are experts:
+// bound by tensor cores. The sums have the bits of `mma`.
+//
+// Grid: (row groups, blocks of weight tiles); 384 threads: two consumer warp groups and one
+// producer group. A block takes 128 weight rows, or 64 of the gate and 64 of the up projection, and
+// WIDTH input rows. Each consumer group multiplies half of the weights, from registers in fragment
+// order, with input from shared memory. The producer fills a ring of three stages, two chunks each,
+// with full and empty mbarriers; the input was swizzled by `swizzle_input`.
+#include "mbarrier.cuh"
+#include "matmul.cuh"
+
+#define STAGES 3u // stages of the ring
+#define STEP 2u   // chunks of a stage
+#define TILES 8u  // of a block
+#define PITCH 132u // floats of a token's results in shared memory, padded against bank conflicts
+#define GROUP 128u // threads of a warp group
+
+#if __CUDA_ARCH__ >= 900
+
+// d += w * inputs over 16 columns: a warp's 16 weight rows and all input rows.
+DEVICE void wgmma(float (&d)[64], const Fragment &w, u64 inputs, bool adds) {
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+                 "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
+                 "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
+                 "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, adds, 1, 1, 0;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+                   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+                   "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+                   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
+                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+                   "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]),
+                   "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+                   "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+                   "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]),
+                   "+f"(d[62]), "+f"(d[63])
+                 : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "l"(inputs), "r"((u32)adds));
+}
+DEVICE void wgmma(float (&d)[32], const Fragment &w, u64 inputs, bool adds) {
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+                 "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, adds, 1, 1, 0;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+                   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
+                   "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                 : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "l"(inputs), "r"((u32)adds));
+}
+// Ordering of a warp group's asynchronous products.
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// The shared memory of a block.
+template <int LAYOUT, u32 WIDTH> struct SharedMemory {
+    u8 inputs[STAGES][STEP][WIDTH * ROW_BYTES];
+    u8 weights[STAGES][TILES][STEP * Packed<LAYOUT>::BYTES];
+    u64 full[STAGES], empty[STAGES];
+};
+
+// A weight tile of a block.
+template <bool GATED> struct Tile {
+    u32 matrix, tile; // in the matrix
+    bool is_in;
+
+    __device__ __forceinline__ Tile(const Matmul &p, u32 i) {
+        tile = GATED ? blockIdx.y * (TILES / 2) + i % (TILES / 2) : blockIdx.y * TILES + i;
+        is_in = tile < p.tiles;
+        matrix = GATED ? i / (TILES / 2) : is_in ? matrix_of(p, tile) : 0;
+        if (!GATED) tile -= p.matrices[matrix].first_tile;
+    }
+};
+
+// Producer: each of four warps copies two weight tiles, and one of them the input.
+template <int LAYOUT, bool GATED, u32 WIDTH>
+DEVICE void produce(const Gemm &m, const RowGroup &group, SharedMemory<LAYOUT, WIDTH> &shared) {
+    const Matmul &p = m.matmul;
+    const u32 BYTES = Packed<LAYOUT>::BYTES, INPUT_BYTES = WIDTH * ROW_BYTES;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, i = 2 * warp + lane;
+    Tile<GATED> tile(p, i % TILES);
+    bool has_tile = lane < 2 && tile.is_in;
+    u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
+    const Matrix &matrix = p.matrices[tile.matrix];
+    u64 number = (u64)group.expert * matrix.tiles + tile.tile;
+    const u8 *weights = matrix.packed + number * p.chunks * BYTES;
+    // A panel holds the first chunk of all its rows, then the second.
+    u64 cell_bytes = m.panel_rows * ROW_BYTES;
+    const u8 *input = (const u8 *)p.input + group.first / m.panel_rows * p.chunks * cell_bytes
+                      + group.first % m.panel_rows * ROW_BYTES;
+    auto produce_weights = [&](u32 chunk) {
+        u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
+        u32 barrier = shared_address(&shared.full[stage]), to = shared_address(shared.weights[stage][i]);
+        if (warp == 0 && lane == 0) mbarrier_expect_tx(barrier, count * (tiles * BYTES + INPUT_BYTES));
+        if (has_tile) bulk_copy(to, weights + (u64)chunk * BYTES, count * BYTES, barrier);
+    };
+    auto produce_input = [&](u32 chunk) {
+        u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
+        const u8 *from = input + chunk * cell_bytes;
+        if (warp != 3 || lane != 0) return;
+        // Chunks of whole panels are contiguous.
+        u32 pieces = m.panel_rows == WIDTH ? 1 : count, bytes = count / pieces * INPUT_BYTES;
+        for (u32 j = 0; j < pieces; j++) {
+            u32 to = shared_address(shared.inputs[stage][j]);
+            bulk_copy(to, from + j * cell_bytes, bytes, shared_address(&shared.full[stage]));
+        }
+    };
+    u32 first = min(STAGES * STEP, p.chunks);
+    for (u32 chunk = 0; chunk < first; chunk += STEP) produce_weights(chunk);
+    grid_dependency_wait();
+    for (u32 chunk = 0; chunk < first; chunk += STEP) produce_input(chunk);
+    for (u32 chunk = STAGES * STEP; chunk < p.chunks; chunk += STEP) {
+        u32 stages = chunk / STEP;
+        mbarrier_wait(shared_address(&shared.empty[stages % STAGES]), (stages / STAGES % 2) ^ 1);
+        produce_weights(chunk);
+        produce_input(chunk);
+    }
+}
+
+// A consumer group's accumulators: of the current split-K slice, and totals.
+template <int LAYOUT, u32 WIDTH> struct Accumulators {
+    static const int COUNT = WIDTH / 2;
+    float sums[COUNT], totals[COUNT];
+    u32 warp;
+
+    // Unpacks the warp's weights of a chunk.
+    __device__ __forceinline__ void take(const SharedMemory<LAYOUT, WIDTH> &shared, u32 stage, u32 chunk,
+        Fragment (&f)[4]) {
+        Packed<LAYOUT> weights;
+        weights.load(shared.weights[stage][warp] + chunk % STEP * Packed<LAYOUT>::BYTES, threadIdx.x % 32);
+#pragma unroll
+        for (int step = 0; step < 4; step++) f[step] = weights.fragment(step);
+    }
+
+    // Issues a chunk's products.
+    __device__ __forceinline__ void multiply(const Matmul &p, const SharedMemory<LAYOUT, WIDTH> &shared,
+        u32 stage, u32 chunk,
+                                             const Fragment (&f)[4]) {
+        // The matrix descriptor: rows of 128 bytes in groups of eight, 128-byte swizzle.
+        u64 descriptor = (u64)1 << 62 | (u64)64 << 32 | 1 << 16
+                         | shared_address(shared.inputs[stage][chunk % STEP]) >> 4;
+        bool is_first = chunk % p.slice_chunks == 0;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; step++) wgmma(sums, f[step], descriptor + 2 * step, step > 0 || !is_first);
+        wgmma_commit();
+    }
+
+    // Waits for a chunk's products, and adds up finished slices.
+    __device__ __forceinline__ void finish(const Matmul &p, u32 chunk) {
+        wgmma_wait();
+        if ((chunk + 1) % p.slice_chunks == 0 || chunk + 1 == p.chunks) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) totals[i] += sums[i];
+        }
+    }
+
+    // Main loop: the next chunk's weights are unpacked while a chunk is multiplied.
+    __device__ __forceinline__ void all(const Matmul &p, SharedMemory<LAYOUT, WIDTH> &shared) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
+        Fragment even[4], odd[4];
+        u32 stage = 0, parity = 0;
+        mbarrier_wait(shared_address(&shared.full[stage]), parity);
+        take(shared, stage, 0, even);
+        for (u32 chunk = 0; chunk < p.chunks; chunk += STEP) {
+            bool has_odd = chunk + 1 < p.chunks;
+            multiply(p, shared, stage, chunk, even);
+            if (has_odd) take(shared, stage, chunk + 1, odd);
+            finish(p, chunk);
+            if (has_odd) multiply(p, shared, stage, chunk + 1, odd);
+            u32 now = stage;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            if (stage == 0) parity ^= 1;
+            if (chunk + STEP < p.chunks) {
+                mbarrier_wait(shared_address(&shared.full[stage]), parity);
+                take(shared, stage, chunk + STEP, even);
+            }
+            if (has_odd) finish(p, chunk + 1);
+            if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.empty[now]));
+        }
+    }
+};
+
+// Epilogue: results pass through shared memory; then a thread takes a weight row (of a gated
+// matmul, both rows) and some tokens.
+template <bool GATED, u32 WIDTH, int COUNT>
+DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, const float (&totals)[COUNT]) {
+    const Matmul &p = m.matmul;
+    const u32 ROWS = TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
+    static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * ROW_BYTES, "room for the results");
+    u32 t = threadIdx.x, lane = t % 32, row_of_lane = t / 32 * TILE_ROWS + lane / 4;
+    // All products are complete: the input's space is free.
+    asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        u32 token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        results[token * PITCH + row_of_lane + i % 4 / 2 * 8] = totals[i];
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
+    u32 row_in_block = t % ROWS;
+    Tile<GATED> tile(p, row_in_block / TILE_ROWS);
+    if (!tile.is_in) return;
+    u32 row = tile.tile * TILE_ROWS + row_in_block % TILE_ROWS;
+    float scale = row_scale(p.matrices[tile.matrix], group.expert, row);
+    float up_scale = GATED ? row_scale(p.matrices[1], group.expert, row) : 0.0f;
+    u32 end = group.count;
+#pragma unroll 1
+    for (u32 first = t / ROWS; first < end; first += 8 * STRIDE) {
+        float residuals[8] = {};
+        if (!GATED && tile.matrix == 0) {
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                u32 token = first + j * STRIDE;
+                if (token < end) residuals[j] = residual_at(p, row, group.first + token);
+            }
+        }
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            u32 token = first + j * STRIDE;
+            if (token >= end) break;
+            float sum = results[token * PITCH + row_in_block];
+            u32 at = result_row(m, group.first + token);
+            if (GATED) {
+                float up = results[token * PITCH + ROWS + row_in_block];
+                epilogue_gated(p, group.expert, row, at, sum, up, scale, up_scale);
+            } else {
+                epilogue(p, tile.matrix, group.expert, row, at, sum, scale, residuals[j]);
+            }
+        }
+    }
+}
+
+template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &m) {
+    extern __shared__ __align__(1024) u8 bytes[];
+    SharedMemory<LAYOUT, WIDTH> &shared = *(SharedMemory<LAYOUT, WIDTH> *)bytes;
+    if (threadIdx.x < STAGES) {
+        mbarrier_init(shared_address(&shared.full[threadIdx.x]), 1);
+        mbarrier_init(shared_address(&shared.empty[threadIdx.x]), 2 * GROUP / 32);
+        fence_mbarrier_init();
+    }
+    launch_dependents();
+    if (m.groups) grid_dependency_wait();
+    RowGroup group(m, blockIdx.x, WIDTH);
+    if (group.count == 0) return;
+    __syncthreads();
+    if (threadIdx.x >= 2 * GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        produce<LAYOUT, GATED, WIDTH>(m, group, shared);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        Accumulators<LAYOUT, WIDTH> results;
+        results.warp = threadIdx.x / 32;
+        results.all(m.matmul, shared);
+        grid_dependency_wait();
+        epilogue_all<GATED, WIDTH>(m, group, (float *)shared.inputs, results.totals);
+    }
+}
+
+#endif
+
+#if __CUDA_ARCH__ >= 900
+#define GEMM(NAME, LAYOUT, GATED, WIDTH)                                                             \
+    KERNEL __launch_bounds__(3 * GROUP, 1) NAME(const __grid_constant__ Gemm m) {                  \
+        gemm_wgmma<LAYOUT, GATED, WIDTH>(m);                                                               \
+    }
+#else
+#define GEMM(NAME, LAYOUT, GATED, WIDTH) KERNEL NAME(const __grid_constant__ Gemm) {}
+#endif
+#define GEMMS(NAME, LAYOUT)                                                                          \
+    GEMM(gemm_wgmma_##NAME##_64, LAYOUT, false, 64)                                                        \
+    GEMM(gemm_wgmma_##NAME##_128, LAYOUT, false, 128)                                                      \
+    GEMM(gemm_wgmma_##NAME##_64_gated, LAYOUT, true, 64)                                                   \
+    GEMM(gemm_wgmma_##NAME##_128_gated, LAYOUT, true, 128)
+GEMMS(f16, F16)
+GEMMS(s8, S8)
+GEMMS(s8x16, S8X16)
+GEMMS(u8, U8)
+GEMMS(u4, U4)

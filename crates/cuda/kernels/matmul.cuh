@@ -1,0 +1,96 @@
+// What all matmul kernels share: row groups, row scales and the epilogue.
+//
+// A sum over columns is taken in up to sixteen split-K slices of `slice_chunks` chunks each, which
+// the plan alone decides. Within a slice it runs from chunk to chunk through `mma`, whose order is
+// fixed; slices are added in order. So a row has the same bits alone and among others.
+#pragma once
+#include "packed.cuh"
+
+#define ROW_BYTES (2 * CHUNK_COLS) // of a chunk of an input row
+#define NO_ROW ~0u // pads the permuted rows of an expert to a multiple of eight
+
+// The rows that a column of blocks takes: of one expert in a grouped GEMM.
+struct RowGroup {
+    u32 expert, first, count;
+
+    __device__ __forceinline__ RowGroup(const Gemm &m, u32 number, u32 width) {
+        if (m.groups) {
+            uint4 group = m.groups[number];
+            expert = group.x, first = group.y, count = group.z;
+        } else {
+            expert = 0, first = number * width, count = min(width, m.matmul.rows - first);
+        }
+    }
+};
+
+// The result row of a permuted row.
+DEVICE u32 result_row(const Gemm &m, u32 row) { return m.groups ? m.permutation[row] : row; }
+
+DEVICE u32 input_row(const Matmul &p, u32 row) {
+    return p.gathers_outputs ? StepMetadata{p.metadata}.output(row) : row;
+}
+
+// The matrix of a tile.
+DEVICE u32 matrix_of(const Matmul &p, u32 tile) {
+    u32 i = 0;
+    while (i + 1 < p.matrix_count && tile >= p.matrices[i + 1].first_tile) i++;
+    return i;
+}
+
+// The scale of a row of a matrix, or of an expert's.
+DEVICE float row_scale(const Matrix &m, u32 expert, u32 row) {
+    return m.scales[expert * m.tiles * TILE_ROWS + row];
+}
+
+// A sum times its row's scale, plus the bias.
+DEVICE float scale_and_bias(const Matrix &m, u32 expert, u32 row, float sum, float scale) {
+    float y = sum * scale;
+    return m.bias ? y + m.bias[expert * m.rows + row] : y;
+}
+
+// The residual of row `row` of matrix 0 for result row `at`.
+DEVICE float residual_at(const Matmul &p, u32 row, u32 at) {
+    bool is_in = p.residual && row < p.matrices[0].rows;
+    return is_in ? p.residual[(u64)at * p.residual_stride + row] : 0.0f;
+}
+
+// Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`.
+DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, float scale,
+                 float residual) {
+    const Matrix &m = p.matrices[i];
+    if (row >= m.rows) return;
+    float y = scale_and_bias(m, expert, row, sum, scale);
+    if (p.residual && i == 0) y = residual + y;
+    store_relaxed(m.out + (u64)at * m.out_stride + row, y);
+}
+
+// Epilogue of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
+DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float gate, float up,
+                       float gate_scale, float up_scale) {
+    const Matrix &m = p.matrices[0];
+    if (row >= m.rows) return;
+    float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_scale),
+                    scale_and_bias(p.matrices[1], expert, row, up, up_scale));
+    if (p.half_out) {
+        store_relaxed(p.half_out + (u64)at * p.half_stride + row, to_input(y));
+    } else {
+        store_relaxed(m.out + (u64)at * m.out_stride + row, y);
+    }
+}
+
+// Matmuls with f32 weights (gemv_f32): a block takes weight rows, a thread four neighbouring
+// columns at a time.
+#define GEMV_F32_THREADS 512u
+
+// Address of four columns of a row of f32 weights.
+DEVICE const float4 *f32_weights(const Matmul &p, u32 expert, u32 row, u32 quad) {
+    const Matrix &m = p.matrices[0];
+    const u32 QUADS = CHUNK_COLS / 4;
+    u64 tile = (u64)expert * m.tiles + row / TILE_ROWS;
+    const u8 *chunk = m.packed + (tile * p.chunks + quad / QUADS) * Packed<F32>::BYTES;
+    return (const float4 *)chunk + row % TILE_ROWS * QUADS + quad % QUADS;
+}
+
+DEVICE float fma4(const float4 &w, const float4 &x, float sum) {
+    return fmaf(w.w, x.w, fmaf(w.z, x.z, fmaf(w.y, x.y, fmaf(w.x, x.x, sum))));
+}

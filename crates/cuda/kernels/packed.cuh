@@ -1,0 +1,313 @@
+// Packed weights, as the host's packed layouts write them: tiles of 16 rows, cut into chunks of 64
+// columns. A chunk is one record: codes in the fragment order of `mma.m16n8k16`, then scales. Lane
+// 4 g + c of a warp holds, of rows g and g + 8, columns 16 c to 16 c + 15 of a chunk; the input is
+// read in the same column order. Of 2:4 weights a lane holds pairs: two of the columns 4 c to 4 c +
+// 3 of each 16, and their indices among the four.
+#pragma once
+#include "device.cuh"
+
+#define TILE_ROWS 16u
+#define CHUNK_COLS 64u
+
+enum Layout { F16, S8, S8X16, U8, U4, S24_F16, S24_S8, S24_S4, F32 };
+
+// For each layout: bytes of a chunk (BYTES), chunks of a pipeline slot (SLOT_CHUNKS), and a lane's
+// registers.
+template <int LAYOUT> struct Packed;
+
+// The A operand of one `mma`: a lane's weights of two rows.
+struct Fragment {
+    u32 a[4];
+};
+
+DEVICE uint4 load16(const u8 *at) { return *(const uint4 *)at; }
+
+DEVICE u32 word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// Broadcasts one half of a pair to both. Written as moves of halves, which the assembler folds into
+// the consuming instruction; `__byte_perm` would be an instruction of its own.
+DEVICE u32 broadcast_low(u32 pair) {
+    u32 y;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low};}" : "=r"(y) : "r"(pair));
+    return y;
+}
+DEVICE u32 broadcast_high(u32 pair) {
+    u32 y;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}" : "=r"(y) : "r"(pair));
+    return y;
+}
+
+DEVICE void mma(float (&d)[4], const Fragment &w, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "r"(b0), "r"(b1));
+}
+
+// Dense layouts: four `mma` steps per chunk.
+struct Dense {
+    static const int STEPS = 4;
+
+    // A lane's columns of a chunk of an input row: the first one, and all sixteen from there.
+    static __device__ __forceinline__ u32 first_column(u32 c) { return 16 * c; }
+    static __device__ __forceinline__ void load_input(const u16 *x, uint4 (&b)[2]) {
+        b[0] = ((const uint4 *)x)[0];
+        b[1] = ((const uint4 *)x)[1];
+    }
+
+    __device__ __forceinline__ void multiply(float (&d)[4], const Fragment &w, const uint4 (&b)[2], int step) const {
+        mma(d, w, word(b[step / 2], step % 2 * 2), word(b[step / 2], step % 2 * 2 + 1));
+    }
+};
+
+template <> struct Packed<F16> : Dense {
+    static const u32 BYTES = 2048, SLOT_CHUNKS = 2;
+    uint4 v[4];
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        for (int i = 0; i < 4; i++) v[i] = load16(chunk + 512 * i + 16 * lane);
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        const uint4 &low = v[step / 2], &high = v[2 + step / 2];
+        int first = step % 2 * 2;
+        return {word(low, first), word(high, first), word(low, first + 1), word(high, first + 1)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        return from_half(*(const u16 *)(chunk + 512 * (2 * high + i / 8) + 16 * lane + 2 * (i % 8)));
+    }
+};
+
+// Dequantisation takes one fused multiply-add: a code alone in a half is the subnormal code *
+// 2^-24, which is exact. Scales are stored 2^24 times larger.
+#define CODE_UNIT 5.9604645e-8f // 2^-24
+
+DEVICE u32 bytes_low(u32 w) { return __byte_perm(w, 0, 0x4140); }
+DEVICE u32 bytes_high(u32 w) { return __byte_perm(w, 0, 0x4342); }
+
+// Minus 128 or minus 8 times a scale: the offset of codes stored 128 or 8 larger.
+DEVICE u32 minus_128(u32 scale) { return half_mul(scale, 0x80808080); }
+DEVICE u32 minus_8(u32 scale) { return half_mul(scale, 0x80088008); }
+
+// Signed bytes, stored with an offset of 128, with a scale for GROUP columns.
+template <int GROUP> struct SignedBytes : Dense {
+    static const u32 BYTES = 1024 + 64 * (32 / GROUP), SLOT_CHUNKS = 2;
+    uint4 low, high;
+    u32 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        low = load16(chunk + 16 * lane);
+        high = load16(chunk + 512 + 16 * lane);
+        u32 group = lane % 4 * 16 / GROUP;
+        scales = ((const u32 *)(chunk + 1024))[8 * group + lane / 4];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(low, step), h = word(high, step);
+        u32 s = broadcast_low(scales), t = broadcast_high(scales);
+        u32 m = minus_128(s), n = minus_128(t);
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 group = lane % 4 * 16 / GROUP;
+        const u16 *scales = (const u16 *)(chunk + 1024) + 2 * (8 * group + lane / 4);
+        float code = (float)chunk[512 * high + 16 * lane + i] - 128.0f;
+        return from_half(scales[high]) * (CODE_UNIT * code);
+    }
+};
+template <> struct Packed<S8> : SignedBytes<32> {};
+template <> struct Packed<S8X16> : SignedBytes<16> {};
+
+// Unsigned bytes with a scale and a minimum for 32 columns.
+template <> struct Packed<U8> : Dense {
+    static const u32 BYTES = 1152, SLOT_CHUNKS = 2;
+    uint4 low, high;
+    uint2 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        low = load16(chunk + 16 * lane);
+        high = load16(chunk + 512 + 16 * lane);
+        scales = ((const uint2 *)(chunk + 1024))[8 * (lane % 4 / 2) + lane / 4];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(low, step), h = word(high, step);
+        u32 s = broadcast_low(scales.x), m = broadcast_high(scales.x);
+        u32 t = broadcast_low(scales.y), n = broadcast_high(scales.y);
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 pair = ((const u32 *)(chunk + 1024))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
+        float2 scale = from_half_pair(pair);
+        return fmaf(scale.x, CODE_UNIT * (float)chunk[512 * high + 16 * lane + i], scale.y);
+    }
+};
+
+// The lower 4-bit codes of a word's pairs; the upper ones, 16 times larger; and the scale of the
+// upper ones.
+DEVICE u32 lower_codes(u32 w) { return w & 0x000f000f; }
+DEVICE u32 upper_codes(u32 w) { return w & 0x00f000f0; }
+DEVICE u32 for_upper(u32 scale) { return half_mul(scale, 0x2c002c00); }
+
+// 4-bit codes with a scale and a minimum for 32 columns. Neighbouring codes lie 16 bits apart.
+template <> struct Packed<U4> : Dense {
+    static const u32 BYTES = 640, SLOT_CHUNKS = 4;
+    uint4 codes;
+    uint2 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        scales = ((const uint2 *)(chunk + 512))[8 * (lane % 4 / 2) + lane / 4];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(codes, step / 2), h = word(codes, 2 + step / 2);
+        if (step % 2 == 1) {
+            l >>= 8;
+            h >>= 8;
+        }
+        u32 s = broadcast_low(scales.x), m = broadcast_high(scales.x);
+        u32 t = broadcast_low(scales.y), n = broadcast_high(scales.y);
+        return {half_fma(lower_codes(l), s, m), half_fma(lower_codes(h), t, n),
+                half_fma(upper_codes(l), for_upper(s), m), half_fma(upper_codes(h), for_upper(t), n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 w = ((const u32 *)chunk)[4 * lane + 2 * high + i / 8];
+        u32 code = w >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
+        u32 pair = ((const u32 *)(chunk + 512))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
+        float2 scale = from_half_pair(pair);
+        return fmaf(scale.x, CODE_UNIT * (float)code, scale.y);
+    }
+};
+
+// 2:4 sparse layouts: two sparse `mma` steps per chunk, in each of which a lane has the pairs of
+// two fours of columns. Behind the codes come each lane's selectors: two bits for each kept number
+// of its 16 columns, the lower half of the word for row g.
+struct TwoFour {
+    static const int STEPS = 2;
+    u32 places;
+
+    static __device__ __forceinline__ u32 first_column(u32 c) { return 2 * c; }
+    static __device__ __forceinline__ void load_input(const u16 *x, uint4 (&b)[2]) {
+        const u32 *at = (const u32 *)x;
+        b[0] = make_uint4(at[0], at[4], at[8], at[12]);
+        b[1] = make_uint4(at[16], at[20], at[24], at[28]);
+    }
+
+    // Each step reads the selectors of two of four lanes.
+    __device__ __forceinline__ void multiply(float (&d)[4], const Fragment &w, const uint4 (&b)[2], int step) const {
+#define SPARSE_MMA(LANES)                                                                          \
+    asm("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "                                    \
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, " LANES ";"            \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                           \
+        : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "r"(b[step].x), "r"(b[step].y),      \
+          "r"(b[step].z), "r"(b[step].w), "r"(places))
+        if (step == 0) {
+            SPARSE_MMA("0x0");
+        } else {
+            SPARSE_MMA("0x1");
+        }
+    }
+
+    // The index in its pair of column `i` of a lane's 16; 2 if the column is zero.
+    static __device__ __forceinline__ u32 place(const u8 *all, u32 lane, u32 high, u32 i) {
+        u32 both = ((const u32 *)all)[lane] >> (16 * high + 4 * (i / 4));
+        return (both & 3) == i % 4 ? 0 : (both >> 2 & 3) == i % 4 ? 1 : 2;
+    }
+};
+
+template <> struct Packed<S24_F16> : TwoFour {
+    static const u32 BYTES = 1152, SLOT_CHUNKS = 2;
+    uint4 low, high;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        low = load16(chunk + 16 * lane);
+        high = load16(chunk + 512 + 16 * lane);
+        places = ((const u32 *)(chunk + 1024))[lane];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        int first = 2 * step;
+        return {word(low, first), word(high, first), word(low, first + 1), word(high, first + 1)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 n = place(chunk + 1024, lane, high, i), holder = lane / 4 * 4 + i / 4;
+        const u16 *codes = (const u16 *)(chunk + 512 * high + 16 * holder) + 2 * (lane % 4);
+        return n == 2 ? 0.0f : from_half(codes[n]);
+    }
+};
+
+// Signed bytes, stored with an offset of 128.
+template <> struct Packed<S24_S8> : TwoFour {
+    static const u32 BYTES = 704, SLOT_CHUNKS = 4;
+    uint4 codes;
+    u32 scales[2];
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        places = ((const u32 *)(chunk + 512))[lane];
+        for (int i = 0; i < 2; i++) scales[i] = ((const u32 *)(chunk + 640))[8 * i + lane / 4];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(codes, step), h = word(codes, 2 + step);
+        u32 s = broadcast_low(scales[step]), t = broadcast_high(scales[step]);
+        u32 m = minus_128(s), n = minus_128(t);
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 n = place(chunk + 512, lane, high, i), holder = lane / 4 * 4 + i / 4;
+        const u16 *scales = (const u16 *)(chunk + 640) + 2 * (8 * (lane % 4 / 2) + lane / 4);
+        if (n == 2) return 0.0f;
+        u32 code = chunk[16 * holder + 8 * high + 2 * (lane % 4) + n];
+        return from_half(scales[high]) * (CODE_UNIT * ((float)code - 128.0f));
+    }
+};
+
+// 4-bit codes, stored with an offset of 8; the numbers of a pair lie 16 bits apart.
+template <> struct Packed<S24_S4> : TwoFour {
+    static const u32 BYTES = 448, SLOT_CHUNKS = 4;
+    uint2 codes;
+    u32 scales[2];
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = ((const uint2 *)chunk)[lane];
+        places = ((const u32 *)(chunk + 256))[lane];
+        for (int i = 0; i < 2; i++) scales[i] = ((const u32 *)(chunk + 384))[8 * i + lane / 4];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = codes.x >> 8 * step, h = codes.y >> 8 * step;
+        u32 s = broadcast_low(scales[step]), t = broadcast_high(scales[step]);
+        u32 m = minus_8(s), n = minus_8(t);
+        return {half_fma(lower_codes(l), s, m), half_fma(lower_codes(h), t, n),
+                half_fma(upper_codes(l), for_upper(s), m), half_fma(upper_codes(h), for_upper(t), n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 n = place(chunk + 256, lane, high, i), holder = lane / 4 * 4 + i / 4;
+        const u16 *scales = (const u16 *)(chunk + 384) + 2 * (8 * (lane % 4 / 2) + lane / 4);
+        if (n == 2) return 0.0f;
+        u32 code = ((const u32 *)chunk)[2 * holder + high] >> (4 * (lane % 4) + 16 * n) & 15;
+        return from_half(scales[high]) * (CODE_UNIT * ((float)code - 8.0f));
+    }
+};
+
+// Plain f32 rows, for kernels without `mma`.
+template <> struct Packed<F32> {
+    static const u32 BYTES = 4096;
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 row = lane / 4 + 8 * high, column = lane % 4 * 16 + i;
+        return ((const float *)chunk)[CHUNK_COLS * row + column] * (1.0f / INPUT_SCALE);
+    }
+};

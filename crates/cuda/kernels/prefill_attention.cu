@@ -1,0 +1,334 @@
+// Prefill attention (flash attention): a block takes 64 query rows of a sequence, those of all
+// query heads of a KV head side by side, and iterates over 64 positions at a time, counted from
+// position 0, with an online softmax. Queries and probabilities are rounded to f16, as the KV cache
+// is. A row's result does not depend on the rows beside it: invisible positions add nothing.
+//
+// Grid: (blocks of query rows, KV heads); 128 threads, 16 rows a warp. Shared memory: queries, and
+// two stages of keys and values. Bound by tensor cores and exponentials.
+#include "attention.cuh"
+#include "packed.cuh"
+
+#define ROWS 64u
+#define POSITIONS 64u
+#define BLOCK 128u
+#define LOG2_E 1.4426950408889634f
+
+DEVICE uint4 ldmatrix_x4_trans(u32 at) {
+    uint4 m;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w) : "r"(at) : "memory");
+    return m;
+}
+
+// Copies sixteen bytes to shared memory asynchronously, or writes zeros.
+DEVICE void copy_or_clear(u32 to, const void *from, bool is_valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_valid ? 16 : 0)
+                 : "memory");
+}
+
+DEVICE float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Reductions over the four lanes that share a row.
+DEVICE float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+DEVICE float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Calls `see` with each of a lane's scores, its position in the block, and which of the lane's two
+// rows.
+template <class See> DEVICE void each(float (&scores)[POSITIONS / 8][4], See see) {
+#pragma unroll
+    for (u32 n = 0; n < POSITIONS / 8; n++) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) see(scores[n][j], 8 * n + threadIdx.x % 4 * 2 + j % 2, j / 2);
+    }
+}
+
+// The query rows of a block: row r is head r % group of token r / group of a span.
+struct QueryRows {
+    u32 span, first, count, group, tokens;
+
+    __device__ __forceinline__ u32 token(u32 r) const { return (first + min(r, count - 1)) / group; }
+    __device__ __forceinline__ u32 head(u32 r) const { return (first + min(r, count - 1)) % group; }
+};
+
+// Finds this block's rows, if there are any. The last rows of a span, which attend to most
+// positions, come first.
+DEVICE bool find_query_rows(const Attention &a, const StepMetadata &metadata, QueryRows &rows) {
+    u32 block = blockIdx.x, spans = metadata.spans();
+    rows.group = a.heads / a.kv_heads;
+    for (rows.span = 0; rows.span < spans; rows.span++) {
+        if (!metadata.is_prompt(rows.span)) continue;
+        rows.tokens = metadata.len(rows.span);
+        u32 all = rows.tokens * rows.group, blocks = (all + ROWS - 1) / ROWS;
+        if (block < blocks) {
+            rows.first = (blocks - 1 - block) * ROWS;
+            rows.count = min(ROWS, all - rows.first);
+            return true;
+        }
+        block -= blocks;
+    }
+    return false;
+}
+
+// Loads queries to shared memory, `[ROWS, DIM]`. Eights are swizzled by row, so that no two rows of
+// a matrix share a bank; values likewise.
+template <u32 DIM> DEVICE void load_queries(const Attention &a, const QueryRows &rows, u32 row, u32 kv_head, u8 *to) {
+    const u32 EIGHTS = DIM / 8;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < ROWS * EIGHTS; i += BLOCK) {
+        u32 r = i / EIGHTS, at = i % EIGHTS;
+        const float *q = a.q + (u64)(row + rows.token(r)) * a.q_stride
+                         + (kv_head * rows.group + rows.head(r)) * a.key_dim;
+        float x[8];
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) x[j] = 8 * at + j < a.key_dim ? clamp_half(q[8 * at + j]) : 0.0f;
+        uint4 halves = make_uint4(half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(x[4], x[5]),
+                                  half_pair(x[6], x[7]));
+        *(uint4 *)(to + r * (2 * DIM) + (at ^ r % 8) * 16) = halves;
+    }
+}
+
+// Index of a key's eight in shared memory: `[DIM / 8, POSITIONS]`, swizzled so that neighbouring
+// eights share no bank.
+DEVICE u32 key_place(u32 eight, u32 position) { return eight * POSITIONS + (position ^ eight % 4 * 2); }
+
+// Visible positions of some rows.
+struct PositionRange {
+    u32 from, to;
+
+    __device__ __forceinline__ bool has(u32 position) const { return position >= from && position < to; }
+    __device__ __forceinline__ bool has_block(u32 start) const { return start >= from && start + POSITIONS <= to; }
+};
+
+// Loads the keys (`key_place`) and values `[POSITIONS, DIM]` of blocks of positions, in the order
+// of the pages.
+template <u32 DIM> struct KvLoader {
+    static const u32 PAGES = POSITIONS / PAGE_TOKENS, STEPS = POSITIONS / TILE_POSITIONS, PIECES = DIM / 8;
+    static_assert(BLOCK == 4 * PAGE_TOKENS && BLOCK == 8 * TILE_POSITIONS,
+        "a thread takes the same piece of each page");
+    const Attention &a;
+    const u32 *pages;
+    u32 kv_head;
+    PositionRange range; // visible positions
+    // A thread's key piece in two tiles at a time, and its value piece in each tile.
+    u32 at, c, place, g;
+    // Their offsets in shared memory, and in pages of whole heads.
+    u32 key_to, value_to, key_from, value_from;
+
+    __device__ __forceinline__ KvLoader(const Attention &a, const u32 *pages, u32 kv_head, const PositionRange &range)
+        : a(a), pages(pages), kv_head(kv_head), range(range) {
+        u32 t = threadIdx.x;
+        at = t / 4, c = t % 4, place = t % 4 * 2 + t / 32 % 2 + t / 64 * 8, g = t / 4 % 8;
+        key_to = 16 * key_place(c, at), value_to = place * (2 * DIM) + (g ^ place % 8) * 16;
+        key_from = 8 * key_piece(at, c, PIECES), value_from = 8 * value_piece(place, g, PIECES);
+    }
+
+    // Index of the first piece of a head's page, for pieces of one element a token.
+    __device__ __forceinline__ u64 head(u32 position) const {
+        return ((u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head) * PAGE_TOKENS;
+    }
+
+    // Loads a block to these addresses.
+    __device__ __forceinline__ void block(u32 start, u32 keys, u32 values) const {
+        if (a.key_dim == DIM && a.value_dim == DIM && range.has_block(start)) {
+            whole(start, keys, values);
+        } else {
+            some(start, keys, values);
+        }
+    }
+
+    // The full block: all offsets are compile-time distances.
+    __device__ __forceinline__ void whole(u32 start, u32 keys, u32 values) const {
+        u64 heads[PAGES];
+#pragma unroll
+        for (u32 i = 0; i < PAGES; i++) heads[i] = head(start + i * PAGE_TOKENS) * DIM;
+#pragma unroll
+        for (u32 k = 0; k < DIM / 32 * PAGES; k++) {
+            u32 four = k / PAGES, page = k % PAGES;
+            const u16 *key = a.keys + heads[page] + key_from;
+            copy_async(keys + key_to + 16 * (4 * POSITIONS * four + PAGE_TOKENS * page),
+                key + 8 * SLICE_PIECES / 2 * four);
+        }
+#pragma unroll
+        for (u32 k = 0; k < DIM / 64 * STEPS; k++) {
+            u32 eight = k / STEPS, first = k % STEPS * TILE_POSITIONS;
+            const u16 *value = a.values + heads[first / PAGE_TOKENS] + value_from + first % PAGE_TOKENS * DIM;
+            copy_async(values + value_to + first * (2 * DIM) + 128 * eight, value + 8 * SLICE_PIECES * eight);
+        }
+    }
+
+    // The partial block: zeros beyond the head and at invisible positions, whose pages may be gone.
+    __device__ __forceinline__ void some(u32 start, u32 keys, u32 values) const {
+        u32 key_pieces = round_up8(a.key_dim) / 8, value_pieces = round_up8(a.value_dim) / 8;
+        u64 heads[PAGES];
+#pragma unroll
+        for (u32 i = 0; i < PAGES; i++) {
+            u32 first = start + i * PAGE_TOKENS;
+            heads[i] = first < range.to && first + PAGE_TOKENS > range.from ? head(first) : 0;
+        }
+#pragma unroll (PAGES)
+        for (u32 k = 0; k < DIM / 32 * PAGES; k++) {
+            u32 piece = k / PAGES * 4 + c, page = k % PAGES, token = page * PAGE_TOKENS + at;
+            bool is_valid = range.has(start + token) && piece < key_pieces;
+            u64 from = heads[page] * key_pieces + key_piece(at, piece, key_pieces);
+            copy_or_clear(keys + 16 * key_place(piece, token), is_valid ? a.keys + 8 * from : a.keys, is_valid);
+        }
+#pragma unroll (STEPS)
+        for (u32 k = 0; k < DIM / 64 * STEPS; k++) {
+            u32 piece = k / STEPS * 8 + g, token = k % STEPS * TILE_POSITIONS + place, page = token / PAGE_TOKENS;
+            bool is_valid = range.has(start + token) && piece < value_pieces;
+            u64 from = heads[page] * value_pieces + value_piece(token % PAGE_TOKENS, piece, value_pieces);
+            u32 to = values + token * (2 * DIM) + (piece ^ place % 8) * 16;
+            copy_or_clear(to, is_valid ? a.values + 8 * from : a.values, is_valid);
+        }
+    }
+};
+
+template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
+    extern __shared__ __align__(128) u8 shared[];
+    const u32 EIGHTS = DIM / 8, STAGE = DIM * POSITIONS * 2;
+    launch_dependents();
+    grid_dependency_wait();
+    StepMetadata metadata = {a.metadata};
+    QueryRows rows;
+    if (!find_query_rows(a, metadata, rows)) return;
+    u32 kv_head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    u32 start = metadata.start(rows.span), row = metadata.first(rows.span);
+    u32 low = start + rows.token(0), high = start + rows.token(rows.count - 1);
+    auto first_of = [&](u32 position) {
+        return a.is_causal && a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    };
+    u32 end = start + rows.tokens;
+    // Positions that some row, and that all rows attend to.
+    PositionRange any_visible = {first_of(low), a.is_causal ? high + 1 : end};
+    PositionRange all_visible = {first_of(high), a.is_causal ? low + 1 : end};
+    u32 base = shared_address(shared);
+    u32 keys = base + ROWS * DIM * 2, values = keys + 2 * STAGE;
+    u32 block = any_visible.from / POSITIONS, last = (any_visible.to - 1) / POSITIONS;
+    KvLoader<DIM> fetch(a, metadata.pages(a.page_table, rows.span), kv_head, any_visible);
+    fetch.block(block * POSITIONS, keys, values);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    load_queries<DIM>(a, rows, row, kv_head, shared);
+
+    // Of a lane's two rows: visible positions, row max, and this lane's part of the row sum.
+    PositionRange visible[2];
+    float row_max[2], row_sum[2] = {};
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 position = start + rows.token(16 * warp + g + 8 * i);
+        visible[i] = {first_of(position), a.is_causal ? position + 1 : end};
+        row_max[i] = -INFINITY_F;
+    }
+    float out[EIGHTS][4] = {};
+    float factor = a.softcap > 0.0f ? a.scale / a.softcap : a.scale * LOG2_E;
+    u32 query = base + (16 * warp + lane % 16) * (2 * DIM);
+    for (u32 stage = 0; block <= last; block++, stage ^= 1) {
+        if (block < last) {
+            fetch.block((block + 1) * POSITIONS, keys + (stage ^ 1) * STAGE, values + (stage ^ 1) * STAGE);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        float scores[POSITIONS / 8][4] = {};
+#pragma unroll
+        for (u32 k = 0; k < DIM / 16; k++) {
+            if (16 * k >= a.key_dim) break;
+            uint4 q = ldmatrix_x4(query + ((2 * k + lane / 16) ^ lane % 8) * 16);
+            Fragment f = {q.x, q.y, q.z, q.w};
+            u32 at = keys + stage * STAGE + key_place(2 * k + lane / 8 % 2, lane / 16 * 8 + lane % 8) * 16;
+#pragma unroll
+            for (u32 n = 0; n < POSITIONS / 16; n++) {
+                uint4 b = ldmatrix_x4(at + n * 256);
+                mma(scores[2 * n], f, b.x, b.y);
+                mma(scores[2 * n + 1], f, b.z, b.w);
+            }
+        }
+        each(scores, [&](float &s, u32, u32) { s *= factor; });
+        if (a.softcap > 0.0f) each(scores, [&](float &s, u32, u32) { s = tanhf(s) * (a.softcap * LOG2_E); });
+        if (!all_visible.has_block(block * POSITIONS)) {
+            each(scores, [&](float &s, u32 at, u32 i) {
+                if (!visible[i].has(block * POSITIONS + at)) s = -INFINITY_F;
+            });
+        }
+        float now[2] = {-INFINITY_F, -INFINITY_F};
+        each(scores, [&](float &s, u32, u32 i) { now[i] = fmaxf(now[i], s); });
+        float old_factor[2], reference[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            float m = fmaxf(row_max[i], quad_max(now[i]));
+            // A row without visible positions so far must not become NaN.
+            reference[i] = m == -INFINITY_F ? 0.0f : m;
+            old_factor[i] = exp2_approx(row_max[i] - reference[i]);
+            row_max[i] = m;
+            row_sum[i] *= old_factor[i];
+        }
+        // Mostly no row max changes.
+        if (__any_sync(~0u, old_factor[0] != 1.0f || old_factor[1] != 1.0f)) {
+#pragma unroll
+            for (u32 n = 0; n < EIGHTS; n++) {
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) out[n][j] *= old_factor[j / 2];
+            }
+        }
+        each(scores, [&](float &s, u32, u32 i) {
+            s = exp2_approx(s - reference[i]);
+            row_sum[i] += s;
+        });
+#pragma unroll
+        for (u32 k = 0; k < POSITIONS / 16; k++) {
+            const float(&x)[4] = scores[2 * k], (&y)[4] = scores[2 * k + 1];
+            Fragment f = {half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(y[0], y[1]), half_pair(y[2], y[3])};
+            u32 token = 16 * k + lane % 16, at = values + stage * STAGE + token * (2 * DIM);
+#pragma unroll
+            for (u32 n = 0; n < EIGHTS / 2; n++) {
+                if (16 * n >= a.value_dim) break;
+                uint4 b = ldmatrix_x4_trans(at + ((2 * n + lane / 16) ^ token % 8) * 16);
+                mma(out[2 * n], f, b.x, b.y);
+                mma(out[2 * n + 1], f, b.z, b.w);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 r = 16 * warp + g + 8 * i, head = kv_head * rows.group + rows.head(r);
+        float all = quad_sum(row_sum[i]), scale = 1.0f;
+        if (a.sinks) {
+            float sink = a.sinks[head] * LOG2_E, m = fmaxf(row_max[i], sink);
+            scale = exp2_approx(row_max[i] - m);
+            all = all * scale + exp2_approx(sink - m);
+        }
+        if (r >= rows.count) continue;
+        u64 at = row + rows.token(r);
+#pragma unroll
+        for (u32 n = 0; n < EIGHTS; n++) {
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                u32 column = 8 * n + 2 * c + j;
+                if (column >= a.value_dim) continue;
+                float y = out[n][2 * i + j] * scale / all;
+                u64 to_column = head * a.value_dim + column;
+                if (a.out) store_relaxed(a.out + at * a.out_stride + to_column, y);
+                if (a.half_out) store_relaxed(a.half_out + at * a.half_stride + to_column, to_input(y));
+            }
+        }
+    }
+}
+
+#define ATTEND(DIM)                                                                                \
+    KERNEL __launch_bounds__(BLOCK, 1) prefill_attention_##DIM(const __grid_constant__ Attention a) {     \
+        prefill_attention<DIM>(a);                                                                     \
+    }
+ATTEND(64)
+ATTEND(128)
+ATTEND(256)
