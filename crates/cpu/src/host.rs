@@ -53,29 +53,124 @@ unsafe fn read_all<V: Vector>(bytes: &[u8]) -> f32 {
     }
 }
 
-/// Bytes that programs can still take, where the system says so: of the machine, or of the
+/// Bytes that this process can still allocate, if the system says: those of the machine, or of the
 /// container if that has a limit.
 pub(crate) fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let machine = kilobytes * 1024;
-    Some(container_memory().map_or(machine, |container| container.min(machine)))
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = cgroup_memory(&groups, Path::new("/sys/fs/cgroup"));
+    Some(group.map_or(machine, |group| group.min(machine)))
 }
 
-/// What control groups of version 2 leave, if they set a limit: the least that this process's group
-/// or any around it has left.
-fn container_memory() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let left = |group: &Path| {
-        let read = |name: &str| {
-            let text = std::fs::read_to_string(group.join(name)).ok()?;
-            text.trim().parse::<u64>().ok()
+/// Bytes that control groups leave to this process, if they set a limit. `groups` is the content of
+/// `/proc/self/cgroup`, `root` the folder of the hierarchies. Every group from the process's own up
+/// to the root may have a limit, so the smallest rest counts.
+fn cgroup_memory(groups: &str, root: &Path) -> Option<u64> {
+    let rests = groups.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let (root, rest): (_, fn(&Path) -> Option<u64>) = match controllers {
+            "" => (root.to_owned(), rest_v2),
+            list if list.split(',').any(|name| name == "memory") => (root.join("memory"), rest_v1),
+            _ => return None,
         };
-        Some(read("memory.max")?.saturating_sub(read("memory.current")?))
-    };
-    let root = Path::new("/sys/fs/cgroup");
-    let around = Path::new(own).ancestors().map(|group| root.join(group));
-    around.filter_map(|group| left(&group)).min()
+        // A process outside its namespace's root has a path that begins with `/..`.
+        let own = if path.contains("..") { "" } else { path.trim_start_matches('/') };
+        Path::new(own).ancestors().filter_map(|group| rest(&root.join(group))).min()
+    });
+    rests.min()
+}
+
+/// The rest of a group of version 2 below its hard limit and the limit from which on it is slowed
+/// down. A limit of `max` is none.
+fn rest_v2(group: &Path) -> Option<u64> {
+    let limits = ["memory.max", "memory.high"].map(|name| number(group, name));
+    let limit = limits.into_iter().flatten().min()?;
+    Some(limit.saturating_sub(number(group, "memory.current")?))
+}
+
+/// The rest of a group of version 1. Its statistics include the limits of groups above it, also of
+/// those that a container does not see.
+fn rest_v1(group: &Path) -> Option<u64> {
+    let statistics = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let inherited = statistics
+        .lines()
+        .find_map(|line| line.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok());
+    let own = number(group, "memory.limit_in_bytes");
+    let limit = [own, inherited].into_iter().flatten().min()?;
+    Some(limit.saturating_sub(number(group, "memory.usage_in_bytes")?))
+}
+
+fn number(group: &Path, name: &str) -> Option<u64> {
+    std::fs::read_to_string(group.join(name)).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A tree of control groups with these files.
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn every_level_of_version_2_limits() {
+        let mut files = vec![
+            ("memory.current", "900\n"),
+            ("a/memory.max", "1000\n"),
+            ("a/memory.current", "300\n"),
+            ("a/b/memory.max", "max\n"),
+            ("a/b/memory.high", "max\n"),
+            ("a/b/memory.current", "200\n"),
+            ("a/b/c/memory.max", "950\n"),
+            ("a/b/c/memory.current", "100\n"),
+        ];
+        let rest = |files: &[_], own: &str| cgroup_memory(own, tree(files).path());
+        // The group above has less left than the process's own.
+        assert_eq!(rest(&files, "0::/a/b/c\n"), Some(700));
+        assert_eq!(rest(&files, "0::/a/b\n"), Some(700));
+        assert_eq!(rest(&files, "0::/\n"), None);
+        // In a container without a namespace of its own the path does not exist below the mount.
+        assert_eq!(rest(&files, "0::/docker/1\n"), None);
+        files.push(("memory.max", "1500"));
+        assert_eq!(rest(&files, "0::/docker/1\n"), Some(600));
+        assert_eq!(rest(&files, "0::/../d\n"), Some(600));
+        assert_eq!(rest(&files, "0::/a/b/c\n"), Some(600));
+        files.push(("a/b/memory.high", "250"));
+        assert_eq!(rest(&files, "1:name=systemd:/x\n0::/a/b/c\n"), Some(50));
+        files.push(("a/b/c/memory.current", "960"));
+        assert_eq!(rest(&files, "0::/a/b/c\n"), Some(0));
+    }
+
+    #[test]
+    fn every_level_of_version_1_limits() {
+        const NONE: &str = "9223372036854771712\n";
+        let mut files = vec![
+            ("memory/memory.limit_in_bytes", NONE),
+            ("memory/memory.usage_in_bytes", "5000\n"),
+            ("memory/a/memory.limit_in_bytes", "4000\n"),
+            ("memory/a/memory.usage_in_bytes", "3000\n"),
+            ("memory/a/b/memory.limit_in_bytes", NONE),
+            ("memory/a/b/memory.usage_in_bytes", "2000\n"),
+        ];
+        let groups = "9:cpu,cpuacct:/a\n5:memory:/a/b\n0::/a\n";
+        let rest = |files: &[_]| cgroup_memory(groups, tree(files).path());
+        assert_eq!(rest(&files), Some(1000));
+        files.push(("memory/a/b/memory.stat", "cache 1\nhierarchical_memory_limit 2500\n"));
+        assert_eq!(rest(&files), Some(500));
+        assert_eq!(cgroup_memory("9:cpu:/a\n", tree(&files).path()), None);
+    }
 }
