@@ -1,15 +1,12 @@
 //! A loaded model that embeds texts.
 
-use std::cell::OnceCell;
-use std::sync::Arc;
-
 use bodkin_backend::{Limits, Model, PAGE_TOKENS};
-use bodkin_engine::{Tokenizer, embed, embedding_limits, longest_text};
+use bodkin_engine::{embed, embedding_limits, longest_text};
 
 use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::model_file::ModelFile;
+use crate::model_file::{LazyTokenizer, ModelFile};
 use crate::options::Options;
 
 /// The most texts that share a step.
@@ -18,9 +15,8 @@ const STEP_TEXTS: usize = 64;
 /// A loaded encoder, such as BERT.
 pub struct Encoder {
     model: Box<dyn Model>,
-    file: ModelFile,
-    assume_pre: Option<String>,
-    tokenizer: OnceCell<Arc<Tokenizer>>,
+    name: String,
+    tokenizer: LazyTokenizer,
 }
 
 impl Encoder {
@@ -69,8 +65,8 @@ impl Encoder {
     fn with_limits(file: ModelFile, options: &Options, limits: &Limits) -> Result<Encoder> {
         let backend = backend(options, file.reporter())?;
         let model = file.load(backend.as_ref(), limits)?;
-        let assume_pre = options.assume_pre.clone();
-        Ok(Encoder { model, file, assume_pre, tokenizer: OnceCell::new() })
+        let tokenizer = LazyTokenizer::new(&file, options);
+        Ok(Encoder { model, name: file.name, tokenizer })
     }
 
     /// The tokens of a text, with those that mark its start and end.
@@ -78,12 +74,7 @@ impl Encoder {
     /// # Errors
     /// If the file has no usable tokenizer.
     pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        if self.tokenizer.get().is_none() {
-            // Nothing else sets the cell, so it is empty.
-            let _ = self.tokenizer.set(self.file.tokenizer(self.assume_pre.as_deref())?);
-        }
-        let tokenizer = self.tokenizer.get().expect("it is set above");
-        Ok(tokenizer.encode(text, true, false))
+        Ok(self.tokenizer.get()?.encode(text, true, false))
     }
 
     /// One embedding for each text: `[output_width]`, of length 1. Texts are never truncated.
@@ -107,7 +98,7 @@ impl Encoder {
         texts: &[Vec<u32>],
         each: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
-        embed(self.model.as_mut(), texts, each).map_err(Error::engine(&self.file.name))
+        embed(self.model.as_mut(), texts, each).map_err(Error::engine(&self.name))
     }
 }
 

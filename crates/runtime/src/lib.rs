@@ -1,5 +1,55 @@
-//! Language models from Rust: a model's name becomes a file, a plan, a choice of backend, sizes
-//! that fit, and a loaded model.
+//! Language models from Rust. A model's name becomes a file, a plan, a choice of backend, sizes that
+//! fit, and a loaded model. This crate holds the only list of backends. It must not print, parse
+//! arguments or speak a network protocol: errors are typed, and progress goes to a callback.
+//!
+//! [`Model`] generates text, [`Encoder`] embeds texts, and [`Scorer`] computes the logits of given
+//! tokens. Each loads by a name: a path to a GGUF file, a known name such as `smollm2`, a name in
+//! the local Ollama store, `hf:owner/repo[:file]` or `pip:package`.
+//!
+//! ```no_run
+//! use bodkin::{Answer, Message, Model};
+//!
+//! let model = Model::load("smollm2")?;
+//! let events = model.chat(&[Message::user("Why is the sky blue?")], model.request())?;
+//! println!("{}", Answer::read(events)?.text);
+//! # Ok::<(), bodkin::Error>(())
+//! ```
+//!
+//! Options are methods of the [`Builder`], and a request has limits and sampling parameters of its
+//! own. Events arrive while the model runs:
+//!
+//! ```
+//! use bodkin::{Event, KvType, Model, Request};
+//!
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models/llama.gguf");
+//! let builder = Model::builder(path).device("cpu").ctx_size(128).kv_type(KvType::Q8_0);
+//! let model = builder.on_progress(|progress| eprintln!("{progress:?}")).load()?;
+//! let request = Request { max_tokens: Some(4), ..model.request() };
+//! for event in model.generate("Hello", request) {
+//!     match event {
+//!         Event::Token { id, text } => println!("{id}: {text}"),
+//!         Event::Done { usage, .. } => assert!(usage.generated_tokens <= 4),
+//!         Event::Error(error) => return Err(error.into()),
+//!     }
+//! }
+//! # Ok::<(), bodkin::Error>(())
+//! ```
+//!
+//! Embeddings and logits:
+//!
+//! ```
+//! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+//! # let bert = &format!("{folder}/bert.gguf");
+//! # let llama = &format!("{folder}/llama.gguf");
+//! let mut encoder = bodkin::Encoder::load(bert)?;
+//! let embeddings = encoder.embed(&["one text", "another"])?;
+//! assert_eq!(embeddings.len(), 2);
+//!
+//! let mut scorer = bodkin::Scorer::load(llama)?;
+//! let tokens = scorer.tokenize("Hello world")?;
+//! assert_eq!(scorer.logits(&tokens)?.len(), tokens.len());
+//! # Ok::<(), bodkin::Error>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

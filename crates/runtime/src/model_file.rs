@@ -2,7 +2,7 @@
 //! fits, the check of free memory, and progress while weights are read.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::{Backend, Limits, Memory, Model, WeightLayout};
 use bodkin_engine::{EngineOptions, Template, Tokenizer};
@@ -11,7 +11,7 @@ use bodkin_model::Plan;
 
 use crate::error::{Error, Result};
 use crate::memory::total_bytes;
-use crate::options::Options;
+use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
 use crate::source::{self, Check};
 
@@ -107,7 +107,8 @@ impl ModelFile {
         options: &Options,
         backend: &dyn Backend,
     ) -> Result<EngineOptions> {
-        let (step_tokens, parallel) = (options.step_tokens()?, options.parallel);
+        let step_tokens = options.step_tokens()?;
+        let parallel = within("parallel", options.parallel, MAX_BATCH_TOKENS)?;
         let sized = |context| EngineOptions { context, step_tokens, parallel };
         let context = match options.context()? {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
@@ -194,6 +195,28 @@ pub fn tokenizer(file: &File, assume_pre: Option<&str>) -> Result<Arc<Tokenizer>
         },
         source => Error::Engine { model, source },
     })
+}
+
+/// The tokenizer of a model that may be used without one: it is built when it is first needed.
+pub(crate) struct LazyTokenizer {
+    file: Arc<File>,
+    assume_pre: Option<String>,
+    tokenizer: OnceLock<Arc<Tokenizer>>,
+}
+
+impl LazyTokenizer {
+    pub(crate) fn new(model: &ModelFile, options: &Options) -> LazyTokenizer {
+        let (file, assume_pre) = (Arc::clone(&model.file), options.assume_pre.clone());
+        LazyTokenizer { file, assume_pre, tokenizer: OnceLock::new() }
+    }
+
+    pub(crate) fn get(&self) -> Result<&Tokenizer> {
+        if self.tokenizer.get().is_none() {
+            // Another thread may have set the same tokenizer meanwhile.
+            let _ = self.tokenizer.set(tokenizer(&self.file, self.assume_pre.as_deref())?);
+        }
+        Ok(self.tokenizer.get().expect("it is set above"))
+    }
 }
 
 /// How weights of sparse formats are stored, in one line: `sparse: 96 tensors without zeros (1.21x

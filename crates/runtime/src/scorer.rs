@@ -6,7 +6,7 @@ use bodkin_engine::Pages;
 use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::model_file::ModelFile;
+use crate::model_file::{LazyTokenizer, ModelFile};
 use crate::options::Options;
 
 /// The most logits of one step: rows of them take at most 64 MiB.
@@ -16,6 +16,7 @@ const STEP_LOGITS: usize = 1 << 24;
 pub struct Scorer {
     model: Box<dyn Model>,
     name: String,
+    tokenizer: LazyTokenizer,
 }
 
 impl Scorer {
@@ -44,7 +45,24 @@ impl Scorer {
         let pages = Pages::needed(&file.plan.windows(), context, tokens, 1);
         let limits = Limits { tokens, outputs, pages, state_slots: 1 };
         let model = file.load(backend.as_ref(), &limits)?;
-        Ok(Scorer { model, name: file.name })
+        let tokenizer = LazyTokenizer::new(&file, options);
+        Ok(Scorer { model, name: file.name, tokenizer })
+    }
+
+    /// The tokens of a text, with those that mark its start and end, and with special tokens parsed.
+    ///
+    /// # Errors
+    /// If the file has no usable tokenizer.
+    pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.get()?.encode(text, true, true))
+    }
+
+    /// The text of tokens, special tokens included.
+    ///
+    /// # Errors
+    /// If the file has no usable tokenizer.
+    pub fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.tokenizer.get()?.decode(tokens, true)).into_owned())
     }
 
     /// The logits after each token of one sequence: `[tokens, vocabulary]`.
