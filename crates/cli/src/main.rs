@@ -26,33 +26,33 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer a prompt, or chat
+    /// Generate text from a prompt, or chat
     Run(Box<cmd::run::Args>),
     /// Fetch a model and print its path
     Pull(cmd::pull::Args),
     /// List the models on this machine
     List(cmd::list::Args),
-    /// Show what is in a model, what it computes, and what it takes
+    /// Show metadata, tensors, operations and memory of a model
     Inspect(cmd::inspect::Args),
-    /// Measure how fast prompts are read and tokens generated
+    /// Measure the speed of prefill and decode
     Bench(cmd::bench::Args),
-    /// Make a model smaller by leaving weights out
+    /// Prune the weights of a model
     Prune(Box<cmd::prune::Args>),
-    /// Store a model in fewer bits
+    /// Quantize a model
     Quantize(cmd::quantize::Args),
-    /// Turn texts into vectors
+    /// Compute embeddings of texts
     Embed(cmd::embed::Args),
-    /// Turn text into token ids
+    /// Convert text to token ids
     Tokenize(cmd::tokenize::Args),
-    /// Turn token ids into text
+    /// Convert token ids to text
     Detokenize(cmd::detokenize::Args),
     /// Write the logits of given tokens to a file
     Logits(cmd::logits::Args),
-    /// Measure how well a model predicts a text, and how far it lies from another
+    /// Measure perplexity on a text, and KL divergence from another model
     Perplexity(cmd::perplexity::Args),
     /// Check models for regressions
     Check(Box<cmd::check::Args>),
-    /// Collect what goes through a model's weights as it reads a text
+    /// Collect an importance matrix: activation statistics over a text
     Imatrix(cmd::imatrix::Args),
 }
 
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         Err(error) if reader_has_gone(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<interrupt::Interrupted>() => interrupt::EXIT_INTERRUPTED.into(),
         Err(error) => {
-            // If not even this can be written, the status has to do.
+            // If stderr is closed, only the exit status tells.
             let _ = writeln!(std::io::stderr(), "error: {}", line(&error));
             ExitCode::FAILURE
         }

@@ -1,4 +1,5 @@
-//! A file that a command writes: whole, or not at all. This module must not know what is in it.
+//! Atomic output files: a command writes the complete file or none. This module must not know the
+//! content.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -9,13 +10,13 @@ use tempfile::{Builder, NamedTempFile};
 
 use bodkin::cleanup;
 
-/// Fails before any work is done, if `path` cannot be written or is one of the files that are read.
+/// Fails early if `path` cannot be written, or is one of the input files `read`.
 pub(crate) fn check<'a>(path: &Path, read: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     let failed = || format!("cannot write {}", path.display());
     if let Ok(own) = path.canonicalize() {
         let is_own = |other: &&Path| other.canonicalize().is_ok_and(|other| other == own);
         if read.into_iter().any(|other| is_own(&other)) {
-            bail!("{}: expected another file to write, found one that is read", path.display());
+            bail!("{}: expected an output file, found an input file", path.display());
         }
     }
     match fs::metadata(path) {
@@ -23,14 +24,13 @@ pub(crate) fn check<'a>(path: &Path, read: impl IntoIterator<Item = &'a Path>) -
             bail!("cannot write {}: expected a file, found a folder", path.display())
         }
         Ok(metadata) if !metadata.is_file() => Ok(()),
-        // It is removed at once.
+        // The temporary file is removed at once.
         _ => temporary(path).map(drop).with_context(failed),
     }
 }
 
-/// Creates or replaces `path` with what `fill` writes. It is written under another name beside it
-/// and renamed at the end, so that nobody ever sees a part; what is no plain file, such as a pipe
-/// or a device, is written as it stands.
+/// Creates or replaces `path` with the output of `fill`. A temporary file in the same folder is
+/// renamed at the end, so no reader sees an incomplete file. Pipes and devices are written to.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     let failed = || format!("cannot write {}", path.display());
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
@@ -40,7 +40,7 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>
     }
     let file = temporary(path).with_context(failed)?;
     let name = file.path().to_owned();
-    // If it cannot be removed there is nobody left to tell.
+    // The process ends, so an error cannot be reported.
     let _guard = cleanup::register(move || drop(fs::remove_file(&name)));
     let mut out = BufWriter::new(file);
     fill(&mut out)?;
@@ -60,7 +60,7 @@ fn temporary(path: &Path) -> Result<NamedTempFile> {
     {
         use std::fs::Permissions;
         use std::os::unix::fs::PermissionsExt;
-        // The user's mask decides, as for any other new file.
+        // The umask applies, as for any other new file.
         builder.permissions(Permissions::from_mode(0o666));
     }
     Ok(builder.prefix(".bodkin-").tempfile_in(folder)?)

@@ -82,7 +82,7 @@ fn a_damaged_model_fails_where_the_whole_one_passes() {
     let rows: Vec<&str> = table.lines().collect();
     assert!(rows[1].contains("0.00e0") && rows[1].ends_with("ok"), "{table}");
     assert!(rows[2].ends_with("FAILED"), "{table}");
-    assert!(table.contains("logits: mean square difference"), "{table}");
+    assert!(table.contains("logits: mean squared error"), "{table}");
 }
 
 #[test]

@@ -109,7 +109,6 @@ fn number(group: &Path, name: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::fs;
 

@@ -58,11 +58,12 @@ fn chats_pass_text_on_and_reuse_the_cache() {
     let mut messages = vec![Message::user("Hello world, said the hen in the garden to the fox")];
     let request = || Request { max_tokens: Some(8), ..model.request() };
     let mut pieces = String::new();
-    let first = Answer::read_with::<Error>(model.chat(&messages, request()).unwrap(), |text| {
+    let events = model.chat(&messages, request()).unwrap();
+    let first = Answer::read_with::<Box<dyn std::error::Error>>(events, |text| {
         pieces.push_str(text);
         Ok(())
-    })
-    .unwrap();
+    });
+    let first = first.unwrap();
     assert_eq!(pieces, first.text);
     messages.push(Message::new("assistant", &first.text));
     messages.push(Message::user("And then?"));

@@ -1,5 +1,5 @@
-//! `bodkin bench`: how fast prompts are read and tokens generated, as rows like llama-bench's, with
-//! the share of the memory bandwidth that was measured between the tests.
+//! `bodkin bench`: the speed of prefill and decode, in rows like llama-bench's, with the fraction
+//! of the memory bandwidth, which is measured between the tests.
 
 mod report;
 mod trace;
@@ -23,54 +23,54 @@ use report::{Format, Row};
 /// Arguments of `bench`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// Prompts: lists (128,512), ranges (128-512+128)
+    /// Prompt lengths: lists (128,512) and ranges (128-512+128)
     #[arg(short = 'p', long, default_value = "512", value_name = "N")]
     n_prompt: String,
-    /// Numbers of tokens to generate, written likewise
+    /// Numbers of tokens to generate: lists and ranges
     #[arg(short = 'n', long, default_value = "128", value_name = "N")]
     n_gen: String,
-    /// Tokens in the context before a test begins
+    /// Context depths: tokens in the KV cache before a test
     #[arg(short = 'd', long, default_value = "0", value_name = "N")]
     n_depth: String,
-    /// Sequences generated at the same time, likewise
+    /// Numbers of sequences decoded in parallel: lists and ranges
     #[arg(short = 's', long, default_value = "1", value_name = "N")]
     n_sequences: String,
-    /// Numbers of threads to test [default: all cores]
+    /// CPU threads: lists and ranges [default: all cores]
     #[arg(short, long, value_name = "N")]
     threads: Option<String>,
-    /// Runs of each test
+    /// Repetitions of each test
     #[arg(short, long, default_value = "5", value_name = "N")]
     repetitions: NonZeroUsize,
-    /// Form of the rows
+    /// Output format
     #[arg(short, long, default_value = "md", value_name = "FORMAT")]
     output: Format,
-    /// Tokens of a prompt that are read in one step
+    /// Batch size: prompt tokens per step (prefill chunk)
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print where time goes, the experts, and how sparse weights lie
+    /// Print the time of each stage, expert counts and sparse layouts
     #[arg(long)]
     profile: bool,
-    /// Write the stages of a step of each test as a Chrome trace
+    /// Write a Chrome trace of one step of each test
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Leave weights as the file has them: less memory, slower
+    /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     no_repack: bool,
-    /// Sparse weights as such: always, never or auto
+    /// Kernels that skip the zeros of sparse formats: always, never or auto
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = arguments::sparse)]
     sparse: Sparse,
-    /// Skip this share of the inputs of down projections
-    #[arg(long, value_name = "SHARE", value_parser = arguments::fraction)]
+    /// Fraction of the inputs of down projections to skip
+    #[arg(long, value_name = "FRACTION", value_parser = arguments::fraction)]
     activation_sparsity: Option<f64>,
-    /// Type of keys and values: auto, f16 or q8_0
+    /// KV cache data type: auto, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = arguments::kv_type)]
     kv_type: KvType,
-    /// Where to compute: auto, cpu or cuda[:N,..]
+    /// Device: auto, cpu or cuda[:N,..]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
-    /// Only the last N layers on the GPU, the others on the processor
+    /// Put only the last N layers on the GPU, the others on the CPU
     #[arg(long, value_name = "N")]
     gpu_layers: Option<usize>,
 }
@@ -81,7 +81,7 @@ struct Test {
     prompt: usize,
     generate: usize,
     depth: usize,
-    /// That generate at the same time, each so many tokens.
+    /// Sequences that run in parallel; each generates `generate` tokens.
     sequences: usize,
 }
 
@@ -143,7 +143,8 @@ fn tests(args: &Args) -> Result<Vec<Test>> {
 /// Numbers and ranges, such as `1,2-8+2,16-64*2`.
 fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
     let number = |s: &str| -> Result<usize> {
-        let n = s.trim().parse().with_context(|| format!("{flag}: `{s}` is no number"))?;
+        let n =
+            s.trim().parse().with_context(|| format!("{flag}: expected a number, found `{s}`"))?;
         ensure!(n <= MAX_TOKENS, "{flag}: expected at most {}, found {n}", MAX_TOKENS);
         Ok(n)
     };
@@ -186,7 +187,7 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
     let limits = Limits { tokens: step.max(n), outputs: n, pages, state_slots: n };
     let mut session = Session::new(opened.load(backend, &limits)?, step, n);
     let mut samples_ns = Vec::new();
-    // The first run pages the weights in and is not counted.
+    // The first run pages the weights in and is discarded.
     for i in 0..=args.repetitions.get() {
         let ns = session.run(test)?;
         if i > 0 {
@@ -235,7 +236,7 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
     Ok(row)
 }
 
-/// Tokens a second that a model generates alone, after one that nobody times.
+/// Tokens per second of one sequence, after a warm-up step.
 pub(super) fn generation_speed(opened: &ModelFile, machine: &Machine) -> Result<f64> {
     const TOKENS: usize = 64;
     let backend = machine.backend()?;
@@ -248,8 +249,8 @@ pub(super) fn generation_speed(opened: &ModelFile, machine: &Machine) -> Result<
     Ok(TOKENS as f64 / (ns as f64 * 1e-9))
 }
 
-/// Bytes that a test must read at least: the weights once a step, and in each generated token's
-/// step the keys and values of what is in the context, and the recurrent state.
+/// The least bytes that a test reads: the weights in every step, and in every decode step also the
+/// KV cache of the context and the recurrent state.
 fn bytes_read(opened: &ModelFile, backend: &dyn Backend, test: Test, steps: usize) -> u64 {
     let context = test.depth + test.generate / 2;
     let (plan, weights) = (&opened.plan, opened.plan.cost().step_weight_bytes);
@@ -260,18 +261,18 @@ fn bytes_read(opened: &ModelFile, backend: &dyn Backend, test: Test, steps: usiz
     steps as u64 * (weights + test.sequences as u64 * kept)
 }
 
-/// A model that is fed made-up tokens.
+/// A loaded model that runs on random tokens.
 struct Session {
     model: Box<dyn Model>,
     pages: Pages,
     sequences: Vec<Sequence>,
     step: usize,
     logits: Vec<f32>,
-    /// The state of a linear congruential generator: the same tokens in every run.
+    /// State of a linear congruential generator; every run has the same tokens.
     random: u32,
-    /// Whether the next run is taken apart.
+    /// Whether the next run is profiled.
     profiled: bool,
-    /// How often experts had been chosen when the last run began, and what that had taken.
+    /// Expert counts and times at the start of the last run.
     experts_before: Vec<ExpertCounts>,
 }
 
@@ -284,7 +285,7 @@ impl Session {
         Session { model, pages, sequences, step, logits, random, profiled, experts_before }
     }
 
-    /// Runs a test and returns its nanoseconds.
+    /// Runs a test and returns its duration in nanoseconds.
     fn run(&mut self, test: Test) -> Result<u64> {
         self.restart();
         for i in 0..self.sequences.len() {
@@ -298,7 +299,7 @@ impl Session {
         Ok(start.elapsed().as_nanos() as u64)
     }
 
-    /// How often the last run chose experts, and what that took.
+    /// Expert counts and times of the last run.
     fn experts_chosen(&self) -> Vec<ExpertCounts> {
         let mut chosen = expert_counts(&*self.model);
         for (now, before) in chosen.iter_mut().zip(&self.experts_before) {
@@ -315,8 +316,8 @@ impl Session {
         }
     }
 
-    /// Generates `count` tokens of each sequence greedily, as an engine does, a page of them at a
-    /// time: nobody looks at logits.
+    /// Generates `count` tokens of each sequence greedily in multi-step decodes of one page, as the
+    /// engine does. No logits leave the device.
     fn generate(&mut self, count: usize) -> Result<()> {
         let mut next: Vec<u32> = (0..self.sequences.len()).map(|_| self.token()).collect();
         let mut left = count;
@@ -346,7 +347,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs `count` more tokens of a sequence, as many in a step as fit, with logits for the last.
+    /// Prefills `count` more tokens of a sequence in chunks, with logits for the last token.
     fn read(&mut self, i: usize, count: usize) -> Result<()> {
         let mut left = count;
         while left > 0 {

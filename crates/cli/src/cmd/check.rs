@@ -1,4 +1,4 @@
-//! `bodkin check`: the regression suite of one or several models, and its table.
+//! `bodkin check`: the regression suite of one or more models, and its table.
 
 mod reference;
 mod table;
@@ -22,15 +22,15 @@ use bodkin::ModelFile;
 use reference::Agreement;
 
 const AFTER: &str = "\
-Each model answers a few fixed prompts, reads a fixed text while its activations and logits are
-watched, reads past its sliding window, and runs past the end of a small context. With a baseline
-its logits and its perplexity are compared with an earlier run's; with --reference its best tokens
-are compared with those of a server that speaks OpenAI's /v1/completions and returns logprobs.
-Sampling takes the same random numbers in every run. The status is 1 if anything is wrong.";
+Each model answers a few fixed prompts, reads a fixed text while activations and logits are checked
+for NaN and outliers, reads past its sliding window, and fills a small context. --baseline compares
+logits and perplexity with an earlier run. --reference compares the most likely tokens with a server
+that has OpenAI's /v1/completions with logprobs. Sampling uses fixed seeds. The exit status is 1 if
+a check fails.";
 
-/// The context that engines run past, where the prompts do not need more.
+/// Context size of the engine that is run to its end; longer prompts get a larger one.
 const CONTEXT: usize = 256;
-/// Rows of logits that a baseline keeps of a model.
+/// Rows of logits of a model in a baseline.
 const KEPT_ROWS: usize = 32;
 
 /// Arguments of `check`.
@@ -40,19 +40,19 @@ const KEPT_ROWS: usize = 32;
     arg.help("Most tokens of the sequence past the window").default_value("8192")
 }))]
 pub(crate) struct Args {
-    /// Paths, or any names that `pull` and `list` know
+    /// Paths to GGUF files, or model names as in `list`
     #[arg(required = true)]
     models: Vec<String>,
-    /// Compare with this file's model of the same name, or its only one
+    /// Compare with the model of the same name in this file
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// Write what the models computed to this file
+    /// Write logits and perplexities to this file
     #[arg(long, value_name = "FILE")]
     save_baseline: Option<PathBuf>,
     /// Compare with a server, such as http://127.0.0.1:8080
     #[arg(long, value_name = "URL")]
     reference: Option<String>,
-    /// What the server calls the model
+    /// The model's name on the server
     #[arg(long, value_name = "NAME", default_value = "default", requires = "reference")]
     reference_model: String,
     /// Print one JSON object
@@ -66,49 +66,49 @@ pub(crate) struct Args {
     machine: Machine,
 }
 
-/// What still counts as sane, or as the same.
+/// Limits of the checks.
 #[derive(clap::Args, Clone, Copy, Debug)]
 struct Thresholds {
-    /// Mean square difference of logits from the baseline
+    /// Mean squared error of the logits against the baseline
     #[arg(long, value_name = "X", default_value_t = 0.05)]
     max_mse: f64,
-    /// Mean divergence of predictions from the baseline
+    /// Mean KL divergence from the baseline
     #[arg(long, value_name = "X", default_value_t = 0.01)]
     max_kl: f64,
-    /// Percent by which the perplexity may be above or below the baseline
+    /// Relative change of perplexity against the baseline, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     max_perplexity_change: f64,
-    /// Share of runs of four tokens in an answer that were there before
-    #[arg(long, value_name = "SHARE", default_value_t = Rules::default().repetition)]
+    /// Fraction of repeated 4-grams in an answer
+    #[arg(long, value_name = "FRACTION", default_value_t = Rules::default().repetition)]
     max_repetition: f64,
-    /// Share of letters in an answer that are of another script than most
-    #[arg(long, value_name = "SHARE", default_value_t = Rules::default().foreign_letters)]
+    /// Fraction of letters in an answer outside its main script
+    #[arg(long, value_name = "FRACTION", default_value_t = Rules::default().foreign_letters)]
     max_foreign_letters: f64,
-    /// Mean difference of log-probabilities from the server's
+    /// Mean difference of log-probabilities to the server's
     #[arg(long, value_name = "X", default_value_t = 0.2)]
     max_logprob_difference: f64,
-    /// Log-probabilities closer than this may come in either order at the server
+    /// Tokens whose log-probabilities differ by less count as a tie
     #[arg(long, value_name = "X", default_value_t = 0.3)]
     near_tie: f64,
-    /// Most tokens of an answer
+    /// Maximum number of tokens of an answer
     #[arg(short = 'n', long, value_name = "N", default_value_t = 48)]
     max_tokens: usize,
 }
 
-/// What was found out about a model.
+/// The results of one model.
 #[derive(Default)]
 struct Report {
     model: String,
-    /// Answers that have no fault, of all.
+    /// Number of answers without a fault.
     good_answers: Option<usize>,
     health: Option<Health>,
-    /// Tokens of the sequence past the window.
+    /// Length of the sequence that exceeds the sliding window.
     long_tokens: Option<usize>,
-    /// Tokens of the context that was run past.
+    /// Size of the context that was filled.
     context: Option<usize>,
     change: Option<Change>,
     agreement: Option<Agreement>,
-    /// One line for each thing that is wrong.
+    /// One line for each failed check.
     faults: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let before = args.baseline.as_deref().map(baseline::open).transpose()?.unwrap_or_default();
     let backend = args.machine.backend()?;
     let (mut reports, mut records) = (Vec::new(), Vec::new());
-    // A name that means nothing fails when its turn comes.
+    // An unknown name fails later, when its model is checked.
     let path = |model: &String| find_path(model).unwrap_or_else(|_| model.into());
     let paths: Vec<PathBuf> = args.models.iter().map(path).collect();
     if let Some(output) = &args.save_baseline {
@@ -141,7 +141,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         true => table::json(&reports)?,
         false => table::print(&reports)?,
     }
-    // Also what is wrong now can be compared with later.
+    // The baseline is also written if a check failed.
     if let Some(path) = args.save_baseline.as_ref().filter(|_| !records.is_empty()) {
         baseline::save(path, &records)?;
     }
@@ -150,7 +150,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Everything about one model.
+/// Checks one model.
 fn check(
     args: &Args,
     backend: &dyn Backend,
@@ -170,7 +170,7 @@ fn check(
         match found {
             Some(found) => {
                 if !Path::new(&opened.name).ends_with(&found.name) {
-                    eprintln!("the baseline is that of {}", found.name);
+                    eprintln!("comparing with the baseline of {}", found.name);
                 }
                 compare(args, &record, found, report);
             }
@@ -185,7 +185,7 @@ fn check(
     Ok(record)
 }
 
-/// The model read directly: its health, its window, and what a server says.
+/// Checks without an engine: activations, sliding window, and agreement with a server.
 fn numbers(
     args: &Args,
     backend: &dyn Backend,
@@ -194,9 +194,13 @@ fn numbers(
     report: &mut Report,
 ) -> Result<Record> {
     let tokens = tokenizer.encode(TEXT, true, false);
-    ensure!(tokens.len() >= KEPT_ROWS, "the text has {} tokens only", tokens.len());
-    let most = args.machine.context()?.unwrap_or(usize::MAX).max(tokens.len());
-    let long = long_sequence(&opened.plan, most.min(opened.plan.context_length));
+    ensure!(
+        tokens.len() >= KEPT_ROWS,
+        "expected at least {KEPT_ROWS} tokens of text, found {}",
+        tokens.len()
+    );
+    let max = args.machine.context()?.unwrap_or(usize::MAX).max(tokens.len());
+    let long = long_sequence(&opened.plan, max.min(opened.plan.context_length));
     let size = long.max(tokens.len());
     opened.plan_for(size)?;
     let limits = bodkin_eval::limits(&opened.plan, size, args.machine.step_tokens()?);
@@ -247,7 +251,7 @@ fn compare_with_server(
     Ok(agreement)
 }
 
-/// Compares with the record of an earlier run.
+/// Compares with the baseline.
 fn compare(args: &Args, record: &Record, before: &Record, report: &mut Report) {
     let Some(change) = record.change_from(before) else {
         let fault = "other tokens or another vocabulary than in the baseline";
@@ -256,11 +260,11 @@ fn compare(args: &Args, record: &Record, before: &Record, report: &mut Report) {
     let Thresholds { max_mse, max_kl, max_perplexity_change, .. } = args.thresholds;
     let percent = 100.0 * change.perplexity;
     for (what, value, limit) in [
-        ("logits: mean square difference", change.mse, max_mse),
-        ("predictions: divergence", change.divergence, max_kl),
+        ("logits: mean squared error", change.mse, max_mse),
+        ("predictions: KL divergence", change.divergence, max_kl),
         ("perplexity: change in percent", percent.abs(), max_perplexity_change),
     ] {
-        // What is not a number is not within limits either.
+        // NaN exceeds every limit.
         if value.is_nan() || value > limit {
             report.faults.push(format!("{what} {value:.4}, at most {limit}"));
         }
@@ -268,7 +272,7 @@ fn compare(args: &Args, record: &Record, before: &Record, report: &mut Report) {
     report.change = Some(change);
 }
 
-/// The model behind an engine: what it says, and the end of its context.
+/// Checks with an engine: answers, and the end of the context.
 fn words(
     args: &Args,
     backend: &dyn Backend,
@@ -305,14 +309,14 @@ fn words(
     Ok(())
 }
 
-/// A prompt as the model wants it: as a chat, if it has a template.
+/// The tokens of a prompt, as a chat if the model has a template.
 fn encode(prompt: &str, template: Option<&Template>, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let Some(template) = template else { return Ok(tokenizer.encode(prompt, true, true)) };
     let messages = json!([{"role": "user", "content": prompt}]);
     let text = template.render(&messages, None, true, &Map::new())?;
     let ids = tokenizer.encode(&text, false, true);
     if ids.is_empty() {
-        bail!("the chat template makes an empty prompt");
+        bail!("expected a prompt from the chat template, found no tokens");
     }
     Ok(ids)
 }

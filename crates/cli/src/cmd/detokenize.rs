@@ -10,12 +10,12 @@ use crate::arguments::{TokenizerArgs, find_path};
 /// Arguments of `detokenize`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
     /// Token ids, separated by commas
     #[arg(value_delimiter = ',', required = true, value_name = "IDS")]
     ids: Vec<u32>,
-    /// Leave special tokens out
+    /// Omit special tokens
     #[arg(long)]
     no_special: bool,
     /// Print JSON
@@ -40,7 +40,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if args.json {
         writeln!(out, "{}", json!({"text": String::from_utf8_lossy(&bytes)}))?;
     } else {
-        // Bytes as they are: a lone token need not be valid UTF-8.
+        // Raw bytes: a single token may be invalid UTF-8.
         out.write_all(&bytes)?;
         writeln!(out)?;
     }

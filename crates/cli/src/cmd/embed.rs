@@ -1,4 +1,4 @@
-//! `bodkin embed`: texts as vectors, one JSON object a line.
+//! `bodkin embed`: embeddings of texts, one JSON object per line.
 
 use std::io::Write;
 
@@ -10,22 +10,22 @@ use bodkin::{Encoder, ModelFile};
 use crate::arguments::{Machine, TokenizerArgs, find};
 
 const AFTER: &str = "\
-Prints a line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
-length 1; N counts the tokens of the text with those that mark its start and end. Texts share
-steps of up to --batch-size tokens; no text is ever cut.";
+Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
+length 1; N includes the special tokens at the start and the end. Texts share batches of up to
+--batch-size tokens; texts are never truncated.";
 
 /// Arguments of `embed`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
-#[command(mut_arg("ctx_size", |arg| arg.help("Most tokens of a text [default: the model's]")))]
-#[command(mut_arg("batch_size", |arg| arg.help("Tokens of several texts read in one step")))]
+#[command(mut_arg("ctx_size", |arg| arg.help("Maximum tokens per text [default: the model's]")))]
+#[command(mut_arg("batch_size", |arg| arg.help("Batch size: tokens of all texts in one step")))]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// The texts; each has a vector of its own
+    /// The texts; each gets one embedding
     #[arg(required_unless_present = "tokens")]
     text: Vec<String>,
-    /// Token ids of one text, taken as they stand
+    /// Token ids of one text, without added special tokens
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "text")]
     tokens: Vec<u32>,
     #[command(flatten)]

@@ -14,30 +14,30 @@ use crate::arguments::{Machine, TokenizerArgs, find_decoder};
 use crate::output;
 
 const AFTER: &str = "\
-Writes the GGUF layout of llama-imatrix: for each weight of a layer, and for each expert of those
-that have some, the sum of the squares of each input column and the number of rows. The text is
-read as `perplexity` reads it, in chunks of --ctx-size tokens.";
+Writes the importance matrix in llama-imatrix's GGUF layout: for each weight of a layer, or each of
+its experts, the sum of squares of every input column and the number of rows. The text is read in
+chunks of --ctx-size tokens, as by `perplexity`.";
 
 /// Arguments of `imatrix`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
-#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk [default: 512]")))]
+#[command(mut_arg("ctx_size", |arg| arg.help("Chunk size in tokens [default: 512]")))]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
     /// The text
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// The file to write
+    /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "imatrix.gguf")]
     output: PathBuf,
-    /// Stop after so many chunks [default: the whole text]
+    /// Number of chunks to read [default: the whole text]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    /// Go on from this file: its sums and the new ones are added up
+    /// Add to the sums of this file
     #[arg(long, value_name = "FILE")]
     in_file: Option<PathBuf>,
-    /// Watch the weight of the head too
+    /// Include the output projection (LM head)
     #[arg(long)]
     process_output: bool,
     #[command(flatten)]
@@ -46,10 +46,10 @@ pub(crate) struct Args {
     machine: Machine,
 }
 
-/// The weights of layers, and perhaps that of the head.
+/// Observes the weights of layers, and optionally the output projection.
 struct Chosen<'a> {
     imatrix: &'a mut Imatrix,
-    /// The name of the head's weight, which may be that of the embedding, if it is wanted.
+    /// Name of the output projection, which may be the token embedding, if it is included.
     head: Option<&'a str>,
 }
 
@@ -62,7 +62,7 @@ impl Observer for Chosen<'_> {
     }
 }
 
-/// The name of the weight that makes logits.
+/// The name of the output projection.
 fn head(plan: &Plan) -> Option<String> {
     plan.ops.iter().find_map(|op| match *op {
         Op::Logits { weight, .. } => Some(plan.weight(weight).name.clone()),
@@ -86,7 +86,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let mut observer = Chosen { imatrix: &mut imatrix, head: head.as_deref() };
         let wanted = |_| args.process_output;
         read(run.model.as_mut(), &windows, window, wanted, &mut observer)?;
-        run.tell(window, &windows);
+        run.estimate_time(window, &windows);
     }
     imatrix.chunk_tokens = size as u32;
     imatrix.chunks += windows.count() as u32;

@@ -1,4 +1,4 @@
-//! `bodkin inspect`: what is in a file, what it computes, and what it will take.
+//! `bodkin inspect`: metadata and tensors of a file, its plan, and its memory.
 
 use std::io::Write;
 
@@ -16,15 +16,15 @@ use bodkin::memory::{kv_bytes, recurrent_bytes};
 /// Arguments of `inspect`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// Print what the model computes, one operation a line
+    /// Print the plan, one operation per line
     #[arg(long, conflicts_with = "json")]
     plan: bool,
-    /// Print the bytes that it takes when it runs
+    /// Print the memory of the running model
     #[arg(long)]
     memory: bool,
-    /// Count the zeros of pruned tensors in dense formats too
+    /// Also count zeros of pruned tensors in dense formats
     #[arg(long)]
     zeros: bool,
     /// Print JSON
@@ -38,7 +38,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let program_bytes = resident_bytes();
     let mut out = std::io::stdout().lock();
     if !args.plan && !args.memory {
-        // Metadata and tensors can be read whether or not the architecture is known.
+        // Metadata and tensors are readable for unknown architectures too.
         let file = File::open(find_path(&args.model)?)?;
         return print_file(&mut out, &file, &args);
     }
@@ -96,9 +96,8 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The share of a tensor's elements that are zero: of a tensor in a sparse format those that it
-/// leaves out. With `counts`, of a matrix in another format those that it holds, where a file says
-/// that it was pruned; that takes as long as reading all values.
+/// The fraction of zeros in a tensor of a sparse format, or, with `counts`, in a layer's matrix of
+/// a pruned model. Counting reads all values.
 fn zeros(file: &File, tensor: &Tensor, counts: bool) -> Option<f64> {
     if tensor.format.base().is_none() {
         let is_layer = tensor.name.starts_with("blk.") && tensor.rows() > 1;
@@ -125,7 +124,7 @@ fn shape(tensor: &Tensor) -> Vec<u64> {
     tensor.shape.iter().rev().copied().collect()
 }
 
-/// Bytes that this process holds now; 0 where the system does not say.
+/// Resident bytes of this process; 0 if the system does not report them.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -133,7 +132,7 @@ fn resident_bytes() -> u64 {
     1024 * kilobytes.unwrap_or(0)
 }
 
-/// `program_bytes` are those of the program before it has read a model.
+/// `program_bytes` are the resident bytes before the model is opened.
 fn print_memory(
     out: &mut dyn Write,
     opened: &mut ModelFile,
@@ -144,7 +143,7 @@ fn print_memory(
     let options = opened.engine_options(&args.machine.options(), backend.as_ref())?;
     let (plan, context) = (&opened.plan, options.context);
     let limits = match plan.is_encoder() {
-        // A text of that length, in one step.
+        // One text of this length, in one step.
         true => embedding_limits(plan, &[vec![0; context]], options.step_tokens)?,
         false => options.limits(plan),
     };
@@ -153,13 +152,13 @@ fn print_memory(
     let text_bytes = text_bytes(&opened.file);
     let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes + program_bytes;
     let cost = plan.cost();
-    // From the largest window on, only what has no window grows.
+    // Beyond the largest window only layers without a window grow.
     let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
     let kv = |tokens| kv_bytes(plan, backend.as_ref(), tokens);
     let kv_per_1k = kv(window + 1000) - kv(window);
     let kv_windowed = kv(window) - window as u64 * kv_per_1k / 1000;
     let recurrent_bytes = recurrent_bytes(plan, backend.as_ref());
-    // What is packed is given back by the file: this alone is on top.
+    // The file's pages of packed weights are released, so only the difference is added.
     let repacking_bytes = weight_bytes.saturating_sub(cost.weight_bytes);
     if args.json {
         let value = json!({
@@ -187,16 +186,16 @@ fn print_memory(
     for (what, bytes) in [
         ("weights in the file", cost.weight_bytes),
         ("added by repacking", repacking_bytes),
-        ("KV per 1k tokens", kv_per_1k),
-        ("KV of full windows", kv_windowed),
+        ("KV cache per 1k tokens", kv_per_1k),
+        ("KV cache of sliding windows", kv_windowed),
         ("recurrent state per sequence", recurrent_bytes),
         ("read per token", cost.step_weight_bytes),
         ("weights in memory", weight_bytes),
         (context.as_str(), state_bytes),
         ("scratch", scratch_bytes),
         ("tokenizer and metadata", text_bytes),
-        ("the program itself", program_bytes),
-        ("memory in all", total_bytes),
+        ("program", program_bytes),
+        ("total memory", total_bytes),
     ] {
         writeln!(out, "{what:<36} {:>12}", human_bytes(bytes))?;
     }
@@ -205,11 +204,10 @@ fn print_memory(
     Ok(())
 }
 
-/// Bytes of what a model's file says and of the tokenizer that is made of it: the more, the larger
-/// the vocabulary.
+/// Bytes of the metadata and the tokenizer, which grow with the vocabulary.
 fn text_bytes(file: &File) -> u64 {
     let metadata: u64 = file.metadata().iter().map(|(_, value)| value_bytes(value)).sum();
-    // Whoever runs a model without a tokenizer needs no memory for one.
+    // A model without a tokenizer runs on token ids.
     let tokenizer = Tokenizer::from_metadata(file.metadata()).map_or(0, |t| t.memory_bytes());
     metadata + tokenizer as u64
 }
@@ -234,13 +232,13 @@ fn array_bytes(array: &Array) -> u64 {
     width * array.len() as u64
 }
 
-/// A string and its place in a list. Allocators give whole blocks of 16 bytes, two at least, and
-/// take some of them for themselves.
+/// A string with its pointer in a list. Allocators round up to blocks of 16 bytes, at least two,
+/// and use eight bytes themselves.
 fn string_bytes(text: &[u8]) -> u64 {
     size_of::<Box<[u8]>>() as u64 + (text.len() as u64 + 8).next_multiple_of(16).max(32)
 }
 
-/// A value on one line; of a long array only its start.
+/// A value on one line; a long array is truncated.
 fn text_value(value: &Value) -> String {
     match json_value(value) {
         serde_json::Value::Array(items) if items.len() > 8 => {

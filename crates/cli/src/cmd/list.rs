@@ -1,4 +1,4 @@
-//! `bodkin list`: the models on this machine, and the known names that are not here yet.
+//! `bodkin list`: the models on this machine, and the known names that are not fetched yet.
 
 use std::io::{Write, stdout};
 

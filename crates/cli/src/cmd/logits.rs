@@ -1,4 +1,4 @@
-//! `bodkin logits`: raw logits of given tokens as a NumPy file, for comparing with other programs.
+//! `bodkin logits`: raw logits of given tokens as a NumPy file, to compare with other programs.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use crate::output;
 
 /// Arguments of `logits`.
 #[derive(clap::Args)]
-#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of context [default: as many as given]")))]
+#[command(mut_arg("ctx_size", |arg| arg.help("Context size in tokens [default: as given]")))]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// Token ids, fed from position 0 as they stand
+    /// Token ids from position 0, without added special tokens
     #[arg(long, value_delimiter = ',', required = true, value_name = "IDS")]
     tokens: Vec<u32>,
     /// Positions: all, last, or a list such as 0,5
@@ -67,7 +67,11 @@ fn positions(text: &str, len: usize) -> Result<Vec<usize>> {
         "last" => vec![len - 1],
         list => list
             .split(',')
-            .map(|p| p.trim().parse().with_context(|| format!("--positions: `{p}` is no number")))
+            .map(|p| {
+                p.trim()
+                    .parse()
+                    .with_context(|| format!("--positions: expected a number, found `{p}`"))
+            })
             .collect::<Result<Vec<usize>>>()?,
     };
     positions.sort_unstable();
@@ -104,6 +108,6 @@ mod tests {
         assert_eq!(positions("last", 3).unwrap(), [2]);
         assert_eq!(positions("2,0,2", 3).unwrap(), [0, 2]);
         assert!(positions("3", 3).unwrap_err().to_string().contains("past the last"));
-        assert!(positions("x", 3).unwrap_err().to_string().contains("no number"));
+        assert!(positions("x", 3).unwrap_err().to_string().contains("expected a number"));
     }
 }

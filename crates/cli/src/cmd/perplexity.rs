@@ -1,5 +1,5 @@
-//! `bodkin perplexity`: how well a model predicts a text, and how far its predictions lie from
-//! those of another, in the lines that llama-perplexity prints.
+//! `bodkin perplexity`: perplexity on a text, and KL divergence from another model, in
+//! llama-perplexity's output format.
 
 mod divergence;
 
@@ -19,27 +19,27 @@ use crate::output;
 use bodkin::{MAX_TOKENS, ModelFile, within};
 
 const AFTER: &str = "\
-The text is cut into chunks of --ctx-size tokens, each begins with BOS where the model wants it,
-and the second half of each is scored, as llama-perplexity does it. --kl-divergence reads the
-chunks from the file and compares with the log-probabilities in it.";
+The text is split into chunks of --ctx-size tokens. Each chunk begins with BOS if the model uses it,
+and its second half is scored, as by llama-perplexity. --kl-divergence takes the chunks and the
+log-probabilities to compare with from the file of --kl-divergence-base.";
 
-/// The usual length of a chunk.
+/// Default chunk size.
 pub(super) const CHUNK_TOKENS: usize = 512;
 
 /// Arguments of `perplexity`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
-#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk [default: 512]")))]
+#[command(mut_arg("ctx_size", |arg| arg.help("Chunk size in tokens [default: 512]")))]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
     /// The text
     #[arg(short, long, value_name = "FILE", required_unless_present = "kl_divergence")]
     file: Option<PathBuf>,
-    /// Stop after so many chunks [default: the whole text]
+    /// Number of chunks to read [default: the whole text]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    /// File of log-probabilities to write, or to compare with
+    /// File of log-probabilities, written or compared with
     #[arg(long, value_name = "FILE", alias = "save-all-logits")]
     kl_divergence_base: Option<PathBuf>,
     /// Compare with the file of --kl-divergence-base
@@ -79,7 +79,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     })
 }
 
-/// The windows of a text file, of which at most `chunks` are read.
+/// The chunks of a text file, at most `chunks` of them.
 pub(super) fn windows(
     tokenizer: &Tokenizer,
     file: &Path,
@@ -89,7 +89,7 @@ pub(super) fn windows(
     ensure!(chunks != Some(0), "--chunks: expected at least 1 chunk, found 0");
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("cannot read the text from {}", file.display()))?;
-    // The newline with which files end is not part of the text.
+    // The final newline of the file is not part of the text.
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let tokens = tokenizer.encode(text, true, false);
     let mut windows = Windows::of_text(tokens, size, first_token(tokenizer))
@@ -98,12 +98,12 @@ pub(super) fn windows(
     Ok(windows)
 }
 
-/// The token that takes the place of each window's first one, if the model wants one there.
+/// The BOS token that replaces the first token of each chunk, if the model uses one.
 fn first_token(tokenizer: &Tokenizer) -> Option<u32> {
     tokenizer.bos().filter(|_| tokenizer.add_bos())
 }
 
-/// A loaded model and when it began to read.
+/// A loaded model and its start time.
 pub(super) struct Run {
     pub(super) model: Box<dyn Model>,
     threads: usize,
@@ -122,13 +122,13 @@ impl Run {
         Ok(Run { model, threads, start: Instant::now() })
     }
 
-    /// Threads of this machine for what is made of logits.
+    /// CPU threads that evaluate logits.
     pub(super) fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Says after the first chunk how long all of them will take.
-    pub(super) fn tell(&self, chunk: usize, windows: &Windows) {
+    /// Prints an estimate of the total time after the first chunk.
+    pub(super) fn estimate_time(&self, chunk: usize, windows: &Windows) {
         if chunk == 0 {
             let (count, size) = (windows.count(), windows.size());
             let seconds = self.start.elapsed().as_secs_f64();
@@ -138,7 +138,7 @@ impl Run {
     }
 }
 
-/// Measures the perplexity and prints it chunk by chunk; `base` gets each row of log-probabilities.
+/// Measures the perplexity and prints it chunk by chunk. `base` receives the log-probabilities.
 fn measure<W: Write>(
     args: &Args,
     run: &mut Run,
@@ -150,7 +150,7 @@ fn measure<W: Write>(
     for window in 0..windows.count() {
         let (threads, base) = (run.threads(), base.as_deref_mut());
         bodkin_eval::measure(run.model.as_mut(), windows, window, threads, &mut perplexity, base)?;
-        run.tell(window, windows);
+        run.estimate_time(window, windows);
         running.push(perplexity.value());
         if !args.json {
             write!(out, "[{}]{:.4},", window + 1, perplexity.value())?;

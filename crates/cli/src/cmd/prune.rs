@@ -1,4 +1,4 @@
-//! `bodkin prune`: a model with fewer weights, and what that cost.
+//! `bodkin prune`: unstructured and N:M pruning, and the loss of quality.
 
 mod report;
 
@@ -21,67 +21,67 @@ use crate::progress::reporter;
 use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
 
-const AFTER: &str = r#"Matrices of layers are pruned; embeddings, head, norms and routers stay.
-What is left is stored in a format that leaves zeros out, or with --dense in one that other programs
-read. With --evaluate, the table at the end compares with the model before, with the same precision
+const AFTER: &str = r#"Matrices of layers are pruned; embeddings, LM head, norms and routers stay.
+Pruned matrices are stored in a sparse format, or with --dense in one that other programs read. With
+--evaluate, the table at the end compares with the original model, with the same precision
 unpruned, and with the dense type of about the same size.
 
-A surgery file is TOML. Of its rules the first counts whose pattern is found in a tensor's name:
+A surgery file is TOML. The first rule whose pattern matches a tensor's name applies:
 
-  imatrix = "model.imatrix.gguf"  # if a method needs one; beside this file
+  imatrix = "model.imatrix.gguf"  # for wanda and ria; relative to this file
   [[rule]]
   tensors = 'attn_(k|v)'          # a regular expression
-  keep = true                     # these stay as they are
-  [[rule]]                        # without `tensors`: all others
+  keep = true                     # not pruned
+  [[rule]]                        # without `tensors`: all other tensors
   method = "ria"                  # magnitude, wanda, ria or sparsegpt
   sparsity = 0.5                  # or pattern = "2:4"
-  format = "Q8_0"                 # if another than by default
-  dense = false                   # whether zeros are stored too"#;
+  format = "Q8_0"                 # instead of the default
+  dense = false                   # whether zeros are stored"#;
 
-/// The most memory for sums of products of inputs: larger models are read several times.
+/// Memory limit of the Hessians of SparseGPT: larger models are read several times.
 const PRODUCTS_BYTES: u64 = 2 << 30;
 
 /// Arguments of `prune`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
-#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk [default: 512]")))]
+#[command(mut_arg("ctx_size", |arg| arg.help("Chunk size in tokens [default: 512]")))]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     input: String,
-    /// The file to write
+    /// Output file
     output: PathBuf,
-    /// The share of weights that becomes zero
-    #[arg(long, value_name = "SHARE", value_parser = fraction)]
+    /// Fraction of weights to zero
+    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     sparsity: Option<f64>,
-    /// magnitude, wanda, ria or sparsegpt
+    /// Method: magnitude, wanda, ria or sparsegpt
     #[arg(long, default_value = "ria")]
     method: String,
-    /// unstructured, or N:M: N of M are kept
+    /// unstructured, or N:M to keep N of M weights
     #[arg(long, default_value = "unstructured")]
     pattern: String,
-    /// F16, Q8_0 or Q4_0 [default: about as many bits as the input]
+    /// F16, Q8_0 or Q4_0 [default: closest to the input]
     #[arg(long)]
     format: Option<String>,
-    /// Store zeros too, so that other programs can read the file
+    /// Store zeros, so that other programs can read the file
     #[arg(long)]
     dense: bool,
-    /// Do what this file says, tensor by tensor
+    /// Rules for each tensor (TOML)
     #[arg(long, value_name = "FILE",
           conflicts_with_all = ["sparsity", "method", "pattern", "format", "dense"])]
     surgery: Option<PathBuf>,
-    /// Statistics of activations, as `imatrix` writes them
+    /// Importance matrix written by `imatrix`
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Collect statistics while reading this text
+    /// Calibration text
     #[arg(long, value_name = "TEXT", conflicts_with = "imatrix")]
     calibrate: Option<PathBuf>,
-    /// Stop calibrating after so many chunks
+    /// Number of calibration chunks
     #[arg(long, value_name = "N", default_value_t = 64)]
     chunks: usize,
-    /// Measure perplexity and speed with this text
+    /// Evaluation text for perplexity and KL divergence
     #[arg(long, value_name = "TEXT")]
     evaluate: Option<PathBuf>,
-    /// Stop measuring after so many chunks
+    /// Number of evaluation chunks
     #[arg(long, value_name = "N", default_value_t = 16)]
     evaluate_chunks: usize,
     /// Print JSON
@@ -112,7 +112,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         None => None,
     };
-    check_knowledge(&jobs, surgery.imatrix.is_some(), text.is_some(), &FLAGS)?;
+    check_inputs(&jobs, surgery.imatrix.is_some(), text.is_some(), &FLAGS)?;
     let evaluated = report::windows(&args, &opened)?;
     let source = source(args.calibrate.as_ref().or(surgery.imatrix.as_ref()));
     let file = opened.file.clone();
@@ -124,7 +124,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     report::print(&args, &opened, &jobs, evaluated.as_ref(), start.elapsed())
 }
 
-/// Prunes all tensors, collecting what has to be known of them.
+/// Prunes all tensors, with calibration passes if there is a text.
 fn prune_all(
     pruner: &mut Pruner<'_>,
     jobs: &[Job],
@@ -154,7 +154,7 @@ fn prune_all(
     Ok(())
 }
 
-/// The rule that flags make.
+/// The rule that the flags describe.
 fn rule(args: &Args) -> Result<Rule> {
     let structure: Structure = args.pattern.parse().context("--pattern")?;
     let method: Method = args.method.parse().context("--method")?;
@@ -162,31 +162,30 @@ fn rule(args: &Args) -> Result<Rule> {
     let asked = args.sparsity.map(|share| share as f32);
     let sparsity = surgery::sparsity(structure, asked).context(match asked {
         Some(_) => "--sparsity",
-        None => "--sparsity SHARE, --pattern N:M or --surgery FILE",
+        None => "--sparsity FRACTION, --pattern N:M or --surgery FILE",
     })?;
     let cut = Cut { method, sparsity, structure, format, dense: args.dense };
     Ok(Rule { tensors: None, cut: Some(cut) })
 }
 
-/// What rules do to a model; `path` is the file that they are from.
+/// The jobs of the rules for a model; `path` is the surgery file.
 fn plan(opened: &ModelFile, surgery: &Surgery, path: Option<&Path>) -> Result<Vec<Job>> {
     let jobs = prune::plan(&opened.file, &surgery.rules);
     let jobs = match path {
         Some(path) => jobs.with_context(|| path.display().to_string())?,
         None => jobs?,
     };
-    ensure!(!jobs.is_empty(), "{}: no tensor that a rule would prune", opened.name);
+    ensure!(!jobs.is_empty(), "{}: expected a tensor that a rule prunes, found none", opened.name);
     Ok(jobs)
 }
 
-/// How a method is told what it has to know: a text, and statistics.
+/// The flags that provide a calibration text, and statistics.
 const FLAGS: [&str; 2] = ["--calibrate TEXT", "--imatrix FILE, or --calibrate TEXT"];
-/// The same of a model that is pruned when it is loaded.
-const AT_LOAD: [&str; 2] =
-    ["`prune --calibrate TEXT` reads one", "imatrix = FILE in the surgery file"];
+/// The same for a model that is pruned when it is loaded.
+const AT_LOAD: [&str; 2] = ["use `prune --calibrate TEXT`", "imatrix = FILE in the surgery file"];
 
-/// Checks that there is what the methods have to know, or says how to give it.
-fn check_knowledge(
+/// Checks that the inputs of all methods are given.
+fn check_inputs(
     jobs: &[Job],
     has_imatrix: bool,
     has_text: bool,
@@ -195,7 +194,7 @@ fn check_knowledge(
     for job in jobs {
         match job.method {
             Method::Magnitude => (),
-            Method::SparseGpt if !has_text => bail!("sparsegpt needs a text: {text}"),
+            Method::SparseGpt if !has_text => bail!("sparsegpt needs a calibration text: {text}"),
             method if !has_imatrix && !has_text => bail!("{method} needs statistics: {statistics}"),
             _ => (),
         }
@@ -203,7 +202,7 @@ fn check_knowledge(
     Ok(())
 }
 
-/// Reads the text for statistics.
+/// Collects statistics over the calibration text.
 fn calibrate(
     machine: &Machine,
     opened: &mut ModelFile,
@@ -215,23 +214,23 @@ fn calibrate(
     for window in 0..text.count() {
         read(run.model.as_mut(), text, window, |_| false, &mut calibration)?;
         calibration.check()?;
-        run.tell(window, text);
+        run.estimate_time(window, text);
     }
     Ok(calibration)
 }
 
-/// The statistics that a surgery file or a flag names, as the model's weights need them.
+/// The importance matrix that a surgery file or a flag names, for the weights of the model.
 fn imatrix(surgery: &Surgery, opened: &ModelFile) -> Result<Option<Imatrix>> {
     let Some(path) = &surgery.imatrix else { return Ok(None) };
     Ok(Some(Imatrix::open(path)?.fit(&opened.plan, path)?))
 }
 
-/// What is said of where statistics come from.
+/// The source of statistics, for the metadata.
 fn source(path: Option<&PathBuf>) -> String {
     path.map_or("none".to_owned(), |path| path.display().to_string())
 }
 
-/// Where a file lies.
+/// The folder of a file.
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -244,13 +243,13 @@ fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<
     })
 }
 
-/// Does what a surgery file says to a model that is about to run. The pruned file is written to the
-/// system's folder for such files and has no name: it is gone when the model is.
+/// Prunes a model by a surgery file before it runs. The pruned weights are in an unnamed temporary
+/// file, which the system deletes when the model is freed.
 pub(crate) fn at_load(opened: ModelFile, surgery: &Path, machine: &Machine) -> Result<ModelFile> {
     let path = surgery;
     let surgery = Surgery::open(path)?;
     let jobs = plan(&opened, &surgery, Some(path))?;
-    check_knowledge(&jobs, surgery.imatrix.is_some(), false, &AT_LOAD)?;
+    check_inputs(&jobs, surgery.imatrix.is_some(), false, &AT_LOAD)?;
     let imatrix = imatrix(&surgery, &opened)?;
     let (file, mut opened) = (opened.file.clone(), opened);
     let mut pruner = Pruner::new(&file, &std::env::temp_dir())?;

@@ -1,4 +1,4 @@
-//! `bodkin quantize`: a model in fewer bits, or back in more.
+//! `bodkin quantize`: converts a model to another file type.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,29 +20,29 @@ use bodkin::memory::human_bytes;
 #[derive(clap::Args)]
 #[command(after_help = types())]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     input: String,
-    /// The file to write
+    /// Output file
     output: PathBuf,
-    /// What to make, such as Q4_K_M
+    /// File type, such as Q4_K_M
     #[arg(required_unless_present = "dense")]
     r#type: Option<String>,
-    /// Store the zeros of pruned tensors too; TYPE may be left out
+    /// Convert sparse tensors to dense; TYPE is optional then
     #[arg(long)]
     dense: bool,
-    /// Every matrix in the one format of TYPE
+    /// Use the main format of TYPE for every matrix
     #[arg(long, requires = "type")]
     pure: bool,
-    /// A format for tensors whose names match; the first counts
+    /// Format of tensors whose names match; the first match applies
     #[arg(long, value_name = "PATTERN=FORMAT")]
     tensor_type: Vec<String>,
-    /// What activations say about weights, as `imatrix` writes it
+    /// Importance matrix written by `imatrix`
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Say what would be made, and write nothing
+    /// Print the formats, and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Threads that compute [default: all cores]
+    /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
     /// Print JSON
@@ -76,7 +76,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let importance = importance.transpose()?;
     fallbacks(&choices);
     if let Some(importance) = &importance {
-        importance.missing().for_each(|name| eprintln!("{name}: the imatrix says nothing of it"));
+        importance.missing().for_each(|name| {
+            eprintln!("{name}: expected an entry in the importance matrix, found none")
+        });
     }
     if !args.dry_run {
         let mut metadata = quantize::metadata(&file, kind);
@@ -93,7 +95,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     report(&file, &choices, args.json)
 }
 
-/// The number of threads that a flag asks for.
+/// The number of threads that `--threads` selects.
 pub(crate) fn threads(asked: Option<usize>) -> Result<usize> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = asked.unwrap_or_else(cores);
@@ -112,7 +114,7 @@ fn parse_override(text: &str) -> Result<(Pattern, Format)> {
     Ok((Pattern::new(pattern).with_context(flag)?, known))
 }
 
-/// Says which tensors' rows do not fit the format that they should have: a line for those alike.
+/// Prints which tensors have rows that do not fit their format, in one line for equal cases.
 fn fallbacks(choices: &[Choice]) {
     let mut alike: Vec<(&Choice, Format, usize)> = Vec::new();
     for choice in choices {
@@ -132,7 +134,7 @@ fn fallbacks(choices: &[Choice]) {
         let (block, format) = (wanted.block_elements(), first.format.name());
         let wanted = wanted.name();
         eprintln!(
-            "{name}{more}: rows of {cols} are no whole {wanted} blocks of {block}: {format} instead"
+            "{name}{more}: {cols} columns do not divide into {wanted} blocks of {block}: {format}"
         );
     }
 }

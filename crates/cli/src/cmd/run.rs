@@ -17,43 +17,41 @@ use sampling::Sampling;
 use session::Session;
 
 const SAMPLING_HEADING: &str =
-    "Sampling [default: what the model's file recommends, or llama.cpp's]";
+    "Sampling [default: the model file's recommendation, or llama.cpp's]";
 
 /// Arguments of `run`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Ctrl-C stops an answer and keeps what has been said; the status is then 130."
-)]
+#[command(after_help = "Ctrl-C stops an answer and keeps its text; the exit status is then 130.")]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// The prompt; without it, standard input, or a chat if that is a terminal
+    /// Prompt [default: standard input, or a chat on a terminal]
     prompt: Option<String>,
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     file: Option<PathBuf>,
-    /// What the model is told before the conversation
+    /// System prompt
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
-    /// Go on from the prompt as it stands, with no chat template
+    /// Continue the prompt without the chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
-    /// Most tokens of an answer [default: to the end of the context]
+    /// Maximum tokens of an answer [default: the rest of the context]
     #[arg(short = 'n', long, value_name = "N")]
     max_tokens: Option<NonZeroUsize>,
-    /// Stop where this text begins (may be repeated)
+    /// Stop text (may be repeated)
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Go on past the model's end tokens
+    /// Ignore end-of-generation tokens
     #[arg(long)]
     ignore_eos: bool,
-    /// Print nothing but the answer
+    /// Print only the answer
     #[arg(short, long)]
     quiet: bool,
-    /// Print the answer, its tokens and its timings as JSON
+    /// Print answer, token ids and timings as JSON
     #[arg(long)]
     json: bool,
-    /// Prune the model as this file says, before it runs
+    /// Prune the model by the rules of this file before it runs
     #[arg(long, value_name = "FILE")]
     surgery: Option<PathBuf>,
     #[command(flatten)]
@@ -81,7 +79,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// What was given on the command line, in a file or on standard input; `None` asks for a chat.
+/// The prompt from the command line, a file or standard input; `None` for a chat.
 fn prompt(args: &Args) -> Result<Option<String>> {
     if let Some(text) = &args.prompt {
         return Ok(Some(text.clone()));
@@ -97,14 +95,14 @@ fn prompt(args: &Args) -> Result<Option<String>> {
     }
     let mut text = String::new();
     stdin.read_to_string(&mut text).context("cannot read the prompt from standard input")?;
-    // The newline with which `echo` and here-documents end is not meant.
+    // `echo` and here-documents add a newline that is not part of the prompt.
     if text.ends_with('\n') {
         text.pop();
     }
     Ok(Some(text))
 }
 
-/// One answer.
+/// Generates one answer.
 fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let show = !args.json;

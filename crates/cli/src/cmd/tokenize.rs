@@ -10,17 +10,17 @@ use crate::arguments::{TokenizerArgs, find_path};
 /// Arguments of `tokenize`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A path, or any name that `pull` and `list` know
+    /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// The text; without it, standard input
+    /// The text [default: standard input]
     text: Option<String>,
-    /// Do not add the tokens that the model wants at the start and end
+    /// Add no BOS, EOS, CLS or SEP tokens
     #[arg(long)]
     no_special: bool,
-    /// Take special tokens in the text as text
+    /// Do not parse special tokens in the text
     #[arg(long)]
     no_parse: bool,
-    /// Print JSON: ids and pieces
+    /// Print ids and pieces as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -189,7 +189,7 @@ fn what_cannot_be_measured_is_named() {
     let model = model("llama");
     for (flags, needle) in [
         (&["-p", "0", "-n", "0"][..], "nothing to measure"),
-        (&["-p", "x"], "--n-prompt: `x`"),
+        (&["-p", "x"], "--n-prompt: expected a number, found `x`"),
         (&["-p", "8-4"], "`8-4`"),
         (&["-p", "18446744073709551615", "-d", "1"], "--n-prompt"),
         (&["-d", "1000000000", "-t", "1024"], "are missing"),

@@ -109,7 +109,7 @@ fn no_file_that_is_read_is_written() {
         &["logits", "m.gguf", "--tokens", "1,2", "--output", "m.gguf"],
     ] {
         let output = place.run(args);
-        let expected = "expected another file to write, found one that is read";
+        let expected = "expected an output file, found an input file";
         assert!(failure(&output).contains(expected), "{args:?}: {}", stderr(&output));
     }
     assert_eq!(std::fs::read(place.path("m.gguf")).unwrap(), before);
@@ -219,11 +219,11 @@ fn what_pruning_needs_is_asked_for() {
     let input = model(MODEL);
     for (args, wanted) in [
         (&["--sparsity", "0.5"][..], "ria needs statistics: --imatrix FILE, or --calibrate TEXT"),
-        (&["--sparsity", "0.5", "--method", "sparsegpt"], "sparsegpt needs a text"),
+        (&["--sparsity", "0.5", "--method", "sparsegpt"], "sparsegpt needs a calibration text"),
         (&["--method", "magnitude"], "sparsity: expected a share from 0 to below 1, found none"),
         (
             &["--method", "magnitude"],
-            "--sparsity SHARE, --pattern N:M or --surgery FILE: sparsity: expected a share",
+            "--sparsity FRACTION, --pattern N:M or --surgery FILE: sparsity: expected a share",
         ),
         (
             &["--sparsity", "0.5", "--method", "magnitude", "--evaluate", "none"],

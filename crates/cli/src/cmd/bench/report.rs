@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use bodkin::memory::human_bytes;
 
-/// How rows are printed: as a Markdown table, an array of objects, or a header and a line each.
+/// Output format: a Markdown table, a JSON array of objects, or CSV with a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     Md,
@@ -26,34 +26,34 @@ pub(crate) struct Row {
     pub(crate) backend: String,
     pub(crate) threads: usize,
     pub(crate) batch: usize,
-    /// What was chosen to keep keys and values as.
+    /// Data type of the KV cache, as selected.
     pub(crate) kv_type: KvType,
     pub(crate) prompt: usize,
     pub(crate) generate: usize,
     pub(crate) depth: usize,
-    /// That generated at the same time.
+    /// Sequences that ran in parallel.
     pub(crate) sequences: usize,
     pub(crate) time_unix_s: u64,
-    /// Read in one run of the test.
+    /// Bytes read in one run of the test.
     pub(crate) bytes: u64,
     pub(crate) samples_ns: Vec<u64>,
-    /// Bytes a second that the machine reads at most.
+    /// Memory bandwidth in bytes per second.
     pub(crate) bandwidth: f64,
-    /// Of one run.
+    /// Steps of one run.
     pub(crate) steps: usize,
-    /// Every stage of a step, over all steps of one run; empty if nobody wants to know.
+    /// Every stage of a step, over all steps of one run; empty without a profile or trace.
     pub(crate) stages: Vec<StageProfile>,
-    /// Where the time of one run went; empty if that was not asked for.
+    /// Time of each kind of stage in one run; empty without a profile.
     pub(crate) profile: Vec<StageProfile>,
-    /// How often that run chose experts and what that took; empty where there are none.
+    /// Expert counts and times of that run; empty without experts.
     pub(crate) experts: Vec<ExpertCounts>,
-    /// How each weight of a sparse format is kept; empty without a profile.
+    /// Layout of each weight of a sparse format; empty without a profile.
     pub(crate) weight_layouts: Vec<WeightLayout>,
 }
 
 impl Row {
-    /// As in llama-bench: `pp512`, `tg128 @ d4096`; of several sequences `tg128 x8`. What keys and
-    /// values are kept as comes last where it was chosen: `tg128 @ d4096 kv q8_0`.
+    /// As in llama-bench: `pp512`, `tg128 @ d4096`; several sequences are `tg128 x8`. A selected KV
+    /// type comes last: `tg128 @ d4096 kv q8_0`.
     pub(crate) fn test(&self) -> String {
         let test = match (self.prompt, self.sequences) {
             (0, 1) => format!("tg{}", self.generate),
@@ -208,7 +208,7 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
     Ok(())
 }
 
-/// What each part of a run took, and how near it came to the limits.
+/// Time of each kind of stage, with its bandwidth and operations per second.
 fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
     let all: f64 = row.profile.iter().map(|part| part.seconds).sum();
     writeln!(out, "\n| {}: part | ms | of time | GB/s | of bandwidth | Gop/s |", row.test())?;
@@ -229,9 +229,8 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// How evenly each layer used its experts: of one token every layer chooses the same number. Times
-/// are those of all threads added up; that of a choice is the mean, of its layer and of its slowest
-/// expert. A device does not tell experts' times apart.
+/// The load balance of the experts of each layer. Times are sums over all threads; the time per
+/// selection is the mean of the layer, and that of its slowest expert. GPUs report no times.
 fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
     let test = row.test();
     writeln!(
@@ -258,8 +257,7 @@ fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// How each weight of a sparse format is kept, and how many times as fast a slice of it was without
-/// its zeros.
+/// The layout of each weight of a sparse format, and the measured speedup of the sparse kernel.
 fn print_weight_layouts(out: &mut dyn Write, weight_layouts: &[WeightLayout]) -> Result<()> {
     writeln!(out, "\n| sparse weight | format | kept | without zeros |")?;
     writeln!(out, "| --- | --- | --- | ---: |")?;

@@ -1,5 +1,5 @@
-//! The stages of a step as a trace that Chrome (`chrome://tracing`) and Perfetto show: the mean of
-//! the steps of a run, for each test.
+//! A trace of the stages of a step for Chrome (`chrome://tracing`) and Perfetto: the mean over the
+//! steps of a run, for each test.
 
 use std::io::Write;
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::report::Row;
 
-/// Writes the trace of all tests, each of which is a process of its own there.
+/// Writes the trace of all tests; each test is a process of the trace.
 pub(crate) fn write(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
     let events: Vec<Value> = (0..).zip(rows).flat_map(|(id, row)| events(id, row)).collect();
     serde_json::to_writer(&mut *out, &json!({ "displayTimeUnit": "ns", "traceEvents": events }))?;
     Ok(writeln!(out)?)
 }
 
-/// The name of a test, and its stages one after the other. Times are in microseconds.
+/// The name of a test, and its stages in sequence. Times are in microseconds.
 fn events(id: usize, row: &Row) -> Vec<Value> {
     let name = format!("{} on {}: the mean of {} steps", row.test(), row.backend, row.steps);
     let named = json!({

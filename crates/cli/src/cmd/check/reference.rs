@@ -10,32 +10,32 @@ use bodkin_engine::Tokenizer;
 use bodkin_eval::LogSoftmax;
 use serde_json::{Value, json};
 
-/// Tokens that the server goes on from each prompt.
+/// Tokens that the server generates for each prompt.
 pub(super) const TOKENS: usize = 24;
-/// A server that has not answered by then is taken for hung.
+/// Timeout of a request to the server.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// The server's token is looked for among so many of the best.
+/// The server's token is compared with this number of the model's best tokens.
 const CANDIDATES: usize = 20;
 
-/// A server that speaks OpenAI's completions.
+/// A server with OpenAI's completions API.
 pub(super) struct Server {
     agent: ureq::Agent,
     url: String,
     model: String,
 }
 
-/// A token as the server tells it, and the one that it found most likely there: another one if the
-/// server penalises repetition, as some do without being asked.
+/// A token of the server's answer, and the most likely token at its position. They differ if the
+/// server applies a repetition penalty, as some do by default.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Token {
     text: Vec<u8>,
     best: Vec<u8>,
-    /// Of the most likely one.
+    /// Log-probability of the most likely token.
     log_probability: f64,
 }
 
 impl Token {
-    /// The token chosen, among others with their log-probabilities.
+    /// The sampled token, and the alternatives with their log-probabilities.
     fn among((text, log): (Vec<u8>, f64), others: impl Iterator<Item = (Vec<u8>, f64)>) -> Token {
         let (mut best, mut log_probability) = (text.clone(), log);
         for (other, log) in others.filter(|(other, _)| *other != text) {
@@ -55,8 +55,7 @@ impl Server {
         Server { agent, url: format!("{base}/v1/completions"), model: model.to_owned() }
     }
 
-    /// What the server goes on with without chance; nothing where that is an end
-    /// token.
+    /// The server's greedy continuation; empty if it begins with an end token.
     pub(super) fn complete(&self, prompt: &str, tokens: usize) -> Result<Vec<Token>> {
         let body = json!({
             "model": self.model,
@@ -98,7 +97,7 @@ fn parse(answer: &Value) -> Result<Vec<Token>> {
     tokens.collect::<Option<Vec<_>>>().context("a token without its logprob")
 }
 
-/// The text and the logprob of an entry as chats list them.
+/// Text and logprob of an entry in the chat format.
 fn of_entry(entry: &Value) -> Option<(Vec<u8>, f64)> {
     let byte = |byte: &Value| byte.as_u64().and_then(|byte| u8::try_from(byte).ok());
     let text = match entry["bytes"].as_array() {
@@ -113,18 +112,18 @@ fn of_entry(entry: &Value) -> Option<(Vec<u8>, f64)> {
 pub(super) struct Agreement {
     /// Tokens compared.
     pub(super) tokens: usize,
-    /// Those that are the model's best too.
+    /// Tokens that are the model's best too.
     pub(super) same: usize,
-    /// Those that are nearly its best.
+    /// Tokens within the tie threshold of its best.
     pub(super) near_ties: usize,
     /// The sum of the differences of their log-probabilities.
     difference: f64,
-    /// The first token of each prompt on which both disagree.
+    /// The first disagreement of each prompt.
     disagreements: Vec<String>,
 }
 
 impl Agreement {
-    /// Follows the server's tokens from a prompt, up to the first that the model would not take.
+    /// Follows the server's tokens from a prompt to the first disagreement.
     pub(super) fn follow(
         &mut self,
         model: &mut dyn Model,
@@ -150,7 +149,7 @@ impl Agreement {
                     self.same += usize::from(id == top);
                     self.near_ties += usize::from(id != top);
                     self.difference += (log - token.log_probability).abs();
-                    // What it chose instead may be nothing that this model would ever say.
+                    // The server's alternative need not be a token of this model.
                     let Some(&(next, _)) = find(&token.text) else { return Ok(()) };
                     ids.push(next);
                 }
@@ -169,7 +168,7 @@ impl Agreement {
         Ok(())
     }
 
-    /// The server had nothing to say: the model's best token should be an end token, too.
+    /// The server generated nothing, so the model's best token should be an end token.
     fn follow_to_end(
         &mut self,
         model: &mut dyn Model,
@@ -195,12 +194,12 @@ impl Agreement {
         Ok(())
     }
 
-    /// The mean difference of the log-probabilities of tokens that both take.
+    /// The mean difference of the log-probabilities of tokens on which both agree.
     pub(super) fn mean_difference(&self) -> f64 {
         self.difference / (self.same + self.near_ties).max(1) as f64
     }
 
-    /// One line for each thing that is wrong.
+    /// One line for each failed check.
     pub(super) fn faults(&self, max_difference: f64) -> Vec<String> {
         let mut faults = self.disagreements.clone();
         let mean = self.mean_difference();

@@ -70,7 +70,7 @@ fn row(report: &Report) -> [String; HEAD.len()] {
     ]
 }
 
-/// Prints everything, also the range of each layer.
+/// Prints all results, with the activation range of each layer.
 pub(super) fn json(reports: &[Report]) -> Result<()> {
     let models: Vec<Value> = reports.iter().map(object).collect();
     writeln!(std::io::stdout().lock(), "{:#}", json!({ "models": models }))?;

@@ -1,5 +1,5 @@
-//! `--kl-divergence`: the comparison with a file of log-probabilities, chunk by chunk, and its
-//! statistics, in llama-perplexity's lines.
+//! `--kl-divergence`: KL divergence from a file of log-probabilities, chunk by chunk, and its
+//! statistics, in llama-perplexity's output format.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ use bodkin::ModelFile;
 const HEAD: &str = "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence\
                     \u{20}             \u{394}p RMS            Same top p";
 
-/// Fewer predictions than this have no statistics.
+/// The least number of predictions for statistics.
 const LEAST: usize = 100;
 
 pub(super) fn run(args: &Args, opened: &mut ModelFile, tokenizer: &Tokenizer) -> Result<()> {
@@ -24,7 +24,10 @@ pub(super) fn run(args: &Args, opened: &mut ModelFile, tokenizer: &Tokenizer) ->
     let mut windows = base.windows().clone();
     if let Some(context) = args.machine.context()? {
         let size = windows.size();
-        ensure!(size <= context, "--ctx-size: the chunks of the file have {size} tokens");
+        ensure!(
+            size <= context,
+            "--ctx-size: expected at least the {size} tokens of the file's chunks, found {context}"
+        );
     }
     ensure!(args.chunks != Some(0), "--chunks: expected at least 1 chunk, found 0");
     windows.truncate(args.chunks.unwrap_or(usize::MAX));
@@ -37,7 +40,7 @@ pub(super) fn run(args: &Args, opened: &mut ModelFile, tokenizer: &Tokenizer) ->
     for window in 0..windows.count() {
         let threads = run.threads();
         compare(run.model.as_mut(), &windows, window, threads, &mut divergence, &mut base)?;
-        run.tell(window, &windows);
+        run.estimate_time(window, &windows);
         if !args.json {
             line(&mut out, window + 1, &divergence)?;
         }
@@ -55,7 +58,7 @@ pub(super) fn run(args: &Args, opened: &mut ModelFile, tokenizer: &Tokenizer) ->
     Ok(())
 }
 
-/// The perplexity that belongs to the logarithm of one.
+/// The perplexity of a log-perplexity.
 fn exp(log: Estimate) -> Estimate {
     let value = log.value.exp();
     Estimate { value, error: value * log.error }
@@ -65,7 +68,7 @@ fn percent(share: Estimate) -> Estimate {
     Estimate { value: 100.0 * share.value, error: 100.0 * share.error }
 }
 
-/// The state after a chunk.
+/// Prints the running statistics after a chunk.
 fn line(out: &mut dyn Write, chunk: usize, d: &Divergence) -> Result<()> {
     let (ppl, ratio, kl) = (exp(d.log_perplexity()), d.log_ratio(), d.mean_divergence());
     let (rms, top) = (percent(d.change_rms()), percent(d.same_top()));
@@ -145,7 +148,7 @@ fn changes(out: &mut dyn Write, d: &Divergence) -> Result<()> {
     Ok(writeln!(out, "Same top p: {:6.3} ± {:5.3} %", top.value, top.error)?)
 }
 
-/// For scripts: shares, not percentages.
+/// The statistics as JSON, in fractions.
 fn report(d: &Divergence) -> Value {
     let estimate = |e: Estimate| json!({ "value": e.value, "standard_error": e.error });
     let percentiles = |all: &[f64]| -> Value {

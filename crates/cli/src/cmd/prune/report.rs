@@ -1,5 +1,5 @@
-//! What pruning saved and what it cost: one table with the model before, the same precision
-//! unpruned, and the dense type of about the same size.
+//! The sizes and losses of pruning in one table: the original model, the pruned one, the same
+//! precision unpruned, and the dense type of about the same size.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::progress::reporter;
 use bodkin::memory::human_bytes;
 use bodkin::{ModelFile, cleanup};
 
-/// Sizes are about the same that differ by no more than this share.
+/// The largest relative difference of sizes that count as about the same.
 const ABOUT: f64 = 0.05;
 
 /// One model of the table.
@@ -35,7 +35,7 @@ struct Row {
 #[derive(Clone, Copy)]
 struct Measured {
     perplexity: f64,
-    /// From the model before; none for that itself.
+    /// KL divergence from the original model; none for the original.
     divergence: Option<f64>,
     tokens_per_second: f64,
 }
@@ -51,7 +51,7 @@ impl Row {
     }
 }
 
-/// What models are measured with, if they are.
+/// The evaluation text, if one is given.
 pub(super) fn windows(args: &Args, before: &ModelFile) -> Result<Option<Windows>> {
     let Some(text) = &args.evaluate else { return Ok(None) };
     let chunks = args.evaluate_chunks;
@@ -79,7 +79,7 @@ pub(super) fn print(
     if let Some(windows) = windows {
         let folder = tempfile::tempdir_in(super::folder(&args.output))?;
         let name = folder.path().to_owned();
-        // If it cannot be removed there is nobody left to tell.
+        // The process ends, so an error cannot be reported.
         let _guard = cleanup::register(move || drop(std::fs::remove_dir_all(&name)));
         let scale = Scale { machine: &args.machine, windows, folder: &folder };
         rows[0].measured = Some(scale.base(&args.input)?);
@@ -104,7 +104,7 @@ fn pruned_name(jobs: &[Job], pruned: &ModelFile) -> String {
     format!("pruned: {} {share:.1} % {}", method.unwrap_or(""), formats(jobs))
 }
 
-/// The formats that pruned tensors have, without the word for how zeros are left out.
+/// The base formats of pruned tensors, without their sparse layout.
 fn formats(jobs: &[Job]) -> String {
     let mut names: Vec<&str> =
         jobs.iter().map(|job| job.format.base().unwrap_or(job.format).name()).collect();
@@ -113,7 +113,7 @@ fn formats(jobs: &[Job]) -> String {
     names.join(", ")
 }
 
-/// The model before, with what was pruned in the format of what is left.
+/// The original model, with pruned tensors in the base format of the result.
 fn same_precision(before: &ModelFile, jobs: &[Job]) -> Vec<Choice> {
     let choice = |tensor: &bodkin_gguf::Tensor| {
         let job = jobs.iter().find(|job| job.tensor.name == tensor.name);
@@ -123,7 +123,7 @@ fn same_precision(before: &ModelFile, jobs: &[Job]) -> Vec<Choice> {
     before.file.tensors().iter().map(choice).collect()
 }
 
-/// The file type that comes nearest to so many bytes.
+/// The file type whose size is closest to `bytes`.
 fn same_size(before: &ModelFile, bytes: u64) -> Result<(FileType, Vec<Choice>)> {
     let of = |kind: &FileType| -> Result<(u64, FileType, Vec<Choice>)> {
         let options =
@@ -138,7 +138,7 @@ fn same_size(before: &ModelFile, bytes: u64) -> Result<(FileType, Vec<Choice>)> 
     Ok((kind, choices))
 }
 
-/// What models are measured with.
+/// The inputs of every evaluation.
 struct Scale<'a> {
     machine: &'a Machine,
     windows: &'a Windows,
@@ -150,10 +150,10 @@ impl Scale<'_> {
         self.folder.path().join("base.kld")
     }
 
-    /// Measures the model before and keeps its predictions.
+    /// Evaluates the original model and stores its predictions.
     fn base(&self, model: &str) -> Result<Measured> {
         let mut opened = find_decoder(model)?;
-        let file = std::fs::File::create(self.base_path()).context("cannot keep predictions")?;
+        let file = std::fs::File::create(self.base_path()).context("cannot write predictions")?;
         let mut out = BufWriter::new(file);
         let vocabulary = opened.plan.output_width();
         let mut writer = BaseWriter::new(&mut out, self.windows, vocabulary)?;
@@ -164,13 +164,13 @@ impl Scale<'_> {
             let base = Some(&mut writer);
             measure(run.model.as_mut(), windows, window, threads, &mut perplexity, base)?;
         }
-        writer.finish().context("cannot keep predictions")?;
+        writer.finish().context("cannot write predictions")?;
         drop(run);
         let tokens_per_second = generation_speed(&opened, self.machine)?;
         Ok(Measured { perplexity: perplexity.value(), divergence: None, tokens_per_second })
     }
 
-    /// Measures a model against the one before.
+    /// Evaluates a model against the original.
     fn compare(&self, mut opened: ModelFile) -> Result<Measured> {
         let mut base = Base::open(&self.base_path(), None)?;
         let windows = self.windows;
@@ -188,7 +188,7 @@ impl Scale<'_> {
         })
     }
 
-    /// Makes a model in other formats and measures it.
+    /// Quantizes the original model and evaluates it.
     fn row(&self, what: String, before: &ModelFile, choices: &[Choice]) -> Result<Row> {
         let path = self.folder.path().join("other.gguf");
         make(before, choices, threads(self.machine.threads)?, &path)?;
@@ -234,8 +234,8 @@ fn print_table(rows: &[Row], equal: Option<FileType>, taken: Duration) -> Result
     Ok(())
 }
 
-/// Whether the dense type of about the same size would have been the better choice, by what it
-/// predicts and by how near it is to the model before; none if these do not agree, or tell nothing.
+/// Whether the dense type of about the same size is better, by perplexity and by KL divergence.
+/// None if these disagree or are missing.
 fn dense_is_better(rows: &[Row]) -> Option<bool> {
     let (pruned, dense) = (rows.get(1)?.measured?, rows.get(3)?.measured?);
     let predicts = dense.perplexity.partial_cmp(&pruned.perplexity)?;

@@ -18,7 +18,7 @@ const HELP: &str = "\
 /exit           leave, like Ctrl-D
 Ctrl-C stops an answer. A line that ends with \\ continues on the next.";
 
-/// Talks until the user leaves.
+/// Runs the chat until the user leaves.
 pub(crate) fn chat(session: &mut Session) -> Result<()> {
     let config = Config::builder().history_ignore_dups(true)?.build();
     let mut editor =
@@ -50,13 +50,13 @@ pub(crate) fn chat(session: &mut Session) -> Result<()> {
                 None => eprintln!("no answer yet"),
             },
             (command, _) if command.starts_with('/') => {
-                eprintln!("unknown command {command}; /help shows those there are");
+                eprintln!("unknown command {command}; /help shows the commands");
             }
             _ => last = answer(session, &line)?.or(last),
         }
     }
     if let Some(file) = history {
-        // A history that cannot be kept is no reason to fail.
+        // A chat does not fail because its history cannot be saved.
         let _ = file.parent().map(std::fs::create_dir_all);
         let _ = editor.save_history(&file);
     }
@@ -83,7 +83,7 @@ fn answer(session: &mut Session, line: &str) -> Result<Option<Answer>> {
     }
 }
 
-/// A line, or several joined by a backslash; nothing at the end of input.
+/// A line, or several joined by a backslash; `None` at the end of input.
 fn read(editor: &mut DefaultEditor) -> Result<Option<String>> {
     let mut text = String::new();
     loop {
@@ -99,7 +99,7 @@ fn read(editor: &mut DefaultEditor) -> Result<Option<String>> {
                     return Ok(Some(text));
                 }
             },
-            // Ctrl-C at the prompt drops what was typed.
+            // Ctrl-C at the prompt clears the line.
             Err(ReadlineError::Interrupted) => text.clear(),
             Err(ReadlineError::Eof) => return Ok(None),
             Err(error) => return Err(error).context("cannot read from the terminal"),

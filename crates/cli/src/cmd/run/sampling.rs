@@ -1,5 +1,4 @@
-//! The flags that say how the next token is chosen. What is not given is the file's own
-//! recommendation, or else the default of the field.
+//! The flags of sampling. The defaults are the model file's recommendations, or else llama.cpp's.
 
 use anyhow::{Context, Result, bail};
 use bodkin_engine::SamplerOptions;
@@ -8,70 +7,70 @@ use bodkin_gguf::Metadata;
 /// Sampling flags.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Sampling {
-    /// 0 always takes the most likely token
+    /// Temperature; 0 is greedy
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
-    /// Only the K most likely tokens; 0 for all
+    /// Sample from the K most likely tokens; 0 for all
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<u32>,
-    /// Only the most likely tokens that together have probability P
+    /// Nucleus sampling: the most likely tokens with cumulative probability P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Only tokens at least P times as likely as the most likely one
+    /// Minimum probability relative to the most likely token
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Locally typical sampling
+    /// Locally typical sampling: cumulative probability P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     typical: Option<f32>,
-    /// Only logits within N standard deviations of the largest
+    /// Logits within N standard deviations of the maximum
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     top_n_sigma: Option<f32>,
-    /// Tokens back to which the penalties look
+    /// Penalty window: last N tokens to penalize
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
-    /// Divide the logits of repeated tokens
+    /// Repetition penalty: divides the logits of repeated tokens
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
-    /// Lower the logits of tokens by how often they were said
+    /// Frequency penalty: subtracts X for each occurrence
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Lower the logits of tokens that were said
+    /// Presence penalty: subtracts X from tokens that occurred
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// Strength of the penalty on repeated sequences
+    /// DRY multiplier: penalty on repeated sequences
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dry_multiplier: Option<f32>,
-    /// Growth of that penalty with each repeated token
+    /// DRY base: growth of the penalty with each repeated token
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     dry_base: Option<f32>,
-    /// Length of a repetition that goes unpunished
+    /// DRY allowed length of a repetition
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     dry_allowed_length: Option<u32>,
-    /// Chance of leaving out the most likely tokens
+    /// XTC probability: chance to exclude top choices
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_probability: Option<f32>,
-    /// Probability from which on they count as most likely
+    /// XTC threshold: minimum probability of a top choice
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     xtc_threshold: Option<f32>,
-    /// 2 for Mirostat 2, 0 for none
+    /// Mirostat version: 2, or 0 for none
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     mirostat: Option<u32>,
-    /// Mirostat's target surprise
+    /// Mirostat target entropy (tau)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     mirostat_tau: Option<f32>,
-    /// Mirostat's learning rate
+    /// Mirostat learning rate (eta)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     mirostat_eta: Option<f32>,
     /// Add X to the logit of a token (may be repeated)
     #[arg(long, value_name = "ID+X or ID-X")]
     logit_bias: Vec<String>,
-    /// The same seed gives the same answer [default: random]
+    /// Random seed [default: random]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
 
 impl Sampling {
-    /// The file's recommendations with what was given on top.
+    /// The file's recommendations, overridden by the flags that are given.
     pub(crate) fn options(&self, metadata: &Metadata) -> Result<SamplerOptions> {
         let mut options = SamplerOptions::from_metadata(metadata)?;
         let given = self.clone();
