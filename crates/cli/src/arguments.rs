@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bodkin::source::{self, Check};
 use bodkin::{KvType, ModelFile, Options, Sparse};
 use bodkin_backend::Backend;
@@ -113,6 +113,14 @@ impl TokenizerArgs {
     pub(crate) fn open(&self, file: &File) -> Result<Arc<Tokenizer>> {
         Ok(bodkin::tokenizer(file, self.assume_pre.as_deref())?)
     }
+}
+
+/// The number of threads that `--threads` selects.
+pub(crate) fn threads(asked: Option<usize>) -> Result<usize> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = asked.unwrap_or_else(cores);
+    ensure!((1..=1024).contains(&threads), "--threads: expected 1 to 1024, found {threads}");
+    Ok(threads)
 }
 
 /// The path of the model that a MODEL argument names, which is fetched if need be.

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod check;
+mod chunks;
 pub(crate) mod detokenize;
 pub(crate) mod embed;
 pub(crate) mod imatrix;

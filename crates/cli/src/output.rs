@@ -49,11 +49,13 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>
     Ok(())
 }
 
+/// The folder of a file.
+pub(crate) fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn temporary(path: &Path) -> Result<NamedTempFile> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = folder(path);
     ensure!(folder.is_dir(), "there is no folder {}", folder.display());
     let mut builder = Builder::new();
     #[cfg(unix)]

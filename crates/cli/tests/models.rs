@@ -79,7 +79,7 @@ impl Place {
         path
     }
 
-    /// What stands in the cache under other than working names.
+    /// The folders of finished entries in the cache.
     fn entries(&self) -> Vec<String> {
         self.cached().into_iter().filter(|name| !name.starts_with('.')).collect()
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Model};
 use bodkin_engine::{Engine, EngineOptions, SamplerOptions, Template, Tokenizer};
-use bodkin_eval::check::baseline::{self, Change, Record, find, names};
+use bodkin_eval::check::baseline::{self, Record, find, names};
 use bodkin_eval::check::coherence::{self, Rules};
 use bodkin_eval::check::health::Health;
 use bodkin_eval::check::limits::{long_sequence, past_context, past_window};
@@ -17,9 +17,10 @@ use bodkin_eval::check::{PROMPTS, TEXT, answer};
 use serde_json::{Map, json};
 
 use crate::arguments::{Machine, TokenizerArgs, find_decoder, find_path};
-use crate::output;
+use crate::{errors, output};
 use bodkin::ModelFile;
 use reference::Agreement;
+use table::Report;
 
 const AFTER: &str = "\
 Each model answers a few fixed prompts, reads a fixed text while activations and logits are checked
@@ -95,23 +96,6 @@ struct Thresholds {
     max_tokens: usize,
 }
 
-/// The results of one model.
-#[derive(Default)]
-struct Report {
-    model: String,
-    /// Number of answers without a fault.
-    good_answers: Option<usize>,
-    health: Option<Health>,
-    /// Length of the sequence that exceeds the sliding window.
-    long_tokens: Option<usize>,
-    /// Size of the context that was filled.
-    context: Option<usize>,
-    change: Option<Change>,
-    agreement: Option<Agreement>,
-    /// One line for each failed check.
-    faults: Vec<String>,
-}
-
 pub(crate) fn run(args: Args) -> Result<()> {
     ensure!(
         (2..=4096).contains(&args.thresholds.max_tokens),
@@ -133,7 +117,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let done = check(&args, backend.as_ref(), model, &before, &mut report);
         match done.with_context(|| format!("cannot check {model}")) {
             Ok(record) => records.push(record),
-            Err(error) => report.faults.push(crate::causes(&error)),
+            Err(error) => report.faults.push(errors::causes(&error)),
         }
         reports.push(report);
     }
@@ -220,7 +204,7 @@ fn numbers(
                 report.faults.extend(agreement.faults(limit));
                 report.agreement = Some(agreement);
             }
-            Err(error) => report.faults.push(crate::causes(&error)),
+            Err(error) => report.faults.push(errors::causes(&error)),
         }
     }
     let record = Record {

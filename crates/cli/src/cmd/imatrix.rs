@@ -9,7 +9,7 @@ use bodkin_compress::imatrix::Imatrix;
 use bodkin_eval::read;
 use bodkin_model::{Op, Plan};
 
-use super::perplexity::{CHUNK_TOKENS, Run, windows};
+use super::chunks::{CHUNK_TOKENS, Run, windows};
 use crate::arguments::{Machine, TokenizerArgs, find_decoder};
 use crate::output;
 

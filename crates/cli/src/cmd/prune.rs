@@ -1,5 +1,6 @@
 //! `bodkin prune`: unstructured and N:M pruning, and the loss of quality.
 
+mod arguments;
 mod report;
 
 use std::io::{BufWriter, Write};
@@ -13,85 +14,16 @@ use bodkin_compress::surgery::{self, Surgery};
 use bodkin_eval::{Windows, read};
 use bodkin_gguf::File;
 
-use super::perplexity::{CHUNK_TOKENS, Run, windows};
-use super::quantize::threads;
-use crate::arguments::{Machine, TokenizerArgs, find_decoder, fraction};
+use super::chunks::{CHUNK_TOKENS, Run, windows};
+use crate::arguments::{Machine, find_decoder, threads};
 use crate::output;
 use crate::progress::reporter;
+pub(crate) use arguments::Args;
 use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
 
-const AFTER: &str = r#"Matrices of layers are pruned; embeddings, LM head, norms and routers stay.
-Pruned matrices are stored in a sparse format, or with --dense in one that other programs read. With
---evaluate, the table at the end compares with the original model, with the same precision
-unpruned, and with the dense type of about the same size.
-
-A surgery file is TOML. The first rule whose pattern matches a tensor's name applies:
-
-  imatrix = "model.imatrix.gguf"  # for wanda and ria; relative to this file
-  [[rule]]
-  tensors = 'attn_(k|v)'          # a regular expression
-  keep = true                     # not pruned
-  [[rule]]                        # without `tensors`: all other tensors
-  method = "ria"                  # magnitude, wanda, ria or sparsegpt
-  sparsity = 0.5                  # or pattern = "2:4"
-  format = "Q8_0"                 # instead of the default
-  dense = false                   # whether zeros are stored"#;
-
 /// Memory limit of the Hessians of SparseGPT: larger models are read several times.
 const PRODUCTS_BYTES: u64 = 2 << 30;
-
-/// Arguments of `prune`.
-#[derive(clap::Args)]
-#[command(after_help = AFTER)]
-#[command(mut_arg("ctx_size", |arg| arg.help("Chunk size in tokens [default: 512]")))]
-pub(crate) struct Args {
-    /// Path to a GGUF file, or a model name as in `list`
-    input: String,
-    /// Output file
-    output: PathBuf,
-    /// Fraction of weights to zero
-    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
-    sparsity: Option<f64>,
-    /// Method: magnitude, wanda, ria or sparsegpt
-    #[arg(long, default_value = "ria")]
-    method: String,
-    /// unstructured, or N:M to keep N of M weights
-    #[arg(long, default_value = "unstructured")]
-    pattern: String,
-    /// F16, Q8_0 or Q4_0 [default: closest to the input]
-    #[arg(long)]
-    format: Option<String>,
-    /// Store zeros, so that other programs can read the file
-    #[arg(long)]
-    dense: bool,
-    /// Rules for each tensor (TOML)
-    #[arg(long, value_name = "FILE",
-          conflicts_with_all = ["sparsity", "method", "pattern", "format", "dense"])]
-    surgery: Option<PathBuf>,
-    /// Importance matrix written by `imatrix`
-    #[arg(long, value_name = "FILE")]
-    imatrix: Option<PathBuf>,
-    /// Calibration text
-    #[arg(long, value_name = "TEXT", conflicts_with = "imatrix")]
-    calibrate: Option<PathBuf>,
-    /// Number of calibration chunks
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    chunks: usize,
-    /// Evaluation text for perplexity and KL divergence
-    #[arg(long, value_name = "TEXT")]
-    evaluate: Option<PathBuf>,
-    /// Number of evaluation chunks
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    evaluate_chunks: usize,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    tokenizer: TokenizerArgs,
-    #[command(flatten)]
-    machine: Machine,
-}
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut surgery = match &args.surgery {
@@ -117,7 +49,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let source = source(args.calibrate.as_ref().or(surgery.imatrix.as_ref()));
     let file = opened.file.clone();
     let start = Instant::now();
-    let mut pruner = Pruner::new(&file, folder(&args.output))?;
+    let mut pruner = Pruner::new(&file, output::folder(&args.output))?;
     let imatrix = imatrix(&surgery, &opened)?;
     prune_all(&mut pruner, &jobs, &args.machine, &mut opened, imatrix, text.as_ref())?;
     write(pruner, &jobs, &source, &args.output)?;
@@ -228,11 +160,6 @@ fn imatrix(surgery: &Surgery, opened: &ModelFile) -> Result<Option<Imatrix>> {
 /// The source of statistics, for the metadata.
 fn source(path: Option<&PathBuf>) -> String {
     path.map_or("none".to_owned(), |path| path.display().to_string())
-}
-
-/// The folder of a file.
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<()> {

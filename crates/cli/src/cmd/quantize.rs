@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use bodkin_compress::Pattern;
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
@@ -11,7 +11,7 @@ use bodkin_compress::quantize::{self, Choice, Options};
 use bodkin_gguf::{File, Format};
 use serde_json::json;
 
-use crate::arguments::find_path;
+use crate::arguments::{find_path, threads};
 use crate::output;
 use crate::progress::reporter;
 use bodkin::memory::human_bytes;
@@ -93,14 +93,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
         })?;
     }
     report(&file, &choices, args.json)
-}
-
-/// The number of threads that `--threads` selects.
-pub(crate) fn threads(asked: Option<usize>) -> Result<usize> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = asked.unwrap_or_else(cores);
-    ensure!((1..=1024).contains(&threads), "--threads: expected 1 to 1024, found {threads}");
-    Ok(threads)
 }
 
 /// `PATTERN=FORMAT`.

@@ -1,66 +1,19 @@
 //! `bodkin run`: one answer, or a chat in the terminal.
 
+mod arguments;
 mod chat;
 mod sampling;
 mod session;
 
 use std::io::{IsTerminal, Read, Write};
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use bodkin::Finish;
 
-use crate::arguments::{Machine, TokenizerArgs, find_decoder};
+use crate::arguments::find_decoder;
 use crate::interrupt::Interrupted;
-use sampling::Sampling;
+pub(crate) use arguments::Args;
 use session::Session;
-
-const SAMPLING_HEADING: &str =
-    "Sampling [default: the model file's recommendation, or llama.cpp's]";
-
-/// Arguments of `run`.
-#[derive(clap::Args)]
-#[command(after_help = "Ctrl-C stops an answer and keeps its text; the exit status is then 130.")]
-pub(crate) struct Args {
-    /// Path to a GGUF file, or a model name as in `list`
-    model: String,
-    /// Prompt [default: standard input, or a chat on a terminal]
-    prompt: Option<String>,
-    /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
-    file: Option<PathBuf>,
-    /// System prompt
-    #[arg(short, long, value_name = "TEXT")]
-    system: Option<String>,
-    /// Continue the prompt without the chat template
-    #[arg(long, conflicts_with = "system")]
-    raw: bool,
-    /// Maximum tokens of an answer [default: the rest of the context]
-    #[arg(short = 'n', long, value_name = "N")]
-    max_tokens: Option<NonZeroUsize>,
-    /// Stop text (may be repeated)
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
-    /// Ignore end-of-generation tokens
-    #[arg(long)]
-    ignore_eos: bool,
-    /// Print only the answer
-    #[arg(short, long)]
-    quiet: bool,
-    /// Print answer, token ids and timings as JSON
-    #[arg(long)]
-    json: bool,
-    /// Prune the model by the rules of this file before it runs
-    #[arg(long, value_name = "FILE")]
-    surgery: Option<PathBuf>,
-    #[command(flatten)]
-    tokenizer: TokenizerArgs,
-    #[command(flatten, next_help_heading = SAMPLING_HEADING)]
-    sampling: Sampling,
-    #[command(flatten, next_help_heading = "Machine")]
-    machine: Machine,
-}
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let prompt = prompt(&args)?;

@@ -71,7 +71,7 @@ fn numbers_are_compared_with_a_baseline() {
 /// What a request to the server asks for, and what it answers.
 type Answer = Box<dyn Fn(&str) -> Value + Send>;
 
-/// A server of completions on a port of its own, for so many requests.
+/// A server of completions on a port of its own, that answers `requests` requests.
 fn serve(requests: usize, answer: Answer) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

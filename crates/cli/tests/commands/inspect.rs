@@ -102,7 +102,7 @@ fn memory_grows_with_the_context_and_the_step() {
     let grown = bytes(&large, "state_bytes") - bytes(&small, "state_bytes");
     assert_eq!(grown, (8192 - 1024) * bytes(&small, "kv_bytes_per_1k_tokens") / 1000);
     assert_eq!(small["weight_bytes"], large["weight_bytes"]);
-    // Half as many, and a scale of two bytes for each head of 16.
+    // Half the bytes, and a scale of two bytes for each head of 16.
     for (kv_type, bytes_per_head) in [("f16", 2 * 16), ("q8_0", 16 + 2)] {
         let memory = memory(&["--ctx-size", "1024", "--kv-type", kv_type]);
         assert_eq!(

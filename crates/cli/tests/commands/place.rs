@@ -38,7 +38,7 @@ impl Place {
         self.root.path().join(name)
     }
 
-    /// What stands in the folder.
+    /// The names of the files in the folder.
     pub(crate) fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.path()).unwrap();
         let mut names: Vec<String> =

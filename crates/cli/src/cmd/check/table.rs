@@ -4,9 +4,28 @@ use std::io::Write;
 
 use anyhow::Result;
 use bodkin_eval::check::PROMPTS;
+use bodkin_eval::check::baseline::Change;
+use bodkin_eval::check::health::Health;
 use serde_json::{Value, json};
 
-use super::Report;
+use super::reference::Agreement;
+
+/// The results of one model.
+#[derive(Default)]
+pub(super) struct Report {
+    pub(super) model: String,
+    /// Number of answers without a fault.
+    pub(super) good_answers: Option<usize>,
+    pub(super) health: Option<Health>,
+    /// Length of the sequence that exceeds the sliding window.
+    pub(super) long_tokens: Option<usize>,
+    /// Size of the context that was filled.
+    pub(super) context: Option<usize>,
+    pub(super) change: Option<Change>,
+    pub(super) agreement: Option<Agreement>,
+    /// One line for each failed check.
+    pub(super) faults: Vec<String>,
+}
 
 const HEAD: [&str; 11] = [
     "model",

@@ -8,7 +8,8 @@ use bodkin_engine::Tokenizer;
 use bodkin_eval::{Base, Divergence, Estimate, compare};
 use serde_json::{Value, json};
 
-use super::{Args, Run, first_token};
+use super::super::chunks::{Run, first_token};
+use super::arguments::Args;
 use bodkin::ModelFile;
 
 const HEAD: &str = "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence\

@@ -14,9 +14,10 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::super::bench::generation_speed;
-use super::super::perplexity::{self, CHUNK_TOKENS, Run};
-use super::{Args, threads};
-use crate::arguments::{Machine, describe, find_decoder};
+use super::super::chunks::{self, CHUNK_TOKENS, Run};
+use super::arguments::Args;
+use crate::arguments::{Machine, describe, find_decoder, threads};
+use crate::output;
 use crate::progress::reporter;
 use bodkin::memory::human_bytes;
 use bodkin::{ModelFile, cleanup};
@@ -58,7 +59,7 @@ pub(super) fn windows(args: &Args, before: &ModelFile) -> Result<Option<Windows>
     ensure!(chunks > 0, "--evaluate-chunks: expected at least 1 chunk, found 0");
     let tokenizer = args.tokenizer.open(&before.file)?;
     let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
-    let windows = perplexity::windows(&tokenizer, text, size, Some(chunks));
+    let windows = chunks::windows(&tokenizer, text, size, Some(chunks));
     windows.context("--evaluate").map(Some)
 }
 
@@ -77,7 +78,7 @@ pub(super) fn print(
     ];
     let mut equal = None;
     if let Some(windows) = windows {
-        let folder = tempfile::tempdir_in(super::folder(&args.output))?;
+        let folder = tempfile::tempdir_in(output::folder(&args.output))?;
         let name = folder.path().to_owned();
         // The process ends, so an error cannot be reported.
         let _guard = cleanup::register(move || drop(std::fs::remove_dir_all(&name)));

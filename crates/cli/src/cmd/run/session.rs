@@ -12,7 +12,7 @@ use bodkin_engine::Sampler;
 use bodkin_model::Plan;
 use serde_json::{Value, json};
 
-use super::Args;
+use super::arguments::Args;
 use crate::interrupt;
 
 const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system prompt";

@@ -1,0 +1,74 @@
+//! The arguments of `prune`.
+
+use std::path::PathBuf;
+
+use crate::arguments::{Machine, TokenizerArgs, fraction};
+
+const AFTER: &str = r#"Matrices of layers are pruned; embeddings, LM head, norms and routers stay.
+Pruned matrices are stored in a sparse format, or with --dense in one that other programs read. With
+--evaluate, the table at the end compares with the original model, with the same precision
+unpruned, and with the dense type of about the same size.
+
+A surgery file is TOML. The first rule whose pattern matches a tensor's name applies:
+
+  imatrix = "model.imatrix.gguf"  # for wanda and ria; relative to this file
+  [[rule]]
+  tensors = 'attn_(k|v)'          # a regular expression
+  keep = true                     # not pruned
+  [[rule]]                        # without `tensors`: all other tensors
+  method = "ria"                  # magnitude, wanda, ria or sparsegpt
+  sparsity = 0.5                  # or pattern = "2:4"
+  format = "Q8_0"                 # instead of the default
+  dense = false                   # whether zeros are stored"#;
+
+/// Arguments of `prune`.
+#[derive(clap::Args)]
+#[command(after_help = AFTER)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Chunk size in tokens [default: 512]")))]
+pub(crate) struct Args {
+    /// Path to a GGUF file, or a model name as in `list`
+    pub(super) input: String,
+    /// Output file
+    pub(super) output: PathBuf,
+    /// Fraction of weights to zero
+    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+    pub(super) sparsity: Option<f64>,
+    /// Method: magnitude, wanda, ria or sparsegpt
+    #[arg(long, default_value = "ria")]
+    pub(super) method: String,
+    /// unstructured, or N:M to keep N of M weights
+    #[arg(long, default_value = "unstructured")]
+    pub(super) pattern: String,
+    /// F16, Q8_0 or Q4_0 [default: closest to the input]
+    #[arg(long)]
+    pub(super) format: Option<String>,
+    /// Store zeros, so that other programs can read the file
+    #[arg(long)]
+    pub(super) dense: bool,
+    /// Rules for each tensor (TOML)
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["sparsity", "method", "pattern", "format", "dense"])]
+    pub(super) surgery: Option<PathBuf>,
+    /// Importance matrix written by `imatrix`
+    #[arg(long, value_name = "FILE")]
+    pub(super) imatrix: Option<PathBuf>,
+    /// Calibration text
+    #[arg(long, value_name = "TEXT", conflicts_with = "imatrix")]
+    pub(super) calibrate: Option<PathBuf>,
+    /// Number of calibration chunks
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) chunks: usize,
+    /// Evaluation text for perplexity and KL divergence
+    #[arg(long, value_name = "TEXT")]
+    pub(super) evaluate: Option<PathBuf>,
+    /// Number of evaluation chunks
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(super) evaluate_chunks: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    pub(super) machine: Machine,
+}
