@@ -1,4 +1,4 @@
-//! What this machine has: free memory, and how fast it is read.
+//! Measurements of the machine: memory bandwidth and available memory.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,26 +9,26 @@ use crate::pool::Pool;
 use crate::shared::Shared;
 use crate::vector::{Vector, dispatch};
 
-/// Larger than most last-level caches; less where memory is short.
+/// Larger than most last-level caches; clamped where memory is short.
 const BYTES_MAX: u64 = 512 << 20;
-/// Passes, of which the fastest counts: others may be using the memory too.
+/// Passes, of which the fastest counts: other programs use the memory too.
 const PASSES: usize = 4;
 
-/// Bytes a second that all threads of `pool` read together.
+/// Measures the bytes per second that all threads of `pool` read together.
 pub(crate) fn bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
     let quarter = available_memory().map_or(BYTES_MAX, |bytes| bytes / 4);
     let len = quarter.clamp(1 << 20, BYTES_MAX) as usize;
     let mut memory = AlignedMemory::zeroed(len);
     let bytes = Shared::new(memory.bytes_mut());
     let part = |share: std::ops::Range<usize>| share.start / 64 * 64..share.end / 64 * 64;
-    // Pages that were never written are all the same page of zeros.
+    // Untouched pages would all map to the same page of zeros.
     // SAFETY: the shares do not overlap.
     pool.run(&|worker| unsafe { bytes.part_mut(part(worker.share(len))) }.fill(1));
     let mut best = f64::MAX;
     for _ in 0..PASSES {
         let start = Instant::now();
         pool.run(&|worker| {
-            // SAFETY: nobody writes any more.
+            // SAFETY: all writes happened in the run before.
             let bytes = unsafe { bytes.part(part(worker.share(len))) };
             let sum = dispatch!(isa, read_all(bytes: &[u8]) -> f32);
             assert!(sum >= 0.0, "the bytes were read");
@@ -38,7 +38,7 @@ pub(crate) fn bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
     len as f64 / best
 }
 
-/// The sum of the bytes read as f32, by eight sums that do not wait for each other.
+/// The sum of the bytes as f32, in eight independent accumulators.
 #[inline(always)]
 unsafe fn read_all<V: Vector>(bytes: &[u8]) -> f32 {
     // SAFETY: whole vectors of the slice; the caller keeps the contract of `Vector`.

@@ -1,7 +1,7 @@
-//! Keys and values in pages, laid out for the attention kernel: keys
-//! with the tokens of a page side by side, so that a vector is sixteen scores; values with the
-//! elements of a token side by side, so that a vector is sixteen outputs. Where they are bytes, the
-//! cells of a head in a page are followed by scales, of both with the tokens side by side.
+//! The paged KV cache, laid out for the attention kernel. Keys of a page are `[element, token]`, so
+//! that a vector holds sixteen scores; values are `[token, element]`, so that a vector holds
+//! sixteen outputs. In int8, the elements of a head in a page are followed by `[block, token]`
+//! scales. Storing a token writes its elements once; the strided writes of its keys bound it.
 
 use std::ops::Range;
 
@@ -19,19 +19,19 @@ use crate::vector::{LANES, Vector, dispatch};
 pub(crate) const BLOCK: usize = KvType::BLOCK;
 const _: () = assert!(BLOCK == 2 * LANES);
 
-/// How a key or value is kept.
-pub(crate) trait Cell: Copy + Default + Send {
-    /// Cells that the scale of a block takes; 0 where there are no scales.
+/// The type of an element of the cache.
+pub(crate) trait KvElement: Copy + Default + Send {
+    /// Elements that the scale of a block occupies; 0 without scales.
     const SCALE: usize;
 
-    /// Without the scale.
+    /// Loads a vector, without applying the scale.
     ///
     /// # Safety
     ///
     /// As for [`Vector::load`].
     unsafe fn load<V: Vector>(from: *const Self) -> V;
 
-    /// Rounds a block and gives its scale, in half precision.
+    /// Rounds a block and returns its scale in f16.
     ///
     /// # Safety
     ///
@@ -40,11 +40,11 @@ pub(crate) trait Cell: Copy + Default + Send {
 }
 
 /// Cells of a page for one head of `width` elements with the scales of its tokens.
-pub(crate) fn head_cells(width: usize, scale: usize) -> usize {
+pub(crate) fn head_elements(width: usize, scale: usize) -> usize {
     PAGE_TOKENS * (width + scale * width.div_ceil(BLOCK))
 }
 
-impl Cell for f32 {
+impl KvElement for f32 {
     const SCALE: usize = 0;
 
     #[inline(always)]
@@ -64,8 +64,8 @@ impl Cell for f32 {
     }
 }
 
-/// The bits of a half-precision number.
-impl Cell for u16 {
+/// The bits of an f16.
+impl KvElement for u16 {
     const SCALE: usize = 0;
 
     #[inline(always)]
@@ -78,15 +78,15 @@ impl Cell for u16 {
     unsafe fn round<V: Vector>(x: [V; 2], to: &mut [u16; BLOCK]) -> u16 {
         // SAFETY: a block is two vectors; the caller keeps the contract of `Vector`.
         unsafe {
-            within(x[0], MOST_HALF).store_f16(to.as_mut_ptr());
-            within(x[1], MOST_HALF).store_f16(to[LANES..].as_mut_ptr());
+            clamp(x[0], F16_MAX).store_f16(to.as_mut_ptr());
+            clamp(x[1], F16_MAX).store_f16(to[LANES..].as_mut_ptr());
         }
         0
     }
 }
 
-/// A number that is multiplied with the scale of its block.
-impl Cell for i8 {
+/// An int8 code, times the scale of its block.
+impl KvElement for i8 {
     const SCALE: usize = size_of::<u16>();
 
     #[inline(always)]
@@ -100,14 +100,14 @@ impl Cell for i8 {
         let mut codes = [0.0; BLOCK];
         // SAFETY: a block is two vectors; the caller keeps the contract of `Vector`.
         let scale = unsafe {
-            let (a, b) = (within(x[0], MOST_CODE * MOST_HALF), within(x[1], MOST_CODE * MOST_HALF));
+            let (a, b) = (clamp(x[0], INT8_MAX * F16_MAX), clamp(x[1], INT8_MAX * F16_MAX));
             let zero = V::splat(0.0);
             let largest = a.max(zero.sub(a)).max(b).max(zero.sub(b)).largest();
-            let scale = f16::from_f32(largest / MOST_CODE);
+            let scale = f16::from_f32(largest / INT8_MAX);
             let inverse = 1.0 / scale.to_f32();
             let inverse = V::splat(if inverse.is_finite() { inverse } else { 0.0 });
-            within(a.mul(inverse), MOST_CODE).round().store(codes.as_mut_ptr());
-            within(b.mul(inverse), MOST_CODE).round().store(codes[LANES..].as_mut_ptr());
+            clamp(a.mul(inverse), INT8_MAX).round().store(codes.as_mut_ptr());
+            clamp(b.mul(inverse), INT8_MAX).round().store(codes[LANES..].as_mut_ptr());
             scale
         };
         *to = codes.map(|code| code as i8);
@@ -115,18 +115,18 @@ impl Cell for i8 {
     }
 }
 
-/// The largest number in half precision, and the largest code of a byte.
-const MOST_HALF: f32 = 65504.0;
-const MOST_CODE: f32 = 127.0;
+/// The largest finite f16, and the largest int8 code.
+const F16_MAX: f32 = 65504.0;
+const INT8_MAX: f32 = 127.0;
 
-/// An infinity would spoil sums in which it counts for nothing. What is no number comes second, as
-/// that is what processors keep then.
+/// Clamps to `±most`: an infinity would turn masked terms (0 times infinity) into NaN. NaN is the
+/// second operand of `max`, which processors return, so NaN stays NaN.
 ///
 /// # Safety
 ///
 /// As for [`Vector`].
 #[inline(always)]
-unsafe fn within<V: Vector>(x: V, most: f32) -> V {
+unsafe fn clamp<V: Vector>(x: V, most: f32) -> V {
     // SAFETY: the caller keeps the contract of `Vector`.
     unsafe { V::splat(most).min(V::splat(-most).max(x)) }
 }
@@ -139,56 +139,56 @@ pub(crate) struct KvPages {
 
 /// Keys and values of a slot.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Cells<T> {
+pub(crate) struct KvBuffers<T> {
     /// `[pages, kv_heads]` of `[key_dim, PAGE_TOKENS]` and the scales `[blocks, PAGE_TOKENS]`.
     pub(crate) keys: T,
     /// `[pages, kv_heads]` of `[PAGE_TOKENS, value_stride]` and the scales `[blocks, PAGE_TOKENS]`.
     pub(crate) values: T,
 }
 
-/// Where the keys and values of a slot are; what threads pass around.
+/// Access to the keys and values of a slot for the threads of a step.
 #[derive(Clone, Copy)]
 pub(crate) enum KvView {
-    Byte(Cells<Shared<i8>>, KvLayout),
-    Half(Cells<Shared<u16>>, KvLayout),
-    Single(Cells<Shared<f32>>, KvLayout),
+    Int8(KvBuffers<Shared<i8>>, KvLayout),
+    F16(KvBuffers<Shared<u16>>, KvLayout),
+    F32(KvBuffers<Shared<f32>>, KvLayout),
 }
 
-/// How precisely keys and values are kept.
+/// The element types of the cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Precision {
-    Byte,
-    Half,
-    Single,
+pub(crate) enum KvDtype {
+    Int8,
+    F16,
+    F32,
 }
 
-impl Precision {
-    /// Half where nobody chose, but for models whose weights are all single: there, the rounding of
-    /// keys and values would be the largest error by far.
-    pub(crate) fn of(kv_type: KvType, plan: &Plan) -> Precision {
+impl KvDtype {
+    /// The chosen type. The default is F16, but F32 for models whose weights are all F32, where the
+    /// rounding of keys and values would dominate the error.
+    pub(crate) fn of(kv_type: KvType, plan: &Plan) -> KvDtype {
         let single = || plan.weights.iter().all(|w| w.format == Format::F32);
         match kv_type {
-            KvType::Q8_0 => Precision::Byte,
-            KvType::Auto if single() => Precision::Single,
-            KvType::Auto | KvType::F16 => Precision::Half,
+            KvType::Q8_0 => KvDtype::Int8,
+            KvType::Auto if single() => KvDtype::F32,
+            KvType::Auto | KvType::F16 => KvDtype::F16,
         }
     }
 
-    /// Of a cell.
+    /// Of a element.
     fn bytes(self) -> usize {
         match self {
-            Precision::Byte => 1,
-            Precision::Half => 2,
-            Precision::Single => 4,
+            KvDtype::Int8 => 1,
+            KvDtype::F16 => 2,
+            KvDtype::F32 => 4,
         }
     }
 
-    /// See [`Cell::SCALE`].
+    /// See [`KvElement::SCALE`].
     fn scale(self) -> usize {
         match self {
-            Precision::Byte => i8::SCALE,
-            Precision::Half => u16::SCALE,
-            Precision::Single => f32::SCALE,
+            KvDtype::Int8 => i8::SCALE,
+            KvDtype::F16 => u16::SCALE,
+            KvDtype::F32 => f32::SCALE,
         }
     }
 }
@@ -196,7 +196,7 @@ impl Precision {
 /// The shape of a page.
 #[derive(Clone, Copy)]
 pub(crate) struct KvLayout {
-    precision: Precision,
+    dtype: KvDtype,
     kv_heads: usize,
     pub(crate) key_dim: usize,
     pub(crate) value_dim: usize,
@@ -205,9 +205,9 @@ pub(crate) struct KvLayout {
 }
 
 impl KvLayout {
-    pub(crate) fn new(slot: &KvSlot, precision: Precision) -> KvLayout {
+    pub(crate) fn new(slot: &KvSlot, dtype: KvDtype) -> KvLayout {
         KvLayout {
-            precision,
+            dtype,
             kv_heads: slot.kv_heads,
             key_dim: slot.key_dim,
             value_dim: slot.value_dim,
@@ -217,26 +217,26 @@ impl KvLayout {
 
     /// Cells of a page: of its keys, and of its values.
     fn page_len(&self) -> (usize, usize) {
-        let cells = |width| self.kv_heads * head_cells(width, self.precision.scale());
-        (cells(self.key_dim), cells(self.value_stride))
+        let elements = |width| self.kv_heads * head_elements(width, self.dtype.scale());
+        (elements(self.key_dim), elements(self.value_stride))
     }
 
     /// Bytes of a page.
     pub(crate) fn page_bytes(&self) -> u64 {
         let (keys, values) = self.page_len();
-        (self.precision.bytes() * (keys + values)) as u64
+        (self.dtype.bytes() * (keys + values)) as u64
     }
 
     /// The keys of one head in a page: `[key_dim, PAGE_TOKENS]`, and their scales.
     pub(crate) fn keys(&self, page: usize, kv_head: usize) -> Range<usize> {
-        let len = head_cells(self.key_dim, self.precision.scale());
+        let len = head_elements(self.key_dim, self.dtype.scale());
         let start = (page * self.kv_heads + kv_head) * len;
         start..start + len
     }
 
     /// The values of one head in a page: `[PAGE_TOKENS, value_stride]`, and their scales.
     pub(crate) fn values(&self, page: usize, kv_head: usize) -> Range<usize> {
-        let len = head_cells(self.value_stride, self.precision.scale());
+        let len = head_elements(self.value_stride, self.dtype.scale());
         let start = (page * self.kv_heads + kv_head) * len;
         start..start + len
     }
@@ -245,15 +245,15 @@ impl KvLayout {
 impl KvView {
     pub(crate) fn layout(&self) -> &KvLayout {
         match self {
-            KvView::Byte(_, layout) | KvView::Half(_, layout) | KvView::Single(_, layout) => layout,
+            KvView::Int8(_, layout) | KvView::F16(_, layout) | KvView::F32(_, layout) => layout,
         }
     }
 
-    /// Keeps the keys `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` of a token.
+    /// Stores the keys `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` of a token.
     ///
     /// # Safety
     ///
-    /// No other thread touches this token of this page before the next barrier.
+    /// No other thread accesses this token of this page before the next barrier.
     pub(crate) unsafe fn store(self, isa: Isa, at: (usize, usize), k: &[f32], v: &[f32]) {
         let view = self;
         dispatch!(isa, store(view: KvView, at: (usize, usize), k: &[f32], v: &[f32]));
@@ -266,14 +266,14 @@ unsafe fn store<V: Vector>(view: KvView, at: (usize, usize), k: &[f32], v: &[f32
     // SAFETY: the caller's promise.
     unsafe {
         match view {
-            KvView::Byte(cells, layout) => cells.store::<V>(&layout, at, k, v),
-            KvView::Half(cells, layout) => cells.store::<V>(&layout, at, k, v),
-            KvView::Single(cells, layout) => cells.store::<V>(&layout, at, k, v),
+            KvView::Int8(elements, layout) => elements.store::<V>(&layout, at, k, v),
+            KvView::F16(elements, layout) => elements.store::<V>(&layout, at, k, v),
+            KvView::F32(elements, layout) => elements.store::<V>(&layout, at, k, v),
         }
     }
 }
 
-impl<C: Cell> Cells<Shared<C>> {
+impl<C: KvElement> KvBuffers<Shared<C>> {
     /// # Safety
     ///
     /// As for [`KvView::store`] and [`Vector`].
@@ -287,95 +287,102 @@ impl<C: Cell> Cells<Shared<C>> {
     ) {
         assert!(token < PAGE_TOKENS, "a token of a page");
         for (head, k) in k.chunks_exact(layout.key_dim).enumerate() {
-            let cells = layout.keys(page, head);
-            assert!(cells.end <= self.keys.len(), "a page of the slot");
+            let elements = layout.keys(page, head);
+            assert!(elements.end <= self.keys.len(), "a page of the slot");
             for (i, k) in k.chunks(BLOCK).enumerate() {
-                // SAFETY: within the page's cells, which lie in the buffer; the caller rules out
+                // SAFETY: within the page's elements, which lie in the buffer; the caller rules out
                 // other threads.
                 unsafe {
-                    let (block, scale) = rounded::<V, C>(k);
-                    let to = self.keys.start().add(cells.start + i * BLOCK * PAGE_TOKENS + token);
-                    for (j, cell) in block.into_iter().take(k.len()).enumerate() {
-                        to.add(j * PAGE_TOKENS).write(cell);
+                    let (block, scale) = round_block::<V, C>(k);
+                    let to =
+                        self.keys.start().add(elements.start + i * BLOCK * PAGE_TOKENS + token);
+                    for (j, element) in block.into_iter().take(k.len()).enumerate() {
+                        to.add(j * PAGE_TOKENS).write(element);
                     }
-                    put_scale(scale, self.keys.start(), &cells, layout.key_dim, (i, token));
+                    put_scale(scale, self.keys.start(), &elements, layout.key_dim, (i, token));
                 }
             }
         }
         for (head, v) in v.chunks_exact(layout.value_dim).enumerate() {
-            let cells = layout.values(page, head);
-            assert!(cells.end <= self.values.len(), "a page of the slot");
+            let elements = layout.values(page, head);
+            assert!(elements.end <= self.values.len(), "a page of the slot");
             for (i, v) in v.chunks(BLOCK).enumerate() {
-                let start = cells.start + token * layout.value_stride + i * BLOCK;
+                let start = elements.start + token * layout.value_stride + i * BLOCK;
                 // SAFETY: as above.
                 unsafe {
-                    let (block, scale) = rounded::<V, C>(v);
+                    let (block, scale) = round_block::<V, C>(v);
                     self.values.part_mut(start..start + v.len()).copy_from_slice(&block[..v.len()]);
-                    put_scale(scale, self.values.start(), &cells, layout.value_stride, (i, token));
+                    put_scale(
+                        scale,
+                        self.values.start(),
+                        &elements,
+                        layout.value_stride,
+                        (i, token),
+                    );
                 }
             }
         }
     }
 }
 
-/// Up to a block of numbers as cells, and their scale; the rest is zero.
+/// Rounds up to a block of numbers to elements and a scale, padded with zeros.
 ///
 /// # Safety
 ///
 /// As for [`Vector`].
 #[inline(always)]
-unsafe fn rounded<V: Vector, C: Cell>(x: &[f32]) -> ([C; BLOCK], u16) {
+unsafe fn round_block<V: Vector, C: KvElement>(x: &[f32]) -> ([C; BLOCK], u16) {
     let mut padded = [0.0; BLOCK];
-    let mut cells = [C::default(); BLOCK];
+    let mut elements = [C::default(); BLOCK];
     padded[..x.len()].copy_from_slice(x);
     // SAFETY: a block is two vectors; the caller keeps the contract of `Vector`.
     let scale = unsafe {
-        C::round([V::load(padded.as_ptr()), V::load(padded[LANES..].as_ptr())], &mut cells)
+        C::round([V::load(padded.as_ptr()), V::load(padded[LANES..].as_ptr())], &mut elements)
     };
-    (cells, scale)
+    (elements, scale)
 }
 
-/// Writes the scale of a block of a token behind the cells `[width, PAGE_TOKENS]` of a head, if
-/// there are scales.
+/// Writes the scale of a block of a token after the elements `[width, PAGE_TOKENS]` of a head, if
+/// the type has scales.
 ///
 /// # Safety
 ///
-/// `start` points to all cells, of which `cells` are those of the head, and no other thread touches
-/// the scales of this token.
+/// `start` points to all elements, of which `elements` are those of the head, and no other thread
+/// accesses the scales of this token.
 #[inline(always)]
-unsafe fn put_scale<C: Cell>(
+unsafe fn put_scale<C: KvElement>(
     scale: u16,
     start: *mut C,
-    cells: &Range<usize>,
+    elements: &Range<usize>,
     width: usize,
     (block, token): (usize, usize),
 ) {
     if C::SCALE > 0 {
-        let at = cells.start + width * PAGE_TOKENS + C::SCALE * (block * PAGE_TOKENS + token);
-        // SAFETY: `head_cells` has room for it.
+        let at = elements.start + width * PAGE_TOKENS + C::SCALE * (block * PAGE_TOKENS + token);
+        // SAFETY: `head_elements` counts the scales.
         unsafe { start.add(at).cast::<u16>().write_unaligned(scale) }
     }
 }
 
 impl KvPages {
-    /// So many pages of zeros.
+    /// `pages` pages of zeros.
     pub(crate) fn new(layout: &KvLayout, pages: usize) -> KvPages {
         let (keys, values) = layout.page_len();
-        let zeroed = |len| AlignedMemory::zeroed(pages * len * layout.precision.bytes());
+        let zeroed = |len| AlignedMemory::zeroed(pages * len * layout.dtype.bytes());
         KvPages { keys: zeroed(keys), values: zeroed(values) }
     }
 
     pub(crate) fn view(&mut self, layout: KvLayout) -> KvView {
-        match layout.precision {
-            Precision::Byte => KvView::Byte(self.cells(), layout),
-            Precision::Half => KvView::Half(self.cells(), layout),
-            Precision::Single => KvView::Single(self.cells(), layout),
+        match layout.dtype {
+            KvDtype::Int8 => KvView::Int8(self.elements(), layout),
+            KvDtype::F16 => KvView::F16(self.elements(), layout),
+            KvDtype::F32 => KvView::F32(self.elements(), layout),
         }
     }
 
-    fn cells<T: Number>(&mut self) -> Cells<Shared<T>> {
+    fn elements<T: Number>(&mut self) -> KvBuffers<Shared<T>> {
         let keys = Shared::new(self.keys.numbers_mut());
-        Cells { keys, values: Shared::new(self.values.numbers_mut()) }
+        KvBuffers { keys, values: Shared::new(self.values.numbers_mut()) }
     }
 }
 
@@ -387,7 +394,7 @@ mod tests {
     #[inline(always)]
     unsafe fn round<V: Vector>(x: &[f32]) -> ([i8; BLOCK], u16) {
         // SAFETY: the caller keeps the contract of `Vector`.
-        unsafe { rounded::<V, i8>(x) }
+        unsafe { round_block::<V, i8>(x) }
     }
 
     fn bytes(isa: Isa, x: &[f32]) -> Vec<u8> {
@@ -412,11 +419,11 @@ mod tests {
                 shorter[20..].fill(0.0);
                 assert_eq!(bytes(isa, &block[..20]), bytes(isa, &shorter), "{isa}");
             }
-            // Nothing that is no number is left of what is none.
+            // Infinities are clamped to finite numbers.
             for odd in [f32::INFINITY, f32::NEG_INFINITY, f32::MAX] {
                 let kept = bytes(isa, &[1.0, odd]);
                 let scale = f16::from_le_bytes([kept[0], kept[1]]).to_f32();
-                assert!(scale == MOST_HALF && kept[3] as i8 == 127 * odd.signum() as i8, "{isa}");
+                assert!(scale == F16_MAX && kept[3] as i8 == 127 * odd.signum() as i8, "{isa}");
             }
         }
     }

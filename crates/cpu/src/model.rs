@@ -10,21 +10,21 @@ use bodkin_backend::{
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
 
-use crate::attend::{partials_len, scratch_len};
-use crate::experts::{Sorted, SortedView};
+use crate::config::{Cpu, Fusions, Sparse};
+use crate::expert_permutation::{PermutationTables, PermutationView};
 use crate::isa::Isa;
-use crate::kv::{KvLayout, KvPages, KvView, Precision};
+use crate::kv::{KvDtype, KvLayout, KvPages, KvView};
 use crate::linear::{ActivationFormat, Activations, PackedLayout, PackedWeight, SCRATCH_LEN};
-use crate::lower::{Fusions, Program, lower};
+use crate::lower::lower;
 use crate::memory::AlignedMemory;
-use crate::observe::Show;
 use crate::pool::Pool;
 use crate::profile::Times;
-use crate::recurrent::{self, States};
+use crate::program::Program;
 use crate::shared::Shared;
-use crate::step::Step;
-use crate::weights::{Prepared, Tables, is_by_columns, masked, uses};
-use crate::{Cpu, Sparse};
+use crate::state::{self, States};
+use crate::step::context::{ObserveFn, StepContext};
+use crate::step::{partials_len, scratch_len};
+use crate::weights::{EmbeddingTables, LoadedWeight, is_column_major, masked, uses};
 
 /// The largest need for scratch of each kind, in elements or bytes.
 struct Sizes {
@@ -44,8 +44,8 @@ pub(crate) struct CpuModel {
     isa: Isa,
     program: Program,
     pool: Pool,
-    weights: Vec<Prepared>,
-    tables: Tables,
+    weights: Vec<LoadedWeight>,
+    tables: EmbeddingTables,
     weight_layouts: Vec<WeightLayout>,
     ropes: Vec<RopeTable>,
     slot_tables: Vec<usize>,
@@ -54,7 +54,7 @@ pub(crate) struct CpuModel {
     spans: Vec<u32>,
     /// Of the inputs of gated products; none if the model was loaded without.
     thresholds: Vec<f32>,
-    taken: Vec<AtomicUsize>,
+    claimed: Vec<AtomicUsize>,
     profile: Option<Times>,
 }
 
@@ -66,11 +66,11 @@ struct Buffers {
     partials: Shared<f32>,
     kv: Vec<KvView>,
     states: States,
-    sorted: Vec<SortedView>,
+    sorted: Vec<PermutationView>,
     inputs: [Activations; ActivationFormat::ALL.len()],
     _floats: Vec<AlignedMemory>,
     _pages: Vec<KvPages>,
-    _sorted: Vec<Sorted>,
+    _sorted: Vec<PermutationTables>,
 }
 
 impl Buffers {
@@ -97,16 +97,19 @@ impl Buffers {
         let mut pages = Vec::new();
         let mut kv = Vec::new();
         for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
-            let layout = KvLayout::new(slot, Precision::of(cpu.kv_type, plan));
+            let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan));
             let mut owner = KvPages::new(&layout, limits.pages[group]);
             kv.push(owner.view(layout));
             pages.push(owner);
         }
-        let mut sorted: Vec<Sorted> =
-            program.sortings.iter().map(|sorting| Sorted::new(sorting, rows, threads)).collect();
+        let mut sorted: Vec<PermutationTables> = program
+            .permutations
+            .iter()
+            .map(|permutation| PermutationTables::new(permutation, rows, threads))
+            .collect();
         Buffers {
             states: States::new(plan, limits.state_slots),
-            sorted: sorted.iter_mut().map(Sorted::view).collect(),
+            sorted: sorted.iter_mut().map(PermutationTables::view).collect(),
             _sorted: sorted,
             values,
             angles,
@@ -154,7 +157,7 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
         sizes.scratch = sizes.scratch.max(panel);
     }
     for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
-        let stride = KvLayout::new(slot, Precision::of(cpu.kv_type, plan)).value_stride;
+        let stride = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan)).value_stride;
         let tokens = limits.pages[group] * PAGE_TOKENS;
         sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
         sizes.partials = sizes.partials.max(partials_len(cpu.threads, tokens, stride));
@@ -168,8 +171,8 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     let sizes = sizes(cpu, plan, limits);
     let masked = masked(cpu, plan);
     let weights = plan.weights.iter().zip(uses(plan)).enumerate().map(|(id, (w, uses))| {
-        let is_by_columns = masked.contains(&WeightId(id)) && is_by_columns(cpu, w);
-        let multiple = if is_by_columns { PackedWeight::GROUP_ROWS } else { 1 };
+        let is_column_major = masked.contains(&WeightId(id)) && is_column_major(cpu, w);
+        let multiple = if is_column_major { PackedWeight::GROUP_ROWS } else { 1 };
         let rows = (w.rows / uses.matrices.max(1)).next_multiple_of(multiple);
         let packed = PackedWeight::bytes_for(PackedLayout::planned(w.format), rows, w.cols);
         let dense = uses.matrices as u64 * packed.expect("no tensor of a file overflows") as u64;
@@ -189,7 +192,8 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     let values = plan.buffers().bytes(limits.tokens);
     let program = lower(plan, cpu.isa, Fusions::ALL, &masked);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
-    let sorted = program.sortings.iter().map(|s| Sorted::bytes(s, limits.tokens, threads));
+    let sorted =
+        program.permutations.iter().map(|s| PermutationTables::bytes(s, limits.tokens, threads));
     let sorted: usize = sorted.sum();
     let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + sorted;
     let logits = 4 * limits.outputs * plan.output_width();
@@ -197,11 +201,11 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         weight_bytes: weights.sum(),
         state_bytes: pages
             .map(|(slot, group)| {
-                let layout = KvLayout::new(slot, Precision::of(cpu.kv_type, plan));
+                let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan));
                 limits.pages[group] as u64 * layout.page_bytes()
             })
             .sum::<u64>()
-            + recurrent::bytes(plan, limits.state_slots),
+            + state::bytes(plan, limits.state_slots),
         scratch_bytes: values + (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
     }
 }
@@ -213,7 +217,7 @@ impl CpuModel {
         file: &Arc<File>,
         limits: &Limits,
         pool: Pool,
-        (weights, weight_layouts): (Vec<Prepared>, Vec<WeightLayout>),
+        (weights, weight_layouts): (Vec<LoadedWeight>, Vec<WeightLayout>),
     ) -> CpuModel {
         let masked = masked(cpu, &plan);
         let program = lower(&plan, cpu.isa, cpu.fusions, &masked);
@@ -227,8 +231,8 @@ impl CpuModel {
             positions: Vec::with_capacity(limits.tokens),
             spans: Vec::with_capacity(limits.tokens),
             thresholds: vec![0.0; masked.len()],
-            tables: Tables::new(cpu, &plan),
-            taken: (0..program.stages.len() * threads).map(|_| AtomicUsize::new(0)).collect(),
+            tables: EmbeddingTables::new(cpu, &plan),
+            claimed: (0..program.stages.len() * threads).map(|_| AtomicUsize::new(0)).collect(),
             profile: None,
             plan,
             file: Arc::clone(file),
@@ -244,9 +248,9 @@ impl CpuModel {
     }
 
     /// The tables of each routing of the plan.
-    fn routed(&self) -> impl Iterator<Item = SortedView> {
-        let routed = self.program.sortings.iter().zip(&self.memory.sorted);
-        routed.filter(|(sorting, _)| sorting.route.is_some()).map(|(_, sorted)| *sorted)
+    fn routed(&self) -> impl Iterator<Item = PermutationView> {
+        let routed = self.program.permutations.iter().zip(&self.memory.sorted);
+        routed.filter(|(permutation, _)| permutation.route.is_some()).map(|(_, sorted)| *sorted)
     }
 
     fn step(
@@ -267,14 +271,14 @@ impl CpuModel {
         for (i, span) in batch.spans.iter().enumerate() {
             self.spans.extend(std::iter::repeat_n(i as u32, span.len));
         }
-        self.taken.iter().for_each(|taken| taken.store(0, Relaxed));
+        self.claimed.iter().for_each(|claimed| claimed.store(0, Relaxed));
         let observer = observer.map(Mutex::new);
         let show = observer.as_ref().map(|observer| {
             |matmul: &Matmul<'_>| {
                 observer.lock().unwrap_or_else(PoisonError::into_inner).matmul(matmul);
             }
         });
-        let step = Step {
+        let step = StepContext {
             isa: self.isa,
             program: &self.program,
             plan: &self.plan,
@@ -288,15 +292,15 @@ impl CpuModel {
             inputs: &self.memory.inputs,
             kv: &self.memory.kv,
             states: &self.memory.states.views,
-            sorted: &self.memory.sorted,
+            permutations: &self.memory.sorted,
             slot_tables: &self.slot_tables,
             ropes: &self.ropes,
             angles: &self.memory.angles,
             scratch: &self.memory.scratch,
             partials: self.memory.partials,
             thresholds: &self.thresholds,
-            taken: &self.taken,
-            show: show.as_ref().map(|show| show as Show<'_>),
+            claimed: &self.claimed,
+            observe: show.as_ref().map(|show| show as ObserveFn<'_>),
             seconds: self.profile.as_mut().map(|times| {
                 times.steps += 1;
                 times.tokens += batch.tokens.len() as u64;
@@ -357,10 +361,10 @@ impl Model for CpuModel {
             return Err(Error::Limit { what: "thresholds of inputs", found, limit });
         }
         self.thresholds.copy_from_slice(thresholds);
-        let is_by_columns = |id: &&WeightId| {
+        let is_column_major = |id: &&WeightId| {
             self.weights[id.0].matrices.iter().all(|matrix| matrix.columns().is_some())
         };
-        Ok(self.plan.gated_matmuls().iter().filter(is_by_columns).count())
+        Ok(self.plan.gated_matmuls().iter().filter(is_column_major).count())
     }
 
     fn set_profiling(&mut self, on: bool) {

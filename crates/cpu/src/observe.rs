@@ -4,32 +4,27 @@
 use bodkin_backend::{InputRow, Matmul};
 use bodkin_model::Rows;
 
-use crate::lower::{Place, Stage};
-use crate::step::Step;
+use crate::program::{Operand, Stage};
+use crate::step::context::{ObserveFn, StepContext};
 
-/// Tells an observer of a product. The first thread of a step calls it.
-pub(crate) type Show<'a> = &'a (dyn Fn(&Matmul<'_>) + Sync);
-
-impl Step<'_> {
+impl StepContext<'_> {
     /// Shows the inputs of a stage's products. Other threads may be computing them already: they
     /// write other buffers.
-    pub(crate) fn show_products(&self, stage: &Stage, show: Show<'_>) {
-        let (experts, rows, products) = match stage {
-            Stage::Multiply { rows, input, products } => {
-                (1, self.input_rows(*rows, *input), products)
-            }
-            Stage::Experts { input, cols, sorting, products } => {
-                let experts = self.program.sortings[*sorting].experts;
-                (experts, self.expert_rows(*input, *cols, *sorting), products)
+    pub(crate) fn observe_linears(&self, stage: &Stage, observe: ObserveFn<'_>) {
+        let (experts, rows, linears) = match stage {
+            Stage::Matmul { rows, input, linears } => (1, self.input_rows(*rows, *input), linears),
+            Stage::GroupedGemm { input, cols, permutation, linears } => {
+                let experts = self.program.permutations[*permutation].experts;
+                (experts, self.expert_rows(*input, *cols, *permutation), linears)
             }
             _ => return,
         };
-        for product in products {
-            show(&Matmul { weight: self.plan.weight(product.weight), experts, rows: &rows });
+        for linear in linears {
+            observe(&Matmul { weight: self.plan.weight(linear.weight), experts, rows: &rows });
         }
     }
 
-    fn input_rows(&self, rows: Rows, input: Place) -> Vec<InputRow<'_>> {
+    fn input_rows(&self, rows: Rows, input: Operand) -> Vec<InputRow<'_>> {
         let row = |row: usize| InputRow { expert: 0, values: self.read(input, row) };
         match rows {
             Rows::Tokens => (0..self.batch.tokens.len()).map(row).collect(),
@@ -37,13 +32,13 @@ impl Step<'_> {
         }
     }
 
-    fn expert_rows(&self, input: Place, cols: usize, sorting: usize) -> Vec<InputRow<'_>> {
-        let sorting = &self.program.sortings[sorting];
+    fn expert_rows(&self, input: Operand, cols: usize, permutation: usize) -> Vec<InputRow<'_>> {
+        let permutation = &self.program.permutations[permutation];
         let pairs = (0..self.batch.tokens.len()).flat_map(|token| {
-            let route = sorting.route.map(|route| &self.read(route, token)[sorting.used..]);
+            let route = permutation.route.map(|route| &self.read(route, token)[permutation.used..]);
             // One part of the input for each expert, or the whole for all of them.
             let parts = self.read(input, token).chunks_exact(cols).cycle();
-            parts.take(sorting.used).enumerate().map(move |(i, values)| InputRow {
+            parts.take(permutation.used).enumerate().map(move |(i, values)| InputRow {
                 expert: route.map_or(i, |route| route[i] as usize),
                 values,
             })

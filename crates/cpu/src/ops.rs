@@ -1,4 +1,4 @@
-//! What stages do to values: row by row, attention over pages, or along a sequence.
+//! The arithmetic of stages other than matmuls: row by row, attention over pages, along a sequence.
 
 pub(crate) mod act;
 pub(crate) mod attention;

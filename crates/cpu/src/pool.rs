@@ -1,13 +1,12 @@
-//! Threads that run one function together and meet at barriers. A step of the model is one call
-//! of [`Pool::run`]; between its stages the threads wait for each other, spinning, because a stage
-//! takes microseconds.
+//! A pool of threads that run one function together, with barriers. A step of the model is one call
+//! of [`Pool::run`]. Barriers between its stages spin, because a stage takes microseconds.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Turns of a spinning wait before a thread lets others have the core: about 20 microseconds.
+/// Iterations of a spinning wait before a thread yields: about 20 microseconds.
 const SPINS: u32 = 4_000;
 /// Times that an idle worker yields before it sleeps.
 const YIELDS: u32 = 50;
@@ -18,29 +17,29 @@ pub(crate) struct Pool {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// What a thread knows of itself while a function runs.
+/// A thread of the pool while it runs a function.
 pub(crate) struct Worker<'a> {
-    /// From 0, which is the caller's.
+    /// The index of the thread; 0 is the caller.
     pub(crate) index: usize,
-    /// How many there are.
+    /// The number of threads.
     pub(crate) threads: usize,
     barrier: &'a Barrier,
 }
 
 impl Worker<'_> {
-    /// Returns when all threads have called it; what they wrote before is visible after.
+    /// Returns when all threads have called it. Their earlier writes are visible afterwards.
     pub(crate) fn barrier(&self) {
         self.barrier.wait(self.threads, || (), || ());
     }
 
-    /// As [`Worker::barrier`]; the thread that comes last calls `serial` before it lets the others
-    /// go on. Work that one thread does anyway costs no barrier of its own. The others call
-    /// `meanwhile` again and again.
+    /// As [`Worker::barrier`]. The last thread to arrive calls `serial` before it releases the
+    /// others, so that serial work costs no barrier of its own. The others call `meanwhile`
+    /// repeatedly.
     pub(crate) fn barrier_then(&self, serial: impl FnOnce(), meanwhile: impl FnMut()) {
         self.barrier.wait(self.threads, serial, meanwhile);
     }
 
-    /// This thread's share of `0..n`, in order of the threads.
+    /// This thread's contiguous share of `0..n`.
     pub(crate) fn share(&self, n: usize) -> std::ops::Range<usize> {
         n * self.index / self.threads..n * (self.index + 1) / self.threads
     }
@@ -49,7 +48,7 @@ impl Worker<'_> {
 type Job = *const (dyn Fn(&Worker<'_>) + Sync);
 
 struct Shared {
-    /// Counts the calls of `run`; a worker that has seen fewer has work.
+    /// The number of calls of `run`. A worker that has seen fewer has work.
     epoch: AtomicUsize,
     job: Mutex<SendJob>,
     barrier: Barrier,
@@ -86,12 +85,12 @@ impl Barrier {
     }
 }
 
-/// Spins, and now and then lets other threads have the core.
+/// Spins, and yields now and then.
 fn spin_while(mut condition: impl FnMut() -> bool) {
-    let mut turns = 0;
+    let mut spins = 0;
     while condition() {
-        turns += 1;
-        if turns % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        spins += 1;
+        if spins % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
@@ -113,7 +112,7 @@ impl Pool {
             let name = format!("bodkin-cpu-{index}");
             std::thread::Builder::new().name(name).spawn(move || shared.work(index, threads))
         };
-        // A pool that is not complete still ends its workers.
+        // If a thread fails to start, dropping the pool ends the others.
         let mut pool = Pool { shared: Arc::clone(&shared), workers: Vec::new() };
         for index in 1..threads {
             pool.workers.push(start(index)?);
@@ -180,11 +179,11 @@ impl Shared {
 
     /// Spins for a while, then sleeps, until the epoch has passed `seen`.
     fn wait_for_work(&self, seen: usize) {
-        for turn in 0..SPINS * YIELDS {
+        for spin in 0..SPINS * YIELDS {
             if self.epoch.load(Acquire) != seen {
                 return;
             }
-            if turn % SPINS == SPINS - 1 {
+            if spin % SPINS == SPINS - 1 {
                 std::thread::yield_now()
             } else {
                 std::hint::spin_loop()

@@ -3,9 +3,9 @@
 use bodkin_backend::StageProfile;
 use bodkin_model::{Plan, Rows};
 
-use crate::experts::SortedView;
-use crate::lower::{Product, Program, RowOp, Stage};
-use crate::weights::Prepared;
+use crate::expert_permutation::PermutationView;
+use crate::program::{Linear, Program, RowOp, Stage};
+use crate::weights::LoadedWeight;
 
 /// Times since profiling began.
 pub(crate) struct Times {
@@ -19,7 +19,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    pub(crate) fn new(program: &Program, sorted: &[SortedView]) -> Times {
+    pub(crate) fn new(program: &Program, sorted: &[PermutationView]) -> Times {
         let seconds = vec![0.0; program.stages.len()];
         // SAFETY: no step is running.
         let reads = sorted.iter().map(|s| unsafe { s.reads() }).collect();
@@ -31,31 +31,31 @@ impl Times {
         &self,
         plan: &Plan,
         program: &Program,
-        weights: &[Prepared],
-        sorted: &[SortedView],
+        weights: &[LoadedWeight],
+        sorted: &[PermutationView],
     ) -> Vec<StageProfile> {
         let mut parts: Vec<StageProfile> = Vec::new();
         for (stage, &seconds) in program.stages.iter().zip(&self.seconds) {
             let mut part =
                 StageProfile { name: describe(plan, stage), seconds, ..StageProfile::default() };
-            if let Stage::Multiply { rows, products, .. } = stage {
+            if let Stage::Matmul { rows, linears, .. } = stage {
                 let tokens = match rows {
                     Rows::Tokens => self.tokens,
                     Rows::Outputs => self.outputs,
                 };
-                for product in products {
-                    let matrix = &weights[product.weight.0].matrices[0];
-                    let weight = plan.weight(product.weight);
+                for linear in linears {
+                    let matrix = &weights[linear.weight.0].matrices[0];
+                    let weight = plan.weight(linear.weight);
                     part.bytes += self.steps * matrix.bytes() as u64;
                     part.operations += 2 * tokens * (weight.rows * weight.cols) as u64;
                 }
             }
-            if let Stage::Experts { sorting, products, .. } = stage {
+            if let Stage::GroupedGemm { permutation, linears, .. } = stage {
                 // SAFETY: no step is running.
-                let reads = unsafe { sorted[*sorting].reads() } - self.reads[*sorting];
-                let pairs = self.tokens * program.sortings[*sorting].used as u64;
-                for product in products {
-                    let matrix = &weights[product.weight.0].matrices[0];
+                let reads = unsafe { sorted[*permutation].reads() } - self.reads[*permutation];
+                let pairs = self.tokens * program.permutations[*permutation].used as u64;
+                for linear in linears {
+                    let matrix = &weights[linear.weight.0].matrices[0];
                     part.bytes += reads * matrix.bytes() as u64;
                     part.operations += 2 * pairs * (matrix.rows() * matrix.cols()) as u64;
                 }
@@ -68,18 +68,18 @@ impl Times {
 
 /// The stage's operations, or the names of its weights without the layer.
 fn describe(plan: &Plan, stage: &Stage) -> String {
-    let name = |product: &Product| {
-        let name = plan.weight(product.weight).name.trim_end_matches(".weight");
+    let name = |linear: &Linear| {
+        let name = plan.weight(linear.weight).name.trim_end_matches(".weight");
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         layer.map_or(name, |(_, name)| name).to_owned()
     };
     match stage {
-        Stage::Attend { .. } => "attention".to_owned(),
-        Stage::Sort { .. } => "sort by expert".to_owned(),
+        Stage::Attention { .. } => "attention".to_owned(),
+        Stage::Permute { .. } => "permute by expert".to_owned(),
         Stage::Conv { .. } => "conv".to_owned(),
         Stage::Scan { .. } => "scan".to_owned(),
-        Stage::Multiply { products, .. } | Stage::Experts { products, .. } => {
-            products.iter().map(name).collect::<Vec<_>>().join(" + ")
+        Stage::Matmul { linears, .. } | Stage::GroupedGemm { linears, .. } => {
+            linears.iter().map(name).collect::<Vec<_>>().join(" + ")
         }
         Stage::Rows { ops, .. } => ops.iter().map(RowOp::name).collect::<Vec<_>>().join(", "),
     }

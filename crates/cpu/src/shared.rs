@@ -1,5 +1,5 @@
-//! Buffers that the threads of a step share. Which thread may touch which part follows from the
-//! stages: parts written in a stage are disjoint, and parts read were written before a barrier.
+//! Buffers that the threads of a step share. Stages guarantee exclusive access: threads write
+//! disjoint parts in a stage, and read parts that were written before a barrier.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ pub(crate) struct Shared<T> {
     len: usize,
 }
 
-// SAFETY: access goes through unsafe methods whose callers keep parts disjoint.
+// SAFETY: access goes through unsafe methods, whose callers keep parts disjoint.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: likewise.
 unsafe impl<T: Send> Sync for Shared<T> {}
@@ -46,7 +46,7 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     ///
-    /// The slice still lives, and nothing else touches this part before the next barrier.
+    /// The slice still lives, and nothing else accesses this part before the next barrier.
     pub(crate) unsafe fn part_mut<'a>(self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "a part of the buffer");
         // SAFETY: in bounds; the caller rules out others.

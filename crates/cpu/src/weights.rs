@@ -1,5 +1,5 @@
-//! Weights as the stages read them: matrices packed for the products, tables left in the file,
-//! vectors in f32.
+//! Loads weights: matrices are packed for matmuls, embedding tables stay in the file, everything
+//! else becomes f32.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,19 +8,18 @@ use bodkin_backend::{Progress, WeightLayout};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Op, Plan, Weight, WeightId};
 
+use crate::autotune::{pack_dense, pack_sparse, speedup};
+use crate::config::{Cpu, Sparse};
 use crate::linear::{
     ActivationFormat, PackedLayout, PackedWeight, SourceRows, float_layout, has_columns,
     pack_columns,
 };
 use crate::pool::Pool;
-use crate::recurrent::transposed;
-use crate::trial::{self, pack_dense, pack_sparse};
-use crate::{Cpu, Sparse};
 
-/// One weight, in every form that the plan needs.
+/// A weight in every representation that the plan uses.
 #[derive(Default)]
-pub(crate) struct Prepared {
-    /// For products: one, or one for each expert.
+pub(crate) struct LoadedWeight {
+    /// For matmuls: one matrix, or one per expert.
     pub(crate) matrices: Vec<PackedWeight>,
     /// For everything else, in f32.
     pub(crate) vector: Option<Vec<f32>>,
@@ -29,10 +28,11 @@ pub(crate) struct Prepared {
 /// How the plan uses a weight.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Uses {
-    /// In products: the number of matrices that lie one after the other.
+    /// The number of stacked matrices, if it is the weight of a matmul; 0 otherwise.
     pub(crate) matrices: usize,
+    /// Whether other operations read it as f32.
     pub(crate) vector: bool,
-    /// The taps of a convolution, if it is the weight of one.
+    /// The taps, if it is the weight of a convolution; 0 otherwise.
     taps: usize,
 }
 
@@ -58,54 +58,50 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
     uses
 }
 
-/// Reads all weights, on all threads, and says how the sparse ones are kept. With `cpu.repack`,
-/// matrices are packed into memory and the file's pages given back one tensor after the other, so
-/// that both are never held together; without, they stay in the file and are packed whenever they
-/// are used, unless their format is sparse.
-pub(crate) fn prepare(
+/// Loads all weights on all threads, and returns the layouts chosen for the sparse ones. With
+/// `cpu.repack`, each matrix is packed into memory and its file pages are released before the next,
+/// so that memory never holds both. Without, matrices stay in the file and each matmul packs them,
+/// unless their format is sparse.
+pub(crate) fn load(
     cpu: &Cpu,
     plan: &Plan,
     file: &Arc<File>,
     pool: &mut Pool,
     progress: Progress<'_>,
-) -> (Vec<Prepared>, Vec<WeightLayout>) {
+) -> (Vec<LoadedWeight>, Vec<WeightLayout>) {
     let total = plan.cost().weight_bytes;
     let mut done = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
     let mut weight_layouts = Vec::new();
-    let mut trials = Trials::default();
+    let mut speedups = Speedups::default();
     let masked = masked(cpu, plan);
     for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
         let tensor = tensor(file, weight);
         let bytes = &*file.read(tensor);
-        let mut prepared = Prepared::default();
+        let mut loaded = LoadedWeight::default();
         if uses.matrices > 0 {
-            let choice = choose(cpu, weight, bytes, uses.matrices, (&mut trials, pool));
+            let choice = choose_sparse(cpu, weight, bytes, uses.matrices, (&mut speedups, pool));
             let is_sparse = choice.as_ref().is_some_and(|choice| choice.sparse);
-            prepared.matrices = if masked.contains(&WeightId(id)) && is_by_columns(cpu, weight) {
+            loaded.matrices = if masked.contains(&WeightId(id)) && is_column_major(cpu, weight) {
                 let source = SourceRows::new(weight.format, bytes, weight.rows);
-                vec![pack_columns(
-                    PackedLayout::planned(weight.format),
-                    source,
-                    weight.rows,
-                    weight.cols,
-                )]
+                let layout = PackedLayout::planned(weight.format);
+                vec![pack_columns(layout, source, weight.rows, weight.cols)]
             } else if cpu.repack || choice.is_some() {
                 pack(weight, bytes, uses.matrices, is_sparse, pool)
             } else {
-                leave(weight, file, uses.matrices)
+                map_from_file(weight, file, uses.matrices)
             };
             weight_layouts.extend(choice);
         }
         if uses.vector {
             let mut values = vec![0.0; weight.cols * weight.rows];
             weight.format.dequantize(bytes, &mut values);
-            prepared.vector = Some(match uses.taps {
+            loaded.vector = Some(match uses.taps {
                 0 => values,
                 kernel => transposed(&values, kernel),
             });
         }
-        weights.push(prepared);
+        weights.push(loaded);
         if cpu.repack {
             file.release(tensor);
         }
@@ -115,14 +111,14 @@ pub(crate) fn prepare(
     (weights, weight_layouts)
 }
 
-/// The products whose inputs have thresholds.
+/// The weights of the linears whose inputs have thresholds.
 pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
     if cpu.skip_inputs { plan.gated_matmuls() } else { Vec::new() }
 }
 
-/// Whether a weight is kept by columns if its input has a threshold. One without zeros is not: it
-/// is short already.
-pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
+/// Whether a weight is packed column-major if its input has a threshold. Sparse weights are not:
+/// they are small already.
+pub(crate) fn is_column_major(cpu: &Cpu, weight: &Weight) -> bool {
     cpu.repack
         && weight.format.base().is_none()
         && PackedLayout::native(weight.format).is_some_and(|layout| {
@@ -130,37 +126,37 @@ pub(crate) fn is_by_columns(cpu: &Cpu, weight: &Weight) -> bool {
         })
 }
 
-/// How many times as fast weights are without their zeros, by format, rows, columns and share of
-/// the dense size in [`SIZES`]: what weights that agree in these would say again.
-type Trials = HashMap<(Format, usize, usize, usize), f64>;
+/// Measured speedups of sparse layouts by format, rows, columns and density class. Weights that
+/// agree in these share one measurement.
+type Speedups = HashMap<(Format, usize, usize, usize), f64>;
 
-/// Steps in which a share of the dense size is told apart.
-const SIZES: usize = 32;
+/// The number of density classes.
+const DENSITIES: usize = 32;
 
-/// How a weight of a sparse format is kept; none for any other.
-fn choose(
+/// Chooses the layout of a weight of a sparse format; `None` for dense formats.
+fn choose_sparse(
     cpu: &Cpu,
     weight: &Weight,
     bytes: &[u8],
     count: usize,
-    (trials, pool): (&mut Trials, &mut Pool),
+    (speedups, pool): (&mut Speedups, &mut Pool),
 ) -> Option<WeightLayout> {
     let base = weight.format.base()?;
-    let speedup = (cpu.sparse == Sparse::Auto).then(|| {
+    let measured = (cpu.sparse == Sparse::Auto).then(|| {
         let (rows, cols) = (weight.rows / count, weight.cols);
         let dense = base.row_bytes(cols).expect("the weight was checked") * weight.rows;
-        let size = weight.bytes as usize * SIZES / dense;
-        *trials.entry((weight.format, rows, cols, size)).or_insert_with(|| {
+        let density = weight.bytes as usize * DENSITIES / dense;
+        *speedups.entry((weight.format, rows, cols, density)).or_insert_with(|| {
             let source = SourceRows::new(weight.format, bytes, weight.rows);
-            trial::speedup(cpu, PackedLayout::planned(weight.format), source, rows, cols, pool)
+            speedup(cpu, PackedLayout::planned(weight.format), source, rows, cols, pool)
         })
     });
-    let sparse = speedup.map_or(cpu.sparse == Sparse::Always, |speedup| speedup > 1.0);
+    let sparse = measured.map_or(cpu.sparse == Sparse::Always, |speedup| speedup > 1.0);
     let (weight, format) = (weight.name.clone(), weight.format);
-    Some(WeightLayout { weight, format, sparse, speedup })
+    Some(WeightLayout { weight, format, sparse, speedup: measured })
 }
 
-/// The `count` matrices of a weight, packed.
+/// Packs the `count` matrices of a weight.
 fn pack(
     weight: &Weight,
     bytes: &[u8],
@@ -179,7 +175,7 @@ fn pack(
     (0..count).map(matrix).collect()
 }
 
-/// A part of a tensor of an open file.
+/// A byte range of a tensor of an open file.
 struct Part {
     file: Arc<File>,
     tensor: Tensor,
@@ -192,8 +188,8 @@ impl AsRef<[u8]> for Part {
     }
 }
 
-/// The `count` matrices of a weight, left in the file.
-fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
+/// The `count` matrices of a weight, unpacked in the file.
+fn map_from_file(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
     let (rows, len) = (weight.rows / count, weight.bytes as usize / count);
     let matrix = |i: usize| {
         let (file, tensor) = (Arc::clone(file), tensor(file, weight).clone());
@@ -203,28 +199,29 @@ fn leave(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
     (0..count).map(matrix).collect()
 }
 
-/// The tables that a plan looks rows up in. They stay in the file, and with each row that is looked
-/// up the system maps pages around it: in the end the process would hold the whole table.
-pub(crate) struct Tables {
+/// The embedding tables of a plan. They stay in the file, and each lookup maps pages around its
+/// row; in the end the whole table would be resident. Releasing the pages now and then prevents
+/// that.
+pub(crate) struct EmbeddingTables {
     ids: Vec<WeightId>,
-    /// SourceRows that may be in memory.
+    /// Rows looked up since the last release.
     rows: usize,
 }
 
-/// SourceRows that are looked up before tables are given back; some hundred KiB may come with each.
+/// Lookups between two releases; each may map some hundred KiB.
 const TABLE_ROWS: usize = 16;
 
-impl Tables {
-    /// Those of a plan whose products read packed weights; else products may need the same pages.
-    pub(crate) fn new(cpu: &Cpu, plan: &Plan) -> Tables {
+impl EmbeddingTables {
+    /// The tables of a plan, if weights are repacked. Otherwise matmuls may read the same pages.
+    pub(crate) fn new(cpu: &Cpu, plan: &Plan) -> EmbeddingTables {
         let table = |op: &Op| match op {
             Op::Embed { table, .. } if cpu.repack => Some(*table),
             _ => None,
         };
-        Tables { ids: plan.ops.iter().filter_map(table).collect(), rows: 0 }
+        EmbeddingTables { ids: plan.ops.iter().filter_map(table).collect(), rows: 0 }
     }
 
-    /// To be told after each step how many rows it looked up.
+    /// Counts the rows that a step looked up.
     pub(crate) fn after_step(&mut self, file: &File, plan: &Plan, rows: usize) {
         self.rows += rows;
         if self.rows >= TABLE_ROWS {
@@ -234,7 +231,7 @@ impl Tables {
     }
 }
 
-/// The values of one row of a weight that stays in the file: a token's embedding.
+/// Dequantises one row of a weight in the file: an embedding.
 pub(crate) fn read_row(file: &File, weight: &Weight, row: usize, out: &mut [f32]) {
     let bytes = file.data(tensor(file, weight));
     weight.format.dequantize_row(weight.format.row(bytes, weight.rows, row), out);
@@ -242,4 +239,10 @@ pub(crate) fn read_row(file: &File, weight: &Weight, row: usize, out: &mut [f32]
 
 fn tensor<'a>(file: &'a File, weight: &Weight) -> &'a Tensor {
     file.tensor(&weight.name).expect("the plan was made from this file")
+}
+
+/// Transposes the taps of a convolution from `[width][kernel]` to `[kernel][width]`.
+fn transposed(weight: &[f32], kernel: usize) -> Vec<f32> {
+    let columns = weight.len() / kernel;
+    (0..kernel).flat_map(|k| (0..columns).map(move |c| weight[c * kernel + k])).collect()
 }

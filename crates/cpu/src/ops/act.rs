@@ -1,5 +1,5 @@
-//! Activation functions: on a row, or as the gate on another. Row-local, bound by arithmetic: an
-//! exponential and a division for most.
+//! Activation functions of a row, and gated linear units. Row-local, bound by arithmetic: most take
+//! an exponential and a division.
 
 use bodkin_model::Act;
 
@@ -15,7 +15,7 @@ trait Function: Copy + Default {
     unsafe fn of<V: Vector>(self, x: V) -> V;
 }
 
-/// `f(a)`, whatever `b`.
+/// `f(a)`; ignores `b`.
 #[derive(Clone, Copy)]
 struct Alone<F>(F);
 

@@ -1,40 +1,40 @@
-//! Attention over pages with a softmax in parts (Milakov & Gimelshein 2018, as in FlashAttention).
+//! Flash attention over the paged KV cache, with an online softmax (Milakov & Gimelshein 2018).
 //!
-//! A tile is up to sixteen query rows that share a key and value head: the heads of its group for
-//! one or several tokens, so decode with grouped queries and prefill are the same code. Positions
-//! are cut into segments at fixed places; each segment is summed on its own and the sums are
-//! merged in order. A row therefore gets the same bits whatever shares its tile, however its
-//! prompt was cut into steps, and whether one thread took all its segments or several did.
+//! A tile is up to sixteen query rows that share a KV head: the heads of a group, for one or
+//! several tokens. Decode with grouped queries and prefill are the same code. Positions are divided
+//! into KV splits at fixed boundaries. Each split has its own softmax, and the partial results are
+//! combined in order. A row therefore gets the same bits whatever shares its tile, however its
+//! prefill is chunked, and whether one thread or several work on its splits (as flash decoding
+//! does).
 //!
-//! Where keys and values are bytes, scores are multiplied with the scales of keys, and exponentials
-//! with those of values, so that no more is done for each element than to widen it.
+//! With an int8 cache, scores are multiplied with the scales of the keys and probabilities with
+//! those of the values, so that an element costs only its conversion.
 //!
-//! Per page, head and tile of R rows: reads 64 (key_dim + value_dim) bytes of halves, does
-//! 64 R (key_dim + value_dim) operations; bound by memory for one row, by arithmetic from about
-//! four rows up.
+//! Per page, head and tile of R rows: reads 64 (key_dim + value_dim) bytes of f16, does 64 R
+//! (key_dim + value_dim) operations; bound by memory for one row, by arithmetic from about four.
 
 use bodkin_backend::{PAGE_TOKENS, PageTable};
 
 use crate::isa::Isa;
-use crate::kv::{BLOCK, Cell, Cells, KvLayout, KvView, head_cells};
+use crate::kv::{BLOCK, KvBuffers, KvElement, KvLayout, KvView, head_elements};
 use crate::shared::Shared;
 use crate::unroll::unrolled;
 use crate::vector::{LANES, Vector, dispatch, exp};
 
 /// Query rows in a tile.
 pub(crate) const TILE_ROWS: usize = 16;
-/// Tokens in a segment: a whole number of pages.
-pub(crate) const SEGMENT_TOKENS: usize = 8 * PAGE_TOKENS;
-/// Vectors of scores with a page.
+/// Tokens of a KV split: a whole number of pages.
+pub(crate) const SPLIT_TOKENS: usize = 8 * PAGE_TOKENS;
+/// Vectors of scores per page and row.
 const VECTORS: usize = PAGE_TOKENS / LANES;
-/// Scores of a tile with a segment: `[TILE_ROWS, SEGMENT_TOKENS]`.
-const SCORES: usize = TILE_ROWS * SEGMENT_TOKENS;
-/// Below every score, and still a number.
+/// Scores of a tile with a KV split: `[TILE_ROWS, SPLIT_TOKENS]`.
+const SCORES: usize = TILE_ROWS * SPLIT_TOKENS;
+/// Below every score, but finite.
 const LOWEST: f32 = -1e30;
 
-/// One row of a tile: the keys that it may see.
+/// The visible positions of a row of a tile.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct RowRange {
+pub(crate) struct VisibleRange {
     /// The first visible position.
     pub(crate) first: usize,
     /// The last visible position.
@@ -42,119 +42,120 @@ pub(crate) struct RowRange {
 }
 
 /// The query rows of one task.
-pub(crate) struct Tile<'a> {
+pub(crate) struct QueryTile<'a> {
     /// `[rows, key_dim]`, scaled.
     pub(crate) q: &'a [f32],
     /// Up to [`TILE_ROWS`].
-    pub(crate) ranges: &'a [RowRange],
-    /// Which keys and values.
+    pub(crate) ranges: &'a [VisibleRange],
+    /// The KV head.
     pub(crate) kv_head: usize,
     /// `cap * tanh(score / cap)`.
     pub(crate) softcap: Option<f32>,
 }
 
-/// The softmax of the rows of a tile over a part of the positions.
-pub(crate) struct Sums<'a> {
-    /// `[TILE_ROWS]`: the largest score of each row.
-    max: &'a mut [f32],
-    /// `[TILE_ROWS]`: the sum of the exponentials.
-    sum: &'a mut [f32],
-    /// `[TILE_ROWS, value_stride]`: the sum of the values, each times its exponential.
-    values: &'a mut [f32],
+/// The softmax of the rows of a tile over some of the positions, not normalised.
+pub(crate) struct PartialSoftmax<'a> {
+    /// `[TILE_ROWS]`: the maximum score of each row.
+    row_max: &'a mut [f32],
+    /// `[TILE_ROWS]`: the denominator, the sum of the exponentials.
+    row_sum: &'a mut [f32],
+    /// `[TILE_ROWS, value_stride]`: the output accumulator, the values weighted by their
+    /// exponentials.
+    acc: &'a mut [f32],
 }
 
-impl<'a> Sums<'a> {
-    /// Elements that the sums of a tile take.
+impl<'a> PartialSoftmax<'a> {
+    /// Elements of the partial softmax of a tile.
     pub(crate) fn len(value_stride: usize) -> usize {
         TILE_ROWS * (2 + value_stride)
     }
 
-    /// Sums that are kept in a slice of [`Sums::len`] elements.
-    pub(crate) fn over(slice: &'a mut [f32]) -> Sums<'a> {
-        let (max, rest) = slice.split_at_mut(TILE_ROWS);
-        let (sum, values) = rest.split_at_mut(TILE_ROWS);
-        Sums { max, sum, values }
+    /// A partial softmax in a slice of [`PartialSoftmax::len`] elements.
+    pub(crate) fn over(slice: &'a mut [f32]) -> PartialSoftmax<'a> {
+        let (row_max, rest) = slice.split_at_mut(TILE_ROWS);
+        let (row_sum, acc) = rest.split_at_mut(TILE_ROWS);
+        PartialSoftmax { row_max, row_sum, acc }
     }
 
-    /// Nothing summed yet.
+    /// Resets to no positions.
     pub(crate) fn clear(&mut self) {
-        self.max.fill(LOWEST);
-        self.sum.fill(0.0);
-        self.values.fill(0.0);
+        self.row_max.fill(LOWEST);
+        self.row_sum.fill(0.0);
+        self.acc.fill(0.0);
     }
 
-    /// Adds the sums of a later segment. What a row has not seen counts for exactly nothing.
-    pub(crate) fn merge(&mut self, part: &Sums<'_>, rows: usize) {
-        let stride = self.values.len() / TILE_ROWS;
+    /// Combines with a later KV split (log-sum-exp). A row without visible positions contributes
+    /// zero.
+    pub(crate) fn combine(&mut self, part: &PartialSoftmax<'_>, rows: usize) {
+        let stride = self.acc.len() / TILE_ROWS;
         for row in 0..rows {
-            let max = self.max[row].max(part.max[row]);
-            let (keep, add) = ((self.max[row] - max).exp(), (part.max[row] - max).exp());
-            self.max[row] = max;
-            self.sum[row] = self.sum[row] * keep + part.sum[row] * add;
+            let max = self.row_max[row].max(part.row_max[row]);
+            let (keep, add) = ((self.row_max[row] - max).exp(), (part.row_max[row] - max).exp());
+            self.row_max[row] = max;
+            self.row_sum[row] = self.row_sum[row] * keep + part.row_sum[row] * add;
             let range = row * stride..(row + 1) * stride;
-            for (v, p) in self.values[range.clone()].iter_mut().zip(&part.values[range]) {
+            for (v, p) in self.acc[range.clone()].iter_mut().zip(&part.acc[range]) {
                 *v = *v * keep + p * add;
             }
         }
     }
 
-    /// Writes the weighted mean of the values that a row has seen, and of nothing at all with the
-    /// score of the sink.
+    /// Normalises a row and writes it. An attention sink adds its score to the denominator only.
     pub(crate) fn write(&self, row: usize, sink: Option<f32>, out: &mut [f32]) {
-        let stride = self.values.len() / TILE_ROWS;
+        let stride = self.acc.len() / TILE_ROWS;
         let scale = match sink {
-            None => 1.0 / self.sum[row],
+            None => 1.0 / self.row_sum[row],
             Some(sink) => {
-                let max = self.max[row].max(sink);
-                let keep = (self.max[row] - max).exp();
-                keep / (self.sum[row] * keep + (sink - max).exp())
+                let max = self.row_max[row].max(sink);
+                let keep = (self.row_max[row] - max).exp();
+                keep / (self.row_sum[row] * keep + (sink - max).exp())
             }
         };
-        out.iter_mut().zip(&self.values[row * stride..]).for_each(|(y, v)| *y = v * scale);
+        out.iter_mut().zip(&self.acc[row * stride..]).for_each(|(y, v)| *y = v * scale);
     }
 }
 
-/// Sums the keys and values of one segment of positions.
-pub(crate) fn attend_segment(
+/// Computes the partial softmax of a tile over one KV split.
+pub(crate) fn attend_split(
     isa: Isa,
-    tile: &Tile<'_>,
+    tile: &QueryTile<'_>,
     kv: KvView,
     table: &PageTable,
-    segment: usize,
-    sums: &mut Sums<'_>,
+    split: usize,
+    partial: &mut PartialSoftmax<'_>,
 ) {
     match kv {
-        KvView::Byte(kv, layout) => dispatch!(isa, attend::<i8>(
-            tile: &Tile<'_>, kv: Cells<Shared<i8>>, layout: KvLayout, table: &PageTable,
-            segment: usize, sums: &mut Sums<'_>,
+        KvView::Int8(kv, layout) => dispatch!(isa, attend::<i8>(
+            tile: &QueryTile<'_>, kv: KvBuffers<Shared<i8>>, layout: KvLayout, table: &PageTable,
+            split: usize, partial: &mut PartialSoftmax<'_>,
         )),
-        KvView::Half(kv, layout) => dispatch!(isa, attend::<u16>(
-            tile: &Tile<'_>, kv: Cells<Shared<u16>>, layout: KvLayout, table: &PageTable,
-            segment: usize, sums: &mut Sums<'_>,
+        KvView::F16(kv, layout) => dispatch!(isa, attend::<u16>(
+            tile: &QueryTile<'_>, kv: KvBuffers<Shared<u16>>, layout: KvLayout, table: &PageTable,
+            split: usize, partial: &mut PartialSoftmax<'_>,
         )),
-        KvView::Single(kv, layout) => dispatch!(isa, attend::<f32>(
-            tile: &Tile<'_>, kv: Cells<Shared<f32>>, layout: KvLayout, table: &PageTable,
-            segment: usize, sums: &mut Sums<'_>,
+        KvView::F32(kv, layout) => dispatch!(isa, attend::<f32>(
+            tile: &QueryTile<'_>, kv: KvBuffers<Shared<f32>>, layout: KvLayout, table: &PageTable,
+            split: usize, partial: &mut PartialSoftmax<'_>,
         )),
     }
 }
 
 #[inline(always)]
-unsafe fn attend<V: Vector, C: Cell>(
-    tile: &Tile<'_>,
-    kv: Cells<Shared<C>>,
+unsafe fn attend<V: Vector, C: KvElement>(
+    tile: &QueryTile<'_>,
+    kv: KvBuffers<Shared<C>>,
     layout: KvLayout,
     table: &PageTable,
-    segment: usize,
-    sums: &mut Sums<'_>,
+    split: usize,
+    partial: &mut PartialSoftmax<'_>,
 ) {
-    let start = segment * SEGMENT_TOKENS;
+    let start = split * SPLIT_TOKENS;
     let first = tile.ranges.iter().map(|r| r.first).min().unwrap_or(0).max(start);
     let last = tile.ranges.iter().map(|r| r.last).max().unwrap_or(0);
-    let last = last.min(start + SEGMENT_TOKENS - 1);
+    let last = last.min(start + SPLIT_TOKENS - 1);
     let pages = (first / PAGE_TOKENS * PAGE_TOKENS..=last).step_by(PAGE_TOKENS);
     let mut scores = [0.0; SCORES];
-    // SAFETY: the pages of a sequence are written by earlier stages only; the caller keeps the
+    // SAFETY: only earlier stages write the pages of a sequence; the caller keeps the
     // contract of `Vector`.
     unsafe {
         for page_start in pages.clone() {
@@ -162,8 +163,8 @@ unsafe fn attend<V: Vector, C: Cell>(
             page_scores::<V, C>(tile, keys, layout.key_dim, page_start - start, &mut scores);
         }
         for (row, range) in tile.ranges.iter().enumerate() {
-            let scores = &mut scores[row * SEGMENT_TOKENS..(row + 1) * SEGMENT_TOKENS];
-            (sums.max[row], sums.sum[row]) = exponentials::<V>(range, start, scores);
+            let scores = &mut scores[row * SPLIT_TOKENS..(row + 1) * SPLIT_TOKENS];
+            (partial.row_max[row], partial.row_sum[row]) = exponentials::<V>(range, start, scores);
         }
         for page_start in pages {
             let page = Page {
@@ -172,12 +173,12 @@ unsafe fn attend<V: Vector, C: Cell>(
                 filled: (last + 1 - page_start).min(PAGE_TOKENS),
                 at: page_start - start,
             };
-            add_values::<V, C>(tile.ranges.len(), &page, &scores, sums.values);
+            add_values::<V, C>(tile.ranges.len(), &page, &scores, partial.acc);
         }
     }
 }
 
-/// Runs a function on the rows of a tile, 8, 4, 3, 2 or 1 at a time, as
+/// Runs a function on 8, 4, 3, 2 or 1 rows of a tile at a time, as
 /// `name::<V, C, N>(first row, ...)`.
 macro_rules! by_rows {
     ($rows:expr, $name:ident($($arg:expr),*)) => {{
@@ -199,18 +200,18 @@ macro_rules! by_rows {
     }};
 }
 
-/// The scores of a tile with the keys of the page that begins `at` tokens into the segment.
+/// The scores of a tile with the page that begins `at` tokens into the split.
 #[inline(always)]
-unsafe fn page_scores<V: Vector, C: Cell>(
-    tile: &Tile<'_>,
+unsafe fn page_scores<V: Vector, C: KvElement>(
+    tile: &QueryTile<'_>,
     keys: &[C],
     key_dim: usize,
     at: usize,
     scores: &mut [f32; SCORES],
 ) {
     let rows = tile.ranges.len();
-    assert!(tile.q.len() == rows * key_dim && keys.len() == head_cells(key_dim, C::SCALE));
-    assert!(rows <= TILE_ROWS && at + PAGE_TOKENS <= SEGMENT_TOKENS);
+    assert!(tile.q.len() == rows * key_dim && keys.len() == head_elements(key_dim, C::SCALE));
+    assert!(rows <= TILE_ROWS && at + PAGE_TOKENS <= SPLIT_TOKENS);
     // SAFETY: rows and elements stay within the lengths asserted above; the caller keeps the
     // contract of `Vector`.
     unsafe { by_rows!(rows, score_rows(tile, keys, key_dim, at, scores)) }
@@ -218,9 +219,9 @@ unsafe fn page_scores<V: Vector, C: Cell>(
 
 /// The scores of `N` rows from `first` on.
 #[inline(always)]
-unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
+unsafe fn score_rows<V: Vector, C: KvElement, const N: usize>(
     first: usize,
-    tile: &Tile<'_>,
+    tile: &QueryTile<'_>,
     keys: &[C],
     key_dim: usize,
     at: usize,
@@ -230,8 +231,8 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
     unsafe {
         let (q, keys) = (tile.q.as_ptr().add(first * key_dim), keys.as_ptr());
         let scales = keys.add(key_dim * PAGE_TOKENS).cast::<u16>();
-        let scores = scores.as_mut_ptr().add(first * SEGMENT_TOKENS + at);
-        // Without scales, all is one block.
+        let scores = scores.as_mut_ptr().add(first * SPLIT_TOKENS + at);
+        // Without scales, all elements are one block.
         let block = if C::SCALE > 0 { BLOCK } else { key_dim };
         let mut start = 0;
         while start < key_dim {
@@ -247,7 +248,7 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
             }
             unrolled!(N, i => {
                 unrolled!(VECTORS, j => {
-                    let (to, mut sum) = (scores.add(i * SEGMENT_TOKENS + j * LANES), sums[i][j]);
+                    let (to, mut sum) = (scores.add(i * SPLIT_TOKENS + j * LANES), sums[i][j]);
                     if C::SCALE > 0 {
                         let scale =
                             V::load_f16(scales.add(start / BLOCK * PAGE_TOKENS + j * LANES));
@@ -265,16 +266,16 @@ unsafe fn score_rows<V: Vector, C: Cell, const N: usize>(
     }
 }
 
-/// Turns the scores of a row with a segment, which begins at position `start`, into exponentials
-/// relative to the largest, and gives that and their sum. What the row may not see becomes zero.
+/// Replaces the scores of a row with a split, which begins at position `start`, by exponentials
+/// relative to the maximum; masked positions become zero. Returns the maximum and the sum.
 #[inline(always)]
 unsafe fn exponentials<V: Vector>(
-    range: &RowRange,
+    range: &VisibleRange,
     start: usize,
     scores: &mut [f32],
 ) -> (f32, f32) {
-    let from = range.first.saturating_sub(start).min(SEGMENT_TOKENS);
-    let to = (range.last + 1).saturating_sub(start).min(SEGMENT_TOKENS).max(from);
+    let from = range.first.saturating_sub(start).min(SPLIT_TOKENS);
+    let to = (range.last + 1).saturating_sub(start).min(SPLIT_TOKENS).max(from);
     let vectors = from / LANES * LANES..to.next_multiple_of(LANES);
     scores[vectors.start..from].fill(LOWEST);
     scores[to..vectors.end].fill(LOWEST);
@@ -305,36 +306,36 @@ unsafe fn exponentials<V: Vector>(
 
 /// The values of a page.
 struct Page<'a, C> {
-    /// `[PAGE_TOKENS, stride]`, and scales.
+    /// `[PAGE_TOKENS, stride]`, then scales.
     values: &'a [C],
     stride: usize,
-    /// Tokens that are there.
+    /// Tokens stored in the page.
     filled: usize,
-    /// Where the page begins in its segment.
+    /// The offset of the page in its split.
     at: usize,
 }
 
-/// Adds the values of a page, each times its exponential, to every row.
+/// Accumulates the weighted values of a page for every row.
 #[inline(always)]
-unsafe fn add_values<V: Vector, C: Cell>(
+unsafe fn add_values<V: Vector, C: KvElement>(
     rows: usize,
     page: &Page<'_, C>,
     scores: &[f32; SCORES],
     values: &mut [f32],
 ) {
     let stride = page.stride;
-    let cells = head_cells(stride, C::SCALE);
+    let cells = head_elements(stride, C::SCALE);
     assert!(page.values.len() == cells && values.len() >= rows * stride);
     assert!(rows <= TILE_ROWS && page.filled <= PAGE_TOKENS && stride.is_multiple_of(LANES));
-    assert!(page.at + PAGE_TOKENS <= SEGMENT_TOKENS);
+    assert!(page.at + PAGE_TOKENS <= SPLIT_TOKENS);
     // SAFETY: rows, tokens and elements stay within the lengths asserted above; the caller keeps
     // the contract of `Vector`.
     unsafe { by_rows!(rows, add_rows(page, scores, values)) }
 }
 
-/// Adds a page to the values of `N` rows from `first` on.
+/// Accumulates a page for `N` rows from `first` on.
 #[inline(always)]
-unsafe fn add_rows<V: Vector, C: Cell, const N: usize>(
+unsafe fn add_rows<V: Vector, C: KvElement, const N: usize>(
     first: usize,
     page: &Page<'_, C>,
     scores: &[f32; SCORES],
@@ -352,9 +353,9 @@ unsafe fn add_rows<V: Vector, C: Cell, const N: usize>(
     }
 }
 
-/// Adds `D` vectors of a page, from column `d` on, to the values of `N` rows from `first` on.
+/// Accumulates `D` vectors of a page, from column `d` on, for `N` rows from `first` on.
 #[inline(always)]
-unsafe fn add_columns<V: Vector, C: Cell, const N: usize, const D: usize>(
+unsafe fn add_columns<V: Vector, C: KvElement, const N: usize, const D: usize>(
     first: usize,
     d: usize,
     page: &Page<'_, C>,
@@ -364,20 +365,20 @@ unsafe fn add_columns<V: Vector, C: Cell, const N: usize, const D: usize>(
     // SAFETY: as the caller vouches.
     unsafe {
         let (from, out) = (page.values.as_ptr().add(d), values.as_mut_ptr().add(d));
-        let scores = scores.as_ptr().add(first * SEGMENT_TOKENS + page.at);
+        let scores = scores.as_ptr().add(first * SPLIT_TOKENS + page.at);
         let scales = page.values.as_ptr().add(page.stride * PAGE_TOKENS).cast::<u16>();
         let mut scaled = [[0.0; PAGE_TOKENS]; N];
         let (weights, weight_stride) = if C::SCALE > 0 {
             for (i, scaled) in scaled.iter_mut().enumerate() {
                 for j in (0..PAGE_TOKENS).step_by(LANES) {
-                    let p = V::load(scores.add(i * SEGMENT_TOKENS + j));
+                    let p = V::load(scores.add(i * SPLIT_TOKENS + j));
                     let scale = V::load_f16(scales.add(d / BLOCK * PAGE_TOKENS + j));
                     p.mul(scale).store(scaled.as_mut_ptr().add(j));
                 }
             }
             (scaled.as_ptr().cast::<f32>(), PAGE_TOKENS)
         } else {
-            (scores, SEGMENT_TOKENS)
+            (scores, SPLIT_TOKENS)
         };
         let out = out.add(first * page.stride);
         let mut sums = [[V::splat(0.0); D]; N];

@@ -1,18 +1,17 @@
-//! Convolutions and state-space layers on a part of their columns or heads: a sequence gets the
-//! same bits however it was cut into steps.
+//! Causal convolutions and state-space scans, on some columns or one head. A sequence gets the same
+//! bits however its prefill is chunked.
 //!
-//! Conv, per token and column: reads `kernel` inputs and taps, does as many fused multiply-adds;
-//! bound by the first-level cache.
+//! Conv, per token and column: reads `kernel` inputs and taps, does `kernel` fused multiply-adds;
+//! bound by L1.
 //!
 //! Scan, per token, head and element of the state: one product and two fused multiply-adds. In
 //! prefill, chunks of [`SCAN_TOKENS`] tokens pass over a head's state together: each vector of it
-//! is read and written once for all of them and stays in a register between. What is done to an
-//! element, and in which order, is the same as for one token, so chunks change no bit and may begin
-//! anywhere. (Mamba 2's chunks, which turn the scan into matrix products, would: they add up in
-//! another order, and decoding would have to follow it.) The arithmetic alone is 1.5 cycles for
-//! each vector and token with two units; latencies make it two to three times that. One token alone
-//! reads and writes the whole state, `8 * head_dim * state` bytes, and is bound by the second-level
-//! cache.
+//! is read and written once for all of them and stays in a register in between. The order of
+//! operations on an element is that of single tokens, so chunks change no bit and may begin
+//! anywhere. (The chunked matmul form of Mamba 2 sums in another order, which decode could not
+//! follow.) The arithmetic alone is 1.5 cycles for each vector and token with two units; latencies
+//! make it two to three times that. One token alone reads and writes the whole state, `8 * head_dim
+//! * state` bytes, and is bound by L2.
 
 use bodkin_model::Scan;
 
@@ -66,11 +65,11 @@ unsafe fn add_products<V: Vector>(a: &[f32], b: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Tokens that pass over a head's state together, as many as leave registers for operands at every
-/// level of instructions.
+/// Tokens that are applied to a head's state together: as many as leave registers for operands on
+/// every instruction set.
 pub(crate) const SCAN_TOKENS: usize = 4;
 
-/// What one token brings to one head of a scan, and where its result goes.
+/// The inputs and the output of one token for one head of a scan.
 #[derive(Default)]
 pub(crate) struct ScanToken<'a> {
     /// `[head_dim]`.
@@ -88,7 +87,7 @@ pub(crate) struct ScanToken<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
-/// Elements of a head's state as it is kept: `[state][head_dim rounded up to whole vectors]`, so
+/// Elements of a head's state in memory: `[state][head_dim rounded up to whole vectors]`, so
 /// that a vector holds sixteen elements of x and needs no sum across its lanes.
 pub(crate) fn head_len(scan: &Scan) -> usize {
     scan.state * scan.head_dim.next_multiple_of(LANES)
@@ -129,7 +128,7 @@ unsafe fn scan_chunk<V: Vector, const N: usize>(
         unsafe {
             let zero = V::splat(0.0);
             let (mut dt_x, mut decay, mut y) = ([zero; N], [zero; N], [zero; N]);
-            // Read from the tokens once: the compiler cannot know that the state is none of them.
+            // Loaded once: the compiler cannot know that the state does not alias the tokens.
             let (mut b, mut c) = ([std::ptr::null(); N], [std::ptr::null(); N]);
             for (t, token) in tokens.iter().enumerate() {
                 (b[t], c[t]) = (token.b.as_ptr(), token.c.as_ptr());

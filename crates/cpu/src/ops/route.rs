@@ -1,16 +1,16 @@
-//! The router's choice, for one token. A few hundred operations on a row of scores: plain code.
+//! Expert routing of one token: a few hundred scalar operations on a row of scores.
 
 use bodkin_model::{Gating, Routing};
 
-/// Chooses experts from `scores`, `[experts]`, and writes the weights of the chosen, then their
-/// numbers. `bias` is added to the probabilities for the choice only.
+/// Chooses experts from `scores`, `[experts]`, and writes their weights, then their indices. `bias`
+/// is added to the probabilities for the choice only.
 pub(crate) fn route(routing: &Routing, scores: &[f32], bias: Option<&[f32]>, out: &mut [f32]) {
-    let (weights, numbers) = out.split_at_mut(routing.used);
+    let (weights, indices) = out.split_at_mut(routing.used);
     let probability = Probability::new(routing.gating, scores);
     let merit = |i: usize| probability.of(scores[i]) + bias.map_or(0.0, |b| b[i]);
     let size = scores.len() / routing.groups;
     let in_group = |group: usize| group * size..(group + 1) * size;
-    // The groups' merits are few; each is asked for again rather than kept.
+    // Recomputed rather than stored: there are few groups.
     let group_merit = |group: usize| {
         let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         for m in in_group(group).map(&merit) {
@@ -22,17 +22,17 @@ pub(crate) fn route(routing: &Routing, scores: &[f32], bias: Option<&[f32]>, out
         if routing.groups_used >= routing.groups {
             return true;
         }
-        let own = group_merit(expert / size);
+        let this = group_merit(expert / size);
         let ahead = (0..routing.groups).filter(|&g| {
             let other = group_merit(g);
-            other > own || (other == own && g < expert / size)
+            other > this || (other == this && g < expert / size)
         });
         ahead.count() < routing.groups_used
     };
     let open = (0..routing.groups).filter(|&g| is_open(g * size)).flat_map(in_group);
-    choose(open, merit, weights, numbers);
-    for (weight, number) in weights.iter_mut().zip(&*numbers) {
-        *weight = probability.of(scores[*number as usize]);
+    choose(open, merit, weights, indices);
+    for (weight, index) in weights.iter_mut().zip(&*indices) {
+        *weight = probability.of(scores[*index as usize]);
     }
     if routing.gating == Gating::SoftmaxOfChosen {
         let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -59,7 +59,7 @@ impl Probability {
         Probability { gating, largest, sum }
     }
 
-    /// Of the experts chosen by score alone, the score stands for itself.
+    /// The score itself, if the softmax is over the chosen experts only.
     fn of(&self, score: f32) -> f32 {
         match self.gating {
             Gating::Softmax => (score - self.largest).exp() / self.sum,
@@ -69,7 +69,7 @@ impl Probability {
     }
 }
 
-/// Writes the best candidates, the best first, the lower number first among equals.
+/// Writes the best candidates, best first, with the lower index first among equals.
 fn choose(
     candidates: impl Iterator<Item = usize>,
     merit: impl Fn(usize) -> f32,
@@ -88,7 +88,7 @@ fn choose(
         out[at..count].rotate_right(1);
         (merits[at], out[at]) = (merit, candidate as f32);
     }
-    // Fewer groups may be open than experts are wanted; every place is still an expert.
+    // The open groups may have too few experts; every entry must still be a valid index.
     out[count..].fill(0.0);
 }
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_scores_give_the_lower_number_first() {
+    fn equal_scores_give_the_lower_index_first() {
         assert_eq!(run(&ROUTING, &[1.0, 2.0, 2.0, 2.0, 0.0, 0.0], None), [0.5, 0.5, 1.0, 2.0]);
     }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_that_are_no_numbers_still_give_experts() {
+    fn nan_scores_still_give_experts() {
         let found = run(&ROUTING, &[f32::NAN; 6], None);
         assert!(found[2..].iter().all(|e| (0.0..6.0).contains(e)), "{found:?}");
     }

@@ -1,6 +1,6 @@
-//! Operations that look at one row alone. A stage runs a list of them back to back on each row,
-//! so that the row stays in the first-level cache; each reads and writes a few kilobytes and is
-//! bound by the latency of its arithmetic, not by memory.
+//! Row-local operations. A stage runs a list of them back to back on each row, so that the row
+//! stays in L1. Each reads and writes a few kilobytes and is bound by the latency of its
+//! arithmetic.
 
 use bodkin_model::{NormKind, RopeStyle};
 
@@ -13,8 +13,8 @@ fn whole(len: usize) -> usize {
     len / LANES * LANES
 }
 
-/// A function of two vectors. Not a closure: those are compiled without the instructions of the
-/// function that they stand in, and one too large to be inlined calls every intrinsic.
+/// A function of two vectors. Not a closure: closures are compiled without the target features of
+/// the enclosing function, and one too large to be inlined calls every intrinsic.
 pub(super) trait Binary: Copy {
     /// # Safety
     ///
@@ -98,14 +98,14 @@ unsafe fn total<V: Vector>(x: &[f32], f: impl Fn(V) -> V) -> f32 {
             sum = sum.add(f(V::load(x.as_ptr().add(i))));
         }
         let mut lanes = [0.0; LANES];
-        f_rest::<V>(&x[n..], f, &mut lanes);
+        apply_rest::<V>(&x[n..], f, &mut lanes);
         sum.sum() + lanes[..x.len() - n].iter().sum::<f32>()
     }
 }
 
-/// `f` of fewer elements than a vector has.
+/// Applies `f` to less than a vector.
 #[inline(always)]
-unsafe fn f_rest<V: Vector>(x: &[f32], f: impl Fn(V) -> V, lanes: &mut [f32; LANES]) {
+unsafe fn apply_rest<V: Vector>(x: &[f32], f: impl Fn(V) -> V, lanes: &mut [f32; LANES]) {
     if x.is_empty() {
         return;
     }
@@ -267,7 +267,7 @@ unsafe fn cap_rows<V: Vector>(x: &mut [f32], cap: f32) {
             softcap(V::load(lanes.as_ptr()), V::splat(cap)).store(lanes.as_mut_ptr());
         }
         let mut lanes = [0.0; LANES];
-        f_rest::<V>(rest, |x| softcap(x, V::splat(cap)), &mut lanes);
+        apply_rest::<V>(rest, |x| softcap(x, V::splat(cap)), &mut lanes);
         rest.copy_from_slice(&lanes[..rest.len()]);
     }
 }
@@ -287,7 +287,7 @@ pub(crate) fn rope(
     ));
 }
 
-/// The loops are plain: a compiler that knows the instructions makes vectors of them.
+/// Plain loops, which the compiler vectorises with the target features.
 #[inline(always)]
 unsafe fn rotate<V: Vector>(
     style: RopeStyle,
@@ -322,6 +322,6 @@ unsafe fn rotate<V: Vector>(
 
 /// Makes zero what is smaller in magnitude than a threshold.
 pub(crate) fn mask(x: &mut [f32], threshold: f32) {
-    // No branch, so that it is done in vectors; a value that is no number stays.
+    // Without a branch, so that it vectorises. NaN stays NaN.
     x.iter_mut().for_each(|x| *x = if x.abs() < threshold { 0.0 } else { *x });
 }

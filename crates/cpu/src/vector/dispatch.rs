@@ -2,7 +2,8 @@
 
 /// Calls a function that is generic over `Vector`, compiled for the instructions of an `Isa`.
 ///
-/// `dispatch!(isa, name::<T>(a: A, b: B) -> R)` selects one of three copies of `name::<V, T>(a, b)`.
+/// `dispatch!(isa, name::<T>(a: A, b: B) -> R)` selects one of three copies of `name::<V, T>(a,
+/// b)`.
 macro_rules! dispatch {
     ($isa:expr, $name:ident $(::<$t:ty>)?($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]

@@ -1,20 +1,21 @@
-//! Whether a pruned weight is faster without its zeros or with them: both are timed on a slice of
-//! it, as one token would read them. It knows weights and threads, no plan.
+//! Autotuning of sparse weights: measures on this machine whether a weight is faster with or
+//! without its zeros. Both versions of a slice are timed as GEMVs from memory.
 
 use std::time::Instant;
 
-use crate::Cpu;
+use crate::config::Cpu;
 use crate::linear::{
     Activations, OutRows, PackedLayout, PackedWeight, SourceRows, SparsePacker, matmul,
 };
 use crate::pool::Pool;
 
-/// Bytes of the slice with its zeros: enough for all threads to come into step.
+/// Bytes of the dense slice: enough that starting the threads does not matter.
 const SLICE_BYTES: usize = 4 << 20;
-/// Runs of each, in turns, of which the fastest counts: others may be using the memory too.
+/// Interleaved runs of each version, of which the fastest counts: other programs use the memory
+/// too.
 const RUNS: usize = 16;
 
-/// Packs rows of a sparse format without their zeros, on all threads.
+/// Packs rows of a sparse format without zeros, on all threads.
 pub(crate) fn pack_sparse(
     source: SourceRows<'_>,
     rows: usize,
@@ -48,7 +49,7 @@ pub(crate) fn pack_dense(
     weight
 }
 
-/// How many times as fast the first rows of a sparse format are without their zeros.
+/// The speedup of the first rows of a weight from leaving out zeros.
 pub(crate) fn speedup(
     cpu: &Cpu,
     layout: PackedLayout,
@@ -69,7 +70,7 @@ pub(crate) fn speedup(
     dense_seconds / sparse_seconds
 }
 
-/// How long a product with one token takes that reads the weight from memory.
+/// The time of one GEMV that reads the weight from memory.
 fn seconds(cpu: &Cpu, weight: &PackedWeight, pool: &mut Pool) -> f64 {
     let (format, cols) = (weight.layout().activation_format(cpu.isa), weight.cols());
     let mut x = Activations::with_bytes(format.bytes(1, cols));

@@ -1,0 +1,70 @@
+//! The configuration of the CPU backend.
+
+use bodkin_backend::{Error, KvType, Result};
+
+use crate::isa::Isa;
+
+/// How to use this machine's cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Threads that compute; the caller of a step is one of them.
+    pub threads: usize,
+    /// The vector instructions to use.
+    pub isa: Isa,
+    /// The fusions to apply.
+    pub fusions: Fusions,
+    /// Whether weights are repacked into memory at load. If not, they stay in the file's pages and
+    /// each matmul packs them: slower, in less memory, with the same results.
+    pub repack: bool,
+    /// How weights of sparse formats are stored.
+    pub sparse: Sparse,
+    /// Whether models take input thresholds (activation sparsity): the weights of the gated matmuls
+    /// are packed column-major where the format allows, and a GEMV skips the columns of zero
+    /// inputs.
+    pub skip_inputs: bool,
+    /// The type of the KV cache.
+    pub kv_type: KvType,
+}
+
+/// Whether weights of sparse formats are stored without their zeros. The results are bit-identical.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sparse {
+    /// Whichever is faster for each weight, measured at load.
+    Auto,
+    /// Without zeros.
+    Always,
+    /// With zeros: weights are expanded to dense panels at load.
+    Never,
+}
+
+impl Cpu {
+    /// All cores, or `threads` of them, with the detected instruction set or the one that the
+    /// environment variable `BODKIN_CPU` names.
+    pub fn new(threads: Option<usize>) -> Result<Cpu> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.unwrap_or_else(cores);
+        if threads == 0 || threads > 1024 {
+            return Err(Error::Config(format!("expected 1 to 1024 threads, found {threads}")));
+        }
+        let isa = Isa::from_env().map_err(Error::Config)?;
+        let (fusions, sparse) = (Fusions::ALL, Sparse::Auto);
+        let (repack, skip_inputs, kv_type) = (true, false, KvType::Auto);
+        Ok(Cpu { threads, isa, fusions, repack, sparse, skip_inputs, kv_type })
+    }
+}
+
+/// The fusions of the lowering, each of which can be switched off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fusions {
+    /// Consecutive row-local operations run in one stage.
+    pub rows: bool,
+    /// Matmuls with the same input run in one stage.
+    pub siblings: bool,
+}
+
+impl Fusions {
+    /// All fusions.
+    pub const ALL: Fusions = Fusions { rows: true, siblings: true };
+    /// No fusions: the plan as it is.
+    pub const NONE: Fusions = Fusions { rows: false, siblings: false };
+}

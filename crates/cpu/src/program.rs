@@ -1,0 +1,160 @@
+//! A lowered plan: stages, which threads run with a barrier after each.
+
+use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, Routing, Rows};
+use bodkin_model::{Scan, WeightId};
+
+use crate::linear::ActivationFormats;
+
+/// The location of a value: a buffer, or the caller's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operand {
+    /// The buffer; `None` for the caller's logits.
+    pub(crate) buffer: Option<usize>,
+    /// Elements of a row.
+    pub(crate) width: usize,
+}
+
+/// A row-local operation.
+#[derive(Clone, Debug)]
+pub(crate) enum RowOp {
+    /// Computes the cosines and sines of the row's position for a rope.
+    Angles { rope: usize },
+    /// Copies an input row of the batch.
+    Input { out: Operand },
+    /// Looks up a row of an embedding table.
+    Embed { table: WeightId, by: EmbedBy, out: Operand },
+    /// Normalises.
+    Norm {
+        input: Operand,
+        out: Operand,
+        kind: NormKind,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        eps: f32,
+        groups: usize,
+    },
+    /// Applies the rope.
+    Rope { input: Operand, out: Operand, head_dim: usize, style: RopeStyle, rope: usize },
+    /// Stores keys and values in the KV cache.
+    Store { k: Operand, v: Operand, slot: usize },
+    /// `act(input)`.
+    Act { input: Operand, act: Act, out: Operand },
+    /// `act(gate) * up`.
+    Glu { gate: Operand, up: Operand, act: Act, out: Operand },
+    /// `a + b`.
+    Add { a: Operand, b: Operand, out: Operand },
+    /// `input * factor`.
+    Scale { input: Operand, factor: f32, out: Operand },
+    /// `cap * tanh(input / cap)`.
+    Softcap { input: Operand, cap: f32, out: Operand },
+    /// Copies some columns of each group.
+    Slice { input: Operand, groups: usize, start: usize, out: Operand },
+    /// Interleaves the groups of two rows.
+    Concat { a: Operand, b: Operand, groups: usize, out: Operand },
+    /// Chooses experts.
+    Route { input: Operand, bias: Option<WeightId>, routing: Routing, out: Operand },
+    /// Adds up the outputs of the chosen experts by their weights.
+    ExpertSum { input: Operand, route: Operand, out: Operand },
+    /// Pools the rows of a sequence.
+    Pool { input: Operand, kind: PoolKind, out: Operand },
+    /// Converts the row, or its part for each expert, to activation formats in permuted order.
+    QuantizeExperts { input: Operand, cols: usize, permutation: usize, formats: ActivationFormats },
+    /// Zeroes values below the threshold of a gated linear.
+    Mask { values: Operand, linear: usize },
+    /// Converts the row to the activation formats of the next linears.
+    Quantize { input: Operand, formats: ActivationFormats },
+}
+
+impl RowOp {
+    /// The name in profiles.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            RowOp::Angles { .. } => "angles",
+            RowOp::Input { .. } => "input",
+            RowOp::Embed { .. } => "embed",
+            RowOp::Norm { .. } => "norm",
+            RowOp::Rope { .. } => "rope",
+            RowOp::Store { .. } => "store",
+            RowOp::Act { .. } => "act",
+            RowOp::Glu { .. } => "glu",
+            RowOp::Add { .. } => "add",
+            RowOp::Scale { .. } => "scale",
+            RowOp::Softcap { .. } => "softcap",
+            RowOp::Slice { .. } => "slice",
+            RowOp::Concat { .. } => "concat",
+            RowOp::Route { .. } => "route",
+            RowOp::ExpertSum { .. } => "expert_sum",
+            RowOp::Pool { .. } => "pool",
+            RowOp::Mask { .. } => "mask",
+            RowOp::Quantize { .. } | RowOp::QuantizeExperts { .. } => "quantize",
+        }
+    }
+}
+
+/// A linear layer of a stage: a weight, times the input of the stage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Linear {
+    pub(crate) weight: WeightId,
+    pub(crate) bias: Option<WeightId>,
+    pub(crate) out: Operand,
+}
+
+/// The work between two barriers.
+#[derive(Clone, Debug)]
+pub(crate) enum Stage {
+    /// Row-local operations; threads share the rows.
+    Rows { rows: Rows, ops: Vec<RowOp> },
+    /// Linears with one input, which the stage before quantised; threads share the weight rows.
+    Matmul { rows: Rows, input: Operand, linears: Vec<Linear> },
+    /// Attention; threads share query tiles or KV splits.
+    Attention { q: Operand, out: Operand, attention: Attention, slot: usize },
+    /// Permutes the (token, expert) pairs by expert, on one thread.
+    Permute { permutation: usize },
+    /// A grouped GEMM over the chosen experts, whose input the stage before quantised; threads
+    /// share the weight rows.
+    GroupedGemm { input: Operand, cols: usize, permutation: usize, linears: Vec<Linear> },
+    /// A causal convolution; threads share the columns.
+    Conv { input: Operand, weight: WeightId, bias: Option<WeightId>, state: usize, out: Operand },
+    /// A state-space scan; threads share the heads.
+    Scan(ScanStage),
+}
+
+/// The operands of a state-space scan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScanStage {
+    pub(crate) x: Operand,
+    pub(crate) b: Operand,
+    pub(crate) c: Operand,
+    pub(crate) dt: Operand,
+    pub(crate) a: WeightId,
+    pub(crate) d: WeightId,
+    pub(crate) dt_bias: WeightId,
+    pub(crate) scan: Scan,
+    pub(crate) state: usize,
+    pub(crate) out: Operand,
+}
+
+/// The permutation of (token, expert) pairs by expert, for a grouped GEMM.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ExpertPermutation {
+    /// The output of the router; `None` if every token uses all experts.
+    pub(crate) route: Option<Operand>,
+    /// The plan's routing operation.
+    pub(crate) op: Option<usize>,
+    /// Experts per token.
+    pub(crate) used: usize,
+    /// All experts.
+    pub(crate) experts: usize,
+}
+
+/// The lowered plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) stages: Vec<Stage>,
+    /// The distinct ropes.
+    pub(crate) ropes: Vec<Rope>,
+    /// The distinct expert permutations.
+    pub(crate) permutations: Vec<ExpertPermutation>,
+    /// The widest row of each buffer.
+    pub(crate) buffer_widths: Vec<usize>,
+}

@@ -1,0 +1,130 @@
+//! What the threads of a step share, and access to it.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+
+use bodkin_backend::{Batch, Matmul};
+use bodkin_gguf::File;
+use bodkin_model::{Plan, RopeTable, Rows, WeightId};
+
+use crate::expert_permutation::PermutationView;
+use crate::isa::Isa;
+use crate::kv::KvView;
+use crate::linear::{ActivationFormat, Activations};
+use crate::program::{Operand, Program};
+use crate::shared::Shared;
+use crate::weights::LoadedWeight;
+
+/// Calls the observer of a step with one matmul and its input rows.
+pub(crate) type ObserveFn<'a> = &'a (dyn Fn(&Matmul<'_>) + Sync);
+
+/// The state of a step that all threads share.
+pub(crate) struct StepContext<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) program: &'a Program,
+    pub(crate) weights: &'a [LoadedWeight],
+    pub(crate) plan: &'a Plan,
+    pub(crate) file: &'a File,
+    pub(crate) batch: &'a Batch,
+    /// The position of each row.
+    pub(crate) positions: &'a [u32],
+    /// The span of each row.
+    pub(crate) spans: &'a [u32],
+    /// `[tokens, buffer width]` each.
+    pub(crate) buffers: &'a [Shared<f32>],
+    /// `[outputs, vocabulary]`.
+    pub(crate) logits: Shared<f32>,
+    /// The quantised input of the next linears, one buffer per activation format.
+    pub(crate) inputs: &'a [Activations; ActivationFormat::ALL.len()],
+    pub(crate) kv: &'a [KvView],
+    /// The slots of each recurrent state.
+    pub(crate) states: &'a [Shared<f32>],
+    /// The tables of each expert permutation.
+    pub(crate) permutations: &'a [PermutationView],
+    /// The index of each KV slot's page table among those of a span.
+    pub(crate) slot_tables: &'a [usize],
+    pub(crate) ropes: &'a [RopeTable],
+    /// Cosines, then sines, `[tokens, 2 * pairs]` for each rope.
+    pub(crate) angles: &'a [Shared<f32>],
+    /// Scratch of each thread, for attention tiles and panels.
+    pub(crate) scratch: &'a [Shared<f32>],
+    /// Partial results of tiles whose KV splits are shared by threads.
+    pub(crate) partials: Shared<f32>,
+    /// Input thresholds of the gated linears.
+    pub(crate) thresholds: &'a [f32],
+    /// `[stages, threads]`: the number of tasks claimed, of each thread's share where a stage has
+    /// shares; zero at the start.
+    pub(crate) claimed: &'a [AtomicUsize],
+    /// Observes the inputs of linears, on the first thread.
+    pub(crate) observe: Option<ObserveFn<'a>>,
+    /// The total seconds of each stage, if the step is profiled.
+    pub(crate) seconds: Option<Shared<f64>>,
+}
+
+impl StepContext<'_> {
+    pub(super) fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.batch.tokens.len(),
+            Rows::Outputs => self.batch.outputs.len(),
+        }
+    }
+
+    /// The buffer of an operand, and the distance of its rows.
+    pub(crate) fn buffer(&self, operand: Operand) -> (Shared<f32>, usize) {
+        match operand.buffer {
+            Some(b) => (self.buffers[b], self.program.buffer_widths[b]),
+            None => (self.logits, operand.width),
+        }
+    }
+
+    /// The buffer of an operand, and the offset of a row.
+    fn locate(&self, operand: Operand, row: usize) -> (Shared<f32>, usize) {
+        let (buffer, stride) = self.buffer(operand);
+        (buffer, row * stride)
+    }
+
+    /// Some columns of a row, for writing.
+    ///
+    /// # Safety
+    ///
+    /// Only one thread touches these columns in this stage.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn columns(
+        &self,
+        operand: Operand,
+        row: usize,
+        columns: Range<usize>,
+    ) -> &mut [f32] {
+        let (buffer, start) = self.locate(operand, row);
+        // SAFETY: the caller's promise.
+        unsafe { buffer.part_mut(start + columns.start..start + columns.end) }
+    }
+
+    pub(crate) fn read(&self, operand: Operand, row: usize) -> &[f32] {
+        let (buffer, start) = self.locate(operand, row);
+        // SAFETY: a row-local stage touches a row from one thread only, and other stages write
+        // other buffers than they read.
+        unsafe { buffer.part(start..start + operand.width) }
+    }
+
+    #[allow(clippy::mut_from_ref)]
+    pub(super) fn write(&self, operand: Operand, row: usize) -> &mut [f32] {
+        let (buffer, start) = self.locate(operand, row);
+        // SAFETY: a row is written by one thread of a stage, and an operation never writes what
+        // it reads, but for those that work in operand, which take one reference to it only.
+        unsafe { buffer.part_mut(start..start + operand.width) }
+    }
+
+    pub(crate) fn vector(&self, id: WeightId) -> &[f32] {
+        self.weights[id.0].vector.as_deref().expect("prepared as a vector")
+    }
+
+    pub(crate) fn activations(
+        &self,
+        format: ActivationFormat,
+        rows: usize,
+        cols: usize,
+    ) -> Activations {
+        self.inputs[format as usize].shaped(format, rows, cols)
+    }
+}

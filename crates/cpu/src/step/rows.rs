@@ -1,0 +1,165 @@
+//! Row-local stages: a list of operations, run back to back on each row. Bound by the latency of
+//! the arithmetic on rows that stay in L1.
+
+use bodkin_backend::PAGE_TOKENS;
+use bodkin_model::{Act, EmbedBy, PoolKind, Rows};
+
+use super::context::StepContext;
+use crate::linear::ActivationFormats;
+use crate::ops::act;
+use crate::ops::route::route;
+use crate::ops::rows::{self, Norm};
+use crate::program::{Operand, RowOp};
+use crate::weights::read_row;
+
+impl StepContext<'_> {
+    /// Runs row-local operations on some rows.
+    pub(super) fn rows_stage(&self, ops: &[RowOp], rows: Rows, range: std::ops::Range<usize>) {
+        for row in range {
+            ops.iter().for_each(|op| self.row(op, rows, row));
+        }
+    }
+
+    fn row(&self, op: &RowOp, rows: Rows, row: usize) {
+        let vector = |id| self.vector(id);
+        match *op {
+            RowOp::Angles { rope } => self.set_angles(rope, row),
+            RowOp::Input { out } => {
+                let input = &self.batch.inputs[row * out.width..][..out.width];
+                self.write(out, row).copy_from_slice(input);
+            }
+            RowOp::Embed { table, by, out } => {
+                let index = match by {
+                    EmbedBy::Token => self.batch.tokens[row] as usize,
+                    EmbedBy::Position => self.positions[row] as usize,
+                    EmbedBy::First => 0,
+                };
+                read_row(self.file, self.plan.weight(table), index, self.write(out, row));
+            }
+            RowOp::Norm { input, out, kind, weight, bias, eps, groups } => {
+                let (x, out) = (self.read(input, row), self.write(out, row));
+                let (weight, bias) = (vector(weight), bias.map(vector));
+                rows::norm(self.isa, x, Norm { kind, weight, bias, eps, groups }, out);
+            }
+            RowOp::Rope { input, out, head_dim, style, rope } => {
+                let (x, out) = (self.read(input, row), self.write(out, row));
+                let (cos, sin) = self.read_angles(rope, row);
+                rows::rope(self.isa, style, x, head_dim, (cos, sin), out);
+            }
+            RowOp::Store { k, v, slot } => self.store(k, v, slot, row),
+            RowOp::Glu { gate, up, act, out } => self.glu(row, gate, up, act, out),
+            RowOp::Act { input, act: kind, out } => {
+                act::act(self.isa, kind, self.copied(input, out, row));
+            }
+            RowOp::Add { a, b, out } => {
+                rows::add(self.isa, self.copied(a, out, row), self.read(b, row));
+            }
+            RowOp::Scale { input, factor, out } => {
+                self.copied(input, out, row).iter_mut().for_each(|x| *x *= factor);
+            }
+            RowOp::Softcap { input, cap, out } => {
+                rows::cap_in_place(self.isa, self.copied(input, out, row), cap);
+            }
+            RowOp::Slice { input, groups, start, out } => {
+                rows::slice(self.read(input, row), groups, start, self.write(out, row));
+            }
+            RowOp::Concat { a, b, groups, out } => {
+                let (a, b) = (self.read(a, row), self.read(b, row));
+                rows::concat(a, b, groups, self.write(out, row));
+            }
+            RowOp::Route { input, bias, ref routing, out } => {
+                let scores = self.read(input, row);
+                route(routing, scores, bias.map(vector), self.write(out, row));
+            }
+            RowOp::ExpertSum { input, route, out } => {
+                let (parts, route) = (self.read(input, row), self.read(route, row));
+                rows::weighted_sum(self.isa, parts, route, self.write(out, row));
+            }
+            RowOp::Pool { input, kind, out } => self.pool(input, kind, row, out),
+            RowOp::Mask { values, linear } => {
+                rows::mask(self.write(values, row), self.thresholds[linear]);
+            }
+            RowOp::QuantizeExperts { input, cols, permutation, formats } => {
+                self.quantize_experts(row, input, cols, permutation, formats);
+            }
+            RowOp::Quantize { input, formats } => self.quantize(rows, row, input, formats),
+        }
+    }
+
+    fn glu(&self, row: usize, gate: Operand, up: Operand, kind: Act, out: Operand) {
+        let up = self.read(up, row);
+        if gate.width != out.width {
+            let gate = self.read(gate, row)[0];
+            act::glu_by_one(self.isa, kind, gate, up, self.write(out, row));
+        } else {
+            act::glu(self.isa, kind, self.copied(gate, out, row), up);
+        }
+    }
+
+    /// The row of `out`, with a copy of the row of `input` if that is another operand.
+    #[allow(clippy::mut_from_ref)]
+    fn copied(&self, input: Operand, out: Operand, row: usize) -> &mut [f32] {
+        if input != out {
+            self.write(out, row).copy_from_slice(self.read(input, row));
+        }
+        self.write(out, row)
+    }
+
+    /// Converts a row to the activation formats of the next linears.
+    fn quantize(&self, rows: Rows, row: usize, input: Operand, formats: ActivationFormats) {
+        let from = match rows {
+            Rows::Tokens => row,
+            Rows::Outputs => self.batch.outputs[row] as usize,
+        };
+        let x = self.read(input, from);
+        for format in formats.iter() {
+            let activations = self.activations(format, self.count(rows), input.width);
+            // SAFETY: one thread sets this row; matmuls read it after a barrier.
+            unsafe { activations.writer().set(self.isa, row, x) };
+        }
+    }
+
+    /// Pools the rows of an output's sequence.
+    fn pool(&self, input: Operand, kind: PoolKind, output: usize, out: Operand) {
+        let span = self.spans[self.batch.outputs[output] as usize] as usize;
+        let first: usize = self.batch.spans[..span].iter().map(|s| s.len).sum();
+        let len = self.batch.spans[span].len;
+        let out = self.write(out, output);
+        match kind {
+            PoolKind::First => out.copy_from_slice(self.read(input, first)),
+            PoolKind::Last => out.copy_from_slice(self.read(input, first + len - 1)),
+            PoolKind::Mean => {
+                out.fill(0.0);
+                for row in first..first + len {
+                    out.iter_mut().zip(self.read(input, row)).for_each(|(y, x)| *y += x);
+                }
+                out.iter_mut().for_each(|y| *y /= len as f32);
+            }
+        }
+    }
+
+    fn set_angles(&self, rope: usize, row: usize) {
+        let table = &self.ropes[rope];
+        let pairs = table.inverse_frequencies.len();
+        // SAFETY: one thread sets the angles of a row, and only in the first stage.
+        let angles = unsafe { self.angles[rope].part_mut(2 * pairs * row..2 * pairs * (row + 1)) };
+        let (cos, sin) = angles.split_at_mut(pairs);
+        table.cos_sin_at(self.positions[row], cos, sin);
+    }
+
+    fn read_angles(&self, rope: usize, row: usize) -> (&[f32], &[f32]) {
+        let pairs = self.ropes[rope].inverse_frequencies.len();
+        // SAFETY: the angles of a row were set by this thread or before a barrier.
+        let angles = unsafe { self.angles[rope].part(2 * pairs * row..2 * pairs * (row + 1)) };
+        angles.split_at(pairs)
+    }
+
+    fn store(&self, k: Operand, v: Operand, slot: usize, row: usize) {
+        let span = &self.batch.spans[self.spans[row] as usize];
+        let position = self.positions[row] as usize;
+        let page = span.tables[self.slot_tables[slot]].page(position);
+        let (k, v) = (self.read(k, row), self.read(v, row));
+        // SAFETY: only this thread writes this token; other threads read it after a barrier.
+        unsafe { self.kv[slot].store(self.isa, (page, position % PAGE_TOKENS), k, v) };
+    }
+}
