@@ -7,6 +7,7 @@ mod staged;
 #[cfg(target_arch = "x86_64")]
 mod unpacked;
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
@@ -87,8 +88,10 @@ fn run<M: MicroKernels>(
     columns: Option<(&ColumnGroups, NonZeros)>,
 ) {
     match (sparse, columns) {
-        (Some(panels), _) => panels.format.visit(SparseGemv::<M>::new(gemm, panels)),
-        (_, Some((groups, x))) => groups.layout.visit(ColumnGemv::<M>::new(gemm, groups, x)),
-        (None, None) => gemm.weight.layout().visit(DenseGemm::<M>::new(gemm)),
+        (Some(panels), _) => panels.format.visit(SparseGemv::<M>(gemm, panels, PhantomData)),
+        (_, Some((groups, x))) => {
+            groups.layout.visit(ColumnGemv::<M>(gemm, groups, x, PhantomData))
+        }
+        (None, None) => gemm.weight.layout().visit(DenseGemm::<M>(gemm, PhantomData)),
     }
 }

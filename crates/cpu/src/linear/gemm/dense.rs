@@ -12,13 +12,9 @@ use crate::linear::lanes::PANEL_ROWS;
 use crate::linear::layout::{self, FloatLayout, IntegerLayout, VisitLayout};
 
 /// Runs a matmul with the micro-kernels `M`, once its layout is known.
-pub(super) struct DenseGemm<'a, M>(Gemm<'a>, PhantomData<M>);
+pub(super) struct DenseGemm<'a, M>(pub(super) Gemm<'a>, pub(super) PhantomData<M>);
 
-impl<'a, M: MicroKernels> DenseGemm<'a, M> {
-    pub(super) fn new(gemm: Gemm<'a>) -> DenseGemm<'a, M> {
-        DenseGemm(gemm, PhantomData)
-    }
-
+impl<M: MicroKernels> DenseGemm<'_, M> {
     /// Runs the tiles of a group of float panels.
     fn floats<K: FloatLayout>(gemm: &Gemm<'_>, group: PanelGroup, shapes: &[(usize, usize)]) {
         // SAFETY: tiles lie inside the operands that `matmul` checked, its caller keeps other

@@ -13,13 +13,13 @@ use crate::linear::sparse::layout::{SparseFloat, SparseInteger};
 use crate::linear::sparse::{SparsePanels, VisitSparse};
 
 /// A GEMV with sparse panels, once their format is known.
-pub(super) struct SparseGemv<'a, M>(Gemm<'a>, &'a SparsePanels, PhantomData<M>);
+pub(super) struct SparseGemv<'a, M>(
+    pub(super) Gemm<'a>,
+    pub(super) &'a SparsePanels,
+    pub(super) PhantomData<M>,
+);
 
-impl<'a, M: MicroKernels> SparseGemv<'a, M> {
-    pub(super) fn new(gemm: Gemm<'a>, panels: &'a SparsePanels) -> SparseGemv<'a, M> {
-        SparseGemv(gemm, panels, PhantomData)
-    }
-
+impl<M: MicroKernels> SparseGemv<'_, M> {
     /// The operands of `count` panels.
     fn tile(&self, panel: usize, count: usize) -> Tile {
         let (start, cols) = (self.1.panel(panel), self.0.weight.cols());
@@ -66,13 +66,14 @@ impl<M: MicroKernels> VisitSparse for SparseGemv<'_, M> {
 }
 
 /// A GEMV with column-major groups, once their layout is known.
-pub(super) struct ColumnGemv<'a, M>(Gemm<'a>, &'a ColumnGroups, NonZeros, PhantomData<M>);
+pub(super) struct ColumnGemv<'a, M>(
+    pub(super) Gemm<'a>,
+    pub(super) &'a ColumnGroups,
+    pub(super) NonZeros,
+    pub(super) PhantomData<M>,
+);
 
-impl<'a, M: MicroKernels> ColumnGemv<'a, M> {
-    pub(super) fn new(gemm: Gemm<'a>, groups: &'a ColumnGroups, x: NonZeros) -> ColumnGemv<'a, M> {
-        ColumnGemv(gemm, groups, x, PhantomData)
-    }
-
+impl<M: MicroKernels> ColumnGemv<'_, M> {
     /// The operands of `count` panels of one group.
     fn tile(&self, panel: usize, count: usize) -> Tile {
         let (start, cols) = (std::ptr::null(), self.0.weight.cols());

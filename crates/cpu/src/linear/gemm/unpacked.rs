@@ -1,5 +1,7 @@
 //! Matmul of many tokens on AVX2 without VNNI: integer panels are unpacked into scratch first.
 
+use std::marker::PhantomData;
+
 use super::block::Gemm;
 use super::dense::DenseGemm;
 use super::staged::Staging;
@@ -45,6 +47,6 @@ impl VisitLayout for UnpackedGemm<'_> {
     }
 
     fn float<K: FloatLayout>(self) {
-        DenseGemm::<Avx2<0, false>>::new(self.0).float::<K>();
+        DenseGemm::<Avx2<0, false>>(self.0, PhantomData).float::<K>();
     }
 }

@@ -27,7 +27,7 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerLayout, const T: usize>(tile: &
         let mut sums = [L::float(0.0); T];
         let (mut span, mut x) = (tile.panel, tile.x);
         for _ in 0..tile.cols / K::COLS {
-            let head = K::head::<L>(span);
+            let factors = K::factors::<L>(span);
             for block in 0..K::COLS / BLOCK_COLS {
                 if T == 1 {
                     let bytes = K::BYTES * BLOCK_COLS / K::COLS;
@@ -37,7 +37,7 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerLayout, const T: usize>(tile: &
                         L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64 * line));
                     }
                 }
-                let weights = Weights::of::<K>(span, &head, block);
+                let weights = Weights::of::<K>(span, &factors, block);
                 add_blocks::<L, K, T>(&weights, x.cast(), &mut sums);
                 x = x.add(tile.x_stride);
             }
@@ -61,7 +61,7 @@ impl<L: Lanes> Weights<L> {
     #[inline(always)]
     pub(super) unsafe fn of<K: IntegerLayout>(
         span: *const u8,
-        head: &K::Head<L>,
+        factors: &[L::Floats; 2],
         block: usize,
     ) -> Weights<L> {
         let last = K::GROUPS - 1;
@@ -73,8 +73,10 @@ impl<L: Lanes> Weights<L> {
                     *codes = L::centre(*codes, bits, offset);
                 }
             }
-            let scales = [K::scale(span, head, block, 0), K::scale(span, head, block, last)];
-            let mins = [K::min(span, head, block, 0), K::min(span, head, block, last)];
+            let scales =
+                [K::scale::<L>(span, factors, block, 0), K::scale::<L>(span, factors, block, last)];
+            let mins =
+                [K::min::<L>(span, factors, block, 0), K::min::<L>(span, factors, block, last)];
             Weights { codes, scales, mins }
         }
     }

@@ -83,9 +83,9 @@ unsafe fn unpack_half<K: IntegerLayout, const HALF: usize>(
     unsafe {
         for span in cols.start / K::COLS..cols.end / K::COLS {
             let span = panel.add(span * K::BYTES);
-            let head = K::head::<Avx2<HALF, false>>(span);
+            let factors = K::factors::<Avx2<HALF, false>>(span);
             for block in 0..K::COLS / BLOCK_COLS {
-                let weights = Weights::of::<K>(span, &head, block);
+                let weights = Weights::of::<K>(span, &factors, block);
                 put::<HALF>(&weights, is_signed::<K>(), to);
                 to = to.add(BYTES);
             }

@@ -47,16 +47,11 @@ impl IntegerLayout for Iq4Nl {
     const CODES: Codes = Codes::Centred { bits: 8, offset: 0 };
     const SCALES: usize = SCALES;
 
-    type Head<L: Lanes> = ();
-
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
         pack_pairs(&source[2..], 0, row, span);
         put_f16(span, SCALES, row, source);
     }
-
-    #[inline(always)]
-    unsafe fn head<L: Lanes>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, _: usize) -> [L::Bytes; 8] {

@@ -10,7 +10,7 @@
 
 use super::bits::{nibbles, pack_pairs, put_f16};
 use super::iq4_nl::values;
-use super::traits::{Codes, IntegerLayout};
+use super::traits::{Codes, IntegerLayout, ScaleType};
 use crate::linear::lanes::Lanes;
 
 const SCALES: usize = 32;
@@ -24,9 +24,8 @@ impl IntegerLayout for Iq4Xs {
     const SOURCE_BYTES: usize = 136;
     const BYTES: usize = NIBBLES + 8 * 256;
     const CODES: Codes = Codes::Centred { bits: 8, offset: 0 };
+    const SCALE_TYPE: ScaleType = ScaleType::Signed;
     const SCALES: usize = SCALES;
-
-    type Head<L: Lanes> = L::Floats;
 
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
@@ -41,25 +40,8 @@ impl IntegerLayout for Iq4Xs {
     }
 
     #[inline(always)]
-    unsafe fn head<L: Lanes>(span: *const u8) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::from_f16(span) }
-    }
-
-    #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8] {
         // SAFETY: the caller vouches for the span.
         unsafe { values::<L>(nibbles::<L>(span.add(NIBBLES + 256 * block))) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<L: Lanes>(
-        span: *const u8,
-        head: &L::Floats,
-        block: usize,
-        _: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::mul(*head, L::from_i8(span.add(SCALES + 16 * block))) }
     }
 }

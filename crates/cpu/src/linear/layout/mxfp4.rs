@@ -28,16 +28,11 @@ impl IntegerLayout for Mxfp4 {
     const CODES: Codes = Codes::Centred { bits: 8, offset: 0 };
     const SCALES: usize = EXPONENTS;
 
-    type Head<L: Lanes> = ();
-
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
         pack_pairs(&source[1..], 0, row, span);
         span[EXPONENTS + row] = source[0].saturating_sub(1);
     }
-
-    #[inline(always)]
-    unsafe fn head<L: Lanes>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, _: usize) -> [L::Bytes; 8] {
@@ -46,7 +41,12 @@ impl IntegerLayout for Mxfp4 {
     }
 
     #[inline(always)]
-    unsafe fn scale<L: Lanes>(span: *const u8, (): &(), _: usize, _: usize) -> L::Floats {
+    unsafe fn scale<L: Lanes>(
+        span: *const u8,
+        _: &[L::Floats; 2],
+        _: usize,
+        _: usize,
+    ) -> L::Floats {
         // SAFETY: the caller vouches for the span.
         unsafe { L::from_exponents(span.add(EXPONENTS)) }
     }

@@ -11,7 +11,7 @@
 //! value = (d * scale) * code - dmin * min; both products are exact in f32.
 
 use super::bits::{pack_twos, put_f16, twos};
-use super::traits::{Codes, IntegerLayout};
+use super::traits::{Codes, IntegerLayout, ScaleType};
 use crate::linear::lanes::Lanes;
 
 const SCALES: usize = 64;
@@ -29,11 +29,9 @@ impl IntegerLayout for Q2K {
     const GROUPS: usize = 2;
     const CODES: Codes = Codes::Unsigned { bits: 2 };
     const HAS_MINS: bool = true;
+    const SCALE_TYPE: ScaleType = ScaleType::Unsigned;
     const SCALES: usize = SCALES;
     const MINS: usize = MINS;
-
-    /// d and dmin.
-    type Head<L: Lanes> = (L::Floats, L::Floats);
 
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
@@ -52,36 +50,8 @@ impl IntegerLayout for Q2K {
     }
 
     #[inline(always)]
-    unsafe fn head<L: Lanes>(span: *const u8) -> (L::Floats, L::Floats) {
-        // SAFETY: the caller vouches for the span.
-        unsafe { (L::from_f16(span), L::from_f16(span.add(32))) }
-    }
-
-    #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8] {
         // SAFETY: the caller vouches for the span.
         unsafe { twos::<L>(span.add(BLOCKS + BLOCK * block)) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<L: Lanes>(
-        span: *const u8,
-        head: &(L::Floats, L::Floats),
-        block: usize,
-        group: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::mul(head.0, L::from_u8(span.add(SCALES + 16 * (2 * block + group)))) }
-    }
-
-    #[inline(always)]
-    unsafe fn min<L: Lanes>(
-        span: *const u8,
-        head: &(L::Floats, L::Floats),
-        block: usize,
-        group: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::mul(head.1, L::from_u8(span.add(MINS + 16 * (2 * block + group)))) }
     }
 }

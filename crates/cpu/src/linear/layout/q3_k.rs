@@ -10,7 +10,7 @@
 //! value = (d * scale) * (code - 4); d * scale is exact in f32.
 
 use super::bits::{join, ones_at_2, pack_ones, pack_twos, put_f16, twos};
-use super::traits::{Codes, IntegerLayout};
+use super::traits::{Codes, IntegerLayout, ScaleType};
 use crate::linear::lanes::Lanes;
 
 const SCALES: usize = 32;
@@ -26,9 +26,8 @@ impl IntegerLayout for Q3K {
     const BYTES: usize = BLOCKS + 8 * BLOCK;
     const GROUPS: usize = 2;
     const CODES: Codes = Codes::Centred { bits: 3, offset: 4 };
+    const SCALE_TYPE: ScaleType = ScaleType::Signed;
     const SCALES: usize = SCALES;
-
-    type Head<L: Lanes> = L::Floats;
 
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
@@ -50,28 +49,11 @@ impl IntegerLayout for Q3K {
     }
 
     #[inline(always)]
-    unsafe fn head<L: Lanes>(span: *const u8) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::from_f16(span) }
-    }
-
-    #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8] {
         // SAFETY: the caller vouches for the span.
         unsafe {
             let at = span.add(BLOCKS + BLOCK * block);
             join::<L>(twos::<L>(at), ones_at_2::<L>(at.add(128)))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<L: Lanes>(
-        span: *const u8,
-        head: &L::Floats,
-        block: usize,
-        group: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::mul(*head, L::from_i8(span.add(SCALES + 16 * (2 * block + group)))) }
     }
 }

@@ -24,16 +24,11 @@ impl IntegerLayout for Q4_0 {
     const CODES: Codes = Codes::Centred { bits: 4, offset: 8 };
     const SCALES: usize = SCALES;
 
-    type Head<L: Lanes> = ();
-
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
         pack_pairs(&source[2..], 0, row, span);
         put_f16(span, SCALES, row, source);
     }
-
-    #[inline(always)]
-    unsafe fn head<L: Lanes>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, _: usize) -> [L::Bytes; 8] {
@@ -54,17 +49,12 @@ impl IntegerLayout for Q4_1 {
     const SCALES: usize = SCALES;
     const MINS: usize = MINS;
 
-    type Head<L: Lanes> = ();
-
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
         pack_pairs(&source[4..], 0, row, span);
         put_f16(span, SCALES, row, source);
         put_f16(span, MINS, row, &[source[2], source[3] ^ 0x80]);
     }
-
-    #[inline(always)]
-    unsafe fn head<L: Lanes>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, _: usize) -> [L::Bytes; 8] {

@@ -10,7 +10,7 @@
 //! value = (d * scale) * code - dmin * min; both products are exact in f32.
 
 use super::bits::{nibbles, pack_nibbles, put_f16, word};
-use super::traits::{Codes, IntegerLayout};
+use super::traits::{Codes, IntegerLayout, ScaleType};
 use crate::linear::lanes::Lanes;
 
 const FACTORS: usize = 64;
@@ -20,9 +20,6 @@ const NIBBLES: usize = MINS + 128;
 
 /// Q4_K.
 pub(crate) struct Q4K;
-
-/// The factors of a span: d and dmin.
-pub(super) type Factors<L> = (<L as Lanes>::Floats, <L as Lanes>::Floats);
 
 /// Packs d, dmin and the 16 six-bit scales and minimums that Q4_K and Q5_K share.
 #[inline(always)]
@@ -43,54 +40,15 @@ pub(super) fn pack_scales(source: &[u8], row: usize, span: &mut [u8]) {
     }
 }
 
-/// Reads what [`pack_scales`] wrote for the span.
-///
-/// # Safety
-/// As [`IntegerLayout::head`].
-#[inline(always)]
-pub(super) unsafe fn factors<L: Lanes>(span: *const u8) -> Factors<L> {
-    // SAFETY: the caller vouches for the span.
-    unsafe { (L::from_f16(span), L::from_f16(span.add(32))) }
-}
-
-/// Reads what [`pack_scales`] wrote for a block's scales.
-///
-/// # Safety
-/// As [`IntegerLayout::scale`].
-#[inline(always)]
-pub(super) unsafe fn block_scale<L: Lanes>(
-    span: *const u8,
-    factors: &Factors<L>,
-    block: usize,
-) -> L::Floats {
-    // SAFETY: the caller vouches for the span.
-    unsafe { L::mul(factors.0, L::from_u8(span.add(SCALES + 16 * block))) }
-}
-
-/// Reads what [`pack_scales`] wrote for a block's minimums.
-///
-/// # Safety
-/// As [`IntegerLayout::min`].
-#[inline(always)]
-pub(super) unsafe fn block_min<L: Lanes>(
-    span: *const u8,
-    factors: &Factors<L>,
-    block: usize,
-) -> L::Floats {
-    // SAFETY: the caller vouches for the span.
-    unsafe { L::mul(factors.1, L::from_u8(span.add(MINS + 16 * block))) }
-}
-
 impl IntegerLayout for Q4K {
     const COLS: usize = 256;
     const SOURCE_BYTES: usize = 144;
     const BYTES: usize = NIBBLES + 8 * 256;
     const CODES: Codes = Codes::Unsigned { bits: 4 };
     const HAS_MINS: bool = true;
+    const SCALE_TYPE: ScaleType = ScaleType::Unsigned;
     const SCALES: usize = SCALES;
     const MINS: usize = MINS;
-
-    type Head<L: Lanes> = Factors<L>;
 
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
@@ -103,36 +61,8 @@ impl IntegerLayout for Q4K {
     }
 
     #[inline(always)]
-    unsafe fn head<L: Lanes>(span: *const u8) -> Factors<L> {
-        // SAFETY: the caller vouches for the span.
-        unsafe { factors::<L>(span) }
-    }
-
-    #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8] {
         // SAFETY: the caller vouches for the span.
         unsafe { nibbles::<L>(span.add(NIBBLES + 256 * block)) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<L: Lanes>(
-        span: *const u8,
-        head: &Factors<L>,
-        block: usize,
-        _: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { block_scale::<L>(span, head, block) }
-    }
-
-    #[inline(always)]
-    unsafe fn min<L: Lanes>(
-        span: *const u8,
-        head: &Factors<L>,
-        block: usize,
-        _: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { block_min::<L>(span, head, block) }
     }
 }

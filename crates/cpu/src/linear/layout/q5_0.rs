@@ -23,17 +23,12 @@ impl IntegerLayout for Q5_0 {
     const CODES: Codes = Codes::Centred { bits: 5, offset: 16 };
     const SCALES: usize = SCALES;
 
-    type Head<L: Lanes> = ();
-
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
         pack_pairs(&source[6..], 0, row, span);
         put_word(span, ONES, row, bits_by_step(word(source, 2)));
         put_f16(span, SCALES, row, source);
     }
-
-    #[inline(always)]
-    unsafe fn head<L: Lanes>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, _: usize) -> [L::Bytes; 8] {
@@ -54,8 +49,6 @@ impl IntegerLayout for Q5_1 {
     const SCALES: usize = SCALES;
     const MINS: usize = MINS;
 
-    type Head<L: Lanes> = ();
-
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
         pack_pairs(&source[8..], 0, row, span);
@@ -63,9 +56,6 @@ impl IntegerLayout for Q5_1 {
         put_f16(span, SCALES, row, source);
         put_f16(span, MINS, row, &[source[2], source[3] ^ 0x80]);
     }
-
-    #[inline(always)]
-    unsafe fn head<L: Lanes>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8] {

@@ -7,8 +7,8 @@
 //! ```
 
 use super::bits::{join, nibbles, ones_at_4, pack_nibbles, pack_ones};
-use super::q4_k::{Factors, Q4K, block_min, block_scale, factors, pack_scales};
-use super::traits::{Codes, IntegerLayout};
+use super::q4_k::{Q4K, pack_scales};
+use super::traits::{Codes, IntegerLayout, ScaleType};
 use crate::linear::lanes::Lanes;
 
 const BLOCKS: usize = 64 + 128 + 128;
@@ -23,10 +23,9 @@ impl IntegerLayout for Q5K {
     const BYTES: usize = BLOCKS + 8 * BLOCK;
     const CODES: Codes = Codes::Unsigned { bits: 5 };
     const HAS_MINS: bool = true;
+    const SCALE_TYPE: ScaleType = ScaleType::Unsigned;
     const SCALES: usize = Q4K::SCALES;
     const MINS: usize = Q4K::MINS;
-
-    type Head<L: Lanes> = Factors<L>;
 
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
@@ -40,39 +39,11 @@ impl IntegerLayout for Q5K {
     }
 
     #[inline(always)]
-    unsafe fn head<L: Lanes>(span: *const u8) -> Factors<L> {
-        // SAFETY: the caller vouches for the span.
-        unsafe { factors::<L>(span) }
-    }
-
-    #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8] {
         // SAFETY: the caller vouches for the span.
         unsafe {
             let at = span.add(BLOCKS + BLOCK * block);
             join::<L>(nibbles::<L>(at), ones_at_4::<L>(at.add(256)))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<L: Lanes>(
-        span: *const u8,
-        head: &Factors<L>,
-        block: usize,
-        _: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { block_scale::<L>(span, head, block) }
-    }
-
-    #[inline(always)]
-    unsafe fn min<L: Lanes>(
-        span: *const u8,
-        head: &Factors<L>,
-        block: usize,
-        _: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { block_min::<L>(span, head, block) }
     }
 }

@@ -9,7 +9,7 @@
 //! value = (d * scale) * (code - 32); d * scale is exact in f32.
 
 use super::bits::{join, nibbles, pack_nibbles, pack_twos, put_f16, twos_high};
-use super::traits::{Codes, IntegerLayout};
+use super::traits::{Codes, IntegerLayout, ScaleType};
 use crate::linear::lanes::Lanes;
 
 const SCALES: usize = 32;
@@ -25,9 +25,8 @@ impl IntegerLayout for Q6K {
     const BYTES: usize = BLOCKS + 8 * BLOCK;
     const GROUPS: usize = 2;
     const CODES: Codes = Codes::Centred { bits: 6, offset: 32 };
+    const SCALE_TYPE: ScaleType = ScaleType::Signed;
     const SCALES: usize = SCALES;
-
-    type Head<L: Lanes> = L::Floats;
 
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
@@ -50,28 +49,11 @@ impl IntegerLayout for Q6K {
     }
 
     #[inline(always)]
-    unsafe fn head<L: Lanes>(span: *const u8) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::from_f16(span) }
-    }
-
-    #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8] {
         // SAFETY: the caller vouches for the span.
         unsafe {
             let at = span.add(BLOCKS + BLOCK * block);
             join::<L>(nibbles::<L>(at), twos_high::<L>(at.add(256)))
         }
-    }
-
-    #[inline(always)]
-    unsafe fn scale<L: Lanes>(
-        span: *const u8,
-        head: &L::Floats,
-        block: usize,
-        group: usize,
-    ) -> L::Floats {
-        // SAFETY: the caller vouches for the span.
-        unsafe { L::mul(*head, L::from_i8(span.add(SCALES + 16 * (2 * block + group)))) }
     }
 }

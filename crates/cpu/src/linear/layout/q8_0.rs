@@ -21,8 +21,6 @@ impl IntegerLayout for Q8_0 {
     const CODES: Codes = Codes::Centred { bits: 8, offset: 0 };
     const SCALES: usize = SCALES;
 
-    type Head<L: Lanes> = ();
-
     #[inline(always)]
     fn pack(source: &[u8], row: usize, span: &mut [u8]) {
         for step in 0..8 {
@@ -30,9 +28,6 @@ impl IntegerLayout for Q8_0 {
         }
         put_f16(span, SCALES, row, source);
     }
-
-    #[inline(always)]
-    unsafe fn head<L: Lanes>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn codes<L: Lanes>(span: *const u8, _: usize) -> [L::Bytes; 8] {

@@ -21,6 +21,20 @@ pub(crate) enum Codes {
     },
 }
 
+/// The storage of the scales of an integer layout.
+#[derive(Copy, Clone)]
+pub(crate) enum ScaleType {
+    /// f16 per span.
+    F16,
+    /// i8 per group, times an f16 factor per span.
+    Signed,
+    /// u8 per group, times an f16 factor per span; minimums in the same way with a second factor.
+    Unsigned,
+}
+
+/// Offset of the second factor in a span; the first is at 0.
+const SECOND_FACTOR: usize = 32;
+
 /// A layout with integer dot products. A *span* is the columns of one GGUF block: 32 or 256.
 ///
 /// # Safety
@@ -39,32 +53,69 @@ pub(crate) trait IntegerLayout {
     const CODES: Codes;
     /// Whether a minimum is subtracted: value = scale * code - min.
     const HAS_MINS: bool = false;
+    /// The storage of scales and minimums.
+    const SCALE_TYPE: ScaleType = ScaleType::F16;
     /// Offset of the scales in a span.
     const SCALES: usize;
     /// Offset of the minimums in a span, if there are any.
     const MINS: usize = 0;
 
-    /// Factors that a whole span shares.
-    type Head<L: Lanes>: Copy;
-
     /// Packs one row's span into lane `row` of the packed span, which is zero before.
     fn pack(source: &[u8], row: usize, span: &mut [u8]);
 
-    /// Reads the shared factors.
-    unsafe fn head<L: Lanes>(span: *const u8) -> Self::Head<L>;
+    /// Reads the factors of a span.
+    #[inline(always)]
+    unsafe fn factors<L: Lanes>(span: *const u8) -> [L::Floats; 2] {
+        // SAFETY: the caller vouches for the span.
+        unsafe {
+            match Self::SCALE_TYPE {
+                ScaleType::F16 => [L::float(1.0); 2],
+                ScaleType::Signed => [L::from_f16(span); 2],
+                ScaleType::Unsigned => [L::from_f16(span), L::from_f16(span.add(SECOND_FACTOR))],
+            }
+        }
+    }
     /// The codes of a block: eight steps of four columns.
     unsafe fn codes<L: Lanes>(span: *const u8, block: usize) -> [L::Bytes; 8];
-    /// The scales of a group: f16, one per span.
+    /// The scales of a group.
     #[inline(always)]
-    unsafe fn scale<L: Lanes>(span: *const u8, _: &Self::Head<L>, _: usize, _: usize) -> L::Floats {
+    unsafe fn scale<L: Lanes>(
+        span: *const u8,
+        factors: &[L::Floats; 2],
+        block: usize,
+        group: usize,
+    ) -> L::Floats {
         // SAFETY: the caller vouches for the span.
-        unsafe { L::from_f16(span.add(Self::SCALES)) }
+        unsafe {
+            let scales = span.add(Self::SCALES);
+            let at = scales.add(16 * (Self::GROUPS * block + group));
+            match Self::SCALE_TYPE {
+                ScaleType::F16 => L::from_f16(scales),
+                ScaleType::Signed => L::mul(factors[0], L::from_i8(at)),
+                ScaleType::Unsigned => L::mul(factors[0], L::from_u8(at)),
+            }
+        }
     }
-    /// The minimums of a group: f16, one per span.
+    /// The minimums of a group; zero without minimums.
     #[inline(always)]
-    unsafe fn min<L: Lanes>(span: *const u8, _: &Self::Head<L>, _: usize, _: usize) -> L::Floats {
+    unsafe fn min<L: Lanes>(
+        span: *const u8,
+        factors: &[L::Floats; 2],
+        block: usize,
+        group: usize,
+    ) -> L::Floats {
         // SAFETY: the caller vouches for the span.
-        unsafe { if Self::HAS_MINS { L::from_f16(span.add(Self::MINS)) } else { L::float(0.0) } }
+        unsafe {
+            let mins = span.add(Self::MINS);
+            match Self::SCALE_TYPE {
+                _ if !Self::HAS_MINS => L::float(0.0),
+                ScaleType::F16 => L::from_f16(mins),
+                _ => {
+                    let at = mins.add(16 * (Self::GROUPS * block + group));
+                    L::mul(factors[1], L::from_u8(at))
+                }
+            }
+        }
     }
 }
 
