@@ -1,7 +1,7 @@
-//! How fast products are, beside what the machine allows: `cargo bench -p bodkin-cpu --bench linear
+//! Matmul speeds beside the limits of the machine: `cargo bench -p bodkin-cpu --bench linear
 //! [KIND...]`. Decode (one token) is given as bytes of packed weight per second, next to a loop
 //! that only reads as many bytes; prefill (512 tokens) as operations per second, two for each
-//! weight and token, next to a loop of nothing but int8 products.
+//! weight and token, next to a loop of int8 dot products alone.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -20,9 +20,9 @@ fn main() {
     let names: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     println!("plain reading: {}", two(|threads| format!("{:.1} GB/s", read_speed(threads))));
     #[cfg(target_arch = "x86_64")]
-    println!("int8 products: {}", two(|threads| format!("{:.0} Gop/s", peak::speed(threads))));
+    println!("int8 dot products: {}", two(|threads| format!("{:.0} Gop/s", peak::speed(threads))));
     println!(
-        "layout    level      pack GB/s  decode GB/s (1, 2 threads)  prefill Gop/s (1, 2 threads)"
+        "layout  isa        pack GB/s  decode GB/s (1, 2 threads)  prefill Gop/s (1, 2 threads)"
     );
     for &layout in PackedLayout::ALL {
         let name = format!("{layout:?}");
@@ -43,18 +43,18 @@ fn measure(layout: PackedLayout, name: &str) {
     while weights.len() * weights[0].bytes() < DECODE_BYTES {
         weights.push(PackedWeight::pack(format, &source, ROWS, COLS));
     }
-    let levels: Vec<Isa> = match std::env::var_os("BODKIN_CPU") {
+    let isas: Vec<Isa> = match std::env::var_os("BODKIN_CPU") {
         None => Isa::available().collect(),
         Some(_) => Isa::from_env().into_iter().collect(),
     };
-    for isa in levels.into_iter().rev() {
+    for isa in isas.into_iter().rev() {
         let bytes = weights.len() * weights[0].bytes();
         let decode = |threads| {
-            let seconds = product_seconds(isa, &weights, 1, threads);
+            let seconds = matmul_seconds(isa, &weights, 1, threads);
             format!("{:.1} of {:.1}", bytes as f64 / seconds / 1e9, read_speed(threads))
         };
         let prefill = |threads| {
-            let seconds = product_seconds(isa, &weights[..1], TOKENS, threads);
+            let seconds = matmul_seconds(isa, &weights[..1], TOKENS, threads);
             format!("{:.0}", 2.0 * (ROWS * COLS * TOKENS) as f64 / seconds / 1e9)
         };
         let (decode, prefill) = (two(decode), two(prefill));
@@ -72,7 +72,7 @@ fn share(count: usize, thread: usize, threads: usize) -> Range<usize> {
 }
 
 /// The best of three runs over all weights.
-fn product_seconds(isa: Isa, weights: &[PackedWeight], tokens: usize, threads: usize) -> f64 {
+fn matmul_seconds(isa: Isa, weights: &[PackedWeight], tokens: usize, threads: usize) -> f64 {
     let format = weights[0].layout().activation_format(isa);
     let mut x = Activations::with_bytes(format.bytes(tokens, COLS));
     let writer = x.reshape(format, tokens, COLS);
@@ -132,7 +132,7 @@ fn read_speed(threads: usize) -> f64 {
     DECODE_BYTES as f64 / seconds / 1e9
 }
 
-/// The int8 products that the highest level can do, from registers.
+/// The peak rate of int8 dot products on registers.
 #[cfg(target_arch = "x86_64")]
 mod peak {
     use std::arch::x86_64::*;
@@ -149,8 +149,8 @@ mod peak {
         let seconds = best_of_three(|| {
             std::thread::scope(|scope| {
                 for _ in 0..threads {
-                    // SAFETY: the level was asked for above.
-                    scope.spawn(|| unsafe { products() });
+                    // SAFETY: the instruction set was checked above.
+                    scope.spawn(|| unsafe { peak_loop() });
                 }
             });
         });
@@ -158,7 +158,7 @@ mod peak {
     }
 
     #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn products() {
+    unsafe fn peak_loop() {
         let a = std::hint::black_box(_mm512_set1_epi8(3));
         let b = std::hint::black_box(_mm512_set1_epi8(5));
         let mut sums = [_mm512_setzero_si512(); CHAINS];

@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Models of all kinds of weight, norm, window and cap.
+/// Models with all types of weights, norms, windows and caps.
 const MODELS: [&str; 4] = ["llama-q4_k_m", "llama-f16", "qwen2-q8_0", "gemma3"];
 
 /// Decode steps that warm up, and those whose allocations are counted.

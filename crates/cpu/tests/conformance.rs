@@ -1,5 +1,5 @@
-//! The CPU against the reference interpreter at every level of vector instructions, and the
-//! settings that must not change a bit.
+//! The CPU against the reference interpreter on every instruction set, and the settings that must not
+//! change a bit.
 
 use bodkin_backend::{KvType, conformance};
 use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};
@@ -20,7 +20,7 @@ fn cpu(threads: usize, isa: Isa) -> Cpu {
 }
 
 #[test]
-fn every_level_conforms() {
+fn every_isa_conforms() {
     for isa in Isa::available() {
         let failures = conformance::check(&cpu(1, isa));
         assert!(failures.is_empty(), "{isa}:\n{}", failures.join("\n"));
@@ -28,7 +28,7 @@ fn every_level_conforms() {
 }
 
 #[test]
-fn every_level_conforms_with_other_keys_and_values() {
+fn every_isa_conforms_with_other_keys_and_values() {
     for kv_type in [KvType::F16, KvType::Q8_0] {
         for isa in Isa::available() {
             let failures = conformance::check(&Cpu { kv_type, ..cpu(1, isa) });

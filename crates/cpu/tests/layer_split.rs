@@ -1,4 +1,4 @@
-//! Models in two parts, for two devices: the same bits as in one, for every kind of layer.
+//! Models in two parts, for two devices: the same bits as in one, for every type of layer.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,6 +1,6 @@
-//! Matrix products against their definition: dequantised weights times activations in f64, for
-//! every kind of weight, level of instructions and awkward shape; and that results do not depend on
-//! neighbours, cuts or threads.
+//! Matmuls against their definition, dequantised weights times activations in f64, for every packed
+//! layout, instruction set and odd shape; and that results do not depend on neighbouring rows,
+//! partitions or threads.
 
 use std::ops::Range;
 
@@ -80,8 +80,8 @@ fn filled(isa: Isa, format: ActivationFormat, x: &[f32], cols: usize) -> Activat
     activations
 }
 
-/// The whole product, with panels and tokens cut as given.
-fn product(
+/// The whole matmul, with the given ranges of panels and tokens.
+fn run(
     isa: Isa,
     weight: &PackedWeight,
     bias: Option<&[f32]>,
@@ -103,7 +103,7 @@ fn product(
 
 fn whole(isa: Isa, weight: &PackedWeight, x: &Activations) -> Vec<f32> {
     let (panels, tokens) = (0..weight.panels(), 0..x.rows());
-    product(isa, weight, None, x, &[panels, 0..0], &[tokens, 0..0])
+    run(isa, weight, None, x, &[panels, 0..0], &[tokens, 0..0])
 }
 
 /// What a form keeps of `x`: its definition, written a second time.
@@ -144,18 +144,18 @@ fn column_counts(layout: PackedLayout) -> &'static [usize] {
 }
 
 #[test]
-fn every_kind_and_level_computes_the_product() {
+fn every_layout_and_isa_computes_the_matmul() {
     let mut noise = Noise(1);
     for &layout in PackedLayout::ALL {
         for &cols in column_counts(layout) {
             for rows in [1, 5, 16, 17, 40] {
-                check_product(layout, rows, cols, &mut noise);
+                check_matmul(layout, rows, cols, &mut noise);
             }
         }
     }
 }
 
-fn check_product(layout: PackedLayout, rows: usize, cols: usize, noise: &mut Noise) {
+fn check_matmul(layout: PackedLayout, rows: usize, cols: usize, noise: &mut Noise) {
     let bytes = random_weight(layout.format(), rows, cols, noise);
     let mut values = vec![0.0; rows * cols];
     layout.format().dequantize(&bytes, &mut values);
@@ -171,7 +171,7 @@ fn check_product(layout: PackedLayout, rows: usize, cols: usize, noise: &mut Noi
             let what = format!("{layout:?} {rows}x{cols}, {tokens} tokens, {isa}");
             let (near, far) = (error(&found, &kept), error(&found, &exact));
             assert!(near < 1e-10, "{what}: {near:e} from what the activations keep");
-            assert!(far < 1e-3 || rows * tokens < 50, "{what}: {far:e} from the exact product");
+            assert!(far < 1e-3 || rows * tokens < 50, "{what}: {far:e} from the exact matmul");
         }
     }
 }
@@ -189,7 +189,7 @@ fn a_result_depends_on_its_row_and_token_only() {
             let all = filled(isa, layout.activation_format(isa), &x, cols);
             let found = whole(isa, &weight, &all);
             let cuts = [0..1, 1..4, 4..weight.panels()];
-            let cut = product(isa, &weight, None, &all, &cuts, &[0..3, 3..20, 20..21, 21..41]);
+            let cut = run(isa, &weight, None, &all, &cuts, &[0..3, 3..20, 20..21, 21..41]);
             assert!(found == cut, "{layout:?} {isa}: cutting changed a result");
             for (token, x) in x.chunks_exact(cols).enumerate() {
                 let alone =
@@ -200,7 +200,10 @@ fn a_result_depends_on_its_row_and_token_only() {
                 && layout.activation_format(isa) == layout.activation_format(Isa::Portable)
             {
                 let first = reference.get_or_insert_with(|| found.clone());
-                assert!(*first == found, "{layout:?}: {isa} differs from the level below");
+                assert!(
+                    *first == found,
+                    "{layout:?}: {isa} differs from the smaller instruction set"
+                );
             }
         }
     }
@@ -293,7 +296,7 @@ fn extreme_activations_stay_finite_and_faults_show() {
 }
 
 #[test]
-fn formats_without_a_kind_become_floats() {
+fn formats_without_a_layout_become_floats() {
     let mut noise = Noise(5);
     let (rows, cols, tokens) = (18, 512, 3);
     let x = noise.normals(tokens * cols);

@@ -1,5 +1,5 @@
-//! Every GGML type through packing and multiplication, against products that llama.cpp's values
-//! give (tests/parity/quants).
+//! Packing and GEMV of every GGML type, against the dot products of llama.cpp's values
+//! (tests/parity/quants).
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn doubles(bytes: &[u8]) -> Vec<f64> {
 }
 
 /// SourceRows of a weight times one vector.
-fn products(isa: Isa, format: Format, rows: &[u8], x: &[f32]) -> Vec<f32> {
+fn gemv(isa: Isa, format: Format, rows: &[u8], x: &[f32]) -> Vec<f32> {
     let row_bytes = format.row_bytes(x.len()).expect("whole blocks");
     let weight = PackedWeight::pack(format, rows, rows.len() / row_bytes, x.len());
     let format = weight.layout().activation_format(isa);
@@ -66,7 +66,7 @@ fn all_types_of_the_parity_data_multiply() {
                 continue;
             };
             for isa in Isa::available() {
-                let found = products(isa, format, rows, &x);
+                let found = gemv(isa, format, rows, &x);
                 let (dots, bounds) = (doubles(dots), doubles(bounds));
                 compare(&format!("{name} {set}{isa}"), &found, &dots, &bounds, 1e-3);
             }
@@ -75,8 +75,7 @@ fn all_types_of_the_parity_data_multiply() {
     assert!(formats >= 20, "found {formats} types in {}", folder.display());
 }
 
-/// Types that have no kind of their own are repacked, and lose nothing that matters: their products
-/// are those of what they stand for.
+/// Types without a native layout are converted without a relevant loss.
 #[test]
 fn repacked_types_lose_nothing_that_matters() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/quants");
@@ -101,18 +100,17 @@ fn repacked_types_lose_nothing_that_matters() {
         let x = floats(&tensors["x"]);
         for set in ["q", "random_q"] {
             let Some(rows) = tensors.get(set) else { continue };
-            let (dots, bounds) = exact_products(format, rows, &x);
+            let (dots, bounds) = exact_dots(format, rows, &x);
             for isa in Isa::available() {
-                let found = products(isa, format, rows, &x);
+                let found = gemv(isa, format, rows, &x);
                 compare(&format!("{name} {set} {isa}"), &found, &dots, &bounds, 1e-6);
             }
         }
     }
 }
 
-/// SourceRows as they are dequantised, times one vector, and the sums of the products' absolute
-/// values.
-fn exact_products(format: Format, rows: &[u8], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
+/// The exact dot products of dequantised rows with one vector, and the sums of their absolute terms.
+fn exact_dots(format: Format, rows: &[u8], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let row_bytes = format.row_bytes(x.len()).expect("whole blocks");
     let mut values = vec![0.0; x.len()];
     let product = |row: &[u8]| {
@@ -123,7 +121,7 @@ fn exact_products(format: Format, rows: &[u8], x: &[f32]) -> (Vec<f64>, Vec<f64>
     rows.chunks_exact(row_bytes).map(product).unzip()
 }
 
-/// `bounds` are the sums of the products' absolute values, `limit` is the largest NMSE.
+/// `bounds` are the sums of the absolute terms, `limit` is the largest NMSE.
 fn compare(what: &str, found: &[f32], dots: &[f64], bounds: &[f64], limit: f64) {
     assert_eq!(found.len(), dots.len(), "{what}");
     let (mut error, mut power) = (0.0, 0.0);

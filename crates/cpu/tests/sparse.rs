@@ -1,5 +1,5 @@
-//! Weights without their zeros against the same weights with them: the same bits, for every layout,
-//! level of instructions, shape, share of zeros and number of tokens.
+//! Sparse and column-major weights against the same dense weights: bit-identical results for every
+//! layout, instruction set, shape, density and number of tokens.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,7 +39,7 @@ impl Noise {
     }
 }
 
-fn product(isa: Isa, weight: &PackedWeight, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+fn run(isa: Isa, weight: &PackedWeight, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
     let (format, cols) = (weight.layout().activation_format(isa), weight.cols());
     let tokens = x.len() / cols;
     let mut activations = Activations::with_bytes(format.bytes(tokens, cols)).with_nonzeros(cols);
@@ -80,11 +80,11 @@ fn check(format: Format, rows: usize, cols: usize, zeros: u64, noise: &mut Noise
         let x = noise.values(tokens * cols, 10);
         for isa in Isa::available() {
             for bias in [None, Some(&bias[..])] {
-                let found = product(isa, &sparse, &x, bias);
-                let wanted = product(isa, &dense, &x, bias);
+                let found = run(isa, &sparse, &x, bias);
+                let wanted = run(isa, &dense, &x, bias);
                 let what = format!("{} {rows}x{cols}, {zeros} %, {tokens}, {isa}", format.name());
                 assert!(found == wanted, "{what}");
-                let first = product(isa, &sparse, &x[..cols], bias);
+                let first = run(isa, &sparse, &x[..cols], bias);
                 assert!(found[..rows] == first, "{what}: the first token alone");
             }
         }
@@ -111,8 +111,8 @@ fn columns_whose_input_is_zero_change_no_bit() {
                 for tokens in [1, 3, 19] {
                     let x = noise.values(tokens * cols, zeros);
                     for isa in Isa::available() {
-                        let found = product(isa, &columns, &x, Some(&bias));
-                        let wanted = product(isa, &dense, &x, Some(&bias));
+                        let found = run(isa, &columns, &x, Some(&bias));
+                        let wanted = run(isa, &dense, &x, Some(&bias));
                         let what = format!("{layout:?} {rows}x{cols}, {zeros} %, {tokens}, {isa}");
                         assert!(found == wanted, "{what}");
                     }
@@ -131,7 +131,7 @@ fn faults_show_where_all_else_is_zero() {
         let mut x = [0.0; 64];
         x[40] = f32::NAN;
         for isa in Isa::available() {
-            assert!(product(isa, &columns, &x, None)[0].is_nan(), "{format:?}, {isa}");
+            assert!(run(isa, &columns, &x, None)[0].is_nan(), "{format:?}, {isa}");
         }
     }
 }
@@ -167,5 +167,5 @@ fn threads_pack_parts_of_one_weight() {
     let x = Noise(4).values(cols, 0);
     let isa = Isa::detect();
     assert_eq!(joined.bytes(), whole.bytes());
-    assert_eq!(product(isa, &joined, &x, None), product(isa, &whole, &x, None));
+    assert_eq!(run(isa, &joined, &x, None), run(isa, &whole, &x, None));
 }
