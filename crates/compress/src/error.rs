@@ -3,7 +3,7 @@
 
 use std::io;
 
-/// The result of everything in this crate that can fail.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a file could not be made.
@@ -13,26 +13,26 @@ pub enum Error {
     /// The source cannot be read, or the result cannot be written.
     #[error(transparent)]
     Gguf(#[from] bodkin_gguf::Error),
-    /// The source is no model.
+    /// The source is not a model.
     #[error(transparent)]
     Model(#[from] bodkin_model::Error),
     /// The result cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What was asked for cannot be done.
+    /// An option, tensor or entry is invalid.
     #[error("{item}: expected {expected}, found {found}")]
     Invalid {
         /// The flag, tensor or entry.
         item: String,
-        /// What would have been right.
+        /// The valid values.
         expected: String,
-        /// What is there.
+        /// The actual value.
         found: String,
     },
 }
 
 impl Error {
-    /// Builds [`Error::Invalid`] from anything that can be shown.
+    /// Builds [`Error::Invalid`].
     pub(crate) fn invalid(
         item: impl Into<String>,
         expected: impl Into<String>,

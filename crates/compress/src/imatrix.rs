@@ -1,8 +1,8 @@
-//! The importance matrix: for each column of each weight, the sum of the squares of what it was
-//! multiplied with over a text. Collected by observing a model, kept in the GGUF layout of
+//! The importance matrix: for each column of each weight, the sum of squared activations over a
+//! calibration text. It is collected by observing a model and stored in the GGUF layout of
 //! llama.cpp's `llama-imatrix`: a weight `NAME` has the tensors `NAME.in_sum2`, `[cols, matrices]`,
-//! and `NAME.counts`, `[1, matrices]`, both F32. It must not know which text it was, nor how
-//! weights are quantised or pruned by it.
+//! and `NAME.counts`, `[1, matrices]`, both F32. It must not know the text, nor how quantisation
+//! and pruning use it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,15 +16,15 @@ const COUNTS: &str = ".counts";
 const DATASETS: &str = "imatrix.datasets";
 const CHUNK_COUNT: &str = "imatrix.chunk_count";
 const CHUNK_SIZE: &str = "imatrix.chunk_size";
-/// More rows than any text gives; a count beyond is damage.
-const MOST_ROWS: f32 = 1e15;
+/// The largest valid row count; a larger one means a damaged file.
+const ROWS_MAX: f32 = 1e15;
 
 /// Statistics of the inputs of one weight. A weight of experts has a matrix for each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Entry {
     /// `[matrices, cols]`: the sum of each input column's squares.
     pub square_sums: Vec<f64>,
-    /// `[matrices]`: the rows that were added up.
+    /// `[matrices]`: the number of input rows.
     pub counts: Vec<u64>,
 }
 
@@ -34,8 +34,8 @@ impl Entry {
         self.square_sums.len() / self.counts.len().max(1)
     }
 
-    /// The mean square of each input column of a matrix; none if it has met no input at all, as
-    /// an expert that no token of the text chose.
+    /// The mean square of each input column of a matrix; None if it had no input, like an expert
+    /// that no token was routed to.
     pub fn mean_squares(&self, matrix: usize) -> Option<Vec<f32>> {
         let (count, cols) = (*self.counts.get(matrix)?, self.cols());
         let sums = &self.square_sums[matrix * cols..][..cols];
@@ -115,12 +115,11 @@ impl Imatrix {
         Ok(imatrix)
     }
 
-    /// Makes every entry fit its weight in the plan: where a file has one count for all matrices,
-    /// as those of `llama-imatrix` do for matrices that every token meets, each gets it. `file` is
-    /// for messages.
+    /// Makes every entry fit its weight in the plan: a single count for all matrices, which
+    /// `llama-imatrix` writes for dense weights, is copied to each. `file` is for messages.
     ///
     /// # Errors
-    /// One line about the first entry that is of no weight of the plan, or of another shape.
+    /// One line about the first entry without a weight in the plan, or with another shape.
     pub fn fit(mut self, plan: &Plan, file: &Path) -> Result<Imatrix> {
         for (name, entry) in &mut self.entries {
             let invalid = |expected: String, found: String| Error::Invalid {
@@ -205,7 +204,7 @@ fn entry(file: &File, sums: &Tensor, counts: &Tensor) -> Result<Entry> {
     let values = floats(file, sums);
     check_sums(file.path(), &sums.name, &values)?;
     let counts = floats(file, counts).into_iter().map(|count| match count {
-        0.0..=MOST_ROWS => Ok(count.round() as u64),
+        0.0..=ROWS_MAX => Ok(count.round() as u64),
         _ => Err(invalid(counts, "a number of rows", count.to_string())),
     });
     let square_sums = values.into_iter().map(f64::from).collect();

@@ -1,6 +1,6 @@
-//! A GGUF in, a GGUF out: what activations say about weights, and the weights in fewer bits, or
-//! fewer of them. Files are worked through tensor by tensor, in bounded memory and on several
-//! threads. It must not know text, tokens, any particular backend, or who shows its progress.
+//! Compression of GGUF files: activation statistics, quantisation and pruning. Files are processed
+//! tensor by tensor, in bounded memory and on several threads. It must not know text, tokens, any
+//! particular backend, or how progress is displayed.
 
 #![forbid(unsafe_code)]
 

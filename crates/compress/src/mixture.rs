@@ -1,19 +1,19 @@
-//! Which format each tensor of a model gets. A file type such as `Q4_K_M` is a mixture: most
-//! matrices in one format, those that lose most by it in a larger one. The rules are those of
-//! llama.cpp, so that a name means the same everywhere. It must not know how blocks are made.
+//! Chooses the format of each tensor. A file type such as `Q4_K_M` is a mixture: most matrices have
+//! one format, and the most sensitive ones a more precise one. The rules are llama.cpp's, so that a
+//! name means the same in both. It must not know how blocks are quantised.
 
 use bodkin_gguf::{File, Format, Tensor};
 
 use crate::error::{Error, Result};
 
-/// A kind of file that can be made.
+/// A file type that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileType {
     /// Its name, such as `Q4_K_M`.
     pub name: &'static str,
-    /// What `general.file_type` says of it.
+    /// Its id in `general.file_type`.
     pub id: u32,
-    /// What matrices are stored in unless a rule says otherwise.
+    /// The format of a matrix without a rule of its own.
     pub format: Format,
     mix: Mix,
 }
@@ -25,7 +25,7 @@ enum Mix {
     None,
     /// Only the output matrix is larger.
     Output,
-    /// The legacy formats of four and five bits, that is with an offset where it is known to help.
+    /// The 4-bit and 5-bit legacy formats: with an offset where that is known to help.
     Legacy,
     Q2K,
     Q2KS,
@@ -38,7 +38,7 @@ enum Mix {
     ExpertsOnly,
 }
 
-/// Every file type that can be made.
+/// All file types that can be written.
 pub const FILE_TYPES: &[FileType] = &[
     file_type("F32", 0, Format::F32, Mix::None),
     file_type("F16", 1, Format::F16, Mix::None),
@@ -83,19 +83,19 @@ impl FileType {
     }
 }
 
-/// What the rules ask about a model.
+/// The properties of a model that the rules need.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     falcon: bool,
     layers: usize,
     experts: usize,
-    /// Query heads that share a key head.
+    /// Query heads per KV head.
     sharing: usize,
-    /// The embeddings are the output matrix too.
+    /// The output matrix is tied to the embeddings.
     tied: bool,
-    /// Names of the matrices that make values of the attention, in order of their layers.
+    /// Names of the value projections, in order of their layers.
     values: Vec<String>,
-    /// Names of the matrices that end feed-forward blocks, in order of their layers.
+    /// Names of the down projections, in order of their layers.
     downs: Vec<String>,
     has_imatrix: bool,
 }
@@ -126,13 +126,13 @@ impl Facts {
             experts: first("expert_count")?,
             sharing: heads.checked_div(kv_heads).unwrap_or(0),
             tied: file.tensor("output.weight").is_none(),
-            values: named(&Role::makes_values),
+            values: named(&Role::has_values),
             downs: named(&|role| role == Role::Down),
             has_imatrix,
         })
     }
 
-    /// Which of the layers with such matrices this one belongs to.
+    /// The index of the matrix among those of all layers.
     fn layer(&self, name: &str, among: &[String]) -> usize {
         if self.experts > 1 {
             // Layers may have several, for shared experts and others.
@@ -147,14 +147,14 @@ pub(crate) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// What a matrix does, as far as rules care.
+/// The role of a matrix in the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Embedding,
     Output,
-    /// Queries, keys and values in one.
-    Joined,
-    /// Keys and values out of what a latent attention keeps.
+    /// The fused QKV projection.
+    FusedQkv,
+    /// The up-projection of keys and values in multi-head latent attention.
     Latent,
     Value,
     Key,
@@ -169,7 +169,7 @@ impl Role {
         match name {
             "output.weight" => Role::Output,
             "token_embd.weight" | "per_layer_token_embd.weight" => Role::Embedding,
-            _ if has("attn_qkv.weight") => Role::Joined,
+            _ if has("attn_qkv.weight") => Role::FusedQkv,
             _ if has("attn_kv_b.weight") => Role::Latent,
             _ if has("attn_v.weight") => Role::Value,
             _ if has("attn_k.weight") => Role::Key,
@@ -179,14 +179,14 @@ impl Role {
         }
     }
 
-    fn makes_values(self) -> bool {
-        matches!(self, Role::Value | Role::Joined | Role::Latent)
+    fn has_values(self) -> bool {
+        matches!(self, Role::Value | Role::FusedQkv | Role::Latent)
     }
 }
 
-/// Parts of names of small matrices that stay as they are: routers, convolutions, what depends on
-/// positions, mixing weights of recurrent layers.
-const KEPT: &[&str] = &[
+/// Name parts of small matrices that are not quantised: routers, convolutions, position embeddings,
+/// mixing weights of recurrent layers.
+const NOT_QUANTIZED: &[&str] = &[
     "_norm.weight",
     "ffn_gate_inp",
     "ffn_gate_tid2eid",
@@ -205,11 +205,11 @@ const KEPT: &[&str] = &[
     ".patch_embd",
 ];
 
-/// Whether a tensor is a matrix that may be stored in fewer bits.
+/// Whether a tensor is a matrix that may be quantised.
 pub(crate) fn is_quantized(tensor: &Tensor) -> bool {
     let matrix = tensor.shape.iter().skip(1).any(|&rows| rows > 1);
-    let kept = KEPT.iter().any(|part| tensor.name.contains(part));
-    matrix && tensor.name.ends_with("weight") && !kept
+    let excluded = NOT_QUANTIZED.iter().any(|part| tensor.name.contains(part));
+    matrix && tensor.name.ends_with("weight") && !excluded
 }
 
 /// The format that a file type gives to a matrix.
@@ -226,7 +226,7 @@ pub(crate) fn format_for(kind: FileType, tensor: &Tensor, facts: &Facts) -> Form
         return if stacked { kind.format } else { Format::Q8_0 };
     }
     let larger = match role {
-        role if role.makes_values() => value_format(kind.mix, tensor, role, facts),
+        role if role.has_values() => value_format(kind.mix, tensor, role, facts),
         Role::Key if facts.experts == 8 => Some(Format::Q8_0),
         Role::Down => down_format(kind, tensor, facts),
         Role::AttentionOutput => attention_output_format(kind, facts),
@@ -235,7 +235,7 @@ pub(crate) fn format_for(kind: FileType, tensor: &Tensor, facts: &Facts) -> Form
     larger.unwrap_or(kind.format)
 }
 
-/// Logits suffer most from a coarse matrix.
+/// The output matrix is the most sensitive to quantisation.
 fn output_format(kind: FileType, tensor: &Tensor, facts: &Facts) -> Format {
     let whole = tensor.cols().is_multiple_of(kind.format.block_elements());
     match kind.format {
@@ -245,8 +245,8 @@ fn output_format(kind: FileType, tensor: &Tensor, facts: &Facts) -> Format {
     }
 }
 
-/// Layers at both ends, and every third between them, get more bits.
-fn favoured(layer: usize, layers: usize) -> bool {
+/// Whether a layer gets more bits: those at both ends, and every third between them.
+fn use_more_bits(layer: usize, layers: usize) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
@@ -266,7 +266,7 @@ fn value_format(mix: Mix, tensor: &Tensor, role: Role, facts: &Facts) -> Option<
         Mix::Q3KM => Some(Format::Q4_K),
         Mix::Q3KL => Some(Format::Q5_K),
         Mix::Iq4 if shared => Some(Format::Q5_K),
-        Mix::Q4KM | Mix::Q5KM if favoured(rank, facts.values.len()) => Some(Format::Q6_K),
+        Mix::Q4KM | Mix::Q5KM if use_more_bits(rank, facts.values.len()) => Some(Format::Q6_K),
         Mix::Q4KS if rank < 4 => Some(Format::Q5_K),
         _ => None,
     };
@@ -287,13 +287,13 @@ fn down_format(kind: FileType, tensor: &Tensor, facts: &Facts) -> Option<Format>
         Mix::Q2K => Some(Format::Q3_K),
         Mix::Q2KS if eighth => Some(Format::Q4_K),
         Mix::Q3KM if sixteenth => Some(Format::Q5_K),
-        Mix::Q3KM if !facts.falcon || favoured(layer, layers) => Some(Format::Q4_K),
+        Mix::Q3KM if !facts.falcon || use_more_bits(layer, layers) => Some(Format::Q4_K),
         Mix::Q3KL if facts.falcon => Some(Format::Q4_K),
         Mix::Q3KL => Some(Format::Q5_K),
         Mix::Q4KM if facts.falcon && sixteenth => Some(Format::Q6_K),
-        Mix::Q4KM if facts.falcon && favoured(layer, layers) => Some(Format::Q5_K),
+        Mix::Q4KM if facts.falcon && use_more_bits(layer, layers) => Some(Format::Q5_K),
         Mix::Q4KM if facts.falcon => None,
-        Mix::Q4KM | Mix::Q5KM if favoured(layer, layers) => Some(Format::Q6_K),
+        Mix::Q4KM | Mix::Q5KM if use_more_bits(layer, layers) => Some(Format::Q6_K),
         Mix::Q4KS if !facts.falcon && eighth => Some(Format::Q5_K),
         Mix::Iq4 if eighth && !facts.has_imatrix => Some(Format::Q5_K),
         Mix::Legacy if eighth && facts.has_imatrix && kind.format == Format::Q4_0 => {
@@ -320,8 +320,8 @@ fn attention_output_format(kind: FileType, facts: &Facts) -> Option<Format> {
     }
 }
 
-/// The format that is used instead where rows are no whole number of blocks: one of about the same
-/// precision in blocks of 32, or F16.
+/// The fallback for rows that are not a whole number of blocks: a format of similar precision in
+/// blocks of 32, or F16.
 pub(crate) fn fallback(format: Format, cols: usize) -> Format {
     let smaller = match format {
         Format::IQ4_XS => Format::IQ4_NL,

@@ -1,4 +1,4 @@
-//! Patterns of tensors' names: regular expressions that are found anywhere in a name.
+//! Patterns of tensor names: regular expressions that match anywhere in a name.
 
 use regex_automata::meta::Regex;
 
@@ -12,11 +12,11 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Reads a pattern. Fails with what is wrong with the expression.
+    /// Parses a pattern. Fails if it is not a valid regular expression.
     pub fn new(text: &str) -> Result<Pattern> {
         let regex = Regex::new(text).map_err(|error| {
             let why = error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string);
-            // The parser draws the place on lines of its own; its last line says what is wrong.
+            // The parser prints a diagram first; its last line is the reason.
             let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ");
             let found = format!("`{text}` ({why})");
             Error::invalid("pattern", "a regular expression", found)
@@ -24,12 +24,12 @@ impl Pattern {
         Ok(Pattern { text: text.to_string(), regex })
     }
 
-    /// Whether the pattern is found in a name.
+    /// Whether the pattern matches anywhere in a name.
     pub fn matches(&self, name: &str) -> bool {
         self.regex.is_match(name)
     }
 
-    /// The pattern as it was written.
+    /// The source of the pattern.
     pub fn as_str(&self) -> &str {
         &self.text
     }

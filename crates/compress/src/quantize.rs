@@ -1,5 +1,5 @@
-//! A model in other formats: first which format each tensor gets, then the file. It must not know
-//! how blocks are made, nor what a mixture is.
+//! Quantisation: chooses the format of each tensor, then writes the file. It must not know how
+//! blocks are quantised, nor the rules of a mixture.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,8 +16,8 @@ use crate::rows;
 /// The version of the block formats, as `general.quantization_version` says it.
 const BLOCKS_VERSION: u32 = 2;
 
-/// Keys of the statistics that a file was made with: their file, what they were collected over, and
-/// how many weights and chunks they have.
+/// Metadata keys of the importance matrix that a file was quantised with: its file, its dataset, and
+/// its numbers of weights and chunks.
 const IMATRIX: [&str; 4] = [
     "quantize.imatrix.file",
     "quantize.imatrix.dataset",
@@ -25,18 +25,17 @@ const IMATRIX: [&str; 4] = [
     "quantize.imatrix.chunks_count",
 ];
 
-/// What activations say about the tensors that are stored anew: the mean square of the input to
-/// each column.
+/// The importance of each column of the tensors that are quantised: the mean square of its input.
 #[derive(Clone, Debug)]
 pub struct Importance {
-    /// By the tensor's name, for each of its matrices; None where no token met the matrix.
+    /// By the tensor's name, for each of its matrices; None for an expert without tokens.
     tensors: BTreeMap<String, Vec<Option<Vec<f32>>>>,
     missing: Vec<String>,
 }
 
 impl Importance {
-    /// Looks up all tensors that will be stored anew. Fails if the statistics are of another
-    /// model: of a tensor with other columns.
+    /// Looks up all tensors that change their format. Fails if the statistics belong to another
+    /// model: if the numbers of columns differ.
     pub fn new(imatrix: &Imatrix, choices: &[Choice]) -> Result<Importance> {
         let mut importance = Importance { tensors: BTreeMap::new(), missing: Vec::new() };
         for choice in choices.iter().filter(|choice| choice.format != choice.tensor.format) {
@@ -63,44 +62,44 @@ impl Importance {
         Ok(importance)
     }
 
-    /// Tensors that the statistics do not cover.
+    /// Tensors without statistics.
     pub fn missing(&self) -> impl Iterator<Item = &str> {
         self.missing.iter().map(String::as_str)
     }
 
-    /// The columns of one of a tensor's rows.
+    /// The importance of the columns in one of a tensor's rows.
     fn columns(&self, tensor: &Tensor, row: usize) -> Option<&[f32]> {
         let matrices = self.tensors.get(&tensor.name)?;
         matrices[row * matrices.len() / tensor.rows()].as_deref()
     }
 }
 
-/// What is to be made.
+/// The options of a quantisation.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The mixture; none leaves tensors in their formats, and sparse ones in their bases.
+    /// The file type; None keeps the formats, but makes sparse tensors dense.
     pub kind: Option<FileType>,
-    /// Every matrix in the one format of the mixture.
+    /// Every matrix has the main format of the file type.
     pub pure: bool,
-    /// The format of tensors by name; the first pattern that is found decides.
+    /// Formats by tensor name; the first pattern that matches decides.
     pub overrides: Vec<(Pattern, Format)>,
-    /// Whether activations were measured, which changes a few rules.
+    /// Whether there is an importance matrix, which changes a few rules.
     pub has_imatrix: bool,
 }
 
-/// What becomes of one tensor.
+/// The chosen format of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The tensor as it is.
     pub tensor: Tensor,
-    /// How it will be stored.
+    /// The new format.
     pub format: Format,
-    /// The format that it would have, if its rows were whole numbers of blocks.
+    /// The wanted format, if the rows are not a whole number of its blocks.
     pub instead_of: Option<Format>,
 }
 
 impl Choice {
-    /// How many bytes it will take.
+    /// Its size in the new format.
     pub fn bytes(&self) -> u64 {
         if self.format == self.tensor.format {
             return self.tensor.bytes;
@@ -170,13 +169,13 @@ pub(crate) fn is_written(format: Format) -> bool {
     format.quantize(&values, None, &mut vec![0; bytes]).is_ok()
 }
 
-/// The metadata of a file whose tensors were stored anew.
+/// The metadata of a file with converted tensors.
 pub fn metadata(file: &File, kind: Option<FileType>) -> Metadata {
     let mut metadata = file.metadata().clone();
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
     }
-    // What the source was made with does not hold for what is made of it.
+    // The new file was not made with the importance matrix of the source.
     IMATRIX.into_iter().for_each(|key| drop(metadata.remove(key)));
     if let Some(kind) = kind {
         metadata.insert("general.quantization_version", Value::U32(BLOCKS_VERSION));
@@ -185,8 +184,8 @@ pub fn metadata(file: &File, kind: Option<FileType>) -> Metadata {
     metadata
 }
 
-/// Says in a file's metadata which statistics it was made with, in the keys of `llama-quantize`;
-/// `name` is the statistics' file.
+/// Records the importance matrix in a file's metadata, with the keys of `llama-quantize`. `name` is
+/// the file of the matrix.
 pub fn record_imatrix(metadata: &mut Metadata, imatrix: &Imatrix, name: &str) {
     let dataset = imatrix.datasets.join(", ");
     let values = [
@@ -198,8 +197,8 @@ pub fn record_imatrix(metadata: &mut Metadata, imatrix: &Imatrix, name: &str) {
     IMATRIX.into_iter().zip(values).for_each(|(key, value)| metadata.insert(key, value));
 }
 
-/// Writes the file that was chosen. `done` is told the number of source bytes that were worked
-/// off since it was last called.
+/// Writes the file with the chosen formats. Calls `done` with the number of source bytes processed
+/// since its last call.
 pub fn write(
     file: &File,
     metadata: &Metadata,
@@ -209,7 +208,7 @@ pub fn write(
     done: &dyn Fn(u64),
     out: &mut dyn Write,
 ) -> Result<()> {
-    // Only messages name the path: the caller's stream is what is written to.
+    // Only error messages use the path: the output goes to the caller's stream.
     let mut writer = Writer::new(Path::new("the new file"), metadata)?;
     for choice in choices {
         let tensor = &choice.tensor;
@@ -220,16 +219,16 @@ pub fn write(
                 out.write_all(&file.read(tensor))?;
                 done(tensor.bytes);
             } else {
-                let (mut rows_made, mut told) = (0, 0);
+                let (mut rows_made, mut reported) = (0, 0);
                 let made = |bytes: &[u8], rows: usize| {
                     out.write_all(bytes)?;
                     rows_made += rows as u64;
                     let all = tensor.bytes * rows_made / tensor.rows() as u64;
-                    done(all - told);
-                    told = all;
+                    done(all - reported);
+                    reported = all;
                     Ok(())
                 };
-                // What is made of other tensors is made once, and held no longer than this.
+                // A tensor that is built from others is built once, and freed after this block.
                 let data = file.read(tensor);
                 convert(&data, tensor, choice.format, importance, threads, made)?;
             }
@@ -240,8 +239,8 @@ pub fn write(
     Ok(writer.write_to(out)?)
 }
 
-/// Stores the rows of a tensor, whose data are `data`, in another format and hands them on in
-/// order, some at a time.
+/// Converts the rows of a tensor, whose data are `data`, to another format and emits them in order,
+/// some at a time.
 fn convert(
     data: &[u8],
     tensor: &Tensor,
@@ -270,16 +269,15 @@ fn convert(
     rows::in_order(rows, cols, threads, make, emit)
 }
 
-/// How much the error of each value of a row counts. An error adds to the result as much as the
-/// input of its column is large; errors of large values count more, as those are more often what
-/// training put there on purpose.
+/// The weight of each value's quantisation error in a row: the importance of its column, times a
+/// factor that grows with the value's magnitude, since large values matter more.
 pub(crate) fn weigh(values: &[f32], columns: Option<&[f32]>, weights: &mut [f32]) {
     let mean = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
     for (i, (weight, x)) in weights.iter_mut().zip(values).enumerate() {
         let column = columns.map_or(1.0, |columns| columns[i]);
         *weight = column * (mean + x * x).sqrt();
     }
-    // A column that was never used, or values that are all zero, say nothing.
+    // Without any valid weight, all errors count the same.
     if !weights.iter().any(|&weight| weight > 0.0) || !weights.iter().all(|w| w.is_finite()) {
         weights.fill(1.0);
     }

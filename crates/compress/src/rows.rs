@@ -1,18 +1,17 @@
-//! A tensor's rows, worked on by all threads and handed on in order. It must not know what is done
-//! with them.
+//! Processes a tensor's rows on all threads and emits the results in order. It must not know the
+//! processing.
 
 use std::io;
 use std::ops::Range;
 
 use bodkin_gguf::Tensor;
 
-/// Elements that a thread takes at a time: enough to be worth a thread's start, and little beside
-/// any tensor that is worth several threads.
+/// The elements of one piece of work: enough to amortise the start of a thread, and few compared
+/// with any tensor that is worth several threads.
 const PIECE: usize = 1 << 20;
 
-/// Cuts `rows` rows of `cols` elements into pieces, has `make` turn each into something on one of
-/// `threads` threads, and gives the results to `emit` in order. As many pieces as threads are in
-/// memory at a time.
+/// Splits `rows` rows of `cols` elements into pieces, maps each with `make` on one of `threads`
+/// threads, and passes the results to `emit` in order. At most `threads` pieces are in memory.
 pub(crate) fn in_order<T: Send>(
     rows: usize,
     cols: usize,
@@ -21,7 +20,7 @@ pub(crate) fn in_order<T: Send>(
     mut emit: impl FnMut(T) -> io::Result<()>,
 ) -> io::Result<()> {
     let most = (PIECE / cols).max(1);
-    // Small tensors are shared too.
+    // Small tensors are split over the threads, too.
     let piece = rows.div_ceil(threads).clamp(1, most);
     let mut from = 0;
     while from < rows {
@@ -43,7 +42,7 @@ pub(crate) fn in_order<T: Send>(
     Ok(())
 }
 
-/// The values of some rows of a tensor whose data are `data`.
+/// Dequantises some rows of a tensor whose data are `data`.
 pub(crate) fn read(data: &[u8], tensor: &Tensor, rows: Range<usize>) -> Vec<f32> {
     let cols = tensor.cols();
     let mut values = vec![0.0; rows.len() * cols];

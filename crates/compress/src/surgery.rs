@@ -1,4 +1,4 @@
-//! Surgery files: which tensors are pruned how, in TOML.
+//! Surgery files: pruning rules in TOML.
 //!
 //! ```toml
 //! # Statistics of activations, as `imatrix` writes them; beside the file if the path is relative.
@@ -32,7 +32,7 @@ use crate::prune::{Cut, Rule, Structure};
 pub struct Surgery {
     /// Statistics of activations.
     pub imatrix: Option<PathBuf>,
-    /// What to do, the first match counting.
+    /// Pruning rules; the first match decides.
     pub rules: Vec<Rule>,
 }
 
@@ -61,7 +61,7 @@ impl Surgery {
     /// Reads a file.
     ///
     /// # Errors
-    /// One line with the file's name, and the rule and the key that are wrong.
+    /// One line with the file's name, and the invalid rule and key.
     pub fn open(path: &Path) -> Result<Surgery> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -127,10 +127,10 @@ pub fn parse_format(name: &str) -> Result<Format> {
     Format::from_name(name).ok_or_else(unknown)
 }
 
-/// The share of weights that becomes zero: what was asked for, or what the structure says.
+/// The sparsity: the given one, or that of an N:M structure.
 ///
 /// # Errors
-/// If neither says it, or both and differently.
+/// If neither determines it, or both do and differ.
 pub fn sparsity(structure: Structure, asked: Option<f32>) -> Result<f32> {
     let own = match structure {
         Structure::Unstructured => None,

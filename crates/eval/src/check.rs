@@ -1,6 +1,6 @@
-//! Whether a model is sane: what it says, the numbers inside it, its limits, and how far it lies
-//! from what it computed before. Each part is a module; what is a fault and what is a number is
-//! decided here, what is shown is the caller's.
+//! Sanity checks of a model: its generated text, its activations and logits, its behaviour at the
+//! window and context limits, and its difference from an earlier run. Each part is a module. The
+//! modules decide what is a fault; the caller decides what is shown.
 
 pub mod baseline;
 pub mod coherence;
@@ -9,7 +9,7 @@ pub mod limits;
 
 use bodkin_engine::{Engine, Event, Finish, Request, SamplerOptions, Usage};
 
-/// What models are asked to go on from or to answer: a fact, a list, code, a story, a sum.
+/// Prompts to continue or to answer: a fact, a list, code, a story, a sum.
 pub const PROMPTS: [&str; 5] = [
     "The capital of France is",
     "Name three animals that live in the sea, and say one thing about each of them.",
@@ -21,10 +21,10 @@ pub const PROMPTS: [&str; 5] = [
 /// A plain text of about three hundred tokens, for perplexity and activations.
 pub const TEXT: &str = include_str!("check/text.txt");
 
-/// The same random numbers in every run.
+/// Every run samples with the same random numbers.
 const SEED: u64 = 42;
 
-/// What a model said.
+/// A generated answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// The tokens, the end token included.
@@ -37,11 +37,11 @@ pub struct Answer {
     pub usage: Usage,
 }
 
-/// Goes on from a prompt with the sampling that the model recommends and random numbers that are
-/// always the same: a small model's best tokens alone go round in circles.
+/// Generates from a prompt with the model's recommended sampling and a fixed seed: small models
+/// repeat themselves with greedy sampling.
 ///
 /// # Errors
-/// What the engine says about the request.
+/// The engine's error for the request.
 pub fn answer(
     engine: &Engine,
     prompt: Vec<u32>,
@@ -49,7 +49,7 @@ pub fn answer(
     max_tokens: Option<usize>,
 ) -> Result<Answer, bodkin_engine::Error> {
     let sampling = SamplerOptions { seed: Some(SEED), ..sampling.clone() };
-    // Without a limit it is the end of the context that is looked for.
+    // Without a limit, the test is whether generation ends with the context.
     let ignore_end = max_tokens.is_none();
     let request = Request { prompt, sampling, max_tokens, ignore_end, ..Request::default() };
     let (mut ids, mut text) = (Vec::new(), String::new());

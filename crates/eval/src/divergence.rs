@@ -5,20 +5,19 @@
 use crate::kld::BaseRow;
 use crate::score::{LogSoftmax, Row};
 
-/// Base log-probabilities from here on down are left out of the divergence: they are stored as the
-/// smallest value, whatever they were.
+/// Base log-probabilities at or below this are excluded from the divergence: the file clamps them.
 const SMALLEST_LOG_PROBABILITY: f32 = -16.0;
 
-/// What one prediction says.
+/// The comparison of one prediction with the base model's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Values {
     /// The log-probability of the next token.
     pub log_probability: f64,
-    /// The base's.
+    /// The base model's log-probability of it.
     pub base_log_probability: f64,
-    /// The divergence of the prediction from the base's.
+    /// The KL divergence of the prediction from the base model's.
     pub divergence: f64,
-    /// Whether both prefer the same token.
+    /// Whether both have the same most probable token.
     pub has_same_top: bool,
 }
 
@@ -59,7 +58,7 @@ impl Values {
 pub struct Estimate {
     /// The value.
     pub value: f64,
-    /// Its standard error, 0 where there are too few values to tell.
+    /// Its standard error; 0 if there are too few values to estimate it.
     pub error: f64,
 }
 
@@ -70,7 +69,7 @@ pub struct Divergence {
 }
 
 impl Divergence {
-    /// Counts a prediction.
+    /// Adds a prediction.
     pub fn add(&mut self, values: Values) {
         self.values.push(values);
     }
@@ -85,7 +84,7 @@ impl Divergence {
         self.mean(|v| -v.log_probability)
     }
 
-    /// The base's.
+    /// The base model's mean negative log-likelihood.
     pub fn base_log_perplexity(&self) -> Estimate {
         self.mean(|v| -v.base_log_probability)
     }
@@ -125,7 +124,7 @@ impl Divergence {
         Estimate { value, error: if value > 0.0 { 0.5 / value * square.error } else { 0.0 } }
     }
 
-    /// The share of predictions with the same preferred token.
+    /// The fraction of predictions with the same most probable token.
     pub fn same_top(&self) -> Estimate {
         let n = self.values.len() as f64;
         let value = self.values.iter().filter(|v| v.has_same_top).count() as f64 / n;
@@ -162,7 +161,7 @@ impl Divergence {
         Estimate { value: sum / n, error }
     }
 
-    /// The value below which so large a part of ascending values lies, between its neighbours.
+    /// The percentile `part` (0 to 1) of ascending values, linearly interpolated.
     ///
     /// # Panics
     /// If there are no values.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The result of the functions of this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What can go wrong in an evaluation.
@@ -29,11 +29,11 @@ pub enum Error {
     /// A window has no second half to score.
     #[error("expected a context of 4 tokens at least, found {found}")]
     ShortWindow {
-        /// What was asked for.
+        /// The requested size.
         found: usize,
     },
-    /// A model predicts nothing.
-    #[error("chunk {chunk}: the logits of this model are no numbers")]
+    /// A model's logits are NaN.
+    #[error("chunk {chunk}: the model's logits are NaN")]
     NoNumbers {
         /// From 1 on.
         chunk: usize,
@@ -43,11 +43,11 @@ pub enum Error {
     Io {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// What was to be kept cannot be written.
-    #[error("cannot keep predictions: {0}")]
+    /// Predictions cannot be written.
+    #[error("cannot write predictions: {0}")]
     Keep(#[from] std::io::Error),
     /// A file of log-probabilities contradicts its format, itself or the model.
     #[error("{}: {item}: expected {expected}, found {found}", file.display())]
@@ -56,9 +56,9 @@ pub enum Error {
         file: PathBuf,
         /// A field of it.
         item: &'static str,
-        /// What would have been right.
+        /// The valid values.
         expected: String,
-        /// What is there.
+        /// The actual value.
         found: String,
     },
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::windows::Windows;
 
 const MAGIC: &[u8; 8] = b"_logits_";
-/// Logits further below the largest are stored as if they were this far.
+/// Logits more than this below the largest are clamped.
 const RANGE: f32 = 16.0;
 const HEADER_BYTES: u64 = 20;
 
@@ -22,7 +22,7 @@ fn row_bytes(vocabulary: usize) -> usize {
     8 + 2 * vocabulary.next_multiple_of(2)
 }
 
-/// A row as it stands in the file.
+/// Encodes a row of logits in the file's format.
 pub fn encode_row(logits: &[f32], log_sum: f64) -> Vec<u8> {
     let (smallest, max) =
         logits.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(smallest, max), &logit| {
@@ -49,10 +49,10 @@ pub struct BaseWriter<W: Write> {
 }
 
 impl<W: Write> BaseWriter<W> {
-    /// Writes what stands before the rows.
+    /// Writes the header and the tokens.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn new(out: W, windows: &Windows, vocabulary: usize) -> std::io::Result<BaseWriter<W>> {
         let mut out = BufWriter::with_capacity(1 << 20, out);
         out.write_all(MAGIC)?;
@@ -68,15 +68,15 @@ impl<W: Write> BaseWriter<W> {
     /// Writes the next row.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn row(&mut self, encoded: &[u8]) -> std::io::Result<()> {
         self.out.write_all(encoded)
     }
 
-    /// Writes what is left in memory.
+    /// Writes the buffered rows.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn finish(mut self) -> std::io::Result<()> {
         self.out.flush()
     }
@@ -114,8 +114,8 @@ impl BaseRow<'_> {
 }
 
 impl Base {
-    /// Opens a file and reads what stands before the rows. `first_token` is what the model wants
-    /// before a text; the file does not say.
+    /// Opens a file and reads its header and tokens. `first_token` is the model's BOS token, which
+    /// the file does not store.
     ///
     /// # Errors
     /// One line if it is no such file, or shorter than it says.
@@ -142,7 +142,7 @@ impl Base {
             u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
         };
         let [size, vocabulary, count] = [number(0), number(1), number(2)];
-        // Three numbers of 32 bits have their product in one of 128.
+        // A product of three 32-bit numbers fits into 128 bits.
         let [wide_size, wide_count] = [u128::from(size), u128::from(count)];
         let rows = wide_count * (wide_size - wide_size / 2).saturating_sub(1);
         let row = 8 + 2 * u128::from(vocabulary).next_multiple_of(2);
@@ -190,7 +190,7 @@ impl Base {
     /// Reads the rows of the next window into `rows`.
     ///
     /// # Errors
-    /// What the system says, or that a number is not finite.
+    /// If the file cannot be read, or a number is not finite.
     pub fn read_window(&mut self, rows: &mut Vec<u8>) -> Result<()> {
         rows.resize(self.windows.scored().len() * row_bytes(self.vocabulary), 0);
         let failed = |source| Error::Io { file: self.path.clone(), source };
@@ -209,7 +209,7 @@ impl Base {
         Ok(())
     }
 
-    /// A row of those that [`Base::read_window`] read.
+    /// One of the rows that [`Base::read_window`] read.
     pub fn row<'a>(&self, rows: &'a [u8], index: usize) -> BaseRow<'a> {
         let row = &rows[index * row_bytes(self.vocabulary)..][..row_bytes(self.vocabulary)];
         let float =

@@ -1,6 +1,5 @@
-//! Numbers about a model: how well it predicts a text, how far it lies from another model, and
-//! whether what it computes and says is sane. It must not know any backend by name, nor how numbers
-//! are shown to people.
+//! Evaluation of a model: perplexity, KL divergence from a base model, and sanity checks. It must
+//! not know any backend by name, nor how results are displayed.
 
 #![forbid(unsafe_code)]
 

@@ -9,7 +9,7 @@ pub struct Perplexity {
 }
 
 impl Perplexity {
-    /// Counts a token that had this log-probability.
+    /// Adds a token with this log-probability.
     pub fn add(&mut self, log_probability: f64) {
         self.sum -= log_probability;
         self.square_sum += log_probability * log_probability;
@@ -26,8 +26,8 @@ impl Perplexity {
         (self.sum / self.count as f64).exp()
     }
 
-    /// Its standard error, to first order: that of the mean times the perplexity. None where the
-    /// variance cannot be told.
+    /// Its standard error to first order: the standard error of the mean times the perplexity. None
+    /// if the variance cannot be estimated.
     pub fn standard_error(&self) -> Option<f64> {
         let mean = self.sum / self.count as f64;
         let variance = self.square_sum / self.count as f64 - mean * mean;

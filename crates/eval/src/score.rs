@@ -1,5 +1,5 @@
-//! The model's predictions for the tokens of a window, row by row, on several threads: with a large
-//! vocabulary the logarithms would else take as long as the model.
+//! Scores the tokens of a window with the model's predictions, on several threads: with a large
+//! vocabulary, the log-softmax of a row takes as long as the model's step.
 
 use bodkin_backend::{Limits, Model, Observer};
 use bodkin_engine::Pages;
@@ -8,13 +8,13 @@ use bodkin_model::Plan;
 use crate::error::Result;
 use crate::windows::Windows;
 
-/// Logits that a step may give, in elements: 128 MiB.
+/// The most logits of one step, in elements: 128 MiB.
 const STEP_LOGITS: usize = 1 << 25;
 
 /// One prediction.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
-    /// Its number among those of the window that count.
+    /// The index among the window's scored predictions.
     pub index: usize,
     /// The token that comes next in the text.
     pub next: u32,
@@ -22,7 +22,7 @@ pub struct Row<'a> {
     pub logits: &'a [f32],
 }
 
-/// What a model must be loaded for to read windows of `size` tokens in steps of `step`.
+/// The limits that a model is loaded with to read windows of `size` tokens in steps of `step`.
 pub fn limits(plan: &Plan, size: usize, step: usize) -> Limits {
     let step = step.min(size);
     let outputs = (STEP_LOGITS / plan.output_width()).clamp(1, (size / 2).max(1));
@@ -30,11 +30,11 @@ pub fn limits(plan: &Plan, size: usize, step: usize) -> Limits {
     Limits { tokens: step, outputs: outputs.min(step), pages, state_slots: 1 }
 }
 
-/// Reads a window and gives what `of` makes of each prediction that counts to `sink`, in order.
-/// `of` runs on so many threads.
+/// Reads a window, maps each scored prediction with `of` on `threads` threads, and passes the
+/// results to `sink` in order.
 ///
 /// # Errors
-/// What the engine says about the model.
+/// The engine's error.
 pub fn score<T: Send>(
     model: &mut dyn Model,
     windows: &Windows,
@@ -57,10 +57,10 @@ pub fn score<T: Send>(
     Ok(())
 }
 
-/// Reads a window for the sake of an observer.
+/// Reads a window with an observer attached.
 ///
 /// # Errors
-/// What the engine says about the model.
+/// The engine's error.
 pub fn read(
     model: &mut dyn Model,
     windows: &Windows,
@@ -74,7 +74,7 @@ pub fn read(
     Ok(())
 }
 
-/// `f` of each number below `n`, in order, computed on so many threads.
+/// Computes `f` of each number below `n` on `threads` threads. Returns the results in order.
 fn parallel<T: Send>(threads: usize, n: usize, f: &(impl Fn(usize) -> T + Sync)) -> Vec<T> {
     let share = |thread: usize| -> Vec<T> {
         (n * thread / threads..n * (thread + 1) / threads).map(f).collect()
@@ -88,7 +88,7 @@ fn parallel<T: Send>(threads: usize, n: usize, f: &(impl Fn(usize) -> T + Sync))
     })
 }
 
-/// What turns logits into log-probabilities.
+/// The normalisation that turns logits into log-probabilities.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogSoftmax {
     /// The largest logit.

@@ -1,5 +1,5 @@
-//! Windows of a text, measured one by one: added to a perplexity, kept for later, or compared with
-//! what was kept.
+//! Measures the windows of a text one by one: adds them to a perplexity, writes their predictions
+//! to a base file, or compares them with one.
 
 use std::io::Write;
 
@@ -12,12 +12,11 @@ use crate::perplexity::Perplexity;
 use crate::score::{LogSoftmax, Row, score};
 use crate::windows::Windows;
 
-/// Adds a window's predictions to `perplexity`, and writes them to `base` if there is one. What is
-/// made of logits is made on so many threads.
+/// Adds a window's predictions to `perplexity`, and writes them to `base` if there is one. Logits
+/// are processed on `threads` threads.
 ///
 /// # Errors
-/// What the engine says about the model, or the system about the file; or if the model predicts
-/// nothing.
+/// The engine's or the file's error, or if the logits are NaN.
 pub fn measure<W: Write>(
     model: &mut dyn Model,
     windows: &Windows,
@@ -43,11 +42,10 @@ pub fn measure<W: Write>(
     Ok(kept?)
 }
 
-/// Adds how far a window's predictions lie from those of `base`, whose next window it is.
+/// Adds the divergence of a window's predictions from those of `base`, whose next window it is.
 ///
 /// # Errors
-/// What the engine says about the model, or what is wrong with the file; or if the model predicts
-/// nothing.
+/// The engine's or the file's error, or if the logits are NaN.
 pub fn compare(
     model: &mut dyn Model,
     windows: &Windows,
@@ -63,7 +61,7 @@ pub fn compare(
     check(divergence.log_perplexity().value, window)
 }
 
-/// Fails if what was measured up to a window is no number.
+/// Fails if the result up to this window is NaN.
 fn check(value: f64, window: usize) -> Result<()> {
     if value.is_nan() { Err(Error::NoNumbers { chunk: window + 1 }) } else { Ok(()) }
 }

@@ -1,11 +1,11 @@
-//! A text cut into windows of equal length, each read as a sequence of its own, as
-//! llama-perplexity does it.
+//! Splits a text into windows of equal length, as llama-perplexity does. Each is a sequence of its
+//! own.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 
-/// The windows of a text. The tokens that do not fill a last one are left out.
+/// The windows of a text. Tokens after the last full window are dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     /// `[count * size]`.
@@ -15,8 +15,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Windows of `size` tokens. Where the model wants `first_token` before a text, it takes the
-    /// place of each window's first one. Fails if the text is shorter than two windows.
+    /// Windows of `size` tokens. `first_token`, the model's BOS token if it has one, replaces the
+    /// first token of each window. Fails if the text is shorter than two windows.
     pub fn of_text(tokens: Vec<u32>, size: usize, first_token: Option<u32>) -> Result<Windows> {
         if tokens.len() / 2 < size {
             return Err(Error::ShortText { tokens: tokens.len(), window: size });
@@ -53,15 +53,15 @@ impl Windows {
         &self.tokens
     }
 
-    /// What the model reads of a window.
+    /// The tokens that the model reads for a window.
     pub fn input(&self, window: usize) -> Vec<u32> {
         let mut tokens = self.tokens[window * self.size..][..self.size].to_vec();
         tokens[0] = self.first_token.unwrap_or(tokens[0]);
         tokens
     }
 
-    /// The positions of a window whose predictions count: those of the second half, each of which
-    /// has half a window before it, but for the last, whose next token is in another window.
+    /// The scored positions of a window: its second half, so that each has at least half a window of
+    /// context, without the last one, whose next token is in another window.
     pub fn scored(&self) -> Range<usize> {
         self.size / 2..self.size - 1
     }

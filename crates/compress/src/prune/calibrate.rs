@@ -1,6 +1,6 @@
-//! What pruning needs to know of a model's activations, collected by observing it: the importance
-//! matrix, and for methods that make up for what they cut the sums of products of inputs. It must
-//! not know which text is read.
+//! Calibration statistics for pruning, collected by observing a model: the importance matrix, and
+//! for SparseGPT the Gram matrix `transpose(X) * X` of a weight's inputs. It must not know the
+//! calibration text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,25 +13,24 @@ use super::linear::{part, part_mut};
 use crate::error::{Error, Result};
 use crate::imatrix::Imatrix;
 
-/// Rows of the sums that a thread takes at a time.
+/// Rows of a Gram matrix in one piece of work.
 const PANEL: usize = 128;
 
 /// Collects statistics of the inputs of layers' weights.
 #[derive(Debug, Default)]
 pub struct Calibration {
-    /// The inputs' squares.
+    /// Sums of squared inputs.
     pub imatrix: Imatrix,
     threads: usize,
-    /// By name, `[cols, cols]`, the lower triangle.
+    /// Gram matrices by weight name, `[cols, cols]`, the lower triangle.
     sums: BTreeMap<String, Array2<f32>>,
-    /// For each weight whose products are wanted, the first one with the same input.
+    /// For each weight that needs a Gram matrix, the first weight with the same input.
     owners: BTreeMap<String, String>,
 }
 
 impl Calibration {
-    /// Will collect squares of all inputs, and products of the inputs of the weights of a plan with
-    /// these names, which belong to no experts, on so many threads. Weights with the same input
-    /// share the sums.
+    /// Collects squares of all inputs, and Gram matrices for the weights of a plan with these names,
+    /// which must not be experts, on `threads` threads. Weights with the same input share a matrix.
     pub fn new(plan: &Plan, wanted: &BTreeSet<String>, threads: usize) -> Calibration {
         let (mut owners, mut first) = (BTreeMap::new(), BTreeMap::new());
         for op in &plan.ops {
@@ -39,7 +38,7 @@ impl Calibration {
             let name = &plan.weight(*weight).name;
             if wanted.contains(name) {
                 let owner = first.entry(*input).or_insert_with(|| name.clone());
-                // A weight with several inputs has sums of its own.
+                // A weight with several inputs has a Gram matrix of its own.
                 let owners = owners.entry(name.clone()).or_insert_with(|| owner.clone());
                 if owners != owner {
                     owners.clone_from(name);
@@ -49,12 +48,12 @@ impl Calibration {
         Calibration { owners, threads, ..Calibration::default() }
     }
 
-    /// Of squares alone, from wherever they are.
+    /// A calibration with an importance matrix alone.
     pub fn of(imatrix: Imatrix) -> Calibration {
         Calibration { imatrix, ..Calibration::default() }
     }
 
-    /// Fails if what was collected says nothing: a model's inputs may be no numbers.
+    /// Fails if an input was NaN or infinite.
     ///
     /// # Errors
     /// One line that names the first weight whose inputs were not all finite.
@@ -68,7 +67,7 @@ impl Calibration {
         Ok(())
     }
 
-    /// Sums of the products of a weight's inputs: the lower triangle.
+    /// The Gram matrix of a weight's inputs: the lower triangle.
     pub(super) fn products(&self, name: &str) -> Option<ArrayView2<'_, f32>> {
         self.sums.get(self.owners.get(name)?).map(|sums| sums.view())
     }
@@ -95,7 +94,7 @@ impl Observer for Calibration {
 
 /// Adds `transpose(x) * x` to the lower triangle of `sums`.
 fn add_lower(sums: &mut Array2<f32>, x: &Array2<f32>, threads: usize) {
-    // Later panels are longer: threads take them in turn.
+    // Later panels are longer, so they are dealt to the threads round-robin.
     let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
     let panels = sums.axis_chunks_iter_mut(Axis(0), PANEL).enumerate();
     panels.for_each(|(i, panel)| shares[i % threads].push((i, panel)));

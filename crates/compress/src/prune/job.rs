@@ -1,4 +1,5 @@
-//! Which tensors are pruned, how, and what they are stored in. It must not know how pruning works.
+//! Plans the pruning of a file: tensors, methods, sparsities and formats. It must not know how
+//! pruning works.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,19 +13,19 @@ use crate::mixture;
 use crate::pattern::Pattern;
 use crate::quantize::is_written;
 
-/// Columns that CSR can name.
+/// The most columns of a CSR matrix, whose column indices have 16 bits.
 const CSR_COLS_MAX: usize = 1 << 16;
 
-/// How the weights to be cut are chosen.
+/// The pruning method: how the weights that become zero are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// The smallest.
+    /// The smallest magnitudes.
     Magnitude,
-    /// The smallest after a look at the inputs.
+    /// The smallest products of magnitude and input norm.
     Wanda,
-    /// The smallest beside their rows and columns, after a look at the inputs.
+    /// The smallest relative importance in row and column, weighted by the input norm.
     Ria,
-    /// One after the other, the others making up for each.
+    /// Optimal brain surgeon (OBS): the remaining weights compensate for each pruned one.
     SparseGpt,
 }
 
@@ -55,44 +56,44 @@ impl fmt::Display for Method {
     }
 }
 
-/// What is done with the tensors of some names.
+/// A pruning rule for the tensors that match a pattern.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// Which tensors; none for all.
     pub tensors: Option<Pattern>,
-    /// How they are cut; none leaves them as they are.
+    /// How they are pruned; None keeps them unchanged.
     pub cut: Option<Cut>,
 }
 
-/// How a tensor is cut and stored.
+/// How a tensor is pruned and stored.
 #[derive(Clone, Debug)]
 pub struct Cut {
     /// How weights are chosen.
     pub method: Method,
-    /// The share that becomes zero, 0 to 1; the structure's own where that has one.
+    /// The fraction of zeros, 0 to 1; an N:M structure determines it.
     pub sparsity: f32,
     /// Where zeros may be.
     pub structure: Structure,
-    /// A dense format to store what is left in, or a sparse one; none for about the precision that
-    /// the tensor has.
+    /// A dense or sparse format for the remaining weights; None for one of about the tensor's
+    /// precision.
     pub format: Option<Format>,
-    /// Whether a dense format holds the zeros; if not, the sparse format that packs it.
+    /// Whether zeros are stored in a dense format instead of its sparse variant.
     pub dense: bool,
 }
 
 /// A tensor that will be pruned.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// As it is.
+    /// The source tensor.
     pub tensor: Tensor,
     /// How weights are chosen. For experts this is never [`Method::SparseGpt`]: there would be
     /// too few inputs for each.
     pub method: Method,
-    /// The share that becomes zero.
+    /// The fraction of zeros.
     pub sparsity: f32,
     /// Where zeros may be.
     pub structure: Structure,
-    /// What it will be stored in.
+    /// The new format.
     pub format: Format,
 }
 
@@ -100,8 +101,8 @@ pub struct Job {
 /// Only matrices of layers are pruned: embeddings, heads, norms and routers stay.
 ///
 /// # Errors
-/// If a rule asks for what cannot be: a share that is none, tensors of which the file has none, a
-/// format that cannot be written or that has no sparse sibling, groups that do not fill a row.
+/// If a rule has an invalid sparsity, matches no tensor, names a format that cannot be written or
+/// has no sparse variant, or has N:M groups that do not fill a row.
 pub fn plan(file: &File, rules: &[Rule]) -> Result<Vec<Job>> {
     let prunable =
         |tensor: &&Tensor| tensor.name.starts_with("blk.") && mixture::is_quantized(tensor);
@@ -152,12 +153,12 @@ fn job(tensor: &Tensor, cut: &Cut) -> Result<Job> {
     Ok(Job { tensor: tensor.clone(), method, sparsity, structure, format })
 }
 
-/// Whether at most two weights of four are left.
+/// Whether at most two of four weights remain.
 fn is_two_four(structure: Structure) -> bool {
     matches!(structure, Structure::Groups { kept: 1..=2, of: 4 })
 }
 
-/// Refuses what could not be written after all the work.
+/// Refuses formats that could not be written after pruning.
 fn refuse(tensor: &Tensor, cut: &Cut, wanted: Format) -> Result<()> {
     let needs_two_four = [Format::S24_F16, Format::S24_Q8_0, Format::S24_Q4_0].contains(&wanted);
     if needs_two_four && !cut.dense && !is_two_four(cut.structure) {
@@ -174,7 +175,7 @@ fn refuse(tensor: &Tensor, cut: &Cut, wanted: Format) -> Result<()> {
     Ok(())
 }
 
-/// What a pruned tensor is stored in.
+/// The format of a pruned tensor.
 fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
     let wanted = cut.format.unwrap_or_else(|| precision(tensor.format));
     refuse(tensor, cut, wanted)?;
@@ -195,15 +196,15 @@ fn format(tensor: &Tensor, cut: &Cut) -> Result<Format> {
         return Ok(wanted.base().unwrap_or(wanted));
     }
     let Some([two_four, bitmap]) = siblings else { return Ok(wanted) };
-    // Of 1:4 a bitmap is the smaller one.
+    // At 1:4, a bitmap is smaller than the 2:4 format.
     let is_half = cut.structure == Structure::Groups { kept: 2, of: 4 };
     let format = if is_half { two_four } else { bitmap };
-    // Formats of other blocks than their base's are chosen only where rows are whole blocks.
+    // A sparse format with larger blocks than its base needs rows of whole blocks.
     let whole = tensor.cols().is_multiple_of(format.block_elements());
     Ok(if whole { format } else { wanted })
 }
 
-/// The format with a sparse sibling that is about as precise.
+/// The format of about the same precision that has a sparse variant.
 pub fn precision(format: Format) -> Format {
     let dense = format.base().unwrap_or(format);
     let bits = dense.block_bytes().map_or(16, |bytes| 8 * bytes / dense.block_elements());
@@ -214,8 +215,8 @@ pub fn precision(format: Format) -> Format {
     }
 }
 
-/// Groups of jobs whose statistics fit into so many bytes of memory together, at least one job in
-/// each. What needs none is in the first.
+/// Groups jobs into calibration passes whose Gram matrices fit into `bytes` of memory, with at least
+/// one job each. Jobs without a Gram matrix are in the first pass.
 pub fn passes(jobs: &[Job], bytes: u64) -> Vec<Vec<&Job>> {
     let (large, small): (Vec<&Job>, Vec<&Job>) =
         jobs.iter().partition(|job| job.method == Method::SparseGpt);
@@ -232,7 +233,7 @@ pub fn passes(jobs: &[Job], bytes: u64) -> Vec<Vec<&Job>> {
     passes
 }
 
-/// Names of the tensors for which products of inputs are needed.
+/// Names of the tensors that need Gram matrices.
 pub fn with_products(jobs: &[&Job]) -> BTreeSet<String> {
     let large = jobs.iter().filter(|job| job.method == Method::SparseGpt);
     large.map(|job| job.tensor.name.clone()).collect()

@@ -1,12 +1,12 @@
-//! Linear algebra that pruning needs, on ndarray's products: the Cholesky factor of an inverse. It
-//! must not know weights.
+//! Linear algebra for pruning, on ndarray's matmul: the Cholesky factor of an inverse. It must not
+//! know weights.
 
 use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, Slice};
 
-/// Columns that are worked off at a time, so that nearly all of the work is products of matrices.
+/// The block size: nearly all of the work is matmuls of blocks.
 const BLOCK: usize = 64;
 
 /// Some rows and columns of a matrix.
@@ -32,7 +32,7 @@ pub(super) fn part_mut<T>(
 }
 
 /// The upper triangular `U` with `transpose(U) * U = inverse(H)`, of a symmetric `H` whose lower
-/// triangle is given; what is above its diagonal is not read. None if `H` is not positive definite.
+/// triangle is given; the upper triangle is not read. None if `H` is not positive definite.
 ///
 /// With rows and columns in reverse order, `H = L * transpose(L)`; put back in order, `L` is an
 /// upper triangular `V` with `H = V * transpose(V)`, and `U` is its inverse. So one factor and one
@@ -79,7 +79,7 @@ fn cholesky(mut a: ArrayViewMut2<f64>) -> Option<()> {
     Some(())
 }
 
-/// The inverse of a lower triangular matrix; what is above its diagonal is not read.
+/// The inverse of a lower triangular matrix; the upper triangle is not read.
 fn invert_lower(l: ArrayView2<f64>) -> Array2<f64> {
     let n = l.nrows();
     let mut inverse = Array2::zeros((n, n));

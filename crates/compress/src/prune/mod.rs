@@ -1,6 +1,5 @@
-//! Pruning: most of a layer's weights can be left out, and the model still works. Which ones is a
-//! matter of the method; what is left is stored in a format that leaves zeros out, or holds them.
-//! It must not know where a calibration comes from, nor what was lost by it.
+//! Pruning: sets weights to zero by a method, and stores the remaining ones in a sparse or a dense
+//! format. It must not know the calibration text, nor how the loss in quality is measured.
 
 mod calibrate;
 mod job;
@@ -27,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::quantize::weigh;
 use crate::rows;
 
-/// What was made of a tensor, and where it lies.
+/// The location of a pruned tensor in the temporary file.
 #[derive(Clone, Copy, Debug)]
 struct Pruned {
     offset: u64,
@@ -35,8 +34,8 @@ struct Pruned {
     zeros: u64,
 }
 
-/// Prunes a model's tensors one by one. They wait in a file without a name: how large they are is
-/// known only afterwards, and a GGUF file says so at its start.
+/// Prunes a model's tensors one by one. They go to an unnamed temporary file first: the header of a
+/// GGUF file needs their sizes, which are known only after pruning.
 pub struct Pruner<'a> {
     file: &'a File,
     waiting: std::fs::File,
@@ -45,18 +44,18 @@ pub struct Pruner<'a> {
 }
 
 impl<'a> Pruner<'a> {
-    /// Nothing is pruned yet. `folder` is where the nameless file will be.
+    /// Creates the temporary file in `folder`.
     pub fn new(file: &'a File, folder: &Path) -> Result<Pruner<'a>> {
         let waiting = tempfile::tempfile_in(folder)?;
         Ok(Pruner { file, waiting, pruned: HashMap::new(), end: 0 })
     }
 
-    /// Prunes a tensor on so many threads.
+    /// Prunes a tensor on `threads` threads.
     ///
     /// # Errors
     /// If the calibration lacks what the method needs, or if the disk is full.
     pub fn prune(&mut self, job: &Job, calibration: &Calibration, threads: usize) -> Result<()> {
-        // What is made of other tensors is made once, and held no longer than this.
+        // A tensor that is built from others is built once, and freed after this block.
         let data = self.file.read(&job.tensor);
         let worker = Worker::new(&data, job, calibration, threads)?;
         let (mut zeros, mut stored) = (0, Vec::new());
@@ -77,7 +76,7 @@ impl<'a> Pruner<'a> {
         Ok(())
     }
 
-    /// The share of zeros in all tensors that were pruned.
+    /// The fraction of zeros in all pruned tensors.
     pub fn sparsity(&self) -> f64 {
         let tensors = self.pruned.keys().filter_map(|name| self.file.tensor(name));
         let elements: u64 = tensors.map(|tensor| tensor.elements()).sum();
@@ -85,7 +84,7 @@ impl<'a> Pruner<'a> {
         zeros as f64 / elements.max(1) as f64
     }
 
-    /// Writes the file: what was pruned, and everything else as it is.
+    /// Writes the file: pruned tensors, and all others unchanged.
     pub fn write(self, jobs: &[Job], metadata: &Metadata, out: &mut dyn Write) -> Result<()> {
         let waiting = &self.waiting;
         let mut writer = Writer::new(Path::new("the pruned file"), metadata)?;
@@ -110,10 +109,10 @@ impl<'a> Pruner<'a> {
         Ok(writer.write_to(out)?)
     }
 
-    /// The file's metadata, and what was done. `calibration` names the text or the statistics.
+    /// The file's metadata with a record of the pruning. `calibration` names the text or statistics.
     pub fn metadata(&self, jobs: &[Job], calibration: &str) -> Metadata {
         let mut metadata = crate::quantize::metadata(self.file, None);
-        // What most tensors are stored in has changed.
+        // The format of most tensors has changed.
         metadata.remove("general.file_type");
         let text = |values: Vec<String>| {
             let mut distinct: Vec<String> = Vec::new();
@@ -136,21 +135,21 @@ impl<'a> Pruner<'a> {
 
 /// Rows that were pruned.
 struct Piece {
-    /// As they are stored.
+    /// The rows in the new format.
     rows: Vec<Vec<u8>>,
     zeros: u64,
 }
 
-/// What all threads that prune a tensor share.
+/// The state that all threads share while they prune a tensor.
 struct Worker<'a> {
     /// The tensor's.
     data: &'a [u8],
     job: &'a Job,
     /// Mean squares of the columns' inputs, by matrix.
     squares: Vec<Option<Vec<f32>>>,
-    /// Norms of the same.
+    /// Norms of the columns' inputs, by matrix.
     norms: Vec<Vec<f32>>,
-    /// Sums of the columns' magnitudes, by matrix; only where the method asks for them.
+    /// Sums of the columns' magnitudes, by matrix; empty unless the method is RIA.
     column_sums: Vec<Vec<f32>>,
     correlations: Option<Correlations>,
 }
@@ -179,7 +178,7 @@ impl<'a> Worker<'a> {
         let squares: Vec<_> = (0..matrices)
             .map(|matrix| entry.and_then(|entry| entry.mean_squares(matrix)))
             .collect();
-        // An expert that no token chose is judged by its weights alone.
+        // An expert without tokens is pruned by magnitude.
         let norm = |squares: &Option<Vec<f32>>| match squares {
             Some(squares) => squares.iter().map(|square| square.sqrt()).collect(),
             None => vec![1.0; cols],

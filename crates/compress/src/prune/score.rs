@@ -1,21 +1,21 @@
-//! How much a weight is worth, by the methods that look at each weight alone: its size, what flows
-//! into it, and how large it is beside its neighbours. It must not know which weights are cut.
+//! Saliency scores of the methods without compensation: magnitude, Wanda and RIA. It must not know
+//! how many weights are pruned.
 
-/// What a method looks at beside the row itself.
+/// A method and the statistics that it needs besides the row.
 pub(super) enum Score<'a> {
-    /// The weight's size.
+    /// The weight's magnitude.
     Magnitude,
-    /// Size times the norm of the column's input, `[cols]`: "A Simple and Effective Pruning
+    /// Magnitude times the norm of the column's input, `[cols]`: "A Simple and Effective Pruning
     /// Approach for Large Language Models", Sun and others, 2023.
     Wanda { norms: &'a [f32] },
-    /// Size relative to the sums of its row and its column, `[cols]`, times the square root of the
+    /// Magnitude relative to the sums of its row and its column, `[cols]`, times the square root of the
     /// norm of the column's input: "Plug-and-Play: An Efficient Post-training Pruning Method for
     /// Large Language Models", Zhang and others, 2024.
     Ria { norms: &'a [f32], column_sums: &'a [f32] },
 }
 
 impl Score<'_> {
-    /// The worth of each weight of a row. Only the order within the row means something.
+    /// Computes the score of each weight of a row. Only the order within the row is meaningful.
     pub(super) fn of(&self, row: &[f32], scores: &mut [f32]) {
         let pairs = scores.iter_mut().zip(row);
         match self {
@@ -35,7 +35,7 @@ impl Score<'_> {
     }
 }
 
-/// What is nothing has no share in anything.
+/// `1 / sum`; 0 for an empty sum.
 fn reciprocal(sum: f32) -> f32 {
     if sum > 0.0 { 1.0 / sum } else { 0.0 }
 }

@@ -1,5 +1,5 @@
-//! Which weights of a row become zero, given how much each is worth: any, or so many of each group
-//! of neighbours. It must not know what makes a weight worth keeping.
+//! Sparsity structures: given scores, which weights of a row become zero. Zeros are unstructured, or
+//! semi-structured (N:M). It must not know where the scores come from.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 pub enum Structure {
     /// Anywhere in a row.
     Unstructured,
-    /// Of each `of` neighbours, `kept` are kept.
+    /// N:M: `kept` of every `of` consecutive weights remain.
     Groups {
         /// At least 1, less than `of`.
         kept: usize,
@@ -50,7 +50,7 @@ impl fmt::Display for Structure {
     }
 }
 
-/// Numbers of the `count` lowest scores; of equal ones the first. `order` is room for them.
+/// Indices of the `count` lowest scores; ties go to the first. `order` is scratch space.
 pub(super) fn lowest<'a>(scores: &[f32], count: usize, order: &'a mut Vec<u32>) -> &'a [u32] {
     order.clear();
     order.extend(0..scores.len() as u32);
@@ -63,7 +63,7 @@ pub(super) fn lowest<'a>(scores: &[f32], count: usize, order: &'a mut Vec<u32>) 
 }
 
 impl Structure {
-    /// How many weights of a row of `cols` become zero if a share of them does.
+    /// The number of zeros in a row of `cols` weights at this sparsity.
     pub(super) fn zeros(self, cols: usize, sparsity: f32) -> usize {
         match self {
             Structure::Unstructured => (f64::from(sparsity) * cols as f64).round() as usize,
@@ -71,7 +71,7 @@ impl Structure {
         }
     }
 
-    /// Makes the weights of a row zero that have the lowest scores.
+    /// Sets the weights with the lowest scores to zero.
     pub(super) fn cut(self, row: &mut [f32], scores: &[f32], zeros: usize, order: &mut Vec<u32>) {
         match self {
             Structure::Unstructured => {

@@ -1,5 +1,5 @@
-//! SparseGPT: weights are cut column after column, and those that come later take over what was
-//! lost, as the inputs' correlations allow ("SparseGPT: Massive Language Models Can Be Accurately
+//! SparseGPT: prunes weights column by column and updates the later columns to compensate for the
+//! error, with the inverse Hessian of the inputs ("SparseGPT: Massive Language Models Can Be Accurately
 //! Pruned in One-Shot", Frantar and Alistarh, 2023). Rows are pruned independently of each other.
 
 use ndarray::linalg::general_mat_mul;
@@ -8,23 +8,23 @@ use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 use super::linear::{factor_of_inverse, part, part_mut};
 use super::structure::{Structure, lowest};
 
-/// Columns whose losses are collected before the columns behind them are updated.
+/// Columns whose errors are collected before the later columns are updated.
 const BLOCK: usize = 128;
 
-/// The share of the mean of the Hessian's diagonal that is added to it.
+/// The damping, relative to the mean of the Hessian's diagonal.
 const DAMPING: f32 = 0.01;
 
-/// What a matrix's inputs say about how losses can be made up for.
+/// The inverse Hessian of a matrix's inputs, factored.
 pub(super) struct Correlations {
     /// The factor of the inverse Hessian, `[cols, cols]`, upper triangular.
     factor: Array2<f32>,
-    /// Columns whose input was always zero: their weights do nothing.
+    /// Dead columns, whose input was always zero: their weights have no effect.
     dead: Vec<usize>,
 }
 
 impl Correlations {
-    /// From the sums of products of the inputs, `[cols, cols]`, whose lower triangle is read. None
-    /// if they are not those of finite inputs.
+    /// From the Gram matrix of the inputs, `[cols, cols]`, whose lower triangle is read. None if it
+    /// is not finite.
     pub(super) fn new(sums: ArrayView2<f32>) -> Option<Correlations> {
         let mut hessian = sums.to_owned();
         let cols = hessian.nrows();
@@ -34,7 +34,7 @@ impl Correlations {
         hessian.diag_mut().mapv_inplace(|d| d + damping);
         dead.iter().for_each(|&i| hessian[(i, i)] = damping.max(1.0));
         let mut damping = damping;
-        // Inputs that are nearly copies of each other need more of it.
+        // Nearly collinear inputs need more damping.
         for _ in 0..4 {
             if let Some(factor) = factor_of_inverse(hessian.view()) {
                 return Some(Correlations { factor, dead });
@@ -45,8 +45,7 @@ impl Correlations {
         None
     }
 
-    /// Prunes rows, `[rows, cols]`: each loses as many weights as `structure` wants, and what is
-    /// left of it takes over.
+    /// Prunes rows, `[rows, cols]`, to `zeros` zeros each, and updates the remaining weights.
     pub(super) fn prune(&self, mut rows: ArrayViewMut2<f32>, structure: Structure, zeros: usize) {
         let cols = rows.ncols();
         for &column in &self.dead {
@@ -59,36 +58,36 @@ impl Correlations {
         };
         for from in (0..cols).step_by(block) {
             let to = cols.min(from + block);
-            let mut losses = Array2::zeros((rows.nrows(), to - from));
+            let mut errors = Array2::zeros((rows.nrows(), to - from));
             for (i, left) in left.iter_mut().enumerate() {
                 let row = rows.row_mut(i).into_slice().expect("rows are contiguous");
-                let losses = losses.row_mut(i).into_slice().expect("rows are contiguous");
-                *left -= self.prune_block(row, from..to, structure, *left, losses);
+                let errors = errors.row_mut(i).into_slice().expect("rows are contiguous");
+                *left -= self.prune_block(row, from..to, structure, *left, errors);
             }
             let behind = part(self.factor.view(), from..to, to..cols);
             let count = rows.nrows();
             let mut rest = part_mut(rows.view_mut(), 0..count, to..cols);
-            general_mat_mul(-1.0, &losses, &behind, 1.0, &mut rest);
+            general_mat_mul(-1.0, &errors, &behind, 1.0, &mut rest);
         }
     }
 
-    /// Prunes some columns of a row, of which `left` weights are still to be cut from here on.
-    /// Returns how many were.
+    /// Prunes some columns of a row, whose remaining columns still need `left` zeros. Returns the
+    /// number of weights pruned.
     fn prune_block(
         &self,
         row: &mut [f32],
         columns: std::ops::Range<usize>,
         structure: Structure,
         left: usize,
-        losses: &mut [f32],
+        errors: &mut [f32],
     ) -> usize {
         let (from, to) = (columns.start, columns.end);
         let worth = |row: &[f32], j: usize| (row[j] / self.factor[(j, j)]).powi(2);
         let mut order = Vec::new();
         let mut is_cut = [false; BLOCK];
         if structure == Structure::Unstructured {
-            // Those that are among the lowest of all that are left; later columns will be looked
-            // at again when it is their turn.
+            // Ranks all remaining columns, but prunes only this block: later updates change the
+            // ranks of later columns.
             let scores: Vec<f32> = (from..row.len()).map(|j| worth(row, j)).collect();
             let here =
                 lowest(&scores, left, &mut order).iter().filter(|&&j| (j as usize) < to - from);
@@ -108,7 +107,7 @@ impl Correlations {
             }
             count += 1;
             let loss = row[j] / self.factor[(j, j)];
-            losses[j - from] = loss;
+            errors[j - from] = loss;
             row[j] = 0.0;
             let factors = self.factor.row(j).into_iter().skip(j + 1);
             row[j + 1..to].iter_mut().zip(factors).for_each(|(w, factor)| *w -= loss * factor);

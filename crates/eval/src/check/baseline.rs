@@ -1,5 +1,5 @@
-//! What models computed before, kept in a GGUF file so that a later run can be compared: for each
-//! model the tokens that it read, some rows of logits, and its perplexity.
+//! Baselines: a GGUF file with earlier results, for comparison with a later run. It has each
+//! model's input tokens, some rows of logits, and its perplexity.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +9,15 @@ use crate::error::{Error, Result};
 use crate::score::LogSoftmax;
 
 const TYPE: &str = "bodkin.check";
-/// More models than anybody checks in one run.
-const MOST_MODELS: u32 = 10_000;
+/// The most models of a baseline.
+const MODELS_MAX: u32 = 10_000;
 
-/// What one model computed.
+/// The results of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// The end of the model's path, by which it is found again: see [`find`].
+    /// The end of the model's path, which [`find`] looks for.
     pub name: String,
-    /// What it read.
+    /// The input tokens.
     pub tokens: Vec<u32>,
     /// Of those tokens.
     pub perplexity: f64,
@@ -27,20 +27,19 @@ pub struct Record {
     pub vocabulary: usize,
 }
 
-/// How far two records of one model lie apart.
+/// The difference of two records of one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     /// The mean square difference of the logits.
     pub mse: f64,
     /// The mean divergence of the predictions from the earlier ones.
     pub divergence: f64,
-    /// The perplexity by the earlier one, less 1.
+    /// The relative change of the perplexity.
     pub perplexity: f64,
 }
 
 impl Record {
-    /// Compares with what was computed before. None if the two do not tell of the same thing: the
-    /// model's tokens or vocabulary are others now.
+    /// Compares with an earlier record. None if the tokens or the vocabulary differ.
     pub fn change_from(&self, before: &Record) -> Option<Change> {
         let is_same = self.tokens == before.tokens
             && self.vocabulary == before.vocabulary
@@ -63,14 +62,13 @@ impl Record {
     }
 }
 
-/// The record of the model at `path`: of those whose name is the path's end, the one that says most
-/// of it.
+/// The record of the model at `path`: the one with the longest name that the path ends with.
 pub fn find<'a>(records: &'a [Record], path: &Path) -> Option<&'a Record> {
     let named = records.iter().filter(|record| path.ends_with(&record.name));
     named.max_by_key(|record| Path::new(&record.name).components().count())
 }
 
-/// Names for models at these paths: each path's end, as much of it as no other ends with.
+/// Names for models at these paths: the shortest end of each path that is unique.
 pub fn names(paths: &[PathBuf]) -> Vec<String> {
     let name = |path: &PathBuf| {
         let ends = path.ancestors().filter_map(|folder| path.strip_prefix(folder).ok()).skip(1);
@@ -118,7 +116,7 @@ pub fn save(path: &Path, records: &[Record]) -> Result<()> {
 /// Reads a baseline.
 ///
 /// # Errors
-/// One line if it is none, or contradicts itself.
+/// One line if the file is no baseline, or is inconsistent.
 pub fn open(path: &Path) -> Result<Vec<Record>> {
     let file = File::open(path)?;
     let metadata = file.metadata();
@@ -131,7 +129,7 @@ pub fn open(path: &Path) -> Result<Vec<Record>> {
         return Err(invalid("general.type".to_owned(), TYPE, kind.to_owned()));
     }
     let count = metadata.need_u32("check.count")?;
-    if count > MOST_MODELS {
+    if count > MODELS_MAX {
         return Err(invalid("check.count".to_owned(), "fewer models", count.to_string()));
     }
     let record = |i: u32| -> Result<Record> {

@@ -1,23 +1,23 @@
-//! Rules for generated text. They find what a broken model says, not what a weak one does: nothing,
-//! the same again and again, letters of many scripts at once, bytes that are no text. The prompts
-//! are English, so that one script is enough. The module must not know which model it was.
+//! Rules for generated text that detect broken models, not weak ones: empty text, repetition, mixed
+//! scripts, invalid UTF-8. The prompts are English, so that one script is expected. The module must
+//! not know the model.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use unicode_script::{Script, UnicodeScript};
 
-/// A text of fewer tokens repeats nothing.
+/// Repetition is not measured in texts of fewer tokens.
 const FEWEST_TOKENS: usize = 24;
-/// Tokens that stand in a row a second time are a repetition.
+/// The length of the n-grams whose repetition is counted.
 const GRAM: usize = 4;
 
-/// How much is too much.
+/// Thresholds for faults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// The largest share of a text's runs of four tokens that may have been there before.
+    /// The largest allowed fraction of repeated 4-grams of tokens.
     pub repetition: f64,
-    /// The largest share of letters that may be of another script than most.
+    /// The largest allowed fraction of letters outside the most common script.
     pub foreign_letters: f64,
 }
 
@@ -30,13 +30,13 @@ impl Default for Rules {
 /// What is wrong with a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// There is nothing to see.
+    /// The text is empty or white space.
     Empty,
-    /// A control character, or one that stands for bytes that are no text.
+    /// A control character, or the replacement character of invalid UTF-8.
     Control(char),
-    /// This share was there before.
+    /// This fraction of the 4-grams is repeated.
     Repetition(f64),
-    /// This share of letters is of other scripts than the most common one.
+    /// This fraction of the letters is outside the most common script.
     MixedScripts(f64),
 }
 
@@ -74,7 +74,7 @@ pub fn faults(text: &str, ids: &[u32], rules: &Rules) -> Vec<Fault> {
     faults
 }
 
-/// The share of runs of `GRAM` tokens that were there before.
+/// The fraction of repeated n-grams of `GRAM` tokens.
 pub fn repetition(ids: &[u32]) -> f64 {
     if ids.len() < FEWEST_TOKENS {
         return 0.0;
@@ -83,8 +83,7 @@ pub fn repetition(ids: &[u32]) -> f64 {
     1.0 - distinct.len() as f64 / (ids.len() - GRAM + 1) as f64
 }
 
-/// The share of letters whose script is not the most common one. The scripts of Japanese count as
-/// one.
+/// The fraction of letters outside the most common script. The scripts of Japanese count as one.
 pub fn foreign_letters(text: &str) -> f64 {
     let mut letters: HashMap<Script, usize> = HashMap::new();
     for c in text.chars().filter(|c| c.is_alphabetic()) {

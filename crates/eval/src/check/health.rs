@@ -1,5 +1,5 @@
-//! The numbers inside a model as it reads a text: activations of each layer, and logits. It must
-//! not know what the text says.
+//! Statistics of a model while it reads a text: activations of each layer, and logits. It must not
+//! know the text.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use crate::error::Result;
 use crate::perplexity::Perplexity;
 use crate::score::LogSoftmax;
 
-/// Logits closer together than this say nothing.
+/// Logits whose range is smaller than this are flat.
 const FLAT: f32 = 1e-3;
-/// A prediction as sure as this has lost its other tokens.
+/// A prediction whose top probability is above this is saturated.
 const SATURATED: f64 = 0.99999;
-/// So many predictions of a plain text may be that sure.
+/// The largest fraction of saturated predictions on plain text.
 const SATURATED_SHARE: f64 = 0.5;
-/// The first predictions have too little before them to count for the perplexity.
+/// The first predictions have too little context to count for the perplexity.
 const WARM_UP: usize = 16;
 
 /// The inputs of the products of one layer.
@@ -25,7 +25,7 @@ pub struct Range {
     pub min: f32,
     /// The largest.
     pub max: f32,
-    /// How many are no numbers, or infinite.
+    /// The count of NaN and infinite values.
     pub not_finite: u64,
 }
 
@@ -64,20 +64,20 @@ fn layer(weight: &str) -> Option<usize> {
 /// The logits of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Logits {
-    /// Rows that were looked at.
+    /// Rows counted.
     pub rows: usize,
-    /// Those with a logit that is no number, or infinite.
+    /// Rows with a NaN or infinite logit.
     pub not_finite: usize,
-    /// Those whose logits are all the same.
+    /// Rows whose logits are all the same.
     pub flat: usize,
-    /// Those that leave next to no probability to any but one token.
+    /// Rows whose probability is almost all on one token.
     pub saturated: usize,
     /// The largest magnitude of a logit.
     pub magnitude: f32,
 }
 
 impl Logits {
-    /// Looks at a row.
+    /// Adds a row.
     pub fn add(&mut self, logits: &[f32]) {
         self.rows += 1;
         if !logits.iter().all(|x| x.is_finite()) {
@@ -92,24 +92,24 @@ impl Logits {
     }
 }
 
-/// What a text shows of a model.
+/// The statistics of a model on a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Health {
-    /// Of each layer.
+    /// Activation ranges by layer.
     pub ranges: Ranges,
-    /// Of all predictions.
+    /// The logits of all predictions.
     pub logits: Logits,
-    /// Of the text.
+    /// The perplexity of the text.
     pub perplexity: Perplexity,
     /// The logits of some positions, `[positions, vocabulary]`, for a baseline.
     pub kept: Vec<f32>,
 }
 
 impl Health {
-    /// Reads a text, and keeps the logits of the positions that `keep` names.
+    /// Reads a text, and stores the logits of the positions that `keep` accepts.
     ///
     /// # Errors
-    /// What the engine says about the model.
+    /// The engine's error.
     pub fn read(
         model: &mut dyn Model,
         tokens: &[u32],
@@ -143,7 +143,7 @@ impl Health {
         Ok(health)
     }
 
-    /// One line for each thing that is wrong.
+    /// One line for each fault.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for (layer, range) in &self.ranges.layers {

@@ -1,5 +1,5 @@
-//! What happens where something ends: past the sliding window, where keys and values are given
-//! back, and past the context, where there is no room for more.
+//! Behaviour at limits: past the sliding window, where KV pages are released, and past the context
+//! length.
 
 use bodkin_backend::{Model, PAGE_TOKENS};
 use bodkin_engine::{Engine, Error, Finish, SamplerOptions};
@@ -9,23 +9,23 @@ use super::{Answer, answer};
 use crate::check::health::Logits;
 use crate::error::Result;
 
-/// A model without a window reads so many tokens.
+/// Tokens that a model without a window reads.
 const LONG: usize = 640;
-/// The steps in which a long text is read, apart from the largest: of many tokens and of few.
+/// The size of the small prefill chunks.
 const SMALL_STEP: usize = 48;
 
-/// The tokens of a sequence that goes past the plan's largest window, by enough for pages to be
-/// given back; at most `most`.
+/// The length of a sequence that exceeds the plan's largest window by enough for pages to be
+/// released; at most `most`.
 pub fn long_sequence(plan: &Plan, most: usize) -> usize {
     let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
     (window + 3 * PAGE_TOKENS).max(LONG).min(most).min(plan.max_positions())
 }
 
-/// Reads a long sequence in large steps and in small ones: the last logits must have the same
-/// bits, and make sense. Returns what is wrong.
+/// Reads a long sequence in large chunks and in small ones: the last logits must be bit-identical,
+/// finite and not flat. Returns the faults.
 ///
 /// # Errors
-/// What the engine says about the model.
+/// The engine's error.
 pub fn past_window(model: &mut dyn Model, tokens: &[u32]) -> Result<Vec<String>> {
     let mut last = |step: usize| -> Result<Vec<f32>> {
         let mut found = Vec::new();
@@ -47,11 +47,11 @@ pub fn past_window(model: &mut dyn Model, tokens: &[u32]) -> Result<Vec<String>>
     Ok(faults)
 }
 
-/// Lets an engine of `context` tokens run to the end of its context, asks for more than fits, and
-/// asks once more for what does. `prompt` must have fewer tokens than the context, more than half.
+/// Generates to the end of a context of `context` tokens, submits a prompt that does not fit, and
+/// repeats the first request. `prompt` must be shorter than the context and longer than half of it.
 ///
 /// # Errors
-/// What the engine says where it should have answered.
+/// The engine's error for a request that fits.
 pub fn past_context(
     engine: &Engine,
     prompt: &[u32],
