@@ -16,8 +16,8 @@ use crate::rows;
 /// The version of the block formats, as `general.quantization_version` says it.
 const BLOCKS_VERSION: u32 = 2;
 
-/// Metadata keys of the importance matrix that a file was quantised with: its file, its dataset, and
-/// its numbers of weights and chunks.
+/// Metadata keys of the importance matrix that a file was quantised with: its file, its dataset,
+/// and its numbers of weights and chunks.
 const IMATRIX: [&str; 4] = [
     "quantize.imatrix.file",
     "quantize.imatrix.dataset",

@@ -1,36 +1,51 @@
 //! Chat templates: a conversation as the text that a model was trained on. Templates are written
 //! for Jinja2 as transformers sets it up; this sets up minijinja the same way. They come with
-//! models, so they are not trusted: the steps of a rendering and its depth are limited, and there
-//! is nothing they can reach. It must not know HTTP or tokens.
+//! models, so they are not trusted: each rendering has a budget of instructions, time and memory
+//! and runs on a stack of its own, and there is nothing that a template can reach. It must not know
+//! HTTP or tokens.
 
+mod budget;
+mod builtins;
 mod filters;
 mod json;
 mod methods;
+mod program;
 mod source;
+
+use std::sync::Arc;
 
 use bodkin_gguf::Metadata;
 use jiff::civil::DateTime;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, ErrorKind, Value};
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, ErrorKind, State, Value, machinery};
 use serde_json::{Map, Value as Json};
 
+use self::budget::Budget;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// The most instructions of one rendering: hundreds of times what a long conversation takes.
-const FUEL: u64 = 50_000_000;
+/// The most instructions of one rendering: dozens of times what a long conversation takes.
+const FUEL: u64 = 10_000_000;
 
-/// The name of the only template of an environment.
-const NAME: &str = "chat";
+/// The stack of a rendering's thread. Only what is used of it takes memory.
+const STACK_BYTES: usize = 256 << 20;
+
+/// The longest message of an error, in characters.
+const MESSAGE_MAX: usize = 1000;
+
+/// The longest format of a time, in bytes.
+const TIME_FORMAT_MAX: usize = 1000;
 
 /// A chat template, ready to render.
 #[derive(Debug)]
 pub struct Template {
-    environment: Environment<'static>,
     source: String,
+    /// The source, rewritten for minijinja and bounded.
+    adapted: String,
     bos_token: String,
     eos_token: String,
+    /// The time that templates see; the current one without it.
+    time: Option<DateTime>,
 }
 
 impl Template {
@@ -47,31 +62,67 @@ impl Template {
 
     /// Compiles a template. Fails if it does not parse.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Template> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(error)?);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(methods::call);
-        environment.add_filter("tojson", json::filter);
-        environment.add_filter("indent", filters::indent);
-        environment.add_filter(source::ESCAPE, filters::escape);
-        environment.add_test("iterable", filters::is_iterable);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", |format: &str| {
-            strftime(format, jiff::Zoned::now().datetime())
-        });
-        environment.add_template_owned(NAME, source::adapt(source)).map_err(error)?;
+        let compile = || {
+            let adapted = program::bounded_source(&source::adapt(source))?;
+            program::compile(&adapted)?;
+            Ok(adapted)
+        };
+        let adapted = on_large_stack(|| compile().map_err(error))?;
         let source = source.to_owned();
         let (bos_token, eos_token) = (bos_token.to_owned(), eos_token.to_owned());
-        Ok(Template { environment, source, bos_token, eos_token })
+        Ok(Template { source, adapted, bos_token, eos_token, time: None })
     }
 
     /// Stops the clock that templates see at a local time such as `2025-01-15T12:00:00`.
     pub fn at(mut self, time: &str) -> Result<Template> {
-        let fixed: DateTime = time.parse().map_err(|e: jiff::Error| template(e.to_string()))?;
-        self.environment.add_function("strftime_now", move |format: &str| strftime(format, fixed));
+        let time = time.parse().map_err(|e: jiff::Error| template(e.to_string()))?;
+        self.time = Some(time);
         Ok(self)
+    }
+
+    /// minijinja as transformers sets up Jinja2.
+    fn environment(&self, budget: &Arc<Budget>) -> Environment<'_> {
+        let mut environment = Environment::new();
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.set_fuel(Some(FUEL));
+        builtins::add_filters(&mut environment, budget);
+        program::add_filters(&mut environment, budget);
+        let own = Arc::clone(budget);
+        environment.set_unknown_method_callback(
+            move |state: &mut State, value: &Value, method: &str, arguments: &[Value]| {
+                builtins::check(&own, method, value, arguments)?;
+                methods::call(state, value, method, arguments)
+            },
+        );
+        let own = Arc::clone(budget);
+        environment.add_filter(
+            "tojson",
+            move |value: &Value, indent: Option<Value>, options: Kwargs| {
+                json::filter(&own, value, indent, options)
+            },
+        );
+        let own = Arc::clone(budget);
+        environment.add_filter(
+            "indent",
+            move |text: &str,
+                  width: Option<Value>,
+                  first: Option<bool>,
+                  blank: Option<bool>,
+                  options: Kwargs| {
+                let text = filters::indent(&own, text, width, first, blank, options)?;
+                own.admit(Value::from(text))
+            },
+        );
+        environment.add_filter(source::ESCAPE, filters::escape);
+        environment.add_test("iterable", filters::is_iterable);
+        // Jinja2 has no such function.
+        environment.remove_global("debug");
+        environment.add_function("raise_exception", raise_exception);
+        let time = self.time;
+        environment.add_function("strftime_now", move |format: &str| {
+            strftime(format, time.unwrap_or_else(|| jiff::Zoned::now().datetime()))
+        });
+        environment
     }
 
     /// The template's text.
@@ -89,6 +140,9 @@ impl Template {
         add_generation_prompt: bool,
         extra: &Map<String, Json>,
     ) -> Result<String> {
+        let input_bytes = messages.to_string().len()
+            + tools.map_or(0, |tools| tools.to_string().len())
+            + extra.values().map(|json| json.to_string().len()).sum::<usize>();
         let token = |text: &String| Value::from(text.as_str());
         let mut context: Vec<(&str, Value)> = vec![
             ("bos_token", token(&self.bos_token)),
@@ -100,8 +154,32 @@ impl Template {
         ];
         context.extend(extra.iter().map(|(key, json)| (key.as_str(), value(json))));
         let context = Value::from_pairs(context);
-        self.environment.get_template(NAME).and_then(|t| t.render(context)).map_err(error)
+        let run = || {
+            let environment = self.environment(&Budget::new(input_bytes));
+            let program = program::compile(&self.adapted)?;
+            let mut text = String::new();
+            machinery::eval(
+                &environment,
+                &program.instructions,
+                context,
+                &program.blocks,
+                &mut machinery::make_string_output(&mut text),
+                minijinja::AutoEscape::None,
+            )?;
+            Ok(text)
+        };
+        on_large_stack(move || run().map_err(error))
     }
+}
+
+/// Runs something that may need many stack frames.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("bodkin-template".to_owned());
+        let thread = thread.stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        let panicked = |_| Err(template("minijinja panicked"));
+        thread.map_err(Error::Thread)?.join().unwrap_or_else(panicked)
+    })
 }
 
 fn value(json: &Json) -> Value {
@@ -121,7 +199,7 @@ fn error(error: minijinja::Error) -> Error {
         message.push_str(&cause.to_string());
         source = cause.source();
     }
-    template(message.replace('\n', " "))
+    template(message.chars().take(MESSAGE_MAX).collect::<String>().replace(['\n', '\r'], " "))
 }
 
 fn raise_exception(message: &str) -> std::result::Result<Value, minijinja::Error> {
@@ -129,6 +207,9 @@ fn raise_exception(message: &str) -> std::result::Result<Value, minijinja::Error
 }
 
 fn strftime(format: &str, time: DateTime) -> std::result::Result<String, minijinja::Error> {
+    if format.len() > TIME_FORMAT_MAX {
+        return Err(budget::exceeded("the format of a time is too long"));
+    }
     jiff::fmt::strtime::format(format, time)
         .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))
 }

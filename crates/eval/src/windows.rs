@@ -60,8 +60,8 @@ impl Windows {
         tokens
     }
 
-    /// The scored positions of a window: its second half, so that each has at least half a window of
-    /// context, without the last one, whose next token is in another window.
+    /// The scored positions of a window: its second half, so that each has at least half a window
+    /// of context, without the last one, whose next token is in another window.
     pub fn scored(&self) -> Range<usize> {
         self.size / 2..self.size - 1
     }

@@ -215,8 +215,8 @@ pub fn precision(format: Format) -> Format {
     }
 }
 
-/// Groups jobs into calibration passes whose Gram matrices fit into `bytes` of memory, with at least
-/// one job each. Jobs without a Gram matrix are in the first pass.
+/// Groups jobs into calibration passes whose Gram matrices fit into `bytes` of memory, with at
+/// least one job each. Jobs without a Gram matrix are in the first pass.
 pub fn passes(jobs: &[Job], bytes: u64) -> Vec<Vec<&Job>> {
     let (large, small): (Vec<&Job>, Vec<&Job>) =
         jobs.iter().partition(|job| job.method == Method::SparseGpt);

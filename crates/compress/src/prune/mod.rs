@@ -109,7 +109,7 @@ impl<'a> Pruner<'a> {
         Ok(writer.write_to(out)?)
     }
 
-    /// The file's metadata with a record of the pruning. `calibration` names the text or statistics.
+    /// The file's metadata with a record of the pruning. `calibration` names its data.
     pub fn metadata(&self, jobs: &[Job], calibration: &str) -> Metadata {
         let mut metadata = crate::quantize::metadata(self.file, None);
         // The format of most tensors has changed.

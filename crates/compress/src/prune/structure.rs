@@ -1,5 +1,5 @@
-//! Sparsity structures: given scores, which weights of a row become zero. Zeros are unstructured, or
-//! semi-structured (N:M). It must not know where the scores come from.
+//! Sparsity structures: given scores, which weights of a row become zero. Zeros are unstructured,
+//! or semi-structured (N:M). It must not know where the scores come from.
 
 use std::fmt;
 use std::str::FromStr;

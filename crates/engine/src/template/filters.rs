@@ -1,5 +1,6 @@
 //! Filters and tests where minijinja differs from Jinja2.
 
+use super::budget::Budget;
 use minijinja::value::Kwargs;
 use minijinja::{Error, ErrorKind, Value};
 
@@ -8,6 +9,7 @@ const WIDTH_MAX: usize = 1024;
 
 /// `text | indent(width=4, first=False, blank=False)`. minijinja's drops a newline at the end.
 pub(super) fn indent(
+    budget: &Budget,
     text: &str,
     width: Option<Value>,
     first: Option<bool>,
@@ -28,6 +30,8 @@ pub(super) fn indent(
             },
         },
     };
+    let lines = 1 + text.matches('\n').count() as u64;
+    budget.check_size(lines.saturating_mul(indentation.len() as u64))?;
     let mut out = if first { indentation.clone() } else { String::new() };
     for (index, line) in text.split('\n').enumerate() {
         let line = line.strip_suffix('\r').unwrap_or(line);
@@ -75,7 +79,7 @@ mod tests {
     fn indent_is_jinja_s() {
         let indent = |text: &str, first| {
             let options = Kwargs::from_iter(Vec::<(&str, Value)>::new());
-            indent(text, Some(Value::from(2)), Some(first), None, options).unwrap()
+            indent(&Budget::new(0), text, Some(Value::from(2)), Some(first), None, options).unwrap()
         };
         assert_eq!(indent("a\nb\n\nc\n", false), "a\n  b\n\n  c\n");
         assert_eq!(indent("a\n", true), "  a\n");

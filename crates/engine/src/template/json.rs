@@ -1,11 +1,13 @@
 //! The filter `tojson` as transformers defines it: Python's `json.dumps` with
 //! `ensure_ascii=False`. minijinja's own escapes for HTML.
 
+use super::budget::Budget;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 /// `value | tojson(indent=None, separators=None, sort_keys=False)`.
 pub(super) fn filter(
+    budget: &Budget,
     value: &Value,
     indent: Option<Value>,
     options: Kwargs,
@@ -30,15 +32,17 @@ pub(super) fn filter(
     // What Python would escape is never escaped in templates that are rendered to text.
     let _ = options.get::<Option<bool>>("ensure_ascii")?;
     options.assert_all_used()?;
-    let mut writer = Writer { out: String::new(), indent, item, key, sort_keys, depth: 0 };
+    budget.written_bytes(value)?;
+    let mut writer = Writer { budget, out: String::new(), indent, item, key, sort_keys, depth: 0 };
     writer.value(value)?;
-    Ok(Value::from(writer.out))
+    budget.admit(Value::from(writer.out))
 }
 
 /// How deep values may be nested, which is what parsers of JSON allow too.
 const DEPTH_MAX: usize = 128;
 
-struct Writer {
+struct Writer<'a> {
+    budget: &'a Budget,
     out: String,
     indent: Option<String>,
     item: String,
@@ -47,8 +51,9 @@ struct Writer {
     depth: usize,
 }
 
-impl Writer {
+impl Writer<'_> {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
+        self.budget.check_size(self.out.len() as u64)?;
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -192,7 +197,7 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         let options = Kwargs::from_iter(Vec::<(&str, Value)>::new());
-        let text = filter(&Value::from("\u{1}\n\u{7f}é/"), None, options).unwrap();
+        let text = filter(&Budget::new(0), &Value::from("\u{1}\n\u{7f}é/"), None, options).unwrap();
         assert_eq!(text.as_str(), Some("\"\\u0001\\n\u{7f}é/\""));
     }
 }

@@ -16,6 +16,12 @@ pub(super) fn adapt(source: &str) -> String {
             Some(b'#') => tag.find("#}").map(|end| end + 2),
             _ => None,
         };
+        let is_tag = tag.as_bytes().get(1).is_some_and(|byte| b"{%#".contains(byte));
+        if is_tag && end.is_none() {
+            // The tag does not end, so that minijinja refuses the template.
+            rest = tag;
+            break;
+        }
         let (tag, after) = tag.split_at(end.unwrap_or(1));
         match tag.get(..2) {
             Some("{%") => out.push_str(&without_generation(tag)),

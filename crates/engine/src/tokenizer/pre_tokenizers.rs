@@ -264,8 +264,16 @@ pub(super) static PRE_TOKENIZERS: &[PreTokenizer] = &[
         add_bos: true,
         ..CLEANED
     },
-    PreTokenizer { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], expressions: &[LLAMA3], ..CLEANED },
-    PreTokenizer { names: &["glm4", "glm5"], expressions: &[LLAMA3], ignore_merges: true, ..CLEANED },
+    PreTokenizer {
+        names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
+        expressions: &[LLAMA3],
+        ..CLEANED
+    },
+    PreTokenizer {
+        names: &["glm4", "glm5"],
+        expressions: &[LLAMA3], ignore_merges: true,
+        ..CLEANED
+    },
     PreTokenizer {
         names: &[
             "qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "hunyuan", "grok-2", "solar-open",
@@ -283,7 +291,11 @@ pub(super) static PRE_TOKENIZERS: &[PreTokenizer] = &[
         expressions: &[r"\p{N}", GPT2],
         ..CLEANED
     },
-    PreTokenizer { names: &["gpt-4o", "llama4", "kanana2", "talkie"], expressions: &[GPT4O], ..PLAIN },
+    PreTokenizer {
+        names: &["gpt-4o", "llama4", "kanana2", "talkie"],
+        expressions: &[GPT4O],
+        ..PLAIN
+    },
     PreTokenizer { names: &["minimax-m2"], expressions: &[GPT4O], ..PLAIN },
     PreTokenizer {
         names: &["granite-embed-multi-97m"],
@@ -308,7 +320,11 @@ pub(super) static PRE_TOKENIZERS: &[PreTokenizer] = &[
         ..PLAIN
     },
     PreTokenizer { names: &["spark2_5"], expressions: SPARK, ..PLAIN },
-    PreTokenizer { names: &["afmoe"], expressions: AFMOE, thousands: Some(char::is_numeric), ..PLAIN },
+    PreTokenizer {
+        names: &["afmoe"],
+        expressions: AFMOE, thousands: Some(char::is_numeric),
+        ..PLAIN
+    },
     PreTokenizer {
         names: &["superbpe"],
         expressions: &[r"\p{N}+"],

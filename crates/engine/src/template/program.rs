@@ -1,0 +1,225 @@
+//! A compiled template whose instructions are bounded. minijinja counts instructions but not what
+//! one of them does, and its operators cannot be replaced. So each instruction that makes, compares
+//! or reads whole values is followed by a filter that admits the result, and the few whose result
+//! can be far larger than their operands are replaced by filters.
+
+use std::sync::Arc;
+
+use minijinja::machinery::{
+    CompiledTemplate, Instruction as Op, Instructions, TemplateConfig, Token, tokenize,
+};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{AutoEscape, Environment, Error, State, Value, context};
+
+use super::budget::{Budget, exceeded};
+
+/// The name of the only template.
+const NAME: &str = "chat";
+/// The longest source; the longest that is published has 40 kB.
+const SOURCE_MAX: usize = 512 << 10;
+/// The most lines, and the most bytes of one: minijinja counts them with 16 bits.
+const LINE_MAX: usize = u16::MAX as usize - 1;
+/// The most tokens of one tag. Each can add a level to the syntax tree, which is walked with a
+/// stack frame for each level.
+const TAG_TOKENS_MAX: u64 = 8192;
+/// The most that the squares of all tags' numbers of tokens add up to: compiling a chain of
+/// operators takes a time that grows with the square.
+const SQUARES_MAX: u64 = 32 << 20;
+/// The most maps that are merged into one call's keyword arguments.
+const MERGED_MAX: usize = 16;
+
+// No template can name these filters but as texts, and then they are harmless.
+const ADMIT: &str = "=admit";
+const ADMIT_MEMBER: &str = "=admit_member";
+const CHECK_TIME: &str = "=check_time";
+const FLATTEN: &str = "=flatten";
+const MULTIPLY: &str = "=multiply";
+
+fn syntax() -> Result<SyntaxConfig, Error> {
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
+}
+
+/// Checks that a source is small enough to compile, and keeps the compiler from multiplying
+/// constants: a product such as `'x' * 9999` gets a factor that is known at run time only.
+pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
+    if source.len() > SOURCE_MAX {
+        return Err(exceeded(format!("the template has more than {SOURCE_MAX} bytes")));
+    }
+    if source.lines().count().max(source.lines().map(str::len).max().unwrap_or(0)) > LINE_MAX {
+        return Err(exceeded(format!("the template has more than {LINE_MAX} lines or columns")));
+    }
+    let mut out = String::with_capacity(source.len());
+    let (mut copied, mut tag_tokens, mut squares) = (0, 0, 0);
+    let mut follows_operand = false;
+    for token in tokenize(source, false, syntax()?) {
+        let (token, span) = token?;
+        let is_end = matches!(token, Token::VariableEnd | Token::BlockEnd);
+        tag_tokens += 1;
+        if tag_tokens > TAG_TOKENS_MAX || squares + tag_tokens * tag_tokens > SQUARES_MAX {
+            return Err(exceeded(format!("line {}: expressions are too long", span.start_line)));
+        }
+        if is_end {
+            squares += tag_tokens * tag_tokens;
+        }
+        if is_end || matches!(token, Token::TemplateData(_)) {
+            tag_tokens = 0;
+        }
+        if matches!(token, Token::Mul) && follows_operand {
+            let end = span.end_offset as usize;
+            out.push_str(&source[copied..end]);
+            out.push_str("1|int*");
+            copied = end;
+        }
+        // Elsewhere, an asterisk unpacks arguments.
+        follows_operand = !matches!(token, Token::ParenOpen | Token::BracketOpen | Token::Comma);
+    }
+    out.push_str(&source[copied..]);
+    Ok(out)
+}
+
+/// Compiles a template with bounded instructions.
+pub(super) fn compile(source: &str) -> Result<CompiledTemplate<'_>, Error> {
+    let default_auto_escape = Arc::new(|_: &str| AutoEscape::None);
+    let config = TemplateConfig { syntax_config: syntax()?, default_auto_escape };
+    let mut template = CompiledTemplate::new(NAME, source, &config)?;
+    template.instructions = bounded(&template.instructions)?;
+    for block in template.blocks.values_mut() {
+        *block = bounded(block)?;
+    }
+    Ok(template)
+}
+
+fn bounded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
+    let mut new = Instructions::new(old.name(), old.source());
+    // Where each old instruction is now.
+    let mut starts = Vec::new();
+    let (mut index, mut len) = (0, 0);
+    let mut follows_constant = false;
+    while let Some(op) = old.get(index) {
+        starts.push(len);
+        let line = old.get_line(index).and_then(|line| u16::try_from(line).ok()).unwrap_or(0);
+        for op in bounded_op(op, follows_constant)? {
+            new.add_with_line(op, line);
+            len += 1;
+        }
+        follows_constant = matches!(op, Op::LoadConst(_));
+        index += 1;
+    }
+    starts.push(len);
+    for index in 0..len {
+        if let Some(
+            Op::Jump(target)
+            | Op::JumpIfFalse(target)
+            | Op::JumpIfFalseOrPop(target)
+            | Op::JumpIfTrueOrPop(target)
+            | Op::Iterate(target)
+            | Op::BuildMacro(_, target, _),
+        ) = new.get_mut(index)
+        {
+            *target = starts[*target as usize];
+        }
+    }
+    Ok(new)
+}
+
+/// The instructions that replace one.
+fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Error> {
+    let filter = |name, arguments| Op::ApplyFilter(name, Some(arguments), !0);
+    Ok(match op {
+        // Raw text is written like a value, so that it is charged.
+        Op::EmitRaw(text) => vec![Op::LoadConst(Value::from(*text)), Op::Emit],
+        Op::Mul => vec![filter(MULTIPLY, 2)],
+        Op::MergeKwargs(count) if *count > MERGED_MAX => {
+            return Err(exceeded(format!("a call unpacks more than {MERGED_MAX} maps")));
+        }
+        Op::UnpackLists(count) => {
+            vec![Op::BuildList(Some(*count)), filter(FLATTEN, 1), Op::UnpackLists(1)]
+        }
+        Op::SetAttr(name) => {
+            vec![Op::Swap, filter(ADMIT_MEMBER, 1), Op::Swap, Op::SetAttr(name)]
+        }
+        Op::PushLoop(flags) => vec![filter(CHECK_TIME, 1), Op::PushLoop(*flags)],
+        // A key that is a constant has been hashed before.
+        Op::GetItem if !follows_constant => vec![Op::GetItem, filter(CHECK_TIME, 1)],
+        Op::BuildMap(_)
+        | Op::BuildKwargs(_)
+        | Op::MergeKwargs(_)
+        | Op::BuildList(_)
+        | Op::BuildTuple(_)
+        | Op::Add
+        | Op::StringConcat
+        | Op::Slice
+        | Op::Eq
+        | Op::Ne
+        | Op::Gt
+        | Op::Gte
+        | Op::Lt
+        | Op::Lte
+        | Op::In
+        | Op::CompareAndPreserve(_)
+        | Op::PerformTest(..)
+        | Op::CallFunction(..)
+        | Op::CallMethod(..)
+        | Op::CallObject(_) => vec![op.clone(), filter(ADMIT, 1)],
+        _ => vec![op.clone()],
+    })
+}
+
+/// Adds the filters that bounded instructions call, and a formatter that charges the output.
+pub(super) fn add_filters(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
+    let own = Arc::clone(budget);
+    environment.add_filter(ADMIT, move |value: Rest<ValueOrKwargs>| own.admit(only(value)));
+    let own = Arc::clone(budget);
+    environment
+        .add_filter(ADMIT_MEMBER, move |value: Rest<ValueOrKwargs>| own.admit_member(only(value)));
+    let own = Arc::clone(budget);
+    environment.add_filter(CHECK_TIME, move |value: Rest<ValueOrKwargs>| {
+        own.check_time().map(|()| only(value))
+    });
+    let own = Arc::clone(budget);
+    environment.add_filter(FLATTEN, move |lists: Rest<ValueOrKwargs>| flatten(&own, &only(lists)));
+    let own = Arc::clone(budget);
+    environment.add_filter(MULTIPLY, move |state: &mut State, a: Value, b: Value| {
+        multiply(&own, state, &a, &b)
+    });
+    let own = Arc::clone(budget);
+    environment.set_formatter(move |out, state, value| {
+        own.check_time()?;
+        let bytes = own.written_bytes(value)?;
+        // Texts inside other values are written with escapes of up to six bytes.
+        own.charge(if value.as_object().is_some() { 6 * bytes } else { bytes })?;
+        minijinja::escape_formatter(out, state, value)
+    });
+}
+
+fn only(values: Rest<ValueOrKwargs>) -> Value {
+    values.0.into_iter().next().map(ValueOrKwargs::into_value).unwrap_or_default()
+}
+
+/// All items of some lists, which a call or a list unpacks.
+fn flatten(budget: &Budget, lists: &Value) -> Result<Value, Error> {
+    budget.written_bytes(lists)?;
+    let mut items = Vec::new();
+    for list in lists.try_iter()? {
+        items.extend(list.try_iter()?);
+    }
+    budget.admit(Value::from(items))
+}
+
+/// `a * b`, after a look at how often a text or a list will be repeated.
+fn multiply(budget: &Budget, state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
+    for (value, count) in [(a, b), (b, a)] {
+        let is_repeated = matches!(
+            value.kind(),
+            ValueKind::String | ValueKind::Bytes | ValueKind::Seq | ValueKind::Iterable
+        );
+        if is_repeated && let Ok(count) = i128::try_from(count.clone()) {
+            let bytes = budget.written_bytes(value)?;
+            let count = u64::try_from(count.max(0)).unwrap_or(u64::MAX);
+            budget.check_size(bytes.saturating_mul(count))?;
+        }
+    }
+    let product = state.env().compile_expression("a * b")?;
+    budget.admit(product.eval(context! { a => a, b => b })?)
+}
