@@ -19,11 +19,6 @@ pub(crate) struct PendingCopy {
 }
 
 impl PendingCopy {
-    /// Checks both addresses.
-    pub(crate) fn check(&self, run: &Run<'_>, block: &mut Block) -> Result<(), Fault> {
-        self.resolve(run, block).map(|_| ())
-    }
-
     /// Writes the bytes to shared memory.
     pub(crate) fn complete(&self, run: &Run<'_>, block: &mut Block) -> Result<(), Fault> {
         let (from, to) = self.resolve(run, block)?;
@@ -36,7 +31,8 @@ impl PendingCopy {
         Ok(())
     }
 
-    fn resolve<'b>(
+    /// Pointers to source and destination, after a check of both.
+    pub(crate) fn resolve<'b>(
         &self,
         run: &Run<'_>,
         block: &'b mut Block,

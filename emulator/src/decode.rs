@@ -40,39 +40,30 @@ macro_rules! map {
     };
 }
 
+/// An operation on the type of a name, out of a list of types.
+macro_rules! by_type {
+    ($ty:expr, $T:ident => $op:expr; $($name:pat => $t:ty,)*) => {
+        match $ty {
+            $($name => {
+                type $T = $t;
+                Some($op)
+            })*
+            _ => None,
+        }
+    };
+}
+
 /// An operation on each integer type.
 macro_rules! integers {
     ($ty:expr, $T:ident => $op:expr) => {
-        match $ty {
-            "u8" | "b8" => {
-                type $T = u8;
-                Some($op)
-            }
-            "u16" | "b16" => {
-                type $T = u16;
-                Some($op)
-            }
-            "u32" | "b32" => {
-                type $T = u32;
-                Some($op)
-            }
-            "u64" | "b64" => {
-                type $T = u64;
-                Some($op)
-            }
-            "s16" => {
-                type $T = i16;
-                Some($op)
-            }
-            "s32" => {
-                type $T = i32;
-                Some($op)
-            }
-            "s64" => {
-                type $T = i64;
-                Some($op)
-            }
-            _ => None,
+        by_type! { $ty, $T => $op;
+            "u8" | "b8" => u8,
+            "u16" | "b16" => u16,
+            "u32" | "b32" => u32,
+            "u64" | "b64" => u64,
+            "s16" => i16,
+            "s32" => i32,
+            "s64" => i64,
         }
     };
 }
@@ -80,17 +71,7 @@ macro_rules! integers {
 /// An operation on each float type.
 macro_rules! floats {
     ($ty:expr, $T:ident => $op:expr) => {
-        match $ty {
-            "f32" => {
-                type $T = f32;
-                Some($op)
-            }
-            "f64" => {
-                type $T = f64;
-                Some($op)
-            }
-            _ => None,
-        }
+        by_type! { $ty, $T => $op; "f32" => f32, "f64" => f64, }
     };
 }
 

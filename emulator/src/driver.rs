@@ -53,6 +53,15 @@ macro_rules! driver {
     };
 }
 
+/// Enqueues a copy after a check of its device addresses.
+fn copy(to: u64, from: u64, bytes: usize, stream: CUstream, device: &[u64]) -> CUresult {
+    let mut state = state();
+    match device.iter().try_for_each(|&at| state.memory.allocation(at, bytes).map(|_| ())) {
+        Ok(()) => state.enqueue(stream, StreamOp::Copy { to, from, bytes }),
+        Err(fault) => state.fail(&fault),
+    }
+}
+
 const DONE: CUresult = CUresult::CUDA_SUCCESS;
 
 // SAFETY, of all functions: the caller's promises to the driver, among them that result pointers
@@ -196,40 +205,26 @@ driver! {
         state().enqueue(stream, StreamOp::Fill { to, byte, bytes })
     }
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream) {
-        let mut state = state();
-        match state.memory.allocation(to, bytes) {
-            Ok(_) => state.enqueue(stream, StreamOp::Copy { to, from: from as u64, bytes }),
-            Err(fault) => state.fail(&fault),
-        }
+        copy(to, from as u64, bytes, stream, &[to])
     }
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) {
-        let mut state = state();
-        match state.memory.allocation(from, bytes) {
-            Ok(_) => state.enqueue(stream, StreamOp::Copy { to: to as u64, from, bytes }),
-            Err(fault) => state.fail(&fault),
-        }
+        copy(to as u64, from, bytes, stream, &[from])
     }
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
-        let mut state = state();
-        match state.memory.allocation(from, bytes).and_then(|_| state.memory.allocation(to, bytes)) {
-            Ok(_) => state.enqueue(stream, StreamOp::Copy { to, from, bytes }),
-            Err(fault) => state.fail(&fault),
-        }
+        copy(to, from, bytes, stream, &[from, to])
     }
     fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) {
         // SAFETY: see above.
         let copy = unsafe { &*copy };
-        let (bytes, rows) = (copy.WidthInBytes, copy.Height);
-        let (to, from) = (copy.dstDevice, copy.srcDevice);
-        let pitches = [copy.dstPitch, copy.srcPitch];
+        let (to, from, bytes) = (copy.dstDevice, copy.srcDevice, copy.WidthInBytes);
+        let (rows, pitches) = (copy.Height, [copy.dstPitch, copy.srcPitch]);
         state().enqueue(stream, StreamOp::CopyRows { to, from, bytes, rows, pitches })
     }
     fn cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D_PEER, stream: CUstream) {
         // SAFETY: see above.
         let copy = unsafe { &*copy };
-        let (bytes, rows) = (copy.WidthInBytes, copy.Height);
-        let (to, from) = (copy.dstDevice, copy.srcDevice);
-        let pitches = [copy.dstPitch, copy.srcPitch];
+        let (to, from, bytes) = (copy.dstDevice, copy.srcDevice, copy.WidthInBytes);
+        let (rows, pitches) = (copy.Height, [copy.dstPitch, copy.srcPitch]);
         state().enqueue(stream, StreamOp::CopyRows { to, from, bytes, rows, pitches })
     }
     fn cuModuleLoadData(to: *mut CUmodule, image: *const c_void) {

@@ -197,8 +197,8 @@ impl Warp {
         let mut next = Next::Continue;
         match i.op {
             Op::Compute(compute) => self.compute(i, compute, mask),
-            Op::Load(access) => self.load(run, block, i, access, mask)?,
-            Op::Store(access) => self.store(run, block, i, access, mask)?,
+            Op::Load(access) => self.transfer(run, block, i, access, mask, false)?,
+            Op::Store(access) => self.transfer(run, block, i, access, mask, true)?,
             Op::AtomicAdd(access) => self.atomic_add(run, block, i, access, mask)?,
             Op::Branch | Op::Return => {
                 if let Some(next) = self.diverge(i, current, mask) {

@@ -80,7 +80,14 @@ impl Imatrix {
     /// # Errors
     /// One line if it is no such file, or if its tensors contradict each other.
     pub fn open(path: impl AsRef<Path>) -> Result<Imatrix> {
-        let file = File::open(path)?;
+        Imatrix::from_file(&File::open(path)?)
+    }
+
+    /// As [`Imatrix::open`], for a file that is open.
+    ///
+    /// # Errors
+    /// As [`Imatrix::open`].
+    pub fn from_file(file: &File) -> Result<Imatrix> {
         let metadata = file.metadata();
         let invalid = |item: &str, expected: &str, found: String| Error::Invalid {
             file: file.path().to_owned(),
@@ -106,7 +113,7 @@ impl Imatrix {
             let Some(counts) = file.tensor(&counts) else {
                 return Err(invalid(&sums.name, "counts beside the sums", "none".to_owned()));
             };
-            imatrix.entries.insert(name.to_owned(), entry(&file, sums, counts)?);
+            imatrix.entries.insert(name.to_owned(), entry(file, sums, counts)?);
         }
         if imatrix.entries.is_empty() {
             let found = format!("{} other tensors", file.tensors().len());

@@ -60,6 +60,12 @@ pub(crate) mod kind {
     pub(crate) const F64: u32 = 12;
     /// The least bytes of a value, by type id; a string or an array starts with its length.
     pub(crate) const MIN_BYTES: [u64; 13] = [1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8];
+    /// The name of a type, by type id.
+    #[rustfmt::skip]
+    pub(crate) const NAMES: [&str; 13] = [
+        "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64",
+        "f64",
+    ];
 }
 
 /// Evaluates an expression on the vector inside an [`Array`].
@@ -97,20 +103,25 @@ impl Array {
 
     /// The name of the element type, for error messages and `inspect`.
     pub fn element_type(&self) -> &'static str {
+        kind::NAMES[self.kind() as usize]
+    }
+
+    /// The id of the element type.
+    pub(crate) fn kind(&self) -> u32 {
         match self {
-            Array::U8(_) => "u8",
-            Array::I8(_) => "i8",
-            Array::U16(_) => "u16",
-            Array::I16(_) => "i16",
-            Array::U32(_) => "u32",
-            Array::I32(_) => "i32",
-            Array::F32(_) => "f32",
-            Array::Bool(_) => "bool",
-            Array::String(_) => "string",
-            Array::Array(_) => "array",
-            Array::U64(_) => "u64",
-            Array::I64(_) => "i64",
-            Array::F64(_) => "f64",
+            Array::U8(_) => kind::U8,
+            Array::I8(_) => kind::I8,
+            Array::U16(_) => kind::U16,
+            Array::I16(_) => kind::I16,
+            Array::U32(_) => kind::U32,
+            Array::I32(_) => kind::I32,
+            Array::F32(_) => kind::F32,
+            Array::Bool(_) => kind::BOOL,
+            Array::String(_) => kind::STRING,
+            Array::Array(_) => kind::ARRAY,
+            Array::U64(_) => kind::U64,
+            Array::I64(_) => kind::I64,
+            Array::F64(_) => kind::F64,
         }
     }
 

@@ -254,22 +254,7 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
 }
 
 fn put_array(out: &mut Vec<u8>, array: &Array) {
-    let kind = match array {
-        Array::U8(_) => kind::U8,
-        Array::I8(_) => kind::I8,
-        Array::U16(_) => kind::U16,
-        Array::I16(_) => kind::I16,
-        Array::U32(_) => kind::U32,
-        Array::I32(_) => kind::I32,
-        Array::F32(_) => kind::F32,
-        Array::Bool(_) => kind::BOOL,
-        Array::String(_) => kind::STRING,
-        Array::Array(_) => kind::ARRAY,
-        Array::U64(_) => kind::U64,
-        Array::I64(_) => kind::I64,
-        Array::F64(_) => kind::F64,
-    };
-    out.extend(kind.to_le_bytes());
+    out.extend(array.kind().to_le_bytes());
     out.extend((array.len() as u64).to_le_bytes());
     each_array!(array, items => items.iter().for_each(|item| item.put(out)));
 }

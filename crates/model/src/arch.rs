@@ -96,8 +96,6 @@ fn hybrid_attention_layers(
     }
     let value_dim = m.size_or("attention.value_length", key_dim)?;
     let scale = 1.0 / (key_dim as f32).sqrt();
-    let (softcap, window) = (None, None);
-    let (causal, sinks) = (true, None);
     let layer = |(heads, kv_heads): (usize, usize)| {
         if kv_heads == 0 {
             return Ok(None);
@@ -112,10 +110,10 @@ fn hybrid_attention_layers(
             key_dim,
             value_dim,
             scale,
-            softcap,
-            window,
-            causal,
-            sinks,
+            softcap: None,
+            window: None,
+            causal: true,
+            sinks: None,
         }))
     };
     heads.into_iter().zip(kv_heads).map(layer).collect()

@@ -126,21 +126,18 @@ impl<'a> Builder<'a> {
         self.find(if is_bare { &bare } else { &full }, cols, rows)
     }
 
+    /// As [`Builder::find`], for a weight that the file may lack.
+    fn find_optional(&mut self, name: &str, cols: usize, rows: usize) -> Result<Option<WeightId>> {
+        self.tensors.contains_key(name).then(|| self.find(name, cols, rows)).transpose()
+    }
+
     fn bias(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {
-        let full = format!("{}{name}.bias", self.prefix);
-        if !self.tensors.contains_key(full.as_str()) {
-            return Ok(None);
-        }
-        self.find(&full, cols, 1).map(Some)
+        self.find_optional(&format!("{}{name}.bias", self.prefix), cols, 1)
     }
 
     /// A vector outside the blocks, if the file has it, such as `rope_freqs`.
     pub fn vector(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {
-        let full = format!("{name}.weight");
-        if !self.tensors.contains_key(full.as_str()) {
-            return Ok(None);
-        }
-        self.find(&full, cols, 1).map(Some)
+        self.find_optional(&format!("{name}.weight"), cols, 1)
     }
 
     /// Token embeddings.
@@ -153,19 +150,15 @@ impl<'a> Builder<'a> {
 
     /// An RMS norm over whole rows.
     pub fn rms_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
-        let width = self.width(input);
+        let (kind, width) = (NormKind::Rms, self.width(input));
         let weight = self.weight(name, width, 1)?;
-        let bias = None;
-        let kind = NormKind::Rms;
-        Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
+        Ok(self.push(Op::Norm { input, kind, weight, bias: None, eps, groups: 1 }, width))
     }
 
     /// A layer norm over whole rows, plus its bias if there is one.
     pub fn layer_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
-        let width = self.width(input);
-        let weight = self.weight(name, width, 1)?;
-        let bias = self.bias(name, width)?;
-        let kind = NormKind::Layer;
+        let (kind, width) = (NormKind::Layer, self.width(input));
+        let (weight, bias) = (self.weight(name, width, 1)?, self.bias(name, width)?);
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
     }
 

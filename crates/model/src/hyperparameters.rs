@@ -77,19 +77,16 @@ impl<'a> HyperParameters<'a> {
 
     /// A size for each layer, stored as one number for all or as an array.
     pub fn sizes(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
-        let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
-        let sizes = values.into_iter().map(|v| self.plausible(name, v));
-        sizes.collect::<Result<_>>().map(Some)
+        let check = |value| self.plausible(name, value);
+        let values = self.layer_values(name, layers)?;
+        values.map(|values| values.into_iter().map(check).collect()).transpose()
     }
 
     /// As [`HyperParameters::sizes`], but the value of a layer may be zero.
     pub fn counts(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
-        let Some(values) = self.layer_values(name, layers)? else { return Ok(None) };
-        let counts = values.into_iter().map(|v| match v {
-            0 => Ok(0),
-            v => self.plausible(name, v),
-        });
-        counts.collect::<Result<_>>().map(Some)
+        let check = |value| if value == 0 { Ok(0) } else { self.plausible(name, value) };
+        let values = self.layer_values(name, layers)?;
+        values.map(|values| values.into_iter().map(check).collect()).transpose()
     }
 
     fn layer_values(&self, name: &str, layers: usize) -> Result<Option<Vec<u32>>> {

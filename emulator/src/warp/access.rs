@@ -4,8 +4,8 @@ use super::Warp;
 use crate::Fault;
 use crate::async_copy::PendingCopy;
 use crate::block::Block;
-use crate::kernel::{Access, AsyncCopy, Instruction, NONE, Register, Space};
-use crate::lanes::{Lanes, lanes_of};
+use crate::kernel::{Access, AsyncCopy, Instruction, NONE, Space};
+use crate::lanes::lanes_of;
 use crate::launch::Run;
 use crate::memory::{LOCAL, PARAMETERS, SHARED, WINDOW};
 
@@ -72,54 +72,30 @@ impl Warp {
             .ok_or_else(|| Fault(format!("out of bounds: {bytes} bytes of local memory at {at}")))
     }
 
-    pub(super) fn load(
+    /// Loads or stores the registers of an instruction.
+    pub(super) fn transfer(
         &mut self,
         run: &Run<'_>,
         block: &mut Block,
         i: &Instruction,
         access: Access,
         mask: u32,
-    ) -> Result<(), Fault> {
-        self.each_value(run, block, i, access, mask, |registers, to, lane, at| {
-            // SAFETY: `pointer` checked the bytes and their alignment.
-            registers[to as usize].set(lane, unsafe { read(at, access.bytes) });
-        })
-    }
-
-    pub(super) fn store(
-        &mut self,
-        run: &Run<'_>,
-        block: &mut Block,
-        i: &Instruction,
-        access: Access,
-        mask: u32,
-    ) -> Result<(), Fault> {
-        block.effects += 1;
-        self.each_value(run, block, i, access, mask, |registers, from, lane, at| {
-            // SAFETY: `pointer` checked the bytes and their alignment.
-            unsafe { write(at, access.bytes, registers[from as usize].get(lane)) };
-        })
-    }
-
-    /// Calls `f` with every register of a load or store, in every lane of a mask, and a pointer to
-    /// its bytes in memory.
-    #[inline(always)]
-    fn each_value(
-        &mut self,
-        run: &Run<'_>,
-        block: &mut Block,
-        i: &Instruction,
-        access: Access,
-        mask: u32,
-        mut f: impl FnMut(&mut [Lanes], Register, usize, *mut u8),
+        is_store: bool,
     ) -> Result<(), Fault> {
         let bytes = usize::from(access.bytes);
+        let all_bytes = bytes * usize::from(access.count);
+        block.effects += u64::from(is_store);
         for lane in lanes_of(mask) {
             let address = self.get(i.args[0], lane).wrapping_add_signed(i.offset);
-            let all_bytes = bytes * usize::from(access.count);
-            let at = self.pointer(run, block, access.space, address, all_bytes, lane)?;
+            let start = self.pointer(run, block, access.space, address, all_bytes, lane)?;
             for (n, &register) in i.list.iter().enumerate() {
-                f(&mut self.registers, register, lane, at.wrapping_add(n * bytes));
+                let (register, at) =
+                    (&mut self.registers[register as usize], start.wrapping_add(n * bytes));
+                // SAFETY: `pointer` checked the bytes and their alignment.
+                match is_store {
+                    true => unsafe { write(at, bytes, register.get(lane)) },
+                    false => register.set(lane, unsafe { read(at, bytes) }),
+                }
             }
         }
         Ok(())
@@ -208,7 +184,7 @@ impl Warp {
                 source_bytes,
             };
             if is_late {
-                copy.check(run, block)?;
+                copy.resolve(run, block)?;
                 self.pending_copies.push(copy);
             } else {
                 copy.complete(run, block)?;
@@ -238,7 +214,7 @@ impl Warp {
 ///
 /// # Safety
 /// The bytes are readable and naturally aligned.
-unsafe fn read(at: *const u8, bytes: u8) -> u64 {
+unsafe fn read(at: *const u8, bytes: usize) -> u64 {
     // SAFETY: the caller's promise.
     unsafe {
         match bytes {
@@ -254,7 +230,7 @@ unsafe fn read(at: *const u8, bytes: u8) -> u64 {
 ///
 /// # Safety
 /// The bytes are writable and naturally aligned.
-unsafe fn write(at: *mut u8, bytes: u8, value: u64) {
+unsafe fn write(at: *mut u8, bytes: usize, value: u64) {
     // SAFETY: the caller's promise.
     unsafe {
         match bytes {

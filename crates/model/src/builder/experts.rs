@@ -28,10 +28,8 @@ impl Builder<'_> {
             true => sum,
             false => self.linear(sum, "ffn_latent_up", width)?,
         };
-        match self.shared_expert(input, act)? {
-            Some(shared) => Ok(self.add(sum, shared)),
-            None => Ok(sum),
-        }
+        let shared = self.shared_expert(input, act)?;
+        Ok(shared.map_or(sum, |shared| self.add(sum, shared)))
     }
 
     /// The hidden activations of the selected experts, `[rows, used * hidden]`.
@@ -96,11 +94,7 @@ impl Builder<'_> {
 
     /// A bias for each expert, if the file has them.
     fn matrix_bias(&mut self, name: &str, cols: usize, experts: usize) -> Result<Option<WeightId>> {
-        let full = format!("{}{name}.bias", self.prefix);
-        match self.tensors.contains_key(full.as_str()) {
-            true => self.find(&full, cols, experts).map(Some),
-            false => Ok(None),
-        }
+        self.find_optional(&format!("{}{name}.bias", self.prefix), cols, experts)
     }
 
     /// The shared expert, times its gate if there is one.
