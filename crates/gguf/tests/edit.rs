@@ -44,13 +44,13 @@ fn data_are_made_of_other_data() {
     let swap = move |file: &File| file.data(&a).iter().rev().copied().collect();
     file.add_tensor("e", Format::F32, &[8], swap).unwrap();
     let made = file.tensor("e").unwrap();
-    assert!(matches!(file.read(made), Cow::Owned(_)), "what is read once is not kept");
+    assert!(matches!(file.read(made), Cow::Owned(_)), "a single read is not cached");
     assert_eq!((made.cols(), made.rows(), made.bytes), (8, 1, 32));
     let mut wanted = file.data(&copy).to_vec();
     wanted.reverse();
     assert_eq!(*file.read(made), wanted);
     assert_eq!(file.data(made), wanted);
-    assert!(matches!(file.read(made), Cow::Borrowed(_)), "what is kept is not made again");
+    assert!(matches!(file.read(made), Cow::Borrowed(_)), "cached data are borrowed");
     let empty = |_: &File| Vec::new();
     for (name, shape, part) in [("e", [8], "a second one"), ("f", [0], "no dimension of zero")] {
         let error = file.add_tensor(name, Format::F32, &shape, empty).unwrap_err().to_string();

@@ -94,7 +94,7 @@ fn a_tied_table_is_read_as_the_head_too() {
     assert_eq!(plan.cost().step_weight_bytes, 64 + TABLE + VECTORS + MATRICES);
 }
 
-/// Of four experts a token meets two: half of their weights and biases are read. The matrices of a
+/// A token uses two of four experts: half of their weights and biases are read. The matrices of a
 /// product without a choice are all read, and of tables by position or of one row a row each.
 #[test]
 fn only_chosen_experts_are_read() {
