@@ -180,7 +180,7 @@ pub fn surgery() -> Vec<Vec<u8>> {
 /// Templates in the style of ChatML, Llama and Mistral.
 pub fn template() -> Vec<Vec<u8>> {
     let seeds = [
-        "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' \
+        "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\\n' ~ m['content'] ~ '<|im_end|>' \
          }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
         "{{ bos_token }}{%- set ns = namespace(n=0) -%}{% for m in messages[1:] %}{% if m.tool_calls \
          is defined %}{% for t in m.tool_calls %}{{ t.function | tojson(indent=2) }}{% endfor %}\
