@@ -130,8 +130,8 @@ fn mutate(input: &mut Vec<u8>, other: &[u8], dictionary: &[&str], random: &mut R
             input.splice(range, word.bytes());
         }
         _ => {
-            let byte = b"0123456789{}[]()\"'%,.-+:*? \n"[random.below(29)];
-            input.insert(at, byte);
+            let bytes = b"0123456789{}[]()\"'%,.-+:*? \n";
+            input.insert(at, bytes[random.below(bytes.len())]);
         }
     }
 }
