@@ -20,8 +20,8 @@ fn render_in_time(source: &str) -> Result<String, String> {
     let rendered = render(source);
     let shown: String = source.chars().take(120).collect();
     let time = start.elapsed();
-    // Two seconds, and some for a busy machine.
-    assert!(time < Duration::from_secs(5), "{shown}: {time:?}");
+    // Two seconds on an idle machine; test runs share theirs with compilers.
+    assert!(time < Duration::from_secs(20), "{shown}: {time:?}");
     match &rendered {
         Ok(text) => assert!(text.len() < 64 << 20, "{shown}: {} bytes", text.len()),
         Err(error) => {
