@@ -1,17 +1,12 @@
 //! One step's work: tokens of any mix of sequences, and where their state is.
 
-use bodkin_model::{Op, Plan};
-
-use crate::Limits;
-use crate::error::{Error, Result};
-
 /// Tokens whose keys and values one page holds, in every slot of its window.
 pub const PAGE_TOKENS: usize = 32;
 
 /// Where the state of one sequence is, for the slots of one window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
-    /// Pages that were given back because the window has passed them. Position `p` is in
+    /// Pages that were freed because the window has passed them. Position `p` is in
     /// `pages[p / PAGE_TOKENS - skipped]`.
     pub skipped: usize,
     /// Page numbers in order of position.
@@ -32,15 +27,16 @@ pub struct Span {
     pub len: usize,
     /// The position of the first one in its sequence.
     pub position: usize,
-    /// One table for each of [`Plan::windows`]; they cover the new tokens too. The pages of the
-    /// new tokens are this span's alone: they are written while others are read.
+    /// One table for each of [`bodkin_model::Plan::windows`], which covers the new tokens too. No
+    /// other span lists the pages of the new tokens: they are written while others are read.
     pub tables: Vec<PageTable>,
-    /// The slot of the sequence's recurrent state, its alone in this step; of no meaning where the
-    /// plan has none. At position 0 the state begins as zero, whatever the slot holds.
+    /// The slot of the sequence's recurrent state, which no other span of the step has. Not read
+    /// where the plan has no such state. At position 0 the state starts from zero, whatever the
+    /// slot holds.
     pub state_slot: u32,
-    /// Whether the tokens are of a prompt, not generated. A backend may round a prompt's rows in
-    /// another way, but in the same one however the prompt is cut and whatever runs beside it. Keys
-    /// and values that a later prompt takes over stay as they were made.
+    /// Whether the tokens are a prompt's, not generated ones. A backend may round prefill rows and
+    /// decode rows differently, but never by how the prompt is cut into chunks or by what else is
+    /// in the batch. A cached prefix keeps the keys and values that it was computed with.
     pub is_prefill: bool,
 }
 
@@ -51,10 +47,10 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Their lengths add up to `rows`.
     pub spans: Vec<Span>,
-    /// The rows whose logits are wanted, ascending. Of an encoder, a row stands for its span: the
-    /// embedding is that of the whole sequence.
+    /// The output rows, ascending: those that give logits or a token. For an encoder, any row of a
+    /// span gives the embedding of the whole sequence.
     pub outputs: Vec<u32>,
-    /// The rows of [`bodkin_model::Op::Input`], `[rows, width]`; empty where the plan has none.
+    /// The value of [`bodkin_model::Op::Input`], `[rows, width]`; empty where the plan has none.
     pub inputs: Vec<f32>,
 }
 
@@ -76,68 +72,23 @@ impl Batch {
         panic!("row {row} of {start}");
     }
 
-    /// Checks the step against what the model was loaded for.
-    pub fn check(&self, plan: &Plan, limits: &Limits) -> Result<()> {
-        let at_most = |what, found, limit| {
-            if found > limit { Err(Error::Limit { what, found, limit }) } else { Ok(()) }
-        };
-        at_most("tokens", self.tokens.len(), limits.tokens)?;
-        at_most("rows of logits", self.outputs.len(), limits.outputs)?;
-        let rows: usize = self.spans.iter().map(|s| s.len).sum();
-        assert_eq!(rows, self.tokens.len(), "the spans cover the tokens");
-        assert!(self.spans.iter().all(|s| s.len > 0), "every span has tokens");
-        for &token in &self.tokens {
-            at_most("as a token id", token as usize, plan.vocabulary - 1)?;
-        }
-        assert!(self.outputs.windows(2).all(|w| w[0] < w[1]), "outputs ascend");
-        assert!(self.outputs.iter().all(|&row| (row as usize) < rows), "outputs are rows");
-        let input = plan.ops.iter().position(|op| matches!(op, Op::Input));
-        let width = input.map_or(0, |i| plan.widths[i]);
-        assert_eq!(self.inputs.len(), rows * width, "as many rows of input as tokens");
-        let positions = plan.max_positions();
-        let is_whole = plan.needs_whole_sequences();
-        for span in &self.spans {
-            assert!(!is_whole || span.position == 0, "a sequence comes whole");
-            at_most("tokens in a sequence", span.position + span.len, positions)?;
-            assert_eq!(span.tables.len(), limits.pages.len(), "a table for each window");
-            let windows = plan.distinct_windows();
-            for ((table, window), &limit) in span.tables.iter().zip(windows).zip(&limits.pages) {
-                let oldest = window.map_or(0, |w| (span.position + 1).saturating_sub(w));
-                let pages = (span.position + span.len).div_ceil(PAGE_TOKENS);
-                assert!(table.skipped * PAGE_TOKENS <= oldest, "the window's pages are there");
-                assert!(table.skipped + table.pages.len() >= pages, "new tokens have pages");
-                for &page in &table.pages {
-                    at_most("as a page number", page as usize, limit.saturating_sub(1))?;
-                }
-            }
-        }
-        if !plan.states.is_empty() {
-            for (i, span) in self.spans.iter().enumerate() {
-                at_most(
-                    "as a state slot",
-                    span.state_slot as usize,
-                    limits.state_slots.saturating_sub(1),
-                )?;
-                let is_apart =
-                    self.spans[..i].iter().all(|other| other.state_slot != span.state_slot);
-                assert!(is_apart, "a state slot belongs to one span");
-            }
-        }
-        assert!(self.new_pages_are_apart(), "pages of new tokens belong to one span");
-        Ok(())
+    /// Adds a span and its tokens.
+    pub fn push(&mut self, span: Span, tokens: &[u32]) {
+        assert_eq!(span.len, tokens.len(), "the tokens of the span");
+        self.spans.push(span);
+        self.tokens.extend(tokens);
     }
 
-    /// Whether every page that a span writes occurs once in the whole batch.
-    fn new_pages_are_apart(&self) -> bool {
-        let count = |group: usize, page: u32| {
-            let pages = self.spans.iter().flat_map(|s| &s.tables[group].pages);
-            pages.filter(|&&p| p == page).count()
-        };
-        self.spans.iter().all(|span| {
-            span.tables.iter().enumerate().all(|(group, table)| {
-                let first = span.position / PAGE_TOKENS - table.skipped;
-                table.pages[first..].iter().all(|&page| count(group, page) == 1)
-            })
-        })
+    /// Makes the last row an output.
+    pub fn output_last(&mut self) {
+        self.outputs.push(self.tokens.len() as u32 - 1);
+    }
+
+    /// Removes everything and keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.spans.clear();
+        self.outputs.clear();
+        self.inputs.clear();
     }
 }

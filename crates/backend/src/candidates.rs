@@ -56,6 +56,7 @@ impl Candidates {
         // When twice as many as wanted have come together, the worse half goes, and what is no
         // better than the rest need not come at all.
         let room = 2 * k + 64;
+        items.reserve(room.min(logits.len()));
         let mut floor = f32::NEG_INFINITY;
         for (id, &logit) in logits.iter().enumerate() {
             if logit > floor {

@@ -16,11 +16,11 @@ mod encoders;
 mod experts;
 mod feed;
 mod formats;
-mod generate;
 mod limits;
 mod observed;
 mod ops;
 mod random;
+mod sampling;
 mod state;
 
 use std::sync::{Arc, LazyLock};
@@ -41,7 +41,7 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
     }
     limits::check(backend, &mut failures);
     state::check(backend, &mut failures);
-    generate::check(backend, &mut failures);
+    sampling::check(backend, &mut failures);
     failures
 }
 
@@ -83,7 +83,10 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     let wanted = feed_observed(reference.as_mut(), case, &mut record)?;
     let mut model = load(backend, case)?;
     let whole = feed(model.as_mut(), case, Feeding::Whole)?;
-    if model.expert_counts() != reference.expert_counts() {
+    let counts = |model: &dyn Model| -> Vec<(usize, Vec<u64>)> {
+        model.stats().experts.into_iter().map(|e| (e.layer, e.counts)).collect()
+    };
+    if counts(&*model) != counts(&*reference) {
         failures.push(format!("{}: other counts of experts", case.name));
     }
     let generated = feed(model.as_mut(), case, Feeding::Generated)?;

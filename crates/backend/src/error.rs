@@ -14,7 +14,7 @@ pub enum Error {
     /// The step asks for more than the model was sized for, or contradicts itself.
     #[error("the step has {found} {what}, the model was loaded for {limit}")]
     Limit {
-        /// Tokens, rows of logits, pages, ids.
+        /// Tokens, output rows, pages, ids.
         what: &'static str,
         /// What the batch has.
         found: usize,
@@ -24,6 +24,14 @@ pub enum Error {
     /// A setting of the backend makes no sense here.
     #[error("{0}")]
     Config(String),
+}
+
+impl Error {
+    /// The answer of a backend that cannot skip small activations.
+    pub fn no_thresholds(backend: &str, thresholds: &[f32]) -> Error {
+        let what = format!("{} matmuls with activation thresholds", thresholds.len());
+        Error::Unsupported { backend: backend.to_owned(), what }
+    }
 }
 
 /// The result of loading or running.

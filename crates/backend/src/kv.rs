@@ -1,17 +1,17 @@
-//! How precisely keys and values are kept.
+//! The type of the KV cache.
 
 use bodkin_gguf::Format;
 
-/// The numbers that a backend keeps keys and values as.
+/// The type of cached keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
-    /// Half precision, and single precision where a file's matrices are all single.
+    /// Half precision; single precision where all matrices of the file are single.
     #[default]
     Auto,
     /// Half precision.
     F16,
-    /// Signed bytes: each [`KvType::BLOCK`] elements of a head, and what is left at its end, have a
-    /// scale in half precision, and are rounded as [`Format::Q8_0`] rounds.
+    /// Signed bytes: each block of [`KvType::BLOCK`] elements of a head, the last one maybe shorter,
+    /// has a scale in half precision and is rounded as by [`Format::Q8_0`].
     Q8_0,
 }
 
@@ -21,7 +21,7 @@ impl KvType {
     /// Elements of a head that share a scale.
     pub const BLOCK: usize = 32;
 
-    /// What it is called in flags and tables.
+    /// The name in flags and tables.
     pub fn name(self) -> &'static str {
         match self {
             KvType::Auto => "auto",
@@ -30,7 +30,7 @@ impl KvType {
         }
     }
 
-    /// What remains of keys or values, `[heads, dim]`, that are kept as `Q8_0`.
+    /// Rounds keys or values, `[heads, dim]`, as a cache of type `Q8_0` does.
     pub(crate) fn round_to_bytes(heads: &mut [f32], dim: usize) {
         let format = Format::Q8_0;
         for head in heads.chunks_exact_mut(dim) {

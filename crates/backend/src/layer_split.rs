@@ -1,16 +1,18 @@
-//! Two backends that share a model: the last layers and the head are the second's, for devices that
-//! have not the memory for all. What one part makes goes through the host; keys, values and states
-//! belong to the part that reads them. This file must not know which backends they are.
+//! Layer split: two backends share a model that does not fit into one device. The second computes
+//! the last layers and the head. Activations go through the host; keys, values and states stay with
+//! the part that reads them. This file must not know which backends they are.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
+use crate::observe::reborrow;
 use crate::{
-    Backend, Batch, Error, KvType, Limits, Memory, Model, Observer, Progress, Result, Span,
-    StageProfile, WeightLayout,
+    Backend, Batch, DeviceInfo, Error, HostSampler, KvType, Limits, Memory, Model, ModelStats,
+    Observer, Progress, Result, RowOutput, Sink, Span, Step,
 };
 
 /// A backend for the first layers, and one for the rest.
@@ -18,13 +20,13 @@ pub struct LayerSplit {
     first: Box<dyn Backend>,
     second: Box<dyn Backend>,
     layers: usize,
-    /// Bytes of weights that each reads in a step of the last model that was loaded.
+    /// Bytes of weights that each reads in a step of the most recently loaded model.
     bytes: [AtomicU64; 2],
 }
 
 impl LayerSplit {
-    /// `second` computes the last `layers` layers and the head, and everything where it is to have
-    /// all layers; `first` the rest.
+    /// `second` computes the last `layers` layers and the head, or the whole plan if it has no more
+    /// layers; `first` computes the rest.
     pub fn new(first: Box<dyn Backend>, second: Box<dyn Backend>, layers: usize) -> LayerSplit {
         LayerSplit { first, second, layers, bytes: Default::default() }
     }
@@ -33,7 +35,7 @@ impl LayerSplit {
         self.bytes.iter().zip(bytes).for_each(|(own, bytes)| own.store(bytes, Relaxed));
     }
 
-    /// The two parts of a plan; none if all of it is one backend's.
+    /// The two parts of a plan; none if one backend computes all of it.
     fn parts(&self, plan: &Plan) -> Result<Option<[Plan; 2]>> {
         let all = plan.layers();
         if self.layers == 0 || self.layers >= all {
@@ -46,12 +48,12 @@ impl LayerSplit {
         })
     }
 
-    /// The backend that has all of a plan that is not cut.
+    /// The backend of a plan that is not split.
     fn whole(&self) -> &dyn Backend {
         if self.layers == 0 { &*self.first } else { &*self.second }
     }
 
-    /// Loads a part, if its backend has the memory for it.
+    /// Loads a part, or fails if its backend has too little memory.
     fn load_part(
         &self,
         backend: &dyn Backend,
@@ -78,6 +80,12 @@ impl Backend for LayerSplit {
         format!("{} + up to {} layers on {}", self.first.name(), self.layers, self.second.name())
     }
 
+    fn devices(&self) -> Vec<DeviceInfo> {
+        let mut devices = self.first.devices();
+        devices.extend(self.second.devices());
+        devices
+    }
+
     fn threads(&self) -> usize {
         self.first.threads()
     }
@@ -86,7 +94,7 @@ impl Backend for LayerSplit {
         self.first.kv_type()
     }
 
-    /// What both reach together where each in its turn reads what it has of the last model.
+    /// The mean over a step of the most recently loaded model, whose parts run one after the other.
     fn bandwidth(&self) -> Result<f64> {
         let bytes = self.bytes.each_ref().map(|bytes| bytes.load(Relaxed) as f64);
         let speeds = [self.first.bandwidth()?, self.second.bandwidth()?];
@@ -96,17 +104,17 @@ impl Backend for LayerSplit {
         }
     }
 
-    /// Of both together; loading checks each of them.
+    /// The sum of both; loading checks each of them.
     fn available_memory(&self) -> Option<u64> {
         Some(self.first.available_memory()?.saturating_add(self.second.available_memory()?))
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
-        // Loading says what cannot be cut.
+        // Loading reports plans that cannot be split.
         let Ok(Some([first, second])) = self.parts(plan) else {
             return self.whole().memory(plan, limits);
         };
-        let [a, b] = cuts(plan, [&first, &second], limits);
+        let [a, b] = part_steps(plan, [&first, &second], limits);
         let a = self.first.memory(&first, &a.limits);
         let b = self.second.memory(&second, &b.limits);
         Memory {
@@ -129,35 +137,41 @@ impl Backend for LayerSplit {
             return self.load_part(self.whole(), plan, file, limits, progress);
         };
         self.note_bytes([&first, &second].map(|part| part.cost().step_weight_bytes));
-        let cuts = cuts(&plan, [&first, &second], limits);
+        let steps = part_steps(&plan, [&first, &second], limits);
         let (first, second) = (Arc::new(first), Arc::new(second));
         let total = plan.cost().weight_bytes;
-        // What both parts read is read twice and counts once.
+        // Weights of both parts are read twice and count once.
         let done_first = first.cost().weight_bytes;
         let report = |done| progress(done, total);
-        let first = self.load_part(&*self.first, first, file, &cuts[0].limits, &|done, _| {
+        let first = self.load_part(&*self.first, first, file, &steps[0].limits, &|done, _| {
             report(done.min(total));
         })?;
-        let second = self.load_part(&*self.second, second, file, &cuts[1].limits, &|done, _| {
-            report((done_first + done).min(total));
-        })?;
-        let weight_layouts =
-            first.weight_layouts().iter().chain(second.weight_layouts()).cloned().collect();
-        let limits = limits.clone();
-        let batches = [Batch::default(), Batch::default()];
-        Ok(Box::new(LayerSplitModel { plan, limits, first, second, cuts, batches, weight_layouts }))
+        let second =
+            self.load_part(&*self.second, second, file, &steps[1].limits, &|done, _| {
+                report((done_first + done).min(total));
+            })?;
+        Ok(Box::new(LayerSplitModel {
+            host: HostSampler::new(&plan, limits),
+            rows: vec![RowOutput::Logits; limits.tokens.max(limits.outputs)],
+            limits: limits.clone(),
+            batches: Default::default(),
+            plan,
+            first,
+            second,
+            steps,
+        }))
     }
 }
 
-/// What a part sees of steps of the whole.
-struct Cut {
-    /// The whole plan's page tables that are the part's, in its order.
+/// How the steps of a part follow from those of the whole.
+struct PartSteps {
+    /// The indices of the part's page tables among the whole plan's.
     tables: Vec<usize>,
     limits: Limits,
 }
 
-/// What both parts see. Of the first, every row goes on to the second.
-fn cuts(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [Cut; 2] {
+/// The steps of both parts. Every row of the first one is an output, which the second reads.
+fn part_steps(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [PartSteps; 2] {
     [(first, limits.tokens), (second, limits.outputs)].map(|(part, outputs)| {
         let windows = whole.windows();
         let place = |window| windows.iter().position(|w| *w == window).expect("a window of all");
@@ -168,12 +182,12 @@ fn cuts(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [Cut; 2] 
             pages: tables.iter().map(|&table| limits.pages[table]).collect(),
             state_slots: if part.states.is_empty() { 0 } else { limits.state_slots },
         };
-        Cut { tables, limits }
+        PartSteps { tables, limits }
     })
 }
 
-impl Cut {
-    /// Makes the part's step of one of the whole, in the place of what was there.
+impl PartSteps {
+    /// Replaces `part` by the part's share of a step of the whole.
     fn fill(&self, whole: &Batch, part: &mut Batch) {
         part.tokens.clone_from(&whole.tokens);
         part.spans.resize_with(whole.spans.len(), Default::default);
@@ -194,24 +208,41 @@ struct LayerSplitModel {
     limits: Limits,
     first: Box<dyn Model>,
     second: Box<dyn Model>,
-    cuts: [Cut; 2],
+    steps: [PartSteps; 2],
     /// The last step of each part.
     batches: [Batch; 2],
-    weight_layouts: Vec<WeightLayout>,
+    /// Asks for the logits of every row.
+    rows: Vec<RowOutput<'static>>,
+    host: HostSampler,
 }
 
 impl LayerSplitModel {
-    /// Makes the steps of both parts.
-    fn begin(&mut self, batch: &Batch) -> Result<()> {
-        batch.check(&self.plan, &self.limits)?;
+    /// Runs both parts. The first one's output is the second one's input.
+    fn forward(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
         let [first, second] = &mut self.batches;
-        self.cuts[0].fill(batch, first);
-        self.cuts[1].fill(batch, second);
+        self.steps[0].fill(batch, first);
+        self.steps[1].fill(batch, second);
         first.outputs.clear();
         first.outputs.extend(0..batch.tokens.len() as u32);
         second.outputs.clone_from(&batch.outputs);
-        second.inputs.resize(batch.tokens.len() * self.first.plan().output_width(), 0.0);
-        Ok(())
+        let rows = &self.rows[..first.outputs.len()];
+        let step = Step { batch: first, rows, steps: 1, observer: reborrow(&mut observer) };
+        self.first.step(step, &mut |output| {
+            second.inputs.clear();
+            second.inputs.extend_from_slice(output.logits);
+            ControlFlow::Break(())
+        })?;
+        let rows = &self.rows[..second.outputs.len()];
+        let step = Step { batch: second, rows, steps: 1, observer: reborrow(&mut observer) };
+        self.second.step(step, &mut |output| {
+            logits.copy_from_slice(output.logits);
+            ControlFlow::Break(())
+        })
     }
 }
 
@@ -224,23 +255,12 @@ impl Model for LayerSplitModel {
         &self.limits
     }
 
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        self.begin(batch)?;
-        let [first, second] = &mut self.batches;
-        self.first.forward(first, &mut second.inputs)?;
-        self.second.forward(second, logits)
-    }
-
-    fn observe(
-        &mut self,
-        batch: &Batch,
-        logits: &mut [f32],
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        self.begin(batch)?;
-        let [first, second] = &mut self.batches;
-        self.first.observe(first, &mut second.inputs, observer)?;
-        self.second.observe(second, logits, observer)
+    fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()> {
+        let mut host = std::mem::take(&mut self.host);
+        let result = host
+            .run(step, sink, &mut |batch, logits, observer| self.forward(batch, logits, observer));
+        self.host = host;
+        result
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
@@ -248,14 +268,12 @@ impl Model for LayerSplitModel {
         self.second.copy_state(from, to)
     }
 
-    fn expert_counts(&self) -> Vec<Vec<u64>> {
-        let mut counts = self.first.expert_counts();
-        counts.extend(self.second.expert_counts());
-        counts
-    }
-
-    fn weight_layouts(&self) -> &[WeightLayout] {
-        &self.weight_layouts
+    fn stats(&self) -> ModelStats {
+        let (mut stats, second) = (self.first.stats(), self.second.stats());
+        stats.experts.extend(second.experts);
+        stats.stages.extend(second.stages);
+        stats.weight_layouts.extend(second.weight_layouts);
+        stats
     }
 
     fn set_profiling(&mut self, on: bool) {
@@ -263,10 +281,8 @@ impl Model for LayerSplitModel {
         self.second.set_profiling(on);
     }
 
-    fn profile(&self) -> Vec<StageProfile> {
-        let mut stages = self.first.profile();
-        stages.extend(self.second.profile());
-        stages
+    fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
+        Err(Error::no_thresholds("a model on two backends", thresholds))
     }
 }
 
@@ -284,7 +300,7 @@ mod tests {
         let whole = Batch { tokens, spans: vec![span.clone()], ..Batch::default() };
         let limits = Limits { tokens: 2, outputs: 2, pages: vec![9], state_slots: 5 };
         let mut part = Batch::default();
-        Cut { tables: vec![1], limits }.fill(&whole, &mut part);
+        PartSteps { tables: vec![1], limits }.fill(&whole, &mut part);
         assert_eq!(part.tokens, whole.tokens);
         assert_eq!(part.spans, [Span { tables: vec![table(8)], ..span }]);
     }

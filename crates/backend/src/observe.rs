@@ -1,22 +1,21 @@
-//! A look at what flows through a model: the inputs of all products with weights. Activation
-//! statistics, calibration and checks of numeric health read it. It must not know what is made of
-//! them.
+//! Observers see the inputs of all matmuls: activation statistics, calibration and checks of
+//! numeric health are observers. This file must not know them.
 
 use bodkin_model::Weight;
 
-/// One input row of a product.
+/// One input row of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InputRow<'a> {
-    /// Which of the weight's matrices the row meets, less than [`Matmul::experts`].
+    /// The index of the weight's matrix that the row is multiplied with, less than [`Matmul::experts`].
     pub expert: usize,
     /// `[weight.cols]`, as computed, before any rounding that a backend does for its kernels.
     pub values: &'a [f32],
 }
 
-/// A product that is about to be computed.
+/// A matmul that is about to be computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Matmul<'a> {
-    /// What the rows are multiplied with: one matrix, or one for each expert below each other.
+    /// One matrix, or the stacked matrices of all experts.
     pub weight: &'a Weight,
     /// The number of matrices, 1 for a weight that belongs to no experts.
     pub experts: usize,
@@ -25,8 +24,18 @@ pub struct Matmul<'a> {
     pub rows: &'a [InputRow<'a>],
 }
 
-/// Told about the products of a step, see [`crate::Model::observe`].
+/// Sees the matmuls of a step, see [`crate::Step::observer`].
 pub trait Observer: Send {
-    /// Called once for each product of the plan, in its order.
+    /// Called once for each matmul of the plan, in its order.
     fn matmul(&mut self, matmul: &Matmul<'_>);
+}
+
+/// Lends an observer to a part of a step.
+pub(crate) fn reborrow<'a>(
+    observer: &'a mut Option<&mut dyn Observer>,
+) -> Option<&'a mut dyn Observer> {
+    match observer {
+        Some(observer) => Some(&mut **observer),
+        None => None,
+    }
 }

@@ -15,9 +15,10 @@ use experts::ExpertLinear;
 use rows::Norm;
 
 use crate::batch::{Batch, PAGE_TOKENS};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::{
-    Backend, InputRow, KvType, Limits, Matmul, Memory, Model, Observer, Progress, StageProfile,
+    Backend, DeviceInfo, DeviceKind, ExpertStats, HostSampler, InputRow, KvType, Limits, Matmul,
+    Memory, Model, ModelStats, Observer, Progress, Sink, Step,
 };
 use state::StateSlots;
 
@@ -40,6 +41,7 @@ struct ReferenceModel {
     states: Vec<StateSlots>,
     /// For each routing of the plan, how often each expert was chosen.
     expert_counts: Vec<Vec<u64>>,
+    host: HostSampler,
 }
 
 impl Backend for Reference {
@@ -47,8 +49,17 @@ impl Backend for Reference {
         "reference".to_owned()
     }
 
+    fn devices(&self) -> Vec<DeviceInfo> {
+        let (kind, name) = (DeviceKind::Cpu, self.name());
+        vec![DeviceInfo { kind, name, total_bytes: None, free_bytes: None }]
+    }
+
     fn threads(&self) -> usize {
         1
+    }
+
+    fn kv_type(&self) -> KvType {
+        KvType::Auto
     }
 
     /// Speed is not what this backend is for: it reports that of a plain sum.
@@ -120,6 +131,7 @@ pub(crate) fn load(
     });
     let (expert_counts, limits) = (expert_counts.collect(), limits.clone());
     Box::new(ReferenceModel {
+        host: HostSampler::new(&plan, &limits),
         plan,
         limits,
         kv_type,
@@ -159,17 +171,14 @@ impl Model for ReferenceModel {
         &self.limits
     }
 
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        self.step(batch, logits, None)
-    }
-
-    fn observe(
-        &mut self,
-        batch: &Batch,
-        logits: &mut [f32],
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        self.step(batch, logits, Some(observer))
+    fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()> {
+        let mut host = std::mem::take(&mut self.host);
+        let result = host.run(step, sink, &mut |batch, logits, observer| {
+            self.forward(batch, logits, observer);
+            Ok(())
+        });
+        self.host = host;
+        result
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
@@ -177,25 +186,30 @@ impl Model for ReferenceModel {
         Ok(())
     }
 
-    fn expert_counts(&self) -> Vec<Vec<u64>> {
-        self.expert_counts.clone()
+    fn stats(&self) -> ModelStats {
+        let counts = self.plan.routed_layers().into_iter().zip(&self.expert_counts);
+        let experts = counts.map(|(layer, counts)| ExpertStats {
+            layer,
+            counts: counts.clone(),
+            seconds: Vec::new(),
+        });
+        ModelStats { experts: experts.collect(), ..ModelStats::default() }
     }
 
     fn set_profiling(&mut self, _: bool) {}
 
-    fn profile(&self) -> Vec<StageProfile> {
-        Vec::new()
+    fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
+        Err(Error::no_thresholds("the reference", thresholds))
     }
 }
 
 impl ReferenceModel {
-    fn step(
+    fn forward(
         &mut self,
         batch: &Batch,
         logits: &mut [f32],
         mut observer: Option<&mut dyn Observer>,
-    ) -> Result<()> {
-        batch.check(&self.plan, &self.limits)?;
+    ) {
         let plan = Arc::clone(&self.plan);
         let mut values: Vec<Vec<f32>> = Vec::with_capacity(plan.ops.len());
         for i in 0..plan.ops.len() {
@@ -206,7 +220,6 @@ impl ReferenceModel {
             values.push(value);
         }
         logits.copy_from_slice(&values[plan.output().0]);
-        Ok(())
     }
 
     /// The value of operation `i`, from those before it.

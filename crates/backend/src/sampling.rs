@@ -79,32 +79,37 @@ impl SamplingParams {
 }
 
 /// Samples the tokens of one row on the host: the definition of [`SamplingParams`].
-#[derive(Debug)]
-pub struct ReferenceSampler<'a> {
-    params: &'a SamplingParams,
+#[derive(Clone, Debug, Default)]
+pub struct ReferenceSampler {
     history: VecDeque<u32>,
     step: usize,
-    candidates: Candidates,
+    /// The penalty window in order of token ids.
+    window: Vec<u32>,
 }
 
-impl<'a> ReferenceSampler<'a> {
-    /// A sampler before the first step.
-    pub fn new(params: &'a SamplingParams) -> ReferenceSampler<'a> {
-        let history = params.history.iter().copied().collect();
-        ReferenceSampler { params, history, step: 0, candidates: Candidates::default() }
+impl ReferenceSampler {
+    /// Goes back to the state before the first step.
+    pub fn restart(&mut self, params: &SamplingParams) {
+        self.step = 0;
+        self.history.clear();
+        self.history.extend(&params.history);
     }
 
-    /// Samples the next token. Biases and penalties change `logits` in place.
+    /// Samples the next token. Biases and penalties change `logits` in place; `candidates` is
+    /// scratch.
     ///
     /// # Panics
     /// If sampling is not greedy and there is no random number for this step.
-    pub fn sample(&mut self, logits: &mut [f32]) -> u32 {
-        let params = self.params;
-        self.adjust(logits);
+    pub fn sample(
+        &mut self,
+        params: &SamplingParams,
+        logits: &mut [f32],
+        candidates: &mut Candidates,
+    ) -> u32 {
+        self.adjust(params, logits);
         let token = if params.temperature <= 0.0 {
             argmax(logits)
         } else {
-            let candidates = &mut self.candidates;
             candidates.fill(logits, params.top_k);
             candidates.top_p(params.top_p, 0);
             candidates.min_p(params.min_p, 0);
@@ -116,19 +121,20 @@ impl<'a> ReferenceSampler<'a> {
         token
     }
 
-    fn adjust(&mut self, logits: &mut [f32]) {
-        for &(id, bias) in &self.params.biases {
+    fn adjust(&mut self, params: &SamplingParams, logits: &mut [f32]) {
+        for &(id, bias) in &params.biases {
             if let Some(logit) = logits.get_mut(id as usize) {
                 *logit += bias;
             }
         }
-        let passed = self.history.len().saturating_sub(self.params.penalty_window);
+        let passed = self.history.len().saturating_sub(params.penalty_window);
         self.history.drain(..passed);
-        let mut window: Vec<u32> = self.history.iter().copied().collect();
-        window.sort_unstable();
-        for same in window.chunk_by(|a, b| a == b) {
+        self.window.clear();
+        self.window.extend(&self.history);
+        self.window.sort_unstable();
+        for same in self.window.chunk_by(|a, b| a == b) {
             if let Some(logit) = logits.get_mut(same[0] as usize) {
-                *logit = self.params.penalties.apply(*logit, same.len() as u32);
+                *logit = params.penalties.apply(*logit, same.len() as u32);
             }
         }
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Error, Limits, Memory, Model, Observer, Progress, Reference, Result,
-    StageProfile, conformance,
+    Backend, DeviceInfo, Error, KvType, Limits, Memory, Model, ModelStats, Progress, Reference,
+    Result, Sink, Step, conformance,
 };
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -23,6 +23,14 @@ struct CarelessModel(Box<dyn Model>);
 impl Backend for Careless {
     fn name(&self) -> String {
         "careless".to_owned()
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        Reference.devices()
+    }
+
+    fn kv_type(&self) -> KvType {
+        Reference.kv_type()
     }
 
     fn threads(&self) -> usize {
@@ -62,34 +70,34 @@ impl Model for CarelessModel {
         self.0.copy_state(from, to)
     }
 
-    fn expert_counts(&self) -> Vec<Vec<u64>> {
-        self.0.expert_counts()
+    fn stats(&self) -> ModelStats {
+        self.0.stats()
     }
 
     fn limits(&self) -> &Limits {
         self.0.limits()
     }
 
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        match self.0.forward(batch, logits) {
-            Err(Error::Limit { .. }) => return Ok(()),
-            result => result?,
+    fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()> {
+        let tokens = if step.observer.is_some() { 0 } else { step.batch.tokens.len() };
+        let factor = 1.0 + 0.002 * tokens as f32;
+        let unobserved = Step { observer: None, ..step };
+        let result = self.0.step(unobserved, &mut |output| {
+            output.logits.iter_mut().for_each(|x| *x *= factor);
+            sink(output)
+        });
+        match result {
+            Err(Error::Limit { .. }) => Ok(()),
+            result => result,
         }
-        let factor = 1.0 + 0.002 * batch.tokens.len() as f32;
-        logits.iter_mut().for_each(|x| *x *= factor);
-        Ok(())
-    }
-
-    fn observe(&mut self, batch: &Batch, logits: &mut [f32], _: &mut dyn Observer) -> Result<()> {
-        self.0.forward(batch, logits)
     }
 
     fn set_profiling(&mut self, on: bool) {
         self.0.set_profiling(on);
     }
 
-    fn profile(&self) -> Vec<StageProfile> {
-        self.0.profile()
+    fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
+        self.0.set_activation_thresholds(thresholds)
     }
 }
 

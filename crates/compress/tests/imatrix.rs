@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Batch, Limits, Matmul, Model, Observer, PageTable};
-use bodkin_backend::{Reference, Span};
+use bodkin_backend::{
+    Backend, Batch, Limits, Matmul, Model, Observer, PageTable, Reference, RowOutput, Span, Step,
+};
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_gguf::{File, Format, Metadata, Value, Writer};
 
@@ -29,8 +31,9 @@ fn observe(model: &mut dyn Model, observer: &mut dyn Observer) {
         outputs: vec![TOKENS as u32 - 1],
         ..Batch::default()
     };
-    let mut logits = vec![0.0; model.plan().output_width()];
-    model.observe(&batch, &mut logits, observer).unwrap();
+    let rows = [RowOutput::Logits];
+    let step = Step { batch: &batch, rows: &rows, steps: 1, observer: Some(observer) };
+    model.step(step, &mut |_| ControlFlow::Break(())).unwrap();
 }
 
 /// The rows of one weight as they come.
@@ -69,10 +72,10 @@ fn experts_have_sums_of_their_own_and_the_file_keeps_them() {
     let mut imatrix = Imatrix { chunks: 1, chunk_tokens: TOKENS as u32, ..Imatrix::default() };
     imatrix.datasets.push("some text".to_owned());
     observe(model.as_mut(), &mut imatrix);
-    let counts = model.expert_counts();
+    let experts = model.stats().experts;
     for part in ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"] {
         let entry = &imatrix.entries[&format!("blk.0.{part}.weight")];
-        assert_eq!(entry.counts, counts[0]);
+        assert_eq!(entry.counts, experts[0].counts);
         let (unused, used): (Vec<usize>, Vec<usize>) =
             (0..entry.counts.len()).partition(|&expert| entry.counts[expert] == 0);
         assert!(used.iter().all(|&expert| entry.mean_squares(expert).is_some()));
@@ -94,7 +97,7 @@ fn experts_have_sums_of_their_own_and_the_file_keeps_them() {
     // The layout that other programs read.
     let file = File::open(&path).unwrap();
     let sums = file.tensor("blk.0.ffn_down_exps.weight.in_sum2").unwrap();
-    let experts = counts[0].len() as u64;
+    let experts = experts[0].counts.len() as u64;
     assert_eq!((sums.format, sums.shape[1]), (Format::F32, experts));
     assert_eq!(file.tensor("blk.0.ffn_down_exps.weight.counts").unwrap().shape, [1, experts]);
     assert_eq!(file.metadata().str("general.type").unwrap(), Some("imatrix"));

@@ -69,7 +69,7 @@ fn inputs() -> Vec<Vec<f32>> {
 fn plan() -> Plan {
     let weight = |name: &str| {
         let (cols, rows) = (COLS, ROWS);
-        Weight { name: name.into(), format: Format::F32, cols, rows, bytes: 0 }
+        Weight { name: name.into(), format: Format::F32, cols, rows, bytes: 0, layer: Some(0) }
     };
     let linear = |weight| Op::Linear { input: PlanValue(0), weight: WeightId(weight), bias: None };
     let table = Op::Embed { table: WeightId(0), by: EmbedBy::Token };

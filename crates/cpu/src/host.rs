@@ -56,13 +56,23 @@ unsafe fn read_all<V: Vector>(bytes: &[u8]) -> f32 {
 /// Bytes that this process can still allocate, if the system says: those of the machine, or of the
 /// container if that has a limit.
 pub(crate) fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    let machine = kilobytes * 1024;
+    let machine = memory_info("MemAvailable:")?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = cgroup_memory(&groups, Path::new("/sys/fs/cgroup"));
     Some(group.map_or(machine, |group| group.min(machine)))
+}
+
+/// Bytes of the machine's memory.
+pub(crate) fn total_memory() -> Option<u64> {
+    memory_info("MemTotal:")
+}
+
+/// Bytes of a line of `/proc/meminfo`.
+fn memory_info(name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
 }
 
 /// Bytes that control groups leave to this process, if they set a limit. `groups` is the content of

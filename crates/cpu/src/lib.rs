@@ -26,7 +26,9 @@ mod weights;
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
+use bodkin_backend::{
+    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
+};
 use bodkin_gguf::File;
 use bodkin_model::{Plan, StateSlot};
 
@@ -36,6 +38,15 @@ pub use isa::Isa;
 impl Backend for Cpu {
     fn name(&self) -> String {
         format!("cpu ({}, {} threads)", self.isa, self.threads)
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        vec![DeviceInfo {
+            kind: DeviceKind::Cpu,
+            name: format!("cpu ({})", self.isa),
+            total_bytes: host::total_memory(),
+            free_bytes: host::available_memory(),
+        }]
     }
 
     fn threads(&self) -> usize {

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bodkin_backend::{
-    Batch, Error, Limits, Matmul, Memory, Model, Observer, PAGE_TOKENS, Result, StageProfile,
-    WeightLayout,
+    self as backend, Batch, Error, ExpertStats, HostSampler, Limits, Matmul, Memory, Model,
+    ModelStats, Observer, PAGE_TOKENS, Result, Sink, WeightLayout,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
@@ -56,6 +56,7 @@ pub(crate) struct CpuModel {
     thresholds: Vec<f32>,
     claimed: Vec<AtomicUsize>,
     profile: Option<Times>,
+    host: HostSampler,
 }
 
 /// What threads write. The views point into the owners, which are never touched directly.
@@ -234,6 +235,7 @@ impl CpuModel {
             tables: EmbeddingTables::new(cpu, &plan),
             claimed: (0..program.stages.len() * threads).map(|_| AtomicUsize::new(0)).collect(),
             profile: None,
+            host: HostSampler::new(&plan, limits),
             plan,
             file: Arc::clone(file),
             limits: limits.clone(),
@@ -253,18 +255,8 @@ impl CpuModel {
         routed.filter(|(permutation, _)| permutation.route.is_some()).map(|(_, sorted)| *sorted)
     }
 
-    fn step(
-        &mut self,
-        batch: &Batch,
-        logits: &mut [f32],
-        observer: Option<&mut dyn Observer>,
-    ) -> Result<()> {
-        batch.check(&self.plan, &self.limits)?;
-        assert_eq!(
-            logits.len(),
-            batch.outputs.len() * self.plan.output_width(),
-            "room for the logits"
-        );
+    /// Computes the logits of all outputs of a batch.
+    fn forward(&mut self, batch: &Batch, logits: &mut [f32], observer: Option<&mut dyn Observer>) {
         self.positions.clear();
         self.positions.extend(batch.positions().map(|p| p as u32));
         self.spans.clear();
@@ -310,7 +302,6 @@ impl CpuModel {
         };
         self.pool.run(&|worker| step.run(worker));
         self.tables.after_step(&self.file, &self.plan, batch.tokens.len());
-        Ok(())
     }
 }
 
@@ -323,17 +314,14 @@ impl Model for CpuModel {
         &self.limits
     }
 
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        self.step(batch, logits, None)
-    }
-
-    fn observe(
-        &mut self,
-        batch: &Batch,
-        logits: &mut [f32],
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        self.step(batch, logits, Some(observer))
+    fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
+        let mut host = std::mem::take(&mut self.host);
+        let result = host.run(step, sink, &mut |batch, logits, observer| {
+            self.forward(batch, logits, observer);
+            Ok(())
+        });
+        self.host = host;
+        result
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
@@ -341,24 +329,25 @@ impl Model for CpuModel {
         Ok(())
     }
 
-    fn expert_counts(&self) -> Vec<Vec<u64>> {
+    fn stats(&self) -> ModelStats {
+        let routed = self.plan.routed_layers().into_iter().zip(self.routed());
         // SAFETY: a step borrows the model for as long as it runs.
-        self.routed().map(|sorted| unsafe { sorted.counts() }.to_vec()).collect()
+        let experts = routed.map(|(layer, sorted)| unsafe {
+            ExpertStats { layer, counts: sorted.counts().to_vec(), seconds: sorted.seconds() }
+        });
+        let (weights, sorted) = (&self.weights, &self.memory.sorted);
+        let stages = |times: &Times| times.stages(&self.plan, &self.program, weights, sorted);
+        ModelStats {
+            experts: experts.collect(),
+            stages: self.profile.as_ref().map_or_else(Vec::new, stages),
+            weight_layouts: self.weight_layouts.clone(),
+        }
     }
 
-    fn expert_seconds(&self) -> Vec<Vec<f64>> {
-        // SAFETY: as above.
-        self.routed().map(|sorted| unsafe { sorted.seconds() }).collect()
-    }
-
-    fn weight_layouts(&self) -> &[WeightLayout] {
-        &self.weight_layouts
-    }
-
-    fn set_input_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
+    fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
         if thresholds.len() != self.thresholds.len() {
             let (found, limit) = (thresholds.len(), self.thresholds.len());
-            return Err(Error::Limit { what: "thresholds of inputs", found, limit });
+            return Err(Error::Limit { what: "activation thresholds", found, limit });
         }
         self.thresholds.copy_from_slice(thresholds);
         let is_column_major = |id: &&WeightId| {
@@ -369,11 +358,5 @@ impl Model for CpuModel {
 
     fn set_profiling(&mut self, on: bool) {
         self.profile = on.then(|| Times::new(&self.program, &self.memory.sorted));
-    }
-
-    fn profile(&self) -> Vec<StageProfile> {
-        let times = self.profile.as_ref();
-        let sorted = &self.memory.sorted;
-        times.map_or_else(Vec::new, |t| t.parts(&self.plan, &self.program, &self.weights, sorted))
     }
 }

@@ -7,7 +7,7 @@ use crate::expert_permutation::PermutationView;
 use crate::program::{Linear, Program, RowOp, Stage};
 use crate::weights::LoadedWeight;
 
-/// Times since profiling began.
+/// Stage times since profiling began.
 pub(crate) struct Times {
     /// Of each stage.
     pub(crate) seconds: Vec<f64>,
@@ -26,18 +26,18 @@ impl Times {
         Times { seconds, steps: 0, tokens: 0, outputs: 0, reads }
     }
 
-    /// All stages.
-    pub(crate) fn parts(
+    /// The profile of each stage.
+    pub(crate) fn stages(
         &self,
         plan: &Plan,
         program: &Program,
         weights: &[LoadedWeight],
         sorted: &[PermutationView],
     ) -> Vec<StageProfile> {
-        let mut parts: Vec<StageProfile> = Vec::new();
+        let mut stages: Vec<StageProfile> = Vec::new();
         for (stage, &seconds) in program.stages.iter().zip(&self.seconds) {
-            let mut part =
-                StageProfile { name: describe(plan, stage), seconds, ..StageProfile::default() };
+            let name = describe(plan, stage);
+            let mut profile = StageProfile { name, seconds, ..StageProfile::default() };
             if let Stage::Matmul { rows, linears, .. } = stage {
                 let tokens = match rows {
                     Rows::Tokens => self.tokens,
@@ -46,8 +46,8 @@ impl Times {
                 for linear in linears {
                     let matrix = &weights[linear.weight.0].matrices[0];
                     let weight = plan.weight(linear.weight);
-                    part.bytes += self.steps * matrix.bytes() as u64;
-                    part.operations += 2 * tokens * (weight.rows * weight.cols) as u64;
+                    profile.bytes += self.steps * matrix.bytes() as u64;
+                    profile.operations += 2 * tokens * (weight.rows * weight.cols) as u64;
                 }
             }
             if let Stage::GroupedGemm { permutation, linears, .. } = stage {
@@ -56,23 +56,19 @@ impl Times {
                 let pairs = self.tokens * program.permutations[*permutation].used as u64;
                 for linear in linears {
                     let matrix = &weights[linear.weight.0].matrices[0];
-                    part.bytes += reads * matrix.bytes() as u64;
-                    part.operations += 2 * pairs * (matrix.rows() * matrix.cols()) as u64;
+                    profile.bytes += reads * matrix.bytes() as u64;
+                    profile.operations += 2 * pairs * (matrix.rows() * matrix.cols()) as u64;
                 }
             }
-            parts.push(part);
+            stages.push(profile);
         }
-        parts
+        stages
     }
 }
 
 /// The stage's operations, or the names of its weights without the layer.
 fn describe(plan: &Plan, stage: &Stage) -> String {
-    let name = |linear: &Linear| {
-        let name = plan.weight(linear.weight).name.trim_end_matches(".weight");
-        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-        layer.map_or(name, |(_, name)| name).to_owned()
-    };
+    let name = |linear: &Linear| plan.weight(linear.weight).role();
     match stage {
         Stage::Attention { .. } => "attention".to_owned(),
         Stage::Permute { .. } => "permute by expert".to_owned(),

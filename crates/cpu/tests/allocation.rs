@@ -4,11 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, PageTable, Span};
+use bodkin_backend::{
+    Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, PageTable, RowOutput, SamplingParams, Span,
+    Step,
+};
 use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};
 use bodkin_gguf::File;
 
@@ -79,22 +83,33 @@ fn count(name: &str, cpu: &Cpu) {
     let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups], state_slots: 2 };
     let mut model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
 
-    let mut logits = vec![0.0; 2 * plan.output_width()];
     let prompt = batch(groups, pages, 8, 0);
-    model.forward(&prompt, &mut logits).unwrap();
+    run(model.as_mut(), std::slice::from_ref(&prompt));
     let steps: Vec<Batch> =
         (0..STEPS + WARM_UP).map(|i| batch(groups, pages, 1, POSITION + i)).collect();
     let (warm_up, steps) = steps.split_at(WARM_UP);
-    run(model.as_mut(), warm_up, &mut logits);
+    run(model.as_mut(), warm_up);
     let before = ALLOCATIONS.load(SeqCst);
-    run(model.as_mut(), steps, &mut logits);
-    model.forward(&prompt, &mut logits).unwrap();
+    run(model.as_mut(), steps);
+    run(model.as_mut(), std::slice::from_ref(&prompt));
     let count = ALLOCATIONS.load(SeqCst) - before;
     assert_eq!(count, 0, "allocations of {} steps of {name} on {}", STEPS + 1, cpu.name());
 }
 
-fn run(model: &mut dyn Model, steps: &[Batch], logits: &mut [f32]) {
-    steps.iter().for_each(|step| model.forward(step, logits).unwrap());
+/// Each step samples one row and gives the logits of the other.
+fn run(model: &mut dyn Model, batches: &[Batch]) {
+    let params = SamplingParams {
+        temperature: 0.7,
+        top_k: 20,
+        biases: vec![(3, 1.5)],
+        uniforms: vec![1 << 30],
+        ..SamplingParams::greedy()
+    };
+    let rows = [RowOutput::Token(&params), RowOutput::Logits];
+    for batch in batches {
+        let step = Step { batch, rows: &rows, steps: 1, observer: None };
+        model.step(step, &mut |_| ControlFlow::Break(())).unwrap();
+    }
 }
 
 /// So many tokens of each of two sequences.

@@ -140,9 +140,14 @@ impl Device {
 
     /// Bytes of memory that are free.
     pub(crate) fn free_memory(&self) -> Result<u64> {
+        Ok(self.memory_info()?.0)
+    }
+
+    /// Bytes of memory that are free, and all of them.
+    pub(crate) fn memory_info(&self) -> Result<(u64, u64)> {
         self.enter()?;
-        let (free, _) = result::mem_get_info().map_err(failed("no state of memory"))?;
-        Ok(free as u64)
+        let (free, total) = result::mem_get_info().map_err(failed("no state of memory"))?;
+        Ok((free as u64, total as u64))
     }
 
     /// Waits for everything that was sent.

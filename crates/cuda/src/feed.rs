@@ -1,25 +1,30 @@
 //! A step's numbers as the kernels find them (`Feed` in `kernels/device.cuh`): one array that
 //! begins with where each part of it lies. This file must not know the device.
 
-use bodkin_backend::{Batch, SamplingParams};
+use bodkin_backend::{Batch, RowOutput, SamplingParams};
 
 /// Numbers before the first part.
 const HEADER: usize = 9;
-/// Numbers of a rule besides its lists, as in `kernels/sampling.cuh`.
-const RULE: usize = 16;
-/// Numbers that there is room for in each rule of a step that generates.
-const RULE_CAPACITY: usize = 256;
+/// Numbers of a row's sampling parameters besides their lists, as in `kernels/sampling.cuh`.
+const PARAMS: usize = 16;
+/// Capacity for the sampling parameters of each output row, with lists of usual length.
+const PARAMS_CAPACITY: usize = 256;
+/// What a row asks for, as in `kernels/sampling.cuh`.
+const ASKS_LOGITS: u32 = 0;
+const ASKS_TOKEN: u32 = 1;
+/// A token that is also the next step's input, of the same row.
+const FEEDS_NEXT_STEP: u32 = 2;
 
-/// The numbers that the largest step needs whose pages do not repeat, and as many rules of usual
-/// length as rows may choose their tokens.
-pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize], rules: usize) -> usize {
+/// The numbers that the largest step needs whose pages do not repeat, with sampling parameters for
+/// every output row.
+pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize {
     let spans = (8 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>();
-    HEADER + spans + rules * RULE_CAPACITY
+    HEADER + spans + outputs * PARAMS_CAPACITY
 }
 
-/// Writes a step's numbers to `out`, in the place of what was there; with rules for `steps` steps
-/// if it chooses tokens.
-pub(crate) fn write(batch: &Batch, rules: &[SamplingParams], steps: usize, out: &mut Vec<u32>) {
+/// Replaces `out` by a step's numbers. `rows` are the requests of the output rows in `steps` steps;
+/// empty if the host samples.
+pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &mut Vec<u32>) {
     out.clear();
     out.resize(HEADER, 0);
     (out[0], out[1]) = (batch.tokens.len() as u32, batch.spans.len() as u32);
@@ -54,32 +59,39 @@ pub(crate) fn write(batch: &Batch, rules: &[SamplingParams], steps: usize, out: 
     }
     begin(out, 8);
     let numbers = out.len();
-    out.resize(numbers + RULE * rules.len(), 0);
-    for (rule, at) in rules.iter().zip((numbers..).step_by(RULE)) {
-        write_rule(rule, steps, at, out);
+    out.resize(numbers + PARAMS * rows.len(), 0);
+    let asks_token = if steps > 1 { FEEDS_NEXT_STEP } else { ASKS_TOKEN };
+    for (row, at) in rows.iter().zip((numbers..).step_by(PARAMS)) {
+        match row {
+            RowOutput::Logits => out[at + 13] = ASKS_LOGITS,
+            RowOutput::Token(params) => {
+                write_params(params, steps, at, out);
+                out[at + 13] = asks_token;
+            }
+        }
     }
 }
 
-/// Writes a rule's numbers where there is room for them, and its lists to the end.
-fn write_rule(rule: &SamplingParams, steps: usize, at: usize, out: &mut Vec<u32>) {
-    let mut numbers = [0; RULE];
-    numbers[0] = rule.temperature.to_bits();
-    numbers[1] = u32::try_from(rule.top_k).unwrap_or(u32::MAX);
-    let SamplingParams { top_p, min_p, penalties: p, .. } = rule;
+/// Writes the numbers of sampling parameters to `out[at..]`, and appends their lists.
+fn write_params(params: &SamplingParams, steps: usize, at: usize, out: &mut Vec<u32>) {
+    let mut numbers = [0; PARAMS];
+    numbers[0] = params.temperature.to_bits();
+    numbers[1] = u32::try_from(params.top_k).unwrap_or(u32::MAX);
+    let SamplingParams { top_p, min_p, penalties: p, .. } = params;
     let floats = [*top_p, *min_p, p.repeat, p.frequency, p.presence];
     numbers[2..7].copy_from_slice(&floats.map(f32::to_bits));
-    numbers[7] = u32::try_from(rule.penalty_window).unwrap_or(u32::MAX);
-    numbers[8] = rule.history.len() as u32;
+    numbers[7] = u32::try_from(params.penalty_window).unwrap_or(u32::MAX);
+    numbers[8] = params.history.len() as u32;
     numbers[9] = out.len() as u32;
-    if rule.penalty_window > 0 {
-        out.extend(&rule.history);
+    if params.penalty_window > 0 {
+        out.extend(&params.history);
         out.resize(out.len() + steps, 0);
     }
-    (numbers[10], numbers[11]) = (rule.biases.len() as u32, out.len() as u32);
-    out.extend(rule.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
+    (numbers[10], numbers[11]) = (params.biases.len() as u32, out.len() as u32);
+    out.extend(params.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
     numbers[12] = out.len() as u32;
-    out.extend(&rule.uniforms);
-    out[at..at + RULE].copy_from_slice(&numbers);
+    out.extend(&params.uniforms);
+    out[at..at + PARAMS].copy_from_slice(&numbers);
 }
 
 /// The next part begins here.
@@ -108,7 +120,7 @@ mod tests {
         let (tokens, spans, outputs) = (vec![11, 12, 13], vec![one, two], vec![1, 2]);
         let batch = Batch { tokens, spans, outputs, ..Batch::default() };
         let mut feed = vec![77; 3];
-        let rule = SamplingParams {
+        let params = SamplingParams {
             temperature: 0.5,
             top_k: 7,
             biases: vec![(5, 1.5)],
@@ -117,7 +129,9 @@ mod tests {
             uniforms: vec![91, 92],
             ..SamplingParams::greedy()
         };
-        write(&batch, &[SamplingParams::greedy(), rule], 2, &mut feed);
+        let greedy = SamplingParams::greedy();
+        let rows = [RowOutput::Token(&greedy), RowOutput::Token(&params)];
+        write(&batch, &rows, 2, &mut feed);
         let part = |i: usize, len: usize| &feed[feed[i] as usize..][..len];
         assert_eq!(feed[..2], [3, 2]);
         assert_eq!(part(2, 3), [11, 12, 13]);
@@ -131,12 +145,12 @@ mod tests {
         };
         assert_eq!([pages(0, 0, 70), pages(0, 0, 0), pages(1, 0, 70)], [6, 4, 8]);
         assert_eq!([pages(0, 1, 0), pages(1, 1, 0)], [1, 2]);
-        let rule = &part(8, 32)[16..];
-        assert_eq!((rule[..2].to_vec(), rule[7]), (vec![0.5f32.to_bits(), 7], 4));
-        let list = |i: usize, len: usize| &feed[rule[i] as usize..][..len];
-        assert_eq!((rule[8], list(9, 4)), (2, &[21, 22, 0, 0][..]));
-        assert_eq!((rule[10], list(11, 2)), (1, &[5, 1.5f32.to_bits()][..]));
-        assert_eq!(list(12, 2), [91, 92]);
-        assert!(feed.len() <= capacity(3, 2, &[4, 4], 2));
+        let params = &part(8, 32)[16..];
+        assert_eq!((params[..2].to_vec(), params[7]), (vec![0.5f32.to_bits(), 7], 4));
+        let list = |i: usize, len: usize| &feed[params[i] as usize..][..len];
+        assert_eq!((params[8], list(9, 4)), (2, &[21, 22, 0, 0][..]));
+        assert_eq!((params[10], list(11, 2)), (1, &[5, 1.5f32.to_bits()][..]));
+        assert_eq!((list(12, 2), params[13]), (&[91, 92][..], FEEDS_NEXT_STEP));
+        assert!(feed.len() <= capacity(3, 2, &[4, 4]));
     }
 }

@@ -6,7 +6,6 @@ mod arena;
 mod constants;
 mod driver;
 mod feed;
-mod generate;
 mod kernels;
 mod kv_layout;
 mod lower;
@@ -15,6 +14,7 @@ mod observe;
 mod packed;
 mod parameters;
 mod persistent;
+mod run_ahead;
 mod several;
 mod shared_memory;
 mod sizes;
@@ -24,7 +24,9 @@ mod weights;
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
+use bodkin_backend::{
+    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
+};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, StateSlot};
 
@@ -183,6 +185,19 @@ impl Backend for Cuda {
         let mut names: Vec<&str> = devices.map(|device| device.name.as_str()).collect();
         names.dedup();
         format!("cuda:{} ({})", numbers.join(","), names.join(", "))
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        let info = |(device, _): &(Arc<Device>, _)| {
+            let memory = device.memory_info().ok();
+            DeviceInfo {
+                kind: DeviceKind::Cuda,
+                name: device.name.clone(),
+                total_bytes: memory.map(|(_, total)| total),
+                free_bytes: memory.map(|(free, _)| free),
+            }
+        };
+        self.devices.iter().map(info).collect()
     }
 
     fn threads(&self) -> usize {

@@ -4,8 +4,10 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bodkin_backend as backend;
 use bodkin_backend::{
-    Batch, Limits, Model, Observer, Progress, Result, SamplingParams, StageProfile,
+    Batch, Error, ExpertStats, HostSampler, Limits, Model, ModelStats, Observer, Progress, Result,
+    RowOutput, Sink, StageProfile,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Rope, Rows};
@@ -21,7 +23,7 @@ use crate::packed::{Shape, Shard};
 use crate::parameters;
 use crate::persistent::Persistent;
 use crate::sizes::Sizes;
-use crate::step::{Addresses, Size, Step, choice};
+use crate::step::{Addresses, Size, Step};
 use crate::weights::Weights;
 
 /// What a step's grids follow from, and how it ends.
@@ -32,9 +34,9 @@ type GraphKey = (Size, Ending);
 pub(crate) enum Ending {
     /// Its logits.
     Logits,
-    /// The next step's tokens.
-    Choice {
-        /// Whether rules change logits.
+    /// Tokens, of some of its rows at least.
+    Tokens {
+        /// Whether biases or penalties change logits.
         adjusts: bool,
     },
 }
@@ -57,9 +59,12 @@ pub(crate) struct CudaModel {
     sent: Pinned<u32>,
     /// Rows that come with a step.
     inputs: Pinned<f32>,
-    received: Pinned<f32>,
-    /// Tokens that the device chose, of even and of odd steps.
-    pub(crate) chosen: Pinned<u32>,
+    pub(crate) received: Pinned<f32>,
+    /// Tokens that the device sampled, of even and of odd steps.
+    pub(crate) sampled: Pinned<u32>,
+    /// Those of the rows that ask for tokens.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) host: HostSampler,
     feed_memory: Memory,
     profile: Option<Times>,
     /// The persistent kernel, and the stages that it runs in steps of one row.
@@ -115,11 +120,12 @@ impl CudaModel {
             device.finish()?;
             addresses.inverse_frequencies.push((address, magnitude));
         }
-        let rows = sizes.outputs.min(RECORDED_ROWS);
+        let rows = sizes.outputs;
+        let host = HostSampler::new(&plan, limits);
         addresses.group_max = take(8 * LOGIT_GROUPS * rows, "the largest logits")?;
         addresses.step_counts = take(8 * rows, "the counts of steps")?;
-        let chosen = Pinned::zeroed(device, 2 * rows)?;
-        addresses.sampled = chosen.address();
+        let sampled = Pinned::zeroed(device, 2 * rows)?;
+        addresses.sampled = sampled.address();
         let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
         addresses.metadata = feed_memory.address;
         let model = CudaModel {
@@ -134,7 +140,9 @@ impl CudaModel {
             sent: Pinned::zeroed(device, sizes.feed_len)?,
             inputs: Pinned::zeroed(device, sizes.input_len)?,
             received: Pinned::zeroed(device, sizes.output_len)?,
-            chosen,
+            sampled,
+            tokens: Vec::with_capacity(sizes.outputs),
+            host,
             feed_memory,
             program,
             sizes,
@@ -160,7 +168,7 @@ impl CudaModel {
         self.addresses.persistent_stages = list.address;
         self.memory.push(list);
         self.persistent = Some((kernel, persistent.clone()));
-        let stages = self.step(Size::of_one()).persistent_stages(&persistent);
+        let stages = self.sized_step(Size::of_one()).persistent_stages(&persistent);
         let bytes = self.sizes.non_aliased.bytes as usize;
         let partial_bytes = self.sizes.polled_partial_bytes;
         // SAFETY: there is room for as many, and the copy is waited for. All values are sentinels
@@ -175,7 +183,7 @@ impl CudaModel {
     }
 
     /// A step of this size.
-    pub(crate) fn step(&self, size: Size) -> Step<'_> {
+    pub(crate) fn sized_step(&self, size: Size) -> Step<'_> {
         let arena = match self.persistent_of_step(size) {
             Some(_) => (&self.sizes.non_aliased, self.addresses.non_aliased),
             None => (&self.sizes.arena, self.addresses.arena),
@@ -206,12 +214,12 @@ impl CudaModel {
     pub(crate) fn send_feed(
         &mut self,
         batch: &Batch,
-        rules: &[SamplingParams],
+        rows: &[RowOutput<'_>],
         steps: usize,
     ) -> Result<()> {
-        feed::write(batch, rules, steps, &mut self.feed);
+        feed::write(batch, rows, steps, &mut self.feed);
         if self.feed.len() > self.sent.slice().len() {
-            // Sequences that share many pages, or long rules: recorded steps have the old address.
+            // Sequences that share many pages, or long parameter lists: recorded steps have the old address.
             let len = self.feed.len().next_power_of_two();
             self.graphs.clear();
             self.feed_memory = Memory::zeroed(&self.device, 4 * len, "a step's numbers")?;
@@ -224,20 +232,60 @@ impl CudaModel {
         unsafe { self.device.send(self.addresses.metadata, sent) }
     }
 
-    /// Checks a step and sends its numbers.
-    pub(crate) fn begin(&mut self, batch: &Batch, logits: &[f32]) -> Result<()> {
-        batch.check(&self.plan, &self.limits)?;
-        let len = batch.outputs.len() * self.plan.output_width();
-        assert_eq!(logits.len(), len, "room for the logits");
+    /// Computes the logits of all outputs of a batch.
+    fn forward(
+        &mut self,
+        batch: &Batch,
+        logits: &mut [f32],
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
+        let Some(observer) = observer else {
+            self.begin(batch)?;
+            let sent = self.send_stages(batch, Ending::Logits);
+            return self.end(sent, batch, logits);
+        };
+        // The persistent kernel has no place where an observer could look.
+        let persistent = self.persistent.take();
+        let observed = self.begin(batch).and_then(|()| {
+            let step = Step { is_observed: true, ..self.sized_step(Size::of(batch)) };
+            let sent = observe::run(&step, batch, observer);
+            self.end(sent, batch, logits)
+        });
+        self.persistent = persistent;
+        observed
+    }
+
+    /// How often each expert was chosen.
+    fn expert_stats(&self) -> Result<Vec<ExpertStats>> {
+        let counts = self.program.routings.iter().zip(&self.addresses.expert_counts);
+        let read = |(layer, (&experts, &address)): (usize, (&usize, &u64))| {
+            let mut counts = vec![0u32; experts];
+            self.device.enter()?;
+            // SAFETY: there is a count for each expert; the copy is waited for.
+            unsafe { self.device.receive(&mut counts, address) }?;
+            self.device.finish()?;
+            let counts = counts.into_iter().map(u64::from).collect();
+            Ok(ExpertStats { layer, counts, seconds: Vec::new() })
+        };
+        self.plan.routed_layers().into_iter().zip(counts).map(read).collect()
+    }
+
+    /// The address of the first row of logits.
+    pub(crate) fn output_address(&self, batch: &Batch) -> u64 {
+        self.sized_step(Size::of(batch)).address(self.program.output)
+    }
+
+    /// Sends a step's numbers.
+    pub(crate) fn begin(&mut self, batch: &Batch) -> Result<()> {
         self.device.enter()?;
         self.send_inputs(batch)?;
         self.send_feed(batch, &[], 0)
     }
 
     /// Copies the rows that come with a step to where its first stage would have made them.
-    fn send_inputs(&mut self, batch: &Batch) -> Result<()> {
+    pub(crate) fn send_inputs(&mut self, batch: &Batch) -> Result<()> {
         let Some(input) = self.program.input else { return Ok(()) };
-        let to = self.step(Size::of(batch)).address(input);
+        let to = self.sized_step(Size::of(batch)).address(input);
         let sent = &mut self.inputs.slice_mut()[..batch.inputs.len()];
         sent.copy_from_slice(&batch.inputs);
         // SAFETY: the value has room for the step's rows, and every step waits for its end.
@@ -259,7 +307,7 @@ impl CudaModel {
         if logits.is_empty() {
             return self.device.finish();
         }
-        let from = self.step(Size::of(batch)).address(self.program.output);
+        let from = self.output_address(batch);
         let received = &mut self.received.slice_mut()[..logits.len()];
         // SAFETY: the output holds as much, and the copy is waited for.
         unsafe { self.device.receive(received, from) }?;
@@ -276,11 +324,12 @@ impl CudaModel {
         let size = Size::of(batch);
         let key = (size, ending);
         if size.tokens > RECORDED_ROWS {
-            let step = self.step(size);
-            return self.program.stages.iter().try_for_each(|stage| step.run(stage));
+            let step = self.sized_step(size);
+            self.program.stages.iter().try_for_each(|stage| step.run(stage))?;
+            return step.end(ending);
         }
         if !self.graphs.contains_key(&key) {
-            let step = self.step(size);
+            let step = self.sized_step(size);
             let stages = &self.program.stages;
             let persistent = self.persistent_of_step(size);
             let end = persistent.map_or(stages.len(), |(_, persistent)| persistent.stages.start);
@@ -289,10 +338,7 @@ impl CudaModel {
                 if let Some((kernel, persistent)) = persistent {
                     step.run_persistent(*kernel, persistent)?;
                 }
-                match ending {
-                    Ending::Logits => Ok(()),
-                    Ending::Choice { adjusts } => step.choose(adjusts),
-                }
+                step.end(ending)
             };
             let graph = self.device.record(send)?;
             self.graphs.insert(key, graph);
@@ -301,7 +347,7 @@ impl CudaModel {
     }
 
     fn send_profiled(&mut self, batch: &Batch) -> Result<()> {
-        let step = self.step(Size::of(batch));
+        let step = self.sized_step(Size::of(batch));
         let mut marks = vec![self.device.mark()?];
         for stage in &self.program.stages {
             step.run(stage)?;
@@ -391,71 +437,44 @@ impl Model for CudaModel {
         &self.limits
     }
 
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        self.begin(batch, logits)?;
-        let sent = self.send_stages(batch, Ending::Logits);
-        self.end(sent, batch, logits)
-    }
-
-    fn observe(
-        &mut self,
-        batch: &Batch,
-        logits: &mut [f32],
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        // One kernel for all would show nothing.
-        let persistent = self.persistent.take();
-        let observed = self.begin(batch, logits).and_then(|()| {
-            let step = Step { is_observed: true, ..self.step(Size::of(batch)) };
-            let sent = observe::run(&step, batch, observer);
-            self.end(sent, batch, logits)
-        });
-        self.persistent = persistent;
-        observed
-    }
-
-    fn generate(
-        &mut self,
-        batch: Batch,
-        rules: &[SamplingParams],
-        steps: usize,
-        each: &mut dyn FnMut(&[u32]) -> bool,
-    ) -> Result<()> {
-        let are_possible = rules.iter().all(|rule| choice::is_possible(rule, steps));
-        let is_recorded = self.profile.is_none() && batch.tokens.len() <= RECORDED_ROWS;
-        if !are_possible || !is_recorded {
-            return bodkin_backend::generate(self, batch, rules, steps, each);
+    fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
+        if self.samples_on_device(&step) {
+            return self.step_on_device(step, sink);
         }
-        self.generate_ahead(batch, rules, steps, each)
+        let mut host = std::mem::take(&mut self.host);
+        let result = host
+            .run(step, sink, &mut |batch, logits, observer| self.forward(batch, logits, observer));
+        self.host = host;
+        result
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
         if from == to {
             return Ok(());
         }
-        let cells = self.plan.states.iter().zip(&self.addresses.states);
-        for (state, address) in cells {
+        let slots = self.plan.states.iter().zip(&self.addresses.states);
+        for (state, address) in slots {
             let bytes = 4 * state.elements();
-            let cell = |number: u32| address + u64::from(number) * bytes as u64;
+            let slot = |number: u32| address + u64::from(number) * bytes as u64;
             self.device.enter()?;
-            // SAFETY: both cells are among those of the state.
-            unsafe { self.device.copy(cell(to), cell(from), bytes) }?;
+            // SAFETY: both slots are among those of the state.
+            unsafe { self.device.copy(slot(to), slot(from), bytes) }?;
         }
         Ok(())
     }
 
-    fn expert_counts(&self) -> Vec<Vec<u64>> {
-        let counts = self.program.routings.iter().zip(&self.addresses.expert_counts);
-        let read = |(&experts, &address): (&usize, &u64)| -> Result<Vec<u64>> {
-            let mut counts = vec![0u32; experts];
-            self.device.enter()?;
-            // SAFETY: there are as many counts; the copy is waited for.
-            unsafe { self.device.receive(&mut counts, address) }?;
-            self.device.finish()?;
-            Ok(counts.into_iter().map(u64::from).collect())
-        };
+    fn stats(&self) -> ModelStats {
         // A device that is lost says so in the next step.
-        counts.map(read).collect::<Result<_>>().unwrap_or_default()
+        let experts = self.expert_stats().unwrap_or_default();
+        let stages = self.profile.as_ref().map_or_else(Vec::new, |times| {
+            let stages = self.program.stages.iter().zip(&times.seconds);
+            let profile = |(stage, &seconds): (&Stage, &f64)| {
+                let (bytes, operations) = self.work(stage, times);
+                StageProfile { name: stage.name.clone(), seconds, bytes, operations }
+            };
+            stages.map(profile).collect()
+        });
+        ModelStats { experts, stages, weight_layouts: Vec::new() }
     }
 
     fn set_profiling(&mut self, on: bool) {
@@ -463,13 +482,7 @@ impl Model for CudaModel {
         self.profile = on.then_some(Times { seconds, steps: 0, tokens: 0, outputs: 0 });
     }
 
-    fn profile(&self) -> Vec<StageProfile> {
-        let Some(times) = &self.profile else { return Vec::new() };
-        let stages = self.program.stages.iter().zip(&times.seconds);
-        let part = |(stage, &seconds): (&Stage, &f64)| {
-            let (bytes, operations) = self.work(stage, times);
-            StageProfile { name: stage.name.clone(), seconds, bytes, operations }
-        };
-        stages.map(part).collect()
+    fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
+        Err(Error::no_thresholds("cuda", thresholds))
     }
 }

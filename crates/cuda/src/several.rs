@@ -2,7 +2,8 @@
 //! weights. Behind a stage that made columns of values they meet, copy what the others made, and
 //! meet again before anybody writes there. The host sends stages one by one.
 
-use bodkin_backend::{Batch, Limits, Model, Observer, Result, StageProfile};
+use bodkin_backend as backend;
+use bodkin_backend::{Batch, HostSampler, Limits, Model, ModelStats, Observer, Result, Sink};
 use bodkin_model::Plan;
 
 use crate::driver::{Columns, Event};
@@ -16,12 +17,14 @@ pub(crate) struct Several {
     parts: Vec<CudaModel>,
     /// When each device has come to a place.
     arrivals: Vec<Event>,
+    host: HostSampler,
 }
 
 impl Several {
     pub(crate) fn new(parts: Vec<CudaModel>) -> Result<Several> {
         let arrivals = parts.iter().map(|part| Event::new(&part.device));
-        Ok(Several { arrivals: arrivals.collect::<Result<_>>()?, parts })
+        let host = HostSampler::new(parts[0].plan(), parts[0].limits());
+        Ok(Several { arrivals: arrivals.collect::<Result<_>>()?, parts, host })
     }
 
     /// Runs a step, and shows the inputs of products if somebody wants to see them.
@@ -31,7 +34,7 @@ impl Several {
         logits: &mut [f32],
         observer: Option<&mut dyn Observer>,
     ) -> Result<()> {
-        let sent = self.send(batch, logits, observer);
+        let sent = self.send(batch, observer);
         // Whatever was sent still reads what the next step writes; the first error says most.
         let finished: Vec<Result<()>> = self.parts.iter().map(finish).collect();
         sent?;
@@ -42,17 +45,12 @@ impl Several {
     }
 
     /// Sends all stages to all devices.
-    fn send(
-        &mut self,
-        batch: &Batch,
-        logits: &[f32],
-        mut observer: Option<&mut dyn Observer>,
-    ) -> Result<()> {
+    fn send(&mut self, batch: &Batch, mut observer: Option<&mut dyn Observer>) -> Result<()> {
         for part in &mut self.parts {
-            part.begin(batch, logits)?;
+            part.begin(batch)?;
         }
         let (is_observed, size) = (observer.is_some(), Size::of(batch));
-        let step = |part| Step { is_observed, ..CudaModel::step(part, size) };
+        let step = |part| Step { is_observed, ..CudaModel::sized_step(part, size) };
         let steps: Vec<Step<'_>> = self.parts.iter().map(step).collect();
         let first = &self.parts[0];
         let mut marks = Vec::new();
@@ -148,33 +146,28 @@ impl Model for Several {
         self.parts[0].limits()
     }
 
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        self.run(batch, logits, None)
-    }
-
-    fn observe(
-        &mut self,
-        batch: &Batch,
-        logits: &mut [f32],
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        self.run(batch, logits, Some(observer))
+    fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
+        let mut host = std::mem::take(&mut self.host);
+        let result =
+            host.run(step, sink, &mut |batch, logits, observer| self.run(batch, logits, observer));
+        self.host = host;
+        result
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
         self.parts.iter_mut().try_for_each(|part| part.copy_state(from, to))
     }
 
-    fn expert_counts(&self) -> Vec<Vec<u64>> {
-        self.parts[0].expert_counts()
+    /// Times are those of the first device.
+    fn stats(&self) -> ModelStats {
+        self.parts[0].stats()
     }
 
     fn set_profiling(&mut self, on: bool) {
         self.parts[0].set_profiling(on);
     }
 
-    /// Times are those of the first device.
-    fn profile(&self) -> Vec<StageProfile> {
-        self.parts[0].profile()
+    fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
+        self.parts[0].set_activation_thresholds(thresholds)
     }
 }

@@ -122,7 +122,7 @@ impl Sizes {
             group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].0)),
             permutation_bytes: of_experts(|pairs| 4 * pairs.permuted_rows()),
             arrival_bytes: 4 * split_rows * heads,
-            feed_len: feed::capacity(tokens, outputs, &limits.pages, outputs.min(RECORDED_ROWS)),
+            feed_len: feed::capacity(tokens, outputs, &limits.pages),
             outputs,
             input_len: program
                 .input
@@ -140,7 +140,7 @@ impl Sizes {
     /// Bytes of scratch.
     pub(crate) fn scratch(&self) -> u64 {
         let angles: usize = self.angle_bytes.iter().sum();
-        let sampling = 8 * (LOGIT_GROUPS + 1) * self.outputs.min(RECORDED_ROWS);
+        let sampling = 8 * (LOGIT_GROUPS + 1) * self.outputs;
         let stages = self.persistent.as_ref().map_or(0, |persistent| persistent.stages.len());
         self.arena.bytes
             + self.non_aliased.bytes

@@ -3,12 +3,12 @@
 //! other tokens.
 
 mod attention;
-pub(crate) mod choice;
 mod gemm;
 mod matmul;
 mod persistent;
 mod recurrent;
 mod rows;
+pub(crate) mod sampling;
 
 use std::cell::Cell;
 

@@ -240,7 +240,8 @@ mod tests {
         let values: Vec<f32> = (0..matrices * rows).map(|i| i as f32).collect();
         let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let (name, bytes) = (String::new(), data.len() as u64);
-        let weight = Weight { name, format: Format::F32, cols: rows, rows: matrices, bytes };
+        let weight =
+            Weight { name, format: Format::F32, cols: rows, rows: matrices, bytes, layer: None };
         let mut together = vec![Vec::<f32>::new(); matrices];
         for index in 0..3 {
             let vector = Vector::of(&weight, Some(matrices), Shard { index, count: 3 });

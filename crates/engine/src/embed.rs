@@ -1,7 +1,9 @@
 //! Embeddings of whole texts: what `bodkin embed` and servers read. An encoder looks at a text
 //! from both ends, so a text runs in one step; as many texts share a step as fit into it.
 
-use bodkin_backend::{Batch, Limits, Model, PAGE_TOKENS, Span};
+use std::ops::ControlFlow;
+
+use bodkin_backend::{Batch, Limits, Model, PAGE_TOKENS, RowOutput, Step};
 use bodkin_model::Plan;
 
 use crate::error::{Error, Result};
@@ -45,18 +47,18 @@ pub fn embed(
     texts: &[Vec<u32>],
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<()> {
-    let mut step = Step::new(model);
-    let room = model.limits().tokens.min(step.pages.longest_sequence());
+    let mut batch = TextBatch::new(model);
+    let room = model.limits().tokens.min(batch.pages.longest_sequence());
     check(model.plan(), texts, room)?;
     for (i, text) in texts.iter().enumerate() {
-        if !step.add(i, text, model.limits()) {
-            step.run(model, &mut each)?;
-            if !step.add(i, text, model.limits()) {
+        if !batch.add(i, text, model.limits()) {
+            batch.run(model, &mut each)?;
+            if !batch.add(i, text, model.limits()) {
                 return Err(Error::OutOfPages { tokens: text.len() });
             }
         }
     }
-    step.run(model, &mut each)
+    batch.run(model, &mut each)
 }
 
 /// Whether every text can be had, in steps of `room` tokens.
@@ -78,29 +80,29 @@ fn check(plan: &Plan, texts: &[Vec<u32>], room: usize) -> Result<()> {
     Ok(())
 }
 
-/// A step that is being filled with texts.
-struct Step {
+/// A batch that is being filled with texts.
+struct TextBatch {
     pages: Pages,
-    /// With the index of each text.
+    /// The index of each text, and its sequence.
     sequences: Vec<(usize, Sequence)>,
     batch: Batch,
-    /// `[limits.outputs, output_width]`.
-    rows: Vec<f32>,
+    /// Asks for the embedding of every text.
+    rows: Vec<RowOutput<'static>>,
 }
 
-impl Step {
-    fn new(model: &dyn Model) -> Step {
-        Step {
+impl TextBatch {
+    fn new(model: &dyn Model) -> TextBatch {
+        TextBatch {
             pages: Pages::of(model),
             sequences: Vec::new(),
             batch: Batch::default(),
-            rows: vec![0.0; model.limits().outputs * model.plan().output_width()],
+            rows: vec![RowOutput::Logits; model.limits().outputs],
         }
     }
 
-    /// Adds the text of this index, if there is room for it.
+    /// Adds the text of this index, if the limits allow it.
     fn add(&mut self, index: usize, text: &[u32], limits: &Limits) -> bool {
-        let Batch { tokens, spans, outputs, .. } = &mut self.batch;
+        let Batch { tokens, outputs, .. } = &self.batch;
         if tokens.len() + text.len() > limits.tokens || outputs.len() == limits.outputs {
             return false;
         }
@@ -108,27 +110,32 @@ impl Step {
         if !self.pages.reserve(&mut sequence, text.len()) {
             return false;
         }
-        let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
-        spans.push(Span { len: text.len(), position: 0, tables, state_slot, is_prefill: true });
-        outputs.push(tokens.len() as u32);
-        tokens.extend(text);
+        // Of an encoder, any row of a span is the whole text's.
+        self.batch.push(sequence.span(text.len(), true), text);
+        self.batch.output_last();
         self.sequences.push((index, sequence));
         true
     }
 
-    /// Runs what was added and says its embeddings; the step is empty then.
+    /// Runs the batch, passes its embeddings on, and empties it.
     fn run(&mut self, model: &mut dyn Model, each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         let width = model.plan().output_width();
-        let rows = &mut self.rows[..self.batch.outputs.len() * width];
-        if !rows.is_empty() {
-            model.forward(&self.batch, rows)?;
+        let rows = &self.rows[..self.batch.outputs.len()];
+        if rows.is_empty() {
+            return Ok(());
         }
-        for ((index, sequence), row) in self.sequences.drain(..).zip(rows.chunks_exact_mut(width)) {
-            normalize(row);
-            each(index, row);
-            self.pages.release(sequence);
-        }
-        self.batch = Batch::default();
+        let step = Step { batch: &self.batch, rows, steps: 1, observer: None };
+        let (sequences, pages) = (&mut self.sequences, &mut self.pages);
+        model.step(step, &mut |output| {
+            let rows = output.logits.chunks_exact_mut(width);
+            for ((index, sequence), row) in sequences.drain(..).zip(rows) {
+                normalize(row);
+                each(index, row);
+                pages.release(sequence);
+            }
+            ControlFlow::Break(())
+        })?;
+        self.batch.clear();
         Ok(())
     }
 }

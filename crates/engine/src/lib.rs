@@ -25,7 +25,7 @@ pub use logits::{logits, steps};
 pub use pages::{Pages, Sequence};
 pub use request::{Event, Finish, Request, Timings, Usage};
 pub use sampler::{Sampler, SamplerOptions};
-pub use stats::{ExpertCounts, Stats, expert_counts};
+pub use stats::Stats;
 pub use stream::TextStream;
 pub use template::Template;
 pub use tokenizer::Tokenizer;

@@ -1,6 +1,8 @@
 //! Logits of a fixed text: what perplexity, parity checks and `bodkin logits` read.
 
-use bodkin_backend::{Batch, Model, Observer, Span};
+use std::ops::ControlFlow;
+
+use bodkin_backend::{Batch, Model, Observer, RowOutput, Step};
 
 use crate::error::{Error, Result};
 use crate::pages::Pages;
@@ -22,7 +24,7 @@ pub fn logits(
 }
 
 /// As [`logits`], with the positions and the logits of each step together (`[positions,
-/// vocabulary]`; there may be none), and with somebody who watches the inputs of products.
+/// vocabulary]`; there may be none), and with an observer of the matmuls.
 pub fn steps(
     model: &mut dyn Model,
     tokens: &[u32],
@@ -31,12 +33,12 @@ pub fn steps(
     mut observer: Option<&mut dyn Observer>,
     mut each: impl FnMut(&[usize], &[f32]),
 ) -> Result<()> {
-    let vocabulary = model.plan().output_width();
     let limits = model.limits().clone();
     let step = step.min(limits.tokens);
     let mut pages = Pages::of(model);
     let mut sequence = pages.start(&[]);
-    let mut rows = Vec::new();
+    let rows = vec![RowOutput::Logits; limits.outputs];
+    let mut batch = Batch::default();
     let mut from = 0;
     while from < tokens.len() {
         let (len, outputs) = piece(tokens.len() - from, step, limits.outputs, |i| wanted(from + i));
@@ -45,17 +47,19 @@ pub fn steps(
             return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
         }
         let chunk = &tokens[from..from + len];
-        let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
-        let span = Span { len, position: from, tables, state_slot, is_prefill: true };
-        let (tokens, spans) = (chunk.to_vec(), vec![span]);
-        let batch = Batch { tokens, spans, outputs, ..Batch::default() };
-        rows.resize(batch.outputs.len() * vocabulary, 0.0);
-        match &mut observer {
-            Some(observer) => model.observe(&batch, &mut rows, &mut **observer)?,
-            None => model.forward(&batch, &mut rows)?,
-        }
+        batch.clear();
+        batch.push(sequence.span(len, true), chunk);
+        batch.outputs = outputs;
         let positions: Vec<usize> = batch.outputs.iter().map(|&row| from + row as usize).collect();
-        each(&positions, &rows);
+        let observer: Option<&mut dyn Observer> = match &mut observer {
+            Some(observer) => Some(&mut **observer),
+            None => None,
+        };
+        let step = Step { batch: &batch, rows: &rows[..positions.len()], steps: 1, observer };
+        model.step(step, &mut |output| {
+            each(&positions, output.logits);
+            ControlFlow::Break(())
+        })?;
         pages.advance(&mut sequence, chunk);
         from += len;
     }

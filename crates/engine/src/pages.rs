@@ -8,7 +8,7 @@
 //! was generated. Templates that leave out the reasoning, or whose text falls into other tokens
 //! than those drawn, part from the sequence within the answer: they go on from the prompt's end.
 
-use bodkin_backend::{Model, PAGE_TOKENS, PageTable};
+use bodkin_backend::{Model, PAGE_TOKENS, PageTable, Span};
 
 /// The free pages of one window, and the window.
 struct Group {
@@ -49,9 +49,12 @@ struct Checkpoint {
 }
 
 impl Sequence {
-    /// The slot that a step names, which has no meaning where there is none.
-    pub fn state_slot(&self) -> u32 {
-        self.state_slot.unwrap_or_default()
+    /// A span of the next `len` tokens, whose pages are reserved.
+    pub fn span(&self, len: usize, is_prefill: bool) -> Span {
+        // Where the plan has no recurrent state, the slot has no meaning.
+        let state_slot = self.state_slot.unwrap_or_default();
+        let (position, tables) = (self.tokens.len(), self.tables.clone());
+        Span { len, position, tables, state_slot, is_prefill }
     }
 
     fn state_slots(&self) -> impl Iterator<Item = u32> {

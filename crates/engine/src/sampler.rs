@@ -88,10 +88,9 @@ impl Sampler {
         token
     }
 
-    /// What the sampler would do in the next `steps` steps, for a backend that chooses tokens
-    /// itself; none if a rule cannot say it. Nothing is taken of it until tokens are noted by
-    /// [`Sampler::accept_chosen`].
-    pub(crate) fn rule(&self, steps: usize) -> Option<SamplingParams> {
+    /// The parameters of the next `steps` tokens for a backend that samples; none if only this
+    /// sampler can. It advances with [`Sampler::accept_sampled`].
+    pub(crate) fn params(&self, steps: usize) -> Option<SamplingParams> {
         let options = &self.options;
         let is_plain = options.mirostat == 0
             && self.dry.is_none()
@@ -102,32 +101,32 @@ impl Sampler {
         if !is_plain {
             return None;
         }
-        let mut rule = SamplingParams {
+        let mut params = SamplingParams {
             temperature: options.temperature.max(0.0),
             top_k: options.top_k as usize,
             top_p: options.top_p,
             min_p: options.min_p,
             ..SamplingParams::greedy()
         };
-        rule.biases.clone_from(&options.logit_bias);
+        params.biases.clone_from(&options.logit_bias);
         if let Some(penalties) = &self.penalties {
             if self.history.latest(penalties.window).count() > MOST_LATEST {
                 return None;
             }
-            rule.penalties = penalties.factors;
-            rule.penalty_window = penalties.window;
-            rule.history.extend(self.history.latest(penalties.window));
-            rule.history.reverse();
+            params.penalties = penalties.factors;
+            params.penalty_window = penalties.window;
+            params.history.extend(self.history.latest(penalties.window));
+            params.history.reverse();
         }
         if !options.is_greedy() {
             let mut random = self.random.clone();
-            rule.uniforms.extend((0..steps).map(|_| random.next()));
+            params.uniforms.extend((0..steps).map(|_| random.next()));
         }
-        Some(rule)
+        Some(params)
     }
 
-    /// Takes note of a token that a backend chose by [`Sampler::rule`].
-    pub(crate) fn accept_chosen(&mut self, id: u32) {
+    /// Takes note of a token that a backend sampled by [`Sampler::params`].
+    pub(crate) fn accept_sampled(&mut self, id: u32) {
         if !self.options.is_greedy() {
             self.random.next();
         }
@@ -347,19 +346,21 @@ mod tests {
             let mut ruled = new();
             let mut found = Vec::new();
             while found.len() < 40 {
-                let rule = ruled.rule(16).expect("nothing that a rule cannot say");
-                let mut sampler = ReferenceSampler::new(&rule);
-                // Not all steps that the rule was made for are taken.
+                let params = ruled.params(16).expect("options that parameters cover");
+                let mut sampler = ReferenceSampler::default();
+                sampler.restart(&params);
+                // Fewer steps are taken than the parameters are for.
                 for _ in 0..8 {
-                    let id = sampler.sample(&mut logits.clone());
-                    ruled.accept_chosen(id);
+                    let mut logits = logits.clone();
+                    let id = sampler.sample(&params, &mut logits, &mut Candidates::default());
+                    ruled.accept_sampled(id);
                     found.push(id);
                 }
             }
             assert_eq!(found, plain, "{options:?}");
         }
         let typical = SamplerOptions { typical_p: 0.9, ..open() };
-        assert_eq!(Sampler::with_dry(typical, None).rule(1), None);
+        assert_eq!(Sampler::with_dry(typical, None).params(1), None);
     }
 
     #[test]

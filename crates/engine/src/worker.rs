@@ -1,27 +1,28 @@
-//! The loop: admit, schedule, forward, sample, emit. One thread owns the model and runs it for
-//! all requests; everything else talks to it through channels. While nothing happens but one more
-//! token of each request, the model chooses them itself and need not wait for anybody.
+//! The loop: admit, schedule, step, emit. One thread owns the model and runs it for all requests;
+//! everything else talks to it through channels. While every request decodes, one call of the model
+//! runs several steps, and may run ahead of the host.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{Batch, Model, PAGE_TOKENS, SamplingParams, Span};
+use bodkin_backend::{Batch, Model, PAGE_TOKENS, RowOutput, SamplingParams, Span, Step};
 
 use crate::error::Error;
 use crate::pages::{Pages, Sequence};
 use crate::request::{Event, Finish, Request, Timings, Usage};
 use crate::sampler::Sampler;
 use crate::scheduler::{Waiting, schedule};
-use crate::stats::{Stats, expert_counts};
+use crate::stats::Stats;
 use crate::stop::StopTexts;
 use crate::stream::TextStream;
 use crate::tokenizer::Tokenizer;
 
-/// The most steps that a model runs by itself.
-const STEPS_ALONE: usize = PAGE_TOKENS;
+/// The most steps of one multi-step decode.
+const MULTI_STEPS: usize = PAGE_TOKENS;
 
 /// A request on its way to the worker.
 pub(crate) struct Submission {
@@ -45,7 +46,7 @@ struct Running {
     events: Sender<Event>,
     cancelled: Arc<AtomicBool>,
     sequence: Sequence,
-    /// Tokens that are known and not yet stored.
+    /// Tokens whose keys and values are not stored yet.
     pending: Vec<u32>,
     sampler: Sampler,
     stream: TextStream,
@@ -64,20 +65,20 @@ pub(crate) struct Worker {
     running: Vec<Running>,
     /// Requests that come next, oldest first.
     waiting: VecDeque<Submission>,
-    /// Messages that came while the model ran by itself.
+    /// Messages that came during a step.
     inbox: Vec<Message>,
-    /// Rows of logits of the last step.
-    logits: Vec<f32>,
+    /// The next step.
     batch: Batch,
+    /// The pending tokens of each running request that are in the batch.
     taken: Vec<usize>,
+    /// How the model samples each output row; none where the request's own sampler does.
+    params: Vec<Option<SamplingParams>>,
 }
 
 impl Worker {
     /// `context` is the most tokens that a sequence may have.
     pub(crate) fn new(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, context: usize) -> Worker {
-        let limits = model.limits();
         let pages = Pages::of(&*model);
-        let logits = vec![0.0; limits.outputs * model.plan().output_width()];
         let context = context.min(pages.longest_sequence());
         Worker {
             model,
@@ -87,9 +88,9 @@ impl Worker {
             running: Vec::new(),
             waiting: VecDeque::new(),
             inbox: Vec::new(),
-            logits,
             batch: Batch::default(),
             taken: Vec::new(),
+            params: Vec::new(),
         }
     }
 
@@ -128,7 +129,7 @@ impl Worker {
                     running: self.running.len(),
                     waiting: self.waiting.len(),
                     free_pages: self.pages.free(),
-                    experts: expert_counts(&*self.model),
+                    experts: self.model.stats().experts,
                 };
                 // Whoever asked may have gone.
                 let _ = reply.send(stats);
@@ -183,33 +184,53 @@ impl Worker {
         })
     }
 
-    /// One step, or some that the model runs by itself.
+    /// One call of the model: multi-step decode where every request has one more token in each
+    /// step, one step otherwise.
     fn advance(&mut self, messages: &Receiver<Message>) -> Result<(), Error> {
-        let steps = self.steps_alone();
-        let rules: Option<Vec<SamplingParams>> = match steps {
-            0 => None,
-            _ => self.running.iter().map(|running| running.sampler.rule(steps)).collect(),
-        };
-        let result = match rules {
-            Some(rules) if self.reserve(steps) => self.generate(&rules, steps, messages),
-            _ => return self.step(),
-        };
-        self.running.iter_mut().for_each(|running| self.pages.trim(&mut running.sequence));
-        result
+        let steps = self.schedule_decode();
+        if steps > 0 {
+            let result = self.step(steps, messages);
+            self.running.iter_mut().for_each(|running| self.pages.trim(&mut running.sequence));
+            return result;
+        }
+        self.schedule_mixed()?;
+        self.step(1, messages)
     }
 
-    /// How many steps may come in which every request has one more token, and none can have reached
-    /// its length before the last; 0 if the next step is not such a one.
-    fn steps_alone(&self) -> usize {
+    /// Fills the batch with a decode row of every request and reserves pages for several steps of
+    /// it. Returns their number; 0 if the next step is another one.
+    fn schedule_decode(&mut self) -> usize {
+        let steps = self.decode_steps();
+        if steps == 0 {
+            return 0;
+        }
+        self.params.clear();
+        self.params.extend(self.running.iter().map(|running| running.sampler.params(steps)));
+        if self.params.iter().any(Option::is_none) || !self.reserve(steps) {
+            return 0;
+        }
+        self.batch.clear();
+        for running in &self.running {
+            self.batch.push(running.span(1), &running.pending);
+            self.batch.output_last();
+        }
+        self.taken.clear();
+        self.taken.resize(self.running.len(), 1);
+        steps
+    }
+
+    /// How many steps may come in which every request has one more token, and none reaches its
+    /// length before the last; 0 if a request is still in prefill.
+    fn decode_steps(&self) -> usize {
         let decodes = |r: &Running| r.first_token.is_some() && r.pending.len() == 1;
         if self.running.len() > self.model.limits().tokens || !self.running.iter().all(decodes) {
             return 0;
         }
         let left = self.running.iter().map(|running| running.tokens_left(self.context));
-        left.min().unwrap_or(0).min(STEPS_ALONE)
+        left.min().unwrap_or(0).min(MULTI_STEPS)
     }
 
-    /// Takes pages for so many more tokens of every request, or none.
+    /// Reserves pages for this many more tokens of every request, or none.
     fn reserve(&mut self, tokens: usize) -> bool {
         let pages = &mut self.pages;
         let is_enough = self.running.iter_mut().all(|r| pages.reserve(&mut r.sequence, tokens));
@@ -219,66 +240,60 @@ impl Worker {
         is_enough
     }
 
-    /// Steps that the model runs by itself, until a request ends or somebody wants something.
-    fn generate(
-        &mut self,
-        rules: &[SamplingParams],
-        steps: usize,
-        messages: &Receiver<Message>,
-    ) -> Result<(), Error> {
+    /// Runs the batch, until a request ends or a message comes, and does what follows from its
+    /// tokens and logits.
+    fn step(&mut self, steps: usize, messages: &Receiver<Message>) -> Result<(), Error> {
         let Worker { model, tokenizer, context, pages, running, inbox, .. } = self;
-        let batch = Batch {
-            tokens: running.iter().map(|running| running.pending[0]).collect(),
-            spans: running.iter().map(|running| running.span(1)).collect(),
-            outputs: (0..running.len() as u32).collect(),
-            ..Batch::default()
-        };
+        let width = model.plan().output_width();
+        let rows = self.params.iter().map(|params| match params {
+            Some(params) => RowOutput::Token(params),
+            None => RowOutput::Logits,
+        });
+        let rows: Vec<RowOutput<'_>> = rows.collect();
         let mut ended = Vec::new();
-        let result = model.generate(batch, rules, steps, &mut |tokens| {
-            for (i, (running, &id)) in running.iter_mut().zip(tokens).enumerate() {
-                pages.advance(&mut running.sequence, &running.pending);
-                running.pending.clear();
-                running.sampler.accept_chosen(id);
-                if !running.say(id, tokenizer, *context) {
+        let step = Step { batch: &self.batch, rows: &rows, steps, observer: None };
+        model.step(step, &mut |output| {
+            let mut tokens = output.tokens.iter();
+            let mut logits = output.logits.chunks_exact(width);
+            let mut rows = rows.iter();
+            let taken = running.iter_mut().zip(&self.taken).enumerate();
+            for (i, (running, &taken)) in taken.filter(|(_, (_, taken))| **taken > 0) {
+                pages.advance(&mut running.sequence, &running.pending[..taken]);
+                running.pending.drain(..taken);
+                if !running.pending.is_empty() {
+                    continue;
+                }
+                let token = match rows.next().expect("a row for each request without pending") {
+                    RowOutput::Token(_) => running.accept(*tokens.next().expect("its token")),
+                    RowOutput::Logits => running.sample(logits.next().expect("its logits")),
+                };
+                if !running.emit(token, tokenizer, *context) {
                     ended.push(i);
                 }
             }
             inbox.extend(messages.try_iter());
             let is_cancelled = running.iter().any(|running| running.cancelled.load(Relaxed));
-            ended.is_empty() && inbox.is_empty() && !is_cancelled
-        });
+            match ended.is_empty() && inbox.is_empty() && !is_cancelled {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        })?;
+        self.checkpoint()?;
         self.end(&ended);
-        Ok(result?)
+        Ok(())
     }
 
-    /// One step of the model, and what follows from its logits.
-    fn step(&mut self) -> Result<(), Error> {
-        self.fill_batch()?;
-        let vocabulary = self.model.plan().vocabulary;
-        let rows = &mut self.logits[..self.batch.outputs.len() * vocabulary];
-        self.model.forward(&self.batch, rows)?;
-        let mut rows = self.logits.chunks_exact(vocabulary);
-        let mut ended = Vec::new();
-        for (i, running) in self.running.iter_mut().enumerate() {
-            let taken = self.taken[i];
-            if taken == 0 {
-                continue;
-            }
-            let stored: Vec<u32> = running.pending.drain(..taken).collect();
-            self.pages.advance(&mut running.sequence, &stored);
-            if running.sequence.tokens.len() == running.request.prompt.len()
+    /// Copies the recurrent state of the requests whose prompt the step has completed.
+    fn checkpoint(&mut self) -> Result<(), Error> {
+        for (running, &taken) in self.running.iter_mut().zip(&self.taken) {
+            let is_complete = running.sequence.tokens.len() == running.request.prompt.len();
+            if taken > 0
+                && is_complete
                 && let Some((from, to)) = self.pages.checkpoint(&mut running.sequence)
             {
                 self.model.copy_state(from, to)?;
             }
-            if running.pending.is_empty() {
-                let logits = rows.next().expect("a row for each request that was read to its end");
-                if !running.next(logits, &self.tokenizer, self.context) {
-                    ended.push(i);
-                }
-            }
         }
-        self.end(&ended);
         Ok(())
     }
 
@@ -291,11 +306,11 @@ impl Worker {
         }
     }
 
-    /// Chooses the tokens of the next step. Where pages are short, requests wait for others to
-    /// end; if all wait, the youngest gives its pages up and begins again later.
-    fn fill_batch(&mut self) -> Result<(), Error> {
+    /// Fills the batch with decode rows and prefill chunks. Where pages are short, requests wait
+    /// for others to end; if all wait, the youngest is preempted: it is recomputed later.
+    fn schedule_mixed(&mut self) -> Result<(), Error> {
         loop {
-            self.schedule_step();
+            self.fill_batch();
             if !self.batch.tokens.is_empty() {
                 return Ok(());
             }
@@ -313,18 +328,16 @@ impl Worker {
         }
     }
 
-    /// Fills the batch with what has pages.
-    fn schedule_step(&mut self) {
+    /// Fills the batch with the requests that get pages.
+    fn fill_batch(&mut self) {
         let waiting: Vec<Waiting> = self.running.iter().map(Running::waiting).collect();
         let limits = self.model.limits();
         schedule(&waiting, limits.tokens, limits.outputs, &mut self.taken);
-        let batch = &mut self.batch;
-        batch.tokens.clear();
-        batch.spans.clear();
-        batch.outputs.clear();
+        self.batch.clear();
+        self.params.clear();
         for (running, taken) in self.running.iter_mut().zip(&mut self.taken) {
-            // What is stored again after pages were given up may be a prompt and what followed it:
-            // a span is of one or the other, so that it is rounded as the first time.
+            // A preempted request recomputes its prompt and its generated tokens. A span has only
+            // one of the two, so that it is rounded as the first time.
             let (prompt, stored) = (running.request.prompt.len(), running.sequence.tokens.len());
             if stored < prompt {
                 *taken = (*taken).min(prompt - stored);
@@ -333,11 +346,11 @@ impl Worker {
                 *taken = 0;
                 continue;
             }
-            batch.tokens.extend(&running.pending[..*taken]);
+            self.batch.push(running.span(*taken), &running.pending[..*taken]);
             if *taken == running.pending.len() {
-                batch.outputs.push(batch.tokens.len() as u32 - 1);
+                self.batch.output_last();
+                self.params.push(running.sampler.params(1));
             }
-            batch.spans.push(running.span(*taken));
         }
     }
 
@@ -368,12 +381,9 @@ impl Running {
         Waiting { pending: self.pending.len(), decoding: self.first_token.is_some() }
     }
 
-    /// So many of the tokens that come next.
+    /// A span of the next `len` pending tokens.
     fn span(&self, len: usize) -> Span {
-        let Sequence { tokens, tables, .. } = &self.sequence;
-        let (position, tables) = (tokens.len(), tables.clone());
-        let is_prefill = position < self.request.prompt.len();
-        Span { len, position, tables, state_slot: self.sequence.state_slot(), is_prefill }
+        self.sequence.span(len, self.sequence.tokens.len() < self.request.prompt.len())
     }
 
     /// How many tokens can still be generated; at least one.
@@ -383,17 +393,22 @@ impl Running {
         room.min(most.saturating_sub(self.usage.generated_tokens)).max(1)
     }
 
-    /// Draws the next token and says it. Returns whether the request goes on.
-    fn next(&mut self, logits: &[f32], tokenizer: &Tokenizer, context: usize) -> bool {
-        let now = Instant::now();
-        self.first_token.get_or_insert(now);
-        let id = self.sampler.sample(logits);
-        self.sampler.accept(id);
-        self.say(id, tokenizer, context)
+    /// Samples the next token from its logits.
+    fn sample(&mut self, logits: &[f32]) -> u32 {
+        let token = self.sampler.sample(logits);
+        self.sampler.accept(token);
+        token
     }
 
-    /// Says a token that was chosen. Returns whether the request goes on.
-    fn say(&mut self, id: u32, tokenizer: &Tokenizer, context: usize) -> bool {
+    /// Takes note of the next token, which the model sampled.
+    fn accept(&mut self, token: u32) -> u32 {
+        self.sampler.accept_sampled(token);
+        token
+    }
+
+    /// Sends the next token to the client. Returns whether the request goes on.
+    fn emit(&mut self, id: u32, tokenizer: &Tokenizer, context: usize) -> bool {
+        self.first_token.get_or_insert_with(Instant::now);
         self.usage.generated_tokens += 1;
         let is_end = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
         if is_end || self.request.stop_tokens.contains(&id) {

@@ -5,9 +5,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use bodkin_backend::{
-    Backend, Batch, Limits, Model, Observer, Reference, Result, Span, StageProfile,
-};
+use bodkin_backend::{Backend, Limits, Model, ModelStats, Reference, Result, Sink, Span, Step};
 use bodkin_engine::{Engine, EngineOptions, Event, Request, SamplerOptions, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -30,34 +28,25 @@ impl Model for Watched {
         self.model.limits()
     }
 
-    fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        self.spans.lock().unwrap().extend(batch.spans.iter().cloned());
-        self.model.forward(batch, logits)
-    }
-
-    fn observe(
-        &mut self,
-        batch: &Batch,
-        logits: &mut [f32],
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        self.model.observe(batch, logits, observer)
+    fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()> {
+        self.spans.lock().unwrap().extend(step.batch.spans.iter().cloned());
+        self.model.step(step, sink)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
         self.model.copy_state(from, to)
     }
 
-    fn expert_counts(&self) -> Vec<Vec<u64>> {
-        self.model.expert_counts()
+    fn stats(&self) -> ModelStats {
+        self.model.stats()
     }
 
     fn set_profiling(&mut self, on: bool) {
         self.model.set_profiling(on);
     }
 
-    fn profile(&self) -> Vec<StageProfile> {
-        self.model.profile()
+    fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
+        self.model.set_activation_thresholds(thresholds)
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Builder<'a> {
     weight_ids: HashMap<String, WeightId>,
     /// The prefix of every tensor name: empty, or `blk.N.`.
     prefix: String,
+    /// The layer of that prefix.
+    layer: Option<usize>,
     plan: Plan,
 }
 
@@ -54,7 +56,13 @@ impl<'a> Builder<'a> {
             ops: Vec::new(),
             widths: Vec::new(),
         };
-        Ok(Builder { tensors, weight_ids: HashMap::new(), prefix: String::new(), plan })
+        Ok(Builder {
+            tensors,
+            weight_ids: HashMap::new(),
+            prefix: String::new(),
+            layer: None,
+            plan,
+        })
     }
 
     /// The finished plan, whose logits are `output`.
@@ -66,6 +74,7 @@ impl<'a> Builder<'a> {
     /// Sets the prefix of tensor names to block `layer`.
     pub fn block(&mut self, layer: usize) -> &mut Self {
         self.prefix = format!("blk.{layer}.");
+        self.layer = Some(layer);
         self
     }
 
@@ -112,7 +121,9 @@ impl<'a> Builder<'a> {
         }
         let id = WeightId(self.plan.weights.len());
         let (name, format, bytes) = (full_name.to_owned(), tensor.format, tensor.bytes);
-        self.plan.weights.push(Weight { name, format, cols, rows, bytes });
+        // Names that callers give in full are of no layer.
+        let layer = self.layer.filter(|_| name.starts_with(&self.prefix));
+        self.plan.weights.push(Weight { name, format, cols, rows, bytes, layer });
         self.weight_ids.insert(full_name.to_owned(), id);
         Ok(id)
     }
@@ -280,6 +291,7 @@ impl<'a> Builder<'a> {
     /// The final RMS norm and the output head: the first tensor of `names` in the file.
     pub fn logits(&mut self, input: Value, norm: &str, eps: f32, names: &[&str]) -> Result<Value> {
         self.prefix.clear();
+        self.layer = None;
         let input = self.rms_norm(input, norm, eps)?;
         self.head(input, names)
     }
@@ -293,6 +305,7 @@ impl<'a> Builder<'a> {
         names: &[&str],
     ) -> Result<Value> {
         self.prefix.clear();
+        self.layer = None;
         let input = self.layer_norm(input, norm, eps)?;
         self.head(input, names)
     }

@@ -19,6 +19,17 @@ pub struct Weight {
     pub rows: usize,
     /// The size in the file.
     pub bytes: u64,
+    /// The layer that it belongs to; none for the token table, the head and their norms.
+    pub layer: Option<usize>,
+}
+
+impl Weight {
+    /// The name without layer number and ending, such as `attn_q`.
+    pub fn role(&self) -> &str {
+        let name = self.name.trim_end_matches(".weight");
+        let prefix = self.layer.map(|layer| format!("blk.{layer}."));
+        prefix.and_then(|prefix| name.strip_prefix(&prefix)).unwrap_or(name)
+    }
 }
 
 /// Which rows of a step a value has.
@@ -121,6 +132,26 @@ impl Plan {
     /// Elements of an output row: the vocabulary of a decoder, the width of an encoder.
     pub fn output_width(&self) -> usize {
         self.width(self.output())
+    }
+
+    /// The number of layers.
+    pub fn layers(&self) -> usize {
+        self.weights.iter().filter_map(|w| w.layer).max().map_or(0, |last| last + 1)
+    }
+
+    /// The layer of each routing, in order.
+    pub fn routed_layers(&self) -> Vec<usize> {
+        let is_route = |i: &usize| matches!(self.ops[*i], Op::Route { .. });
+        let layer = |(nth, i): (usize, usize)| {
+            let layer = self.ops.iter().find_map(|op| match op {
+                Op::ExpertLinear { route: Some(value), weight, .. } if value.0 == i => {
+                    self.weight(*weight).layer
+                }
+                _ => None,
+            });
+            layer.unwrap_or(nth)
+        };
+        (0..self.ops.len()).filter(is_route).enumerate().map(layer).collect()
     }
 
     /// Whether the plan computes embeddings instead of logits.

@@ -9,18 +9,12 @@ use crate::op::Op;
 use crate::plan::Plan;
 
 impl Plan {
-    /// The number of layers, by the names of weights.
-    pub fn layers(&self) -> usize {
-        self.weights.iter().filter_map(|w| layer(&w.name)).max().map_or(0, |last| last + 1)
-    }
-
     /// The operations before those of layer `first`, and the rest. None if there is no such layer
     /// or no operation before it, if the rest reads more than one value of the first part, or if
     /// the two parts share a KV cache or recurrent state.
     pub fn split_before_layer(&self, first: usize) -> Option<[Plan; 2]> {
-        let is_after = |op: &Op| {
-            op.weights().any(|id| layer(&self.weight(id).name).is_some_and(|l| l >= first))
-        };
+        let is_after =
+            |op: &Op| op.weights().any(|id| self.weight(id).layer.is_some_and(|l| l >= first));
         let at = self.ops.iter().position(is_after).filter(|&at| at > 0)?;
         let mut crossing = self.ops[at..].iter().flat_map(Op::inputs).filter(|value| value.0 < at);
         if !crossing.all(|value| value.0 == at - 1) {
@@ -32,11 +26,6 @@ impl Plan {
         let shares_states = before.states.old.iter().any(|id| after.states.old.contains(id));
         (!shares_slots && !shares_states).then_some([before.plan, after.plan])
     }
-}
-
-/// The number of a layer in a weight's name.
-fn layer(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
 /// New numbers, in order of first use.
@@ -160,6 +149,7 @@ mod tests {
             cols: 4,
             rows: 4,
             bytes: 64,
+            layer: name.contains("blk.1.").then_some(1),
         };
         let linear = |input, weight| {
             let (input, weight) = (Value(input), WeightId(weight));

@@ -8,7 +8,7 @@ use bodkin_model::{
 
 fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
     let bytes = (rows * format.row_bytes(cols).expect("a dense format of whole blocks")) as u64;
-    Weight { name: name.to_owned(), format, cols, rows, bytes }
+    Weight { name: name.to_owned(), format, cols, rows, bytes, layer: None }
 }
 
 fn attention(value_dim: usize, window: Option<usize>) -> (Attention, KvSlot) {

@@ -5,7 +5,7 @@ mod magnitudes;
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Error, KvType, Limits, Memory, Model, Progress, Result};
+use bodkin_backend::{Backend, DeviceInfo, Error, KvType, Limits, Memory, Model, Progress, Result};
 use bodkin_engine::{Error as EngineError, Tokenizer, steps};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -31,6 +31,10 @@ pub(crate) struct ActivationSparsity {
 impl Backend for ActivationSparsity {
     fn name(&self) -> String {
         format!("{}, {:.0} % of gated inputs skipped", self.backend.name(), 100.0 * self.share)
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.backend.devices()
     }
 
     fn threads(&self) -> usize {
@@ -68,7 +72,7 @@ impl Backend for ActivationSparsity {
             .map_err(|error| Error::Config(format!("activation sparsity: {error}")))?;
         let threshold = |name: &&str| magnitudes.threshold(name, self.share).unwrap_or(0.0);
         let thresholds: Vec<f32> = names.iter().map(threshold).collect();
-        let (sparse, all) = (model.set_input_thresholds(&thresholds)?, thresholds.len());
+        let (sparse, all) = (model.set_activation_thresholds(&thresholds)?, thresholds.len());
         let others = match all - sparse {
             0 => String::new(),
             others => format!("; {others} read all weights, with no gain"),

@@ -164,7 +164,7 @@ impl ModelFile {
         let model = backend.load(Arc::clone(&self.plan), &self.file, limits, &progress);
         let model = model.map_err(|source| Error::Load { model: self.name.clone(), source })?;
         drop(phase);
-        if let Some(summary) = sparse_summary(model.weight_layouts()) {
+        if let Some(summary) = sparse_summary(&model.stats().weight_layouts) {
             self.reporter.note(&summary);
         }
         Ok(model)

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, Reference, Span};
+use bodkin_backend::{Backend, Batch, DeviceKind, Limits, Model, Reference};
 use bodkin_cpu::{Cpu, Isa};
 use bodkin_engine::Pages;
 use bodkin_gguf::File;
@@ -105,7 +105,7 @@ impl Check<'_> {
             let mut model = self.load(context)?;
             let weights = &model.plan().weights;
             let is_float = weights.iter().all(|w| w.format == bodkin_gguf::Format::F32);
-            let factor = match self.backend.name().starts_with("cuda") {
+            let factor = match self.backend.devices().iter().all(|d| d.kind == DeviceKind::Cuda) {
                 true => GPU_FACTOR,
                 false => [1.0; 2],
             };
@@ -191,10 +191,9 @@ fn embed(model: &mut dyn Model, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
     for (state_slot, tokens) in (0..).zip(sequences) {
         let mut sequence = pages.start(&[]);
         ensure!(pages.reserve(&mut sequence, tokens.len()), "the pages suffice for all");
-        batch.outputs.push(batch.tokens.len() as u32);
-        batch.tokens.extend(*tokens);
-        let (len, position, tables) = (tokens.len(), 0, sequence.tables);
-        batch.spans.push(Span { len, position, tables, state_slot, is_prefill: true });
+        sequence.state_slot = Some(state_slot);
+        batch.push(sequence.span(tokens.len(), true), tokens);
+        batch.output_last();
     }
     let width = model.plan().output_width();
     let mut rows = vec![0.0; sequences.len() * width];
@@ -234,10 +233,7 @@ fn feed(
                 continue;
             }
             ensure!(pages.reserve(sequence, new.len()), "the pages suffice for both");
-            let (len, position) = (new.len(), sequence.tokens.len());
-            let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
-            batch.tokens.extend(new);
-            batch.spans.push(Span { len, position, tables, state_slot, is_prefill: true });
+            batch.push(sequence.span(new.len(), true), new);
         }
         let start = batch.tokens.len() - chunk.len();
         let wanted = (0..chunk.len()).filter(|i| positions.contains(&(from + i)));

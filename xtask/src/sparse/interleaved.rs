@@ -1,11 +1,12 @@
 //! One model loaded dense and sparse in one process, which alternate every few tokens. The memory
 //! bandwidth that other users of the machine leave changes every second, and so affects both alike.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, SamplingParams, Span};
+use anyhow::{Result, bail, ensure};
+use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, RowOutput, SamplingParams, Step};
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_engine::{Pages, Sequence};
 use bodkin_gguf::File;
@@ -104,7 +105,6 @@ impl Runner {
     /// Goes on with the test, by a page of generated tokens or by the whole prompt, and returns the
     /// seconds.
     fn turn(&mut self, test: Test) -> Result<f64> {
-        let position = self.sequence.tokens.len();
         let count = match test {
             Test::Prompt(count) => count,
             Test::Generate(_) => self.left(test).min(PAGE_TOKENS),
@@ -115,17 +115,19 @@ impl Runner {
             Test::Prompt(count) => (0..count).map(|i| (i * 7919 % vocabulary) as u32).collect(),
             Test::Generate(_) => vec![self.sequence.tokens.last().map_or(1, |&token| token)],
         };
-        let (tables, state_slot) = (self.sequence.tables.clone(), self.sequence.state_slot());
         let is_prefill = !matches!(test, Test::Generate(_));
-        let spans = vec![Span { len: tokens.len(), position, tables, state_slot, is_prefill }];
-        let outputs = vec![u32::try_from(tokens.len() - 1).context("a step's tokens")?];
-        let batch = Batch { tokens: tokens.clone(), spans, outputs, ..Batch::default() };
+        let mut batch = Batch::default();
+        batch.push(self.sequence.span(tokens.len(), is_prefill), &tokens);
+        batch.output_last();
         let steps = if let Test::Generate(_) = test { count } else { 1 };
         let mut stored = tokens;
         let start = Instant::now();
-        self.model.generate(batch, &[SamplingParams::greedy()], steps, &mut |chosen| {
-            stored.extend(chosen);
-            true
+        let greedy = SamplingParams::greedy();
+        let rows = [RowOutput::Token(&greedy)];
+        let step = Step { batch: &batch, rows: &rows, steps, observer: None };
+        self.model.step(step, &mut |output| {
+            stored.extend(output.tokens);
+            ControlFlow::Continue(())
         })?;
         let seconds = start.elapsed().as_secs_f64();
         self.pages.advance(&mut self.sequence, &stored[..count]);

@@ -141,7 +141,7 @@ impl Maker {
     ) -> WeightId {
         let name = format!("weight.{}", self.data.len());
         let bytes = data.len() as u64;
-        self.plan.weights.push(Weight { name, format, cols, rows, bytes });
+        self.plan.weights.push(Weight { name, format, cols, rows, bytes, layer: None });
         self.data.push(data);
         WeightId(self.data.len() - 1)
     }

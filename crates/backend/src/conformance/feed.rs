@@ -1,8 +1,10 @@
 //! A prompt fed to a model in different ways, all of which must give the same rows; and the pages
 //! for it, handed out and taken back as an engine would.
 
+use std::ops::ControlFlow;
+
 use crate::error::Result;
-use crate::{Batch, Model, Observer, PAGE_TOKENS, PageTable, Span};
+use crate::{Batch, Model, Observer, PAGE_TOKENS, PageTable, RowOutput, Span, Step};
 
 use super::case::Case;
 use super::random::Random;
@@ -111,8 +113,13 @@ pub(super) fn feed_observed(
     let mut batch = Batch::default();
     pages.append(&mut sequence, &case.tokens, &mut batch);
     batch.outputs = (0..case.tokens.len() as u32).collect();
-    let mut logits = vec![f32::NAN; batch.outputs.len() * case.plan.output_width()];
-    model.observe(&batch, &mut logits, observer)?;
+    let rows = vec![RowOutput::Logits; batch.outputs.len()];
+    let step = Step { batch: &batch, rows: &rows, steps: 1, observer: Some(observer) };
+    let mut logits = Vec::new();
+    model.step(step, &mut |output| {
+        logits.extend_from_slice(output.logits);
+        ControlFlow::Break(())
+    })?;
     Ok(logits)
 }
 
@@ -122,7 +129,7 @@ pub(super) struct Sequence {
     tables: Vec<PageTable>,
     pub(super) state_slot: u32,
     /// Whether its tokens are those of a prompt.
-    is_prefill: bool,
+    pub(super) is_prefill: bool,
 }
 
 /// The free pages of every window, and the free state slots.
@@ -169,9 +176,8 @@ impl Pages {
             }
         }
         let (len, position, tables) = (tokens.len(), sequence.position, sequence.tables.clone());
-        batch.tokens.extend(tokens);
         let (state_slot, is_prefill) = (sequence.state_slot, sequence.is_prefill);
-        batch.spans.push(Span { len, position, tables, state_slot, is_prefill });
+        batch.push(Span { len, position, tables, state_slot, is_prefill }, tokens);
         sequence.position = end;
     }
 

@@ -5,14 +5,16 @@ mod report;
 mod trace;
 
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{
-    Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, SamplingParams, Span, StageProfile,
+    Backend, Batch, ExpertStats, KvType, Limits, Model, PAGE_TOKENS, RowOutput, SamplingParams,
+    StageProfile, Step,
 };
-use bodkin_engine::{ExpertCounts, Pages, Sequence, expert_counts};
+use bodkin_engine::{Pages, Sequence};
 
 use crate::arguments::{self, Machine, describe, find_decoder};
 use crate::output;
@@ -198,22 +200,23 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
     if args.profile || args.trace.is_some() {
         session.profiled = true;
         session.run(test)?;
-        stages = session.model.profile();
+        stages = session.model.stats().stages;
     }
     let (mut profile, mut experts, mut weight_layouts) = (Vec::new(), Vec::new(), Vec::new());
     if args.profile {
         profile = StageProfile::sums(&stages);
         experts = session.experts_chosen();
-        weight_layouts = session.model.weight_layouts().to_vec();
+        weight_layouts = session.model.stats().weight_layouts;
     }
     drop(session);
     let steps = if test.prompt > 0 { test.prompt.div_ceil(step) } else { test.generate };
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let cost = plan.cost();
     let mut row = Row {
         model_filename: opened.name.clone(),
         model_type: describe(opened),
-        model_size: plan.cost().weight_bytes,
-        model_n_params: plan.cost().parameters,
+        model_size: cost.weight_bytes,
+        model_n_params: cost.parameters,
         backend: backend.name(),
         threads: backend.threads(),
         batch: args.batch_size,
@@ -273,7 +276,7 @@ struct Session {
     /// Whether the next run is profiled.
     profiled: bool,
     /// Expert counts and times at the start of the last run.
-    experts_before: Vec<ExpertCounts>,
+    experts_before: Vec<ExpertStats>,
 }
 
 impl Session {
@@ -292,7 +295,7 @@ impl Session {
             self.read(i, test.depth)?;
         }
         self.model.set_profiling(self.profiled);
-        self.experts_before = expert_counts(&*self.model);
+        self.experts_before = self.model.stats().experts;
         let start = Instant::now();
         self.read(0, test.prompt)?;
         self.generate(test.generate)?;
@@ -300,8 +303,8 @@ impl Session {
     }
 
     /// Expert counts and times of the last run.
-    fn experts_chosen(&self) -> Vec<ExpertCounts> {
-        let mut chosen = expert_counts(&*self.model);
+    fn experts_chosen(&self) -> Vec<ExpertStats> {
+        let mut chosen = self.model.stats().experts;
         for (now, before) in chosen.iter_mut().zip(&self.experts_before) {
             now.counts.iter_mut().zip(&before.counts).for_each(|(now, before)| *now -= before);
             now.seconds.iter_mut().zip(&before.seconds).for_each(|(now, before)| *now -= before);
@@ -323,19 +326,19 @@ impl Session {
         let mut left = count;
         while left > 0 {
             let len = left.min(PAGE_TOKENS);
-            let mut batch = Batch { tokens: next.clone(), ..Batch::default() };
-            for sequence in &mut self.sequences {
+            let mut batch = Batch::default();
+            for (sequence, &token) in self.sequences.iter_mut().zip(&next) {
                 ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
-                let (position, tables) = (sequence.tokens.len(), sequence.tables.clone());
-                batch.outputs.push(batch.spans.len() as u32);
-                let state_slot = sequence.state_slot();
-                batch.spans.push(Span { len: 1, position, tables, state_slot, is_prefill: false });
+                batch.push(sequence.span(1, false), &[token]);
+                batch.output_last();
             }
-            let rules = vec![SamplingParams::greedy(); self.sequences.len()];
+            let greedy = SamplingParams::greedy();
+            let rows = vec![RowOutput::Token(&greedy); self.sequences.len()];
             let mut stored = vec![next];
-            self.model.generate(batch, &rules, len, &mut |chosen| {
-                stored.push(chosen.to_vec());
-                true
+            let step = Step { batch: &batch, rows: &rows, steps: len, observer: None };
+            self.model.step(step, &mut |output| {
+                stored.push(output.tokens.to_vec());
+                ControlFlow::Continue(())
             })?;
             for (i, sequence) in self.sequences.iter_mut().enumerate() {
                 let tokens: Vec<u32> = stored[..len].iter().map(|step| step[i]).collect();
@@ -355,14 +358,9 @@ impl Session {
             let tokens: Vec<u32> = (0..len).map(|_| self.token()).collect();
             let sequence = &mut self.sequences[i];
             ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
-            let position = sequence.tokens.len();
-            let (tables, state_slot) = (sequence.tables.clone(), sequence.state_slot());
-            let batch = Batch {
-                tokens,
-                spans: vec![Span { len, position, tables, state_slot, is_prefill: true }],
-                outputs: vec![len as u32 - 1],
-                ..Batch::default()
-            };
+            let mut batch = Batch::default();
+            batch.push(sequence.span(len, true), &tokens);
+            batch.output_last();
             self.model.forward(&batch, &mut self.logits)?;
             self.pages.advance(&mut self.sequences[i], &batch.tokens);
             left -= len;

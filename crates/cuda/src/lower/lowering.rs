@@ -277,11 +277,7 @@ impl<'a> Lowering<'a> {
 
     /// Names of weights without their layer.
     pub(super) fn names(&self, weights: &[WeightId]) -> String {
-        let name = |id: &WeightId| {
-            let name = self.plan.weight(*id).name.trim_end_matches(".weight");
-            let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-            layer.map_or(name, |(_, name)| name).to_owned()
-        };
+        let name = |id: &WeightId| self.plan.weight(*id).role().to_owned();
         weights.iter().map(name).collect::<Vec<_>>().join(" + ")
     }
 }

@@ -46,7 +46,7 @@ pub struct Ranges {
 impl Observer for Ranges {
     fn matmul(&mut self, matmul: &Matmul<'_>) {
         let none = Range { min: f32::INFINITY, max: f32::NEG_INFINITY, not_finite: 0 };
-        let range = self.layers.entry(layer(&matmul.weight.name)).or_insert(none);
+        let range = self.layers.entry(matmul.weight.layer).or_insert(none);
         for &x in matmul.rows.iter().flat_map(|row| row.values) {
             match x.is_finite() {
                 true => (range.min, range.max) = (range.min.min(x), range.max.max(x)),
@@ -54,11 +54,6 @@ impl Observer for Ranges {
             }
         }
     }
-}
-
-/// The number of the layer that a weight belongs to.
-fn layer(weight: &str) -> Option<usize> {
-    weight.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }
 
 /// The logits of a text.

@@ -62,6 +62,7 @@ mod tests {
             cols: 1000,
             rows: 1,
             bytes: 4000,
+            layer: None,
         };
         let values: Vec<f32> = (0..1000).map(|i| (i as f32 - 499.5) / 500.0).collect();
         let rows = [InputRow { expert: 0, values: &values }];

@@ -3,8 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_backend::{KvType, StageProfile, WeightLayout};
-use bodkin_engine::ExpertCounts;
+use bodkin_backend::{ExpertStats, KvType, StageProfile, WeightLayout};
 use serde_json::{Value, json};
 
 use bodkin::memory::human_bytes;
@@ -46,7 +45,7 @@ pub(crate) struct Row {
     /// Time of each kind of stage in one run; empty without a profile.
     pub(crate) profile: Vec<StageProfile>,
     /// Expert counts and times of that run; empty without experts.
-    pub(crate) experts: Vec<ExpertCounts>,
+    pub(crate) experts: Vec<ExpertStats>,
     /// Layout of each weight of a sparse format; empty without a profile.
     pub(crate) weight_layouts: Vec<WeightLayout>,
 }
@@ -123,9 +122,9 @@ impl Row {
             fields.push(("profile", parts.collect()));
         }
         if !self.experts.is_empty() {
-            let ms = |e: &ExpertCounts| e.seconds.iter().map(|s| s * 1e3).collect::<Vec<_>>();
+            let ms = |e: &ExpertStats| e.seconds.iter().map(|s| s * 1e3).collect::<Vec<_>>();
             let layer =
-                |e: &ExpertCounts| json!({"layer": e.layer, "counts": e.counts, "ms": ms(e)});
+                |e: &ExpertStats| json!({"layer": e.layer, "counts": e.counts, "ms": ms(e)});
             fields.push(("experts", self.experts.iter().map(layer).collect()));
         }
         if !self.weight_layouts.is_empty() {
@@ -238,7 +237,7 @@ fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
         "\n| {test}: layer | experts chosen | least | mean | most | ms | us a choice | slowest |"
     )?;
     writeln!(out, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
-    for ExpertCounts { layer, counts, seconds } in &row.experts {
+    for ExpertStats { layer, counts, seconds } in &row.experts {
         let (all, chosen) = (counts.len(), counts.iter().filter(|&&count| count > 0).count());
         let (least, most) = (counts.iter().min(), counts.iter().max());
         let mean = counts.iter().sum::<u64>() as f64 / all as f64;

@@ -1,9 +1,10 @@
-//! The choice of the next step's tokens from a step's logits.
+//! Sampling of tokens from a step's logits.
 
 use bodkin_backend::{Result, SamplingParams};
 
 use super::Step;
 use crate::constants::LOGIT_GROUPS;
+use crate::model::Ending;
 use crate::parameters as p;
 
 /// Threads of a block.
@@ -11,15 +12,23 @@ const BLOCK: usize = LOGIT_GROUPS;
 /// The most tokens with penalties, and with biases: a thread looks at all others.
 const MOST_LISTED: usize = 1024;
 
-/// Whether kernels can do what a rule says in so many steps.
-pub(crate) fn is_possible(rule: &SamplingParams, steps: usize) -> bool {
-    rule.penalty_window.min(rule.history.len() + steps) <= MOST_LISTED
-        && rule.biases.len() <= MOST_LISTED
+/// Whether the kernels can sample by these parameters in this many steps.
+pub(crate) fn is_possible(params: &SamplingParams, steps: usize) -> bool {
+    params.penalty_window.min(params.history.len() + steps) <= MOST_LISTED
+        && params.biases.len() <= MOST_LISTED
 }
 
 impl Step<'_> {
-    /// Makes tokens of a step's logits, those of the next one, and shows the host.
-    pub(crate) fn choose(&self, adjusts: bool) -> Result<()> {
+    /// Samples the tokens that a step ends with, if it does.
+    pub(crate) fn end(&self, ending: Ending) -> Result<()> {
+        match ending {
+            Ending::Logits => Ok(()),
+            Ending::Tokens { adjusts } => self.sample(adjusts),
+        }
+    }
+
+    /// Samples tokens from a step's logits into the host's memory and the next step's metadata.
+    fn sample(&self, adjusts: bool) -> Result<()> {
         let width = self.plan.output_width();
         let parameters = p::Sample {
             logits: self.address(self.program.output),
@@ -34,12 +43,12 @@ impl Step<'_> {
         };
         if adjusts {
             let (kernel, grid) = (self.kernels.adjust, [self.size.outputs, 1, 1]);
-            // SAFETY: every row of the step has a rule, whose lists are in the feed.
+            // SAFETY: the metadata has parameters for every output row.
             unsafe { self.device.launch(kernel, grid, BLOCK, 0, &parameters) }?;
         }
         let grid = [LOGIT_GROUPS / (BLOCK / 32), self.size.outputs, 1];
-        // SAFETY: every row of the step is an output and a span and has a rule, and there is room
-        // for their tokens twice.
+        // SAFETY: the metadata has parameters for every output row, and there is room for two tokens
+        // of each. Rows whose tokens the next step reads are those of spans of one token each.
         unsafe { self.device.launch(self.kernels.choose, grid, BLOCK, 0, &parameters) }
     }
 }

@@ -1,0 +1,315 @@
+//! Sampling in steps: the tokens are those that the reference sampler samples from the logits, in
+//! multi-step decode that was ended and went on, for many rows, and beside rows that ask for logits.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use bodkin_gguf::Format;
+
+use super::case::{Case, HALF_STATE, Maker, usual_attention};
+use super::feed::{Pages, Sequence};
+use super::random::Random;
+use super::{bits, state};
+use crate::candidates::Candidates;
+use crate::error::Result;
+use crate::{
+    Backend, Batch, Limits, Model, Penalties, ReferenceSampler, RowOutput, SamplingParams, Span,
+    Step,
+};
+
+const STEPS: usize = 7;
+/// More rows than the batch sizes that a backend may treat as small.
+const MANY: usize = 18;
+/// Tokens of each sequence's prompt.
+const PROMPT: usize = 5;
+/// More than a group of a kernel's threads sees at once, and than a block keeps.
+const WIDE_VOCABULARY: usize = 3001;
+const NARROW_VOCABULARY: usize = 67;
+
+/// Checks common parameters with recurrent state, and all with keys and values alone.
+pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
+    for case in state::cases() {
+        let pairs = pairs_of_params(&case);
+        pairs[..2].iter().for_each(|pair| check_decode(backend, &case, pair, failures));
+    }
+    for vocabulary in [NARROW_VOCABULARY, WIDE_VOCABULARY] {
+        let case = attention_case(vocabulary);
+        let pairs = pairs_of_params(&case);
+        pairs.iter().for_each(|pair| check_decode(backend, &case, pair, failures));
+        let many: Vec<SamplingParams> = pairs.into_iter().flatten().cycle().take(MANY).collect();
+        check_decode(backend, &case, &many, failures);
+        check_mixed(backend, &case, &many, failures);
+    }
+    let hybrid = state::cases().pop().expect("a plan with attention and recurrent state");
+    let many: Vec<_> = pairs_of_params(&hybrid).into_iter().flatten().cycle().take(MANY).collect();
+    check_mixed(backend, &hybrid, &many, failures);
+}
+
+/// Compares multi-step decode of one sequence for each of `params` with single steps.
+fn check_decode(
+    backend: &dyn Backend,
+    case: &Case,
+    params: &[SamplingParams],
+    failures: &mut Vec<String>,
+) {
+    let name = &case.name;
+    let both = decode(backend, case, params, true)
+        .and_then(|found| Ok((found, decode(backend, case, params, false)?)));
+    match both {
+        Ok((found, wanted)) if found == wanted => {}
+        Ok((found, wanted)) => failures.push(format!(
+            "{name}, {params:?}: multi-step decode gives {found:?}, its logits {wanted:?}"
+        )),
+        Err(error) => failures.push(format!("{name}: multi-step decode: {error}")),
+    }
+}
+
+/// Attention before logits of this many tokens.
+fn attention_case(vocabulary: usize) -> Case {
+    let name = format!("vocabulary of {vocabulary}");
+    let (mut maker, x) = Maker::start_speaking(name, vocabulary, 64);
+    let x = maker.attention(x, Format::F32, usual_attention(4, 2, 16));
+    maker.logits(x);
+    maker.finish(HALF_STATE, 19)
+}
+
+/// Parameters for two sequences: the most common ones first, then unusual ones.
+fn pairs_of_params(case: &Case) -> Vec<[SamplingParams; 2]> {
+    let mut random = Random::of(&case.name);
+    let mut draws = || (0..STEPS).map(|_| random.bits() as u32).collect::<Vec<u32>>();
+    let usual = SamplingParams {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 0.05,
+        uniforms: draws(),
+        ..SamplingParams::greedy()
+    };
+    let flat = SamplingParams {
+        temperature: 1.7,
+        top_k: 66,
+        uniforms: draws(),
+        ..SamplingParams::greedy()
+    };
+    let open = SamplingParams {
+        temperature: 1.2,
+        top_p: 0.9,
+        uniforms: draws(),
+        ..SamplingParams::greedy()
+    };
+    let all = SamplingParams { temperature: 0.9, uniforms: draws(), ..SamplingParams::greedy() };
+    let most = SamplingParams {
+        temperature: 1.3,
+        top_k: 200,
+        top_p: 0.97,
+        uniforms: draws(),
+        ..SamplingParams::greedy()
+    };
+    let likely = SamplingParams { min_p: 0.02, uniforms: draws(), ..most.clone() };
+    // Extreme values.
+    let first_and_last: Vec<u32> =
+        (0..STEPS).map(|i| if i % 2 == 0 { 0 } else { u32::MAX - (1 << 14) }).collect();
+    let ends = SamplingParams { uniforms: first_and_last, ..all.clone() };
+    let best = SamplingParams { top_k: WIDE_VOCABULARY + 1, top_p: 0.0, ..ends.clone() };
+    let share = SamplingParams { min_p: 1.0, ..ends.clone() };
+    let cold = SamplingParams { temperature: 1e-40, ..ends.clone() };
+    let none = (0..NARROW_VOCABULARY as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let nothing = SamplingParams { biases: none, ..ends.clone() };
+    let history = case.tokens[5..10].to_vec();
+    let penalties = Penalties { repeat: 1.4, frequency: 0.2, presence: 0.3 };
+    let penalty_window = history.len() + 2;
+    let wary = SamplingParams { penalties, penalty_window, history, ..SamplingParams::greedy() };
+    let biases = vec![(2, 3.5), (60, f32::NEG_INFINITY), (11, 4.0), (66, -2.0)];
+    let biased = SamplingParams { biases, uniforms: draws(), ..usual.clone() };
+    vec![
+        [SamplingParams::greedy(), SamplingParams::greedy()],
+        [usual, SamplingParams::greedy()],
+        [flat, biased.clone()],
+        [SamplingParams { temperature: 0.0, ..biased }, wary.clone()],
+        [SamplingParams { temperature: 1.0, top_k: 20, uniforms: draws(), ..wary }, open],
+        [all, most],
+        [SamplingParams { top_k: 0, top_p: 1.0, ..likely.clone() }, likely],
+        [ends, best],
+        [share, cold.clone()],
+        [SamplingParams { top_k: 20, ..cold }, nothing],
+    ]
+}
+
+/// The parameters after these tokens were sampled.
+fn after(params: &SamplingParams, sampled: impl Iterator<Item = u32>) -> SamplingParams {
+    let mut params = params.clone();
+    for token in sampled {
+        params.history.push(token);
+        params.uniforms.drain(..params.uniforms.len().min(1));
+    }
+    let passed = params.history.len().saturating_sub(params.penalty_window);
+    params.history.drain(..passed);
+    params
+}
+
+/// A model, and sequences whose prompts it has read.
+struct Decoding {
+    model: Box<dyn Model>,
+    pages: Pages,
+    sequences: Vec<Sequence>,
+}
+
+impl Decoding {
+    fn start(backend: &dyn Backend, case: &Case, sequences: usize) -> Result<Decoding> {
+        let limits = Limits {
+            tokens: PROMPT * sequences,
+            outputs: sequences,
+            pages: vec![sequences; case.plan.windows().len()],
+            state_slots: sequences,
+        };
+        let plan = Arc::clone(&case.plan);
+        let mut model = backend.load(plan, &case.file, &limits, &|_, _| ())?;
+        let mut pages = Pages::new(model.as_ref(), false);
+        let mut sequences: Vec<Sequence> = (0..sequences).map(|_| pages.start(0)).collect();
+        let mut prompts = Batch::default();
+        for (i, sequence) in sequences.iter_mut().enumerate() {
+            let start = PROMPT * i % (case.tokens.len() - PROMPT);
+            pages.append(sequence, &case.tokens[start..start + PROMPT], &mut prompts);
+        }
+        model.forward(&prompts, &mut [])?;
+        Ok(Decoding { model, pages, sequences })
+    }
+
+    /// A decode row of each sequence, with pages for all steps.
+    fn decode_batch(&mut self, case: &Case) -> Batch {
+        let mut batch = Batch::default();
+        for (i, sequence) in self.sequences.iter_mut().enumerate() {
+            let position = sequence.position;
+            let mut all = Batch::default();
+            self.pages.append(sequence, &[0; STEPS], &mut all);
+            let span = all.spans.remove(0);
+            let token = case.tokens[(10 + i) % case.tokens.len()];
+            batch.push(Span { len: 1, position, is_prefill: false, ..span }, &[token]);
+            batch.output_last();
+        }
+        batch
+    }
+}
+
+/// The tokens of [`STEPS`] decode steps, `[steps, params]`: by multi-step decode that ends after
+/// some steps and goes on, or by single steps whose logits the reference sampler reads.
+fn decode(
+    backend: &dyn Backend,
+    case: &Case,
+    params: &[SamplingParams],
+    is_multi_step: bool,
+) -> Result<Vec<u32>> {
+    let mut decoding = Decoding::start(backend, case, params.len())?;
+    let mut batch = decoding.decode_batch(case);
+    let mut found = Vec::new();
+    if is_multi_step {
+        let ended = 3;
+        multi_step(&mut *decoding.model, &batch, params, STEPS, &mut found, ended)?;
+        batch.tokens = found[(ended - 1) * params.len()..].to_vec();
+        batch.spans.iter_mut().for_each(|span| span.position += ended);
+        let sampled = |row: usize| found.iter().skip(row).step_by(params.len()).copied();
+        let params: Vec<SamplingParams> =
+            params.iter().enumerate().map(|(row, params)| after(params, sampled(row))).collect();
+        multi_step(&mut *decoding.model, &batch, &params, STEPS - ended, &mut found, STEPS)?;
+        return Ok(found);
+    }
+    let width = case.plan.output_width();
+    let mut samplers = vec![ReferenceSampler::default(); params.len()];
+    samplers.iter_mut().zip(params).for_each(|(sampler, params)| sampler.restart(params));
+    let mut logits = vec![0.0; params.len() * width];
+    for _ in 0..STEPS {
+        decoding.model.forward(&batch, &mut logits)?;
+        let rows = samplers.iter_mut().zip(params).zip(logits.chunks_exact_mut(width));
+        let tokens = rows.map(|((sampler, params), logits)| {
+            sampler.sample(params, logits, &mut Candidates::default())
+        });
+        batch.tokens = tokens.collect();
+        found.extend(&batch.tokens);
+        batch.spans.iter_mut().for_each(|span| span.position += 1);
+    }
+    Ok(found)
+}
+
+/// Runs multi-step decode until `found` has the tokens of `ended` steps.
+fn multi_step(
+    model: &mut dyn Model,
+    batch: &Batch,
+    params: &[SamplingParams],
+    steps: usize,
+    found: &mut Vec<u32>,
+    ended: usize,
+) -> Result<()> {
+    let rows: Vec<RowOutput<'_>> = params.iter().map(RowOutput::Token).collect();
+    let step = Step { batch, rows: &rows, steps, observer: None };
+    model.step(step, &mut |output| {
+        found.extend(output.tokens);
+        match found.len() < ended * params.len() {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    })
+}
+
+/// One step of prefill chunks and decode rows, some of which ask for a token and some for logits,
+/// against the same step in which all ask for logits.
+fn check_mixed(
+    backend: &dyn Backend,
+    case: &Case,
+    params: &[SamplingParams],
+    failures: &mut Vec<String>,
+) {
+    let name = &case.name;
+    match try_mixed(backend, case, params) {
+        Ok(true) => {}
+        Ok(false) => failures.push(format!("{name}: tokens or logits of a mixed step differ")),
+        Err(error) => failures.push(format!("{name}: a mixed step: {error}")),
+    }
+}
+
+fn try_mixed(backend: &dyn Backend, case: &Case, params: &[SamplingParams]) -> Result<bool> {
+    let width = case.plan.output_width();
+    let (batch, all) = mixed_step(backend, case, params, |_| false)?;
+    let is_token = |i: &usize| i % 4 != 1;
+    let (_, found) = mixed_step(backend, case, params, |i| is_token(&i))?;
+    let rows = 0..batch.outputs.len();
+    let sample = |i: usize| {
+        let (mut sampler, mut logits) = (ReferenceSampler::default(), all.1[i * width..].to_vec());
+        sampler.restart(&params[i]);
+        sampler.sample(&params[i], &mut logits[..width], &mut Candidates::default())
+    };
+    let tokens = rows.clone().filter(is_token).map(sample);
+    let logits = rows.filter(|i| !is_token(i)).flat_map(|i| &all.1[i * width..][..width]);
+    Ok(tokens.eq(found.0) && bits(&found.1).eq(logits.map(|x| x.to_bits())))
+}
+
+/// Every third sequence has a chunk of two prompt tokens, the last one of them no output. Returns
+/// the tokens and logits of the step.
+fn mixed_step(
+    backend: &dyn Backend,
+    case: &Case,
+    params: &[SamplingParams],
+    is_token: impl Fn(usize) -> bool,
+) -> Result<(Batch, (Vec<u32>, Vec<f32>))> {
+    let mut decoding = Decoding::start(backend, case, params.len())?;
+    let mut batch = Batch::default();
+    for (i, sequence) in decoding.sequences.iter_mut().enumerate() {
+        sequence.is_prefill = i % 3 == 2;
+        let len = if sequence.is_prefill { 2 } else { 1 };
+        decoding.pages.append(sequence, &case.tokens[i % 5..][..len], &mut batch);
+        if i + 1 < params.len() {
+            batch.output_last();
+        }
+    }
+    let row = |i: usize| match is_token(i) {
+        true => RowOutput::Token(&params[i]),
+        false => RowOutput::Logits,
+    };
+    let rows: Vec<RowOutput<'_>> = (0..batch.outputs.len()).map(row).collect();
+    let step = Step { batch: &batch, rows: &rows, steps: 1, observer: None };
+    let mut found = (Vec::new(), Vec::new());
+    decoding.model.step(step, &mut |output| {
+        found = (output.tokens.to_vec(), output.logits.to_vec());
+        ControlFlow::Continue(())
+    })?;
+    Ok((batch, found))
+}

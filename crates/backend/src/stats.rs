@@ -1,0 +1,71 @@
+//! Statistics of a loaded model.
+
+use bodkin_gguf::Format;
+
+/// What a model tells about its work since it was loaded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelStats {
+    /// One for each routing of the plan. Empty for a model without experts, and after the device
+    /// stopped answering.
+    pub experts: Vec<ExpertStats>,
+    /// All stages in their order in a step, each over all steps since profiling began. Empty
+    /// without profiling, and for a backend that measures no times.
+    pub stages: Vec<StageProfile>,
+    /// The layouts of sparse weights, in the plan's order. Empty where a backend has only one.
+    pub weight_layouts: Vec<WeightLayout>,
+}
+
+/// How often the experts of a layer were chosen, and how long their matmuls took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertStats {
+    /// The layer's number in the file.
+    pub layer: usize,
+    /// One count for each expert.
+    pub counts: Vec<u64>,
+    /// Thread seconds for each expert; empty if the backend measures no times.
+    pub seconds: Vec<f64>,
+}
+
+/// The time and work of one stage of a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageProfile {
+    /// The operations or weights, without the layer's number.
+    pub name: String,
+    /// From the start of the stage until its last thread was done.
+    pub seconds: f64,
+    /// Bytes of weights that were read at least.
+    pub bytes: u64,
+    /// Multiplications and additions with weights.
+    pub operations: u64,
+}
+
+impl StageProfile {
+    /// Adds up stages of the same name, in the order of the first of each.
+    pub fn sums(stages: &[StageProfile]) -> Vec<StageProfile> {
+        let mut sums: Vec<StageProfile> = Vec::new();
+        for stage in stages {
+            match sums.iter_mut().find(|sum| sum.name == stage.name) {
+                Some(sum) => {
+                    sum.seconds += stage.seconds;
+                    sum.bytes += stage.bytes;
+                    sum.operations += stage.operations;
+                }
+                None => sums.push(stage.clone()),
+            }
+        }
+        sums
+    }
+}
+
+/// How a backend stores a weight of a sparse format.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightLayout {
+    /// The weight's name in the file.
+    pub weight: String,
+    /// Its format in the file.
+    pub format: Format,
+    /// Whether it is stored without its zeros.
+    pub sparse: bool,
+    /// The measured speedup of the sparse kernel over the dense one, if it was measured.
+    pub speedup: Option<f64>,
+}

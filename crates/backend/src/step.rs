@@ -1,0 +1,157 @@
+//! The step call: what goes in, what comes out, and the loop that backends share which sample on
+//! the host.
+
+use std::ops::ControlFlow;
+
+use bodkin_model::Plan;
+
+use crate::candidates::Candidates;
+use crate::check::StepCheck;
+use crate::observe::reborrow;
+use crate::{Batch, Limits, Observer, ReferenceSampler, Result, SamplingParams};
+
+/// What a step returns for one output row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RowOutput<'a> {
+    /// The row's logits, or the embedding of an encoder.
+    Logits,
+    /// A token id sampled from the row's logits.
+    Token(&'a SamplingParams),
+}
+
+/// The work of one [`crate::Model::step`] call.
+pub struct Step<'a> {
+    /// The rows to compute.
+    pub batch: &'a Batch,
+    /// One request for each of [`Batch::outputs`].
+    pub rows: &'a [RowOutput<'a>],
+    /// How many steps to run, at least 1. More than one is multi-step decode: every span is one
+    /// decode row that asks for a token, which the next step reads at the next position. The page
+    /// tables of the batch cover all steps.
+    pub steps: usize,
+    /// Sees the input of every matmul. The step has the same bits, but is slower.
+    pub observer: Option<&'a mut dyn Observer>,
+}
+
+/// The results of one step.
+#[derive(Debug)]
+pub struct StepOutput<'a> {
+    /// One token id for each row that asked for a token, in order.
+    pub tokens: &'a [u32],
+    /// `[rows that asked for logits, width]`, in a buffer of the model that the caller may change.
+    pub logits: &'a mut [f32],
+}
+
+/// Receives the results of each step and says whether to run the next one.
+pub type Sink<'a> = &'a mut dyn FnMut(StepOutput<'_>) -> ControlFlow<()>;
+
+/// Computes the logits of all output rows of a batch, `[outputs, width]`.
+pub type Forward<'a> =
+    &'a mut dyn FnMut(&Batch, &mut [f32], Option<&mut dyn Observer>) -> Result<()>;
+
+/// Runs steps for backends that sample on the host: forward, sample, forward. Its buffers are sized
+/// at load, so that a step allocates nothing.
+#[derive(Default)]
+pub struct HostSampler {
+    check: StepCheck,
+    width: usize,
+    /// `[limits.outputs, width]`.
+    logits: Vec<f32>,
+    tokens: Vec<u32>,
+    samplers: Vec<ReferenceSampler>,
+    candidates: Candidates,
+    /// The second and later steps of multi-step decode.
+    next: Batch,
+}
+
+impl HostSampler {
+    /// Allocates what steps within `limits` need.
+    pub fn new(plan: &Plan, limits: &Limits) -> HostSampler {
+        let width = plan.output_width();
+        HostSampler {
+            check: StepCheck::new(plan, limits),
+            width,
+            logits: vec![0.0; limits.outputs * width],
+            tokens: Vec::with_capacity(limits.outputs),
+            samplers: vec![ReferenceSampler::default(); limits.outputs],
+            ..HostSampler::default()
+        }
+    }
+
+    /// Checks a step that the device samples.
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`] if the step is larger than the limits.
+    pub fn check(&mut self, step: &Step<'_>) -> Result<()> {
+        self.check.check(step)
+    }
+
+    /// Runs a step as [`crate::Model::step`] promises, with `forward` for the logits.
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`] if the step is larger than the limits, and those of `forward`.
+    pub fn run(&mut self, step: Step<'_>, sink: Sink<'_>, forward: Forward<'_>) -> Result<()> {
+        self.check.check(&step)?;
+        let Step { batch, rows, steps, mut observer } = step;
+        self.samplers.iter_mut().zip(rows).for_each(|(sampler, row)| {
+            if let RowOutput::Token(params) = row {
+                sampler.restart(params);
+            }
+        });
+        for done in 1..=steps {
+            let batch = if done == 1 { batch } else { &self.next };
+            let logits = &mut self.logits[..rows.len() * self.width];
+            forward(batch, logits, reborrow(&mut observer))?;
+            let kept = self.sample(rows);
+            let (tokens, logits) = (&self.tokens[..], &mut self.logits[..kept]);
+            if sink(StepOutput { tokens, logits }).is_break() || done == steps {
+                break;
+            }
+            if done == 1 {
+                self.next.clone_from(step.batch);
+            }
+            self.next.tokens.clone_from(&self.tokens);
+            self.next.spans.iter_mut().for_each(|span| span.position += 1);
+        }
+        Ok(())
+    }
+
+    /// Samples the rows that ask for a token, and moves the logits of the others to the front.
+    /// Returns the number of these logits.
+    fn sample(&mut self, rows: &[RowOutput<'_>]) -> usize {
+        self.tokens.clear();
+        let mut kept = 0;
+        for (i, row) in rows.iter().enumerate() {
+            let logits = i * self.width..(i + 1) * self.width;
+            match row {
+                RowOutput::Token(params) => {
+                    let logits = &mut self.logits[logits];
+                    let token = self.samplers[i].sample(params, logits, &mut self.candidates);
+                    self.tokens.push(token);
+                }
+                RowOutput::Logits => {
+                    if kept < logits.start {
+                        self.logits.copy_within(logits, kept);
+                    }
+                    kept += self.width;
+                }
+            }
+        }
+        kept
+    }
+}
+
+impl dyn crate::Model + '_ {
+    /// Runs one step of `batch` and copies the logits of all its outputs, `[outputs, width]`.
+    ///
+    /// # Errors
+    /// Those of [`crate::Model::step`].
+    pub fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        let rows = vec![RowOutput::Logits; batch.outputs.len()];
+        let step = Step { batch, rows: &rows, steps: 1, observer: None };
+        self.step(step, &mut |output| {
+            logits.copy_from_slice(output.logits);
+            ControlFlow::Break(())
+        })
+    }
+}
