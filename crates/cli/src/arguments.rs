@@ -19,22 +19,22 @@ pub(crate) struct Machine {
     /// Device: auto, cpu or cuda[:N,..]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
-    /// Put only the last N layers on the GPU, the others on the CPU
+    /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N")]
     pub(crate) gpu_layers: Option<usize>,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
-    /// Context size in tokens [default: the model's, or what fits]
+    /// Context size in tokens [default: the largest that fits]
     #[arg(short, long, value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
-    /// Batch size: prompt tokens per step (prefill chunk)
+    /// Batch size: tokens per prefill chunk
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(crate) batch_size: usize,
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     pub(crate) no_repack: bool,
-    /// Kernels that skip the zeros of sparse formats: always, never or auto
+    /// Sparse kernels: always, never or auto
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = sparse)]
     pub(crate) sparse: Sparse,
     /// Fraction of the inputs of down projections to skip

@@ -27,16 +27,16 @@ use report::{Format, Row};
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// Prompt lengths: lists (128,512) and ranges (128-512+128)
+    /// Prompt lengths, such as 128,512 or 128-512+128
     #[arg(short = 'p', long, default_value = "512", value_name = "N")]
     n_prompt: String,
-    /// Numbers of tokens to generate: lists and ranges
+    /// Numbers of tokens to generate
     #[arg(short = 'n', long, default_value = "128", value_name = "N")]
     n_gen: String,
-    /// Context depths: tokens in the KV cache before a test
+    /// Tokens in the KV cache before a test
     #[arg(short = 'd', long, default_value = "0", value_name = "N")]
     n_depth: String,
-    /// Numbers of sequences decoded in parallel: lists and ranges
+    /// Numbers of sequences decoded in parallel
     #[arg(short = 's', long, default_value = "1", value_name = "N")]
     n_sequences: String,
     /// CPU threads: lists and ranges [default: all cores]
@@ -48,10 +48,10 @@ pub(crate) struct Args {
     /// Output format
     #[arg(short, long, default_value = "md", value_name = "FORMAT")]
     output: Format,
-    /// Batch size: prompt tokens per step (prefill chunk)
+    /// Batch size: tokens per prefill chunk
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print the time of each stage, expert counts and sparse layouts
+    /// Print stage times, expert counts and sparse layouts
     #[arg(long)]
     profile: bool,
     /// Write a Chrome trace of one step of each test
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     no_repack: bool,
-    /// Kernels that skip the zeros of sparse formats: always, never or auto
+    /// Sparse kernels: always, never or auto
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = arguments::sparse)]
     sparse: Sparse,
     /// Fraction of the inputs of down projections to skip
@@ -72,7 +72,7 @@ pub(crate) struct Args {
     /// Device: auto, cpu or cuda[:N,..]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
-    /// Put only the last N layers on the GPU, the others on the CPU
+    /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N")]
     gpu_layers: Option<usize>,
 }

@@ -70,25 +70,25 @@ pub(crate) struct Args {
 /// Limits of the checks.
 #[derive(clap::Args, Clone, Copy, Debug)]
 struct Thresholds {
-    /// Mean squared error of the logits against the baseline
+    /// Mean squared error of the logits
     #[arg(long, value_name = "X", default_value_t = 0.05)]
     max_mse: f64,
     /// Mean KL divergence from the baseline
     #[arg(long, value_name = "X", default_value_t = 0.01)]
     max_kl: f64,
-    /// Relative change of perplexity against the baseline, in percent
+    /// Change of perplexity in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     max_perplexity_change: f64,
-    /// Fraction of repeated 4-grams in an answer
+    /// Fraction of repeated 4-grams
     #[arg(long, value_name = "FRACTION", default_value_t = Rules::default().repetition)]
     max_repetition: f64,
-    /// Fraction of letters in an answer outside its main script
+    /// Fraction of letters outside the main script
     #[arg(long, value_name = "FRACTION", default_value_t = Rules::default().foreign_letters)]
     max_foreign_letters: f64,
-    /// Mean difference of log-probabilities to the server's
+    /// Mean difference of log-probabilities
     #[arg(long, value_name = "X", default_value_t = 0.2)]
     max_logprob_difference: f64,
-    /// Tokens whose log-probabilities differ by less count as a tie
+    /// Log-probabilities that differ by less are a tie
     #[arg(long, value_name = "X", default_value_t = 0.3)]
     near_tie: f64,
     /// Maximum number of tokens of an answer

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Positions: all, last, or a list such as 0,5
     #[arg(long, default_value = "all", value_name = "LIST")]
     positions: String,
-    /// File to write, in NumPy's format: f32 [positions, vocabulary]
+    /// NumPy file to write: f32 [positions, vocabulary]
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]

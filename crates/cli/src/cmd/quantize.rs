@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Use the main format of TYPE for every matrix
     #[arg(long, requires = "type")]
     pure: bool,
-    /// Format of tensors whose names match; the first match applies
+    /// Format of matching tensors; the first match applies
     #[arg(long, value_name = "PATTERN=FORMAT")]
     tensor_type: Vec<String>,
     /// Importance matrix written by `imatrix`

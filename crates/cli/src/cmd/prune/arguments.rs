@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Method: magnitude, wanda, ria or sparsegpt
     #[arg(long, default_value = "ria")]
     pub(super) method: String,
-    /// unstructured, or N:M to keep N of M weights
+    /// unstructured, or N:M (keep N of M)
     #[arg(long, default_value = "unstructured")]
     pub(super) pattern: String,
     /// F16, Q8_0 or Q4_0 [default: closest to the input]

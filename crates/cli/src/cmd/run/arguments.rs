@@ -15,7 +15,7 @@ const SAMPLING_HEADING: &str =
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     pub(super) model: String,
-    /// Prompt [default: standard input, or a chat on a terminal]
+    /// Prompt [default: standard input, or a chat]
     pub(super) prompt: Option<String>,
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Continue the prompt without the chat template
     #[arg(long, conflicts_with = "system")]
     pub(super) raw: bool,
-    /// Maximum tokens of an answer [default: the rest of the context]
+    /// Maximum tokens of an answer [default: no limit]
     #[arg(short = 'n', long, value_name = "N")]
     pub(super) max_tokens: Option<NonZeroUsize>,
     /// Stop text (may be repeated)

@@ -13,7 +13,7 @@ pub(crate) struct Sampling {
     /// Sample from the K most likely tokens; 0 for all
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<u32>,
-    /// Nucleus sampling: the most likely tokens with cumulative probability P
+    /// Nucleus sampling: cumulative probability P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Minimum probability relative to the most likely token
@@ -28,7 +28,7 @@ pub(crate) struct Sampling {
     /// Penalty window: last N tokens to penalize
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
-    /// Repetition penalty: divides the logits of repeated tokens
+    /// Repetition penalty: divides logits of repeated tokens
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
     /// Frequency penalty: subtracts X for each occurrence
