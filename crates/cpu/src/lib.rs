@@ -34,6 +34,7 @@ use bodkin_model::{Plan, StateSlot};
 
 pub use config::{Cpu, Fusions, Sparse};
 pub use isa::Isa;
+pub use memory::mapped_bytes;
 
 impl Backend for Cpu {
     fn name(&self) -> String {

@@ -40,6 +40,15 @@ pub(crate) fn prefetch_l2(line: *const u8) {
     let _ = line;
 }
 
+/// Bytes that the models of this process hold outside the heap: large weights, activations and KV
+/// caches.
+pub fn mapped_bytes() -> u64 {
+    #[cfg(target_os = "linux")]
+    return slabs::allocated_bytes() as u64;
+    #[cfg(not(target_os = "linux"))]
+    0
+}
+
 /// Zeroed bytes, aligned to 64 bytes.
 pub(crate) struct AlignedMemory {
     store: Store,

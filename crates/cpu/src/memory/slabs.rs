@@ -31,6 +31,12 @@ fn slabs() -> MutexGuard<'static, Vec<Slab>> {
     SLABS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Bytes of all allocations.
+pub(super) fn allocated_bytes() -> usize {
+    let used = |slab: &Slab| slab.bytes.len() - slab.free.iter().map(Range::len).sum::<usize>();
+    slabs().iter().map(used).sum()
+}
+
 /// An allocation in a slab.
 pub(super) struct Part {
     start: *mut u8,
