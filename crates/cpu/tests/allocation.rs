@@ -83,21 +83,6 @@ fn count(name: &str, cpu: &Cpu) {
     let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups], state_slots: 2 };
     let mut model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
 
-    let prompt = batch(groups, pages, 8, 0);
-    run(model.as_mut(), std::slice::from_ref(&prompt));
-    let steps: Vec<Batch> =
-        (0..STEPS + WARM_UP).map(|i| batch(groups, pages, 1, POSITION + i)).collect();
-    let (warm_up, steps) = steps.split_at(WARM_UP);
-    run(model.as_mut(), warm_up);
-    let before = ALLOCATIONS.load(SeqCst);
-    run(model.as_mut(), steps);
-    run(model.as_mut(), std::slice::from_ref(&prompt));
-    let count = ALLOCATIONS.load(SeqCst) - before;
-    assert_eq!(count, 0, "allocations of {} steps of {name} on {}", STEPS + 1, cpu.name());
-}
-
-/// Each step samples one row and gives the logits of the other.
-fn run(model: &mut dyn Model, batches: &[Batch]) {
     let params = SamplingParams {
         temperature: 0.7,
         top_k: 20,
@@ -105,7 +90,22 @@ fn run(model: &mut dyn Model, batches: &[Batch]) {
         uniforms: vec![1 << 30],
         ..SamplingParams::greedy()
     };
-    let rows = [RowOutput::Token(&params), RowOutput::Logits];
+    let prompt = batch(groups, pages, 8, 0);
+    run(model.as_mut(), &params, std::slice::from_ref(&prompt));
+    let steps: Vec<Batch> =
+        (0..STEPS + WARM_UP).map(|i| batch(groups, pages, 1, POSITION + i)).collect();
+    let (warm_up, steps) = steps.split_at(WARM_UP);
+    run(model.as_mut(), &params, warm_up);
+    let before = ALLOCATIONS.load(SeqCst);
+    run(model.as_mut(), &params, steps);
+    run(model.as_mut(), &params, std::slice::from_ref(&prompt));
+    let count = ALLOCATIONS.load(SeqCst) - before;
+    assert_eq!(count, 0, "allocations of {} steps of {name} on {}", STEPS + 1, cpu.name());
+}
+
+/// Each step samples one row and gives the logits of the other.
+fn run(model: &mut dyn Model, params: &SamplingParams, batches: &[Batch]) {
+    let rows = [RowOutput::Token(params), RowOutput::Logits];
     for batch in batches {
         let step = Step { batch, rows: &rows, steps: 1, observer: None };
         model.step(step, &mut |_| ControlFlow::Break(())).unwrap();
