@@ -34,7 +34,7 @@ pub use step::{Forward, HostSampler, RowOutput, Sink, Step, StepOutput};
 
 use std::sync::Arc;
 
-use bodkin_gguf::File;
+use bodkin_gguf::{File, Format};
 use bodkin_model::Plan;
 
 /// What a model is sized for when it is loaded. A larger step is refused.
@@ -60,6 +60,21 @@ pub struct Memory {
     pub state_bytes: u64,
     /// Buffers for values between operations.
     pub scratch_bytes: u64,
+}
+
+/// The matrices of one format in a model's file, as a backend stores them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredFormat {
+    /// The format in the file.
+    pub format: Format,
+    /// Matrices of this format.
+    pub tensors: usize,
+    /// Elements of all of them.
+    pub elements: u64,
+    /// Their bytes in the file.
+    pub file_bytes: u64,
+    /// Their bytes in the backend's memory.
+    pub stored_bytes: u64,
 }
 
 /// Called with the bytes of weights that are ready and with all bytes.
@@ -90,6 +105,11 @@ pub trait Backend {
 
     /// The bytes that [`Backend::load`] would hold, without reading a weight.
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory;
+
+    /// How a plan's matrices are stored, format by format; empty if the backend does not report it.
+    fn stored_formats(&self, _plan: &Plan) -> Vec<StoredFormat> {
+        Vec::new()
+    }
 
     /// Reads the weights and allocates everything that steps need.
     ///

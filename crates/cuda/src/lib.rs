@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use bodkin_backend::{
     Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
+    StoredFormat,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, StateSlot};
@@ -238,6 +239,10 @@ impl Backend for Cuda {
             state_bytes: devices * sizes.state(),
             scratch_bytes: devices * sizes.scratch(),
         }
+    }
+
+    fn stored_formats(&self, plan: &Plan) -> Vec<StoredFormat> {
+        weights::stored_formats(plan, self.devices.len())
     }
 
     fn load(

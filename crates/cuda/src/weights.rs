@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bodkin_backend::{Progress, Result};
+use bodkin_backend::{Progress, Result, StoredFormat};
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Weight};
 use bytemuck::cast_slice_mut;
@@ -97,6 +97,34 @@ fn vectors(plan: &Plan) -> Vec<bool> {
 /// The bytes that a plan's weights take on a device.
 pub(crate) fn bytes(plan: &Plan, shard: Shard) -> u64 {
     offsets(plan, shard).1 as u64
+}
+
+/// How the plan's matrices are stored, format by format, on all `devices` together.
+pub(crate) fn stored_formats(plan: &Plan, devices: usize) -> Vec<StoredFormat> {
+    let shards = (0..devices).map(|index| offsets(plan, Shard { index, count: devices }).0);
+    let shards: Vec<Vec<Offsets>> = shards.collect();
+    let mut formats: Vec<StoredFormat> = Vec::new();
+    for (i, weight) in plan.weights.iter().enumerate() {
+        let matrices = shards.iter().filter_map(|offsets| offsets[i].matrix);
+        let bytes = matrices.map(|(shape, ..)| shape.packed_bytes() + 4 * shape.row_scales());
+        let stored_bytes = bytes.sum::<usize>() as u64;
+        if stored_bytes == 0 {
+            continue;
+        }
+        let known = formats.iter().position(|stored| stored.format == weight.format);
+        let at = known.unwrap_or(formats.len());
+        if known.is_none() {
+            let format = weight.format;
+            let (tensors, elements, file_bytes, stored_bytes) = (0, 0, 0, 0);
+            formats.push(StoredFormat { format, tensors, elements, file_bytes, stored_bytes });
+        }
+        let stored = &mut formats[at];
+        stored.tensors += 1;
+        stored.elements += (weight.rows * weight.cols) as u64;
+        stored.file_bytes += weight.bytes;
+        stored.stored_bytes += stored_bytes;
+    }
+    formats
 }
 
 /// The addresses of a weight, 0 for the forms that the plan does not need.
@@ -251,6 +279,21 @@ mod tests {
             together.iter_mut().zip(pieces).for_each(|(all, piece)| all.extend(piece));
         }
         assert_eq!(together.concat(), values);
+    }
+
+    #[test]
+    fn formats_without_a_layout_of_their_own_are_stored_as_halves() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+        let file = bodkin_model::open(format!("{folder}/llama-q4_k_m.gguf")).unwrap();
+        let mut plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        let is_q4_k = |weight: &&mut Weight| weight.format == Format::Q4_K;
+        plan.weights.iter_mut().filter(is_q4_k).for_each(|weight| weight.format = Format::Q2_K);
+        let formats = stored_formats(&plan, 1);
+        let bits = |stored: &StoredFormat| 8 * stored.stored_bytes / stored.elements;
+        let q2_k = formats.iter().find(|stored| stored.format == Format::Q2_K).unwrap();
+        assert_eq!(bits(q2_k), 16);
+        let matrices: u64 = formats.iter().map(|stored| stored.stored_bytes).sum();
+        assert!(matrices <= bytes(&plan, Shard { index: 0, count: 1 }));
     }
 
     #[test]

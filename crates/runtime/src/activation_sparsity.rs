@@ -5,7 +5,9 @@ mod magnitudes;
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, DeviceInfo, Error, KvType, Limits, Memory, Model, Progress, Result};
+use bodkin_backend::{
+    Backend, DeviceInfo, Error, KvType, Limits, Memory, Model, Progress, Result, StoredFormat,
+};
 use bodkin_engine::{Error as EngineError, Tokenizer, steps};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -55,6 +57,10 @@ impl Backend for ActivationSparsity {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         self.backend.memory(plan, limits)
+    }
+
+    fn stored_formats(&self, plan: &Plan) -> Vec<StoredFormat> {
+        self.backend.stored_formats(plan)
     }
 
     fn load(

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_backend::Memory;
+use bodkin_backend::{Memory, StoredFormat};
 use bodkin_engine::{Tokenizer, embedding_limits};
 use bodkin_gguf::{Array, File, Tensor, Value};
 use serde_json::json;
@@ -142,6 +142,7 @@ fn print_memory(
     let backend = args.machine.backend()?;
     let options = opened.engine_options(&args.machine.options(), backend.as_ref())?;
     let (plan, context) = (&opened.plan, options.context);
+    let formats = backend.stored_formats(plan);
     let limits = match plan.is_encoder() {
         // One text of this length, in one step.
         true => embedding_limits(plan, &[vec![0; context]], options.step_tokens)?,
@@ -178,6 +179,7 @@ fn print_memory(
             "total_bytes": total_bytes,
             "bytes_read_per_token": cost.step_weight_bytes,
             "flops_per_token": cost.flops_per_token,
+            "formats": formats.iter().map(format_json).collect::<Vec<_>>(),
         });
         writeln!(out, "{value:#}")?;
         return Ok(());
@@ -201,7 +203,42 @@ fn print_memory(
     }
     writeln!(out, "{:<36} {:>12}", "parameters", cost.parameters)?;
     writeln!(out, "{:<36} {:>12}", "operations per token", cost.flops_per_token)?;
+    print_formats(out, &formats)
+}
+
+/// How many bits a weight takes in the file and in the backend's memory, format by format.
+fn print_formats(out: &mut dyn Write, formats: &[StoredFormat]) -> Result<()> {
+    if !formats.is_empty() {
+        let [file, stored] = ["bits in the file", "bits in memory"];
+        writeln!(
+            out,
+            "\n{:<12} {:>7} {file:>17} {stored:>15} {:>12}",
+            "format", "tensors", "bytes"
+        )?;
+    }
+    for stored in formats {
+        let (format, tensors) = (stored.format.name(), stored.tensors);
+        let bits = [stored.file_bytes, stored.stored_bytes].map(|bytes| bits(bytes, stored));
+        let bytes = human_bytes(stored.stored_bytes);
+        writeln!(out, "{format:<12} {tensors:>7} {:>17.2} {:>15.2} {bytes:>12}", bits[0], bits[1])?;
+    }
     Ok(())
+}
+
+/// Bits of an element, where all take `bytes`.
+fn bits(bytes: u64, stored: &StoredFormat) -> f64 {
+    8.0 * bytes as f64 / stored.elements as f64
+}
+
+fn format_json(stored: &StoredFormat) -> serde_json::Value {
+    json!({
+        "format": stored.format.name(),
+        "tensors": stored.tensors,
+        "file_bytes": stored.file_bytes,
+        "stored_bytes": stored.stored_bytes,
+        "file_bits": bits(stored.file_bytes, stored),
+        "stored_bits": bits(stored.stored_bytes, stored),
+    })
 }
 
 /// Bytes of the metadata and the tokenizer, which grow with the vocabulary.
