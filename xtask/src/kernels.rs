@@ -25,6 +25,7 @@ pub(crate) struct Args {
 /// Compiles `crates/cuda/kernels` of the workspace at `root` to its folder `built`.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let sources = root.join("crates/cuda/kernels");
+    write_headers(&sources, args.check)?;
     let kept = sources.join("built");
     let work = root.join("target/kernels");
     let out = work.join("built");
@@ -60,6 +61,23 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         println!("{name}: written");
     }
     ensure!(!args.check || kept_count == names.len(), "files in `built` that no source makes");
+    Ok(())
+}
+
+/// Writes the headers of what the kernels share with the host, or compares them.
+fn write_headers(sources: &Path, check: bool) -> Result<()> {
+    for (name, text) in bodkin_cuda::kernel_headers() {
+        let path = sources.join(name);
+        if fs::read_to_string(&path).is_ok_and(|written| written == text) {
+            continue;
+        }
+        ensure!(
+            !check,
+            "{name} is not what the host's definitions make: run `cargo xtask kernels`"
+        );
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+        println!("{name}: written");
+    }
     Ok(())
 }
 

@@ -6,8 +6,6 @@
 // and, in the fused kernels, a split's keys and values. Bound by reading the KV cache.
 #include "kv_split.cuh"
 
-#define COMBINED 16 // results of a thread in the combination of splits, at most
-
 // Inline assembly makes the PTX deterministic: the compiler merges plain loads in an order that
 // depends on its own addresses.
 DEVICE float4 load_shared(u32 from) {
@@ -204,7 +202,7 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
         }
         __syncthreads();
     }
-    if (block.is_split) return combine_across_blocks<HEADS, KV_SPLIT, COMBINED>(a, block, shared);
+    if (block.is_split) return combine_across_blocks<HEADS, KV_SPLIT, COMBINED_PER_THREAD>(a, block, shared);
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
         if ((u32)h >= block.heads) continue;

@@ -7,9 +7,6 @@
 #pragma once
 #include "kv_layout.cuh"
 
-#define KV_SPLIT 128u
-#define PARTIAL_EXTRA 4u // floats of a split's partial behind its values: row max, row sum, padding
-
 // x / n where x * n < 2^32. `inverse` is 2^32 / n rounded up, or 0 if n is 1.
 DEVICE u32 divide(u32 x, u32 inverse) { return inverse ? __umulhi(x, inverse) : x; }
 

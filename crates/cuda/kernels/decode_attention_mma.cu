@@ -8,8 +8,8 @@
 
 // Loads the block's queries.
 template <bool ROTATES> DEVICE void put_queries(const Attention &a, const DecodeBlock &block, Workspace &workspace) {
-    for (u32 i = threadIdx.x; i < HEADS * MAX_DIM; i += TEAM) {
-        u32 head = i / MAX_DIM, at = i % MAX_DIM;
+    for (u32 i = threadIdx.x; i < BLOCK_HEADS * MAX_MMA_DIM; i += TEAM) {
+        u32 head = i / MAX_MMA_DIM, at = i % MAX_MMA_DIM;
         const float *from = a.q + (u64)block.row * a.q_stride + (block.first_head + head) * a.key_dim;
         float x = 0.0f;
         if (head < block.heads && at < a.key_dim) {
@@ -30,7 +30,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
     u32 t = threadIdx.x, tile = t / 32, h = t / HEAD_THREADS;
     StepMetadata metadata = {a.metadata};
     if (a.skips_prefill && metadata.is_prompt(metadata.span(blockIdx.x))) return;
-    DecodeBlock block(a, HEADS);
+    DecodeBlock block(a, BLOCK_HEADS);
     u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
     if (first > last) return;
     u32 stride = round_up8(a.value_dim);
@@ -64,7 +64,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
             u64 head = (u64)page * a.kv_heads + kv_head;
             const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
             const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
-            if (t < MAX_DIM) {
+            if (t < MAX_MMA_DIM) {
                 const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
                 u16 x = quantize_kv(t < a.key_dim ? rope_element(k, t, angles, a.rotary_pairs, a.is_neox) : 0.0f);
                 u16 y = quantize_kv(t < a.value_dim ? v[t] : 0.0f);
@@ -85,7 +85,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
             keys.scores(a.key_dim, workspace, scores);
             from = max(from, start) - start, to = min(to, start + TILE_POSITIONS) - start;
             Fragment weights = softmax_tile(a, scores, tile, from, to, workspace);
-            float *tile_out = workspace.tile_values[tile][t / 4 % HEADS];
+            float *tile_out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
             values[0].sum(weights, 0, tile_out);
             if (a.value_dim > SLICE_DIM) values[1].sum(weights, 1, tile_out);
         } else {
@@ -111,7 +111,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
         }
     }
     if (block.is_split) {
-        combine_across_blocks<HEADS, TEAM, MAX_ITEMS>(a, block, shared);
+        combine_across_blocks<BLOCK_HEADS, TEAM, MAX_ITEMS>(a, block, shared);
     } else if (h < block.heads) {
         AttentionOutput results(a, row, block.first_head + h);
         float factor = results.factor(row_max, sum);

@@ -8,14 +8,11 @@
 #include "attention.cuh"
 #include "packed.cuh"
 
-#define HEADS 4u
-#define MAX_DIM 128u // MAX_MMA_DIM on the host
-#define SPLIT_TILES (KV_SPLIT / TILE_POSITIONS)
 #define TEAM (32 * SPLIT_TILES)         // threads of a team, which takes a split
-#define HEAD_THREADS (TEAM / HEADS)       // threads of a head in a team
-#define MAX_ITEMS (MAX_DIM / HEAD_THREADS) // result columns of a thread, at most
-#define QUERY_ROW (2 * MAX_DIM + 32)     // high and low halves of a query, padded against bank conflicts
-#define PART_ROW (MAX_DIM + 8)
+#define HEAD_THREADS (TEAM / BLOCK_HEADS)       // threads of a head in a team
+#define MAX_ITEMS (MAX_MMA_DIM / HEAD_THREADS) // result columns of a thread, at most
+#define QUERY_ROW (2 * MAX_MMA_DIM + 32)     // high and low halves of a query, padded against bank conflicts
+#define PART_ROW (MAX_MMA_DIM + 8)
 #define LOWEST_FLOAT -3.402823466e38f
 
 // The tiles of a split with positions in [from, to).
@@ -31,17 +28,17 @@ struct TileRange {
 
 // The shared memory of a team.
 struct Workspace {
-    u16 q[HEADS][QUERY_ROW]; // zeros beyond the last element, also in the current key and value
-    u16 current_key[MAX_DIM], current_value[MAX_DIM];
-    float row_maxes[HEADS][SPLIT_TILES], row_sums[HEADS][SPLIT_TILES]; // of each tile: row max and row sum
-    float tile_values[SPLIT_TILES][HEADS][PART_ROW];                   // P V of each tile
+    u16 q[BLOCK_HEADS][QUERY_ROW]; // zeros beyond the last element, also in the current key and value
+    u16 current_key[MAX_MMA_DIM], current_value[MAX_MMA_DIM];
+    float row_maxes[BLOCK_HEADS][SPLIT_TILES], row_sums[BLOCK_HEADS][SPLIT_TILES]; // of each tile: row max and row sum
+    float tile_values[SPLIT_TILES][BLOCK_HEADS][PART_ROW];                   // P V of each tile
 
     // Marks a tile without positions, by one warp.
     __device__ __forceinline__ void skip(u32 tile) {
         u32 lane = threadIdx.x % 32;
-        if (lane < HEADS) row_maxes[lane][tile] = LOWEST_FLOAT, row_sums[lane][tile] = 0.0f;
+        if (lane < BLOCK_HEADS) row_maxes[lane][tile] = LOWEST_FLOAT, row_sums[lane][tile] = 0.0f;
         float4 *to = (float4 *)tile_values[tile];
-        for (u32 i = lane; i < HEADS * PART_ROW / 4; i += 32) to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (u32 i = lane; i < BLOCK_HEADS * PART_ROW / 4; i += 32) to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 
     // Stores a query element as high and low halves, in fragment order.
@@ -53,7 +50,8 @@ struct Workspace {
         to[2] = to_half(x - from_half(high));
     }
 };
-static_assert(MAX_ITEMS == 2 && sizeof(Workspace) == 20480, "ROOM_BYTES on the host");
+static_assert(MAX_ITEMS == 2 && SPLIT_TILES * TILE_POSITIONS == KV_SPLIT);
+static_assert(sizeof(Workspace) == MMA_WORKSPACE_BYTES);
 
 // The position in a tile of the `i`th of a lane's four scores.
 DEVICE u32 position_of_lane(u32 i) { return threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8; }
@@ -67,7 +65,7 @@ DEVICE u32 residual_halves(float x, float y, u32 upper) {
 }
 
 #define SLICE_BYTES (16 * SLICE_PIECES)
-#define MAX_SLICES (MAX_DIM / SLICE_DIM)
+#define MAX_SLICES (MAX_MMA_DIM / SLICE_DIM)
 
 // Addresses of a tile's key or value slices. Unwritten places hold zeros or another sequence's
 // numbers, never NaN.
@@ -95,12 +93,12 @@ DEVICE void take_current(uint4 &piece, const uint4 &own, bool is_current) {
 
 // A lane's keys of a tile: lane 4 g + c has pieces 4 i + c of places g and g + 8.
 struct KeyFragment {
-    uint4 pieces[MAX_DIM / 32][2];
+    uint4 pieces[MAX_MMA_DIM / 32][2];
 
     template <bool IN_PAGE> __device__ __forceinline__ void load(const Slices &slices, u32 key_dim) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = round_up8(key_dim) / 8;
 #pragma unroll
-        for (u32 i = 0; i < MAX_DIM / 32; i++) {
+        for (u32 i = 0; i < MAX_MMA_DIM / 32; i++) {
             u32 side = min(4, count - 4 * i);
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
@@ -115,7 +113,7 @@ struct KeyFragment {
     __device__ __forceinline__ void take_current(u32 place, const Workspace &workspace) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
-        for (u32 i = 0; i < MAX_DIM / 32; i++) {
+        for (u32 i = 0; i < MAX_MMA_DIM / 32; i++) {
             uint4 own = ((const uint4 *)workspace.current_key)[4 * i + c];
 #pragma unroll
             for (u32 j = 0; j < 2; j++) ::take_current(pieces[i][j], own, place == g + 8 * j);
@@ -126,7 +124,7 @@ struct KeyFragment {
     template <u32 FIRST> __device__ __forceinline__ void add_scores(const Workspace &workspace,
         float (&sums)[2][2][4]) const {
         u32 lane = threadIdx.x % 32;
-        const uint4 *query = (const uint4 *)workspace.q[lane / 4 % HEADS] + lane % 4;
+        const uint4 *query = (const uint4 *)workspace.q[lane / 4 % BLOCK_HEADS] + lane % 4;
 #pragma unroll
         for (u32 i = FIRST; i < FIRST + 2; i++) {
 #pragma unroll
@@ -223,7 +221,7 @@ DEVICE Fragment softmax_tile(const Attention &a, float (&x)[4], u32 tile, u32 fr
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     u32 near = half_pair(x[0], x[1]), far = half_pair(x[2], x[3]), head = lane / 4;
-    if (lane % 4 == 0 && head < HEADS) {
+    if (lane % 4 == 0 && head < BLOCK_HEADS) {
         workspace.row_maxes[head][tile] = row_max;
         workspace.row_sums[head][tile] = sum;
     }

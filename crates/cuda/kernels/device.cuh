@@ -8,9 +8,7 @@
 
 // Matmul inputs are f16, scaled by 1/16: their range is then a million, and numbers down to a
 // thousandth keep all their bits.
-#define INPUT_SCALE 0.0625f
 #define HALF_MAX 65504.0f
-#define PAGE_TOKENS 32u
 #define INFINITY_F __int_as_float(0x7f800000)
 
 // Optimisation barrier: returns the same number, but the compiler cannot move or merge what depends

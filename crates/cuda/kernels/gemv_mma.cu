@@ -9,7 +9,7 @@
 #include "pipeline.cuh"
 #include "matmul.cuh"
 
-#define WARPS 8u
+#define WARPS GEMV_WARPS
 #define THREADS (32 * WARPS)
 
 // A warp's stream of weights: slices of tiles, one tile after the other. COLS8: input rows in
@@ -318,8 +318,6 @@ GEMVS(u4, U4)
 GEMVS(s24_f16, S24_F16)
 GEMVS(s24_s8, S24_S8)
 GEMVS(s24_s4, S24_S4)
-
-#define GEMV_F32_ROWS 8u // input rows of a block, at most
 
 // GEMV with f32 weights, which are few (routers, tests), in plain f32 arithmetic. A block takes
 // WEIGHTS rows of weights and up to eight input rows. Bound by memory.

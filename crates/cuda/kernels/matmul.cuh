@@ -80,7 +80,6 @@ DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float g
 
 // Matmuls with f32 weights (gemv_f32): a block takes weight rows, a thread four neighbouring
 // columns at a time.
-#define GEMV_F32_THREADS 512u
 
 // Address of four columns of a row of f32 weights.
 DEVICE const float4 *f32_weights(const Matmul &p, u32 expert, u32 row, u32 quad) {

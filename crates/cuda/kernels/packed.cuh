@@ -6,11 +6,6 @@
 #pragma once
 #include "device.cuh"
 
-#define TILE_ROWS 16u
-#define CHUNK_COLS 64u
-
-enum Layout { F16, S8, S8X16, U8, U4, S24_F16, S24_S8, S24_S4, F32 };
-
 // For each layout: bytes of a chunk (BYTES), chunks of a pipeline slot (SLOT_CHUNKS), and a lane's
 // registers.
 template <int LAYOUT> struct Packed;
@@ -61,7 +56,7 @@ struct Dense {
 };
 
 template <> struct Packed<F16> : Dense {
-    static const u32 BYTES = 2048, SLOT_CHUNKS = 2;
+    static const u32 BYTES = CHUNK_BYTES_F16, SLOT_CHUNKS = SLOT_CHUNKS_F16;
     uint4 v[4];
 
     __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
@@ -81,7 +76,6 @@ template <> struct Packed<F16> : Dense {
 
 // Dequantisation takes one fused multiply-add: a code alone in a half is the subnormal code *
 // 2^-24, which is exact. Scales are stored 2^24 times larger.
-#define CODE_UNIT 5.9604645e-8f // 2^-24
 
 DEVICE u32 bytes_low(u32 w) { return __byte_perm(w, 0, 0x4140); }
 DEVICE u32 bytes_high(u32 w) { return __byte_perm(w, 0, 0x4342); }
@@ -92,7 +86,8 @@ DEVICE u32 minus_8(u32 scale) { return half_mul(scale, 0x80088008); }
 
 // Signed bytes, stored with an offset of 128, with a scale for GROUP columns.
 template <int GROUP> struct SignedBytes : Dense {
-    static const u32 BYTES = 1024 + 64 * (32 / GROUP), SLOT_CHUNKS = 2;
+    static const u32 BYTES = GROUP == 32 ? CHUNK_BYTES_S8 : CHUNK_BYTES_S8X16;
+    static const u32 SLOT_CHUNKS = GROUP == 32 ? SLOT_CHUNKS_S8 : SLOT_CHUNKS_S8X16;
     uint4 low, high;
     u32 scales;
 
@@ -123,7 +118,7 @@ template <> struct Packed<S8X16> : SignedBytes<16> {};
 
 // Unsigned bytes with a scale and a minimum for 32 columns.
 template <> struct Packed<U8> : Dense {
-    static const u32 BYTES = 1152, SLOT_CHUNKS = 2;
+    static const u32 BYTES = CHUNK_BYTES_U8, SLOT_CHUNKS = SLOT_CHUNKS_U8;
     uint4 low, high;
     uint2 scales;
 
@@ -156,7 +151,7 @@ DEVICE u32 for_upper(u32 scale) { return half_mul(scale, 0x2c002c00); }
 
 // 4-bit codes with a scale and a minimum for 32 columns. Neighbouring codes lie 16 bits apart.
 template <> struct Packed<U4> : Dense {
-    static const u32 BYTES = 640, SLOT_CHUNKS = 4;
+    static const u32 BYTES = CHUNK_BYTES_U4, SLOT_CHUNKS = SLOT_CHUNKS_U4;
     uint4 codes;
     uint2 scales;
 
@@ -223,7 +218,7 @@ struct TwoFour {
 };
 
 template <> struct Packed<S24_F16> : TwoFour {
-    static const u32 BYTES = 1152, SLOT_CHUNKS = 2;
+    static const u32 BYTES = CHUNK_BYTES_S24_F16, SLOT_CHUNKS = SLOT_CHUNKS_S24_F16;
     uint4 low, high;
 
     __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
@@ -246,7 +241,7 @@ template <> struct Packed<S24_F16> : TwoFour {
 
 // Signed bytes, stored with an offset of 128.
 template <> struct Packed<S24_S8> : TwoFour {
-    static const u32 BYTES = 704, SLOT_CHUNKS = 4;
+    static const u32 BYTES = CHUNK_BYTES_S24_S8, SLOT_CHUNKS = SLOT_CHUNKS_S24_S8;
     uint4 codes;
     u32 scales[2];
 
@@ -275,7 +270,7 @@ template <> struct Packed<S24_S8> : TwoFour {
 
 // 4-bit codes, stored with an offset of 8; the numbers of a pair lie 16 bits apart.
 template <> struct Packed<S24_S4> : TwoFour {
-    static const u32 BYTES = 448, SLOT_CHUNKS = 4;
+    static const u32 BYTES = CHUNK_BYTES_S24_S4, SLOT_CHUNKS = SLOT_CHUNKS_S24_S4;
     uint2 codes;
     u32 scales[2];
 
@@ -304,7 +299,7 @@ template <> struct Packed<S24_S4> : TwoFour {
 
 // Plain f32 rows, for kernels without `mma`.
 template <> struct Packed<F32> {
-    static const u32 BYTES = 4096;
+    static const u32 BYTES = CHUNK_BYTES_F32;
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
         u32 row = lane / 4 + 8 * high, column = lane % 4 * 16 + i;

@@ -422,14 +422,14 @@ DEVICE u32 run_matmul(u32 work, u32 stage, u32 taken, const PersistentStep *last
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     // A block without tiles must not read the input: nothing waits for its reads before the
     // sentinels are reset.
-    bool is_gated = work >= GATED;
+    bool is_gated = work >= OP_GATED;
     if (!has_tiles(p, is_gated)) return taken;
     switch (work) {
 #define MATMUL(LAYOUT)                                                                              \
     case LAYOUT:                                                                                     \
         if (EXPERTS && p.experts_used) return matmul_expert_sum<LAYOUT>(stage, taken); \
         return matmul<LAYOUT, 1>(stage, taken, last);                                               \
-    case LAYOUT + GATED: return matmul<LAYOUT, 2>(stage, taken, last);
+    case LAYOUT + OP_GATED: return matmul<LAYOUT, 2>(stage, taken, last);
     LAYOUTS(MATMUL)
     }
     return taken;
@@ -439,7 +439,7 @@ DEVICE u32 run_matmul(u32 work, u32 stage, u32 taken, const PersistentStep *last
 DEVICE void load_metadata(const u32 *numbers) {
     SharedMemory &shared = shared_memory();
     StepMetadata metadata = {numbers};
-    if (threadIdx.x < TABLES) shared.pages[threadIdx.x] = metadata.pages(threadIdx.x, 0);
+    if (threadIdx.x < MAX_TABLES) shared.pages[threadIdx.x] = metadata.pages(threadIdx.x, 0);
     if (threadIdx.x == 0) shared.position = metadata.position(0);
 }
 
@@ -460,9 +460,9 @@ DEVICE void consume_all(const PersistentStep &step) {
             prefetch_stage(step.stages + i + 1, shared.stages[(i + 1) % 2], opaque(threadIdx.x));
         }
         u32 work = shared.stages[i % 2].op;
-        if (work == ATTENTION) {
+        if (work == OP_ATTENTION) {
             taken = attention(i, taken, step.workspace_bytes);
-        } else if (EXPERTS && work > ATTENTION) {
+        } else if (EXPERTS && work > OP_ATTENTION) {
             other(work, i);
         } else {
             taken = run_matmul(work, i, taken, i + 1 == step.stage_count ? &step : 0);
@@ -477,7 +477,7 @@ DEVICE void consume_all(const PersistentStep &step) {
 KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ PersistentStep step) {
 #if __CUDA_ARCH__ >= 900
     SharedMemory &shared = shared_memory();
-    if (threadIdx.x < WARPS * DEPTH) {
+    if (threadIdx.x < WARPS * SLOT_DEPTH) {
         u64 *barriers = &shared.full[0][0] + threadIdx.x, *others = &shared.empty[0][0] + threadIdx.x;
         mbarrier_init(shared_address(barriers), 1);
         mbarrier_init(shared_address(others), 1);

@@ -12,41 +12,27 @@
 #define EXPERTS false
 #endif
 
-#define WARPS 16u
+#define WARPS PERSISTENT_WARPS
 #define THREADS (32 * WARPS)  // consumer threads; one of four more warps is the producer
 #define TEAMS (THREADS / TEAM) // of warps, in attention
-#define SLOT 2560u            // bytes of a ring slot: chunks of one tile, or a slice of a KV tile
-#define DEPTH 4u              // slots of a warp's ring
 #define NAP 200u              // nanoseconds between the producer's polls for empty slots
-#define SHORT_NORM 256u       // elements of a row or group that one warp normalises, at most
-#define MAX_CHOSEN 16u       // experts of a row, at most
-// expert tiles whose results a block sums, with those that other blocks compute of its last tile
-#define MAX_RESULTS 64u
 #define NORM_QUADS 2          // vectors of four elements that a thread holds in registers
 
-// Ops of a stage: a layout number is a plain matmul of packed weights, plus GATED a gated one.
-#define GATED 16u
-#define ATTENTION 32u
-#define NORM 33u
-#define GEMV_F32 34u
-#define ROUTE 35u
-
-#define TABLES 4 // page tables, at most
 #define PREFETCHED 4u // stage descriptions that the producer prefetches
 
 // The shared memory of a block.
 struct SharedMemory {
-    u8 slots[WARPS][DEPTH][SLOT];
-    u64 full[WARPS][DEPTH], empty[WARPS][DEPTH];
+    u8 slots[WARPS][SLOT_DEPTH][SLOT_BYTES];
+    u64 full[WARPS][SLOT_DEPTH], empty[WARPS][SLOT_DEPTH];
     float partials[2][WARPS][2][TILE_ROWS];
     Stage stages[2], prefetched[PREFETCHED];
-    const u32 *pages[TABLES];
+    const u32 *pages[MAX_TABLES];
     u32 position;
     float sums[WARPS]; // of each warp, in block reductions
     __align__(16) u8 workspace[16];
 };
 
-static_assert(sizeof(SharedMemory) == 171088 + 16, "as in persistent.rs");
+static_assert(sizeof(SharedMemory) == PERSISTENT_BYTES + 16, "PERSISTENT_BYTES and the workspace");
 
 #if __CUDA_ARCH__ >= 900
 
@@ -56,7 +42,7 @@ DEVICE SharedMemory &shared_memory() {
 }
 
 template <int LAYOUT> struct Slot {
-    static const u32 CHUNKS = SLOT / Packed<LAYOUT>::BYTES < 4 ? SLOT / Packed<LAYOUT>::BYTES : 4;
+    static const u32 CHUNKS = SLOT_BYTES / Packed<LAYOUT>::BYTES < 4 ? SLOT_BYTES / Packed<LAYOUT>::BYTES : 4;
 };
 
 // Bytes of a chunk, and chunks of a slot.
@@ -125,12 +111,12 @@ DEVICE void team_sync(u32 team, u32 warps) {
 
 // Whether the consumer has emptied the `count`th slot of a warp's ring.
 DEVICE bool is_empty(SharedMemory &shared, u32 warp, u32 count) {
-    return mbarrier_test(shared_address(&shared.empty[warp][count % DEPTH]), count / DEPTH % 2 ^ 1);
+    return mbarrier_test(shared_address(&shared.empty[warp][count % SLOT_DEPTH]), count / SLOT_DEPTH % 2 ^ 1);
 }
 
 // Fills the `count`th slot of a warp's ring.
 DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
-    u32 slot = count % DEPTH, to = shared_address(shared.slots[warp][slot]);
+    u32 slot = count % SLOT_DEPTH, to = shared_address(shared.slots[warp][slot]);
     u32 barrier = shared_address(&shared.full[warp][slot]);
     mbarrier_expect_tx(barrier, bytes);
     bulk_copy_evict_first(to, from, bytes, barrier);
@@ -147,8 +133,8 @@ DEVICE float poll(const float *at) {
 DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = stage.matmul;
-    bool is_gated = stage.op >= GATED;
-    u32 chunks, bytes = slot_bytes(stage.op % GATED, chunks);
+    bool is_gated = stage.op >= OP_GATED;
+    u32 chunks, bytes = slot_bytes(stage.op % OP_GATED, chunks);
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
     u32 tile = has_part ? share.tile : share.tiles, len = (share.end - share.first) * bytes;
@@ -178,13 +164,13 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
 DEVICE void produce_expert_weights(Stage &stage, u32 lane, u32 &full) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = stage.matmul;
-    bool is_gated = stage.op >= GATED;
+    bool is_gated = stage.op >= OP_GATED;
     if (!has_tiles(p, is_gated)) return;
     // Expert matmuls do not use these matrices.
     u32 *chosen = (u32 *)&stage.matmul.matrices[2];
     if (lane < p.experts_used) chosen[lane] = (u32)poll(p.route + p.experts_used + lane);
     __syncwarp();
-    u32 chunks, bytes = slot_bytes(stage.op % GATED, chunks);
+    u32 chunks, bytes = slot_bytes(stage.op % OP_GATED, chunks);
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
     u32 tile = has_part ? share.tile : share.tiles, matrix_index = 0, left = 0;
@@ -248,14 +234,14 @@ struct SplitItem {
         u32 back = divide(item, a.head_blocks_inverse), of_all = item - back * a.head_blocks;
         split = visible.last - back;
         kv_head = divide(of_all, a.group_blocks_inverse);
-        block = of_all - kv_head * ((a.group_heads + HEADS - 1) / HEADS);
+        block = of_all - kv_head * ((a.group_heads + BLOCK_HEADS - 1) / BLOCK_HEADS);
     }
 
     __device__ __forceinline__ u32 first_head(const Attention &a) const {
-        return kv_head * a.group_heads + block * HEADS;
+        return kv_head * a.group_heads + block * BLOCK_HEADS;
     }
     __device__ __forceinline__ u32 head_count(const Attention &a) const {
-        return min(HEADS, a.group_heads - block * HEADS);
+        return min(BLOCK_HEADS, a.group_heads - block * BLOCK_HEADS);
     }
 };
 
@@ -339,9 +325,9 @@ DEVICE void produce_all(const Stage *stages, u32 count) {
         if (next < count) prefetch_stage(stages + next, shared.prefetched[next % PREFETCHED], lane);
         asm volatile("cp.async.commit_group;" ::: "memory");
         const Stage &stage = shared.prefetched[i % PREFETCHED];
-        if (EXPERTS && stage.op > ATTENTION) continue;
-        bool has_experts = EXPERTS && stage.op < ATTENTION && stage.matmul.experts_used;
-        if (stage.op != ATTENTION && !has_experts) {
+        if (EXPERTS && stage.op > OP_ATTENTION) continue;
+        bool has_experts = EXPERTS && stage.op < OP_ATTENTION && stage.matmul.experts_used;
+        if (stage.op != OP_ATTENTION && !has_experts) {
             produce_weights(stage, lane, full);
             continue;
         }
@@ -364,21 +350,21 @@ struct ConsumerRing {
 
     // Waits for the next slot.
     __device__ __forceinline__ const u8 *take(SharedMemory &shared) {
-        u32 slot = taken % DEPTH;
-        mbarrier_wait(shared_address(&shared.full[warp][slot]), taken / DEPTH % 2);
+        u32 slot = taken % SLOT_DEPTH;
+        mbarrier_wait(shared_address(&shared.full[warp][slot]), taken / SLOT_DEPTH % 2);
         taken++;
         return shared.slots[warp][slot];
     }
 
     // Whether the next slot is full, for all lanes.
     __device__ __forceinline__ bool has_next(SharedMemory &shared) const {
-        return __all_sync(~0u, mbarrier_test(shared_address(&shared.full[warp][taken % DEPTH]), taken / DEPTH % 2));
+        return __all_sync(~0u, mbarrier_test(shared_address(&shared.full[warp][taken % SLOT_DEPTH]), taken / SLOT_DEPTH % 2));
     }
 
     // Releases the last `slots` slots that were taken.
     __device__ __forceinline__ void release(SharedMemory &shared, u32 slots) const {
         __syncwarp();
-        if (lane < slots) mbarrier_arrive(shared_address(&shared.empty[warp][(taken - 1 - lane) % DEPTH]));
+        if (lane < slots) mbarrier_arrive(shared_address(&shared.empty[warp][(taken - 1 - lane) % SLOT_DEPTH]));
     }
 };
 

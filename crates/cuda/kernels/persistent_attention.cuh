@@ -181,7 +181,7 @@ DEVICE void publish(const Attention &a, const SplitItem &now) {
 
 // Slots of a tile's keys, or of its values.
 DEVICE u32 slices_of(u32 dim) { return dim > SLICE_DIM ? 2 : 1; }
-static_assert(SLICE_BYTES <= SLOT, "a slice has a slot");
+static_assert(SLICE_BYTES <= SLOT_BYTES, "a slice has a slot");
 
 // Waits for the next slices.
 DEVICE Slices take_slices(SharedMemory &shared, ConsumerRing &ring, u32 dim) {
@@ -225,7 +225,7 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
             ValueFragment values;
             values.load<false>(slices, 0, a.value_dim);
             Fragment weights = softmax_tile(a, scores, tile, extent.from(), extent.to(), workspace);
-            float *out = workspace.tile_values[tile][t / 4 % HEADS];
+            float *out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
             if (extent.has_current()) values.take_current(extent.current_place(), 0, workspace);
             values.sum(weights, 0, out);
             if (a.value_dim > SLICE_DIM) {

@@ -11,7 +11,7 @@ struct ChosenExperts {
     float weights[MAX_CHOSEN];
     float results[MAX_RESULTS][TILE_ROWS]; // of expert tiles that are summed; before that, the scales of their rows
 };
-static_assert(sizeof(ChosenExperts) == 4224, "as in persistent.rs");
+static_assert(sizeof(ChosenExperts) == CHOSEN_BYTES);
 
 DEVICE ChosenExperts &chosen_experts(const Matmul &p, bool is_gated) {
     u16 *input = (u16 *)shared_memory().workspace;
@@ -187,8 +187,8 @@ DEVICE void route(u32 stage) {
 // registers from those.
 static __device__ __noinline__ void other(u32 work, u32 stage) {
     switch (work) {
-    case NORM: return norm_rows(stage);
-    case GEMV_F32: return gemv_f32(stage);
+    case OP_NORM: return norm_rows(stage);
+    case OP_GEMV_F32: return gemv_f32(stage);
     default: return route(stage);
     }
 }

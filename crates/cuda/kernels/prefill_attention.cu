@@ -8,7 +8,6 @@
 #include "attention.cuh"
 #include "packed.cuh"
 
-#define ROWS 64u
 #define POSITIONS 64u
 #define BLOCK 128u
 #define LOG2_E 1.4426950408889634f
@@ -69,10 +68,10 @@ DEVICE bool find_query_rows(const Attention &a, const StepMetadata &metadata, Qu
     for (rows.span = 0; rows.span < spans; rows.span++) {
         if (!metadata.is_prompt(rows.span)) continue;
         rows.tokens = metadata.len(rows.span);
-        u32 all = rows.tokens * rows.group, blocks = (all + ROWS - 1) / ROWS;
+        u32 all = rows.tokens * rows.group, blocks = (all + PREFILL_ROWS - 1) / PREFILL_ROWS;
         if (block < blocks) {
-            rows.first = (blocks - 1 - block) * ROWS;
-            rows.count = min(ROWS, all - rows.first);
+            rows.first = (blocks - 1 - block) * PREFILL_ROWS;
+            rows.count = min(PREFILL_ROWS, all - rows.first);
             return true;
         }
         block -= blocks;
@@ -80,12 +79,12 @@ DEVICE bool find_query_rows(const Attention &a, const StepMetadata &metadata, Qu
     return false;
 }
 
-// Loads queries to shared memory, `[ROWS, DIM]`. Eights are swizzled by row, so that no two rows of
+// Loads queries to shared memory, `[PREFILL_ROWS, DIM]`. Eights are swizzled by row, so that no two rows of
 // a matrix share a bank; values likewise.
 template <u32 DIM> DEVICE void load_queries(const Attention &a, const QueryRows &rows, u32 row, u32 kv_head, u8 *to) {
     const u32 EIGHTS = DIM / 8;
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < ROWS * EIGHTS; i += BLOCK) {
+    for (u32 i = threadIdx.x; i < PREFILL_ROWS * EIGHTS; i += BLOCK) {
         u32 r = i / EIGHTS, at = i % EIGHTS;
         const float *q = a.q + (u64)(row + rows.token(r)) * a.q_stride
                          + (kv_head * rows.group + rows.head(r)) * a.key_dim;
@@ -213,7 +212,7 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     PositionRange any_visible = {first_of(low), a.is_causal ? high + 1 : end};
     PositionRange all_visible = {first_of(high), a.is_causal ? low + 1 : end};
     u32 base = shared_address(shared);
-    u32 keys = base + ROWS * DIM * 2, values = keys + 2 * STAGE;
+    u32 keys = base + PREFILL_ROWS * DIM * 2, values = keys + 2 * STAGE;
     u32 block = any_visible.from / POSITIONS, last = (any_visible.to - 1) / POSITIONS;
     KvLoader<DIM> fetch(a, metadata.pages(a.page_table, rows.span), kv_head, any_visible);
     fetch.block(block * POSITIONS, keys, values);

@@ -52,9 +52,9 @@ template <class Reached> DEVICE u64 kth_rank_bound(u32 k, Reached reached) {
 // groups whose maximum is among the top k group maxima can hold one.
 DEVICE u32 top_k_ranks(const Sample &p, u32 row, u32 k, u64 *sorted) {
     __shared__ u64 listed[LISTED];
-    __shared__ u32 groups[GROUPS], group_count, count;
-    u32 t = threadIdx.x, len = (p.width + GROUPS - 1) / GROUPS;
-    u64 peak = __ldcg(p.group_max + row * GROUPS + t);
+    __shared__ u32 groups[LOGIT_GROUPS], group_count, count;
+    u32 t = threadIdx.x, len = (p.width + LOGIT_GROUPS - 1) / LOGIT_GROUPS;
+    u64 peak = __ldcg(p.group_max + row * LOGIT_GROUPS + t);
     u64 floor = max(least_possible(), kth_rank_bound(k, [&](u64 rank) { return (u32)(peak >= rank); }));
     if (t == 0) group_count = count = 0;
     __syncthreads();
@@ -169,7 +169,7 @@ KERNEL __launch_bounds__(THREADS, 1) sample(const __grid_constant__ Sample p) {
     u32 token_at = p.metadata[2] + row, position_at = p.metadata[3] + row, start_at = p.metadata[6] + 5 * row + 2;
     grid_dependency_wait();
     u32 group = blockIdx.x * (THREADS / 32) + t / 32;
-    u32 len = (p.width + GROUPS - 1) / GROUPS, first = group * len;
+    u32 len = (p.width + LOGIT_GROUPS - 1) / LOGIT_GROUPS, first = group * len;
     u32 end = min(first + len, p.width);
     const float *logits = p.logits + (u64)row * p.stride;
     u64 max_rank = 0;
@@ -183,7 +183,7 @@ KERNEL __launch_bounds__(THREADS, 1) sample(const __grid_constant__ Sample p) {
         }
     }
     max_rank = warp_max_rank(max_rank);
-    if (t % 32 == 0) p.group_max[row * GROUPS + group] = max_rank;
+    if (t % 32 == 0) p.group_max[row * LOGIT_GROUPS + group] = max_rank;
     __threadfence();
     __syncthreads();
     u32 *counts = p.counts + 2 * row;
@@ -200,7 +200,7 @@ KERNEL __launch_bounds__(THREADS, 1) sample(const __grid_constant__ Sample p) {
         __syncthreads();
         if (count > 0) token = token_of(sorted[sample_sorted(candidates, params, p.metadata[params.draws() + step])]);
     } else {
-        u64 peak = warp_max_rank(__ldcg(p.group_max + row * GROUPS + t));
+        u64 peak = warp_max_rank(__ldcg(p.group_max + row * LOGIT_GROUPS + t));
         if (t % 32 == 0) sorted[t / 32] = peak;
         __syncthreads();
         peak = sorted[0];

@@ -105,11 +105,11 @@ DEVICE double next_above(double x) { return __longlong_as_double(__double_as_lon
 DEVICE u32 sample_unsorted(const Sample &p, u32 row, const SamplingParams &params, u64 peak, u32 number) {
     if (peak < least_possible()) return 0;
     float max_logit = logit_of(peak);
-    __shared__ u64 peaks[GROUPS];
-    peaks[threadIdx.x] = __ldcg(p.group_max + row * GROUPS + threadIdx.x);
+    __shared__ u64 peaks[LOGIT_GROUPS];
+    peaks[threadIdx.x] = __ldcg(p.group_max + row * LOGIT_GROUPS + threadIdx.x);
     __syncthreads();
-    u32 len = (p.width + GROUPS - 1) / GROUPS;
-    LogitGroups groups_of_row = {p.logits + (u64)row * p.stride, 0, peaks, GROUPS, len, p.width};
+    u32 len = (p.width + LOGIT_GROUPS - 1) / LOGIT_GROUPS;
+    LogitGroups groups_of_row = {p.logits + (u64)row * p.stride, 0, peaks, LOGIT_GROUPS, len, p.width};
     CandidateOrder order = {groups_of_row, least_possible(), peak, false};
     auto keep_best = [&](const TokenWeights &weights, double least) {
         order.by_rank = true;

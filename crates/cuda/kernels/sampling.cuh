@@ -2,10 +2,8 @@
 #pragma once
 #include "device.cuh"
 
-#define GROUPS 512u      // of a row's logits
 #define LISTED 1024u     // ranks that fit the list in shared memory
-#define THREADS GROUPS   // of a block: one for each group
-#define RULE_NUMBERS 16u
+#define THREADS LOGIT_GROUPS   // of a block: one for each group
 #define FLOAT_MAX 3.402823466e38f
 
 // Sampling parameters of a row, as the host writes them to the step metadata.
@@ -33,7 +31,7 @@ struct SamplingParams {
 };
 
 DEVICE SamplingParams sampling_params(const Sample &p, u32 row) {
-    return {p.metadata + p.metadata[8] + RULE_NUMBERS * row};
+    return {p.metadata + p.metadata[8] + SAMPLING_WORDS * row};
 }
 
 // Maps a float to an unsigned integer of the same order.

@@ -1,22 +1,126 @@
-//! Sizes that the host and the kernels share.
+//! Sizes that more than one module uses. `kernels/constants.cuh` is generated from those that the
+//! host shares with the kernels (`header.rs`).
 
-/// Rows of a tile of packed weights.
-pub(crate) const TILE_ROWS: usize = 16;
-/// Columns of a chunk of a tile.
-pub(crate) const CHUNK_COLS: usize = 64;
-/// Matmul inputs are stored divided by this, so that large activations fit half precision.
-pub(crate) const INPUT_DIVISOR: f32 = 16.0;
-/// The value of a code whose bits stand alone in a half: 2^-24 for code 1.
-pub(crate) const CODE_UNIT: f32 = 1.0 / (1 << 24) as f32;
-/// The most matrices of one matmul.
-pub(crate) const MAX_MATRICES: usize = 4;
+use std::ops::RangeInclusive;
+
+/// Defines constants, and lists them for the kernels' header.
+macro_rules! shared {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[doc = $doc])+ pub(crate) const $name: $type = $value;)*
+
+        /// The name, the value in CUDA C++ and the description of each shared constant.
+        pub(crate) fn definitions() -> Vec<(&'static str, String, &'static str)> {
+            vec![$((stringify!($name), Literal::literal($name), concat!($($doc, "\n"),+))),*]
+        }
+    };
+}
+
+/// A value that can be written in CUDA C++.
+trait Literal {
+    fn literal(self) -> String;
+}
+
+impl Literal for usize {
+    fn literal(self) -> String {
+        format!("{self}u")
+    }
+}
+
+impl Literal for u32 {
+    fn literal(self) -> String {
+        format!("{self}u")
+    }
+}
+
+impl Literal for f32 {
+    fn literal(self) -> String {
+        format!("{self:e}f")
+    }
+}
+
+shared! {
+    /// Tokens of a page of the KV cache.
+    PAGE_TOKENS: usize = bodkin_backend::PAGE_TOKENS;
+    /// Rows of a tile of packed weights.
+    TILE_ROWS: usize = 16;
+    /// Columns of a chunk of a tile.
+    CHUNK_COLS: usize = 64;
+    /// Multiplies matmul inputs before they are stored, so that large ones fit half precision.
+    INPUT_SCALE: f32 = 1.0 / 16.0;
+    /// The value of a code whose bits stand alone in a half: 2^-24 for code 1.
+    CODE_UNIT: f32 = 1.0 / (1 << 24) as f32;
+    /// Matrices of a matmul, at most.
+    MATRICES: usize = 4;
+    /// Rows of up to this many elements are normalised by one warp.
+    SHORT_NORM: usize = 256;
+    /// Threads of a block of matmuls with f32 weights.
+    GEMV_F32_THREADS: usize = 512;
+    /// Input rows of such a block, at most.
+    GEMV_F32_ROWS: usize = 8;
+    /// Warps of a block of the GEMV kernel.
+    GEMV_WARPS: usize = 8;
+    /// Positions of a KV split.
+    KV_SPLIT: usize = 128;
+    /// Floats of a KV split's partial result beside its values.
+    PARTIAL_EXTRA: usize = 4;
+    /// Tiles of positions of a KV split on tensor cores, one for each warp.
+    SPLIT_TILES: usize = 8;
+    /// Query heads of one KV head that a block takes, at most.
+    BLOCK_HEADS: usize = 4;
+    /// The widest key or value that decode attention takes on tensor cores.
+    MAX_MMA_DIM: usize = 128;
+    /// Shared memory of the warps of one KV split on tensor cores, for queries and results.
+    MMA_WORKSPACE_BYTES: usize = 20480;
+    /// KV splits whose results a block copies to shared memory at once to combine them.
+    COMBINED_AT_ONCE: usize = 32;
+    /// Results that a thread combines, at most.
+    COMBINED_PER_THREAD: usize = 16;
+    /// Queries of a block of prefill attention.
+    PREFILL_ROWS: usize = 64;
+    /// Groups of a row's logits in sampling.
+    LOGIT_GROUPS: usize = 512;
+    /// Words of a row's sampling parameters besides their lists.
+    SAMPLING_WORDS: usize = 16;
+    /// Warps of a block of the persistent kernel that compute.
+    PERSISTENT_WARPS: usize = 16;
+    /// Bytes that a warp of the persistent kernel copies at once: chunks of a tile, or a slice of keys.
+    SLOT_BYTES: usize = 2560;
+    /// Slots of a warp of the persistent kernel.
+    SLOT_DEPTH: usize = 4;
+    /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of weights
+    /// with their barriers, partial sums, six stages, page tables, the position and sums of warps.
+    PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16)
+        + 2 * PERSISTENT_WARPS * 2 * 4 * TILE_ROWS
+        + 6 * 336
+        + 112;
+    /// Page tables that the persistent kernel's attention may have.
+    MAX_TABLES: usize = 4;
+    /// Experts of a row in the persistent kernel, at most.
+    MAX_CHOSEN: usize = 16;
+    /// Results of expert tiles that a block of the persistent kernel holds until it sums them.
+    MAX_RESULTS: usize = 64;
+    /// The workspace of a row's experts in the persistent kernel beside a stage's input.
+    CHOSEN_BYTES: usize = 8 * MAX_CHOSEN + 4 * MAX_RESULTS * TILE_ROWS;
+    /// The op of a matmul in the persistent kernel is its layout, plus this where it is gated.
+    OP_GATED: u32 = 16;
+    /// The op of attention.
+    OP_ATTENTION: u32 = 32;
+    /// The op of a norm.
+    OP_NORM: u32 = 33;
+    /// The op of a matmul with f32 weights.
+    OP_GEMV_F32: u32 = 34;
+    /// The op of the choice of experts.
+    OP_ROUTE: u32 = 35;
+}
+
+/// Matmul inputs are stored divided by this.
+pub(crate) const INPUT_DIVISOR: f32 = 1.0 / INPUT_SCALE;
 /// The most split-K slices of a sum: the persistent kernel has a warp for each.
-pub(crate) const MAX_SLICES: usize = 16;
-
+pub(crate) const MAX_SLICES: usize = PERSISTENT_WARPS;
+/// Teams of a block's warps in the persistent kernel's attention.
+pub(crate) const ATTENTION_TEAMS: usize = PERSISTENT_WARPS / SPLIT_TILES;
 /// Shared memory that a block may ask for on every supported device.
 pub(crate) const MIN_SHARED_BYTES: usize = 160 << 10;
-/// Warps of a block of `dot`.
-pub(crate) const GEMV_WARPS: usize = 8;
 /// Rows of input up to which matmuls read every weight once; experts' once for each row.
 pub(crate) const GEMV_ROWS: usize = 16;
 /// Input rows that a block of `mul` takes.
@@ -25,46 +129,11 @@ pub(crate) const MUL_WIDTH: usize = 128;
 pub(crate) const MAX_WIDTH: usize = 128;
 /// Input rows that a block of `wide` can take, and its relative time for them.
 pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (MAX_WIDTH, 1.0)];
-
-/// Rows of up to this many elements are normalised by one warp.
-pub(crate) const SHORT_NORM: usize = 256;
-
 /// Widths of norms that matmuls compute: blocks of this width sum in the same order as the norm's
 /// kernel, and the row has to fit in shared memory beside their results.
-pub(crate) const INLINED_COLS: std::ops::RangeInclusive<usize> = SHORT_NORM + 1..=12_288;
-
-/// Positions of a KV split.
-pub(crate) const SPLIT_POSITIONS: usize = 128;
-/// Floats of a split's partial result beside its values.
-pub(crate) const PARTIAL_EXTRA: usize = 4;
-/// Query heads of one key head that a block takes, at most.
-pub(crate) const BLOCK_HEADS: usize = 4;
-/// The widest key or value that decode attention takes on tensor cores.
-pub(crate) const MAX_MMA_DIM: usize = 128;
-/// Steps of a split on tensor cores, one for each warp.
-pub(crate) const SPLIT_STEPS: usize = 8;
-/// Shared memory of the warps of one split on tensor cores, for queries and results.
-pub(crate) const MMA_WORKSPACE_BYTES: usize = 20480;
-/// Splits whose results a block copies to shared memory at once to combine them.
-pub(crate) const COMBINED_AT_ONCE: usize = 32;
-/// Results that a thread combines, at most.
-pub(crate) const COMBINED_PER_THREAD: usize = 16;
-/// Queries of a block of prefill attention.
-pub(crate) const PREFILL_ROWS: usize = 64;
-
-/// Groups of a row's logits in sampling.
-pub(crate) const LOGIT_GROUPS: usize = 512;
-
-/// Warps of a block of the persistent kernel that compute.
-pub(crate) const PERSISTENT_WARPS: usize = 16;
-/// Teams of a block's warps in the persistent kernel's attention.
-pub(crate) const ATTENTION_TEAMS: usize = 2;
-/// Page tables that the persistent kernel's attention may have.
-pub(crate) const MAX_TABLES: usize = 4;
-/// The most experts of a row in the persistent kernel.
-pub(crate) const MAX_CHOSEN: usize = 16;
-/// Results of expert tiles that a block of the persistent kernel holds until it sums them.
-pub(crate) const MAX_RESULTS: usize = 64;
-
+pub(crate) const INLINED_COLS: RangeInclusive<usize> = SHORT_NORM + 1..=12_288;
+/// Tokens with penalties, and tokens with biases, that the sampling kernel takes at most: each of its
+/// threads reads all others.
+pub(crate) const MAX_LISTED: usize = 1024;
 /// Steps of up to this many rows are recorded as graphs: decode steps.
 pub(crate) const RECORDED_ROWS: usize = 16;

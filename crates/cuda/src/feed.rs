@@ -3,10 +3,10 @@
 
 use bodkin_backend::{Batch, RowOutput, SamplingParams};
 
+use crate::constants::SAMPLING_WORDS;
+
 /// Numbers before the first part.
 const HEADER: usize = 9;
-/// Numbers of a row's sampling parameters besides their lists, as in `kernels/sampling.cuh`.
-const PARAMS: usize = 16;
 /// Capacity for the sampling parameters of each output row, with lists of usual length.
 const PARAMS_CAPACITY: usize = 256;
 /// What a row asks for, as in `kernels/sampling.cuh`.
@@ -59,9 +59,9 @@ pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &m
     }
     begin(out, 8);
     let numbers = out.len();
-    out.resize(numbers + PARAMS * rows.len(), 0);
+    out.resize(numbers + SAMPLING_WORDS * rows.len(), 0);
     let asks_token = if steps > 1 { FEEDS_NEXT_STEP } else { ASKS_TOKEN };
-    for (row, at) in rows.iter().zip((numbers..).step_by(PARAMS)) {
+    for (row, at) in rows.iter().zip((numbers..).step_by(SAMPLING_WORDS)) {
         match row {
             RowOutput::Logits => out[at + 13] = ASKS_LOGITS,
             RowOutput::Token(params) => {
@@ -74,7 +74,7 @@ pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &m
 
 /// Writes the numbers of sampling parameters to `out[at..]`, and appends their lists.
 fn write_params(params: &SamplingParams, steps: usize, at: usize, out: &mut Vec<u32>) {
-    let mut numbers = [0; PARAMS];
+    let mut numbers = [0; SAMPLING_WORDS];
     numbers[0] = params.temperature.to_bits();
     numbers[1] = u32::try_from(params.top_k).unwrap_or(u32::MAX);
     let SamplingParams { top_p, min_p, penalties: p, .. } = params;
@@ -91,7 +91,7 @@ fn write_params(params: &SamplingParams, steps: usize, at: usize, out: &mut Vec<
     out.extend(params.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
     numbers[12] = out.len() as u32;
     out.extend(&params.uniforms);
-    out[at..at + PARAMS].copy_from_slice(&numbers);
+    out[at..at + SAMPLING_WORDS].copy_from_slice(&numbers);
 }
 
 /// The next part begins here.

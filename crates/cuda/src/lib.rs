@@ -6,6 +6,7 @@ mod arena;
 mod constants;
 mod driver;
 mod feed;
+mod header;
 mod kernels;
 mod kv_layout;
 mod lower;
@@ -32,6 +33,7 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, StateSlot};
 
 use driver::Device;
+pub use header::kernel_headers;
 use kernels::Kernels;
 use kv_layout::KvLayout;
 use lower::Program;

@@ -1,369 +1,439 @@
-//! Kernel parameters: the structures of `kernels/parameters.cuh`, field by field, with their sizes
-//! in bytes, which are checked there too. Addresses are those of the device; 0 is none.
+//! Kernel parameters: the only definition of the structures that the host passes to the kernels.
+//! `kernels/parameters.cuh` is generated from them (`header.rs`). Addresses are those of the device;
+//! 0 is none. Strides count elements.
+
+use std::mem::offset_of;
 
 use bytemuck::{Pod, Zeroable};
 
-/// Derives what lets a structure be handed to a kernel.
+use crate::constants::MATRICES;
+
+/// A field of a structure in the kernels' header.
+pub(crate) struct Field {
+    pub(crate) about: &'static str,
+    pub(crate) name: &'static str,
+    /// The type in CUDA C++, pointers in parentheses.
+    pub(crate) c_type: &'static str,
+    pub(crate) offset: usize,
+}
+
+/// A structure in the kernels' header.
+pub(crate) struct Structure {
+    pub(crate) about: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) bytes: usize,
+    pub(crate) fields: &'static [Field],
+}
+
+/// The host's type of a field: pointers are addresses.
+macro_rules! rust_type {
+    (($($pointer:tt)*)) => {
+        u64
+    };
+    ([$type:ident; $len:expr]) => {
+        [$type; $len]
+    };
+    ($type:ident) => {
+        $type
+    };
+}
+
+/// Defines structures that can be passed to a kernel, and describes them for the kernels' header.
 macro_rules! parameters {
-    ($($(#[$about:meta])* struct $name:ident: $bytes:literal { $($field:ident: $type:ty,)* })*) => {
-        $($(#[$about])*
+    ($($(#[doc = $about:literal])* struct $name:ident: $bytes:literal {
+        $($(#[doc = $doc:literal])* $field:ident: $type:tt,)*
+    })*) => {
+        $($(#[doc = $about])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-        pub(crate) struct $name { $(pub(crate) $field: $type,)* }
+        pub(crate) struct $name { $($(#[doc = $doc])* pub(crate) $field: rust_type!($type),)* }
         const _: () = assert!(size_of::<$name>() == $bytes);)*
+
+        /// All structures.
+        pub(crate) const STRUCTURES: &[Structure] = &[$(Structure {
+            about: concat!($($about, "\n"),*),
+            name: stringify!($name),
+            bytes: $bytes,
+            fields: &[$(Field {
+                about: concat!($($doc),*),
+                name: stringify!($field),
+                c_type: stringify!($type),
+                offset: offset_of!($name, $field),
+            }),*],
+        }),*];
     };
 }
 
 parameters! {
-    /// A matrix of a matmul.
+    /// A matrix of a matmul; of experts, all one behind the other, each padded to whole tiles.
     struct Matrix: 48 {
-        packed: u64,
-        scales: u64,
-        bias: u64,
-        out: u64,
-        out_stride: u32,
-        rows: u32,
-        tiles: u32,
+        /// [experts, tiles, chunks] records of codes and scales (packed.cuh)
+        packed: (const u8 *),
+        /// [experts * tiles * 16]: of each row, times 16 to undo INPUT_SCALE
+        scales: (const float *),
+        /// [experts * rows], or none
+        bias: (const float *),
+        /// [.., out_stride]
+        out: (float *),
+        out_stride: u32, rows: u32, tiles: u32,
+        /// among the tiles of all matrices
         first_tile: u32,
     }
 
-    /// A matmul with up to four matrices.
+    /// A matmul of some input rows with up to four matrices.
     struct Matmul: 312 {
-        matrices: [Matrix; 4],
-        input: u64,
-        metadata: u64,
-        residual: u64,
-        half_out: u64,
-        route: u64,
-        norm_input: u64,
-        norm_weight: u64,
-        input_stride: u32,
-        residual_stride: u32,
-        half_stride: u32,
-        route_stride: u32,
-        matrix_count: u32,
+        matrices: [Matrix; MATRICES],
+        /// [.., input_stride] in f16; for f32 weights, in f32
+        input: (const void *),
+        /// maps outputs to input rows
+        metadata: (const u32 *),
+        /// added to the first matrix's result, or none
+        residual: (const float *),
+        /// destination of a gated result that is itself a matmul input, or none
+        half_out: (u16 *),
+        /// [.., route_stride]: expert weights, then expert ids
+        route: (const float *),
+        /// the only row before its RMS norm, or none: replaces `input`
+        norm_input: (const float *),
+        norm_weight: (const float *), input_stride: u32, residual_stride: u32, half_stride: u32,
+        route_stride: u32, matrix_count: u32,
+        /// of all matrices, or of each if gated
         tiles: u32,
+        /// of 64 columns
         chunks: u32,
+        /// chunks of a split-K slice
         slice_chunks: u32,
+        /// of the input
         rows: u32,
+        /// whether input rows are those of the step's outputs
         gathers_outputs: u32,
+        /// activation function of a gated matmul
         act: u32,
+        /// by each row; 0 without experts
         experts_used: u32,
+        /// whether all experts of a row read the same input
         shares_input: u32,
-        cols: u32,
-        norm_eps: f32,
+        cols: u32, norm_eps: f32,
+        /// split-K
         slices: u32,
     }
 
-    /// A GEMM of many rows, grouped by expert where there are experts.
+    /// A matmul of many rows, grouped by expert where there are experts.
     struct Gemm: 336 {
         matmul: Matmul,
-        groups: u64,
-        permutation: u64,
+        /// [column blocks]: expert, first permuted row, rows; or none
+        groups: (const uint4 *),
+        /// [permuted rows]: the result row of each, or NO_ROW
+        permutation: (const u32 *),
+        /// rows of a panel of the swizzled input
         panel_rows: u32,
+        /// result rows that share an input row
         outputs_per_input: u32,
     }
 
-    /// The expert permutation.
+    /// Expert permutation: groups the pairs of row and expert by expert.
     struct PermuteExperts: 56 {
-        route: u64,
-        groups: u64,
-        permutation: u64,
-        route_stride: u32,
-        rows: u32,
-        experts_used: u32,
-        experts: u32,
+        /// [rows, route_stride], or none: part `i` of a row belongs to expert `i`
+        route: (const float *),
+        /// [max_groups], as in `Gemm`; the last ones are empty
+        groups: (uint4 *),
+        /// [permuted_rows]
+        permutation: (u32 *),
+        route_stride: u32, rows: u32, experts_used: u32, experts: u32,
+        /// of a group, at most
         group_rows: u32,
-        max_groups: u32,
-        permuted_rows: u32,
-        padding: u32,
+        max_groups: u32, permuted_rows: u32, padding: u32,
     }
 
-    /// The swizzled input of a GEMM.
+    /// Writes a GEMM's input in the swizzled layout of wgmma's shared-memory operand.
     struct SwizzleInput: 56 {
-        input: u64,
-        metadata: u64,
-        permutation: u64,
-        out: u64,
-        stride: u32,
-        chunks: u32,
-        rows: u32,
-        gathers_outputs: u32,
-        panel_rows: u32,
+        /// [.., stride]
+        input: (const u16 *),
+        metadata: (const u32 *),
+        /// as in `Gemm`, or none
+        permutation: (const u32 *),
+        /// [panels, chunks, panel_rows, ROW_BYTES]
+        out: (u8 *),
+        stride: u32, chunks: u32, rows: u32, gathers_outputs: u32, panel_rows: u32,
         outputs_per_input: u32,
     }
 
     /// Attention.
     struct Attention: 192 {
-        q: u64,
-        keys: u64,
-        values: u64,
-        metadata: u64,
-        k: u64,
-        v: u64,
-        cos_sin: u64,
-        sinks: u64,
-        out: u64,
-        half_out: u64,
-        partials: u64,
-        arrivals: u64,
-        scale: f32,
-        softcap: f32,
-        q_stride: u32,
-        k_stride: u32,
-        v_stride: u32,
-        out_stride: u32,
+        /// [rows, q_stride]
+        q: (const float *),
+        /// of all pages
+        keys: (KvElement *),
+        /// of all pages
+        values: (KvElement *),
+        metadata: (const u32 *),
+        /// [rows, k_stride]: new keys, of rows that store their own
+        k: (const float *),
+        /// [rows, v_stride]: new values, likewise
+        v: (const float *),
+        /// [rows, rotary_pairs], likewise
+        cos_sin: (const float2 *),
+        /// [heads], or none
+        sinks: (const float *),
+        /// [rows, out_stride], or none
+        out: (float *),
+        /// [rows, half_stride], or none
+        half_out: (u16 *),
+        /// [rows, heads, max_splits, value_stride + PARTIAL_EXTRA] of KV splits; sentinels between
+        /// uses in the persistent kernel
+        partials: (float *),
+        /// [rows, blocks of heads]: blocks that have finished their splits, zero before
+        arrivals: (u32 *),
+        scale: f32, softcap: f32, q_stride: u32, k_stride: u32, v_stride: u32, out_stride: u32,
         half_stride: u32,
+        /// 0 if keys and queries need no rotation
         rotary_pairs: u32,
-        is_neox: u32,
-        heads: u32,
-        kv_heads: u32,
-        key_dim: u32,
-        value_dim: u32,
+        is_neox: u32, heads: u32, kv_heads: u32, key_dim: u32, value_dim: u32,
+        /// 0 for none
         window: u32,
         is_causal: u32,
+        /// which of a span's page tables, one for each window
         page_table: u32,
+        /// for which the partials have room
         max_splits: u32,
+        /// whether blocks share a row's KV splits
         is_split: u32,
         skips_prefill: u32,
+        /// query heads of a KV head; this and what follows is for the persistent kernel
         group_heads: u32,
+        /// of all query heads
         head_blocks: u32,
+        /// for `divide`: by `head_blocks`, by those of a KV head
         head_blocks_inverse: u32,
-        group_blocks_inverse: u32,
-        padding: u32,
+        group_blocks_inverse: u32, padding: u32,
     }
 
-    /// Stores keys and values in their pages and rotates keys and queries (RoPE).
+    /// Stores new keys and values in their pages, and rotates keys and queries (RoPE).
     struct StoreKv: 112 {
-        q: u64,
-        k: u64,
-        v: u64,
-        cos_sin: u64,
-        q_out: u64,
-        keys: u64,
-        values: u64,
-        metadata: u64,
-        q_stride: u32,
-        k_stride: u32,
-        v_stride: u32,
-        q_out_stride: u32,
-        heads: u32,
-        kv_heads: u32,
-        key_dim: u32,
-        value_dim: u32,
-        page_table: u32,
+        /// [rows, q_stride], or none if queries need no rotation
+        q: (const float *),
+        /// [rows, k_stride]
+        k: (const float *),
+        /// [rows, v_stride]
+        v: (const float *),
+        /// [rows, rotary_pairs]
+        cos_sin: (const float2 *),
+        /// [rows, q_out_stride]
+        q_out: (float *),
+        keys: (KvElement *), values: (KvElement *), metadata: (const u32 *), q_stride: u32,
+        k_stride: u32, v_stride: u32, q_out_stride: u32, heads: u32, kv_heads: u32, key_dim: u32,
+        value_dim: u32, page_table: u32,
+        /// 0 if keys need no rotation
         rotary_pairs: u32,
-        is_neox: u32,
-        padding: u32,
+        is_neox: u32, padding: u32,
     }
 
     /// Cosines and sines of rotary angles.
     struct RopeAngles: 32 {
-        frequencies: u64,
-        metadata: u64,
-        out: u64,
-        magnitude: f32,
-        rotary_pairs: u32,
+        /// [rotary_pairs]: half turns a position
+        frequencies: (const double *),
+        metadata: (const u32 *),
+        /// [rows, rotary_pairs]: cosine and sine
+        out: (float2 *),
+        magnitude: f32, rotary_pairs: u32,
     }
 
     /// Rows of a table.
     struct Embed: 48 {
-        packed: u64,
-        scales: u64,
-        metadata: u64,
-        out: u64,
-        stride: u32,
-        cols: u32,
-        chunks: u32,
+        packed: (const u8 *), scales: (const float *), metadata: (const u32 *),
+        /// [rows, stride]
+        out: (float *),
+        stride: u32, cols: u32, chunks: u32,
+        /// 0: token, 1: position, 2: the first row
         by: u32,
     }
 
-    /// A norm.
+    /// An RMS or layer norm of groups of a row.
     struct Norm: 72 {
-        x: u64,
-        weight: u64,
-        bias: u64,
-        out: u64,
-        half_out: u64,
-        eps: f32,
-        stride: u32,
-        out_stride: u32,
-        half_stride: u32,
+        /// [rows, stride]
+        x: (const float *),
+        weight: (const float *),
+        /// or none
+        bias: (const float *),
+        /// [rows, out_stride], or none
+        out: (float *),
+        /// [rows, half_stride], or none
+        half_out: (u16 *),
+        eps: f32, stride: u32, out_stride: u32, half_stride: u32,
+        /// elements of a group
         n: u32,
+        /// of a row
         groups: u32,
+        /// n, or groups * n
         weight_len: u32,
         is_layer: u32,
     }
 
-    /// Conversion of f32 rows to matmul inputs.
+    /// Converts f32 rows to matmul inputs: scaled f16, padded with zeros.
     struct ConvertInput: 32 {
-        x: u64,
-        out: u64,
-        stride: u32,
-        out_stride: u32,
-        cols: u32,
-        parts: u32,
+        /// [rows, stride]
+        x: (const float *),
+        /// [rows, parts, out_stride]
+        out: (u16 *),
+        stride: u32, out_stride: u32, cols: u32, parts: u32,
     }
 
     /// Elementwise functions of one or two values.
     struct Elementwise: 56 {
-        a: u64,
-        b: u64,
-        out: u64,
-        factor: f32,
-        a_stride: u32,
-        b_stride: u32,
-        out_stride: u32,
-        width: u32,
+        /// [rows, a_stride]
+        a: (const float *),
+        /// [rows, b_stride], or none
+        b: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        factor: f32, a_stride: u32, b_stride: u32, out_stride: u32, width: u32,
+        /// 0: activate, 1: gated, 2: gated by one number a row, 3: add, 4: scale, 5: softcap
         op: u32,
-        act: u32,
-        padding: u32,
+        act: u32, padding: u32,
     }
 
-    /// RoPE.
+    /// RoPE of rows that no attention kernel rotates.
     struct Rotate: 48 {
-        x: u64,
-        cos_sin: u64,
-        out: u64,
-        stride: u32,
-        out_stride: u32,
-        width: u32,
-        head_dim: u32,
-        rotary_pairs: u32,
-        is_neox: u32,
+        /// [rows, stride]
+        x: (const float *),
+        /// [rows, rotary_pairs]
+        cos_sin: (const float2 *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, out_stride: u32, width: u32, head_dim: u32, rotary_pairs: u32, is_neox: u32,
     }
 
-    /// Slices and concatenations of columns.
+    /// Slices the columns of each group of one value, or concatenates those of two.
     struct SliceConcat: 64 {
-        a: u64,
-        b: u64,
-        out: u64,
-        a_stride: u32,
-        b_stride: u32,
-        out_stride: u32,
-        groups: u32,
+        /// [rows, a_stride]
+        a: (const float *),
+        /// [rows, b_stride], or none
+        b: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        a_stride: u32, b_stride: u32, out_stride: u32, groups: u32,
+        /// of each of a's groups: its width, and the columns that are taken
         a_width: u32,
-        a_start: u32,
-        a_len: u32,
+        a_start: u32, a_len: u32,
+        /// columns of b that follow
         b_len: u32,
+        /// whether all groups take the same columns of b
         is_b_shared: u32,
         padding: u32,
     }
 
     /// Pooling.
     struct Pool: 40 {
-        x: u64,
-        metadata: u64,
-        out: u64,
-        stride: u32,
-        out_stride: u32,
-        width: u32,
+        /// [rows, stride]
+        x: (const float *),
+        metadata: (const u32 *),
+        /// [outputs, out_stride]
+        out: (float *),
+        stride: u32, out_stride: u32, width: u32,
+        /// 0: mean, 1: first, 2: last
         kind: u32,
     }
 
-    /// The choice of experts.
+    /// The router's choice of experts.
     struct Route: 72 {
-        scores: u64,
-        bias: u64,
-        out: u64,
-        counts: u64,
-        scale: f32,
-        stride: u32,
-        out_stride: u32,
-        experts: u32,
-        experts_used: u32,
-        groups: u32,
+        /// [rows, stride]
+        scores: (const float *),
+        /// [experts], or none
+        bias: (const float *),
+        /// [rows, out_stride]: weights, then ids, of `experts_used` experts
+        out: (float *),
+        /// [experts]: how often each was chosen
+        counts: (u32 *),
+        scale: f32, stride: u32, out_stride: u32, experts: u32, experts_used: u32, groups: u32,
         groups_used: u32,
+        /// 0: softmax, 1: sigmoid, 2: softmax of the chosen
         gating: u32,
-        normalize: u32,
-        padding: u32,
+        normalize: u32, padding: u32,
     }
 
-    /// The weighted sum of experts' results.
+    /// The weighted sum of the results of a row's experts.
     struct ExpertSum: 48 {
-        x: u64,
-        route: u64,
-        out: u64,
-        stride: u32,
-        route_stride: u32,
-        out_stride: u32,
-        width: u32,
-        experts_used: u32,
+        /// [rows, stride]: `experts_used` parts
+        x: (const float *),
+        /// [rows, route_stride]
+        route: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, route_stride: u32, out_stride: u32, width: u32, experts_used: u32,
         padding: u32,
     }
 
-    /// A convolution.
+    /// A causal convolution over a sequence's rows.
     struct Conv: 64 {
-        x: u64,
-        weight: u64,
-        bias: u64,
-        metadata: u64,
-        states: u64,
-        out: u64,
-        stride: u32,
-        out_stride: u32,
-        width: u32,
-        taps: u32,
+        /// [rows, stride]
+        x: (const float *),
+        /// [width, taps]
+        weight: (const float *),
+        /// [width], or none
+        bias: (const float *),
+        metadata: (const u32 *),
+        /// [state slots, taps - 1, width]
+        states: (float *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, out_stride: u32, width: u32, taps: u32,
     }
 
-    /// A state-space layer.
+    /// The selective scan of a state-space layer.
     struct Scan: 120 {
-        x: u64,
-        b: u64,
-        c: u64,
-        dt: u64,
-        a: u64,
-        d: u64,
-        dt_bias: u64,
-        metadata: u64,
-        states: u64,
-        out: u64,
-        x_stride: u32,
-        b_stride: u32,
-        c_stride: u32,
-        dt_stride: u32,
-        out_stride: u32,
-        heads: u32,
-        head_dim: u32,
-        groups: u32,
-        state_dim: u32,
-        padding: u32,
+        /// [rows, stride of each]
+        x: (const float *),
+        b: (const float *), c: (const float *), dt: (const float *),
+        /// [heads]
+        a: (const float *),
+        d: (const float *), dt_bias: (const float *), metadata: (const u32 *),
+        /// [state slots, heads, head_dim, state_dim]
+        states: (float *),
+        /// [rows, out_stride]
+        out: (float *),
+        x_stride: u32, b_stride: u32, c_stride: u32, dt_stride: u32, out_stride: u32, heads: u32,
+        head_dim: u32, groups: u32, state_dim: u32, padding: u32,
     }
 
-    /// Sampling of tokens.
+    /// Samples the next step's tokens.
     struct Sample: 56 {
-        logits: u64,
-        metadata: u64,
-        group_max: u64,
-        counts: u64,
-        sampled: u64,
-        stride: u32,
-        width: u32,
-        outputs: u32,
-        padding: u32,
+        /// [outputs, stride]
+        logits: (float *),
+        /// every row is a sequence's only one, and an output
+        metadata: (u32 *),
+        /// [outputs, GROUPS]: the largest logit of each group, as a rank
+        group_max: (u64 *),
+        /// [outputs, 2]: finished blocks, zero before; sampled steps
+        counts: (u32 *),
+        /// [2, outputs]: host memory, for even and odd steps
+        sampled: (u32 *),
+        stride: u32, width: u32, outputs: u32, padding: u32,
     }
 
-    /// A decode step of one row in the persistent kernel.
+    /// A decode step of one row in one persistent kernel.
     struct PersistentStep: 48 {
-        stages: u64,
-        metadata: u64,
-        values: u64,
-        last_input: u64,
+        stages: (const Stage *), metadata: (const u32 *),
+        /// of the step but the last stage's: that stage resets them to sentinels
+        values: (uint4 *),
+        /// the last stage's input, which the next step resets to sentinels
+        last_input: (uint4 *),
         stage_count: u32,
+        /// of shared memory: a stage's input, or attention's workspaces
         workspace_bytes: u32,
+        /// in sixteen bytes
         values_len: u32,
         last_input_len: u32,
     }
 
     /// Reads memory to measure its bandwidth.
     struct ReadAll: 24 {
-        from: u64,
-        sums: u64,
+        from: (const uint4 *), sums: (float *),
+        /// of 16 bytes
         count: u64,
     }
 }
 
-/// A stage of the persistent kernel: the words of a [`Matmul`], an [`Attention`] or another op.
+/// A stage of the persistent kernel: an op with its parameters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(crate) struct Stage {
@@ -372,6 +442,19 @@ pub(crate) struct Stage {
     words: [[u32; 16]; 5],
 }
 const _: () = assert!(size_of::<Stage>() == 336);
+
+/// The same for the kernels, which read the words as the op's parameters.
+pub(crate) const STAGE: &str = "struct Stage {
+    u32 op;
+    u32 padding[3];
+    union {
+        Matmul matmul;
+        Attention attention;
+        Norm norm;
+        Route route;
+        u32 words[80];
+    };
+};";
 
 impl Stage {
     /// An op with its parameters.

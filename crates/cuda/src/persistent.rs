@@ -6,8 +6,9 @@ use std::ops::Range;
 use bodkin_gguf::Format;
 use bodkin_model::{NormKind, Plan, Weight};
 
-use crate::constants::{ATTENTION_TEAMS, CHUNK_COLS, MAX_CHOSEN, MAX_RESULTS, MAX_TABLES};
-use crate::constants::{MMA_WORKSPACE_BYTES, PERSISTENT_WARPS, SHORT_NORM, TILE_ROWS};
+use crate::constants::{ATTENTION_TEAMS, CHOSEN_BYTES, CHUNK_COLS, MAX_CHOSEN, MAX_RESULTS};
+use crate::constants::{MAX_TABLES, MMA_WORKSPACE_BYTES, PERSISTENT_BYTES, PERSISTENT_WARPS};
+use crate::constants::{SHORT_NORM, TILE_ROWS};
 use crate::kv_layout::{KvLayout, slot_tables};
 use crate::lower::{Attend, Content, Epilogue, Fusion, Matmul, MatmulFusion, Norm, Program, Route};
 use crate::lower::{Value, Work};
@@ -16,16 +17,10 @@ use crate::shared_memory::{route_bytes, route_places};
 
 /// Rows of the last matmul, at least: a tile of 16 for every block, also of larger devices.
 const MIN_LAST_ROWS: usize = 4096;
-/// Shared memory of a block beside a stage's workspace: slots of weights with their barriers, partial
-/// sums, six stages, page tables, the position and sums of warps.
-pub(crate) const FIXED_BYTES: usize =
-    PERSISTENT_WARPS * 4 * (2560 + 16) + 2 * PERSISTENT_WARPS * 2 * 16 * 4 + 6 * 336 + 112;
 /// Shared memory that the kernels declare statically.
 pub(crate) const STATIC_BYTES: usize = 2 << 10;
 /// The largest workspace of a stage, on the devices that have the kernel.
-const MAX_WORKSPACE_BYTES: usize = (227 << 10) - STATIC_BYTES - FIXED_BYTES;
-/// The workspace of a row's experts beside a stage's input.
-const CHOSEN_BYTES: usize = 8 * MAX_CHOSEN + MAX_RESULTS * 4 * TILE_ROWS;
+const MAX_WORKSPACE_BYTES: usize = (227 << 10) - STATIC_BYTES - PERSISTENT_BYTES;
 
 /// A persistent kernel, and what it can run.
 pub(crate) struct Variant {

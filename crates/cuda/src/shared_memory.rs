@@ -4,7 +4,7 @@ use bodkin_model::{Attention, KvSlot, Plan, Routing};
 
 use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_THREAD};
 use crate::constants::{GEMV_ROWS, GEMV_WARPS, MIN_SHARED_BYTES, MMA_WORKSPACE_BYTES};
-use crate::constants::{SPLIT_POSITIONS, TILE_ROWS};
+use crate::constants::{KV_SPLIT, TILE_ROWS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Stage, Work};
 use crate::packed::{MmaLayout, PackedLayout};
@@ -63,12 +63,12 @@ pub(crate) fn attend_bytes(kv: KvLayout, a: &Attention, slot: &KvSlot) -> [usize
         let combined = COMBINED_AT_ONCE * BLOCK_HEADS * 4 * (kv.stride(slot.value_dim) + 4);
         return [MMA_WORKSPACE_BYTES.max(combined); 2];
     }
-    let split = SPLIT_POSITIONS * (kv.bytes(slot.key_dim) + kv.bytes(slot.value_dim));
+    let split = KV_SPLIT * (kv.bytes(slot.key_dim) + kv.bytes(slot.value_dim));
     let (keys, values) = (kv.stride(slot.key_dim), kv.stride(slot.value_dim));
     // Threads share the positions of a column of values.
     let shares = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
     // Queries, probabilities, and sums of values.
-    let bytes = 4 * heads_of_block(a) * (keys + SPLIT_POSITIONS + (shares + 1) * values);
+    let bytes = 4 * heads_of_block(a) * (keys + KV_SPLIT + (shares + 1) * values);
     [bytes, bytes + split]
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn too_wide(plan: &Plan, kv: KvLayout, stage: &Stage) -> Option<Strin
 fn attention_too_wide(kv: KvLayout, a: &Attention, slot: &KvSlot) -> Option<String> {
     let [bytes, _] = attend_bytes(kv, a, slot);
     let results = heads_of_block(a) * kv.stride(slot.value_dim);
-    let most_results = COMBINED_PER_THREAD * SPLIT_POSITIONS;
+    let most_results = COMBINED_PER_THREAD * KV_SPLIT;
     let why = if bytes > ATTEND_BYTES {
         format!("{bytes} bytes of a block's {ATTEND_BYTES}")
     } else if results > most_results {

@@ -1,12 +1,12 @@
 //! The memory of everything but the weights: the planner adds it up before a weight is read, and
 //! loading allocates it. This file must not know the device.
 
-use bodkin_backend::{Limits, PAGE_TOKENS};
+use bodkin_backend::Limits;
 use bodkin_model::{Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
-use crate::constants::{CHUNK_COLS, GEMV_ROWS, LOGIT_GROUPS, MAX_WIDTH, PARTIAL_EXTRA};
-use crate::constants::{RECORDED_ROWS, SPLIT_POSITIONS, WIDTHS};
+use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_WIDTH, PAGE_TOKENS};
+use crate::constants::{PARTIAL_EXTRA, RECORDED_ROWS, WIDTHS};
 use crate::feed;
 use crate::kv_layout::{KvLayout, slot_tables};
 use crate::lower::{Experts, Program, Value, Work};
@@ -81,7 +81,7 @@ impl Sizes {
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
         let splits = plan.slots.iter().zip(&tables).map(|(_, &table)| {
             // A window may begin and end within a split.
-            (limits.pages[table] * PAGE_TOKENS).div_ceil(SPLIT_POSITIONS) + 1
+            (limits.pages[table] * PAGE_TOKENS).div_ceil(KV_SPLIT) + 1
         });
         let splits = splits.max().unwrap_or(0);
         let heads = program.stages.iter().filter_map(|stage| match &stage.work {

@@ -5,7 +5,7 @@ use bodkin_model::{Act, Op, Value as PlanValue, WeightId};
 use super::lowering::Lowering;
 use super::matrices::{bias_of, have_same_input, matrix_of};
 use super::stage::{Epilogue, Experts, Matmul, Operand, Value, Work};
-use crate::constants::{CHUNK_COLS, MAX_MATRICES};
+use crate::constants::{CHUNK_COLS, MATRICES};
 use crate::packed::PackedLayout;
 
 impl Lowering<'_> {
@@ -106,7 +106,7 @@ impl Lowering<'_> {
             (operands, Epilogue::Add(added), first + 1, first + 2)
         } else {
             let mut next = first + 1;
-            while next - first < MAX_MATRICES
+            while next - first < MATRICES
                 && self.is_sibling(first, next)
                 && self.gating(next).is_none()
                 && self.residual(next).is_none()

@@ -9,7 +9,7 @@ pub(crate) enum PackedLayout {
     Mma(MmaLayout),
 }
 
-/// A layout that `mma` kernels read, numbered as in `kernels/packed.cuh`.
+/// A layout that `mma` kernels read, numbered alike in the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MmaLayout {
     /// Half precision.
@@ -31,6 +31,14 @@ pub(crate) enum MmaLayout {
 }
 
 impl PackedLayout {
+    /// The layout's name in the kernels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            PackedLayout::F32 => "f32",
+            PackedLayout::Mma(layout) => layout.name(),
+        }
+    }
+
     /// The layout's bytes of a chunk of a tile.
     pub(crate) fn chunk_bytes(self) -> usize {
         match self {
@@ -58,7 +66,7 @@ impl MmaLayout {
         MmaLayout::S24S4,
     ];
 
-    /// The suffix of the layout's kernels.
+    /// The suffix of the layout's kernels, and its name in them.
     pub(crate) fn name(self) -> &'static str {
         match self {
             MmaLayout::F16 => "f16",

@@ -6,7 +6,7 @@ use bodkin_backend::Result;
 use bodkin_model::{Attention, RopeStyle};
 
 use super::{Step, THREADS};
-use crate::constants::{BLOCK_HEADS, PREFILL_ROWS, SPLIT_POSITIONS, SPLIT_STEPS};
+use crate::constants::{BLOCK_HEADS, KV_SPLIT, PREFILL_ROWS, SPLIT_TILES};
 use crate::kernels::PREFILL_DIMS;
 use crate::kv_layout::KvLayout;
 use crate::lower::Attend;
@@ -39,10 +39,10 @@ impl Step<'_> {
         let splits = if parameters.is_split == 1 { self.sizes.splits.min(64) } else { 1 };
         let grid = [rows, blocks(a), splits];
         let (kernels, threads) = if kv.has_mma(slot) {
-            (&self.kernels.attend_meet, 32 * SPLIT_STEPS)
+            (&self.kernels.attend_meet, 32 * SPLIT_TILES)
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
-            (&self.kernels.attention(kv).attend[grouped], SPLIT_POSITIONS)
+            (&self.kernels.attention(kv).attend[grouped], KV_SPLIT)
         };
         let kernel = kernels[usize::from(is_alone)];
         let shared = if is_alone { whole } else { least };

@@ -5,15 +5,12 @@ use bodkin_model::Gating;
 
 use super::rows::act_number;
 use super::{Step, THREADS};
-use crate::constants::GEMV_ROWS;
+use crate::constants::{GEMV_F32_ROWS, GEMV_F32_THREADS, GEMV_ROWS};
 use crate::lower::{Content, Epilogue, InputNorm, Matmul, Route, Value};
 use crate::packed::{MmaLayout, PackedLayout, Shape};
 use crate::parameters as p;
 use crate::shared_memory::{dot_bytes, route_bytes};
 
-/// Threads of a block of `exact`, the kernel for f32 weights, and rows of its input.
-const EXACT_THREADS: usize = 512;
-const EXACT_ROWS: usize = 8;
 /// Threads of a block that chooses experts.
 const ROUTE_THREADS: usize = 512;
 /// Blocks of `dot` for each multiprocessor.
@@ -119,7 +116,7 @@ impl Step<'_> {
     fn launch_f32(&self, matmul: &p::Matmul, weights: usize) -> Result<()> {
         let rows = matmul.rows as usize;
         let inputs = match matmul.experts_used {
-            0 => rows.div_ceil(EXACT_ROWS),
+            0 => rows.div_ceil(GEMV_F32_ROWS),
             used => rows * used as usize,
         };
         // Where there are many, a block takes four rows of weights.
@@ -128,7 +125,7 @@ impl Step<'_> {
             false => (self.kernels.exact[0], weights),
         };
         // SAFETY: the weights have these shapes, and values room for the step's rows.
-        unsafe { self.device.launch(kernel, [weights, inputs, 1], EXACT_THREADS, 0, matmul) }
+        unsafe { self.device.launch(kernel, [weights, inputs, 1], GEMV_F32_THREADS, 0, matmul) }
     }
 
     fn launch_gemv(

@@ -3,22 +3,16 @@
 use bodkin_backend::Result;
 
 use super::Step;
-use crate::constants::PERSISTENT_WARPS;
+use crate::constants::{OP_ATTENTION, OP_GATED, OP_GEMV_F32, OP_NORM, OP_ROUTE};
+use crate::constants::{PERSISTENT_BYTES, PERSISTENT_WARPS};
 use crate::driver::Kernel;
 use crate::lower::MatmulFusion;
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::parameters as p;
-use crate::persistent::{FIXED_BYTES, Persistent, PersistentStage};
+use crate::persistent::{Persistent, PersistentStage};
 
 /// Threads of a block: the warps that compute, and four for the producer.
 const THREADS: usize = 32 * PERSISTENT_WARPS + 128;
-/// Codes of a stage's op, as in `kernels/persistent.cuh`: a layout's index for a matmul, with `GATED`
-/// added where it is gated.
-const GATED: u32 = 16;
-const ATTENTION: u32 = 32;
-const NORM: u32 = 33;
-const EXACT: u32 = 34;
-const ROUTE: u32 = 35;
 
 impl Step<'_> {
     /// The stages of the persistent kernel as it reads them.
@@ -41,7 +35,7 @@ impl Step<'_> {
                     }
                 }
                 let op = match self.weights[matmul.operands[0].weight.0].shape.layout {
-                    PackedLayout::F32 => EXACT,
+                    PackedLayout::F32 => OP_GEMV_F32,
                     PackedLayout::Mma(layout) => matmul_op(layout, matmul.is_gated()),
                 };
                 p::Stage::new(op, &parameters)
@@ -49,10 +43,10 @@ impl Step<'_> {
             PersistentStage::Attend(attend) => {
                 let mut parameters = self.attend_parameters(1, attend, true);
                 parameters.partials = self.at.polled_partials;
-                p::Stage::new(ATTENTION, &parameters)
+                p::Stage::new(OP_ATTENTION, &parameters)
             }
-            PersistentStage::Norm(norm) => p::Stage::new(NORM, &self.norm_parameters(norm)),
-            PersistentStage::Route(route) => p::Stage::new(ROUTE, &self.route_parameters(route)),
+            PersistentStage::Norm(norm) => p::Stage::new(OP_NORM, &self.norm_parameters(norm)),
+            PersistentStage::Route(route) => p::Stage::new(OP_ROUTE, &self.route_parameters(route)),
         }
     }
 
@@ -71,7 +65,7 @@ impl Step<'_> {
             last_input_len: last_input_bytes.div_ceil(16) as u32,
         };
         let grid = [self.device.processors as usize, 1, 1];
-        let shared = FIXED_BYTES + persistent.workspace_bytes;
+        let shared = PERSISTENT_BYTES + persistent.workspace_bytes;
         // SAFETY: the list has as many stages, whose values have memory of their own, which ends
         // at multiples of 16 bytes.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, &parameters) }
@@ -80,5 +74,5 @@ impl Step<'_> {
 
 /// The op code of a matmul.
 fn matmul_op(layout: MmaLayout, is_gated: bool) -> u32 {
-    layout as u32 + if is_gated { GATED } else { 0 }
+    layout as u32 + if is_gated { OP_GATED } else { 0 }
 }

@@ -3,19 +3,17 @@
 use bodkin_backend::{Result, SamplingParams};
 
 use super::Step;
-use crate::constants::LOGIT_GROUPS;
+use crate::constants::{LOGIT_GROUPS, MAX_LISTED};
 use crate::model::Ending;
 use crate::parameters as p;
 
 /// Threads of a block.
 const BLOCK: usize = LOGIT_GROUPS;
-/// The most tokens with penalties, and with biases: a thread looks at all others.
-const MOST_LISTED: usize = 1024;
 
 /// Whether the kernels can sample by these parameters in this many steps.
 pub(crate) fn is_possible(params: &SamplingParams, steps: usize) -> bool {
-    params.penalty_window.min(params.history.len() + steps) <= MOST_LISTED
-        && params.biases.len() <= MOST_LISTED
+    params.penalty_window.min(params.history.len() + steps) <= MAX_LISTED
+        && params.biases.len() <= MAX_LISTED
 }
 
 impl Step<'_> {
