@@ -182,8 +182,9 @@ pub fn template() -> Vec<Vec<u8>> {
     let seeds = [
         "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\\n' ~ m['content'] ~ '<|im_end|>' \
          }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-        "{{ bos_token }}{%- set ns = namespace(n=0) -%}{% for m in messages[1:] %}{% if m.tool_calls \
-         is defined %}{% for t in m.tool_calls %}{{ t.function | tojson(indent=2) }}{% endfor %}\
+        "{{ bos_token }}{%- set ns = namespace(n=0) -%}{% for m in messages[1:] %}\
+         {% if m.tool_calls is defined %}{% for t in m.tool_calls %}\
+         {{ t.function | tojson(indent=2) }}{% endfor %}\
          {% elif m['content'] is string %}{{ m['content'] | trim }}{% endif %}\
          {% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ tools | tojson | indent(4) }}",
         "{% macro f(a, b=1) %}{{ a[::-1] }}{{ '%s-%d' % (b, 2) }}{% endmacro %}{{ f('xy') }}\

@@ -1,6 +1,6 @@
 //! `cargo xtask kernels`: compiles the CUDA kernels with a pinned NVRTC, which a package index
-//! has, and needs neither a GPU nor NVIDIA's toolkit. What it makes is kept with the sources, so
-//! that nobody who builds bodkin needs any of this.
+//! has, and needs neither a GPU nor NVIDIA's toolkit. Its output is checked in, so that a build of
+//! bodkin needs none of this.
 
 use std::fs;
 use std::path::{Path, PathBuf};

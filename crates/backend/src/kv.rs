@@ -10,8 +10,8 @@ pub enum KvType {
     Auto,
     /// Half precision.
     F16,
-    /// Signed bytes: each block of [`KvType::BLOCK`] elements of a head, the last one maybe shorter,
-    /// has a scale in half precision and is rounded as by [`Format::Q8_0`].
+    /// Signed bytes: each block of [`KvType::BLOCK`] elements of a head, the last one maybe
+    /// shorter, has a scale in half precision and is rounded as by [`Format::Q8_0`].
     Q8_0,
 }
 

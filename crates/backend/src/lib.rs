@@ -1,8 +1,8 @@
 //! The contract between the engine and whatever computes: [`Backend`] loads a plan's weights and
-//! gives a [`Model`]; [`Model::step`] runs a [`Batch`]. The state of sequences (keys and values in pages)
-//! belongs to the model; the engine only numbers the pages. The reference interpreter is the plain
-//! meaning of every operation, and [`conformance`] compares any other backend with it. This crate
-//! must not know text, scheduling, or any particular device.
+//! gives a [`Model`]; [`Model::step`] runs a [`Batch`]. The state of sequences (keys and values in
+//! pages) belongs to the model; the engine only numbers the pages. The reference interpreter is the
+//! plain meaning of every operation, and [`conformance`] compares any other backend with it. This
+//! crate must not know text, scheduling, or any particular device.
 
 #![forbid(unsafe_code)]
 

@@ -6,7 +6,8 @@ use bodkin_model::Weight;
 /// One input row of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InputRow<'a> {
-    /// The index of the weight's matrix that the row is multiplied with, less than [`Matmul::experts`].
+    /// The index of the weight's matrix that the row is multiplied with, less than
+    /// [`Matmul::experts`].
     pub expert: usize,
     /// `[weight.cols]`, as computed, before any rounding that a backend does for its kernels.
     pub values: &'a [f32],

@@ -1,5 +1,5 @@
-//! The CPU against the reference interpreter on every instruction set, and the settings that must not
-//! change a bit.
+//! The CPU against the reference interpreter on every instruction set, and the settings that must
+//! not change a bit.
 
 use bodkin_backend::{KvType, conformance};
 use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};

@@ -109,7 +109,8 @@ fn repacked_types_lose_nothing_that_matters() {
     }
 }
 
-/// The exact dot products of dequantised rows with one vector, and the sums of their absolute terms.
+/// The exact dot products of dequantised rows with one vector, and the sums of their absolute
+/// terms.
 fn exact_dots(format: Format, rows: &[u8], x: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let row_bytes = format.row_bytes(x.len()).expect("whole blocks");
     let mut values = vec![0.0; x.len()];

@@ -25,7 +25,8 @@ struct Life {
     end: u64,
 }
 
-/// Places every value for steps of `tokens` tokens and `outputs` outputs: at the lowest free offset.
+/// Places every value for steps of `tokens` tokens and `outputs` outputs: at the lowest free
+/// offset.
 pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena {
     let count = program.values.len();
     let (mut first, mut last) = (vec![usize::MAX; count], vec![0; count]);
@@ -65,8 +66,8 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
     arena
 }
 
-/// Gives every value memory of its own, for steps of one row. Values that no stage from `last` on uses
-/// come first; their bytes are returned too.
+/// Gives every value memory of its own, for steps of one row. Values that no stage from `last` on
+/// uses come first; their bytes are returned too.
 pub(crate) fn non_aliased(program: &Program, last: usize) -> (Arena, u64) {
     let mut is_late = vec![false; program.values.len()];
     for stage in &program.stages[last..] {

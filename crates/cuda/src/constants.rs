@@ -83,12 +83,14 @@ shared! {
     SAMPLING_WORDS: usize = 16;
     /// Warps of a block of the persistent kernel that compute.
     PERSISTENT_WARPS: usize = 16;
-    /// Bytes that a warp of the persistent kernel copies at once: chunks of a tile, or a slice of keys.
+    /// Bytes that a warp of the persistent kernel copies at once: chunks of a tile, or a slice of
+    /// keys.
     SLOT_BYTES: usize = 2560;
     /// Slots of a warp of the persistent kernel.
     SLOT_DEPTH: usize = 4;
-    /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of weights
-    /// with their barriers, partial sums, six stages, page tables, the position and sums of warps.
+    /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
+    /// weights with their barriers, partial sums, six stages, page tables, the position and sums of
+    /// warps.
     PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16)
         + 2 * PERSISTENT_WARPS * 2 * 4 * TILE_ROWS
         + 6 * 336
@@ -132,8 +134,8 @@ pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (MAX_WIDTH, 1.0)];
 /// Widths of norms that matmuls compute: blocks of this width sum in the same order as the norm's
 /// kernel, and the row has to fit in shared memory beside their results.
 pub(crate) const INLINED_COLS: RangeInclusive<usize> = SHORT_NORM + 1..=12_288;
-/// Tokens with penalties, and tokens with biases, that the sampling kernel takes at most: each of its
-/// threads reads all others.
+/// Tokens with penalties, and tokens with biases, that the sampling kernel takes at most: each of
+/// its threads reads all others.
 pub(crate) const MAX_LISTED: usize = 1024;
 /// Steps of up to this many rows are recorded as graphs: decode steps.
 pub(crate) const RECORDED_ROWS: usize = 16;

@@ -102,8 +102,8 @@ impl Device {
         let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         if shared < MIN_SHARED_BYTES {
             let text = format!(
-                "cuda: expected {MIN_SHARED_BYTES} bytes of shared memory a block (A100, H100 or later \
-                 of that class), found {shared} ({name})"
+                "cuda: expected {MIN_SHARED_BYTES} bytes of shared memory a block (A100, H100 or \
+                 later of that class), found {shared} ({name})"
             );
             return Err(Error::Config(text));
         }

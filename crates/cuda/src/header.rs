@@ -1,5 +1,5 @@
-//! Prints the kernels' headers of what they share with the host: `cargo xtask kernels` writes them to
-//! `kernels`, and with `--check` compares them.
+//! Prints the kernels' headers of what they share with the host: `cargo xtask kernels` writes them
+//! to `kernels`, and with `--check` compares them.
 
 use std::fmt::Write;
 

@@ -38,7 +38,8 @@ macro_rules! modules {
 }
 
 modules! {
-    rows recurrent sample attention attention_f32 attention_q8 decode_attention_mma prefill_attention
+    rows recurrent sample attention attention_f32 attention_q8 decode_attention_mma
+    prefill_attention
     gemv_mma gemm_mma permute_experts gemm_wgmma
     persistent persistent_s24 persistent_experts
 }

@@ -1,8 +1,9 @@
 //! How the KV cache is stored (`kernels/kv_layout.cuh`). This file must not know the device.
 //!
 //! A head of a page holds 32 tokens. Bytes are offset by 128 and have f16 scales, one for 32
-//! elements. The scales lie behind the bytes of all 32 tokens, an even number for each token, so that
-//! a token's scales can be copied alone. Everything that is copied begins at a multiple of its size.
+//! elements. The scales lie behind the bytes of all 32 tokens, an even number for each token, so
+//! that a token's scales can be copied alone. Everything that is copied begins at a multiple of its
+//! size.
 
 use bodkin_backend::KvType;
 use bodkin_gguf::Format;

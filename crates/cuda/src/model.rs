@@ -219,7 +219,8 @@ impl CudaModel {
     ) -> Result<()> {
         feed::write(batch, rows, steps, &mut self.feed);
         if self.feed.len() > self.sent.slice().len() {
-            // Sequences that share many pages, or long parameter lists: recorded steps have the old address.
+            // Sequences that share many pages, or long parameter lists: recorded steps have the old
+            // address.
             let len = self.feed.len().next_power_of_two();
             self.graphs.clear();
             self.feed_memory = Memory::zeroed(&self.device, 4 * len, "a step's numbers")?;

@@ -1,6 +1,6 @@
 //! Kernel parameters: the only definition of the structures that the host passes to the kernels.
-//! `kernels/parameters.cuh` is generated from them (`header.rs`). Addresses are those of the device;
-//! 0 is none. Strides count elements.
+//! `kernels/parameters.cuh` is generated from them (`header.rs`). Addresses are those of the
+//! device; 0 is none. Strides count elements.
 
 use std::mem::offset_of;
 

@@ -71,8 +71,8 @@ pub(crate) enum PersistentStage<'a> {
 }
 
 impl Persistent {
-    /// The stages that one kernel can run, if they are most of a step. The last one is a wide matmul
-    /// whose results no other stage reads: there all blocks reset the sentinels.
+    /// The stages that one kernel can run, if they are most of a step. The last one is a wide
+    /// matmul whose results no other stage reads: there all blocks reset the sentinels.
     pub(crate) fn of(plan: &Plan, program: &Program) -> Option<Persistent> {
         let stages = &program.stages;
         let workspace = |variant: &Variant, i: usize| {
@@ -134,8 +134,8 @@ impl Persistent {
     }
 }
 
-/// Whether the persistent kernel can wait for the result of a stage before it: no value may have the
-/// bits of the sentinel, all ones, as floats that come from outside may.
+/// Whether the persistent kernel can wait for the result of a stage before it: no value may have
+/// the bits of the sentinel, all ones, as floats that come from outside may.
 fn is_awaitable(plan: &Plan, work: &Work) -> bool {
     match work {
         Work::Input { .. } => false,

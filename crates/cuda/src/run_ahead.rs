@@ -47,8 +47,9 @@ impl CudaModel {
         sink: Sink<'_>,
     ) -> Result<()> {
         let adjusts = token_rows(rows).any(|(_, params)| params.adjusts_logits());
-        // A recurrent state cannot go back to where it was before a step. The kernels of a step that
-        // is no graph may start before the last kernel of the one before has written their metadata.
+        // A recurrent state cannot go back to where it was before a step. The kernels of a step
+        // that is no graph may start before the last kernel of the one before has written their
+        // metadata.
         let is_graph = batch.tokens.len() <= RECORDED_ROWS;
         let ahead = usize::from(self.plan.states.is_empty() && is_graph);
         let mut events = VecDeque::new();

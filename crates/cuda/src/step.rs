@@ -50,7 +50,8 @@ pub(crate) struct Addresses {
     /// The page table of each slot.
     pub(crate) tables: Vec<usize>,
     pub(crate) states: Vec<u64>,
-    /// The inverse frequencies of each rotation, in half turns a position, and its attention factor.
+    /// The inverse frequencies of each rotation, in half turns a position, and its attention
+    /// factor.
     pub(crate) inverse_frequencies: Vec<(u64, f32)>,
     pub(crate) angles: Vec<u64>,
     /// The largest logit of each group of a row's.

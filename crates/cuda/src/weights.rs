@@ -1,5 +1,5 @@
-//! Weights on the device: matrices and tables in packed tiles, vectors in f32, all in one allocation.
-//! All threads of the host read and pack one buffer while the previous one is copied.
+//! Weights on the device: matrices and tables in packed tiles, vectors in f32, all in one
+//! allocation. All threads of the host read and pack one buffer while the previous one is copied.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -201,8 +201,8 @@ fn tile_bytes(shape: &Shape) -> usize {
     shape.tile_bytes() + 4 * TILE_ROWS
 }
 
-/// Packs a weight and sends it to the addresses of its tiles and row scales, as many tiles at a time
-/// as a staging buffer holds.
+/// Packs a weight and sends it to the addresses of its tiles and row scales, as many tiles at a
+/// time as a staging buffer holds.
 fn send_tiles(
     staging: &mut Staging,
     shape: &Shape,

@@ -119,7 +119,8 @@ impl Model {
         Ok(self.engine.submit(Request { prompt, ..request }))
     }
 
-    /// The tokens of a text, with those that mark its start and end, and with special tokens parsed.
+    /// The tokens of a text, with those that mark its start and end, and with special tokens
+    /// parsed.
     pub fn tokenize(&self, text: &str) -> Vec<u32> {
         self.tokenizer.encode(text, true, true)
     }

@@ -49,7 +49,8 @@ impl Scorer {
         Ok(Scorer { model, name: file.name, tokenizer })
     }
 
-    /// The tokens of a text, with those that mark its start and end, and with special tokens parsed.
+    /// The tokens of a text, with those that mark its start and end, and with special tokens
+    /// parsed.
     ///
     /// # Errors
     /// If the file has no usable tokenizer.

@@ -1,5 +1,6 @@
 //! Sampling in steps: the tokens are those that the reference sampler samples from the logits, in
-//! multi-step decode that was ended and went on, for many rows, and beside rows that ask for logits.
+//! multi-step decode that was ended and went on, for many rows, and beside rows that ask for
+//! logits.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -30,7 +30,8 @@ pub struct Calibration {
 
 impl Calibration {
     /// Collects squares of all inputs, and Gram matrices for the weights of a plan with these
-    /// names, which must not be experts, on `threads` threads. Weights with the same input share a matrix.
+    /// names, which must not be experts, on `threads` threads. Weights with the same input share a
+    /// matrix.
     pub fn new(plan: &Plan, wanted: &BTreeSet<String>, threads: usize) -> Calibration {
         let (mut owners, mut first) = (BTreeMap::new(), BTreeMap::new());
         for op in &plan.ops {

@@ -9,8 +9,8 @@ pub(super) enum Score<'a> {
     /// Approach for Large Language Models", Sun and others, 2023.
     Wanda { norms: &'a [f32] },
     /// Magnitude relative to the sums of its row and its column, `[cols]`, times the square root of
-    /// the norm of the column's input: "Plug-and-Play: An Efficient Post-training Pruning Method for
-    /// Large Language Models", Zhang and others, 2024.
+    /// the norm of the column's input: "Plug-and-Play: An Efficient Post-training Pruning Method
+    /// for Large Language Models", Zhang and others, 2024.
     Ria { norms: &'a [f32], column_sums: &'a [f32] },
 }
 

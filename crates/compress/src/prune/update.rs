@@ -1,6 +1,7 @@
 //! SparseGPT: prunes weights column by column and updates the later columns to compensate for the
 //! error, with the inverse Hessian of the inputs ("SparseGPT: Massive Language Models Can Be
-//! Accurately Pruned in One-Shot", Frantar and Alistarh, 2023). Rows are pruned independently of each other.
+//! Accurately Pruned in One-Shot", Frantar and Alistarh, 2023). Rows are pruned independently of
+//! each other.
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2};

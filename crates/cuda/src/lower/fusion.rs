@@ -8,8 +8,8 @@ use super::stage::{Program, Stage, Value, Work};
 use crate::constants::INLINED_COLS;
 use crate::packed::PackedLayout;
 
-/// The longest rows whose norm matmuls with f32 weights compute: a row of weights, the input and the
-/// norm's weights have to fit in shared memory.
+/// The longest rows whose norm matmuls with f32 weights compute: a row of weights, the input and
+/// the norm's weights have to fit in shared memory.
 const MAX_F32_COLS: usize = 4800;
 
 /// How the persistent kernel runs each stage of a program.
@@ -33,8 +33,8 @@ pub(super) fn fusions(plan: &Plan, program: &Program) -> Vec<Fusion> {
     fusions
 }
 
-/// If the results of the experts' matmul `i` are only summed, and the sum only added to a value: that
-/// value, and the result.
+/// If the results of the experts' matmul `i` are only summed, and the sum only added to a value:
+/// that value, and the result.
 fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
     let [matmul, sum, add] = program.stages.get(i..i + 3)? else { return None };
     let Work::Matmul(Matmul { operands, epilogue: Epilogue::None, experts: Some(experts), .. }) =
@@ -159,7 +159,10 @@ mod tests {
             _ => None,
         };
         let added = program.stages.iter().find_map(has_added).unwrap();
-        let is_maker = |stage: &Stage| matches!(stage.work, Work::Norm(Norm { out, .. }) if out == Some(added));
+        let is_maker = |stage: &Stage| match stage.work {
+            Work::Norm(Norm { out, .. }) => out == Some(added),
+            _ => false,
+        };
         let maker = program.stages.iter().position(is_maker).unwrap();
         assert_eq!(program.fusions[maker], Fusion::Runs(MatmulFusion::None));
         assert_eq!(normed(&plan).iter().filter(|name| name.contains("attn")).count(), 0);

@@ -9,8 +9,8 @@ use super::stage::{Epilogue, Gather, Stage, Value, Work};
 use crate::constants::TILE_ROWS;
 use crate::packed::PackedLayout;
 
-/// For each weight that is sharded over the devices, the number of matrices whose rows are: those of
-/// a single matmul with a tile for each device, and their biases. Tables stay whole, and so do
+/// For each weight that is sharded over the devices, the number of matrices whose rows are: those
+/// of a single matmul with a tile for each device, and their biases. Tables stay whole, and so do
 /// routers in f32, which are small.
 pub(crate) fn sharded(plan: &Plan, devices: usize) -> Vec<Option<usize>> {
     let mut sharded = vec![None; plan.weights.len()];

@@ -1,6 +1,6 @@
-//! How rows become rows of packed tiles, in all layouts but the 2:4 ones. Values of a row are divided
-//! by a power of two, so that they fit half precision whatever the file holds; the row's scale
-//! multiplies it back.
+//! How rows become rows of packed tiles, in all layouts but the 2:4 ones. Values of a row are
+//! divided by a power of two, so that they fit half precision whatever the file holds; the row's
+//! scale multiplies it back.
 
 use bytemuck::cast_slice_mut;
 use half::f16;
@@ -72,7 +72,8 @@ pub(super) fn s8x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     })
 }
 
-/// Packs row `r` of a tile as bytes with a scale and a minimum for 32 columns, and returns its scale.
+/// Packs row `r` of a tile as bytes with a scale and a minimum for 32 columns, and returns its
+/// scale.
 pub(super) fn u8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     codes(MmaLayout::U8, row, r, tile, |scales, group, j, unit| {
         put_scale_and_min(scales, group, (r, j), unit);

@@ -1,5 +1,5 @@
-//! The shapes of weights on a device, and the split-K slices in which their sums are taken: the same
-//! on any number of devices.
+//! The shapes of weights on a device, and the split-K slices in which their sums are taken: the
+//! same on any number of devices.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use crate::constants::{CHUNK_COLS, MAX_SLICES, TILE_ROWS};
 
 /// Warps of a large device: 132 blocks of 16.
 const WARPS: usize = 132 * 16;
-/// Split-K slices for fewer than this many tiles: where tiles are few, only slices give all warps of
-/// a large device weights to read.
+/// Split-K slices for fewer than this many tiles: where tiles are few, only slices give all warps
+/// of a large device weights to read.
 const SLICES: [(usize, usize); 5] =
     [(160, MAX_SLICES), (384, 8), (768, 4), (1536, 2), (usize::MAX, 1)];
 /// The same for experts. Their tiles outnumber a device's teams of warps, but not by much, and

@@ -1,6 +1,6 @@
 //! Tiles of 2:4 weights (`TwoFour` in `kernels/packed.cuh`): two values of each four columns, and
-//! their positions in the four. Lane `4 g + c` holds the fours `c`, `4 + c`, `8 + c` and `12 + c` of
-//! a chunk's rows `g` and `g + 8`, and the positions of all fours of its 16 columns.
+//! their positions in the four. Lane `4 g + c` holds the fours `c`, `4 + c`, `8 + c` and `12 + c`
+//! of a chunk's rows `g` and `g + 8`, and the positions of all fours of its 16 columns.
 
 use half::f16;
 
@@ -87,9 +87,9 @@ pub(super) fn s4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     })
 }
 
-/// Packs row `r` of a tile of chunks, whose codes take the given bytes, and returns its scale. `zero`
-/// is the code of zero; `put` writes the codes of a four to a chunk, for a lane, the upper or lower
-/// eight rows, and the four's place in the lane.
+/// Packs row `r` of a tile of chunks, whose codes take the given bytes, and returns its scale.
+/// `zero` is the code of zero; `put` writes the codes of a four to a chunk, for a lane, the upper
+/// or lower eight rows, and the four's place in the lane.
 fn codes(
     (chunk_bytes, code_bytes): (usize, usize),
     zero: u8,

@@ -1,5 +1,5 @@
-//! GEMMs of many rows: by `wide` on Hopper, by `mul` elsewhere and for 2:4 weights. Matmuls of experts
-//! are grouped GEMMs over permuted rows.
+//! GEMMs of many rows: by `wide` on Hopper, by `mul` elsewhere and for 2:4 weights. Matmuls of
+//! experts are grouped GEMMs over permuted rows.
 
 use bodkin_backend::Result;
 
@@ -38,8 +38,8 @@ impl Step<'_> {
             // SAFETY: the weights have these shapes, and values room for the step's rows.
             return unsafe { self.device.launch(kernel, grid, THREADS, MUL_BYTES, &gemm) };
         };
-        // The count that a width's relative time multiplies: groups of rows with the same expert, or
-        // waves of blocks.
+        // The count that a width's relative time multiplies: groups of rows with the same expert,
+        // or waves of blocks.
         let waves = |i: usize| match pairs {
             Some(pairs) => pairs.expected_groups(WIDTHS[i].0),
             None => {

@@ -104,8 +104,8 @@ impl Step<'_> {
         matmul.norm_eps = norm.eps;
     }
 
-    /// The address of the results of a device's rows of a weight in a value with `used` of them in a
-    /// row, side by side, and their distance in elements.
+    /// The address of the results of a device's rows of a weight in a value with `used` of them in
+    /// a row, side by side, and their distance in elements.
     pub(crate) fn columns(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
         let content = self.content(value);
         let offset = content.element_bytes() * shape.first_row;

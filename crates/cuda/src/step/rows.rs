@@ -1,5 +1,5 @@
-//! Stages whose kernels take single rows: embeddings, norms, RoPE, elementwise functions, slices and
-//! concatenations, pooling.
+//! Stages whose kernels take single rows: embeddings, norms, RoPE, elementwise functions, slices
+//! and concatenations, pooling.
 
 use bodkin_backend::Result;
 use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};

@@ -45,8 +45,9 @@ impl Step<'_> {
             unsafe { self.device.launch(kernel, grid, BLOCK, 0, &parameters) }?;
         }
         let grid = [LOGIT_GROUPS / (BLOCK / 32), self.size.outputs, 1];
-        // SAFETY: the metadata has parameters for every output row, and there is room for two tokens
-        // of each. Rows whose tokens the next step reads are those of spans of one token each.
+        // SAFETY: the metadata has parameters for every output row, and there is room for two
+        // tokens of each. Rows whose tokens the next step reads are those of spans of one token
+        // each.
         unsafe { self.device.launch(self.kernels.choose, grid, BLOCK, 0, &parameters) }
     }
 }

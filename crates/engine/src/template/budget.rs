@@ -1,6 +1,6 @@
 //! What one rendering may cost. A template comes with a model and is not trusted: its fuel bounds
 //! the number of instructions, and the budget bounds what a single instruction can do. Every value
-//! that an instruction makes is admitted here, so that no later instruction meets a value that is
+//! that an instruction makes is admitted here, so that no later instruction gets a value that is
 //! too large, too deep or part of a cycle.
 
 use std::sync::Arc;

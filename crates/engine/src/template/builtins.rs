@@ -85,7 +85,7 @@ pub(super) fn check(
             };
             check_items(pieces as u64)
         }
-        // As a method, the text is what stands between the items of the argument.
+        // As a method, the text separates the items of the argument.
         "join" if value.as_str().is_some() && arguments.len() == 1 && argument(0).is_none() => {
             budget.check_size(items(&arguments[0]).saturating_mul(bytes))
         }

@@ -31,9 +31,9 @@ impl Map {
             return Err(Error::invalid(path, "file type", "a regular file", found));
         }
         let file = fs::File::open(path).map_err(|source| Error::io(path, "open", source))?;
-        // SAFETY: the map is only read. Another process that writes to the file changes weights, and
-        // one that truncates it causes SIGBUS: see `truncation`. Neither can be prevented, and both
-        // are the price of not copying gigabytes.
+        // SAFETY: the map is only read. Another process that writes to the file changes weights,
+        // and one that truncates it causes SIGBUS: see `truncation`. Neither can be prevented, and
+        // both are the price of not copying gigabytes.
         let bytes = unsafe { Mmap::map(&file) };
         let bytes = bytes.map_err(|source| Error::io(path, "map", source))?;
         Ok(Map {
