@@ -1,23 +1,31 @@
-//! `cargo xtask kernels`: compiles the CUDA kernels with a pinned NVRTC, which a package index
-//! has, and needs neither a GPU nor NVIDIA's toolkit. Its output is checked in, so that a build of
-//! bodkin needs none of this.
+//! `cargo xtask kernels`: compiles the CUDA kernels with a pinned NVRTC from a package index. It
+//! needs neither a GPU nor NVIDIA's toolkit. The compiled kernels are checked in, compressed, so
+//! that a build of bodkin needs none of this.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 
-/// The compiler: its PTX is taken by every driver from 550 on.
+/// The compiler: drivers from 550 on accept its PTX.
 const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.4.127";
 
-/// Where the machine code for Hopper lies beside the PTX that it was made from, in the workspace.
+/// The checked-in kernels: gzip files, each named after what it contains.
+const BUILT: &str = "crates/cuda/kernels/built";
+
+/// Hopper's machine code and the PTX that it was made from, uncompressed, in the workspace.
 const HOPPER: &str = "target/kernels/hopper";
 
-/// What to do with what is made.
+/// Whether to write or to compare.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only compare with what is there
+    /// Only compare with the checked-in kernels
     #[arg(long)]
     check: bool,
 }
@@ -26,7 +34,7 @@ pub(crate) struct Args {
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let sources = root.join("crates/cuda/kernels");
     write_headers(&sources, args.check)?;
-    let kept = sources.join("built");
+    let built = root.join(BUILT);
     let work = root.join("target/kernels");
     let out = work.join("built");
     for folder in [&out, &root.join(HOPPER)] {
@@ -41,27 +49,13 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let script = work.join("build.py");
     fs::write(&script, include_str!("kernels/build.py"))?;
     call(Command::new(&python).arg(&script).args([&sources, &out, &root.join(HOPPER)]))?;
-    let mut names = Vec::new();
+    let mut compiled = BTreeMap::new();
     for entry in fs::read_dir(&out)? {
-        names.push(entry?.file_name());
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned() + ".gz";
+        compiled.insert(name, fs::read(entry.path())?);
     }
-    names.sort();
-    let kept_count = fs::read_dir(&kept).map_or(0, Iterator::count);
-    for name in &names {
-        let made = fs::read(out.join(name))?;
-        if fs::read(kept.join(name)).ok().as_ref() == Some(&made) {
-            continue;
-        }
-        let name = name.to_string_lossy();
-        if args.check {
-            bail!("{name} is not what the sources make: run `cargo xtask kernels`");
-        }
-        fs::create_dir_all(&kept)?;
-        fs::write(kept.join(&*name), made)?;
-        println!("{name}: written");
-    }
-    ensure!(!args.check || kept_count == names.len(), "files in `built` that no source makes");
-    Ok(())
+    if args.check { compare(&compiled, &built) } else { write(&compiled, &built) }
 }
 
 /// Writes the headers of what the kernels share with the host, or compares them.
@@ -81,19 +75,65 @@ fn write_headers(sources: &Path, check: bool) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the kernels for Hopper as PTX, made if it does not belong to the kept ones.
+/// Fails where the checked-in kernels are not the compiled ones. Their compression may differ.
+fn compare(compiled: &BTreeMap<String, Vec<u8>>, built: &Path) -> Result<()> {
+    const FIX: &str = "run `cargo xtask kernels`";
+    for (name, bytes) in compiled {
+        let stored = decompress(&built.join(name)).with_context(|| format!("{name}: {FIX}"))?;
+        ensure!(stored == *bytes, "{name} differs from its compiled source: {FIX}");
+    }
+    for entry in fs::read_dir(built)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        ensure!(compiled.contains_key(&name), "{name} has no source: {FIX}");
+    }
+    Ok(())
+}
+
+/// Writes the kernels that changed, and removes files without a source.
+fn write(compiled: &BTreeMap<String, Vec<u8>>, built: &Path) -> Result<()> {
+    fs::create_dir_all(built)?;
+    for (name, bytes) in compiled {
+        let path = built.join(name);
+        if decompress(&path).is_ok_and(|stored| stored == *bytes) {
+            continue;
+        }
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(bytes)?;
+        fs::write(path, encoder.finish()?)?;
+        println!("{name}: written");
+    }
+    for entry in fs::read_dir(built)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !compiled.contains_key(&name) {
+            fs::remove_file(entry.path())?;
+            println!("{name}: removed");
+        }
+    }
+    Ok(())
+}
+
+fn decompress(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    GzDecoder::new(fs::File::open(path)?).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The folder of Hopper's kernels as PTX. They are compiled again unless those of the checked-in
+/// machine code are there.
 pub(crate) fn hopper(root: &Path) -> Result<PathBuf> {
     let folder = root.join(HOPPER);
-    let kept = fs::read_dir(root.join("crates/cuda/kernels/built"))?;
-    let mut codes = kept
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|end| end == "cubin"));
-    let is_same = |path: PathBuf| {
-        let made = path.file_name().map(|name| fs::read(folder.join(name)));
-        made.is_some_and(|made| made.ok() == fs::read(&path).ok())
-    };
-    if !codes.all(is_same) {
-        run(root, &Args { check: true })?;
+    for entry in fs::read_dir(root.join(BUILT))? {
+        let path = entry?.path();
+        let Some(name) =
+            path.file_stem().filter(|name| name.as_encoded_bytes().ends_with(b".cubin"))
+        else {
+            continue;
+        };
+        if fs::read(folder.join(name)).ok() != Some(decompress(&path)?) {
+            run(root, &Args { check: true })?;
+            break;
+        }
     }
     Ok(folder)
 }
@@ -103,4 +143,31 @@ fn call(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot run {name}"))?;
     ensure!(status.success(), "{name} failed");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_stored_compressed_and_compared_by_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let built = folder.path().join("built");
+        let mut compiled = BTreeMap::new();
+        for (name, byte) in [("a.ptx.gz", b'a'), ("b.cubin.gz", b'b')] {
+            compiled.insert(name.to_owned(), vec![byte; 9999]);
+        }
+        write(&compiled, &built).unwrap();
+        let stored = fs::read(built.join("a.ptx.gz")).unwrap();
+        assert!(stored.len() < 100);
+        compare(&compiled, &built).unwrap();
+        compiled.insert("a.ptx.gz".to_owned(), vec![b'c'; 9999]);
+        assert!(compare(&compiled, &built).is_err());
+        compiled.remove("a.ptx.gz");
+        assert!(compare(&compiled, &built).is_err());
+        write(&compiled, &built).unwrap();
+        compare(&compiled, &built).unwrap();
+        compiled.insert("d.ptx.gz".to_owned(), Vec::new());
+        assert!(compare(&compiled, &built).is_err());
+    }
 }

@@ -327,14 +327,14 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Module {
-    /// Loads machine code, or PTX that ends with a zero byte. Kernels made for the device by name
+    /// Loads machine code or PTX. Kernels made for the device by name
     /// wait by themselves for those before them: `starts_early`.
     pub(crate) fn load(device: &Arc<Device>, image: &[u8], starts_early: bool) -> Result<Module> {
         device.enter()?;
-        // Machine code is read as it lies, in words.
-        let mut words = vec![0u64; image.len().div_ceil(8)];
+        // The driver reads machine code in aligned words, and PTX up to a zero byte.
+        let mut words = vec![0u64; image.len() / 8 + 1];
         bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
-        // SAFETY: the image is a whole cubin, or ends with a zero.
+        // SAFETY: the image is a whole cubin, or PTX with a zero behind it.
         let module = unsafe { result::module::load_data(words.as_ptr().cast()) }
             .map_err(failed("the kernels cannot be loaded"))?;
         Ok(Module { device: Arc::clone(device), module, starts_early })

@@ -1,9 +1,13 @@
 //! The kernels, compiled from `kernels/*.cu` by `cargo xtask kernels`: machine code for Hopper, PTX
-//! for all other devices, which the driver compiles when a model is loaded for the first time.
+//! for all other devices, which the driver compiles when a model is loaded for the first time. The
+//! files are gzip-compressed, and decompressed when they are loaded.
 
+use std::io::Read;
 use std::sync::Arc;
+use std::thread;
 
 use bodkin_backend::Result;
+use flate2::read::GzDecoder;
 
 use crate::constants::{MIN_SHARED_BYTES, WIDTHS};
 use crate::driver::{Device, Kernel, Module};
@@ -12,6 +16,12 @@ use crate::packed::{MmaLayout, PackedLayout};
 use crate::persistent::{STATIC_BYTES, VARIANTS};
 use crate::shared_memory::{ATTEND_BYTES, MUL_BYTES, prefill_bytes, wide_bytes};
 
+fn decompress(file: &[u8]) -> Vec<u8> {
+    let mut image = Vec::new();
+    GzDecoder::new(file).read_to_end(&mut image).expect("the compiled-in kernels are intact");
+    image
+}
+
 /// Declares the modules of the kernels' files, and loads their PTX or machine code.
 macro_rules! modules {
     ($($name:ident)*) => {
@@ -19,18 +29,17 @@ macro_rules! modules {
 
         impl Modules {
             fn load(device: &Arc<Device>, is_hopper: bool) -> Result<Modules> {
-                let load = |ptx: &[u8], cubin: &[u8]| {
-                    Module::load(device, if is_hopper { cubin } else { ptx }, is_hopper)
-                };
+                // The driver loads the first files while threads decompress the others.
+                $(let $name = thread::spawn(move || decompress(if is_hopper {
+                    include_bytes!(concat!("../kernels/built/", stringify!($name), ".cubin.gz"))
+                } else {
+                    include_bytes!(concat!("../kernels/built/", stringify!($name), ".ptx.gz"))
+                }));)*
                 Ok(Modules {
-                    $($name: load(
-                        concat!(include_str!(
-                            concat!("../kernels/built/", stringify!($name), ".ptx")
-                        ), "\0").as_bytes(),
-                        include_bytes!(
-                            concat!("../kernels/built/", stringify!($name), ".cubin")
-                        ),
-                    )?,)*
+                    $($name: {
+                        let image = $name.join().expect("the compiled-in kernels are intact");
+                        Module::load(device, &image, is_hopper)?
+                    },)*
                 })
             }
         }
