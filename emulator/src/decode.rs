@@ -249,6 +249,23 @@ fn access(words: &[&str], count: usize) -> Option<Access> {
     Some(Access { space, bytes, count: count as u8 })
 }
 
+/// Instructions that order accesses or give hints: lanes here see every store at once.
+const NO_EFFECT: [&str; 13] = [
+    "membar.gl",
+    "membar.sys",
+    "griddepcontrol.wait",
+    "griddepcontrol.launch_dependents",
+    "setmaxnreg.inc.sync.aligned.u32",
+    "setmaxnreg.dec.sync.aligned.u32",
+    "fence.proxy.async",
+    "fence.proxy.async.shared::cta",
+    "createpolicy.fractional.L2::evict_first.b64",
+    "prefetch.global.L2",
+    "wgmma.fence.sync.aligned",
+    "wgmma.commit_group.sync.aligned",
+    "wgmma.wait_group.sync.aligned",
+];
+
 /// All instructions but arithmetic ones.
 fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
     let vector = args.iter().find_map(|arg| match arg {
@@ -297,19 +314,7 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
             Op::Matrix(Matrix::Wgmma { columns: 128 })
         }
         "nanosleep.u32" => Op::Yield,
-        "membar.gl"
-        | "membar.sys"
-        | "griddepcontrol.wait"
-        | "griddepcontrol.launch_dependents"
-        | "setmaxnreg.inc.sync.aligned.u32"
-        | "setmaxnreg.dec.sync.aligned.u32"
-        | "fence.proxy.async"
-        | "fence.proxy.async.shared::cta"
-        | "createpolicy.fractional.L2::evict_first.b64"
-        | "prefetch.global.L2"
-        | "wgmma.fence.sync.aligned"
-        | "wgmma.commit_group.sync.aligned"
-        | "wgmma.wait_group.sync.aligned" => Op::Nop,
+        _ if NO_EFFECT.contains(&opcode) => Op::Nop,
         _ => match (words[0], vector) {
             // The parameters of a function are registers.
             ("ld" | "st", None) if words[1] == "param" && are_registers(args) => map!(|a: u64| a),

@@ -115,9 +115,8 @@ impl CudaModel {
         for rope in &program.ropes {
             let (frequencies, magnitude) = inverse_frequencies(&plan, file, rope);
             let address = take(8 * frequencies.len(), "the frequencies")?;
-            // SAFETY: so much was taken just now, and the copy is waited for.
-            unsafe { device.send(address, &frequencies) }?;
-            device.finish()?;
+            // SAFETY: the allocation above has this size, and the copy has ended after `finish`.
+            unsafe { device.send(address, &frequencies) }.and_then(|()| device.finish())?;
             addresses.inverse_frequencies.push((address, magnitude));
         }
         let rows = sizes.outputs;

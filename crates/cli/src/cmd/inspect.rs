@@ -181,8 +181,7 @@ fn print_memory(
             "flops_per_token": cost.flops_per_token,
             "formats": formats.iter().map(format_json).collect::<Vec<_>>(),
         });
-        writeln!(out, "{value:#}")?;
-        return Ok(());
+        return Ok(writeln!(out, "{value:#}")?);
     }
     let context = format!("state, context of {context} tokens");
     for (what, bytes) in [

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use bodkin_model::{NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
+use bodkin_model::{Act, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use super::matrices::shapes;
 use super::stage::{Arrange, Content, Conv, Epilogue, Function, Halves, InputNorm, Matmul, Norm};
@@ -151,9 +151,8 @@ impl<'a> Lowering<'a> {
             Op::Input => Work::Input { out: self.out(i) },
             Op::Embed { table, by } => Work::Embed { table: *table, by: *by, out: self.out(i) },
             &Op::Norm { input, kind, weight, bias, eps, groups } => {
-                let input = self.floats(input);
+                let (input, is_inlined) = (self.floats(input), false);
                 let (out, half_out) = self.outs(i, 1);
-                let is_inlined = false;
                 let norm =
                     Norm { input, kind, weight, bias, eps, groups, out, half_out, is_inlined };
                 Work::Norm(Norm { is_inlined: self.inline_norm(i, &norm), ..norm })
@@ -171,11 +170,7 @@ impl<'a> Lowering<'a> {
                 self.attend(i, inputs, None, (*attention, slot.0))
             }
             &Op::Act { input, act } => self.elementwise(i, Function::Act(act), input, None),
-            &Op::Glu { gate, up, act } => {
-                let is_row = self.plan.width(gate) == 1 && self.plan.width(up) > 1;
-                let function = if is_row { Function::GluOfRow(act) } else { Function::Glu(act) };
-                self.elementwise(i, function, gate, Some(up))
-            }
+            &Op::Glu { gate, up, act } => self.glu(i, gate, up, act),
             &Op::Add { a, b } => self.elementwise(i, Function::Add, a, Some(b)),
             &Op::Scale { input, factor } => {
                 self.elementwise(i, Function::Scale(factor), input, None)
@@ -193,9 +188,9 @@ impl<'a> Lowering<'a> {
                 Work::Pool { input: self.floats(*input), kind: *kind, out: self.out(i) }
             }
             Op::Route { input, bias, routing } => {
-                let (input, bias, routing) = (self.floats(*input), *bias, *routing);
-                let index = self.routings.len();
+                let (input, index) = (self.floats(*input), self.routings.len());
                 self.routings.push(routing.experts);
+                let (bias, routing) = (*bias, *routing);
                 Work::Route(Route { input, bias, routing, index, out: self.out(i) })
             }
             Op::ExpertSum { input, route } => {
@@ -212,12 +207,23 @@ impl<'a> Lowering<'a> {
                 Work::Scan(ScanStage { inputs, weights, scan, state, out: self.out(i) })
             }
         };
-        let name = match &self.plan.ops[i] {
+        self.push(i, work, &self.stage_name(i));
+        i + 1
+    }
+
+    /// The weight of a head, or the operation.
+    fn stage_name(&self, i: usize) -> String {
+        match &self.plan.ops[i] {
             Op::Logits { weight, .. } => self.names(&[*weight]),
             other => other.name().to_owned(),
-        };
-        self.push(i, work, &name);
-        i + 1
+        }
+    }
+
+    /// A gated linear unit; a gate of width one is the same for the whole row.
+    fn glu(&mut self, i: usize, gate: PlanValue, up: PlanValue, act: Act) -> Work {
+        let is_row = self.plan.width(gate) == 1 && self.plan.width(up) > 1;
+        let function = if is_row { Function::GluOfRow(act) } else { Function::Glu(act) };
+        self.elementwise(i, function, gate, Some(up))
     }
 
     /// The matmul of the rows that are outputs.
