@@ -28,6 +28,44 @@ DEVICE void fetch_inputs(const Matmul &p, u32 count, u32 chunk, u32 to, const u1
     asm volatile("cp.async.commit_group;");
 }
 
+// Runs the epilogue on a thread's sums. They pass through shared memory, so that the epilogue's loop
+// is a short one. `inputs`, `g` and `c`: the warp's first input row, and the lane's row and column.
+template <bool GATED>
+DEVICE void store_results(const Gemm &m, const RowGroup &group, u8 *shared, const float (&totals)[2][8][4],
+                          const u32 (&tile)[2], const u32 (&matrix)[2], const u8 *const (&weights)[2], u32 inputs,
+                          u32 g, u32 c) {
+    const Matmul &p = m.matmul;
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+    float *results = (float *)shared + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) results[256 * (32 * i + 4 * n + j)] = totals[i][n][j];
+        }
+    }
+#pragma unroll 1
+    for (u32 k = 0; k < 32; k++) {
+        u32 input = inputs + k / 4 * 8 + 2 * c + k % 2, r = g + k % 4 / 2 * 8;
+        if (input >= group.count || !weights[0]) continue;
+        u32 at = result_row(m, group.first + input), expert = group.expert;
+        float first = results[256 * k], second = results[256 * (32 + k)];
+        u32 row = tile[0] * TILE_ROWS + r, other = tile[1] * TILE_ROWS + r;
+        float scale = row_scale(p.matrices[matrix[0]], expert, row);
+        float other_scale = weights[1] ? row_scale(p.matrices[matrix[1]], expert, other) : 0.0f;
+        if (GATED) {
+            epilogue_gated(p, expert, row, at, first, second, scale, other_scale);
+            continue;
+        }
+        epilogue(p, matrix[0], expert, row, at, first, scale, residual_at(p, row, at));
+        if (weights[1]) {
+            epilogue(p, matrix[1], expert, other, at, second, other_scale, residual_at(p, other, at));
+        }
+    }
+}
+
 template <int LAYOUT, bool GATED> DEVICE void gemm(const Gemm &m) {
     const Matmul &p = m.matmul;
     extern __shared__ __align__(16) u8 shared[];
@@ -113,37 +151,7 @@ template <int LAYOUT, bool GATED> DEVICE void gemm(const Gemm &m) {
             }
         }
     }
-    // Each thread passes its results through shared memory, so that the epilogue's loop is a short
-    // one.
-    asm volatile("cp.async.wait_all;");
-    __syncthreads();
-    float *results = (float *)shared + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) results[256 * (32 * i + 4 * n + j)] = totals[i][n][j];
-        }
-    }
-#pragma unroll 1
-    for (u32 k = 0; k < 32; k++) {
-        u32 input = inputs + k / 4 * 8 + 2 * c + k % 2, r = g + k % 4 / 2 * 8;
-        if (input >= group.count || !weights[0]) continue;
-        u32 at = result_row(m, group.first + input), expert = group.expert;
-        float first = results[256 * k], second = results[256 * (32 + k)];
-        u32 row = tile[0] * TILE_ROWS + r, other = tile[1] * TILE_ROWS + r;
-        float scale = row_scale(p.matrices[matrix[0]], expert, row);
-        float other_scale = weights[1] ? row_scale(p.matrices[matrix[1]], expert, other) : 0.0f;
-        if (GATED) {
-            epilogue_gated(p, expert, row, at, first, second, scale, other_scale);
-            continue;
-        }
-        epilogue(p, matrix[0], expert, row, at, first, scale, residual_at(p, row, at));
-        if (weights[1]) {
-            epilogue(p, matrix[1], expert, other, at, second, other_scale, residual_at(p, other, at));
-        }
-    }
+    store_results<GATED>(m, group, shared, totals, tile, matrix, weights, inputs, g, c);
 }
 
 #define GEMM(NAME, LAYOUT, GATED)                                                                     \

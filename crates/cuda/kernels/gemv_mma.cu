@@ -174,6 +174,50 @@ struct PartialsReuse {
 #endif
 };
 
+// Finds the input rows of a lane, zero where there is none: of the block's expert, whose weights it
+// begins to prefetch; the only one, in shared memory; or of several.
+template <class Stream, int COLS8>
+DEVICE void find_inputs(const Matmul &p, Stream &d, u32 experts_used, bool is_single_row, u32 start, u32 cols,
+                        u32 g, u32 c, u16 *single_row, const u16 *(&x)[COLS8]) {
+    const u16 *input = (const u16 *)p.input;
+    u32 column = Stream::Weights::first_column(c);
+    if (experts_used) {
+        u32 row = start / experts_used, i = start % experts_used;
+        d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + experts_used + i] : i;
+        u32 at = p.shares_input ? row : start;
+        x[0] = g == 0 ? input + (u64)at * p.input_stride + column : 0;
+        d.begin();
+    } else if (is_single_row) {
+        load_input_shared(p, single_row);
+        x[0] = g == 0 ? single_row + column : 0;
+    } else {
+        for (int n = 0; n < COLS8; n++) {
+            bool is_in = 8 * n + g < cols;
+            u64 at = is_in ? input_row(p, start + 8 * n + g) : 0;
+            x[n] = is_in ? input + at * p.input_stride + column : 0;
+        }
+    }
+}
+
+// Stores a warp's sums of a slice to the partial sums of a tile, and zeroes them.
+template <int TILES, int COLS8>
+DEVICE void store_slice(float *partials, u32 slice, u32 tile_sums, u32 cols, u32 g, u32 c,
+                        float (&sums)[TILES][COLS8][4]) {
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+#pragma unroll
+        for (int n = 0; n < COLS8; n++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 col = 8 * n + 2 * c + j % 2;
+                u32 at = (slice * TILES + i) * tile_sums + col * (TILE_ROWS + 1) + g + j / 2 * 8;
+                if (col < cols) partials[at] = sums[i][n][j];
+                sums[i][n][j] = 0.0f;
+            }
+        }
+    }
+}
+
 template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
     typedef WeightStream<LAYOUT, COLS8, TILES> D;
     extern __shared__ __align__(128) u8 shared[];
@@ -208,24 +252,8 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
     }
     launch_dependents();
     grid_dependency_wait();
-    const u16 *input = (const u16 *)p.input, *x[COLS8];
-    u32 column = D::Weights::first_column(c);
-    if (experts_used) {
-        u32 row = start / experts_used, i = start % experts_used;
-        d.expert = p.route ? (u32)p.route[(u64)row * p.route_stride + experts_used + i] : i;
-        u32 at = p.shares_input ? row : start;
-        x[0] = g == 0 ? input + (u64)at * p.input_stride + column : 0;
-        d.begin();
-    } else if (is_single_row) {
-        load_input_shared(p, single_row);
-        x[0] = g == 0 ? single_row + column : 0;
-    } else {
-        for (int n = 0; n < COLS8; n++) {
-            bool is_in = 8 * n + g < cols;
-            u64 at = is_in ? input_row(p, start + 8 * n + g) : 0;
-            x[n] = is_in ? input + at * p.input_stride + column : 0;
-        }
-    }
+    const u16 *x[COLS8];
+    find_inputs(p, d, experts_used, is_single_row, start, cols, g, c, single_row, x);
     for (u32 buffer = 0; tile < p.tiles; buffer ^= slices_per_warp % 2) {
         // The epilogue's operands are loaded before the tile's products.
         u32 matrix = TILES == 2 ? 0 : matrix_of(p, tile);
@@ -241,19 +269,7 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
         u32 slice = member * slices_per_warp, slice_end = min(first + p.slice_chunks, end);
         auto store_partials = [&]() {
             if (slices_per_warp > 1 && slice == member * slices_per_warp) reuse.wait();
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
-#pragma unroll
-                for (int n = 0; n < COLS8; n++) {
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        u32 col = 8 * n + 2 * c + j % 2;
-                        u32 at = (slice * TILES + i) * tile_sums + col * (TILE_ROWS + 1) + g + j / 2 * 8;
-                        if (col < cols) partials_of_tile[at] = sums[i][n][j];
-                        sums[i][n][j] = 0.0f;
-                    }
-                }
-            }
+            store_slice(partials_of_tile, slice, tile_sums, cols, g, c, sums);
             slice++;
             slice_end = end;
         };

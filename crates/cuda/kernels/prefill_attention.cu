@@ -193,6 +193,105 @@ template <u32 DIM> struct KvLoader {
     }
 };
 
+// Divides a lane's outputs by their row sums, sinks included, and stores them. `row`: of the span's
+// first token.
+template <u32 EIGHTS>
+DEVICE void store_outputs(const Attention &a, const QueryRows &rows, u32 row, u32 kv_head, u32 first, u32 c,
+                          const float (&row_max)[2], const float (&row_sum)[2], const float (&out)[EIGHTS][4]) {
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        u32 r = first + 8 * i, head = kv_head * rows.group + rows.head(r);
+        float all = quad_sum(row_sum[i]), scale = 1.0f;
+        if (a.sinks) {
+            float sink = a.sinks[head] * LOG2_E, m = fmaxf(row_max[i], sink);
+            scale = exp2_approx(row_max[i] - m);
+            all = all * scale + exp2_approx(sink - m);
+        }
+        if (r >= rows.count) continue;
+        u64 at = row + rows.token(r);
+#pragma unroll
+        for (u32 n = 0; n < EIGHTS; n++) {
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                u32 column = 8 * n + 2 * c + j;
+                if (column >= a.value_dim) continue;
+                float y = out[n][2 * i + j] * scale / all;
+                u64 to_column = head * a.value_dim + column;
+                if (a.out) store_relaxed(a.out + at * a.out_stride + to_column, y);
+                if (a.half_out) store_relaxed(a.half_out + at * a.half_stride + to_column, to_input(y));
+            }
+        }
+    }
+}
+
+// Adds P V to the outputs of a warp's rows. `values` is a shared address.
+template <u32 DIM>
+DEVICE void multiply_values(const Attention &a, const float (&scores)[POSITIONS / 8][4], u32 values, u32 lane,
+                            float (&out)[DIM / 8][4]) {
+    const u32 EIGHTS = DIM / 8;
+#pragma unroll
+    for (u32 k = 0; k < POSITIONS / 16; k++) {
+        const float(&x)[4] = scores[2 * k], (&y)[4] = scores[2 * k + 1];
+        Fragment f = {half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(y[0], y[1]), half_pair(y[2], y[3])};
+        u32 token = 16 * k + lane % 16, at = values + token * (2 * DIM);
+#pragma unroll
+        for (u32 n = 0; n < EIGHTS / 2; n++) {
+            if (16 * n >= a.value_dim) break;
+            uint4 b = ldmatrix_x4_trans(at + ((2 * n + lane / 16) ^ token % 8) * 16);
+            mma(out[2 * n], f, b.x, b.y);
+            mma(out[2 * n + 1], f, b.z, b.w);
+        }
+    }
+}
+
+// Turns scores to probabilities relative to the new row max, and rescales what the older ones gave.
+template <u32 EIGHTS>
+DEVICE void online_softmax(float (&scores)[POSITIONS / 8][4], float (&row_max)[2], float (&row_sum)[2],
+                           float (&out)[EIGHTS][4]) {
+    float now[2] = {-INFINITY_F, -INFINITY_F};
+    each(scores, [&](float &s, u32, u32 i) { now[i] = fmaxf(now[i], s); });
+    float old_factor[2], reference[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        float m = fmaxf(row_max[i], quad_max(now[i]));
+        // A row without visible positions so far must not become NaN.
+        reference[i] = m == -INFINITY_F ? 0.0f : m;
+        old_factor[i] = exp2_approx(row_max[i] - reference[i]);
+        row_max[i] = m;
+        row_sum[i] *= old_factor[i];
+    }
+    // Mostly no row max changes.
+    if (__any_sync(~0u, old_factor[0] != 1.0f || old_factor[1] != 1.0f)) {
+#pragma unroll
+        for (u32 n = 0; n < EIGHTS; n++) {
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) out[n][j] *= old_factor[j / 2];
+        }
+    }
+    each(scores, [&](float &s, u32, u32 i) {
+        s = exp2_approx(s - reference[i]);
+        row_sum[i] += s;
+    });
+}
+
+// Scores of a warp's rows: Q K^T. `query` and `keys` are shared addresses.
+template <u32 DIM>
+DEVICE void multiply_keys(const Attention &a, u32 query, u32 keys, u32 lane, float (&scores)[POSITIONS / 8][4]) {
+#pragma unroll
+    for (u32 k = 0; k < DIM / 16; k++) {
+        if (16 * k >= a.key_dim) break;
+        uint4 q = ldmatrix_x4(query + ((2 * k + lane / 16) ^ lane % 8) * 16);
+        Fragment f = {q.x, q.y, q.z, q.w};
+        u32 at = keys + key_place(2 * k + lane / 8 % 2, lane / 16 * 8 + lane % 8) * 16;
+#pragma unroll
+        for (u32 n = 0; n < POSITIONS / 16; n++) {
+            uint4 b = ldmatrix_x4(at + n * 256);
+            mma(scores[2 * n], f, b.x, b.y);
+            mma(scores[2 * n + 1], f, b.z, b.w);
+        }
+    }
+}
+
 template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     extern __shared__ __align__(128) u8 shared[];
     const u32 EIGHTS = DIM / 8, STAGE = DIM * POSITIONS * 2;
@@ -239,19 +338,7 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
         float scores[POSITIONS / 8][4] = {};
-#pragma unroll
-        for (u32 k = 0; k < DIM / 16; k++) {
-            if (16 * k >= a.key_dim) break;
-            uint4 q = ldmatrix_x4(query + ((2 * k + lane / 16) ^ lane % 8) * 16);
-            Fragment f = {q.x, q.y, q.z, q.w};
-            u32 at = keys + stage * STAGE + key_place(2 * k + lane / 8 % 2, lane / 16 * 8 + lane % 8) * 16;
-#pragma unroll
-            for (u32 n = 0; n < POSITIONS / 16; n++) {
-                uint4 b = ldmatrix_x4(at + n * 256);
-                mma(scores[2 * n], f, b.x, b.y);
-                mma(scores[2 * n + 1], f, b.z, b.w);
-            }
-        }
+        multiply_keys<DIM>(a, query, keys + stage * STAGE, lane, scores);
         each(scores, [&](float &s, u32, u32) { s *= factor; });
         if (a.softcap > 0.0f) each(scores, [&](float &s, u32, u32) { s = tanhf(s) * (a.softcap * LOG2_E); });
         if (!all_visible.has_block(block * POSITIONS)) {
@@ -259,69 +346,11 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
                 if (!visible[i].has(block * POSITIONS + at)) s = -INFINITY_F;
             });
         }
-        float now[2] = {-INFINITY_F, -INFINITY_F};
-        each(scores, [&](float &s, u32, u32 i) { now[i] = fmaxf(now[i], s); });
-        float old_factor[2], reference[2];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            float m = fmaxf(row_max[i], quad_max(now[i]));
-            // A row without visible positions so far must not become NaN.
-            reference[i] = m == -INFINITY_F ? 0.0f : m;
-            old_factor[i] = exp2_approx(row_max[i] - reference[i]);
-            row_max[i] = m;
-            row_sum[i] *= old_factor[i];
-        }
-        // Mostly no row max changes.
-        if (__any_sync(~0u, old_factor[0] != 1.0f || old_factor[1] != 1.0f)) {
-#pragma unroll
-            for (u32 n = 0; n < EIGHTS; n++) {
-#pragma unroll
-                for (u32 j = 0; j < 4; j++) out[n][j] *= old_factor[j / 2];
-            }
-        }
-        each(scores, [&](float &s, u32, u32 i) {
-            s = exp2_approx(s - reference[i]);
-            row_sum[i] += s;
-        });
-#pragma unroll
-        for (u32 k = 0; k < POSITIONS / 16; k++) {
-            const float(&x)[4] = scores[2 * k], (&y)[4] = scores[2 * k + 1];
-            Fragment f = {half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(y[0], y[1]), half_pair(y[2], y[3])};
-            u32 token = 16 * k + lane % 16, at = values + stage * STAGE + token * (2 * DIM);
-#pragma unroll
-            for (u32 n = 0; n < EIGHTS / 2; n++) {
-                if (16 * n >= a.value_dim) break;
-                uint4 b = ldmatrix_x4_trans(at + ((2 * n + lane / 16) ^ token % 8) * 16);
-                mma(out[2 * n], f, b.x, b.y);
-                mma(out[2 * n + 1], f, b.z, b.w);
-            }
-        }
+        online_softmax(scores, row_max, row_sum, out);
+        multiply_values<DIM>(a, scores, values + stage * STAGE, lane, out);
         __syncthreads();
     }
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        u32 r = 16 * warp + g + 8 * i, head = kv_head * rows.group + rows.head(r);
-        float all = quad_sum(row_sum[i]), scale = 1.0f;
-        if (a.sinks) {
-            float sink = a.sinks[head] * LOG2_E, m = fmaxf(row_max[i], sink);
-            scale = exp2_approx(row_max[i] - m);
-            all = all * scale + exp2_approx(sink - m);
-        }
-        if (r >= rows.count) continue;
-        u64 at = row + rows.token(r);
-#pragma unroll
-        for (u32 n = 0; n < EIGHTS; n++) {
-#pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                u32 column = 8 * n + 2 * c + j;
-                if (column >= a.value_dim) continue;
-                float y = out[n][2 * i + j] * scale / all;
-                u64 to_column = head * a.value_dim + column;
-                if (a.out) store_relaxed(a.out + at * a.out_stride + to_column, y);
-                if (a.half_out) store_relaxed(a.half_out + at * a.half_stride + to_column, to_input(y));
-            }
-        }
-    }
+    store_outputs(a, rows, row, kv_head, 16 * warp + g, c, row_max, row_sum, out);
 }
 
 #define ATTEND(DIM)                                                                                \
