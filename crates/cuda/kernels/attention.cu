@@ -14,6 +14,156 @@ DEVICE float4 load_shared(u32 from) {
     return x;
 }
 
+// Loads the queries of a row's heads to shared memory, rotated (RoPE) in the fused kernels.
+template <int HEADS, bool FUSED>
+DEVICE void load_queries(const Attention &a, const DecodeBlock &block, u32 key_stride, float *q) {
+    u32 t = threadIdx.x, row = block.row;
+    for (u32 i = t; i < HEADS * key_stride; i += 128) {
+        u32 head = i / key_stride, at = i % key_stride;
+        const float *from = a.q + (u64)row * a.q_stride + (block.first_head + head) * a.key_dim;
+        bool is_in = head < block.heads && at < a.key_dim;
+        if (FUSED) {
+            const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
+            q[i] = is_in ? rope_element(from, at, angles, a.rotary_pairs, a.is_neox) : 0.0f;
+        } else {
+            q[i] = is_in ? from[at] : 0.0f;
+        }
+    }
+}
+
+// P V of a split: a thread takes eight columns of every position of its share.
+template <int HEADS, bool FUSED>
+DEVICE void multiply_values(const Attention &a, const SplitTile &tile, const u32 (&page_of)[KV_SPLIT / PAGE_TOKENS],
+                            u32 kv_head, u32 t, u32 from, u32 to, u32 stride, u32 eights, u32 splits, u32 scales,
+                            const float *weights, float *split_values) {
+    for (u32 column_item = t; column_item < eights * splits; column_item += 128) {
+        u32 eight = column_item % eights, split = column_item / eights;
+        float values[HEADS][8] = {};
+        for (u32 i = from / splits * splits + split; i < to; i += 4 * splits) {
+            Eight v[4];
+            u16 scale[4] = {};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 token = i + j * splits;
+                if (token < from || token >= to) {
+                    v[j] = zero_eight();
+                    continue;
+                }
+                if (FUSED) {
+                    v[j] = *(const Eight *)(tile.values + token * stride + 8 * eight);
+                    if (HAS_SCALES) scale[j] = tile.value_scales[token * scales + eight / 4];
+                    continue;
+                }
+                u64 page = page_of[token / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
+                v[j] = *(const Eight *)(a.values + value_at(head, token % PAGE_TOKENS, a.value_dim, 8 * eight));
+                if (HAS_SCALES) scale[j] = scales_of(a.values, head, token % PAGE_TOKENS, a.value_dim)[eight / 4];
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 token = min(i + j * splits, KV_SPLIT - 1);
+                float step = HAS_SCALES ? from_half(scale[j]) : 1.0f;
+                float2 x[4];
+                spread(v[j], x);
+#pragma unroll
+                for (int h = 0; h < HEADS; h++) {
+                    float w = weights[h * KV_SPLIT + token];
+                    if (HAS_SCALES) w *= step;
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        values[h][2 * k] = fmaf(w, x[k].x, values[h][2 * k]);
+                        values[h][2 * k + 1] = fmaf(w, x[k].y, values[h][2 * k + 1]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+            float4 *to_part = (float4 *)(split_values + (split * HEADS + h) * stride + 8 * eight);
+            to_part[0] = make_float4(values[h][0], values[h][1], values[h][2], values[h][3]);
+            to_part[1] = make_float4(values[h][4], values[h][5], values[h][6], values[h][7]);
+        }
+    }
+}
+
+// Stores a row's outputs, divided by their row sums.
+template <int HEADS>
+DEVICE void store_outputs(const Attention &a, const DecodeBlock &block, const float *total, u32 stride, u32 t,
+                          const float (&row_max)[HEADS], const float (&row_sum)[HEADS]) {
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        if ((u32)h >= block.heads) continue;
+        AttentionOutput results(a, block.row, block.first_head + h);
+        float factor = results.factor(row_max[h], row_sum[h]);
+        for (u32 i = t; i < stride; i += KV_SPLIT) results.put(i, total[h * stride + i] * factor);
+    }
+}
+
+// Completes the keys and values of a split in shared memory: prefetches them, but for the first
+// split's, waits for them, and adds the row's own to the last split.
+DEVICE void complete_split(const Attention &a, u32 row, u32 kv_head, const u32 *split_pages, u32 from, u32 to,
+                           bool has_current, bool is_prefetched, bool is_first, const SplitTile &tile) {
+    if (!is_prefetched) {
+        load_split(a, kv_head, split_pages, from, has_current ? to - 1 : to, tile);
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    if (has_current) {
+        u32 own_page = split_pages[(to - 1) / PAGE_TOKENS];
+        store_current(a, row, kv_head, own_page, to - 1, is_first, tile);
+    }
+}
+
+// The keys and values of a split in shared memory from `to` on.
+DEVICE SplitTile split_tile(const Attention &a, float *to, u32 key_stride, u32 stride) {
+    SplitTile tile;
+    tile.keys = (KvElement *)to;
+    tile.values = tile.keys + KV_SPLIT * key_stride;
+    tile.key_scales = (u16 *)(tile.values + KV_SPLIT * stride);
+    tile.value_scales = tile.key_scales + KV_SPLIT * kv_scales(a.key_dim);
+    return tile;
+}
+
+// Scales a position's scores and stores each head's row max of the warp.
+template <int HEADS>
+DEVICE void store_row_max(const Attention &a, u32 t, bool is_in, float (&scores)[HEADS], float (&scratch)[4][HEADS]) {
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        float s = scores[h] * a.scale;
+        if (a.softcap > 0.0f) s = tanhf(s / a.softcap) * a.softcap;
+        scores[h] = is_in ? s : -INFINITY_F;
+        float m = warp_max(scores[h]);
+        if (t % 32 == 0) scratch[t / 32][h] = m;
+    }
+}
+
+// Adds the product of eight elements of a query and of a key to a score.
+DEVICE float dot_eight(const float4 &low, const float4 &high, const float2 *x, float s) {
+    s = fmaf(low.x, x[0].x, s);
+    s = fmaf(low.y, x[0].y, s);
+    s = fmaf(low.z, x[1].x, s);
+    s = fmaf(low.w, x[1].y, s);
+    s = fmaf(high.x, x[2].x, s);
+    s = fmaf(high.y, x[2].y, s);
+    s = fmaf(high.z, x[3].x, s);
+    s = fmaf(high.w, x[3].y, s);
+    return s;
+}
+
+// Adds the parts of a split's outputs in order and merges them with the earlier splits'.
+template <int HEADS>
+DEVICE void merge_split(const Attention &a, const DecodeBlock &block, u32 split, u32 splits, u32 stride,
+                        const float (&scratch)[4][HEADS], const float (&split_max)[HEADS], const float *split_values,
+                        float (&row_max)[HEADS], float (&row_sum)[HEADS], float *total) {
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        float2 of_split = {split_max[h], (scratch[0][h] + scratch[1][h]) + (scratch[2][h] + scratch[3][h])};
+        add_split(a, block, split, h, of_split, row_max[h], row_sum[h], total, [&](u32 i) {
+            float v = 0.0f;
+            for (u32 split = 0; split < splits; split++) v += split_values[(split * HEADS + h) * stride + i];
+            return v;
+        });
+    }
+}
+
 // FUSED: every row is the only one of its sequence in the step. Then a row rotates its own key and
 // query and stores its key and value, and a split's cached keys and values are prefetched before
 // the row's own arrive.
@@ -35,11 +185,7 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
     float *weights = q + HEADS * key_stride;    // [HEADS, KV_SPLIT]
     float *split_values = weights + HEADS * KV_SPLIT;    // [splits, HEADS, stride]
     float *total = split_values + splits * HEADS * stride; // [HEADS, stride]
-    SplitTile tile;
-    tile.keys = (KvElement *)(total + HEADS * stride);
-    tile.values = tile.keys + KV_SPLIT * key_stride;
-    tile.key_scales = (u16 *)(tile.values + KV_SPLIT * stride);
-    tile.value_scales = tile.key_scales + KV_SPLIT * kv_scales(a.key_dim);
+    SplitTile tile = split_tile(a, total + HEADS * stride, key_stride, stride);
     const u32 *pages = metadata.pages(a.page_table, metadata.span(row));
     if (FUSED) {
         u32 to = block.to(first) - (first == last);
@@ -47,17 +193,7 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
     }
     for (u32 i = t; i < HEADS * stride; i += 128) total[i] = 0.0f;
     grid_dependency_wait();
-    for (u32 i = t; i < HEADS * key_stride; i += 128) {
-        u32 head = i / key_stride, at = i % key_stride;
-        const float *from = a.q + (u64)row * a.q_stride + (block.first_head + head) * a.key_dim;
-        bool is_in = head < block.heads && at < a.key_dim;
-        if (FUSED) {
-            const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
-            q[i] = is_in ? rope_element(from, at, angles, a.rotary_pairs, a.is_neox) : 0.0f;
-        } else {
-            q[i] = is_in ? from[at] : 0.0f;
-        }
-    }
+    load_queries<HEADS, FUSED>(a, block, key_stride, q);
     float row_max[HEADS], row_sum[HEADS];
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
@@ -70,15 +206,8 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
         u32 from = block.from(split), to = block.to(split);
         const u32 *split_pages = pages + split * (KV_SPLIT / PAGE_TOKENS);
         if (FUSED) {
-            bool has_current = split == last;
-            if (split != first) {
-                load_split(a, kv_head, split_pages, from, has_current ? to - 1 : to, tile);
-            }
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            if (has_current) {
-                u32 own_page = split_pages[(to - 1) / PAGE_TOKENS];
-                store_current(a, row, kv_head, own_page, to - 1, block.is_first, tile);
-            }
+            complete_split(a, row, kv_head, split_pages, from, to, split == last, split == first,
+                           block.is_first, tile);
             __syncthreads();
         }
         float scores[HEADS] = {};
@@ -107,28 +236,14 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
 #pragma unroll
                     for (int j = 0; j < PIECE / 8; j++) {
                         float4 low = load_shared(at + 32 * j), high = load_shared(at + 32 * j + 16);
-                        s = fmaf(low.x, x[4 * j].x, s);
-                        s = fmaf(low.y, x[4 * j].y, s);
-                        s = fmaf(low.z, x[4 * j + 1].x, s);
-                        s = fmaf(low.w, x[4 * j + 1].y, s);
-                        s = fmaf(high.x, x[4 * j + 2].x, s);
-                        s = fmaf(high.y, x[4 * j + 2].y, s);
-                        s = fmaf(high.z, x[4 * j + 3].x, s);
-                        s = fmaf(high.w, x[4 * j + 3].y, s);
+                        s = dot_eight(low, high, x + 4 * j, s);
                     }
                     scores[h] = HAS_SCALES ? fmaf(s, scale, scores[h]) : s;
                 }
             }
         }
         float split_max[HEADS], split_sum[HEADS];
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            float s = scores[h] * a.scale;
-            if (a.softcap > 0.0f) s = tanhf(s / a.softcap) * a.softcap;
-            scores[h] = is_in ? s : -INFINITY_F;
-            float m = warp_max(scores[h]);
-            if (t % 32 == 0) scratch[t / 32][h] = m;
-        }
+        store_row_max(a, t, is_in, scores, scratch);
         __syncthreads();
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
@@ -142,74 +257,14 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
         for (int h = 0; h < HEADS; h++) {
             if (t % 32 == 0) scratch[t / 32][h] = split_sum[h];
         }
-        // P V: a thread takes eight columns of every position of its share.
-        for (u32 column_item = t; column_item < eights * splits; column_item += 128) {
-            u32 eight = column_item % eights, split = column_item / eights;
-            float values[HEADS][8] = {};
-            for (u32 i = from / splits * splits + split; i < to; i += 4 * splits) {
-                Eight v[4];
-                u16 scale[4] = {};
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u32 token = i + j * splits;
-                    if (token < from || token >= to) {
-                        v[j] = zero_eight();
-                        continue;
-                    }
-                    if (FUSED) {
-                        v[j] = *(const Eight *)(tile.values + token * stride + 8 * eight);
-                        if (HAS_SCALES) scale[j] = tile.value_scales[token * scales + eight / 4];
-                        continue;
-                    }
-                    u64 page = page_of[token / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
-                    v[j] = *(const Eight *)(a.values + value_at(head, token % PAGE_TOKENS, a.value_dim, 8 * eight));
-                    if (HAS_SCALES) scale[j] = scales_of(a.values, head, token % PAGE_TOKENS, a.value_dim)[eight / 4];
-                }
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    u32 token = min(i + j * splits, KV_SPLIT - 1);
-                    float step = HAS_SCALES ? from_half(scale[j]) : 1.0f;
-                    float2 x[4];
-                    spread(v[j], x);
-#pragma unroll
-                    for (int h = 0; h < HEADS; h++) {
-                        float w = weights[h * KV_SPLIT + token];
-                        if (HAS_SCALES) w *= step;
-#pragma unroll
-                        for (int k = 0; k < 4; k++) {
-                            values[h][2 * k] = fmaf(w, x[k].x, values[h][2 * k]);
-                            values[h][2 * k + 1] = fmaf(w, x[k].y, values[h][2 * k + 1]);
-                        }
-                    }
-                }
-            }
-#pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                float4 *to_part = (float4 *)(split_values + (split * HEADS + h) * stride + 8 * eight);
-                to_part[0] = make_float4(values[h][0], values[h][1], values[h][2], values[h][3]);
-                to_part[1] = make_float4(values[h][4], values[h][5], values[h][6], values[h][7]);
-            }
-        }
+        multiply_values<HEADS, FUSED>(a, tile, page_of, kv_head, t, from, to, stride, eights, splits, scales,
+                                      weights, split_values);
         __syncthreads();
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            float2 of_split = {split_max[h], (scratch[0][h] + scratch[1][h]) + (scratch[2][h] + scratch[3][h])};
-            add_split(a, block, split, h, of_split, row_max[h], row_sum[h], total, [&](u32 i) {
-                float v = 0.0f;
-                for (u32 split = 0; split < splits; split++) v += split_values[(split * HEADS + h) * stride + i];
-                return v;
-            });
-        }
+        merge_split(a, block, split, splits, stride, scratch, split_max, split_values, row_max, row_sum, total);
         __syncthreads();
     }
     if (block.is_split) return combine_across_blocks<HEADS, KV_SPLIT, COMBINED_PER_THREAD>(a, block, shared);
-#pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-        if ((u32)h >= block.heads) continue;
-        AttentionOutput results(a, row, block.first_head + h);
-        float factor = results.factor(row_max[h], row_sum[h]);
-        for (u32 i = t; i < stride; i += KV_SPLIT) results.put(i, total[h * stride + i] * factor);
-    }
+    store_outputs(a, block, total, stride, t, row_max, row_sum);
 }
 
 #define ATTEND(NAME, HEADS, FUSED)                                                                 \
