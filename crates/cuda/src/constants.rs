@@ -126,7 +126,7 @@ pub(crate) const MIN_SHARED_BYTES: usize = 160 << 10;
 /// Rows of input up to which matmuls read every weight once; experts' once for each row.
 pub(crate) const GEMV_ROWS: usize = 16;
 /// Input rows that a block of `mul` takes.
-pub(crate) const MUL_WIDTH: usize = 128;
+pub(crate) const GEMM_WIDTH: usize = 128;
 /// The most input rows that a block of `wide` takes.
 pub(crate) const MAX_WIDTH: usize = 128;
 /// Input rows that a block of `wide` can take, and its relative time for them.

@@ -67,7 +67,7 @@ impl Device {
         }
         result::init().map_err(failed("the NVIDIA driver does not start"))?;
         let mut version: c_int = 0;
-        // SAFETY: writes a number to where it is told.
+        // SAFETY: the pointer is to a local variable of the type that the driver writes.
         unsafe { sys::cuDriverGetVersion(&mut version) }
             .result()
             .map_err(failed("no version of the driver"))?;
@@ -400,7 +400,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: taken by `zeroed`; the stream is waited for, so that nobody uses it any more. An
+        // SAFETY: allocated by `zeroed`; the stream has ended, so that no kernel uses it any more. An
         // error changes nothing.
         unsafe {
             let _ = self.device.enter();

@@ -14,7 +14,7 @@ use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::persistent::{STATIC_BYTES, VARIANTS};
-use crate::shared_memory::{ATTEND_BYTES, MUL_BYTES, prefill_bytes, wide_bytes};
+use crate::shared_memory::{ATTENTION_BYTES, GEMM_BYTES, prefill_bytes, wgmma_bytes};
 
 fn decompress(file: &[u8]) -> Vec<u8> {
     let mut image = Vec::new();
@@ -62,11 +62,11 @@ const _: () = assert!(prefill_bytes(PREFILL_DIMS[2]) <= MIN_SHARED_BYTES);
 pub(crate) struct LayoutKernels {
     embed: Kernel,
     /// For up to 8 and up to 16 rows; plain and gated.
-    pub(crate) dot: [[Kernel; 2]; 2],
+    pub(crate) gemv_mma: [[Kernel; 2]; 2],
     /// For many rows; plain and gated.
-    pub(crate) mul: [Kernel; 2],
+    pub(crate) gemm_mma: [Kernel; 2],
     /// For many rows on Hopper, of each of [`WIDTHS`]; not for 2:4 weights.
-    pub(crate) wide: Option<[[Kernel; 2]; 2]>,
+    pub(crate) gemm_wgmma: Option<[[Kernel; 2]; 2]>,
 }
 
 impl LayoutKernels {
@@ -76,17 +76,17 @@ impl LayoutKernels {
         let both = |module: &Module, name: &str, bytes: usize| -> Result<[Kernel; 2]> {
             Ok([module.kernel(name, bytes)?, module.kernel(&format!("{name}_gated"), bytes)?])
         };
-        let dots =
+        let gemvs =
             |rows: usize| both(gemv_mma, &format!("gemv_mma_{name}_{rows}"), MIN_SHARED_BYTES);
-        let wides = |width: usize| {
-            both(gemm_wgmma, &format!("gemm_wgmma_{name}_{width}"), wide_bytes(layout, width))
+        let gemms = |width: usize| {
+            both(gemm_wgmma, &format!("gemm_wgmma_{name}_{width}"), wgmma_bytes(layout, width))
         };
         Ok(LayoutKernels {
             embed: rows.kernel(&format!("embed_{name}"), 0)?,
-            dot: [dots(8)?, dots(16)?],
-            mul: both(gemm_mma, &format!("gemm_mma_{name}"), MUL_BYTES)?,
-            wide: match is_hopper && layout.has_wgmma() {
-                true => Some([wides(WIDTHS[0].0)?, wides(WIDTHS[1].0)?]),
+            gemv_mma: [gemvs(8)?, gemvs(16)?],
+            gemm_mma: both(gemm_mma, &format!("gemm_mma_{name}"), GEMM_BYTES)?,
+            gemm_wgmma: match is_hopper && layout.has_wgmma() {
+                true => Some([gemms(WIDTHS[0].0)?, gemms(WIDTHS[1].0)?]),
                 false => None,
             },
         })
@@ -98,18 +98,18 @@ impl LayoutKernels {
 pub(crate) struct Attention {
     /// For one, and for up to four query heads of a key head; for any rows, and for rows that are
     /// alone in their sequences.
-    pub(crate) attend: [[Kernel; 2]; 2],
+    pub(crate) attention: [[Kernel; 2]; 2],
     pub(crate) store: Kernel,
 }
 
 impl Attention {
     fn of(module: &Module) -> Result<Attention> {
-        let attends = |name: &str| -> Result<[Kernel; 2]> {
-            let kernel = |name: &str| module.kernel(name, ATTEND_BYTES);
+        let kernels = |name: &str| -> Result<[Kernel; 2]> {
+            let kernel = |name: &str| module.kernel(name, ATTENTION_BYTES);
             Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
         };
-        let attend = [attends("attention_1")?, attends("attention_4")?];
-        Ok(Attention { attend, store: module.kernel("store_kv", 0)? })
+        let attention = [kernels("attention_1")?, kernels("attention_4")?];
+        Ok(Attention { attention, store: module.kernel("store_kv", 0)? })
     }
 }
 
@@ -119,33 +119,33 @@ pub(crate) struct Kernels {
     layouts: Vec<LayoutKernels>,
     embed_f32: Kernel,
     /// Matmuls with f32 weights, for few rows and for many.
-    pub(crate) exact: [Kernel; 2],
-    pub(crate) angles: Kernel,
-    pub(crate) normalize: Kernel,
-    pub(crate) prepare: Kernel,
-    /// Swizzles the input of `wide`.
-    pub(crate) interleave: Kernel,
+    pub(crate) gemv_f32: [Kernel; 2],
+    pub(crate) rope_angles: Kernel,
+    pub(crate) norm_rows: Kernel,
+    pub(crate) convert_input: Kernel,
+    /// Swizzles the input of `gemm_wgmma`.
+    pub(crate) swizzle_input: Kernel,
     /// Permutes rows by their experts.
-    pub(crate) group: Kernel,
+    pub(crate) permute_experts: Kernel,
     pub(crate) elementwise: Kernel,
-    pub(crate) rotate: Kernel,
-    pub(crate) arrange: Kernel,
+    pub(crate) rope: Kernel,
+    pub(crate) slice_concat: Kernel,
     pub(crate) pool: Kernel,
     pub(crate) route: Kernel,
     pub(crate) expert_sum: Kernel,
-    pub(crate) adjust: Kernel,
-    pub(crate) choose: Kernel,
+    pub(crate) apply_penalties: Kernel,
+    pub(crate) sample: Kernel,
     pub(crate) conv: Kernel,
     pub(crate) scan: Kernel,
     pub(crate) read_all: Kernel,
-    attend_f16: Attention,
-    attend_f32: Attention,
-    attend_q8: Attention,
+    attention_f16: Attention,
+    attention_f32: Attention,
+    attention_q8: Attention,
     /// Decode attention on tensor cores, for any rows, and for rows that are alone in their
     /// sequences.
-    pub(crate) attend_meet: [Kernel; 2],
+    pub(crate) decode_attention: [Kernel; 2],
     /// Prefill attention, of each of [`PREFILL_DIMS`].
-    pub(crate) attend_prompt: Vec<Kernel>,
+    pub(crate) prefill_attention: Vec<Kernel>,
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
     pub(crate) persistent: Option<Vec<Kernel>>,
     _modules: Modules,
@@ -174,31 +174,31 @@ impl Kernels {
         Ok(Kernels {
             layouts: layouts.into_iter().collect::<Result<_>>()?,
             embed_f32: rows.kernel("embed_f32", 0)?,
-            exact: [gemv_mma.kernel("gemv_f32_1", 0)?, gemv_mma.kernel("gemv_f32_4", 0)?],
-            angles: rows.kernel("rope_angles", 0)?,
-            normalize: rows.kernel("norm_rows", 0)?,
-            prepare: rows.kernel("convert_input", 0)?,
-            interleave: permute_experts.kernel("swizzle_input", 0)?,
-            group: permute_experts.kernel("permute_experts", 0)?,
+            gemv_f32: [gemv_mma.kernel("gemv_f32_1", 0)?, gemv_mma.kernel("gemv_f32_4", 0)?],
+            rope_angles: rows.kernel("rope_angles", 0)?,
+            norm_rows: rows.kernel("norm_rows", 0)?,
+            convert_input: rows.kernel("convert_input", 0)?,
+            swizzle_input: permute_experts.kernel("swizzle_input", 0)?,
+            permute_experts: permute_experts.kernel("permute_experts", 0)?,
             elementwise: rows.kernel("elementwise", 0)?,
-            rotate: rows.kernel("rope", 0)?,
-            arrange: rows.kernel("slice_concat", 0)?,
+            rope: rows.kernel("rope", 0)?,
+            slice_concat: rows.kernel("slice_concat", 0)?,
             pool: rows.kernel("pool", 0)?,
             route: rows.kernel("route", 0)?,
             expert_sum: rows.kernel("expert_sum", 0)?,
-            adjust: sample.kernel("apply_penalties", 0)?,
-            choose: sample.kernel("sample", 0)?,
+            apply_penalties: sample.kernel("apply_penalties", 0)?,
+            sample: sample.kernel("sample", 0)?,
             conv: recurrent.kernel("conv", 0)?,
             scan: recurrent.kernel("scan", 0)?,
             read_all: recurrent.kernel("read_all", 0)?,
-            attend_f16: Attention::of(&modules.attention)?,
-            attend_f32: Attention::of(&modules.attention_f32)?,
-            attend_q8: Attention::of(&modules.attention_q8)?,
-            attend_meet: [
-                decode_attention_mma.kernel("decode_attention_mma", ATTEND_BYTES)?,
-                decode_attention_mma.kernel("decode_attention_mma_fused", ATTEND_BYTES)?,
+            attention_f16: Attention::of(&modules.attention)?,
+            attention_f32: Attention::of(&modules.attention_f32)?,
+            attention_q8: Attention::of(&modules.attention_q8)?,
+            decode_attention: [
+                decode_attention_mma.kernel("decode_attention_mma", ATTENTION_BYTES)?,
+                decode_attention_mma.kernel("decode_attention_mma_fused", ATTENTION_BYTES)?,
             ],
-            attend_prompt: prefill.into_iter().collect::<Result<_>>()?,
+            prefill_attention: prefill.into_iter().collect::<Result<_>>()?,
             persistent: if is_hopper { Some(persistent()?) } else { None },
             _modules: modules,
         })
@@ -212,9 +212,9 @@ impl Kernels {
     /// The attention kernels of a KV layout.
     pub(crate) fn attention(&self, kv: KvLayout) -> &Attention {
         match kv {
-            KvLayout::F16 => &self.attend_f16,
-            KvLayout::F32 => &self.attend_f32,
-            KvLayout::Q8 => &self.attend_q8,
+            KvLayout::F16 => &self.attention_f16,
+            KvLayout::F32 => &self.attention_f32,
+            KvLayout::Q8 => &self.attention_q8,
         }
     }
 

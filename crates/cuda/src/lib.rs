@@ -5,7 +5,6 @@
 mod arena;
 mod constants;
 mod driver;
-mod feed;
 mod header;
 mod kernels;
 mod kv_layout;
@@ -16,11 +15,12 @@ mod packed;
 mod parameters;
 mod persistent;
 mod run_ahead;
-mod several;
 mod shared_memory;
 mod sizes;
 mod staging;
 mod step;
+mod step_metadata;
+mod tensor_parallel;
 mod weights;
 
 use std::sync::Arc;
@@ -39,8 +39,8 @@ use kv_layout::KvLayout;
 use lower::Program;
 use model::CudaModel;
 use packed::Shard;
-use several::Several;
 use sizes::Sizes;
+use tensor_parallel::TensorParallel;
 
 /// The widest row of state of a scan that the kernel holds.
 const MOST_STATE: usize = 256;
@@ -274,7 +274,7 @@ impl Backend for Cuda {
         }
         match parts.len() {
             1 => Ok(Box::new(parts.remove(0))),
-            _ => Ok(Box::new(Several::new(parts)?)),
+            _ => Ok(Box::new(TensorParallel::new(parts)?)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A loaded model: its memory on the device, and how a step is set up, recorded and sent.
+//! A loaded model: its memory on the device, and how a step is set up, captured and launched.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -14,7 +14,6 @@ use bodkin_model::{Plan, Rope, Rows};
 
 use crate::constants::{LOGIT_GROUPS, RECORDED_ROWS};
 use crate::driver::{Device, Graph, Kernel, Mark, Memory, Pinned};
-use crate::feed;
 use crate::kernels::Kernels;
 use crate::kv_layout::slot_tables;
 use crate::lower::{Program, Stage, Work};
@@ -24,14 +23,15 @@ use crate::parameters;
 use crate::persistent::Persistent;
 use crate::sizes::Sizes;
 use crate::step::{Addresses, Size, Step};
+use crate::step_metadata;
 use crate::weights::Weights;
 
-/// What a step's grids follow from, and how it ends.
-type GraphKey = (Size, Ending);
+/// A captured graph depends on the size of the step and on its last kernels.
+type GraphKey = (Size, StepEnd);
 
-/// What a step is sent for.
+/// What the last kernels of a step compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Ending {
+pub(crate) enum StepEnd {
     /// Its logits.
     Logits,
     /// Tokens, of some of its rows at least.
@@ -55,7 +55,7 @@ pub(crate) struct CudaModel {
     pub(crate) addresses: Addresses,
     /// Everything but the weights.
     memory: Vec<Memory>,
-    feed: Vec<u32>,
+    metadata: Vec<u32>,
     sent: Pinned<u32>,
     /// Rows that come with a step.
     inputs: Pinned<f32>,
@@ -65,7 +65,7 @@ pub(crate) struct CudaModel {
     /// Those of the rows that ask for tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) host: HostSampler,
-    feed_memory: Memory,
+    metadata_memory: Memory,
     profile: Option<Times>,
     /// The persistent kernel, and the stages that it runs in steps of one row.
     persistent: Option<(Kernel, Persistent)>,
@@ -89,7 +89,7 @@ impl CudaModel {
         (program, sizes, kernels, shard): (Program, Sizes, Arc<Kernels>, Shard),
         progress: Progress<'_>,
     ) -> Result<CudaModel> {
-        // What is not the weights is taken first: weights are what may not fit.
+        // Everything but the weights is allocated first: the weights are what may not fit.
         let mut memory = Vec::new();
         let mut take = |bytes: usize, what: &str| -> Result<u64> {
             memory.push(Memory::zeroed(device, bytes, what)?);
@@ -125,8 +125,8 @@ impl CudaModel {
         addresses.step_counts = take(8 * rows, "the counts of steps")?;
         let sampled = Pinned::zeroed(device, 2 * rows)?;
         addresses.sampled = sampled.address();
-        let feed_memory = Memory::zeroed(device, 4 * sizes.feed_len, "a step's numbers")?;
-        addresses.metadata = feed_memory.address;
+        let metadata_memory = Memory::zeroed(device, 4 * sizes.metadata_len, "step metadata")?;
+        addresses.metadata = metadata_memory.address;
         let model = CudaModel {
             graphs: HashMap::new(),
             kernels,
@@ -135,14 +135,14 @@ impl CudaModel {
             weights,
             addresses,
             memory,
-            feed: Vec::with_capacity(sizes.feed_len),
-            sent: Pinned::zeroed(device, sizes.feed_len)?,
+            metadata: Vec::with_capacity(sizes.metadata_len),
+            sent: Pinned::zeroed(device, sizes.metadata_len)?,
             inputs: Pinned::zeroed(device, sizes.input_len)?,
             received: Pinned::zeroed(device, sizes.output_len)?,
             sampled,
             tokens: Vec::with_capacity(sizes.outputs),
             host,
-            feed_memory,
+            metadata_memory,
             program,
             sizes,
             device: Arc::clone(device),
@@ -170,8 +170,8 @@ impl CudaModel {
         let stages = self.sized_step(Size::of_one()).persistent_stages(&persistent);
         let bytes = self.sizes.non_aliased.bytes as usize;
         let partial_bytes = self.sizes.polled_partial_bytes;
-        // SAFETY: there is room for as many, and the copy is waited for. All values are sentinels
-        // before the first step, and each step resets them.
+        // SAFETY: both allocations have this size, and the copy has ended after `finish`. All values
+        // are sentinels before the first step, and each step resets them.
         unsafe {
             self.device.send(self.addresses.persistent_stages, &stages)?;
             self.device.fill(self.addresses.non_aliased, 0xff, bytes)?;
@@ -209,26 +209,26 @@ impl CudaModel {
         self.persistent.as_ref().filter(|_| is_one)
     }
 
-    /// Copies the step's numbers to the device.
-    pub(crate) fn send_feed(
+    /// Copies the step metadata to the device.
+    pub(crate) fn send_metadata(
         &mut self,
         batch: &Batch,
         rows: &[RowOutput<'_>],
         steps: usize,
     ) -> Result<()> {
-        feed::write(batch, rows, steps, &mut self.feed);
-        if self.feed.len() > self.sent.slice().len() {
-            // Sequences that share many pages, or long parameter lists: recorded steps have the old
+        step_metadata::write(batch, rows, steps, &mut self.metadata);
+        if self.metadata.len() > self.sent.slice().len() {
+            // Sequences that share many pages, or long parameter lists. Captured graphs hold the old
             // address.
-            let len = self.feed.len().next_power_of_two();
+            let len = self.metadata.len().next_power_of_two();
             self.graphs.clear();
-            self.feed_memory = Memory::zeroed(&self.device, 4 * len, "a step's numbers")?;
-            self.addresses.metadata = self.feed_memory.address;
+            self.metadata_memory = Memory::zeroed(&self.device, 4 * len, "step metadata")?;
+            self.addresses.metadata = self.metadata_memory.address;
             self.sent = Pinned::zeroed(&self.device, len)?;
         }
-        let sent = &mut self.sent.slice_mut()[..self.feed.len()];
-        sent.copy_from_slice(&self.feed);
-        // SAFETY: there is room for as much, and every step waits for its end, also a failed one.
+        let sent = &mut self.sent.slice_mut()[..self.metadata.len()];
+        sent.copy_from_slice(&self.metadata);
+        // SAFETY: the device buffer is as long, and every step waits for its end, also a failed one.
         unsafe { self.device.send(self.addresses.metadata, sent) }
     }
 
@@ -241,10 +241,10 @@ impl CudaModel {
     ) -> Result<()> {
         let Some(observer) = observer else {
             self.begin(batch)?;
-            let sent = self.send_stages(batch, Ending::Logits);
+            let sent = self.send_stages(batch, StepEnd::Logits);
             return self.end(sent, batch, logits);
         };
-        // The persistent kernel has no place where an observer could look.
+        // The persistent kernel does not stop between stages, so it cannot be observed.
         let persistent = self.persistent.take();
         let observed = self.begin(batch).and_then(|()| {
             let step = Step { is_observed: true, ..self.sized_step(Size::of(batch)) };
@@ -275,11 +275,11 @@ impl CudaModel {
         self.sized_step(Size::of(batch)).address(self.program.output)
     }
 
-    /// Sends a step's numbers.
+    /// Sends the inputs and metadata of a step.
     pub(crate) fn begin(&mut self, batch: &Batch) -> Result<()> {
         self.device.enter()?;
         self.send_inputs(batch)?;
-        self.send_feed(batch, &[], 0)
+        self.send_metadata(batch, &[], 0)
     }
 
     /// Copies the rows that come with a step to where its first stage would have made them.
@@ -295,7 +295,7 @@ impl CudaModel {
     /// Waits for a step, whether all of it was sent or not, and copies its logits.
     fn end(&mut self, sent: Result<()>, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         if sent.is_err() {
-            // What was sent still reads the feed; the first error says more than one of waiting.
+            // Launched kernels still read the metadata; the first error is returned.
             let _ = self.device.finish();
             return sent;
         }
@@ -316,17 +316,17 @@ impl CudaModel {
         Ok(())
     }
 
-    /// Sends all stages, recorded if the step is a small one.
-    pub(crate) fn send_stages(&mut self, batch: &Batch, ending: Ending) -> Result<()> {
+    /// Launches all stages, as a graph if the step is small.
+    pub(crate) fn send_stages(&mut self, batch: &Batch, end_of_step: StepEnd) -> Result<()> {
         if self.profile.is_some() {
             return self.send_profiled(batch);
         }
         let size = Size::of(batch);
-        let key = (size, ending);
+        let key = (size, end_of_step);
         if size.tokens > RECORDED_ROWS {
             let step = self.sized_step(size);
             self.program.stages.iter().try_for_each(|stage| step.run(stage))?;
-            return step.end(ending);
+            return step.end(end_of_step);
         }
         if !self.graphs.contains_key(&key) {
             let step = self.sized_step(size);
@@ -338,7 +338,7 @@ impl CudaModel {
                 if let Some((kernel, persistent)) = persistent {
                     step.run_persistent(*kernel, persistent)?;
                 }
-                step.end(ending)
+                step.end(end_of_step)
             };
             let graph = self.device.record(send)?;
             self.graphs.insert(key, graph);
@@ -357,7 +357,7 @@ impl CudaModel {
         self.add_times(batch, &marks)
     }
 
-    /// Whether the times of stages are taken.
+    /// Whether stages are timed.
     pub(crate) fn is_profiled(&self) -> bool {
         self.profile.is_some()
     }
@@ -395,7 +395,7 @@ impl CudaModel {
     }
 }
 
-/// Takes memory for what is kept between steps.
+/// Allocates the state between steps: KV cache, recurrent state, expert counts.
 fn take_state(
     sizes: &Sizes,
     program: &Program,

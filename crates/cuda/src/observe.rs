@@ -1,4 +1,4 @@
-//! What an observer sees of a step: the inputs of products, read back before each of them runs.
+//! Observed steps: the inputs of matmuls are read back before each matmul runs.
 
 use bodkin_backend::{Batch, InputRow, Matmul, Observer, Result};
 use bytemuck::{Pod, Zeroable};
@@ -9,7 +9,7 @@ use crate::driver::Device;
 use crate::lower::{Content, Experts, Stage, Value, Work};
 use crate::step::Step;
 
-/// Runs all stages of a step, and shows the inputs of their products.
+/// Runs all stages of a step, and shows the inputs of their matmuls.
 pub(crate) fn run(step: &Step<'_>, batch: &Batch, observer: &mut dyn Observer) -> Result<()> {
     for stage in &step.program.stages {
         show_inputs(step, stage, batch, observer)?;
@@ -18,7 +18,7 @@ pub(crate) fn run(step: &Step<'_>, batch: &Batch, observer: &mut dyn Observer) -
     Ok(())
 }
 
-/// Shows the inputs of a stage that comes next, if it is a product.
+/// Shows the inputs of a stage that runs next, if it is a matmul.
 pub(crate) fn show_inputs(
     step: &Step<'_>,
     stage: &Stage,
@@ -33,10 +33,10 @@ pub(crate) fn show_inputs(
     show(step, &seen, &weights, observer)
 }
 
-/// The rows that a product meets.
+/// The input rows of a matmul.
 struct Seen<'a> {
     input: Value,
-    /// The rows that it takes, if not all.
+    /// The rows that are multiplied, if not all.
     outputs: Option<&'a [u32]>,
     experts: Option<Experts>,
 }

@@ -8,7 +8,7 @@ use bodkin_backend::{Batch, Result, RowOutput, SamplingParams, Sink, StepOutput}
 
 use crate::constants::RECORDED_ROWS;
 use crate::driver::Event;
-use crate::model::{CudaModel, Ending};
+use crate::model::{CudaModel, StepEnd};
 use crate::step::sampling;
 
 impl CudaModel {
@@ -29,7 +29,7 @@ impl CudaModel {
         let backend::Step { batch, rows, steps, .. } = step;
         self.device.enter()?;
         self.send_inputs(batch)?;
-        self.send_feed(batch, rows, steps)?;
+        self.send_metadata(batch, rows, steps)?;
         // SAFETY: loading allocated counts for every output row.
         unsafe { self.device.fill(self.addresses.step_counts, 0, 8 * rows.len()) }?;
         let run = self.launch_and_sink(batch, rows, steps, sink);
@@ -56,7 +56,7 @@ impl CudaModel {
         let mut launched = 0;
         for seen in 0..steps {
             while launched < steps && launched <= seen + ahead {
-                self.send_stages(batch, Ending::Tokens { adjusts })?;
+                self.send_stages(batch, StepEnd::Tokens { adjusts })?;
                 self.receive_rows(batch, rows)?;
                 let event = Event::new(&self.device)?;
                 event.record()?;

@@ -10,15 +10,15 @@ use crate::lower::{Stage, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 
 /// Of a block of `mul`: its results, which are larger than its inputs.
-pub(crate) const MUL_BYTES: usize = 64 << 10;
+pub(crate) const GEMM_BYTES: usize = 64 << 10;
 /// The most that blocks of decode attention may ask for.
-pub(crate) const ATTEND_BYTES: usize = 112 << 10;
+pub(crate) const ATTENTION_BYTES: usize = 112 << 10;
 /// The most that a block may ask for without an attribute of its kernel.
 const DEFAULT_BYTES: usize = 48 << 10;
 
 /// Of a block of `wide`: three stages with chunks of its input and of eight tiles of weights, and
 /// their barriers.
-pub(crate) fn wide_bytes(layout: MmaLayout, width: usize) -> usize {
+pub(crate) fn wgmma_bytes(layout: MmaLayout, width: usize) -> usize {
     3 * (2 * (128 * width + 8 * layout.chunk_bytes()) + 16)
 }
 
@@ -29,7 +29,7 @@ pub(crate) const fn prefill_bytes(dims: usize) -> usize {
 
 /// Of a block of `dot` for `rows` rows of input: slots of weights with their barriers, barriers of
 /// teams, partial sums, and a single row's `cached` columns.
-pub(crate) fn dot_bytes(layout: MmaLayout, is_gated: bool, rows: usize, cached: usize) -> usize {
+pub(crate) fn gemv_bytes(layout: MmaLayout, is_gated: bool, rows: usize, cached: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let slot = tiles * (layout.slot_chunks() / tiles) * layout.chunk_bytes();
     let depth = match slot {
@@ -80,8 +80,8 @@ pub(crate) fn too_wide(plan: &Plan, kv: KvLayout, stage: &Stage) -> Option<Strin
             let PackedLayout::Mma(layout) = PackedLayout::of(weight.format) else { return None };
             let cols = weight.cols.next_multiple_of(CHUNK_COLS);
             let cached = if matmul.experts.is_none() { cols } else { 0 };
-            let one = dot_bytes(layout, matmul.is_gated(), 1, cached);
-            let bytes = one.max(dot_bytes(layout, matmul.is_gated(), GEMV_ROWS, 0));
+            let one = gemv_bytes(layout, matmul.is_gated(), 1, cached);
+            let bytes = one.max(gemv_bytes(layout, matmul.is_gated(), GEMV_ROWS, 0));
             (format!("{cols} columns of {}", weight.name), bytes, MIN_SHARED_BYTES)
         }
         Work::Attend(attend) => {
@@ -100,8 +100,8 @@ fn attention_too_wide(kv: KvLayout, a: &Attention, slot: &KvSlot) -> Option<Stri
     let [bytes, _] = attend_bytes(kv, a, slot);
     let results = heads_of_block(a) * kv.stride(slot.value_dim);
     let most_results = COMBINED_PER_THREAD * KV_SPLIT;
-    let why = if bytes > ATTEND_BYTES {
-        format!("{bytes} bytes of a block's {ATTEND_BYTES}")
+    let why = if bytes > ATTENTION_BYTES {
+        format!("{bytes} bytes of a block's {ATTENTION_BYTES}")
     } else if results > most_results {
         format!("{results} results of a block's {most_results}")
     } else {

@@ -7,12 +7,12 @@ use bodkin_model::{Plan, Weight};
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_WIDTH, PAGE_TOKENS};
 use crate::constants::{PARTIAL_EXTRA, RECORDED_ROWS, WIDTHS};
-use crate::feed;
 use crate::kv_layout::{KvLayout, slot_tables};
 use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
 use crate::parameters::Stage;
 use crate::persistent::Persistent;
+use crate::step_metadata;
 
 /// The most rows whose KV splits run in blocks of their own.
 const SPLIT_ROWS: usize = RECORDED_ROWS;
@@ -53,7 +53,7 @@ pub(crate) struct Sizes {
     /// Counts of finished blocks of rows and heads.
     pub(crate) arrival_bytes: usize,
     /// Numbers of a step.
-    pub(crate) feed_len: usize,
+    pub(crate) metadata_len: usize,
     /// Rows of logits.
     pub(crate) outputs: usize,
     /// Floats that come with a step.
@@ -122,7 +122,7 @@ impl Sizes {
             group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].0)),
             permutation_bytes: of_experts(|pairs| 4 * pairs.permuted_rows()),
             arrival_bytes: 4 * split_rows * heads,
-            feed_len: feed::capacity(tokens, outputs, &limits.pages),
+            metadata_len: step_metadata::capacity(tokens, outputs, &limits.pages),
             outputs,
             input_len: program
                 .input
@@ -153,7 +153,7 @@ impl Sizes {
                 + self.arrival_bytes
                 + angles
                 + sampling
-                + 4 * self.feed_len) as u64
+                + 4 * self.metadata_len) as u64
     }
 }
 

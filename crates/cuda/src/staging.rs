@@ -1,5 +1,5 @@
-//! The way of weights to the device: by turns through two pieces of memory that it copies from by
-//! itself, so that one piece is made while the other is on its way.
+//! Upload of weights through two pinned buffers: the host packs into one while the device copies
+//! from the other.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -201,8 +201,8 @@ fn tile_bytes(shape: &Shape) -> usize {
     shape.tile_bytes() + 4 * TILE_ROWS
 }
 
-/// Packs a weight and sends it to the addresses of its tiles and row scales, as many tiles at a
-/// time as a staging buffer holds.
+/// Packs a weight and sends it to the addresses of its tiles and row scales, one staging buffer at a
+/// time.
 fn send_tiles(
     staging: &mut Staging,
     shape: &Shape,
@@ -230,7 +230,7 @@ fn send_tiles(
     Ok(())
 }
 
-/// Packs some tiles and their row scales, with as many threads as there is work for.
+/// Packs some tiles and their row scales, on the host's threads.
 fn pack_tiles(
     shape: &Shape,
     weight: &Weight,

@@ -30,7 +30,7 @@ impl Device {
             return Ok(());
         }
         let mut can: c_int = 0;
-        // SAFETY: writes a number to where it is told; the driver gave both devices.
+        // SAFETY: the pointer is to a local variable; both devices are handles of the driver.
         unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) }
             .result()
             .map_err(failed("no answer whether devices reach each other"))?;

@@ -15,7 +15,7 @@ pub(crate) struct Pinned<T> {
     len: usize,
 }
 
-// SAFETY: it is memory that nobody else knows.
+// SAFETY: it owns its memory, like a `Vec`.
 unsafe impl<T: Send> Send for Pinned<T> {}
 
 impl<T: Pod> Pinned<T> {
@@ -24,12 +24,12 @@ impl<T: Pod> Pinned<T> {
         device.enter()?;
         let len = len.max(1);
         let mut start = std::ptr::null_mut();
-        // SAFETY: writes an address to where it is told; the memory is freed when dropped.
+        // SAFETY: the pointer is to a local variable; the memory is freed when dropped.
         unsafe { sys::cuMemHostAlloc(&mut start, len * size_of::<T>(), 0) }
             .result()
             .map_err(failed("no memory of the host"))?;
         let start = start.cast::<T>();
-        // SAFETY: so many elements were taken just now, and zero is a value of every `Pod`.
+        // SAFETY: the allocation has `len` elements, and zero is a value of every `Pod`.
         unsafe { std::ptr::write_bytes(start, 0, len) };
         Ok(Pinned { device: Arc::clone(device), start, len })
     }

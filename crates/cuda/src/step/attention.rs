@@ -11,7 +11,7 @@ use crate::kernels::PREFILL_DIMS;
 use crate::kv_layout::KvLayout;
 use crate::lower::Attend;
 use crate::parameters as p;
-use crate::shared_memory::{self, ATTEND_BYTES};
+use crate::shared_memory::{self, ATTENTION_BYTES};
 
 /// Threads of a block of prefill attention.
 const PREFILL_THREADS: usize = 128;
@@ -24,7 +24,7 @@ impl Step<'_> {
         let prefill = prefill_kernel(a).filter(|_| kv == KvLayout::F16);
         let prefill = prefill.filter(|_| self.size.has_prefill);
         let is_alone =
-            self.size.spans == self.size.tokens && prefill.is_none() && whole <= ATTEND_BYTES;
+            self.size.spans == self.size.tokens && prefill.is_none() && whole <= ATTENTION_BYTES;
         if !is_alone {
             self.store(rows, attend)?;
         }
@@ -39,10 +39,10 @@ impl Step<'_> {
         let splits = if parameters.is_split == 1 { self.sizes.splits.min(64) } else { 1 };
         let grid = [rows, blocks(a), splits];
         let (kernels, threads) = if kv.has_mma(slot) {
-            (&self.kernels.attend_meet, 32 * SPLIT_TILES)
+            (&self.kernels.decode_attention, 32 * SPLIT_TILES)
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
-            (&self.kernels.attention(kv).attend[grouped], KV_SPLIT)
+            (&self.kernels.attention(kv).attention[grouped], KV_SPLIT)
         };
         let kernel = kernels[usize::from(is_alone)];
         let shared = if is_alone { whole } else { least };
@@ -61,7 +61,7 @@ impl Step<'_> {
         let queries = rows * (a.heads / a.kv_heads);
         // Every span may have a block that is not full.
         let grid = [queries / PREFILL_ROWS + self.size.spans, a.kv_heads, 1];
-        let kernel = self.kernels.attend_prompt[i];
+        let kernel = self.kernels.prefill_attention[i];
         let shared = shared_memory::prefill_bytes(PREFILL_DIMS[i]);
         // SAFETY: the page tables cover what the rows attend to.
         unsafe { self.device.launch(kernel, grid, PREFILL_THREADS, shared, parameters) }

@@ -4,11 +4,11 @@
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
-use crate::constants::{MAX_WIDTH, MUL_WIDTH, WIDTHS};
+use crate::constants::{GEMM_WIDTH, MAX_WIDTH, WIDTHS};
 use crate::lower::{Experts, Matmul, Value};
 use crate::packed::MmaLayout;
 use crate::parameters as p;
-use crate::shared_memory::{MUL_BYTES, wide_bytes};
+use crate::shared_memory::{GEMM_BYTES, wgmma_bytes};
 use crate::sizes::Pairs;
 
 /// Threads of a block of `wide`: two consumer warp groups and a producer.
@@ -31,12 +31,12 @@ impl Step<'_> {
         let groups = |width: usize| pairs.map_or(rows.div_ceil(width), |pairs| pairs.groups(width));
         let tiles = (parameters.tiles as usize).div_ceil(if matmul.is_gated() { 4 } else { 8 });
         let gated = usize::from(matmul.is_gated());
-        let Some(wide) = &kernels.wide else {
-            let gemm = self.gemm_parameters(parameters, experts, MUL_WIDTH)?;
-            let grid = [tiles, groups(MUL_WIDTH), 1];
-            let kernel = kernels.mul[gated];
+        let Some(wide) = &kernels.gemm_wgmma else {
+            let gemm = self.gemm_parameters(parameters, experts, GEMM_WIDTH)?;
+            let grid = [tiles, groups(GEMM_WIDTH), 1];
+            let kernel = kernels.gemm_mma[gated];
             // SAFETY: the weights have these shapes, and values room for the step's rows.
-            return unsafe { self.device.launch(kernel, grid, THREADS, MUL_BYTES, &gemm) };
+            return unsafe { self.device.launch(kernel, grid, THREADS, GEMM_BYTES, &gemm) };
         };
         // The count that a width's relative time multiplies: groups of rows with the same expert,
         // or waves of blocks.
@@ -51,7 +51,7 @@ impl Step<'_> {
         let width = WIDTHS[i].0;
         let mut gemm = self.gemm_parameters(parameters, experts, width)?;
         self.swizzle(&mut gemm, matmul.input, pairs)?;
-        let (grid, bytes) = ([groups(width), tiles, 1], wide_bytes(layout, width));
+        let (grid, bytes) = ([groups(width), tiles, 1], wgmma_bytes(layout, width));
         // SAFETY: as above.
         unsafe { self.device.launch(wide[i][gated], grid, WIDE_THREADS, bytes, &gemm) }
     }
@@ -97,7 +97,7 @@ impl Step<'_> {
             permuted_rows: gemm.panel_rows,
             padding: 0,
         };
-        let (kernel, shared) = (self.kernels.group, 4 * pairs.experts);
+        let (kernel, shared) = (self.kernels.permute_experts, 4 * pairs.experts);
         // SAFETY: there is room for the groups and the permutation of the largest step.
         unsafe { self.device.launch(kernel, [1, 1, 1], PERMUTE_THREADS, shared, &parameters) }?;
         Ok(gemm)
@@ -127,6 +127,6 @@ impl Step<'_> {
         };
         let grid = [(matmul.chunks as usize).div_ceil(8), rows.div_ceil(8), 1];
         // SAFETY: there is room for the widest input of the largest step.
-        unsafe { self.device.launch(self.kernels.interleave, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(self.kernels.swizzle_input, grid, THREADS, 0, &parameters) }
     }
 }

@@ -9,7 +9,7 @@ use crate::constants::{GEMV_F32_ROWS, GEMV_F32_THREADS, GEMV_ROWS};
 use crate::lower::{Content, Epilogue, InputNorm, Matmul, Route, Value};
 use crate::packed::{MmaLayout, PackedLayout, Shape};
 use crate::parameters as p;
-use crate::shared_memory::{dot_bytes, route_bytes};
+use crate::shared_memory::{gemv_bytes, route_bytes};
 
 /// Threads of a block that chooses experts.
 const ROUTE_THREADS: usize = 512;
@@ -121,8 +121,8 @@ impl Step<'_> {
         };
         // Where there are many, a block takes four rows of weights.
         let (kernel, weights) = match rows > GEMV_ROWS {
-            true => (self.kernels.exact[1], weights.div_ceil(4)),
-            false => (self.kernels.exact[0], weights),
+            true => (self.kernels.gemv_f32[1], weights.div_ceil(4)),
+            false => (self.kernels.gemv_f32[0], weights),
         };
         // SAFETY: the weights have these shapes, and values room for the step's rows.
         unsafe { self.device.launch(kernel, [weights, inputs, 1], GEMV_F32_THREADS, 0, matmul) }
@@ -143,12 +143,12 @@ impl Step<'_> {
         let work = tiles.div_ceil(shape.tiles_per_block());
         let blocks = (DOT_BLOCKS * processors).div_ceil(columns);
         let grid = [work.min(blocks), columns, 1];
-        let kernel = self.kernels.of(layout).dot[wide][usize::from(is_gated)];
+        let kernel = self.kernels.of(layout).gemv_mma[wide][usize::from(is_gated)];
         let cols = if matmul.experts_used == 0 { rows } else { 1 };
         // Shared memory holds a single row of input, too.
         let is_cached = matmul.experts_used == 0 && rows == 1;
         let cached = if is_cached { matmul.input_stride as usize } else { 0 };
-        let shared = dot_bytes(layout, is_gated, cols, cached);
+        let shared = gemv_bytes(layout, is_gated, cols, cached);
         // SAFETY: the weights have these shapes, values room for the step's rows, and the routed
         // experts are below their number.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, matmul) }

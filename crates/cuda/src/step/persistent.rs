@@ -66,7 +66,7 @@ impl Step<'_> {
         };
         let grid = [self.device.processors as usize, 1, 1];
         let shared = PERSISTENT_BYTES + persistent.workspace_bytes;
-        // SAFETY: the list has as many stages, whose values have memory of their own, which ends
+        // SAFETY: the list has `count` stages, whose values have memory of their own, which ends
         // at multiples of 16 bytes.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, &parameters) }
     }

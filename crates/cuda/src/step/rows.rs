@@ -25,7 +25,7 @@ impl Step<'_> {
             magnitude,
             rotary_pairs: pairs as u32,
         };
-        let (kernel, grid) = (self.kernels.angles, [self.size.tokens, 1, 1]);
+        let (kernel, grid) = (self.kernels.rope_angles, [self.size.tokens, 1, 1]);
         // SAFETY: there are frequencies for all pairs, and angles for the most tokens.
         unsafe { self.device.launch(kernel, grid, 64, 0, &parameters) }
     }
@@ -63,7 +63,7 @@ impl Step<'_> {
         let threads = if parameters.n as usize > SHORT_NORM { NORM_THREADS } else { 32 };
         let grid = [rows, parameters.groups as usize, 1];
         // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.normalize, grid, threads, 0, &parameters) }
+        unsafe { self.device.launch(self.kernels.norm_rows, grid, threads, 0, &parameters) }
     }
 
     /// The parameters of a norm.
@@ -103,7 +103,7 @@ impl Step<'_> {
             cols: cols as u32,
             parts: parts as u32,
         };
-        let (kernel, grid) = (self.kernels.prepare, [rows, parts, 1]);
+        let (kernel, grid) = (self.kernels.convert_input, [rows, parts, 1]);
         // SAFETY: values have room for the step's rows.
         unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
@@ -167,7 +167,7 @@ impl Step<'_> {
         };
         let grid = self.elements(rows, width);
         // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.arrange, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(self.kernels.slice_concat, grid, THREADS, 0, &parameters) }
     }
 
     pub(super) fn rotate(&self, rows: usize, rotate: &Rotate) -> Result<()> {
@@ -186,7 +186,7 @@ impl Step<'_> {
         };
         let grid = self.elements(rows, width);
         // SAFETY: values and angles have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.rotate, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(self.kernels.rope, grid, THREADS, 0, &parameters) }
     }
 
     pub(super) fn pool(&self, rows: usize, input: Value, kind: PoolKind, out: Value) -> Result<()> {

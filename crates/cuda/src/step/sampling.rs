@@ -4,7 +4,7 @@ use bodkin_backend::{Result, SamplingParams};
 
 use super::Step;
 use crate::constants::{LOGIT_GROUPS, MAX_LISTED};
-use crate::model::Ending;
+use crate::model::StepEnd;
 use crate::parameters as p;
 
 /// Threads of a block.
@@ -18,10 +18,10 @@ pub(crate) fn is_possible(params: &SamplingParams, steps: usize) -> bool {
 
 impl Step<'_> {
     /// Samples the tokens that a step ends with, if it does.
-    pub(crate) fn end(&self, ending: Ending) -> Result<()> {
-        match ending {
-            Ending::Logits => Ok(()),
-            Ending::Tokens { adjusts } => self.sample(adjusts),
+    pub(crate) fn end(&self, end_of_step: StepEnd) -> Result<()> {
+        match end_of_step {
+            StepEnd::Logits => Ok(()),
+            StepEnd::Tokens { adjusts } => self.sample(adjusts),
         }
     }
 
@@ -40,7 +40,7 @@ impl Step<'_> {
             padding: 0,
         };
         if adjusts {
-            let (kernel, grid) = (self.kernels.adjust, [self.size.outputs, 1, 1]);
+            let (kernel, grid) = (self.kernels.apply_penalties, [self.size.outputs, 1, 1]);
             // SAFETY: the metadata has parameters for every output row.
             unsafe { self.device.launch(kernel, grid, BLOCK, 0, &parameters) }?;
         }
@@ -48,6 +48,6 @@ impl Step<'_> {
         // SAFETY: the metadata has parameters for every output row, and there is room for two
         // tokens of each. Rows whose tokens the next step reads are those of spans of one token
         // each.
-        unsafe { self.device.launch(self.kernels.choose, grid, BLOCK, 0, &parameters) }
+        unsafe { self.device.launch(self.kernels.sample, grid, BLOCK, 0, &parameters) }
     }
 }

@@ -1,6 +1,6 @@
-//! A model on several devices, which run the same stages, each with its share of the rows of cut
-//! weights. Behind a stage that made columns of values they meet, copy what the others made, and
-//! meet again before anybody writes there. The host sends stages one by one.
+//! Tensor parallelism: a model on several devices, which run the same stages, each with its shard of
+//! the rows of sharded weights. After a sharded matmul an all-gather copies each device's columns to
+//! the others, between two event barriers. The host launches stages one by one.
 
 use bodkin_backend as backend;
 use bodkin_backend::{Batch, HostSampler, Limits, Model, ModelStats, Observer, Result, Sink};
@@ -12,22 +12,22 @@ use crate::model::CudaModel;
 use crate::observe;
 use crate::step::{Size, Step};
 
-/// A plan on several devices. What all of them know is asked of the first.
-pub(crate) struct Several {
+/// A plan on several devices. Properties that all share are read from the first.
+pub(crate) struct TensorParallel {
     parts: Vec<CudaModel>,
-    /// When each device has come to a place.
+    /// One event a device, for barriers.
     arrivals: Vec<Event>,
     host: HostSampler,
 }
 
-impl Several {
-    pub(crate) fn new(parts: Vec<CudaModel>) -> Result<Several> {
+impl TensorParallel {
+    pub(crate) fn new(parts: Vec<CudaModel>) -> Result<TensorParallel> {
         let arrivals = parts.iter().map(|part| Event::new(&part.device));
         let host = HostSampler::new(parts[0].plan(), parts[0].limits());
-        Ok(Several { arrivals: arrivals.collect::<Result<_>>()?, parts, host })
+        Ok(TensorParallel { arrivals: arrivals.collect::<Result<_>>()?, parts, host })
     }
 
-    /// Runs a step, and shows the inputs of products if somebody wants to see them.
+    /// Runs a step, and shows the inputs of matmuls to the observer, if there is one.
     fn run(
         &mut self,
         batch: &Batch,
@@ -35,7 +35,7 @@ impl Several {
         observer: Option<&mut dyn Observer>,
     ) -> Result<()> {
         let sent = self.send(batch, observer);
-        // Whatever was sent still reads what the next step writes; the first error says most.
+        // Launched kernels still read memory that the next step writes; the first error is returned.
         let finished: Vec<Result<()>> = self.parts.iter().map(finish).collect();
         sent?;
         finished.into_iter().collect::<Result<()>>()?;
@@ -44,7 +44,7 @@ impl Several {
         first.receive(batch, logits)
     }
 
-    /// Sends all stages to all devices.
+    /// Launches all stages on all devices.
     fn send(&mut self, batch: &Batch, mut observer: Option<&mut dyn Observer>) -> Result<()> {
         for part in &mut self.parts {
             part.begin(batch)?;
@@ -97,7 +97,7 @@ impl Several {
         Gather { results, used }: &Gather,
         rows: usize,
     ) -> Result<()> {
-        self.meet()?;
+        self.barrier()?;
         for (i, to) in steps.iter().enumerate() {
             for (_, from) in steps.iter().enumerate().filter(|(j, _)| *j != i) {
                 for &(value, weight) in results {
@@ -111,17 +111,17 @@ impl Several {
                         stride: element * stride as usize,
                         rows: rows * used,
                     };
-                    // SAFETY: the value has room for the step's rows on both devices, and the one
-                    // copied from has made these columns and goes on when all have met again.
+                    // SAFETY: the value holds the step's rows on both devices. The first barrier
+                    // orders the copy behind the source's matmul, the second before its next write.
                     unsafe { to.device.pull(from.device, &columns) }?;
                 }
             }
         }
-        self.meet()
+        self.barrier()
     }
 
-    /// No device goes on before all have come here.
-    fn meet(&self) -> Result<()> {
+    /// An event barrier: every device waits for the work that was launched on all others.
+    fn barrier(&self) -> Result<()> {
         self.arrivals.iter().try_for_each(Event::record)?;
         for (i, part) in self.parts.iter().enumerate() {
             let mut others = self.arrivals.iter().enumerate().filter(|(j, _)| *j != i);
@@ -137,7 +137,7 @@ fn finish(part: &CudaModel) -> Result<()> {
     part.device.finish()
 }
 
-impl Model for Several {
+impl Model for TensorParallel {
     fn plan(&self) -> &Plan {
         self.parts[0].plan()
     }

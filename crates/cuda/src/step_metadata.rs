@@ -1,11 +1,11 @@
-//! A step's numbers as the kernels find them (`Feed` in `kernels/device.cuh`): one array that
-//! begins with where each part of it lies. This file must not know the device.
+//! Step metadata as the kernels read it: one array of words that begins with the offset of each of
+//! its parts. This file must not know the device.
 
 use bodkin_backend::{Batch, RowOutput, SamplingParams};
 
 use crate::constants::SAMPLING_WORDS;
 
-/// Numbers before the first part.
+/// Words before the first part.
 const HEADER: usize = 9;
 /// Capacity for the sampling parameters of each output row, with lists of usual length.
 const PARAMS_CAPACITY: usize = 256;
@@ -13,16 +13,16 @@ const PARAMS_CAPACITY: usize = 256;
 const ASKS_LOGITS: u32 = 0;
 const ASKS_TOKEN: u32 = 1;
 /// A token that is also the next step's input, of the same row.
-const FEEDS_NEXT_STEP: u32 = 2;
+const ASKS_TOKEN_OF_NEXT_STEP: u32 = 2;
 
-/// The numbers that the largest step needs whose pages do not repeat, with sampling parameters for
-/// every output row.
+/// The words of the largest step whose sequences share no pages, with sampling parameters for every
+/// output row.
 pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize {
     let spans = (8 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>();
     HEADER + spans + outputs * PARAMS_CAPACITY
 }
 
-/// Replaces `out` by a step's numbers. `rows` are the requests of the output rows in `steps` steps;
+/// Replaces `out` by a step's metadata. `rows` are the requests of the output rows in `steps` steps;
 /// empty if the host samples.
 pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &mut Vec<u32>) {
     out.clear();
@@ -60,7 +60,7 @@ pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &m
     begin(out, 8);
     let numbers = out.len();
     out.resize(numbers + SAMPLING_WORDS * rows.len(), 0);
-    let asks_token = if steps > 1 { FEEDS_NEXT_STEP } else { ASKS_TOKEN };
+    let asks_token = if steps > 1 { ASKS_TOKEN_OF_NEXT_STEP } else { ASKS_TOKEN };
     for (row, at) in rows.iter().zip((numbers..).step_by(SAMPLING_WORDS)) {
         match row {
             RowOutput::Logits => out[at + 13] = ASKS_LOGITS,
@@ -72,7 +72,7 @@ pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &m
     }
 }
 
-/// Writes the numbers of sampling parameters to `out[at..]`, and appends their lists.
+/// Writes sampling parameters to `out[at..]`, and appends their lists.
 fn write_params(params: &SamplingParams, steps: usize, at: usize, out: &mut Vec<u32>) {
     let mut numbers = [0; SAMPLING_WORDS];
     numbers[0] = params.temperature.to_bits();
@@ -119,7 +119,7 @@ mod tests {
         let two = Span { len: 1, position: 0, tables, state_slot: 0, is_prefill: false };
         let (tokens, spans, outputs) = (vec![11, 12, 13], vec![one, two], vec![1, 2]);
         let batch = Batch { tokens, spans, outputs, ..Batch::default() };
-        let mut feed = vec![77; 3];
+        let mut metadata = vec![77; 3];
         let params = SamplingParams {
             temperature: 0.5,
             top_k: 7,
@@ -131,9 +131,9 @@ mod tests {
         };
         let greedy = SamplingParams::greedy();
         let rows = [RowOutput::Token(&greedy), RowOutput::Token(&params)];
-        write(&batch, &rows, 2, &mut feed);
-        let part = |i: usize, len: usize| &feed[feed[i] as usize..][..len];
-        assert_eq!(feed[..2], [3, 2]);
+        write(&batch, &rows, 2, &mut metadata);
+        let part = |i: usize, len: usize| &metadata[metadata[i] as usize..][..len];
+        assert_eq!(metadata[..2], [3, 2]);
         assert_eq!(part(2, 3), [11, 12, 13]);
         assert_eq!(part(3, 3), [70, 71, 0]);
         assert_eq!(part(4, 3), [0, 0, 1]);
@@ -141,16 +141,16 @@ mod tests {
         assert_eq!(part(6, 10), [0, 2, 70, 3, 1, 2, 1, 0, 0, 0]);
         let pages = |window: usize, span: usize, position: usize| {
             let table = part(7, 8)[2 * (2 * window + span)..][..2].to_vec();
-            feed[table[1] as usize + position / 32 - table[0] as usize]
+            metadata[table[1] as usize + position / 32 - table[0] as usize]
         };
         assert_eq!([pages(0, 0, 70), pages(0, 0, 0), pages(1, 0, 70)], [6, 4, 8]);
         assert_eq!([pages(0, 1, 0), pages(1, 1, 0)], [1, 2]);
         let params = &part(8, 32)[16..];
         assert_eq!((params[..2].to_vec(), params[7]), (vec![0.5f32.to_bits(), 7], 4));
-        let list = |i: usize, len: usize| &feed[params[i] as usize..][..len];
+        let list = |i: usize, len: usize| &metadata[params[i] as usize..][..len];
         assert_eq!((params[8], list(9, 4)), (2, &[21, 22, 0, 0][..]));
         assert_eq!((params[10], list(11, 2)), (1, &[5, 1.5f32.to_bits()][..]));
-        assert_eq!((list(12, 2), params[13]), (&[91, 92][..], FEEDS_NEXT_STEP));
-        assert!(feed.len() <= capacity(3, 2, &[4, 4]));
+        assert_eq!((list(12, 2), params[13]), (&[91, 92][..], ASKS_TOKEN_OF_NEXT_STEP));
+        assert!(metadata.len() <= capacity(3, 2, &[4, 4]));
     }
 }
