@@ -53,7 +53,7 @@ impl Candidates {
         items.clear();
         let k = if k == 0 { logits.len() } else { k.min(logits.len()) };
         self.is_sorted = k < logits.len();
-        // When twice as many as wanted have come together, the worse half goes, and what is no
+        // At twice the wanted number, the worse half goes, and what is no
         // better than the rest need not come at all.
         let room = 2 * k + 64;
         items.reserve(room.min(logits.len()));
@@ -206,7 +206,7 @@ impl Candidates {
         self.items.extend(best);
     }
 
-    /// Keeps the tokens whose surprise is at most so many bits, and the best one in any case.
+    /// Keeps the tokens whose surprise is at most this many bits, and the best one in any case.
     pub fn limit_surprise(&mut self, bits: f32) {
         self.softmax();
         let floor = (-bits).exp2();

@@ -1,5 +1,5 @@
 //! Embeddings of whole texts: what `bodkin embed` and servers read. An encoder looks at a text
-//! from both ends, so a text runs in one step; as many texts share a step as fit into it.
+//! from both ends, so a text runs in one step, which several short texts share.
 
 use std::ops::ControlFlow;
 

@@ -8,9 +8,9 @@ use crate::sampler::SamplerOptions;
 pub struct Request {
     /// Token ids; special tokens are part of them.
     pub prompt: Vec<u32>,
-    /// How the next token is chosen.
+    /// How tokens are sampled.
     pub sampling: SamplerOptions,
-    /// Stop after so many tokens; without it, at the end of the context.
+    /// The most generated tokens; without it, generation stops at the end of the context.
     pub max_tokens: Option<usize>,
     /// Stop where one of these texts begins; it is not part of the output.
     pub stop: Vec<String>,
@@ -56,7 +56,7 @@ pub enum Finish {
     Stop(String),
     /// `max_tokens`, or the end of the context.
     Length,
-    /// Somebody asked for it.
+    /// The client cancelled it.
     Cancelled,
 }
 

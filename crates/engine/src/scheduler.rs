@@ -5,7 +5,7 @@
 /// What the scheduler sees of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
-    /// Tokens that are known and not yet stored: a prompt's rest, or the one token drawn last.
+    /// Tokens that are known and not yet stored: a prompt's rest, or the token sampled last.
     pub(crate) pending: usize,
     /// Whether the prompt has been read.
     pub(crate) decoding: bool,

@@ -44,7 +44,7 @@ fn doubled(start: &str, step: &str, times: usize, end: &str) -> String {
     format!("{{% set x = {start} %}}{}{end}", format!("{{% set x = {step} %}}").repeat(times))
 }
 
-/// Puts a body into loops over so many items.
+/// Puts a body into nested loops over these numbers of items.
 fn looped(items: &[u32], body: &str) -> String {
     let open: String = items.iter().map(|n| format!("{{% for i in range({n}) %}}")).collect();
     format!("{open}{body}{}", "{% endfor %}".repeat(items.len()))

@@ -69,7 +69,7 @@ pub(super) fn chosen(route: &[f32]) -> impl Iterator<Item = usize> {
     route[route.len() / 2..].iter().map(|&e| e as usize)
 }
 
-/// The experts that a token meets, each with its part of the token's input: those that `route`
+/// The experts of a token, each with its part of the token's input: those that `route`
 /// chose, or all. They share the input if it is as wide as one part.
 pub(super) fn pairs<'a>(
     input: &'a [f32],

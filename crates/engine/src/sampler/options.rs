@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub struct SamplerOptions {
     /// What logits are divided by; at 0 or below the best token is taken.
     pub temperature: f32,
-    /// Only so many of the best tokens; 0 is all.
+    /// Keeps this many tokens with the largest logits; 0 keeps all.
     pub top_k: u32,
     /// Only the best tokens that have this probability together; 1 is all.
     pub top_p: f32,
@@ -17,7 +17,7 @@ pub struct SamplerOptions {
     pub min_p: f32,
     /// Only the most typical tokens that have this probability together; 1 is all.
     pub typical_p: f32,
-    /// Only tokens within so many standard deviations of the best logit; 0 or below is all.
+    /// Keeps tokens within this many standard deviations of the largest logit; 0 or below keeps all.
     pub top_n_sigma: f32,
     /// How many of the latest tokens are penalised; below 0 is all.
     pub repeat_last_n: i32,

@@ -4,7 +4,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
-/// Which of the generator's streams the engine draws from.
+/// The generator's stream that the engine uses.
 const STREAM: u64 = 54;
 
 /// The generator's state.
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// A seed that nobody can foresee: the standard library's hasher starts with one.
+/// An unpredictable seed: the standard library's hasher starts with one.
 pub(super) fn any_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

@@ -1,6 +1,6 @@
 //! SentencePiece's normalisation rules (`precompiled_charsmap`): which pieces of text are replaced
 //! by what. They come compiled, as a double-array trie in the layout of darts-clone, and are read
-//! from a file that nobody vouches for. It must not know tokens.
+//! from an untrusted file. It must not know tokens.
 
 use bodkin_gguf::{Array, Metadata, Value};
 

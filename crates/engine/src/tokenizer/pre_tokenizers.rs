@@ -51,7 +51,7 @@ macro_rules! contractions {
     };
 }
 
-/// With groups of one to three digits, as many as the argument allows.
+/// With groups of one to three digits, or up to the argument.
 macro_rules! llama3 {
     ($numbers:literal) => {
         concat!(

@@ -91,7 +91,7 @@ impl SentencePiece {
 
 /// Puts scores in an order of whole numbers, the best first.
 fn rank(score: f32) -> u32 {
-    // Adding zero makes -0 and 0 the same; what is no number goes last.
+    // Adding zero makes -0 and 0 the same; NaN goes last.
     let bits = if score.is_nan() { return u32::MAX } else { (score + 0.0).to_bits() };
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending

@@ -23,11 +23,11 @@ pub(super) struct Unigram {
     merges_spaces: bool,
 }
 
-/// The best way to get somewhere in the text.
+/// The best path to a position in the text.
 #[derive(Clone)]
 struct Best {
     score: f64,
-    /// The token that ends there, and its bytes; 0 where no way leads.
+    /// The token that ends there, and its bytes; 0 if no path leads here.
     len: u32,
     token: u32,
 }
@@ -87,13 +87,13 @@ impl Unigram {
                 out.extend(unknown);
             }
             follows_unknown = is_unknown;
-            // No way leads here if scores are no numbers: then all before it is unknown.
+            // No path leads here if scores are NaN: then the text before it is unknown.
             end -= if len == 0 { end } else { len as usize };
         }
         out[start..].reverse();
     }
 
-    /// The best way to every place in the text. Time is linear in the text, for tokens of bounded
+    /// The best path to every position in the text. Time is linear in the text, for tokens of bounded
     /// length.
     fn search(&self, text: &[u8]) -> Vec<Best> {
         let mut best = vec![Best { score: f64::MIN, len: 0, token: UNKNOWN }; text.len() + 1];
