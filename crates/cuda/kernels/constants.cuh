@@ -67,14 +67,16 @@
 // Warps of a block of the persistent kernel that compute.
 #define PERSISTENT_WARPS 16u
 
-// Bytes that a warp of the persistent kernel copies at once: chunks of a tile, or a slice of keys.
+// Bytes that a warp of the persistent kernel copies at once: chunks of a tile, or a slice of
+// keys.
 #define SLOT_BYTES 2560u
 
 // Slots of a warp of the persistent kernel.
 #define SLOT_DEPTH 4u
 
-// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of weights
-// with their barriers, partial sums, six stages, page tables, the position and sums of warps.
+// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
+// weights with their barriers, partial sums, six stages, page tables, the position and sums of
+// warps.
 #define PERSISTENT_BYTES 171088u
 
 // Page tables that the persistent kernel's attention may have.

@@ -270,7 +270,6 @@ struct Session {
     pages: Pages,
     sequences: Vec<Sequence>,
     step: usize,
-    logits: Vec<f32>,
     /// State of a linear congruential generator; every run has the same tokens.
     random: u32,
     /// Whether the next run is profiled.
@@ -283,9 +282,8 @@ impl Session {
     fn new(model: Box<dyn Model>, step: usize, sequences: usize) -> Session {
         let mut pages = Pages::of(&*model);
         let sequences = (0..sequences).map(|_| pages.start(&[])).collect();
-        let logits = vec![0.0; model.plan().output_width()];
         let (random, profiled, experts_before) = (1, false, Vec::new());
-        Session { model, pages, sequences, step, logits, random, profiled, experts_before }
+        Session { model, pages, sequences, step, random, profiled, experts_before }
     }
 
     /// Runs a test and returns its duration in nanoseconds.
@@ -361,7 +359,8 @@ impl Session {
             let mut batch = Batch::default();
             batch.push(sequence.span(len, true), &tokens);
             batch.output_last();
-            self.model.forward(&batch, &mut self.logits)?;
+            let step = Step { batch: &batch, rows: &[RowOutput::Logits], steps: 1, observer: None };
+            self.model.step(step, &mut |_| ControlFlow::Break(()))?;
             self.pages.advance(&mut self.sequences[i], &batch.tokens);
             left -= len;
         }
