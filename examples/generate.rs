@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sampling = SamplerOptions { temperature: 0.0, ..model.request().sampling };
     let request = Request { sampling, max_tokens: Some(32), ..Request::default() };
     print!("{prompt}");
-    for event in model.generate(&prompt, request) {
+    for event in model.generate(&prompt, request)? {
         match event {
             Event::Token { text, .. } => print!("{text}"),
             Event::Done { text, usage, .. } => {

@@ -14,11 +14,11 @@ mod case;
 mod chains;
 mod encoders;
 mod experts;
-mod feed;
 mod formats;
 mod limits;
 mod observed;
 mod ops;
+mod prompt;
 mod random;
 mod sampling;
 mod state;
@@ -27,8 +27,8 @@ use std::sync::{Arc, LazyLock};
 
 use crate::{Backend, KvType, Model, Result, reference};
 use case::Case;
-use feed::{Feeding, feed, feed_observed};
 use observed::Record;
+use prompt::{Feeding, run_prompt, run_prompt_observed};
 
 /// What a backend got wrong, one line each with the operation, format and shape; empty if it got
 /// everything right.
@@ -53,7 +53,7 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
 pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
     let run = |case: &Case| {
         let mut model = load(backend, case)?;
-        Ok((case.name.clone(), feed(model.as_mut(), case, Feeding::Whole)?))
+        Ok((case.name.clone(), run_prompt(model.as_mut(), case, Feeding::Whole)?))
     };
     cases(backend).map(run).collect()
 }
@@ -80,16 +80,16 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     let (plan, limits) = (Arc::clone(&case.plan), case.limits());
     let mut reference = reference::load(backend.kv_type(), plan, &case.file, &limits, &|_, _| ());
     let mut record = Record::default();
-    let wanted = feed_observed(reference.as_mut(), case, &mut record)?;
+    let wanted = run_prompt_observed(reference.as_mut(), case, &mut record)?;
     let mut model = load(backend, case)?;
-    let whole = feed(model.as_mut(), case, Feeding::Whole)?;
+    let whole = run_prompt(model.as_mut(), case, Feeding::Whole)?;
     let counts = |model: &dyn Model| -> Vec<(usize, Vec<u64>)> {
         model.stats().experts.into_iter().map(|e| (e.layer, e.counts)).collect()
     };
     if counts(&*model) != counts(&*reference) {
         failures.push(format!("{}: other counts of experts", case.name));
     }
-    let generated = feed(model.as_mut(), case, Feeding::Generated)?;
+    let generated = run_prompt(model.as_mut(), case, Feeding::Generated)?;
     let limit = case.limit(backend.kv_type());
     for (how, found) in [("", &whole), (", generated", &generated)] {
         let nmse = nmse(found, &wanted);
@@ -97,13 +97,13 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
             failures.push(format!("{}{how}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
         }
     }
-    if !bits(&feed(model.as_mut(), case, Feeding::AmongPrompts)?).eq(bits(&generated)) {
+    if !bits(&run_prompt(model.as_mut(), case, Feeding::AmongPrompts)?).eq(bits(&generated)) {
         failures.push(format!("{}: generated tokens depend on those beside them", case.name));
     }
     observed::check(model.as_mut(), case, limit, &whole, &record, failures)?;
     let vocabulary = case.plan.output_width();
     for feeding in Feeding::OTHERS {
-        let found = feed(model.as_mut(), case, feeding)?;
+        let found = run_prompt(model.as_mut(), case, feeding)?;
         let rows = feeding.rows(case.tokens.len());
         let same = rows.flat_map(|row| &whole[row * vocabulary..][..vocabulary]);
         if !same.map(|x| x.to_bits()).eq(bits(&found)) {

@@ -28,7 +28,7 @@ pub use kv::KvType;
 pub use layer_split::LayerSplit;
 pub use observe::{InputRow, Matmul, Observer};
 pub use reference::Reference;
-pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax};
+pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, count_nonfinite};
 pub use stats::{ExpertStats, ModelStats, StageProfile, WeightLayout};
 pub use step::{Forward, HostSampler, RowOutput, Sink, Step, StepOutput};
 

@@ -39,9 +39,9 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Keeps this many tokens with the largest logits; 0 keeps all.
     pub top_k: usize,
-    /// Keeps the likeliest tokens whose probabilities add up to this; 1 keeps all.
+    /// Keeps the most probable tokens whose probabilities add up to this; 1 keeps all.
     pub top_p: f32,
-    /// Keeps tokens with at least this fraction of the likeliest token's probability; 0 keeps all.
+    /// Keeps tokens with at least this fraction of the most probable token's probability; 0 keeps all.
     pub min_p: f32,
     /// Token ids, each at most once, and what is added to their logits.
     pub biases: Vec<(u32, f32)>,
@@ -50,7 +50,7 @@ pub struct SamplingParams {
     /// How many of the latest tokens are penalised.
     pub penalty_window: usize,
     /// The latest tokens before the first sampled one, oldest first, up to and including the token
-    /// that the first step reads; `penalty_window` of them if there are as many.
+    /// that the first step reads; at most `penalty_window` of them.
     pub history: Vec<u32>,
     /// One uniform random number per step, in units of 2^-32; empty where sampling is greedy.
     pub uniforms: Vec<u32>,
@@ -140,6 +140,16 @@ impl ReferenceSampler {
     }
 }
 
+/// The number of NaN and infinite logits of a row from which no token can be sampled: one that holds
+/// NaN or +inf, or nothing but -inf. 0 for a row that is fine. One vectorised pass.
+pub fn count_nonfinite(logits: &[f32]) -> usize {
+    let below_inf = logits.iter().map(|&logit| u32::from(logit < f32::INFINITY)).sum::<u32>();
+    if below_inf as usize == logits.len() && logits.iter().any(|logit| logit.is_finite()) {
+        return 0;
+    }
+    logits.iter().filter(|logit| !logit.is_finite()).count()
+}
+
 /// The index of the largest logit, the first of equals. NaN is never the largest; if all are NaN
 /// the index is 0.
 pub fn argmax(logits: &[f32]) -> u32 {
@@ -159,6 +169,14 @@ pub fn argmax(logits: &[f32]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nan_and_infinity_are_counted() {
+        assert_eq!(count_nonfinite(&[0.5, f32::NEG_INFINITY, f32::MAX]), 0);
+        assert_eq!(count_nonfinite(&[0.5, f32::NEG_INFINITY, f32::INFINITY]), 2);
+        assert_eq!(count_nonfinite(&[1.0, f32::NAN, 0.0]), 1);
+        assert_eq!(count_nonfinite(&[f32::NEG_INFINITY; 3]), 3);
+    }
 
     #[test]
     fn argmax_is_the_first_of_the_largest() {

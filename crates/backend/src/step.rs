@@ -8,7 +8,7 @@ use bodkin_model::Plan;
 use crate::candidates::Candidates;
 use crate::check::StepCheck;
 use crate::observe::reborrow;
-use crate::{Batch, Limits, Observer, ReferenceSampler, Result, SamplingParams};
+use crate::{Batch, Limits, Observer, ReferenceSampler, Result, SamplingParams, count_nonfinite};
 
 /// What a step returns for one output row.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +36,11 @@ pub struct Step<'a> {
 /// The results of one step.
 #[derive(Debug)]
 pub struct StepOutput<'a> {
+    /// For each of `tokens`, the number of NaN and infinite logits if no token could be sampled; 0
+    /// otherwise. The token is then 0, and multi-step decode ends. Empty for a backend that samples
+    /// on the device: its kernels would need a second reduction over the vocabulary, and return an
+    /// arbitrary valid token instead.
+    pub nonfinite: &'a [usize],
     /// One token id for each row that asked for a token, in order.
     pub tokens: &'a [u32],
     /// `[rows that asked for logits, width]`, in a buffer of the model that the caller may change.
@@ -58,6 +63,7 @@ pub struct HostSampler {
     /// `[limits.outputs, width]`.
     logits: Vec<f32>,
     tokens: Vec<u32>,
+    nonfinite: Vec<usize>,
     samplers: Vec<ReferenceSampler>,
     candidates: Candidates,
     /// The second and later steps of multi-step decode.
@@ -73,6 +79,7 @@ impl HostSampler {
             width,
             logits: vec![0.0; limits.outputs * width],
             tokens: Vec::with_capacity(limits.outputs),
+            nonfinite: Vec::with_capacity(limits.outputs),
             samplers: vec![ReferenceSampler::default(); limits.outputs],
             ..HostSampler::default()
         }
@@ -103,8 +110,10 @@ impl HostSampler {
             let logits = &mut self.logits[..rows.len() * self.width];
             forward(batch, logits, reborrow(&mut observer))?;
             let kept = self.sample(rows);
-            let (tokens, logits) = (&self.tokens[..], &mut self.logits[..kept]);
-            if sink(StepOutput { tokens, logits }).is_break() || done == steps {
+            let (tokens, nonfinite) = (&self.tokens[..], &self.nonfinite[..]);
+            let output = StepOutput { nonfinite, tokens, logits: &mut self.logits[..kept] };
+            let is_broken = nonfinite.iter().any(|&count| count > 0);
+            if sink(output).is_break() || is_broken || done == steps {
                 break;
             }
             if done == 1 {
@@ -120,14 +129,19 @@ impl HostSampler {
     /// Returns the number of these logits.
     fn sample(&mut self, rows: &[RowOutput<'_>]) -> usize {
         self.tokens.clear();
+        self.nonfinite.clear();
         let mut kept = 0;
         for (i, row) in rows.iter().enumerate() {
             let logits = i * self.width..(i + 1) * self.width;
             match row {
                 RowOutput::Token(params) => {
                     let logits = &mut self.logits[logits];
-                    let token = self.samplers[i].sample(params, logits, &mut self.candidates);
-                    self.tokens.push(token);
+                    let nonfinite = count_nonfinite(logits);
+                    self.nonfinite.push(nonfinite);
+                    self.tokens.push(match nonfinite {
+                        0 => self.samplers[i].sample(params, logits, &mut self.candidates),
+                        _ => 0,
+                    });
                 }
                 RowOutput::Logits => {
                     if kept < logits.start {

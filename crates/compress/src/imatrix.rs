@@ -206,7 +206,7 @@ fn entry(file: &File, sums: &Tensor, counts: &Tensor) -> Result<Entry> {
     }
     if !sums.elements().is_multiple_of(counts.elements()) {
         let found = format!("{} sums for {} counts", sums.elements(), counts.elements());
-        return Err(invalid(sums, "as many columns for each count", found));
+        return Err(invalid(sums, "the same number of columns for each count", found));
     }
     let values = floats(file, sums);
     check_sums(file.path(), &sums.name, &values)?;

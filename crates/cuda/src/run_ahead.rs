@@ -71,7 +71,7 @@ impl CudaModel {
             self.tokens.extend(token_rows(rows).map(|(row, _)| tokens[row]));
             let logits = (rows.len() - self.tokens.len()) * self.plan.output_width();
             let logits = &mut self.received.slice_mut()[..logits];
-            if sink(StepOutput { tokens: &self.tokens, logits }).is_break() {
+            if sink(StepOutput { nonfinite: &[], tokens: &self.tokens, logits }).is_break() {
                 break;
             }
         }

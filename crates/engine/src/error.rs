@@ -1,4 +1,4 @@
-//! Why text could not become tokens, or a request could not be answered.
+//! Errors of tokenization, chat templates and requests.
 
 /// The result of the engine's functions.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -13,50 +13,57 @@ pub enum Error {
     /// The backend could not load or run the model.
     #[error(transparent)]
     Backend(#[from] bodkin_backend::Error),
-    /// The model's tokenizer is of a kind that the engine does not know.
+    /// The model's tokenizer type is unknown.
     #[error("tokenizer.ggml.model: expected one of {known}, found `{found}`")]
     UnknownTokenizer {
         /// The name in the metadata.
         found: String,
-        /// The names that would have been right.
+        /// The known names, separated by commas.
         known: String,
     },
-    /// The model, or whoever assumed one in its place, names a way to split text that the engine
-    /// does not know.
+    /// The metadata or the `assume` option names a pre-tokenizer that the engine does not know.
     #[error("unknown pre-tokenizer `{found}`; those known are {known}")]
     UnknownPreTokenizer {
-        /// The name that was given.
+        /// The given name.
         found: String,
-        /// The names that would have been right.
+        /// The known names, separated by commas.
         known: String,
     },
-    /// A part of the vocabulary contradicts another.
+    /// Two parts of the vocabulary contradict each other.
     #[error("{key}: expected {expected}, found {found}")]
     Vocabulary {
         /// The metadata key.
         key: &'static str,
-        /// What would have been right.
+        /// The valid values.
         expected: String,
-        /// What is there.
+        /// The actual value.
         found: String,
     },
     /// A chat template does not parse, fails, or refuses a conversation.
     #[error("chat template: {0}")]
     Template(String),
-    /// An option of the sampler makes no sense.
+    /// An option of the sampler is out of range.
     #[error("sampling option {option}: expected {expected}, found {found}")]
     Sampling {
         /// The option's name.
         option: &'static str,
-        /// What would have been right.
+        /// The valid values.
         expected: &'static str,
-        /// What was given.
+        /// The given value.
         found: String,
     },
-    /// A request has no tokens to go on from.
+    /// A text is too long for the tokenizer's 32-bit offsets.
+    #[error("text of {bytes} bytes, at most {limit}")]
+    LongText {
+        /// Of the text.
+        bytes: usize,
+        /// The longest that is tokenized.
+        limit: usize,
+    },
+    /// The prompt of a request is empty.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// A prompt has a token that the model does not have.
+    /// A prompt holds a token id outside of the vocabulary.
     #[error("token id {id}: the model has {vocabulary} tokens")]
     UnknownToken {
         /// In the prompt.
@@ -64,27 +71,27 @@ pub enum Error {
         /// The number of token ids.
         vocabulary: usize,
     },
-    /// A request wants no answer.
+    /// `max_tokens` of a request is 0.
     #[error("the answer may have 0 tokens, it must be allowed 1 at least")]
     NoTokens,
-    /// A prompt leaves no room for an answer.
+    /// A prompt fills the whole context.
     #[error("the prompt has {tokens} tokens, the context has room for {limit}")]
     PromptTooLong {
         /// In the prompt.
         tokens: usize,
-        /// The most there may be.
+        /// The largest valid count.
         limit: usize,
     },
-    /// Text was asked of a model that makes none.
+    /// An encoder was asked to generate text.
     #[error("a {architecture} model is an encoder: it makes embeddings and no text")]
     NoText {
-        /// What the model is.
+        /// The model's architecture.
         architecture: String,
     },
-    /// Embeddings were asked of a model that makes none.
+    /// A decoder was asked for embeddings.
     #[error("a {architecture} model makes text and no embeddings; an encoder, such as BERT, does")]
     NoEmbeddings {
-        /// What the model is.
+        /// The model's architecture.
         architecture: String,
     },
     /// A text to embed has no tokens.
@@ -93,21 +100,32 @@ pub enum Error {
         /// The first text is number 1.
         text: usize,
     },
-    /// A text to embed is longer than the model takes; texts are never cut.
+    /// A text to embed exceeds the model's limit; texts are never truncated.
     #[error("text {text} has {tokens} tokens, the model takes {limit} at most")]
     TextTooLong {
         /// The first text is number 1.
         text: usize,
-        /// In the text, with those that mark its start and end.
+        /// Tokens of the text, special tokens included.
         tokens: usize,
-        /// The most there may be.
+        /// The largest valid count.
         limit: usize,
     },
-    /// There is no memory for another token of any request.
+    /// The KV cache has no page for another token of any request.
     #[error("out of pages: {tokens} tokens do not fit into the context memory")]
     OutOfPages {
         /// Tokens of all running requests.
         tokens: usize,
+    },
+    /// A row of logits holds NaN or +inf, or only -inf.
+    #[error(
+        "logits are not finite: {count} of {vocabulary}; the model's weights or its activations \
+         overflow"
+    )]
+    NonFiniteLogits {
+        /// Logits that are NaN or infinite.
+        count: usize,
+        /// All logits.
+        vocabulary: usize,
     },
     /// A step failed; all requests that were part of it end with the same message.
     #[error("{0}")]

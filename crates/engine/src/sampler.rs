@@ -1,10 +1,10 @@
-//! The next token from its logits: a chain of steps in llama.cpp's order, with its defaults. It
-//! must not know models, text or requests.
+//! Samples the next token from its logits: a chain of samplers in llama.cpp's order, with its
+//! defaults. It must not know models, text or requests.
 //!
-//! Logit bias, penalties and DRY change single logits, top-n-sigma masks some; then there are
-//! candidates, which top-k, typical, top-p, min-p and XTC make fewer; temperature and a draw
-//! choose one of them. Buffers are kept from token to token. What candidates are is the backends'
-//! to know, which can choose tokens themselves where a [`SamplingParams`] says all of it.
+//! Logit bias, penalties and DRY change single logits, and top-n-sigma masks some. Top-k, typical,
+//! top-p, min-p and XTC truncate the candidates. Temperature and a random number select one of
+//! them. Buffers are reused from token to token. [`Candidates`] belongs to the backend crate:
+//! backends sample the options that [`SamplingParams`] covers.
 
 mod dry;
 mod history;
@@ -15,32 +15,32 @@ mod random;
 pub use self::options::SamplerOptions;
 
 use bodkin_backend::candidates::{Candidates, top_n_sigma};
-use bodkin_backend::{SamplingParams, argmax};
+use bodkin_backend::{SamplingParams, argmax, count_nonfinite};
 
 use self::dry::Dry;
 use self::history::History;
 use self::penalties::Penalties;
 use self::random::Random;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
-/// Chooses tokens for one sequence.
+/// Samples the tokens of one sequence.
 #[derive(Debug)]
 pub struct Sampler {
     options: SamplerOptions,
     penalties: Option<Penalties>,
     dry: Option<Dry>,
     history: History,
-    /// The logits with what the first steps changed.
+    /// The logits after bias, penalties, DRY and top-n-sigma.
     logits: Vec<f32>,
     candidates: Candidates,
     random: Random,
-    /// Mirostat's running limit of surprise, in bits.
+    /// Mirostat's current limit of surprise, in bits.
     surprise_max: f32,
 }
 
 impl Sampler {
-    /// Checks the options and starts with no tokens. Fails if an option makes no sense.
+    /// Checks the options and starts with an empty history. Fails if an option is out of range.
     pub fn new(options: SamplerOptions, tokenizer: &Tokenizer) -> Result<Sampler> {
         options.check(tokenizer.vocab_size())?;
         let dry = Dry::new(&options, tokenizer);
@@ -64,19 +64,23 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token; `logits` are those of the whole vocabulary. Logits that are no numbers
-    /// count as impossible; if all are, the token is 0. Does not [`Sampler::accept`] it.
+    /// Samples a token from the logits of the whole vocabulary. Does not [`Sampler::accept`] it.
     ///
-    /// Panics if `logits` is empty.
-    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+    /// # Errors
+    /// [`Error::NonFiniteLogits`] if one is NaN or +inf, or all are -inf.
+    ///
+    /// # Panics
+    /// If `logits` is empty.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         assert!(!logits.is_empty(), "there must be a logit for each token");
+        check_finite(count_nonfinite(logits), logits.len())?;
         let mut changed = std::mem::take(&mut self.logits);
         let logits = match self.adjust(logits, &mut changed) {
             true => changed.as_slice(),
             false => logits,
         };
         let token = if self.options.mirostat == 2 {
-            self.draw_mirostat(logits)
+            self.sample_mirostat(logits)
         } else if self.options.is_greedy() {
             argmax(logits)
         } else {
@@ -85,11 +89,11 @@ impl Sampler {
             self.candidates.sample(self.random.unit()).0
         };
         self.logits = changed;
-        token
+        Ok(token)
     }
 
-    /// The parameters of the next `steps` tokens for a backend that samples; none if only this
-    /// sampler can. It advances with [`Sampler::accept_sampled`].
+    /// The parameters with which a backend samples the next `steps` tokens; none if only this
+    /// sampler supports the options. [`Sampler::accept_sampled`] advances the sampler.
     pub(crate) fn params(&self, steps: usize) -> Option<SamplingParams> {
         let options = &self.options;
         let is_plain = options.mirostat == 0
@@ -110,7 +114,7 @@ impl Sampler {
         };
         params.biases.clone_from(&options.logit_bias);
         if let Some(penalties) = &self.penalties {
-            if self.history.latest(penalties.window).count() > MOST_LATEST {
+            if self.history.latest(penalties.window).count() > MAX_HISTORY {
                 return None;
             }
             params.penalties = penalties.factors;
@@ -125,7 +129,7 @@ impl Sampler {
         Some(params)
     }
 
-    /// Takes note of a token that a backend sampled by [`Sampler::params`].
+    /// Adds a token that a backend sampled with [`Sampler::params`] to the history.
     pub(crate) fn accept_sampled(&mut self, id: u32) {
         if !self.options.is_greedy() {
             self.random.next();
@@ -133,7 +137,7 @@ impl Sampler {
         self.accept(id);
     }
 
-    /// Takes note of a token of the sequence, from the prompt or chosen.
+    /// Adds a token to the history, from the prompt or sampled.
     pub fn accept(&mut self, id: u32) {
         self.history.push(id);
         if let Some(penalties) = &mut self.penalties {
@@ -141,8 +145,8 @@ impl Sampler {
         }
     }
 
-    /// Applies the steps that change logits to a copy in `changed`. Returns false, without a
-    /// copy, if there are none.
+    /// Copies the logits to `changed` and applies bias, penalties, DRY and top-n-sigma. Returns
+    /// false, without a copy, if all of them are off.
     fn adjust(&mut self, logits: &[f32], changed: &mut Vec<f32>) -> bool {
         let options = &self.options;
         // With mirostat, llama.cpp's chain has none of the other steps.
@@ -172,7 +176,7 @@ impl Sampler {
         true
     }
 
-    /// The steps from top-k to XTC.
+    /// Applies the truncation samplers, from top-k to XTC.
     fn truncate(&mut self, logits: &[f32]) {
         let (options, candidates) = (&self.options, &mut self.candidates);
         candidates.fill(logits, options.top_k as usize);
@@ -186,9 +190,9 @@ impl Sampler {
         }
     }
 
-    /// Mirostat 2 (Basu et al. 2021): draws from the tokens that surprise less than a limit, and
-    /// moves the limit so that the surprise is `tau` on average.
-    fn draw_mirostat(&mut self, logits: &[f32]) -> u32 {
+    /// Mirostat 2 (Basu et al. 2021): samples from the tokens whose surprise is below a limit, and
+    /// moves the limit so that the mean surprise is `tau`.
+    fn sample_mirostat(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature <= 0.0 {
             return argmax(logits);
         }
@@ -202,10 +206,19 @@ impl Sampler {
     }
 }
 
-/// Of so many latest tokens a rule may tell; of more, counting each as it comes costs less.
-const MOST_LATEST: usize = 1024;
+/// The longest history that parameters hold. Beyond it, counting tokens as they are accepted is
+/// cheaper than sorting the window in each step.
+const MAX_HISTORY: usize = 1024;
 
-/// One bias for each token.
+/// Fails if `count` of a row's logits are not finite.
+pub(crate) fn check_finite(count: usize, vocabulary: usize) -> Result<()> {
+    match count {
+        0 => Ok(()),
+        _ => Err(Error::NonFiniteLogits { count, vocabulary }),
+    }
+}
+
+/// Sums the biases of each token.
 fn summed(biases: &[(u32, f32)]) -> Vec<(u32, f32)> {
     let mut sums: Vec<(u32, f32)> = Vec::new();
     for &(id, bias) in biases {
@@ -223,14 +236,14 @@ mod tests {
 
     use super::*;
 
-    /// Every draw from these probabilities.
+    /// The fraction of 20000 samples that each token gets.
     fn shares(options: &SamplerOptions, p: &[f32], accepted: &[u32]) -> Vec<f32> {
         let mut sampler = Sampler::with_dry(options.clone(), None);
         accepted.iter().for_each(|&id| sampler.accept(id));
         let logits: Vec<f32> = p.iter().map(|p| p.ln()).collect();
         let mut counts = vec![0.0; p.len()];
         for _ in 0..20_000 {
-            counts[sampler.sample(&logits) as usize] += 1.0 / 20_000.0;
+            counts[sampler.sample(&logits).unwrap() as usize] += 1.0 / 20_000.0;
         }
         counts
     }
@@ -252,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_the_probabilities() {
+    fn samples_follow_the_probabilities() {
         let p = [0.1, 0.2, 0.3, 0.4];
         assert_close(&shares(&open(), &p, &[]), &p);
         // Squared and normalised: half the temperature.
@@ -292,7 +305,7 @@ mod tests {
             let options = SamplerOptions { seed: Some(seed), ..open() };
             let mut sampler = Sampler::with_dry(options, None);
             let logits: Vec<f32> = p.iter().map(|p: &f32| p.ln()).collect();
-            (0..64).map(|_| sampler.sample(&logits)).collect::<Vec<u32>>()
+            (0..64).map(|_| sampler.sample(&logits).unwrap()).collect::<Vec<u32>>()
         };
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
@@ -305,7 +318,7 @@ mod tests {
         let logits: Vec<f32> = p.iter().map(|p| p.ln()).collect();
         let options = SamplerOptions { mirostat: 2, mirostat_tau: 3.0, ..open() };
         let mut sampler = Sampler::with_dry(options, None);
-        let tokens: Vec<u32> = (0..4000).map(|_| sampler.sample(&logits)).collect();
+        let tokens: Vec<u32> = (0..4000).map(|_| sampler.sample(&logits).unwrap()).collect();
         // Far into the run the limit has settled well below the whole vocabulary.
         let late = &tokens[2000..];
         let highest = late.iter().max().copied().unwrap_or(0);
@@ -314,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_says_what_the_sampler_does() {
+    fn parameters_give_the_tokens_of_the_sampler() {
         let mut logits = Vec::new();
         let mut random = Random::new(5);
         (0..300).for_each(|_| logits.push(random.unit() as f32 * 9.0));
@@ -338,7 +351,7 @@ mod tests {
             let mut plain = new();
             let plain: Vec<u32> = (0..40)
                 .map(|_| {
-                    let id = plain.sample(&logits);
+                    let id = plain.sample(&logits).unwrap();
                     plain.accept(id);
                     id
                 })
@@ -364,14 +377,19 @@ mod tests {
     }
 
     #[test]
-    fn broken_logits_do_not_panic() {
+    fn logits_that_are_not_finite_are_an_error() {
         for options in [open(), SamplerOptions::default(), SamplerOptions { mirostat: 2, ..open() }]
         {
             let mut sampler = Sampler::with_dry(options, None);
-            assert_eq!(sampler.sample(&[f32::NAN, f32::NAN]), 0);
-            assert_eq!(sampler.sample(&[f32::NEG_INFINITY; 3]), 0);
-            assert_eq!(sampler.sample(&[f32::NAN, 1.0, f32::NEG_INFINITY]), 1);
-            assert_eq!(sampler.sample(&[0.0, f32::INFINITY]), 1);
+            let mut count = |logits: &[f32]| match sampler.sample(logits) {
+                Err(Error::NonFiniteLogits { count, .. }) => count,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(count(&[f32::NAN, f32::NAN]), 2);
+            assert_eq!(count(&[f32::NEG_INFINITY; 3]), 3);
+            assert_eq!(count(&[f32::NAN, 1.0, f32::NEG_INFINITY]), 2);
+            assert_eq!(count(&[0.0, f32::INFINITY]), 1);
+            assert_eq!(sampler.sample(&[1.0, f32::NEG_INFINITY]).unwrap(), 0);
         }
     }
 }

@@ -39,8 +39,12 @@ use self::vocabulary::{Spelling, TokenType, Vocabulary};
 use self::word_piece::WordPiece;
 use crate::error::{Error, Result};
 
-/// Values of `tokenizer.ggml.model` that are known.
+/// Known values of `tokenizer.ggml.model`.
 const MODELS: [&str; 5] = ["gpt2", "gemma4", "llama", "bert", "t5"];
+
+/// The longest text from a user. A space takes 3 bytes in SentencePiece's spelling, and the offsets
+/// have 32 bits.
+const MAX_TEXT_BYTES: usize = 512 << 20;
 
 /// A model's tokenizer.
 pub struct Tokenizer {
@@ -50,7 +54,7 @@ pub struct Tokenizer {
     matcher: SpecialMatcher,
     add_bos: bool,
     add_eos: bool,
-    /// A text starts with a space that is not in it.
+    /// A space is added before each text.
     add_space_prefix: bool,
     clean_spaces: bool,
 }
@@ -63,9 +67,9 @@ enum Algorithm {
     Unigram(Unigram),
 }
 
-/// What the metadata need not say.
+/// Defaults for missing metadata.
 impl Algorithm {
-    /// The numbers are llama.cpp's.
+    /// The ids are llama.cpp's defaults.
     fn special(&self, model: &str) -> SpecialIds {
         let none = SpecialIds::default();
         match self {
@@ -119,8 +123,8 @@ impl Tokenizer {
         Tokenizer::new(metadata, None)
     }
 
-    /// As [`Tokenizer::from_metadata`], with the pre-tokenizer `pre` whatever the metadata says,
-    /// for files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers; the
+    /// As [`Tokenizer::from_metadata`], with the pre-tokenizer `pre` instead of the
+    /// metadata's, for files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers; the
     /// name is checked all the same.
     pub fn from_metadata_assuming(metadata: &Metadata, pre: &str) -> Result<Tokenizer> {
         Tokenizer::new(metadata, Some(pre_tokenizer(pre)?))
@@ -186,6 +190,22 @@ impl Tokenizer {
         read("add_space_prefix", &mut self.add_space_prefix)
     }
 
+    /// As [`Tokenizer::encode`], for a text from a user.
+    ///
+    /// # Errors
+    /// [`Error::LongText`] if the text is longer than 512 MiB.
+    pub fn try_encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(Error::LongText { bytes: text.len(), limit: MAX_TEXT_BYTES });
+        }
+        Ok(self.encode(text, add_special, parse_special))
+    }
+
     /// The tokens of `text`, which must be shorter than 1 GiB. With `add_special`, BOS and EOS (or
     /// what BERT has for them) are added as the model wants it; with `parse_special`, control
     /// tokens that are spelled out in the text become those tokens instead of text.
@@ -229,8 +249,8 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that tokens stand for; control tokens are shown if `special` says so. Ids that
-    /// are no tokens stand for nothing.
+    /// The bytes of tokens; control tokens are included if `special` is set. Unknown ids are
+    /// skipped.
     pub fn decode(&self, ids: &[u32], special: bool) -> Vec<u8> {
         self.decode_with(ids, false, special)
     }

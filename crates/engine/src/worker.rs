@@ -1,5 +1,5 @@
-//! The loop: admit, schedule, step, emit. One thread owns the model and runs it for all requests;
-//! everything else talks to it through channels. While every request decodes, one call of the model
+//! The worker's loop: admit, schedule, step, emit. One thread owns the model and runs it for all
+//! requests; clients reach it through channels. While every request decodes, one call of the model
 //! runs several steps, and may run ahead of the host.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use bodkin_backend::{Batch, Model, PAGE_TOKENS, RowOutput, SamplingParams, Span,
 use crate::error::Error;
 use crate::pages::{Pages, Sequence};
 use crate::request::{Event, Finish, Request, Timings, Usage};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, check_finite};
 use crate::scheduler::{Waiting, schedule};
 use crate::stats::Stats;
 use crate::stop::StopTexts;
@@ -24,7 +24,7 @@ use crate::tokenizer::Tokenizer;
 /// The most steps of one multi-step decode.
 const MULTI_STEPS: usize = PAGE_TOKENS;
 
-/// A request on its way to the worker.
+/// A request that a client has submitted.
 pub(crate) struct Submission {
     pub(crate) request: Request,
     pub(crate) events: Sender<Event>,
@@ -32,15 +32,15 @@ pub(crate) struct Submission {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// What clients want of the worker.
+/// A message from a client to the worker.
 pub(crate) enum Message {
-    /// An answer.
+    /// Runs a request.
     Submit(Box<Submission>),
-    /// How the engine is, once the step that runs has ended.
+    /// Replies with the engine's statistics after the current step.
     Stats(Sender<Stats>),
 }
 
-/// A request that is being worked on.
+/// A request that the worker has admitted.
 struct Running {
     request: Request,
     events: Sender<Event>,
@@ -63,9 +63,9 @@ pub(crate) struct Worker {
     context: usize,
     pages: Pages,
     running: Vec<Running>,
-    /// Requests that come next, oldest first.
+    /// Requests that are not admitted yet, oldest first.
     waiting: VecDeque<Submission>,
-    /// Messages that came during a step.
+    /// Messages received during a step.
     inbox: Vec<Message>,
     /// The next step.
     batch: Batch,
@@ -131,7 +131,7 @@ impl Worker {
                     free_pages: self.pages.free(),
                     experts: self.model.stats().experts,
                 };
-                // Whoever asked may have gone.
+                // The client may have stopped waiting for the reply.
                 let _ = reply.send(stats);
             }
         }
@@ -141,7 +141,7 @@ impl Worker {
         let events = submission.events.clone();
         match self.start(submission) {
             Ok(running) => self.running.push(running),
-            // Nobody may be listening any more; then nobody needs to know.
+            // The client may have dropped its events.
             Err(error) => drop(events.send(Event::Error(error))),
         }
     }
@@ -197,8 +197,8 @@ impl Worker {
         self.step(1, messages)
     }
 
-    /// Fills the batch with a decode row of every request and reserves pages for several steps of
-    /// it. Returns their number; 0 if the next step is another one.
+    /// Fills the batch with a decode row of every request and reserves pages for several steps.
+    /// Returns the number of steps; 0 if the next step is no multi-step decode.
     fn schedule_decode(&mut self) -> usize {
         let steps = self.decode_steps();
         if steps == 0 {
@@ -219,8 +219,8 @@ impl Worker {
         steps
     }
 
-    /// How many steps may come in which every request has one more token, and none reaches its
-    /// length before the last; 0 if a request is still in prefill.
+    /// The number of steps until the first request reaches its maximal length; 0 if a request is
+    /// still in prefill.
     fn decode_steps(&self) -> usize {
         let decodes = |r: &Running| r.first_token.is_some() && r.pending.len() == 1;
         if self.running.len() > self.model.limits().tokens || !self.running.iter().all(decodes) {
@@ -240,8 +240,8 @@ impl Worker {
         is_enough
     }
 
-    /// Runs the batch, until a request ends or a message comes, and does what follows from its
-    /// tokens and logits.
+    /// Runs the batch until a request ends or a message arrives, and samples and sends the tokens
+    /// of each step.
     fn step(&mut self, steps: usize, messages: &Receiver<Message>) -> Result<(), Error> {
         let Worker { model, tokenizer, context, pages, running, inbox, .. } = self;
         let width = model.plan().output_width();
@@ -254,6 +254,7 @@ impl Worker {
         let step = Step { batch: &self.batch, rows: &rows, steps, observer: None };
         model.step(step, &mut |output| {
             let mut tokens = output.tokens.iter();
+            let mut nonfinite = output.nonfinite.iter();
             let mut logits = output.logits.chunks_exact(width);
             let mut rows = rows.iter();
             let taken = running.iter_mut().zip(&self.taken).enumerate();
@@ -264,10 +265,23 @@ impl Worker {
                     continue;
                 }
                 let token = match rows.next().expect("a row for each request without pending") {
-                    RowOutput::Token(_) => running.accept(*tokens.next().expect("its token")),
+                    RowOutput::Token(_) => {
+                        let token = *tokens.next().expect("its token");
+                        let nonfinite = nonfinite.next().copied().unwrap_or(0);
+                        check_finite(nonfinite, width).map(|()| running.accept(token))
+                    }
                     RowOutput::Logits => running.sample(logits.next().expect("its logits")),
                 };
-                if !running.emit(token, tokenizer, *context) {
+                let goes_on = match token {
+                    Ok(token) => running.emit(token, tokenizer, *context),
+                    Err(error) => {
+                        // NaN in its KV cache would spread to requests with the same prefix.
+                        let empty = pages.start(&[]);
+                        pages.release(std::mem::replace(&mut running.sequence, empty));
+                        running.send(Event::Error(error))
+                    }
+                };
+                if !goes_on {
                     ended.push(i);
                 }
             }
@@ -297,7 +311,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes requests out that have ended, ascending; what they have stored may serve others.
+    /// Removes the requests with these ascending indices and caches their pages for prefix reuse.
     fn end(&mut self, ended: &[usize]) {
         for &i in ended.iter().rev() {
             let mut running = self.running.remove(i);
@@ -306,8 +320,8 @@ impl Worker {
         }
     }
 
-    /// Fills the batch with decode rows and prefill chunks. Where pages are short, requests wait
-    /// for others to end; if all wait, the youngest is preempted: it is recomputed later.
+    /// Fills the batch with decode rows and prefill chunks. If pages are short, requests wait for
+    /// others to end; if all wait, the youngest is preempted and recomputed later.
     fn schedule_mixed(&mut self) -> Result<(), Error> {
         loop {
             self.fill_batch();
@@ -328,7 +342,7 @@ impl Worker {
         }
     }
 
-    /// Fills the batch with the requests that get pages.
+    /// Fills the batch with the requests for which pages can be reserved.
     fn fill_batch(&mut self) {
         let waiting: Vec<Waiting> = self.running.iter().map(Running::waiting).collect();
         let limits = self.model.limits();
@@ -336,8 +350,8 @@ impl Worker {
         self.batch.clear();
         self.params.clear();
         for (running, taken) in self.running.iter_mut().zip(&mut self.taken) {
-            // A preempted request recomputes its prompt and its generated tokens. A span has only
-            // one of the two, so that it is rounded as the first time.
+            // A preempted request recomputes its prompt and its generated tokens. A span holds
+            // only one of the two, so that rounding is the same as in the first computation.
             let (prompt, stored) = (running.request.prompt.len(), running.sequence.tokens.len());
             if stored < prompt {
                 *taken = (*taken).min(prompt - stored);
@@ -354,7 +368,7 @@ impl Worker {
         }
     }
 
-    /// Ends requests that are not wanted any more; what they have stored may serve others.
+    /// Ends cancelled requests and caches their pages for prefix reuse.
     fn drop_cancelled(&mut self) {
         for i in (0..self.running.len()).rev() {
             if self.running[i].cancelled.load(Relaxed) {
@@ -365,12 +379,11 @@ impl Worker {
         }
     }
 
-    /// Ends every request: a step that failed leaves no state to go on from.
+    /// Ends every request: after a failed step, the contents of the KV cache are undefined.
     fn fail(&mut self, error: Error) {
         let message = error.to_string();
         for running in self.running.drain(..) {
-            // Nobody may be listening any more; then nobody needs to know.
-            let _ = running.events.send(Event::Error(Error::Step(message.clone())));
+            running.send(Event::Error(Error::Step(message.clone())));
             self.pages.release(running.sequence);
         }
     }
@@ -394,13 +407,13 @@ impl Running {
     }
 
     /// Samples the next token from its logits.
-    fn sample(&mut self, logits: &[f32]) -> u32 {
-        let token = self.sampler.sample(logits);
+    fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        let token = self.sampler.sample(logits)?;
         self.sampler.accept(token);
-        token
+        Ok(token)
     }
 
-    /// Takes note of the next token, which the model sampled.
+    /// Adds the next token, which the model sampled, to the sampler's history.
     fn accept(&mut self, token: u32) -> u32 {
         self.sampler.accept_sampled(token);
         token
@@ -442,8 +455,13 @@ impl Running {
             prompt_ms: (first - self.started).as_secs_f64() * 1e3,
             generate_ms: first.elapsed().as_secs_f64() * 1e3,
         };
-        // Nobody may be listening any more; then nobody needs to know.
-        let _ = self.events.send(Event::Done { reason, text, usage: self.usage, timings });
+        self.send(Event::Done { reason, text, usage: self.usage, timings })
+    }
+
+    /// Sends the last event. Returns false: the request has ended.
+    fn send(&self, last: Event) -> bool {
+        // The client may have dropped its events.
+        let _ = self.events.send(last);
         false
     }
 }

@@ -165,6 +165,27 @@ fn a_cancelled_request_ends_and_the_others_go_on() {
     assert_eq!(tokens.len(), 10);
 }
 
+/// A tiny Gemma 3 whose last norm, and so every logit, is NaN.
+#[test]
+fn nan_logits_end_a_request_with_an_error() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+    let mut bytes = std::fs::read(folder.join("gemma3.gguf")).unwrap();
+    let file = File::from_bytes("nan.gguf", bytes.clone()).unwrap();
+    let norm = file.tensors().iter().find(|t| t.name == "output_norm.weight").unwrap();
+    bytes[norm.offset as usize..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let engine = open(File::from_bytes("nan.gguf", bytes).unwrap(), |_| ());
+    // The model samples the first two, the engine's own sampler the third.
+    let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+    let typical = SamplerOptions { typical_p: 0.9, ..SamplerOptions::default() };
+    for sampling in [greedy, SamplerOptions::default(), typical] {
+        let (tokens, end) = collect(engine.submit(Request { sampling, ..request(7, 40, 10) }));
+        let error = end.unwrap_err().to_string();
+        assert!(tokens.is_empty() && error.starts_with("logits are not finite: "), "{error}");
+    }
+    let stats = engine.stats().unwrap();
+    assert_eq!((stats.running, stats.waiting), (0, 0));
+}
+
 #[test]
 fn what_does_not_fit_says_so() {
     let engine = engine(|_| ());

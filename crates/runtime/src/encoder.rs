@@ -72,9 +72,9 @@ impl Encoder {
     /// The tokens of a text, with those that mark its start and end.
     ///
     /// # Errors
-    /// If the file has no usable tokenizer.
+    /// If the file has no usable tokenizer, or the text is longer than 512 MiB.
     pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.tokenizer.get()?.encode(text, true, false))
+        Ok(self.tokenizer.get()?.try_encode(text, true, false)?)
     }
 
     /// One embedding for each text: `[output_width]`, of length 1. Texts are never truncated.

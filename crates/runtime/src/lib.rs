@@ -25,7 +25,7 @@
 //! let builder = Model::builder(path).device("cpu").ctx_size(128).kv_type(KvType::Q8_0);
 //! let model = builder.on_progress(|progress| eprintln!("{progress:?}")).load()?;
 //! let request = Request { max_tokens: Some(4), ..model.request() };
-//! for event in model.generate("Hello", request) {
+//! for event in model.generate("Hello", request)? {
 //!     match event {
 //!         Event::Token { id, text } => println!("{id}: {text}"),
 //!         Event::Done { usage, .. } => assert!(usage.generated_tokens <= 4),

@@ -101,8 +101,11 @@ impl Model {
 
     /// Continues a text. The events end with [`Event::Done`] or [`Event::Error`]; dropping them
     /// cancels the request.
-    pub fn generate(&self, prompt: &str, request: Request) -> Events {
-        self.engine.submit(Request { prompt: self.tokenize(prompt), ..request })
+    ///
+    /// # Errors
+    /// If the text is longer than 512 MiB.
+    pub fn generate(&self, prompt: &str, request: Request) -> Result<Events> {
+        Ok(self.engine.submit(Request { prompt: self.tokenize(prompt)?, ..request }))
     }
 
     /// Answers the last message of a chat. The messages are those of the OpenAI chat format:
@@ -115,14 +118,17 @@ impl Model {
             .map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
         let text = self.template()?.render(&messages, None, true, &Map::new())?;
         // The template writes the special tokens itself.
-        let prompt = self.tokenizer.encode(&text, false, true);
+        let prompt = self.tokenizer.try_encode(&text, false, true)?;
         Ok(self.engine.submit(Request { prompt, ..request }))
     }
 
     /// The tokens of a text, with those that mark its start and end, and with special tokens
     /// parsed.
-    pub fn tokenize(&self, text: &str) -> Vec<u32> {
-        self.tokenizer.encode(text, true, true)
+    ///
+    /// # Errors
+    /// If the text is longer than 512 MiB.
+    pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.try_encode(text, true, true)?)
     }
 
     /// The text of tokens, without special tokens.

@@ -53,9 +53,9 @@ impl Scorer {
     /// parsed.
     ///
     /// # Errors
-    /// If the file has no usable tokenizer.
+    /// If the file has no usable tokenizer, or the text is longer than 512 MiB.
     pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.tokenizer.get()?.encode(text, true, true))
+        Ok(self.tokenizer.get()?.try_encode(text, true, true)?)
     }
 
     /// The text of tokens, special tokens included.

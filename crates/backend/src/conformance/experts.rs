@@ -141,7 +141,7 @@ fn products(cases: &mut Vec<Case>) {
     }
 }
 
-/// So many rows that experts meet more than a block takes.
+/// Enough rows that experts get more than a block takes.
 fn crowded(format: Format, tokens: usize) -> Case {
     let (cols, hidden, experts, used) = (256, 256, 3, 2);
     let name = format!("experts {} crowded by {tokens} tokens", format.name());

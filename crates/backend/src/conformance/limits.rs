@@ -6,7 +6,7 @@ use bodkin_gguf::Format;
 use bodkin_model::{EmbedBy, Op};
 
 use super::case::{Case, FLOAT, HALF_STATE, Maker, VOCABULARY, usual_attention};
-use super::feed::{Feeding, Pages, feed};
+use super::prompt::{Feeding, Pages, run_prompt};
 use crate::{Backend, Batch, Error, Result};
 
 /// Steps beyond the limits are errors, and leave the model as it was.
@@ -28,9 +28,9 @@ fn check_positions(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<
     let case = maker.finish(FLOAT, 9);
     let load =
         |case: &Case| backend.load(Arc::clone(&case.plan), &case.file, &case.limits(), &|_, _| ());
-    feed(load(&case)?.as_mut(), &case, Feeding::Whole)?;
+    run_prompt(load(&case)?.as_mut(), &case, Feeding::Whole)?;
     let longer = Case { tokens: vec![0; 10], ..case };
-    match feed(load(&longer)?.as_mut(), &longer, Feeding::Whole) {
+    match run_prompt(load(&longer)?.as_mut(), &longer, Feeding::Whole) {
         Err(Error::Limit { .. }) => Ok(()),
         Err(other) => Err(other),
         Ok(_) => {
@@ -64,7 +64,7 @@ fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> 
         failures.push("limits: the model has others than it was loaded with".to_owned());
     }
 
-    let before = feed(model.as_mut(), case, Feeding::Whole)?;
+    let before = run_prompt(model.as_mut(), case, Feeding::Whole)?;
     for (what, step) in wrong_steps(model.as_ref()) {
         let mut logits = vec![0.0; step.outputs.len() * VOCABULARY];
         match model.forward(&step, &mut logits) {
@@ -73,7 +73,7 @@ fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> 
             Ok(()) => failures.push(format!("limits: {what} is accepted")),
         }
     }
-    if feed(model.as_mut(), case, Feeding::Whole)? != before {
+    if run_prompt(model.as_mut(), case, Feeding::Whole)? != before {
         failures.push("limits: a refused step changed the model".to_owned());
     }
     Ok(())

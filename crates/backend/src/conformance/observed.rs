@@ -2,8 +2,8 @@
 //! about the same inputs; and logits that observing does not change.
 
 use super::case::Case;
-use super::feed::feed_observed;
 use super::nmse;
+use super::prompt::run_prompt_observed;
 use crate::error::Result;
 use crate::{InputRow, Matmul, Model, Observer};
 
@@ -28,7 +28,7 @@ impl Observer for Record {
 }
 
 /// Compares what `model` shows with the reference's record, and its logits with those of a step
-/// that nobody observed.
+/// without an observer.
 pub(super) fn check(
     model: &mut dyn Model,
     case: &Case,
@@ -39,7 +39,7 @@ pub(super) fn check(
 ) -> Result<()> {
     let name = &case.name;
     let mut found = Record::default();
-    let observed = feed_observed(model, case, &mut found)?;
+    let observed = run_prompt_observed(model, case, &mut found)?;
     if !observed.iter().map(|x| x.to_bits()).eq(alone.iter().map(|x| x.to_bits())) {
         failures.push(format!("{name}: observed differs in bits from the whole prompt"));
     }

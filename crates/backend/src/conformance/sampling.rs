@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bodkin_gguf::Format;
 
 use super::case::{Case, HALF_STATE, Maker, usual_attention};
-use super::feed::{Pages, Sequence};
+use super::prompt::{Pages, Sequence};
 use super::random::Random;
 use super::{bits, state};
 use crate::candidates::Candidates;
@@ -77,36 +77,36 @@ fn attention_case(vocabulary: usize) -> Case {
 /// Parameters for two sequences: the most common ones first, then unusual ones.
 fn pairs_of_params(case: &Case) -> Vec<[SamplingParams; 2]> {
     let mut random = Random::of(&case.name);
-    let mut draws = || (0..STEPS).map(|_| random.bits() as u32).collect::<Vec<u32>>();
+    let mut uniforms = || (0..STEPS).map(|_| random.bits() as u32).collect::<Vec<u32>>();
     let usual = SamplingParams {
         temperature: 0.8,
         top_k: 40,
         top_p: 0.95,
         min_p: 0.05,
-        uniforms: draws(),
+        uniforms: uniforms(),
         ..SamplingParams::greedy()
     };
     let flat = SamplingParams {
         temperature: 1.7,
         top_k: 66,
-        uniforms: draws(),
+        uniforms: uniforms(),
         ..SamplingParams::greedy()
     };
     let open = SamplingParams {
         temperature: 1.2,
         top_p: 0.9,
-        uniforms: draws(),
+        uniforms: uniforms(),
         ..SamplingParams::greedy()
     };
-    let all = SamplingParams { temperature: 0.9, uniforms: draws(), ..SamplingParams::greedy() };
+    let all = SamplingParams { temperature: 0.9, uniforms: uniforms(), ..SamplingParams::greedy() };
     let most = SamplingParams {
         temperature: 1.3,
         top_k: 200,
         top_p: 0.97,
-        uniforms: draws(),
+        uniforms: uniforms(),
         ..SamplingParams::greedy()
     };
-    let likely = SamplingParams { min_p: 0.02, uniforms: draws(), ..most.clone() };
+    let likely = SamplingParams { min_p: 0.02, uniforms: uniforms(), ..most.clone() };
     // Extreme values.
     let first_and_last: Vec<u32> =
         (0..STEPS).map(|i| if i % 2 == 0 { 0 } else { u32::MAX - (1 << 14) }).collect();
@@ -121,13 +121,13 @@ fn pairs_of_params(case: &Case) -> Vec<[SamplingParams; 2]> {
     let penalty_window = history.len() + 2;
     let wary = SamplingParams { penalties, penalty_window, history, ..SamplingParams::greedy() };
     let biases = vec![(2, 3.5), (60, f32::NEG_INFINITY), (11, 4.0), (66, -2.0)];
-    let biased = SamplingParams { biases, uniforms: draws(), ..usual.clone() };
+    let biased = SamplingParams { biases, uniforms: uniforms(), ..usual.clone() };
     vec![
         [SamplingParams::greedy(), SamplingParams::greedy()],
         [usual, SamplingParams::greedy()],
         [flat, biased.clone()],
         [SamplingParams { temperature: 0.0, ..biased }, wary.clone()],
-        [SamplingParams { temperature: 1.0, top_k: 20, uniforms: draws(), ..wary }, open],
+        [SamplingParams { temperature: 1.0, top_k: 20, uniforms: uniforms(), ..wary }, open],
         [all, most],
         [SamplingParams { top_k: 0, top_p: 1.0, ..likely.clone() }, likely],
         [ends, best],

@@ -7,7 +7,7 @@ use bodkin_gguf::Format;
 use bodkin_model::{Act, Attention, NormKind, Op, Scan, StateSlot, Value};
 
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
-use super::feed::{Feeding, Pages, Sequence, feed};
+use super::prompt::{Feeding, Pages, Sequence, run_prompt};
 use crate::{Backend, Batch, Error, Model, Result};
 
 const TOKENS: usize = 19;
@@ -159,7 +159,7 @@ pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
 fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
     let limits = case.limits();
     let mut model = backend.load(Arc::clone(&case.plan), &case.file, &limits, &|_, _| ())?;
-    let whole = feed(model.as_mut(), case, Feeding::Whole)?;
+    let whole = run_prompt(model.as_mut(), case, Feeding::Whole)?;
     let mut pages = Pages::new(model.as_ref(), false);
     let (mut first, mut copy) = (pages.start(0), pages.start(0));
     let (start, rest) = case.tokens.split_at(11);

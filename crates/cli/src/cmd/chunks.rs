@@ -26,7 +26,7 @@ pub(super) fn windows(
         .with_context(|| format!("cannot read the text from {}", file.display()))?;
     // The final newline of the file is not part of the text.
     let text = text.strip_suffix('\n').unwrap_or(&text);
-    let tokens = tokenizer.encode(text, true, false);
+    let tokens = tokenizer.try_encode(text, true, false)?;
     let mut windows = Windows::of_text(tokens, size, first_token(tokenizer))
         .with_context(|| file.display().to_string())?;
     windows.truncate(chunks.unwrap_or(usize::MAX));

@@ -70,7 +70,11 @@ fn texts(args: &Args, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
         return Ok(vec![args.tokens.clone()]);
     }
     let tokenizer = args.tokenizer.open(&file.file)?;
-    Ok(args.text.iter().map(|text| tokenizer.encode(text, true, false)).collect())
+    Ok(args
+        .text
+        .iter()
+        .map(|text| tokenizer.try_encode(text, true, false))
+        .collect::<bodkin_engine::Result<_>>()?)
 }
 
 fn write_line(out: &mut dyn Write, line: &Line<'_>) -> Result<()> {

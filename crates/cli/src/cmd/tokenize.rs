@@ -35,7 +35,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         None => std::io::read_to_string(std::io::stdin().lock().by_ref())
             .context("cannot read the text from standard input")?,
     };
-    let ids = tokenizer.encode(&text, !args.no_special, !args.no_parse);
+    let ids = tokenizer.try_encode(&text, !args.no_special, !args.no_parse)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         let piece =

@@ -117,7 +117,7 @@ fn no_file_that_is_read_is_written() {
 }
 
 #[test]
-fn a_model_of_no_numbers_is_neither_measured_nor_pruned_by_them() {
+fn a_model_with_nan_is_neither_measured_nor_pruned_by_them() {
     let place = Place::new();
     let file = File::open(model(MODEL)).unwrap();
     let mut writer = Writer::new(place.path("nan.gguf"), file.metadata()).unwrap();

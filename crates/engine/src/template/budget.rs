@@ -60,7 +60,7 @@ impl Budget {
         }
     }
 
-    /// Fails if one value may not have so many bytes.
+    /// Fails if `bytes` exceeds the limit of one value.
     pub(super) fn check_size(&self, bytes: u64) -> Result<(), Error> {
         if bytes <= self.value_bytes {
             return Ok(());

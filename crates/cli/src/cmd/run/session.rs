@@ -103,7 +103,7 @@ impl Session {
         let request = self.request.clone();
         let events = match self.is_chat {
             true => self.model.chat(&self.messages, request)?,
-            false => self.model.generate(prompt, request),
+            false => self.model.generate(prompt, request)?,
         };
         let canceller = events.canceller();
         let _catch = interrupt::catch(move || canceller.cancel());

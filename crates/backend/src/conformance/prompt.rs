@@ -14,7 +14,7 @@ use super::random::Random;
 pub(super) enum Feeding {
     /// All tokens in one step.
     Whole,
-    /// Steps of so many tokens.
+    /// Steps of this many tokens.
     Chunks(usize),
     /// Steps of seven tokens, with another sequence's tokens before or behind them.
     Beside,
@@ -65,7 +65,7 @@ impl Feeding {
 }
 
 /// The logits of [`Feeding::rows`], `[rows, vocabulary]`.
-pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Result<Vec<f32>> {
+pub(super) fn run_prompt(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Result<Vec<f32>> {
     let mut pages = Pages::new(model, feeding == Feeding::OddPages);
     let (mut ours, mut other) = (pages.start(case.position), pages.start(case.position));
     ours.is_prefill = feeding.is_prefill();
@@ -81,7 +81,7 @@ pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Resu
             neighbour.extend(chunk.iter().rev().take(3).map(|token| token / 2));
         }
         let mut batch = Batch::default();
-        // The neighbour comes first and last by turns.
+        // The neighbour comes alternately first and last.
         let is_first = (from / step).is_multiple_of(2);
         if is_first {
             pages.append(&mut other, &neighbour, &mut batch);
@@ -102,8 +102,8 @@ pub(super) fn feed(model: &mut dyn Model, case: &Case, feeding: Feeding) -> Resu
     Ok(found)
 }
 
-/// As [`feed`] of [`Feeding::Whole`], with an observer.
-pub(super) fn feed_observed(
+/// As [`run_prompt`] of [`Feeding::Whole`], with an observer.
+pub(super) fn run_prompt_observed(
     model: &mut dyn Model,
     case: &Case,
     observer: &mut dyn Observer,
