@@ -41,7 +41,8 @@ pub struct SamplingParams {
     pub top_k: usize,
     /// Keeps the most probable tokens whose probabilities add up to this; 1 keeps all.
     pub top_p: f32,
-    /// Keeps tokens with at least this fraction of the most probable token's probability; 0 keeps all.
+    /// Keeps tokens with at least this fraction of the most probable token's probability; 0 keeps
+    /// all.
     pub min_p: f32,
     /// Token ids, each at most once, and what is added to their logits.
     pub biases: Vec<(u32, f32)>,
@@ -140,8 +141,8 @@ impl ReferenceSampler {
     }
 }
 
-/// The number of NaN and infinite logits of a row from which no token can be sampled: one that holds
-/// NaN or +inf, or nothing but -inf. 0 for a row that is fine. One vectorised pass.
+/// The number of NaN and infinite logits of a row from which no token can be sampled: one that
+/// holds NaN or +inf, or nothing but -inf. 0 for any other row. One vectorised pass.
 pub fn count_nonfinite(logits: &[f32]) -> usize {
     let below_inf = logits.iter().map(|&logit| u32::from(logit < f32::INFINITY)).sum::<u32>();
     if below_inf as usize == logits.len() && logits.iter().any(|logit| logit.is_finite()) {

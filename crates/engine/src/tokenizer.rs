@@ -123,9 +123,9 @@ impl Tokenizer {
         Tokenizer::new(metadata, None)
     }
 
-    /// As [`Tokenizer::from_metadata`], with the pre-tokenizer `pre` instead of the
-    /// metadata's, for files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers; the
-    /// name is checked all the same.
+    /// As [`Tokenizer::from_metadata`], with the pre-tokenizer `pre` instead of the metadata's, for
+    /// files that name an unknown or a wrong one. Only byte-level BPE has pre-tokenizers; the name
+    /// is checked all the same.
     pub fn from_metadata_assuming(metadata: &Metadata, pre: &str) -> Result<Tokenizer> {
         Tokenizer::new(metadata, Some(pre_tokenizer(pre)?))
     }

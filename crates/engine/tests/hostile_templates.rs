@@ -185,7 +185,7 @@ fn texts_have_bounded_sizes() {
         refused(source);
     }
     refused(&"{{ 'x' * 10000000 }}".repeat(1000));
-    refused(&format!("{}{}", "{% set x %}".repeat(1), "{{ x }}{{ 'x' * 100000000 }}{% endset %}"));
+    refused("{% set x %}{{ x }}{{ 'x' * 100000000 }}{% endset %}");
 }
 
 #[test]
