@@ -66,7 +66,8 @@ pub fn steps(
     Ok(())
 }
 
-/// The length of the next step and the rows whose logits it gives: the largest number of tokens without
+/// The length of the next step and the rows whose logits it gives: the largest number of tokens
+/// without
 /// more wanted rows than a step can give.
 fn piece(
     left: usize,

@@ -17,7 +17,8 @@ pub struct SamplerOptions {
     pub min_p: f32,
     /// Only the most typical tokens that have this probability together; 1 is all.
     pub typical_p: f32,
-    /// Keeps tokens within this many standard deviations of the largest logit; 0 or below keeps all.
+    /// Keeps tokens within this many standard deviations of the largest logit; 0 or below keeps
+    /// all.
     pub top_n_sigma: f32,
     /// How many of the latest tokens are penalised; below 0 is all.
     pub repeat_last_n: i32,

@@ -16,7 +16,8 @@ struct Node {
     token: u32,
 }
 
-/// A set of tokens, none of them empty. The number of nodes is at most the number of bytes in all tokens,
+/// A set of tokens, none of them empty. The number of nodes is at most the number of bytes in all
+/// tokens,
 /// and one more.
 pub(super) struct Trie {
     nodes: Vec<Node>,

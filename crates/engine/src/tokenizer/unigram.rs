@@ -93,7 +93,8 @@ impl Unigram {
         out[start..].reverse();
     }
 
-    /// The best path to every position in the text. Time is linear in the text, for tokens of bounded
+    /// The best path to every position in the text. Time is linear in the text, for tokens of
+    /// bounded
     /// length.
     fn search(&self, text: &[u8]) -> Vec<Best> {
         let mut best = vec![Best { score: f64::MIN, len: 0, token: UNKNOWN }; text.len() + 1];
