@@ -160,8 +160,7 @@ struct Attention {
     const float *sinks; // [heads], or none
     float *out; // [rows, out_stride], or none
     u16 *half_out; // [rows, half_stride], or none
-    // [rows, heads, max_splits, value_stride + PARTIAL_EXTRA] of KV splits; sentinels if unused
-    float *partials;
+    float *partials; // [rows, heads, max_splits, value_stride + PARTIAL_EXTRA]; sentinels if unused
     u32 *arrivals; // [rows, blocks of heads]: blocks that have finished their splits, zero before
     float scale;
     float softcap;

@@ -400,8 +400,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated by `zeroed`; the stream has ended, so that no kernel uses it any more. An
-        // error changes nothing.
+        // SAFETY: allocated by `zeroed`; the stream has ended, so that no kernel uses it any more.
+        // An error changes nothing.
         unsafe {
             let _ = self.device.enter();
             let _ = self.device.finish();

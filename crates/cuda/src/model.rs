@@ -170,8 +170,8 @@ impl CudaModel {
         let stages = self.sized_step(Size::of_one()).persistent_stages(&persistent);
         let bytes = self.sizes.non_aliased.bytes as usize;
         let partial_bytes = self.sizes.polled_partial_bytes;
-        // SAFETY: both allocations have this size, and the copy has ended after `finish`. All values
-        // are sentinels before the first step, and each step resets them.
+        // SAFETY: both allocations have this size, and the copy has ended after `finish`. All
+        // values are sentinels before the first step, and each step resets them.
         unsafe {
             self.device.send(self.addresses.persistent_stages, &stages)?;
             self.device.fill(self.addresses.non_aliased, 0xff, bytes)?;
@@ -218,8 +218,8 @@ impl CudaModel {
     ) -> Result<()> {
         step_metadata::write(batch, rows, steps, &mut self.metadata);
         if self.metadata.len() > self.sent.slice().len() {
-            // Sequences that share many pages, or long parameter lists. Captured graphs hold the old
-            // address.
+            // Sequences that share many pages, or long parameter lists. Captured graphs hold the
+            // old address.
             let len = self.metadata.len().next_power_of_two();
             self.graphs.clear();
             self.metadata_memory = Memory::zeroed(&self.device, 4 * len, "step metadata")?;
@@ -228,7 +228,8 @@ impl CudaModel {
         }
         let sent = &mut self.sent.slice_mut()[..self.metadata.len()];
         sent.copy_from_slice(&self.metadata);
-        // SAFETY: the device buffer is as long, and every step waits for its end, also a failed one.
+        // SAFETY: the device buffer is as long, and every step waits for its end, also a failed
+        // one.
         unsafe { self.device.send(self.addresses.metadata, sent) }
     }
 

@@ -179,7 +179,7 @@ parameters! {
         out: (float *),
         /// [rows, half_stride], or none
         half_out: (u16 *),
-        /// [rows, heads, max_splits, value_stride + PARTIAL_EXTRA] of KV splits; sentinels if unused
+        /// [rows, heads, max_splits, value_stride + PARTIAL_EXTRA]; sentinels if unused
         partials: (float *),
         /// [rows, blocks of heads]: blocks that have finished their splits, zero before
         arrivals: (u32 *),

@@ -22,8 +22,8 @@ pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize 
     HEADER + spans + outputs * PARAMS_CAPACITY
 }
 
-/// Replaces `out` by a step's metadata. `rows` are the requests of the output rows in `steps` steps;
-/// empty if the host samples.
+/// Replaces `out` by a step's metadata. `rows` are the requests of the output rows in `steps`
+/// steps; empty if the host samples.
 pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &mut Vec<u32>) {
     out.clear();
     out.resize(HEADER, 0);

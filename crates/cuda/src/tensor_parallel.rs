@@ -1,6 +1,6 @@
-//! Tensor parallelism: a model on several devices, which run the same stages, each with its shard of
-//! the rows of sharded weights. After a sharded matmul an all-gather copies each device's columns to
-//! the others, between two event barriers. The host launches stages one by one.
+//! Tensor parallelism: a model on several devices, which run the same stages, each with its shard
+//! of the rows of sharded weights. After a sharded matmul an all-gather copies each device's
+//! columns to the others, between two event barriers. The host launches stages one by one.
 
 use bodkin_backend as backend;
 use bodkin_backend::{Batch, HostSampler, Limits, Model, ModelStats, Observer, Result, Sink};
@@ -35,7 +35,8 @@ impl TensorParallel {
         observer: Option<&mut dyn Observer>,
     ) -> Result<()> {
         let sent = self.send(batch, observer);
-        // Launched kernels still read memory that the next step writes; the first error is returned.
+        // Launched kernels still read memory that the next step writes; the first error is
+        // returned.
         let finished: Vec<Result<()>> = self.parts.iter().map(finish).collect();
         sent?;
         finished.into_iter().collect::<Result<()>>()?;

@@ -201,8 +201,8 @@ fn tile_bytes(shape: &Shape) -> usize {
     shape.tile_bytes() + 4 * TILE_ROWS
 }
 
-/// Packs a weight and sends it to the addresses of its tiles and row scales, one staging buffer at a
-/// time.
+/// Packs a weight and sends it to the addresses of its tiles and row scales, one staging buffer at
+/// a time.
 fn send_tiles(
     staging: &mut Staging,
     shape: &Shape,

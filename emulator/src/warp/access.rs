@@ -91,10 +91,12 @@ impl Warp {
             for (n, &register) in i.list.iter().enumerate() {
                 let (register, at) =
                     (&mut self.registers[register as usize], start.wrapping_add(n * bytes));
-                // SAFETY: `pointer` checked the bytes and their alignment.
-                match is_store {
-                    true => unsafe { write(at, bytes, register.get(lane)) },
-                    false => register.set(lane, unsafe { read(at, bytes) }),
+                if is_store {
+                    // SAFETY: `pointer` checked the bytes and their alignment.
+                    unsafe { write(at, bytes, register.get(lane)) };
+                } else {
+                    // SAFETY: as above.
+                    register.set(lane, unsafe { read(at, bytes) });
                 }
             }
         }

@@ -142,17 +142,16 @@ fn print_memory(
     let backend = args.machine.backend()?;
     let options = opened.engine_options(&args.machine.options(), backend.as_ref())?;
     let (plan, context) = (&opened.plan, options.context);
-    let formats = backend.stored_formats(plan);
+    let (formats, cost) = (backend.stored_formats(plan), plan.cost());
     let limits = match plan.is_encoder() {
         // One text of this length, in one step.
         true => embedding_limits(plan, &[vec![0; context]], options.step_tokens)?,
         false => options.limits(plan),
     };
-    let Memory { weight_bytes, state_bytes, scratch_bytes } =
-        opened.memory(backend.as_ref(), &limits);
+    let memory = opened.memory(backend.as_ref(), &limits);
+    let Memory { weight_bytes, state_bytes, scratch_bytes } = memory;
     let text_bytes = text_bytes(&opened.file);
     let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes + program_bytes;
-    let cost = plan.cost();
     // Beyond the largest window only layers without a window grow.
     let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
     let kv = |tokens| kv_bytes(plan, backend.as_ref(), tokens);

@@ -132,7 +132,7 @@ fn a_model_with_nan_is_neither_measured_nor_pruned_by_them() {
     writer.save().unwrap();
     std::fs::write(place.path("text"), "one two three ".repeat(200)).unwrap();
     let output = place.run(&["perplexity", "nan.gguf", "-f", "text", "-c", "32"]);
-    let wanted = "chunk 1: the logits of this model are no numbers";
+    let wanted = "chunk 1: the model's logits are NaN";
     assert_eq!(failure(&output), wanted);
     let args = ["perplexity", "nan.gguf", "-f", "text", "-c", "32", "--kl-divergence-base", "b"];
     assert_eq!(failure(&place.run(&args)), wanted);

@@ -177,13 +177,9 @@ impl<'a> Lowering<'a> {
             }
             &Op::Softcap { input, cap } => self.elementwise(i, Function::Softcap(cap), input, None),
             &Op::Slice { input, groups, start, len: _ } => {
-                let a = self.floats(input);
-                Work::Arrange(Arrange { a, b: None, groups, start, out: self.out(i) })
+                self.arrange(i, input, None, (groups, start))
             }
-            &Op::Concat { a, b, groups } => {
-                let (a, b) = (self.floats(a), Some(self.floats(b)));
-                Work::Arrange(Arrange { a, b, groups, start: 0, out: self.out(i) })
-            }
+            &Op::Concat { a, b, groups } => self.arrange(i, a, Some(b), (groups, 0)),
             Op::Pool { input, kind } => {
                 Work::Pool { input: self.floats(*input), kind: *kind, out: self.out(i) }
             }
@@ -209,6 +205,18 @@ impl<'a> Lowering<'a> {
         };
         self.push(i, work, &self.stage_name(i));
         i + 1
+    }
+
+    /// A slice of a value, or the concatenation of two.
+    fn arrange(
+        &mut self,
+        i: usize,
+        a: PlanValue,
+        b: Option<PlanValue>,
+        (groups, start): (usize, usize),
+    ) -> Work {
+        let (a, b) = (self.floats(a), b.map(|b| self.floats(b)));
+        Work::Arrange(Arrange { a, b, groups, start, out: self.out(i) })
     }
 
     /// The weight of a head, or the operation.
