@@ -27,7 +27,7 @@ use report::{Format, Row};
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// Prompt lengths, such as 128,512 or 128-512+128
+    /// Prompt lengths: 128,512 or 128-512+128
     #[arg(short = 'p', long, default_value = "512", value_name = "N")]
     n_prompt: String,
     /// Numbers of tokens to generate
