@@ -358,8 +358,8 @@ struct ConsumerRing {
 
     // Whether the next slot is full, for all lanes.
     __device__ __forceinline__ bool has_next(SharedMemory &shared) const {
-        u32 slot = taken % SLOT_DEPTH, parity = taken / SLOT_DEPTH % 2;
-        return __all_sync(~0u, mbarrier_test(shared_address(&shared.full[warp][slot]), parity));
+        return __all_sync(~0u, mbarrier_test(shared_address(&shared.full[warp][taken % SLOT_DEPTH]),
+                                             taken / SLOT_DEPTH % 2));
     }
 
     // Releases the last `slots` slots that were taken.
