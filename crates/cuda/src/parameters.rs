@@ -2,6 +2,9 @@
 //! `kernels/parameters.cuh` is generated from them (`header.rs`). Addresses are those of the
 //! device; 0 is none. Strides count elements.
 
+// Shapes in brackets are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 use std::mem::offset_of;
 
 use bytemuck::{Pod, Zeroable};

@@ -8,7 +8,7 @@ use crate::model_file::ModelFile;
 use crate::options::Options;
 use crate::progress::{Progress, Reporter};
 
-/// A model's name with the options to load it, made by [`Model::builder`].
+/// A model's name with the options to load it, made by [`crate::Model::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Builder {
