@@ -67,7 +67,7 @@ DEVICE u32 residual_halves(float x, float y, u32 upper) {
 #define SLICE_BYTES (16 * SLICE_PIECES)
 #define MAX_SLICES (MAX_MMA_DIM / SLICE_DIM)
 
-// Addresses of a tile's key or value slices. Unwritten places hold zeros or another sequence's
+// Addresses of a tile's key or value slices. Unused positions hold zeros or another sequence's
 // numbers, never NaN.
 struct Slices {
     const uint4 *at[MAX_SLICES];

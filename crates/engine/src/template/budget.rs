@@ -24,7 +24,7 @@ const NODE_BYTES: u64 = 64;
 /// How deep values may be nested; parsers of JSON allow 128.
 const DEPTH_MAX: usize = 200;
 
-/// What is left of a rendering's resources.
+/// The remaining resources of a rendering.
 #[derive(Debug)]
 pub(super) struct Budget {
     deadline: Instant,
