@@ -19,6 +19,7 @@ mod reference;
 mod sampling;
 mod stats;
 mod step;
+mod transfer;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use check::StepCheck;
@@ -31,6 +32,7 @@ pub use reference::Reference;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, count_nonfinite};
 pub use stats::{ExpertStats, ModelStats, StageProfile, WeightLayout};
 pub use step::{Forward, HostSampler, RowOutput, Sink, Step, StepOutput};
+pub use transfer::{StateBlock, Transfer};
 
 use std::sync::Arc;
 
@@ -147,11 +149,16 @@ pub trait Model: Send {
     /// If the step contradicts itself.
     fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()>;
 
-    /// Copies the recurrent state of one slot to another: a checkpoint.
+    /// Copies a block of the state of sequences: a page that two sequences go on from, a
+    /// checkpoint of recurrent state, or a block to or from the host. Later steps see the copy.
+    /// Returns the block's bytes.
     ///
     /// # Errors
     /// If the device does not answer any more.
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()>;
+    ///
+    /// # Panics
+    /// If there is no such block, or the host has fewer bytes than the block.
+    fn transfer(&mut self, transfer: Transfer<'_>) -> Result<usize>;
 
     /// Counts and times since the model was loaded. Waits for the device.
     fn stats(&self) -> ModelStats;

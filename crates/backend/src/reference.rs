@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
+use bytemuck::cast_slice_mut;
 
 use experts::ExpertLinear;
 use rows::Norm;
@@ -18,7 +19,7 @@ use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::{
     Backend, DeviceInfo, DeviceKind, ExpertStats, HostSampler, InputRow, KvType, Limits, Matmul,
-    Memory, Model, ModelStats, Observer, Progress, Sink, Step,
+    Memory, Model, ModelStats, Observer, Progress, Sink, StateBlock, Step, Transfer,
 };
 use state::StateSlots;
 
@@ -77,8 +78,8 @@ impl Backend for Reference {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
-        let kv = plan.slots.iter();
-        let kv = kv.map(|s| slot_tokens(plan, limits, s.window) * s.elements_per_token());
+        let kv = plan.slots.iter().zip(slot_tokens(plan, limits));
+        let kv = kv.map(|(slot, tokens)| tokens * slot.elements_per_token());
         let slots = limits.state_slots as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
@@ -119,10 +120,9 @@ pub(crate) fn load(
         _ => None,
     });
     let ropes = ropes.collect();
-    let tokens = |window| slot_tokens(&plan, limits, window);
-    let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
-    let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
-    let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
+    let slots = || plan.slots.iter().zip(slot_tokens(&plan, limits));
+    let keys = slots().map(|(s, tokens)| vec![0.0; tokens * s.kv_heads * s.key_dim]).collect();
+    let values = slots().map(|(s, tokens)| vec![0.0; tokens * s.kv_heads * s.value_dim]).collect();
     let states =
         plan.states.iter().map(|s| StateSlots::new(limits.state_slots, s.elements())).collect();
     let expert_counts = plan.ops.iter().filter_map(|op| match op {
@@ -156,10 +156,9 @@ fn rope_table(rope: &Rope, weights: &[Vec<f32>]) -> RopeTable {
     rope.table(rope.factors.map(|WeightId(i)| weights[i].as_slice()))
 }
 
-/// The tokens that the pages of a window hold together.
-fn slot_tokens(plan: &Plan, limits: &Limits, window: Option<usize>) -> usize {
-    let group = plan.windows().iter().position(|&w| w == window).expect("a window of the plan");
-    limits.pages[group] * PAGE_TOKENS
+/// For each slot, the tokens that its pages hold together.
+fn slot_tokens(plan: &Plan, limits: &Limits) -> Vec<usize> {
+    plan.slot_windows().into_iter().map(|window| limits.pages[window] * PAGE_TOKENS).collect()
 }
 
 impl Model for ReferenceModel {
@@ -181,9 +180,26 @@ impl Model for ReferenceModel {
         result
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.states.iter_mut().for_each(|slots| slots.copy(from, to));
-        Ok(())
+    fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
+        let mut moved = 0;
+        match transfer.block() {
+            StateBlock::Page { window, .. } => {
+                let slots = self.plan.slots.iter().zip(self.plan.slot_windows()).enumerate();
+                for (i, (slot, _)) in slots.filter(|(_, (_, of))| *of == window) {
+                    let bytes = |dim: usize| PAGE_TOKENS * slot.kv_heads * dim * size_of::<f32>();
+                    let (keys, values) = (&mut self.keys[i], &mut self.values[i]);
+                    moved += transfer.run_region(cast_slice_mut(keys), bytes(slot.key_dim));
+                    moved += transfer.run_region(cast_slice_mut(values), bytes(slot.value_dim));
+                }
+            }
+            StateBlock::Slot(_) => {
+                for slots in &mut self.states {
+                    let (memory, elements) = slots.memory();
+                    moved += transfer.run_region(cast_slice_mut(memory), 4 * elements);
+                }
+            }
+        }
+        Ok(moved)
     }
 
     fn stats(&self) -> ModelStats {

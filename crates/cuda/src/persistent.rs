@@ -9,7 +9,7 @@ use bodkin_model::{NormKind, Plan, Weight};
 use crate::constants::{ATTENTION_TEAMS, CHOSEN_BYTES, CHUNK_COLS, MAX_CHOSEN, MAX_RESULTS};
 use crate::constants::{MAX_TABLES, MMA_WORKSPACE_BYTES, PERSISTENT_BYTES, PERSISTENT_WARPS};
 use crate::constants::{SHORT_NORM, TILE_ROWS};
-use crate::kv_layout::{KvLayout, slot_tables};
+use crate::kv_layout::KvLayout;
 use crate::lower::{Attend, Content, Epilogue, Fusion, Matmul, MatmulFusion, Norm, Program, Route};
 use crate::lower::{Value, Work};
 use crate::packed::{MmaLayout, PackedLayout};
@@ -173,7 +173,7 @@ impl Variant {
                 self.has_experts.then_some(bytes)
             }
             (Work::Attend(attend), _) => {
-                let is_known = slot_tables(plan)[attend.slot] < MAX_TABLES;
+                let is_known = plan.slot_windows()[attend.slot] < MAX_TABLES;
                 let has_mma = KvLayout::F16.has_mma(&plan.slots[attend.slot]);
                 let has_softcap = attend.attention.softcap.is_some();
                 let can = has_mma && attend.attention.causal && is_known;
