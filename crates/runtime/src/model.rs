@@ -105,7 +105,7 @@ impl Model {
     /// # Errors
     /// If the text is longer than 512 MiB.
     pub fn generate(&self, prompt: &str, request: Request) -> Result<Events> {
-        Ok(self.engine.submit(Request { prompt: self.tokenize(prompt)?, ..request }))
+        Ok(self.engine.submit(Request { prompt: self.tokenize(prompt)?, ..request })?)
     }
 
     /// Answers the last message of a chat. The messages are those of the OpenAI chat format:
@@ -119,7 +119,7 @@ impl Model {
         let text = self.template()?.render(&messages, None, true, &Map::new())?;
         // The template writes the special tokens itself.
         let prompt = self.tokenizer.try_encode(&text, false, true)?;
-        Ok(self.engine.submit(Request { prompt, ..request }))
+        Ok(self.engine.submit(Request { prompt, ..request })?)
     }
 
     /// The tokens of a text, with those that mark its start and end, and with special tokens
@@ -221,7 +221,7 @@ impl Answer {
         let (mut text, mut tokens) = (String::new(), Vec::new());
         for event in events {
             match event {
-                Event::Token { id, text: new } => {
+                Event::Token { id, text: new, .. } => {
                     tokens.push(id);
                     text.push_str(&new);
                     on_text(&new)?;

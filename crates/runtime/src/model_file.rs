@@ -109,7 +109,8 @@ impl ModelFile {
     ) -> Result<EngineOptions> {
         let step_tokens = options.step_tokens()?;
         let parallel = within("parallel", options.parallel, MAX_BATCH_TOKENS)?;
-        let sized = |context| EngineOptions { context, step_tokens, parallel };
+        let (queue, cache_tokens) = (options.queue, options.cache_tokens);
+        let sized = |context| EngineOptions { context, step_tokens, parallel, queue, cache_tokens };
         let context = match options.context()? {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
             Some(context) => context,

@@ -27,6 +27,11 @@ pub struct Options {
     pub batch_size: usize,
     /// The most requests that run at the same time.
     pub parallel: usize,
+    /// The most requests that wait for those to end.
+    pub queue: usize,
+    /// Tokens in the KV cache, of running requests and of cached prefixes together; by default
+    /// those of `parallel` full contexts.
+    pub cache_tokens: Option<usize>,
     /// Leave weights in the file's layout: less memory, slower.
     pub no_repack: bool,
     /// Whether weights of sparse formats are stored without their zeros.
@@ -48,6 +53,8 @@ impl Default for Options {
             ctx_size: None,
             batch_size: 512,
             parallel: 1,
+            queue: 512,
+            cache_tokens: None,
             no_repack: false,
             sparse: Sparse::Auto,
             activation_sparsity: None,

@@ -280,8 +280,8 @@ struct Session {
 
 impl Session {
     fn new(model: Box<dyn Model>, step: usize, sequences: usize) -> Session {
-        let mut pages = Pages::of(&*model);
-        let sequences = (0..sequences).map(|_| pages.start(&[])).collect();
+        let pages = Pages::of(&*model);
+        let sequences = (0..sequences).map(|_| pages.unshared()).collect();
         let (random, profiled, experts_before) = (1, false, Vec::new());
         Session { model, pages, sequences, step, random, profiled, experts_before }
     }
@@ -312,7 +312,7 @@ impl Session {
 
     fn restart(&mut self) {
         for sequence in &mut self.sequences {
-            let fresh = self.pages.start(&[]);
+            let fresh = self.pages.unshared();
             self.pages.release(std::mem::replace(sequence, fresh));
         }
     }

@@ -273,7 +273,7 @@ fn words(
     let context = CONTEXT.max(longest + max_tokens + 1);
     opened.plan_for(context)?;
     let step_tokens = args.machine.step_tokens()?;
-    let options = EngineOptions { context, step_tokens, parallel: 1 };
+    let options = EngineOptions::single(context, step_tokens);
     let model = opened.load(backend, &options.limits(&opened.plan))?;
     let engine = Engine::open(model, Arc::clone(tokenizer), options)?;
     let Thresholds { max_repetition, max_foreign_letters, .. } = args.thresholds;
