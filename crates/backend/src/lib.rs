@@ -83,7 +83,7 @@ pub struct StoredFormat {
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Something that can run plans.
-pub trait Backend {
+pub trait Backend: Send + Sync {
     /// What it is, for people, such as `cpu (avx512, 8 threads)`.
     fn name(&self) -> String;
 

@@ -80,5 +80,5 @@ pub use scorer::Scorer;
 pub use bodkin_backend::KvType;
 pub use bodkin_cpu::Sparse;
 pub use bodkin_engine::{
-    Canceller, Event, Events, Finish, Request, SamplerOptions, Timings, Usage,
+    Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,
 };

@@ -13,6 +13,7 @@ use serde_json::Map;
 use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
+use crate::memory::total_bytes;
 use crate::model_file::ModelFile;
 use crate::options::Options;
 
@@ -25,6 +26,7 @@ pub struct Model {
     file: ModelFile,
     backend: Box<dyn Backend>,
     context: usize,
+    bytes: u64,
 }
 
 /// A message of a chat.
@@ -81,16 +83,18 @@ impl Model {
         tokenizer: Arc<Tokenizer>,
         options: &Options,
     ) -> Result<Model> {
-        let mut file = file.decoder()?;
+        let mut file = file.decoder()?.with_memory_limit(options.memory_bytes);
         let sampling = SamplerOptions::from_metadata(file.file.metadata())
             .map_err(Error::engine(&file.name))?;
         let backend = backend(options, file.reporter())?;
         let sizes = file.engine_options(options, backend.as_ref())?;
-        let model = file.load(backend.as_ref(), &sizes.limits(&file.plan))?;
+        let limits = sizes.limits(&file.plan);
+        let bytes = total_bytes(&file.memory(backend.as_ref(), &limits));
+        let model = file.load(backend.as_ref(), &limits)?;
         let engine = Engine::open(model, Arc::clone(&tokenizer), sizes)
             .map_err(Error::engine(&file.name))?;
         let (template, context) = (OnceLock::new(), sizes.context);
-        Ok(Model { engine, tokenizer, template, sampling, file, backend, context })
+        Ok(Model { engine, tokenizer, template, sampling, file, backend, context, bytes })
     }
 
     /// A request with the sampling parameters that the model's file recommends and no limit but the
@@ -153,6 +157,11 @@ impl Model {
     /// The most tokens of a sequence, prompt and answer together.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// The bytes that it holds.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The operations of the model.

@@ -30,6 +30,8 @@ pub struct ModelFile {
     /// The operations that compute the model.
     pub plan: Arc<Plan>,
     reporter: Reporter,
+    /// The most bytes that it may take when it is loaded.
+    memory_limit: Option<u64>,
 }
 
 impl ModelFile {
@@ -49,7 +51,7 @@ impl ModelFile {
     pub fn open(path: &Path, reporter: &Reporter) -> Result<ModelFile> {
         let name = path.display().to_string();
         let (file, plan) = planned(bodkin_model::open(path)?, &name)?;
-        Ok(ModelFile { name, file, plan, reporter: reporter.clone() })
+        Ok(ModelFile { name, file, plan, reporter: reporter.clone(), memory_limit: None })
     }
 
     /// The same model with the weights of another file.
@@ -73,6 +75,17 @@ impl ModelFile {
                 model: self.name,
             }),
         }
+    }
+
+    /// The same model, which may take at most this many bytes when it is loaded.
+    pub fn with_memory_limit(self, bytes: Option<u64>) -> ModelFile {
+        ModelFile { memory_limit: bytes, ..self }
+    }
+
+    /// Bytes that the model can have.
+    fn available_memory(&self, backend: &dyn Backend) -> u64 {
+        let limit = self.memory_limit.unwrap_or(u64::MAX);
+        backend.available_memory().map_or(limit, |bytes| bytes.min(limit))
     }
 
     /// The receiver of progress events.
@@ -115,7 +128,7 @@ impl ModelFile {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
             Some(context) => context,
             None => {
-                let budget = backend.available_memory().map_or(u64::MAX, |bytes| bytes / 2);
+                let budget = self.available_memory(backend) / 2;
                 let fits = |context| {
                     let limits = sized(context).limits(&self.plan);
                     total_bytes(&self.memory(backend, &limits)) <= budget
@@ -154,7 +167,7 @@ impl ModelFile {
     /// If it does not fit, or the backend cannot run the plan.
     pub fn load(&self, backend: &dyn Backend, limits: &Limits) -> Result<Box<dyn Model>> {
         let memory = self.memory(backend, limits);
-        let available_bytes = backend.available_memory().unwrap_or(u64::MAX);
+        let available_bytes = self.available_memory(backend);
         if total_bytes(&memory) > available_bytes {
             return Err(Error::OutOfMemory { model: self.name.clone(), memory, available_bytes });
         }

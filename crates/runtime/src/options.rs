@@ -32,6 +32,8 @@ pub struct Options {
     /// Tokens in the KV cache, of running requests and of cached prefixes together; by default
     /// those of `parallel` full contexts.
     pub cache_tokens: Option<usize>,
+    /// The most bytes that a model may take; what is free on the device by default.
+    pub memory_bytes: Option<u64>,
     /// Leave weights in the file's layout: less memory, slower.
     pub no_repack: bool,
     /// Whether weights of sparse formats are stored without their zeros.
@@ -55,6 +57,7 @@ impl Default for Options {
             parallel: 1,
             queue: 512,
             cache_tokens: None,
+            memory_bytes: None,
             no_repack: false,
             sparse: Sparse::Auto,
             activation_sparsity: None,
