@@ -12,6 +12,7 @@ mod check;
 pub mod conformance;
 mod device;
 mod error;
+mod host_sampler;
 mod kv;
 mod layer_split;
 mod observe;
@@ -22,36 +23,24 @@ mod step;
 mod transfer;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
-pub use check::StepCheck;
+pub use check::{Limits, StepCheck};
 pub use device::{DeviceInfo, DeviceKind};
 pub use error::{Error, Result};
+pub use host_sampler::{Forward, HostSampler};
 pub use kv::KvType;
 pub use layer_split::LayerSplit;
 pub use observe::{InputRow, Matmul, Observer};
 pub use reference::Reference;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, count_nonfinite};
 pub use stats::{ExpertStats, ModelStats, StageProfile, WeightLayout};
-pub use step::{Forward, HostSampler, RowOutput, Sink, Step, StepOutput};
+pub use step::{RowOutput, Sink, Step, StepOutput};
 pub use transfer::{StateBlock, Transfer};
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bodkin_gguf::{File, Format};
 use bodkin_model::Plan;
-
-/// What a model is sized for when it is loaded. A larger step is refused.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// The most tokens in one step.
-    pub tokens: usize,
-    /// The most output rows in one step.
-    pub outputs: usize,
-    /// Pages for each of [`Plan::windows`], in that order.
-    pub pages: Vec<usize>,
-    /// Slots of recurrent state, each for one sequence or one checkpoint; 0 where the plan
-    /// has none.
-    pub state_slots: usize,
-}
 
 /// The bytes that a loaded model holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -173,4 +162,19 @@ pub trait Model: Send {
     /// # Errors
     /// If the backend cannot do that, or the model was not loaded for it.
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize>;
+}
+
+impl dyn Model + '_ {
+    /// Runs one step of `batch` and copies the logits of all its outputs, `[outputs, width]`.
+    ///
+    /// # Errors
+    /// Those of [`Model::step`].
+    pub fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        let rows = vec![RowOutput::Logits; batch.outputs.len()];
+        let step = Step { batch, rows: &rows, steps: 1, observer: None };
+        self.step(step, &mut |output| {
+            logits.copy_from_slice(output.logits);
+            ControlFlow::Break(())
+        })
+    }
 }

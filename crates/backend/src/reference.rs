@@ -12,6 +12,7 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
 use bytemuck::cast_slice_mut;
 
+use attention::KvSlot;
 use experts::ExpertLinear;
 use rows::Norm;
 
@@ -29,15 +30,12 @@ pub struct Reference;
 struct ReferenceModel {
     plan: Arc<Plan>,
     limits: Limits,
-    /// Keys and values are rounded to bytes if these are; otherwise not at all.
-    kv_type: KvType,
     /// Every weight in f32, `[rows, cols]`.
     weights: Vec<Vec<f32>>,
     /// The frequencies of every rope operation, by operation.
     ropes: Vec<Option<RopeTable>>,
-    /// Keys and values of every slot, `[pages * PAGE_TOKENS, width]`.
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
+    /// One for each of the plan's slots.
+    slots: Vec<KvSlot>,
     /// Recurrent state, one for each of the plan's.
     states: Vec<StateSlots>,
     /// For each routing of the plan, how often each expert was chosen.
@@ -78,8 +76,8 @@ impl Backend for Reference {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
-        let kv = plan.slots.iter().zip(slot_tokens(plan, limits));
-        let kv = kv.map(|(slot, tokens)| tokens * slot.elements_per_token());
+        let kv = plan.slots.iter().zip(plan.slot_windows());
+        let kv = kv.map(|(s, w)| limits.pages[w] * PAGE_TOKENS * s.elements_per_token());
         let slots = limits.state_slots as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
@@ -120,9 +118,11 @@ pub(crate) fn load(
         _ => None,
     });
     let ropes = ropes.collect();
-    let slots = || plan.slots.iter().zip(slot_tokens(&plan, limits));
-    let keys = slots().map(|(s, tokens)| vec![0.0; tokens * s.kv_heads * s.key_dim]).collect();
-    let values = slots().map(|(s, tokens)| vec![0.0; tokens * s.kv_heads * s.value_dim]).collect();
+    let slots = plan.slots.iter().zip(plan.slot_windows()).map(|(s, window)| {
+        let zeros = |dim| vec![0.0; limits.pages[window] * PAGE_TOKENS * s.kv_heads * dim];
+        KvSlot { kv_type, window, keys: zeros(s.key_dim), values: zeros(s.value_dim) }
+    });
+    let slots = slots.collect();
     let states =
         plan.states.iter().map(|s| StateSlots::new(limits.state_slots, s.elements())).collect();
     let expert_counts = plan.ops.iter().filter_map(|op| match op {
@@ -134,11 +134,9 @@ pub(crate) fn load(
         host: HostSampler::new(&plan, &limits),
         plan,
         limits,
-        kv_type,
         weights,
         ropes,
-        keys,
-        values,
+        slots,
         states,
         expert_counts,
     })
@@ -154,11 +152,6 @@ fn dequantize(file: &File, weight: &Weight) -> Vec<f32> {
 
 fn rope_table(rope: &Rope, weights: &[Vec<f32>]) -> RopeTable {
     rope.table(rope.factors.map(|WeightId(i)| weights[i].as_slice()))
-}
-
-/// For each slot, the tokens that its pages hold together.
-fn slot_tokens(plan: &Plan, limits: &Limits) -> Vec<usize> {
-    plan.slot_windows().into_iter().map(|window| limits.pages[window] * PAGE_TOKENS).collect()
 }
 
 impl Model for ReferenceModel {
@@ -184,10 +177,10 @@ impl Model for ReferenceModel {
         let mut moved = 0;
         match transfer.block() {
             StateBlock::Page { window, .. } => {
-                let slots = self.plan.slots.iter().zip(self.plan.slot_windows()).enumerate();
-                for (i, (slot, _)) in slots.filter(|(_, (_, of))| *of == window) {
+                let slots = self.plan.slots.iter().zip(&mut self.slots);
+                for (slot, pages) in slots.filter(|(_, pages)| pages.window == window) {
                     let bytes = |dim: usize| PAGE_TOKENS * slot.kv_heads * dim * size_of::<f32>();
-                    let (keys, values) = (&mut self.keys[i], &mut self.values[i]);
+                    let (keys, values) = (&mut pages.keys[..], &mut pages.values[..]);
                     moved += transfer.run_region(cast_slice_mut(keys), bytes(slot.key_dim));
                     moved += transfer.run_region(cast_slice_mut(values), bytes(slot.value_dim));
                 }
@@ -260,8 +253,9 @@ impl ReferenceModel {
                 rows::rotate(of(*input), plan.widths[i], *head_dim, rope, table, batch)
             }
             Op::Attention { q, k, v, attention, slot } => {
-                self.store(*slot, attention, of(*k), of(*v), batch);
-                self.attend(*slot, attention, of(*q), batch)
+                let slot = &mut self.slots[slot.0];
+                slot.store(attention, of(*k), of(*v), batch);
+                slot.attend(attention, of(*q), attention.sinks.map(weight), batch)
             }
             Op::Act { input, act } => of(*input).iter().map(|&x| rows::activate(*act, x)).collect(),
             Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act, plan.widths[i]),
@@ -343,8 +337,4 @@ fn show(plan: &Plan, i: usize, batch: &Batch, values: &[Vec<f32>], observer: &mu
         _ => return,
     };
     observer.matmul(&Matmul { weight: plan.weight(*weight), experts, rows: &rows });
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
 }
