@@ -140,7 +140,10 @@ impl Worker {
     fn admit(&mut self, submission: Submission) {
         let events = submission.events.clone();
         match self.start(submission) {
-            Ok(running) => self.running.push(running),
+            Ok(running) => {
+                running.report_prefill();
+                self.running.push(running);
+            }
             // The client may have dropped its events.
             Err(error) => drop(events.send(Event::Error(error))),
         }
@@ -262,6 +265,7 @@ impl Worker {
                 pages.advance(&mut running.sequence, &running.pending[..taken]);
                 running.pending.drain(..taken);
                 if !running.pending.is_empty() {
+                    running.report_prefill();
                     continue;
                 }
                 let token = match rows.next().expect("a row for each request without pending") {
@@ -394,6 +398,15 @@ impl Running {
         Waiting { pending: self.pending.len(), decoding: self.first_token.is_some() }
     }
 
+    /// Tells the client how much of its prompt is read. A preempted request has been told before.
+    fn report_prefill(&self) {
+        let (done, total) = (self.sequence.tokens.len(), self.request.prompt.len());
+        if self.first_token.is_none() {
+            // The client may have dropped its events.
+            let _ = self.events.send(Event::Prefill { done, total });
+        }
+    }
+
     /// A span of the next `len` pending tokens.
     fn span(&self, len: usize) -> Span {
         self.sequence.span(len, self.sequence.tokens.len() < self.request.prompt.len())
@@ -436,9 +449,11 @@ impl Running {
             return self.finish(Finish::Stop(text));
         }
         let length = self.sequence.tokens.len() + 1;
-        let is_last = self.request.max_tokens == Some(self.usage.generated_tokens);
-        if is_last || length >= context {
+        if self.request.max_tokens == Some(self.usage.generated_tokens) {
             return self.finish(Finish::Length);
+        }
+        if length >= context {
+            return self.finish(Finish::Context);
         }
         self.pending.push(id);
         true

@@ -63,6 +63,10 @@ pub fn backend(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend
 
 fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let cpu = Cpu::new(options.threads)?;
+    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if let Some(threads) = options.threads.filter(|&threads| threads > cores) {
+        reporter.note(&format!("{threads} threads on {cores} cores: fewer are faster"));
+    }
     let backend = Box::new(Cpu {
         repack: !options.no_repack,
         sparse: options.sparse,

@@ -27,6 +27,7 @@
 //! let request = Request { max_tokens: Some(4), ..model.request() };
 //! for event in model.generate("Hello", request)? {
 //!     match event {
+//!         Event::Prefill { done, total } => println!("{done} of {total} tokens"),
 //!         Event::Token { id, text } => println!("{id}: {text}"),
 //!         Event::Done { usage, .. } => assert!(usage.generated_tokens <= 4),
 //!         Event::Error(error) => return Err(error.into()),

@@ -112,7 +112,16 @@ impl ModelFile {
         let sized = |context| EngineOptions { context, step_tokens, parallel };
         let context = match options.context()? {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
-            Some(context) => context,
+            Some(context) => {
+                let trained = self.plan.context_length;
+                if context > trained {
+                    self.reporter.note(&format!(
+                        "a context of {context} tokens: the model was trained for {trained}, and \
+                         answers beyond them may make no sense"
+                    ));
+                }
+                context
+            }
             None => {
                 let budget = backend.available_memory().map_or(u64::MAX, |bytes| bytes / 2);
                 let fits = |context| {
