@@ -10,6 +10,8 @@ mod errors;
 mod interrupt;
 mod output;
 mod progress;
+mod terminal;
+mod text;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -59,7 +61,7 @@ enum Command {
 fn main() -> ExitCode {
     interrupt::install();
     bodkin_gguf::exit_on_truncation();
-    let result = match Cli::parse().command {
+    let result = match Cli::parse_from(arguments::command_line()).command {
         Command::Run(args) => cmd::run::run(*args),
         Command::Pull(args) => cmd::pull::run(args),
         Command::List(args) => cmd::list::run(args),

@@ -57,6 +57,6 @@ fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
     bar
 }
 
-fn style(template: &str) -> ProgressStyle {
+pub(crate) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates above are well formed")
 }

@@ -14,5 +14,7 @@ mod logits;
 mod perplexity;
 mod place;
 mod run;
+#[cfg(unix)]
+mod terminal;
 mod tokens;
 mod wrong;
