@@ -29,7 +29,8 @@ fn every_type_of_file_opens_and_runs() {
         "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M",
         "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
     ] {
-        let said = place.text(&["quantize", &model("llama-q4_k_m"), "out.gguf", kind, "-t", "2"]);
+        let args = ["quantize", &model("llama-q4_k_m"), "out.gguf", kind, "-t", "2"];
+        let said = place.text(&[&args[..], &["--allow-requantize"]].concat());
         assert!(said.contains("bits per weight"), "{said}");
         assert!(!logits(&place, "out.gguf").is_empty(), "{kind}");
     }
@@ -63,6 +64,79 @@ fn overrides_pure_and_dry_runs() {
     let wrong = place.run(&["quantize", &input, "out.gguf", "Q8_0", "--tensor-type", "fnn=Q4_0"]);
     let expected = "expected a pattern that is found in the name of a matrix, found `fnn`";
     assert!(failure(&wrong).contains(expected), "{}", stderr(&wrong));
+}
+
+#[test]
+fn quantized_tensors_are_quantized_again_only_if_asked() {
+    let place = Place::new();
+    let input = model("llama-q4_k_m");
+    let output = place.run(&["quantize", &input, "out.gguf", "Q8_0"]);
+    let error = failure(&output);
+    for needle in ["expected F32, F16 or BF16 to make Q8_0", "--allow-requantize"] {
+        assert!(error.contains(needle), "{error}");
+    }
+    assert_eq!(place.files(), ["home"]);
+    // No error is added by more bits, nor where nothing changes.
+    place.text(&["quantize", &input, "out.gguf", "F16"]);
+    place.text(&["quantize", "out.gguf", "again.gguf", "Q8_0"]);
+    place.text(&["quantize", "again.gguf", "copy.gguf", "Q8_0"]);
+}
+
+#[test]
+fn the_table_of_formats_is_a_summary_unless_asked_for() {
+    let place = Place::new();
+    let args = ["quantize", &model(MODEL), "out.gguf", "Q8_0"];
+    let summary = place.text(&args);
+    assert!(summary.contains("F32         -> Q8_0          23 tensors "), "{summary}");
+    assert!(!summary.contains("blk.0."), "{summary}");
+    let whole = place.text(&[&args[..], &["--verbose"]].concat());
+    assert!(whole.contains("\nblk.0.attn_q.weight "), "{whole}");
+    assert!(whole.ends_with(&summary), "{whole}");
+}
+
+#[test]
+fn names_of_tensors_do_not_command_a_terminal() {
+    let place = Place::new();
+    let rename = |name: &str| name.replace("blk.0.attn_q", "blk.0.\x1b[2Jattn_q");
+    rewrite(&place, |name, _| *name = rename(name));
+    let output = place.run(&["quantize", "new.gguf", "out.gguf", "Q8_0", "--verbose"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+    assert!(text.contains("blk.0.\u{fffd}[2Jattn_q") && !text.contains('\x1b'), "{text:?}");
+}
+
+#[test]
+fn nan_is_refused_by_the_name_of_its_tensor() {
+    let place = Place::new();
+    for (tensor, value) in
+        [("blk.1.ffn_up.weight", f32::NAN), ("output_norm.weight", f32::INFINITY)]
+    {
+        rewrite(&place, |name, data| {
+            if name == tensor {
+                data[12..16].copy_from_slice(&value.to_le_bytes()[..]);
+            }
+        });
+        let output = place.run(&["quantize", "new.gguf", "out.gguf", "Q8_0"]);
+        let wanted =
+            format!("new.gguf: {tensor}: expected finite values, found {value} in row 0; ");
+        let wanted = format!("quantizing\nerror: {wanted}--allow-nan converts it\n");
+        assert_eq!((output.status.code(), stderr(&output)), (Some(1), wanted));
+        assert_eq!(place.files(), ["home", "new.gguf"]);
+        place.text(&["quantize", "new.gguf", "out.gguf", "Q8_0", "--allow-nan"]);
+        std::fs::remove_file(place.path("out.gguf")).unwrap();
+    }
+}
+
+/// Writes `new.gguf`, a copy of the tiny model whose tensors `change` has changed.
+fn rewrite(place: &Place, change: impl Fn(&mut String, &mut [u8])) {
+    let file = File::open(model(MODEL)).unwrap();
+    let mut writer = Writer::new(place.path("new.gguf"), file.metadata()).unwrap();
+    for tensor in file.tensors() {
+        let (mut name, mut data) = (tensor.name.clone(), file.data(tensor).to_vec());
+        change(&mut name, &mut data);
+        let write = move |out: &mut dyn std::io::Write| out.write_all(&data);
+        writer.tensor_with(&name, tensor.format, &tensor.shape, write).unwrap();
+    }
+    writer.save().unwrap();
 }
 
 #[test]
@@ -119,17 +193,12 @@ fn no_file_that_is_read_is_written() {
 #[test]
 fn a_model_with_nan_is_neither_measured_nor_pruned_by_them() {
     let place = Place::new();
-    let file = File::open(model(MODEL)).unwrap();
-    let mut writer = Writer::new(place.path("nan.gguf"), file.metadata()).unwrap();
-    for tensor in file.tensors() {
-        let mut data = file.data(tensor).to_vec();
-        if tensor.name == "blk.0.attn_norm.weight" {
+    rewrite(&place, |name, data| {
+        if name == "blk.0.attn_norm.weight" {
             data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
         }
-        let write = move |out: &mut dyn std::io::Write| out.write_all(&data);
-        writer.tensor_with(&tensor.name, tensor.format, &tensor.shape, write).unwrap();
-    }
-    writer.save().unwrap();
+    });
+    std::fs::rename(place.path("new.gguf"), place.path("nan.gguf")).unwrap();
     std::fs::write(place.path("text"), "one two three ".repeat(200)).unwrap();
     let output = place.run(&["perplexity", "nan.gguf", "-f", "text", "-c", "32"]);
     let wanted = "chunk 1: the model's logits are NaN";
