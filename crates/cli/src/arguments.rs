@@ -137,7 +137,9 @@ pub(crate) struct TokenizerArgs {
 impl TokenizerArgs {
     /// The tokenizer of a file, whose weights may be absent or of any architecture.
     pub(crate) fn open(&self, file: &File) -> Result<Arc<Tokenizer>> {
-        Ok(bodkin::tokenizer(file, self.assume_pre.as_deref())?)
+        let tokenizer = bodkin::tokenizer(file, self.assume_pre.as_deref())?;
+        reporter().detail(&format!("tokenizer built: {} tokens", tokenizer.vocab_size()));
+        Ok(tokenizer)
     }
 }
 

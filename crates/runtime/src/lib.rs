@@ -68,7 +68,7 @@ mod progress;
 mod scorer;
 pub mod source;
 
-pub use backends::backend;
+pub use backends::{backend, device_lines};
 pub use builder::Builder;
 pub use encoder::Encoder;
 pub use error::{Error, Result};

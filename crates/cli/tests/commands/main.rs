@@ -7,6 +7,7 @@ mod bench;
 #[cfg(unix)]
 mod chat;
 mod check;
+mod command_line;
 mod compress;
 mod embed;
 mod inspect;

@@ -237,31 +237,3 @@ fn a_full_disk_is_a_failure() {
         assert_eq!(status.code(), Some(1), "{args:?}");
     }
 }
-
-#[test]
-fn help_fits_a_terminal() {
-    let place = Place::new();
-    let commands = [
-        "run",
-        "pull",
-        "list",
-        "inspect",
-        "bench",
-        "embed",
-        "tokenize",
-        "detokenize",
-        "logits",
-        "quantize",
-        "prune",
-        "perplexity",
-        "imatrix",
-        "check",
-    ];
-    let whole = place.text(&["--help"]);
-    for command in commands {
-        assert!(whole.contains(&format!("\n  {command} ")), "{whole}");
-        for line in place.text(&[command, "--help"]).lines() {
-            assert!(line.chars().count() <= 100 && !line.ends_with(' '), "{command}: {line}");
-        }
-    }
-}
