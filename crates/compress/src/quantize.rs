@@ -288,7 +288,13 @@ impl Conversion<'_> {
                     io::Error::other("not finite")
                 })?;
             }
-            let bytes = if is_copied { Vec::new() } else { self.rows(choice, &range, &values)? };
+            let bytes = if is_copied {
+                Vec::new()
+            } else if tensor.format.base() == Some(choice.format) {
+                densify(data, choice, &range)
+            } else {
+                self.rows(choice, &range, &values)?
+            };
             Ok((bytes, range.len()))
         };
         let (mut rows_made, mut reported) = (0, 0);
@@ -318,6 +324,17 @@ impl Conversion<'_> {
         }
         Ok(bytes)
     }
+}
+
+/// Some rows of a sparse tensor in its base format, bit by bit.
+fn densify(data: &[u8], choice: &Choice, range: &Range<usize>) -> Vec<u8> {
+    let tensor = &choice.tensor;
+    let row_bytes = choice.format.row_bytes(tensor.cols()).expect("a format that fits was chosen");
+    let mut bytes = vec![0; range.len() * row_bytes];
+    for (row, dense) in range.clone().zip(bytes.chunks_exact_mut(row_bytes)) {
+        tensor.format.densify_row(tensor.format.row(data, tensor.rows(), row), dense);
+    }
+    bytes
 }
 
 /// The weight of each value's quantisation error in a row: the importance of its column, times a

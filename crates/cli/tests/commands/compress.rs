@@ -213,7 +213,9 @@ fn a_model_with_nan_is_neither_measured_nor_pruned_by_them() {
     assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
     let args = ["prune", "nan.gguf", "out.gguf", "--sparsity", "0.5", "--method", "wanda"];
     let output = place.run(&[&args[..], &["--calibrate", "text", "-c", "32"]].concat());
-    assert!(failure(&output).contains("inputs of blk.0.attn_"), "{}", stderr(&output));
+    let error = stderr(&output);
+    assert!(error.starts_with("calibrating\nerror: inputs of blk.0.attn_"), "{error}");
+    assert_eq!(output.status.code(), Some(1));
     assert!(!place.path("out.gguf").exists());
 }
 
@@ -259,7 +261,7 @@ fn what_is_wrong_with_a_surgery_file_is_said() {
     let input = model(MODEL);
     let rule = "[[rule]]\nmethod = 'magnitude'\n";
     for (text, wanted) in [
-        (format!("{rule}sparsity = 1.5\n"), "s.toml: rule 1: sparsity: expected a share"),
+        (format!("{rule}sparsity = 1.5\n"), "s.toml: rule 1: sparsity: expected 0 <= x < 1"),
         (format!("{rule}sparsity = 0.5\nx = 1\n"), "s.toml: line 4: expected a surgery file"),
         (
             format!("{rule}sparsity = 0.5\ntensors = 'fnn'\n"),
@@ -276,7 +278,7 @@ fn what_is_wrong_with_a_surgery_file_is_said() {
     }
     std::fs::write(place.path("s.toml"), "[[rule]]\nmethod = 'ria'\nsparsity = 0.5\n").unwrap();
     let output = place.run(&["run", &input, "a", "--surgery", "s.toml"]);
-    let wanted = "ria needs statistics: imatrix = FILE in the surgery file";
+    let wanted = "ria needs statistics: imatrix = FILE in the surgery file, or `prune`";
     assert!(failure(&output).contains(wanted), "{}", stderr(&output));
     let output = place.run(&["prune", &input, "out.gguf", "--surgery", "none.toml"]);
     assert!(failure(&output).starts_with("cannot read none.toml: "), "{}", stderr(&output));
@@ -287,13 +289,12 @@ fn what_pruning_needs_is_asked_for() {
     let place = Place::new();
     let input = model(MODEL);
     for (args, wanted) in [
-        (&["--sparsity", "0.5"][..], "ria needs statistics: --imatrix FILE, or --calibrate TEXT"),
-        (&["--sparsity", "0.5", "--method", "sparsegpt"], "sparsegpt needs a calibration text"),
-        (&["--method", "magnitude"], "sparsity: expected a share from 0 to below 1, found none"),
         (
-            &["--method", "magnitude"],
-            "--sparsity FRACTION, --pattern N:M or --surgery FILE: sparsity: expected a share",
+            &["--imatrix", "m.gguf", "--method", "sparsegpt"][..],
+            "sparsegpt needs a calibration text: leave the importance matrix out",
         ),
+        (&["--chunks", "0"], "--chunks: expected at least 1 chunk, found 0"),
+        (&["-c", "8192"], "the built-in text: "),
         (
             &["--sparsity", "0.5", "--method", "magnitude", "--evaluate", "none"],
             "--evaluate: cannot read the text from none",
@@ -307,6 +308,94 @@ fn what_pruning_needs_is_asked_for() {
         assert!(failure(&output).contains(wanted), "{args:?}: {}", stderr(&output));
         assert!(!place.path("out.gguf").exists());
     }
+}
+
+#[test]
+fn pruning_needs_no_flags() {
+    let place = Place::new();
+    let input = model(MODEL);
+    let output = place.run(&["prune", &input, "out.gguf"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("calibrating\n"), "{}", stderr(&output));
+    let recorded = |key: &str| {
+        let file = place.json(&["inspect", "out.gguf", "--json"]);
+        file["metadata"][format!("bodkin.prune.{key}")].clone()
+    };
+    assert_eq!(recorded("method"), "sparsegpt");
+    assert_eq!(recorded("calibration"), "the built-in text");
+    assert!((0.5..0.53).contains(&recorded("sparsity").as_f64().unwrap()));
+    // An importance matrix is enough for a method that loses less than the others which use one.
+    std::fs::write(place.path("text"), "one two three ".repeat(200)).unwrap();
+    place.text(&["imatrix", &input, "-f", "text", "-c", "32", "-o", "m.gguf"]);
+    place.text(&["prune", &input, "out.gguf", "--imatrix", "m.gguf", "--pattern", "2:4"]);
+    assert_eq!((recorded("method"), recorded("calibration")), ("wanda".into(), "m.gguf".into()));
+}
+
+#[test]
+fn zeros_that_are_there_are_left_out_without_a_change() {
+    let place = Place::new();
+    let input = model(MODEL);
+    let zeros = |out: &str, flags: &[&str]| {
+        let args = ["prune", &input, out, "--method", "magnitude", "--dense"];
+        place.text(&[&args[..], flags].concat());
+    };
+    for (flags, wanted) in [
+        (["--sparsity", "0.5", "--format", "F16"], Format::BITMAP_F16),
+        (["--sparsity", "0.5", "--format", "Q8_0"], Format::BITMAP_Q8_0),
+        (["--sparsity", "0.5", "--format", "Q4_0"], Format::BITMAP_Q4_0),
+        (["--pattern", "2:4", "--format", "Q8_0"], Format::S24_Q8_0),
+        (["--sparsity", "0.98", "--format", "F16"], Format::CSR_F16),
+    ] {
+        zeros("zeros.gguf", &flags);
+        let said = place.json(&["prune", "zeros.gguf", "packed.gguf", "--pack", "--json"]);
+        let packed = formats(&place, "packed.gguf");
+        let formats_found: Vec<&str> = said["formats"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|f| f["format"].as_str().unwrap())
+            .collect();
+        assert_eq!(formats_found, [wanted.name()], "{said}");
+        assert!(packed.iter().any(|(_, format)| *format == wanted), "{packed:?}");
+        assert!(said["bytes"].as_u64() < said["source_bytes"].as_u64(), "{said}");
+        assert_eq!(logits(&place, "packed.gguf"), logits(&place, "zeros.gguf"), "{flags:?}");
+        // Bit by bit.
+        place.text(&["quantize", "packed.gguf", "back.gguf", "--dense"]);
+        let [before, after] =
+            ["zeros.gguf", "back.gguf"].map(|name| File::open(place.path(name)).unwrap());
+        for tensor in before.tensors() {
+            let same = after.tensor(&tensor.name).unwrap();
+            assert_eq!(before.data(tensor), after.data(same), "{}", tensor.name);
+        }
+    }
+    let error = stderr(&place.run(&["prune", &input, "out.gguf", "--pack"]));
+    assert!(error.contains("llama.gguf: expected F16, Q8_0 or Q4_0 matrices with so"), "{error}");
+    let both = ["prune", "zeros.gguf", "out.gguf", "--pack", "--sparsity", "0.5"];
+    assert_eq!(place.run(&both).status.code(), Some(2));
+    assert!(!place.path("out.gguf").exists());
+}
+
+#[test]
+fn zeros_are_counted_in_any_file() {
+    let place = Place::new();
+    rewrite(&place, |name, data| {
+        if name == "token_embd.weight" || name == "blk.1.ffn_up.weight" {
+            let bytes = data.len();
+            data[..bytes / 4].fill(0);
+        }
+    });
+    let shares = |file: &str, flags: &[&str]| {
+        let json = place.json(&[&["inspect", file, "--json"], flags].concat());
+        let tensors = json["tensors"].as_array().unwrap().clone();
+        let share = |name: &str| {
+            tensors.iter().find(|tensor| tensor["name"] == name).unwrap()["sparsity"].as_f64()
+        };
+        ["token_embd.weight", "blk.1.ffn_up.weight", "blk.0.ffn_up.weight"].map(share)
+    };
+    assert_eq!(shares("new.gguf", &[]), [None; 3]);
+    assert_eq!(shares("new.gguf", &["--zeros"]), [Some(0.25), Some(0.25), Some(0.0)]);
+    place.text(&["quantize", "new.gguf", "small.gguf", "Q4_0"]);
+    assert!(shares("small.gguf", &["--zeros"])[0] >= Some(0.25));
 }
 
 #[test]
