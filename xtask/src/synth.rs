@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let format = Format::from_name(&args.format)
         .with_context(|| format!("`{}` is no format; expected one such as Q4_K", args.format))?;
     ensure!(blocks::holds_weights(format), "{} holds no weights", format.name());
-    ensure!((0.0..=1.0).contains(&args.sparsity), "--sparsity: expected a share from 0 to 1");
+    ensure!((0.0..=1.0).contains(&args.sparsity), "--sparsity: expected 0 <= x <= 1");
     let name = match args.sparsity {
         0.0 => format!("synthetic {:?} {}", args.shape, format.name()),
         share => format!("synthetic {:?} {} {:.0} %", args.shape, format.name(), 100.0 * share),

@@ -1,5 +1,6 @@
 //! The arguments that commands share: how a model is loaded and run, and how text is tokenized.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,6 +14,31 @@ use bodkin_gguf::File;
 
 use crate::progress::reporter;
 
+/// Flags that llama.cpp's tools spell with one dash and several letters, by their names here. MODEL
+/// has no flag, so those before it are left out.
+const LLAMA_CPP_FLAGS: [(&str, Option<&str>); 7] = [
+    ("-m", None),
+    ("--model", None),
+    ("-ngl", Some("--gpu-layers")),
+    ("-ub", Some("--batch-size")),
+    ("-dev", Some("--device")),
+    ("-sys", Some("--system")),
+    ("-no-cnv", Some("--raw")),
+];
+
+/// The command line, with flags of llama.cpp's tools by their names here.
+pub(crate) fn command_line() -> impl Iterator<Item = OsString> {
+    let mut is_flag = true;
+    std::env::args_os().filter_map(move |argument| {
+        is_flag &= argument != "--";
+        let known = LLAMA_CPP_FLAGS.iter().find(|(flag, _)| is_flag && argument == *flag);
+        match known {
+            Some((_, name)) => name.map(OsString::from),
+            None => Some(argument),
+        }
+    })
+}
+
 /// Flags of every command that runs a model.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Machine {
@@ -20,7 +46,7 @@ pub(crate) struct Machine {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Layers on the GPU: the last N, the others on the CPU
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     pub(crate) gpu_layers: Option<usize>,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N")]
@@ -29,7 +55,7 @@ pub(crate) struct Machine {
     #[arg(short, long, value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
     /// Batch size: tokens per prefill chunk
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, short_alias = 'b', alias = "ubatch-size", value_name = "N", default_value_t = 512)]
     pub(crate) batch_size: usize,
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
@@ -111,7 +137,9 @@ pub(crate) struct TokenizerArgs {
 impl TokenizerArgs {
     /// The tokenizer of a file, whose weights may be absent or of any architecture.
     pub(crate) fn open(&self, file: &File) -> Result<Arc<Tokenizer>> {
-        Ok(bodkin::tokenizer(file, self.assume_pre.as_deref())?)
+        let tokenizer = bodkin::tokenizer(file, self.assume_pre.as_deref())?;
+        reporter().detail(&format!("tokenizer built: {} tokens", tokenizer.vocab_size()));
+        Ok(tokenizer)
     }
 }
 

@@ -3,12 +3,14 @@
 pub(crate) mod bench;
 pub(crate) mod check;
 mod chunks;
+pub(crate) mod completions;
 pub(crate) mod detokenize;
 pub(crate) mod embed;
 pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;
+pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod prune;
 pub(crate) mod pull;

@@ -6,12 +6,20 @@ use bodkin::Error;
 
 /// An error in one line. Errors name the failed action, except for those of printing to stdout.
 pub(crate) fn line(error: &anyhow::Error) -> String {
-    let text = match error.chain().len() == 1 && error.is::<std::io::Error>() {
+    // The error of a failed fetch has one line for each source.
+    printable(&match is_of_output(error) {
         true => format!("cannot write to standard output: {error}"),
         false => causes(error),
-    };
-    // Names in files may hold escape sequences, which must not reach the terminal. The error of a
-    // failed fetch has one line for each source.
+    })
+}
+
+/// Whether this is an error of printing to standard output.
+pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
+    error.chain().len() == 1 && error.is::<std::io::Error>()
+}
+
+/// Text from a file as it may be printed: escape sequences must not reach the terminal.
+pub(crate) fn printable(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 

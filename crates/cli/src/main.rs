@@ -10,16 +10,22 @@ mod errors;
 mod interrupt;
 mod output;
 mod progress;
+mod terminal;
+mod text;
+mod version;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Run language models on your own machine.
 #[derive(Parser)]
-#[command(name = "bodkin", version, propagate_version = true)]
+#[command(name = "bodkin", propagate_version = true)]
 struct Cli {
+    /// Print each step of loading a model, and long tables
+    #[arg(short, long, global = true)]
+    verbose: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -54,12 +60,31 @@ enum Command {
     Check(Box<cmd::check::Args>),
     /// Collect an importance matrix: activation statistics over a text
     Imatrix(cmd::imatrix::Args),
+    /// Print a script that completes commands and flags in a shell
+    Completions(cmd::completions::Args),
+    /// Write manual pages
+    #[command(hide = true)]
+    Man(cmd::man::Args),
+}
+
+/// Commands and flags.
+fn command() -> clap::Command {
+    Cli::command().version(version::NUMBER)
+}
+
+/// The command line, with the version that `--version` prints.
+fn parse() -> Cli {
+    let words: Vec<_> = arguments::command_line().collect();
+    let matches = command().version(version::of(&words)).get_matches_from(words);
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
 fn main() -> ExitCode {
     interrupt::install();
     bodkin_gguf::exit_on_truncation();
-    let result = match Cli::parse().command {
+    let cli = parse();
+    progress::begin(cli.verbose);
+    let result = match cli.command {
         Command::Run(args) => cmd::run::run(*args),
         Command::Pull(args) => cmd::pull::run(args),
         Command::List(args) => cmd::list::run(args),
@@ -74,6 +99,8 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => cmd::perplexity::run(args),
         Command::Check(args) => cmd::check::run(*args),
         Command::Imatrix(args) => cmd::imatrix::run(args),
+        Command::Completions(args) => cmd::completions::run(&args, command()),
+        Command::Man(args) => cmd::man::run(&args, command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,11 +1,27 @@
 //! Progress on stderr: a bar on a terminal, one plain line everywhere else.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bodkin::{Progress, Reporter};
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// When the command began, and whether each step of it is printed.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+/// Begins the command; `verbose` is its flag.
+pub(crate) fn begin(verbose: bool) {
+    LazyLock::force(&START);
+    VERBOSE.store(verbose, Relaxed);
+}
+
+/// Whether `--verbose` was given.
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.load(Relaxed)
+}
 
 /// The bar of the current phase, and the notes that are already printed.
 #[derive(Default)]
@@ -26,6 +42,11 @@ impl Console {
                     eprintln!("{text}");
                 }
             }
+            Progress::Detail(text) if is_verbose() => {
+                let seconds = START.elapsed().as_secs_f64();
+                eprintln!("[{seconds:7.3} s] {text}");
+            }
+            Progress::Detail(_) => (),
         }
     }
 }
@@ -57,6 +78,6 @@ fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
     bar
 }
 
-fn style(template: &str) -> ProgressStyle {
+pub(crate) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates above are well formed")
 }

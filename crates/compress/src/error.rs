@@ -19,6 +19,16 @@ pub enum Error {
     /// The result cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// A tensor of the source holds NaN or an infinity.
+    #[error("{tensor}: expected finite values, found {found} in row {row}")]
+    NotFinite {
+        /// Its name.
+        tensor: String,
+        /// The first such value.
+        found: f32,
+        /// Its row, from 0.
+        row: usize,
+    },
     /// An option, tensor or entry is invalid.
     #[error("{item}: expected {expected}, found {found}")]
     Invalid {

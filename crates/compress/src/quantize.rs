@@ -2,8 +2,10 @@
 //! blocks are quantised, nor the rules of a mixture.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, Write};
+use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use bodkin_gguf::{File, Format, Metadata, Tensor, Value, Writer};
 
@@ -99,6 +101,12 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// Whether quantised values are quantised once more, which adds the errors of both.
+    pub fn is_requantized(&self) -> bool {
+        let from = self.tensor.format.base().unwrap_or(self.tensor.format);
+        from != self.format && is_quantized(from) && is_quantized(self.format)
+    }
+
     /// Its size in the new format.
     pub fn bytes(&self) -> u64 {
         if self.format == self.tensor.format {
@@ -160,6 +168,11 @@ fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choic
     }
 }
 
+/// Whether a format stores blocks of codes with a scale.
+fn is_quantized(format: Format) -> bool {
+    format.block_elements() > 1
+}
+
 /// Whether a format is dense and can be written.
 pub(crate) fn is_written(format: Format) -> bool {
     let Some(bytes) = format.block_bytes().filter(|_| format.base().is_none()) else {
@@ -197,76 +210,131 @@ pub fn record_imatrix(metadata: &mut Metadata, imatrix: &Imatrix, name: &str) {
     IMATRIX.into_iter().zip(values).for_each(|(key, value)| metadata.insert(key, value));
 }
 
-/// Writes the file with the chosen formats. Calls `done` with the number of source bytes processed
-/// since its last call.
-pub fn write(
-    file: &File,
-    metadata: &Metadata,
-    choices: &[Choice],
-    importance: Option<&Importance>,
-    threads: usize,
-    done: &dyn Fn(u64),
-    out: &mut dyn Write,
-) -> Result<()> {
-    // Only error messages use the path: the output goes to the caller's stream.
-    let mut writer = Writer::new(Path::new("the new file"), metadata)?;
-    for choice in choices {
-        let tensor = &choice.tensor;
-        let bytes = choice.bytes();
-        let (name, format, shape) = (&tensor.name, choice.format, &tensor.shape);
-        writer.tensor_with_bytes(name, format, shape, bytes, move |out| {
-            if choice.format == tensor.format {
-                out.write_all(&file.read(tensor))?;
-                done(tensor.bytes);
-            } else {
-                let (mut rows_made, mut reported) = (0, 0);
-                let made = |bytes: &[u8], rows: usize| {
-                    out.write_all(bytes)?;
-                    rows_made += rows as u64;
-                    let all = tensor.bytes * rows_made / tensor.rows() as u64;
-                    done(all - reported);
-                    reported = all;
-                    Ok(())
-                };
-                // A tensor that is built from others is built once, and freed after this block.
-                let data = file.read(tensor);
-                convert(&data, tensor, choice.format, importance, threads, made)?;
-            }
-            file.release(tensor);
-            Ok(())
-        })?;
-    }
-    Ok(writer.write_to(out)?)
+/// The tensors of a new file, and how they are made.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversion<'a> {
+    /// The format of each tensor, in the file's order.
+    pub choices: &'a [Choice],
+    /// The importance of the columns, for smaller errors where it is large.
+    pub importance: Option<&'a Importance>,
+    /// Threads that convert.
+    pub threads: usize,
+    /// Whether NaN and infinities are converted too.
+    pub allows_nan: bool,
 }
 
-/// Converts the rows of a tensor, whose data are `data`, to another format and emits them in order,
-/// some at a time.
-fn convert(
-    data: &[u8],
-    tensor: &Tensor,
-    format: Format,
-    importance: Option<&Importance>,
-    threads: usize,
-    mut emit: impl FnMut(&[u8], usize) -> std::io::Result<()>,
-) -> std::io::Result<()> {
-    let (rows, cols) = (tensor.rows(), tensor.cols());
-    let row_bytes = format.row_bytes(cols).expect("a format that fits was chosen");
-    let make = |range: std::ops::Range<usize>| {
-        let values = rows::read(data, tensor, range.clone());
+impl Conversion<'_> {
+    /// Writes the file with the chosen formats. Calls `done` with the number of source bytes
+    /// processed since its last call.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] for a tensor with NaN or infinities, if these are not allowed; if the
+    /// file cannot be written.
+    pub fn write(
+        &self,
+        file: &File,
+        metadata: &Metadata,
+        done: &dyn Fn(u64),
+        out: &mut dyn Write,
+    ) -> Result<()> {
+        // What the writer's errors cannot hold.
+        let failed = Mutex::new(None);
+        let failed = &failed;
+        // Only error messages use the path: the output goes to the caller's stream.
+        let mut writer = Writer::new(Path::new("the new file"), metadata)?;
+        for choice in self.choices {
+            let tensor = &choice.tensor;
+            let bytes = choice.bytes();
+            let (name, format, shape) = (&tensor.name, choice.format, &tensor.shape);
+            writer.tensor_with_bytes(name, format, shape, bytes, move |out| {
+                // A tensor that is built from others is built once, and freed after this block.
+                let data = file.read(tensor);
+                self.tensor(choice, &data, failed, done, out)?;
+                file.release(tensor);
+                Ok(())
+            })?;
+        }
+        let written = writer.write_to(out);
+        match failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => Ok(written?),
+        }
+    }
+
+    /// Writes the rows of a tensor, whose data are `data`, in their new format.
+    fn tensor(
+        &self,
+        choice: &Choice,
+        data: &[u8],
+        failed: &Mutex<Option<Error>>,
+        done: &dyn Fn(u64),
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let tensor = &choice.tensor;
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let is_copied = choice.format == tensor.format;
+        if is_copied {
+            out.write_all(data)?;
+            if self.allows_nan {
+                done(tensor.bytes);
+                return Ok(());
+            }
+        }
+        let make = |range: Range<usize>| {
+            let values = rows::read(data, tensor, range.clone());
+            if !self.allows_nan {
+                rows::check_finite(tensor, range.start, &values).map_err(|error| {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    io::Error::other("not finite")
+                })?;
+            }
+            let bytes = if is_copied {
+                Vec::new()
+            } else if tensor.format.base() == Some(choice.format) {
+                densify(data, choice, &range)
+            } else {
+                self.rows(choice, &range, &values)?
+            };
+            Ok((bytes, range.len()))
+        };
+        let (mut rows_made, mut reported) = (0, 0);
+        rows::in_order(rows, cols, self.threads, make, |(bytes, rows)| {
+            out.write_all(&bytes)?;
+            rows_made += rows as u64;
+            let all = tensor.bytes * rows_made / tensor.rows() as u64;
+            done(all - reported);
+            reported = all;
+            Ok(())
+        })
+    }
+
+    /// Some rows in their new format.
+    fn rows(&self, choice: &Choice, range: &Range<usize>, values: &[f32]) -> io::Result<Vec<u8>> {
+        let cols = choice.tensor.cols();
+        let row_bytes = choice.format.row_bytes(cols).expect("a format that fits was chosen");
         let mut bytes = vec![0; range.len() * row_bytes];
         let mut weights = vec![0.0; cols];
         for ((row, values), bytes) in
-            range.zip(values.chunks_exact(cols)).zip(bytes.chunks_exact_mut(row_bytes))
+            range.clone().zip(values.chunks_exact(cols)).zip(bytes.chunks_exact_mut(row_bytes))
         {
-            let columns = importance.and_then(|all| all.columns(tensor, row));
+            let columns = self.importance.and_then(|all| all.columns(&choice.tensor, row));
             weigh(values, columns, &mut weights);
-            let stored = format.quantize(values, Some(&weights), bytes);
-            stored.map_err(std::io::Error::other)?;
+            let stored = choice.format.quantize(values, Some(&weights), bytes);
+            stored.map_err(io::Error::other)?;
         }
         Ok(bytes)
-    };
-    let emit = |bytes: Vec<u8>| emit(&bytes, bytes.len() / row_bytes);
-    rows::in_order(rows, cols, threads, make, emit)
+    }
+}
+
+/// Some rows of a sparse tensor in its base format, bit by bit.
+fn densify(data: &[u8], choice: &Choice, range: &Range<usize>) -> Vec<u8> {
+    let tensor = &choice.tensor;
+    let row_bytes = choice.format.row_bytes(tensor.cols()).expect("a format that fits was chosen");
+    let mut bytes = vec![0; range.len() * row_bytes];
+    for (row, dense) in range.clone().zip(bytes.chunks_exact_mut(row_bytes)) {
+        tensor.format.densify_row(tensor.format.row(data, tensor.rows(), row), dense);
+    }
+    bytes
 }
 
 /// The weight of each value's quantisation error in a row: the importance of its column, times a

@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use bodkin_gguf::Tensor;
 
+use crate::error::{Error, Result};
+
 /// The elements of one piece of work: enough to amortise the start of a thread, and few compared
 /// with any tensor that is worth several threads.
 const PIECE: usize = 1 << 20;
@@ -50,4 +52,16 @@ pub(crate) fn read(data: &[u8], tensor: &Tensor, rows: Range<usize>) -> Vec<f32>
         tensor.format.dequantize_row(tensor.format.row(data, tensor.rows(), row), out);
     }
     values
+}
+
+/// Fails if the values of some rows, the first of which is `first`, are not all finite.
+pub(crate) fn check_finite(tensor: &Tensor, first: usize, values: &[f32]) -> Result<()> {
+    match values.iter().position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(at) => Err(Error::NotFinite {
+            tensor: tensor.name.clone(),
+            found: values[at],
+            row: first + at / tensor.cols(),
+        }),
+    }
 }

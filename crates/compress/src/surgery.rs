@@ -137,7 +137,7 @@ pub fn sparsity(structure: Structure, asked: Option<f32>) -> Result<f32> {
         Structure::Groups { kept, of } => Some(1.0 - kept as f32 / of as f32),
     };
     match (own, asked) {
-        (None, None) => Err(Error::invalid("sparsity", "a share from 0 to below 1", "none")),
+        (None, None) => Err(Error::invalid("sparsity", "0 <= x < 1", "none")),
         (Some(own), Some(asked)) if (own - asked).abs() > 1e-3 => {
             let expected = format!("{own}, as the pattern {structure} has it");
             Err(Error::invalid("sparsity", expected, asked.to_string()))

@@ -118,7 +118,7 @@ fn pruned(rules: &[Rule]) -> (File, Vec<Job>) {
     }
     let metadata = pruner.metadata(&jobs, "a text");
     let mut out = Vec::new();
-    pruner.write(&jobs, &metadata, &mut out).unwrap();
+    pruner.write(&metadata, &mut out).unwrap();
     (File::from_bytes("pruned", out).unwrap(), jobs)
 }
 
@@ -243,7 +243,7 @@ fn what_cannot_be_is_refused() {
     let groups = |of| Structure::Groups { kept: 1, of };
     assert_eq!(
         error(rule(Method::Ria, 1.0, Structure::Unstructured, Format::F16)),
-        "rule 1: sparsity: expected a share from 0 to below 1, found 1"
+        "rule 1: sparsity: expected 0 <= x < 1, found 1"
     );
     assert_eq!(
         error(rule(Method::Ria, 0.5, groups(5), Format::F16)),
@@ -286,7 +286,7 @@ fn wrong_surgery_files_say_where() {
         ),
         (
             "[[rule]]\nkeep = true\n[[rule]]\nmethod = \"ria\"\n",
-            "file: rule 2: sparsity: expected a share from 0 to below 1, found none",
+            "file: rule 2: sparsity: expected 0 <= x < 1, found none",
         ),
         (
             "[[rule]]\nmethod = \"ria\"\nsparsity = 0.3\npattern = \"2:4\"\n",

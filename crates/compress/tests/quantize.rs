@@ -6,7 +6,7 @@
 use bodkin_compress::Pattern;
 use bodkin_compress::imatrix::{Entry, Imatrix};
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
-use bodkin_compress::quantize::{self, Choice, Importance, Options};
+use bodkin_compress::quantize::{self, Choice, Conversion, Importance, Options};
 use bodkin_gguf::{File, Format, Metadata, Value, Writer};
 
 /// A file of 16 layers with matrices of `cols` columns, made of `f32` values.
@@ -57,7 +57,8 @@ fn written(
 ) -> File {
     let mut out = Vec::new();
     let metadata = quantize::metadata(file, None);
-    quantize::write(file, &metadata, choices, importance, threads, &|_| (), &mut out).unwrap();
+    let conversion = Conversion { choices, importance, threads, allows_nan: false };
+    conversion.write(file, &metadata, &|_| (), &mut out).unwrap();
     File::from_bytes("made", out).unwrap()
 }
 

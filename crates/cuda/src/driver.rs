@@ -36,6 +36,27 @@ pub(crate) fn is_installed() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
+/// Starts the driver and returns its number of devices.
+fn start() -> Result<usize> {
+    if !is_installed() {
+        return Err(Error::Config("cuda: no NVIDIA driver is installed".to_owned()));
+    }
+    result::init().map_err(failed("the NVIDIA driver does not start"))?;
+    let count = result::device::get_count().map_err(failed("no devices"))?;
+    Ok(count as usize)
+}
+
+/// The names of all devices.
+pub(crate) fn device_names() -> Result<Vec<String>> {
+    (0..start()?).map(|ordinal| device_name(ordinal).map(|(_, name)| name)).collect()
+}
+
+fn device_name(ordinal: usize) -> Result<(sys::CUdevice, String)> {
+    let device = result::device::get(ordinal as c_int).map_err(failed("no device"))?;
+    let name = result::device::get_name(device).map_err(failed("no name of the device"))?;
+    Ok((device, name))
+}
+
 /// One device and its only stream.
 pub(crate) struct Device {
     ordinal: usize,
@@ -62,10 +83,7 @@ impl Device {
     /// # Errors
     /// If there is no driver, it is too old, or it has no such device.
     pub(crate) fn open(ordinal: usize) -> Result<Device> {
-        if !is_installed() {
-            return Err(Error::Config("cuda: no NVIDIA driver is installed".to_owned()));
-        }
-        result::init().map_err(failed("the NVIDIA driver does not start"))?;
+        let count = start()?;
         let mut version: c_int = 0;
         // SAFETY: the pointer is to a local variable of the type that the driver writes.
         unsafe { sys::cuDriverGetVersion(&mut version) }
@@ -78,13 +96,11 @@ impl Device {
                 version_text(version)
             )));
         }
-        let count = result::device::get_count().map_err(failed("no devices"))?;
-        if ordinal >= count as usize {
+        if ordinal >= count {
             let text = format!("cuda: expected a device below {count}, found {ordinal}");
             return Err(Error::Config(text));
         }
-        let device = result::device::get(ordinal as c_int).map_err(failed("no device"))?;
-        let name = result::device::get_name(device).map_err(failed("no name of the device"))?;
+        let (device, name) = device_name(ordinal)?;
         let attribute = |attribute| {
             // SAFETY: the device is one that the driver gave.
             unsafe { result::device::get_attribute(device, attribute) }

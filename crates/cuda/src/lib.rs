@@ -153,6 +153,15 @@ impl Cuda {
     }
 }
 
+/// The devices of this machine, such as `cuda:0 (NVIDIA H200)`, without opening them.
+///
+/// # Errors
+/// If there is no driver, or it does not start.
+pub fn device_names() -> Result<Vec<String>> {
+    let names = driver::device_names()?.into_iter().enumerate();
+    Ok(names.map(|(ordinal, name)| format!("cuda:{ordinal} ({name})")).collect())
+}
+
 fn measure_bandwidth(device: &Arc<Device>, kernels: &Kernels) -> Result<f64> {
     device.enter()?;
     let free = device.free_memory()? as usize / 2;

@@ -85,6 +85,16 @@ impl Client {
         stats.requests += 1;
         stats.prompt_tokens += prompt_tokens as u64;
         stats.cached_tokens += cached_tokens as u64;
+        drop(stats);
+        self.report_prefill(cached_tokens, prompt_tokens);
+    }
+
+    /// Reports how much of the prompt is stored. A preempted request has been told before.
+    pub(crate) fn report_prefill(&mut self, done: usize, total: usize) {
+        if self.first_token.is_none() {
+            // The client may have stopped reading.
+            let _ = (self.sink)(Update::Prefill { done, total });
+        }
     }
 
     /// Whether the model can sample its tokens.
@@ -129,8 +139,11 @@ impl Client {
         if is_end || self.request.stop_tokens.contains(&id) {
             return Some(Finish::End);
         }
-        let is_read = (self.sink)(Update::Token { id, logprobs });
-        (!is_read).then_some(Finish::Cancelled)
+        if !(self.sink)(Update::Token { id, logprobs }) {
+            return Some(Finish::Cancelled);
+        }
+        let is_last = self.request.max_tokens == Some(self.usage.generated_tokens);
+        is_last.then_some(Finish::Length)
     }
 
     /// Ends the request.

@@ -14,6 +14,13 @@ use crate::tokenizer::Tokenizer;
 /// What the worker reports of a request.
 #[derive(Debug)]
 pub enum Update {
+    /// Some of the prompt is stored; the last part comes with the first token.
+    Prefill {
+        /// Tokens of the prompt in the KV cache.
+        done: usize,
+        /// Tokens of the whole prompt.
+        total: usize,
+    },
     /// A token was generated.
     Token {
         /// The token's id.
@@ -67,6 +74,7 @@ impl EventDecoder {
     /// The event that follows from an update; none after a stop text, until the request has ended.
     pub fn decode(&mut self, update: Update) -> Option<Event> {
         match update {
+            Update::Prefill { done, total } => Some(Event::Prefill { done, total }),
             Update::Token { .. } if self.stopped.is_some() => None,
             Update::Token { id, logprobs } => {
                 self.tokens += 1;

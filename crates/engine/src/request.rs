@@ -27,6 +27,14 @@ pub struct Request {
 /// Something that happened to a request.
 #[derive(Debug)]
 pub enum Event {
+    /// Prefill begins or goes on: sent when a request is admitted, and after each step that leaves
+    /// a part of the prompt to be read.
+    Prefill {
+        /// Tokens of the prompt in the KV cache.
+        done: usize,
+        /// Tokens of the whole prompt.
+        total: usize,
+    },
     /// A token was generated. `text` holds the characters that are complete now: it can be empty.
     Token {
         /// The token's id.
@@ -67,8 +75,10 @@ pub enum Finish {
     End,
     /// This stop text.
     Stop(String),
-    /// `max_tokens`, or the end of the context.
+    /// The request's `max_tokens`.
     Length,
+    /// The end of the context.
+    Context,
     /// The client cancelled it.
     Cancelled,
 }

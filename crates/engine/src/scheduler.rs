@@ -83,6 +83,11 @@ impl<T> Task<T> {
         end - stored
     }
 
+    /// How much of the prompt is stored, if it is not all.
+    pub(crate) fn partial_prefill(&self) -> Option<usize> {
+        Some(self.sequence.tokens.len()).filter(|&stored| stored < self.prompt)
+    }
+
     /// Tokens of the prompt that were stored when it was first admitted.
     pub(crate) fn cached(&self) -> usize {
         self.cached.unwrap_or(0)

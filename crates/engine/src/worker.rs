@@ -179,6 +179,10 @@ impl Worker {
             results.steps += 1;
             for &(index, len) in &step.spans {
                 results.checkpoints.extend(scheduler.store(index, len));
+                let task = &mut scheduler.running()[index];
+                if let Some(done) = task.partial_prefill() {
+                    task.owner.report_prefill(done, task.prompt);
+                }
             }
             let mut tokens = output.tokens.iter().copied();
             // Empty where the model samples on a device.
@@ -196,8 +200,8 @@ impl Worker {
                 let end = match token {
                     Ok(token) => {
                         let (id, end) = (token.0, client.report(token, tokenizer));
-                        let is_longest = end.is_none() && !scheduler.push_token(index, id);
-                        if is_longest { Some(Ok(Finish::Length)) } else { end.map(Ok) }
+                        let is_full = end.is_none() && !scheduler.push_token(index, id);
+                        end.or_else(|| is_full.then_some(Finish::Context)).map(Ok)
                     }
                     Err(error) => Some(Err(error)),
                 };

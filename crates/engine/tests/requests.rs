@@ -121,6 +121,7 @@ fn collect_all(events: Events) -> (Vec<u32>, Result<(Finish, usize), Error>) {
     let mut tokens = Vec::new();
     for event in events {
         match event {
+            Event::Prefill { done, total } => assert!(tokens.is_empty() && done < total),
             Event::Token { id, .. } => tokens.push(id),
             Event::Done { reason, usage, .. } => {
                 assert_eq!(usage.generated_tokens, tokens.len());
@@ -269,4 +270,23 @@ fn recurrent_state_goes_on_where_a_sequence_or_its_prompt_ended() {
     run(&engine, first.clone()).1.unwrap();
     let shorter = Request { prompt: first.prompt[..32].to_vec(), ..first.clone() };
     assert_eq!(collect_all(engine.submit(shorter).unwrap()).1.unwrap(), (Finish::Length, 0));
+}
+
+/// A prompt of 40 tokens takes three steps of 16, and the context ends an answer by that name.
+#[test]
+fn prefill_is_reported_and_the_context_is_named() {
+    let engine = engine(|_| ());
+    let prefill = |events: Events| -> Vec<(usize, usize)> {
+        let done = events.filter_map(|event| match event {
+            Event::Prefill { done, total } => Some((done, total)),
+            _ => None,
+        });
+        done.collect()
+    };
+    assert_eq!(prefill(engine.submit(request(7, 40, 3)).unwrap()), [(0, 40), (16, 40), (32, 40)]);
+    assert_eq!(prefill(engine.submit(request(11, 3, 3)).unwrap()), [(0, 3)]);
+    // The pages of an earlier prompt count as read.
+    assert_eq!(prefill(engine.submit(request(7, 40, 3)).unwrap()), [(39, 40)]);
+    let (tokens, end) = run(&engine, request(7, 40, 1000));
+    assert_eq!((tokens.len(), end.unwrap()), (OPTIONS.context - 40, Finish::Context));
 }

@@ -55,6 +55,7 @@ pub fn answer(
     let (mut ids, mut text) = (Vec::new(), String::new());
     for event in engine.submit(request)? {
         match event {
+            Event::Prefill { .. } => (),
             Event::Token { id, text: new, .. } => {
                 ids.push(id);
                 text.push_str(&new);

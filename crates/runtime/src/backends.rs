@@ -9,12 +9,25 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::progress::Reporter;
 
+/// The devices of this machine, one line each; for GPUs that cannot be used, why.
+pub fn device_lines() -> Vec<String> {
+    let cpu = Cpu::new(None).map_or_else(|error| error.to_string(), |cpu| cpu.name());
+    let gpus = bodkin_cuda::device_names().unwrap_or_else(|error| vec![error.to_string()]);
+    [vec![cpu], gpus].concat()
+}
+
 /// Opens the backend that `options` choose. `auto` takes the first GPU if it works and no option
 /// implies the CPU; a note says why a GPU of the machine is not used.
 ///
 /// # Errors
 /// If options contradict each other, or the device cannot be opened.
 pub fn backend(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
+    let backend = open(options, reporter)?;
+    reporter.detail(&format!("device opened: {}", backend.name()));
+    Ok(backend)
+}
+
+fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let skips_inputs = options.activation_sparsity.is_some();
     let device = options.device.as_str();
     let kind = device.split_once(':').unwrap_or((device, ""));
@@ -63,6 +76,10 @@ pub fn backend(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend
 
 fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let cpu = Cpu::new(options.threads)?;
+    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if let Some(threads) = options.threads.filter(|&threads| threads > cores) {
+        reporter.note(&format!("{threads} threads on {cores} cores: fewer are faster"));
+    }
     let backend = Box::new(Cpu {
         repack: !options.no_repack,
         sparse: options.sparse,

@@ -27,6 +27,7 @@
 //! let request = Request { max_tokens: Some(4), ..model.request() };
 //! for event in model.generate("Hello", request)? {
 //!     match event {
+//!         Event::Prefill { done, total } => println!("{done} of {total} tokens"),
 //!         Event::Token { id, text, .. } => println!("{id}: {text}"),
 //!         Event::Done { usage, .. } => assert!(usage.generated_tokens <= 4),
 //!         Event::Error(error) => return Err(error.into()),
@@ -67,7 +68,7 @@ mod progress;
 mod scorer;
 pub mod source;
 
-pub use backends::backend;
+pub use backends::{backend, device_lines};
 pub use builder::Builder;
 pub use encoder::Encoder;
 pub use error::{Error, Result};

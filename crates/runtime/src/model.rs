@@ -7,7 +7,7 @@ use bodkin_engine::{
     Engine, Event, Events, Finish, Request, SamplerOptions, Template, Timings, Tokenizer, Usage,
 };
 use bodkin_model::Plan;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
 use crate::backends::backend;
@@ -30,7 +30,7 @@ pub struct Model {
 }
 
 /// A message of a chat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// `system`, `user` or `assistant`.
     pub role: String,
@@ -118,12 +118,19 @@ impl Model {
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
     pub fn chat(&self, messages: &[impl Serialize], request: Request) -> Result<Events> {
+        Ok(self.engine.submit(Request { prompt: self.tokenize_chat(messages)?, ..request })?)
+    }
+
+    /// The tokens of a chat up to where the model answers, as [`Model::chat`] submits them.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or the template rejects the messages.
+    pub fn tokenize_chat(&self, messages: &[impl Serialize]) -> Result<Vec<u32>> {
         let messages = serde_json::to_value(messages)
             .map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
         let text = self.template()?.render(&messages, None, true, &Map::new())?;
         // The template writes the special tokens itself.
-        let prompt = self.tokenizer.try_encode(&text, false, true)?;
-        Ok(self.engine.submit(Request { prompt, ..request })?)
+        Ok(self.tokenizer.try_encode(&text, false, true)?)
     }
 
     /// The tokens of a text, with those that mark its start and end, and with special tokens
@@ -178,11 +185,6 @@ impl Model {
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
-
-    /// The parts that remain when the weights are freed: enough to measure the bandwidth.
-    pub fn unload(self) -> (Arc<Plan>, Box<dyn Backend>) {
-        (self.file.plan, self.backend)
-    }
 }
 
 impl Builder {
@@ -219,17 +221,19 @@ impl Answer {
         Answer::read_with(events, |_| Ok(()))
     }
 
-    /// As [`Answer::read`], and calls `on_text` with each piece of text as it arrives.
+    /// As [`Answer::read`], and calls `on_text` with each piece of text as it arrives. `events` are
+    /// [`Events`], or an iterator over them that also uses them in another way.
     ///
     /// # Errors
     /// If the request or `on_text` fails.
     pub fn read_with<E: From<Error>>(
-        events: Events,
+        events: impl IntoIterator<Item = Event>,
         mut on_text: impl FnMut(&str) -> Result<(), E>,
     ) -> Result<Answer, E> {
         let (mut text, mut tokens) = (String::new(), Vec::new());
         for event in events {
             match event {
+                Event::Prefill { .. } => (),
                 Event::Token { id, text: new, .. } => {
                     tokens.push(id);
                     text.push_str(&new);

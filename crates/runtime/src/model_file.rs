@@ -10,7 +10,7 @@ use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 use crate::error::{Error, Result};
-use crate::memory::total_bytes;
+use crate::memory::{human_bytes, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
 use crate::source::{self, Check};
@@ -41,7 +41,10 @@ impl ModelFile {
     /// # Errors
     /// If there is no such model, or its file has no plan.
     pub fn find(model: &str, reporter: &Reporter) -> Result<ModelFile> {
-        ModelFile::open(&source::find(model, Check::Size, reporter)?.path, reporter)
+        let found = source::find(model, Check::Size, reporter)?;
+        let (path, size) = (found.path.display(), human_bytes(found.bytes));
+        reporter.detail(&format!("{path}: {size}, source: {}", found.source));
+        ModelFile::open(&found.path, reporter)
     }
 
     /// Opens the file at a path.
@@ -51,6 +54,15 @@ impl ModelFile {
     pub fn open(path: &Path, reporter: &Reporter) -> Result<ModelFile> {
         let name = path.display().to_string();
         let (file, plan) = planned(bodkin_model::open(path)?, &name)?;
+        reporter.detail(&format!(
+            "header read: GGUF version {}, {} tensors; {}: {} parameters, {} layers, {} operations",
+            file.version(),
+            file.tensors().len(),
+            plan.architecture,
+            plan.cost().parameters,
+            plan.layers(),
+            plan.ops.len(),
+        ));
         Ok(ModelFile { name, file, plan, reporter: reporter.clone(), memory_limit: None })
     }
 
@@ -126,7 +138,16 @@ impl ModelFile {
         let sized = |context| EngineOptions { context, step_tokens, parallel, queue, cache_tokens };
         let context = match options.context()? {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
-            Some(context) => context,
+            Some(context) => {
+                let trained = self.plan.context_length;
+                if context > trained {
+                    self.reporter.note(&format!(
+                        "a context of {context} tokens: the model was trained for {trained}, and \
+                         answers beyond them may make no sense"
+                    ));
+                }
+                context
+            }
             None => {
                 let budget = self.available_memory(backend) / 2;
                 let fits = |context| {
@@ -141,6 +162,8 @@ impl ModelFile {
             }
         };
         self.plan_for(context)?;
+        let chosen = format!("context of {context} tokens, batches of {step_tokens}");
+        self.reporter.detail(&chosen);
         Ok(sized(context))
     }
 
@@ -167,7 +190,14 @@ impl ModelFile {
     /// If it does not fit, or the backend cannot run the plan.
     pub fn load(&self, backend: &dyn Backend, limits: &Limits) -> Result<Box<dyn Model>> {
         let memory = self.memory(backend, limits);
-        let available_bytes = self.available_memory(backend);
+        let available_bytes = backend.available_memory().unwrap_or(u64::MAX);
+        self.reporter.detail(&format!(
+            "memory: {} weights, {} context, {} scratch; {} are free",
+            human_bytes(memory.weight_bytes),
+            human_bytes(memory.state_bytes),
+            human_bytes(memory.scratch_bytes),
+            human_bytes(available_bytes),
+        ));
         if total_bytes(&memory) > available_bytes {
             return Err(Error::OutOfMemory { model: self.name.clone(), memory, available_bytes });
         }
@@ -178,6 +208,7 @@ impl ModelFile {
         let model = backend.load(Arc::clone(&self.plan), &self.file, limits, &progress);
         let model = model.map_err(|source| Error::Load { model: self.name.clone(), source })?;
         drop(phase);
+        self.reporter.detail("weights loaded");
         if let Some(summary) = sparse_summary(&model.stats().weight_layouts) {
             self.reporter.note(&summary);
         }

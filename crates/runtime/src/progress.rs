@@ -20,6 +20,8 @@ pub enum Progress<'a> {
     End,
     /// A decision that a user may want to know, such as a fallback to the CPU.
     Note(&'a str),
+    /// A finished step of a load, for those who want to follow it.
+    Detail(&'a str),
 }
 
 type Callback = dyn Fn(Progress<'_>) + Send + Sync;
@@ -44,6 +46,11 @@ impl Reporter {
     pub fn begin(&self, what: &str, total_bytes: Option<u64>) -> Phase<'_> {
         self.send(Progress::Begin { what, total_bytes });
         Phase { reporter: self, bytes: AtomicU64::new(0) }
+    }
+
+    /// Reports a finished step of a load.
+    pub fn detail(&self, text: &str) {
+        self.send(Progress::Detail(text));
     }
 
     pub(crate) fn note(&self, text: &str) {

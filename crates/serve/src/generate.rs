@@ -233,6 +233,7 @@ impl Running {
     fn decode(&mut self, index: usize, update: Update) -> Option<ChoiceEvent> {
         let choice = &mut self.choices[index];
         let (text, kind) = match choice.decoder.decode(update)? {
+            Event::Prefill { .. } => return None,
             Event::Token { id, text, logprobs } => {
                 self.metrics.token(index);
                 (text, EventKind::Token { id, logprobs })

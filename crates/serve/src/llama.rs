@@ -87,7 +87,7 @@ impl CompletionFormat {
         let (stop_type, stopping_word) = match finish {
             Finish::End => ("eos", ""),
             Finish::Stop(word) => ("word", word.as_str()),
-            Finish::Length => ("limit", ""),
+            Finish::Length | Finish::Context => ("limit", ""),
             Finish::Cancelled => ("none", ""),
         };
         let text = if self.is_empty { "" } else { text };

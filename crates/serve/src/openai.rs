@@ -75,7 +75,7 @@ fn max_tokens(fields: &mut Fields, names: &[&str]) -> Result<Option<usize>> {
 pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::End | Finish::Stop(_) | Finish::Cancelled => "stop",
-        Finish::Length => "length",
+        Finish::Length | Finish::Context => "length",
     }
 }
 

@@ -10,6 +10,7 @@ use bodkin_engine::Tokenizer;
 use bodkin_eval::{Windows, limits};
 
 use crate::arguments::{Machine, threads};
+use crate::text;
 
 /// Default chunk size.
 pub(super) const CHUNK_TOKENS: usize = 512;
@@ -22,15 +23,21 @@ pub(super) fn windows(
     chunks: Option<usize>,
 ) -> Result<Windows> {
     ensure!(chunks != Some(0), "--chunks: expected at least 1 chunk, found 0");
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("cannot read the text from {}", file.display()))?;
-    // The final newline of the file is not part of the text.
-    let text = text.strip_suffix('\n').unwrap_or(&text);
-    let tokens = tokenizer.try_encode(text, true, false)?;
-    let mut windows = Windows::of_text(tokens, size, first_token(tokenizer))
-        .with_context(|| file.display().to_string())?;
+    let text = text::without_newline(text::read(file, "the text")?);
+    let mut windows = windows_of(tokenizer, &text, &file.display().to_string(), size)?;
     windows.truncate(chunks.unwrap_or(usize::MAX));
     Ok(windows)
+}
+
+/// All chunks of a text; `name` is for messages.
+pub(super) fn windows_of(
+    tokenizer: &Tokenizer,
+    text: &str,
+    name: &str,
+    size: usize,
+) -> Result<Windows> {
+    let tokens = tokenizer.try_encode(text, true, false)?;
+    Windows::of_text(tokens, size, first_token(tokenizer)).with_context(|| name.to_owned())
 }
 
 /// The BOS token that replaces the first token of each chunk, if the model uses one.

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Print the memory of the running model
     #[arg(long)]
     memory: bool,
-    /// Also count zeros of pruned tensors in dense formats
+    /// Also count the zeros of tensors in dense formats
     #[arg(long)]
     zeros: bool,
     /// Print JSON
@@ -96,12 +96,11 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The fraction of zeros in a tensor of a sparse format, or, with `counts`, in a layer's matrix of
-/// a pruned model. Counting reads all values.
+/// The fraction of zeros in a tensor of a sparse format, or, with `counts`, in any other. Counting
+/// reads all values.
 fn zeros(file: &File, tensor: &Tensor, counts: bool) -> Option<f64> {
-    if tensor.format.base().is_none() {
-        let is_layer = tensor.name.starts_with("blk.") && tensor.rows() > 1;
-        file.metadata().get("bodkin.prune.method").filter(|_| counts && is_layer)?;
+    if tensor.format.base().is_none() && !counts {
+        return None;
     }
     let data = &*file.read(tensor);
     let (rows, cols) = (tensor.rows(), tensor.cols());

@@ -1,6 +1,7 @@
 //! `bodkin prune`: unstructured and N:M pruning, and the loss of quality.
 
 mod arguments;
+mod pack;
 mod report;
 
 use std::io::{BufWriter, Write};
@@ -12,9 +13,9 @@ use bodkin_compress::imatrix::Imatrix;
 use bodkin_compress::prune::{self, Calibration, Cut, Job, Method, Pruner, Rule, Structure};
 use bodkin_compress::surgery::{self, Surgery};
 use bodkin_eval::{Windows, read};
-use bodkin_gguf::File;
+use bodkin_gguf::{File, Metadata};
 
-use super::chunks::{CHUNK_TOKENS, Run, windows};
+use super::chunks::{CHUNK_TOKENS, Run, windows, windows_of};
 use crate::arguments::{Machine, find_decoder, threads};
 use crate::output;
 use crate::progress::reporter;
@@ -25,7 +26,18 @@ use bodkin::memory::human_bytes;
 /// Memory limit of the Hessians of SparseGPT: larger models are read several times.
 const PRODUCTS_BYTES: u64 = 2 << 30;
 
+/// Sparsity where neither a flag nor a pattern gives one.
+const SPARSITY: f64 = 0.5;
+
+/// The text that calibrates where no other is given: prose, dialogue, lists, code and some other
+/// languages.
+const TEXT: &str = include_str!("prune/calibration.txt");
+const TEXT_NAME: &str = "the built-in text";
+
 pub(crate) fn run(args: Args) -> Result<()> {
+    if args.pack {
+        return pack::run(&args);
+    }
     let mut surgery = match &args.surgery {
         Some(path) => Surgery::open(path)?,
         None => Surgery { imatrix: None, rules: vec![rule(&args)?] },
@@ -36,24 +48,45 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let read = texts.into_iter().flatten().map(PathBuf::as_path);
     output::check(&args.output, read.chain([opened.file.path()]))?;
     let jobs = plan(&opened, &surgery, args.surgery.as_deref())?;
-    let text = match &args.calibrate {
-        Some(text) => {
-            let tokenizer = args.tokenizer.open(&opened.file)?;
-            let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
-            Some(windows(&tokenizer, text, size, Some(args.chunks))?)
-        }
-        None => None,
-    };
+    let text = calibration_text(&args, &opened, &jobs, surgery.imatrix.is_some())?;
     check_inputs(&jobs, surgery.imatrix.is_some(), text.is_some(), &FLAGS)?;
     let evaluated = report::windows(&args, &opened)?;
-    let source = source(args.calibrate.as_ref().or(surgery.imatrix.as_ref()));
+    let source = match (&args.calibrate, &surgery.imatrix, &text) {
+        (Some(path), ..) | (_, Some(path), _) => path.display().to_string(),
+        (.., Some(_)) => TEXT_NAME.to_owned(),
+        _ => "none".to_owned(),
+    };
     let file = opened.file.clone();
     let start = Instant::now();
     let mut pruner = Pruner::new(&file, output::folder(&args.output))?;
     let imatrix = imatrix(&surgery, &opened)?;
     prune_all(&mut pruner, &jobs, &args.machine, &mut opened, imatrix, text.as_ref())?;
-    write(pruner, &jobs, &source, &args.output)?;
+    let metadata = pruner.metadata(&jobs, &source);
+    write(pruner, &metadata, &args.output)?;
     report::print(&args, &opened, &jobs, evaluated.as_ref(), start.elapsed())
+}
+
+/// The text to calibrate with: the given one, or the built-in one where methods need statistics
+/// that no importance matrix has.
+fn calibration_text(
+    args: &Args,
+    opened: &ModelFile,
+    jobs: &[Job],
+    has_imatrix: bool,
+) -> Result<Option<Windows>> {
+    let needs_text = !has_imatrix && jobs.iter().any(|job| job.method != Method::Magnitude);
+    if args.calibrate.is_none() && !needs_text {
+        return Ok(None);
+    }
+    let tokenizer = args.tokenizer.open(&opened.file)?;
+    let size = args.machine.context()?.unwrap_or(CHUNK_TOKENS);
+    ensure!(args.chunks > 0, "--chunks: expected at least 1 chunk, found 0");
+    let mut windows = match &args.calibrate {
+        Some(path) => windows(&tokenizer, path, size, None)?,
+        None => windows_of(&tokenizer, TEXT, TEXT_NAME, size)?,
+    };
+    windows.truncate(args.chunks);
+    Ok(Some(windows))
 }
 
 /// Prunes all tensors, with calibration passes if there is a text.
@@ -89,13 +122,12 @@ fn prune_all(
 /// The rule that the flags describe.
 fn rule(args: &Args) -> Result<Rule> {
     let structure: Structure = args.pattern.parse().context("--pattern")?;
-    let method: Method = args.method.parse().context("--method")?;
+    let default = if args.imatrix.is_some() { "wanda" } else { "sparsegpt" };
+    let method: Method = args.method.as_deref().unwrap_or(default).parse().context("--method")?;
     let format = args.format.as_deref().map(surgery::parse_format).transpose()?;
-    let asked = args.sparsity.map(|share| share as f32);
-    let sparsity = surgery::sparsity(structure, asked).context(match asked {
-        Some(_) => "--sparsity",
-        None => "--sparsity FRACTION, --pattern N:M or --surgery FILE",
-    })?;
+    let default = (structure == Structure::Unstructured).then_some(SPARSITY);
+    let asked = args.sparsity.or(default).map(|share| share as f32);
+    let sparsity = surgery::sparsity(structure, asked).context("--sparsity")?;
     let cut = Cut { method, sparsity, structure, format, dense: args.dense };
     Ok(Rule { tensors: None, cut: Some(cut) })
 }
@@ -111,10 +143,10 @@ fn plan(opened: &ModelFile, surgery: &Surgery, path: Option<&Path>) -> Result<Ve
     Ok(jobs)
 }
 
-/// The flags that provide a calibration text, and statistics.
-const FLAGS: [&str; 2] = ["--calibrate TEXT", "--imatrix FILE, or --calibrate TEXT"];
+/// What provides a calibration text, and statistics.
+const FLAGS: [&str; 2] = ["leave the importance matrix out", "an importance matrix"];
 /// The same for a model that is pruned when it is loaded.
-const AT_LOAD: [&str; 2] = ["use `prune --calibrate TEXT`", "imatrix = FILE in the surgery file"];
+const AT_LOAD: [&str; 2] = ["use `prune`", "imatrix = FILE in the surgery file, or `prune`"];
 
 /// Checks that the inputs of all methods are given.
 fn check_inputs(
@@ -143,10 +175,12 @@ fn calibrate(
 ) -> Result<Calibration> {
     let mut run = Run::new(opened, machine, text.size())?;
     let mut calibration = Calibration::new(&opened.plan, names, threads(machine.threads)?);
+    // The tokens of the text, as a progress bar counts bytes.
+    let progress = reporter().begin("calibrating", Some((4 * text.count() * text.size()) as u64));
     for window in 0..text.count() {
         read(run.model.as_mut(), text, window, |_| false, &mut calibration)?;
         calibration.check()?;
-        run.estimate_time(window, text);
+        progress.add(4 * text.size() as u64);
     }
     Ok(calibration)
 }
@@ -157,16 +191,10 @@ fn imatrix(surgery: &Surgery, opened: &ModelFile) -> Result<Option<Imatrix>> {
     Ok(Some(Imatrix::open(path)?.fit(&opened.plan, path)?))
 }
 
-/// The source of statistics, for the metadata.
-fn source(path: Option<&PathBuf>) -> String {
-    path.map_or("none".to_owned(), |path| path.display().to_string())
-}
-
-fn write(pruner: Pruner<'_>, jobs: &[Job], source: &str, path: &Path) -> Result<()> {
-    let metadata = pruner.metadata(jobs, source);
+fn write(pruner: Pruner<'_>, metadata: &Metadata, path: &Path) -> Result<()> {
     output::write(path, |out| {
         let failed = || format!("cannot write {}", path.display());
-        pruner.write(jobs, &metadata, out).with_context(failed)
+        pruner.write(metadata, out).with_context(failed)
     })
 }
 
@@ -181,10 +209,11 @@ pub(crate) fn at_load(opened: ModelFile, surgery: &Path, machine: &Machine) -> R
     let (file, mut opened) = (opened.file.clone(), opened);
     let mut pruner = Pruner::new(&file, &std::env::temp_dir())?;
     prune_all(&mut pruner, &jobs, machine, &mut opened, imatrix, None)?;
-    let metadata = pruner.metadata(&jobs, &source(surgery.imatrix.as_ref()));
+    let source = surgery.imatrix.map_or("none".to_owned(), |path| path.display().to_string());
+    let metadata = pruner.metadata(&jobs, &source);
     let pruned = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let mut out = BufWriter::new(&pruned);
-    pruner.write(&jobs, &metadata, &mut out)?;
+    pruner.write(&metadata, &mut out)?;
     out.flush().context("cannot write the pruned model")?;
     drop(out);
     let file = File::open(pruned.path())?;

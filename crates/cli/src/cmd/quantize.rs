@@ -3,17 +3,18 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bodkin_compress::Pattern;
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
-use bodkin_compress::quantize::{self, Choice, Options};
+use bodkin_compress::quantize::{self, Choice, Conversion, Options};
 use bodkin_gguf::{File, Format};
 use serde_json::json;
 
 use crate::arguments::{find_path, threads};
-use crate::output;
-use crate::progress::reporter;
+use crate::errors::printable;
+use crate::progress::{is_verbose, reporter};
+use crate::{output, text};
 use bodkin::memory::human_bytes;
 
 /// Arguments of `quantize`.
@@ -39,6 +40,12 @@ pub(crate) struct Args {
     /// Importance matrix written by `imatrix`
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
+    /// Quantize what is quantized already
+    #[arg(long)]
+    allow_requantize: bool,
+    /// Convert NaN and infinities instead of refusing them
+    #[arg(long)]
+    allow_nan: bool,
     /// Print the formats, and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -72,11 +79,15 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let options = Options { kind, pure: args.pure, overrides, has_imatrix: imatrix.is_some() };
     let choices = quantize::choose(&file, &options)?;
+    if !args.allow_requantize {
+        check_requantized(&choices)?;
+    }
     let importance = imatrix.as_ref().map(|imatrix| quantize::Importance::new(imatrix, &choices));
     let importance = importance.transpose()?;
     fallbacks(&choices);
     if let Some(importance) = &importance {
         importance.missing().for_each(|name| {
+            let name = printable(name);
             eprintln!("{name}: expected an entry in the importance matrix, found none")
         });
     }
@@ -87,12 +98,37 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         output::write(&args.output, |out| {
             let progress = reporter().begin("quantizing", Some(file.bytes()));
-            let done = |bytes| progress.add(bytes);
-            quantize::write(&file, &metadata, &choices, importance.as_ref(), threads, &done, out)
-                .with_context(|| format!("cannot write {}", args.output.display()))
+            let conversion = Conversion {
+                choices: &choices,
+                importance: importance.as_ref(),
+                threads,
+                allows_nan: args.allow_nan,
+            };
+            match conversion.write(&file, &metadata, &|bytes| progress.add(bytes), out) {
+                Err(error @ bodkin_compress::Error::NotFinite { .. }) => {
+                    bail!("{}: {error}; --allow-nan converts it", file.path().display())
+                }
+                written => {
+                    written.with_context(|| format!("cannot write {}", args.output.display()))
+                }
+            }
         })?;
     }
     report(&file, &choices, args.json)
+}
+
+/// Refuses to quantise what is quantised: the errors of both formats add up.
+fn check_requantized(choices: &[Choice]) -> Result<()> {
+    let Some(choice) = choices.iter().find(|choice| choice.is_requantized()) else {
+        return Ok(());
+    };
+    let (name, from, to) = (&choice.tensor.name, choice.tensor.format, choice.format);
+    bail!(
+        "{name}: expected F32, F16 or BF16 to make {}, found {}; --allow-requantize converts it, \
+         with the errors of both formats",
+        to.name(),
+        from.name()
+    )
 }
 
 /// `PATTERN=FORMAT`.
@@ -122,7 +158,7 @@ fn fallbacks(choices: &[Choice]) {
     }
     for (first, wanted, count) in alike {
         let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
-        let (name, cols) = (&first.tensor.name, first.tensor.cols());
+        let (name, cols) = (printable(&first.tensor.name), first.tensor.cols());
         let (block, format) = (wanted.block_elements(), first.format.name());
         let wanted = wanted.name();
         eprintln!(
@@ -149,11 +185,36 @@ fn report(file: &File, choices: &[Choice], as_json: bool) -> Result<()> {
         });
         return Ok(writeln!(out, "{value:#}")?);
     }
-    for choice in choices {
-        let (name, from, to) = (&choice.tensor.name, choice.tensor.format, choice.format);
-        let size = human_bytes(choice.bytes());
-        writeln!(out, "{name:<40} {:<11} {:<11} {size}", from.name(), to.name())?;
+    if is_verbose() {
+        for choice in choices {
+            let (name, from, to) =
+                (printable(&choice.tensor.name), choice.tensor.format, choice.format);
+            let size = human_bytes(choice.bytes());
+            writeln!(out, "{name:<40} {:<11} {:<11} {size}", from.name(), to.name())?;
+        }
+        writeln!(out)?;
     }
+    print_summary(&mut out, choices)?;
     let (before, after) = (human_bytes(file.bytes()), human_bytes(bytes));
     Ok(writeln!(out, "\n{before} -> {after}, {bits:.2} bits per weight")?)
+}
+
+/// Prints the conversions, each with its tensors and their size.
+fn print_summary(out: &mut dyn Write, choices: &[Choice]) -> Result<()> {
+    let mut kinds: Vec<(Format, Format, usize, u64)> = Vec::new();
+    for choice in choices {
+        let (from, to) = (choice.tensor.format, choice.format);
+        match kinds.iter_mut().find(|kind| (kind.0, kind.1) == (from, to)) {
+            Some((.., tensors, bytes)) => {
+                *tensors += 1;
+                *bytes += choice.bytes();
+            }
+            None => kinds.push((from, to, 1, choice.bytes())),
+        }
+    }
+    for (from, to, tensors, bytes) in kinds {
+        let (tensors, size) = (text::count(tensors, "tensor"), human_bytes(bytes));
+        writeln!(out, "{:<11} -> {:<11} {tensors:>12} {size:>10}", from.name(), to.name())?;
+    }
+    Ok(())
 }

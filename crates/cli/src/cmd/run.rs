@@ -2,17 +2,24 @@
 
 mod arguments;
 mod chat;
+mod commands;
+mod prefill;
 mod sampling;
+mod screen;
 mod session;
+mod soft_wrap;
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write, stderr, stdin};
+use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use bodkin::Finish;
 
 use crate::arguments::find_decoder;
 use crate::interrupt::Interrupted;
+use crate::text;
 pub(crate) use arguments::Args;
+use screen::Screen;
 use session::Session;
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -25,53 +32,49 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if let Some(surgery) = &args.surgery {
         file = super::prune::at_load(file, surgery, &args.machine)?;
     }
-    let mut session = Session::open(file, &args)?;
+    let session = Session::open(file, &args, prompt.is_none())?;
     match prompt {
         Some(prompt) => once(session, &args, &prompt),
-        None => chat::chat(&mut session),
+        None => chat::chat(session),
     }
 }
 
-/// The prompt from the command line, a file or standard input; `None` for a chat.
+/// The prompt: files and standard input, then the text of the command line. `None` for a chat.
 fn prompt(args: &Args) -> Result<Option<String>> {
-    if let Some(text) = &args.prompt {
-        return Ok(Some(text.clone()));
+    let mut paths = args.file.clone();
+    let stdin_path = Path::new("-");
+    let is_piped = !stdin().is_terminal();
+    if is_piped && !paths.iter().any(|path| path == stdin_path) {
+        paths.insert(0, stdin_path.to_owned());
     }
-    if let Some(file) = &args.file {
-        let text = std::fs::read_to_string(file);
-        let failed = || format!("cannot read the prompt from {}", file.display());
-        return Ok(Some(text.with_context(failed)?));
-    }
-    let mut stdin = std::io::stdin().lock();
-    if stdin.is_terminal() {
+    let given = args.prompt.as_ref().or(args.prompt_flag.as_ref());
+    if paths.is_empty() && given.is_none() {
         return Ok(None);
     }
-    let mut text = String::new();
-    stdin.read_to_string(&mut text).context("cannot read the prompt from standard input")?;
-    // `echo` and here-documents add a newline that is not part of the prompt.
-    if text.ends_with('\n') {
-        text.pop();
-    }
-    Ok(Some(text))
+    let read = |path| Ok(text::without_newline(text::read(path, "the prompt")?));
+    let mut parts = paths.iter().map(|path| read(path)).collect::<Result<Vec<String>>>()?;
+    parts.extend(given.cloned());
+    parts.retain(|part| !part.is_empty());
+    Ok(Some(parts.join("\n\n")))
 }
 
 /// Generates one answer.
 fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
+    let mut screen = Screen::new(!args.json, !args.quiet);
+    let answer = session.answer(prompt, &mut screen)?;
+    screen.finish()?;
     let mut out = std::io::stdout().lock();
-    let show = !args.json;
-    let answer = session.answer(prompt, |text| {
-        if show {
-            out.write_all(text.as_bytes())?;
-            out.flush()?;
-        }
-        Ok(())
-    })?;
     if args.json {
         writeln!(out, "{:#}", session::json(&answer))?;
     } else {
         writeln!(out)?;
-        if !args.quiet {
-            writeln!(std::io::stderr(), "\n{}", session.into_stats(&answer))?;
+    }
+    if !args.json && !args.quiet {
+        if let Some(mark) = session.cut(&answer) {
+            writeln!(stderr(), "{mark}")?;
+        }
+        if stderr().is_terminal() {
+            writeln!(stderr(), "\n{}", session::stats(&answer))?;
         }
     }
     if answer.finish == Finish::Cancelled { Err(Interrupted.into()) } else { Ok(()) }

@@ -1,98 +1,15 @@
-//! `run` without a prompt: a chat over a real pseudo-terminal, as a user sees it.
+//! `run` without a prompt: a chat over a real pseudo-terminal.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use rustix::fs::OFlags;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use std::fs;
+use std::process::{Child, Command};
 
 use crate::place::{Place, model};
+use crate::terminal::Terminal;
 
 /// Presses Ctrl-C.
 pub(crate) fn interrupt(child: &Child) {
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-}
-
-/// The binary behind a terminal.
-struct Terminal {
-    child: Child,
-    keyboard: File,
-    screen: Receiver<Vec<u8>>,
-    /// What was shown and not yet expected.
-    shown: String,
-}
-
-impl Terminal {
-    fn start(mut command: Command) -> Terminal {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let size = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
-        tcsetwinsize(&master, size).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap();
-        let end = || {
-            let mut options = File::options();
-            options.read(true).write(true).custom_flags(OFlags::NOCTTY.bits().cast_signed());
-            Stdio::from(options.open(std::ffi::OsStr::from_bytes(name.as_bytes())).unwrap())
-        };
-        command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
-        let child = command.spawn().unwrap();
-        // The command holds the terminal's other end, which would keep it open.
-        drop(command);
-        let keyboard = File::from(master);
-        let mut screen = keyboard.try_clone().unwrap();
-        let (sender, receiver) = mpsc::channel();
-        thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            // When the last program has left the terminal, reading from it fails.
-            while let Ok(len @ 1..) = screen.read(&mut buffer) {
-                sender.send(buffer[..len].to_vec()).unwrap_or_default();
-            }
-        });
-        Terminal { child, keyboard, screen: receiver, shown: String::new() }
-    }
-
-    /// Waits until `text` is shown, and gives what was shown before it.
-    #[track_caller]
-    fn expect(&mut self, text: &str) -> String {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            if let Some(at) = self.shown.find(text) {
-                let before = self.shown[..at].to_owned();
-                self.shown.drain(..at + text.len());
-                return before;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.screen.recv_timeout(left) {
-                Ok(bytes) => self.shown.push_str(&String::from_utf8_lossy(&bytes)),
-                Err(error) => panic!("{text:?} is not shown ({error}), but {:?}", self.shown),
-            }
-        }
-    }
-
-    /// Waits for the prompt, types a line, and waits until `answer` is shown.
-    #[track_caller]
-    fn say(&mut self, line: &str, answer: &str) {
-        self.expect(">>> ");
-        self.keyboard.write_all(format!("{line}\r").as_bytes()).unwrap();
-        self.expect(answer);
-    }
-
-    /// Waits for the prompt, types `keys`, and waits for the end.
-    #[track_caller]
-    fn leave(mut self, keys: &str) {
-        self.expect(">>> ");
-        self.keyboard.write_all(keys.as_bytes()).unwrap();
-        assert!(self.child.wait().unwrap().success());
-    }
 }
 
 /// The end of an answer: an empty line.
@@ -110,19 +27,19 @@ fn a_chat_remembers_until_it_is_cleared() {
     let mut chat = chat(&place, &model("llama"), &["-n", "4"]);
     chat.expect("/help shows the commands");
     chat.say("/stats", "no answer yet");
-    chat.say("Hello there", "xxxx\r\n\r\n");
+    chat.say("Hello there", "xxxx\r\n");
     chat.say("/stats", "prompt ");
     let first: usize = chat.expect(" tokens (0 cached)").parse().unwrap();
-    chat.say("Good-bye", "xxxx\r\n\r\n");
+    chat.say("Good-bye", "xxxx\r\n");
     chat.say("/stats", "prompt ");
     let second: usize = chat.expect(" tokens (").parse().unwrap();
     let kept: usize = chat.expect(" cached)").parse().unwrap();
     assert!(second > first && kept >= first, "{first} {second} {kept}");
     chat.say("/clear", "");
-    chat.say("Hello there", "xxxx\r\n\r\n");
+    chat.say("Hello there", "xxxx\r\n");
     chat.say("/stats", &format!("prompt {first} tokens ("));
     chat.say("/system You are terse.", "");
-    chat.say("Hello there", "xxxx\r\n\r\n");
+    chat.say("Hello there", "xxxx\r\n");
     chat.say("/stats", "prompt ");
     let with_system: usize = chat.expect(" tokens (").parse().unwrap();
     assert!(with_system > first);
@@ -142,17 +59,31 @@ fn a_chat_remembers_until_it_is_cleared() {
 fn commands_and_lines() {
     let place = Place::new();
     let mut chat = chat(&place, &model("llama"), &["-n", "2"]);
-    for word in ["/system TEXT", "/clear", "/stats", "/exit"] {
-        chat.say("/help", word);
+    for command in [
+        "/help",
+        "/system TEXT",
+        "/clear",
+        "/regenerate",
+        "/set NAME VALUE",
+        "/show",
+        "/save FILE",
+        "/load FILE",
+        "/stats",
+        "/exit, /quit, /bye",
+    ] {
+        chat.say("/help", &format!("\r\n{command}"));
     }
     chat.say("/nonsense", "unknown command /nonsense");
     chat.say("", "");
     chat.say("one line\\", "... ");
-    chat.keyboard.write_all(b"and another\r").unwrap();
-    chat.expect("xx\r\n\r\n");
+    chat.press("and another\r");
+    chat.expect("xx\r\n");
+    chat.say("\"\"\"several", "... ");
+    chat.press("lines\"\"\"\r");
+    chat.expect("xx\r\n");
     // Ctrl-C drops what was typed; Ctrl-D leaves.
     chat.expect(">>> ");
-    chat.keyboard.write_all(b"half a line\x03").unwrap();
+    chat.press("half a line\x03");
     chat.leave("\x04");
 }
 
@@ -173,10 +104,187 @@ fn a_model_without_a_template_goes_on_with_texts() {
     let bare = place.variant("llama", |m| drop(m.remove("tokenizer.chat_template")));
     let mut chat = chat(&place, &bare, &["-n", "3"]);
     chat.expect("no chat template");
-    chat.say("Hello", "xxx\r\n\r\n");
+    chat.say("Hello", "xxx\r\n");
     chat.say("/system You are terse.", "error: this model has no chat template");
     chat.say("x ".repeat(2000).trim_end(), "error: the prompt has ");
     chat.leave("/exit\r");
+}
+
+#[test]
+fn lines_typed_during_an_answer_are_the_next_prompts() {
+    let place = Place::new();
+    let mut chat = chat(&place, &model("llama"), &["-n", "900"]);
+    chat.say("Hello", "xxx");
+    chat.press("/set max-tokens 3\rAnd then?\r/sta");
+    let answer = chat.expect("[answer cut: -n allows 900 tokens]");
+    assert!(answer.chars().all(|c| "x\r\n".contains(c)), "typed text is shown in {answer}");
+    chat.expect("/set max-tokens 3");
+    chat.expect("And then?");
+    chat.expect("xxx\r\n[answer cut: -n allows 3 tokens]");
+    chat.press("ts\r");
+    chat.expect("answer 3 tokens");
+    chat.leave("/exit\r");
+}
+
+#[test]
+fn the_history_is_saved_as_it_is_typed() {
+    let place = Place::new();
+    let mut chat = chat(&place, &model("llama"), &["-n", "3"]);
+    chat.say("Hello", "xxx");
+    chat.say("/stats", "prompt ");
+    chat.expect(">>> ");
+    chat.child.kill().unwrap();
+    chat.child.wait().unwrap();
+    let history = fs::read_to_string(place.path("home/data/bodkin/history")).unwrap();
+    assert!(history.ends_with("Hello\n/stats\n"), "{history}");
+}
+
+#[test]
+fn settings_change_the_next_answer() {
+    let place = Place::new();
+    let mut chat = chat(&place, &model("llama"), &["-n", "4"]);
+    chat.say("Hello", "xxxx\r\n");
+    chat.say("/set max_tokens 2", "");
+    chat.say("Hello", "xx\r\n[answer cut: -n allows 2 tokens]");
+    // The bias of token 92, which is a `w`.
+    chat.say("/set logit-bias=92+2000", "");
+    chat.say("/regenerate", "ww\r\n");
+    chat.say("/set", "max-tokens           2");
+    chat.expect("top-k                40");
+    chat.say("/set nonsense 1", "unknown setting nonsense; /set lists the settings");
+    chat.say("/set top-k many", "invalid value 'many' for '--top-k <K>'");
+    chat.say(
+        "/set top-p 7",
+        "error: sampling option top_p: expected a number from 0 to 1, found 7",
+    );
+    chat.say("/show", "llama.gguf (llama ");
+    chat.expect(" tokens, 2 turns");
+    chat.expect("max-tokens           2");
+    chat.leave("/exit\r");
+}
+
+#[test]
+fn a_conversation_is_saved_and_loaded() {
+    let place = Place::new();
+    let mut first = chat(&place, &model("llama"), &["-n", "3", "-s", "You are terse."]);
+    first.say("/regenerate", "no answer yet");
+    first.say("Hello", "xxx\r\n");
+    first.say("/save talk.json", "saved 3 messages");
+    first.say("/regenerate", "the answer is the same again");
+    first.expect("xxx\r\n");
+    first.say("/show", " tokens, 1 turn\r\n");
+    // A file that is no conversation stays.
+    first.say("/save home", "error: ");
+    fs::write(place.path("notes.txt"), "notes").unwrap();
+    first.say(
+        "/save notes.txt",
+        "error: /save replaces nothing but a saved conversation: notes.txt",
+    );
+    first.say("/save talk.json", "saved 3 messages");
+    first.leave("/exit\r");
+    assert_eq!(fs::read_to_string(place.path("notes.txt")).unwrap(), "notes");
+
+    let mut second = chat(&place, &model("llama"), &["-n", "3"]);
+    second.say("/load absent.json", "error: cannot read a conversation from absent.json");
+    second.say("/load notes.txt", "error: notes.txt: expected a JSON array of messages");
+    fs::write(place.path("odd.json"), r#"[{"role": "king", "content": ""}]"#).unwrap();
+    second.say("/load odd.json", "expected the role system, user, assistant, found `king`");
+    second.say("/load talk.json", "loaded 3 messages");
+    second.say("/regenerate", "xxx\r\n");
+    second.say("And then?", "xxx\r\n");
+    second.say("/save talk.json", "saved 5 messages");
+    second.leave("/exit\r");
+    let saved: serde_json::Value =
+        serde_json::from_slice(&fs::read(place.path("talk.json")).unwrap()).unwrap();
+    let roles: Vec<&str> =
+        saved.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    assert_eq!(saved[0]["content"], "You are terse.");
+    assert_eq!(saved[2]["content"], "xxx");
+}
+
+#[test]
+fn a_full_context_says_what_helps() {
+    let place = Place::new();
+    let mut chat = chat(&place, &model("llama"), &["-c", "100"]);
+    chat.say("Hello", "xxx");
+    chat.expect("[answer cut: the context of 100 tokens is full; /clear begins a new conversation");
+    chat.expect(", -c N sets a larger context, --context-shift drops the oldest turns]");
+    chat.say("Hello", "error: the prompt has ");
+    chat.expect(" tokens, the context has room for 99; /clear begins a new conversation, -c N ");
+    chat.say("/clear", "");
+    chat.say("Hello", "xxx");
+    chat.leave("/exit\r");
+}
+
+#[test]
+fn a_full_context_drops_the_oldest_turns_if_asked() {
+    let place = Place::new();
+    let flags = ["-c", "200", "-n", "50", "--context-shift"];
+    let mut chat = chat(&place, &model("llama"), &flags);
+    for _ in 0..4 {
+        chat.say("Hello", "xxx");
+        chat.expect("[answer cut: -n allows 50 tokens]");
+    }
+    chat.say("/show", " of 200 tokens, ");
+    let turns = chat.expect(" turn");
+    assert!(["1", "2", "3"].contains(&turns.as_str()), "{turns} turns");
+    chat.leave("/exit\r");
+
+    // An answer that the context cuts goes on without the oldest turn, and is as long as allowed.
+    let mut chat = self::chat(&place, &model("llama"), &["-c", "200", "--context-shift"]);
+    chat.say("/set max-tokens 100", "");
+    chat.say("Hello", "[answer cut: -n allows 100 tokens]");
+    chat.say("/set max-tokens 120", "");
+    chat.say("Hello", "Hello");
+    let start = chat.expect("\r\n[the context of 200 tokens is full: dropped the oldest turn]");
+    let end = chat.expect("\r\n[answer cut: -n allows 120 tokens]");
+    let count = |text: &str| text.matches('x').count();
+    assert!(count(&start) > 10 && count(&end) > 10, "{start}{end}");
+    assert_eq!(count(&start) + count(&end), 120);
+    chat.leave("/exit\r");
+}
+
+#[test]
+fn words_are_not_broken_at_the_edge() {
+    let place = Place::new();
+    let model = model("llama");
+    // The tokens ` the`, ` and`, ` was` in turns.
+    let flags = [
+        "-n",
+        "30",
+        "--logit-bias",
+        "267+3000",
+        "--logit-bias",
+        "294+2000",
+        "--logit-bias",
+        "322+1000",
+        "--presence-penalty",
+        "5000",
+        "--repeat-last-n",
+        "2",
+    ];
+    let args = [&["run", &model, "Hello", "--temperature", "0"], &flags[..]].concat();
+    let text = ["the", "and", "was"].repeat(10).join(" ");
+    assert_eq!(place.text(&args).trim(), text, "no terminal, no breaks");
+    let (shown, _) = Terminal::with_columns(place.bodkin(&args), 14).rest();
+    let shown: Vec<&str> = shown.split("\r\n").take_while(|line| !line.starts_with('[')).collect();
+    assert!(shown.iter().all(|line| line.len() <= 14), "{shown:?}");
+    assert_eq!(shown.join(" ").trim(), text);
+}
+
+#[test]
+fn a_long_prompt_shows_progress() {
+    let place = Place::new();
+    fs::write(place.path("long.txt"), "x ".repeat(40_000)).unwrap();
+    let flags = ["-f", "long.txt", "--raw", "-c", "100000", "--batch-size", "1"];
+    let command = place.bodkin(&[&["run", &model("llama")], &flags[..]].concat());
+    let mut terminal = Terminal::of_stderr(command);
+    terminal.expect("reading the prompt [");
+    terminal.expect(" tokens, ");
+    terminal.expect(" left");
+    interrupt(&terminal.child);
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(130));
 }
 
 #[test]

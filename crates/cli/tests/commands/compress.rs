@@ -29,7 +29,8 @@ fn every_type_of_file_opens_and_runs() {
         "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M",
         "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
     ] {
-        let said = place.text(&["quantize", &model("llama-q4_k_m"), "out.gguf", kind, "-t", "2"]);
+        let args = ["quantize", &model("llama-q4_k_m"), "out.gguf", kind, "-t", "2"];
+        let said = place.text(&[&args[..], &["--allow-requantize"]].concat());
         assert!(said.contains("bits per weight"), "{said}");
         assert!(!logits(&place, "out.gguf").is_empty(), "{kind}");
     }
@@ -63,6 +64,79 @@ fn overrides_pure_and_dry_runs() {
     let wrong = place.run(&["quantize", &input, "out.gguf", "Q8_0", "--tensor-type", "fnn=Q4_0"]);
     let expected = "expected a pattern that is found in the name of a matrix, found `fnn`";
     assert!(failure(&wrong).contains(expected), "{}", stderr(&wrong));
+}
+
+#[test]
+fn quantized_tensors_are_quantized_again_only_if_asked() {
+    let place = Place::new();
+    let input = model("llama-q4_k_m");
+    let output = place.run(&["quantize", &input, "out.gguf", "Q8_0"]);
+    let error = failure(&output);
+    for needle in ["expected F32, F16 or BF16 to make Q8_0", "--allow-requantize"] {
+        assert!(error.contains(needle), "{error}");
+    }
+    assert_eq!(place.files(), ["home"]);
+    // No error is added by more bits, nor where nothing changes.
+    place.text(&["quantize", &input, "out.gguf", "F16"]);
+    place.text(&["quantize", "out.gguf", "again.gguf", "Q8_0"]);
+    place.text(&["quantize", "again.gguf", "copy.gguf", "Q8_0"]);
+}
+
+#[test]
+fn the_table_of_formats_is_a_summary_unless_asked_for() {
+    let place = Place::new();
+    let args = ["quantize", &model(MODEL), "out.gguf", "Q8_0"];
+    let summary = place.text(&args);
+    assert!(summary.contains("F32         -> Q8_0          23 tensors "), "{summary}");
+    assert!(!summary.contains("blk.0."), "{summary}");
+    let whole = place.text(&[&args[..], &["--verbose"]].concat());
+    assert!(whole.contains("\nblk.0.attn_q.weight "), "{whole}");
+    assert!(whole.ends_with(&summary), "{whole}");
+}
+
+#[test]
+fn names_of_tensors_do_not_command_a_terminal() {
+    let place = Place::new();
+    let rename = |name: &str| name.replace("blk.0.attn_q", "blk.0.\x1b[2Jattn_q");
+    rewrite(&place, |name, _| *name = rename(name));
+    let output = place.run(&["quantize", "new.gguf", "out.gguf", "Q8_0", "--verbose"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+    assert!(text.contains("blk.0.\u{fffd}[2Jattn_q") && !text.contains('\x1b'), "{text:?}");
+}
+
+#[test]
+fn nan_is_refused_by_the_name_of_its_tensor() {
+    let place = Place::new();
+    for (tensor, value) in
+        [("blk.1.ffn_up.weight", f32::NAN), ("output_norm.weight", f32::INFINITY)]
+    {
+        rewrite(&place, |name, data| {
+            if name == tensor {
+                data[12..16].copy_from_slice(&value.to_le_bytes()[..]);
+            }
+        });
+        let output = place.run(&["quantize", "new.gguf", "out.gguf", "Q8_0"]);
+        let wanted =
+            format!("new.gguf: {tensor}: expected finite values, found {value} in row 0; ");
+        let wanted = format!("quantizing\nerror: {wanted}--allow-nan converts it\n");
+        assert_eq!((output.status.code(), stderr(&output)), (Some(1), wanted));
+        assert_eq!(place.files(), ["home", "new.gguf"]);
+        place.text(&["quantize", "new.gguf", "out.gguf", "Q8_0", "--allow-nan"]);
+        std::fs::remove_file(place.path("out.gguf")).unwrap();
+    }
+}
+
+/// Writes `new.gguf`, a copy of the tiny model whose tensors `change` has changed.
+fn rewrite(place: &Place, change: impl Fn(&mut String, &mut [u8])) {
+    let file = File::open(model(MODEL)).unwrap();
+    let mut writer = Writer::new(place.path("new.gguf"), file.metadata()).unwrap();
+    for tensor in file.tensors() {
+        let (mut name, mut data) = (tensor.name.clone(), file.data(tensor).to_vec());
+        change(&mut name, &mut data);
+        let write = move |out: &mut dyn std::io::Write| out.write_all(&data);
+        writer.tensor_with(&name, tensor.format, &tensor.shape, write).unwrap();
+    }
+    writer.save().unwrap();
 }
 
 #[test]
@@ -119,17 +193,12 @@ fn no_file_that_is_read_is_written() {
 #[test]
 fn a_model_with_nan_is_neither_measured_nor_pruned_by_them() {
     let place = Place::new();
-    let file = File::open(model(MODEL)).unwrap();
-    let mut writer = Writer::new(place.path("nan.gguf"), file.metadata()).unwrap();
-    for tensor in file.tensors() {
-        let mut data = file.data(tensor).to_vec();
-        if tensor.name == "blk.0.attn_norm.weight" {
+    rewrite(&place, |name, data| {
+        if name == "blk.0.attn_norm.weight" {
             data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
         }
-        let write = move |out: &mut dyn std::io::Write| out.write_all(&data);
-        writer.tensor_with(&tensor.name, tensor.format, &tensor.shape, write).unwrap();
-    }
-    writer.save().unwrap();
+    });
+    std::fs::rename(place.path("new.gguf"), place.path("nan.gguf")).unwrap();
     std::fs::write(place.path("text"), "one two three ".repeat(200)).unwrap();
     let output = place.run(&["perplexity", "nan.gguf", "-f", "text", "-c", "32"]);
     let wanted = "chunk 1: the model's logits are NaN";
@@ -144,7 +213,9 @@ fn a_model_with_nan_is_neither_measured_nor_pruned_by_them() {
     assert!(stderr(&output).contains(wanted), "{}", stderr(&output));
     let args = ["prune", "nan.gguf", "out.gguf", "--sparsity", "0.5", "--method", "wanda"];
     let output = place.run(&[&args[..], &["--calibrate", "text", "-c", "32"]].concat());
-    assert!(failure(&output).contains("inputs of blk.0.attn_"), "{}", stderr(&output));
+    let error = stderr(&output);
+    assert!(error.starts_with("calibrating\nerror: inputs of blk.0.attn_"), "{error}");
+    assert_eq!(output.status.code(), Some(1));
     assert!(!place.path("out.gguf").exists());
 }
 
@@ -190,7 +261,7 @@ fn what_is_wrong_with_a_surgery_file_is_said() {
     let input = model(MODEL);
     let rule = "[[rule]]\nmethod = 'magnitude'\n";
     for (text, wanted) in [
-        (format!("{rule}sparsity = 1.5\n"), "s.toml: rule 1: sparsity: expected a share"),
+        (format!("{rule}sparsity = 1.5\n"), "s.toml: rule 1: sparsity: expected 0 <= x < 1"),
         (format!("{rule}sparsity = 0.5\nx = 1\n"), "s.toml: line 4: expected a surgery file"),
         (
             format!("{rule}sparsity = 0.5\ntensors = 'fnn'\n"),
@@ -207,7 +278,7 @@ fn what_is_wrong_with_a_surgery_file_is_said() {
     }
     std::fs::write(place.path("s.toml"), "[[rule]]\nmethod = 'ria'\nsparsity = 0.5\n").unwrap();
     let output = place.run(&["run", &input, "a", "--surgery", "s.toml"]);
-    let wanted = "ria needs statistics: imatrix = FILE in the surgery file";
+    let wanted = "ria needs statistics: imatrix = FILE in the surgery file, or `prune`";
     assert!(failure(&output).contains(wanted), "{}", stderr(&output));
     let output = place.run(&["prune", &input, "out.gguf", "--surgery", "none.toml"]);
     assert!(failure(&output).starts_with("cannot read none.toml: "), "{}", stderr(&output));
@@ -218,13 +289,12 @@ fn what_pruning_needs_is_asked_for() {
     let place = Place::new();
     let input = model(MODEL);
     for (args, wanted) in [
-        (&["--sparsity", "0.5"][..], "ria needs statistics: --imatrix FILE, or --calibrate TEXT"),
-        (&["--sparsity", "0.5", "--method", "sparsegpt"], "sparsegpt needs a calibration text"),
-        (&["--method", "magnitude"], "sparsity: expected a share from 0 to below 1, found none"),
         (
-            &["--method", "magnitude"],
-            "--sparsity FRACTION, --pattern N:M or --surgery FILE: sparsity: expected a share",
+            &["--imatrix", "m.gguf", "--method", "sparsegpt"][..],
+            "sparsegpt needs a calibration text: leave the importance matrix out",
         ),
+        (&["--chunks", "0"], "--chunks: expected at least 1 chunk, found 0"),
+        (&["-c", "8192"], "the built-in text: "),
         (
             &["--sparsity", "0.5", "--method", "magnitude", "--evaluate", "none"],
             "--evaluate: cannot read the text from none",
@@ -238,6 +308,94 @@ fn what_pruning_needs_is_asked_for() {
         assert!(failure(&output).contains(wanted), "{args:?}: {}", stderr(&output));
         assert!(!place.path("out.gguf").exists());
     }
+}
+
+#[test]
+fn pruning_needs_no_flags() {
+    let place = Place::new();
+    let input = model(MODEL);
+    let output = place.run(&["prune", &input, "out.gguf"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("calibrating\n"), "{}", stderr(&output));
+    let recorded = |key: &str| {
+        let file = place.json(&["inspect", "out.gguf", "--json"]);
+        file["metadata"][format!("bodkin.prune.{key}")].clone()
+    };
+    assert_eq!(recorded("method"), "sparsegpt");
+    assert_eq!(recorded("calibration"), "the built-in text");
+    assert!((0.5..0.53).contains(&recorded("sparsity").as_f64().unwrap()));
+    // An importance matrix is enough for a method that loses less than the others which use one.
+    std::fs::write(place.path("text"), "one two three ".repeat(200)).unwrap();
+    place.text(&["imatrix", &input, "-f", "text", "-c", "32", "-o", "m.gguf"]);
+    place.text(&["prune", &input, "out.gguf", "--imatrix", "m.gguf", "--pattern", "2:4"]);
+    assert_eq!((recorded("method"), recorded("calibration")), ("wanda".into(), "m.gguf".into()));
+}
+
+#[test]
+fn zeros_that_are_there_are_left_out_without_a_change() {
+    let place = Place::new();
+    let input = model(MODEL);
+    let zeros = |out: &str, flags: &[&str]| {
+        let args = ["prune", &input, out, "--method", "magnitude", "--dense"];
+        place.text(&[&args[..], flags].concat());
+    };
+    for (flags, wanted) in [
+        (["--sparsity", "0.5", "--format", "F16"], Format::BITMAP_F16),
+        (["--sparsity", "0.5", "--format", "Q8_0"], Format::BITMAP_Q8_0),
+        (["--sparsity", "0.5", "--format", "Q4_0"], Format::BITMAP_Q4_0),
+        (["--pattern", "2:4", "--format", "Q8_0"], Format::S24_Q8_0),
+        (["--sparsity", "0.98", "--format", "F16"], Format::CSR_F16),
+    ] {
+        zeros("zeros.gguf", &flags);
+        let said = place.json(&["prune", "zeros.gguf", "packed.gguf", "--pack", "--json"]);
+        let packed = formats(&place, "packed.gguf");
+        let formats_found: Vec<&str> = said["formats"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|f| f["format"].as_str().unwrap())
+            .collect();
+        assert_eq!(formats_found, [wanted.name()], "{said}");
+        assert!(packed.iter().any(|(_, format)| *format == wanted), "{packed:?}");
+        assert!(said["bytes"].as_u64() < said["source_bytes"].as_u64(), "{said}");
+        assert_eq!(logits(&place, "packed.gguf"), logits(&place, "zeros.gguf"), "{flags:?}");
+        // Bit by bit.
+        place.text(&["quantize", "packed.gguf", "back.gguf", "--dense"]);
+        let [before, after] =
+            ["zeros.gguf", "back.gguf"].map(|name| File::open(place.path(name)).unwrap());
+        for tensor in before.tensors() {
+            let same = after.tensor(&tensor.name).unwrap();
+            assert_eq!(before.data(tensor), after.data(same), "{}", tensor.name);
+        }
+    }
+    let error = stderr(&place.run(&["prune", &input, "out.gguf", "--pack"]));
+    assert!(error.contains("llama.gguf: expected F16, Q8_0 or Q4_0 matrices with so"), "{error}");
+    let both = ["prune", "zeros.gguf", "out.gguf", "--pack", "--sparsity", "0.5"];
+    assert_eq!(place.run(&both).status.code(), Some(2));
+    assert!(!place.path("out.gguf").exists());
+}
+
+#[test]
+fn zeros_are_counted_in_any_file() {
+    let place = Place::new();
+    rewrite(&place, |name, data| {
+        if name == "token_embd.weight" || name == "blk.1.ffn_up.weight" {
+            let bytes = data.len();
+            data[..bytes / 4].fill(0);
+        }
+    });
+    let shares = |file: &str, flags: &[&str]| {
+        let json = place.json(&[&["inspect", file, "--json"], flags].concat());
+        let tensors = json["tensors"].as_array().unwrap().clone();
+        let share = |name: &str| {
+            tensors.iter().find(|tensor| tensor["name"] == name).unwrap()["sparsity"].as_f64()
+        };
+        ["token_embd.weight", "blk.1.ffn_up.weight", "blk.0.ffn_up.weight"].map(share)
+    };
+    assert_eq!(shares("new.gguf", &[]), [None; 3]);
+    assert_eq!(shares("new.gguf", &["--zeros"]), [Some(0.25), Some(0.25), Some(0.0)]);
+    place.text(&["quantize", "new.gguf", "small.gguf", "Q4_0"]);
+    assert!(shares("small.gguf", &["--zeros"])[0] >= Some(0.25));
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod bench;
 #[cfg(unix)]
 mod chat;
 mod check;
+mod command_line;
 mod compress;
 mod embed;
 mod inspect;
@@ -14,5 +15,7 @@ mod logits;
 mod perplexity;
 mod place;
 mod run;
+#[cfg(unix)]
+mod terminal;
 mod tokens;
 mod wrong;

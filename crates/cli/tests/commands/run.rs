@@ -108,11 +108,30 @@ fn the_prompt_comes_from_anywhere() {
     fs::write(place.path("prompt.txt"), prompt).unwrap();
     assert_eq!(place.text(&[&args[..], &["--file", "prompt.txt"]].concat()), given);
 
+    assert_eq!(place.text_of(&[&args[..], &["-f", "-"]].concat(), prompt.as_bytes()), given);
+
     let absent = failure(&place.run(&[&args[..], &["--file", "absent.txt"]].concat()));
     assert!(absent.contains("absent.txt"), "{absent}");
     assert!(failure(&place.run(&args)).contains("the prompt is empty"));
-    let both = [&args[..], &["a prompt", "--file", "prompt.txt"]].concat();
+    let both = [&args[..], &["a prompt", "--prompt", "another"]].concat();
     assert_eq!(place.run(&both).status.code(), Some(2));
+}
+
+#[test]
+fn texts_from_several_places_are_one_prompt() {
+    let place = Place::new();
+    let model = model("llama");
+    fs::write(place.path("notes.txt"), "some notes\n").unwrap();
+    let run = |prompt: &[&str], input: &[u8]| {
+        place.text_of(&[&["run", &model], prompt, &GREEDY[..5]].concat(), input)
+    };
+    let whole = |prompt: &str| run(&[prompt], b"");
+    assert_eq!(run(&["Summarise."], b"a text\n"), whole("a text\n\nSummarise."));
+    let file = ["-f", "notes.txt", "Summarise."];
+    assert_eq!(run(&file, b""), whole("some notes\n\nSummarise."));
+    assert_eq!(run(&file, b"a text"), whole("a text\n\nsome notes\n\nSummarise."));
+    let order = ["-f", "notes.txt", "-f", "-", "Summarise."];
+    assert_eq!(run(&order, b"a text"), whole("some notes\n\na text\n\nSummarise."));
 }
 
 #[test]
@@ -167,22 +186,104 @@ fn the_chat_template_frames_the_prompt() {
     assert_eq!(place.run(&both).status.code(), Some(2));
 }
 
+#[cfg(unix)]
 #[test]
-fn statistics_are_one_line_on_stderr() {
+fn statistics_are_one_line_on_a_terminal() {
+    use crate::terminal::Terminal;
     let place = Place::new();
     let model = model("llama");
-    let flags = ["--temperature", "0", "--raw", "-n", "8", "--ignore-eos"];
-    let output = place.run(&command(&model, "Hello world", &flags));
-    let stats = stderr(&output);
+    let flags = ["--temperature", "0", "--raw", "-n", "8", "--logit-bias", "1+1000"];
+    let args = command(&model, "Hello world", &flags);
+    assert_eq!(stderr(&place.run(&args)), "", "no terminal");
+    let (stats, _) = Terminal::of_stderr(place.bodkin(&args)).rest();
     let stats = stats.trim();
     assert_eq!(stats.lines().count(), 1, "{stats}");
     assert!(stats.starts_with("prompt 9 tokens (0 cached), "), "{stats}");
-    assert!(stats.contains("answer 8 tokens, "), "{stats}");
-    assert!(stats.contains(" % of ") && stats.ends_with(" GB/s memory bandwidth"), "{stats}");
+    assert!(stats.contains("; answer 1 tokens, ") && stats.ends_with(" tok/s"), "{stats}");
+    let quiet = [&args[..], &["-q"]].concat();
+    assert_eq!(Terminal::of_stderr(place.bodkin(&quiet)).rest().0, "");
+}
 
-    let quiet = place.run(&command(&model, "Hello world", &[&flags[..], &["-q"]].concat()));
-    assert_eq!(stderr(&quiet), "");
-    assert_eq!(quiet.stdout, output.stdout);
+#[test]
+fn an_answer_that_is_cut_has_a_mark() {
+    let place = Place::new();
+    let model = model("llama");
+    let flags = ["--temperature", "0", "--raw", "--ignore-eos"];
+    let marks = |more: &[&str]| {
+        let output = place.run(&command(&model, "Hello world", &[&flags[..], more].concat()));
+        assert!(output.status.success());
+        stderr(&output)
+    };
+    assert_eq!(marks(&["-n", "8"]), "[answer cut: -n allows 8 tokens]\n");
+    let full = "[answer cut: the context of 40 tokens is full; -c N sets a larger context]\n";
+    assert_eq!(marks(&["-c", "40"]), full);
+    assert_eq!(marks(&["-n", "8", "-q"]), "");
+    let answer =
+        place.json(&command(&model, "Hello", &[&flags[..], &["-c", "40", "--json"]].concat()));
+    assert_eq!(answer["reason"], "context");
+}
+
+#[test]
+fn numbers_that_are_too_large_warn() {
+    let place = Place::new();
+    let model = model("llama");
+    let stderr = |flags: &[&str]| stderr(&place.run(&command(&model, "a", flags)));
+    let warning = stderr(&["--raw", "-q", "-n", "1", "-t", "1000"]);
+    assert!(warning.starts_with("1000 threads on "), "{warning}");
+    let warning = stderr(&["--raw", "-q", "-n", "1", "-c", "100000"]);
+    assert!(
+        warning.starts_with("a context of 100000 tokens: the model was trained for "),
+        "{warning}"
+    );
+    assert_eq!(stderr(&["--raw", "-q", "-n", "1", "-t", "1", "-c", "100"]), "");
+    let both = stderr(&["--raw", "-q", "-c", "1000000000", "-t", "1024"]);
+    let error = both.lines().last().unwrap();
+    assert!(error.contains("are missing; a smaller --ctx-size or "), "{both}");
+}
+
+#[test]
+fn names_of_flags_in_llama_cpp_work() {
+    let place = Place::new();
+    let model = model("llama");
+    let ours = ["run", &model, "Hello", "--temperature", "0", "--max-tokens", "3", "--json"];
+    let ours = place.json(&[&ours[..], &["--system", "Be terse.", "-c", "99"]].concat());
+    for flags in [
+        &["-m", &model, "-p", "Hello", "--temp", "0", "--predict", "3", "-sys", "Be terse."][..],
+        &[
+            &model,
+            "--prompt",
+            "Hello",
+            "--temp",
+            "0",
+            "--n-predict",
+            "3",
+            "--system-prompt",
+            "Be terse.",
+        ],
+        &[
+            &model,
+            "Hello",
+            "--temp",
+            "0",
+            "-n",
+            "3",
+            "-sys",
+            "Be terse.",
+            "-b",
+            "64",
+            "--typical-p",
+            "1",
+        ],
+    ] {
+        let theirs = place.json(&[&["run", "--ctx-size", "99", "--json"], flags].concat());
+        assert_eq!(said(&theirs), said(&ours), "{flags:?}");
+        assert_eq!(theirs["prompt_tokens"], ours["prompt_tokens"], "{flags:?}");
+    }
+    let error = stderr(&place.run(&["run", &model, "Hello", "-ngl", "1", "--device", "cpu"]));
+    assert!(error.contains("--gpu-layers"), "{error}");
+    // After `--` and as a value, text is text.
+    let literal = place.json(&["run", "--temp", "0", "-n", "3", "--json", "--", &model, "-sys"]);
+    assert_eq!(literal["generated_tokens"], 3);
 }
 
 #[test]
@@ -210,7 +311,8 @@ fn a_reader_that_leaves_ends_it_silently() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stderr(&output).lines().count(), 1, "no error after the warning");
 }
 
 #[cfg(unix)]
@@ -231,7 +333,4 @@ fn ctrl_c_stops_the_answer_and_keeps_it() {
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     let text = rest.strip_suffix('\n').expect("a whole last line");
     assert!(text.bytes().all(|byte| byte == b'x') && text.len() < 99_000);
-    let stats = stderr(&output);
-    assert!(stats.starts_with("\nprompt "), "{stats}");
-    assert!(stats.contains(&format!("answer {} tokens", 3 + text.len())), "{stats}");
 }

@@ -14,7 +14,7 @@ use crate::pattern::Pattern;
 use crate::quantize::is_written;
 
 /// The most columns of a CSR matrix, whose column indices have 16 bits.
-const CSR_COLS_MAX: usize = 1 << 16;
+pub(super) const CSR_COLS_MAX: usize = 1 << 16;
 
 /// The pruning method: how the weights that become zero are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,21 +97,24 @@ pub struct Job {
     pub format: Format,
 }
 
+/// Whether a tensor is a matrix of a layer. Embeddings, heads, norms and routers stay.
+pub(super) fn is_prunable(tensor: &Tensor) -> bool {
+    tensor.name.starts_with("blk.") && mixture::is_quantized(tensor)
+}
+
 /// The tensors that rules apply to, in the file's order; of several rules the first that matches.
-/// Only matrices of layers are pruned: embeddings, heads, norms and routers stay.
 ///
 /// # Errors
 /// If a rule has an invalid sparsity, matches no tensor, names a format that cannot be written or
 /// has no sparse variant, or has N:M groups that do not fill a row.
 pub fn plan(file: &File, rules: &[Rule]) -> Result<Vec<Job>> {
-    let prunable =
-        |tensor: &&Tensor| tensor.name.starts_with("blk.") && mixture::is_quantized(tensor);
+    let prunable = |tensor: &&Tensor| is_prunable(tensor);
     for (i, rule) in rules.iter().enumerate() {
         let invalid = |key: &str, expected: &str, found: String| {
             Err(Error::invalid(format!("rule {}: {key}", i + 1), expected, found))
         };
         if let Some(cut) = rule.cut.as_ref().filter(|cut| !(0.0..1.0).contains(&cut.sparsity)) {
-            return invalid("sparsity", "a share from 0 to below 1", cut.sparsity.to_string());
+            return invalid("sparsity", "0 <= x < 1", cut.sparsity.to_string());
         }
         let Some(pattern) = &rule.tensors else { continue };
         let can = |tensor: &&Tensor| rule.cut.is_none() || prunable(tensor);

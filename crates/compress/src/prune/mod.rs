@@ -4,6 +4,7 @@
 mod calibrate;
 mod job;
 mod linear;
+mod pack;
 mod score;
 mod structure;
 mod update;
@@ -13,13 +14,14 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use bodkin_gguf::{File, Metadata, Value, Writer};
+use bodkin_gguf::{File, Format, Metadata, Tensor, Value, Writer};
 use ndarray::ArrayViewMut2;
 
 pub use calibrate::Calibration;
 pub use job::{Cut, Job, Method, Rule, passes, plan, precision, with_products};
 pub use structure::Structure;
 
+use self::pack::Packed;
 use self::score::Score;
 use self::update::Correlations;
 use crate::error::{Error, Result};
@@ -29,6 +31,7 @@ use crate::rows;
 /// The location of a pruned tensor in the temporary file.
 #[derive(Clone, Copy, Debug)]
 struct Pruned {
+    format: Format,
     offset: u64,
     bytes: u64,
     zeros: u64,
@@ -66,13 +69,30 @@ impl<'a> Pruner<'a> {
             stored.extend(piece.rows);
             Ok(())
         })?;
-        let data = job.format.join_rows(&stored);
-        self.waiting.write_all(&data)?;
-        let bytes = data.len() as u64;
-        let pruned = Pruned { offset: self.end, bytes, zeros };
-        self.pruned.insert(job.tensor.name.clone(), pruned);
-        self.end += bytes;
-        self.file.release(&job.tensor);
+        self.store(&job.tensor, job.format, &job.format.join_rows(&stored), zeros)
+    }
+
+    /// Stores a tensor without its zeros, bit by bit, in the sparse format of its own precision
+    /// that takes the fewest bytes. Returns false if none is smaller than it is.
+    ///
+    /// # Errors
+    /// If the disk is full.
+    pub fn pack(&mut self, tensor: &Tensor, threads: usize) -> Result<bool> {
+        let packed = pack::pack(&self.file.read(tensor), tensor, threads)?;
+        match &packed {
+            Some(Packed { format, data, zeros }) => self.store(tensor, *format, data, *zeros)?,
+            None => self.file.release(tensor),
+        }
+        Ok(packed.is_some())
+    }
+
+    /// Writes a tensor's new data to the temporary file.
+    fn store(&mut self, tensor: &Tensor, format: Format, data: &[u8], zeros: u64) -> Result<()> {
+        self.waiting.write_all(data)?;
+        let pruned = Pruned { format, offset: self.end, bytes: data.len() as u64, zeros };
+        self.pruned.insert(tensor.name.clone(), pruned);
+        self.end += pruned.bytes;
+        self.file.release(tensor);
         Ok(())
     }
 
@@ -85,12 +105,11 @@ impl<'a> Pruner<'a> {
     }
 
     /// Writes the file: pruned tensors, and all others unchanged.
-    pub fn write(self, jobs: &[Job], metadata: &Metadata, out: &mut dyn Write) -> Result<()> {
+    pub fn write(self, metadata: &Metadata, out: &mut dyn Write) -> Result<()> {
         let waiting = &self.waiting;
         let mut writer = Writer::new(Path::new("the pruned file"), metadata)?;
         for tensor in self.file.tensors() {
-            let job = jobs.iter().find(|job| job.tensor.name == tensor.name);
-            let Some((job, pruned)) = job.zip(self.pruned.get(&tensor.name)) else {
+            let Some(pruned) = self.pruned.get(&tensor.name) else {
                 let (name, shape, file) = (&tensor.name, &tensor.shape, self.file);
                 writer.tensor_with_bytes(name, tensor.format, shape, tensor.bytes, move |out| {
                     out.write_all(&file.read(tensor))?;
@@ -100,7 +119,7 @@ impl<'a> Pruner<'a> {
                 continue;
             };
             let (shape, bytes) = (&tensor.shape, pruned.bytes);
-            writer.tensor_with_bytes(&tensor.name, job.format, shape, bytes, move |out| {
+            writer.tensor_with_bytes(&tensor.name, pruned.format, shape, bytes, move |out| {
                 let mut waiting = waiting;
                 waiting.seek(SeekFrom::Start(pruned.offset))?;
                 std::io::copy(&mut waiting.take(bytes), out).map(|_| ())
@@ -109,11 +128,17 @@ impl<'a> Pruner<'a> {
         Ok(writer.write_to(out)?)
     }
 
-    /// The file's metadata with a record of the pruning. `calibration` names its data.
-    pub fn metadata(&self, jobs: &[Job], calibration: &str) -> Metadata {
+    /// The metadata of a file whose tensors are stored in other formats.
+    pub fn packed_metadata(&self) -> Metadata {
         let mut metadata = crate::quantize::metadata(self.file, None);
         // The format of most tensors has changed.
         metadata.remove("general.file_type");
+        metadata
+    }
+
+    /// The file's metadata with a record of the pruning. `calibration` names its data.
+    pub fn metadata(&self, jobs: &[Job], calibration: &str) -> Metadata {
+        let mut metadata = self.packed_metadata();
         let text = |values: Vec<String>| {
             let mut distinct: Vec<String> = Vec::new();
             for value in values {
@@ -206,6 +231,7 @@ impl<'a> Worker<'a> {
         let (tensor, cols) = (&self.job.tensor, self.job.tensor.cols());
         let zeros = self.job.structure.zeros(cols, self.job.sparsity);
         let mut values = rows::read(self.data, tensor, range.clone());
+        rows::check_finite(tensor, range.start, &values)?;
         match &self.correlations {
             Some(correlations) => {
                 let shape = (range.len(), cols);

@@ -80,7 +80,7 @@ pub fn past_context(
 
 fn ends_with_context(answer: &Answer, context: usize) -> Option<String> {
     let tokens = answer.usage.prompt_tokens + answer.usage.generated_tokens;
-    let is_good = answer.reason == Finish::Length && (context..=context + 1).contains(&tokens);
+    let is_good = answer.reason == Finish::Context && (context..=context + 1).contains(&tokens);
     (!is_good)
         .then(|| format!("a context of {context} tokens ended after {tokens}: {:?}", answer.reason))
 }

@@ -9,6 +9,10 @@ Pruned matrices are stored in a sparse format, or with --dense in one that other
 --evaluate, the table at the end compares with the original model, with the same precision
 unpruned, and with the dense type of about the same size.
 
+SparseGPT loses least (docs/quality.md) and reads a calibration text; text of the kind that the model
+will be used for is best. With --pack, no weight changes: F16, Q8_0 and Q4_0 matrices that have zeros
+already are stored in the sparse format that takes the fewest bytes, if one is smaller.
+
 A surgery file is TOML. The first rule whose pattern matches a tensor's name applies:
 
   imatrix = "model.imatrix.gguf"  # for wanda and ria; relative to this file
@@ -30,18 +34,22 @@ pub(crate) struct Args {
     pub(super) input: String,
     /// Output file
     pub(super) output: PathBuf,
-    /// Fraction of weights to zero
+    /// Fraction of weights to zero [default: 0.5, or that of --pattern]
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     pub(super) sparsity: Option<f64>,
-    /// Method: magnitude, wanda, ria or sparsegpt
-    #[arg(long, default_value = "ria")]
-    pub(super) method: String,
+    /// magnitude, wanda, ria or sparsegpt [default: sparsegpt; wanda with --imatrix]
+    #[arg(long)]
+    pub(super) method: Option<String>,
     /// unstructured, or N:M (keep N of M)
     #[arg(long, default_value = "unstructured")]
     pub(super) pattern: String,
     /// F16, Q8_0 or Q4_0 [default: closest to the input]
     #[arg(long)]
     pub(super) format: Option<String>,
+    /// Leave out zeros that are there already, and change no weight
+    #[arg(long, conflicts_with_all = ["sparsity", "method", "pattern", "format", "dense", "surgery",
+          "imatrix", "calibrate", "evaluate"])]
+    pub(super) pack: bool,
     /// Store zeros, so that other programs can read the file
     #[arg(long)]
     pub(super) dense: bool,
@@ -52,10 +60,10 @@ pub(crate) struct Args {
     /// Importance matrix written by `imatrix`
     #[arg(long, value_name = "FILE")]
     pub(super) imatrix: Option<PathBuf>,
-    /// Calibration text
+    /// Calibration text [default: a built-in text]
     #[arg(long, value_name = "TEXT", conflicts_with = "imatrix")]
     pub(super) calibrate: Option<PathBuf>,
-    /// Number of calibration chunks
+    /// Maximum number of calibration chunks
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(super) chunks: usize,
     /// Evaluation text for perplexity and KL divergence

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
 use bodkin_compress::prune::Job;
-use bodkin_compress::quantize::{self, Choice, Options};
+use bodkin_compress::quantize::{self, Choice, Conversion, Options};
 use bodkin_eval::{Base, BaseWriter, Divergence, Perplexity, Windows, compare, measure};
 use serde_json::json;
 use tempfile::TempDir;
@@ -203,7 +203,9 @@ impl Scale<'_> {
 fn make(before: &ModelFile, choices: &[Choice], threads: usize, path: &Path) -> Result<()> {
     let metadata = quantize::metadata(&before.file, None);
     let mut out = BufWriter::new(std::fs::File::create(path).context("cannot make a file")?);
-    quantize::write(&before.file, &metadata, choices, None, threads, &|_| (), &mut out)?;
+    // The model before was measured, and has no NaN.
+    let conversion = Conversion { choices, importance: None, threads, allows_nan: true };
+    conversion.write(&before.file, &metadata, &|_| (), &mut out)?;
     Ok(out.flush()?)
 }
 

@@ -9,29 +9,43 @@ use crate::arguments::{Machine, TokenizerArgs};
 const SAMPLING_HEADING: &str =
     "Sampling [default: the model file's recommendation, or llama.cpp's]";
 
+const AFTER: &str = "\
+The prompt is the text of standard input if that is no terminal, then of each --file, then PROMPT.
+Without any of them, it is a chat; /help lists its commands. Ctrl-C stops an answer and keeps its
+text; the exit status is then 130. llama.cpp's names of these flags work too: --temp, --n-predict,
+-ngl, -sys and others.";
+
 /// Arguments of `run`.
 #[derive(clap::Args)]
-#[command(after_help = "Ctrl-C stops an answer and keeps its text; the exit status is then 130.")]
+#[command(after_help = AFTER)]
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     pub(super) model: String,
     /// Prompt [default: standard input, or a chat]
     pub(super) prompt: Option<String>,
-    /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
-    pub(super) file: Option<PathBuf>,
+    /// Prompt; the same as PROMPT
+    #[arg(
+        short = 'p',
+        long = "prompt",
+        value_name = "TEXT",
+        hide = true,
+        conflicts_with = "prompt"
+    )]
+    pub(super) prompt_flag: Option<String>,
+    /// Read the prompt from a file, or - (may be repeated)
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) file: Vec<PathBuf>,
     /// System prompt
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT", alias = "system-prompt")]
     pub(super) system: Option<String>,
     /// Continue the prompt without the chat template
-    #[arg(long, conflicts_with = "system")]
+    #[arg(long, alias = "no-conversation", conflicts_with = "system")]
     pub(super) raw: bool,
-    /// Maximum tokens of an answer [default: no limit]
-    #[arg(short = 'n', long, value_name = "N")]
-    pub(super) max_tokens: Option<NonZeroUsize>,
-    /// Stop text (may be repeated)
-    #[arg(long, value_name = "TEXT")]
-    pub(super) stop: Vec<String>,
+    /// When the context is full, drop the oldest turns
+    #[arg(long, conflicts_with = "raw")]
+    pub(super) context_shift: bool,
+    #[command(flatten)]
+    pub(super) settings: Settings,
     /// Ignore end-of-generation tokens
     #[arg(long)]
     pub(super) ignore_eos: bool,
@@ -46,8 +60,19 @@ pub(crate) struct Args {
     pub(super) surgery: Option<PathBuf>,
     #[command(flatten)]
     pub(super) tokenizer: TokenizerArgs,
-    #[command(flatten, next_help_heading = SAMPLING_HEADING)]
-    pub(super) sampling: Sampling,
     #[command(flatten, next_help_heading = "Machine")]
     pub(super) machine: Machine,
+}
+
+/// The flags that `/set` changes during a chat.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct Settings {
+    /// Maximum tokens of an answer [default: no limit]
+    #[arg(short = 'n', long, value_name = "N", aliases = ["predict", "n-predict"])]
+    pub(super) max_tokens: Option<NonZeroUsize>,
+    /// Stop text (may be repeated)
+    #[arg(long, short_alias = 'r', value_name = "TEXT", alias = "reverse-prompt")]
+    pub(super) stop: Vec<String>,
+    #[command(flatten, next_help_heading = SAMPLING_HEADING)]
+    pub(super) sampling: Sampling,
 }

@@ -1,112 +1,122 @@
-//! The chat: line editing, history, and commands that begin with a slash.
+//! The chat: line editing, history, and texts of several lines.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use bodkin::Answer;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
+use super::commands::{self, Next};
 use super::session::Session;
+use crate::terminal::NoEcho;
 
-const HELP: &str = "\
-/help           this text
-/system TEXT    new conversation with this system prompt (none without TEXT)
-/clear          new conversation with the same system prompt
-/stats          tokens and speed of the last answer
-/exit           leave, like Ctrl-D
-Ctrl-C stops an answer. A line that ends with \\ continues on the next.";
+/// Begins and ends a text of several lines.
+const QUOTES: &str = "\"\"\"";
 
 /// Runs the chat until the user leaves.
-pub(crate) fn chat(session: &mut Session) -> Result<()> {
-    let config = Config::builder().history_ignore_dups(true)?.build();
-    let mut editor =
-        DefaultEditor::with_config(config).context("the terminal cannot be used for a chat")?;
-    let history = history_file();
-    if let Some(file) = &history {
-        // The first chat has no history yet.
-        let _ = editor.load_history(file);
-    }
+pub(super) fn chat(mut session: Session) -> Result<()> {
+    let mut input = Input::new()?;
     eprintln!("/help shows the commands");
     if !session.is_chat() {
         eprintln!("this model has no chat template: it continues each text as it is");
     }
-    let mut last = None;
-    while let Some(line) = read(&mut editor)? {
-        let _ = editor.add_history_entry(&line);
-        match line.split_once(' ').unwrap_or((&line, "")) {
-            ("", _) => {}
-            ("/exit" | "/quit" | "/bye", _) => break,
-            ("/help" | "/?", _) => eprintln!("{HELP}"),
-            ("/clear", _) => session.clear(),
-            ("/system", text) => {
-                if let Err(error) = session.set_system(text.trim()) {
-                    eprintln!("error: {error:#}");
-                }
-            }
-            ("/stats", _) => match &last {
-                Some(answer) => eprintln!("{}", session.stats(answer)),
-                None => eprintln!("no answer yet"),
-            },
-            (command, _) if command.starts_with('/') => {
-                eprintln!("unknown command {command}; /help shows the commands");
-            }
-            _ => last = answer(session, &line)?.or(last),
+    while let Some(text) = input.read()? {
+        if text.trim().is_empty() {
+            continue;
         }
-    }
-    if let Some(file) = history {
-        // A chat does not fail because its history cannot be saved.
-        let _ = file.parent().map(std::fs::create_dir_all);
-        let _ = editor.save_history(&file);
+        // What is typed meanwhile appears at the next prompt.
+        let _quiet = NoEcho::new();
+        if commands::run(&mut session, &text)? == Next::Leave {
+            break;
+        }
     }
     Ok(())
 }
 
-/// Answers, or prints why that failed; the chat goes on. Fails if standard output is closed.
-fn answer(session: &mut Session, line: &str) -> Result<Option<Answer>> {
-    let mut out = std::io::stdout().lock();
-    let answer = session.answer(line, |text| {
-        out.write_all(text.as_bytes())?;
-        out.flush()
-    });
-    match answer {
-        Ok(answer) => {
-            writeln!(out, "\n")?;
-            Ok(Some(answer))
+/// What the user types.
+struct Input {
+    editor: DefaultEditor,
+    history: Option<PathBuf>,
+}
+
+impl Input {
+    fn new() -> Result<Input> {
+        let config = Config::builder().history_ignore_dups(true)?.build();
+        let mut editor =
+            DefaultEditor::with_config(config).context("the terminal cannot be used for a chat")?;
+        let history = history_file();
+        if let Some(file) = &history {
+            // The first chat has no history, and one that cannot be read or saved is no failure.
+            let _ = file.parent().map(std::fs::create_dir_all);
+            let _ = editor.load_history(file);
         }
-        Err(error) if error.is::<std::io::Error>() => Err(error),
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            Ok(None)
+        Ok(Input { editor, history })
+    }
+
+    /// A text of one or more lines; `None` at the end of input.
+    fn read(&mut self) -> Result<Option<String>> {
+        let mut text = String::new();
+        loop {
+            let prompt = if text.is_empty() { ">>> " } else { "... " };
+            match self.editor.readline(prompt) {
+                Ok(line) => text.push_str(&line),
+                // Ctrl-C at the prompt clears the text.
+                Err(ReadlineError::Interrupted) => {
+                    text.clear();
+                    continue;
+                }
+                Err(ReadlineError::Eof) => return Ok(None),
+                Err(error) => return Err(error).context("cannot read from the terminal"),
+            }
+            match complete(&text) {
+                Some(complete) => {
+                    self.remember(&text);
+                    return Ok(Some(complete));
+                }
+                None => text.push('\n'),
+            }
+        }
+    }
+
+    /// Saves a text in the history at once: the chat may end in any way.
+    fn remember(&mut self, text: &str) {
+        let is_new = self.editor.add_history_entry(text).unwrap_or(false);
+        if let Some(file) = self.history.as_deref().filter(|_| is_new) {
+            let _ = self.editor.append_history(file);
         }
     }
 }
 
-/// A line, or several joined by a backslash; `None` at the end of input.
-fn read(editor: &mut DefaultEditor) -> Result<Option<String>> {
-    let mut text = String::new();
-    loop {
-        let prompt = if text.is_empty() { ">>> " } else { "... " };
-        match editor.readline(prompt) {
-            Ok(line) => match line.strip_suffix('\\') {
-                Some(start) => {
-                    text.push_str(start);
-                    text.push('\n');
-                }
-                None => {
-                    text.push_str(&line);
-                    return Ok(Some(text));
-                }
-            },
-            // Ctrl-C at the prompt clears the line.
-            Err(ReadlineError::Interrupted) => text.clear(),
-            Err(ReadlineError::Eof) => return Ok(None),
-            Err(error) => return Err(error).context("cannot read from the terminal"),
-        }
-    }
+/// What the typed lines mean; `None` if another line is to follow.
+fn complete(typed: &str) -> Option<String> {
+    let Some(quoted) = typed.trim_start().strip_prefix(QUOTES) else {
+        return match typed.strip_suffix('\\') {
+            Some(_) => None,
+            None => Some(typed.replace("\\\n", "\n")),
+        };
+    };
+    let quoted = quoted.trim_end().strip_suffix(QUOTES)?;
+    Some(quoted.trim_matches('\n').to_owned())
 }
 
 fn history_file() -> Option<PathBuf> {
-    Some(dirs::data_dir()?.join("bodkin").join("history"))
+    Some(dirs::data_dir()?.join(Path::new("bodkin/history")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_several_lines() {
+        let text = |typed| complete(typed).unwrap();
+        assert_eq!(text("one line"), "one line");
+        assert_eq!(complete("one line\\"), None);
+        assert_eq!(text("one line\\\nand another"), "one line\nand another");
+        assert_eq!(complete("\"\"\""), None);
+        assert_eq!(complete("\"\"\"first\nsecond\\"), None);
+        assert_eq!(text("\"\"\"first\n\n\\second\n\"\"\""), "first\n\n\\second");
+        assert_eq!(text("\"\"\"in one line\"\"\""), "in one line");
+        assert_eq!(text("\"\"\"\"\"\""), "");
+    }
 }

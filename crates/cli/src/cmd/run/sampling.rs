@@ -1,14 +1,14 @@
 //! The flags of sampling. The defaults are the model file's recommendations, or else llama.cpp's.
+//! Aliases are the names that llama.cpp's tools use.
 
 use anyhow::{Context, Result, bail};
 use bodkin_engine::SamplerOptions;
-use bodkin_gguf::Metadata;
 
 /// Sampling flags.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Sampling {
     /// Temperature; 0 is greedy
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, alias = "temp", value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Sample from the K most likely tokens; 0 for all
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
@@ -20,10 +20,10 @@ pub(crate) struct Sampling {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Locally typical sampling: cumulative probability P
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, alias = "typical-p", value_name = "P", allow_negative_numbers = true)]
     typical: Option<f32>,
     /// Logits within N standard deviations of the maximum
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, alias = "top-nsigma", value_name = "N", allow_negative_numbers = true)]
     top_n_sigma: Option<f32>,
     /// Penalty window: last N tokens to penalize
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -56,13 +56,13 @@ pub(crate) struct Sampling {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     mirostat: Option<u32>,
     /// Mirostat target entropy (tau)
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, alias = "mirostat-ent", value_name = "X", allow_negative_numbers = true)]
     mirostat_tau: Option<f32>,
     /// Mirostat learning rate (eta)
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, alias = "mirostat-lr", value_name = "X", allow_negative_numbers = true)]
     mirostat_eta: Option<f32>,
     /// Add X to the logit of a token (may be repeated)
-    #[arg(long, value_name = "ID+X or ID-X")]
+    #[arg(short, long, value_name = "ID+X or ID-X")]
     logit_bias: Vec<String>,
     /// Random seed [default: random]
     #[arg(long, value_name = "N")]
@@ -70,34 +70,60 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    /// The file's recommendations, overridden by the flags that are given.
-    pub(crate) fn options(&self, metadata: &Metadata) -> Result<SamplerOptions> {
-        let mut options = SamplerOptions::from_metadata(metadata)?;
-        let given = self.clone();
-        set(&mut options.temperature, given.temperature);
-        set(&mut options.top_k, given.top_k);
-        set(&mut options.top_p, given.top_p);
-        set(&mut options.min_p, given.min_p);
-        set(&mut options.typical_p, given.typical);
-        set(&mut options.top_n_sigma, given.top_n_sigma);
-        set(&mut options.repeat_last_n, given.repeat_last_n);
-        set(&mut options.repeat_penalty, given.repeat_penalty);
-        set(&mut options.frequency_penalty, given.frequency_penalty);
-        set(&mut options.presence_penalty, given.presence_penalty);
-        set(&mut options.dry_multiplier, given.dry_multiplier);
-        set(&mut options.dry_base, given.dry_base);
-        set(&mut options.dry_allowed_length, given.dry_allowed_length);
-        set(&mut options.xtc_probability, given.xtc_probability);
-        set(&mut options.xtc_threshold, given.xtc_threshold);
-        set(&mut options.mirostat, given.mirostat);
-        set(&mut options.mirostat_tau, given.mirostat_tau);
-        set(&mut options.mirostat_eta, given.mirostat_eta);
-        options.seed = given.seed.or(options.seed);
+    /// The model file's recommendation, overridden by the flags that are given.
+    pub(crate) fn options(&self, recommended: &SamplerOptions) -> Result<SamplerOptions> {
+        let mut options = recommended.clone();
+        set(&mut options.temperature, self.temperature);
+        set(&mut options.top_k, self.top_k);
+        set(&mut options.top_p, self.top_p);
+        set(&mut options.min_p, self.min_p);
+        set(&mut options.typical_p, self.typical);
+        set(&mut options.top_n_sigma, self.top_n_sigma);
+        set(&mut options.repeat_last_n, self.repeat_last_n);
+        set(&mut options.repeat_penalty, self.repeat_penalty);
+        set(&mut options.frequency_penalty, self.frequency_penalty);
+        set(&mut options.presence_penalty, self.presence_penalty);
+        set(&mut options.dry_multiplier, self.dry_multiplier);
+        set(&mut options.dry_base, self.dry_base);
+        set(&mut options.dry_allowed_length, self.dry_allowed_length);
+        set(&mut options.xtc_probability, self.xtc_probability);
+        set(&mut options.xtc_threshold, self.xtc_threshold);
+        set(&mut options.mirostat, self.mirostat);
+        set(&mut options.mirostat_tau, self.mirostat_tau);
+        set(&mut options.mirostat_eta, self.mirostat_eta);
+        options.seed = self.seed.or(options.seed);
         for bias in &self.logit_bias {
             options.logit_bias.push(parse_bias(bias)?);
         }
         Ok(options)
     }
+}
+
+/// The values of the options by the names of their flags.
+pub(crate) fn values(options: &SamplerOptions) -> [(&'static str, String); 20] {
+    let seed = options.seed.map_or("random".to_owned(), |seed| seed.to_string());
+    [
+        ("temperature", options.temperature.to_string()),
+        ("top-k", options.top_k.to_string()),
+        ("top-p", options.top_p.to_string()),
+        ("min-p", options.min_p.to_string()),
+        ("typical", options.typical_p.to_string()),
+        ("top-n-sigma", options.top_n_sigma.to_string()),
+        ("repeat-last-n", options.repeat_last_n.to_string()),
+        ("repeat-penalty", options.repeat_penalty.to_string()),
+        ("frequency-penalty", options.frequency_penalty.to_string()),
+        ("presence-penalty", options.presence_penalty.to_string()),
+        ("dry-multiplier", options.dry_multiplier.to_string()),
+        ("dry-base", options.dry_base.to_string()),
+        ("dry-allowed-length", options.dry_allowed_length.to_string()),
+        ("xtc-probability", options.xtc_probability.to_string()),
+        ("xtc-threshold", options.xtc_threshold.to_string()),
+        ("mirostat", options.mirostat.to_string()),
+        ("mirostat-tau", options.mirostat_tau.to_string()),
+        ("mirostat-eta", options.mirostat_eta.to_string()),
+        ("logit-bias", format!("{:?}", options.logit_bias)),
+        ("seed", seed),
+    ]
 }
 
 fn set<T>(option: &mut T, given: Option<T>) {

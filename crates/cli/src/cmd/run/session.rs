@@ -1,37 +1,48 @@
-//! A conversation with a loaded model: its messages, its answers, and their speed.
+//! A conversation with a loaded model: its messages, its answers, and how they are cut.
 
-use std::cell::OnceCell;
-use std::fmt::Write;
 use std::num::NonZeroUsize;
+use std::path::Path;
 
-use anyhow::{Result, bail};
-use bodkin::memory::{kv_bytes, recurrent_bytes};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use bodkin::{Answer, Finish, Message, Model, ModelFile, Request};
-use bodkin_backend::Backend;
-use bodkin_engine::Sampler;
-use bodkin_model::Plan;
+use bodkin_engine::{Event, Sampler, SamplerOptions};
 use serde_json::{Value, json};
 
-use super::arguments::Args;
-use crate::interrupt;
+use super::arguments::{Args, Settings};
+use super::sampling;
+use super::screen::Screen;
+use crate::arguments::describe;
+use crate::{interrupt, output, text};
 
 const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system prompt";
 
 /// A loaded model and a conversation with it.
-pub(crate) struct Session {
+pub(super) struct Session {
     model: Model,
+    /// Architecture, size and file type.
+    described: String,
     /// Whether the chat template is used; without it, the model continues each text.
     is_chat: bool,
+    /// Whether a user reads along and types commands.
+    is_interactive: bool,
+    /// Whether the oldest turns are dropped when the context is full.
+    shifts: bool,
+    /// What the model file recommends.
+    recommended: SamplerOptions,
+    pub(super) settings: Settings,
     /// The options of every request.
     request: Request,
     messages: Vec<Message>,
-    /// Bytes per second, measured when first needed.
-    bandwidth: OnceCell<Option<f64>>,
+    /// The last prompt that was answered.
+    last_prompt: Option<String>,
+    /// The last answer.
+    pub(super) last: Option<Answer>,
 }
 
 impl Session {
-    pub(crate) fn open(file: ModelFile, args: &Args) -> Result<Session> {
-        let sampling = args.sampling.options(file.file.metadata())?;
+    pub(super) fn open(file: ModelFile, args: &Args, is_interactive: bool) -> Result<Session> {
+        let recommended = SamplerOptions::from_metadata(file.file.metadata())?;
+        let sampling = args.settings.sampling.options(&recommended)?;
         let tokenizer = args.tokenizer.open(&file.file)?;
         // Invalid options fail before the weights are read.
         Sampler::new(sampling.clone(), &tokenizer)?;
@@ -39,24 +50,41 @@ impl Session {
         if args.system.is_some() && !is_chat {
             bail!("{}: {NO_TEMPLATE}", file.name);
         }
+        let described = format!("{} ({})", file.name, describe(&file));
         let model = Model::with_tokenizer(file, tokenizer, &args.machine.options())?;
-        let request = Request {
-            sampling,
-            max_tokens: args.max_tokens.map(NonZeroUsize::get),
-            stop: args.stop.clone(),
-            ignore_end: args.ignore_eos,
-            ..Request::default()
+        let mut session = Session {
+            model,
+            described,
+            is_chat,
+            is_interactive,
+            shifts: args.context_shift && is_chat,
+            recommended,
+            settings: args.settings.clone(),
+            request: Request { ignore_end: args.ignore_eos, ..Request::default() },
+            messages: Vec::new(),
+            last_prompt: None,
+            last: None,
         };
-        let (messages, bandwidth) = (Vec::new(), OnceCell::new());
-        let mut session = Session { model, is_chat, request, messages, bandwidth };
+        session.apply(args.settings.clone())?;
         if let Some(system) = &args.system {
             session.set_system(system)?;
         }
         Ok(session)
     }
 
+    /// Uses these settings from now on, if they are valid.
+    pub(super) fn apply(&mut self, settings: Settings) -> Result<()> {
+        let sampling = settings.sampling.options(&self.recommended)?;
+        Sampler::new(sampling.clone(), self.model.engine().tokenizer())?;
+        self.request.sampling = sampling;
+        self.request.max_tokens = settings.max_tokens.map(NonZeroUsize::get);
+        self.request.stop.clone_from(&settings.stop);
+        self.settings = settings;
+        Ok(())
+    }
+
     /// Starts a new conversation with this system prompt; with none if it is empty.
-    pub(crate) fn set_system(&mut self, text: &str) -> Result<()> {
+    pub(super) fn set_system(&mut self, text: &str) -> Result<()> {
         if !self.is_chat {
             bail!(NO_TEMPLATE);
         }
@@ -68,23 +96,20 @@ impl Session {
     }
 
     /// Starts a new conversation with the same system prompt.
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.messages.retain(|message| message.role == "system");
+        self.last_prompt = None;
     }
 
     /// Whether messages form a conversation, or the model continues each text.
-    pub(crate) fn is_chat(&self) -> bool {
+    pub(super) fn is_chat(&self) -> bool {
         self.is_chat
     }
 
-    /// Answers `prompt` and passes text on as it arrives. Ctrl-C ends the answer.
-    pub(crate) fn answer(
-        &mut self,
-        prompt: &str,
-        mut on_text: impl FnMut(&str) -> std::io::Result<()>,
-    ) -> Result<Answer> {
+    /// Answers `prompt`. Ctrl-C ends the answer.
+    pub(super) fn answer(&mut self, prompt: &str, screen: &mut Screen) -> Result<Answer> {
         self.messages.push(Message::user(prompt));
-        let answer = self.generate(prompt, &mut on_text);
+        let answer = self.generate(prompt, screen);
         match &answer {
             Ok(answer) if self.is_chat => {
                 self.messages.push(Message::new("assistant", &answer.text));
@@ -92,67 +117,242 @@ impl Session {
             // A prompt without an answer does not stay in the conversation.
             _ => drop(self.messages.pop()),
         }
-        answer
+        match answer {
+            Ok(answer) => {
+                self.last_prompt = Some(prompt.to_owned());
+                self.last = Some(answer.clone());
+                Ok(answer)
+            }
+            Err(error) => match error.downcast_ref() {
+                Some(bodkin::Error::Request(bodkin_engine::Error::PromptTooLong { .. })) => {
+                    Err(anyhow!("{error}{}", self.help_with_context()))
+                }
+                _ => Err(error),
+            },
+        }
     }
 
-    fn generate(
-        &self,
+    /// Takes the last prompt and its answer back, so that it can be answered again.
+    pub(super) fn take_last_prompt(&mut self) -> Option<String> {
+        let prompt = self.last_prompt.take()?;
+        if self.is_chat {
+            self.messages.truncate(self.messages.len().saturating_sub(2));
+        }
+        Some(prompt)
+    }
+
+    /// Whether an answer to the same prompt is the same again.
+    pub(super) fn repeats_itself(&self) -> bool {
+        let sampling = &self.request.sampling;
+        sampling.temperature <= 0.0 || sampling.seed.is_some()
+    }
+
+    /// Generates an answer. With `--context-shift`, an answer that the context cuts goes on after
+    /// the oldest turns are dropped.
+    fn generate(&mut self, prompt: &str, screen: &mut Screen) -> Result<Answer> {
+        let mut answer = self.generate_part(prompt, None, screen)?;
+        while answer.finish == Finish::Context
+            && self.shifts
+            && self.drop_turns(&answer.tokens, screen)?
+        {
+            answer = self.generate_part(prompt, Some(answer), screen)?;
+        }
+        Ok(answer)
+    }
+
+    /// Generates an answer, or what comes after the `start` of one.
+    fn generate_part(
+        &mut self,
         prompt: &str,
-        on_text: &mut dyn FnMut(&str) -> std::io::Result<()>,
+        start: Option<Answer>,
+        screen: &mut Screen,
     ) -> Result<Answer> {
-        let request = self.request.clone();
-        let events = match self.is_chat {
-            true => self.model.chat(&self.messages, request)?,
-            false => self.model.generate(prompt, request)?,
+        let started = start.as_ref().map_or(&[][..], |answer| &answer.tokens);
+        let mut tokens = match self.is_chat {
+            true => self.model.tokenize_chat(&self.messages)?,
+            false => self.model.tokenize(prompt)?,
         };
+        if self.shifts
+            && tokens.len() >= self.model.context()
+            && self.drop_turns(started, screen)?
+        {
+            tokens = self.model.tokenize_chat(&self.messages)?;
+        }
+        tokens.extend(started);
+        let max_tokens = self.request.max_tokens.map(|max| max - started.len());
+        let request = Request { prompt: tokens, max_tokens, ..self.request.clone() };
+        let events = self.model.engine().submit(request)?;
         let canceller = events.canceller();
         let _catch = interrupt::catch(move || canceller.cancel());
-        Answer::read_with(events, |text| Ok(on_text(text)?))
+        let Screen { prefill, text } = screen;
+        let prefill = prefill.as_ref();
+        let events = events.inspect(|event| match event {
+            Event::Prefill { done, total } => prefill.iter().for_each(|p| p.set(*done, *total)),
+            _ => prefill.iter().for_each(|p| p.end()),
+        });
+        let part = Answer::read_with(events, |piece| Ok::<_, anyhow::Error>(text.push(piece)?))?;
+        Ok(match start {
+            Some(start) => joined(start, part),
+            None => part,
+        })
     }
 
-    /// Tokens and speeds of an answer.
-    pub(crate) fn stats(&self, answer: &Answer) -> String {
-        stats(answer, self.model.plan(), self.model.backend(), &self.bandwidth)
+    /// Drops the oldest turns, so that the rest and `started` tokens of an answer take at most half
+    /// of the context, and says so. Returns whether there was a turn to drop.
+    fn drop_turns(&mut self, started: &[u32], screen: &mut Screen) -> Result<bool> {
+        let context = self.model.context();
+        let first = usize::from(self.messages.first().is_some_and(|m| m.role == "system"));
+        let mut dropped = 0;
+        loop {
+            let is_user = |message: &Message| message.role == "user";
+            let after_first = self.messages.get(first + 1..).unwrap_or_default();
+            let Some(turn) = after_first.iter().position(is_user) else { break };
+            self.messages.drain(first..=first + turn);
+            dropped += 1;
+            let tokens = self.model.tokenize_chat(&self.messages)?.len() + started.len();
+            if tokens <= context / 2 {
+                break;
+            }
+        }
+        if dropped > 0 {
+            screen.break_line()?;
+            let turns = match dropped {
+                1 => "oldest turn".to_owned(),
+                n => format!("{n} oldest turns"),
+            };
+            eprintln!("[the context of {context} tokens is full: dropped the {turns}]");
+        }
+        Ok(dropped > 0)
     }
 
-    /// As [`Session::stats`], after the weights are freed.
-    pub(crate) fn into_stats(self, answer: &Answer) -> String {
-        let (plan, backend) = self.model.unload();
-        stats(answer, &plan, backend.as_ref(), &self.bandwidth)
+    /// Why the answer is cut short, if it is.
+    pub(super) fn cut(&self, answer: &Answer) -> Option<String> {
+        match answer.finish {
+            Finish::Length => {
+                let tokens = answer.tokens.len();
+                Some(format!("[answer cut: -n allows {tokens} tokens]"))
+            }
+            Finish::Context => {
+                let (context, help) = (self.model.context(), self.help_with_context());
+                Some(format!("[answer cut: the context of {context} tokens is full{help}]"))
+            }
+            _ => None,
+        }
+    }
+
+    /// What helps when the context is full, after a semicolon.
+    fn help_with_context(&self) -> String {
+        let is_shorter = self.model.context() < self.model.plan().context_length;
+        let can_shift = self.is_chat && !self.shifts;
+        let help = [
+            (self.is_interactive, "/clear begins a new conversation"),
+            (is_shorter, "-c N sets a larger context"),
+            (self.is_interactive && can_shift, "--context-shift drops the oldest turns"),
+        ];
+        let help: Vec<&str> =
+            help.iter().filter(|(helps, _)| *helps).map(|(_, text)| *text).collect();
+        if help.is_empty() { String::new() } else { format!("; {}", help.join(", ")) }
+    }
+
+    /// The model, the conversation and the settings, one line each.
+    pub(super) fn describe(&self) -> Result<String> {
+        let tokens = match self.is_chat && !self.messages.is_empty() {
+            true => self.model.tokenize_chat(&self.messages)?.len(),
+            false => 0,
+        };
+        let system = self.messages.first().filter(|message| message.role == "system");
+        let turns = self.messages.iter().filter(|message| message.role == "user").count();
+        let turns = text::count(turns, "turn");
+        let rows = [
+            ("model", self.described.clone()),
+            ("device", self.model.backend().name()),
+            ("context", format!("{tokens} of {} tokens, {turns}", self.model.context())),
+            ("system", system.map_or("none".to_owned(), |message| message.content.clone())),
+        ];
+        let rows = rows.into_iter().map(|(name, value)| format!("{name:<20} {value}"));
+        Ok(rows.chain(self.setting_lines()).collect::<Vec<_>>().join("\n"))
+    }
+
+    /// The settings that `/set` changes, one line each.
+    pub(super) fn setting_lines(&self) -> Vec<String> {
+        let max_tokens = self.request.max_tokens.map_or("none".to_owned(), |max| max.to_string());
+        let mut rows = vec![("max-tokens", max_tokens)];
+        rows.push(("stop", format!("{:?}", self.request.stop)));
+        rows.extend(sampling::values(&self.request.sampling));
+        rows.into_iter().map(|(name, value)| format!("{name:<20} {value}")).collect()
+    }
+
+    /// Writes the messages to a file, as JSON that [`Session::load`] reads.
+    pub(super) fn save(&self, path: &Path) -> Result<usize> {
+        if path.exists() {
+            read_messages(path).context("/save replaces nothing but a saved conversation")?;
+        }
+        output::write(path, |out| {
+            serde_json::to_writer_pretty(&mut *out, &self.messages)?;
+            Ok(writeln!(out)?)
+        })?;
+        Ok(self.messages.len())
+    }
+
+    /// Continues the conversation of a file.
+    pub(super) fn load(&mut self, path: &Path) -> Result<usize> {
+        ensure!(self.is_chat, "this model has no chat template, so it continues no conversation");
+        self.messages = read_messages(path)?;
+        self.last_prompt = match &self.messages[..] {
+            [.., user, assistant] if user.role == "user" && assistant.role == "assistant" => {
+                Some(user.content.clone())
+            }
+            _ => None,
+        };
+        Ok(self.messages.len())
     }
 }
 
-/// Tokens, speeds, and the fraction of the memory bandwidth that generation reached.
-fn stats(
-    answer: &Answer,
-    plan: &Plan,
-    backend: &dyn Backend,
-    bandwidth: &OnceCell<Option<f64>>,
-) -> String {
+/// The messages of a saved conversation.
+fn read_messages(path: &Path) -> Result<Vec<Message>> {
+    let expected = || {
+        let expected = "a JSON array of messages with `role` and `content`";
+        format!("{}: expected {expected}", path.display())
+    };
+    let text = text::read(path, "a conversation")?;
+    let messages: Vec<Message> = serde_json::from_str(&text).with_context(expected)?;
+    let known = ["system", "user", "assistant"];
+    let unknown = messages.iter().find(|message| !known.contains(&message.role.as_str()));
+    if let Some(Message { role, .. }) = unknown {
+        bail!("{}: expected the role {}, found `{role}`", path.display(), known.join(", "));
+    }
+    Ok(messages)
+}
+
+/// An answer in two parts as one.
+fn joined(start: Answer, part: Answer) -> Answer {
+    let mut usage = start.usage;
+    usage.generated_tokens += part.usage.generated_tokens;
+    let mut timings = start.timings;
+    timings.generate_ms += part.timings.prompt_ms + part.timings.generate_ms;
+    Answer {
+        text: start.text + &part.text,
+        tokens: [start.tokens, part.tokens].concat(),
+        finish: part.finish,
+        usage,
+        timings,
+    }
+}
+
+/// Tokens and speeds of an answer.
+pub(super) fn stats(answer: &Answer) -> String {
     let Answer { usage, timings, .. } = answer;
     let prefilled = usage.prompt_tokens - usage.cached_tokens;
-    let mut text = format!(
-        "prompt {} tokens ({} cached), {:.1} tok/s; answer {} tokens",
+    // Prefill samples the first token.
+    let steps = usage.generated_tokens.saturating_sub(1);
+    format!(
+        "prompt {} tokens ({} cached), {:.1} tok/s; answer {} tokens, {:.1} tok/s",
         usage.prompt_tokens,
         usage.cached_tokens,
         rate(prefilled, timings.prompt_ms),
         usage.generated_tokens,
-    );
-    // Prefill samples the first token.
-    let steps = usage.generated_tokens.saturating_sub(1);
-    if steps > 0 && timings.generate_ms > 0.0 {
-        let context = usage.prompt_tokens + usage.generated_tokens / 2;
-        let state = kv_bytes(plan, backend, context) + recurrent_bytes(plan, backend);
-        let speed = rate(steps, timings.generate_ms);
-        let read = (plan.cost().step_weight_bytes + state) as f64 * speed;
-        let _ = write!(text, ", {speed:.1} tok/s, {:.1} GB/s", read / 1e9);
-        // Without a measurement the fraction is left out.
-        if let Some(bandwidth) = bandwidth.get_or_init(|| backend.bandwidth().ok()) {
-            let (percent, gb_s) = (100.0 * read / bandwidth, bandwidth / 1e9);
-            let _ = write!(text, ", {percent:.0} % of {gb_s:.1} GB/s memory bandwidth");
-        }
-    }
-    text
+        rate(steps, timings.generate_ms),
+    )
 }
 
 fn rate(count: usize, ms: f64) -> f64 {
@@ -160,11 +360,12 @@ fn rate(count: usize, ms: f64) -> f64 {
 }
 
 /// An answer for scripts.
-pub(crate) fn json(answer: &Answer) -> Value {
+pub(super) fn json(answer: &Answer) -> Value {
     let reason = match answer.finish {
         Finish::End => "end",
         Finish::Stop(_) => "stop",
         Finish::Length => "length",
+        Finish::Context => "context",
         Finish::Cancelled => "interrupted",
     };
     json!({

@@ -1,0 +1,205 @@
+//! The commands of a chat, which begin with a slash.
+
+use std::io::{Write, stdout};
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use super::arguments::Settings;
+use super::screen::Screen;
+use super::session::{self, Session};
+use crate::{errors, text};
+
+/// What happens after a command.
+#[derive(PartialEq)]
+pub(super) enum Next {
+    Prompt,
+    Leave,
+}
+
+/// A command of a chat.
+struct Command {
+    /// Its name and other names.
+    names: &'static [&'static str],
+    argument: &'static str,
+    about: &'static str,
+    run: fn(&mut Session, &str) -> Result<Next>,
+}
+
+const COMMANDS: [Command; 10] = [
+    Command { names: &["/help", "/?"], argument: "", about: "this text", run: help },
+    Command {
+        names: &["/system"],
+        argument: "TEXT",
+        about: "new conversation with this system prompt (none without TEXT)",
+        run: |session, text| session.set_system(text).map(|()| Next::Prompt),
+    },
+    Command {
+        names: &["/clear"],
+        argument: "",
+        about: "new conversation with the same system prompt",
+        run: |session, _| {
+            session.clear();
+            Ok(Next::Prompt)
+        },
+    },
+    Command {
+        names: &["/regenerate"],
+        argument: "",
+        about: "another answer to the last prompt",
+        run: regenerate,
+    },
+    Command {
+        names: &["/set"],
+        argument: "NAME VALUE",
+        about: "change a setting; without NAME, list them",
+        run: set,
+    },
+    Command {
+        names: &["/show"],
+        argument: "",
+        about: "the model, the use of its context, and the settings",
+        run: |session, _| {
+            eprintln!("{}", errors::printable(&session.describe()?));
+            Ok(Next::Prompt)
+        },
+    },
+    Command {
+        names: &["/save"],
+        argument: "FILE",
+        about: "write the conversation to a file",
+        run: |session, file| {
+            let messages = session.save(named(file)?)?;
+            eprintln!("saved {}", text::count(messages, "message"));
+            Ok(Next::Prompt)
+        },
+    },
+    Command {
+        names: &["/load"],
+        argument: "FILE",
+        about: "continue the conversation of a file",
+        run: |session, file| {
+            let messages = session.load(named(file)?)?;
+            eprintln!("loaded {}", text::count(messages, "message"));
+            Ok(Next::Prompt)
+        },
+    },
+    Command {
+        names: &["/stats"],
+        argument: "",
+        about: "tokens and speed of the last answer",
+        run: |session, _| {
+            let stats = session.last.as_ref().map(session::stats);
+            eprintln!("{}", stats.as_deref().unwrap_or("no answer yet"));
+            Ok(Next::Prompt)
+        },
+    },
+    Command {
+        names: &["/exit", "/quit", "/bye"],
+        argument: "",
+        about: "leave, like Ctrl-D",
+        run: |_, _| Ok(Next::Leave),
+    },
+];
+
+const KEYS: &str = "\
+Ctrl-C stops an answer. A line that ends with \\ continues on the next; \"\"\" begins and ends a text
+of several lines. Lines that are typed during an answer are the next prompts.";
+
+/// `/set NAME VALUE` as the flag `--NAME=VALUE`.
+#[derive(Parser)]
+#[command(disable_help_flag = true)]
+struct Set {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Runs a line of the user: a command, or a prompt. Fails only if standard output is closed.
+pub(super) fn run(session: &mut Session, line: &str) -> Result<Next> {
+    let result = if line.starts_with('/') {
+        command(session, line)
+    } else {
+        answer(session, line).map(|()| Next::Prompt)
+    };
+    match result {
+        Err(error) if !errors::is_of_output(&error) => {
+            eprintln!("error: {}", errors::line(&error));
+            Ok(Next::Prompt)
+        }
+        result => result,
+    }
+}
+
+fn command(session: &mut Session, line: &str) -> Result<Next> {
+    let (name, argument) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    match COMMANDS.iter().find(|command| command.names.contains(&name)) {
+        Some(command) => (command.run)(session, argument.trim()),
+        None => {
+            eprintln!("unknown command {name}; /help shows the commands");
+            Ok(Next::Prompt)
+        }
+    }
+}
+
+/// Answers a prompt. The answer ends with an empty line.
+fn answer(session: &mut Session, prompt: &str) -> Result<()> {
+    let mut screen = Screen::new(true, true);
+    let answer = session.answer(prompt, &mut screen)?;
+    screen.finish()?;
+    writeln!(stdout())?;
+    if let Some(mark) = session.cut(&answer) {
+        eprintln!("{mark}");
+    }
+    Ok(writeln!(stdout())?)
+}
+
+fn help(_: &mut Session, _: &str) -> Result<Next> {
+    for Command { names, argument, about, .. } in &COMMANDS {
+        let usage = format!("{} {argument}", names.join(", "));
+        eprintln!("{usage:<20} {about}");
+    }
+    eprintln!("{KEYS}");
+    Ok(Next::Prompt)
+}
+
+fn regenerate(session: &mut Session, _: &str) -> Result<Next> {
+    let Some(prompt) = session.take_last_prompt() else {
+        eprintln!("no answer yet");
+        return Ok(Next::Prompt);
+    };
+    if session.repeats_itself() {
+        eprintln!("the answer is the same again, at temperature 0 and with a fixed seed");
+    }
+    answer(session, &prompt)?;
+    Ok(Next::Prompt)
+}
+
+fn set(session: &mut Session, argument: &str) -> Result<Next> {
+    if argument.is_empty() {
+        eprintln!("{}", session.setting_lines().join("\n"));
+        return Ok(Next::Prompt);
+    }
+    let is_end = |c: char| c.is_whitespace() || c == '=';
+    let (name, value) = argument.split_once(is_end).unwrap_or((argument, ""));
+    let flag = format!("--{}={}", name.replace('_', "-"), value.trim());
+    let mut changed = Set { settings: session.settings.clone() };
+    match changed.try_update_from(["/set", &flag]) {
+        Ok(()) => session.apply(changed.settings)?,
+        Err(error) if error.kind() == ErrorKind::UnknownArgument => {
+            eprintln!("unknown setting {name}; /set lists the settings");
+        }
+        Err(error) => {
+            let text = error.render().to_string();
+            eprintln!("{}", text.lines().next().unwrap_or_default());
+        }
+    }
+    Ok(Next::Prompt)
+}
+
+/// The path of an argument that must be given.
+fn named(file: &str) -> Result<&Path> {
+    ensure!(!file.is_empty(), "expected the name of a file");
+    Ok(Path::new(file))
+}

@@ -1,0 +1,55 @@
+//! The terminal's echo.
+
+#[cfg(unix)]
+pub(crate) use unix::NoEcho;
+
+#[cfg(unix)]
+mod unix {
+    use std::io::stdin;
+
+    use bodkin::cleanup;
+    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+    /// Keeps the terminal from showing what is typed until it is dropped. Programs that read later
+    /// get it all the same.
+    pub(crate) struct NoEcho {
+        before: Option<Termios>,
+        _restored_by_signals: Option<cleanup::Guard>,
+    }
+
+    impl NoEcho {
+        pub(crate) fn new() -> NoEcho {
+            let before = tcgetattr(stdin()).ok();
+            if let Some(before) = &before {
+                let mut quiet = before.clone();
+                quiet.local_modes -= LocalModes::ECHO;
+                set(&quiet);
+            }
+            let restored = before.clone();
+            let guard = restored.map(|before| cleanup::register(move || set(&before)));
+            NoEcho { before, _restored_by_signals: guard }
+        }
+    }
+
+    impl Drop for NoEcho {
+        fn drop(&mut self) {
+            self.before.iter().for_each(set);
+        }
+    }
+
+    /// An echo that cannot be changed is no failure.
+    fn set(modes: &Termios) {
+        let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
+    }
+}
+
+/// Other systems show what is typed.
+#[cfg(not(unix))]
+pub(crate) struct NoEcho;
+
+#[cfg(not(unix))]
+impl NoEcho {
+    pub(crate) fn new() -> NoEcho {
+        NoEcho
+    }
+}

@@ -1,0 +1,119 @@
+//! The command line as a whole: help, version, completions, manual pages, and `--verbose`.
+
+use std::process::Command;
+
+use crate::place::{Place, failure, model, stderr};
+
+/// The commands that help lists.
+const COMMANDS: [&str; 15] = [
+    "run",
+    "pull",
+    "list",
+    "inspect",
+    "bench",
+    "embed",
+    "tokenize",
+    "detokenize",
+    "logits",
+    "quantize",
+    "prune",
+    "perplexity",
+    "imatrix",
+    "check",
+    "completions",
+];
+
+#[test]
+fn help_fits_a_terminal() {
+    let place = Place::new();
+    let whole = place.text(&["--help"]);
+    for command in COMMANDS {
+        assert!(whole.contains(&format!("\n  {command} ")), "{whole}");
+        for line in place.text(&[command, "--help"]).lines() {
+            assert!(line.chars().count() <= 100 && !line.ends_with(' '), "{command}: {line}");
+        }
+    }
+}
+
+#[test]
+fn the_version_names_commit_and_devices() {
+    let place = Place::new();
+    let version = place.text(&["--version"]);
+    let mut lines = version.lines();
+    let first = lines.next().unwrap();
+    assert!(first.starts_with(&format!("bodkin {}", env!("CARGO_PKG_VERSION"))), "{version}");
+    let cpu = lines.next().unwrap();
+    assert!(cpu.starts_with("  cpu (") && cpu.ends_with(" threads)"), "{version}");
+    assert!(lines.next().unwrap().starts_with("  cuda"), "{version}");
+    assert_eq!(place.text(&["run", "-V"]).lines().count(), version.lines().count());
+    // An archive of the source has no repository.
+    let git = |args: &[&str]| {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).args(args);
+        command.output().ok().filter(|output| output.status.success())
+    };
+    if let Some(head) = git(&["rev-parse", "--short=9", "HEAD"]) {
+        let head = String::from_utf8(head.stdout).unwrap();
+        assert!(first.ends_with(&format!(" (commit {})", head.trim())), "{first} {head}");
+    }
+}
+
+#[test]
+fn shells_complete_commands_and_flags() {
+    let place = Place::new();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = place.text(&["completions", shell]);
+        for word in ["perplexity", "kl-divergence-base", "context-shift"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    // What bash proposes after `bodkin com`.
+    let bash = Command::new("bash").args(["-c", "true"]).status();
+    if bash.is_ok_and(|status| status.success()) {
+        std::fs::write(place.path("script"), place.text(&["completions", "bash"])).unwrap();
+        let ask = "source ./script; COMP_WORDS=(bodkin com); COMP_CWORD=1; _bodkin bodkin com; \
+                   echo ${COMPREPLY[@]}";
+        let mut command = Command::new("bash");
+        let output = command.args(["-c", ask]).current_dir(place.path("")).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "completions\n", "{}", stderr(&output));
+    }
+    assert_eq!(place.run(&["completions", "nonsense"]).status.code(), Some(2));
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let place = Place::new();
+    place.text(&["man", "pages"]);
+    let page = |name: &str| std::fs::read_to_string(place.path("pages").join(name)).unwrap();
+    assert!(page("bodkin.1").starts_with(".ie") && page("bodkin.1").contains(".TH bodkin 1"));
+    for command in COMMANDS {
+        let page = page(&format!("bodkin-{command}.1"));
+        assert!(page.contains(".SH OPTIONS") && page.contains(".SH SYNOPSIS"), "{command}: {page}");
+    }
+    std::fs::write(place.path("file"), "").unwrap();
+    let error = failure(&place.run(&["man", "file"]));
+    assert!(error.starts_with("cannot write manual pages to file: "), "{error}");
+}
+
+#[test]
+fn the_steps_of_a_load_are_printed_if_asked_for() {
+    let place = Place::new();
+    let args = ["run", &model("llama"), "Hello", "-n", "1", "-q", "--device", "cpu"];
+    assert_eq!(stderr(&place.run(&args)), "");
+    let steps = stderr(&place.run(&[&args[..], &["--verbose"]].concat()));
+    let lines: Vec<&str> = steps.lines().collect();
+    let steps_expected = [
+        "llama.gguf: 724.61 kB, source: file",
+        "header read: GGUF version 3, 30 tensors; llama: ",
+        "tokenizer built: 384 tokens",
+        "device opened: cpu (",
+        "context of 1024 tokens, batches of 512",
+        "memory: ",
+        "weights loaded",
+    ];
+    assert_eq!(lines.len(), steps_expected.len(), "{steps}");
+    for (line, expected) in lines.iter().zip(steps_expected) {
+        assert!(line.starts_with("[  ") && line.contains(" s] "), "{line}");
+        assert!(line.contains(expected), "{line}: {expected}");
+    }
+}
