@@ -13,6 +13,10 @@ use bodkin_backend::{Model, PAGE_TOKENS, PageTable, Span, StateBlock};
 
 use tree::{FreeMemory, Match, NodeId, ROOT, Tree};
 
+/// Fewer tokens of a page are computed again rather than copied: most prompts begin with the same
+/// token.
+const MIN_COPIED_TOKENS: usize = 8;
+
 /// All pages and state slots of a model, and the prefixes that are cached in them.
 pub struct Pages {
     /// The windows of the plan.
@@ -172,9 +176,12 @@ impl Pages {
         let path = &found.path;
         if let Some((node, len)) = found.partial {
             let is_whole = len == self.tree.tokens(node).len();
+            let is_usable = match self.has_states {
+                true => is_whole && self.tree.checkpoint(node).is_some(),
+                false => len >= MIN_COPIED_TOKENS,
+            };
             let len = path.len() * PAGE_TOKENS + len;
-            let has_state = is_whole && self.tree.checkpoint(node).is_some();
-            if self.has_pages(path, Some(node), len) && (has_state || !self.has_states) {
+            if is_usable && self.has_pages(path, Some(node), len) {
                 return Reuse { pages: path.len(), partial: Some(node), len };
             }
         }
