@@ -16,4 +16,5 @@ pub(crate) mod prune;
 pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod tokenize;

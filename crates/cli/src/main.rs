@@ -34,6 +34,8 @@ struct Cli {
 enum Command {
     /// Generate text from a prompt, or chat
     Run(Box<cmd::run::Args>),
+    /// Serve models over HTTP: the OpenAI, Ollama, Anthropic and llama-server interfaces
+    Serve(Box<cmd::serve::Args>),
     /// Fetch a model and print its path
     Pull(cmd::pull::Args),
     /// List the models on this machine
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
     progress::begin(cli.verbose);
     let result = match cli.command {
         Command::Run(args) => cmd::run::run(*args),
+        Command::Serve(args) => cmd::serve::run(*args),
         Command::Pull(args) => cmd::pull::run(args),
         Command::List(args) => cmd::list::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),

@@ -78,7 +78,7 @@ pub use options::{MAX_BATCH_TOKENS, MAX_TOKENS, Options, within};
 pub use progress::{Phase, Progress, Reporter};
 pub use scorer::Scorer;
 
-pub use bodkin_backend::KvType;
+pub use bodkin_backend::{DeviceKind, KvType};
 pub use bodkin_cpu::Sparse;
 pub use bodkin_engine::{
     Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,

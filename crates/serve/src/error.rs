@@ -39,11 +39,6 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// A feature that clients may ask for and that the server does not have.
-    pub(crate) fn unsupported(param: &str, what: &str) -> ApiError {
-        ApiError::field(param, format!("{param}: {what} is not supported"))
-    }
-
     pub(crate) fn unauthorized() -> ApiError {
         let message = "the API key is missing or not valid";
         ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
@@ -55,10 +50,6 @@ impl ApiError {
 
     pub(crate) fn not_found(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
-    }
-
-    pub(crate) fn not_supported(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message)
     }
 
     pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {

@@ -77,6 +77,11 @@ impl Server {
         self.listener.address
     }
 
+    /// Whether it speaks HTTPS.
+    pub fn has_tls(&self) -> bool {
+        self.listener.has_tls()
+    }
+
     /// What stops it.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.stop.0.clone())

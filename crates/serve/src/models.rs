@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bodkin::{Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter};
+use bodkin::{DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter};
+use bodkin_gguf::Format;
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
@@ -74,6 +75,9 @@ pub(crate) struct Details {
     pub(crate) parameters: u64,
     pub(crate) context: usize,
     pub(crate) path: String,
+    /// The format of most weights, such as `Q4_K`.
+    pub(crate) format: &'static str,
+    pub(crate) is_on_gpu: bool,
 }
 
 /// A loaded model in use: it is not unloaded before this drops.
@@ -359,6 +363,16 @@ fn millis(keep_alive: Option<Duration>) -> u64 {
     keep_alive.map_or(u64::MAX, |time| time.as_millis() as u64)
 }
 
+/// The format that most bytes of the weights are in.
+fn main_format(file: &ModelFile) -> &'static str {
+    let weights = &file.plan.weights;
+    let bytes = |format: Format| -> u64 {
+        weights.iter().filter(|w| w.format == format).map(|w| w.bytes).sum()
+    };
+    let most = weights.iter().map(|weight| weight.format).max_by_key(|&format| bytes(format));
+    most.map_or("", |format| format.name())
+}
+
 fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<Loaded> {
     let started = Instant::now();
     let file = ModelFile::find(source, reporter)?;
@@ -367,6 +381,8 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         parameters: file.plan.cost().parameters,
         context: file.plan.context_length,
         path: file.name.clone(),
+        format: main_format(&file),
+        is_on_gpu: false,
     };
     let (kind, bytes) = if file.plan.is_encoder() {
         let encoder = Encoder::open(file, options)?;
@@ -375,6 +391,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
     } else {
         let model = Model::open(file, options)?;
         details.context = model.context();
+        details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
         let bytes = model.bytes();
         (Kind::Text(model), bytes)
     };

@@ -5,14 +5,14 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use serde_json::Value;
 use tower_http::cors::{Any, CorsLayer};
 
 use crate::app::{SharedApp, authorize, observe};
 use crate::error::{ApiError, write_error};
 use crate::fields::Json;
-use crate::{llama, openai};
+use crate::{anthropic, embeddings, llama, ollama, openai};
 
 /// All routes.
 pub(crate) fn router(app: SharedApp) -> Router {
@@ -48,6 +48,10 @@ fn openai_routes() -> Router<SharedApp> {
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/chat/completions", post(openai::chat::create))
         .route("/v1/completions", post(openai::completions::create))
+        .route("/v1/responses", post(openai::responses::create))
+        .route("/v1/embeddings", post(embeddings::openai))
+        .route("/embeddings", post(embeddings::openai))
+        .route("/embedding", post(embeddings::openai))
         .route("/completion", post(llama::completion))
         .route("/completions", post(llama::completion))
         .route("/tokenize", post(llama::tokenize))
@@ -71,14 +75,27 @@ fn open_routes() -> Router<SharedApp> {
 
 fn ollama_routes() -> Router<SharedApp> {
     Router::new()
+        .route("/api/show", post(ollama::show))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/pull", post(ollama::pull))
+        .route("/api/delete", delete(ollama::delete))
+        .route("/api/embed", post(embeddings::ollama))
+        .route("/api/embeddings", post(embeddings::ollama_one))
 }
 
 fn ollama_open_routes() -> Router<SharedApp> {
-    Router::new().route("/", get(|| async { "bodkin is running" }))
+    Router::new()
+        .route("/", get(async || "bodkin is running"))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
 }
 
 fn anthropic_routes() -> Router<SharedApp> {
     Router::new()
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
 }
 
 async fn not_found() -> ApiError {

@@ -88,6 +88,10 @@ impl Listener {
         Ok(Listener { listener, address, tls, drain: options.drain })
     }
 
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// Answers requests until `stop` changes, then lets running ones go on for a while.
     pub(crate) async fn run(
         self,
