@@ -14,6 +14,7 @@ mod parity;
 mod plot;
 mod quality;
 mod results;
+mod serving;
 mod sparse;
 mod synth;
 mod tidy;
@@ -47,6 +48,8 @@ enum Command {
     Plot(plot::Args),
     /// Measures what quantising and pruning cost.
     Quality(quality::Args),
+    /// Measures many streams against `bodkin serve`, interleaved with llama-server.
+    Serving(serving::Args),
     /// Measures sparse weights, interleaved with the same weights made dense.
     Sparse(sparse::Args),
     /// Makes a model file of some size with random weights.
@@ -67,6 +70,7 @@ fn main() -> anyhow::Result<()> {
         Command::Parity(args) => parity::main(&args),
         Command::Plot(args) => plot::run(&root(), &args),
         Command::Quality(args) => quality::run(&root(), &args),
+        Command::Serving(args) => serving::run(&root(), &args),
         Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),
         Command::Tidy(args) => tidy::run(&root(), &args),

@@ -124,6 +124,13 @@ fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<Input>> {
         }
         other => return Err(wrong(&other)),
     };
+    let is_empty = |input: &Input| match input {
+        Input::Text(text) => text.is_empty(),
+        Input::Tokens(tokens) => tokens.is_empty(),
+    };
+    if let Some(i) = inputs.iter().position(is_empty) {
+        return Err(ApiError::field(name, format!("{name}[{i}]: expected a text, found none")));
+    }
     match inputs.len() {
         1..=TEXTS => Ok(inputs),
         n => {
