@@ -98,10 +98,10 @@ impl Worker {
                 let task = self.scheduler.discard(index);
                 task.owner.fail(Error::OutOfPages { tokens: task.tokens.len() });
             }
+            self.publish();
             if !self.step.spans.is_empty() {
                 self.run_step(messages)?;
             }
-            self.publish();
         }
     }
 

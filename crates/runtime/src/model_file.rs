@@ -190,7 +190,7 @@ impl ModelFile {
     /// If it does not fit, or the backend cannot run the plan.
     pub fn load(&self, backend: &dyn Backend, limits: &Limits) -> Result<Box<dyn Model>> {
         let memory = self.memory(backend, limits);
-        let available_bytes = backend.available_memory().unwrap_or(u64::MAX);
+        let available_bytes = self.available_memory(backend);
         self.reporter.detail(&format!(
             "memory: {} weights, {} context, {} scratch; {} are free",
             human_bytes(memory.weight_bytes),
