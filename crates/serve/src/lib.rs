@@ -16,6 +16,7 @@ mod metrics;
 mod models;
 mod ollama;
 mod openai;
+mod openapi;
 mod options;
 mod reasoning;
 mod router;

@@ -126,7 +126,7 @@ async fn metrics(State(app): State<SharedApp>) -> Response {
 }
 
 async fn openapi() -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
+    Json(crate::openapi::document()).into_response()
 }
 
 fn cors(options: &crate::ServerOptions) -> CorsLayer {
