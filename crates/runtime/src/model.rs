@@ -3,12 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::Backend;
-use bodkin_engine::{
-    Engine, Event, Events, Finish, Request, SamplerOptions, Template, Timings, Tokenizer, Usage,
-};
+use bodkin_engine::{Engine, Event, Events, Finish, Request, Template, Timings, Tokenizer, Usage};
 use bodkin_model::Plan;
 use serde::Serialize;
-use serde_json::Map;
+use serde_json::{Map, Value, json};
 
 use crate::backends::backend;
 use crate::builder::Builder;
@@ -21,7 +19,7 @@ pub struct Model {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
     template: OnceLock<Template>,
-    sampling: SamplerOptions,
+    request: Request,
     file: ModelFile,
     backend: Box<dyn Backend>,
     context: usize,
@@ -82,21 +80,20 @@ impl Model {
         options: &Options,
     ) -> Result<Model> {
         let mut file = file.decoder()?;
-        let sampling = SamplerOptions::from_metadata(file.file.metadata())
-            .map_err(Error::engine(&file.name))?;
+        let request = file.request()?;
         let backend = backend(options, file.reporter())?;
         let sizes = file.engine_options(options, backend.as_ref())?;
         let model = file.load(backend.as_ref(), &sizes.limits(&file.plan))?;
         let engine = Engine::open(model, Arc::clone(&tokenizer), sizes)
             .map_err(Error::engine(&file.name))?;
         let (template, context) = (OnceLock::new(), sizes.context);
-        Ok(Model { engine, tokenizer, template, sampling, file, backend, context })
+        Ok(Model { engine, tokenizer, template, request, file, backend, context })
     }
 
-    /// A request with the sampling parameters that the model's file recommends and no limit but the
-    /// context. [`Model::generate`] and [`Model::chat`] fill in its prompt.
+    /// A request as [`ModelFile::request`] makes it. [`Model::generate`] and [`Model::chat`] fill in
+    /// its prompt.
     pub fn request(&self) -> Request {
-        Request { sampling: self.sampling.clone(), ..Request::default() }
+        self.request.clone()
     }
 
     /// Continues a text. The events end with [`Event::Done`] or [`Event::Error`]; dropping them
@@ -109,14 +106,19 @@ impl Model {
     }
 
     /// Answers the last message of a chat. The messages are those of the OpenAI chat format:
-    /// [`Message`], or any other value with the fields that the model's template reads.
+    /// [`Message`], or any other value with the fields that the model's template reads. If there is
+    /// no system message, the system prompt of [`ModelFile::system`] comes first.
     ///
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
     pub fn chat(&self, messages: &[impl Serialize], request: Request) -> Result<Events> {
-        let messages = serde_json::to_value(messages)
-            .map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
-        let text = self.template()?.render(&messages, None, true, &Map::new())?;
+        let messages: Result<Vec<Value>, _> = messages.iter().map(serde_json::to_value).collect();
+        let mut messages =
+            messages.map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
+        if let Some(system) = self.file.system().filter(|_| !has_system(&messages)) {
+            messages.insert(0, json!({"role": "system", "content": system}));
+        }
+        let text = self.template()?.render(&messages.into(), None, true, &Map::new())?;
         // The template writes the special tokens itself.
         let prompt = self.tokenizer.try_encode(&text, false, true)?;
         Ok(self.engine.submit(Request { prompt, ..request }))
@@ -174,6 +176,10 @@ impl Model {
     pub fn unload(self) -> (Arc<Plan>, Box<dyn Backend>) {
         (self.file.plan, self.backend)
     }
+}
+
+fn has_system(messages: &[Value]) -> bool {
+    messages.first().is_some_and(|first| first["role"] == "system")
 }
 
 impl Builder {

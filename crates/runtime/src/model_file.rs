@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::{Backend, Limits, Memory, Model, WeightLayout};
-use bodkin_engine::{EngineOptions, Template, Tokenizer};
+use bodkin_engine::{EngineOptions, Request, SamplerOptions, Template, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::total_bytes;
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
-use crate::source::{self, Check};
+use crate::source::{self, Check, Recommendation, Resolved};
 
 /// The shortest context that is chosen because a longer one does not fit.
 const MIN_CONTEXT: usize = 2048;
@@ -30,6 +30,7 @@ pub struct ModelFile {
     /// The operations that compute the model.
     pub plan: Arc<Plan>,
     reporter: Reporter,
+    recommended: Recommendation,
 }
 
 impl ModelFile {
@@ -39,7 +40,16 @@ impl ModelFile {
     /// # Errors
     /// If there is no such model, or its file has no plan.
     pub fn find(model: &str, reporter: &Reporter) -> Result<ModelFile> {
-        ModelFile::open(&source::find(model, Check::Size, reporter)?.path, reporter)
+        ModelFile::of(&source::find(model, Check::Size, reporter)?, reporter)
+    }
+
+    /// Opens a model that is found, with what its source recommends for requests.
+    ///
+    /// # Errors
+    /// If its file cannot be read, or has no plan.
+    pub fn of(found: &Resolved, reporter: &Reporter) -> Result<ModelFile> {
+        let recommended = found.recommended.clone();
+        Ok(ModelFile { recommended, ..ModelFile::open(&found.path, reporter)? })
     }
 
     /// Opens the file at a path.
@@ -49,7 +59,8 @@ impl ModelFile {
     pub fn open(path: &Path, reporter: &Reporter) -> Result<ModelFile> {
         let name = path.display().to_string();
         let (file, plan) = planned(bodkin_model::open(path)?, &name)?;
-        Ok(ModelFile { name, file, plan, reporter: reporter.clone() })
+        let (reporter, recommended) = (reporter.clone(), Recommendation::default());
+        Ok(ModelFile { name, file, plan, reporter, recommended })
     }
 
     /// The same model with the weights of another file.
@@ -95,6 +106,23 @@ impl ModelFile {
     /// If the template does not parse.
     pub fn template(&self, tokenizer: &Tokenizer) -> Result<Option<Template>> {
         Template::from_metadata(self.file.metadata(), tokenizer).map_err(Error::engine(&self.name))
+    }
+
+    /// A request with the sampling parameters and stop texts that the model's file and its source
+    /// recommend, and no limit but the context.
+    ///
+    /// # Errors
+    /// If a recommendation in the file has a wrong type.
+    pub fn request(&self) -> Result<Request> {
+        let sampling = SamplerOptions::from_metadata(self.file.metadata());
+        let mut sampling = sampling.map_err(Error::engine(&self.name))?;
+        self.recommended.apply(&mut sampling);
+        Ok(Request { sampling, stop: self.recommended.stop.clone(), ..Request::default() })
+    }
+
+    /// The system prompt of a chat that has none of its own, if the model's source has one.
+    pub fn system(&self) -> Option<&str> {
+        self.recommended.system.as_deref()
     }
 
     /// The sizes of an engine: the context that `options` give, or the longest up to the model's

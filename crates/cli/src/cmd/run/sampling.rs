@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, bail};
 use bodkin_engine::SamplerOptions;
-use bodkin_gguf::Metadata;
 
 /// Sampling flags.
 #[derive(clap::Args, Clone, Debug)]
@@ -70,9 +69,9 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    /// The file's recommendations, overridden by the flags that are given.
-    pub(crate) fn options(&self, metadata: &Metadata) -> Result<SamplerOptions> {
-        let mut options = SamplerOptions::from_metadata(metadata)?;
+    /// The model's recommendations, overridden by the flags that are given.
+    pub(crate) fn options(&self, recommended: SamplerOptions) -> Result<SamplerOptions> {
+        let mut options = recommended;
         let given = self.clone();
         set(&mut options.temperature, given.temperature);
         set(&mut options.top_k, given.top_k);

@@ -31,7 +31,8 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn open(file: ModelFile, args: &Args) -> Result<Session> {
-        let sampling = args.sampling.options(file.file.metadata())?;
+        let recommended = file.request()?;
+        let sampling = args.sampling.options(recommended.sampling)?;
         let tokenizer = args.tokenizer.open(&file.file)?;
         // Invalid options fail before the weights are read.
         Sampler::new(sampling.clone(), &tokenizer)?;
@@ -43,7 +44,7 @@ impl Session {
         let request = Request {
             sampling,
             max_tokens: args.max_tokens.map(NonZeroUsize::get),
-            stop: args.stop.clone(),
+            stop: [recommended.stop, args.stop.clone()].concat(),
             ignore_end: args.ignore_eos,
             ..Request::default()
         };
