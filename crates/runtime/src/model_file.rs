@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::total_bytes;
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
-use crate::source::{self, Check, Recommendation, Resolved};
+use crate::source::{self, Check, Layer, Recommendation, Resolved};
 
 /// The shortest context that is chosen because a longer one does not fit.
 const MIN_CONTEXT: usize = 2048;
@@ -48,8 +48,15 @@ impl ModelFile {
     /// # Errors
     /// If its file cannot be read, or has no plan.
     pub fn of(found: &Resolved, reporter: &Reporter) -> Result<ModelFile> {
-        let recommended = found.recommended.clone();
-        Ok(ModelFile { recommended, ..ModelFile::open(&found.path, reporter)? })
+        let (file, recommended) = (ModelFile::open(&found.path, reporter)?, &found.recommended);
+        let has_template = |layer: &Layer| layer.kind == "template";
+        let metadata = file.file.metadata();
+        if metadata.get("tokenizer.chat_template").is_none()
+            && found.layers.iter().any(has_template)
+        {
+            reporter.note("the file has no chat template, and that of Ollama is not used");
+        }
+        Ok(ModelFile { recommended: recommended.clone(), ..file })
     }
 
     /// Opens the file at a path.

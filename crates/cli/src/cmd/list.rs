@@ -27,18 +27,23 @@ pub(crate) fn run(args: Args) -> Result<()> {
         writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
         return Ok(());
     }
-    let cells = rows.iter().map(|row| {
-        let Listed { name, bytes, source, path, last_used } = row;
-        let path = path.as_ref().map_or("".into(), |path| path.to_string_lossy());
-        let used = last_used.map_or("-".to_owned(), ago);
-        [name.clone(), human_bytes(*bytes), used, source.clone(), path.into_owned()]
-    });
-    let head = ["NAME", "SIZE", "LAST USED", "SOURCE", "PATH"].map(str::to_owned);
-    let cells: Vec<[String; 5]> = std::iter::once(head).chain(cells).collect();
-    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max();
-    let [name, size, used, source] = [0, 1, 2, 3].map(|column| width(column).unwrap_or(0));
-    for [a, b, c, d, e] in &cells {
-        let line = format!("{a:name$}  {b:>size$}  {c:used$}  {d:source$}  {e}");
+    let path = |row: &Listed| row.path.as_ref().map(|path| path.display().to_string());
+    let mut table = match args.known {
+        true => vec![["NAME", "SIZE", "SOURCE", "", ""].map(str::to_owned)],
+        false => vec![["NAME", "SIZE", "LAST USED", "SOURCE", "PATH"].map(str::to_owned)],
+    };
+    table.extend(rows.iter().map(|row| {
+        let (name, size, source) = (row.name.clone(), human_bytes(row.bytes), row.source.clone());
+        let used = row.last_used.map_or("-".to_owned(), ago);
+        match args.known {
+            true => [name, size, source, String::new(), String::new()],
+            false => [name, size, used, source, path(row).unwrap_or_default()],
+        }
+    }));
+    let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max();
+    let [first, second, third, fourth] = [0, 1, 2, 3].map(|column| width(column).unwrap_or(0));
+    for [a, b, c, d, e] in &table {
+        let line = format!("{a:first$}  {b:>second$}  {c:third$}  {d:fourth$}  {e}");
         writeln!(out, "{}", line.trim_end())?;
     }
     if rows.is_empty() {

@@ -263,13 +263,14 @@ fn what_a_registry_lacks_is_one_line() {
     assert!(started.elapsed() < Duration::from_secs(10));
     assert!(place.cached().is_empty());
 
-    let hostile = json!({"layers": [{
-        "mediaType": "application/vnd.ollama.image.model",
-        "digest": "sha256:../../../etc/passwd",
-        "size": 1,
-    }]});
+    let manifest = |kind: &str, digest: &str| {
+        let media_type = format!("application/vnd.ollama.image.{kind}");
+        let digest = format!("sha256:{digest}");
+        json!({"layers": [{"mediaType": media_type, "digest": digest, "size": 1}]}).to_string()
+    };
     for (manifest, expected) in [
-        (hostile.to_string(), "expected a SHA-256 digest"),
+        (manifest("model", "../../../etc/passwd"), "expected a SHA-256 digest"),
+        (manifest("adapter", &sha256(b"")), "expected no LoRA adapter"),
         (json!({"layers": []}).to_string(), "expected a model layer, found none"),
         ("<html>".to_owned(), "expected an Ollama manifest"),
     ] {

@@ -165,6 +165,11 @@ impl Manifest {
                 .ok_or_else(|| Error::mismatch(origin, "a SHA-256 digest", found()))?;
             let (kind, digest) = (kind.to_owned(), digest.to_owned());
             let layer = LayerDigest { kind, digest, bytes: layer.size };
+            // Without it the model would be another one.
+            if layer.kind == "adapter" {
+                let expected = "no LoRA adapter, which cannot be applied";
+                return Err(Error::mismatch(origin, expected, "one"));
+            }
             if layer.kind != "model" {
                 layers.push(layer);
             } else if model.replace(layer).is_some() {
