@@ -6,6 +6,7 @@
 mod ci;
 mod compare;
 mod conformance;
+mod dist;
 mod emulate;
 mod golden;
 mod gpu;
@@ -34,6 +35,8 @@ enum Command {
     Compare(compare::Args),
     /// Runs the acceptance suite of backends on an NVIDIA device.
     Conformance(conformance::Args),
+    /// Builds and packs the binary: a tarball, and a Python wheel.
+    Dist(dist::Args),
     /// Runs the CUDA backend without a card, on an emulated driver.
     Emulate(emulate::Args),
     /// Rewrites the golden texts of plans.
@@ -63,6 +66,7 @@ fn main() -> anyhow::Result<()> {
         Command::Ci => ci::run(&root()),
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Conformance(args) => conformance::run(&args),
+        Command::Dist(args) => dist::run(&root(), &args),
         Command::Emulate(args) => emulate::run(&root(), &args),
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Gpu(args) => gpu::run(&root(), &args),

@@ -40,7 +40,10 @@ enum Command {
     Pull(cmd::pull::Args),
     /// List the models on this machine
     List(cmd::list::Args),
-    /// Show metadata, tensors, operations and memory of a model
+    /// Remove a fetched model
+    Rm(cmd::rm::Args),
+    /// Show a summary of a model, or its metadata, tensors, plan or memory
+    #[command(visible_alias = "show")]
     Inspect(cmd::inspect::Args),
     /// Measure the speed of prefill and decode
     Bench(cmd::bench::Args),
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => cmd::serve::run(*args),
         Command::Pull(args) => cmd::pull::run(args),
         Command::List(args) => cmd::list::run(args),
+        Command::Rm(args) => cmd::rm::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Bench(args) => cmd::bench::run(args),
         Command::Prune(args) => cmd::prune::run(*args),

@@ -3,12 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::Backend;
-use bodkin_engine::{
-    Engine, Event, Events, Finish, Request, SamplerOptions, Template, Timings, Tokenizer, Usage,
-};
+use bodkin_engine::{Engine, Event, Events, Finish, Request, Template, Timings, Tokenizer, Usage};
 use bodkin_model::Plan;
 use serde::{Deserialize, Serialize};
-use serde_json::Map;
+use serde_json::{Map, Value, json};
 
 use crate::backends::backend;
 use crate::builder::Builder;
@@ -22,7 +20,7 @@ pub struct Model {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
     template: OnceLock<Template>,
-    sampling: SamplerOptions,
+    request: Request,
     file: ModelFile,
     backend: Box<dyn Backend>,
     context: usize,
@@ -84,8 +82,7 @@ impl Model {
         options: &Options,
     ) -> Result<Model> {
         let mut file = file.decoder()?.with_memory_limit(options.memory_bytes);
-        let sampling = SamplerOptions::from_metadata(file.file.metadata())
-            .map_err(Error::engine(&file.name))?;
+        let request = file.request()?;
         let backend = backend(options, file.reporter())?;
         let sizes = file.engine_options(options, backend.as_ref())?;
         let limits = sizes.limits(&file.plan);
@@ -94,13 +91,13 @@ impl Model {
         let engine = Engine::open(model, Arc::clone(&tokenizer), sizes)
             .map_err(Error::engine(&file.name))?;
         let (template, context) = (OnceLock::new(), sizes.context);
-        Ok(Model { engine, tokenizer, template, sampling, file, backend, context, bytes })
+        Ok(Model { engine, tokenizer, template, request, file, backend, context, bytes })
     }
 
-    /// A request with the sampling parameters that the model's file recommends and no limit but the
-    /// context. [`Model::generate`] and [`Model::chat`] fill in its prompt.
+    /// A request as [`ModelFile::request`] makes it. [`Model::generate`] and [`Model::chat`] fill in
+    /// its prompt.
     pub fn request(&self) -> Request {
-        Request { sampling: self.sampling.clone(), ..Request::default() }
+        self.request.clone()
     }
 
     /// Continues a text. The events end with [`Event::Done`] or [`Event::Error`]; dropping them
@@ -113,7 +110,8 @@ impl Model {
     }
 
     /// Answers the last message of a chat. The messages are those of the OpenAI chat format:
-    /// [`Message`], or any other value with the fields that the model's template reads.
+    /// [`Message`], or any other value with the fields that the model's template reads. If there is
+    /// no system message, the system prompt of [`ModelFile::system`] comes first.
     ///
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
@@ -126,11 +124,29 @@ impl Model {
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
     pub fn tokenize_chat(&self, messages: &[impl Serialize]) -> Result<Vec<u32>> {
-        let messages = serde_json::to_value(messages)
-            .map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
-        let text = self.template()?.render(&messages, None, true, &Map::new())?;
+        let messages: Result<Vec<Value>, _> = messages.iter().map(serde_json::to_value).collect();
+        let messages =
+            messages.map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
+        let text = self.render_chat(messages, &Map::new(), true)?;
         // The template writes the special tokens itself.
         Ok(self.tokenizer.try_encode(&text, false, true)?)
+    }
+
+    /// The text of a chat, with the model's own system prompt if the messages have none.
+    /// `variables` are further variables of the template.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or the template rejects the messages.
+    pub fn render_chat(
+        &self,
+        mut messages: Vec<Value>,
+        variables: &Map<String, Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        if let Some(system) = self.file.system().filter(|_| !has_system(&messages)) {
+            messages.insert(0, json!({"role": "system", "content": system}));
+        }
+        Ok(self.template()?.render(&messages.into(), None, add_generation_prompt, variables)?)
     }
 
     /// The tokens of a text, with those that mark its start and end, and with special tokens
@@ -185,6 +201,10 @@ impl Model {
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
+}
+
+fn has_system(messages: &[Value]) -> bool {
+    messages.first().is_some_and(|first| first["role"] == "system")
 }
 
 impl Builder {

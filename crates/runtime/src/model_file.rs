@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::{Backend, Limits, Memory, Model, WeightLayout};
-use bodkin_engine::{EngineOptions, Template, Tokenizer};
+use bodkin_engine::{EngineOptions, Request, SamplerOptions, Template, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::{human_bytes, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
-use crate::source::{self, Check};
+use crate::source::{self, Check, Layer, Recommendation, Resolved};
 
 /// The shortest context that is chosen because a longer one does not fit.
 const MIN_CONTEXT: usize = 2048;
@@ -32,6 +32,7 @@ pub struct ModelFile {
     reporter: Reporter,
     /// The most bytes that it may take when it is loaded.
     memory_limit: Option<u64>,
+    recommended: Recommendation,
 }
 
 impl ModelFile {
@@ -41,10 +42,25 @@ impl ModelFile {
     /// # Errors
     /// If there is no such model, or its file has no plan.
     pub fn find(model: &str, reporter: &Reporter) -> Result<ModelFile> {
-        let found = source::find(model, Check::Size, reporter)?;
+        ModelFile::of(&source::find(model, Check::Size, reporter)?, reporter)
+    }
+
+    /// Opens a model that is found, with what its source recommends for requests.
+    ///
+    /// # Errors
+    /// If its file cannot be read, or has no plan.
+    pub fn of(found: &Resolved, reporter: &Reporter) -> Result<ModelFile> {
         let (path, size) = (found.path.display(), human_bytes(found.bytes));
         reporter.detail(&format!("{path}: {size}, source: {}", found.source));
-        ModelFile::open(&found.path, reporter)
+        let (file, recommended) = (ModelFile::open(&found.path, reporter)?, &found.recommended);
+        let has_template = |layer: &Layer| layer.kind == "template";
+        let metadata = file.file.metadata();
+        if metadata.get("tokenizer.chat_template").is_none()
+            && found.layers.iter().any(has_template)
+        {
+            reporter.note("the file has no chat template, and that of Ollama is not used");
+        }
+        Ok(ModelFile { recommended: recommended.clone(), ..file })
     }
 
     /// Opens the file at a path.
@@ -63,7 +79,14 @@ impl ModelFile {
             plan.layers(),
             plan.ops.len(),
         ));
-        Ok(ModelFile { name, file, plan, reporter: reporter.clone(), memory_limit: None })
+        Ok(ModelFile {
+            name,
+            file,
+            plan,
+            reporter: reporter.clone(),
+            memory_limit: None,
+            recommended: Recommendation::default(),
+        })
     }
 
     /// The same model with the weights of another file.
@@ -120,6 +143,23 @@ impl ModelFile {
     /// If the template does not parse.
     pub fn template(&self, tokenizer: &Tokenizer) -> Result<Option<Template>> {
         Template::from_metadata(self.file.metadata(), tokenizer).map_err(Error::engine(&self.name))
+    }
+
+    /// A request with the sampling parameters and stop texts that the model's file and its source
+    /// recommend, and no limit but the context.
+    ///
+    /// # Errors
+    /// If a recommendation in the file has a wrong type.
+    pub fn request(&self) -> Result<Request> {
+        let sampling = SamplerOptions::from_metadata(self.file.metadata());
+        let mut sampling = sampling.map_err(Error::engine(&self.name))?;
+        self.recommended.apply(&mut sampling);
+        Ok(Request { sampling, stop: self.recommended.stop.clone(), ..Request::default() })
+    }
+
+    /// The system prompt of a chat that has none of its own, if the model's source has one.
+    pub fn system(&self) -> Option<&str> {
+        self.recommended.system.as_deref()
     }
 
     /// The sizes of an engine: the context that `options` give, or the longest up to the model's

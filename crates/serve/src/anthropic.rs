@@ -110,7 +110,7 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
             return Err(ApiError::field("thinking.type", message));
         }
     }
-    Ok(Chat { messages: messages.into(), variables, continues })
+    Ok(Chat { messages, variables, continues })
 }
 
 /// The text of a string or of blocks of text. Reasoning of earlier answers is left out, as

@@ -31,8 +31,8 @@ pub(crate) enum Prompt {
 /// A conversation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chat {
-    /// An array of messages as OpenAI has them.
-    pub(crate) messages: Value,
+    /// Messages as OpenAI has them.
+    pub(crate) messages: Vec<Value>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
     /// The last message is the start of the answer.
@@ -132,14 +132,13 @@ pub(crate) fn tokenize(lease: &Lease, prompt: Prompt) -> Result<(Vec<u32>, Optio
 
 /// The text of a conversation.
 pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
-    let template = lease.text()?.template()?;
     let Chat { messages, variables, continues } = chat;
-    let text = template.render(messages, None, !continues, variables)?;
+    let text = lease.text()?.render_chat(messages.clone(), variables, !continues)?;
     if !continues {
         return Ok(text);
     }
     // Whatever the template writes behind the last message would end it.
-    let last = messages.as_array().and_then(|m| m.last()?.get("content")?.as_str());
+    let last = messages.last().and_then(|last| last.get("content")?.as_str());
     let last = last.unwrap_or_default().trim_end();
     let end = text.rfind(last).map(|at| at + last.len());
     end.map(|end| text[..end].to_owned()).ok_or_else(|| {

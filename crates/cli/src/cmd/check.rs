@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Model};
-use bodkin_engine::{Engine, EngineOptions, SamplerOptions, Template, Tokenizer};
+use bodkin_engine::{Engine, EngineOptions, Template, Tokenizer};
 use bodkin_eval::check::baseline::{self, Record, find, names};
 use bodkin_eval::check::coherence::{self, Rules};
 use bodkin_eval::check::health::Health;
@@ -264,7 +264,7 @@ fn words(
     tokenizer: &Arc<Tokenizer>,
     report: &mut Report,
 ) -> Result<()> {
-    let sampling = SamplerOptions::from_metadata(opened.file.metadata())?;
+    let sampling = opened.request()?.sampling;
     let template = Template::from_metadata(opened.file.metadata(), tokenizer)?;
     let prompts = PROMPTS.map(|prompt| encode(prompt, template.as_ref(), tokenizer));
     let prompts = prompts.into_iter().collect::<Result<Vec<_>>>()?;

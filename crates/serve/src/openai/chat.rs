@@ -102,7 +102,7 @@ pub(crate) fn chat(fields: &mut Fields) -> Result<Chat> {
         let message = "false is only supported with continue_final_message";
         return Err(ApiError::field("add_generation_prompt", message));
     }
-    Ok(Chat { messages: messages.into(), variables, continues })
+    Ok(Chat { messages, variables, continues })
 }
 
 /// Checks a message, and joins its parts where all are text.

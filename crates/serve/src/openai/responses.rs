@@ -71,14 +71,14 @@ pub(crate) async fn create(
 }
 
 /// The conversation of a request: a text, or items of which messages are understood.
-fn messages(instructions: Option<&str>, input: Option<Value>) -> Result<Value> {
+fn messages(instructions: Option<&str>, input: Option<Value>) -> Result<Vec<Value>> {
     let message = |role: &str, text: &str| json!({ "role": role, "content": text });
     let mut messages: Vec<Value> =
         instructions.map(|text| message("system", text)).into_iter().collect();
     let items = match input {
         Some(Value::String(text)) => {
             messages.push(message("user", &text));
-            return Ok(messages.into());
+            return Ok(messages);
         }
         Some(Value::Array(items)) if !items.is_empty() => items,
         _ => return Err(ApiError::field("input", "input: expected a string or an array of items")),
@@ -106,7 +106,7 @@ fn messages(instructions: Option<&str>, input: Option<Value>) -> Result<Value> {
         };
         messages.push(message(role, &text));
     }
-    Ok(messages.into())
+    Ok(messages)
 }
 
 /// An item of the output: the answer, or its reasoning.
