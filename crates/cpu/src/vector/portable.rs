@@ -87,8 +87,7 @@ impl Vector for Portable {
     }
     #[inline]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // Two roundings: without the instruction, a fused one costs a library call per lane.
-        Portable(std::array::from_fn(|i| self.0[i] * b.0[i] + c.0[i]))
+        Portable(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
     #[inline]
     unsafe fn round(self) -> Self {

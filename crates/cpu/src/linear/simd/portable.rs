@@ -149,12 +149,7 @@ impl Lanes for Portable {
 
     #[inline]
     unsafe fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
-        // Without the instruction, `mul_add` is a slow call.
-        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            lanes(|i| a[i].mul_add(b[i], c[i]))
-        } else {
-            lanes(|i| a[i] * b[i] + c[i])
-        }
+        lanes(|i| a[i].mul_add(b[i], c[i]))
     }
 
     #[inline]
@@ -244,14 +239,5 @@ impl Lanes for Portable {
     #[inline]
     unsafe fn f16_to_f32(bits: u16) -> f32 {
         f16::from_bits(bits).to_f32_const()
-    }
-
-    #[inline]
-    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32 {
-        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            a.mul_add(b, c)
-        } else {
-            a * b + c
-        }
     }
 }
