@@ -613,20 +613,22 @@ struct PersistentStep {
     const u32 *metadata;
     uint4 *values; // of the step but the last stage's: that stage resets them to sentinels
     uint4 *last_input; // the last stage's input, which the next step resets to sentinels
+    u32 *stalled; // [blocks], in host memory: the stage in which a block is stuck, from 1 on, or 0
     u32 stage_count;
     u32 workspace_bytes; // of shared memory: a stage's input, or attention's workspaces
     u32 values_len; // in sixteen bytes
     u32 last_input_len;
 };
-static_assert(sizeof(PersistentStep) == 48);
+static_assert(sizeof(PersistentStep) == 56);
 static_assert(OFFSET(PersistentStep, stages) == 0);
 static_assert(OFFSET(PersistentStep, metadata) == 8);
 static_assert(OFFSET(PersistentStep, values) == 16);
 static_assert(OFFSET(PersistentStep, last_input) == 24);
-static_assert(OFFSET(PersistentStep, stage_count) == 32);
-static_assert(OFFSET(PersistentStep, workspace_bytes) == 36);
-static_assert(OFFSET(PersistentStep, values_len) == 40);
-static_assert(OFFSET(PersistentStep, last_input_len) == 44);
+static_assert(OFFSET(PersistentStep, stalled) == 32);
+static_assert(OFFSET(PersistentStep, stage_count) == 40);
+static_assert(OFFSET(PersistentStep, workspace_bytes) == 44);
+static_assert(OFFSET(PersistentStep, values_len) == 48);
+static_assert(OFFSET(PersistentStep, last_input_len) == 52);
 
 // Reads memory to measure its bandwidth.
 struct ReadAll {

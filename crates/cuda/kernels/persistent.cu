@@ -460,6 +460,7 @@ DEVICE void consume_all(const PersistentStep &step) {
         if (i + 1 < step.stage_count) {
             prefetch_stage(step.stages + i + 1, shared.stages[(i + 1) % 2], opaque(threadIdx.x));
         }
+        shared.stage = i; // by all threads, as a branch would cost more
         u32 work = shared.stages[i % 2].op;
         if (work == OP_ATTENTION) {
             taken = attention(i, taken, step.workspace_bytes);
@@ -478,6 +479,10 @@ DEVICE void consume_all(const PersistentStep &step) {
 KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ PersistentStep step) {
 #if __CUDA_ARCH__ >= 900
     SharedMemory &shared = shared_memory();
+    if (threadIdx.x == 0) {
+        shared.stage = NOT_STARTED;
+        mbarrier_init(shared_address(&shared.finished), 1);
+    }
     if (threadIdx.x < WARPS * SLOT_DEPTH) {
         u64 *barriers = &shared.full[0][0] + threadIdx.x, *others = &shared.empty[0][0] + threadIdx.x;
         mbarrier_init(shared_address(barriers), 1);
@@ -488,10 +493,15 @@ KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persiste
     // Registers move from the producer warp group to the consumers.
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x < THREADS + 32) produce_all(step.stages, step.stage_count);
+        if (threadIdx.x < THREADS + 32) {
+            produce_all(step.stages, step.stage_count);
+        } else if (threadIdx.x == THREADS + 32) {
+            watch(step.stalled);
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
         consume_all(step);
+        if (opaque(threadIdx.x) == 0) mbarrier_arrive(shared_address(&shared.finished));
     }
 #endif
 }

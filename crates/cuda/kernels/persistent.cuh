@@ -27,7 +27,9 @@ struct SharedMemory {
     float partials[2][WARPS][2][TILE_ROWS];
     Stage stages[2], prefetched[PREFETCHED];
     const u32 *pages[MAX_TABLES];
+    u64 finished; // mbarrier: the consumers have finished
     u32 position;
+    u32 stage; // that the consumers run
     float sums[WARPS]; // of each warp, in block reductions
     __align__(16) u8 workspace[16];
 };
@@ -39,6 +41,39 @@ static_assert(sizeof(SharedMemory) == PERSISTENT_BYTES + 16, "PERSISTENT_BYTES a
 DEVICE SharedMemory &shared_memory() {
     extern __shared__ __align__(128) u8 bytes[];
     return *(SharedMemory *)bytes;
+}
+
+// Watchdog. Pollers of a lost result would spin forever, and a running kernel cannot be cancelled.
+// So a thread of each block, in a warp that is idle otherwise, watches the consumers, and with them
+// everything that they wait for. When they have been in one stage for two seconds, it reports the
+// stage to the host. A little later, when stuck blocks have reported theirs, it ends the grid.
+#define TICK 20u // log2 of nanoseconds
+#define STALL_TICKS 1907u
+#define GRACE_TICKS 128u
+#define MAX_TICKS 16u // between two looks at the clock: a longer time is that of a preempted grid
+#define NOT_STARTED ~0u
+
+DEVICE u32 clock_ticks() {
+    u64 time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return (u32)(time >> TICK);
+}
+
+// Watches the consumers of this block until they have finished. `stalled` is in host memory.
+DEVICE void watch(volatile u32 *stalled) {
+    SharedMemory &shared = shared_memory();
+    u32 stage = NOT_STARTED, idle = 0, last = clock_ticks();
+    while (!mbarrier_try_wait(shared_address(&shared.finished), 0, 1u << TICK)) {
+        u32 now = clock_ticks(), before = idle, current = *(volatile u32 *)&shared.stage;
+        idle += min(now - last, MAX_TICKS);
+        if (current != stage || current == NOT_STARTED) idle = 0;
+        last = now, stage = current;
+        if (before < STALL_TICKS && idle >= STALL_TICKS) stalled[blockIdx.x] = stage + 1;
+        if (idle >= STALL_TICKS + GRACE_TICKS) {
+            __threadfence_system();
+            asm volatile("trap;");
+        }
+    }
 }
 
 template <int LAYOUT> struct Slot {
@@ -56,8 +91,8 @@ DEVICE bool is_expert_sum(const Matmul &p, bool is_gated) { return EXPERTS && p.
 DEVICE u32 first_tile_of_block(const Matmul &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
 
 // Blocks that take tiles round-robin. With experts the last block takes none: it has just run the
-// router and would be late.
-DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? gridDim.x - 1 : gridDim.x; }
+// router and would be late. The producer has no register for their number between stages.
+DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? opaque(gridDim.x) - 1 : gridDim.x; }
 
 // Whether this block has any tile.
 DEVICE bool has_tiles(const Matmul &p, bool is_gated) {

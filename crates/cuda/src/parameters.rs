@@ -417,12 +417,14 @@ parameters! {
     }
 
     /// A decode step of one row in one persistent kernel.
-    struct PersistentStep: 48 {
+    struct PersistentStep: 56 {
         stages: (const Stage *), metadata: (const u32 *),
         /// of the step but the last stage's: that stage resets them to sentinels
         values: (uint4 *),
         /// the last stage's input, which the next step resets to sentinels
         last_input: (uint4 *),
+        /// [blocks], in host memory: the stage in which a block is stuck, from 1 on, or 0
+        stalled: (u32 *),
         stage_count: u32,
         /// of shared memory: a stage's input, or attention's workspaces
         workspace_bytes: u32,

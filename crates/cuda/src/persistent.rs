@@ -123,6 +123,13 @@ impl Persistent {
         })
     }
 
+    /// The names of the stages that the kernel runs.
+    pub(crate) fn stage_names(&self, program: &Program) -> Vec<String> {
+        let is_run = |i: &usize| matches!(program.fusions[*i], Fusion::Runs(_));
+        let stages = self.stages.clone().filter(is_run);
+        stages.map(|i| program.stages[i].name.clone()).collect()
+    }
+
     /// The stages that the kernel runs, without those that are fused into others.
     pub(crate) fn list<'a>(
         &self,
