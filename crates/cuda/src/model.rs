@@ -23,6 +23,7 @@ use crate::persistent::Persistent;
 use crate::sizes::Sizes;
 use crate::step::{Addresses, Size, Step};
 use crate::step_metadata;
+use crate::watchdog::Watchdog;
 use crate::weights::Weights;
 
 /// A captured graph depends on the size of the step and on its last kernels.
@@ -66,8 +67,8 @@ pub(crate) struct CudaModel {
     pub(crate) host: HostSampler,
     metadata_memory: Memory,
     profile: Option<Times>,
-    /// The persistent kernel, and the stages that it runs in steps of one row.
-    persistent: Option<(Kernel, Persistent)>,
+    /// The persistent kernel, the stages that it runs in steps of one row, and its watchdog.
+    persistent: Option<(Kernel, Persistent, Watchdog)>,
 }
 
 /// Where the time of steps goes.
@@ -165,7 +166,9 @@ impl CudaModel {
         let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;
         self.addresses.persistent_stages = list.address;
         self.memory.push(list);
-        self.persistent = Some((kernel, persistent.clone()));
+        let watchdog = Watchdog::new(&self.device, persistent.stage_names(&self.program))?;
+        self.addresses.stalled_stages = watchdog.address();
+        self.persistent = Some((kernel, persistent.clone(), watchdog));
         let stages = self.sized_step(Size::of_one()).persistent_stages(&persistent);
         let bytes = self.sizes.non_aliased.bytes as usize;
         let partial_bytes = self.sizes.polled_partial_bytes;
@@ -203,7 +206,7 @@ impl CudaModel {
     }
 
     /// The persistent kernel, if it runs steps of this size.
-    fn persistent_of_step(&self, size: Size) -> Option<&(Kernel, Persistent)> {
+    fn persistent_of_step(&self, size: Size) -> Option<&(Kernel, Persistent, Watchdog)> {
         let is_one = size == Size::of_one() && self.profile.is_none();
         self.persistent.as_ref().filter(|_| is_one)
     }
@@ -332,10 +335,10 @@ impl CudaModel {
             let step = self.sized_step(size);
             let stages = &self.program.stages;
             let persistent = self.persistent_of_step(size);
-            let end = persistent.map_or(stages.len(), |(_, persistent)| persistent.stages.start);
+            let end = persistent.map_or(stages.len(), |(_, persistent, _)| persistent.stages.start);
             let send = || {
                 stages[..end].iter().try_for_each(|stage| step.run(stage))?;
-                if let Some((kernel, persistent)) = persistent {
+                if let Some((kernel, persistent, _)) = persistent {
                     step.run_persistent(*kernel, persistent)?;
                 }
                 step.end(end_of_step)
@@ -458,14 +461,19 @@ impl Model for CudaModel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
-        if self.samples_on_device(&step) {
-            return self.step_on_device(step, sink);
-        }
-        let mut host = std::mem::take(&mut self.host);
-        let result = host
-            .run(step, sink, &mut |batch, logits, observer| self.forward(batch, logits, observer));
-        self.host = host;
-        result
+        let result = if self.samples_on_device(&step) {
+            self.step_on_device(step, sink)
+        } else {
+            let mut host = std::mem::take(&mut self.host);
+            let result = host.run(step, sink, &mut |batch, logits, observer| {
+                self.forward(batch, logits, observer)
+            });
+            self.host = host;
+            result
+        };
+        // A grid that the watchdog ended is an error of the driver, as is every later step.
+        let stall = || self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error());
+        result.map_err(|error| stall().unwrap_or(error))
     }
 
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {

@@ -47,8 +47,15 @@ pub(crate) const VARIANTS: [Variant; 3] = [
     },
     Variant { name: "persistent_experts", layouts: &DENSE, has_experts: true },
 ];
-const DENSE: [MmaLayout; 5] =
-    [MmaLayout::F16, MmaLayout::S8, MmaLayout::S8x16, MmaLayout::U8, MmaLayout::U4];
+const DENSE: [MmaLayout; 7] = [
+    MmaLayout::F16,
+    MmaLayout::S8,
+    MmaLayout::S8x16,
+    MmaLayout::U8,
+    MmaLayout::U4,
+    MmaLayout::Iq4,
+    MmaLayout::Fp4,
+];
 
 /// The stages of a step of one row that one kernel runs: all from the first of them on.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,6 +121,13 @@ impl Persistent {
             }
             _ => true,
         })
+    }
+
+    /// The names of the stages that the kernel runs.
+    pub(crate) fn stage_names(&self, program: &Program) -> Vec<String> {
+        let is_run = |i: &usize| matches!(program.fusions[*i], Fusion::Runs(_));
+        let stages = self.stages.clone().filter(is_run);
+        stages.map(|i| program.stages[i].name.clone()).collect()
     }
 
     /// The stages that the kernel runs, without those that are fused into others.
