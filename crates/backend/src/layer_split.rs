@@ -294,12 +294,18 @@ impl Model for LayerSplitModel {
         stats.experts.extend(second.experts);
         stats.stages.extend(second.stages);
         stats.weight_layouts.extend(second.weight_layouts);
+        stats.timeline.extend(second.timeline);
         stats
     }
 
     fn set_profiling(&mut self, on: bool) {
         self.first.set_profiling(on);
         self.second.set_profiling(on);
+    }
+
+    fn set_tracing(&mut self, on: bool) -> Result<()> {
+        self.first.set_tracing(on)?;
+        self.second.set_tracing(on)
     }
 
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {

@@ -21,6 +21,7 @@ mod reference;
 mod sampling;
 mod stats;
 mod step;
+mod timeline;
 mod transfer;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
@@ -36,6 +37,7 @@ pub use reference::Reference;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, count_nonfinite};
 pub use stats::{ExpertStats, ModelStats, StageProfile, WeightLayout};
 pub use step::{RowOutput, Sink, Step, StepOutput};
+pub use timeline::{Activity, Interval, Track};
 pub use transfer::{StateBlock, Transfer};
 
 use std::ops::ControlFlow;
@@ -156,6 +158,13 @@ pub trait Model: Send {
 
     /// Starts profiling, from zero, or ends it.
     fn set_profiling(&mut self, on: bool);
+
+    /// Starts to record the timeline of steps, or ends it. Unlike profiling, it leaves steps as
+    /// they are: fused, in graphs, and ahead of the host.
+    ///
+    /// # Errors
+    /// If the device does not answer any more.
+    fn set_tracing(&mut self, on: bool) -> Result<()>;
 
     /// From now on, takes inputs of [`Plan::gated_matmuls`] for zero whose magnitude is below the
     /// matmul's threshold. Returns how many of these matmuls read fewer weights then; the others

@@ -128,6 +128,10 @@ impl Model for MockModel {
 
     fn set_profiling(&mut self, _: bool) {}
 
+    fn set_tracing(&mut self, _: bool) -> Result<()> {
+        Ok(())
+    }
+
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
         Err(crate::Error::no_thresholds("mock", thresholds))
     }

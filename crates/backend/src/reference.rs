@@ -207,6 +207,10 @@ impl Model for ReferenceModel {
 
     fn set_profiling(&mut self, _: bool) {}
 
+    fn set_tracing(&mut self, _: bool) -> Result<()> {
+        Ok(())
+    }
+
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
         Err(Error::no_thresholds("the reference", thresholds))
     }

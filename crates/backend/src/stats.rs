@@ -2,6 +2,8 @@
 
 use bodkin_gguf::Format;
 
+use crate::timeline::Interval;
+
 /// What a model tells about its work since it was loaded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelStats {
@@ -11,6 +13,8 @@ pub struct ModelStats {
     /// All stages in their order in a step, each over all steps since profiling began. Empty
     /// without profiling, and for a backend that measures no times.
     pub stages: Vec<StageProfile>,
+    /// What happened since tracing began, track by track in order of time. Empty without tracing.
+    pub timeline: Vec<Interval>,
     /// The layouts of sparse weights, in the plan's order. Empty where a backend has only one.
     pub weight_layouts: Vec<WeightLayout>,
 }

@@ -110,6 +110,18 @@ pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     fraction.ok_or_else(|| "expected 0 <= x < 1".to_owned())
 }
 
+/// Parses a limit: a finite number that is not negative.
+pub(crate) fn limit(text: &str) -> Result<f64, String> {
+    let limit = text.parse().ok().filter(|limit: &f64| limit.is_finite() && *limit >= 0.0);
+    limit.ok_or_else(|| "expected a finite number x >= 0".to_owned())
+}
+
+/// Parses the largest fraction that is accepted of something.
+pub(crate) fn largest_fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse().ok().filter(|fraction| (0.0..=1.0).contains(fraction));
+    fraction.ok_or_else(|| "expected 0 <= x <= 1".to_owned())
+}
+
 /// Parses the data type of the KV cache.
 pub(crate) fn kv_type(text: &str) -> Result<KvType, String> {
     let found = KvType::ALL.into_iter().find(|kv_type| kv_type.name() == text);

@@ -4,13 +4,32 @@ use std::io::ErrorKind;
 
 use bodkin::Error;
 
+/// The longest quoted text of an error, and the longest error, in bytes. A hostile file may hold
+/// any text where a short name is expected.
+const QUOTED_MAX: usize = 200;
+const LINE_MAX: usize = 8192;
+
 /// An error in one line. Errors name the failed action, except for those of printing to stdout.
 pub(crate) fn line(error: &anyhow::Error) -> String {
     // The error of a failed fetch has one line for each source.
-    printable(&match is_of_output(error) {
+    let text = match is_of_output(error) {
         true => format!("cannot write to standard output: {error}"),
         false => causes(error),
-    })
+    };
+    let quoted = |(i, part): (usize, &str)| match i % 2 {
+        0 => part.to_owned(),
+        _ => cut(part, QUOTED_MAX),
+    };
+    let parts: Vec<String> = text.split('`').enumerate().map(quoted).collect();
+    printable(&cut(&parts.join("`"), LINE_MAX))
+}
+
+/// The start of a text that is longer than `max` bytes.
+fn cut(text: &str, max: usize) -> String {
+    match text.len() > max {
+        true => format!("{}...", &text[..text.floor_char_boundary(max)]),
+        false => text.to_owned(),
+    }
 }
 
 /// Whether this is an error of printing to standard output.
@@ -56,4 +75,22 @@ fn in_flags(cause: &(dyn std::error::Error + 'static)) -> String {
 pub(crate) fn reader_has_gone(error: &anyhow::Error) -> bool {
     let io = error.root_cause().downcast_ref::<std::io::Error>();
     io.is_some_and(|io| io.kind() == ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_of_files_are_cut() {
+        let line = |text: String| line(&anyhow::Error::msg(text));
+        assert_eq!(line(format!("expected `a`, found `{}`", "b".repeat(200))).len(), 222);
+        let cut =
+            line(format!("expected one of {}, found `{}`", "x ".repeat(300), "ä".repeat(9999)));
+        assert!(cut.ends_with(&format!("found `{}...`", "ä".repeat(100))), "{cut}");
+        assert!(cut.contains(&"x ".repeat(300)), "the project's own words are whole");
+        let many = line("`a` ".repeat(100_000));
+        assert!(many.len() < 9000 && many.ends_with("..."), "{}", many.len());
+        assert_eq!(line("a\x1b[2Jb\nc".to_owned()), "a\u{fffd}[2Jb\nc");
+    }
 }

@@ -67,11 +67,11 @@ pub(crate) fn reporter() -> &'static Reporter {
 
 fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
     let bar = match total_bytes {
-        Some(total) => ProgressBar::new(total)
-            .with_style(style("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")),
-        None => {
-            ProgressBar::new_spinner().with_style(style("{spinner} {msg} {bytes} {bytes_per_sec}"))
-        }
+        Some(total) => ProgressBar::new(total).with_style(style(
+            "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+        )),
+        None => ProgressBar::new_spinner()
+            .with_style(style("{spinner} {msg} {decimal_bytes} {decimal_bytes_per_sec}")),
     };
     if bar.is_hidden() {
         eprintln!("{what}");

@@ -19,20 +19,21 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<String> {
     read_from(file.with_context(|| format!("cannot read {what} from {name}"))?, what, &name)
 }
 
+/// As [`read`], without the newline at the end, which editors and `echo` add.
+pub(crate) fn read_trimmed(path: &Path, what: &str) -> Result<String> {
+    let mut text = read(path, what)?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
+}
+
 fn read_from(reader: impl Read, what: &str, name: &str) -> Result<String> {
     let mut text = String::new();
     let read = reader.take(MAX_BYTES + 1).read_to_string(&mut text);
     let bytes = read.with_context(|| format!("cannot read {what} from {name}"))?;
     ensure!(bytes as u64 <= MAX_BYTES, "{name}: expected at most {MAX_BYTES} bytes, found more");
     Ok(text)
-}
-
-/// A text without the newline at its end, which editors and `echo` add.
-pub(crate) fn without_newline(mut text: String) -> String {
-    if text.ends_with('\n') {
-        text.pop();
-    }
-    text
 }
 
 /// A number of things: `1 turn`, `2 turns`.

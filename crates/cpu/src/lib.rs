@@ -20,6 +20,7 @@ mod program;
 mod shared;
 mod state;
 mod step;
+mod trace;
 mod unroll;
 mod vector;
 mod weights;

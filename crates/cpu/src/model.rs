@@ -24,6 +24,7 @@ use crate::shared::Shared;
 use crate::state::{self, States};
 use crate::step::context::{ObserveFn, StepContext};
 use crate::step::{partials_len, scratch_len};
+use crate::trace::Trace;
 use crate::weights::{EmbeddingTables, LoadedWeight, is_column_major, masked, uses};
 
 /// The largest need for scratch of each kind, in elements or bytes.
@@ -56,6 +57,7 @@ pub(crate) struct CpuModel {
     thresholds: Vec<f32>,
     claimed: Vec<AtomicUsize>,
     profile: Option<Times>,
+    trace: Option<Trace>,
     host: HostSampler,
 }
 
@@ -228,6 +230,7 @@ impl CpuModel {
             tables: EmbeddingTables::new(cpu, &plan),
             claimed: (0..program.stages.len() * threads).map(|_| AtomicUsize::new(0)).collect(),
             profile: None,
+            trace: None,
             host: HostSampler::new(&plan, limits),
             plan,
             file: Arc::clone(file),
@@ -292,6 +295,7 @@ impl CpuModel {
                 times.outputs += batch.outputs.len() as u64;
                 Shared::new(&mut times.seconds)
             }),
+            trace: self.trace.as_ref(),
         };
         self.pool.run(&|worker| step.run(worker));
         self.tables.after_step(&self.file, &self.plan, batch.tokens.len());
@@ -342,6 +346,7 @@ impl Model for CpuModel {
         ModelStats {
             experts: experts.collect(),
             stages: self.profile.as_ref().map_or_else(Vec::new, stages),
+            timeline: self.trace.as_ref().map_or_else(Vec::new, Trace::timeline),
             weight_layouts: self.weight_layouts.clone(),
         }
     }
@@ -360,5 +365,10 @@ impl Model for CpuModel {
 
     fn set_profiling(&mut self, on: bool) {
         self.profile = on.then(|| Times::new(&self.program, &self.memory.sorted));
+    }
+
+    fn set_tracing(&mut self, on: bool) -> Result<()> {
+        self.trace = on.then(|| Trace::new(&self.plan, &self.program, self.pool.threads()));
+        Ok(())
     }
 }

@@ -67,7 +67,7 @@ impl Times {
 }
 
 /// The stage's operations, or the names of its weights without the layer.
-fn describe(plan: &Plan, stage: &Stage) -> String {
+pub(crate) fn describe(plan: &Plan, stage: &Stage) -> String {
     let name = |linear: &Linear| plan.weight(linear.weight).role();
     match stage {
         Stage::Attention { .. } => "attention".to_owned(),

@@ -31,6 +31,7 @@ impl StepContext<'_> {
     pub(crate) fn run(&self, worker: &Worker<'_>) {
         // One clock is enough: all threads leave a stage together.
         let mut clock = self.seconds.filter(|_| worker.index == 0).map(|s| (s, Instant::now()));
+        let mut trace = self.trace.map(|trace| trace.thread(worker.index));
         let stages = &self.program.stages;
         let mut next = 0;
         let mut prefetch = Prefetch::default();
@@ -41,10 +42,20 @@ impl StepContext<'_> {
             next = this + 1 + serial().count();
             self.next_weights(worker, next, &mut prefetch);
             prefetch.advance(ARRIVAL_LINES);
+            if let Some(trace) = &mut trace {
+                trace.computed(this);
+            }
+            let mut serial_end = None;
             worker.barrier_then(
-                || serial().for_each(|stage| self.run_serial(stage)),
+                || {
+                    serial().for_each(|stage| self.run_serial(stage));
+                    serial_end = self.trace.map(|_| Instant::now());
+                },
                 || prefetch.advance(WAITING_LINES),
             );
+            if let Some(trace) = &mut trace {
+                trace.released(this + 1..next, serial_end);
+            }
             if let Some((seconds, start)) = &mut clock {
                 let now = Instant::now();
                 // SAFETY: only this thread touches the times.

@@ -4,11 +4,12 @@
 mod events;
 mod peers;
 mod pinned;
+mod trace;
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
-use bodkin_backend::{Error, Result};
+use bodkin_backend::{Activity, Error, Result};
 use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -70,6 +71,7 @@ pub(crate) struct Device {
     pub(crate) capability: u32,
     /// The most shared memory of a block.
     pub(crate) shared_bytes: usize,
+    tracer: trace::Tracer,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every use sets the context first.
@@ -140,6 +142,7 @@ impl Device {
             processors,
             capability,
             shared_bytes: shared,
+            tracer: trace::Tracer::default(),
         })
     }
 
@@ -168,8 +171,10 @@ impl Device {
 
     /// Waits for everything that was sent.
     pub(crate) fn finish(&self) -> Result<()> {
-        // SAFETY: the stream lives as long as the device.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(failed("a kernel failed"))
+        self.traced_wait(|| {
+            // SAFETY: the stream lives as long as the device.
+            unsafe { result::stream::synchronize(self.stream) }.map_err(failed("a kernel failed"))
+        })
     }
 
     /// Sends a kernel.
@@ -210,14 +215,16 @@ impl Device {
             numAttrs: attributes.len() as u32,
         };
         let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel's only parameter is the structure, which the driver copies; the
-        // caller's promise for the rest.
-        unsafe {
-            let none = std::ptr::null_mut();
-            sys::cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), none)
-        }
-        .result()
-        .map_err(failed("a kernel cannot be started"))
+        self.traced(Activity::Compute, None, || {
+            // SAFETY: the kernel's only parameter is the structure, which the driver copies; the
+            // caller's promise for the rest.
+            unsafe {
+                let none = std::ptr::null_mut();
+                sys::cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), none)
+            }
+            .result()
+            .map_err(failed("a kernel cannot be started"))
+        })
     }
 
     /// Everything that `send` sends, as a graph that can be sent at once, and again.
@@ -226,7 +233,7 @@ impl Device {
         // SAFETY: the stream lives as long as the device.
         unsafe { result::stream::begin_capture(self.stream, mode) }
             .map_err(failed("no graph can be recorded"))?;
-        let sent = send();
+        let sent = self.untraced(send);
         // SAFETY: recording began just now.
         let graph = unsafe { result::stream::end_capture(self.stream) };
         let graph = graph.map_err(failed("no graph was recorded"));
@@ -253,9 +260,11 @@ impl Device {
     ///
     /// `to` has room, and `from` stays as it is until the stream has come here.
     pub(crate) unsafe fn send<T: Pod>(&self, to: u64, from: &[T]) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { result::memcpy_htod_async(to, from, self.stream) }
-            .map_err(failed("nothing can be copied to the device"))
+        self.traced(Activity::Transfer, Some("copy to the device"), || {
+            // SAFETY: the caller's promise.
+            unsafe { result::memcpy_htod_async(to, from, self.stream) }
+                .map_err(failed("nothing can be copied to the device"))
+        })
     }
 
     /// Makes every byte of some memory of the device the same, in the stream's order.
@@ -264,9 +273,11 @@ impl Device {
     ///
     /// The range is memory of the device.
     pub(crate) unsafe fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { result::memset_d8_async(address, byte, bytes, self.stream) }
-            .map_err(failed("memory cannot be filled"))
+        self.traced(Activity::Compute, Some("fill"), || {
+            // SAFETY: the caller's promise.
+            unsafe { result::memset_d8_async(address, byte, bytes, self.stream) }
+                .map_err(failed("memory cannot be filled"))
+        })
     }
 
     /// Copies from the device, in the stream's order.
@@ -275,9 +286,11 @@ impl Device {
     ///
     /// `from` holds as much, and nobody reads `to` until the stream has come here.
     pub(crate) unsafe fn receive<T: Pod>(&self, to: &mut [T], from: u64) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { result::memcpy_dtoh_async(to, from, self.stream) }
-            .map_err(failed("nothing can be copied from the device"))
+        self.traced(Activity::Transfer, Some("copy to the host"), || {
+            // SAFETY: the caller's promise.
+            unsafe { result::memcpy_dtoh_async(to, from, self.stream) }
+                .map_err(failed("nothing can be copied from the device"))
+        })
     }
 
     /// Copies within the device, in the stream's order.
@@ -286,9 +299,11 @@ impl Device {
     ///
     /// Both ranges are memory of the device and do not overlap.
     pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }
-            .map_err(failed("nothing can be copied on the device"))
+        self.traced(Activity::Transfer, Some("copy on the device"), || {
+            // SAFETY: the caller's promise.
+            unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }
+                .map_err(failed("nothing can be copied on the device"))
+        })
     }
 }
 
@@ -438,9 +453,11 @@ unsafe impl Send for Graph {}
 impl Graph {
     /// Sends all of it.
     pub(crate) fn launch(&self) -> Result<()> {
-        // SAFETY: graph and stream are alive.
-        unsafe { result::graph::launch(self.executable, self.device.stream) }
-            .map_err(failed("a graph cannot be started"))
+        self.device.traced(Activity::Compute, Some("graph of a step"), || {
+            // SAFETY: graph and stream are alive.
+            unsafe { result::graph::launch(self.executable, self.device.stream) }
+                .map_err(failed("a graph cannot be started"))
+        })
     }
 }
 

@@ -517,12 +517,17 @@ impl Model for CudaModel {
             };
             stages.map(profile).collect()
         });
-        ModelStats { experts, stages, weight_layouts: Vec::new() }
+        let timeline = self.device.timeline().unwrap_or_default();
+        ModelStats { experts, stages, timeline, weight_layouts: Vec::new() }
     }
 
     fn set_profiling(&mut self, on: bool) {
         let seconds = vec![0.0; self.program.stages.len()];
         self.profile = on.then_some(Times { seconds, steps: 0, tokens: 0, outputs: 0 });
+    }
+
+    fn set_tracing(&mut self, on: bool) -> Result<()> {
+        self.device.set_tracing(on)
     }
 
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {

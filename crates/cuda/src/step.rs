@@ -169,6 +169,7 @@ impl Step<'_> {
         if rows == 0 {
             return Ok(());
         }
+        self.device.label(&stage.name);
         match &stage.work {
             Work::Angles { rope } => self.angles(*rope),
             // The host has sent it.

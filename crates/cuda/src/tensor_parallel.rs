@@ -170,13 +170,21 @@ impl Model for TensorParallel {
         Ok(bytes)
     }
 
-    /// Times are those of the first device.
+    /// Stage times are those of the first device.
     fn stats(&self) -> ModelStats {
-        self.parts[0].stats()
+        let mut stats = self.parts[0].stats();
+        // A device that is lost says so in the next step.
+        let others = self.parts[1..].iter().map(|part| part.device.timeline().unwrap_or_default());
+        others.for_each(|timeline| stats.timeline.extend(timeline));
+        stats
     }
 
     fn set_profiling(&mut self, on: bool) {
         self.parts[0].set_profiling(on);
+    }
+
+    fn set_tracing(&mut self, on: bool) -> Result<()> {
+        self.parts.iter_mut().try_for_each(|part| part.set_tracing(on))
     }
 
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {

@@ -4,8 +4,10 @@
 
 pub mod baseline;
 pub mod coherence;
+pub mod embeddings;
 pub mod health;
 pub mod limits;
+pub mod suite;
 
 use bodkin_engine::{Engine, Event, Finish, Request, SamplerOptions, Usage};
 

@@ -49,6 +49,16 @@ pub enum Error {
     /// Predictions cannot be written.
     #[error("cannot write predictions: {0}")]
     Keep(#[from] std::io::Error),
+    /// A suite of checks is not as it should be.
+    #[error("{item}: expected {expected}, found {found}")]
+    Suite {
+        /// The file, and the case or line in it.
+        item: String,
+        /// The valid content.
+        expected: String,
+        /// The actual content.
+        found: String,
+    },
     /// A file of log-probabilities contradicts its format, itself or the model.
     #[error("{}: {item}: expected {expected}, found {found}", file.display())]
     Base {
@@ -61,4 +71,12 @@ pub enum Error {
         /// The actual value.
         found: String,
     },
+}
+
+impl Error {
+    /// Builds [`Error::Suite`].
+    pub(crate) fn suite(item: &str, expected: &str, found: impl std::fmt::Display) -> Error {
+        let (item, expected) = (item.to_owned(), expected.to_owned());
+        Error::Suite { item, expected, found: found.to_string() }
+    }
 }

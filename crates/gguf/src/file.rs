@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use self::map::Map;
-pub use self::map::exit_on_truncation;
+pub use self::map::{exit_on_truncation, kind_of_file};
 use crate::error::{Error, Mismatch, Result};
 use crate::format::fp4::unpair_mxfp4;
 use crate::header::{self, Header};

@@ -14,7 +14,7 @@ mod tensor;
 mod write;
 
 pub use error::{Error, Result};
-pub use file::{File, exit_on_truncation};
+pub use file::{File, exit_on_truncation, kind_of_file};
 pub use format::Format;
 pub use metadata::{Array, Metadata, Value};
 pub use tensor::Tensor;

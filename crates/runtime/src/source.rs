@@ -91,14 +91,15 @@ fn is_path(model: &str) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
         || path.is_absolute()
         || model.starts_with('.')
-        || path.is_file()
+        || path.exists() && !path.is_dir()
 }
 
 fn on_disk(path: &Path) -> Result<Resolved> {
     let shown = path.display().to_string();
     let metadata = path.metadata().map_err(Error::io(&shown))?;
     if !metadata.is_file() {
-        return Err(Error::mismatch(&shown, "a file", "a folder"));
+        let found = bodkin_gguf::kind_of_file(metadata.file_type());
+        return Err(Error::mismatch(&shown, "a model file", found));
     }
     Ok(Resolved::new(path.to_owned(), metadata.len(), "file"))
 }

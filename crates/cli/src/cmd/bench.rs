@@ -2,6 +2,7 @@
 //! of the memory bandwidth, which is measured between the tests.
 
 mod report;
+mod timeline;
 mod trace;
 
 use std::num::NonZeroUsize;
@@ -14,22 +15,27 @@ use bodkin_backend::{
     Backend, Batch, ExpertStats, KvType, Limits, Model, PAGE_TOKENS, RowOutput, SamplingParams,
     StageProfile, Step,
 };
-use bodkin_engine::{Pages, Sequence};
+use bodkin_engine::{Pages, Sequence, embed, embedding_limits, longest_text};
 
-use crate::arguments::{self, Machine, describe, find_decoder};
+use crate::arguments::{self, Machine, describe, find};
 use crate::output;
 use bodkin::memory::{kv_bytes, recurrent_bytes};
 use bodkin::{MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Sparse, within};
 use report::{Format, Row};
+use timeline::Timeline;
+
+const AFTER: &str = "\
+An encoder reads -s texts of -p tokens at once, and generates nothing.";
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]
+#[command(after_help = AFTER)]
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// Prompt lengths: 128,512 or 128-512+128
-    #[arg(short = 'p', long, default_value = "512", value_name = "N")]
-    n_prompt: String,
+    /// Prompt lengths: 128,512 or 128-512+128 [default: 512]
+    #[arg(short = 'p', long, value_name = "N")]
+    n_prompt: Option<String>,
     /// Numbers of tokens to generate
     #[arg(short = 'n', long, default_value = "128", value_name = "N")]
     n_gen: String,
@@ -51,10 +57,10 @@ pub(crate) struct Args {
     /// Batch size: tokens per prefill chunk
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     batch_size: usize,
-    /// Print stage times, expert counts and sparse layouts
+    /// Print the split of a step, stage times, expert counts and sparse layouts
     #[arg(long)]
     profile: bool,
-    /// Write a Chrome trace of one step of each test
+    /// Write the timeline of a run of each test as a Chrome trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Keep weights in the file's layout: less memory, slower
@@ -77,22 +83,42 @@ pub(crate) struct Args {
     gpu_layers: Option<usize>,
 }
 
+/// Prompt length if none is given; encoders may have a shorter one.
+const PROMPT: usize = 512;
+/// Pairs of a run and a measurement of the bandwidth, for relative speeds.
+const PAIRS: usize = 5;
+
 /// One row to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Test {
     prompt: usize,
     generate: usize,
     depth: usize,
-    /// Sequences that run in parallel; each generates `generate` tokens.
+    /// Sequences that run in parallel; each generates `generate` tokens, or is an encoder's text.
     sequences: usize,
 }
 
+impl Test {
+    /// A prompt alone, or generation alone.
+    fn new(prompt: usize, generate: usize) -> Test {
+        Test { prompt, generate, depth: 0, sequences: 1 }
+    }
+
+    /// Tokens that are read or generated.
+    fn tokens(&self) -> usize {
+        (self.prompt + self.generate) * self.sequences
+    }
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
-    let opened = find_decoder(&args.model)?;
+    let opened = find(&args.model)?;
     if let Some(path) = &args.trace {
         output::check(path, [opened.file.path()])?;
     }
-    let tests = tests(&args)?;
+    let tests = match opened.plan.is_encoder() {
+        true => encoder_tests(&args, &opened)?,
+        false => tests(&args)?,
+    };
     let batch_size = within("batch_size", args.batch_size, MAX_BATCH_TOKENS)?;
     let threads = match &args.threads {
         Some(list) => numbers("--threads", list)?.into_iter().map(Some).collect(),
@@ -123,15 +149,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 fn tests(args: &Args) -> Result<Vec<Test>> {
-    let (prompts, generates) =
-        (numbers("--n-prompt", &args.n_prompt)?, numbers("--n-gen", &args.n_gen)?);
-    let sequences = numbers("--n-sequences", &args.n_sequences)?;
-    for &n in &sequences {
-        within("n_sequences", n, MAX_BATCH_TOKENS)?;
-    }
+    let (prompts, generates) = (prompts(args, PROMPT)?, numbers("--n-gen", &args.n_gen)?);
+    let sequences = sequences(args)?;
     let mut tests = Vec::new();
     for depth in numbers("--n-depth", &args.n_depth)? {
-        let none = Test { prompt: 0, generate: 0, depth, sequences: 1 };
+        let none = Test { depth, ..Test::new(0, 0) };
         tests.extend(prompts.iter().map(|&prompt| Test { prompt, ..none }));
         for &sequences in &sequences {
             tests.extend(generates.iter().map(|&generate| Test { generate, sequences, ..none }));
@@ -140,6 +162,35 @@ fn tests(args: &Args) -> Result<Vec<Test>> {
     tests.retain(|test| test.prompt + test.generate > 0);
     ensure!(!tests.is_empty(), "nothing to measure: -p and -n are both 0");
     Ok(tests)
+}
+
+/// The tests of an encoder: texts that are read at once.
+fn encoder_tests(args: &Args, opened: &ModelFile) -> Result<Vec<Test>> {
+    let longest = longest_text(&opened.plan)?;
+    let mut tests = Vec::new();
+    for prompt in prompts(args, PROMPT.min(longest))? {
+        within("n_prompt", prompt, longest)?;
+        let texts = sequences(args)?.into_iter();
+        tests.extend(texts.map(|sequences| Test { sequences, ..Test::new(prompt, 0) }));
+    }
+    Ok(tests)
+}
+
+/// The prompt lengths of the flag, or else the default one.
+fn prompts(args: &Args, default: usize) -> Result<Vec<usize>> {
+    match &args.n_prompt {
+        Some(list) => numbers("--n-prompt", list),
+        None => Ok(vec![default]),
+    }
+}
+
+/// The numbers of sequences of the flag.
+fn sequences(args: &Args) -> Result<Vec<usize>> {
+    let sequences = numbers("--n-sequences", &args.n_sequences)?;
+    for &n in &sequences {
+        within("n_sequences", n, MAX_BATCH_TOKENS)?;
+    }
+    Ok(sequences)
 }
 
 /// Numbers and ranges, such as `1,2-8+2,16-64*2`.
@@ -182,12 +233,7 @@ fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
 
 fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -> Result<Row> {
     let plan = &opened.plan;
-    let tokens = test.depth + test.prompt + test.generate;
-    let step = args.batch_size.min((test.depth.max(test.prompt)).max(1));
-    let n = test.sequences;
-    let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), n);
-    let limits = Limits { tokens: step.max(n), outputs: n, pages, state_slots: n };
-    let mut session = Session::new(opened.load(backend, &limits)?, step, n);
+    let mut session = Session::load(opened, backend, test, args.batch_size)?;
     let mut samples_ns = Vec::new();
     // The first run pages the weights in and is discarded.
     for i in 0..=args.repetitions.get() {
@@ -196,20 +242,20 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
             samples_ns.push(ns);
         }
     }
-    let mut stages = Vec::new();
+    let (mut profile, mut experts, mut weight_layouts) = (Vec::new(), Vec::new(), Vec::new());
+    let mut timeline = Timeline::default();
     if args.profile || args.trace.is_some() {
+        timeline = session.trace(test)?;
+    }
+    if args.profile {
         session.profiled = true;
         session.run(test)?;
-        stages = session.model.stats().stages;
-    }
-    let (mut profile, mut experts, mut weight_layouts) = (Vec::new(), Vec::new(), Vec::new());
-    if args.profile {
-        profile = StageProfile::sums(&stages);
+        profile = StageProfile::sums(&session.model.stats().stages);
         experts = session.experts_chosen();
         weight_layouts = session.model.stats().weight_layouts;
     }
+    let steps = session.steps(test);
     drop(session);
-    let steps = if test.prompt > 0 { test.prompt.div_ceil(step) } else { test.generate };
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let cost = plan.cost();
     let mut row = Row {
@@ -230,7 +276,7 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
         samples_ns,
         bandwidth: 0.0,
         steps,
-        stages,
+        timeline,
         profile,
         experts,
         weight_layouts,
@@ -243,13 +289,35 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
 pub(super) fn generation_speed(opened: &ModelFile, machine: &Machine) -> Result<f64> {
     const TOKENS: usize = 64;
     let backend = machine.backend()?;
-    let pages = Pages::needed(&opened.plan.windows(), TOKENS, PAGE_TOKENS, 1);
-    let limits = Limits { tokens: 1, outputs: 1, pages, state_slots: 1 };
-    let mut session = Session::new(opened.load(backend.as_ref(), &limits)?, 1, 1);
-    let test = |generate| Test { prompt: 0, generate, depth: 0, sequences: 1 };
-    session.run(test(1))?;
-    let ns = session.run(test(TOKENS))?;
+    let mut session = Session::load(opened, backend.as_ref(), Test::new(0, TOKENS), 1)?;
+    session.run(Test::new(0, 1))?;
+    let ns = session.run(Test::new(0, TOKENS))?;
     Ok(TOKENS as f64 / (ns as f64 * 1e-9))
+}
+
+/// The speeds of a prompt and of a generated token beside the memory bandwidth: the tokens that are
+/// computed while memory delivers a gigabyte. Runs and measurements of the bandwidth alternate, and
+/// each speed is the median of the pairs. An encoder generates nothing.
+pub(super) fn relative_speeds(
+    opened: &ModelFile,
+    backend: &dyn Backend,
+) -> Result<[Option<f64>; 2]> {
+    let relative = |test: Test| -> Result<f64> {
+        let mut session = Session::load(opened, backend, test, PROMPT)?;
+        session.run(test)?;
+        let mut ratios = Vec::new();
+        for _ in 0..PAIRS {
+            let seconds = session.run(test)? as f64 * 1e-9;
+            ratios.push(test.tokens() as f64 / seconds / (backend.bandwidth()? / 1e9));
+        }
+        ratios.sort_by(f64::total_cmp);
+        Ok(ratios[PAIRS / 2])
+    };
+    let is_encoder = opened.plan.is_encoder();
+    let longest = if is_encoder { longest_text(&opened.plan)? } else { PROMPT };
+    let prefill = relative(Test::new(longest.min(256), 0))?;
+    let decode = (!is_encoder).then(|| relative(Test::new(0, 32))).transpose()?;
+    Ok([Some(prefill), decode])
 }
 
 /// The least bytes that a test reads: the weights in every step, and in every decode step also the
@@ -272,32 +340,95 @@ struct Session {
     step: usize,
     /// State of a linear congruential generator; every run has the same tokens.
     random: u32,
-    /// Whether the next run is profiled.
+    /// Whether the next run is profiled, and whether its timeline is recorded.
     profiled: bool,
+    traced: bool,
+    /// When the last run began.
+    start: Instant,
     /// Expert counts and times at the start of the last run.
     experts_before: Vec<ExpertStats>,
 }
 
 impl Session {
-    fn new(model: Box<dyn Model>, step: usize, sequences: usize) -> Session {
+    /// Loads a model for a test, with prefill chunks of `batch_size` tokens.
+    fn load(
+        opened: &ModelFile,
+        backend: &dyn Backend,
+        test: Test,
+        batch_size: usize,
+    ) -> Result<Session> {
+        let plan = &opened.plan;
+        let step = batch_size.min((test.depth.max(test.prompt)).max(1));
+        let n = test.sequences;
+        let limits = if plan.is_encoder() {
+            embedding_limits(plan, &vec![vec![0; test.prompt]; n], batch_size)?
+        } else {
+            let tokens = test.depth + test.prompt + test.generate;
+            let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), n);
+            Limits { tokens: step.max(n), outputs: n, pages, state_slots: n }
+        };
+        let model = opened.load(backend, &limits)?;
         let pages = Pages::of(&*model);
-        let sequences = (0..sequences).map(|_| pages.unshared()).collect();
-        let (random, profiled, experts_before) = (1, false, Vec::new());
-        Session { model, pages, sequences, step, random, profiled, experts_before }
+        let sequences = (0..n).map(|_| pages.unshared()).collect();
+        Ok(Session {
+            model,
+            pages,
+            sequences,
+            step,
+            random: 1,
+            profiled: false,
+            traced: false,
+            start: Instant::now(),
+            experts_before: Vec::new(),
+        })
+    }
+
+    /// Steps of one run of a test.
+    fn steps(&self, test: Test) -> usize {
+        match test.prompt {
+            0 => test.generate,
+            prompt if self.model.plan().is_encoder() => {
+                // A text runs in one step, which several may share.
+                let shared = (self.model.limits().tokens / prompt).max(1);
+                test.sequences.div_ceil(shared)
+            }
+            prompt => prompt.div_ceil(self.step),
+        }
     }
 
     /// Runs a test and returns its duration in nanoseconds.
     fn run(&mut self, test: Test) -> Result<u64> {
         self.restart();
+        let is_encoder = self.model.plan().is_encoder();
+        let count = if is_encoder { test.sequences } else { 0 };
+        let texts: Vec<Vec<u32>> = (0..count).map(|_| self.tokens(test.prompt)).collect();
         for i in 0..self.sequences.len() {
             self.read(i, test.depth)?;
         }
         self.model.set_profiling(self.profiled);
         self.experts_before = self.model.stats().experts;
-        let start = Instant::now();
-        self.read(0, test.prompt)?;
-        self.generate(test.generate)?;
-        Ok(start.elapsed().as_nanos() as u64)
+        if self.traced {
+            self.model.set_tracing(true)?;
+        }
+        self.start = Instant::now();
+        if is_encoder {
+            embed(self.model.as_mut(), &texts, |_, _| ())?;
+        } else {
+            self.read(0, test.prompt)?;
+            self.generate(test.generate)?;
+        }
+        Ok(self.start.elapsed().as_nanos() as u64)
+    }
+
+    /// Runs a test and returns its timeline.
+    fn trace(&mut self, test: Test) -> Result<Timeline> {
+        self.traced = true;
+        let result = self.run(test);
+        self.traced = false;
+        let seconds = result? as f64 * 1e-9;
+        let intervals = self.model.stats().timeline;
+        self.model.set_tracing(false)?;
+        Ok(Timeline::new(&intervals, self.start, seconds))
     }
 
     /// Expert counts and times of the last run.
@@ -353,7 +484,7 @@ impl Session {
         let mut left = count;
         while left > 0 {
             let len = left.min(self.step);
-            let tokens: Vec<u32> = (0..len).map(|_| self.token()).collect();
+            let tokens = self.tokens(len);
             let sequence = &mut self.sequences[i];
             ensure!(self.pages.reserve(sequence, len), "pages for all tokens of the test");
             let mut batch = Batch::default();
@@ -365,6 +496,10 @@ impl Session {
             left -= len;
         }
         Ok(())
+    }
+
+    fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.token()).collect()
     }
 
     fn token(&mut self) -> u32 {

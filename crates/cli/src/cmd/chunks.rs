@@ -23,7 +23,7 @@ pub(super) fn windows(
     chunks: Option<usize>,
 ) -> Result<Windows> {
     ensure!(chunks != Some(0), "--chunks: expected at least 1 chunk, found 0");
-    let text = text::without_newline(text::read(file, "the text")?);
+    let text = text::read_trimmed(file, "the text")?;
     let mut windows = windows_of(tokenizer, &text, &file.display().to_string(), size)?;
     windows.truncate(chunks.unwrap_or(usize::MAX));
     Ok(windows)

@@ -1,6 +1,7 @@
 //! `bodkin embed`: embeddings of texts, one JSON object per line.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -8,11 +9,13 @@ use serde::Serialize;
 use bodkin::{Encoder, ModelFile};
 
 use crate::arguments::{Machine, TokenizerArgs, find};
+use crate::text;
 
 const AFTER: &str = "\
 Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
 length 1; N includes the special tokens at the start and the end. Texts share batches of up to
---batch-size tokens; texts are never truncated.";
+--batch-size tokens; texts are never truncated. Texts of --file come after those of the command
+line.";
 
 /// Arguments of `embed`.
 #[derive(clap::Args)]
@@ -22,11 +25,13 @@ length 1; N includes the special tokens at the start and the end. Texts share ba
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// The texts; each gets one embedding
-    #[arg(required_unless_present = "tokens")]
+    /// The texts; each gets one embedding [default: standard input]
     text: Vec<String>,
+    /// Embed the text of a file, or - (may be repeated)
+    #[arg(short, long, value_name = "FILE")]
+    file: Vec<PathBuf>,
     /// Token ids of one text, without added special tokens
-    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with = "text")]
+    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["text", "file"])]
     tokens: Vec<u32>,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
@@ -69,12 +74,17 @@ fn texts(args: &Args, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
     if !args.tokens.is_empty() {
         return Ok(vec![args.tokens.clone()]);
     }
+    let read = |path: &Path| text::read_trimmed(path, "the text");
+    let mut texts = args.text.clone();
+    for path in &args.file {
+        texts.push(read(path)?);
+    }
+    if texts.is_empty() {
+        texts.push(read(Path::new("-"))?);
+        ensure!(!texts[0].is_empty(), "the text from standard input is empty");
+    }
     let tokenizer = args.tokenizer.open(&file.file)?;
-    Ok(args
-        .text
-        .iter()
-        .map(|text| tokenizer.try_encode(text, true, false))
-        .collect::<bodkin_engine::Result<_>>()?)
+    texts.iter().map(|text| Ok(tokenizer.try_encode(text, true, false)?)).collect()
 }
 
 fn write_line(out: &mut dyn Write, line: &Line<'_>) -> Result<()> {

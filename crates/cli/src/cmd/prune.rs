@@ -13,7 +13,7 @@ use bodkin_compress::imatrix::Imatrix;
 use bodkin_compress::prune::{self, Calibration, Cut, Job, Method, Pruner, Rule, Structure};
 use bodkin_compress::surgery::{self, Surgery};
 use bodkin_eval::{Windows, read};
-use bodkin_gguf::{File, Metadata};
+use bodkin_gguf::File;
 
 use super::chunks::{CHUNK_TOKENS, Run, windows, windows_of};
 use crate::arguments::{Machine, find_decoder, threads};
@@ -62,7 +62,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let imatrix = imatrix(&surgery, &opened)?;
     prune_all(&mut pruner, &jobs, &args.machine, &mut opened, imatrix, text.as_ref())?;
     let metadata = pruner.metadata(&jobs, &source);
-    write(pruner, &metadata, &args.output)?;
+    output::write(&args.output, |out| {
+        let failed = || format!("cannot write {}", args.output.display());
+        pruner.write(&metadata, out).with_context(failed)
+    })?;
     report::print(&args, &opened, &jobs, evaluated.as_ref(), start.elapsed())
 }
 
@@ -189,13 +192,6 @@ fn calibrate(
 fn imatrix(surgery: &Surgery, opened: &ModelFile) -> Result<Option<Imatrix>> {
     let Some(path) = &surgery.imatrix else { return Ok(None) };
     Ok(Some(Imatrix::open(path)?.fit(&opened.plan, path)?))
-}
-
-fn write(pruner: Pruner<'_>, metadata: &Metadata, path: &Path) -> Result<()> {
-    output::write(path, |out| {
-        let failed = || format!("cannot write {}", path.display());
-        pruner.write(metadata, out).with_context(failed)
-    })
 }
 
 /// Prunes a model by a surgery file before it runs. The pruned weights are in an unnamed temporary

@@ -51,8 +51,8 @@ fn prompt(args: &Args) -> Result<Option<String>> {
     if paths.is_empty() && given.is_none() {
         return Ok(None);
     }
-    let read = |path| Ok(text::without_newline(text::read(path, "the prompt")?));
-    let mut parts = paths.iter().map(|path| read(path)).collect::<Result<Vec<String>>>()?;
+    let parts = paths.iter().map(|path| text::read_trimmed(path, "the prompt"));
+    let mut parts = parts.collect::<Result<Vec<String>>>()?;
     parts.extend(given.cloned());
     parts.retain(|part| !part.is_empty());
     Ok(Some(parts.join("\n\n")))

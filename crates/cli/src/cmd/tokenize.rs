@@ -1,11 +1,13 @@
 //! `bodkin tokenize`: text to token ids.
 
-use std::io::{Read, Write};
+use std::io::Write;
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
 
 use crate::arguments::{TokenizerArgs, find_path};
+use crate::text;
 
 /// Arguments of `tokenize`.
 #[derive(clap::Args)]
@@ -32,8 +34,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let tokenizer = args.tokenizer.open(&file)?;
     let text = match args.text {
         Some(text) => text,
-        None => std::io::read_to_string(std::io::stdin().lock().by_ref())
-            .context("cannot read the text from standard input")?,
+        None => text::read(Path::new("-"), "the text")?,
     };
     let ids = tokenizer.try_encode(&text, !args.no_special, !args.no_parse)?;
     let mut out = std::io::stdout().lock();

@@ -91,6 +91,27 @@ fn sequences_generate_at_the_same_time() {
 }
 
 #[test]
+fn encoders_read_texts_at_once() {
+    let place = Place::new();
+    let bert = model("bert");
+    let bench = |flags: &[&str]| -> Value {
+        let args = [&["bench", &bert, "-r", "1", "-o", "json"], flags].concat();
+        serde_json::from_str(&place.text(&args)).unwrap()
+    };
+    let rows = bench(&["-p", "8,16", "-s", "1,4", "--trace", "trace.json"]);
+    assert_eq!(tests(&rows), ["pp8", "pp8 x4", "pp16", "pp16 x4"]);
+    for (row, tokens) in rows.as_array().unwrap().iter().zip([8.0, 32.0, 16.0, 64.0]) {
+        let [ns, rate] = ["samples_ns", "samples_ts"].map(|key| row[key][0].as_f64().unwrap());
+        assert!((rate * ns / 1e9 / tokens - 1.0).abs() < 1e-9, "{row}");
+        assert!(row["step_ms"]["compute"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    // By default as long as it may be, and no longer.
+    assert_eq!(tests(&bench(&[])), ["pp256"]);
+    let error = failure(&place.run(&["bench", &bert, "-p", "257"]));
+    assert!(error.starts_with("--n-prompt: expected 1 to 256, found 257"), "{error}");
+}
+
+#[test]
 fn a_profile_accounts_for_the_run() {
     let flags = ["-p", "8", "-n", "0", "-o", "json", "-t", "1", "--profile"];
     let rows: Value = serde_json::from_str(&bench(&Place::new(), &flags)).unwrap();
@@ -101,26 +122,59 @@ fn a_profile_accounts_for_the_run() {
 }
 
 #[test]
-fn a_trace_has_the_stages_of_a_step_one_after_the_other() {
+fn a_trace_is_the_timeline_of_a_run() {
     let place = Place::new();
-    bench(&place, &["-p", "8", "-n", "3", "--trace", "trace.json"]);
+    let flags = ["-p", "8", "-n", "3", "-t", "2", "-o", "json", "--trace", "trace.json"];
+    let rows: Value = serde_json::from_str(&bench(&place, &flags)).unwrap();
     let trace: Value =
         serde_json::from_slice(&fs::read(place.path("trace.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    for (id, test) in ["pp8", "tg3"].into_iter().enumerate() {
-        let events: Vec<&Value> = events.iter().filter(|event| event["pid"] == id).collect();
-        let name = events[0]["args"]["name"].as_str().unwrap();
-        assert!(events[0]["ph"] == "M" && name.starts_with(test), "{name}");
-        let stages = &events[1..];
-        let of = |what: &str| stages.iter().filter(|stage| stage["name"] == what).count();
-        assert_eq!((of("attention"), of("ffn_gate + ffn_up")), (3, 3));
-        let mut end = 0.0;
-        for stage in stages {
-            let number = |key: &str| stage[key].as_f64().unwrap();
-            assert!((number("ts") - end).abs() < 1e-6 && number("dur") >= 0.0, "{stage}");
-            end += number("dur");
+    for (id, (test, steps)) in [("pp8", 1), ("tg3", 3)].into_iter().enumerate() {
+        let of = |ph: &str| {
+            let of = |event: &&Value| event["pid"] == id && event["ph"] == ph;
+            events.iter().filter(of).collect::<Vec<_>>()
+        };
+        let names = of("M").into_iter().map(|event| event["args"]["name"].as_str().unwrap());
+        let names: Vec<&str> = names.collect();
+        assert!(names[0].starts_with(test), "{names:?}");
+        assert_eq!(names[1..], ["thread 0", "thread 1"]);
+        let (mut ends, mut lengths) = ([0.0; 2], [0.0; 2]);
+        for event in of("X") {
+            let number = |key: &str| event[key].as_f64().unwrap();
+            let thread = event["tid"].as_u64().unwrap() as usize;
+            // One after the other, without a gap.
+            assert!((number("ts") - ends[thread]).abs() < 1e-3 && number("dur") > 0.0, "{event}");
+            ends[thread] = number("ts") + number("dur");
+            lengths[thread] += number("dur");
         }
+        assert!((ends[0] - ends[1]).abs() < 1e-3, "both threads are there to the end");
+        for thread in 0..2 {
+            let count = |name: &str, category: &str| {
+                let is_one = |event: &&&Value| {
+                    let name = event["name"].as_str().unwrap().split("; ").any(|part| part == name);
+                    event["tid"] == thread && event["cat"] == category && name
+                };
+                of("X").iter().filter(is_one).count()
+            };
+            // Of 3 layers, in every step.
+            assert_eq!(count("attention", "compute"), 3 * steps);
+            assert_eq!(count("ffn_gate + ffn_up", "compute"), 3 * steps);
+            assert!(count("barrier", "wait") >= 6 * steps);
+        }
+        // The split of a step adds up to the whole run.
+        let split = rows[id]["step_ms"].as_object().unwrap();
+        let part = |key: &str| split[key].as_f64().unwrap();
+        assert_eq!(part("transfers"), 0.0);
+        assert!(part("compute") > 0.0 && part("host") > 0.0 && part("waiting") > 0.0, "{split:?}");
+        let sum = part("compute") + part("host") + part("waiting");
+        assert!((sum * steps as f64 / (ends[0] / 1e3) - 1.0).abs() < 1e-3, "{split:?} {ends:?}");
     }
+    let table = bench(&place, &["-p", "8", "-n", "3", "--profile"]);
+    assert!(
+        table.contains("\n| a step of | ms | compute | transfers | host | waiting |\n"),
+        "{table}"
+    );
+    assert!(table.contains("\n| tg3 | "), "{table}");
 }
 
 /// The tiny Mixtral: of 4 experts in each of its layers, every token chooses 2.
@@ -192,7 +246,7 @@ fn what_cannot_be_measured_is_named() {
         (&["-p", "x"], "--n-prompt: expected a number, found `x`"),
         (&["-p", "8-4"], "`8-4`"),
         (&["-p", "18446744073709551615", "-d", "1"], "--n-prompt"),
-        (&["-d", "1000000000", "-t", "1024"], "are missing"),
+        (&["-d", "1000000000"], "are missing"),
         (&["-b", "0"], "--batch-size"),
         (&["-s", "0"], "--n-sequences: expected 1 to"),
         (&["-t", "0"], "threads"),

@@ -68,6 +68,137 @@ fn numbers_are_compared_with_a_baseline() {
     assert!(error.contains("general.type: expected bodkin.check"), "{error}");
 }
 
+#[test]
+fn answers_of_a_suite_are_checked() {
+    let place = Place::new();
+    let model = model("llama");
+    let prompt = "What is it?";
+    let run = ["run", &model, prompt, "--temperature", "0", "-n", "6", "--json"];
+    let text = place.json(&run)["text"].as_str().unwrap().to_owned();
+    let suite = |cases: &str| {
+        std::fs::write(place.path("suite.toml"), cases).unwrap();
+        check(&place, &[&model, "--suite", "suite.toml"])
+    };
+    let case = |rest: &str| format!("[[answer]]\nprompt = \"{prompt}\"\nmax_tokens = 6\n{rest}\n");
+    let text = toml_text(&text);
+    let good = [case(&format!("equals = {text}")), case("matches = '.'")].concat();
+    let (report, error) = suite(&good);
+    assert_eq!(report["suite"], json!([2, 2]), "{error}");
+    assert_eq!(faults(&report), [] as [&str; 0]);
+    let (report, _) = suite(&[good, case("contains = ['no such text']")].concat());
+    assert_eq!(report["suite"], json!([2, 3]));
+    let fault = faults(&report)[0];
+    assert!(fault.starts_with("suite: `What is it?`: expected `no such text`"), "{fault}");
+
+    // A file that is wrong, and one for another kind of model.
+    let (_, error) = suite("[[answer]]\nprompt = 1\n");
+    assert!(error.starts_with("error: --suite: suite.toml: line 2: expected a suite"), "{error}");
+    let (report, _) = suite("[[similarity]]\ntexts = ['a', 'b']\nmin = 0.5\n");
+    assert!(faults(&report)[0].contains("expected [[answer]] for a model that"), "{report}");
+}
+
+/// A text as TOML writes it.
+fn toml_text(text: &str) -> String {
+    let escape = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    format!("\"{}\"", text.chars().map(escape).collect::<String>())
+}
+
+#[test]
+fn encoders_are_checked_too() {
+    let place = Place::new();
+    let bert = model("bert");
+    let check = |args: &[&str]| {
+        let output = place.run(&[&["check", &bert, "--json"], args].concat());
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (output.status.code(), value["models"][0].clone(), stderr(&output))
+    };
+    let (code, report, error) = check(&["--save-baseline", "base.gguf"]);
+    assert_eq!(code, Some(0), "{report} {error}");
+    assert_eq!((&report["long_tokens"], &report["answers"]), (&256.into(), &Value::Null));
+    let (code, report, _) = check(&["--baseline", "base.gguf"]);
+    assert_eq!(code, Some(0), "{report}");
+    assert!(report["baseline"]["cosine_distance"].as_f64().unwrap().abs() < 1e-9, "{report}");
+
+    // The similarity of two texts, as `embed` has it.
+    let texts = ["the hens in the garden", "a house"];
+    let lines = place.text(&["embed", &bert, texts[0], texts[1]]);
+    let rows: Vec<Vec<f64>> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["embedding"].clone())
+        .map(|row| row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect())
+        .collect();
+    let cosine: f64 = rows[0].iter().zip(&rows[1]).map(|(a, b)| a * b).sum();
+    let suite = |min: f64, max: f64| {
+        let text = format!("[[similarity]]\ntexts = {texts:?}\nmin = {min:?}\nmax = {max:?}\n");
+        std::fs::write(place.path("suite.toml"), text).unwrap();
+        check(&["--suite", "suite.toml"])
+    };
+    let (code, report, _) = suite(cosine - 1e-4, (cosine + 1e-4).min(1.0));
+    assert_eq!((code, &report["suite"]), (Some(0), &json!([1, 1])), "{report}");
+    let (code, report, _) = suite(-1.0, cosine - 1e-3);
+    assert_eq!((code, &report["suite"]), (Some(1), &json!([0, 1])), "{report}");
+    let wanted = "similarity of `the hens in the garden` and `a house`: expected -1 to ";
+    assert!(faults(&report)[0].starts_with(wanted), "{report}");
+
+    // A model that gives other embeddings, and one of another kind.
+    let other = place.variant("bert", |m| {
+        m.insert("bert.attention.layer_norm_epsilon", bodkin_gguf::Value::F32(0.5));
+    });
+    let output = place.run(&["check", &other, "--baseline", "base.gguf"]);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(table.contains("embeddings: cosine distance "), "{table}");
+    let output = place.run(&["check", &model("llama"), "--baseline", "base.gguf", "-n", "2"]);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(table.contains("other tokens or another vocabulary"), "{table}");
+}
+
+#[test]
+fn a_loss_of_speed_is_a_fault() {
+    let place = Place::new();
+    let model = model("llama");
+    let speed = ["--speed", "-t", "1"];
+    let check = |args: &[&str]| check(&place, &[&[model.as_str()], &speed[..], args].concat());
+    let (report, error) = check(&["--save-baseline", "base.gguf"]);
+    assert_eq!(faults(&report), [] as [&str; 0], "{error}");
+    for key in ["prefill_tokens_per_gb", "decode_tokens_per_gb"] {
+        assert!(report["speed"][key].as_f64().unwrap() > 0.0, "{report}");
+    }
+    // However noisy this machine is, it has not become ten times slower.
+    let (report, _) = check(&["--baseline", "base.gguf", "--max-slowdown", "90"]);
+    assert_eq!(faults(&report), [] as [&str; 0]);
+    assert!(report["speed"]["change"].as_f64().unwrap() > -0.9, "{report}");
+    let (report, _) = check(&["--baseline", &with_speed(&place, "speed.decode", 1e9)]);
+    assert!(faults(&report)[0].starts_with("speed: 100.0 % less, at most 10"), "{report}");
+
+    // The speed of another backend, and none.
+    let two = ["--speed", "-t", "2", "--baseline", "base.gguf"];
+    let (report, _) = self::check(&place, &[&[model.as_str()], &two[..]].concat());
+    let wanted = "the baseline's speed is of cpu (";
+    assert!(faults(&report)[0].starts_with(wanted), "{report}");
+    let output = place.run(&["check", &model, "--save-baseline", "base.gguf", "-n", "2"]);
+    assert_eq!(output.status.code(), Some(1));
+    let (report, _) = check(&["--baseline", "base.gguf"]);
+    assert!(faults(&report)[0].starts_with("the baseline has no speed; --speed"), "{report}");
+}
+
+/// A copy of `base.gguf` with another speed.
+fn with_speed(place: &Place, key: &str, speed: f64) -> String {
+    let file = bodkin_gguf::File::open(place.path("base.gguf")).unwrap();
+    let mut metadata = file.metadata().clone();
+    metadata.insert(format!("check.0.{key}"), bodkin_gguf::Value::F64(speed));
+    let path = place.path("fast.gguf");
+    let mut writer = bodkin_gguf::Writer::new(&path, &metadata).unwrap();
+    for tensor in file.tensors() {
+        writer.tensor(&tensor.name, tensor.format, &tensor.shape, file.data(tensor)).unwrap();
+    }
+    writer.save().unwrap();
+    "fast.gguf".to_owned()
+}
+
 /// What a request to the server asks for, and what it answers.
 type Answer = Box<dyn Fn(&str) -> Value + Send>;
 

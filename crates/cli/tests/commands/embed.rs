@@ -65,6 +65,27 @@ fn a_text_has_its_special_tokens_and_minds_no_company() {
 }
 
 #[test]
+fn texts_come_from_files_and_standard_input() {
+    let place = Place::new();
+    let texts = ["hello there", "the hens\nin the garden", "good-bye"];
+    let given = lines(&place, &texts);
+    let bert = model("bert");
+    std::fs::write(place.path("hens.txt"), format!("{}\n", texts[1])).unwrap();
+    let read = |args: &[&str], input: &str| -> Vec<Value> {
+        let text = place.text_of(&[&["embed", &bert], args].concat(), input.as_bytes());
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    assert_eq!(read(&[texts[0], "-f", "hens.txt", "-f", "-"], "good-bye\n"), given);
+    assert_eq!(read(&[], texts[1]), given[1..2]);
+    let error = failure(&place.run(&["embed", &bert, "-f", "absent.txt"]));
+    assert!(error.starts_with("cannot read the text from absent.txt"), "{error}");
+    std::fs::write(place.path("bytes"), b"\xff\xfe").unwrap();
+    let error = failure(&place.run(&["embed", &bert, "-f", "bytes"]));
+    assert!(error.contains("bytes: stream did not contain valid UTF-8"), "{error}");
+    assert_eq!(place.run(&["embed", &bert, "--tokens", "2", "-f", "x"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_text_that_is_too_long_is_never_cut() {
     let place = Place::new();
     let bert = model("bert");
@@ -86,15 +107,12 @@ fn each_kind_of_model_names_the_other_command() {
     let error = failure(&place.run(&["embed", &model("llama"), "hello"]));
     assert!(error.contains("llama.gguf") && error.contains("no embeddings"), "{error}");
     let bert = model("bert");
-    for args in [
-        &["run", &bert, "hello"][..],
-        &["bench", &bert],
-        &["logits", &bert, "--tokens", "2", "-o", "out.npy"],
-    ] {
+    for args in [&["run", &bert, "hello"][..], &["logits", &bert, "--tokens", "2", "-o", "out.npy"]]
+    {
         let error = failure(&place.run(args));
         assert!(error.contains("bert.gguf") && error.contains("`bodkin embed`"), "{error}");
     }
     assert_eq!(place.files(), ["home"]);
-    assert_eq!(place.run(&["embed", &bert]).status.code(), Some(2));
+    assert!(failure(&place.run(&["embed", &bert])).contains("standard input is empty"));
     assert_eq!(place.run(&["embed", &bert, "x", "--tokens", "1"]).status.code(), Some(2));
 }

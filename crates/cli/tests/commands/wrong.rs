@@ -66,6 +66,53 @@ fn a_terminal_is_not_commanded_by_a_file() {
 }
 
 #[test]
+fn long_texts_of_a_file_are_cut() {
+    let place = Place::new();
+    for key in ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"] {
+        let text = "no` such ".repeat(20_000);
+        let change = |metadata: &mut Metadata| {
+            metadata.insert(key, Value::String(Box::from(text.as_bytes())));
+        };
+        let path = place.variant("llama", change);
+        let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
+        assert!(error.contains("variant.gguf") && error.len() < 10_000, "{key}: {}", error.len());
+        let text = "nonsense ".repeat(20_000);
+        let change = |metadata: &mut Metadata| {
+            metadata.insert(key, Value::String(Box::from(text.as_bytes())));
+        };
+        let path = place.variant("llama", change);
+        let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
+        assert!(error.contains("nonsense no...`"), "{key}: {error}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_named() {
+    let place = Place::new();
+    let status = std::process::Command::new("mkfifo").arg(place.path("pipe.gguf")).status();
+    assert!(status.unwrap().success());
+    std::os::unix::fs::symlink("/dev/null", place.path("nothing")).unwrap();
+    for (name, found) in [
+        ("/dev/null", "a character device"),
+        ("nothing", "a character device"),
+        ("pipe.gguf", "a named pipe (FIFO)"),
+        ("./pipe.gguf", "a named pipe (FIFO)"),
+    ] {
+        for command in [&["run"][..], &["inspect"], &["tokenize"], &["quantize"], &["pull"]] {
+            let flags: &[&str] = match command[0] {
+                "run" => &SHORT,
+                "quantize" => &["out.gguf", "Q8_0"],
+                _ => &[],
+            };
+            let error = failure(&place.run(&[command, &[name], flags].concat()));
+            let wanted = format!("{name}: expected a model file, found {found}");
+            assert_eq!(error, wanted, "{command:?}");
+        }
+    }
+}
+
+#[test]
 fn an_unknown_type_of_tensor_is_named() {
     let place = Place::new();
     let mut bytes = fs::read(model("llama")).unwrap();
@@ -183,6 +230,13 @@ fn wrong_usage_has_status_2_and_names_the_word() {
         (&["run", &model, "Hello", "--seed", "x"], "--seed"),
         (&["run", &model, "Hello", "--temperature", "warm"], "--temperature"),
         (&["run", &model, "Hello", "--kv-type", "q4_0"], "--kv-type <TYPE>': expected auto, f16"),
+        (&["check", &model, "--max-kl", "nan"], "--max-kl <X>': expected a finite number x >= 0"),
+        (&["check", &model, "--max-mse", "inf"], "--max-mse <X>': expected a finite number"),
+        (&["check", &model, "--max-perplexity-change=-1"], "expected a finite number x >= 0"),
+        (&["check", &model, "--max-repetition", "nan"], "expected 0 <= x <= 1"),
+        (&["check", &model, "--near-tie", "NaN"], "--near-tie <X>': expected a finite number"),
+        (&["prune", &model, "out.gguf", "--sparsity", "nan"], "expected 0 <= x < 1"),
+        (&["run", &model, "Hello", "--activation-sparsity", "1"], "expected 0 <= x < 1"),
         (&["bench", &model, "--kv-type", "f32"], "--kv-type <TYPE>': expected auto, f16"),
         (&["run"], "<MODEL>"),
         (&["tokenize"], "<MODEL>"),

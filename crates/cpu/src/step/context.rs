@@ -13,6 +13,7 @@ use crate::kv::KvView;
 use crate::linear::{ActivationFormat, Activations};
 use crate::program::{Operand, Program};
 use crate::shared::Shared;
+use crate::trace::Trace;
 use crate::weights::LoadedWeight;
 
 /// Calls the observer of a step with one matmul and its input rows.
@@ -59,6 +60,8 @@ pub(crate) struct StepContext<'a> {
     pub(crate) observe: Option<ObserveFn<'a>>,
     /// The total seconds of each stage, if the step is profiled.
     pub(crate) seconds: Option<Shared<f64>>,
+    /// The timeline, if the step is traced.
+    pub(crate) trace: Option<&'a Trace>,
 }
 
 impl StepContext<'_> {

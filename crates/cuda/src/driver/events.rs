@@ -37,8 +37,10 @@ impl Event {
 
     /// Waits until the stream has come to where it was recorded last, if it was.
     pub(crate) fn wait(&self) -> Result<()> {
-        // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel failed"))
+        self.device.traced_wait(|| {
+            // SAFETY: the event is alive.
+            unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel failed"))
+        })
     }
 }
 

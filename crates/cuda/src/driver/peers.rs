@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 
-use bodkin_backend::Result;
+use bodkin_backend::{Activity, Result};
 use cudarc::driver::sys;
 
 use super::{Device, failed};
@@ -51,15 +51,17 @@ impl Device {
     /// until the stream has come here.
     pub(crate) unsafe fn pull(&self, other: &Device, columns: &Columns) -> Result<()> {
         self.enter()?;
-        let result = if self.context == other.context {
-            // SAFETY: the caller's promise.
-            unsafe { sys::cuMemcpy2DAsync_v2(&within(columns), self.stream) }
-        } else {
-            let copy = between([other.context, self.context], columns);
-            // SAFETY: the caller's promise; both contexts are alive.
-            unsafe { sys::cuMemcpy3DPeerAsync(&copy, self.stream) }
-        };
-        result.result().map_err(failed("nothing can be copied from another device"))
+        self.traced(Activity::Transfer, Some("copy from another device"), || {
+            let result = if self.context == other.context {
+                // SAFETY: the caller's promise.
+                unsafe { sys::cuMemcpy2DAsync_v2(&within(columns), self.stream) }
+            } else {
+                let copy = between([other.context, self.context], columns);
+                // SAFETY: the caller's promise; both contexts are alive.
+                unsafe { sys::cuMemcpy3DPeerAsync(&copy, self.stream) }
+            };
+            result.result().map_err(failed("nothing can be copied from another device"))
+        })
     }
 }
 

@@ -27,6 +27,7 @@ impl Step<'_> {
 
     /// Samples tokens from a step's logits into the host's memory and the next step's metadata.
     fn sample(&self, adjusts: bool) -> Result<()> {
+        self.device.label("sampling");
         let width = self.plan.output_width();
         let parameters = p::Sample {
             logits: self.address(self.program.output),

@@ -1,5 +1,6 @@
 //! Baselines: a GGUF file with earlier results, for comparison with a later run. It has each
-//! model's input tokens, some rows of logits, and its perplexity.
+//! model's input tokens, some rows of logits and its perplexity, or the embeddings of an encoder,
+//! and its speed if that was measured.
 
 use std::path::{Path, PathBuf};
 
@@ -19,45 +20,79 @@ pub struct Record {
     pub name: String,
     /// The input tokens.
     pub tokens: Vec<u32>,
-    /// Of those tokens.
-    pub perplexity: f64,
-    /// `[positions, vocabulary]`.
-    pub logits: Vec<f32>,
+    /// Of those tokens; none for an encoder.
+    pub perplexity: Option<f64>,
+    /// Logits, `[positions, vocabulary]`, or the embeddings of an encoder, `[texts, width]`.
+    pub rows: Vec<f32>,
     /// Elements of a row.
-    pub vocabulary: usize,
+    pub width: usize,
+    /// The speed, if it was measured.
+    pub speed: Option<Speed>,
+}
+
+/// The speed of a model beside the memory bandwidth that was measured in turns with it: tokens in
+/// the time in which memory delivers a gigabyte. What else runs on the machine slows both down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Speed {
+    /// The backend, as it describes itself.
+    pub backend: String,
+    /// Of a prompt, or of an encoder's text.
+    pub prefill: f64,
+    /// Of a generated token; none for an encoder.
+    pub decode: Option<f64>,
+}
+
+impl Speed {
+    /// The relative change of the part of the speed that has become worst, from an earlier one.
+    /// None if the backends differ, or one of the speeds is missing.
+    pub fn change_from(&self, before: &Speed) -> Option<f64> {
+        let is_same = self.backend == before.backend;
+        let prefill = self.prefill / before.prefill - 1.0;
+        match (self.decode, before.decode) {
+            (Some(decode), Some(before)) if is_same => Some(prefill.min(decode / before - 1.0)),
+            (None, None) if is_same => Some(prefill),
+            _ => None,
+        }
+    }
 }
 
 /// The difference of two records of one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// The mean square difference of the logits.
+    /// The mean square difference of the logits or embeddings.
     pub mse: f64,
-    /// The mean divergence of the predictions from the earlier ones.
-    pub divergence: f64,
-    /// The relative change of the perplexity.
-    pub perplexity: f64,
+    /// The mean divergence of the predictions from the earlier ones; none for an encoder.
+    pub divergence: Option<f64>,
+    /// The relative change of the perplexity; none for an encoder.
+    pub perplexity: Option<f64>,
+    /// The mean of one minus the cosine similarity of embeddings; none for other models.
+    pub cosine_distance: Option<f64>,
 }
 
 impl Record {
-    /// Compares with an earlier record. None if the tokens or the vocabulary differ.
+    /// Compares with an earlier record. None if the tokens or the shapes differ.
     pub fn change_from(&self, before: &Record) -> Option<Change> {
         let is_same = self.tokens == before.tokens
-            && self.vocabulary == before.vocabulary
-            && self.logits.len() == before.logits.len();
+            && self.width == before.width
+            && self.rows.len() == before.rows.len()
+            && self.perplexity.is_some() == before.perplexity.is_some();
         if !is_same {
             return None;
         }
-        let n = self.logits.len() as f64;
-        let pairs = self.logits.iter().zip(&before.logits);
+        let n = self.rows.len() as f64;
+        let pairs = self.rows.iter().zip(&before.rows);
         let square: f64 = pairs.map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
-        let rows = self.logits.chunks_exact(self.vocabulary);
-        let rows = rows.zip(before.logits.chunks_exact(self.vocabulary));
-        let count = rows.len() as f64;
-        let divergence: f64 = rows.map(|(row, before)| divergence(row, before)).sum();
+        let mean = |of: fn(&[f32], &[f32]) -> f64| {
+            let rows = self.rows.chunks_exact(self.width);
+            let rows = rows.zip(before.rows.chunks_exact(self.width));
+            rows.map(|(row, before)| of(row, before)).sum::<f64>() / (n / self.width as f64)
+        };
+        let perplexity = self.perplexity.zip(before.perplexity);
         Some(Change {
             mse: square / n,
-            divergence: divergence / count,
-            perplexity: self.perplexity / before.perplexity - 1.0,
+            divergence: perplexity.map(|_| mean(divergence)),
+            perplexity: perplexity.map(|(now, before)| now / before - 1.0),
+            cosine_distance: perplexity.is_none().then(|| mean(|a, b| 1.0 - cosine(a, b))),
         })
     }
 }
@@ -88,6 +123,14 @@ fn divergence(row: &[f32], before: &[f32]) -> f64 {
     terms.sum()
 }
 
+/// The cosine of the angle between two embeddings.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
 /// Writes a baseline of several models.
 ///
 /// # Errors
@@ -99,15 +142,24 @@ pub fn save(path: &Path, records: &[Record]) -> Result<()> {
     for (i, record) in records.iter().enumerate() {
         let key = |name: &str| format!("check.{i}.{name}");
         metadata.insert(key("name"), Value::String(record.name.as_bytes().into()));
-        metadata.insert(key("perplexity"), Value::F64(record.perplexity));
+        if let Some(perplexity) = record.perplexity {
+            metadata.insert(key("perplexity"), Value::F64(perplexity));
+        }
+        if let Some(Speed { backend, prefill, decode }) = &record.speed {
+            metadata.insert(key("speed.backend"), Value::String(backend.as_bytes().into()));
+            metadata.insert(key("speed.prefill"), Value::F64(*prefill));
+            if let Some(decode) = decode {
+                metadata.insert(key("speed.decode"), Value::F64(*decode));
+            }
+        }
         metadata.insert(key("tokens"), Value::Array(Array::U32(record.tokens.clone())));
     }
-    let bytes = |record: &Record| record.logits.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let bytes = |record: &Record| record.rows.iter().flat_map(|x| x.to_le_bytes()).collect();
     let data: Vec<Vec<u8>> = records.iter().map(bytes).collect();
     let mut writer = Writer::new(path, &metadata)?;
     for (i, (record, data)) in records.iter().zip(&data).enumerate() {
-        let cols = record.vocabulary as u64;
-        let shape = [cols, record.logits.len() as u64 / cols];
+        let cols = record.width as u64;
+        let shape = [cols, record.rows.len() as u64 / cols];
         writer.tensor(&format!("check.{i}.logits"), Format::F32, &shape, data)?;
     }
     Ok(writer.save()?)
@@ -138,17 +190,28 @@ pub fn open(path: &Path) -> Result<Vec<Record>> {
         let Some(tensor) = tensor else {
             return Err(invalid(key("logits"), "a tensor of F32", "none".to_owned()));
         };
-        let mut logits = vec![0.0; tensor.elements() as usize];
-        tensor.format.dequantize(file.data(tensor), &mut logits);
+        let mut rows = vec![0.0; tensor.elements() as usize];
+        tensor.format.dequantize(file.data(tensor), &mut rows);
         let Some(tokens) = metadata.u32s(&key("tokens"))? else {
             return Err(invalid(key("tokens"), "the tokens that were read", "none".to_owned()));
+        };
+        let number =
+            |name: &str| -> Result<Option<f64>> { Ok(metadata.f32(&key(name))?.map(f64::from)) };
+        let speed = match (metadata.str(&key("speed.backend"))?, number("speed.prefill")?) {
+            (Some(backend), Some(prefill)) => Some(Speed {
+                backend: backend.to_owned(),
+                prefill,
+                decode: number("speed.decode")?,
+            }),
+            _ => None,
         };
         Ok(Record {
             name: metadata.need_str(&key("name"))?.to_owned(),
             tokens,
-            perplexity: f64::from(metadata.need_f32(&key("perplexity"))?),
-            logits,
-            vocabulary: tensor.cols(),
+            perplexity: number("perplexity")?,
+            rows,
+            width: tensor.cols(),
+            speed,
         })
     };
     (0..count).map(record).collect()
@@ -166,9 +229,10 @@ mod tests {
         let record = |name: &str| Record {
             name: name.to_owned(),
             tokens: Vec::new(),
-            perplexity: 1.0,
-            logits: Vec::new(),
-            vocabulary: 1,
+            perplexity: None,
+            rows: Vec::new(),
+            width: 1,
+            speed: None,
         };
         let mut records: Vec<Record> = names.iter().map(|name| record(name)).collect();
         for (path, name) in paths.iter().zip(&names) {

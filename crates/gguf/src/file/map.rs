@@ -27,7 +27,7 @@ impl Map {
             return Err(Error::Directory { file: path.to_path_buf() });
         }
         if !metadata.is_file() {
-            let found = "a device, pipe or socket";
+            let found = kind_of_file(metadata.file_type());
             return Err(Error::invalid(path, "file type", "a regular file", found));
         }
         let file = fs::File::open(path).map_err(|source| Error::io(path, "open", source))?;
@@ -57,6 +57,24 @@ impl Map {
             let _ = unsafe { self.bytes.unchecked_advise_range(advice, start, end - start) };
         }
     }
+}
+
+/// What something in a file system is, for messages.
+pub fn kind_of_file(kind: fs::FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let kinds = [
+            (kind.is_fifo(), "a named pipe (FIFO)"),
+            (kind.is_char_device(), "a character device"),
+            (kind.is_block_device(), "a block device"),
+            (kind.is_socket(), "a socket"),
+        ];
+        if let Some((_, name)) = kinds.into_iter().find(|(is_it, _)| *is_it) {
+            return name;
+        }
+    }
+    if kind.is_dir() { "a folder" } else { "a regular file" }
 }
 
 impl Deref for Map {

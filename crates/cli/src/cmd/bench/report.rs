@@ -6,6 +6,7 @@ use anyhow::Result;
 use bodkin_backend::{ExpertStats, KvType, StageProfile, WeightLayout};
 use serde_json::{Value, json};
 
+use super::timeline::{Split, Timeline};
 use bodkin::memory::human_bytes;
 
 /// Output format: a Markdown table, a JSON array of objects, or CSV with a header.
@@ -40,8 +41,8 @@ pub(crate) struct Row {
     pub(crate) bandwidth: f64,
     /// Steps of one run.
     pub(crate) steps: usize,
-    /// Every stage of a step, over all steps of one run; empty without a profile or trace.
-    pub(crate) stages: Vec<StageProfile>,
+    /// What happened in one run; empty without a profile or trace.
+    pub(crate) timeline: Timeline,
     /// Time of each kind of stage in one run; empty without a profile.
     pub(crate) profile: Vec<StageProfile>,
     /// Expert counts and times of that run; empty without experts.
@@ -57,7 +58,8 @@ impl Row {
         let test = match (self.prompt, self.sequences) {
             (0, 1) => format!("tg{}", self.generate),
             (0, n) => format!("tg{} x{n}", self.generate),
-            (n, _) => format!("pp{n}"),
+            (n, 1) => format!("pp{n}"),
+            (n, texts) => format!("pp{n} x{texts}"),
         };
         let test = if self.depth > 0 { format!("{test} @ d{}", self.depth) } else { test };
         match self.kv_type {
@@ -67,13 +69,21 @@ impl Row {
     }
 
     fn rates(&self) -> Vec<f64> {
-        let tokens = (self.prompt + self.generate * self.sequences) as f64;
+        let tokens = ((self.prompt + self.generate) * self.sequences) as f64;
         self.samples_ns.iter().map(|&ns| tokens * 1e9 / ns as f64).collect()
     }
 
     fn bytes_per_second(&self) -> f64 {
         let times: Vec<f64> = self.samples_ns.iter().map(|&ns| ns as f64).collect();
         self.bytes as f64 * 1e9 / mean(&times)
+    }
+
+    /// How the time of a step is split, if it was traced.
+    fn split_of_step(&self) -> Option<Split> {
+        let Split { compute, transfers, host, waiting } = self.timeline.split()?;
+        let [compute, transfers, host, waiting] =
+            [compute, transfers, host, waiting].map(|seconds| seconds / self.steps.max(1) as f64);
+        Some(Split { compute, transfers, host, waiting })
     }
 
     fn part_fields(&self, part: &StageProfile) -> Value {
@@ -117,6 +127,14 @@ impl Row {
             ("samples_ns", json!(self.samples_ns)),
             ("samples_ts", json!(rates)),
         ];
+        if let Some(split) = self.split_of_step() {
+            let Split { compute, transfers, host, waiting } = split;
+            let [compute, transfers, host, waiting] =
+                [compute, transfers, host, waiting].map(|seconds| json!(1e3 * seconds));
+            let ms = json!({ "compute": compute, "transfers": transfers, "host": host,
+                             "waiting": waiting });
+            fields.push(("step_ms", ms));
+        }
         if !self.profile.is_empty() {
             let parts = self.profile.iter().map(|part| self.part_fields(part));
             fields.push(("profile", parts.collect()));
@@ -193,6 +211,7 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
             row.bandwidth / 1e9,
         )?;
     }
+    print_splits(out, rows)?;
     for row in rows {
         if !row.profile.is_empty() {
             print_profile(out, row)?;
@@ -203,6 +222,25 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
         if !row.weight_layouts.is_empty() {
             print_weight_layouts(out, &row.weight_layouts)?;
         }
+    }
+    Ok(())
+}
+
+/// How the time of a step of each test is split.
+fn print_splits(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
+    let splits = rows.iter().filter_map(|row| Some((row, row.split_of_step()?)));
+    for (i, (row, split)) in splits.enumerate() {
+        if i == 0 {
+            writeln!(out, "\n| a step of | ms | compute | transfers | host | waiting |")?;
+            writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
+        }
+        let parts = [split.compute, split.transfers, split.host, split.waiting];
+        let all: f64 = parts.iter().sum();
+        write!(out, "| {} | {:.3} |", row.test(), 1e3 * all)?;
+        for part in parts {
+            write!(out, " {:.3} ({:.1} %) |", 1e3 * part, 100.0 * part / all)?;
+        }
+        writeln!(out)?;
     }
     Ok(())
 }

@@ -3,33 +3,45 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_eval::check::PROMPTS;
-use bodkin_eval::check::baseline::Change;
+use bodkin_eval::check::baseline::{Change, Speed};
 use bodkin_eval::check::health::Health;
 use serde_json::{Value, json};
 
 use super::reference::Agreement;
 
-/// The results of one model.
+/// How many of several cases passed.
+#[derive(Clone, Copy)]
+pub(super) struct Cases {
+    pub(super) good: usize,
+    pub(super) all: usize,
+}
+
+/// The results of one model. What was not checked is none.
 #[derive(Default)]
 pub(super) struct Report {
     pub(super) model: String,
-    /// Number of answers without a fault.
-    pub(super) good_answers: Option<usize>,
+    /// Answers to the fixed prompts.
+    pub(super) answers: Option<Cases>,
+    /// The cases of a suite.
+    pub(super) suite: Option<Cases>,
     pub(super) health: Option<Health>,
-    /// Length of the sequence that exceeds the sliding window.
+    /// Length of the sequence that exceeds the sliding window, or of an encoder's longest text.
     pub(super) long_tokens: Option<usize>,
     /// Size of the context that was filled.
     pub(super) context: Option<usize>,
     pub(super) change: Option<Change>,
+    pub(super) speed: Option<Speed>,
+    /// The relative change of the speed.
+    pub(super) speed_change: Option<f64>,
     pub(super) agreement: Option<Agreement>,
     /// One line for each failed check.
     pub(super) faults: Vec<String>,
 }
 
-const HEAD: [&str; 11] = [
+const HEAD: [&str; 14] = [
     "model",
     "answers",
+    "suite",
     "activation",
     "logit",
     "perplexity",
@@ -37,6 +49,8 @@ const HEAD: [&str; 11] = [
     "context",
     "MSE",
     "KL",
+    "cosine",
+    "speed",
     "reference",
     "result",
 ];
@@ -70,20 +84,28 @@ fn row(report: &Report) -> [String; HEAD.len()] {
         ranges.map(|range| range.magnitude()).fold(0.0, f32::max)
     });
     let change = report.change;
-    let with_change = |value: String| match change {
-        Some(change) => format!("{value} ({:+.2} %)", 100.0 * change.perplexity),
+    let with_change = |value: String| match change.and_then(|change| change.perplexity) {
+        Some(change) => format!("{value} ({:+.2} %)", 100.0 * change),
         None => value,
     };
+    let cases = |cases: Option<Cases>| cases.map(|Cases { good, all }| format!("{good}/{all}"));
+    let speed = report.speed.as_ref().map(|speed| match report.speed_change {
+        Some(change) => format!("{:+.1} %", 100.0 * change),
+        None => format!("{:.1}", speed.decode.unwrap_or(speed.prefill)),
+    });
     [
         report.model.clone(),
-        or_none(report.good_answers.map(|good| format!("{good}/{}", PROMPTS.len()))),
+        or_none(cases(report.answers)),
+        or_none(cases(report.suite)),
         or_none(largest.map(|x| format!("{x:.1}"))),
         or_none(health.map(|health| format!("{:.1}", health.logits.magnitude))),
         or_none(health.map(|health| with_change(format!("{:.4}", health.perplexity.value())))),
         or_none(report.long_tokens.map(|tokens| tokens.to_string())),
         or_none(report.context.map(|tokens| tokens.to_string())),
         or_none(change.map(|change| format!("{:.2e}", change.mse))),
-        or_none(change.map(|change| format!("{:.2e}", change.divergence))),
+        or_none(change.and_then(|change| change.divergence).map(|kl| format!("{kl:.2e}"))),
+        or_none(change.and_then(|change| change.cosine_distance).map(|x| format!("{x:.2e}"))),
+        or_none(speed),
         or_none(report.agreement.as_ref().map(|a| format!("{}/{}", a.same, a.tokens))),
         if report.faults.is_empty() { "ok" } else { "FAILED" }.to_owned(),
     ]
@@ -124,6 +146,7 @@ fn object(report: &Report) -> Value {
             "mse": change.mse,
             "divergence": change.divergence,
             "perplexity_change": change.perplexity,
+            "cosine_distance": change.cosine_distance,
         })
     });
     let reference = report.agreement.as_ref().map(|agreement| {
@@ -134,14 +157,24 @@ fn object(report: &Report) -> Value {
             "mean_logprob_difference": agreement.mean_difference(),
         })
     });
+    let cases = |cases: Option<Cases>| cases.map(|Cases { good, all }| json!([good, all]));
+    let speed = report.speed.as_ref().map(|Speed { backend, prefill, decode }| {
+        json!({
+            "backend": backend,
+            "prefill_tokens_per_gb": prefill,
+            "decode_tokens_per_gb": decode,
+            "change": report.speed_change,
+        })
+    });
     json!({
         "model": report.model,
-        "good_answers": report.good_answers,
-        "answers": PROMPTS.len(),
+        "answers": cases(report.answers),
+        "suite": cases(report.suite),
         "health": health,
         "long_tokens": report.long_tokens,
         "context": report.context,
         "baseline": change,
+        "speed": speed,
         "reference": reference,
         "faults": report.faults,
     })

@@ -43,7 +43,10 @@ pub(super) fn run(args: &Args) -> Result<()> {
     );
     let sparsity = pruner.sparsity();
     let metadata = pruner.packed_metadata();
-    super::write(pruner, &metadata, &args.output)?;
+    output::write(&args.output, |out| {
+        let failed = || format!("cannot write {}", args.output.display());
+        pruner.write(&metadata, out).with_context(failed)
+    })?;
     report(args, &file, &packed, sparsity)
 }
 
