@@ -1,5 +1,5 @@
-//! `cargo xtask serving`: many streams against `bodkin serve` and against llama-server, in turns,
-//! with the same client and threads. Appends rows to `benches/results/serving.jsonl`.
+//! `cargo xtask serving`: many streams against `bodkin serve` and against llama-server, by the same
+//! client, interleaved. Appends rows to a file of results.
 
 mod client;
 mod load;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::compare::{append, commit, cpu_name, pull, run_cargo};
 use crate::workspace;
 use load::{Load, Measured};
-use server::Server;
+use server::{Server, Setup};
 
 const RESULTS: &str = "benches/results/serving.jsonl";
 
@@ -22,7 +22,7 @@ const RESULTS: &str = "benches/results/serving.jsonl";
 pub(crate) struct Args {
     /// Model: a path, or a name that `bodkin pull` knows.
     model: String,
-    /// A llama-server to measure in turns.
+    /// A llama-server to measure interleaved.
     #[arg(long)]
     peer: Option<PathBuf>,
     /// What the rows call the peer: its version and how it was built.
@@ -85,9 +85,11 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             generate: args.generate,
             long: args.long,
         };
-        let mut servers = vec![Server::bodkin(&binary, &model, streams, args)?];
+        let (has_long, context, threads) = (args.long > 0, args.ctx_size, args.threads);
+        let setup = Setup { model: &model, streams, has_long, context, threads };
+        let mut servers = vec![Server::bodkin(&binary, &setup, &args.serve_args)?];
         if let Some(peer) = &args.peer {
-            servers.push(Server::llama(peer, &model, streams, args)?);
+            servers.push(Server::llama(peer, &args.peer_name, &setup)?);
         }
         let mut measured: Vec<Vec<Measured>> = servers.iter().map(|_| Vec::new()).collect();
         for pair in 0..args.pairs {

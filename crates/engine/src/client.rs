@@ -1,4 +1,4 @@
-//! A request as the worker has it: how its tokens are sampled, and what its client is told.
+//! A request as the worker has it: how its tokens are sampled and reported to its client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,7 +18,7 @@ use crate::tokenizer::Tokenizer;
 pub(crate) struct OpenRequest(Arc<Status>);
 
 impl OpenRequest {
-    /// None if as many as `limit` requests are open.
+    /// None if `limit` requests are open.
     pub(crate) fn new(status: &Arc<Status>, limit: usize) -> Option<OpenRequest> {
         let next = |open| (open < limit).then_some(open + 1);
         status.open.fetch_update(Relaxed, Relaxed, next).ok()?;

@@ -29,7 +29,7 @@ pub struct EngineOptions {
     pub parallel: usize,
     /// The most requests that wait for those to end.
     pub queue: usize,
-    /// Tokens of all sequences in the KV cache, running and cached. None for as many as `parallel`
+    /// Tokens of all sequences in the KV cache, running and cached; by default those of `parallel`
     /// sequences of `context` tokens.
     pub cache_tokens: Option<usize>,
 }

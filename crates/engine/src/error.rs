@@ -131,7 +131,7 @@ pub enum Error {
     /// model must be loaded again.
     #[error("{0}")]
     Failed(String),
-    /// As many requests run and wait as the engine takes.
+    /// The engine takes no more requests than those that run and wait.
     #[error("the queue is full: {limit} requests wait already")]
     QueueFull {
         /// The most that wait.

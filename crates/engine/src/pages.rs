@@ -132,7 +132,7 @@ impl Pages {
         windows.iter().map(|w| sequences * (tokens(w).div_ceil(PAGE_TOKENS) + 1)).collect()
     }
 
-    /// The state slots for `sequences` sequences at a time and as many checkpoints.
+    /// The state slots for `sequences` sequences at a time, each with a checkpoint.
     pub fn state_slots_needed(sequences: usize) -> usize {
         2 * sequences
     }

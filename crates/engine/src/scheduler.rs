@@ -171,7 +171,7 @@ impl<T> Scheduler<T> {
     pub(crate) fn remove(&mut self, is_cancelled: impl Fn(&T) -> bool) -> Vec<Task<T>> {
         let mut removed = Vec::new();
         for _ in 0..self.waiting.len() {
-            let task = self.waiting.pop_front().expect("as many as there are");
+            let task = self.waiting.pop_front().expect("one of those that wait");
             if is_cancelled(&task.owner) {
                 removed.push(task)
             } else {

@@ -168,8 +168,9 @@ impl MessageStream {
                 "thinking" => json!({ "type": kind, "thinking": "", "signature": "" }),
                 _ => json!({ "type": kind, "text": "" }),
             };
-            let event = json!({ "type": "content_block_start", "index": self.index, "content_block": block });
-            sse_event("content_block_start", &event, out);
+            let name = "content_block_start";
+            let event = json!({ "type": name, "index": self.index, "content_block": block });
+            sse_event(name, &event, out);
             self.open = Some(kind);
         }
         if !text.is_empty() {

@@ -11,7 +11,7 @@ use axum::response::Response;
 
 use crate::auth::{ApiKeys, Caller};
 use crate::error::Result;
-use crate::generate::{Generation, Running};
+use crate::generate::{Generation, Running, TokenCounter};
 use crate::metrics::Metrics;
 use crate::models::{Lease, ModelPool};
 use crate::options::ServerOptions;
@@ -58,9 +58,6 @@ impl App {
         Box::new(move |tokens| app.keys.count_tokens(caller, tokens))
     }
 }
-
-/// Is told the tokens of each answer.
-pub(crate) type TokenCounter = Box<dyn Fn(usize) + Send>;
 
 /// Refuses requests without a valid key.
 pub(crate) async fn authorize(

@@ -9,7 +9,6 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::spawn_blocking;
 
-use crate::app::TokenCounter;
 use crate::error::{ApiError, Result};
 use crate::metrics::RequestMetrics;
 use crate::models::Lease;
@@ -22,7 +21,7 @@ pub(crate) enum Prompt {
     Tokens(Vec<u32>),
     /// A text; special tokens in it are parsed.
     Text(String),
-    /// Texts and token ids in turns.
+    /// A sequence of texts and token ids.
     Mixed(Vec<Prompt>),
     /// Messages for the model's chat template.
     Chat(Chat),
@@ -67,6 +66,9 @@ pub(crate) enum EventKind {
     Done { finish: Finish, usage: Usage, timings: Timings },
     Failed(ApiError),
 }
+
+/// Receives the tokens of each answer.
+pub(crate) type TokenCounter = Box<dyn Fn(usize) + Send>;
 
 /// A running request. Dropping it cancels all its answers.
 pub(crate) struct Running {
@@ -147,7 +149,7 @@ pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
 }
 
 impl Generation {
-    /// Submits the request. `counter` is told the tokens of each answer.
+    /// Submits the request. `counter` receives the tokens of each answer.
     pub(crate) async fn start(
         self,
         lease: Lease,

@@ -37,7 +37,7 @@ pub(crate) async fn ps(State(app): State<SharedApp>) -> Response {
     let models = app.pool.entries().iter().filter_map(|entry| {
         let loaded = entry.loaded()?;
         let mut model = summary(entry);
-        // Never is written as a time that nobody will see.
+        // Never is written as a time far in the future.
         let left = entry.expires_in().unwrap_or(Duration::from_secs(100 * 365 * 86_400));
         let expires = jiff::Timestamp::now().checked_add(left).unwrap_or(jiff::Timestamp::MAX);
         model["expires_at"] = expires.to_string().into();

@@ -9,8 +9,9 @@ const TOKENS: i64 = u32::MAX as i64;
 /// The document.
 pub(crate) fn document() -> Value {
     let mut paths = Map::new();
-    for (path, operation) in posts() {
-        paths.insert(path.to_owned(), json!({ "post": operation }));
+    for (path, summary, required, stream, fields) in POSTS {
+        let operation = post(summary, required, fields(), stream);
+        paths.insert((*path).to_owned(), json!({ "post": operation }));
     }
     for (path, summary) in GETS {
         let content = match *path {
@@ -50,12 +51,42 @@ const GETS: &[(&str, &str)] = &[
     ("/api/ps", "The loaded models (Ollama)"),
 ];
 
-fn posts() -> Vec<(&'static str, Value)> {
-    let one = || integer(1, TOKENS);
-    let chat = with_sampling(json!({
+/// The POST operations: their paths, what they do, the fields that must be there, the format in
+/// which they may stream, and all fields.
+type Post = (&'static str, &'static str, &'static [&'static str], &'static str, fn() -> Value);
+
+const POSTS: &[Post] = &[
+    ("/v1/chat/completions", "Answer a conversation (OpenAI)", &["messages"], SSE, chat),
+    ("/v1/completions", "Continue a prompt (OpenAI)", &["prompt"], SSE, completions),
+    ("/v1/responses", "Answer an input (OpenAI)", &["input"], SSE, responses),
+    ("/v1/embeddings", "Embed texts with an encoder (OpenAI)", &["input"], "", embeddings),
+    ("/completion", "Continue a prompt (llama-server)", &["prompt"], SSE, completion),
+    ("/tokenize", "Token ids of a text (llama-server)", &[], "", tokenize),
+    ("/detokenize", "The text of token ids (llama-server)", &[], "", detokenize),
+    ("/apply-template", "The prompt of a conversation (llama-server)", &["messages"], "", template),
+    ("/api/show", "One model (Ollama)", &["model"], "", || json!({})),
+    ("/api/generate", "Answer a prompt (Ollama)", &["model"], LINES, ollama_generate),
+    ("/api/chat", "Answer a conversation (Ollama)", &["model"], LINES, ollama_chat),
+    ("/api/embed", "Embed texts with an encoder (Ollama)", &["model", "input"], "", embeddings),
+    (
+        "/api/pull",
+        "Fetch a model of the server (Ollama)",
+        &["model"],
+        LINES,
+        || json!({ "stream": boolean() }),
+    ),
+    ("/v1/messages", "Answer a conversation (Anthropic)", &["messages"], SSE, anthropic),
+    ("/v1/messages/count_tokens", "Count tokens (Anthropic)", &["messages"], "", anthropic),
+];
+
+const SSE: &str = "text/event-stream";
+const LINES: &str = "application/x-ndjson";
+
+fn chat() -> Value {
+    with_sampling(json!({
         "messages": messages(),
-        "max_completion_tokens": one(),
-        "max_tokens": one(),
+        "max_completion_tokens": integer(1, TOKENS),
+        "max_tokens": integer(1, TOKENS),
         "n": integer(1, 64),
         "logprobs": boolean(),
         "top_logprobs": integer(0, 20),
@@ -64,122 +95,95 @@ fn posts() -> Vec<(&'static str, Value)> {
         "chat_template_kwargs": object(),
         "reasoning_format": text(),
         "continue_final_message": boolean(),
-    }));
-    let completions = with_sampling(json!({
+    }))
+}
+
+fn completions() -> Value {
+    with_sampling(json!({
         "prompt": prompt(),
-        "max_tokens": one(),
+        "max_tokens": integer(1, TOKENS),
         "n": integer(1, 64),
         "logprobs": integer(0, 20),
         "echo": boolean(),
         "stream": boolean(),
         "stream_options": stream_options(),
-    }));
-    let responses = with_sampling(json!({
+    }))
+}
+
+fn responses() -> Value {
+    with_sampling(json!({
         "input": { "oneOf": [{ "type": "string" }, messages()] },
         "instructions": text(),
-        "max_output_tokens": one(),
+        "max_output_tokens": integer(1, TOKENS),
         "metadata": object(),
         "stream": boolean(),
-    }));
-    let completion = with_sampling(json!({
+    }))
+}
+
+fn completion() -> Value {
+    with_sampling(json!({
         "prompt": prompt(),
         "n_predict": integer(-2, TOKENS),
         "n_probs": integer(0, 100),
         "return_tokens": boolean(),
         "stream": boolean(),
-    }));
-    let embeddings = json!({
+    }))
+}
+
+fn embeddings() -> Value {
+    json!({
         "input": { "$ref": "#/components/schemas/Input" },
         "encoding_format": { "enum": ["float", "base64", null] },
-        "dimensions": one(),
-    });
+        "dimensions": integer(1, TOKENS),
+    })
+}
+
+fn tokenize() -> Value {
+    json!({
+        "content": text(),
+        "add_special": boolean(),
+        "parse_special": boolean(),
+        "with_pieces": boolean(),
+    })
+}
+
+fn detokenize() -> Value {
+    json!({ "tokens": { "type": "array", "items": { "type": "integer", "minimum": 0 } } })
+}
+
+fn template() -> Value {
+    json!({ "messages": messages() })
+}
+
+fn ollama_generate() -> Value {
+    with_ollama(json!({ "prompt": text(), "system": text(), "raw": boolean() }))
+}
+
+fn ollama_chat() -> Value {
+    with_ollama(json!({ "messages": messages() }))
+}
+
+/// The fields that both of Ollama's generating paths have, added to others.
+fn with_ollama(mut fields: Value) -> Value {
     let options = with_sampling(json!({ "num_predict": integer(-2, TOKENS) }));
-    let options = json!({ "type": ["object", "null"], "properties": options });
-    let generate = json!({
-        "prompt": text(),
-        "system": text(),
-        "raw": boolean(),
-        "stream": boolean(),
-        "think": boolean(),
-        "keep_alive": { "type": ["string", "number", "null"] },
-        "options": options,
-    });
-    let ollama_chat = json!({
-        "messages": messages(),
-        "stream": boolean(),
-        "think": boolean(),
-        "keep_alive": { "type": ["string", "number", "null"] },
-        "options": options,
-    });
-    let anthropic = json!({
+    fields["options"] = json!({ "type": ["object", "null"], "properties": options });
+    fields["keep_alive"] = json!({ "type": ["string", "number", "null"] });
+    fields["stream"] = boolean();
+    fields["think"] = boolean();
+    fields
+}
+
+fn anthropic() -> Value {
+    json!({
         "messages": messages(),
         "system": text(),
-        "max_tokens": one(),
+        "max_tokens": integer(1, TOKENS),
         "stop_sequences": { "type": "array", "items": { "type": "string" }, "maxItems": 16 },
         "stream": boolean(),
         "temperature": number(0.0, 100.0),
         "top_p": number(0.0, 1.0),
         "top_k": integer(0, LARGE),
-    });
-    let tokenize = json!({
-        "content": text(),
-        "add_special": boolean(),
-        "parse_special": boolean(),
-        "with_pieces": boolean(),
-    });
-    let ids = json!({ "type": "array", "items": { "type": "integer", "minimum": 0 } });
-    let sse = "text/event-stream";
-    let lines = "application/x-ndjson";
-    vec![
-        ("/v1/chat/completions", post("Answer a conversation (OpenAI)", &["messages"], chat, sse)),
-        ("/v1/completions", post("Continue a prompt (OpenAI)", &["prompt"], completions, sse)),
-        ("/v1/responses", post("Answer an input (OpenAI)", &["input"], responses, sse)),
-        (
-            "/v1/embeddings",
-            post("Embed texts with an encoder (OpenAI)", &["input"], embeddings.clone(), ""),
-        ),
-        ("/completion", post("Continue a prompt (llama-server)", &["prompt"], completion, sse)),
-        ("/tokenize", post("Token ids of a text (llama-server)", &[], tokenize, "")),
-        (
-            "/detokenize",
-            post("The text of token ids (llama-server)", &[], json!({ "tokens": ids }), ""),
-        ),
-        (
-            "/apply-template",
-            post(
-                "The prompt of a conversation (llama-server)",
-                &["messages"],
-                json!({ "messages": messages() }),
-                "",
-            ),
-        ),
-        ("/api/show", post("One model (Ollama)", &["model"], json!({}), "")),
-        ("/api/generate", post("Answer a prompt (Ollama)", &["model"], generate, lines)),
-        ("/api/chat", post("Answer a conversation (Ollama)", &["model"], ollama_chat, lines)),
-        (
-            "/api/embed",
-            post("Embed texts with an encoder (Ollama)", &["model", "input"], embeddings, ""),
-        ),
-        (
-            "/api/pull",
-            post(
-                "Fetch a model that the server was started with (Ollama)",
-                &["model"],
-                json!({ "stream": boolean() }),
-                lines,
-            ),
-        ),
-        ("/v1/messages", post("Answer a conversation (Anthropic)", &["messages"], anthropic, sse)),
-        (
-            "/v1/messages/count_tokens",
-            post(
-                "Count the tokens of a conversation (Anthropic)",
-                &["messages"],
-                json!({ "messages": messages(), "system": text() }),
-                "",
-            ),
-        ),
-    ]
+    })
 }
 
 /// An operation whose body has these fields, and which may stream in another format.
@@ -190,6 +194,7 @@ fn post(summary: &str, required: &[&str], mut fields: Value, stream: &str) -> Va
         content[stream] = json!({});
     }
     let schema = json!({ "type": "object", "required": required, "properties": fields });
+    let body = json!({ "application/json": { "schema": schema } });
     let mut responses = json!({ "200": { "description": "The answer.", "content": content } });
     for status in ["400", "401", "403", "404", "413", "429", "503"] {
         let error = json!({ "application/json": {} });
@@ -198,7 +203,7 @@ fn post(summary: &str, required: &[&str], mut fields: Value, stream: &str) -> Va
     }
     json!({
         "summary": summary,
-        "requestBody": { "required": true, "content": { "application/json": { "schema": schema } } },
+        "requestBody": { "required": true, "content": body },
         "responses": responses,
     })
 }
@@ -225,7 +230,11 @@ fn with_sampling(mut fields: Value) -> Value {
         "mirostat_eta": number(0.0, 1e6),
         "seed": integer(i64::MIN, i64::MAX),
         "logit_bias": { "type": ["object", "null"], "additionalProperties": number(-100.0, 100.0) },
-        "stop": { "type": ["string", "array", "null"], "items": { "type": "string" }, "maxItems": 64 },
+        "stop": {
+            "type": ["string", "array", "null"],
+            "items": { "type": "string" },
+            "maxItems": 64,
+        },
         "ignore_eos": boolean(),
     });
     for (name, schema) in sampling.as_object().into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! What a server is told when it starts.
+//! The options of a server.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

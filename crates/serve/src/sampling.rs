@@ -32,7 +32,6 @@ pub(crate) fn request(fields: &mut Fields, lease: &Lease) -> Result<Request> {
 
 /// Changes sampling options by the fields that are there.
 pub(crate) fn options(fields: &mut Fields, options: &mut SamplerOptions) -> Result<()> {
-    let all = SamplerOptions::default();
     let SamplerOptions {
         temperature,
         top_k,
@@ -80,11 +79,9 @@ pub(crate) fn options(fields: &mut Fields, options: &mut SamplerOptions) -> Resu
         *repeat_penalty = fields.number(name, 0.01..=100.0)?.unwrap_or(*repeat_penalty);
     }
     let large = i64::from(i32::MAX);
-    let last_n = [
-        ("repeat_last_n", repeat_last_n, all.repeat_last_n),
-        ("dry_penalty_last_n", dry_penalty_last_n, all.dry_penalty_last_n),
-    ];
-    for (name, option, _) in last_n {
+    for (name, option) in
+        [("repeat_last_n", repeat_last_n), ("dry_penalty_last_n", dry_penalty_last_n)]
+    {
         *option = fields.integer(name, -1..=large)?.map_or(*option, |n| n as i32);
     }
     // Below zero is written for "all".

@@ -74,7 +74,7 @@ pub(crate) fn response<F: StreamFormat>(running: Running, format: F) -> Response
     let headers = [
         (header::CONTENT_TYPE, F::CONTENT_TYPE),
         (header::CACHE_CONTROL, "no-cache"),
-        // Proxies that gather responses are told not to.
+        // Proxies must not gather the response.
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, Body::from_stream(chunks)).into_response()

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::client::{self, Times};
 use crate::compare::median;
 
-/// Token ids of prompts are below this: every vocabulary has as many.
+/// Token ids of prompts are below this; every vocabulary is larger.
 const VOCABULARY: u64 = 20_000;
 
 /// Streams at the same time, and their requests.

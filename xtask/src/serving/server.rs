@@ -7,16 +7,34 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Args, client};
+use super::client;
 
 /// A server that takes longer to load its model has failed.
 const START: Duration = Duration::from_secs(300);
+
+/// What both servers get.
+pub(super) struct Setup<'a> {
+    pub(super) model: &'a Path,
+    pub(super) streams: usize,
+    /// Whether one long prompt runs beside the streams.
+    pub(super) has_long: bool,
+    /// Tokens of each request.
+    pub(super) context: usize,
+    pub(super) threads: usize,
+}
 
 /// A running server.
 pub(super) struct Server {
     pub(super) name: String,
     pub(super) address: SocketAddr,
     child: Child,
+}
+
+impl Setup<'_> {
+    /// Requests at the same time.
+    fn requests(&self) -> usize {
+        self.streams + usize::from(self.has_long)
+    }
 }
 
 impl Drop for Server {
@@ -28,40 +46,29 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// bodkin, for this many streams.
-    pub(super) fn bodkin(
-        binary: &Path,
-        model: &Path,
-        streams: usize,
-        args: &Args,
-    ) -> Result<Server> {
+    /// bodkin, with further arguments.
+    pub(super) fn bodkin(binary: &Path, setup: &Setup<'_>, more: &[String]) -> Result<Server> {
         let port = free_port()?;
         let mut command = Command::new(binary);
-        command.arg("serve").arg(model).args(["--port", &port.to_string()]);
-        command.args(["--parallel", &(streams + 1).to_string()]);
-        command.args(["--ctx-size", &args.ctx_size.to_string()]);
-        command.args(["--threads", &args.threads.to_string()]);
-        command.args(&args.serve_args);
+        command.arg("serve").arg(setup.model).args(["--port", &port.to_string()]);
+        command.args(["--parallel", &setup.requests().to_string()]);
+        command.args(["--ctx-size", &setup.context.to_string()]);
+        command.args(["--threads", &setup.threads.to_string()]);
+        command.args(more);
         Server::start("bodkin".to_owned(), command, port)
     }
 
-    /// llama.cpp's server, for this many streams: each has a slot with a context of its own.
-    pub(super) fn llama(
-        binary: &Path,
-        model: &Path,
-        streams: usize,
-        args: &Args,
-    ) -> Result<Server> {
+    /// llama.cpp's server: each request has a slot with a context of its own.
+    pub(super) fn llama(binary: &Path, name: &str, setup: &Setup<'_>) -> Result<Server> {
         let port = free_port()?;
-        let slots = streams + usize::from(args.long > 0);
+        let (slots, threads) = (setup.requests(), setup.threads.to_string());
         let mut command = Command::new(binary);
-        command.arg("--model").arg(model).args(["--port", &port.to_string()]);
+        command.arg("--model").arg(setup.model).args(["--port", &port.to_string()]);
         command.args(["--parallel", &slots.to_string()]);
-        command.args(["--ctx-size", &(slots * args.ctx_size).to_string()]);
-        command.args(["--threads", &args.threads.to_string()]);
-        command.args(["--threads-batch", &args.threads.to_string(), "--flash-attn", "on"]);
-        command.args(["--n-gpu-layers", "99"]);
-        Server::start(args.peer_name.clone(), command, port)
+        command.args(["--ctx-size", &(slots * setup.context).to_string()]);
+        command.args(["--threads", &threads, "--threads-batch", &threads]);
+        command.args(["--flash-attn", "on", "--n-gpu-layers", "99"]);
+        Server::start(name.to_owned(), command, port)
     }
 
     fn start(name: String, mut command: Command, port: u16) -> Result<Server> {
@@ -83,7 +90,7 @@ impl Server {
     }
 }
 
-/// A port that nobody listens on.
+/// A free port.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

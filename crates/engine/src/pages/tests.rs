@@ -1,3 +1,5 @@
+//! Pages without a model: sharing, eviction, checkpoints, and what random sequences find.
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;

@@ -244,8 +244,8 @@ impl Tree {
         self.evictable[window].len()
     }
 
-    /// Frees the least recently used page of a window that nobody uses, with everything that is of
-    /// no use without it. Returns false if there is none.
+    /// Frees the least recently used page of a window that no sequence uses, with everything that
+    /// is of no use without it. Returns false if there is none.
     pub(super) fn evict_page(&mut self, window: usize, free: &mut FreeMemory) -> bool {
         let Some((.., node)) = self.evictable[window].pop_first() else { return false };
         free.pages[window].extend(self.nodes[node].pages[window].take().map(|page| page.page));

@@ -79,7 +79,7 @@ pub(crate) async fn create(
     Ok(Json(body).into_response())
 }
 
-/// A prompt of a text, of token ids, or of both in turns.
+/// A prompt of a text, of token ids, or of a sequence of both.
 pub(crate) fn prompt_of(value: Value) -> Result<Prompt> {
     let wrong = || {
         let expected = "a string, or an array of token ids and strings";

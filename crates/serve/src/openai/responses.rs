@@ -200,7 +200,10 @@ impl ResponseStream {
                 json!({ "output_index": index, "item": item.object("in_progress", json!([])) });
             self.send("response.output_item.added", added, out);
             let part = json!({
-                "item_id": item.id, "output_index": index, "content_index": 0, "part": item.part(""),
+                "item_id": item.id,
+                "output_index": index,
+                "content_index": 0,
+                "part": item.part(""),
             });
             self.send("response.content_part.added", part, out);
             self.open = Some((item, String::new()));
