@@ -12,6 +12,7 @@ use crate::client::{Client, OpenRequest};
 use crate::error::{Error, Result};
 use crate::events::{EventDecoder, Events, UpdateSink};
 use crate::pages::Pages;
+use crate::prefix_store::PrefixStore;
 use crate::request::Request;
 use crate::sampler::Sampler;
 use crate::stats::{Stats, Status};
@@ -77,6 +78,16 @@ impl Engine {
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
     ) -> Result<Engine> {
+        Engine::open_with(model, tokenizer, options, None)
+    }
+
+    /// As [`Engine::open`], with pages of the KV cache on disk.
+    pub fn open_with(
+        model: Box<dyn Model>,
+        tokenizer: Arc<Tokenizer>,
+        options: EngineOptions,
+        store: Option<PrefixStore>,
+    ) -> Result<Engine> {
         let plan = model.plan();
         if plan.is_encoder() {
             return Err(Error::NoText { architecture: plan.architecture.clone() });
@@ -85,7 +96,7 @@ impl Engine {
         let context = options.context.min(pages.longest_sequence());
         let (vocabulary, status) = (plan.vocabulary, Arc::new(Status::new()));
         let (messages, receiver) = mpsc::channel();
-        let worker = Worker::new(model, pages, Arc::clone(&tokenizer), Arc::clone(&status));
+        let worker = Worker::new(model, pages, Arc::clone(&tokenizer), Arc::clone(&status), store);
         let thread = std::thread::Builder::new().name("bodkin-engine".to_owned());
         let worker = thread.spawn(move || worker.run(&receiver)).map_err(Error::Thread)?;
         Ok(Engine {

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use bodkin_backend::{Batch, Limits, PAGE_TOKENS};
 
-use crate::pages::{Copies, Copy, Pages, Sequence};
+use crate::pages::{Copies, Copy, FullPage, Pages, Sequence};
 use crate::prefill_budget::PrefillBudget;
 
 /// The most steps of one multi-step decode.
@@ -142,6 +142,16 @@ impl<T> Scheduler<T> {
             sequence,
             cached: None,
         });
+    }
+
+    /// The pages, to restore some of them.
+    pub(crate) fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
+    /// The full pages of a running request.
+    pub(crate) fn full_pages(&self, index: usize) -> Vec<FullPage> {
+        self.pages.full_pages(&self.running[index].sequence)
     }
 
     /// The admitted requests, oldest first.

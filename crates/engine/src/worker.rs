@@ -9,11 +9,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{ExpertStats, Model, RowOutput, SamplingParams, Step, Transfer};
+use bodkin_backend::{
+    ExpertStats, Model, PAGE_TOKENS, RowOutput, SamplingParams, StateBlock, Step, Transfer,
+};
 
 use crate::client::Client;
 use crate::error::{Error, Result};
-use crate::pages::{Copies, Pages};
+use crate::pages::{Copies, FullPage, Pages};
+use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
 use crate::scheduler::{ScheduledStep, Scheduler};
 use crate::stats::Status;
@@ -38,6 +41,8 @@ pub(crate) struct Worker {
     step: ScheduledStep,
     /// How the model samples each output row; none where the request's own sampler does.
     params: Vec<Option<SamplingParams>>,
+    /// Pages on disk, if they are kept.
+    store: Option<PrefixStore>,
 }
 
 impl Worker {
@@ -46,11 +51,12 @@ impl Worker {
         pages: Pages,
         tokenizer: Arc<Tokenizer>,
         status: Arc<Status>,
+        store: Option<PrefixStore>,
     ) -> Worker {
         status.stats().total_pages = model.limits().pages.clone();
         let scheduler = Scheduler::new(pages, model.limits().clone());
         let (inbox, step, params) = (Vec::new(), ScheduledStep::default(), Vec::new());
-        let worker = Worker { model, tokenizer, status, scheduler, inbox, step, params };
+        let worker = Worker { model, tokenizer, status, scheduler, inbox, step, params, store };
         worker.publish();
         worker
     }
@@ -81,15 +87,15 @@ impl Worker {
     fn work(&mut self, messages: &Receiver<Message>) -> Result<()> {
         loop {
             for message in std::mem::take(&mut self.inbox) {
-                self.take(message);
+                self.take(message)?;
             }
             if self.scheduler.is_idle() {
                 match messages.recv() {
-                    Ok(message) => self.take(message),
+                    Ok(message) => self.take(message)?,
                     Err(_) => return Ok(()),
                 }
             }
-            messages.try_iter().for_each(|message| self.take(message));
+            messages.try_iter().try_for_each(|message| self.take(message))?;
             for task in self.scheduler.remove(|client| client.is_cancelled()) {
                 task.owner.finish(Finish::Cancelled);
             }
@@ -105,14 +111,56 @@ impl Worker {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Submit { client, prompt, max_tokens } => {
+                self.restore(&prompt)?;
                 self.scheduler.submit(client, prompt, max_tokens);
             }
             // The client may have stopped waiting for the reply.
             Message::ExpertStats(reply) => drop(reply.send(self.model.stats().experts)),
         }
+        Ok(())
+    }
+
+    /// Reads the pages of a prompt from disk that are not in memory.
+    fn restore(&mut self, prompt: &[u32]) -> Result<()> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        let pages = self.scheduler.pages_mut();
+        // Where memory is short, a page may push an earlier one out.
+        for _ in 0..prompt.len() / PAGE_TOKENS {
+            let Some((key, place)) = pages.next_missing(prompt) else { break };
+            let Some(page) = store.load(&key) else { break };
+            let Some(blocks) = pages.restore(&place, &page) else { break };
+            for to in blocks {
+                let bytes = match to {
+                    StateBlock::Page { window, .. } => page.windows[window].as_deref(),
+                    StateBlock::Slot(_) => page.state.as_deref(),
+                };
+                let from = bytes.expect("blocks are of what the page has");
+                self.model.transfer(Transfer::Write { from, to })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the full pages of a running request to disk that are not there.
+    fn save(&mut self, index: usize) -> Result<()> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        for FullPage { key, prefill, windows, state } in self.scheduler.full_pages(index) {
+            if store.contains(&key) {
+                continue;
+            }
+            let mut read = |from: Option<StateBlock>| -> Result<Option<Vec<u8>>> {
+                let Some(from) = from else { return Ok(None) };
+                let mut to = Vec::new();
+                self.model.transfer(Transfer::Read { from, to: &mut to })?;
+                Ok(Some(to))
+            };
+            let windows = windows.into_iter().map(&mut read).collect::<Result<_>>()?;
+            store.save(key, &StoredPage { prefill, windows, state: read(state)? });
+        }
+        Ok(())
     }
 
     /// Runs the scheduled step, or several of them in multi-step decode, until a request ends or a
@@ -143,7 +191,10 @@ impl Worker {
         let mut ended = Vec::new();
         for (index, end) in results.ended {
             let task = match end {
-                Ok(_) => self.scheduler.finish(index),
+                Ok(_) => {
+                    self.save(index)?;
+                    self.scheduler.finish(index)
+                }
                 // NaN in its KV cache would spread to requests with the same prefix.
                 Err(_) => self.scheduler.discard(index),
             };
@@ -165,7 +216,7 @@ impl Worker {
         messages: &Receiver<Message>,
         results: &mut StepResults,
     ) -> Result<()> {
-        let Worker { model, tokenizer, status, scheduler, inbox, step, params } = self;
+        let Worker { model, tokenizer, status, scheduler, inbox, step, params, .. } = self;
         let rows = params.iter().map(|params| match params {
             Some(params) => RowOutput::Token(params),
             None => RowOutput::Logits,

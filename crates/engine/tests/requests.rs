@@ -6,9 +6,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Limits, Reference};
+use bodkin_backend::{Backend, Limits, Model, Reference};
 use bodkin_engine::{
-    Engine, EngineOptions, Error, Event, Events, Finish, Request, SamplerOptions, Tokenizer,
+    Engine, EngineOptions, Error, Event, Events, Finish, PrefixStore, Request, SamplerOptions,
+    Tokenizer,
 };
 use bodkin_gguf::File;
 
@@ -83,13 +84,17 @@ fn hybrid_file() -> File {
 }
 
 fn open(file: File, change: impl FnOnce(&mut Limits)) -> Engine {
+    let (model, tokenizer) = load(file, change);
+    Engine::open(model, tokenizer, OPTIONS).unwrap()
+}
+
+fn load(file: File, change: impl FnOnce(&mut Limits)) -> (Box<dyn Model>, Arc<Tokenizer>) {
     let file = Arc::new(file);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
     let mut limits = OPTIONS.limits(&plan);
     change(&mut limits);
-    let model = Reference.load(plan, &file, &limits, &|_, _| ()).unwrap();
-    Engine::open(model, tokenizer, OPTIONS).unwrap()
+    (Reference.load(plan, &file, &limits, &|_, _| ()).unwrap(), tokenizer)
 }
 
 fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
@@ -106,6 +111,13 @@ fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
 fn collect(events: Events) -> (Vec<u32>, Result<Finish, Error>) {
     let (tokens, end) = collect_all(events);
     (tokens, end.map(|(reason, _)| reason))
+}
+
+/// As [`open`], with pages on disk.
+fn open_stored(file: File, folder: &Path) -> Engine {
+    let store = PrefixStore::open(folder, "model", 1 << 30).unwrap();
+    let (model, tokenizer) = load(file, |_| ());
+    Engine::open_with(model, tokenizer, OPTIONS, Some(store)).unwrap()
 }
 
 /// Runs a request to its end.
@@ -289,4 +301,33 @@ fn prefill_is_reported_and_the_context_is_named() {
     assert_eq!(prefill(engine.submit(request(7, 40, 3)).unwrap()), [(32, 40)]);
     let (tokens, end) = run(&engine, request(7, 40, 1000));
     assert_eq!((tokens.len(), end.unwrap()), (OPTIONS.context - 40, Finish::Context));
+}
+
+/// A prompt is not computed again after a restart: with windows, and with recurrent state, which
+/// goes on from a checkpoint.
+#[test]
+fn prompts_are_found_on_disk_after_a_restart() {
+    let gemma = || {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+        File::open(folder.join("gemma3.gguf")).unwrap()
+    };
+    let files: [&dyn Fn() -> File; 2] = [&gemma, &hybrid_file];
+    for file in files {
+        let folder = tempfile::tempdir().unwrap();
+        let first = request(7, 70, 5);
+        let (wanted, _) = run(&open_stored(file(), folder.path()), first.clone());
+        let pages = || {
+            let files = std::fs::read_dir(folder.path().join("model")).unwrap();
+            let paths = files.map(|entry| entry.unwrap().path());
+            paths.filter(|path| path.extension().is_some_and(|end| end == "page")).count()
+        };
+        let start = std::time::Instant::now();
+        while pages() < 2 {
+            assert!(start.elapsed().as_secs() < 10, "two full pages are written");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let engine = open_stored(file(), folder.path());
+        let (tokens, end) = collect_all(engine.submit(first).unwrap());
+        assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 64)));
+    }
 }

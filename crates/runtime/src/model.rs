@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::Backend;
-use bodkin_engine::{Engine, Event, Events, Finish, Request, Template, Timings, Tokenizer, Usage};
+use bodkin_engine::{
+    Engine, Event, Events, Finish, PrefixStore, Request, Template, Timings, Tokenizer, Usage,
+};
 use bodkin_model::Plan;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -88,7 +90,15 @@ impl Model {
         let limits = sizes.limits(&file.plan);
         let bytes = total_bytes(&file.memory(backend.as_ref(), &limits));
         let model = file.load(backend.as_ref(), &limits)?;
-        let engine = Engine::open(model, Arc::clone(&tokenizer), sizes)
+        let store = match &options.cache_dir {
+            None => None,
+            Some(folder) => {
+                let fingerprint = file.fingerprint(backend.as_ref());
+                let store = PrefixStore::open(folder, &fingerprint, options.cache_dir_bytes);
+                Some(store.map_err(Error::io(folder.display().to_string()))?)
+            }
+        };
+        let engine = Engine::open_with(model, Arc::clone(&tokenizer), sizes, store)
             .map_err(Error::engine(&file.name))?;
         let (template, context) = (OnceLock::new(), sizes.context);
         Ok(Model { engine, tokenizer, template, request, file, backend, context, bytes })

@@ -8,6 +8,7 @@ use bodkin_backend::{Backend, Limits, Memory, Model, WeightLayout};
 use bodkin_engine::{EngineOptions, Request, SamplerOptions, Template, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
+use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::memory::{human_bytes, total_bytes};
@@ -121,6 +122,28 @@ impl ModelFile {
     fn available_memory(&self, backend: &dyn Backend) -> u64 {
         let limit = self.memory_limit.unwrap_or(u64::MAX);
         backend.available_memory().map_or(limit, |bytes| bytes.min(limit))
+    }
+
+    /// What tells the KV caches of this model on this kind of device from those of others: a hash
+    /// of the plan, of the ends of all tensors, and of what computes.
+    pub(crate) fn fingerprint(&self, backend: &dyn Backend) -> String {
+        const END_BYTES: usize = 64;
+        let mut hash = Sha256::new();
+        hash.update(env!("CARGO_PKG_VERSION"));
+        hash.update(self.plan.to_string());
+        for tensor in self.file.tensors() {
+            let data = self.file.data(tensor);
+            let end = data.len().min(END_BYTES);
+            hash.update(&tensor.name);
+            hash.update(data.len().to_le_bytes());
+            hash.update(&data[..end]);
+            hash.update(&data[data.len() - end..]);
+        }
+        for device in backend.devices() {
+            hash.update(device.name);
+        }
+        hash.update(backend.kv_type().name());
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The receiver of progress events.

@@ -36,6 +36,12 @@ pub(crate) struct Args {
     /// what fits]
     #[arg(long, value_name = "N")]
     cache_tokens: Option<usize>,
+    /// Folder for pages of the KV cache, which are found again after a restart
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Most bytes of these pages
+    #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = bytes)]
+    cache_dir_size: u64,
     /// Unload a model that had no request for this long, such as 5m [default: never]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     keep_alive: Option<Duration>,
@@ -81,6 +87,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let mut load = args.machine.options();
     (load.parallel, load.queue, load.cache_tokens) = (args.parallel, args.queue, args.cache_tokens);
+    (load.cache_dir, load.cache_dir_bytes) = (args.cache_dir, args.cache_dir_size);
     if args.mock {
         load.device = "mock".to_owned();
     }

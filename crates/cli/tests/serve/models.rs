@@ -64,3 +64,38 @@ fn an_idle_model_makes_room_for_another() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && stderr.contains("are missing"), "{stderr}");
 }
+
+/// A prompt is not read again by a server that was killed and started anew, and a torn page does
+/// no harm.
+#[test]
+fn prompts_survive_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--ctx-size", "512", "--cache-dir", folder.path().to_str().unwrap()];
+    let prompt: Vec<u32> = (0..200).map(|i| 10 + i * 7 % 300).collect();
+    let body = json!({ "prompt": prompt, "n_predict": 4, "temperature": 0, "return_tokens": true });
+    let pages = || -> Vec<std::path::PathBuf> {
+        let models = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let files = models.flat_map(|model| std::fs::read_dir(model).unwrap());
+        let paths = files.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|end| end == "page")).collect()
+    };
+    let answer = |server: &Server| {
+        let answer = server.post("/completion", &body).json();
+        (answer["tokens"].clone(), answer["timings"]["cache_n"].as_u64().unwrap())
+    };
+    let mut server = Server::start(&args);
+    let (tokens, cached) = answer(&server);
+    assert_eq!(cached, 0);
+    let start = Instant::now();
+    while pages().len() < 6 {
+        assert!(start.elapsed() < Duration::from_secs(10), "six full pages are written");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.child.kill().unwrap();
+    drop(server);
+    assert_eq!(answer(&Server::start(&args)), (tokens.clone(), 192));
+    for page in pages() {
+        std::fs::File::options().write(true).open(page).unwrap().set_len(1000).unwrap();
+    }
+    assert_eq!(answer(&Server::start(&args)), (tokens, 0));
+}

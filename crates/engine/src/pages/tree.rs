@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 
 use bodkin_backend::PAGE_TOKENS;
 
+use crate::prefix_store::{PageKey, page_key};
+
 /// A node's index.
 pub(super) type NodeId = usize;
 
@@ -27,6 +29,8 @@ pub(super) struct FreeMemory {
 #[derive(Default)]
 struct Node {
     parent: NodeId,
+    /// The hash of its tokens and all before them.
+    key: PageKey,
     /// The number of pages before this one.
     depth: usize,
     /// [`PAGE_TOKENS`] of them; fewer at the end of a finished sequence.
@@ -134,6 +138,7 @@ impl Tree {
     pub(super) fn insert(&mut self, parent: NodeId, tokens: &[u32], prefill: usize) -> NodeId {
         let node = Node {
             parent,
+            key: page_key(&self.nodes[parent].key, tokens),
             depth: if parent == ROOT { 0 } else { self.nodes[parent].depth + 1 },
             tokens: tokens.to_vec(),
             prefill,
@@ -158,6 +163,16 @@ impl Tree {
     /// The tokens of a node.
     pub(super) fn tokens(&self, node: NodeId) -> &[u32] {
         &self.nodes[node].tokens
+    }
+
+    /// The hash of a node's tokens and all before them.
+    pub(super) fn key(&self, node: NodeId) -> PageKey {
+        self.nodes[node].key
+    }
+
+    /// How many of a node's tokens were computed as prefill rows.
+    pub(super) fn prefill(&self, node: NodeId) -> usize {
+        self.nodes[node].prefill
     }
 
     /// The page of a node for a window.
