@@ -96,6 +96,10 @@ impl Model for CarelessModel {
         self.0.set_profiling(on);
     }
 
+    fn set_tracing(&mut self, on: bool) -> Result<()> {
+        self.0.set_tracing(on)
+    }
+
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
         self.0.set_activation_thresholds(thresholds)
     }

@@ -45,6 +45,10 @@ impl Model for Watched {
         self.model.set_profiling(on);
     }
 
+    fn set_tracing(&mut self, on: bool) -> bodkin_backend::Result<()> {
+        self.model.set_tracing(on)
+    }
+
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
         self.model.set_activation_thresholds(thresholds)
     }
