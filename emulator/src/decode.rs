@@ -246,7 +246,7 @@ fn access(words: &[&str], count: usize) -> Option<Access> {
         "u64" | "s64" | "b64" | "f64" => 8,
         _ => return None,
     };
-    Some(Access { space, bytes, count: count as u8 })
+    Some(Access { space, bytes, count: count as u8, is_relaxed: words.contains(&"relaxed") })
 }
 
 /// Instructions that order accesses or give hints: lanes here see every store at once.
@@ -314,6 +314,7 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
             Op::Matrix(Matrix::Wgmma { columns: 128 })
         }
         "nanosleep.u32" => Op::Yield,
+        "trap" => Op::Trap,
         _ if NO_EFFECT.contains(&opcode) => Op::Nop,
         _ => match (words[0], vector) {
             // The parameters of a function are registers.

@@ -27,6 +27,8 @@ pub(crate) struct Access {
     pub(crate) space: Space,
     pub(crate) bytes: u8,
     pub(crate) count: u8,
+    /// Whether it is atomic, and other threads may poll it.
+    pub(crate) is_relaxed: bool,
 }
 
 /// The source lane of a shuffle: `bfly`, `idx`, `up`, `down`.
@@ -129,6 +131,8 @@ pub(crate) enum Op {
     BulkCopy,
     Matrix(Matrix),
     Yield,
+    /// Ends the launch with an error.
+    Trap,
     Nop,
 }
 
@@ -158,7 +162,7 @@ impl Instruction {
 }
 
 /// Special registers, which have the lowest numbers, in this order.
-pub(crate) const SPECIAL_REGISTERS: [&str; 11] = [
+pub(crate) const SPECIAL_REGISTERS: [&str; 12] = [
     "%tid.x",
     "%ntid.x",
     "%ctaid.x",
@@ -171,6 +175,8 @@ pub(crate) const SPECIAL_REGISTERS: [&str; 11] = [
     "%dynamic_smem_size",
     // The offset of dynamic shared memory: not a name of PTX.
     "%dynamic",
+    // Set before each slice.
+    "%globaltimer",
 ];
 
 /// A kernel.

@@ -30,18 +30,37 @@ pub(crate) struct Run<'a> {
     /// The allocation of the latest global access, which most accesses hit again.
     latest: Cell<[u64; 2]>,
     random_state: Cell<u64>,
+    /// Relaxed stores until one is lost, or 0.
+    lost_store: Cell<u64>,
+    /// What `%globaltimer` reads, in nanoseconds.
+    pub(crate) clock: Cell<u64>,
 }
 
 impl<'a> Run<'a> {
-    /// A run whose schedule depends on `seed` alone.
-    pub(crate) fn new(launch: &'a Launch, memory: &'a Memory, seed: u64) -> Run<'a> {
+    /// A run whose schedule depends on `seed` alone. If `lost_store` is not 0, it loses the relaxed
+    /// store of this number, to test how kernels detect a result that never comes.
+    pub(crate) fn new(
+        launch: &'a Launch,
+        memory: &'a Memory,
+        seed: u64,
+        lost_store: u64,
+    ) -> Run<'a> {
         Run {
             launch,
             kernel: &launch.kernel,
             memory,
             latest: Cell::new([0; 2]),
             random_state: Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            lost_store: Cell::new(lost_store),
+            clock: Cell::new(0),
         }
+    }
+
+    /// Counts a relaxed store; whether it is the one that is lost.
+    pub(crate) fn loses_store(&self) -> bool {
+        let left = self.lost_store.get();
+        self.lost_store.set(left.saturating_sub(1));
+        left == 1
     }
 
     /// A random number below `end` (xorshift).

@@ -13,6 +13,10 @@ const MAX_SLICE: usize = 400;
 /// Slices per runnable warp without a visible effect after which the launch is deadlocked.
 const DEADLOCK_SLICES: u64 = 2000;
 
+/// Likewise after which the launch is idle, and the time that passes then for each of them.
+const IDLE_SLICES: u64 = 100;
+const IDLE_NANOSECONDS: u64 = 10_000_000;
+
 /// Blocks and their warps, reused by later launches.
 pub(crate) type Blocks = Vec<(Block, Vec<Warp>)>;
 
@@ -50,9 +54,15 @@ pub(crate) fn run_blocks(run: &Run<'_>, blocks: &mut Blocks) -> Result<(), Fault
             block.complete_bulk_copy(run)?;
         }
         let limit = 1 + run.random(MAX_SLICE) as u32;
+        // Time passes fast once all warps are idle, so that timeouts come before the deadlock.
+        let is_idle = idle_slices > IDLE_SLICES * runnable.len() as u64;
+        let passed = if is_idle { IDLE_NANOSECONDS / runnable.len() as u64 } else { 1 };
+        run.clock.set(run.clock.get() + passed);
+        warps[number].set_clock(run.clock.get());
         match warps[number].run(run, block, number, limit)? {
             Stop::Yielded => {}
             Stop::Blocked => drop(runnable.swap_remove(chosen)),
+            Stop::Trapped => return Err(waiting(run, blocks, "trap")),
             Stop::Exited => {
                 runnable.swap_remove(chosen);
                 block.exit_warp();
@@ -70,7 +80,7 @@ pub(crate) fn run_blocks(run: &Run<'_>, blocks: &mut Blocks) -> Result<(), Fault
     }
     match blocks.iter().all(|(block, _)| block.live_warps == 0) {
         true => Ok(()),
-        false => Err(deadlock(run, blocks)),
+        false => Err(waiting(run, blocks, "deadlock")),
     }
 }
 
@@ -83,16 +93,16 @@ fn start(run: &Run<'_>, index: [u32; 3], (block, warps): &mut (Block, Vec<Warp>)
     // In the order of `SPECIAL_REGISTERS`; warps set `%tid.x` and `%laneid` themselves.
     let dynamic = [launch.dynamic_shared as u64, kernel.shared_bytes as u64];
     let specials: [u64; SPECIAL_REGISTERS.len()] =
-        [0, launch.threads.into(), x, y, z, grid_x, grid_y, grid_z, 0, dynamic[0], dynamic[1]];
+        [0, launch.threads.into(), x, y, z, grid_x, grid_y, grid_z, 0, dynamic[0], dynamic[1], 0];
     warps.resize_with(block.live_warps, Warp::default);
     for (first_thread, warp) in (0..).step_by(32).zip(warps) {
         warp.start(kernel, first_thread, &specials);
     }
 }
 
-/// The error of a deadlock, with the lines where warps wait.
-fn deadlock(run: &Run<'_>, blocks: &[(Block, Vec<Warp>)]) -> Fault {
-    let mut text = format!("{}: deadlock", run.kernel.name);
+/// The error of a deadlock or trap, with the lines where warps wait.
+fn waiting(run: &Run<'_>, blocks: &[(Block, Vec<Warp>)], what: &str) -> Fault {
+    let mut text = format!("{}: {what}", run.kernel.name);
     for (block, warps) in blocks.iter().filter(|(block, _)| block.live_warps > 0).take(4) {
         for (number, warp) in warps.iter().enumerate() {
             let lines = warp.lines(run.kernel);
@@ -133,7 +143,7 @@ mod tests {
             dynamic_shared: 0,
             cooperative: false,
         };
-        let run = Run::new(&launch, &memory, seed);
+        let run = Run::new(&launch, &memory, seed, 0);
         run_blocks(&run, &mut Blocks::default()).map(|()| values.to_vec())
     }
 
@@ -161,6 +171,15 @@ mod tests {
         let body = "setp.gt.u32 %p1, %r1, 15;\n@%p1 bra end;\nbar.warp.sync -1;\n\
                     st.global.u32 [%rd2], 1;\nend:";
         assert_eq!(run(body, 32, 32, 1).unwrap()[..17], [[1; 16].as_slice(), &[0]].concat());
+    }
+
+    #[test]
+    fn the_clock_of_waiting_warps_reaches_two_seconds_before_a_deadlock() {
+        let body = "again: mov.u64 %rd3, %globaltimer;\nsetp.lt.u64 %p1, %rd3, 2000000000;\n\
+                    @%p1 bra again;\nst.global.u32 [%rd2], 1;";
+        assert_eq!(run(body, 64, 64, 0).unwrap(), [1; 64]);
+        let trap = run(&format!("{body}\ntrap;"), 32, 32, 0).unwrap_err().0;
+        assert!(trap.contains("test: trap\n  block [0, 0, 0], warp 0: at lines"), "{trap}");
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub(crate) enum Stop {
     /// It waits at a barrier.
     Blocked,
     Exited,
+    /// It ends the launch with an error.
+    Trapped,
 }
 
 #[derive(Default)]
@@ -74,6 +76,11 @@ impl Warp {
         self.committed_groups = [0; 32];
     }
 
+    /// Sets `%globaltimer`, the last special register.
+    pub(crate) fn set_clock(&mut self, nanoseconds: u64) {
+        self.registers[SPECIAL_REGISTERS.len() - 1] = Lanes::all(nanoseconds);
+    }
+
     /// The PTX lines of its paths.
     pub(crate) fn lines(&self, kernel: &Kernel) -> Vec<u32> {
         self.paths.iter().map(|path| kernel.code[path.pc].line).collect()
@@ -113,6 +120,7 @@ impl Warp {
                     Next::Reschedule => break,
                     Next::Yield => return Ok(Stop::Yielded),
                     Next::Block => return Ok(Stop::Blocked),
+                    Next::Trap => return Ok(Stop::Trapped),
                 }
                 // The path with the lowest pc runs first, so that diverged paths reconverge.
                 if self.paths.len() > 1 || executed >= limit {
@@ -208,6 +216,7 @@ impl Warp {
             Op::Exchange(exchange) => self.exchange(i, exchange, mask),
             Op::SyncWarp | Op::Nop => {}
             Op::Yield => next = Next::Yield,
+            Op::Trap => next = Next::Trap,
             Op::Barrier { waits } => {
                 let [id, expected, ..] = i.args;
                 let expected = (expected != NONE).then(|| self.uniform(expected) as u32);
@@ -441,4 +450,5 @@ enum Next {
     Reschedule,
     Yield,
     Block,
+    Trap,
 }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PageTable, Span, conformance};
 use bodkin_cuda::Cuda;
 
@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// Only the model files, without the suite, and only behind the shortest prompt
     #[arg(long, requires = "models")]
     brief: bool,
+    /// Expect that the persistent kernel stalls, as where the emulator loses a result
+    #[arg(long, requires = "models")]
+    stalls: bool,
     /// Model files whose single-row steps are compared with and without rewrites, and with one
     /// device.
     models: Vec<PathBuf>,
@@ -39,6 +42,9 @@ pub(crate) struct Args {
 /// bytes, and compares the bits with and without rewrites of the plan, and of several devices with
 /// those of the first alone.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.stalls {
+        return args.models.iter().try_for_each(|path| check_stall(&args.device, path));
+    }
     let prompts = if args.brief { &PROMPTS[..1] } else { &PROMPTS };
     for path in &args.models {
         let name = path.display();
@@ -80,6 +86,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Where the first result of the persistent kernel is lost, a step of one row has to end with an
+/// error that names the stage that waits for it, and so has every later step.
+fn check_stall(device: &[usize], path: &Path) -> Result<()> {
+    let mut model = load(&Cuda::open_all(device)?, path, &PROMPTS[..1])?;
+    let (prompt, steps) = PROMPTS[0];
+    for what in ["the step that stalls", "a later step"] {
+        let error = match rows_behind(model.as_mut(), prompt, steps) {
+            Ok(_) => bail!("{}: expected an error of {what}", path.display()),
+            Err(error) => error.to_string(),
+        };
+        println!("{}: {what}: {error}", path.display());
+        let stage = "no progress for 2 s in stage 1 (attn_q + attn_k + attn_v)";
+        ensure!(error.contains(stage), "{what}: expected `{stage}` in its error");
+    }
+    Ok(())
+}
+
 /// Adds the cases whose bits differ where they are computed otherwise.
 fn compare(
     usual: &[(String, Vec<f32>)],
@@ -107,17 +130,24 @@ fn count_same(name: impl Display, how: &str, usual: &[Rows], other: &[Rows]) -> 
 /// The bits of the logits after each prompt that a model has the positions for, and of single steps
 /// behind it.
 fn single_rows(cuda: &Cuda, path: &Path, prompts: &[(usize, usize)]) -> Result<Vec<Rows>> {
-    let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
-    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
-    let fitting = prompts.iter().filter(|(prompt, steps)| prompt + steps <= plan.max_positions());
-    ensure!(fitting.clone().count() > 0, "{}: too few positions", path.display());
-    let longest = fitting.clone().map(|(prompt, steps)| prompt + steps).max().unwrap_or(0);
-    let pages = vec![longest.div_ceil(bodkin_backend::PAGE_TOKENS); plan.windows().len()];
-    let limits = Limits { tokens: BATCH, outputs: 1, pages, state_slots: 1 };
-    let mut model = cuda.load(Arc::clone(&plan), &file, &limits, &|_, _| {})?;
+    let mut model = load(cuda, path, prompts)?;
+    let positions = model.plan().max_positions();
+    let fitting = prompts.iter().filter(|(prompt, steps)| prompt + steps <= positions);
     let rows =
         fitting.map(|&(prompt, steps)| Ok((prompt, rows_behind(model.as_mut(), prompt, steps)?)));
     rows.collect()
+}
+
+/// Loads a model for the longest of the prompts that it has the positions for.
+fn load(cuda: &Cuda, path: &Path, prompts: &[(usize, usize)]) -> Result<Box<dyn Model>> {
+    let file = Arc::new(bodkin_model::open(path).with_context(|| path.display().to_string())?);
+    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors())?);
+    let lengths = prompts.iter().map(|(prompt, steps)| prompt + steps);
+    let longest = lengths.filter(|&len| len <= plan.max_positions()).max();
+    let longest = longest.with_context(|| format!("{}: too few positions", path.display()))?;
+    let pages = vec![longest.div_ceil(bodkin_backend::PAGE_TOKENS); plan.windows().len()];
+    let limits = Limits { tokens: BATCH, outputs: 1, pages, state_slots: 1 };
+    Ok(cuda.load(plan, &file, &limits, &|_, _| {})?)
 }
 
 /// Those after one prompt.

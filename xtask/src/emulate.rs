@@ -38,11 +38,14 @@ enum Chip {
 }
 
 /// Models whose bits are compared with and without rewrites of the plan.
-const SYNTHETIC: [(Size, &str, &str); 3] = [
+const SYNTHETIC: [(Size, &str, &str); 4] = [
     (Size::Small, "Q4_K", "small-q4_k.gguf"),
+    (Size::Small, "IQ4_XS", "small-iq4_xs.gguf"),
     (Size::Small, "S24_Q8_0", "small-s24_q8_0.gguf"),
-    (Size::SmallMoe, "Q8_0", "small-moe-q8_0.gguf"),
+    (Size::SmallMoe, "MXFP4", "small-moe-mxfp4.gguf"),
 ];
+/// The model, of those, whose persistent kernel loses a result, so that its watchdog has to end it.
+const STALLED: &str = "small-q4_k.gguf";
 /// Models of the parity kit whose results are compared with the reference: those that do not take
 /// many minutes.
 const PARITY: [(Chip, &str); 6] = [
@@ -116,6 +119,10 @@ impl Emulator {
         if chip == Chip::Hopper {
             command.env("EMULATOR_HOPPER", &self.hopper);
         }
+        if words.iter().any(|word| word == "--stalls") {
+            // The persistent kernel's first result is lost.
+            command.env("EMULATOR_LOST_STORE", "1");
+        }
         Ok(command)
     }
 
@@ -132,6 +139,9 @@ impl Emulator {
             synth::run(&synth::Args { shape, format, out, seed: 0, sparsity: 0.0 })?;
             checks.push((Chip::Hopper, vec!["conformance".to_owned(), "--brief".to_owned(), path]));
         }
+        let stalled = models.join(STALLED).to_string_lossy().into_owned();
+        let words = ["conformance", "--stalls", &stalled];
+        checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
         for (chip, model) in PARITY {
             let kit = kit.to_string_lossy();
             let words =

@@ -6,6 +6,7 @@
 mod ci;
 mod compare;
 mod conformance;
+mod dist;
 mod emulate;
 mod golden;
 mod gpu;
@@ -14,6 +15,7 @@ mod parity;
 mod plot;
 mod quality;
 mod results;
+mod serving;
 mod sparse;
 mod synth;
 mod tidy;
@@ -33,6 +35,8 @@ enum Command {
     Compare(compare::Args),
     /// Runs the acceptance suite of backends on an NVIDIA device.
     Conformance(conformance::Args),
+    /// Builds and packs the binary: a tarball, and a Python wheel.
+    Dist(dist::Args),
     /// Runs the CUDA backend without a card, on an emulated driver.
     Emulate(emulate::Args),
     /// Rewrites the golden texts of plans.
@@ -47,6 +51,8 @@ enum Command {
     Plot(plot::Args),
     /// Measures what quantising and pruning cost.
     Quality(quality::Args),
+    /// Measures many streams against `bodkin serve`, interleaved with llama-server.
+    Serving(serving::Args),
     /// Measures sparse weights, interleaved with the same weights made dense.
     Sparse(sparse::Args),
     /// Makes a model file of some size with random weights.
@@ -60,6 +66,7 @@ fn main() -> anyhow::Result<()> {
         Command::Ci => ci::run(&root()),
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Conformance(args) => conformance::run(&args),
+        Command::Dist(args) => dist::run(&root(), &args),
         Command::Emulate(args) => emulate::run(&root(), &args),
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Gpu(args) => gpu::run(&root(), &args),
@@ -67,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Command::Parity(args) => parity::main(&args),
         Command::Plot(args) => plot::run(&root(), &args),
         Command::Quality(args) => quality::run(&root(), &args),
+        Command::Serving(args) => serving::run(&root(), &args),
         Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),
         Command::Tidy(args) => tidy::run(&root(), &args),

@@ -1,10 +1,24 @@
-//! Checks a step against the limits of a model, in time linear in the size of the batch and without
-//! allocation.
+//! The limits of a model, and the check of a step against them, in time linear in the size of the
+//! batch and without allocation.
 
 use bodkin_model::{Op, Plan};
 
 use crate::error::{Error, Result};
-use crate::{Limits, PAGE_TOKENS, RowOutput, Span, Step};
+use crate::{PAGE_TOKENS, RowOutput, Span, Step};
+
+/// What a model is sized for when it is loaded. A larger step is refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The most tokens in one step.
+    pub tokens: usize,
+    /// The most output rows in one step.
+    pub outputs: usize,
+    /// Pages for each of [`Plan::windows`], in that order.
+    pub pages: Vec<usize>,
+    /// Slots of recurrent state, each for one sequence or one checkpoint; 0 where the plan
+    /// has none.
+    pub state_slots: usize,
+}
 
 /// What steps of one model are checked against, and the counters that a check needs.
 #[derive(Default)]

@@ -12,6 +12,7 @@
 
 mod case;
 mod chains;
+mod compare;
 mod encoders;
 mod experts;
 mod formats;
@@ -27,6 +28,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::{Backend, KvType, Model, Result, reference};
 use case::Case;
+use compare::{bits, nmse};
 use observed::Record;
 use prompt::{Feeding, run_prompt, run_prompt_observed};
 
@@ -112,17 +114,4 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
         }
     }
     Ok(())
-}
-
-fn bits(values: &[f32]) -> impl Iterator<Item = u32> {
-    values.iter().map(|x| x.to_bits())
-}
-
-/// The squared error relative to the squared reference.
-fn nmse(found: &[f32], wanted: &[f32]) -> f64 {
-    assert_eq!(found.len(), wanted.len(), "logits of the same rows");
-    let pairs = found.iter().zip(wanted).map(|(&f, &w)| (f64::from(f), f64::from(w)));
-    let (error, size) =
-        pairs.fold((0.0, 0.0), |(error, size), (f, w)| (error + (f - w).powi(2), size + w * w));
-    if error == 0.0 { 0.0 } else { error / size }
 }

@@ -12,7 +12,7 @@ use bodkin_model::Plan;
 use crate::observe::reborrow;
 use crate::{
     Backend, Batch, DeviceInfo, Error, HostSampler, KvType, Limits, Memory, Model, ModelStats,
-    Observer, Progress, Result, RowOutput, Sink, Span, Step,
+    Observer, Progress, Result, RowOutput, Sink, Span, StateBlock, Step, Transfer,
 };
 
 /// A backend for the first layers, and one for the rest.
@@ -187,6 +187,17 @@ fn part_steps(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [Pa
 }
 
 impl PartSteps {
+    /// What the part calls a block of the whole; none if it has no such state.
+    fn block(&self, block: StateBlock) -> Option<StateBlock> {
+        match block {
+            StateBlock::Page { window, page } => {
+                let window = self.tables.iter().position(|&table| table == window)?;
+                Some(StateBlock::Page { window, page })
+            }
+            StateBlock::Slot(_) => (self.limits.state_slots > 0).then_some(block),
+        }
+    }
+
     /// Replaces `part` by the part's share of a step of the whole.
     fn fill(&self, whole: &Batch, part: &mut Batch) {
         part.tokens.clone_from(&whole.tokens);
@@ -263,9 +274,19 @@ impl Model for LayerSplitModel {
         result
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.first.copy_state(from, to)?;
-        self.second.copy_state(from, to)
+    fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
+        let mut moved = 0;
+        for (model, part) in [&mut self.first, &mut self.second].into_iter().zip(&self.steps) {
+            let block = transfer.block();
+            if part.block(block).is_none() {
+                continue;
+            }
+            let bytes =
+                model.transfer(transfer.map(|block| part.block(block).expect("as checked")))?;
+            transfer.skip(bytes);
+            moved += bytes;
+        }
+        Ok(moved)
     }
 
     fn stats(&self) -> ModelStats {

@@ -12,46 +12,39 @@ mod check;
 pub mod conformance;
 mod device;
 mod error;
+mod host_sampler;
 mod kv;
 mod layer_split;
+mod mock;
 mod observe;
 mod reference;
 mod sampling;
 mod stats;
 mod step;
 mod timeline;
+mod transfer;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
-pub use check::StepCheck;
+pub use check::{Limits, StepCheck};
 pub use device::{DeviceInfo, DeviceKind};
 pub use error::{Error, Result};
+pub use host_sampler::{Forward, HostSampler};
 pub use kv::KvType;
 pub use layer_split::LayerSplit;
+pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
 pub use reference::Reference;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, count_nonfinite};
 pub use stats::{ExpertStats, ModelStats, StageProfile, WeightLayout};
-pub use step::{Forward, HostSampler, RowOutput, Sink, Step, StepOutput};
+pub use step::{RowOutput, Sink, Step, StepOutput};
 pub use timeline::{Activity, Interval, Track};
+pub use transfer::{StateBlock, Transfer};
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bodkin_gguf::{File, Format};
 use bodkin_model::Plan;
-
-/// What a model is sized for when it is loaded. A larger step is refused.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// The most tokens in one step.
-    pub tokens: usize,
-    /// The most output rows in one step.
-    pub outputs: usize,
-    /// Pages for each of [`Plan::windows`], in that order.
-    pub pages: Vec<usize>,
-    /// Slots of recurrent state, each for one sequence or one checkpoint; 0 where the plan
-    /// has none.
-    pub state_slots: usize,
-}
 
 /// The bytes that a loaded model holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +76,7 @@ pub struct StoredFormat {
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Something that can run plans.
-pub trait Backend {
+pub trait Backend: Send + Sync {
     /// What it is, for people, such as `cpu (avx512, 8 threads)`.
     fn name(&self) -> String;
 
@@ -149,11 +142,16 @@ pub trait Model: Send {
     /// If the step contradicts itself.
     fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()>;
 
-    /// Copies the recurrent state of one slot to another: a checkpoint.
+    /// Copies a block of the state of sequences: a page that two sequences go on from, a
+    /// checkpoint of recurrent state, or a block to or from the host. Later steps see the copy.
+    /// Returns the block's bytes.
     ///
     /// # Errors
     /// If the device does not answer any more.
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()>;
+    ///
+    /// # Panics
+    /// If there is no such block, or the host has fewer bytes than the block.
+    fn transfer(&mut self, transfer: Transfer<'_>) -> Result<usize>;
 
     /// Counts and times since the model was loaded. Waits for the device.
     fn stats(&self) -> ModelStats;
@@ -175,4 +173,19 @@ pub trait Model: Send {
     /// # Errors
     /// If the backend cannot do that, or the model was not loaded for it.
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize>;
+}
+
+impl dyn Model + '_ {
+    /// Runs one step of `batch` and copies the logits of all its outputs, `[outputs, width]`.
+    ///
+    /// # Errors
+    /// Those of [`Model::step`].
+    pub fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        let rows = vec![RowOutput::Logits; batch.outputs.len()];
+        let step = Step { batch, rows: &rows, steps: 1, observer: None };
+        self.step(step, &mut |output| {
+            logits.copy_from_slice(output.logits);
+            ControlFlow::Break(())
+        })
+    }
 }

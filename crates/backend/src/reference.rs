@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
+use bytemuck::cast_slice_mut;
 
+use attention::KvSlot;
 use experts::ExpertLinear;
 use rows::Norm;
 
@@ -18,7 +20,7 @@ use crate::batch::{Batch, PAGE_TOKENS};
 use crate::error::{Error, Result};
 use crate::{
     Backend, DeviceInfo, DeviceKind, ExpertStats, HostSampler, InputRow, KvType, Limits, Matmul,
-    Memory, Model, ModelStats, Observer, Progress, Sink, Step,
+    Memory, Model, ModelStats, Observer, Progress, Sink, StateBlock, Step, Transfer,
 };
 use state::StateSlots;
 
@@ -28,15 +30,12 @@ pub struct Reference;
 struct ReferenceModel {
     plan: Arc<Plan>,
     limits: Limits,
-    /// Keys and values are rounded to bytes if these are; otherwise not at all.
-    kv_type: KvType,
     /// Every weight in f32, `[rows, cols]`.
     weights: Vec<Vec<f32>>,
     /// The frequencies of every rope operation, by operation.
     ropes: Vec<Option<RopeTable>>,
-    /// Keys and values of every slot, `[pages * PAGE_TOKENS, width]`.
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
+    /// One for each of the plan's slots.
+    slots: Vec<KvSlot>,
     /// Recurrent state, one for each of the plan's.
     states: Vec<StateSlots>,
     /// For each routing of the plan, how often each expert was chosen.
@@ -77,8 +76,8 @@ impl Backend for Reference {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
-        let kv = plan.slots.iter();
-        let kv = kv.map(|s| slot_tokens(plan, limits, s.window) * s.elements_per_token());
+        let kv = plan.slots.iter().zip(plan.slot_windows());
+        let kv = kv.map(|(s, w)| limits.pages[w] * PAGE_TOKENS * s.elements_per_token());
         let slots = limits.state_slots as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
@@ -119,10 +118,11 @@ pub(crate) fn load(
         _ => None,
     });
     let ropes = ropes.collect();
-    let tokens = |window| slot_tokens(&plan, limits, window);
-    let zeros = |heads, dim, window| vec![0.0; tokens(window) * heads * dim];
-    let keys = plan.slots.iter().map(|s| zeros(s.kv_heads, s.key_dim, s.window)).collect();
-    let values = plan.slots.iter().map(|s| zeros(s.kv_heads, s.value_dim, s.window)).collect();
+    let slots = plan.slots.iter().zip(plan.slot_windows()).map(|(s, window)| {
+        let zeros = |dim| vec![0.0; limits.pages[window] * PAGE_TOKENS * s.kv_heads * dim];
+        KvSlot { kv_type, window, keys: zeros(s.key_dim), values: zeros(s.value_dim) }
+    });
+    let slots = slots.collect();
     let states =
         plan.states.iter().map(|s| StateSlots::new(limits.state_slots, s.elements())).collect();
     let expert_counts = plan.ops.iter().filter_map(|op| match op {
@@ -134,11 +134,9 @@ pub(crate) fn load(
         host: HostSampler::new(&plan, &limits),
         plan,
         limits,
-        kv_type,
         weights,
         ropes,
-        keys,
-        values,
+        slots,
         states,
         expert_counts,
     })
@@ -154,12 +152,6 @@ fn dequantize(file: &File, weight: &Weight) -> Vec<f32> {
 
 fn rope_table(rope: &Rope, weights: &[Vec<f32>]) -> RopeTable {
     rope.table(rope.factors.map(|WeightId(i)| weights[i].as_slice()))
-}
-
-/// The tokens that the pages of a window hold together.
-fn slot_tokens(plan: &Plan, limits: &Limits, window: Option<usize>) -> usize {
-    let group = plan.windows().iter().position(|&w| w == window).expect("a window of the plan");
-    limits.pages[group] * PAGE_TOKENS
 }
 
 impl Model for ReferenceModel {
@@ -181,9 +173,26 @@ impl Model for ReferenceModel {
         result
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.states.iter_mut().for_each(|slots| slots.copy(from, to));
-        Ok(())
+    fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
+        let mut moved = 0;
+        match transfer.block() {
+            StateBlock::Page { window, .. } => {
+                let slots = self.plan.slots.iter().zip(&mut self.slots);
+                for (slot, pages) in slots.filter(|(_, pages)| pages.window == window) {
+                    let bytes = |dim: usize| PAGE_TOKENS * slot.kv_heads * dim * size_of::<f32>();
+                    let (keys, values) = (&mut pages.keys[..], &mut pages.values[..]);
+                    moved += transfer.run_region(cast_slice_mut(keys), bytes(slot.key_dim));
+                    moved += transfer.run_region(cast_slice_mut(values), bytes(slot.value_dim));
+                }
+            }
+            StateBlock::Slot(_) => {
+                for slots in &mut self.states {
+                    let (memory, elements) = slots.memory();
+                    moved += transfer.run_region(cast_slice_mut(memory), 4 * elements);
+                }
+            }
+        }
+        Ok(moved)
     }
 
     fn stats(&self) -> ModelStats {
@@ -248,8 +257,9 @@ impl ReferenceModel {
                 rows::rotate(of(*input), plan.widths[i], *head_dim, rope, table, batch)
             }
             Op::Attention { q, k, v, attention, slot } => {
-                self.store(*slot, attention, of(*k), of(*v), batch);
-                self.attend(*slot, attention, of(*q), batch)
+                let slot = &mut self.slots[slot.0];
+                slot.store(attention, of(*k), of(*v), batch);
+                slot.attend(attention, of(*q), attention.sinks.map(weight), batch)
             }
             Op::Act { input, act } => of(*input).iter().map(|&x| rows::activate(*act, x)).collect(),
             Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act, plan.widths[i]),
@@ -331,8 +341,4 @@ fn show(plan: &Plan, i: usize, batch: &Batch, values: &[Vec<f32>], observer: &mu
         _ => return,
     };
     observer.matmul(&Matmul { weight: plan.weight(*weight), experts, rows: &rows });
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bodkin_backend::{
     Backend, DeviceInfo, Error, KvType, Limits, Memory, Model, ModelStats, Progress, Reference,
-    Result, Sink, Step, conformance,
+    Result, Sink, Step, Transfer, conformance,
 };
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -66,8 +66,11 @@ impl Model for CarelessModel {
         self.0.plan()
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.0.copy_state(from, to)
+    fn transfer(&mut self, transfer: Transfer<'_>) -> Result<usize> {
+        match transfer {
+            Transfer::Copy { .. } => Ok(0),
+            other => self.0.transfer(other),
+        }
     }
 
     fn stats(&self) -> ModelStats {

@@ -15,5 +15,7 @@ pub(crate) mod perplexity;
 pub(crate) mod prune;
 pub(crate) mod pull;
 pub(crate) mod quantize;
+pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod tokenize;

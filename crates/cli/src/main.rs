@@ -34,11 +34,16 @@ struct Cli {
 enum Command {
     /// Generate text from a prompt, or chat
     Run(Box<cmd::run::Args>),
+    /// Serve models over HTTP: the OpenAI, Ollama, Anthropic and llama-server interfaces
+    Serve(Box<cmd::serve::Args>),
     /// Fetch a model and print its path
     Pull(cmd::pull::Args),
     /// List the models on this machine
     List(cmd::list::Args),
-    /// Show metadata, tensors, operations and memory of a model
+    /// Remove a fetched model
+    Rm(cmd::rm::Args),
+    /// Show a summary of a model, or its metadata, tensors, plan or memory
+    #[command(visible_alias = "show")]
     Inspect(cmd::inspect::Args),
     /// Measure the speed of prefill and decode
     Bench(cmd::bench::Args),
@@ -86,8 +91,10 @@ fn main() -> ExitCode {
     progress::begin(cli.verbose);
     let result = match cli.command {
         Command::Run(args) => cmd::run::run(*args),
+        Command::Serve(args) => cmd::serve::run(*args),
         Command::Pull(args) => cmd::pull::run(args),
         Command::List(args) => cmd::list::run(args),
+        Command::Rm(args) => cmd::rm::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Bench(args) => cmd::bench::run(args),
         Command::Prune(args) => cmd::prune::run(*args),

@@ -39,7 +39,10 @@ impl Console {
             // Commands that load a model several times print a note once.
             Progress::Note(text) => {
                 if self.notes.insert(text.to_owned()) {
-                    eprintln!("{text}");
+                    match &self.bar {
+                        Some(bar) => bar.suspend(|| eprintln!("{text}")),
+                        None => eprintln!("{text}"),
+                    }
                 }
             }
             Progress::Detail(text) if is_verbose() => {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use bodkin_backend::{KvType, PAGE_TOKENS};
+use bodkin_backend::{KvType, PAGE_TOKENS, Transfer};
 use bodkin_gguf::Format;
 use bodkin_model::{KvSlot, Plan};
 use half::f16;
@@ -249,6 +249,25 @@ impl KvView {
         }
     }
 
+    /// Copies a page of keys and one of values. Returns their bytes.
+    ///
+    /// # Safety
+    ///
+    /// No step is running.
+    pub(crate) unsafe fn transfer(self, transfer: &mut Transfer<'_>) -> usize {
+        // SAFETY: the caller's promise.
+        let [keys, values] = unsafe {
+            match self {
+                KvView::Int8(elements, _) => elements.bytes_mut(),
+                KvView::F16(elements, _) => elements.bytes_mut(),
+                KvView::F32(elements, _) => elements.bytes_mut(),
+            }
+        };
+        let (layout, bytes) = (self.layout(), self.layout().dtype.bytes());
+        let (key_len, value_len) = layout.page_len();
+        transfer.run_region(keys, bytes * key_len) + transfer.run_region(values, bytes * value_len)
+    }
+
     /// Stores the keys `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` of a token.
     ///
     /// # Safety
@@ -270,6 +289,18 @@ unsafe fn store<V: Vector>(view: KvView, at: (usize, usize), k: &[f32], v: &[f32
             KvView::F16(elements, layout) => elements.store::<V>(&layout, at, k, v),
             KvView::F32(elements, layout) => elements.store::<V>(&layout, at, k, v),
         }
+    }
+}
+
+impl<C: Number> KvBuffers<Shared<C>> {
+    /// All keys and all values.
+    ///
+    /// # Safety
+    ///
+    /// The memory still lives, and nothing else accesses it.
+    unsafe fn bytes_mut<'a>(self) -> [&'a mut [u8]; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [self.keys.bytes_mut(), self.values.bytes_mut()] }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bodkin_backend::{
     self as backend, Batch, Error, ExpertStats, HostSampler, Limits, Matmul, Memory, Model,
-    ModelStats, Observer, PAGE_TOKENS, Result, Sink, WeightLayout,
+    ModelStats, Observer, PAGE_TOKENS, Result, Sink, StateBlock, Transfer, WeightLayout,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
@@ -99,7 +99,7 @@ impl Buffers {
         let partials = floats(sizes.partials);
         let mut pages = Vec::new();
         let mut kv = Vec::new();
-        for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
+        for (slot, group) in plan.slots.iter().zip(plan.slot_windows()) {
             let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan));
             let mut owner = KvPages::new(&layout, limits.pages[group]);
             kv.push(owner.view(layout));
@@ -129,13 +129,6 @@ impl Buffers {
     }
 }
 
-/// The page table of each slot among those of a span.
-fn slot_tables(plan: &Plan) -> Vec<usize> {
-    let windows = plan.windows();
-    let group = |window| windows.iter().position(|&w| w == window).expect("a window of the plan");
-    plan.slots.iter().map(|slot| group(slot.window)).collect()
-}
-
 fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
     let cols = masked(cpu, plan).into_iter().map(|id| plan.weight(id).cols);
     let masked_cols = cols.max().unwrap_or(0);
@@ -159,7 +152,7 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
         let panel = layout.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
         sizes.scratch = sizes.scratch.max(panel);
     }
-    for (slot, group) in plan.slots.iter().zip(slot_tables(plan)) {
+    for (slot, group) in plan.slots.iter().zip(plan.slot_windows()) {
         let stride = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan)).value_stride;
         let tokens = limits.pages[group] * PAGE_TOKENS;
         sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
@@ -191,7 +184,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         let vector = 4 * (w.rows * w.cols) as u64;
         matrices + u64::from(uses.vector) * vector
     });
-    let pages = plan.slots.iter().zip(slot_tables(plan));
+    let pages = plan.slots.iter().zip(plan.slot_windows());
     let values = plan.buffers().bytes(limits.tokens);
     let program = lower(plan, cpu.isa, Fusions::ALL, &masked);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
@@ -230,7 +223,7 @@ impl CpuModel {
         let table = |rope: &Rope| rope.table(rope.factors.map(vector));
         let ropes = program.ropes.iter().map(table).collect();
         CpuModel {
-            slot_tables: slot_tables(&plan),
+            slot_tables: plan.slot_windows(),
             positions: Vec::with_capacity(limits.tokens),
             spans: Vec::with_capacity(limits.tokens),
             thresholds: vec![0.0; masked.len()],
@@ -328,9 +321,18 @@ impl Model for CpuModel {
         result
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.memory.states.copy(&self.plan, from, to);
-        Ok(())
+    fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
+        Ok(match transfer.block() {
+            StateBlock::Page { window, .. } => {
+                let views = self.memory.kv.iter().zip(&self.slot_tables);
+                // SAFETY: no step is running, and only steps access the views.
+                views
+                    .filter(|(_, table)| **table == window)
+                    .map(|(view, _)| unsafe { view.transfer(&mut transfer) })
+                    .sum()
+            }
+            StateBlock::Slot(_) => self.memory.states.transfer(&self.plan, &mut transfer),
+        })
     }
 
     fn stats(&self) -> ModelStats {

@@ -1,15 +1,20 @@
 //! A pool of threads that run one function together, with barriers. A step of the model is one call
-//! of [`Pool::run`]. Barriers between its stages spin, because a stage takes microseconds.
+//! of [`Pool::run`]. Barriers between its stages spin, because a stage takes microseconds. The
+//! pools of a process take turns, as threads that spin would take the cores from each other.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Result};
 
 /// Iterations of a spinning wait before a thread yields: about 20 microseconds.
 const SPINS: u32 = 4_000;
 /// Times that an idle worker yields before it sleeps.
 const YIELDS: u32 = 50;
+
+/// Held by the pool that runs.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// A fixed number of threads; the caller of [`Pool::run`] is one of them.
 pub(crate) struct Pool {
@@ -53,6 +58,8 @@ struct Shared {
     job: Mutex<SendJob>,
     barrier: Barrier,
     sleepers: AtomicUsize,
+    /// Workers that have ended because a thread panicked.
+    ended: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
     stop: AtomicBool,
@@ -64,9 +71,12 @@ struct SendJob(Option<Job>);
 // SAFETY: the function behind the pointer is `Sync`, and `run` keeps it alive while it is used.
 unsafe impl Send for SendJob {}
 
+#[derive(Default)]
 struct Barrier {
     arrived: AtomicUsize,
     round: AtomicUsize,
+    /// A thread has panicked and will not arrive.
+    is_broken: AtomicBool,
 }
 
 impl Barrier {
@@ -80,6 +90,7 @@ impl Barrier {
         }
         spin_while(|| {
             meanwhile();
+            assert!(!self.is_broken.load(Relaxed), "another thread of the pool panicked");
             self.round.load(Acquire) == round
         });
     }
@@ -101,8 +112,9 @@ impl Pool {
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
             job: Mutex::new(SendJob(None)),
-            barrier: Barrier { arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) },
+            barrier: Barrier::default(),
             sleepers: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -126,8 +138,13 @@ impl Pool {
     }
 
     /// Runs `function` on every thread and returns when all are done.
+    ///
+    /// # Panics
+    /// If `function` panics on any thread. The pool cannot be used any more then.
     pub(crate) fn run(&mut self, function: &(dyn Fn(&Worker<'_>) + Sync)) {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let threads = self.threads();
+        assert!(!self.shared.barrier.is_broken.load(SeqCst), "a thread of the pool has panicked");
         // SAFETY: only the lifetime changes; this function returns after the last use.
         let job: Job = unsafe {
             std::mem::transmute::<
@@ -139,10 +156,12 @@ impl Pool {
         *shared.job.lock().unwrap_or_else(PoisonError::into_inner) = SendJob(Some(job));
         shared.epoch.fetch_add(1, SeqCst);
         shared.wake_sleepers();
-        let _guard = AbortOnPanic;
         let worker = Worker { index: 0, threads, barrier: &shared.barrier };
-        function(&worker);
-        worker.barrier();
+        if let Err(panic) = shared.run(function, &worker) {
+            // The function must live until the last worker has left it.
+            spin_while(|| shared.ended.load(SeqCst) < self.workers.len());
+            resume_unwind(panic);
+        }
     }
 }
 
@@ -152,15 +171,26 @@ impl Drop for Pool {
         self.shared.epoch.fetch_add(1, SeqCst);
         self.shared.wake_sleepers();
         for worker in self.workers.drain(..) {
-            // A worker that panicked has ended the process already.
+            // Workers catch panics.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
+    /// Runs `function` to the last barrier. A panic ends the waits of all other threads.
+    fn run(&self, function: &(dyn Fn(&Worker<'_>) + Sync), worker: &Worker<'_>) -> Result<()> {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            function(worker);
+            worker.barrier();
+        }));
+        if result.is_err() {
+            self.barrier.is_broken.store(true, SeqCst);
+        }
+        result
+    }
+
     fn work(&self, index: usize, threads: usize) {
-        let _guard = AbortOnPanic;
         let worker = Worker { index, threads, barrier: &self.barrier };
         let mut seen = 0;
         loop {
@@ -172,8 +202,10 @@ impl Shared {
             let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: `run` waits at the barrier below before the function ends.
             let function = unsafe { &*job.0.expect("work comes with a function") };
-            function(&worker);
-            worker.barrier();
+            if self.run(function, &worker).is_err() {
+                self.ended.fetch_add(1, SeqCst);
+                return;
+            }
         }
     }
 
@@ -205,17 +237,6 @@ impl Shared {
     }
 }
 
-/// A thread that unwinds past a barrier would leave the others waiting for ever.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::process::abort();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,6 +257,21 @@ mod tests {
     }
 
     #[test]
+    fn a_panic_on_any_thread_ends_the_run_and_the_pool() {
+        for index in 0..3 {
+            let mut pool = Pool::new(3).unwrap();
+            let fail = |worker: &Worker<'_>| {
+                worker.barrier();
+                assert!(worker.index != index, "on purpose");
+                worker.barrier();
+            };
+            for _ in 0..2 {
+                assert!(catch_unwind(AssertUnwindSafe(|| pool.run(&fail))).is_err());
+            }
+        }
+    }
+
+    #[test]
     fn sleeping_workers_wake() {
         let mut pool = Pool::new(2).unwrap();
         for _ in 0..3 {
@@ -250,7 +286,7 @@ mod tests {
 
     #[test]
     fn shares_cover_everything_once() {
-        let barrier = Barrier { arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) };
+        let barrier = Barrier::default();
         for n in 0..40 {
             let share = |index| Worker { index, threads: 7, barrier: &barrier }.share(n);
             assert_eq!((0..7).flat_map(share).collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use crate::memory::Number;
+
 /// A slice that several threads read and write in disjoint parts.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T> {
@@ -40,6 +42,19 @@ impl<T> Shared<T> {
         assert!(range.start <= range.end && range.end <= self.len, "a part of the buffer");
         // SAFETY: in bounds; the caller rules out writers.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
+    /// All bytes.
+    ///
+    /// # Safety
+    ///
+    /// The slice still lives, and nothing else accesses it.
+    pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8]
+    where
+        T: Number,
+    {
+        // SAFETY: the caller's promise; every bit pattern of a number is valid.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), size_of::<T>() * self.len) }
     }
 
     /// Writes a part.

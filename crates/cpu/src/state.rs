@@ -1,5 +1,6 @@
 //! Recurrent state: one slot per sequence for each convolution and scan of the plan.
 
+use bodkin_backend::Transfer;
 use bodkin_model::{Plan, StateSlot};
 
 use crate::ops::recurrent::head_len;
@@ -32,13 +33,15 @@ impl States {
         States { views, _owners: owners }
     }
 
-    /// Copies a slot of all states.
-    pub(crate) fn copy(&mut self, plan: &Plan, from: u32, to: u32) {
-        for (slot, view) in plan.states.iter().zip(&self.views) {
-            let len = slot_len(slot);
-            // SAFETY: no step is running, and only steps access the views.
-            let all = unsafe { view.part_mut(0..view.len()) };
-            all.copy_within(from as usize * len..(from as usize + 1) * len, to as usize * len);
-        }
+    /// Copies a slot of all states. Returns its bytes.
+    pub(crate) fn transfer(&mut self, plan: &Plan, transfer: &mut Transfer<'_>) -> usize {
+        let views = plan.states.iter().zip(&self.views);
+        views
+            .map(|(slot, view)| {
+                // SAFETY: no step is running, and only steps access the views.
+                let memory = unsafe { view.bytes_mut() };
+                transfer.run_region(memory, size_of::<f32>() * slot_len(slot))
+            })
+            .sum()
     }
 }

@@ -37,6 +37,21 @@ fn every_isa_conforms_with_other_keys_and_values() {
     }
 }
 
+/// The portable code fuses multiplications and additions too, so a model's text does not depend on
+/// the processor.
+#[test]
+fn every_isa_has_the_bits_of_the_portable_code() {
+    let wanted = conformance::logits(&cpu(1, Isa::Portable)).unwrap();
+    // The instructions of BF16 round activations to bfloat16.
+    for isa in Isa::available().filter(|isa| isa.to_string() != "avx512-bf16") {
+        let found = conformance::logits(&cpu(1, isa)).unwrap();
+        for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
+            let same = found.iter().zip(wanted).all(|(f, w)| f.to_bits() == w.to_bits());
+            assert!(same, "{isa}: {name}");
+        }
+    }
+}
+
 #[test]
 fn threads_conform() {
     let failures = conformance::check(&cpu(2, Isa::detect()));

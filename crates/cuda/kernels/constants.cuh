@@ -71,6 +71,9 @@
 // keys.
 #define SLOT_BYTES 2560u
 
+// Chunks of a slot of the persistent kernel, at most.
+#define MAX_SLOT_CHUNKS 4u
+
 // Slots of a warp of the persistent kernel.
 #define SLOT_DEPTH 4u
 
@@ -89,7 +92,7 @@
 #define MAX_RESULTS 64u
 
 // The workspace of a row's experts in the persistent kernel beside a stage's input.
-#define CHOSEN_BYTES 4224u
+#define CHOSEN_BYTES 5248u
 
 // The op of a matmul in the persistent kernel is its layout, plus this where it is gated.
 #define OP_GATED 16u
@@ -107,12 +110,14 @@
 #define OP_ROUTE 35u
 
 // The layouts of packed weights, and of each the bytes of a chunk.
-enum Layout { F16, S8, S8X16, U8, U4, S24_F16, S24_S8, S24_S4, F32 };
+enum Layout { F16, S8, S8X16, U8, U4, IQ4, FP4, S24_F16, S24_S8, S24_S4, F32 };
 #define CHUNK_BYTES_F16 2048u
 #define CHUNK_BYTES_S8 1088u
 #define CHUNK_BYTES_S8X16 1152u
 #define CHUNK_BYTES_U8 1152u
 #define CHUNK_BYTES_U4 640u
+#define CHUNK_BYTES_IQ4 576u
+#define CHUNK_BYTES_FP4 544u
 #define CHUNK_BYTES_S24_F16 1152u
 #define CHUNK_BYTES_S24_S8 704u
 #define CHUNK_BYTES_S24_S4 448u
@@ -124,6 +129,8 @@ enum Layout { F16, S8, S8X16, U8, U4, S24_F16, S24_S8, S24_S4, F32 };
 #define SLOT_CHUNKS_S8X16 2u
 #define SLOT_CHUNKS_U8 2u
 #define SLOT_CHUNKS_U4 4u
+#define SLOT_CHUNKS_IQ4 4u
+#define SLOT_CHUNKS_FP4 4u
 #define SLOT_CHUNKS_S24_F16 2u
 #define SLOT_CHUNKS_S24_S8 4u
 #define SLOT_CHUNKS_S24_S4 4u

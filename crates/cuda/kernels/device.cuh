@@ -113,6 +113,10 @@ DEVICE float2 from_half_pair(u32 bits) {
     return make_float2(from_half(bits & 0xffff), from_half(bits >> 16));
 }
 
+// The power of two of an E8M0 byte, which is the exponent of a float.
+DEVICE float power_of_two(u32 exponent) { return __uint_as_float(exponent << 23); }
+#define ONE_EXPONENT 127u // of one
+
 DEVICE u32 half_mul(u32 a, u32 b) {
     u32 y;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));

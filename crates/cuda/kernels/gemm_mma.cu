@@ -53,15 +53,15 @@ DEVICE void store_results(const Gemm &m, const RowGroup &group, u8 *shared, cons
         u32 at = result_row(m, group.first + input), expert = group.expert;
         float first = results[256 * k], second = results[256 * (32 + k)];
         u32 row = tile[0] * TILE_ROWS + r, other = tile[1] * TILE_ROWS + r;
-        float scale = row_scale(p.matrices[matrix[0]], expert, row);
-        float other_scale = weights[1] ? row_scale(p.matrices[matrix[1]], expert, other) : 0.0f;
+        u32 exponent = row_exponent(p.matrices[matrix[0]], expert, row);
+        u32 other_exponent = weights[1] ? row_exponent(p.matrices[matrix[1]], expert, other) : 0;
         if (GATED) {
-            epilogue_gated(p, expert, row, at, first, second, scale, other_scale);
+            epilogue_gated(p, expert, row, at, first, second, exponent, other_exponent);
             continue;
         }
-        epilogue(p, matrix[0], expert, row, at, first, scale, residual_at(p, row, at));
+        epilogue(p, matrix[0], expert, row, at, first, exponent, residual_at(p, row, at));
         if (weights[1]) {
-            epilogue(p, matrix[1], expert, other, at, second, other_scale, residual_at(p, other, at));
+            epilogue(p, matrix[1], expert, other, at, second, other_exponent, residual_at(p, other, at));
         }
     }
 }
@@ -164,6 +164,8 @@ GEMMS(s8, S8)
 GEMMS(s8x16, S8X16)
 GEMMS(u8, U8)
 GEMMS(u4, U4)
+GEMMS(iq4, IQ4)
+GEMMS(fp4, FP4)
 GEMMS(s24_f16, S24_F16)
 GEMMS(s24_s8, S24_S8)
 GEMMS(s24_s4, S24_S4)

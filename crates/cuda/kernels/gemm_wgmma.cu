@@ -210,8 +210,8 @@ DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, c
     Tile<GATED> tile(p, row_in_block / TILE_ROWS);
     if (!tile.is_in) return;
     u32 row = tile.tile * TILE_ROWS + row_in_block % TILE_ROWS;
-    float scale = row_scale(p.matrices[tile.matrix], group.expert, row);
-    float up_scale = GATED ? row_scale(p.matrices[1], group.expert, row) : 0.0f;
+    u32 exponent = row_exponent(p.matrices[tile.matrix], group.expert, row);
+    u32 up_exponent = GATED ? row_exponent(p.matrices[1], group.expert, row) : 0;
     u32 end = group.count;
 #pragma unroll 1
     for (u32 first = t / ROWS; first < end; first += 8 * STRIDE) {
@@ -231,9 +231,9 @@ DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, c
             u32 at = result_row(m, group.first + token);
             if (GATED) {
                 float up = results[token * PITCH + ROWS + row_in_block];
-                epilogue_gated(p, group.expert, row, at, sum, up, scale, up_scale);
+                epilogue_gated(p, group.expert, row, at, sum, up, exponent, up_exponent);
             } else {
-                epilogue(p, tile.matrix, group.expert, row, at, sum, scale, residuals[j]);
+                epilogue(p, tile.matrix, group.expert, row, at, sum, exponent, residuals[j]);
             }
         }
     }
@@ -285,3 +285,5 @@ GEMMS(s8, S8)
 GEMMS(s8x16, S8X16)
 GEMMS(u8, U8)
 GEMMS(u4, U4)
+GEMMS(iq4, IQ4)
+GEMMS(fp4, FP4)

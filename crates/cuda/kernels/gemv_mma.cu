@@ -258,10 +258,11 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
         // The epilogue's operands are loaded before the tile's products.
         u32 matrix = TILES == 2 ? 0 : matrix_of(p, tile);
         u32 row = (tile - p.matrices[matrix].first_tile) * TILE_ROWS + thread % TILE_ROWS;
-        float scales[TILES] = {}, residual = 0.0f;
+        u32 exponents[TILES] = {};
+        float residual = 0.0f;
         if (thread < TILE_ROWS * cols) {
 #pragma unroll
-            for (int i = 0; i < TILES; i++) scales[i] = row_scale(p.matrices[matrix + i], d.expert, row);
+            for (int i = 0; i < TILES; i++) exponents[i] = row_exponent(p.matrices[matrix + i], d.expert, row);
             if (TILES == 1 && p.residual) residual = residual_at(p, row, start + thread / TILE_ROWS);
         }
         float sums[TILES][COLS8][4] = {};
@@ -303,11 +304,11 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
                 }
             }
             if (TILES == 2) {
-                epilogue_gated(p, d.expert, row, start + col, total[0], total[TILES - 1], scales[0],
-                           scales[TILES - 1]);
+                epilogue_gated(p, d.expert, row, start + col, total[0], total[TILES - 1], exponents[0],
+                           exponents[TILES - 1]);
             } else {
                 if (at != thread) residual = residual_at(p, row, start + col);
-                epilogue(p, matrix, d.expert, row, start + col, total[0], scales[0], residual);
+                epilogue(p, matrix, d.expert, row, start + col, total[0], exponents[0], residual);
             }
         }
         if (slices_per_warp > 1) reuse.end();
@@ -331,6 +332,8 @@ GEMVS(s8, S8)
 GEMVS(s8x16, S8X16)
 GEMVS(u8, U8)
 GEMVS(u4, U4)
+GEMVS(iq4, IQ4)
+GEMVS(fp4, FP4)
 GEMVS(s24_f16, S24_F16)
 GEMVS(s24_s8, S24_S8)
 GEMVS(s24_s4, S24_S4)
@@ -396,7 +399,7 @@ template <u32 WEIGHTS> DEVICE void gemv_f32(const Matmul &p) {
     if (r >= end - start || row + j >= p.matrices[0].rows) return;
     float total = 0.0f;
     for (u32 i = 0; i < GEMV_F32_THREADS / 32; i++) total += sums[r][j][i];
-    epilogue(p, 0, expert, row + j, start + r, total, 1.0f, residual_at(p, row + j, start + r));
+    epilogue(p, 0, expert, row + j, start + r, total, ONE_EXPONENT, residual_at(p, row + j, start + r));
 }
 
 KERNEL __launch_bounds__(GEMV_F32_THREADS) gemv_f32_1(const __grid_constant__ Matmul p) { gemv_f32<1>(p); }

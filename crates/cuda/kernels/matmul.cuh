@@ -1,4 +1,4 @@
-// What all matmul kernels share: row groups, row scales and the epilogue.
+// What all matmul kernels share: row groups, scales of rows and the epilogue.
 //
 // A sum over columns is taken in up to sixteen split-K slices of `slice_chunks` chunks each, which
 // the plan alone decides. Within a slice it runs from chunk to chunk through `mma`, whose order is
@@ -37,14 +37,14 @@ DEVICE u32 matrix_of(const Matmul &p, u32 tile) {
     return i;
 }
 
-// The scale of a row of a matrix, or of an expert's.
-DEVICE float row_scale(const Matrix &m, u32 expert, u32 row) {
-    return m.scales[expert * m.tiles * TILE_ROWS + row];
+// The scale of a row of a matrix, or of an expert's: a power of two, by its exponent.
+DEVICE u32 row_exponent(const Matrix &m, u32 expert, u32 row) {
+    return m.exponents[expert * m.tiles * TILE_ROWS + row];
 }
 
 // A sum times its row's scale, plus the bias.
-DEVICE float scale_and_bias(const Matrix &m, u32 expert, u32 row, float sum, float scale) {
-    float y = sum * scale;
+DEVICE float scale_and_bias(const Matrix &m, u32 expert, u32 row, float sum, u32 exponent) {
+    float y = sum * power_of_two(exponent);
     return m.bias ? y + m.bias[expert * m.rows + row] : y;
 }
 
@@ -55,22 +55,22 @@ DEVICE float residual_at(const Matmul &p, u32 row, u32 at) {
 }
 
 // Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`.
-DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, float scale,
+DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, u32 exponent,
                  float residual) {
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
-    float y = scale_and_bias(m, expert, row, sum, scale);
+    float y = scale_and_bias(m, expert, row, sum, exponent);
     if (p.residual && i == 0) y = residual + y;
     store_relaxed(m.out + (u64)at * m.out_stride + row, y);
 }
 
 // Epilogue of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
 DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float gate, float up,
-                       float gate_scale, float up_scale) {
+                       u32 gate_exponent, u32 up_exponent) {
     const Matrix &m = p.matrices[0];
     if (row >= m.rows) return;
-    float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_scale),
-                    scale_and_bias(p.matrices[1], expert, row, up, up_scale));
+    float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_exponent),
+                    scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
     if (p.half_out) {
         store_relaxed(p.half_out + (u64)at * p.half_stride + row, to_input(y));
     } else {

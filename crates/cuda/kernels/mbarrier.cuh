@@ -28,6 +28,16 @@ DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
                  "@!done bra again;}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
+// Waits for up to `nanoseconds`; whether the phase with this parity is complete.
+DEVICE bool mbarrier_try_wait(u32 barrier, u32 parity, u32 nanoseconds) {
+    u32 has;
+    asm volatile("{.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%1], %2, %3;\n"
+                 "selp.u32 %0, 1, 0, done;}"
+                 : "=r"(has) : "r"(barrier), "r"(parity), "r"(nanoseconds) : "memory");
+    return has != 0;
+}
+
 // Whether the phase with this parity is complete.
 DEVICE bool mbarrier_test(u32 barrier, u32 parity) {
     u32 has;

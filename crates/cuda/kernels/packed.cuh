@@ -80,6 +80,13 @@ template <> struct Packed<F16> : Dense {
 DEVICE u32 bytes_low(u32 w) { return __byte_perm(w, 0, 0x4140); }
 DEVICE u32 bytes_high(u32 w) { return __byte_perm(w, 0, 0x4342); }
 
+// `prmt`: of eight bytes, the four that the lower four nibbles of `selectors` name.
+DEVICE u32 select_bytes(u32 low, u32 high, u32 selectors) {
+    u32 y;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(selectors));
+    return y;
+}
+
 // Minus 128 or minus 8 times a scale: the offset of codes stored 128 or 8 larger.
 DEVICE u32 minus_128(u32 scale) { return half_mul(scale, 0x80808080); }
 DEVICE u32 minus_8(u32 scale) { return half_mul(scale, 0x80088008); }
@@ -178,6 +185,80 @@ template <> struct Packed<U4> : Dense {
         u32 pair = ((const u32 *)(chunk + 512))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
         float2 scale = from_half_pair(pair);
         return fmaf(scale.x, CODE_UNIT * (float)code, scale.y);
+    }
+};
+
+// 4-bit codes of IQ4's codebook, with a scale for 32 columns. Codes 0 to 7 stand for negative
+// numbers, 8 to 15 for positive ones.
+template <> struct Packed<IQ4> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_IQ4, SLOT_CHUNKS = SLOT_CHUNKS_IQ4;
+    uint4 codes;
+    u32 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        scales = ((const u32 *)(chunk + 512))[8 * (lane % 4 / 2) + lane / 4];
+    }
+
+    // The numbers of four codes as bytes, with an offset of 128. `prmt` looks up four bytes at
+    // once; a selector whose upper bit is set repeats the sign bit of its byte, which is 0 here. So
+    // of magnitudes of negative and of positive numbers, one is found and the other is 0.
+    static __device__ __forceinline__ u32 numbers(u32 four) {
+        const u32 OFFSET = 0x80808080;
+        u32 negative = select_bytes(0x4153687f, 0x0a162331, four);
+        u32 positive = select_bytes(0x26190d01, 0x71594535, four ^ 0x8888);
+        return OFFSET + positive - negative;
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(codes, step / 2) >> step % 2 * 16, h = word(codes, 2 + step / 2) >> step % 2 * 16;
+        l = numbers(l);
+        h = numbers(h);
+        u32 s = broadcast_low(scales), t = broadcast_high(scales);
+        u32 m = minus_128(s), n = minus_128(t);
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 four = ((const u16 *)chunk)[8 * lane + 4 * high + i / 4];
+        float number = (float)(numbers(four) >> 8 * (i % 4) & 255) - 128.0f;
+        const u16 *scales = (const u16 *)(chunk + 512) + 2 * (8 * (lane % 4 / 2) + lane / 4);
+        return from_half(scales[high]) * (CODE_UNIT * number);
+    }
+};
+
+// 4-bit floats (E2M1) with a power of two for 32 columns, which is the upper byte of a half.
+// Neighbouring codes lie 16 bits apart. In a half's bits 15 and 11 to 9, sign and magnitude are the
+// number times 2^-14. There lie the first of four; the others are shifted there.
+template <> struct Packed<FP4> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_FP4, SLOT_CHUNKS = SLOT_CHUNKS_FP4;
+    uint4 codes;
+    u32 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        scales = ((const u16 *)(chunk + 512))[8 * (lane % 4 / 2) + lane / 4];
+    }
+
+    // The `i`th of a word's pairs of numbers: their signs lie at bits 15, 12, 14 and 13.
+    static __device__ __forceinline__ u32 pair(u32 w, int i) {
+        if (i < 2) return w << 3 * i & 0x8e008e00;
+        return (w << 3 * i & 0x0e000e00) | (w << (i - 1) & 0x80008000);
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(codes, step / 2), h = word(codes, 2 + step / 2);
+        u32 s = __byte_perm(scales, 0, 0x0404), t = __byte_perm(scales, 0, 0x1414);
+        int i = step % 2 * 2;
+        return {half_mul(pair(l, i), s), half_mul(pair(h, i), t), half_mul(pair(l, i + 1), s),
+                half_mul(pair(h, i + 1), t)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 w = ((const u32 *)chunk)[4 * lane + 2 * high + i / 8];
+        u32 scale = chunk[512 + 2 * (8 * (lane % 4 / 2) + lane / 4) + high];
+        return from_half(scale << 8) * from_half(pair(w, i % 8 / 2) >> i % 2 * 16);
     }
 };
 

@@ -10,7 +10,7 @@ struct Stage;
 // A matrix of a matmul; of experts, all one behind the other, each padded to whole tiles.
 struct Matrix {
     const u8 *packed; // [experts, tiles, chunks] records of codes and scales (packed.cuh)
-    const float *scales; // [experts * tiles * 16]: of each row, times 16 to undo INPUT_SCALE
+    const u8 *exponents; // [experts * tiles * 16]: of the rows' scales, 16 times larger to undo INPUT_SCALE
     const float *bias; // [experts * rows], or none
     float *out; // [.., out_stride]
     u32 out_stride;
@@ -20,7 +20,7 @@ struct Matrix {
 };
 static_assert(sizeof(Matrix) == 48);
 static_assert(OFFSET(Matrix, packed) == 0);
-static_assert(OFFSET(Matrix, scales) == 8);
+static_assert(OFFSET(Matrix, exponents) == 8);
 static_assert(OFFSET(Matrix, bias) == 16);
 static_assert(OFFSET(Matrix, out) == 24);
 static_assert(OFFSET(Matrix, out_stride) == 32);
@@ -54,8 +54,10 @@ struct Matmul {
     u32 cols;
     float norm_eps;
     u32 slices; // split-K
+    u32 chunk_bytes; // of the weights' layout
+    u32 slot_bytes; // what a slot of the persistent kernel holds
 };
-static_assert(sizeof(Matmul) == 312);
+static_assert(sizeof(Matmul) == 320);
 static_assert(OFFSET(Matmul, matrices) == 0);
 static_assert(OFFSET(Matmul, input) == 192);
 static_assert(OFFSET(Matmul, metadata) == 200);
@@ -80,6 +82,8 @@ static_assert(OFFSET(Matmul, shares_input) == 296);
 static_assert(OFFSET(Matmul, cols) == 300);
 static_assert(OFFSET(Matmul, norm_eps) == 304);
 static_assert(OFFSET(Matmul, slices) == 308);
+static_assert(OFFSET(Matmul, chunk_bytes) == 312);
+static_assert(OFFSET(Matmul, slot_bytes) == 316);
 
 // A matmul of many rows, grouped by expert where there are experts.
 struct Gemm {
@@ -89,12 +93,12 @@ struct Gemm {
     u32 panel_rows; // rows of a panel of the swizzled input
     u32 outputs_per_input; // result rows that share an input row
 };
-static_assert(sizeof(Gemm) == 336);
+static_assert(sizeof(Gemm) == 344);
 static_assert(OFFSET(Gemm, matmul) == 0);
-static_assert(OFFSET(Gemm, groups) == 312);
-static_assert(OFFSET(Gemm, permutation) == 320);
-static_assert(OFFSET(Gemm, panel_rows) == 328);
-static_assert(OFFSET(Gemm, outputs_per_input) == 332);
+static_assert(OFFSET(Gemm, groups) == 320);
+static_assert(OFFSET(Gemm, permutation) == 328);
+static_assert(OFFSET(Gemm, panel_rows) == 336);
+static_assert(OFFSET(Gemm, outputs_per_input) == 340);
 
 // Expert permutation: groups the pairs of row and expert by expert.
 struct PermuteExperts {
@@ -288,7 +292,7 @@ static_assert(OFFSET(RopeAngles, rotary_pairs) == 28);
 // Rows of a table.
 struct Embed {
     const u8 *packed;
-    const float *scales;
+    const u8 *exponents;
     const u32 *metadata;
     float *out; // [rows, stride]
     u32 stride;
@@ -298,7 +302,7 @@ struct Embed {
 };
 static_assert(sizeof(Embed) == 48);
 static_assert(OFFSET(Embed, packed) == 0);
-static_assert(OFFSET(Embed, scales) == 8);
+static_assert(OFFSET(Embed, exponents) == 8);
 static_assert(OFFSET(Embed, metadata) == 16);
 static_assert(OFFSET(Embed, out) == 24);
 static_assert(OFFSET(Embed, stride) == 32);
@@ -609,20 +613,22 @@ struct PersistentStep {
     const u32 *metadata;
     uint4 *values; // of the step but the last stage's: that stage resets them to sentinels
     uint4 *last_input; // the last stage's input, which the next step resets to sentinels
+    u32 *stalled; // [blocks], in host memory: the stage in which a block is stuck, from 1 on, or 0
     u32 stage_count;
     u32 workspace_bytes; // of shared memory: a stage's input, or attention's workspaces
     u32 values_len; // in sixteen bytes
     u32 last_input_len;
 };
-static_assert(sizeof(PersistentStep) == 48);
+static_assert(sizeof(PersistentStep) == 56);
 static_assert(OFFSET(PersistentStep, stages) == 0);
 static_assert(OFFSET(PersistentStep, metadata) == 8);
 static_assert(OFFSET(PersistentStep, values) == 16);
 static_assert(OFFSET(PersistentStep, last_input) == 24);
-static_assert(OFFSET(PersistentStep, stage_count) == 32);
-static_assert(OFFSET(PersistentStep, workspace_bytes) == 36);
-static_assert(OFFSET(PersistentStep, values_len) == 40);
-static_assert(OFFSET(PersistentStep, last_input_len) == 44);
+static_assert(OFFSET(PersistentStep, stalled) == 32);
+static_assert(OFFSET(PersistentStep, stage_count) == 40);
+static_assert(OFFSET(PersistentStep, workspace_bytes) == 44);
+static_assert(OFFSET(PersistentStep, values_len) == 48);
+static_assert(OFFSET(PersistentStep, last_input_len) == 52);
 
 // Reads memory to measure its bandwidth.
 struct ReadAll {

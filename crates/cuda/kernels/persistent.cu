@@ -17,7 +17,7 @@
 // kernels.
 #ifndef LAYOUTS
 #define NAME persistent
-#define LAYOUTS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4)
+#define LAYOUTS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4) DO(IQ4) DO(FP4)
 #endif
 
 #if __CUDA_ARCH__ >= 900
@@ -119,8 +119,8 @@ template <int LAYOUT, int COUNT, int TILES> struct Chunks {
     }
 
     __device__ __forceinline__ void multiply(const uint4 (&b)[COUNT][2], float (&sums)[TILES][4]) const {
-        // U4 takes longest to unpack: all of it before the first `mma` is faster.
-        if (LAYOUT == U4) __syncwarp();
+        // 4-bit codes take longest to unpack: all of it before the first `mma` is faster.
+        if (LAYOUT == U4 || LAYOUT == IQ4 || LAYOUT == FP4) __syncwarp();
 #pragma unroll
         for (int k = 0; k < COUNT; k++) {
 #pragma unroll
@@ -174,12 +174,13 @@ template <int TILES> struct TileCursor {
 
 #define MINUS_ZERO 0x80000000u
 
-// Operands of a tile's epilogue: destination, scales, bias and residual, loaded before the tile's
+// Operands of a tile's epilogue: destination, exponents of scales, bias and residual, loaded before the tile's
 // products. Without bias or residual they are minus zero, which changes no number.
 struct Epilogue {
     u32 row;
     float *out; // or none: for gated rows, and beyond the last row
-    float scale, other_scale, bias;
+    u32 exponent, other_exponent;
+    float bias;
     u32 residual;
 
     __device__ __forceinline__ void begin(const Matmul &p, bool is_gated, u32 tile, u32 thread) {
@@ -189,12 +190,12 @@ struct Epilogue {
         u32 matrix = is_gated ? 0 : matrix_of(p, tile);
         const Matrix &m = p.matrices[matrix];
         row = (tile - m.first_tile) * TILE_ROWS + thread;
-        scale = row_scale(m, member.expert, row);
+        exponent = row_exponent(m, member.expert, row);
         bool is_row = row < m.rows;
         out = is_row ? m.out + row : 0;
         residual = p.residual && matrix == 0 && is_row ? load_relaxed(p.residual + row) : MINUS_ZERO;
         bias = m.bias && is_row ? m.bias[row] : __uint_as_float(MINUS_ZERO);
-        if (is_gated) other_scale = row_scale(p.matrices[1], member.expert, row);
+        if (is_gated) other_exponent = row_exponent(p.matrices[1], member.expert, row);
     }
 };
 
@@ -340,13 +341,13 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
             }
             if (IS_GATED) {
                 TileExpert member(p, opaque(tile));
-                epilogue_gated(p, member.expert, current.row, member.place, total, other, current.scale,
-                    current.other_scale);
+                epilogue_gated(p, member.expert, current.row, member.place, total, other, current.exponent,
+                    current.other_exponent);
             } else {
                 while (current.residual == SENTINEL) current.residual = load_relaxed(p.residual + current.row);
                 // The same arithmetic as `epilogue` in matmul.cuh.
                 if (current.out) store_relaxed(current.out,
-                    __uint_as_float(current.residual) + (total * current.scale + current.bias));
+                    __uint_as_float(current.residual) + (total * power_of_two(current.exponent) + current.bias));
             }
         }
     }
@@ -367,7 +368,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
     Partition share(p, false, t / 32);
     // Of the two inputs, the experts' weights come last.
     load_chosen(p, false, t);
-    load_scales(p, first_tile_of_block(p, blockIdx.x), share.tiles, t);
+    load_exponents(p, first_tile_of_block(p, blockIdx.x), share.tiles, t);
     load_input_shared(p, false, t, 0);
     u32 first = first_tile_of_block(p, blockIdx.x), end = share.tiles;
 #pragma unroll 1
@@ -391,7 +392,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
         row += (unit - i) / p.experts_used * TILE_ROWS;
         bool has_bias = m.bias && row < m.rows;
         float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
-        result = total = total * result + bias;
+        result = total = total * power_of_two(chosen.exponents[unit - first][row % TILE_ROWS]) + bias;
         if (unit - i < first && row < m.rows) store_relaxed(p.matrices[1].out + i * m.rows + row, total);
     }
     // The tiles that begin in this block. Other blocks may have computed experts of the last one:
@@ -459,6 +460,7 @@ DEVICE void consume_all(const PersistentStep &step) {
         if (i + 1 < step.stage_count) {
             prefetch_stage(step.stages + i + 1, shared.stages[(i + 1) % 2], opaque(threadIdx.x));
         }
+        shared.stage = i; // by all threads, as a branch would cost more
         u32 work = shared.stages[i % 2].op;
         if (work == OP_ATTENTION) {
             taken = attention(i, taken, step.workspace_bytes);
@@ -477,6 +479,10 @@ DEVICE void consume_all(const PersistentStep &step) {
 KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ PersistentStep step) {
 #if __CUDA_ARCH__ >= 900
     SharedMemory &shared = shared_memory();
+    if (threadIdx.x == 0) {
+        shared.stage = NOT_STARTED;
+        mbarrier_init(shared_address(&shared.finished), 1);
+    }
     if (threadIdx.x < WARPS * SLOT_DEPTH) {
         u64 *barriers = &shared.full[0][0] + threadIdx.x, *others = &shared.empty[0][0] + threadIdx.x;
         mbarrier_init(shared_address(barriers), 1);
@@ -487,10 +493,15 @@ KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persiste
     // Registers move from the producer warp group to the consumers.
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x < THREADS + 32) produce_all(step.stages, step.stage_count);
+        if (threadIdx.x < THREADS + 32) {
+            produce_all(step.stages, step.stage_count);
+        } else if (threadIdx.x == THREADS + 32) {
+            watch(step.stalled);
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
         consume_all(step);
+        if (opaque(threadIdx.x) == 0) mbarrier_arrive(shared_address(&shared.finished));
     }
 #endif
 }

@@ -27,7 +27,9 @@ struct SharedMemory {
     float partials[2][WARPS][2][TILE_ROWS];
     Stage stages[2], prefetched[PREFETCHED];
     const u32 *pages[MAX_TABLES];
+    u64 finished; // mbarrier: the consumers have finished
     u32 position;
+    u32 stage; // that the consumers run
     float sums[WARPS]; // of each warp, in block reductions
     __align__(16) u8 workspace[16];
 };
@@ -41,20 +43,42 @@ DEVICE SharedMemory &shared_memory() {
     return *(SharedMemory *)bytes;
 }
 
-template <int LAYOUT> struct Slot {
-    static const u32 CHUNKS = SLOT_BYTES / Packed<LAYOUT>::BYTES < 4 ? SLOT_BYTES / Packed<LAYOUT>::BYTES : 4;
-};
+// Watchdog. Pollers of a lost result would spin forever, and a running kernel cannot be cancelled.
+// So a thread of each block, in a warp that is idle otherwise, watches the consumers, and with them
+// everything that they wait for. When they have been in one stage for two seconds, it reports the
+// stage to the host. A little later, when stuck blocks have reported theirs, it ends the grid.
+#define TICK 20u // log2 of nanoseconds
+#define STALL_TICKS 1907u
+#define GRACE_TICKS 128u
+#define MAX_TICKS 16u // between two looks at the clock: a longer time is that of a preempted grid
+#define NOT_STARTED ~0u
 
-// Bytes of a chunk, and chunks of a slot.
-DEVICE u32 slot_bytes(u32 kind, u32 &chunks) {
-    chunks = kind == U4 || kind == S24_S4 ? 4 : kind == F16 ? 1 : kind == S24_S8 ? 3 : 2;
-    return kind == U4 ? Packed<U4>::BYTES : kind == F16 ? Packed<F16>::BYTES
-         : kind == S8 ? Packed<S8>::BYTES : kind == S24_S8 ? Packed<S24_S8>::BYTES
-         : kind == S24_S4 ? Packed<S24_S4>::BYTES : Packed<U8>::BYTES;
+DEVICE u32 clock_ticks() {
+    u64 time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return (u32)(time >> TICK);
 }
-static_assert(Packed<S8X16>::BYTES == Packed<U8>::BYTES, "as slot_bytes says");
-static_assert(Packed<S24_F16>::BYTES == Packed<U8>::BYTES, "as slot_bytes says");
-static_assert(Slot<U4>::CHUNKS == 4 && Slot<S24_S8>::CHUNKS == 3, "as slot_bytes says");
+
+// Watches the consumers of this block until they have finished. `stalled` is in host memory.
+DEVICE void watch(volatile u32 *stalled) {
+    SharedMemory &shared = shared_memory();
+    u32 stage = NOT_STARTED, idle = 0, last = clock_ticks();
+    while (!mbarrier_try_wait(shared_address(&shared.finished), 0, 1u << TICK)) {
+        u32 now = clock_ticks(), before = idle, current = *(volatile u32 *)&shared.stage;
+        idle += min(now - last, MAX_TICKS);
+        if (current != stage || current == NOT_STARTED) idle = 0;
+        last = now, stage = current;
+        if (before < STALL_TICKS && idle >= STALL_TICKS) stalled[blockIdx.x] = stage + 1;
+        if (idle >= STALL_TICKS + GRACE_TICKS) {
+            __threadfence_system();
+            asm volatile("trap;");
+        }
+    }
+}
+
+template <int LAYOUT> struct Slot {
+    static const u32 ALL = SLOT_BYTES / Packed<LAYOUT>::BYTES, CHUNKS = ALL < MAX_SLOT_CHUNKS ? ALL : MAX_SLOT_CHUNKS;
+};
 
 // Tiles of a matmul; with experts, those of each chosen one. Gated tiles are ordered by expert;
 // tiles whose results are summed are ordered by tile, then by expert.
@@ -67,8 +91,8 @@ DEVICE bool is_expert_sum(const Matmul &p, bool is_gated) { return EXPERTS && p.
 DEVICE u32 first_tile_of_block(const Matmul &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
 
 // Blocks that take tiles round-robin. With experts the last block takes none: it has just run the
-// router and would be late.
-DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? gridDim.x - 1 : gridDim.x; }
+// router and would be late. The producer has no register for their number between stages.
+DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? opaque(gridDim.x) - 1 : gridDim.x; }
 
 // Whether this block has any tile.
 DEVICE bool has_tiles(const Matmul &p, bool is_gated) {
@@ -134,10 +158,9 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = stage.matmul;
     bool is_gated = stage.op >= OP_GATED;
-    u32 chunks, bytes = slot_bytes(stage.op % OP_GATED, chunks);
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
-    u32 tile = has_part ? share.tile : share.tiles, len = (share.end - share.first) * bytes;
+    u32 tile = has_part ? share.tile : share.tiles, len = (share.end - share.first) * p.chunk_bytes;
     // Bytes of the tile that were fetched, and which of two matrices is next.
     u32 done = 0, matrix_index = 0;
 #pragma unroll 1
@@ -145,8 +168,8 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
         bool can_fill = tile < share.tiles && is_empty(shared, lane, full);
         if (can_fill) {
             const Matrix &m = p.matrices[is_gated ? matrix_index : matrix_of(p, tile)];
-            u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * bytes;
-            u32 size = min(chunks * bytes, len - done);
+            u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * p.chunk_bytes;
+            u32 size = min(p.slot_bytes, len - done);
             fill(shared, lane, full++, m.packed + first + done, size);
             matrix_index ^= is_gated;
             if (matrix_index == 0) done += size;
@@ -170,11 +193,10 @@ DEVICE void produce_expert_weights(Stage &stage, u32 lane, u32 &full) {
     u32 *chosen = (u32 *)&stage.matmul.matrices[2];
     if (lane < p.experts_used) chosen[lane] = (u32)poll(p.route + p.experts_used + lane);
     __syncwarp();
-    u32 chunks, bytes = slot_bytes(stage.op % OP_GATED, chunks);
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
     u32 tile = has_part ? share.tile : share.tiles, matrix_index = 0, left = 0;
-    // The next weights of a matrix, in lines of 64 bytes: chunk sizes are multiples of it.
+    // The next weights of a matrix, in lines of 32 bytes: chunk sizes are multiples of it.
     u32 line = 0;
 #pragma unroll 1
     while (__any_sync(~0u, tile < share.tiles)) {
@@ -183,14 +205,14 @@ DEVICE void produce_expert_weights(Stage &stage, u32 lane, u32 &full) {
             if (left == 0) {
                 u32 base = is_gated ? p.tiles : p.experts_used, high = tile / base, low = tile - high * base;
                 u32 number = chosen[is_gated ? high : low] * p.tiles + (is_gated ? low : high);
-                line = (number * p.chunks + share.first) * (bytes / 64);
-                left = (share.end - share.first) * bytes;
+                line = (number * p.chunks + share.first) * (p.chunk_bytes / 32);
+                left = (share.end - share.first) * p.chunk_bytes;
             }
-            u32 size = min(chunks * bytes, left);
-            fill(shared, lane, full++, p.matrices[matrix_index].packed + (u64)line * 64, size);
+            u32 size = min(p.slot_bytes, left);
+            fill(shared, lane, full++, p.matrices[matrix_index].packed + (u64)line * 32, size);
             matrix_index ^= is_gated;
             if (matrix_index == 0) {
-                line += size / 64;
+                line += size / 32;
                 left -= size;
                 if (left == 0) tile += share.step;
             }

@@ -1,6 +1,6 @@
 // The persistent kernel for models with separate norms, and with experts.
 #define NAME persistent_experts
-#define LAYOUTS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4)
+#define LAYOUTS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4) DO(IQ4) DO(FP4)
 #define EXPERTS true
 #define HAS_SOFTCAPS false // for which there are no registers
 #include "persistent.cu"

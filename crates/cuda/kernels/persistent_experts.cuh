@@ -9,7 +9,8 @@
 struct ChosenExperts {
     u32 experts[MAX_CHOSEN];
     float weights[MAX_CHOSEN];
-    float results[MAX_RESULTS][TILE_ROWS]; // of expert tiles that are summed; before that, the scales of their rows
+    float results[MAX_RESULTS][TILE_ROWS]; // of expert tiles that are summed
+    u8 exponents[MAX_RESULTS][TILE_ROWS];  // of the scales of their rows
 };
 static_assert(sizeof(ChosenExperts) == CHOSEN_BYTES);
 
@@ -25,16 +26,14 @@ DEVICE void load_chosen(const Matmul &p, bool is_gated, u32 t) {
     if (t < p.experts_used && !is_gated) chosen.weights[t] = poll(p.route + t);
 }
 
-// Prefetches the scales of a block's expert tiles to where their results will be.
-DEVICE void load_scales(const Matmul &p, u32 first, u32 end, u32 t) {
+// Prefetches the exponents of the scales of a block's expert tiles.
+DEVICE void load_exponents(const Matmul &p, u32 first, u32 end, u32 t) {
     ChosenExperts &chosen = chosen_experts(p, false);
     const Matrix &m = p.matrices[0];
-#pragma unroll 1
-    for (u32 at = first * TILE_ROWS + t; at < end * TILE_ROWS; at += THREADS) {
-        u32 unit = at / TILE_ROWS, tile = unit / p.experts_used, r = at % TILE_ROWS;
+    for (u32 unit = first + t; unit < end; unit += THREADS) {
+        u32 tile = unit / p.experts_used;
         u32 expert = (u32)poll(p.route + p.experts_used + unit - tile * p.experts_used);
-        copy_async4(shared_address(&chosen.results[unit - first][r]),
-                    m.scales + (expert * m.tiles + tile) * TILE_ROWS + r);
+        copy_async(shared_address(chosen.exponents[unit - first]), m.exponents + (expert * m.tiles + tile) * TILE_ROWS);
     }
 }
 
@@ -160,7 +159,7 @@ DEVICE void gemv_f32(u32 stage) {
         if (t == 0) {
             float total = 0.0f;
             for (u32 i = 0; i < WARPS; i++) total += shared.sums[i];
-            epilogue(p, 0, 0, row, 0, total, 1.0f, 0.0f);
+            epilogue(p, 0, 0, row, 0, total, ONE_EXPONENT, 0.0f);
         }
         sync<THREADS>();
     }

@@ -27,7 +27,7 @@ template <int LAYOUT> DEVICE void embed(const Embed &p) {
     u32 at = blockIdx.x;
     u32 row = p.by == 0 ? metadata.token(at) : p.by == 1 ? metadata.position(at) : 0;
     const u8 *tile = p.packed + (u64)(row / TILE_ROWS) * p.chunks * Packed<LAYOUT>::BYTES;
-    float scale = p.scales[row] * INPUT_SCALE;
+    float scale = power_of_two(p.exponents[row]) * INPUT_SCALE;
     u32 r = row % TILE_ROWS;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.cols; i += blockDim.x * gridDim.y) {
         u32 lane = r % 8 * 4 + i % CHUNK_COLS / 16;
@@ -41,6 +41,8 @@ KERNEL embed_s8(const __grid_constant__ Embed p) { embed<S8>(p); }
 KERNEL embed_s8x16(const __grid_constant__ Embed p) { embed<S8X16>(p); }
 KERNEL embed_u8(const __grid_constant__ Embed p) { embed<U8>(p); }
 KERNEL embed_u4(const __grid_constant__ Embed p) { embed<U4>(p); }
+KERNEL embed_iq4(const __grid_constant__ Embed p) { embed<IQ4>(p); }
+KERNEL embed_fp4(const __grid_constant__ Embed p) { embed<FP4>(p); }
 KERNEL embed_s24_f16(const __grid_constant__ Embed p) { embed<S24_F16>(p); }
 KERNEL embed_s24_s8(const __grid_constant__ Embed p) { embed<S24_S8>(p); }
 KERNEL embed_s24_s4(const __grid_constant__ Embed p) { embed<S24_S4>(p); }

@@ -86,6 +86,8 @@ shared! {
     /// Bytes that a warp of the persistent kernel copies at once: chunks of a tile, or a slice of
     /// keys.
     SLOT_BYTES: usize = 2560;
+    /// Chunks of a slot of the persistent kernel, at most.
+    MAX_SLOT_CHUNKS: usize = 4;
     /// Slots of a warp of the persistent kernel.
     SLOT_DEPTH: usize = 4;
     /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
@@ -102,7 +104,7 @@ shared! {
     /// Results of expert tiles that a block of the persistent kernel holds until it sums them.
     MAX_RESULTS: usize = 64;
     /// The workspace of a row's experts in the persistent kernel beside a stage's input.
-    CHOSEN_BYTES: usize = 8 * MAX_CHOSEN + 4 * MAX_RESULTS * TILE_ROWS;
+    CHOSEN_BYTES: usize = 8 * MAX_CHOSEN + 5 * MAX_RESULTS * TILE_ROWS;
     /// The op of a matmul in the persistent kernel is its layout, plus this where it is gated.
     OP_GATED: u32 = 16;
     /// The op of attention.

@@ -59,10 +59,3 @@ impl KvLayout {
         self == KvLayout::F16 && dim <= MAX_MMA_DIM
     }
 }
-
-/// The page table of each slot among those of a span.
-pub(crate) fn slot_tables(plan: &Plan) -> Vec<usize> {
-    let windows = plan.windows();
-    let table = |window| windows.iter().position(|&w| w == window).expect("a window of the plan");
-    plan.slots.iter().map(|slot| table(slot.window)).collect()
-}

@@ -21,6 +21,7 @@ mod staging;
 mod step;
 mod step_metadata;
 mod tensor_parallel;
+mod watchdog;
 mod weights;
 
 use std::sync::Arc;

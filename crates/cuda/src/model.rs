@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bodkin_backend as backend;
 use bodkin_backend::{
     Batch, Error, ExpertStats, HostSampler, Limits, Model, ModelStats, Observer, Progress, Result,
-    RowOutput, Sink, StageProfile,
+    RowOutput, Sink, StageProfile, StateBlock, Transfer,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Rope, Rows};
@@ -15,7 +15,6 @@ use bodkin_model::{Plan, Rope, Rows};
 use crate::constants::{LOGIT_GROUPS, RECORDED_ROWS};
 use crate::driver::{Device, Graph, Kernel, Mark, Memory, Pinned};
 use crate::kernels::Kernels;
-use crate::kv_layout::slot_tables;
 use crate::lower::{Program, Stage, Work};
 use crate::observe;
 use crate::packed::{Shape, Shard};
@@ -24,6 +23,7 @@ use crate::persistent::Persistent;
 use crate::sizes::Sizes;
 use crate::step::{Addresses, Size, Step};
 use crate::step_metadata;
+use crate::watchdog::Watchdog;
 use crate::weights::Weights;
 
 /// A captured graph depends on the size of the step and on its last kernels.
@@ -67,8 +67,8 @@ pub(crate) struct CudaModel {
     pub(crate) host: HostSampler,
     metadata_memory: Memory,
     profile: Option<Times>,
-    /// The persistent kernel, and the stages that it runs in steps of one row.
-    persistent: Option<(Kernel, Persistent)>,
+    /// The persistent kernel, the stages that it runs in steps of one row, and its watchdog.
+    persistent: Option<(Kernel, Persistent, Watchdog)>,
 }
 
 /// Where the time of steps goes.
@@ -104,7 +104,7 @@ impl CudaModel {
             permutation: take(sizes.permutation_bytes, "the permutation of experts' rows")?,
             arrival_counts: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
             non_aliased: take(sizes.non_aliased.bytes as usize, "the values of a row")?,
-            tables: slot_tables(&plan),
+            tables: plan.slot_windows(),
             ..Addresses::default()
         };
         take_state(&sizes, &program, &mut addresses, &mut take)?;
@@ -166,7 +166,9 @@ impl CudaModel {
         let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;
         self.addresses.persistent_stages = list.address;
         self.memory.push(list);
-        self.persistent = Some((kernel, persistent.clone()));
+        let watchdog = Watchdog::new(&self.device, persistent.stage_names(&self.program))?;
+        self.addresses.stalled_stages = watchdog.address();
+        self.persistent = Some((kernel, persistent.clone(), watchdog));
         let stages = self.sized_step(Size::of_one()).persistent_stages(&persistent);
         let bytes = self.sizes.non_aliased.bytes as usize;
         let partial_bytes = self.sizes.polled_partial_bytes;
@@ -204,7 +206,7 @@ impl CudaModel {
     }
 
     /// The persistent kernel, if it runs steps of this size.
-    fn persistent_of_step(&self, size: Size) -> Option<&(Kernel, Persistent)> {
+    fn persistent_of_step(&self, size: Size) -> Option<&(Kernel, Persistent, Watchdog)> {
         let is_one = size == Size::of_one() && self.profile.is_none();
         self.persistent.as_ref().filter(|_| is_one)
     }
@@ -333,10 +335,10 @@ impl CudaModel {
             let step = self.sized_step(size);
             let stages = &self.program.stages;
             let persistent = self.persistent_of_step(size);
-            let end = persistent.map_or(stages.len(), |(_, persistent)| persistent.stages.start);
+            let end = persistent.map_or(stages.len(), |(_, persistent, _)| persistent.stages.start);
             let send = || {
                 stages[..end].iter().try_for_each(|stage| step.run(stage))?;
-                if let Some((kernel, persistent)) = persistent {
+                if let Some((kernel, persistent, _)) = persistent {
                     step.run_persistent(*kernel, persistent)?;
                 }
                 step.end(end_of_step)
@@ -429,6 +431,26 @@ fn inverse_frequencies(plan: &Plan, file: &File, rope: &Rope) -> (Vec<f64>, f32)
     (table.inverse_frequencies.iter().map(|f| f / half_turn).collect(), table.attention_factor)
 }
 
+impl CudaModel {
+    /// The memory that holds blocks of this kind: the first one's address, and the bytes of each.
+    fn regions(&self, block: StateBlock) -> Vec<(u64, usize)> {
+        let states = || self.plan.states.iter().zip(&self.addresses.states);
+        match block {
+            StateBlock::Page { window, .. } => {
+                let pages = self.limits.pages[window];
+                let windows = self.plan.slot_windows();
+                let slots = windows.into_iter().zip(&self.addresses.kv).zip(&self.sizes.kv_bytes);
+                let slots = slots.filter(|((of, _), _)| *of == window);
+                let regions = |((_, addresses), bytes): ((_, &[u64; 2]), &[usize; 2])| {
+                    [0, 1].map(|i| (addresses[i], bytes[i] / pages))
+                };
+                slots.flat_map(regions).collect()
+            }
+            StateBlock::Slot(_) => states().map(|(s, &at)| (at, 4 * s.elements())).collect(),
+        }
+    }
+}
+
 impl Model for CudaModel {
     fn plan(&self) -> &Plan {
         &self.plan
@@ -439,29 +461,49 @@ impl Model for CudaModel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
-        if self.samples_on_device(&step) {
-            return self.step_on_device(step, sink);
-        }
-        let mut host = std::mem::take(&mut self.host);
-        let result = host
-            .run(step, sink, &mut |batch, logits, observer| self.forward(batch, logits, observer));
-        self.host = host;
-        result
+        let result = if self.samples_on_device(&step) {
+            self.step_on_device(step, sink)
+        } else {
+            let mut host = std::mem::take(&mut self.host);
+            let result = host.run(step, sink, &mut |batch, logits, observer| {
+                self.forward(batch, logits, observer)
+            });
+            self.host = host;
+            result
+        };
+        // A grid that the watchdog ended is an error of the driver, as is every later step.
+        let stall = || self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error());
+        result.map_err(|error| stall().unwrap_or(error))
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        if from == to {
-            return Ok(());
+    fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
+        self.device.enter()?;
+        let mut moved = 0;
+        for (address, bytes) in self.regions(transfer.block()) {
+            let at = |block: StateBlock| address + (block.number() * bytes) as u64;
+            // SAFETY: the blocks are among those of the region; the host's memory is there until
+            // the stream has come here, which is awaited.
+            unsafe {
+                match &mut transfer {
+                    Transfer::Copy { from, to } if from == to => {}
+                    Transfer::Copy { from, to } => self.device.copy(at(*to), at(*from), bytes)?,
+                    Transfer::Read { from, to } => {
+                        let start = to.len();
+                        to.resize(start + bytes, 0);
+                        self.device.receive(&mut to[start..], at(*from))?;
+                        self.device.finish()?;
+                    }
+                    Transfer::Write { from, to } => {
+                        let (now, rest) = from.split_at(bytes);
+                        self.device.send(at(*to), now)?;
+                        self.device.finish()?;
+                        *from = rest;
+                    }
+                }
+            }
+            moved += bytes;
         }
-        let slots = self.plan.states.iter().zip(&self.addresses.states);
-        for (state, address) in slots {
-            let bytes = 4 * state.elements();
-            let slot = |number: u32| address + u64::from(number) * bytes as u64;
-            self.device.enter()?;
-            // SAFETY: both slots are among those of the state.
-            unsafe { self.device.copy(slot(to), slot(from), bytes) }?;
-        }
-        Ok(())
+        Ok(moved)
     }
 
     fn stats(&self) -> ModelStats {

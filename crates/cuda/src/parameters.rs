@@ -72,8 +72,8 @@ parameters! {
     struct Matrix: 48 {
         /// [experts, tiles, chunks] records of codes and scales (packed.cuh)
         packed: (const u8 *),
-        /// [experts * tiles * 16]: of each row, times 16 to undo INPUT_SCALE
-        scales: (const float *),
+        /// [experts * tiles * 16]: of the rows' scales, 16 times larger to undo INPUT_SCALE
+        exponents: (const u8 *),
         /// [experts * rows], or none
         bias: (const float *),
         /// [.., out_stride]
@@ -84,7 +84,7 @@ parameters! {
     }
 
     /// A matmul of some input rows with up to four matrices.
-    struct Matmul: 312 {
+    struct Matmul: 320 {
         matrices: [Matrix; MATRICES],
         /// [.., input_stride] in f16; for f32 weights, in f32
         input: (const void *),
@@ -119,10 +119,14 @@ parameters! {
         cols: u32, norm_eps: f32,
         /// split-K
         slices: u32,
+        /// of the weights' layout
+        chunk_bytes: u32,
+        /// what a slot of the persistent kernel holds
+        slot_bytes: u32,
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
-    struct Gemm: 336 {
+    struct Gemm: 344 {
         matmul: Matmul,
         /// [column blocks]: expert, first permuted row, rows; or none
         groups: (const uint4 *),
@@ -242,7 +246,7 @@ parameters! {
 
     /// Rows of a table.
     struct Embed: 48 {
-        packed: (const u8 *), scales: (const float *), metadata: (const u32 *),
+        packed: (const u8 *), exponents: (const u8 *), metadata: (const u32 *),
         /// [rows, stride]
         out: (float *),
         stride: u32, cols: u32, chunks: u32,
@@ -413,12 +417,14 @@ parameters! {
     }
 
     /// A decode step of one row in one persistent kernel.
-    struct PersistentStep: 48 {
+    struct PersistentStep: 56 {
         stages: (const Stage *), metadata: (const u32 *),
         /// of the step but the last stage's: that stage resets them to sentinels
         values: (uint4 *),
         /// the last stage's input, which the next step resets to sentinels
         last_input: (uint4 *),
+        /// [blocks], in host memory: the stage in which a block is stuck, from 1 on, or 0
+        stalled: (u32 *),
         stage_count: u32,
         /// of shared memory: a stage's input, or attention's workspaces
         workspace_bytes: u32,

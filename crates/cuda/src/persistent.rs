@@ -9,7 +9,7 @@ use bodkin_model::{NormKind, Plan, Weight};
 use crate::constants::{ATTENTION_TEAMS, CHOSEN_BYTES, CHUNK_COLS, MAX_CHOSEN, MAX_RESULTS};
 use crate::constants::{MAX_TABLES, MMA_WORKSPACE_BYTES, PERSISTENT_BYTES, PERSISTENT_WARPS};
 use crate::constants::{SHORT_NORM, TILE_ROWS};
-use crate::kv_layout::{KvLayout, slot_tables};
+use crate::kv_layout::KvLayout;
 use crate::lower::{Attend, Content, Epilogue, Fusion, Matmul, MatmulFusion, Norm, Program, Route};
 use crate::lower::{Value, Work};
 use crate::packed::{MmaLayout, PackedLayout};
@@ -47,8 +47,15 @@ pub(crate) const VARIANTS: [Variant; 3] = [
     },
     Variant { name: "persistent_experts", layouts: &DENSE, has_experts: true },
 ];
-const DENSE: [MmaLayout; 5] =
-    [MmaLayout::F16, MmaLayout::S8, MmaLayout::S8x16, MmaLayout::U8, MmaLayout::U4];
+const DENSE: [MmaLayout; 7] = [
+    MmaLayout::F16,
+    MmaLayout::S8,
+    MmaLayout::S8x16,
+    MmaLayout::U8,
+    MmaLayout::U4,
+    MmaLayout::Iq4,
+    MmaLayout::Fp4,
+];
 
 /// The stages of a step of one row that one kernel runs: all from the first of them on.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,6 +123,13 @@ impl Persistent {
         })
     }
 
+    /// The names of the stages that the kernel runs.
+    pub(crate) fn stage_names(&self, program: &Program) -> Vec<String> {
+        let is_run = |i: &usize| matches!(program.fusions[*i], Fusion::Runs(_));
+        let stages = self.stages.clone().filter(is_run);
+        stages.map(|i| program.stages[i].name.clone()).collect()
+    }
+
     /// The stages that the kernel runs, without those that are fused into others.
     pub(crate) fn list<'a>(
         &self,
@@ -173,7 +187,7 @@ impl Variant {
                 self.has_experts.then_some(bytes)
             }
             (Work::Attend(attend), _) => {
-                let is_known = slot_tables(plan)[attend.slot] < MAX_TABLES;
+                let is_known = plan.slot_windows()[attend.slot] < MAX_TABLES;
                 let has_mma = KvLayout::F16.has_mma(&plan.slots[attend.slot]);
                 let has_softcap = attend.attention.softcap.is_some();
                 let can = has_mma && attend.attention.causal && is_known;

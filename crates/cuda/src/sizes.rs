@@ -7,7 +7,7 @@ use bodkin_model::{Plan, Weight};
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_WIDTH, PAGE_TOKENS};
 use crate::constants::{PARTIAL_EXTRA, RECORDED_ROWS, WIDTHS};
-use crate::kv_layout::{KvLayout, slot_tables};
+use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
 use crate::parameters::Stage;
@@ -72,7 +72,7 @@ impl Sizes {
         let last = persistent.as_ref().map(|persistent| persistent.stages.end - 1);
         let (non_aliased, early_release_bytes) =
             last.map_or_else(Default::default, |i| non_aliased(program, i));
-        let tables = slot_tables(plan);
+        let tables = plan.slot_windows();
         let kv_bytes = plan.slots.iter().zip(&tables).map(|(slot, &table)| {
             let heads = limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
             [heads * kv.bytes(slot.key_dim), heads * kv.bytes(slot.value_dim)]

@@ -34,6 +34,8 @@ pub(crate) struct Addresses {
     pub(crate) non_aliased: u64,
     /// The stages of the persistent kernel.
     pub(crate) persistent_stages: u64,
+    /// Where its blocks report that they are stuck, in memory of the host.
+    pub(crate) stalled_stages: u64,
     pub(crate) metadata: u64,
     pub(crate) partials: u64,
     /// Partial results of KV splits that the persistent kernel polls: sentinels between steps.

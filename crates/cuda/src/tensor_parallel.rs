@@ -3,7 +3,9 @@
 //! columns to the others, between two event barriers. The host launches stages one by one.
 
 use bodkin_backend as backend;
-use bodkin_backend::{Batch, HostSampler, Limits, Model, ModelStats, Observer, Result, Sink};
+use bodkin_backend::{
+    Batch, HostSampler, Limits, Model, ModelStats, Observer, Result, Sink, Transfer,
+};
 use bodkin_model::Plan;
 
 use crate::driver::{Columns, Event};
@@ -155,8 +157,17 @@ impl Model for TensorParallel {
         result
     }
 
-    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.parts.iter_mut().try_for_each(|part| part.copy_state(from, to))
+    /// Every device has the whole state.
+    fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
+        let parts = match transfer {
+            Transfer::Read { .. } => &mut self.parts[..1],
+            _ => &mut self.parts,
+        };
+        let mut bytes = 0;
+        for part in parts {
+            bytes = part.transfer(transfer.map(|block| block))?;
+        }
+        Ok(bytes)
     }
 
     /// Stage times are those of the first device.

@@ -23,7 +23,7 @@ const THREAD_BYTES: usize = 128 << 10;
 /// The offsets of a weight, in bytes, in the forms that the plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Offsets {
-    /// The shape, and the offsets of tiles and row scales.
+    /// The shape, and the offsets of tiles and of the exponents of their rows' scales.
     matrix: Option<(Shape, usize, usize)>,
     vector: Option<(Vector, usize)>,
 }
@@ -72,7 +72,7 @@ fn offsets(plan: &Plan, shard: Shard) -> (Vec<Offsets>, usize) {
     let offsets = weights.map(|(((weight, pieces), shape), is_vector)| {
         let shape = shape.map(|shape| pieces.map_or(shape, |_| shape.shard(shard)));
         let matrix =
-            shape.map(|shape| (shape, take(shape.packed_bytes()), take(4 * shape.row_scales())));
+            shape.map(|shape| (shape, take(shape.packed_bytes()), take(shape.exponents())));
         let vector = is_vector.then(|| Vector::of(weight, pieces, shard));
         let vector = vector.map(|vector| {
             let at = take(vector.bytes());
@@ -106,7 +106,7 @@ pub(crate) fn stored_formats(plan: &Plan, devices: usize) -> Vec<StoredFormat> {
     let mut formats: Vec<StoredFormat> = Vec::new();
     for (i, weight) in plan.weights.iter().enumerate() {
         let matrices = shards.iter().filter_map(|offsets| offsets[i].matrix);
-        let bytes = matrices.map(|(shape, ..)| shape.packed_bytes() + 4 * shape.row_scales());
+        let bytes = matrices.map(|(shape, ..)| shape.packed_bytes() + shape.exponents());
         let stored_bytes = bytes.sum::<usize>() as u64;
         if stored_bytes == 0 {
             continue;
@@ -133,7 +133,8 @@ pub(crate) struct Placed {
     /// Of the rows that the device holds.
     pub(crate) shape: Shape,
     pub(crate) packed: u64,
-    pub(crate) row_scales: u64,
+    /// Of the scales of rows.
+    pub(crate) exponents: u64,
     /// Of a sharded bias, the elements of the device's rows.
     pub(crate) vector: u64,
     /// Elements of the whole vector.
@@ -169,8 +170,8 @@ impl Weights {
             let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
             let data = &*file.read(tensor);
             let at = |offset: usize| memory.address + offset as u64;
-            if let Some((shape, tiles, scales)) = offsets.matrix {
-                send_tiles(&mut staging, &shape, weight, data, [at(tiles), at(scales)])?;
+            if let Some((shape, tiles, exponents)) = offsets.matrix {
+                send_tiles(&mut staging, &shape, weight, data, [at(tiles), at(exponents)])?;
             }
             if let Some((vector, address)) = &offsets.vector {
                 let bytes = vector.bytes();
@@ -181,7 +182,7 @@ impl Weights {
             placed.push(Placed {
                 shape: offsets.matrix.map_or_else(|| Shape::of(weight, 1), |(shape, _, _)| shape),
                 packed: offsets.matrix.map_or(0, |(_, tiles, _)| at(tiles)),
-                row_scales: offsets.matrix.map_or(0, |(_, _, scales)| at(scales)),
+                exponents: offsets.matrix.map_or(0, |(_, _, exponents)| at(exponents)),
                 vector: offsets.vector.map_or(0, |(_, vector)| at(vector)),
                 len: weight.rows * weight.cols,
             });
@@ -196,60 +197,60 @@ impl Weights {
     }
 }
 
-/// Bytes of a tile with its rows' scales.
+/// Bytes of a tile with the exponents of its rows' scales.
 fn tile_bytes(shape: &Shape) -> usize {
-    shape.tile_bytes() + 4 * TILE_ROWS
+    shape.tile_bytes() + TILE_ROWS
 }
 
-/// Packs a weight and sends it to the addresses of its tiles and row scales, one staging buffer at
-/// a time.
+/// Packs a weight and sends it to the addresses of its tiles and exponents, one staging buffer at a
+/// time.
 fn send_tiles(
     staging: &mut Staging,
     shape: &Shape,
     weight: &Weight,
     data: &[u8],
-    [tiles_at, scales_at]: [u64; 2],
+    [tiles_at, exponents_at]: [u64; 2],
 ) -> Result<()> {
     let all = shape.matrices * shape.tiles();
     let most = staging.len() / tile_bytes(shape);
     for first in (0..all).step_by(most) {
         let tiles = first..all.min(first + most);
         let packed = tiles.len() * shape.tile_bytes();
-        let bytes = packed + tiles.len() * 4 * TILE_ROWS;
+        let bytes = packed + tiles.len() * TILE_ROWS;
         let parts = [
             (tiles_at + (first * shape.tile_bytes()) as u64, 0..packed),
-            (scales_at + (first * 4 * TILE_ROWS) as u64, packed..bytes),
+            (exponents_at + (first * TILE_ROWS) as u64, packed..bytes),
         ];
         let fill = |to: &mut [u8]| {
-            let (packed, scales) = to.split_at_mut(packed);
-            pack_tiles(shape, weight, data, tiles, (packed, cast_slice_mut(scales)));
+            let (packed, exponents) = to.split_at_mut(packed);
+            pack_tiles(shape, weight, data, tiles, (packed, exponents));
         };
-        // SAFETY: the allocation has room for all tiles and their scales.
+        // SAFETY: the allocation has room for all tiles and their exponents.
         unsafe { staging.send(bytes, fill, &parts) }?;
     }
     Ok(())
 }
 
-/// Packs some tiles and their row scales, on the host's threads.
+/// Packs some tiles and their exponents, on the host's threads.
 fn pack_tiles(
     shape: &Shape,
     weight: &Weight,
     data: &[u8],
     tiles: Range<usize>,
-    (packed, scales): (&mut [u8], &mut [f32]),
+    (packed, exponents): (&mut [u8], &mut [u8]),
 ) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.min(packed.len() / THREAD_BYTES + 1);
     let count = tiles.len().div_ceil(threads).max(1);
     let parts = packed.chunks_mut(count * shape.tile_bytes());
-    let parts = parts.zip(scales.chunks_mut(count * TILE_ROWS));
+    let parts = parts.zip(exponents.chunks_mut(count * TILE_ROWS));
     std::thread::scope(|scope| {
-        for (first, (packed, scales)) in tiles.clone().step_by(count).zip(parts) {
+        for (first, (packed, exponents)) in tiles.clone().step_by(count).zip(parts) {
             let range = first..tiles.end.min(first + count);
             let work = move || {
                 packed.fill(0);
-                scales.fill(0.0);
-                pack(shape, weight.format, data, range, packed, scales);
+                exponents.fill(0);
+                pack(shape, weight.format, data, range, packed, exponents);
             };
             if threads == 1 { work() } else { drop(scope.spawn(work)) }
         }
@@ -297,15 +298,34 @@ mod tests {
     }
 
     #[test]
+    fn four_bit_codebooks_take_four_and_a_half_bits_at_most() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+        let file = bodkin_model::open(format!("{folder}/llama-q4_k_m.gguf")).unwrap();
+        let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        for (format, most) in [("MXFP4", "4.25"), ("IQ4_XS", "4.50"), ("IQ4_NL", "4.50")] {
+            let format = Format::from_name(format).unwrap();
+            let mut plan = plan.clone();
+            let is_q4_k = |weight: &&mut Weight| weight.format == Format::Q4_K;
+            for weight in plan.weights.iter_mut().filter(is_q4_k) {
+                (weight.format, weight.rows, weight.cols) = (format, 2048, 2048);
+            }
+            let formats = stored_formats(&plan, 1);
+            let stored = formats.iter().find(|stored| stored.format == format).unwrap();
+            let bits = 8.0 * stored.stored_bytes as f64 / stored.elements as f64;
+            assert_eq!(format!("{bits:.2}"), most);
+        }
+    }
+
+    #[test]
     fn devices_hold_sharded_weights_once_and_others_each() {
         for model in ["gpt-oss-mxfp4", "llama-q4_k_m", "qwen3moe-q4_k_m"] {
             let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
             let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
             let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
             let held = |offsets: &Offsets| {
-                let matrix = offsets.matrix.map_or(0, |(shape, ..)| {
-                    shape.packed_bytes() + size_of::<f32>() * shape.row_scales()
-                });
+                let matrix = offsets
+                    .matrix
+                    .map_or(0, |(shape, ..)| shape.packed_bytes() + shape.exponents());
                 matrix + offsets.vector.as_ref().map_or(0, |(vector, _)| vector.bytes())
             };
             let (whole, _) = offsets(&plan, Shard { index: 0, count: 1 });

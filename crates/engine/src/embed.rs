@@ -106,7 +106,7 @@ impl TextBatch {
         if tokens.len() + text.len() > limits.tokens || outputs.len() == limits.outputs {
             return false;
         }
-        let mut sequence = self.pages.start(&[]);
+        let mut sequence = self.pages.unshared();
         if !self.pages.reserve(&mut sequence, text.len()) {
             return false;
         }

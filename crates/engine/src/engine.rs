@@ -1,19 +1,23 @@
 //! The door for clients: submit a request, read its events.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 
-use bodkin_backend::{Limits, Model};
+use bodkin_backend::{ExpertStats, Limits, Model};
 use bodkin_model::Plan;
 
+use crate::client::{Client, OpenRequest};
 use crate::error::{Error, Result};
+use crate::events::{EventDecoder, Events, UpdateSink};
 use crate::pages::Pages;
-use crate::request::{Event, Request};
-use crate::stats::Stats;
+use crate::prefix_store::PrefixStore;
+use crate::request::Request;
+use crate::sampler::Sampler;
+use crate::stats::{Stats, Status};
 use crate::tokenizer::Tokenizer;
-use crate::worker::{Message, Submission, Worker};
+use crate::worker::{Message, Worker};
 
 /// How an engine is sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,67 +28,46 @@ pub struct EngineOptions {
     pub step_tokens: usize,
     /// The most requests that run at the same time.
     pub parallel: usize,
+    /// The most requests that wait for those to end.
+    pub queue: usize,
+    /// Tokens of all sequences in the KV cache, running and cached; by default those of `parallel`
+    /// sequences of `context` tokens.
+    pub cache_tokens: Option<usize>,
 }
 
 impl EngineOptions {
+    /// Options for one request at a time.
+    pub fn single(context: usize, step_tokens: usize) -> EngineOptions {
+        EngineOptions { context, step_tokens, parallel: 1, queue: 0, cache_tokens: None }
+    }
+
     /// What the model must be loaded for.
     pub fn limits(&self, plan: &Plan) -> Limits {
-        let (len, step) = (self.context, self.step_tokens);
+        let (len, step, windows) = (self.context, self.step_tokens, plan.windows());
+        let mut pages = Pages::needed(&windows, len, step, self.parallel);
+        if let Some(tokens) = self.cache_tokens {
+            let all = Pages::needed(&windows, tokens.max(len), step, 1);
+            let full = windows.iter().zip(pages.iter_mut().zip(all));
+            full.filter(|(window, _)| window.is_none()).for_each(|(_, (pages, all))| *pages = all);
+        }
         let state_slots =
             if plan.states.is_empty() { 0 } else { Pages::state_slots_needed(self.parallel) };
-        Limits {
-            tokens: step,
-            outputs: self.parallel,
-            pages: Pages::needed(&plan.windows(), len, step, self.parallel),
-            state_slots,
-        }
+        // Every request that decodes has a row in every step.
+        Limits { tokens: step.max(self.parallel), outputs: self.parallel, pages, state_slots }
     }
 }
 
 /// A loaded model that answers requests.
 pub struct Engine {
     tokenizer: Arc<Tokenizer>,
+    context: usize,
+    vocabulary: usize,
+    /// The most requests at a time, running and waiting.
+    most_open: usize,
+    queue: usize,
+    status: Arc<Status>,
     messages: Option<Sender<Message>>,
     worker: Option<JoinHandle<()>>,
-}
-
-/// The events of one request, ending with [`Event::Done`] or [`Event::Error`]. Dropping it ends
-/// the request at its next step.
-pub struct Events {
-    receiver: Receiver<Event>,
-    cancelled: Arc<AtomicBool>,
-}
-
-impl Iterator for Events {
-    type Item = Event;
-
-    fn next(&mut self) -> Option<Event> {
-        self.receiver.recv().ok()
-    }
-}
-
-impl Events {
-    /// Something that ends the request from elsewhere.
-    pub fn canceller(&self) -> Canceller {
-        Canceller(Arc::clone(&self.cancelled))
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        self.cancelled.store(true, Relaxed);
-    }
-}
-
-/// Ends a request at its next step; its events then end with what there is to say about it.
-#[derive(Clone, Debug)]
-pub struct Canceller(Arc<AtomicBool>);
-
-impl Canceller {
-    /// Asks for the end.
-    pub fn cancel(&self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 impl Engine {
@@ -95,36 +78,126 @@ impl Engine {
         tokenizer: Arc<Tokenizer>,
         options: EngineOptions,
     ) -> Result<Engine> {
-        if model.plan().is_encoder() {
-            return Err(Error::NoText { architecture: model.plan().architecture.clone() });
+        Engine::open_with(model, tokenizer, options, None)
+    }
+
+    /// As [`Engine::open`], with pages of the KV cache on disk.
+    pub fn open_with(
+        model: Box<dyn Model>,
+        tokenizer: Arc<Tokenizer>,
+        options: EngineOptions,
+        store: Option<PrefixStore>,
+    ) -> Result<Engine> {
+        let plan = model.plan();
+        if plan.is_encoder() {
+            return Err(Error::NoText { architecture: plan.architecture.clone() });
         }
+        let pages = Pages::of(&*model);
+        let context = options.context.min(pages.longest_sequence());
+        let (vocabulary, status) = (plan.vocabulary, Arc::new(Status::new()));
         let (messages, receiver) = mpsc::channel();
-        let worker = Worker::new(model, Arc::clone(&tokenizer), options.context);
+        let worker = Worker::new(model, pages, Arc::clone(&tokenizer), Arc::clone(&status), store);
         let thread = std::thread::Builder::new().name("bodkin-engine".to_owned());
         let worker = thread.spawn(move || worker.run(&receiver)).map_err(Error::Thread)?;
-        Ok(Engine { tokenizer, messages: Some(messages), worker: Some(worker) })
+        Ok(Engine {
+            tokenizer,
+            context,
+            vocabulary,
+            most_open: options.parallel.saturating_add(options.queue),
+            queue: options.queue,
+            status,
+            messages: Some(messages),
+            worker: Some(worker),
+        })
     }
 
     /// The model's tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// Queues a request.
-    pub fn submit(&self, request: Request) -> Events {
-        let (events, receiver) = mpsc::channel();
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let submission = Submission { request, events, cancelled: Arc::clone(&cancelled) };
-        // If the worker is gone the events end at once, which the client sees.
-        let _ = self.messages().send(Message::Submit(Box::new(submission)));
-        Events { receiver, cancelled }
+    /// The most tokens of a sequence, prompt and output together.
+    pub fn context(&self) -> usize {
+        self.context
     }
 
-    /// How the engine is once the step that runs has ended; none if its thread has failed.
-    pub fn stats(&self) -> Option<Stats> {
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// If the request can never run, the queue is full, or the engine has failed.
+    pub fn submit(&self, request: Request) -> Result<Events> {
+        let (sender, receiver) = mpsc::channel();
+        let sink = Box::new(move |update| sender.send(update).is_ok());
+        Ok(Events { decoder: self.submit_to(request, sink)?, receiver })
+    }
+
+    /// Queues a request whose updates go to `sink`, for clients that wait for many requests at
+    /// once. Returns what turns updates into events.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn submit_to(&self, mut request: Request, sink: UpdateSink) -> Result<EventDecoder> {
+        let max_tokens = self.check(&request)?;
+        let mut sampler = Sampler::new(request.sampling.clone(), &self.tokenizer)?;
+        request.prompt.iter().for_each(|&id| sampler.accept(id));
+        let open = OpenRequest::new(&self.status, self.most_open)
+            .ok_or(Error::QueueFull { limit: self.queue })?;
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let decoder =
+            EventDecoder::new(Arc::clone(&self.tokenizer), &request, Arc::clone(&cancelled));
+        let prompt = std::mem::take(&mut request.prompt);
+        let client = Client::new(request, sampler, sink, cancelled, open);
+        let message = Message::Submit { client: Box::new(client), prompt, max_tokens };
+        self.messages().send(message).map_err(|_| self.failure())?;
+        Ok(decoder)
+    }
+
+    /// Checks what the worker relies on. Returns the most tokens of the request's sequence.
+    fn check(&self, request: &Request) -> Result<usize> {
+        if self.status.failure.get().is_some() {
+            return Err(self.failure());
+        }
+        let tokens = request.prompt.len();
+        if tokens == 0 {
+            return Err(Error::EmptyPrompt);
+        }
+        if request.max_tokens == Some(0) {
+            return Err(Error::NoTokens);
+        }
+        if tokens >= self.context {
+            return Err(Error::PromptTooLong { tokens, limit: self.context - 1 });
+        }
+        let vocabulary = self.vocabulary;
+        match request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
+            Some(&id) => Err(Error::UnknownToken { id, vocabulary }),
+            None => {
+                let generated = request.max_tokens.unwrap_or(usize::MAX);
+                Ok(self.context.min(tokens.saturating_add(generated)))
+            }
+        }
+    }
+
+    /// The state of the engine; does not wait for a step.
+    pub fn stats(&self) -> Stats {
+        self.status.snapshot()
+    }
+
+    /// Why the engine answers no more requests; none while it does.
+    pub fn failed(&self) -> Option<&str> {
+        self.status.failure.get().map(String::as_str)
+    }
+
+    /// How often experts were chosen since the model was loaded and what that took, layer by layer.
+    /// Waits for the current step; none if the engine has failed.
+    pub fn expert_stats(&self) -> Option<Vec<ExpertStats>> {
         let (reply, receiver) = mpsc::channel();
-        self.messages().send(Message::Stats(reply)).ok()?;
+        self.messages().send(Message::ExpertStats(reply)).ok()?;
         receiver.recv().ok()
+    }
+
+    fn failure(&self) -> Error {
+        let cause = self.failed().unwrap_or("the engine's thread has ended");
+        Error::Failed(cause.to_owned())
     }
 
     fn messages(&self) -> &Sender<Message> {

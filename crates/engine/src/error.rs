@@ -127,9 +127,16 @@ pub enum Error {
         /// All logits.
         vocabulary: usize,
     },
-    /// A step failed; all requests that were part of it end with the same message.
+    /// A step failed or the engine's thread panicked. All requests end with the cause, and the
+    /// model must be loaded again.
     #[error("{0}")]
-    Step(String),
+    Failed(String),
+    /// The engine takes no more requests than those that run and wait.
+    #[error("the queue is full: {limit} requests wait already")]
+    QueueFull {
+        /// The most that wait.
+        limit: usize,
+    },
     /// The engine's thread did not start.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),

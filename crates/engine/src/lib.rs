@@ -3,11 +3,16 @@
 
 #![forbid(unsafe_code)]
 
+mod client;
 mod embed;
 mod engine;
 mod error;
+mod events;
 mod logits;
+mod logprobs;
 mod pages;
+mod prefill_budget;
+mod prefix_store;
 mod request;
 pub mod sampler;
 mod scheduler;
@@ -19,11 +24,13 @@ pub mod tokenizer;
 mod worker;
 
 pub use embed::{embed, embedding_limits, longest_text};
-pub use engine::{Canceller, Engine, EngineOptions, Events};
+pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
+pub use events::{Canceller, EventDecoder, Events, Update, UpdateSink};
 pub use logits::{logits, steps};
 pub use pages::{Pages, Sequence};
-pub use request::{Event, Finish, Request, Timings, Usage};
+pub use prefix_store::PrefixStore;
+pub use request::{Event, Finish, Logprobs, Request, Timings, Usage};
 pub use sampler::{Sampler, SamplerOptions};
 pub use stats::Stats;
 pub use stream::TextStream;

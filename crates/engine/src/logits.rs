@@ -36,7 +36,7 @@ pub fn steps(
     let limits = model.limits().clone();
     let step = step.min(limits.tokens);
     let mut pages = Pages::of(model);
-    let mut sequence = pages.start(&[]);
+    let mut sequence = pages.unshared();
     let rows = vec![RowOutput::Logits; limits.outputs];
     let mut batch = Batch::default();
     let mut from = 0;

@@ -1,30 +1,33 @@
 //! Which pages and state slots hold which sequence. Counting only: this module touches no tensor
-//! and can be tested with no model. A sequence with the same start as a finished one reuses its
-//! pages, so that the next turn of a chat does not compute the earlier ones again.
+//! and can be tested with no model. Full pages are shared: a new sequence uses the pages of any
+//! other one, running or finished, that begins with the same tokens, and computes the rest.
 //!
-//! Keys and values can be cut to any shorter start; recurrent state cannot go back. So a sequence
-//! of a plan with states can be taken over at two lengths only: at its very end, and where its
-//! prompt ended. The end serves the next turn of a chat whose template repeats the answer as it
-//! was generated. Templates that leave out the reasoning, or whose text falls into other tokens
-//! than those drawn, part from the sequence within the answer: they go on from the prompt's end.
+//! A page that agrees in part is copied before it is written (copy on write). Recurrent state
+//! cannot go back, so a sequence of a plan with states goes on only where there is a checkpoint:
+//! at the end of a finished sequence, and at page boundaries that [`Sequence::next_checkpoint`]
+//! names: the last one of a prompt, and the one where a prompt parts from those before it.
 
-use bodkin_backend::{Model, PAGE_TOKENS, PageTable, Span};
+mod tree;
 
-/// The free pages of one window, and the window.
-struct Group {
-    window: Option<usize>,
-    free: Vec<u32>,
-    total: usize,
-}
+use bodkin_backend::{Model, PAGE_TOKENS, PageTable, Span, StateBlock};
 
-/// All pages and state slots of a model, and the sequences kept for their start.
+use crate::prefix_store::{PageKey, StoredPage, page_key};
+use tree::{FreeMemory, Match, NodeId, ROOT, Tree};
+
+/// Fewer tokens of a page are computed again rather than copied: most prompts begin with the same
+/// token.
+const MIN_COPIED_TOKENS: usize = 8;
+
+/// All pages and state slots of a model, and the prefixes that are cached in them.
 pub struct Pages {
-    groups: Vec<Group>,
+    /// The windows of the plan.
+    windows: Vec<Option<usize>>,
     /// Whether sequences have recurrent state, each in a slot of its own.
     has_states: bool,
-    free_state_slots: Vec<u32>,
-    /// Finished sequences, the one used last at the end.
-    kept: Vec<Sequence>,
+    /// The pages of each window.
+    totals: Vec<usize>,
+    free: FreeMemory,
+    tree: Tree,
 }
 
 /// The tokens of one sequence and where their state is.
@@ -36,17 +39,28 @@ pub struct Sequence {
     pub tables: Vec<PageTable>,
     /// The slot of its recurrent state; none before its first token, or where the plan has none.
     pub state_slot: Option<u32>,
-    /// A copy of the state that it once had.
-    checkpoint: Option<Checkpoint>,
+    /// How its pages are shared; none if they are its own alone.
+    shared: Option<SharedPrefix>,
 }
 
-/// The state after the first tokens of a sequence.
-#[derive(Clone, Copy, Debug)]
-struct Checkpoint {
-    /// How many tokens.
-    len: usize,
-    slot: u32,
+/// The pages that a sequence shares with others.
+#[derive(Clone, Debug, Default)]
+struct SharedPrefix {
+    /// Tokens of the prompt, which are computed as prefill rows.
+    prompt: usize,
+    /// The nodes of its full pages.
+    path: Vec<NodeId>,
+    /// How many of them were there when it started.
+    reused: usize,
+    /// Lengths at which its recurrent state is to be copied, descending.
+    checkpoints: Vec<usize>,
 }
+
+/// A block to copy, and the block to replace.
+pub(crate) type Copy = (StateBlock, StateBlock);
+
+/// Blocks to copy before the next step.
+pub(crate) type Copies = Vec<Copy>;
 
 impl Sequence {
     /// A span of the next `len` tokens, whose pages are reserved.
@@ -57,22 +71,9 @@ impl Sequence {
         Span { len, position, tables, state_slot, is_prefill }
     }
 
-    fn state_slots(&self) -> impl Iterator<Item = u32> {
-        self.state_slot.into_iter().chain(self.checkpoint.map(|checkpoint| checkpoint.slot))
-    }
-
-    /// The longest start of up to `len` tokens after which there is recurrent state.
-    fn longest_state_within(&self, len: usize) -> usize {
-        let lengths = [Some(self.tokens.len()), self.checkpoint.map(|c| c.len)];
-        lengths.into_iter().flatten().filter(|&l| l <= len).max().unwrap_or(0)
-    }
-
-    /// Whether the state after `len` tokens can still be had by forgetting later ones.
-    fn can_shrink_to(&self, len: usize, groups: &[Group]) -> bool {
-        self.tables
-            .iter()
-            .zip(groups)
-            .all(|(table, group)| table.skipped * PAGE_TOKENS <= oldest_needed(group.window, len))
+    /// The length at which [`Pages::checkpoint`] is to be called next: no step may pass it.
+    pub(crate) fn next_checkpoint(&self) -> Option<usize> {
+        self.shared.as_ref()?.checkpoints.last().copied()
     }
 }
 
@@ -82,19 +83,19 @@ fn oldest_needed(window: Option<usize>, position: usize) -> usize {
 }
 
 impl Pages {
-    /// `windows` are those of the plan, `pages` are the number of each; no state slots where the
-    /// plan has no recurrent state.
-    fn new(windows: &[Option<usize>], pages: &[usize], state_slots: usize) -> Pages {
-        let group = |(&window, &total): (&Option<usize>, &usize)| Group {
-            window,
-            free: (0..total as u32).rev().collect(),
-            total,
-        };
+    /// `windows` are those of the plan, `totals` are the number of pages of each; no state slots
+    /// where the plan has no recurrent state.
+    pub(crate) fn new(windows: &[Option<usize>], totals: &[usize], state_slots: usize) -> Pages {
+        let pages = |&total: &usize| (0..total as u32).rev().collect();
         Pages {
-            groups: windows.iter().zip(pages).map(group).collect(),
+            windows: windows.to_vec(),
             has_states: state_slots > 0,
-            free_state_slots: (0..state_slots as u32).rev().collect(),
-            kept: Vec::new(),
+            totals: totals.to_vec(),
+            free: FreeMemory {
+                pages: totals.iter().map(pages).collect(),
+                state_slots: (0..state_slots as u32).rev().collect(),
+            },
+            tree: Tree::new(windows),
         }
     }
 
@@ -105,10 +106,15 @@ impl Pages {
         Pages::new(&plan.windows(), &limits.pages, state_slots)
     }
 
+    /// Whether sequences have recurrent state.
+    pub(crate) fn has_states(&self) -> bool {
+        self.has_states
+    }
+
     /// The most tokens that one sequence can have.
     pub fn longest_sequence(&self) -> usize {
-        let unbounded = self.groups.iter().filter(|g| g.window.is_none());
-        unbounded.map(|g| g.total * PAGE_TOKENS).min().unwrap_or(usize::MAX)
+        let full = self.windows.iter().zip(&self.totals).filter(|(window, _)| window.is_none());
+        full.map(|(_, total)| total * PAGE_TOKENS).min().unwrap_or(usize::MAX)
     }
 
     /// The pages that each window needs for `sequences` sequences of up to `len` tokens, in steps
@@ -127,301 +133,445 @@ impl Pages {
         windows.iter().map(|w| sequences * (tokens(w).div_ceil(PAGE_TOKENS) + 1)).collect()
     }
 
-    /// The state slots for `sequences` sequences at a time: each has one and a checkpoint. Finished
-    /// ones keep theirs until a running one needs them, as they keep their pages.
+    /// The state slots for `sequences` sequences at a time, each with a checkpoint.
     pub fn state_slots_needed(sequences: usize) -> usize {
         2 * sequences
     }
 
-    /// A sequence for a prompt: the kept one that shares the longest start with it, cut to what
-    /// they share, or an empty one. At least the last token is left to compute.
-    pub fn start(&mut self, prompt: &[u32]) -> Sequence {
-        let limit = prompt.len().saturating_sub(1);
-        let shared = |s: &Sequence| {
-            let same = s.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            let same = same.min(limit);
-            if self.has_states { s.longest_state_within(same) } else { same }
-        };
-        let usable = |s: &Sequence| {
-            let len = shared(s);
-            // A long conversation is not given up for the few tokens that all prompts begin with.
-            let is_worth_it = 2 * len >= s.tokens.len();
-            if is_worth_it && s.can_shrink_to(len, &self.groups) { len } else { 0 }
-        };
-        let best = (0..self.kept.len()).max_by_key(|&i| usable(&self.kept[i]));
-        match best.map(|i| (i, usable(&self.kept[i]))) {
-            Some((i, len)) if len > 0 => {
-                let mut sequence = self.kept.remove(i);
-                self.shrink(&mut sequence, len);
-                sequence
-            }
-            _ => {
-                let tables = vec![PageTable::default(); self.groups.len()];
-                Sequence { tables, ..Sequence::default() }
-            }
-        }
+    /// A sequence without tokens that shares no pages.
+    pub fn unshared(&self) -> Sequence {
+        let tables = vec![PageTable::default(); self.windows.len()];
+        Sequence { tables, ..Sequence::default() }
     }
 
-    /// Cuts a sequence to its first `len` tokens, after which there must be recurrent state, if
-    /// the plan has any.
-    fn shrink(&mut self, sequence: &mut Sequence, len: usize) {
-        if self.has_states && len < sequence.tokens.len() {
-            let checkpoint = sequence.checkpoint.take().filter(|c| c.len == len);
-            let checkpoint = checkpoint.expect("recurrent state goes back to a checkpoint only");
-            self.free_state_slots.extend(sequence.state_slot.replace(checkpoint.slot));
+    /// A sequence for `tokens`, the first `prompt` of which are of a prompt, with the longest
+    /// start of them that is stored; at least the last one is left to compute. The copies must be
+    /// done before `self` is used again.
+    pub(crate) fn start(&mut self, tokens: &[u32], prompt: usize) -> (Sequence, Copies) {
+        let found = self.find(tokens, prompt);
+        let reuse = self.longest_reuse(&found);
+        let (mut sequence, copies) = self.reuse(&found, &reuse, tokens);
+        let shared = sequence.shared.get_or_insert_default();
+        shared.prompt = prompt;
+        if self.has_states {
+            let boundary = tokens.len().saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS;
+            let known = found.path.len() * PAGE_TOKENS;
+            let len = sequence.tokens.len();
+            shared.checkpoints.extend([boundary, known].into_iter().filter(|&at| at > len));
+            shared.checkpoints.dedup();
         }
-        sequence.tokens.truncate(len);
-        self.trim(sequence);
+        (sequence, copies)
     }
 
-    /// Takes pages for `new` more tokens, and a slot for the first of them, giving up kept
-    /// sequences where either is short, oldest first. Returns false, with nothing taken or given
-    /// up, if there are not enough even so.
+    /// How many of `tokens` [`Pages::start`] would find stored.
+    pub(crate) fn cached_tokens(&self, tokens: &[u32], prompt: usize) -> usize {
+        self.longest_reuse(&self.find(tokens, prompt)).len
+    }
+
+    fn find(&self, tokens: &[u32], prompt: usize) -> Match {
+        self.tree.find(&tokens[..tokens.len().saturating_sub(1)], prompt)
+    }
+
+    /// The longest start of what was found that has all pages and the recurrent state to go on.
+    fn longest_reuse(&self, found: &Match) -> Reuse {
+        let path = &found.path;
+        if let Some((node, len)) = found.partial {
+            let is_whole = len == self.tree.tokens(node).len();
+            let is_usable = match self.has_states {
+                true => is_whole && self.tree.checkpoint(node).is_some(),
+                false => len >= MIN_COPIED_TOKENS,
+            };
+            let len = path.len() * PAGE_TOKENS + len;
+            if is_usable && self.has_pages(path, Some(node), len) {
+                return Reuse { pages: path.len(), partial: Some(node), len };
+            }
+        }
+        let is_usable = |&pages: &usize| {
+            let has_state = self.tree.checkpoint(path[pages - 1]).is_some();
+            self.has_pages(&path[..pages], None, pages * PAGE_TOKENS)
+                && (has_state || !self.has_states)
+        };
+        let pages = (1..=path.len()).rev().find(is_usable).unwrap_or(0);
+        Reuse { pages, partial: None, len: pages * PAGE_TOKENS }
+    }
+
+    /// Whether every page that a token at position `len` sees is stored.
+    fn has_pages(&self, path: &[NodeId], partial: Option<NodeId>, len: usize) -> bool {
+        self.windows.iter().enumerate().all(|(i, &window)| {
+            let first = oldest_needed(window, len) / PAGE_TOKENS;
+            let mut nodes = path.iter().skip(first).chain(&partial);
+            nodes.all(|&node| self.tree.page(node, i).is_some())
+        })
+    }
+
+    /// A sequence with the stored start of `tokens`, or an empty one if memory for the copies is
+    /// short.
+    fn reuse(&mut self, found: &Match, reuse: &Reuse, tokens: &[u32]) -> (Sequence, Copies) {
+        let path = &found.path[..reuse.pages];
+        let (mut sequence, mut copies) = (self.unshared(), Copies::new());
+        self.tree.tick();
+        let source = reuse.partial.or(path.last().copied()).filter(|_| self.has_states);
+        if let Some(source) = source {
+            let Some(slot) = self.take_state_slot(Some(source)) else { return (sequence, copies) };
+            self.tree.use_checkpoint(source);
+            let from = self.tree.checkpoint(source).expect("it was not evicted");
+            copies.push((StateBlock::Slot(from), StateBlock::Slot(slot)));
+            sequence.state_slot = Some(slot);
+        }
+        for (table, (i, &window)) in sequence.tables.iter_mut().zip(self.windows.iter().enumerate())
+        {
+            table.skipped = path.len().min(oldest_needed(window, reuse.len) / PAGE_TOKENS);
+            let nodes = path[table.skipped..].iter();
+            table.pages.extend(nodes.map(|&node| self.tree.use_page(node, i)));
+        }
+        path.iter().for_each(|&node| self.tree.enter(node));
+        let (path, reused) = (path.to_vec(), path.len());
+        sequence.shared = Some(SharedPrefix { path, reused, ..SharedPrefix::default() });
+        sequence.tokens.extend(&tokens[..reuse.pages * PAGE_TOKENS]);
+        if let Some(node) = reuse.partial {
+            if self.copy_page(&mut sequence, node, &mut copies) {
+                sequence.tokens.extend(&tokens[sequence.tokens.len()..reuse.len]);
+            } else if self.has_states {
+                // Its state is that of the page that cannot be copied.
+                self.free(sequence);
+                return (self.unshared(), Copies::new());
+            }
+        }
+        (sequence, copies)
+    }
+
+    /// Gives the sequence a page of its own for each window, to be copied from `node`. Returns
+    /// false, with nothing taken, if there are not enough.
+    fn copy_page(&mut self, sequence: &mut Sequence, node: NodeId, copies: &mut Copies) -> bool {
+        let windows = 0..self.windows.len();
+        // A page in use is not evicted.
+        let sources: Vec<u32> = windows.clone().map(|i| self.tree.use_page(node, i)).collect();
+        let is_enough = windows.clone().all(|i| self.available(i) > 0);
+        if is_enough {
+            for ((window, from), table) in windows.clone().zip(sources).zip(&mut sequence.tables) {
+                let page = self.take_pages(window, 1).next().expect("as checked");
+                copies.push((
+                    StateBlock::Page { window, page: from },
+                    StateBlock::Page { window, page },
+                ));
+                table.pages.push(page);
+            }
+        }
+        windows.for_each(|i| self.tree.release_page(node, i, &mut self.free));
+        is_enough
+    }
+
+    /// Pages of a window that can be had now.
+    fn available(&self, window: usize) -> usize {
+        self.free.pages[window].len() + self.tree.evictable(window)
+    }
+
+    /// Takes available pages, evicting cached ones where free ones are short.
+    fn take_pages(&mut self, window: usize, count: usize) -> std::vec::Drain<'_, u32> {
+        while self.free.pages[window].len() < count {
+            assert!(self.tree.evict_page(window, &mut self.free), "the pages are available");
+        }
+        let from = self.free.pages[window].len() - count;
+        self.free.pages[window].drain(from..)
+    }
+
+    /// A free state slot, or that of the oldest checkpoint, but not that of `except`.
+    fn take_state_slot(&mut self, except: Option<NodeId>) -> Option<u32> {
+        if self.free.state_slots.is_empty() {
+            self.tree.evict_checkpoint(except, &mut self.free);
+        }
+        self.free.state_slots.pop()
+    }
+
+    /// Takes pages for `new` more tokens, and a slot for the first of them, evicting cached ones
+    /// where either is short. Returns false, with nothing taken or evicted, if there are not
+    /// enough even so.
     pub fn reserve(&mut self, sequence: &mut Sequence, new: usize) -> bool {
         let pages = (sequence.tokens.len() + new).div_ceil(PAGE_TOKENS);
         let missing = |table: &PageTable| pages.saturating_sub(table.skipped + table.pages.len());
+        let mut tables = sequence.tables.iter().enumerate();
+        let has_pages = tables.all(|(i, table)| missing(table) <= self.available(i));
         let needs_slot = self.has_states && sequence.state_slot.is_none();
-        let is_enough = |pages: &Pages, kept: bool| {
-            let has_slot = !pages.free_state_slots.is_empty() || kept && !pages.kept.is_empty();
-            let has_pages =
-                sequence.tables.iter().zip(&pages.groups).enumerate().all(|(i, (table, group))| {
-                    let held = pages.kept.iter().filter(|_| kept).map(|s| s.tables[i].pages.len());
-                    missing(table) <= group.free.len() + held.sum::<usize>()
-                });
-            has_pages && (has_slot || !needs_slot)
-        };
-        if !is_enough(self, true) {
+        if !has_pages || (needs_slot && !self.has_state_slot()) {
             return false;
         }
-        while !is_enough(self, false) {
-            let oldest = self.kept.remove(0);
-            self.release(oldest);
-        }
-        for (table, group) in sequence.tables.iter_mut().zip(&mut self.groups) {
-            let from = group.free.len() - missing(table);
-            table.pages.extend(group.free.drain(from..));
+        for (i, table) in sequence.tables.iter_mut().enumerate() {
+            let count = missing(table);
+            table.pages.extend(self.take_pages(i, count));
         }
         if needs_slot {
-            sequence.state_slot = self.free_state_slots.pop();
+            sequence.state_slot = self.take_state_slot(None);
         }
         true
+    }
+
+    /// Whether a state slot can be had now.
+    fn has_state_slot(&self) -> bool {
+        !self.free.state_slots.is_empty() || self.tree.has_checkpoints()
+    }
+
+    /// Whether `tokens` tokens more, of a sequence in steps of at most `step` tokens, can be
+    /// stored now.
+    pub(crate) fn has_room(&self, tokens: usize, step: usize) -> bool {
+        let needed = Pages::needed(&self.windows, tokens, step, 1);
+        let mut needed = needed.into_iter().zip(&self.totals).enumerate();
+        needed.all(|(i, (pages, &total))| pages.min(total) <= self.available(i))
+            && (!self.has_states || self.has_state_slot())
     }
 
     /// Gives the pages back that were taken for tokens that have not come.
     pub fn trim(&mut self, sequence: &mut Sequence) {
         let pages = sequence.tokens.len().div_ceil(PAGE_TOKENS);
-        for (table, group) in sequence.tables.iter_mut().zip(&mut self.groups) {
+        for (table, free) in sequence.tables.iter_mut().zip(&mut self.free.pages) {
             let used = pages.saturating_sub(table.skipped).min(table.pages.len());
-            group.free.extend(table.pages.drain(used..));
+            free.extend(table.pages.drain(used..));
         }
     }
 
-    /// Sets a slot aside for the state that the sequence has now, in the place of an earlier
-    /// checkpoint if it has one, giving up the oldest kept sequence if slots are short. Returns
-    /// the slot to copy from and the one to copy to; none if there is no slot or no state.
-    pub fn checkpoint(&mut self, sequence: &mut Sequence) -> Option<(u32, u32)> {
-        let from = sequence.state_slot?;
-        let earlier = sequence.checkpoint.map(|checkpoint| checkpoint.slot);
-        if earlier.is_none() && self.free_state_slots.is_empty() && !self.kept.is_empty() {
-            let oldest = self.kept.remove(0);
-            self.release(oldest);
+    /// Where [`Sequence::next_checkpoint`] is reached: the blocks to copy to set the recurrent
+    /// state aside, if it is not there already and there is a slot.
+    pub(crate) fn checkpoint(&mut self, sequence: &mut Sequence) -> Option<Copy> {
+        let shared = sequence.shared.as_mut()?;
+        shared.checkpoints.pop_if(|at| *at == sequence.tokens.len())?;
+        let (from, node) = (sequence.state_slot?, *shared.path.last()?);
+        self.tree.tick();
+        if self.tree.checkpoint(node).is_some() {
+            self.tree.use_checkpoint(node);
+            return None;
         }
-        let slot = earlier.or_else(|| self.free_state_slots.pop())?;
-        sequence.checkpoint = Some(Checkpoint { len: sequence.tokens.len(), slot });
-        Some((from, slot))
+        let slot = self.take_state_slot(None)?;
+        if let Some(slot) = self.tree.put_checkpoint(node, slot) {
+            self.free.state_slots.push(slot);
+            return None;
+        }
+        Some((StateBlock::Slot(from), StateBlock::Slot(slot)))
     }
 
-    /// Notes tokens as stored, and frees the pages that the windows have passed.
+    /// Notes tokens as stored, shares the pages that are full now, and frees those that the
+    /// windows have passed.
     pub fn advance(&mut self, sequence: &mut Sequence, tokens: &[u32]) {
         sequence.tokens.extend(tokens);
         let next = sequence.tokens.len();
-        for (table, group) in sequence.tables.iter_mut().zip(&mut self.groups) {
-            let passed = oldest_needed(group.window, next) / PAGE_TOKENS;
+        self.tree.tick();
+        while sequence.shared.as_ref().is_some_and(|s| (s.path.len() + 1) * PAGE_TOKENS <= next) {
+            self.share_next_page(sequence);
+        }
+        let path = sequence.shared.as_ref().map_or(&[][..], |shared| &shared.path);
+        for (i, table) in sequence.tables.iter_mut().enumerate() {
+            let passed = oldest_needed(self.windows[i], next) / PAGE_TOKENS;
             let count = passed.saturating_sub(table.skipped).min(table.pages.len());
-            group.free.extend(table.pages.drain(..count));
-            table.skipped += count;
+            for page in table.pages.drain(..count) {
+                match path.get(table.skipped) {
+                    Some(&node) => self.tree.release_page(node, i, &mut self.free),
+                    None => self.free.pages[i].push(page),
+                }
+                table.skipped += 1;
+            }
         }
     }
 
-    /// Keeps a finished sequence for others that start as it does.
-    pub fn keep(&mut self, sequence: Sequence) {
-        if !sequence.tokens.is_empty() {
-            self.kept.push(sequence);
+    /// Moves the first full page that is the sequence's own to the tree. If another sequence has
+    /// computed the same page, that one is used.
+    fn share_next_page(&mut self, sequence: &mut Sequence) {
+        let shared = sequence.shared.as_mut().expect("a sequence that shares pages");
+        let start = shared.path.len() * PAGE_TOKENS;
+        let tokens = &sequence.tokens[start..start + PAGE_TOKENS];
+        let prefill = shared.prompt.saturating_sub(start).min(PAGE_TOKENS);
+        let parent = shared.path.last().copied().unwrap_or(ROOT);
+        let node = self.tree.child(parent, tokens, prefill);
+        let node = node.unwrap_or_else(|| self.tree.insert(parent, tokens, prefill));
+        for (i, table) in sequence.tables.iter_mut().enumerate() {
+            let own = &mut table.pages[shared.path.len() - table.skipped];
+            if self.tree.page(node, i).is_some() {
+                self.free.pages[i].push(std::mem::replace(own, self.tree.use_page(node, i)));
+            } else {
+                self.tree.put_page(node, i, *own);
+            }
         }
+        self.tree.enter(node);
+        shared.path.push(node);
     }
 
-    /// Gives all pages and state slots of a sequence back.
-    pub fn release(&mut self, sequence: Sequence) {
-        self.free_state_slots.extend(sequence.state_slots());
-        for (table, group) in sequence.tables.into_iter().zip(&mut self.groups) {
-            group.free.extend(table.pages);
+    /// Ends a sequence. What it has stored stays for others with the same start until its memory
+    /// is needed.
+    pub fn release(&mut self, mut sequence: Sequence) {
+        self.trim(&mut sequence);
+        self.tree.tick();
+        if let Some(shared) = &sequence.shared {
+            let start = shared.path.len() * PAGE_TOKENS;
+            let prefill = shared.prompt.saturating_sub(start);
+            let parent = shared.path.last().copied().unwrap_or(ROOT);
+            let end =
+                self.share_tail(&mut sequence.tables, parent, &sequence.tokens[start..], prefill);
+            if end != ROOT
+                && let Some(slot) = sequence.state_slot
+            {
+                sequence.state_slot = self.tree.put_checkpoint(end, slot);
+            }
+            self.tree.leave(end, &mut self.free);
         }
+        self.free(sequence);
     }
 
-    /// Free pages of each window, for tests and metrics.
-    pub fn free(&self) -> Vec<usize> {
-        self.groups.iter().map(|g| g.free.len()).collect()
+    /// Moves the last page of a sequence, which `tokens` do not fill, to the tree. Returns the
+    /// sequence's last node, which it has entered.
+    fn share_tail(
+        &mut self,
+        tables: &mut [PageTable],
+        parent: NodeId,
+        tokens: &[u32],
+        prefill: usize,
+    ) -> NodeId {
+        let prefill = prefill.min(tokens.len());
+        let known = match tokens {
+            [] => Some(parent),
+            _ => self.tree.child(parent, tokens, prefill),
+        };
+        let node = known.unwrap_or_else(|| self.tree.insert(parent, tokens, prefill));
+        self.tree.enter(node);
+        if known.is_none() {
+            for (i, table) in tables.iter_mut().enumerate() {
+                let page = table.pages.pop().expect("the page of the last tokens");
+                self.tree.put_page(node, i, page);
+                self.tree.release_page(node, i, &mut self.free);
+            }
+        }
+        node
     }
 
-    /// Free state slots, for tests and metrics.
-    pub fn free_state_slots(&self) -> usize {
-        self.free_state_slots.len()
+    /// Ends a sequence that failed: no other sequence may use what it has computed.
+    pub(crate) fn discard(&mut self, sequence: Sequence) {
+        self.tree.tick();
+        if let Some(shared) = &sequence.shared
+            && let Some(&first) = shared.path.get(shared.reused)
+        {
+            self.tree.unlink(first, &mut self.free);
+        }
+        self.free(sequence);
     }
+
+    /// Gives up everything that a sequence holds.
+    fn free(&mut self, sequence: Sequence) {
+        self.free.state_slots.extend(sequence.state_slot);
+        let path = sequence.shared.map_or_else(Vec::new, |shared| shared.path);
+        for (i, table) in sequence.tables.into_iter().enumerate() {
+            let own = path.len().saturating_sub(table.skipped).min(table.pages.len());
+            self.free.pages[i].extend(&table.pages[own..]);
+            for &node in path.iter().skip(table.skipped) {
+                self.tree.release_page(node, i, &mut self.free);
+            }
+        }
+        path.iter().rev().for_each(|&node| self.tree.leave(node, &mut self.free));
+    }
+
+    /// The next page of a prompt that is not stored here: its key, and what it goes on from.
+    pub(crate) fn next_missing(&self, prompt: &[u32]) -> Option<(PageKey, PlaceOfPage)> {
+        let path = self.find(prompt, prompt.len()).path;
+        let start = path.len() * PAGE_TOKENS;
+        let tokens = prompt[..prompt.len().saturating_sub(1)].get(start..start + PAGE_TOKENS)?;
+        let parent = path.last().copied().unwrap_or(ROOT);
+        let place = PlaceOfPage { parent, tokens: tokens.to_vec() };
+        Some((page_key(&self.tree.key(parent), tokens), place))
+    }
+
+    /// Takes memory for a page that was stored elsewhere. Returns the blocks to write, for each
+    /// window that has it and for the recurrent state; none if memory is short.
+    pub(crate) fn restore(
+        &mut self,
+        place: &PlaceOfPage,
+        page: &StoredPage,
+    ) -> Option<Vec<StateBlock>> {
+        let has_window = |i: usize| page.windows.get(i).is_some_and(Option::is_some);
+        let windows: Vec<usize> = (0..self.windows.len()).filter(|&i| has_window(i)).collect();
+        if windows.iter().any(|&i| self.available(i) == 0) {
+            return None;
+        }
+        self.tree.tick();
+        // The page before it must not be evicted for it.
+        self.tree.enter(place.parent);
+        let node = self.tree.insert(place.parent, &place.tokens, page.prefill as usize);
+        self.tree.enter(node);
+        let mut blocks = Vec::new();
+        for window in windows {
+            let page = self.take_pages(window, 1).next().expect("as checked");
+            self.tree.put_page(node, window, page);
+            blocks.push(StateBlock::Page { window, page });
+        }
+        if page.state.is_some()
+            && self.has_states
+            && let Some(slot) = self.take_state_slot(None)
+        {
+            self.tree.put_checkpoint(node, slot);
+            blocks.push(StateBlock::Slot(slot));
+        }
+        for block in &blocks {
+            if let StateBlock::Page { window, .. } = *block {
+                self.tree.release_page(node, window, &mut self.free);
+            }
+        }
+        self.tree.leave(node, &mut self.free);
+        self.tree.leave(place.parent, &mut self.free);
+        Some(blocks)
+    }
+
+    /// The full pages of a sequence: for each its key, how many of its tokens are prefill rows, the
+    /// block of each window, and that of its checkpoint.
+    pub(crate) fn full_pages(&self, sequence: &Sequence) -> Vec<FullPage> {
+        let path = sequence.shared.as_ref().map_or(&[][..], |shared| &shared.path);
+        let page = |&node: &NodeId| FullPage {
+            key: self.tree.key(node),
+            prefill: self.tree.prefill(node) as u32,
+            windows: (0..self.windows.len())
+                .map(|window| {
+                    let page = self.tree.page(node, window)?;
+                    Some(StateBlock::Page { window, page })
+                })
+                .collect(),
+            state: self.tree.checkpoint(node).map(StateBlock::Slot),
+        };
+        path.iter().map(page).collect()
+    }
+
+    /// Free pages of each window.
+    pub(crate) fn free_pages(&self) -> Vec<usize> {
+        self.free.pages.iter().map(Vec::len).collect()
+    }
+
+    /// Pages of each window that no sequence uses and that are kept for new ones.
+    pub(crate) fn cached_pages(&self) -> Vec<usize> {
+        (0..self.windows.len()).map(|i| self.tree.evictable(i)).collect()
+    }
+
+    /// Free state slots.
+    #[cfg(test)]
+    fn free_state_slots(&self) -> usize {
+        self.free.state_slots.len()
+    }
+}
+
+/// Where a page belongs that is not stored here.
+pub(crate) struct PlaceOfPage {
+    parent: NodeId,
+    tokens: Vec<u32>,
+}
+
+/// A full page of a sequence.
+pub(crate) struct FullPage {
+    pub(crate) key: PageKey,
+    pub(crate) prefill: u32,
+    pub(crate) windows: Vec<Option<StateBlock>>,
+    pub(crate) state: Option<StateBlock>,
+}
+
+/// How much of a prefix a new sequence uses.
+struct Reuse {
+    /// Full pages.
+    pages: usize,
+    /// The node whose page is copied behind them.
+    partial: Option<NodeId>,
+    /// Tokens.
+    len: usize,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WINDOWS: [Option<usize>; 2] = [None, Some(40)];
-
-    fn run(pages: &mut Pages, sequence: &mut Sequence, tokens: std::ops::Range<u32>, step: usize) {
-        let tokens: Vec<u32> = tokens.collect();
-        for chunk in tokens.chunks(step) {
-            assert!(pages.reserve(sequence, chunk.len()));
-            pages.advance(sequence, chunk);
-        }
-    }
-
-    #[test]
-    fn windows_keep_only_what_they_see() {
-        let mut pages = Pages::new(&WINDOWS, &Pages::needed(&WINDOWS, 1000, 7, 1), 0);
-        let all = pages.free();
-        let mut sequence = pages.start(&[]);
-        run(&mut pages, &mut sequence, 0..1000, 7);
-        assert_eq!(sequence.tables[0].pages.len(), 32);
-        assert!(sequence.tables[1].pages.len() <= 3);
-        // The next token sees positions 961 to 1000.
-        assert!(sequence.tables[1].skipped * PAGE_TOKENS <= 961);
-        pages.release(sequence);
-        assert_eq!(pages.free(), all);
-    }
-
-    #[test]
-    fn the_next_turn_takes_over_the_pages_of_the_last() {
-        let mut pages = Pages::new(&WINDOWS, &[40, 40], 0);
-        let all = pages.free();
-        let mut sequence = pages.start(&[]);
-        run(&mut pages, &mut sequence, 0..50, 9);
-        pages.keep(sequence);
-        let longer: Vec<u32> = (0..70).collect();
-        let sequence = pages.start(&longer);
-        assert_eq!(sequence.tokens.len(), 50);
-        pages.keep(sequence);
-        // The same prompt again leaves one token to compute.
-        let sequence = pages.start(&longer[..50]);
-        assert_eq!(sequence.tokens.len(), 49);
-        pages.release(sequence);
-        assert_eq!(pages.free(), all);
-    }
-
-    #[test]
-    fn a_window_that_has_moved_on_cannot_go_back() {
-        let mut pages = Pages::new(&WINDOWS, &[40, 40], 0);
-        let mut sequence = pages.start(&[]);
-        run(&mut pages, &mut sequence, 0..300, 9);
-        pages.keep(sequence);
-        assert_eq!(pages.start(&[0, 1, 2, 3, 999]).tokens.len(), 0);
-    }
-
-    /// Runs the prompt and some more, with a checkpoint between them.
-    fn answer(pages: &mut Pages, prompt: &[u32], generated: std::ops::Range<u32>) -> Sequence {
-        let mut sequence = pages.start(prompt);
-        let rest = prompt[sequence.tokens.len()..].to_vec();
-        assert!(pages.reserve(&mut sequence, rest.len()));
-        pages.advance(&mut sequence, &rest);
-        pages.checkpoint(&mut sequence);
-        run(pages, &mut sequence, generated, 1);
-        sequence
-    }
-
-    #[test]
-    fn recurrent_state_goes_on_from_the_end_or_from_the_end_of_the_prompt() {
-        let prompt: Vec<u32> = (0..60).collect();
-        let shared = |next: &[u32]| {
-            let mut pages = Pages::new(&[None], &[40], 4);
-            let sequence = answer(&mut pages, &prompt, 60..70);
-            let (end, checkpoint) = (sequence.state_slot, sequence.checkpoint.map(|c| c.slot));
-            assert_eq!((pages.free_state_slots(), end == checkpoint), (2, false));
-            pages.keep(sequence);
-            let sequence = pages.start(next);
-            let len = sequence.tokens.len();
-            match len {
-                0 => assert_eq!((sequence.state_slot, pages.free_state_slots()), (None, 2)),
-                60 => assert_eq!((sequence.state_slot, pages.free_state_slots()), (checkpoint, 3)),
-                _ => assert_eq!((sequence.state_slot, pages.free_state_slots()), (end, 2)),
-            }
-            assert_eq!(sequence.tables[0].pages.len(), len.div_ceil(PAGE_TOKENS));
-            let held = sequence.state_slots().count();
-            let free = pages.free_state_slots();
-            pages.release(sequence);
-            assert_eq!(pages.free_state_slots(), free + held);
-            len
-        };
-        let next: Vec<u32> = (0..100).collect();
-        assert_eq!(shared(&next), 70);
-        assert_eq!(shared(&next[..71]), 70);
-        // One token would be left to compute, but the state after 69 is gone.
-        assert_eq!(shared(&next[..70]), 60);
-        let other_answer: Vec<u32> = (0..65).chain([999; 20]).collect();
-        assert_eq!(shared(&other_answer), 60);
-        assert_eq!(shared(&next[..60]), 0);
-        let other_prompt: Vec<u32> = (0..59).chain([999; 20]).collect();
-        assert_eq!(shared(&other_prompt), 0);
-    }
-
-    #[test]
-    fn a_checkpoint_moves_with_the_turns_of_a_chat() {
-        let mut pages = Pages::new(&[None], &[40], 4);
-        for turn in 1..5 {
-            let prompt: Vec<u32> = (0..100 * turn - 20).collect();
-            let sequence = answer(&mut pages, &prompt, 100 * turn - 20..100 * turn);
-            assert_eq!(sequence.checkpoint.map(|c| c.len), Some(prompt.len()));
-            pages.keep(sequence);
-            assert_eq!(pages.free_state_slots(), 2);
-        }
-    }
-
-    #[test]
-    fn a_window_that_has_moved_on_cannot_go_back_to_a_checkpoint() {
-        let mut pages = Pages::new(&WINDOWS, &[40, 40], 4);
-        let prompt: Vec<u32> = (0..200).collect();
-        let sequence = answer(&mut pages, &prompt, 200..300);
-        pages.keep(sequence);
-        let next: Vec<u32> = (0..250).chain([999; 20]).collect();
-        assert_eq!(pages.start(&next).tokens.len(), 0);
-    }
-
-    #[test]
-    fn kept_sequences_give_up_their_state_slots() {
-        let mut pages = Pages::new(&[None], &[40], 2);
-        let first = answer(&mut pages, &[1, 2, 3], 4..6);
-        pages.keep(first);
-        assert_eq!(pages.free_state_slots(), 0);
-        let mut second = pages.start(&[7, 8]);
-        assert!(pages.reserve(&mut second, 2));
-        let mut third = pages.start(&[9]);
-        assert!(pages.reserve(&mut third, 1), "the checkpoint of the first was free");
-        pages.advance(&mut third, &[9]);
-        assert_eq!(pages.checkpoint(&mut third), None, "no slot, and no harm");
-        let mut fourth = pages.start(&[10]);
-        assert!(!pages.reserve(&mut fourth, 1));
-        assert_eq!(fourth.tables[0].pages.len(), 0, "nothing is taken");
-        pages.keep(third);
-        assert!(pages.reserve(&mut fourth, 1));
-        assert!(pages.start(&[9, 1]).tokens.is_empty());
-    }
-
-    #[test]
-    fn kept_sequences_make_room() {
-        let mut pages = Pages::new(&WINDOWS, &[4, 4], 0);
-        let mut first = pages.start(&[]);
-        run(&mut pages, &mut first, 0..100, 10);
-        pages.keep(first);
-        let mut second = pages.start(&[7]);
-        assert!(pages.reserve(&mut second, 128));
-        let mut third = pages.start(&[8]);
-        assert!(!pages.reserve(&mut third, 1));
-        assert_eq!(pages.longest_sequence(), 128);
-    }
-}
+mod tests;

@@ -20,6 +20,8 @@ pub struct Request {
     pub ignore_end: bool,
     /// Show special tokens as text.
     pub show_special: bool,
+    /// Report the log-probability of each token, and of this many of the most probable ones.
+    pub logprobs: Option<usize>,
 }
 
 /// Something that happened to a request.
@@ -39,6 +41,8 @@ pub enum Event {
         id: u32,
         /// What can be shown.
         text: String,
+        /// If the request asks for it.
+        logprobs: Option<Box<Logprobs>>,
     },
     /// The last event of a request that ended well.
     Done {
@@ -53,6 +57,15 @@ pub enum Event {
     },
     /// The last event of a request that failed.
     Error(Error),
+}
+
+/// Natural logarithms of probabilities, before penalties, temperature and truncation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the sampled token.
+    pub sampled: f32,
+    /// Token ids with theirs, the most probable first.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// Why a request ended.
@@ -75,7 +88,7 @@ pub enum Finish {
 pub struct Usage {
     /// In the prompt.
     pub prompt_tokens: usize,
-    /// Of those, stored already from an earlier request.
+    /// Of those, stored already by other requests.
     pub cached_tokens: usize,
     /// Generated, the end token included.
     pub generated_tokens: usize,
@@ -84,6 +97,8 @@ pub struct Usage {
 /// Durations of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timings {
+    /// From submission until the request was admitted.
+    pub queue_ms: f64,
     /// From submission to the first generated token.
     pub prompt_ms: f64,
     /// From the first generated token to the last.

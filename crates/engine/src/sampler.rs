@@ -92,19 +92,23 @@ impl Sampler {
         Ok(token)
     }
 
-    /// The parameters with which a backend samples the next `steps` tokens; none if only this
-    /// sampler supports the options. [`Sampler::accept_sampled`] advances the sampler.
-    pub(crate) fn params(&self, steps: usize) -> Option<SamplingParams> {
+    /// Whether a backend can sample the next tokens with [`Sampler::params`].
+    pub(crate) fn has_params(&self) -> bool {
         let options = &self.options;
-        let is_plain = options.mirostat == 0
+        let is_long = |p: &Penalties| self.history.latest(p.window).count() > MAX_HISTORY;
+        options.mirostat == 0
             && self.dry.is_none()
             && options.top_n_sigma <= 0.0
             && options.typical_p >= 1.0
             && options.xtc_probability <= 0.0
-            && options.min_keep <= 1;
-        if !is_plain {
-            return None;
-        }
+            && options.min_keep <= 1
+            && !self.penalties.as_ref().is_some_and(is_long)
+    }
+
+    /// The parameters with which a backend samples the next `steps` tokens, if it can.
+    /// [`Sampler::accept_sampled`] advances the sampler.
+    pub(crate) fn params(&self, steps: usize) -> SamplingParams {
+        let options = &self.options;
         let mut params = SamplingParams {
             temperature: options.temperature.max(0.0),
             top_k: options.top_k as usize,
@@ -114,9 +118,6 @@ impl Sampler {
         };
         params.biases.clone_from(&options.logit_bias);
         if let Some(penalties) = &self.penalties {
-            if self.history.latest(penalties.window).count() > MAX_HISTORY {
-                return None;
-            }
             params.penalties = penalties.factors;
             params.penalty_window = penalties.window;
             params.history.extend(self.history.latest(penalties.window));
@@ -126,7 +127,7 @@ impl Sampler {
             let mut random = self.random.clone();
             params.uniforms.extend((0..steps).map(|_| random.next()));
         }
-        Some(params)
+        params
     }
 
     /// Adds a token that a backend sampled with [`Sampler::params`] to the history.
@@ -359,7 +360,7 @@ mod tests {
             let mut ruled = new();
             let mut found = Vec::new();
             while found.len() < 40 {
-                let params = ruled.params(16).expect("options that parameters cover");
+                let params = ruled.params(16);
                 let mut sampler = ReferenceSampler::default();
                 sampler.restart(&params);
                 // Fewer steps are taken than the parameters are for.
@@ -373,7 +374,7 @@ mod tests {
             assert_eq!(found, plain, "{options:?}");
         }
         let typical = SamplerOptions { typical_p: 0.9, ..open() };
-        assert_eq!(Sampler::with_dry(typical, None).params(1), None);
+        assert!(!Sampler::with_dry(typical, None).has_params());
     }
 
     #[test]

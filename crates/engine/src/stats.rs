@@ -1,17 +1,91 @@
-//! What an engine can tell about itself while it runs.
+//! What an engine reports about itself while it runs.
 
-use bodkin_backend::ExpertStats;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-/// The state of an engine between two steps.
+/// The state of an engine after its latest step, and totals since it was opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Requests that are being worked on.
+    /// Requests that have pages.
     pub running: usize,
-    /// Requests that wait for one of those to end.
+    /// Requests that wait for pages or for one of those to end.
     pub waiting: usize,
-    /// For each window of the plan, the pages that no sequence holds; a finished one holds its
-    /// own until they are needed.
+    /// Pages of each window of the plan.
+    pub total_pages: Vec<usize>,
+    /// Pages of each window that hold nothing.
     pub free_pages: Vec<usize>,
-    /// How often experts were chosen since the model was loaded and what that took, layer by layer.
-    pub experts: Vec<ExpertStats>,
+    /// Pages of each window that no request uses, kept for prefix reuse until they are needed.
+    pub cached_pages: Vec<usize>,
+    /// Requests that were admitted.
+    pub requests: u64,
+    /// Tokens of their prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of their prompts that were found in the KV cache.
+    pub cached_tokens: u64,
+    /// Tokens that were generated.
+    pub generated_tokens: u64,
+    /// Requests that gave up their pages and were computed again.
+    pub preemptions: u64,
+    /// Steps of the model.
+    pub steps: u64,
+    /// Rows of all steps: tokens that were computed.
+    pub rows: u64,
+    /// Time in steps.
+    pub step_seconds: f64,
+    /// How long the step that runs now has been running; none between steps.
+    pub step_age: Option<Duration>,
+}
+
+/// What the worker shares with its clients.
+pub(crate) struct Status {
+    started: Instant,
+    /// Requests that were submitted and have not ended.
+    pub(crate) open: AtomicUsize,
+    /// When the running step began, in milliseconds since the start, plus 1; 0 between steps.
+    step_began: AtomicU64,
+    stats: Mutex<Stats>,
+    /// Why the worker ended.
+    pub(crate) failure: OnceLock<String>,
+}
+
+impl Status {
+    pub(crate) fn new() -> Status {
+        Status {
+            started: Instant::now(),
+            open: AtomicUsize::new(0),
+            step_began: AtomicU64::new(0),
+            stats: Mutex::default(),
+            failure: OnceLock::new(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// A step begins now.
+    pub(crate) fn begin_step(&self) {
+        self.step_began.store(self.now() + 1, Relaxed);
+    }
+
+    /// No step runs.
+    pub(crate) fn end_step(&self) {
+        self.step_began.store(0, Relaxed);
+    }
+
+    /// The statistics to change.
+    pub(crate) fn stats(&self) -> MutexGuard<'_, Stats> {
+        // Statistics are plain numbers: those of a thread that panicked are as good.
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy of the statistics.
+    pub(crate) fn snapshot(&self) -> Stats {
+        let step_age = match self.step_began.load(Relaxed) {
+            0 => None,
+            began => Some(Duration::from_millis((self.now() + 1).saturating_sub(began))),
+        };
+        Stats { step_age, ..self.stats().clone() }
+    }
 }

@@ -10,7 +10,6 @@ mod filters;
 mod json;
 mod methods;
 mod program;
-mod source;
 
 use std::sync::Arc;
 
@@ -40,7 +39,7 @@ const TIME_FORMAT_MAX: usize = 1000;
 #[derive(Debug)]
 pub struct Template {
     source: String,
-    /// The source, rewritten for minijinja and bounded.
+    /// The source, adapted to minijinja and bounded.
     adapted: String,
     bos_token: String,
     eos_token: String,
@@ -63,7 +62,7 @@ impl Template {
     /// Compiles a template. Fails if it does not parse.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Template> {
         let compile = || {
-            let adapted = program::bounded_source(&source::adapt(source))?;
+            let adapted = program::bounded_source(source)?;
             program::compile(&adapted)?;
             Ok(adapted)
         };
@@ -113,10 +112,12 @@ impl Template {
                 own.admit(Value::from(text))
             },
         );
-        environment.add_filter(source::ESCAPE, filters::escape);
         environment.add_test("iterable", filters::is_iterable);
-        // Jinja2 has no such function.
+        // Jinja2 has no such function and no such filters.
         environment.remove_global("debug");
+        for name in ["bool", "chain", "lines", "split", "zip"] {
+            environment.remove_filter(name);
+        }
         environment.add_function("raise_exception", raise_exception);
         let time = self.time;
         environment.add_function("strftime_now", move |format: &str| {
@@ -306,7 +307,8 @@ mod tests {
     fn sums_with_safe_text_are_escaped() {
         let source = "{{ '<'|safe + messages[0].role + '<' + [\"'\"]|tojson }}";
         assert_eq!(rendered(source), "<user&lt;[&#34;&#39;&#34;]");
-        assert_eq!(rendered("{{ '<'|safe }}{{ '<' + '>' }}"), "<<>");
+        let source = "{% set x = '<'|safe %}{{ '>' + x + '>' }}{{ x }}{{ '<' + '>' }}";
+        assert_eq!(rendered(source), "&gt;<&gt;<<>");
     }
 
     #[test]

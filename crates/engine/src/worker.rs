@@ -1,482 +1,305 @@
-//! The worker's loop: admit, schedule, step, emit. One thread owns the model and runs it for all
+//! The worker's loop: schedule, step, report. One thread owns the model and runs it for all
 //! requests; clients reach it through channels. While every request decodes, one call of the model
 //! runs several steps, and may run ahead of the host.
 
-use std::collections::VecDeque;
+use std::any::Any;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{Batch, Model, PAGE_TOKENS, RowOutput, SamplingParams, Span, Step};
+use bodkin_backend::{
+    ExpertStats, Model, PAGE_TOKENS, RowOutput, SamplingParams, StateBlock, Step, Transfer,
+};
 
-use crate::error::Error;
-use crate::pages::{Pages, Sequence};
-use crate::request::{Event, Finish, Request, Timings, Usage};
-use crate::sampler::{Sampler, check_finite};
-use crate::scheduler::{Waiting, schedule};
-use crate::stats::Stats;
-use crate::stop::StopTexts;
-use crate::stream::TextStream;
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::pages::{Copies, FullPage, Pages};
+use crate::prefix_store::{PrefixStore, StoredPage};
+use crate::request::Finish;
+use crate::scheduler::{ScheduledStep, Scheduler};
+use crate::stats::Status;
 use crate::tokenizer::Tokenizer;
-
-/// The most steps of one multi-step decode.
-const MULTI_STEPS: usize = PAGE_TOKENS;
-
-/// A request that a client has submitted.
-pub(crate) struct Submission {
-    pub(crate) request: Request,
-    pub(crate) events: Sender<Event>,
-    /// Set when the request is to end.
-    pub(crate) cancelled: Arc<AtomicBool>,
-}
 
 /// A message from a client to the worker.
 pub(crate) enum Message {
-    /// Runs a request.
-    Submit(Box<Submission>),
-    /// Replies with the engine's statistics after the current step.
-    Stats(Sender<Stats>),
-}
-
-/// A request that the worker has admitted.
-struct Running {
-    request: Request,
-    events: Sender<Event>,
-    cancelled: Arc<AtomicBool>,
-    sequence: Sequence,
-    /// Tokens whose keys and values are not stored yet.
-    pending: Vec<u32>,
-    sampler: Sampler,
-    stream: TextStream,
-    stop: StopTexts,
-    usage: Usage,
-    started: Instant,
-    first_token: Option<Instant>,
+    /// Runs a request for `prompt`, up to `max_tokens` tokens of both.
+    Submit { client: Box<Client>, prompt: Vec<u32>, max_tokens: usize },
+    /// Replies with the model's statistics after the current step.
+    ExpertStats(Sender<Vec<ExpertStats>>),
 }
 
 /// Owns the model.
 pub(crate) struct Worker {
     model: Box<dyn Model>,
     tokenizer: Arc<Tokenizer>,
-    context: usize,
-    pages: Pages,
-    running: Vec<Running>,
-    /// Requests that are not admitted yet, oldest first.
-    waiting: VecDeque<Submission>,
+    status: Arc<Status>,
+    scheduler: Scheduler<Box<Client>>,
     /// Messages received during a step.
     inbox: Vec<Message>,
-    /// The next step.
-    batch: Batch,
-    /// The pending tokens of each running request that are in the batch.
-    taken: Vec<usize>,
+    step: ScheduledStep,
     /// How the model samples each output row; none where the request's own sampler does.
     params: Vec<Option<SamplingParams>>,
+    /// Pages on disk, if they are kept.
+    store: Option<PrefixStore>,
 }
 
 impl Worker {
-    /// `context` is the most tokens that a sequence may have.
-    pub(crate) fn new(model: Box<dyn Model>, tokenizer: Arc<Tokenizer>, context: usize) -> Worker {
-        let pages = Pages::of(&*model);
-        let context = context.min(pages.longest_sequence());
-        Worker {
-            model,
-            tokenizer,
-            context,
-            pages,
-            running: Vec::new(),
-            waiting: VecDeque::new(),
-            inbox: Vec::new(),
-            batch: Batch::default(),
-            taken: Vec::new(),
-            params: Vec::new(),
-        }
+    pub(crate) fn new(
+        model: Box<dyn Model>,
+        pages: Pages,
+        tokenizer: Arc<Tokenizer>,
+        status: Arc<Status>,
+        store: Option<PrefixStore>,
+    ) -> Worker {
+        status.stats().total_pages = model.limits().pages.clone();
+        let scheduler = Scheduler::new(pages, model.limits().clone());
+        let (inbox, step, params) = (Vec::new(), ScheduledStep::default(), Vec::new());
+        let worker = Worker { model, tokenizer, status, scheduler, inbox, step, params, store };
+        worker.publish();
+        worker
     }
 
-    /// Works until the other end of `messages` is gone and every request has ended.
+    /// Works until the other end of `messages` is gone and every request has ended. If the model
+    /// fails, all requests end with the cause, as the contents of the KV cache are undefined.
     pub(crate) fn run(mut self, messages: &Receiver<Message>) {
+        let result = catch_unwind(AssertUnwindSafe(|| self.work(messages)));
+        let cause = match result {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("the engine's thread panicked: {}", panic_text(&*panic)),
+        };
+        self.status.end_step();
+        // From here on, clients are refused.
+        let cause = self.status.failure.get_or_init(|| cause);
+        let inbox = self.inbox.drain(..).chain(messages.try_iter());
+        let submitted = inbox.filter_map(|message| match message {
+            Message::Submit { client, .. } => Some(client),
+            Message::ExpertStats(_) => None,
+        });
+        for client in self.scheduler.drain().chain(submitted) {
+            client.fail(Error::Failed(cause.clone()));
+        }
+        self.publish();
+    }
+
+    fn work(&mut self, messages: &Receiver<Message>) -> Result<()> {
         loop {
             for message in std::mem::take(&mut self.inbox) {
-                self.take(message);
+                self.take(message)?;
             }
-            if self.running.is_empty() && self.waiting.is_empty() {
+            if self.scheduler.is_idle() {
                 match messages.recv() {
-                    Ok(message) => self.take(message),
-                    Err(_) => return,
+                    Ok(message) => self.take(message)?,
+                    Err(_) => return Ok(()),
                 }
             }
-            messages.try_iter().for_each(|message| self.take(message));
-            while self.running.len() < self.model.limits().outputs
-                && let Some(submission) = self.waiting.pop_front()
-            {
-                self.admit(submission);
+            messages.try_iter().try_for_each(|message| self.take(message))?;
+            for task in self.scheduler.remove(|client| client.is_cancelled()) {
+                task.owner.finish(Finish::Cancelled);
             }
-            self.drop_cancelled();
-            if !self.running.is_empty()
-                && let Err(error) = self.advance(messages)
-            {
-                self.fail(error);
+            self.scheduler.schedule(&mut self.step, |client| client.is_model_sampled());
+            if let Some(index) = self.step.impossible {
+                let task = self.scheduler.discard(index);
+                task.owner.fail(Error::OutOfPages { tokens: task.tokens.len() });
+            }
+            self.publish();
+            if !self.step.spans.is_empty() {
+                self.run_step(messages)?;
             }
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: Message) -> Result<()> {
         match message {
-            Message::Submit(submission) => self.waiting.push_back(*submission),
-            Message::Stats(reply) => {
-                let stats = Stats {
-                    running: self.running.len(),
-                    waiting: self.waiting.len(),
-                    free_pages: self.pages.free(),
-                    experts: self.model.stats().experts,
+            Message::Submit { client, prompt, max_tokens } => {
+                self.restore(&prompt)?;
+                self.scheduler.submit(client, prompt, max_tokens);
+            }
+            // The client may have stopped waiting for the reply.
+            Message::ExpertStats(reply) => drop(reply.send(self.model.stats().experts)),
+        }
+        Ok(())
+    }
+
+    /// Reads the pages of a prompt from disk that are not in memory.
+    fn restore(&mut self, prompt: &[u32]) -> Result<()> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        let pages = self.scheduler.pages_mut();
+        // Where memory is short, a page may push an earlier one out.
+        for _ in 0..prompt.len() / PAGE_TOKENS {
+            let Some((key, place)) = pages.next_missing(prompt) else { break };
+            let Some(page) = store.load(&key) else { break };
+            let Some(blocks) = pages.restore(&place, &page) else { break };
+            for to in blocks {
+                let bytes = match to {
+                    StateBlock::Page { window, .. } => page.windows[window].as_deref(),
+                    StateBlock::Slot(_) => page.state.as_deref(),
                 };
-                // The client may have stopped waiting for the reply.
-                let _ = reply.send(stats);
+                let from = bytes.expect("blocks are of what the page has");
+                self.model.transfer(Transfer::Write { from, to })?;
             }
         }
+        Ok(())
     }
 
-    fn admit(&mut self, submission: Submission) {
-        let events = submission.events.clone();
-        match self.start(submission) {
-            Ok(running) => {
-                running.report_prefill();
-                self.running.push(running);
+    /// Writes the full pages of a running request to disk that are not there.
+    fn save(&mut self, index: usize) -> Result<()> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        for FullPage { key, prefill, windows, state } in self.scheduler.full_pages(index) {
+            if store.contains(&key) {
+                continue;
             }
-            // The client may have dropped its events.
-            Err(error) => drop(events.send(Event::Error(error))),
+            let mut read = |from: Option<StateBlock>| -> Result<Option<Vec<u8>>> {
+                let Some(from) = from else { return Ok(None) };
+                let mut to = Vec::new();
+                self.model.transfer(Transfer::Read { from, to: &mut to })?;
+                Ok(Some(to))
+            };
+            let windows = windows.into_iter().map(&mut read).collect::<Result<_>>()?;
+            store.save(key, &StoredPage { prefill, windows, state: read(state)? });
         }
+        Ok(())
     }
 
-    fn start(&mut self, submission: Submission) -> Result<Running, Error> {
-        let Submission { request, events, cancelled } = submission;
-        let prompt_tokens = request.prompt.len();
-        if prompt_tokens == 0 {
-            return Err(Error::EmptyPrompt);
-        }
-        if request.max_tokens == Some(0) {
-            return Err(Error::NoTokens);
-        }
-        if prompt_tokens >= self.context {
-            let limit = self.context - 1;
-            return Err(Error::PromptTooLong { tokens: prompt_tokens, limit });
-        }
-        let vocabulary = self.model.plan().vocabulary;
-        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
-            return Err(Error::UnknownToken { id, vocabulary });
-        }
-        let mut sampler = Sampler::new(request.sampling.clone(), &self.tokenizer)?;
-        request.prompt.iter().for_each(|&id| sampler.accept(id));
-        let sequence = self.pages.start(&request.prompt);
-        let cached_tokens = sequence.tokens.len();
-        let pending = request.prompt[cached_tokens..].to_vec();
-        let stream = TextStream::new(Arc::clone(&self.tokenizer), request.show_special);
-        Ok(Running {
-            stop: StopTexts::new(&request.stop),
-            usage: Usage { prompt_tokens, cached_tokens, generated_tokens: 0 },
-            request,
-            events,
-            cancelled,
-            sequence,
-            pending,
-            sampler,
-            stream,
-            started: Instant::now(),
-            first_token: None,
-        })
-    }
-
-    /// One call of the model: multi-step decode where every request has one more token in each
-    /// step, one step otherwise.
-    fn advance(&mut self, messages: &Receiver<Message>) -> Result<(), Error> {
-        let steps = self.schedule_decode();
-        if steps > 0 {
-            let result = self.step(steps, messages);
-            self.running.iter_mut().for_each(|running| self.pages.trim(&mut running.sequence));
-            return result;
-        }
-        self.schedule_mixed()?;
-        self.step(1, messages)
-    }
-
-    /// Fills the batch with a decode row of every request and reserves pages for several steps.
-    /// Returns the number of steps; 0 if the next step is no multi-step decode.
-    fn schedule_decode(&mut self) -> usize {
-        let steps = self.decode_steps();
-        if steps == 0 {
-            return 0;
+    /// Runs the scheduled step, or several of them in multi-step decode, until a request ends or a
+    /// message arrives.
+    fn run_step(&mut self, messages: &Receiver<Message>) -> Result<()> {
+        copy(&mut *self.model, &self.step.copies)?;
+        let tasks = self.scheduler.running();
+        for &(index, _) in &self.step.spans {
+            let (prompt, cached) = (tasks[index].prompt, tasks[index].cached());
+            tasks[index].owner.admit(prompt, cached, &self.status);
         }
         self.params.clear();
-        self.params.extend(self.running.iter().map(|running| running.sampler.params(steps)));
-        if self.params.iter().any(Option::is_none) || !self.reserve(steps) {
-            return 0;
+        let params = self.step.outputs.iter().map(|&i| tasks[i].owner.params(self.step.steps));
+        self.params.extend(params);
+        let started = Instant::now();
+        let mut results = StepResults::default();
+        self.call_model(messages, &mut results)?;
+        let seconds = started.elapsed().as_secs_f64();
+        self.scheduler.end_step(&self.step, results.steps, seconds);
+        copy(&mut *self.model, &results.checkpoints)?;
+        let mut stats = self.status.stats();
+        stats.steps += results.steps as u64;
+        stats.rows += (results.steps * self.step.batch.tokens.len()) as u64;
+        stats.step_seconds += seconds;
+        stats.generated_tokens += (results.steps * self.step.outputs.len()) as u64;
+        drop(stats);
+        results.ended.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
+        let mut ended = Vec::new();
+        for (index, end) in results.ended {
+            let task = match end {
+                Ok(_) => {
+                    self.save(index)?;
+                    self.scheduler.finish(index)
+                }
+                // NaN in its KV cache would spread to requests with the same prefix.
+                Err(_) => self.scheduler.discard(index),
+            };
+            ended.push((task.owner, end));
         }
-        self.batch.clear();
-        for running in &self.running {
-            self.batch.push(running.span(1), &running.pending);
-            self.batch.output_last();
+        // Who reads that a request has ended sees it in the statistics, too.
+        self.publish();
+        for (client, end) in ended {
+            match end {
+                Ok(reason) => client.finish(reason),
+                Err(error) => client.fail(error),
+            }
         }
-        self.taken.clear();
-        self.taken.resize(self.running.len(), 1);
-        steps
+        Ok(())
     }
 
-    /// The number of steps until the first request reaches its maximal length; 0 if a request is
-    /// still in prefill.
-    fn decode_steps(&self) -> usize {
-        let decodes = |r: &Running| r.first_token.is_some() && r.pending.len() == 1;
-        if self.running.len() > self.model.limits().tokens || !self.running.iter().all(decodes) {
-            return 0;
-        }
-        let left = self.running.iter().map(|running| running.tokens_left(self.context));
-        left.min().unwrap_or(0).min(MULTI_STEPS)
-    }
-
-    /// Reserves pages for this many more tokens of every request, or none.
-    fn reserve(&mut self, tokens: usize) -> bool {
-        let pages = &mut self.pages;
-        let is_enough = self.running.iter_mut().all(|r| pages.reserve(&mut r.sequence, tokens));
-        if !is_enough {
-            self.running.iter_mut().for_each(|running| pages.trim(&mut running.sequence));
-        }
-        is_enough
-    }
-
-    /// Runs the batch until a request ends or a message arrives, and samples and sends the tokens
-    /// of each step.
-    fn step(&mut self, steps: usize, messages: &Receiver<Message>) -> Result<(), Error> {
-        let Worker { model, tokenizer, context, pages, running, inbox, .. } = self;
-        let width = model.plan().output_width();
-        let rows = self.params.iter().map(|params| match params {
+    fn call_model(
+        &mut self,
+        messages: &Receiver<Message>,
+        results: &mut StepResults,
+    ) -> Result<()> {
+        let Worker { model, tokenizer, status, scheduler, inbox, step, params, .. } = self;
+        let rows = params.iter().map(|params| match params {
             Some(params) => RowOutput::Token(params),
             None => RowOutput::Logits,
         });
         let rows: Vec<RowOutput<'_>> = rows.collect();
-        let mut ended = Vec::new();
-        let step = Step { batch: &self.batch, rows: &rows, steps, observer: None };
-        model.step(step, &mut |output| {
-            let mut tokens = output.tokens.iter();
-            let mut nonfinite = output.nonfinite.iter();
-            let mut logits = output.logits.chunks_exact(width);
-            let mut rows = rows.iter();
-            let taken = running.iter_mut().zip(&self.taken).enumerate();
-            for (i, (running, &taken)) in taken.filter(|(_, (_, taken))| **taken > 0) {
-                pages.advance(&mut running.sequence, &running.pending[..taken]);
-                running.pending.drain(..taken);
-                if !running.pending.is_empty() {
-                    running.report_prefill();
-                    continue;
-                }
-                let token = match rows.next().expect("a row for each request without pending") {
-                    RowOutput::Token(_) => {
-                        let token = *tokens.next().expect("its token");
-                        let nonfinite = nonfinite.next().copied().unwrap_or(0);
-                        check_finite(nonfinite, width).map(|()| running.accept(token))
-                    }
-                    RowOutput::Logits => running.sample(logits.next().expect("its logits")),
-                };
-                let goes_on = match token {
-                    Ok(token) => running.emit(token, tokenizer, *context),
-                    Err(error) => {
-                        // NaN in its KV cache would spread to requests with the same prefix.
-                        let empty = pages.start(&[]);
-                        pages.release(std::mem::replace(&mut running.sequence, empty));
-                        running.send(Event::Error(error))
-                    }
-                };
-                if !goes_on {
-                    ended.push(i);
+        let width = model.plan().output_width();
+        let call = Step { batch: &step.batch, rows: &rows, steps: step.steps, observer: None };
+        status.begin_step();
+        model.step(call, &mut |output| {
+            status.begin_step();
+            results.steps += 1;
+            for &(index, len) in &step.spans {
+                results.checkpoints.extend(scheduler.store(index, len));
+                let task = &mut scheduler.running()[index];
+                if let Some(done) = task.partial_prefill() {
+                    task.owner.report_prefill(done, task.prompt);
                 }
             }
+            let mut tokens = output.tokens.iter().copied();
+            // Empty where the model samples on a device.
+            let mut nonfinite = output.nonfinite.iter().copied();
+            let mut logits = output.logits.chunks_exact(width);
+            for (row, &index) in rows.iter().zip(&step.outputs) {
+                let client = &mut scheduler.running()[index].owner;
+                let token = match row {
+                    RowOutput::Token(_) => {
+                        let token = tokens.next().expect("a token for each row that asks for one");
+                        client.accept(token, nonfinite.next().unwrap_or(0), width)
+                    }
+                    RowOutput::Logits => client.sample(logits.next().expect("its logits")),
+                };
+                let end = match token {
+                    Ok(token) => {
+                        let (id, end) = (token.0, client.report(token, tokenizer));
+                        let is_full = end.is_none() && !scheduler.push_token(index, id);
+                        end.or_else(|| is_full.then_some(Finish::Context)).map(Ok)
+                    }
+                    Err(error) => Some(Err(error)),
+                };
+                results.ended.extend(end.map(|end| (index, end)));
+            }
             inbox.extend(messages.try_iter());
-            let is_cancelled = running.iter().any(|running| running.cancelled.load(Relaxed));
-            match ended.is_empty() && inbox.is_empty() && !is_cancelled {
+            let is_cancelled = scheduler.running().iter().any(|task| task.owner.is_cancelled());
+            match results.ended.is_empty() && inbox.is_empty() && !is_cancelled {
                 true => ControlFlow::Continue(()),
                 false => ControlFlow::Break(()),
             }
         })?;
-        self.checkpoint()?;
-        self.end(&ended);
+        status.end_step();
         Ok(())
     }
 
-    /// Copies the recurrent state of the requests whose prompt the step has completed.
-    fn checkpoint(&mut self) -> Result<(), Error> {
-        for (running, &taken) in self.running.iter_mut().zip(&self.taken) {
-            let is_complete = running.sequence.tokens.len() == running.request.prompt.len();
-            if taken > 0
-                && is_complete
-                && let Some((from, to)) = self.pages.checkpoint(&mut running.sequence)
-            {
-                self.model.copy_state(from, to)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Removes the requests with these ascending indices and caches their pages for prefix reuse.
-    fn end(&mut self, ended: &[usize]) {
-        for &i in ended.iter().rev() {
-            let mut running = self.running.remove(i);
-            self.pages.trim(&mut running.sequence);
-            self.pages.keep(running.sequence);
-        }
-    }
-
-    /// Fills the batch with decode rows and prefill chunks. If pages are short, requests wait for
-    /// others to end; if all wait, the youngest is preempted and recomputed later.
-    fn schedule_mixed(&mut self) -> Result<(), Error> {
-        loop {
-            self.fill_batch();
-            if !self.batch.tokens.is_empty() {
-                return Ok(());
-            }
-            let stored = |r: &Running| !r.sequence.tokens.is_empty();
-            let youngest = self.running.iter().rposition(stored).filter(|&i| i > 0);
-            let Some(youngest) = youngest else {
-                let tokens = self.running.iter().map(|r| r.sequence.tokens.len() + r.pending.len());
-                return Err(Error::OutOfPages { tokens: tokens.sum() });
-            };
-            let running = &mut self.running[youngest];
-            let fresh = self.pages.start(&[]);
-            let mut stored = std::mem::replace(&mut running.sequence, fresh);
-            running.pending.splice(0..0, stored.tokens.drain(..));
-            self.pages.release(stored);
-        }
-    }
-
-    /// Fills the batch with the requests for which pages can be reserved.
-    fn fill_batch(&mut self) {
-        let waiting: Vec<Waiting> = self.running.iter().map(Running::waiting).collect();
-        let limits = self.model.limits();
-        schedule(&waiting, limits.tokens, limits.outputs, &mut self.taken);
-        self.batch.clear();
-        self.params.clear();
-        for (running, taken) in self.running.iter_mut().zip(&mut self.taken) {
-            // A preempted request recomputes its prompt and its generated tokens. A span holds
-            // only one of the two, so that rounding is the same as in the first computation.
-            let (prompt, stored) = (running.request.prompt.len(), running.sequence.tokens.len());
-            if stored < prompt {
-                *taken = (*taken).min(prompt - stored);
-            }
-            if *taken == 0 || !self.pages.reserve(&mut running.sequence, *taken) {
-                *taken = 0;
-                continue;
-            }
-            self.batch.push(running.span(*taken), &running.pending[..*taken]);
-            if *taken == running.pending.len() {
-                self.batch.output_last();
-                self.params.push(running.sampler.params(1));
-            }
-        }
-    }
-
-    /// Ends cancelled requests and caches their pages for prefix reuse.
-    fn drop_cancelled(&mut self) {
-        for i in (0..self.running.len()).rev() {
-            if self.running[i].cancelled.load(Relaxed) {
-                let mut running = self.running.remove(i);
-                running.finish(Finish::Cancelled);
-                self.pages.keep(running.sequence);
-            }
-        }
-    }
-
-    /// Ends every request: after a failed step, the contents of the KV cache are undefined.
-    fn fail(&mut self, error: Error) {
-        let message = error.to_string();
-        for running in self.running.drain(..) {
-            running.send(Event::Error(Error::Step(message.clone())));
-            self.pages.release(running.sequence);
-        }
+    /// Shows the state of the scheduler to clients.
+    fn publish(&self) {
+        let mut stats = self.status.stats();
+        let (scheduler, pages) = (&self.scheduler, self.scheduler.pages());
+        (stats.running, stats.waiting) = scheduler.counts();
+        (stats.free_pages, stats.cached_pages) = (pages.free_pages(), pages.cached_pages());
+        stats.preemptions = scheduler.preemptions();
     }
 }
 
-impl Running {
-    fn waiting(&self) -> Waiting {
-        Waiting { pending: self.pending.len(), decoding: self.first_token.is_some() }
-    }
+/// What a call of the model leads to.
+#[derive(Default)]
+struct StepResults {
+    /// Steps that have run.
+    steps: usize,
+    /// Blocks to copy.
+    checkpoints: Copies,
+    /// Running tasks that end, and how.
+    ended: Vec<(usize, Result<Finish>)>,
+}
 
-    /// Tells the client how much of its prompt is read. A preempted request has been told before.
-    fn report_prefill(&self) {
-        let (done, total) = (self.sequence.tokens.len(), self.request.prompt.len());
-        if self.first_token.is_none() {
-            // The client may have dropped its events.
-            let _ = self.events.send(Event::Prefill { done, total });
-        }
+/// Copies blocks of the state of sequences.
+fn copy(model: &mut dyn Model, copies: &Copies) -> Result<()> {
+    for &(from, to) in copies {
+        model.transfer(Transfer::Copy { from, to })?;
     }
+    Ok(())
+}
 
-    /// A span of the next `len` pending tokens.
-    fn span(&self, len: usize) -> Span {
-        self.sequence.span(len, self.sequence.tokens.len() < self.request.prompt.len())
-    }
-
-    /// How many tokens can still be generated; at least one.
-    fn tokens_left(&self, context: usize) -> usize {
-        let room = context.saturating_sub(self.sequence.tokens.len() + 1);
-        let most = self.request.max_tokens.unwrap_or(usize::MAX);
-        room.min(most.saturating_sub(self.usage.generated_tokens)).max(1)
-    }
-
-    /// Samples the next token from its logits.
-    fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
-        let token = self.sampler.sample(logits)?;
-        self.sampler.accept(token);
-        Ok(token)
-    }
-
-    /// Adds the next token, which the model sampled, to the sampler's history.
-    fn accept(&mut self, token: u32) -> u32 {
-        self.sampler.accept_sampled(token);
-        token
-    }
-
-    /// Sends the next token to the client. Returns whether the request goes on.
-    fn emit(&mut self, id: u32, tokenizer: &Tokenizer, context: usize) -> bool {
-        self.first_token.get_or_insert_with(Instant::now);
-        self.usage.generated_tokens += 1;
-        let is_end = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
-        if is_end || self.request.stop_tokens.contains(&id) {
-            return self.finish(Finish::End);
-        }
-        let text = self.stream.push(id);
-        let (text, stopped) = self.stop.push(&text);
-        if self.events.send(Event::Token { id, text }).is_err() {
-            return false;
-        }
-        if let Some(text) = stopped {
-            return self.finish(Finish::Stop(text));
-        }
-        let length = self.sequence.tokens.len() + 1;
-        if self.request.max_tokens == Some(self.usage.generated_tokens) {
-            return self.finish(Finish::Length);
-        }
-        if length >= context {
-            return self.finish(Finish::Context);
-        }
-        self.pending.push(id);
-        true
-    }
-
-    fn finish(&mut self, reason: Finish) -> bool {
-        let mut text = String::new();
-        if !matches!(reason, Finish::Stop(_)) {
-            let rest = self.stream.finish();
-            text = self.stop.push(&rest).0 + &self.stop.finish();
-        }
-        let first = self.first_token.unwrap_or(self.started);
-        let timings = Timings {
-            prompt_ms: (first - self.started).as_secs_f64() * 1e3,
-            generate_ms: first.elapsed().as_secs_f64() * 1e3,
-        };
-        self.send(Event::Done { reason, text, usage: self.usage, timings })
-    }
-
-    /// Sends the last event. Returns false: the request has ended.
-    fn send(&self, last: Event) -> bool {
-        // The client may have dropped its events.
-        let _ = self.events.send(last);
-        false
-    }
+/// The text of a panic.
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

@@ -86,7 +86,7 @@ fn what_cannot_be_embedded_is_named() {
     assert_eq!(error.to_string(), "text 1 has 21 tokens, the model takes 20 at most");
     let error = longest_text(&plan(&file("llama.gguf"))).unwrap_err().to_string();
     assert!(error.contains("llama") && error.contains("no embeddings"), "{error}");
-    let options = EngineOptions { context: 20, step_tokens: 20, parallel: 1 };
+    let options = EngineOptions::single(20, 20);
     let tokenizer = Tokenizer::from_metadata(file("bert.gguf").metadata()).unwrap();
     let error = Engine::open(model, Arc::new(tokenizer), options).err().unwrap();
     assert_eq!(error.to_string(), "a bert model is an encoder: it makes embeddings and no text");

@@ -6,13 +6,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Limits, Reference};
+use bodkin_backend::{Backend, Limits, Model, Reference};
 use bodkin_engine::{
-    Engine, EngineOptions, Error, Event, Events, Finish, Request, SamplerOptions, Tokenizer,
+    Engine, EngineOptions, Error, Event, Events, Finish, PrefixStore, Request, SamplerOptions,
+    Tokenizer,
 };
 use bodkin_gguf::File;
 
-const OPTIONS: EngineOptions = EngineOptions { context: 96, step_tokens: 16, parallel: 3 };
+const OPTIONS: EngineOptions =
+    EngineOptions { context: 96, step_tokens: 16, parallel: 3, queue: 8, cache_tokens: None };
 
 /// An engine on a tiny Gemma 3, whose local layers have a window.
 fn engine(change: impl FnOnce(&mut Limits)) -> Engine {
@@ -25,25 +27,32 @@ fn engine(change: impl FnOnce(&mut Limits)) -> Engine {
 fn an_engine_tells_its_state() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models/mixtral.gguf");
     let engine = open(File::open(path).unwrap(), |_| ());
-    let before = engine.stats().unwrap();
-    assert_eq!((before.running, before.waiting), (0, 0));
-    assert!(before.experts.iter().all(|layer| layer.counts == [0; 4]));
-    let (tokens, end) = collect(engine.submit(request(7, 40, 10)));
+    let counts = || -> Vec<(usize, u64)> {
+        let layers = engine.expert_stats().unwrap().into_iter();
+        layers.map(|layer| (layer.layer, layer.counts.iter().sum())).collect()
+    };
+    let before = engine.stats();
+    assert_eq!((before.running, before.waiting, before.requests), (0, 0, 0));
+    assert_eq!(before.free_pages, before.total_pages);
+    assert_eq!(counts(), [(0, 0), (1, 0)]);
+    let (tokens, end) = run(&engine, request(7, 40, 10));
     assert_eq!((tokens.len(), end.unwrap()), (10, Finish::Length));
-    let after = engine.stats().unwrap();
-    assert_eq!((after.running, after.waiting), (0, 0));
-    // The last token is drawn and not run: 49 tokens are stored, in two pages.
-    assert_eq!(after.free_pages, [before.free_pages[0] - 2]);
-    assert_eq!(after.experts.iter().map(|e| e.layer).collect::<Vec<_>>(), [0, 1]);
-    for layer in &after.experts {
-        assert_eq!(layer.counts.iter().sum::<u64>(), 2 * 49);
-    }
+    let after = engine.stats();
+    assert_eq!((after.running, after.waiting, after.requests), (0, 0, 1));
+    // The last token is sampled and not run: 49 tokens are stored, in two pages.
+    assert_eq!((after.prompt_tokens, after.generated_tokens, after.rows), (40, 10, 49));
+    assert_eq!((after.free_pages[0], after.cached_pages[0]), (before.free_pages[0] - 2, 2));
+    assert_eq!(counts(), [(0, 2 * 49), (1, 2 * 49)]);
     // More than run at once.
-    let long: Vec<Events> = (2..7).map(|seed| engine.submit(request(seed, 20, 70))).collect();
-    let busy = engine.stats().unwrap();
-    assert_eq!(busy.running + busy.waiting, 5);
-    assert!(busy.running <= OPTIONS.parallel);
-    drop(long);
+    let long: Vec<Events> =
+        (2..7).map(|seed| engine.submit(request(seed, 20, 70)).unwrap()).collect();
+    assert!(engine.stats().running <= OPTIONS.parallel);
+    // Two more wait than the queue takes.
+    let more: Vec<Result<Events, Error>> =
+        (0..8).map(|seed| engine.submit(request(seed, 20, 70))).collect();
+    let refused = more.iter().filter_map(|events| events.as_ref().err()).map(Error::to_string);
+    assert_eq!(refused.collect::<Vec<_>>(), ["the queue is full: 8 requests wait already"; 2]);
+    drop((long, more));
 }
 
 /// An engine on a tiny Nemotron-H: blocks with recurrent state, and one with attention.
@@ -75,13 +84,17 @@ fn hybrid_file() -> File {
 }
 
 fn open(file: File, change: impl FnOnce(&mut Limits)) -> Engine {
+    let (model, tokenizer) = load(file, change);
+    Engine::open(model, tokenizer, OPTIONS).unwrap()
+}
+
+fn load(file: File, change: impl FnOnce(&mut Limits)) -> (Box<dyn Model>, Arc<Tokenizer>) {
     let file = Arc::new(file);
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
     let mut limits = OPTIONS.limits(&plan);
     change(&mut limits);
-    let model = Reference.load(plan, &file, &limits, &|_, _| ()).unwrap();
-    Engine::open(model, tokenizer, OPTIONS).unwrap()
+    (Reference.load(plan, &file, &limits, &|_, _| ()).unwrap(), tokenizer)
 }
 
 fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
@@ -98,6 +111,21 @@ fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
 fn collect(events: Events) -> (Vec<u32>, Result<Finish, Error>) {
     let (tokens, end) = collect_all(events);
     (tokens, end.map(|(reason, _)| reason))
+}
+
+/// As [`open`], with pages on disk.
+fn open_stored(file: File, folder: &Path) -> Engine {
+    let store = PrefixStore::open(folder, "model", 1 << 30).unwrap();
+    let (model, tokenizer) = load(file, |_| ());
+    Engine::open_with(model, tokenizer, OPTIONS, Some(store)).unwrap()
+}
+
+/// Runs a request to its end.
+fn run(engine: &Engine, request: Request) -> (Vec<u32>, Result<Finish, Error>) {
+    match engine.submit(request) {
+        Ok(events) => collect(events),
+        Err(error) => (Vec::new(), Err(error)),
+    }
 }
 
 /// As [`collect`], with how many tokens of the prompt were stored already.
@@ -134,7 +162,7 @@ fn check_neighbours(engine: impl Fn() -> Engine) {
     let requests = [request(7, 40, 20), request(11, 3, 30), request(13, 25, 9), request(17, 50, 5)];
     let alone: Vec<Vec<u32>> = requests
         .iter()
-        .map(|r| collect(engine().submit(r.clone())))
+        .map(|r| run(&engine(), r.clone()))
         .map(|(tokens, end)| {
             assert_eq!(end.unwrap(), Finish::Length);
             tokens
@@ -143,7 +171,8 @@ fn check_neighbours(engine: impl Fn() -> Engine) {
     let engine = engine();
     // More than run at once, twice, so that the second round finds kept sequences.
     for _ in 0..2 {
-        let events: Vec<Events> = requests.iter().map(|r| engine.submit(r.clone())).collect();
+        let events: Vec<Events> =
+            requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
         let together: Vec<Vec<u32>> = events.into_iter().map(|e| collect(e).0).collect();
         assert_eq!(together, alone);
     }
@@ -152,8 +181,8 @@ fn check_neighbours(engine: impl Fn() -> Engine) {
 #[test]
 fn a_cancelled_request_ends_and_the_others_go_on() {
     let engine = engine(|_| ());
-    let long = engine.submit(request(7, 20, 70));
-    let short = engine.submit(request(11, 20, 10));
+    let long = engine.submit(request(7, 20, 70)).unwrap();
+    let short = engine.submit(request(11, 20, 10)).unwrap();
     let canceller = long.canceller();
     canceller.cancel();
     let (tokens, end) = collect(long);
@@ -161,8 +190,8 @@ fn a_cancelled_request_ends_and_the_others_go_on() {
     assert!(tokens.len() < 70);
     let (tokens, end) = collect(short);
     assert_eq!((tokens.len(), end.unwrap()), (10, Finish::Length));
-    drop(engine.submit(request(7, 20, 70)));
-    let (tokens, _) = collect(engine.submit(request(11, 20, 10)));
+    drop(engine.submit(request(7, 20, 70)).unwrap());
+    let (tokens, _) = run(&engine, request(11, 20, 10));
     assert_eq!(tokens.len(), 10);
 }
 
@@ -179,32 +208,34 @@ fn nan_logits_end_a_request_with_an_error() {
     let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
     let typical = SamplerOptions { typical_p: 0.9, ..SamplerOptions::default() };
     for sampling in [greedy, SamplerOptions::default(), typical] {
-        let (tokens, end) = collect(engine.submit(Request { sampling, ..request(7, 40, 10) }));
+        let (tokens, end) = run(&engine, Request { sampling, ..request(7, 40, 10) });
         let error = end.unwrap_err().to_string();
         assert!(tokens.is_empty() && error.starts_with("logits are not finite: "), "{error}");
     }
-    let stats = engine.stats().unwrap();
+    let stats = engine.stats();
     assert_eq!((stats.running, stats.waiting), (0, 0));
+    assert_eq!(stats.free_pages, stats.total_pages, "nobody may reuse what was computed");
 }
 
 #[test]
 fn what_does_not_fit_says_so() {
     let engine = engine(|_| ());
-    let error = collect(engine.submit(request(7, 96, 1))).1.unwrap_err();
+    let error = run(&engine, request(7, 96, 1)).1.unwrap_err();
     assert_eq!(error.to_string(), "the prompt has 96 tokens, the context has room for 95");
-    let error = collect(engine.submit(Request::default())).1.unwrap_err();
+    let error = run(&engine, Request::default()).1.unwrap_err();
     assert_eq!(error.to_string(), "the prompt has no tokens");
     let wrong = Request { prompt: vec![5, 40_000], ..request(7, 1, 1) };
-    let error = collect(engine.submit(wrong)).1.unwrap_err();
+    let error = run(&engine, wrong).1.unwrap_err();
     assert_eq!(error.to_string(), "token id 40000: the model has 400 tokens");
-    assert_eq!(collect(engine.submit(request(7, 90, 50))).0.len(), 6, "to the end of the context");
+    assert_eq!(run(&engine, request(7, 90, 50)).0.len(), 6, "to the end of the context");
 }
 
 #[test]
 fn short_pages_delay_requests_and_end_none() {
     // Room for one request of this length at a time, and a little more.
     let engine = engine(|limits| limits.pages.iter_mut().for_each(|pages| *pages = 4));
-    let events: Vec<Events> = (2..6).map(|seed| engine.submit(request(seed, 40, 30))).collect();
+    let events: Vec<Events> =
+        (2..6).map(|seed| engine.submit(request(seed, 40, 30)).unwrap()).collect();
     for events in events {
         let (tokens, end) = collect(events);
         assert_eq!((tokens.len(), end.unwrap()), (30, Finish::Length));
@@ -215,17 +246,18 @@ fn short_pages_delay_requests_and_end_none() {
 /// state slots, and begin again.
 #[test]
 fn recurrent_state_is_computed_again_where_pages_were_short() {
-    let alone = |seed| collect(hybrid(|_| ()).submit(request(seed, 40, 30))).0;
+    let alone = |seed| run(&hybrid(|_| ()), request(seed, 40, 30)).0;
     let engine = hybrid(|limits| limits.pages[0] = 4);
-    let events: Vec<Events> = (2..6).map(|seed| engine.submit(request(seed, 40, 30))).collect();
+    let events: Vec<Events> =
+        (2..6).map(|seed| engine.submit(request(seed, 40, 30)).unwrap()).collect();
     for (events, seed) in events.into_iter().zip(2..) {
         let (tokens, end) = collect(events);
         assert_eq!((tokens, end.unwrap()), (alone(seed), Finish::Length));
     }
 }
 
-/// The next turn of a chat goes on from the end of the last, or from the end of its prompt where
-/// it repeats the answer in other tokens; the result is that of computing everything.
+/// The next turn of a chat goes on from the end of the last, or from the last full page of its
+/// prompt where it repeats the answer in other tokens; the result is that of computing everything.
 #[test]
 fn recurrent_state_goes_on_where_a_sequence_or_its_prompt_ended() {
     let first = request(7, 40, 12);
@@ -233,23 +265,23 @@ fn recurrent_state_goes_on_where_a_sequence_or_its_prompt_ended() {
         prompt: first.prompt.iter().chain(answer).copied().chain(50..60).collect(),
         ..first.clone()
     };
-    let (answer, _) = collect(hybrid(|_| ()).submit(first.clone()));
+    let (answer, _) = run(&hybrid(|_| ()), first.clone());
     assert!(answer.iter().any(|id| *id != answer[0]), "the text says something about the state");
     // The last token of an answer was drawn and not stored.
-    for (repeated, stored) in [(answer.clone(), 51), (vec![60; 12], 40), (vec![], 40)] {
+    for (repeated, stored) in [(answer.clone(), 51), (vec![60; 12], 32), (vec![], 32)] {
         let next = then(&repeated);
-        let alone = collect(hybrid(|_| ()).submit(next.clone())).0;
+        let alone = run(&hybrid(|_| ()), next.clone()).0;
         let engine = hybrid(|_| ());
-        let (again, _) = collect(engine.submit(first.clone()));
+        let (again, _) = run(&engine, first.clone());
         assert_eq!(again, answer);
-        let (tokens, end) = collect_all(engine.submit(next.clone()));
+        let (tokens, end) = collect_all(engine.submit(next.clone()).unwrap());
         assert_eq!((tokens, end.unwrap()), (alone, (Finish::Length, stored)));
     }
     // State never goes back into what it has passed.
     let engine = hybrid(|_| ());
-    collect(engine.submit(first.clone())).1.unwrap();
-    let shorter = Request { prompt: first.prompt[..39].to_vec(), ..first.clone() };
-    assert_eq!(collect_all(engine.submit(shorter)).1.unwrap(), (Finish::Length, 0));
+    run(&engine, first.clone()).1.unwrap();
+    let shorter = Request { prompt: first.prompt[..32].to_vec(), ..first.clone() };
+    assert_eq!(collect_all(engine.submit(shorter).unwrap()).1.unwrap(), (Finish::Length, 0));
 }
 
 /// A prompt of 40 tokens takes three steps of 16, and the context ends an answer by that name.
@@ -263,10 +295,39 @@ fn prefill_is_reported_and_the_context_is_named() {
         });
         done.collect()
     };
-    assert_eq!(prefill(engine.submit(request(7, 40, 3))), [(0, 40), (16, 40), (32, 40)]);
-    assert_eq!(prefill(engine.submit(request(11, 3, 3))), [(0, 3)]);
+    assert_eq!(prefill(engine.submit(request(7, 40, 3)).unwrap()), [(0, 40), (16, 40), (32, 40)]);
+    assert_eq!(prefill(engine.submit(request(11, 3, 3)).unwrap()), [(0, 3)]);
     // The pages of an earlier prompt count as read.
-    assert_eq!(prefill(engine.submit(request(7, 40, 3))), [(39, 40)]);
-    let (tokens, end) = collect(engine.submit(request(7, 40, 1000)));
+    assert_eq!(prefill(engine.submit(request(7, 40, 3)).unwrap()), [(32, 40)]);
+    let (tokens, end) = run(&engine, request(7, 40, 1000));
     assert_eq!((tokens.len(), end.unwrap()), (OPTIONS.context - 40, Finish::Context));
+}
+
+/// A prompt is not computed again after a restart: with windows, and with recurrent state, which
+/// goes on from a checkpoint.
+#[test]
+fn prompts_are_found_on_disk_after_a_restart() {
+    let gemma = || {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+        File::open(folder.join("gemma3.gguf")).unwrap()
+    };
+    let files: [&dyn Fn() -> File; 2] = [&gemma, &hybrid_file];
+    for file in files {
+        let folder = tempfile::tempdir().unwrap();
+        let first = request(7, 70, 5);
+        let (wanted, _) = run(&open_stored(file(), folder.path()), first.clone());
+        let pages = || {
+            let files = std::fs::read_dir(folder.path().join("model")).unwrap();
+            let paths = files.map(|entry| entry.unwrap().path());
+            paths.filter(|path| path.extension().is_some_and(|end| end == "page")).count()
+        };
+        let start = std::time::Instant::now();
+        while pages() < 2 {
+            assert!(start.elapsed().as_secs() < 10, "two full pages are written");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let engine = open_stored(file(), folder.path());
+        let (tokens, end) = collect_all(engine.submit(first).unwrap());
+        assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 64)));
+    }
 }

@@ -55,10 +55,10 @@ pub fn answer(
     let ignore_end = max_tokens.is_none();
     let request = Request { prompt, sampling, max_tokens, ignore_end, ..Request::default() };
     let (mut ids, mut text) = (Vec::new(), String::new());
-    for event in engine.submit(request) {
+    for event in engine.submit(request)? {
         match event {
             Event::Prefill { .. } => (),
-            Event::Token { id, text: new } => {
+            Event::Token { id, text: new, .. } => {
                 ids.push(id);
                 text.push_str(&new);
             }
@@ -69,5 +69,5 @@ pub fn answer(
             Event::Error(error) => return Err(error),
         }
     }
-    Err(bodkin_engine::Error::Step("the engine ended without an answer".to_owned()))
+    Err(bodkin_engine::Error::Failed("the engine ended without an answer".to_owned()))
 }

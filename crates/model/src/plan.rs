@@ -199,6 +199,13 @@ impl Plan {
         self.distinct_windows().collect()
     }
 
+    /// For each slot, the index of its window in [`Plan::windows`].
+    pub fn slot_windows(&self) -> Vec<usize> {
+        let windows = self.windows();
+        let index = |window| windows.iter().position(|&w| w == window).expect("a window of these");
+        self.slots.iter().map(|slot| index(slot.window)).collect()
+    }
+
     /// As [`Plan::windows`], without allocating, for steps.
     pub fn distinct_windows(&self) -> impl Iterator<Item = Option<usize>> {
         let is_new = |i: usize| self.slots[..i].iter().all(|s| s.window != self.slots[i].window);

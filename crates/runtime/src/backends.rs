@@ -1,6 +1,6 @@
 //! The only list of backends.
 
-use bodkin_backend::{Backend, LayerSplit};
+use bodkin_backend::{Backend, LayerSplit, Mock};
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_cuda::Cuda;
 
@@ -68,6 +68,8 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
             reporter.note(&format!("{error}; running on the CPU"));
             cpu(options, reporter)
         }),
+        // Not for people: servers are measured with it.
+        ("mock", "") => Ok(Box::new(Mock)),
         ("cuda", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
         ("cuda", ordinals) => cuda(options, ordinals),
         _ => Err(Error::option("device", "auto, cpu or cuda[:N,..]", format!("`{device}`"))),

@@ -6,6 +6,7 @@ use bodkin_engine::{embed, embedding_limits, longest_text};
 use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
+use crate::memory::total_bytes;
 use crate::model_file::{LazyTokenizer, ModelFile};
 use crate::options::Options;
 
@@ -17,6 +18,7 @@ pub struct Encoder {
     model: Box<dyn Model>,
     name: String,
     tokenizer: LazyTokenizer,
+    bytes: u64,
 }
 
 impl Encoder {
@@ -64,9 +66,16 @@ impl Encoder {
 
     fn with_limits(file: ModelFile, options: &Options, limits: &Limits) -> Result<Encoder> {
         let backend = backend(options, file.reporter())?;
+        let file = file.with_memory_limit(options.memory_bytes);
+        let bytes = total_bytes(&file.memory(backend.as_ref(), limits));
         let model = file.load(backend.as_ref(), limits)?;
         let tokenizer = LazyTokenizer::new(&file, options);
-        Ok(Encoder { model, name: file.name, tokenizer })
+        Ok(Encoder { model, name: file.name, tokenizer, bytes })
+    }
+
+    /// The bytes that it holds.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The tokens of a text, with those that mark its start and end.

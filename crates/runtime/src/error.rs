@@ -31,14 +31,16 @@ pub enum Error {
         /// The form that it should have.
         expected: &'static str,
     },
-    /// A name is neither a path, nor a known model, nor in the Ollama store.
-    #[error("`{name}` is neither a file nor a known model name ({known}): {reason}")]
+    /// A name is neither a path, nor a known model, nor in the Ollama store or registry.
+    #[error(
+        "`{name}` is no model on this machine, none of the known names ({known}), and {reason}"
+    )]
     UnknownModel {
         /// The name as it was given.
         name: String,
         /// The names that [`crate::source::find`] knows.
         known: String,
-        /// The answer of the Ollama store.
+        /// The answer of the registry.
         reason: Box<Error>,
     },
     /// A file or a record on disk does not have the expected content.

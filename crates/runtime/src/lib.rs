@@ -1,10 +1,10 @@
 //! Language models from Rust. A model's name becomes a file, a plan, a choice of backend, sizes
 //! that fit, and a loaded model. This crate holds the only list of backends. It must not print,
-//! parse arguments or speak a network protocol: errors are typed, and progress goes to a callback.
+//! parse arguments or serve requests: errors are typed, and progress goes to a callback.
 //!
 //! [`Model`] generates text, [`Encoder`] embeds texts, and [`Scorer`] computes the logits of given
-//! tokens. Each loads by a name: a path to a GGUF file, a known name such as `smollm2`, a name in
-//! the local Ollama store, `hf:owner/repo[:file]` or `pip:package`.
+//! tokens. Each loads by a name: a path to a GGUF file, a known name such as `smollm2`, an Ollama
+//! name such as `qwen3:8b`, `hf:owner/repo[:QUANT or file]` or `pip:package`.
 //!
 //! ```no_run
 //! use bodkin::{Answer, Message, Model};
@@ -28,7 +28,7 @@
 //! for event in model.generate("Hello", request)? {
 //!     match event {
 //!         Event::Prefill { done, total } => println!("{done} of {total} tokens"),
-//!         Event::Token { id, text } => println!("{id}: {text}"),
+//!         Event::Token { id, text, .. } => println!("{id}: {text}"),
 //!         Event::Done { usage, .. } => assert!(usage.generated_tokens <= 4),
 //!         Event::Error(error) => return Err(error.into()),
 //!     }
@@ -78,8 +78,8 @@ pub use options::{MAX_BATCH_TOKENS, MAX_TOKENS, Options, within};
 pub use progress::{Phase, Progress, Reporter};
 pub use scorer::Scorer;
 
-pub use bodkin_backend::KvType;
+pub use bodkin_backend::{DeviceKind, KvType};
 pub use bodkin_cpu::Sparse;
 pub use bodkin_engine::{
-    Canceller, Event, Events, Finish, Request, SamplerOptions, Timings, Usage,
+    Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,
 };

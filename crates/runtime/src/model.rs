@@ -4,15 +4,16 @@ use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::Backend;
 use bodkin_engine::{
-    Engine, Event, Events, Finish, Request, SamplerOptions, Template, Timings, Tokenizer, Usage,
+    Engine, Event, Events, Finish, PrefixStore, Request, Template, Timings, Tokenizer, Usage,
 };
 use bodkin_model::Plan;
 use serde::{Deserialize, Serialize};
-use serde_json::Map;
+use serde_json::{Map, Value, json};
 
 use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
+use crate::memory::total_bytes;
 use crate::model_file::ModelFile;
 use crate::options::Options;
 
@@ -21,10 +22,11 @@ pub struct Model {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
     template: OnceLock<Template>,
-    sampling: SamplerOptions,
+    request: Request,
     file: ModelFile,
     backend: Box<dyn Backend>,
     context: usize,
+    bytes: u64,
 }
 
 /// A message of a chat.
@@ -81,22 +83,31 @@ impl Model {
         tokenizer: Arc<Tokenizer>,
         options: &Options,
     ) -> Result<Model> {
-        let mut file = file.decoder()?;
-        let sampling = SamplerOptions::from_metadata(file.file.metadata())
-            .map_err(Error::engine(&file.name))?;
+        let mut file = file.decoder()?.with_memory_limit(options.memory_bytes);
+        let request = file.request()?;
         let backend = backend(options, file.reporter())?;
         let sizes = file.engine_options(options, backend.as_ref())?;
-        let model = file.load(backend.as_ref(), &sizes.limits(&file.plan))?;
-        let engine = Engine::open(model, Arc::clone(&tokenizer), sizes)
+        let limits = sizes.limits(&file.plan);
+        let bytes = total_bytes(&file.memory(backend.as_ref(), &limits));
+        let model = file.load(backend.as_ref(), &limits)?;
+        let store = match &options.cache_dir {
+            None => None,
+            Some(folder) => {
+                let fingerprint = file.fingerprint(backend.as_ref());
+                let store = PrefixStore::open(folder, &fingerprint, options.cache_dir_bytes);
+                Some(store.map_err(Error::io(folder.display().to_string()))?)
+            }
+        };
+        let engine = Engine::open_with(model, Arc::clone(&tokenizer), sizes, store)
             .map_err(Error::engine(&file.name))?;
         let (template, context) = (OnceLock::new(), sizes.context);
-        Ok(Model { engine, tokenizer, template, sampling, file, backend, context })
+        Ok(Model { engine, tokenizer, template, request, file, backend, context, bytes })
     }
 
-    /// A request with the sampling parameters that the model's file recommends and no limit but the
-    /// context. [`Model::generate`] and [`Model::chat`] fill in its prompt.
+    /// A request as [`ModelFile::request`] makes it; [`Model::generate`] and [`Model::chat`] add
+    /// the prompt.
     pub fn request(&self) -> Request {
-        Request { sampling: self.sampling.clone(), ..Request::default() }
+        self.request.clone()
     }
 
     /// Continues a text. The events end with [`Event::Done`] or [`Event::Error`]; dropping them
@@ -105,16 +116,17 @@ impl Model {
     /// # Errors
     /// If the text is longer than 512 MiB.
     pub fn generate(&self, prompt: &str, request: Request) -> Result<Events> {
-        Ok(self.engine.submit(Request { prompt: self.tokenize(prompt)?, ..request }))
+        Ok(self.engine.submit(Request { prompt: self.tokenize(prompt)?, ..request })?)
     }
 
     /// Answers the last message of a chat. The messages are those of the OpenAI chat format:
-    /// [`Message`], or any other value with the fields that the model's template reads.
+    /// [`Message`], or any other value with the fields that the model's template reads. If there is
+    /// no system message, the system prompt of [`ModelFile::system`] comes first.
     ///
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
     pub fn chat(&self, messages: &[impl Serialize], request: Request) -> Result<Events> {
-        Ok(self.engine.submit(Request { prompt: self.tokenize_chat(messages)?, ..request }))
+        Ok(self.engine.submit(Request { prompt: self.tokenize_chat(messages)?, ..request })?)
     }
 
     /// The tokens of a chat up to where the model answers, as [`Model::chat`] submits them.
@@ -122,11 +134,29 @@ impl Model {
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
     pub fn tokenize_chat(&self, messages: &[impl Serialize]) -> Result<Vec<u32>> {
-        let messages = serde_json::to_value(messages)
-            .map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
-        let text = self.template()?.render(&messages, None, true, &Map::new())?;
+        let messages: Result<Vec<Value>, _> = messages.iter().map(serde_json::to_value).collect();
+        let messages =
+            messages.map_err(|error| Error::mismatch("messages", "values that JSON has", error))?;
+        let text = self.render_chat(messages, &Map::new(), true)?;
         // The template writes the special tokens itself.
         Ok(self.tokenizer.try_encode(&text, false, true)?)
+    }
+
+    /// The text of a chat, with the model's own system prompt if the messages have none.
+    /// `variables` are further variables of the template.
+    ///
+    /// # Errors
+    /// If the model has no chat template, or the template rejects the messages.
+    pub fn render_chat(
+        &self,
+        mut messages: Vec<Value>,
+        variables: &Map<String, Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        if let Some(system) = self.file.system().filter(|_| !has_system(&messages)) {
+            messages.insert(0, json!({"role": "system", "content": system}));
+        }
+        Ok(self.template()?.render(&messages.into(), None, add_generation_prompt, variables)?)
     }
 
     /// The tokens of a text, with those that mark its start and end, and with special tokens
@@ -162,6 +192,11 @@ impl Model {
         self.context
     }
 
+    /// The bytes that it holds.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The operations of the model.
     pub fn plan(&self) -> &Plan {
         &self.file.plan
@@ -176,6 +211,10 @@ impl Model {
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
+}
+
+fn has_system(messages: &[Value]) -> bool {
+    messages.first().is_some_and(|first| first["role"] == "system")
 }
 
 impl Builder {
@@ -225,7 +264,7 @@ impl Answer {
         for event in events {
             match event {
                 Event::Prefill { .. } => (),
-                Event::Token { id, text: new } => {
+                Event::Token { id, text: new, .. } => {
                     tokens.push(id);
                     text.push_str(&new);
                     on_text(&new)?;

@@ -5,15 +5,16 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::{Backend, Limits, Memory, Model, WeightLayout};
-use bodkin_engine::{EngineOptions, Template, Tokenizer};
+use bodkin_engine::{EngineOptions, Request, SamplerOptions, Template, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
+use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::memory::{human_bytes, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
-use crate::source::{self, Check};
+use crate::source::{self, Check, Layer, Recommendation, Resolved};
 
 /// The shortest context that is chosen because a longer one does not fit.
 const MIN_CONTEXT: usize = 2048;
@@ -30,6 +31,9 @@ pub struct ModelFile {
     /// The operations that compute the model.
     pub plan: Arc<Plan>,
     reporter: Reporter,
+    /// The most bytes that it may take when it is loaded.
+    memory_limit: Option<u64>,
+    recommended: Recommendation,
 }
 
 impl ModelFile {
@@ -39,10 +43,25 @@ impl ModelFile {
     /// # Errors
     /// If there is no such model, or its file has no plan.
     pub fn find(model: &str, reporter: &Reporter) -> Result<ModelFile> {
-        let found = source::find(model, Check::Size, reporter)?;
+        ModelFile::of(&source::find(model, Check::Size, reporter)?, reporter)
+    }
+
+    /// Opens a model that is found, with what its source recommends for requests.
+    ///
+    /// # Errors
+    /// If its file cannot be read, or has no plan.
+    pub fn of(found: &Resolved, reporter: &Reporter) -> Result<ModelFile> {
         let (path, size) = (found.path.display(), human_bytes(found.bytes));
         reporter.detail(&format!("{path}: {size}, source: {}", found.source));
-        ModelFile::open(&found.path, reporter)
+        let (file, recommended) = (ModelFile::open(&found.path, reporter)?, &found.recommended);
+        let has_template = |layer: &Layer| layer.kind == "template";
+        let metadata = file.file.metadata();
+        if metadata.get("tokenizer.chat_template").is_none()
+            && found.layers.iter().any(has_template)
+        {
+            reporter.note("the file has no chat template, and that of Ollama is not used");
+        }
+        Ok(ModelFile { recommended: recommended.clone(), ..file })
     }
 
     /// Opens the file at a path.
@@ -61,7 +80,14 @@ impl ModelFile {
             plan.layers(),
             plan.ops.len(),
         ));
-        Ok(ModelFile { name, file, plan, reporter: reporter.clone() })
+        Ok(ModelFile {
+            name,
+            file,
+            plan,
+            reporter: reporter.clone(),
+            memory_limit: None,
+            recommended: Recommendation::default(),
+        })
     }
 
     /// The same model with the weights of another file.
@@ -87,6 +113,39 @@ impl ModelFile {
         }
     }
 
+    /// The same model, which may take at most this many bytes when it is loaded.
+    pub fn with_memory_limit(self, bytes: Option<u64>) -> ModelFile {
+        ModelFile { memory_limit: bytes, ..self }
+    }
+
+    /// Bytes that the model can have.
+    fn available_memory(&self, backend: &dyn Backend) -> u64 {
+        let limit = self.memory_limit.unwrap_or(u64::MAX);
+        backend.available_memory().map_or(limit, |bytes| bytes.min(limit))
+    }
+
+    /// What tells the KV caches of this model on this kind of device from those of others: a hash
+    /// of the plan, of the ends of all tensors, and of what computes.
+    pub(crate) fn fingerprint(&self, backend: &dyn Backend) -> String {
+        const END_BYTES: usize = 64;
+        let mut hash = Sha256::new();
+        hash.update(env!("CARGO_PKG_VERSION"));
+        hash.update(self.plan.to_string());
+        for tensor in self.file.tensors() {
+            let data = self.file.data(tensor);
+            let end = data.len().min(END_BYTES);
+            hash.update(&tensor.name);
+            hash.update(data.len().to_le_bytes());
+            hash.update(&data[..end]);
+            hash.update(&data[data.len() - end..]);
+        }
+        for device in backend.devices() {
+            hash.update(device.name);
+        }
+        hash.update(backend.kv_type().name());
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// The receiver of progress events.
     pub fn reporter(&self) -> &Reporter {
         &self.reporter
@@ -109,6 +168,23 @@ impl ModelFile {
         Template::from_metadata(self.file.metadata(), tokenizer).map_err(Error::engine(&self.name))
     }
 
+    /// A request with the sampling parameters and stop texts that the model's file and its source
+    /// recommend, and no limit but the context.
+    ///
+    /// # Errors
+    /// If a recommendation in the file has a wrong type.
+    pub fn request(&self) -> Result<Request> {
+        let sampling = SamplerOptions::from_metadata(self.file.metadata());
+        let mut sampling = sampling.map_err(Error::engine(&self.name))?;
+        self.recommended.apply(&mut sampling);
+        Ok(Request { sampling, stop: self.recommended.stop.clone(), ..Request::default() })
+    }
+
+    /// The system prompt of a chat that has none of its own, if the model's source has one.
+    pub fn system(&self) -> Option<&str> {
+        self.recommended.system.as_deref()
+    }
+
     /// The sizes of an engine: the context that `options` give, or the longest up to the model's
     /// own that takes at most half of the free memory. Plans the model for that context.
     ///
@@ -121,7 +197,8 @@ impl ModelFile {
     ) -> Result<EngineOptions> {
         let step_tokens = options.step_tokens()?;
         let parallel = within("parallel", options.parallel, MAX_BATCH_TOKENS)?;
-        let sized = |context| EngineOptions { context, step_tokens, parallel };
+        let (queue, cache_tokens) = (options.queue, options.cache_tokens);
+        let sized = |context| EngineOptions { context, step_tokens, parallel, queue, cache_tokens };
         let context = match options.context()? {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
             Some(context) => {
@@ -135,7 +212,7 @@ impl ModelFile {
                 context
             }
             None => {
-                let budget = backend.available_memory().map_or(u64::MAX, |bytes| bytes / 2);
+                let budget = self.available_memory(backend) / 2;
                 let fits = |context| {
                     let limits = sized(context).limits(&self.plan);
                     total_bytes(&self.memory(backend, &limits)) <= budget
@@ -176,7 +253,7 @@ impl ModelFile {
     /// If it does not fit, or the backend cannot run the plan.
     pub fn load(&self, backend: &dyn Backend, limits: &Limits) -> Result<Box<dyn Model>> {
         let memory = self.memory(backend, limits);
-        let available_bytes = backend.available_memory().unwrap_or(u64::MAX);
+        let available_bytes = self.available_memory(backend);
         self.reporter.detail(&format!(
             "memory: {} weights, {} context, {} scratch; {} are free",
             human_bytes(memory.weight_bytes),

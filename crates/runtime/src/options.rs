@@ -1,5 +1,7 @@
 //! How a model is loaded and run.
 
+use std::path::PathBuf;
+
 use bodkin_backend::KvType;
 use bodkin_cpu::Sparse;
 
@@ -27,6 +29,17 @@ pub struct Options {
     pub batch_size: usize,
     /// The most requests that run at the same time.
     pub parallel: usize,
+    /// The most requests that wait for those to end.
+    pub queue: usize,
+    /// Tokens in the KV cache, of running requests and of cached prefixes together; by default
+    /// those of `parallel` full contexts.
+    pub cache_tokens: Option<usize>,
+    /// A folder for pages of the KV cache, which are found again after a restart.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes of these pages.
+    pub cache_dir_bytes: u64,
+    /// The most bytes that a model may take; what is free on the device by default.
+    pub memory_bytes: Option<u64>,
     /// Leave weights in the file's layout: less memory, slower.
     pub no_repack: bool,
     /// Whether weights of sparse formats are stored without their zeros.
@@ -48,6 +61,11 @@ impl Default for Options {
             ctx_size: None,
             batch_size: 512,
             parallel: 1,
+            queue: 512,
+            cache_tokens: None,
+            cache_dir: None,
+            cache_dir_bytes: 10_000_000_000,
+            memory_bytes: None,
             no_repack: false,
             sparse: Sparse::Auto,
             activation_sparsity: None,

@@ -90,16 +90,3 @@ impl Drop for Phase<'_> {
         self.reporter.send(Progress::End);
     }
 }
-
-/// The hub's client counts the bytes of a download through this interface.
-impl hf_hub::api::Progress for &Phase<'_> {
-    fn init(&mut self, _size: usize, _filename: &str) {
-        self.set(0);
-    }
-
-    fn update(&mut self, size: usize) {
-        self.add(size as u64);
-    }
-
-    fn finish(&mut self) {}
-}

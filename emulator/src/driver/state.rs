@@ -64,6 +64,8 @@ pub(super) struct State {
 pub(super) struct Settings {
     pub(super) processors: c_int,
     seed: u64,
+    /// The relaxed store that cooperative launches lose, or 0.
+    lost_store: u64,
     pub(super) hopper: Option<PathBuf>,
 }
 
@@ -72,6 +74,7 @@ pub(super) static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
     Settings {
         processors: number("EMULATOR_PROCESSORS").unwrap_or(4) as c_int,
         seed: number("EMULATOR_SEED").unwrap_or(0),
+        lost_store: number("EMULATOR_LOST_STORE").unwrap_or(0),
         hopper: env::var_os("EMULATOR_HOPPER").map(PathBuf::from),
     }
 });
@@ -125,7 +128,9 @@ impl State {
             StreamOp::Launch(ref launch) => {
                 self.launches += 1;
                 let seed = SETTINGS.seed.wrapping_mul(0x10001) + self.launches;
-                run_blocks(&Run::new(launch, &self.memory, seed), &mut self.blocks)
+                let lost_store = if launch.cooperative { SETTINGS.lost_store } else { 0 };
+                let run = Run::new(launch, &self.memory, seed, lost_store);
+                run_blocks(&run, &mut self.blocks)
             }
         };
         done.map_or_else(|fault| self.fail(&fault), |()| CUresult::CUDA_SUCCESS)

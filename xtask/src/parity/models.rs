@@ -189,7 +189,7 @@ fn embed(model: &mut dyn Model, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
     let mut pages = Pages::of(model);
     let mut batch = Batch::default();
     for (state_slot, tokens) in (0..).zip(sequences) {
-        let mut sequence = pages.start(&[]);
+        let mut sequence = pages.unshared();
         ensure!(pages.reserve(&mut sequence, tokens.len()), "the pages suffice for all");
         sequence.state_slot = Some(state_slot);
         batch.push(sequence.span(tokens.len(), true), tokens);
@@ -221,7 +221,7 @@ fn feed(
         Feeding::Beside => (7, true),
     };
     let mut pages = Pages::of(model);
-    let (mut ours, mut other) = (pages.start(&[]), pages.start(&[]));
+    let (mut ours, mut other) = (pages.unshared(), pages.unshared());
     let vocabulary = model.plan().vocabulary;
     let mut found = Vec::new();
     for (from, chunk) in (0..).step_by(step).zip(tokens.chunks(step)) {

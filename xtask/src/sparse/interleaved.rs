@@ -87,13 +87,13 @@ impl Runner {
         let pages = Pages::needed(&plan.windows(), test.tokens(), step.max(PAGE_TOKENS), 1);
         let limits = Limits { tokens: step, outputs: 1, pages, state_slots: 1 };
         let model = cpu.load(Arc::new(plan), file, &limits, &|_, _| ())?;
-        let mut pages = Pages::of(&*model);
-        let sequence = pages.start(&[]);
+        let pages = Pages::of(&*model);
+        let sequence = pages.unshared();
         Ok(Runner { model, pages, sequence })
     }
 
     fn restart(&mut self) {
-        let fresh = self.pages.start(&[]);
+        let fresh = self.pages.unshared();
         self.pages.release(std::mem::replace(&mut self.sequence, fresh));
     }
 

@@ -2,7 +2,7 @@
 //! about the same inputs; and logits that observing does not change.
 
 use super::case::Case;
-use super::nmse;
+use super::compare::nmse;
 use super::prompt::run_prompt_observed;
 use crate::error::Result;
 use crate::{InputRow, Matmul, Model, Observer};

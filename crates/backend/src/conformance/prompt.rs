@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use crate::error::Result;
-use crate::{Batch, Model, Observer, PAGE_TOKENS, PageTable, RowOutput, Span, Step};
+use crate::{Batch, Model, Observer, PAGE_TOKENS, PageTable, RowOutput, Span, StateBlock, Step};
 
 use super::case::Case;
 use super::random::Random;
@@ -179,6 +179,25 @@ impl Pages {
         let (state_slot, is_prefill) = (sequence.state_slot, sequence.is_prefill);
         batch.push(Span { len, position, tables, state_slot, is_prefill }, tokens);
         sequence.position = end;
+    }
+
+    /// Gives `copy` pages in the places of `first`'s. Returns the blocks of both.
+    pub(super) fn copied(
+        &mut self,
+        first: &Sequence,
+        copy: &mut Sequence,
+    ) -> Vec<(StateBlock, StateBlock)> {
+        let mut blocks =
+            vec![(StateBlock::Slot(first.state_slot), StateBlock::Slot(copy.state_slot))];
+        copy.tables.clone_from(&first.tables);
+        for (window, (table, free)) in copy.tables.iter_mut().zip(&mut self.free).enumerate() {
+            for page in &mut table.pages {
+                let from = StateBlock::Page { window, page: *page };
+                *page = free.pop().expect("pages for two sequences");
+                blocks.push((from, StateBlock::Page { window, page: *page }));
+            }
+        }
+        blocks
     }
 
     /// Takes back the pages that no later token sees; the next one that needs a page gets them.

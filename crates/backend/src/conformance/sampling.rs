@@ -8,9 +8,10 @@ use std::sync::Arc;
 use bodkin_gguf::Format;
 
 use super::case::{Case, HALF_STATE, Maker, usual_attention};
+use super::compare::bits;
 use super::prompt::{Pages, Sequence};
 use super::random::Random;
-use super::{bits, state};
+use super::state;
 use crate::candidates::Candidates;
 use crate::error::Result;
 use crate::{

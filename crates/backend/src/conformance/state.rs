@@ -8,7 +8,7 @@ use bodkin_model::{Act, Attention, NormKind, Op, Scan, StateSlot, Value};
 
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
 use super::prompt::{Feeding, Pages, Sequence, run_prompt};
-use crate::{Backend, Batch, Error, Model, Result};
+use crate::{Backend, Batch, Error, Model, Result, Transfer};
 
 const TOKENS: usize = 19;
 const LONG: usize = 75;
@@ -147,25 +147,47 @@ fn hybrid() -> Case {
     maker.finish(HALF_STATE, LONG)
 }
 
-/// A sequence goes on from a copy of its state as from the state itself, and slots that the model
-/// was not loaded for are refused.
+/// A sequence goes on from a copy of another's pages and state slot as the other would, and slots
+/// that the model was not loaded for are refused.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
-    let case = mixers(Format::F32, Scan { heads: 4, head_dim: 8, groups: 2, state: 8 }, FLOAT);
-    if let Err(error) = try_check(backend, &case, failures) {
-        failures.push(format!("copies of state: {error}"));
+    let scan = Scan { heads: 4, head_dim: 8, groups: 2, state: 8 };
+    for case in [mixers(Format::F32, scan, FLOAT), hybrid()] {
+        for through_host in [false, true] {
+            if let Err(error) = check_copies(backend, &case, through_host, failures) {
+                failures.push(format!("copies of state: {error}"));
+            }
+        }
     }
 }
 
-fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
+fn check_copies(
+    backend: &dyn Backend,
+    case: &Case,
+    through_host: bool,
+    failures: &mut Vec<String>,
+) -> Result<()> {
     let limits = case.limits();
     let mut model = backend.load(Arc::clone(&case.plan), &case.file, &limits, &|_, _| ())?;
     let whole = run_prompt(model.as_mut(), case, Feeding::Whole)?;
     let mut pages = Pages::new(model.as_ref(), false);
-    let (mut first, mut copy) = (pages.start(0), pages.start(0));
-    let (start, rest) = case.tokens.split_at(11);
+    let mut first = pages.start(0);
+    // The rest begins in the middle of the second page.
+    let (start, rest) = case.tokens.split_at(43);
     step(model.as_mut(), &mut pages, &mut [(&mut first, start)])?;
-    model.copy_state(first.state_slot, copy.state_slot)?;
-    copy.position = first.position;
+    let mut copy = pages.start(first.position);
+    for (from, to) in pages.copied(&first, &mut copy) {
+        if through_host {
+            let mut bytes = b"before".to_vec();
+            let read = model.transfer(Transfer::Read { from, to: &mut bytes })?;
+            bytes.extend(b"behind");
+            let wrote = model.transfer(Transfer::Write { from: &bytes[6..], to })?;
+            if (read, wrote) != (bytes.len() - 12, read) {
+                failures.push(format!("copies of state: {read} bytes read, {wrote} written"));
+            }
+        } else {
+            model.transfer(Transfer::Copy { from, to })?;
+        }
+    }
     // The first goes another way beside its copy, then alone.
     let (same, more) = rest.split_at(5);
     let other: Vec<u32> = same.iter().map(|token| token / 2).collect();
@@ -176,7 +198,8 @@ fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> 
     found.extend(step(model.as_mut(), &mut pages, &mut [(&mut copy, more)])?);
     let wanted = &whole[start.len() * VOCABULARY..];
     if !wanted.iter().map(|x| x.to_bits()).eq(found.iter().map(|x| x.to_bits())) {
-        failures.push("copies of state: a copy goes on otherwise than what it was made of".into());
+        let name = &case.name;
+        failures.push(format!("{name}: a copy goes on otherwise than what it was made of"));
     }
     copy.state_slot = limits.state_slots as u32;
     match step(model.as_mut(), &mut pages, &mut [(&mut copy, same)]) {

@@ -2,7 +2,7 @@
 
 use bodkin_model::{Gating, Routing};
 
-use super::dot;
+use super::rows::dot;
 
 /// The smallest sum that weights are divided by.
 const SMALLEST_SUM: f64 = 1.0 / 16384.0;

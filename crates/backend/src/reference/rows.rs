@@ -2,7 +2,6 @@
 
 use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, RopeTable};
 
-use super::dot;
 use crate::batch::Batch;
 
 /// Normalises each of `groups` parts of rows of `width`.
@@ -164,4 +163,8 @@ pub(super) fn pool(x: &[f32], width: usize, kind: PoolKind, batch: &Batch) -> Ve
         }
     }
     out
+}
+
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
 }

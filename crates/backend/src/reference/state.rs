@@ -16,9 +16,9 @@ impl StateSlots {
         StateSlots { elements, values: vec![0.0; slots * elements] }
     }
 
-    pub(super) fn copy(&mut self, from: u32, to: u32) {
-        let start = from as usize * self.elements;
-        self.values.copy_within(start..start + self.elements, to as usize * self.elements);
+    /// All slots, and the elements of one.
+    pub(super) fn memory(&mut self) -> (&mut [f32], usize) {
+        (&mut self.values, self.elements)
     }
 
     /// The state before a span's first token.

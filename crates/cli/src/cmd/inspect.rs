@@ -1,4 +1,6 @@
-//! `bodkin inspect`: metadata and tensors of a file, its plan, and its memory.
+//! `bodkin inspect`: a summary of a model, its metadata and tensors, its plan, and its memory.
+
+mod summary;
 
 use std::io::Write;
 
@@ -8,26 +10,34 @@ use bodkin_engine::{Tokenizer, embedding_limits};
 use bodkin_gguf::{Array, File, Tensor, Value};
 use serde_json::json;
 
-use crate::arguments::{Machine, find, find_path};
+use crate::arguments::{Machine, find};
+use crate::progress::reporter;
 use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
 use bodkin::memory::{kv_bytes, recurrent_bytes};
+use bodkin::source::{self, Check};
 
 /// Arguments of `inspect`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
+    /// Print the metadata
+    #[arg(long)]
+    metadata: bool,
+    /// Print the tensors: format, shape and size
+    #[arg(long)]
+    tensors: bool,
     /// Print the plan, one operation per line
     #[arg(long, conflicts_with = "json")]
     plan: bool,
     /// Print the memory of the running model
     #[arg(long)]
     memory: bool,
-    /// Also count the zeros of tensors in dense formats
+    /// With --tensors: also count zeros of dense formats
     #[arg(long)]
     zeros: bool,
-    /// Print JSON
+    /// Print metadata and tensors, or the memory, as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -38,9 +48,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let program_bytes = resident_bytes();
     let mut out = std::io::stdout().lock();
     if !args.plan && !args.memory {
-        // Metadata and tensors are readable for unknown architectures too.
-        let file = File::open(find_path(&args.model)?)?;
-        return print_file(&mut out, &file, &args);
+        // All of this is readable for unknown architectures too.
+        let found = source::find(&args.model, Check::Size, reporter())?;
+        if !args.metadata && !args.tensors && !args.json {
+            return summary::print(&mut out, &found);
+        }
+        return print_file(&mut out, &File::open(&found.path)?, &args);
     }
     let mut opened = find(&args.model)?;
     if let Some(context) = args.machine.ctx_size {
@@ -81,11 +94,13 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
         file.tensors().len(),
         human_bytes(file.bytes())
     )?;
-    for (key, value) in file.metadata().iter() {
+    for (key, value) in file.metadata().iter().filter(|_| args.metadata) {
         writeln!(out, "{key} = {}", text_value(value))?;
     }
-    writeln!(out)?;
-    for t in file.tensors() {
+    if args.metadata && args.tensors {
+        writeln!(out)?;
+    }
+    for t in file.tensors().iter().filter(|_| args.tensors) {
         let (format, shape, size) = (t.format.name(), shape(t), human_bytes(t.bytes));
         write!(out, "{:<40} {format:<8} {shape:?} {size}", t.name)?;
         match zeros(file, t, args.zeros) {

@@ -8,12 +8,37 @@ use crate::place::{Place, model, reference};
 const MODELS: [&str; 6] = ["llama", "llama3-tied", "llama-q4_k_m", "gemma2", "gemma3", "qwen2"];
 
 #[test]
+fn the_summary_is_short() {
+    let place = Place::new();
+    for name in MODELS {
+        let summary = place.text(&["show", &model(name)]);
+        assert!(summary.lines().count() <= 16, "{summary}");
+        assert_eq!(place.text(&["inspect", &model(name)]), summary);
+        for key in ["file", "architecture", "formats", "parameters", "context", "sampling"] {
+            assert!(summary.lines().any(|line| line.starts_with(key)), "{key}: {summary}");
+        }
+    }
+    // What cannot run has a summary too, and no text of a file reaches the terminal as it is.
+    let strange = place.variant("llama", |metadata| {
+        metadata.insert(
+            "general.architecture",
+            bodkin_gguf::Value::String(b"x\x1b[2J".to_vec().into()),
+        );
+    });
+    let summary = place.text(&["show", &strange]);
+    assert!(summary.contains("\ncannot run "), "{summary}");
+    assert!(!summary.contains('\u{1b}'), "{summary}");
+}
+
+#[test]
 fn the_text_has_all_keys_and_tensors() {
     let place = Place::new();
     for name in MODELS {
         let model = model(name);
-        let (text, json) =
-            (place.text(&["inspect", &model]), place.json(&["inspect", &model, "--json"]));
+        let (text, json) = (
+            place.text(&["inspect", &model, "--metadata", "--tensors"]),
+            place.json(&["inspect", &model, "--json"]),
+        );
         let tensors = json["tensors"].as_array().unwrap();
         let first = text.lines().next().unwrap();
         assert!(first.contains(&format!("{}.gguf", name)), "{first}");

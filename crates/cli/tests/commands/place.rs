@@ -58,6 +58,8 @@ impl Place {
             .env("XDG_DATA_HOME", home.join("data"))
             .env("BODKIN_CACHE", home.join("cache"))
             .env("OLLAMA_MODELS", home.join("ollama"))
+            // Nothing listens on this port.
+            .env("OLLAMA_REGISTRY", "http://127.0.0.1:9")
             .env_remove("BODKIN_CPU")
             .stdin(Stdio::null());
         command

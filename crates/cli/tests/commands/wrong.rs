@@ -268,6 +268,7 @@ fn a_full_disk_is_a_failure() {
         &["run", &model, "Hello", "-n", "2", "-q"][..],
         &["run", &model, "Hello", "-n", "2", "--json"],
         &["inspect", &model],
+        &["inspect", &model, "--metadata"],
         &["inspect", &model, "--json"],
         &["inspect", &model, "--plan"],
         &["inspect", &model, "--memory"],

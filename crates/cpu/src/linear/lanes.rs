@@ -92,7 +92,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b`.
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a * b + c`, rounded once where the processor has fused multiply-add.
+    /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// Stores these lanes' part of 16 f32.
     unsafe fn store(v: Self::Floats, at: *mut f32);
@@ -126,8 +126,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn interleave(columns: [*const u8; 4]) -> [Self::Bytes; 4];
     /// Converts one f16 to f32.
     unsafe fn f16_to_f32(bits: u16) -> f32;
-    /// `a * b + c` of one value, rounded as [`Lanes::fma`] rounds.
-    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32;
     /// Spreads the low 48 bits to groups of three, each at a multiple of four.
     #[inline(always)]
     unsafe fn spread(bits: u64) -> u64 {

@@ -28,7 +28,7 @@ pub(crate) trait Vector: Copy {
     unsafe fn div(self, other: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;
     unsafe fn min(self, other: Self) -> Self;
-    /// `self * b + c`.
+    /// `self * b + c`, rounded once.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// To the nearest integer.
     unsafe fn round(self) -> Self;

@@ -9,13 +9,13 @@ use super::lanes::{LANES, Vector};
 pub(crate) struct Portable([f32; LANES]);
 
 impl Portable {
-    #[inline(always)]
+    #[inline]
     fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
         Portable(std::array::from_fn(|i| f(self.0[i], other.0[i])))
     }
 
     /// Folds the upper half onto the lower until one lane is left.
-    #[inline(always)]
+    #[inline]
     fn fold(self, f: impl Fn(f32, f32) -> f32) -> f32 {
         let mut x = self.0;
         for half in [8, 4, 2, 1] {
@@ -30,79 +30,78 @@ impl Portable {
 impl Vector for Portable {
     const ROWS: usize = 2;
 
-    #[inline(always)]
+    #[inline]
     unsafe fn splat(x: f32) -> Self {
         Portable([x; LANES])
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn load(from: *const f32) -> Self {
         // SAFETY: the caller says that sixteen elements are there.
         Portable(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller says that there is room for sixteen elements.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: the caller says that sixteen elements are there.
         let halves = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Portable(halves.map(|h| f16::from_bits(h).to_f32()))
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn store_f16(self, to: *mut u16) {
         let halves = self.0.map(|x| f16::from_f32(x).to_bits());
         // SAFETY: the caller says that there is room for sixteen elements.
         unsafe { to.cast::<[u16; LANES]>().write_unaligned(halves) }
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn load_i8(from: *const i8) -> Self {
         // SAFETY: the caller says that sixteen elements are there.
         Portable(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn sub(self, other: Self) -> Self {
         self.zip(other, |a, b| a - b)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn mul(self, other: Self) -> Self {
         self.zip(other, |a, b| a * b)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn div(self, other: Self) -> Self {
         self.zip(other, |a, b| a / b)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn max(self, other: Self) -> Self {
         self.zip(other, f32::max)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn min(self, other: Self) -> Self {
         self.zip(other, f32::min)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // Two roundings: without the instruction, a fused one costs a library call per lane.
-        Portable(std::array::from_fn(|i| self.0[i] * b.0[i] + c.0[i]))
+        Portable(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn round(self) -> Self {
         Portable(self.0.map(f32::round_ties_even))
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn scale_by_power(self, n: Self) -> Self {
         self.zip(n, |x, n| x * f32::from_bits(((n as i32 + 127) as u32) << 23))
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn sum(self) -> f32 {
         self.fold(|a, b| a + b)
     }
-    #[inline(always)]
+    #[inline]
     unsafe fn largest(self) -> f32 {
         self.fold(f32::max)
     }

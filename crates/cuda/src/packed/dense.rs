@@ -9,6 +9,8 @@ use super::groups::Group;
 use super::layout::{MmaLayout, PackedLayout};
 use crate::constants::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR};
 
+/// What a code of a 4-bit float stands for, as a half, is its doubled value times this.
+const FLOAT_CODE_UNIT: f32 = 1.0 / (1 << 15) as f32;
 /// The largest scale of a row's codes is stored as this, or up to twice as much.
 const LARGEST_SCALE: f32 = (1 << 14) as f32;
 /// Minima up to this many times the scales do not shrink the range of these.
@@ -20,10 +22,11 @@ pub(super) fn power_of_two(largest: f32) -> f32 {
     if largest == 0.0 { 1.0 } else { 2f32.powi((exponent - 127).clamp(-120, 120)) }
 }
 
-/// The divisor of a row of codes, for its largest scale. A file's scale may be as large as floats
-/// are, and sixteen times the divisor must be finite, too. From 2^115 on, scales are infinite.
-pub(super) fn code_unit(largest: f32) -> f32 {
-    power_of_two(largest.min(2f32.powi(113))) / (LARGEST_SCALE * CODE_UNIT)
+/// The divisor of a row of codes, for its largest scale and what code 1 stands for. A file's scale
+/// may be as large as floats are, and sixteen times the divisor must be finite, too. From 2^115 on,
+/// scales are infinite.
+pub(super) fn code_unit(largest: f32, one: f32) -> f32 {
+    power_of_two(largest.min(2f32.powi(113))) / (LARGEST_SCALE * one)
 }
 
 /// The largest magnitude.
@@ -58,9 +61,7 @@ pub(super) fn f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
 
 /// Packs row `r` of a tile as bytes with a scale for 32 columns, and returns its scale.
 pub(super) fn s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes(MmaLayout::S8, row, r, tile, |scales, group, j, unit| {
-        scales[2 * (8 * j + r % 8) + r / 8] = stored_scale(group.scales[0], unit);
-    })
+    codes_with_scales(MmaLayout::S8, row, r, tile)
 }
 
 /// Packs row `r` of a tile as bytes with a scale for 16 columns, and returns its scale.
@@ -88,6 +89,30 @@ pub(super) fn u4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     })
 }
 
+/// Packs row `r` of a tile as codes of IQ4's codebook with a scale for 32 columns, and returns its
+/// scale.
+pub(super) fn iq4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    codes_with_scales(MmaLayout::Iq4, row, r, tile)
+}
+
+/// Packs row `r` of a tile as 4-bit floats with a power of two for 32 columns, and returns its
+/// scale.
+pub(super) fn fp4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    codes(MmaLayout::Fp4, row, r, tile, |scales, group, j, unit| {
+        let scale = f16::from_f32(group.scales[0] / unit / FLOAT_CODE_UNIT);
+        // Of a power of two, the lower byte is zero.
+        let [_, upper] = scale.to_le_bytes();
+        cast_slice_mut(scales)[2 * (8 * j + r % 8) + r / 8] = upper;
+    })
+}
+
+/// Packs row `r` of a tile as codes with a scale for 32 columns, and returns its scale.
+fn codes_with_scales(layout: MmaLayout, row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    codes(layout, row, r, tile, |scales, group, j, unit| {
+        scales[2 * (8 * j + r % 8) + r / 8] = stored_scale(group.scales[0], unit);
+    })
+}
+
 /// A scale of codes in half precision.
 fn stored_scale(scale: f32, unit: f32) -> u16 {
     f16::from_f32(scale / unit / CODE_UNIT).to_bits()
@@ -110,11 +135,13 @@ fn codes(
     put_scales: impl Fn(&mut [u16], &Group, usize, f32),
 ) -> f32 {
     let numbers = row.iter().flat_map(|g| [g.scales[0], g.scales[1], g.min / USUAL_MIN]);
-    let unit = code_unit(max_abs(numbers));
-    let (code_bytes, put_codes): (usize, PutCodes) = match layout {
-        MmaLayout::U4 => (512, put_nibbles),
-        _ => (1024, put_bytes),
+    let (code_bytes, put_codes, one): (usize, PutCodes, f32) = match layout {
+        MmaLayout::U4 => (512, put_nibble_pairs, CODE_UNIT),
+        MmaLayout::Iq4 => (512, put_nibbles, CODE_UNIT),
+        MmaLayout::Fp4 => (512, put_floats, FLOAT_CODE_UNIT),
+        _ => (1024, put_bytes, CODE_UNIT),
     };
+    let unit = code_unit(max_abs(numbers), one);
     let chunks = tile.chunks_exact_mut(layout.chunk_bytes());
     for (chunk, groups) in chunks.zip(row.chunks(2)) {
         let (codes, scales) = chunk.split_at_mut(code_bytes);
@@ -135,12 +162,36 @@ fn put_bytes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
     chunk[512 * high + 16 * lane..][..16].copy_from_slice(codes);
 }
 
+/// Neighbours lie 16 bits apart, in the two halves of a register.
+fn put_nibble_pairs(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    put_words(chunk, lane, high, codes, |i, code| code << (4 * (i / 2 + 4 * (i % 2))));
+}
+
 fn put_nibbles(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    put_words(chunk, lane, high, codes, |i, code| code << (4 * i));
+}
+
+/// Neighbours lie 16 bits apart; a half has four signs above four magnitudes.
+fn put_floats(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    const SIGNS: [u32; 4] = [15, 12, 14, 13];
+    const MAGNITUDES: [u32; 4] = [9, 6, 3, 0];
+    put_words(chunk, lane, high, codes, |i, code| {
+        ((code >> 3) << SIGNS[i / 2] | (code & 7) << MAGNITUDES[i / 2]) << (16 * (i % 2))
+    });
+}
+
+/// Writes 16 codes of a lane as two words. `place` shifts code `i` of a word to its bits.
+fn put_words(
+    chunk: &mut [u8],
+    lane: usize,
+    high: usize,
+    codes: &[u8],
+    place: impl Fn(usize, u32) -> u32,
+) {
     let words = &mut chunk[16 * lane + 8 * high..][..8];
     for (word, codes) in words.chunks_exact_mut(4).zip(codes.chunks_exact(8)) {
-        // Neighbours lie 16 bits apart, in the two halves of a register.
-        let place = |i: usize| 4 * (i / 2 + 4 * (i % 2));
-        let bits = (0..8).fold(0, |bits, i| bits | u32::from(codes[i]) << place(i));
+        let codes = codes.iter().map(|&code| u32::from(code)).enumerate();
+        let bits = codes.fold(0, |bits, (i, code)| bits | place(i, code));
         word.copy_from_slice(&bits.to_le_bytes());
     }
 }

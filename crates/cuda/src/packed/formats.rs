@@ -6,7 +6,7 @@ use super::groups::{self, Group, GroupReader};
 use super::layout::{MmaLayout, PackedLayout};
 use super::{dense, two_four};
 
-/// Packs row `r` of a tile into its chunks, and returns the row's scale.
+/// Packs row `r` of a tile into its chunks, and returns the row's scale, a power of two.
 type RowPacker<T> = fn(&[T], r: usize, tile: &mut [u8]) -> f32;
 
 /// How rows of a format are packed.
@@ -26,14 +26,15 @@ pub(super) fn packing(format: Format) -> (PackedLayout, Packer) {
     let s8x16 = |reader| codes(MmaLayout::S8x16, reader, dense::s8x16);
     let u8 = |reader| codes(MmaLayout::U8, reader, dense::u8);
     let u4 = |reader| codes(MmaLayout::U4, reader, dense::u4);
+    let iq4 = |reader| codes(MmaLayout::Iq4, reader, dense::iq4);
     let values = |layout, packer| (PackedLayout::Mma(layout), Packer::Values(packer));
     match format {
         Format::F32 => (PackedLayout::F32, Packer::Values(dense::f32)),
         Format::Q8_0 => s8(groups::q8_0),
         Format::Q5_0 => s8(groups::q5_0),
-        Format::IQ4_NL => s8(groups::iq4_nl),
-        Format::IQ4_XS => s8(groups::iq4_xs),
-        Format::MXFP4 => s8(groups::mxfp4),
+        Format::IQ4_NL => iq4(groups::iq4_nl),
+        Format::IQ4_XS => iq4(groups::iq4_xs),
+        Format::MXFP4 => codes(MmaLayout::Fp4, groups::mxfp4, dense::fp4),
         Format::Q6_K => s8x16(groups::q6_k),
         Format::Q3_K => s8x16(groups::q3_k),
         Format::Q5_1 => u8(groups::q5_1),

@@ -13,7 +13,8 @@ pub(super) struct Group {
     pub(super) scales: [f32; 2],
     /// Added to all; 0 in formats without.
     pub(super) min: f32,
-    /// Unsigned in formats with a minimum; otherwise offset by 128.
+    /// Unsigned in formats with a minimum, indices of formats with a codebook; otherwise offset by
+    /// 128.
     pub(super) codes: [u8; 32],
 }
 
@@ -56,15 +57,13 @@ pub(super) fn q8_0(row: &[u8], show: &mut dyn FnMut(Group)) {
 
 pub(super) fn iq4_nl(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<iq4::IQ4_NL>(row, |b| {
-        let codes = nibbles(&b.qs).map(|code| level(&iq4::CODEBOOK, code));
-        show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+        show(Group { scales: [half(b.d); 2], min: 0.0, codes: nibbles(&b.qs) });
     });
 }
 
 pub(super) fn mxfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<fp4::MXFP4>(row, |b| {
-        let codes = nibbles(&b.qs).map(|code| level(&fp4::CODEBOOK, code));
-        show(Group { scales: [fp4::half_e8m0(b.e); 2], min: 0.0, codes });
+        show(Group { scales: [fp4::half_e8m0(b.e); 2], min: 0.0, codes: nibbles(&b.qs) });
     });
 }
 
@@ -75,8 +74,7 @@ pub(super) fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
             let low = b.scales_l[group / 2] >> (group % 2 * 4) & 15;
             let scale = i16::from(low) | ((high >> (2 * group) & 3) as i16) << 4;
             let scale = half(b.d) * f32::from(scale - 32);
-            let codes = nibbles(qs).map(|code| level(&iq4::CODEBOOK, code));
-            show(Group { scales: [scale; 2], min: 0.0, codes });
+            show(Group { scales: [scale; 2], min: 0.0, codes: nibbles(qs) });
         }
     });
 }
@@ -122,10 +120,6 @@ fn nibbles(bytes: &[u8; 16]) -> [u8; 32] {
 
 fn fifth_bits(codes: [u8; 32], bits: [u8; 4]) -> [u8; 32] {
     std::array::from_fn(|i| codes[i] | (bits[i / 8] >> (i % 8) & 1) << 4)
-}
-
-fn level(levels: &[i8; 16], code: u8) -> u8 {
-    levels[usize::from(code)] as u8 ^ 128
 }
 
 /// The groups of a block of 256 with a scale and a minimum for each 32.

@@ -1,5 +1,7 @@
 //! The layouts of packed weights and their sizes.
 
+use crate::constants::{MAX_SLOT_CHUNKS, SLOT_BYTES};
+
 /// How a weight's codes and scales are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackedLayout {
@@ -22,6 +24,10 @@ pub(crate) enum MmaLayout {
     U8,
     /// Four bits with a scale and a minimum for 32 columns.
     U4,
+    /// Codes of four bits into IQ4's codebook, with a scale for 32 columns.
+    Iq4,
+    /// Floats of four bits with a power of two for 32 columns.
+    Fp4,
     /// 2:4 sparse half precision.
     S24F16,
     /// 2:4 sparse signed bytes, with a scale for 32 columns.
@@ -47,6 +53,11 @@ impl PackedLayout {
         }
     }
 
+    /// Bytes of a slot of the persistent kernel: whole chunks of a tile.
+    pub(crate) fn slot_bytes(self) -> usize {
+        (SLOT_BYTES / self.chunk_bytes()).min(MAX_SLOT_CHUNKS) * self.chunk_bytes()
+    }
+
     /// Whether kernels for many rows exist for Hopper's `wgmma`.
     pub(crate) fn has_wgmma(self) -> bool {
         matches!(self, PackedLayout::Mma(layout) if layout.has_wgmma())
@@ -55,12 +66,14 @@ impl PackedLayout {
 
 impl MmaLayout {
     /// All of them, in the kernels' numbering.
-    pub(crate) const ALL: [MmaLayout; 8] = [
+    pub(crate) const ALL: [MmaLayout; 10] = [
         MmaLayout::F16,
         MmaLayout::S8,
         MmaLayout::S8x16,
         MmaLayout::U8,
         MmaLayout::U4,
+        MmaLayout::Iq4,
+        MmaLayout::Fp4,
         MmaLayout::S24F16,
         MmaLayout::S24S8,
         MmaLayout::S24S4,
@@ -74,6 +87,8 @@ impl MmaLayout {
             MmaLayout::S8x16 => "s8x16",
             MmaLayout::U8 => "u8",
             MmaLayout::U4 => "u4",
+            MmaLayout::Iq4 => "iq4",
+            MmaLayout::Fp4 => "fp4",
             MmaLayout::S24F16 => "s24_f16",
             MmaLayout::S24S8 => "s24_s8",
             MmaLayout::S24S4 => "s24_s4",
@@ -92,6 +107,8 @@ impl MmaLayout {
             MmaLayout::S8 => 1088,
             MmaLayout::S8x16 | MmaLayout::U8 | MmaLayout::S24F16 => 1152,
             MmaLayout::U4 => 640,
+            MmaLayout::Iq4 => 576,
+            MmaLayout::Fp4 => 544,
             MmaLayout::S24S8 => 704,
             MmaLayout::S24S4 => 448,
         }
@@ -100,7 +117,8 @@ impl MmaLayout {
     /// Chunks of a tile that a warp of the GEMV kernel copies to shared memory at once.
     pub(crate) fn slot_chunks(self) -> usize {
         match self {
-            MmaLayout::U4 | MmaLayout::S24S8 | MmaLayout::S24S4 => 4,
+            MmaLayout::U4 | MmaLayout::Iq4 | MmaLayout::Fp4 => 4,
+            MmaLayout::S24S8 | MmaLayout::S24S4 => 4,
             _ => 2,
         }
     }

@@ -10,14 +10,14 @@ use super::groups::Group;
 use crate::constants::TILE_ROWS;
 
 /// Packs tiles `tiles` of a device's shard of all matrices. `bytes` are the whole weight; `packed`
-/// and `row_scales` those of the tiles, zero before.
+/// and `exponents`, of the scales of rows, are those of the tiles, zero before.
 pub(crate) fn pack(
     shape: &Shape,
     format: Format,
     bytes: &[u8],
     tiles: Range<usize>,
     packed: &mut [u8],
-    row_scales: &mut [f32],
+    exponents: &mut [u8],
 ) {
     let (rows, base) = (shape.matrices * shape.full_rows, format.base());
     let dense_bytes = base.and_then(|base| base.row_bytes(shape.cols)).unwrap_or(0);
@@ -26,18 +26,18 @@ pub(crate) fn pack(
     let mut groups = vec![Group::default(); shape.cols.div_ceil(32)];
     let (_, packer) = packing(format);
     let outputs = packed.chunks_exact_mut(shape.tile_bytes());
-    let outputs = outputs.zip(row_scales.chunks_exact_mut(TILE_ROWS));
-    for (tile, (packed, row_scales)) in tiles.zip(outputs) {
+    let outputs = outputs.zip(exponents.chunks_exact_mut(TILE_ROWS));
+    for (tile, (packed, exponents)) in tiles.zip(outputs) {
         let (matrix, tile) = (tile / shape.tiles(), tile % shape.tiles());
         let count = (shape.rows - tile * TILE_ROWS).min(TILE_ROWS);
-        for (r, scale) in row_scales[..count].iter_mut().enumerate() {
+        for (r, exponent) in exponents[..count].iter_mut().enumerate() {
             let row = matrix * shape.full_rows + shape.first_row + tile * TILE_ROWS + r;
             let mut row = format.row(bytes, rows, row);
             if base.is_some() {
                 format.densify_row(row, &mut dense);
                 row = &dense;
             }
-            *scale = match packer {
+            let scale = match packer {
                 Packer::Values(pack_row) => {
                     base.unwrap_or(format).dequantize(row, &mut values);
                     pack_row(&values, r, packed)
@@ -50,12 +50,15 @@ pub(crate) fn pack(
                     pack_row(&groups, r, packed)
                 }
             };
+            // Scales are powers of two.
+            *exponent = (scale.to_bits() >> 23) as u8;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use bodkin_gguf::format::iq4;
     use half::f16;
 
     use super::super::dense::max_abs;
@@ -65,12 +68,16 @@ mod tests {
     use crate::packed::{MmaLayout, PackedLayout, Shard};
 
     /// A number as the kernels read it.
-    fn read(shape: &Shape, packed: &[u8], scales: &[f32], row: usize, column: usize) -> f32 {
+    fn read(shape: &Shape, packed: &[u8], exponents: &[u8], row: usize, column: usize) -> f32 {
         let tile = &packed[row / 16 * shape.tile_bytes()..][..shape.tile_bytes()];
         let chunk = &tile[column / 64 * shape.layout.chunk_bytes()..];
         let (g, high, c, i) = (row % 8, row % 16 / 8, column % 64 / 16, column % 16);
         let lane = 4 * g + c;
         let half = |at: usize| f16::from_le_bytes([chunk[at], chunk[at + 1]]).to_f32();
+        let word = |start: usize| {
+            let at = start + 16 * lane + 8 * high + 4 * (i / 8);
+            u32::from_le_bytes(chunk[at..at + 4].try_into().unwrap())
+        };
         let pair = |start: usize| {
             let at = start + 4 * (2 * (8 * (c / 2) + g) + high);
             (half(at), half(at + 2))
@@ -98,14 +105,23 @@ mod tests {
                 scale * CODE_UNIT * byte() + min
             }
             PackedLayout::Mma(MmaLayout::U4) => {
-                let at = 16 * lane + 8 * high + 4 * (i / 8);
-                let word = u32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
-                let code = word >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
+                let code = word(0) >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
                 let (scale, min) = pair(512);
                 scale * CODE_UNIT * code as f32 + min
             }
+            PackedLayout::Mma(MmaLayout::Iq4) => {
+                let number = iq4::CODEBOOK[(word(0) >> (4 * (i % 8)) & 15) as usize];
+                half(512 + 4 * (8 * (c / 2) + g) + 2 * high) * CODE_UNIT * f32::from(number)
+            }
+            PackedLayout::Mma(MmaLayout::Fp4) => {
+                let bits = (word(0) >> (16 * (i % 2))) as u16;
+                let sign = bits << [0, 3, 1, 2][i % 8 / 2] & 0x8000;
+                let number = f16::from_bits(sign | bits << (3 * (i % 8 / 2)) & 0x0e00);
+                let scale = u16::from(chunk[512 + 2 * (8 * (c / 2) + g) + high]) << 8;
+                f16::from_bits(scale).to_f32() * number.to_f32()
+            }
         };
-        value * scales[row] / INPUT_DIVISOR
+        value * f32::from_bits(u32::from(exponents[row]) << 23) / INPUT_DIVISOR
     }
 
     /// Random blocks, but for those whose scales are no numbers, or tiny beside others. Of formats
@@ -148,11 +164,11 @@ mod tests {
             }
             let shape = Shape::new(PackedLayout::of(format), 1, rows, cols);
             let mut packed = vec![0; shape.packed_bytes()];
-            let mut scales = vec![0.0; shape.row_scales()];
-            pack(&shape, format, &data, 0..shape.tiles(), &mut packed, &mut scales);
+            let mut exponents = vec![0; shape.exponents()];
+            pack(&shape, format, &data, 0..shape.tiles(), &mut packed, &mut exponents);
             let (mut error, mut size) = (0.0, 0.0);
             for (i, &wanted) in values.iter().enumerate() {
-                let found = read(&shape, &packed, &scales, i / cols, i % cols);
+                let found = read(&shape, &packed, &exponents, i / cols, i % cols);
                 error += f64::from(found - wanted).powi(2);
                 size += f64::from(wanted).powi(2);
             }
@@ -171,10 +187,10 @@ mod tests {
         Format::MXFP4.dequantize(&data, &mut values);
         let shape = Shape::new(PackedLayout::of(Format::MXFP4), 1, 1, 32);
         let mut packed = vec![0; shape.packed_bytes()];
-        let mut scales = vec![0.0; shape.row_scales()];
-        pack(&shape, Format::MXFP4, &data, 0..1, &mut packed, &mut scales);
+        let mut exponents = vec![0; shape.exponents()];
+        pack(&shape, Format::MXFP4, &data, 0..1, &mut packed, &mut exponents);
         assert_eq!(values[0], 2f32.powi(112));
-        assert_eq!(read(&shape, &packed, &scales, 0, 0), values[0]);
+        assert_eq!(read(&shape, &packed, &exponents, 0, 0), values[0]);
     }
 
     #[test]
@@ -183,11 +199,11 @@ mod tests {
         let values: Vec<f32> = (0..3 * 17 * 5).map(|i| i as f32).collect();
         let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut packed = vec![0; shape.packed_bytes()];
-        let mut scales = vec![0.0; shape.row_scales()];
-        pack(&shape, Format::F32, &data, 0..6, &mut packed, &mut scales);
+        let mut exponents = vec![0; shape.exponents()];
+        pack(&shape, Format::F32, &data, 0..6, &mut packed, &mut exponents);
         for (i, &wanted) in values.iter().enumerate() {
             let (matrix, row, column) = (i / 85, i % 85 / 5, i % 5);
-            assert_eq!(read(&shape, &packed, &scales, 32 * matrix + row, column), wanted);
+            assert_eq!(read(&shape, &packed, &exponents, 32 * matrix + row, column), wanted);
         }
     }
 
@@ -201,20 +217,20 @@ mod tests {
             };
             let packed = |shape: Shape| {
                 let mut packed = vec![0; shape.packed_bytes()];
-                let mut scales = vec![0.0; shape.row_scales()];
+                let mut exponents = vec![0; shape.exponents()];
                 let tiles = 0..matrices * shape.tiles();
-                pack(&shape, format, &data, tiles, &mut packed, &mut scales);
-                let of_matrix = (packed.len() / matrices, scales.len() / matrices);
+                pack(&shape, format, &data, tiles, &mut packed, &mut exponents);
+                let of_matrix = (packed.len() / matrices, exponents.len() / matrices);
                 let packed = packed.chunks(of_matrix.0).map(<[u8]>::to_vec);
-                packed.zip(scales.chunks(of_matrix.1).map(<[f32]>::to_vec)).collect::<Vec<_>>()
+                packed.zip(exponents.chunks(of_matrix.1).map(<[u8]>::to_vec)).collect::<Vec<_>>()
             };
             let whole = Shape::new(PackedLayout::of(format), matrices, rows, cols);
             let mut together = vec![(Vec::new(), Vec::new()); matrices];
             for index in 0..2 {
                 let parts = packed(whole.shard(Shard { index, count: 2 }));
-                for ((packed, scales), part) in together.iter_mut().zip(parts) {
+                for ((packed, exponents), part) in together.iter_mut().zip(parts) {
                     packed.extend(part.0);
-                    scales.extend(part.1);
+                    exponents.extend(part.1);
                 }
             }
             assert!(together == packed(whole), "{}", format.name());

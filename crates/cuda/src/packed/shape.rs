@@ -52,10 +52,10 @@ pub(crate) struct Shape {
     pub(crate) widest: usize,
 }
 
-/// Split-K slices for codes of four bits, which a device's instructions limit rather than its
+/// Split-K slices for dense codes of four bits, which a device's instructions limit rather than its
 /// memory, so that no warp may stand idle. Where warps take slices of tiles in waves, these are the
 /// fewest slices within a sixteenth of the least time.
-fn slices_of_u4(tiles: usize) -> usize {
+fn slices_of_four_bits(tiles: usize) -> usize {
     let time = |slices: usize| (tiles * slices).div_ceil(WARPS) * (MAX_SLICES / slices);
     let all = [1, 2, 4, 8, MAX_SLICES];
     let least = all.map(time).into_iter().min().unwrap_or(0);
@@ -98,7 +98,9 @@ impl Shape {
         };
         self.chunks().div_ceil(match self.layout {
             _ if self.matrices > 1 => up_to(&EXPERT_SLICES),
-            PackedLayout::Mma(MmaLayout::U4) => slices_of_u4(widest),
+            PackedLayout::Mma(MmaLayout::U4 | MmaLayout::Iq4 | MmaLayout::Fp4) => {
+                slices_of_four_bits(widest)
+            }
             _ => up_to(&SLICES),
         })
     }
@@ -124,8 +126,8 @@ impl Shape {
         self.matrices * self.tiles() * self.tile_bytes()
     }
 
-    /// Scales of rows, one each.
-    pub(crate) fn row_scales(&self) -> usize {
+    /// Exponents of the scales of rows, a byte each.
+    pub(crate) fn exponents(&self) -> usize {
         self.matrices * self.tiles() * TILE_ROWS
     }
 }

@@ -98,7 +98,7 @@ fn codes(
     tile: &mut [u8],
     put: impl Fn(&mut [u8], usize, usize, usize, [u8; 2]),
 ) -> f32 {
-    let unit = code_unit(max_abs(row.iter().map(|group| group.scales[0])));
+    let unit = code_unit(max_abs(row.iter().map(|group| group.scales[0])), CODE_UNIT);
     for (chunk, groups) in tile.chunks_exact_mut(chunk_bytes).zip(row.chunks(2)) {
         clear_positions(chunk, code_bytes, r);
         for (j, group) in groups.iter().enumerate() {

@@ -46,6 +46,8 @@ impl Step<'_> {
             rows: rows as u32,
             gathers_outputs: u32::from(*is_outputs),
             cols: first.shape.cols as u32,
+            chunk_bytes: first.shape.layout.chunk_bytes() as u32,
+            slot_bytes: first.shape.layout.slot_bytes() as u32,
             ..p::Matmul::default()
         };
         if let (Some(norm), true) = (norm, self.inlines_norms()) {
@@ -58,7 +60,7 @@ impl Step<'_> {
             let (out, out_stride) = operand.out.map_or((0, 0), columns);
             *matrix = p::Matrix {
                 packed: weight.packed,
-                scales: weight.row_scales,
+                exponents: weight.exponents,
                 bias: self.vector(operand.bias),
                 out,
                 out_stride,

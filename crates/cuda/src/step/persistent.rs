@@ -11,7 +11,7 @@ use crate::packed::{MmaLayout, PackedLayout};
 use crate::parameters as p;
 use crate::persistent::{Persistent, PersistentStage};
 
-/// Threads of a block: the warps that compute, and four for the producer.
+/// Threads of a block: the warps that compute, and four for the producer and the watchdog.
 const THREADS: usize = 32 * PERSISTENT_WARPS + 128;
 
 impl Step<'_> {
@@ -59,6 +59,7 @@ impl Step<'_> {
             metadata: self.at.metadata,
             values: self.at.non_aliased,
             last_input: self.address(last_input),
+            stalled: self.at.stalled_stages,
             stage_count: persistent.list(self.program).count() as u32,
             workspace_bytes: persistent.workspace_bytes as u32,
             values_len: (self.sizes.early_release_bytes / 16) as u32,

@@ -40,7 +40,7 @@ impl Step<'_> {
         let weight = &self.weights[table.0];
         let parameters = p::Embed {
             packed: weight.packed,
-            scales: weight.row_scales,
+            exponents: weight.exponents,
             metadata: self.at.metadata,
             out: self.address(out),
             stride: self.stride(out),

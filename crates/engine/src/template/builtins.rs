@@ -26,9 +26,9 @@ macro_rules! table {
 pub(super) fn add_filters(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     let originals = table![
         safe, escape, lower, upper, title, capitalize, replace, length, dictsort, items, reverse,
-        trim, join, split, lines, default, round, abs, int, float, attr, first, last, min, max,
-        sort, list, string, bool, batch, slice, sum, select, reject, selectattr, rejectattr, map,
-        groupby, unique, chain, zip, pprint, format,
+        trim, join, default, round, abs, int, float, attr, first, last, min, max, sort, list,
+        string, batch, slice, sum, select, reject, selectattr, rejectattr, map, groupby, unique,
+        pprint, format,
     ];
     for (name, original) in originals {
         let aliases: &[&str] = match name {
@@ -77,7 +77,7 @@ pub(super) fn check(
             budget.check_size(found.saturating_mul(to))
         }
         "format" => check_format(budget, &text(), argument_bytes),
-        "split" | "splitlines" | "lines" => {
+        "split" | "splitlines" => {
             let text = text();
             let pieces = match argument(0).filter(|_| name == "split") {
                 Some(separator) => text.matches(separator).count(),
@@ -97,8 +97,7 @@ pub(super) fn check(
         }
         "sum" => check_work(items(value), bytes + argument_bytes),
         "join" | "dictsort" | "items" | "reverse" | "min" | "max" | "sort" | "list" | "select"
-        | "reject" | "selectattr" | "rejectattr" | "map" | "groupby" | "unique" | "chain"
-        | "zip" => {
+        | "reject" | "selectattr" | "rejectattr" | "map" | "groupby" | "unique" => {
             check_items(items(value))?;
             check_work(items(value), argument_bytes)
         }

@@ -52,9 +52,9 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 }
 
 /// Escapes for HTML as markupsafe does, which Jinja2 uses.
-pub(super) fn escape(value: &Value) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut out = String::new();
-    for character in value.to_string().chars() {
+    for character in text.chars() {
         match character {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),

@@ -13,6 +13,7 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, State, Value, context};
 
 use super::budget::{Budget, exceeded};
+use super::filters::escape;
 
 /// The name of the only template.
 const NAME: &str = "chat";
@@ -30,6 +31,7 @@ const SQUARES_MAX: u64 = 32 << 20;
 const MERGED_MAX: usize = 16;
 
 // No template can name these filters but as texts, and then they are harmless.
+const ADD: &str = "=add";
 const ADMIT: &str = "=admit";
 const ADMIT_MEMBER: &str = "=admit_member";
 const CHECK_TIME: &str = "=check_time";
@@ -40,8 +42,11 @@ fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
-/// Checks that a source is small enough to compile, and keeps the compiler from multiplying
-/// constants: a product such as `'x' * 9999` gets a factor that is known at run time only.
+/// Checks that a source is small enough to compile, and adapts it to minijinja:
+/// - Products such as `'x' * 9999` get a factor that is known at run time only, so that the compiler
+///   does not multiply constants.
+/// - `{% generation %}`, with which transformers marks what the model said, becomes an `if` that is
+///   always true, which trims white space alike.
 pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
     if source.len() > SOURCE_MAX {
         return Err(exceeded(format!("the template has more than {SOURCE_MAX} bytes")));
@@ -51,7 +56,7 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
     }
     let mut out = String::with_capacity(source.len());
     let (mut copied, mut tag_tokens, mut squares) = (0, 0, 0);
-    let mut follows_operand = false;
+    let (mut follows_operand, mut starts_block) = (false, false);
     for token in tokenize(source, false, syntax()?) {
         let (token, span) = token?;
         let is_end = matches!(token, Token::VariableEnd | Token::BlockEnd);
@@ -65,14 +70,20 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
         if is_end || matches!(token, Token::TemplateData(_)) {
             tag_tokens = 0;
         }
-        if matches!(token, Token::Mul) && follows_operand {
-            let end = span.end_offset as usize;
-            out.push_str(&source[copied..end]);
-            out.push_str("1|int*");
-            copied = end;
+        let replacement = match token {
+            Token::Mul if follows_operand => "*1|int*",
+            Token::Ident("generation") if starts_block => "if true",
+            Token::Ident("endgeneration") if starts_block => "endif",
+            _ => "",
+        };
+        if !replacement.is_empty() {
+            out.push_str(&source[copied..span.start_offset as usize]);
+            out.push_str(replacement);
+            copied = span.end_offset as usize;
         }
         // Elsewhere, an asterisk unpacks arguments.
         follows_operand = !matches!(token, Token::ParenOpen | Token::BracketOpen | Token::Comma);
+        starts_block = matches!(token, Token::BlockStart);
     }
     out.push_str(&source[copied..]);
     Ok(out)
@@ -129,6 +140,7 @@ fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Er
     Ok(match op {
         // Raw text is written like a value, so that it is charged.
         Op::EmitRaw(text) => vec![Op::LoadConst(Value::from(*text)), Op::Emit],
+        Op::Add => vec![filter(ADD, 2)],
         Op::Mul => vec![filter(MULTIPLY, 2)],
         Op::MergeKwargs(count) if *count > MERGED_MAX => {
             return Err(exceeded(format!("a call unpacks more than {MERGED_MAX} maps")));
@@ -147,7 +159,6 @@ fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Er
         | Op::MergeKwargs(_)
         | Op::BuildList(_)
         | Op::BuildTuple(_)
-        | Op::Add
         | Op::StringConcat
         | Op::Slice
         | Op::Eq
@@ -180,6 +191,9 @@ pub(super) fn add_filters(environment: &mut Environment<'_>, budget: &Arc<Budget
     let own = Arc::clone(budget);
     environment.add_filter(FLATTEN, move |lists: Rest<ValueOrKwargs>| flatten(&own, &only(lists)));
     let own = Arc::clone(budget);
+    environment
+        .add_filter(ADD, move |state: &mut State, a: Value, b: Value| add(&own, state, &a, &b));
+    let own = Arc::clone(budget);
     environment.add_filter(MULTIPLY, move |state: &mut State, a: Value, b: Value| {
         multiply(&own, state, &a, &b)
     });
@@ -205,6 +219,22 @@ fn flatten(budget: &Budget, lists: &Value) -> Result<Value, Error> {
         items.extend(list.try_iter()?);
     }
     budget.admit(Value::from(items))
+}
+
+/// `a + b`. As in Python, a text that is marked `safe` escapes the other one for HTML.
+fn add(budget: &Budget, state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
+    let part = |value: &Value, text: &str| match value.is_safe() {
+        false if a.is_safe() || b.is_safe() => escape(text),
+        _ => text.to_owned(),
+    };
+    let sum = match (a.as_str(), b.as_str()) {
+        (Some(left), Some(right)) => {
+            let sum = part(a, left) + &part(b, right);
+            if a.is_safe() || b.is_safe() { Value::from_safe_string(sum) } else { sum.into() }
+        }
+        _ => state.env().compile_expression("a + b")?.eval(context! { a => a, b => b })?,
+    };
+    budget.admit(sum)
 }
 
 /// `a * b`, after a look at how often a text or a list will be repeated.

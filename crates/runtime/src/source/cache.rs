@@ -4,67 +4,20 @@
 //! models come from.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use tempfile::TempDir;
 
-use crate::cleanup::{self, Guard};
+use super::intake::{Check, Pin, StoredFile, verify_file};
+use super::layers::Layer;
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
 
-const RECORD: &str = "entry.json";
+pub(super) const RECORD: &str = "entry.json";
 /// Larger records are not read.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
-/// Separates the entry's id from a random suffix in the name of an unfinished entry's folder.
-const UNFINISHED: char = '~';
-
-/// How a model that is already on this machine is verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
-    /// By size: enough to use a model.
-    Size,
-    /// By size and hash.
-    Hash,
-}
-
-/// The required size and hash of a file, whichever source delivers it.
-#[derive(Clone, Copy)]
-pub(crate) struct Pin {
-    pub(crate) bytes: u64,
-    /// Lower-case hexadecimal.
-    pub(crate) sha256: &'static str,
-}
-
-/// One verified file.
-#[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct StoredFile {
-    /// Plain file name inside the entry's folder.
-    pub(crate) name: String,
-    pub(crate) bytes: u64,
-    /// Lower-case hexadecimal.
-    pub(crate) sha256: String,
-}
-
-impl StoredFile {
-    /// Fails unless the file is the pinned one.
-    pub(crate) fn must_be(&self, pin: &Pin) -> Result<()> {
-        expect_bytes(&self.name, pin.bytes, self.bytes)?;
-        expect_sha256(&self.name, pin.sha256, &self.sha256)
-    }
-}
-
-/// The files that a fetch put into its staging folder.
-pub(crate) struct Fetched {
-    /// The name that a user types for exactly these files.
-    pub(crate) name: String,
-    /// The kind of source, for people.
-    pub(crate) source: String,
-    /// The first is the file to open.
-    pub(crate) files: Vec<StoredFile>,
-}
 
 /// The record of an entry.
 #[derive(Serialize, Deserialize)]
@@ -79,7 +32,7 @@ pub(crate) struct Record {
 
 /// A model in the cache.
 pub(crate) struct Entry {
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     pub(crate) record: Record,
 }
 
@@ -89,9 +42,29 @@ impl Entry {
         self.folder.join(&self.record.files[0].name)
     }
 
+    /// The layers beside the model's own files.
+    pub(crate) fn layers(&self) -> Vec<Layer> {
+        let layer = |file: &StoredFile| {
+            let (kind, path) = (file.layer.clone()?, self.folder.join(&file.name));
+            Some(Layer { kind, path, bytes: file.bytes })
+        };
+        self.record.files.iter().filter_map(layer).collect()
+    }
+
     /// Size of all files together.
     pub(crate) fn bytes(&self) -> u64 {
         self.record.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// When the entry was last used, or else fetched.
+    pub(crate) fn last_used(&self) -> Option<SystemTime> {
+        fs::metadata(self.folder.join(RECORD)).and_then(|record| record.modified()).ok()
+    }
+
+    /// Records that the entry is used now. A cache that cannot be written stays as it is.
+    pub(crate) fn touch(&self) {
+        let record = File::options().append(true).open(self.folder.join(RECORD));
+        drop(record.and_then(|record| record.set_modified(SystemTime::now())));
     }
 
     fn read(folder: PathBuf) -> Result<Option<Entry>> {
@@ -126,8 +99,8 @@ impl Entry {
 
 /// The folder of all entries.
 pub(crate) struct Cache<'a> {
-    folder: PathBuf,
-    reporter: &'a Reporter,
+    pub(super) folder: PathBuf,
+    pub(super) reporter: &'a Reporter,
 }
 
 impl<'a> Cache<'a> {
@@ -148,6 +121,7 @@ impl<'a> Cache<'a> {
         if let Some(entry) = &entry {
             pin.map_or(Ok(()), |pin| entry.record.files[0].must_be(pin))?;
             entry.verify(check, self.reporter)?;
+            entry.touch();
         }
         Ok(entry)
     }
@@ -175,8 +149,9 @@ impl<'a> Cache<'a> {
         entries
     }
 
-    /// Takes the right to write entry `id`, waiting for another process that holds it.
-    pub(crate) fn lock(&self, id: &str) -> Result<Slot<'_>> {
+    /// Locks entry `id` for writing, waiting for another process that has done so. The lock ends
+    /// when the file is closed, or its process dies.
+    pub(super) fn lock(&self, id: &str) -> Result<File> {
         let failed = |error| Error::io(unwritable(&self.folder))(error);
         fs::create_dir_all(&self.folder).map_err(failed)?;
         let lock = self.lock_file(id).map_err(failed)?;
@@ -188,218 +163,23 @@ impl<'a> Cache<'a> {
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        let slot = Slot { cache: self, id: id.to_owned(), _lock: lock };
-        slot.remove_leftovers();
-        Ok(slot)
+        Ok(lock)
     }
 
-    fn lock_file(&self, id: &str) -> std::io::Result<File> {
+    pub(super) fn lock_file(&self, id: &str) -> std::io::Result<File> {
         let path = self.folder.join(format!(".{id}.lock"));
         File::options().create(true).truncate(false).write(true).open(path)
     }
 
-    fn names(&self) -> impl Iterator<Item = String> {
+    /// The names in the folder.
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten();
         entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
     }
 }
 
-/// The right to write one entry. It ends when this is dropped or the process dies.
-pub(crate) struct Slot<'a> {
-    cache: &'a Cache<'a>,
-    id: String,
-    _lock: File,
-}
-
-impl Slot<'_> {
-    /// A new folder to collect the entry's files in.
-    pub(crate) fn stage(&self) -> Result<Staging> {
-        let folder = &self.cache.folder;
-        let root = tempfile::Builder::new()
-            .prefix(&format!(".{}{UNFINISHED}", self.id))
-            .tempdir_in(folder)
-            .map_err(Error::io(unwritable(folder)))?;
-        let path = root.path().to_owned();
-        let guard = cleanup::register(move || fs::remove_dir_all(&path).unwrap_or_default());
-        for part in ["files", "scratch"] {
-            fs::create_dir(root.path().join(part)).map_err(Error::io(unwritable(folder)))?;
-        }
-        Ok(Staging { root, _guard: guard, reporter: self.cache.reporter.clone() })
-    }
-
-    /// Makes the staged files the entry, in place of a damaged one if there is one.
-    pub(crate) fn commit(&self, staging: Staging, record: Record) -> Result<Entry> {
-        let files = staging.files();
-        let target = self.cache.folder.join(&self.id);
-        let failed = |error| Error::io(format!("cannot store {}", target.display()))(error);
-        let mut file = File::create(files.join(RECORD)).map_err(failed)?;
-        serde_json::to_writer_pretty(&mut file, &record).map_err(|error| failed(error.into()))?;
-        file.sync_all().map_err(failed)?;
-        sync_folder(&files);
-        if target.exists() {
-            fs::remove_dir_all(&target).map_err(failed)?;
-        }
-        fs::rename(&files, &target).map_err(failed)?;
-        sync_folder(&self.cache.folder);
-        Ok(Entry { folder: target, record })
-    }
-
-    /// Removes the folders of killed processes: those of this entry, since only the holder of its
-    /// lock creates them, and those of entries that no process has locked.
-    fn remove_leftovers(&self) {
-        for name in self.cache.names() {
-            let Some((id, _)) =
-                name.strip_prefix('.').and_then(|name| name.rsplit_once(UNFINISHED))
-            else {
-                continue;
-            };
-            let other = (id != self.id).then(|| self.cache.lock_file(id));
-            let ours = match &other {
-                None => true,
-                Some(lock) => lock.as_ref().is_ok_and(|lock| lock.try_lock().is_ok()),
-            };
-            if ours {
-                // The next fetch tries again to remove the rest.
-                fs::remove_dir_all(self.cache.folder.join(&name)).unwrap_or_default();
-            }
-        }
-    }
-}
-
-/// An unfinished entry. Its folder is removed when it is dropped, and by [`cleanup::run`].
-pub(crate) struct Staging {
-    // Declared first, so that the folder is gone before its cleanup is unregistered.
-    root: TempDir,
-    _guard: Guard,
-    pub(super) reporter: Reporter,
-}
-
-impl Staging {
-    /// The folder that becomes the entry.
-    pub(crate) fn files(&self) -> PathBuf {
-        self.root.path().join("files")
-    }
-
-    /// A folder for intermediate files, on the same disk.
-    pub(crate) fn scratch(&self) -> PathBuf {
-        self.root.path().join("scratch")
-    }
-
-    /// Opens a file of the entry for writing.
-    pub(crate) fn create(&self, name: &str) -> Result<Intake> {
-        let path = self.files().join(name);
-        let failed = Error::io(format!("cannot create {}", path.display()));
-        let file = File::create_new(&path).map_err(failed)?;
-        Ok(Intake { name: name.to_owned(), file, hash: Sha256::new(), bytes: 0 })
-    }
-
-    /// Moves a file from the scratch folder into the entry.
-    pub(crate) fn adopt(&self, name: &str, from: &Path) -> Result<StoredFile> {
-        let failed = |error| Error::io(format!("cannot store {name}"))(error);
-        let file = File::options().write(true).open(from).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
-        let bytes = file.metadata().map_err(failed)?.len();
-        let sha256 = hash(from, bytes, &self.reporter)?;
-        fs::rename(from, self.files().join(name)).map_err(failed)?;
-        Ok(StoredFile { name: name.to_owned(), bytes, sha256 })
-    }
-}
-
-/// A file that is hashed while it is written.
-pub(crate) struct Intake {
-    name: String,
-    file: File,
-    hash: Sha256,
-    bytes: u64,
-}
-
-impl Intake {
-    /// Syncs the file to the disk.
-    pub(crate) fn finish(self) -> Result<StoredFile> {
-        let failed = Error::io(format!("cannot write {}", self.name));
-        self.file.sync_all().map_err(failed)?;
-        Ok(StoredFile { name: self.name, bytes: self.bytes, sha256: hex(self.hash) })
-    }
-}
-
-impl Write for Intake {
-    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
-        let written = self.file.write(data)?;
-        self.hash.update(&data[..written]);
-        self.bytes += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.file.flush()
-    }
-}
-
-/// Fails unless the file at `path` has this size, and this SHA-256 if `check` includes it.
-pub(crate) fn verify_file(
-    path: &Path,
-    bytes: u64,
-    sha256: &str,
-    check: Check,
-    reporter: &Reporter,
-) -> Result<()> {
-    let shown = path.display().to_string();
-    let metadata = fs::metadata(path).map_err(Error::io(&shown))?;
-    expect_bytes(&shown, bytes, metadata.len())?;
-    match check {
-        Check::Size => Ok(()),
-        Check::Hash => expect_sha256(&shown, sha256, &hash(path, bytes, reporter)?),
-    }
-}
-
-/// Fails unless a file has the expected size.
-pub(super) fn expect_bytes(name: &str, expected: u64, found: u64) -> Result<()> {
-    match found == expected {
-        true => Ok(()),
-        false => Err(Error::mismatch(name, format!("{expected} bytes"), found)),
-    }
-}
-
-/// Fails unless a file has the expected SHA-256.
-pub(super) fn expect_sha256(name: &str, expected: &str, found: &str) -> Result<()> {
-    match found.eq_ignore_ascii_case(expected) {
-        true => Ok(()),
-        false => Err(Error::mismatch(name, format!("SHA-256 {expected}"), found)),
-    }
-}
-
-fn unwritable(folder: &Path) -> String {
+pub(super) fn unwritable(folder: &Path) -> String {
     format!("cannot write in the cache folder {}", folder.display())
-}
-
-/// SHA-256 of a file of about `bytes` bytes.
-fn hash(path: &Path, bytes: u64, reporter: &Reporter) -> Result<String> {
-    let failed = |error| Error::io(path.display().to_string())(error);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let phase = reporter.begin(&format!("verifying {name}"), Some(bytes));
-    let mut file = File::open(path).map_err(failed)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).map_err(failed)? {
-            0 => return Ok(hex(hash)),
-            read => {
-                hash.update(&buffer[..read]);
-                phase.add(read as u64);
-            }
-        }
-    }
-}
-
-fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Makes a rename in `folder` durable, where the platform lets folders be opened.
-fn sync_folder(folder: &Path) {
-    if let Ok(folder) = File::open(folder) {
-        folder.sync_all().unwrap_or_default();
-    }
 }
 
 /// The folder name of an entry: letters, digits, `.`, `_` and `-` stay, and any other byte becomes
@@ -413,4 +193,16 @@ pub(crate) fn entry_id(text: &str) -> String {
             _ => format!("%{byte:02X}"),
         })
         .collect()
+}
+
+/// The text whose [`entry_id`] this is.
+pub(crate) fn entry_name(id: &str) -> String {
+    let mut parts = id.split('%');
+    let mut name = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (code, rest) = part.split_at_checked(2).unwrap_or((part, ""));
+        name.push(u8::from_str_radix(code, 16).map_or('\u{fffd}', char::from));
+        name.push_str(rest);
+    }
+    name
 }

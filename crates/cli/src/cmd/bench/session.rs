@@ -71,7 +71,7 @@ impl Session {
         };
         let model = opened.load(backend, &limits)?;
         let mut pages = Pages::of(&*model);
-        let sequences = (0..n).map(|_| pages.start(&[])).collect();
+        let sequences = (0..n).map(|_| pages.unshared()).collect();
         Ok(Session {
             model,
             pages,
@@ -145,7 +145,7 @@ impl Session {
 
     fn restart(&mut self) {
         for sequence in &mut self.sequences {
-            let fresh = self.pages.start(&[]);
+            let fresh = self.pages.unshared();
             self.pages.release(std::mem::replace(sequence, fresh));
         }
     }

@@ -100,7 +100,7 @@ pub(super) fn words(
     tokenizer: &Arc<Tokenizer>,
     report: &mut Report,
 ) -> Result<()> {
-    let sampling = SamplerOptions::from_metadata(opened.file.metadata())?;
+    let sampling = opened.request()?.sampling;
     let template = Template::from_metadata(opened.file.metadata(), tokenizer)?;
     let prompts = PROMPTS.map(|prompt| encode(None, prompt, template.as_ref(), tokenizer));
     let prompts = prompts.into_iter().collect::<Result<Vec<_>>>()?;
@@ -168,7 +168,7 @@ fn engine(
 ) -> Result<Engine> {
     opened.plan_for(context)?;
     let step_tokens = args.machine.step_tokens()?;
-    let options = EngineOptions { context, step_tokens, parallel: 1 };
+    let options = EngineOptions::single(context, step_tokens);
     let model = opened.load(backend, &options.limits(&opened.plan))?;
     Ok(Engine::open(model, Arc::clone(tokenizer), options)?)
 }

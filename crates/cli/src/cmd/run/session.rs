@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bodkin::{Answer, Finish, Message, Model, ModelFile, Request};
-use bodkin_engine::{Event, Sampler, SamplerOptions};
+use bodkin_engine::{Event, Sampler};
 use serde_json::{Value, json};
 
 use super::arguments::{Args, Settings};
@@ -27,8 +27,8 @@ pub(super) struct Session {
     is_interactive: bool,
     /// Whether the oldest turns are dropped when the context is full.
     shifts: bool,
-    /// What the model file recommends.
-    recommended: SamplerOptions,
+    /// What the model file and its source recommend.
+    recommended: Request,
     pub(super) settings: Settings,
     /// The options of every request.
     request: Request,
@@ -41,8 +41,8 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn open(file: ModelFile, args: &Args, is_interactive: bool) -> Result<Session> {
-        let recommended = SamplerOptions::from_metadata(file.file.metadata())?;
-        let sampling = args.settings.sampling.options(&recommended)?;
+        let recommended = file.request()?;
+        let sampling = args.settings.sampling.options(&recommended.sampling)?;
         let tokenizer = args.tokenizer.open(&file.file)?;
         // Invalid options fail before the weights are read.
         Sampler::new(sampling.clone(), &tokenizer)?;
@@ -74,11 +74,11 @@ impl Session {
 
     /// Uses these settings from now on, if they are valid.
     pub(super) fn apply(&mut self, settings: Settings) -> Result<()> {
-        let sampling = settings.sampling.options(&self.recommended)?;
+        let sampling = settings.sampling.options(&self.recommended.sampling)?;
         Sampler::new(sampling.clone(), self.model.engine().tokenizer())?;
         self.request.sampling = sampling;
         self.request.max_tokens = settings.max_tokens.map(NonZeroUsize::get);
-        self.request.stop.clone_from(&settings.stop);
+        self.request.stop = [&self.recommended.stop[..], &settings.stop].concat();
         self.settings = settings;
         Ok(())
     }
@@ -181,7 +181,7 @@ impl Session {
         tokens.extend(started);
         let max_tokens = self.request.max_tokens.map(|max| max - started.len());
         let request = Request { prompt: tokens, max_tokens, ..self.request.clone() };
-        let events = self.model.engine().submit(request);
+        let events = self.model.engine().submit(request)?;
         let canceller = events.canceller();
         let _catch = interrupt::catch(move || canceller.cancel());
         let Screen { prefill, text } = screen;

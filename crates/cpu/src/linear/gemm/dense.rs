@@ -11,6 +11,23 @@ use crate::linear::kernel::bf16;
 use crate::linear::lanes::PANEL_ROWS;
 use crate::linear::layout::{self, FloatLayout, IntegerLayout, VisitLayout};
 
+/// Whether `M` has float tiles of this shape. A kernel of any other shape is not compiled: the
+/// widest are the slowest to compile, and would have too few registers.
+const fn has_tile<M: MicroKernels>(panels: usize, tokens: usize) -> bool {
+    const fn contains(shapes: &[(usize, usize)], panels: usize, tokens: usize) -> bool {
+        let mut i = 0;
+        while i < shapes.len() {
+            // A panel that is left over is a tile of its own.
+            if shapes[i].0 == tokens && (shapes[i].1 == panels || panels == 1) {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+    contains(M::FLOAT_PANELS, panels, tokens) || contains(M::STAGED_PANELS, panels, tokens)
+}
+
 /// Runs a matmul with the micro-kernels `M`, once its layout is known.
 pub(super) struct DenseGemm<'a, M>(pub(super) Gemm<'a>, pub(super) PhantomData<M>);
 
@@ -21,16 +38,17 @@ impl<M: MicroKernels> DenseGemm<'_, M> {
         // threads away, and an `Isa` proves its instructions.
         gemm.tiles(group, shapes, |tile, panels, tokens| unsafe {
             match (panels, tokens) {
-                (_, 16) => M::float::<K, 1, 16>(tile),
-                (3, 8) => M::float::<K, 3, 8>(tile),
-                (_, 8) => M::float::<K, 1, 8>(tile),
+                (1, 16) if const { has_tile::<M>(1, 16) } => M::float::<K, 1, 16>(tile),
+                (3, 8) if const { has_tile::<M>(3, 8) } => M::float::<K, 3, 8>(tile),
+                (1, 8) if const { has_tile::<M>(1, 8) } => M::float::<K, 1, 8>(tile),
+                (4, 4) if const { has_tile::<M>(4, 4) } => M::float::<K, 4, 4>(tile),
+                (2, 4) if const { has_tile::<M>(2, 4) } => M::float::<K, 2, 4>(tile),
                 (1, 4) => M::float::<K, 1, 4>(tile),
-                (2, 4) => M::float::<K, 2, 4>(tile),
-                (_, 4) => M::float::<K, 4, 4>(tile),
+                (4, 2) if const { has_tile::<M>(4, 2) } => M::float::<K, 4, 2>(tile),
                 (1, 2) => M::float::<K, 1, 2>(tile),
-                (_, 2) => M::float::<K, 4, 2>(tile),
-                (1, _) => M::float::<K, 1, 1>(tile),
-                (_, _) => M::float::<K, 4, 1>(tile),
+                (4, 1) if const { has_tile::<M>(4, 1) } => M::float::<K, 4, 1>(tile),
+                (1, 1) => M::float::<K, 1, 1>(tile),
+                _ => unreachable!("a float tile of {panels} panels and {tokens} tokens"),
             }
         });
     }
@@ -48,8 +66,8 @@ impl<M: MicroKernels> VisitLayout for DenseGemm<'_, M> {
             // SAFETY: as for floats.
             gemm.tiles(group, shapes, |tile, _, tokens| unsafe {
                 match tokens {
-                    16 => M::integer::<K, 16>(tile),
-                    8 => M::integer::<K, 8>(tile),
+                    16 if const { M::TOKENS >= 16 } => M::integer::<K, 16>(tile),
+                    8 if const { M::TOKENS >= 8 } => M::integer::<K, 8>(tile),
                     4 => M::integer::<K, 4>(tile),
                     2 => M::integer::<K, 2>(tile),
                     _ => M::integer::<K, 1>(tile),

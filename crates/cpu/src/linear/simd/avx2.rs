@@ -362,9 +362,4 @@ impl<const HALF: usize, const VNNI: bool> Lanes for Avx2<HALF, VNNI> {
     unsafe fn f16_to_f32(bits: u16) -> f32 {
         _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
     }
-
-    #[inline(always)]
-    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
 }

@@ -241,11 +241,6 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-
-    #[inline(always)]
     unsafe fn spread(bits: u64) -> u64 {
         _pdep_u64(bits, 0x7777_7777_7777_7777)
     }

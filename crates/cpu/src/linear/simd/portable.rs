@@ -12,7 +12,7 @@ use crate::linear::lanes::{Lanes, TWO_FOUR_COLUMNS};
 pub(crate) struct Portable;
 
 /// Builds a lane array from a function of the lane.
-#[inline(always)]
+#[inline]
 fn lanes<T>(f: impl FnMut(usize) -> T) -> [T; 16] {
     std::array::from_fn(f)
 }
@@ -25,32 +25,32 @@ impl Lanes for Portable {
     const FIRST: usize = 0;
     const COUNT: usize = 16;
 
-    #[inline(always)]
+    #[inline]
     unsafe fn bytes(at: *const u8) -> [u8; 64] {
         at.cast::<[u8; 64]>().read()
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn field<const RIGHT: u32, const LEFT: u32, const MASK: u8>(v: [u8; 64]) -> [u8; 64] {
         v.map(|b| ((b >> RIGHT) << LEFT) & MASK)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn or(a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
         std::array::from_fn(|i| a[i] | b[i])
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn lookup(table: &[i8; 16], nibbles: [u8; 64]) -> [u8; 64] {
         nibbles.map(|b| table[usize::from(b & 15)] as u8)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn int(value: i32) -> [i32; 16] {
         [value; 16]
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn dot(start: [i32; 16], codes: &[[u8; 64]], _: u32, x: *const i8) -> [i32; 16] {
         let mut sum = start;
         for (step, codes) in codes.iter().enumerate() {
@@ -64,12 +64,12 @@ impl Lanes for Portable {
         sum
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn centre(codes: [u8; 64], _: u32, offset: i32) -> [u8; 64] {
         codes.map(|code| code.wrapping_add((128 - offset) as u8))
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn centred_dot(
         start: i32,
         codes: &[[u8; 64]],
@@ -80,105 +80,100 @@ impl Lanes for Portable {
         Self::dot(Self::int(start), codes, 8, x)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn centred_start(start: i32, _: u32, _: i32) -> [i32; 16] {
         Self::int(start)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn centred_step(sum: [i32; 16], codes: [u8; 64], _: u32, x: *const i8) -> [i32; 16] {
         Self::dot(sum, &[codes], 8, x)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn sixteenth(v: [i32; 16]) -> [i32; 16] {
         v.map(|v| v / 16)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn to_floats(v: [i32; 16]) -> [f32; 16] {
         v.map(|v| v as f32)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn from_u8(at: *const u8) -> [f32; 16] {
         at.cast::<[u8; 16]>().read().map(f32::from)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn from_i8(at: *const u8) -> [f32; 16] {
         at.cast::<[i8; 16]>().read().map(f32::from)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn from_exponents(at: *const u8) -> [f32; 16] {
         at.cast::<[u8; 16]>().read().map(|e| f32::from_bits(u32::from(e) << 23))
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn from_f16(at: *const u8) -> [f32; 16] {
         let bytes = at.cast::<[[u8; 2]; 16]>().read();
         lanes(|i| f16::from_le_bytes(bytes[i]).to_f32_const())
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn from_bf16(at: *const u8) -> [f32; 16] {
         let bytes = at.cast::<[[u8; 2]; 16]>().read();
         lanes(|i| bf16::from_le_bytes(bytes[i]).to_f32_const())
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn from_f32(at: *const u8) -> [f32; 16] {
         at.cast::<[[u8; 4]; 16]>().read().map(f32::from_le_bytes)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn float(value: f32) -> [f32; 16] {
         [value; 16]
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn add(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         lanes(|i| a[i] + b[i])
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         lanes(|i| a[i] * b[i])
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
-        // Without the instruction, `mul_add` is a slow call.
-        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            lanes(|i| a[i].mul_add(b[i], c[i]))
-        } else {
-            lanes(|i| a[i] * b[i] + c[i])
-        }
+        lanes(|i| a[i].mul_add(b[i], c[i]))
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn store(v: [f32; 16], at: *mut f32) {
         at.cast::<[f32; 16]>().write(v);
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn prefetch(_: *const u8) {}
 
-    #[inline(always)]
+    #[inline]
     unsafe fn prefetch_l2(_: *const u8) {}
 
-    #[inline(always)]
+    #[inline]
     unsafe fn flip<const BITS: u8>(v: [u8; 64]) -> [u8; 64] {
         v.map(|b| b ^ BITS)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn store_bytes(v: [u8; 64], at: *mut u8) {
         at.cast::<[u8; 64]>().write(v);
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn expand<const GAP: u8>(mask: u64, at: *const u8) -> [u8; 64] {
         let (mut bytes, mut mask, mut next) = ([GAP; 64], mask, 0);
         while mask != 0 {
@@ -189,7 +184,7 @@ impl Lanes for Portable {
         bytes
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn select_two_four(masks: *const u8, x: *const i8) -> [[u8; 64]; 2] {
         let mut pairs = [[0; 64]; 2];
         for step in 0..4 {
@@ -205,7 +200,7 @@ impl Lanes for Portable {
         pairs
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn signed_dot<const ZERO: u8>(codes: [[u8; 64]; 2], x: [[u8; 64]; 2]) -> [i32; 16] {
         let product = |code: u8, x: u8| (i32::from(code) - i32::from(ZERO)) * i32::from(x as i8);
         lanes(|lane| {
@@ -214,7 +209,7 @@ impl Lanes for Portable {
         })
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn expand_f16(mask: u32, at: *const u8) -> [[f32; 16]; 2] {
         let mut next = at.cast::<u16>();
         [mask, mask >> 16].map(|mask| {
@@ -229,7 +224,7 @@ impl Lanes for Portable {
         })
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn interleave(columns: [*const u8; 4]) -> [[u8; 64]; 4] {
         let mut steps = [[0; 64]; 4];
         for (panel, step) in steps.iter_mut().enumerate() {
@@ -241,17 +236,8 @@ impl Lanes for Portable {
         steps
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn f16_to_f32(bits: u16) -> f32 {
         f16::from_bits(bits).to_f32_const()
-    }
-
-    #[inline(always)]
-    unsafe fn fma_one(a: f32, b: f32, c: f32) -> f32 {
-        if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-            a.mul_add(b, c)
-        } else {
-            a * b + c
-        }
     }
 }

@@ -107,14 +107,14 @@ pub(crate) unsafe fn sums<L: Lanes>(
             for _ in 0..shared {
                 for (sum, next) in sums.iter_mut().zip(&mut next) {
                     let (value, column) = panel.pair::<L>(*next);
-                    *sum = L::fma_one(value, *x.add(column * stride).cast(), *sum);
+                    *sum = value.mul_add(*x.add(column * stride).cast(), *sum);
                     *next += 1;
                 }
             }
             for (i, sum) in sums.iter_mut().enumerate() {
                 for at in next[i]..ends[i] {
                     let (value, column) = panel.pair::<L>(at);
-                    *sum = L::fma_one(value, *x.add(column * stride).cast(), *sum);
+                    *sum = value.mul_add(*x.add(column * stride).cast(), *sum);
                 }
             }
         }

@@ -1,0 +1,177 @@
+//! `bodkin serve`: models over HTTP.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bodkin_serve::{ModelSpec, Server, ServerOptions, Tls};
+
+use crate::arguments::Machine;
+use crate::interrupt;
+use crate::progress::reporter;
+
+/// Arguments of `serve`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Models: paths, known names, Ollama names, hf:owner/repo or pip:package; NAME=MODEL serves
+    /// a model under another name
+    #[arg(required = true, value_name = "MODEL")]
+    models: Vec<String>,
+    #[command(flatten)]
+    machine: Machine,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 for any free one
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+    /// Requests that run at the same time
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    parallel: usize,
+    /// Requests that wait for those to end
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    queue: usize,
+    /// Tokens in the KV cache, running and cached together [default: PARALLEL full contexts, or
+    /// what fits]
+    #[arg(long, value_name = "N")]
+    cache_tokens: Option<usize>,
+    /// Folder for pages of the KV cache, which are found again after a restart
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Most bytes of these pages
+    #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = bytes)]
+    cache_dir_size: u64,
+    /// Unload a model that had no request for this long, such as 5m [default: never]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    keep_alive: Option<Duration>,
+    /// Most bytes of all loaded models together, such as 24G
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory: Option<u64>,
+    /// API key that clients must present; may be given several times
+    #[arg(long, value_name = "KEY", env = "BODKIN_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// File of API keys, one a line: KEY [requests=N] [tokens=N], limits a minute
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Origin of web pages that may call the server, * for all; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+    /// Certificate chain in PEM: HTTPS instead of HTTP
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Largest body of a request
+    #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
+    max_body: u64,
+    /// A step that takes longer makes /health report a failure
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    step_timeout: Duration,
+    /// How long running requests may go on after Ctrl-C or SIGTERM
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    drain: Duration,
+    /// Print a line for each request: text or json
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
+    log: Option<String>,
+    /// Answer with made-up tokens, to measure everything but the model
+    #[arg(long)]
+    mock: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<()> {
+    if let Some(format) = &args.log {
+        log_requests(format == "json");
+    }
+    let mut load = args.machine.options();
+    (load.parallel, load.queue, load.cache_tokens) = (args.parallel, args.queue, args.cache_tokens);
+    (load.cache_dir, load.cache_dir_bytes) = (args.cache_dir, args.cache_dir_size);
+    if args.mock {
+        load.device = "mock".to_owned();
+    }
+    let models: Vec<ModelSpec> = args.models.iter().map(|model| spec(model)).collect();
+    let mut ids: Vec<&str> = models.iter().map(|model| model.id.as_str()).collect();
+    ids.sort_unstable();
+    let twice = ids.windows(2).find(|pair| pair[0] == pair[1]);
+    ensure!(twice.is_none(), "two models have the name `{}`", twice.map_or("", |pair| pair[0]));
+    let server = Server::bind(
+        ServerOptions {
+            host: args.host,
+            port: args.port,
+            models,
+            load,
+            keep_alive: args.keep_alive,
+            memory_bytes: args.memory,
+            api_keys: args.api_key,
+            api_key_file: args.api_key_file,
+            cors_origins: args.cors_origin,
+            tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| Tls { certificate, key }),
+            body_bytes: usize::try_from(args.max_body).unwrap_or(usize::MAX),
+            step_timeout: args.step_timeout,
+            drain: args.drain,
+        },
+        reporter().clone(),
+    )?;
+    let scheme = if server.has_tls() { "https" } else { "http" };
+    eprintln!("listening on {scheme}://{}", server.address());
+    let stopper = server.stopper();
+    let _catch = interrupt::catch(move || stopper.stop());
+    Ok(server.run()?)
+}
+
+/// `NAME=MODEL`, or a model whose name follows from its file's.
+fn spec(model: &str) -> ModelSpec {
+    let named = model.split_once('=').filter(|(name, _)| !name.contains(['/', ':', '\\']));
+    let (id, source) = match named {
+        Some((name, source)) => (name, source),
+        None => {
+            let file = model.rsplit(['/', '\\']).next().unwrap_or(model);
+            (file.strip_suffix(".gguf").unwrap_or(file), model)
+        }
+    };
+    ModelSpec { id: id.to_owned(), source: source.to_owned() }
+}
+
+/// Writes a line for each request to stderr.
+fn log_requests(as_json: bool) {
+    let subscriber = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
+    if as_json {
+        subscriber.json().flatten_event(true).init();
+    } else {
+        subscriber.with_ansi(false).init();
+    }
+}
+
+/// Parses a time such as `300`, `30s`, `5m` or `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => f64::NAN,
+    };
+    let seconds = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
+    Duration::try_from_secs_f64(seconds).map_err(|_| "expected a time such as 30s, 5m or 1h".into())
+}
+
+/// Parses a number of bytes such as `32M` or `24G`.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: f64 = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1.0,
+        "K" | "KB" => 1e3,
+        "M" | "MB" => 1e6,
+        "G" | "GB" => 1e9,
+        "T" | "TB" => 1e12,
+        _ => f64::NAN,
+    };
+    let bytes = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
+    match (0.0..1e18).contains(&bytes) {
+        true => Ok(bytes as u64),
+        false => Err("expected a number of bytes such as 32M or 24G".to_owned()),
+    }
+}

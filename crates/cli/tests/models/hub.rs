@@ -1,0 +1,165 @@
+//! Models from the Hugging Face hub: a stand-in that redirects to another host for the files.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::place::{Place, error, model, pulled, sha256};
+use crate::server::{Answer, Fault, Server};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A hub, and the host that its files are on.
+struct Hub {
+    hub: Server,
+    files: Server,
+}
+
+impl Hub {
+    /// Serves a repository with these files.
+    fn with(repo: &str, files: &[(&str, Vec<u8>)]) -> Hub {
+        let (hub, host) = (Server::new(), Server::new());
+        let siblings = files.iter().map(|(name, data)| {
+            let path = format!("/cdn/{}", sha256(data));
+            let to = Answer::Redirect(host.url("localhost") + &path);
+            hub.answer(&format!("/{repo}/resolve/{COMMIT}/{name}"), to);
+            host.answer(&path, Answer::File(data.clone()));
+            let lfs = json!({"sha256": sha256(data), "size": data.len(), "pointerSize": 134});
+            json!({"rfilename": name, "size": data.len(), "blobId": "0", "lfs": lfs})
+        });
+        let mut siblings: Vec<Value> = siblings.collect();
+        siblings.push(json!({"rfilename": "README.md", "size": 1, "blobId": "0"}));
+        let info = json!({"id": repo, "sha": COMMIT, "siblings": siblings}).to_string();
+        hub.answer(&format!("/api/models/{repo}?blobs=true"), Answer::File(info.into_bytes()));
+        Hub { hub, files: host }
+    }
+
+    fn bodkin(&self, place: &Place, args: &[&str]) -> std::process::Command {
+        let mut command = place.bodkin(args);
+        command.env("HF_ENDPOINT", self.hub.url("127.0.0.1"));
+        command
+    }
+
+    fn pull(&self, place: &Place, name: &str) -> std::process::Output {
+        self.bodkin(place, &["pull", name]).output().unwrap()
+    }
+}
+
+/// Models that differ, as different quantizations do.
+fn models() -> [Vec<u8>; 3] {
+    let read = |name: &str| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+        fs::read(format!("{folder}/{name}.gguf")).unwrap()
+    };
+    [model(), read("llama-q4_k_m"), read("llama")]
+}
+
+#[test]
+fn a_quantization_names_the_file() {
+    let [q4_0, q4_k_m, f32] = models();
+    let files = [
+        ("mmproj-F32.gguf", b"no text".to_vec()),
+        ("tiny-Q4_0.gguf", q4_0.clone()),
+        ("tiny-q4_k_m.gguf", q4_k_m.clone()),
+        ("F32/tiny-F32.gguf", f32.clone()),
+    ];
+    let hub = Hub::with("me/Tiny-GGUF", &files);
+    let place = Place::new();
+    for (name, data) in [
+        ("hf:me/Tiny-GGUF:Q4_0", &q4_0),
+        ("hf:me/Tiny-GGUF:F32", &f32),
+        ("hf:me/Tiny-GGUF:F32/tiny-F32.gguf", &f32),
+        ("hf:me/Tiny-GGUF:Q4_K_M", &q4_k_m),
+    ] {
+        assert!(fs::read(pulled(&hub.pull(&place, name))).unwrap() == *data, "{name}");
+    }
+    // What is here is not asked for again, by whichever name.
+    hub.hub.seen();
+    for name in ["hf:me/Tiny-GGUF:q4_0", "hf:me/Tiny-GGUF:F32", "hf:me/Tiny-GGUF"] {
+        pulled(&hub.pull(&place, name));
+    }
+    assert!(hub.hub.seen().is_empty());
+    let absent = error(&hub.pull(&place, "hf:me/Tiny-GGUF:Q8_0"));
+    assert!(absent.contains("expected Q8_0, found F32/tiny-F32.gguf, "), "{absent}");
+    // Without a choice, the usual one.
+    let other = Place::new();
+    assert!(fs::read(pulled(&hub.pull(&other, "hf:me/Tiny-GGUF"))).unwrap() == q4_k_m);
+    assert!(place.run(&["rm", "hf:me/Tiny-GGUF:q4_0"]).status.success());
+    assert_eq!(place.entries().len(), 2);
+}
+
+#[test]
+fn a_split_model_comes_whole_and_resumes() {
+    let place = Place::new();
+    let parts = split(&place);
+    let files: Vec<(&str, Vec<u8>)> =
+        parts.iter().map(|(name, data)| (name.as_str(), data.clone())).collect();
+    let hub = Hub::with("me/Tiny", &files);
+    hub.files.fail(&[Fault::Cut(500)]);
+    let path = pulled(&hub.pull(&place, "hf:me/Tiny:Q4_0"));
+    assert!(path.ends_with("tiny-Q4_0-00001-of-00002.gguf"), "{path:?}");
+    for (name, data) in &parts {
+        assert!(fs::read(path.with_file_name(name)).unwrap() == *data, "{name}");
+    }
+    let rows: Value = serde_json::from_slice(&place.run(&["list", "--json"]).stdout).unwrap();
+    assert_eq!(rows[0]["bytes"], parts.iter().map(|(_, data)| data.len()).sum::<usize>());
+}
+
+/// The tiny model in two files.
+fn split(place: &Place) -> [(String, Vec<u8>); 2] {
+    use bodkin_gguf::{File, Value, Writer};
+    let file = File::open(crate::place::MODEL).unwrap();
+    let (first, second) = file.tensors().split_at(file.tensors().len() / 2);
+    [first, second].map(|tensors| {
+        let part = usize::from(std::ptr::eq(tensors, second));
+        let name = format!("tiny-Q4_0-0000{}-of-00002.gguf", part + 1);
+        let mut metadata = file.metadata().clone();
+        metadata.insert("split.no", Value::U16(part as u16));
+        metadata.insert("split.count", Value::U16(2));
+        metadata.insert("split.tensors.count", Value::I32(file.tensors().len() as i32));
+        let path = place.path(&name);
+        let mut writer = Writer::new(&path, &metadata).unwrap();
+        for tensor in tensors {
+            let (format, data) = (tensor.format, file.data(tensor));
+            writer.tensor(&tensor.name, format, &tensor.shape, data).unwrap();
+        }
+        writer.save().unwrap();
+        (name, fs::read(path).unwrap())
+    })
+}
+
+#[test]
+fn the_token_goes_to_the_hub_alone() {
+    let hub = Hub::with("me/Tiny", &[("tiny-Q4_0.gguf", model())]);
+    let place = Place::new();
+    let output = hub.bodkin(&place, &["pull", "hf:me/Tiny"]).env("HF_TOKEN", "hf_abc").output();
+    pulled(&output.unwrap());
+    let token = Some("Bearer hf_abc".to_owned());
+    assert!(hub.hub.seen().iter().all(|seen| seen.authorization == token));
+    assert!(hub.files.seen().iter().all(|seen| seen.authorization.is_none()));
+    // It may also lie where the hub's own tools keep it.
+    let place = Place::new();
+    fs::write(place.path("hub/token"), "hf_def\n").unwrap();
+    pulled(&hub.pull(&place, "hf:me/Tiny"));
+    assert_eq!(hub.hub.seen()[0].authorization, Some("Bearer hf_def".to_owned()));
+}
+
+#[test]
+fn what_the_hub_lacks_or_damages_is_one_line() {
+    let hub = Hub::with("me/Tiny", &[("tiny-Q4_0.gguf", model())]);
+    let place = Place::new();
+    let absent = error(&hub.pull(&place, "hf:me/Absent"));
+    assert!(absent.contains("404 Not Found") && absent.contains("HF_TOKEN"), "{absent}");
+    let offline = error(&place.run(&["pull", "hf:me/Tiny"]));
+    for error in [absent, offline] {
+        assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    }
+    let path = format!("/cdn/{}", sha256(&model()));
+    hub.files.answer(&path, Answer::File(vec![0; model().len()]));
+    let wrong = error(&hub.pull(&place, "hf:me/Tiny"));
+    assert!(wrong.contains("expected SHA-256"), "{wrong}");
+    assert!(place.entries().is_empty() && place.leftovers().is_empty());
+    hub.hub.answer("/api/models/me/Tiny?blobs=true", Answer::File(b"<html>".to_vec()));
+    let wrong = error(&hub.pull(&place, "hf:me/Tiny"));
+    assert!(wrong.contains("expected a list of files"), "{wrong}");
+}

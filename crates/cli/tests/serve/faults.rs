@@ -1,0 +1,154 @@
+//! Clients that misbehave, keys, TLS, and the end of the server.
+
+use std::io::{Read, Write};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::server::{MODEL, Server, kit, post_head, read_response};
+
+/// Whatever a client sends, it gets a status, and the next one an answer.
+#[test]
+fn broken_requests_get_one_clear_error() {
+    let server = Server::start(&["--ctx-size", "256", "--max-body", "1M"]);
+    let path = "/v1/chat/completions";
+    let deep = format!("{{\"messages\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    let bodies: [(&[u8], u16, &str); 12] = [
+        (b"", 400, "not valid JSON"),
+        (b"{", 400, "not valid JSON"),
+        (b"[]", 400, "expected an object"),
+        (b"{\"messages\": \"\xff\xfe\"}", 400, "not valid JSON"),
+        (deep.as_bytes(), 400, "recursion limit"),
+        (b"{\"messages\": [], \"temperature\": NaN}", 400, "not valid JSON"),
+        (b"{\"messages\": [], \"temperature\": 1e999}", 400, "out of range"),
+        (b"{\"messages\": [{\"role\": 1, \"content\": \"x\"}]}", 400, "messages[0].role"),
+        (b"{\"messages\": [{\"role\": \"user\", \"content\": 1}]}", 400, "messages[0].content"),
+        (b"{\"messages\": [{}], \"stop\": [1]}", 400, "messages[0].role"),
+        (b"{\"model\": [1]}", 400, "model: expected a string"),
+        (&[b' '; 1_100_000], 413, "limit"),
+    ];
+    for (body, status, text) in bodies {
+        let response = server.post_bytes(path, body);
+        let shown = String::from_utf8_lossy(&body[..body.len().min(60)]).into_owned();
+        assert_eq!(response.status, status, "{shown}: {response:?}");
+        let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(text) && message.len() < 500, "{shown}: {message}");
+    }
+    let long = "a".repeat(1 << 20);
+    let head = format!("GET /health HTTP/1.1\r\nHost: x\r\nX-Long: {long}\r\n\r\n");
+    assert_eq!(server.send(&head, b"").status, 431);
+    let many = "X-A: b\r\n".repeat(300);
+    let head = format!("GET /health HTTP/1.1\r\nHost: x\r\n{many}\r\n");
+    assert_eq!(server.send(&head, b"").status, 431);
+    assert_eq!(server.send("nonsense\r\n\r\n", b"").status, 400);
+    assert_eq!(server.get("/no/such/path").status, 404);
+    assert_eq!(server.get(path).status, 405);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn idle_and_slow_connections_hold_nobody_up() {
+    let server = Server::start(&["--ctx-size", "256"]);
+    let idle: Vec<_> = (0..500).map(|_| server.connect()).collect();
+    // One sends half a head, one half a body, one does not read its answer.
+    let mut half_head = server.connect();
+    half_head.write_all(b"POST /completion HTTP/1.1\r\nHost").unwrap();
+    let mut half_body = server.connect();
+    half_body.write_all(post_head("/completion", 1000, "").as_bytes()).unwrap();
+    half_body.write_all(b"{\"prompt\": ").unwrap();
+    let mut deaf = server.connect();
+    let body = json!({ "prompt": [5, 6], "n_predict": 200, "stream": true }).to_string();
+    deaf.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+    deaf.write_all(body.as_bytes()).unwrap();
+    let start = Instant::now();
+    let response = server.post("/completion", &json!({ "prompt": [5, 6], "n_predict": 3 }));
+    assert_eq!(response.status, 200);
+    assert!(start.elapsed() < Duration::from_secs(10));
+    drop((idle, half_head, half_body));
+    server.wait_idle();
+    assert_eq!(read_response(deaf).status, 200);
+}
+
+#[test]
+fn keys_are_asked_for_where_they_matter() {
+    let server = Server::start(&["--api-key", "one", "--api-key", "two"]);
+    let body = json!({ "prompt": [5], "n_predict": 1 }).to_string();
+    let with = |headers: &str| {
+        let head = post_head("/completion", body.len(), headers);
+        server.send(&head, body.as_bytes())
+    };
+    assert_eq!(with("Authorization: Bearer two\r\n").status, 200);
+    assert_eq!(with("X-Api-Key: one\r\n").status, 200);
+    for headers in ["", "Authorization: Bearer three\r\n", "Authorization: one\r\n"] {
+        let refused = with(headers);
+        assert_eq!(refused.status, 401, "{headers}");
+        assert_eq!(refused.json()["error"]["type"], "authentication_error");
+    }
+    for (path, status) in
+        [("/health", 200), ("/v1/models", 200), ("/metrics", 401), ("/slots", 401)]
+    {
+        assert_eq!(server.get(path).status, status, "{path}");
+    }
+}
+
+#[test]
+fn web_pages_of_named_origins_may_call() {
+    let ask = |server: &Server, origin: &str| {
+        let head = format!(
+            "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: {origin}\r\n\
+             Access-Control-Request-Method: GET\r\nConnection: close\r\n\r\n"
+        );
+        server.send(&head, b"").head.to_ascii_lowercase().contains("access-control-allow-origin")
+    };
+    let server = Server::start(&["--cors-origin", "http://one.example"]);
+    assert!(ask(&server, "http://one.example") && !ask(&server, "http://two.example"));
+    assert!(!ask(&Server::start(&[]), "http://one.example"), "off by default");
+}
+
+/// SIGTERM lets a running request finish; a second signal does not wait.
+#[cfg(unix)]
+#[test]
+fn a_stopped_server_finishes_what_runs() {
+    let mut server = Server::start(&["--ctx-size", "1024"]);
+    let body = json!({ "prompt": [5, 6], "n_predict": 300, "ignore_eos": true, "stream": true });
+    let body = body.to_string();
+    let mut socket = server.connect();
+    socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+    socket.write_all(body.as_bytes()).unwrap();
+    socket.read_exact(&mut [0; 12]).unwrap();
+    let kill = || {
+        let pid = server.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    };
+    kill();
+    let rest = read_response(socket);
+    assert!(rest.head.contains("\"stop\":true") || rest.body.contains("\"stop\":true"), "{rest:?}");
+    assert!(server.child.wait().unwrap().success());
+    assert_eq!(server.rest_of_stderr(), "");
+}
+
+#[test]
+fn what_cannot_start_says_so_in_one_line() {
+    let fails = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bodkin"));
+        let output = command.arg("serve").args(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        stderr.lines().last().unwrap().to_owned()
+    };
+    let model = kit(MODEL);
+    let model = model.to_str().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let error = fails(&[model, "--port", &port]);
+    assert!(error.starts_with("error: cannot listen on 127.0.0.1:"), "{error}");
+    let error = fails(&["no-such-model.gguf", "--port", "0"]);
+    assert!(error.contains("no-such-model.gguf"), "{error}");
+    let error = fails(&[model, "--port", "0", "--api-key-file", "/no/such/file"]);
+    assert!(error.contains("/no/such/file"), "{error}");
+    let error = fails(&[model, "--port", "0", "--tls-cert", model, "--tls-key", model]);
+    assert!(error.contains(MODEL), "{error}");
+    let error = fails(&[model, model, "--port", "0"]);
+    assert!(error.contains("two models have the name"), "{error}");
+}

@@ -1,0 +1,10 @@
+//! `serve` from the outside: the real binary on tiny models, driven by the official clients of its
+//! interfaces, by `schemathesis`, and by sockets that misbehave.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod clients;
+mod faults;
+mod models;
+mod server;
+mod streams;

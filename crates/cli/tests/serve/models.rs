@@ -1,0 +1,101 @@
+//! Several models: loaded at first use, unloaded when idle or when memory is short.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::server::{Server, kit};
+
+fn status(server: &Server) -> Vec<(String, String)> {
+    let health = server.get("/health").json();
+    let models = health["models"].as_array().unwrap().iter();
+    let text = |model: &Value, name: &str| model[name].as_str().unwrap().to_owned();
+    models.map(|model| (text(model, "id"), text(model, "status"))).collect()
+}
+
+fn statuses(server: &Server) -> Vec<String> {
+    status(server).into_iter().map(|(_, status)| status).collect()
+}
+
+fn complete(server: &Server, model: &str) -> u16 {
+    let body = json!({ "model": model, "prompt": [5, 6], "max_tokens": 2 });
+    server.post("/v1/completions", &body).status
+}
+
+#[test]
+fn models_load_at_first_use_and_unload_when_idle() {
+    let (llama, qwen) = (kit("llama.gguf"), kit("qwen3.gguf"));
+    let qwen = format!("other={}", qwen.display());
+    let server = Server::with(&[llama.to_str().unwrap(), &qwen, "--keep-alive", "1s"]);
+    assert_eq!(statuses(&server)[1], "unloaded");
+    assert_eq!((complete(&server, "llama"), complete(&server, "other")), (200, 200));
+    assert_eq!(statuses(&server), ["loaded", "loaded"]);
+    assert_eq!(complete(&server, "third"), 404);
+    let start = Instant::now();
+    while statuses(&server) != ["unloaded", "unloaded"] {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", status(&server));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(complete(&server, "other"), 200, "it is loaded again");
+}
+
+#[test]
+fn an_idle_model_makes_room_for_another() {
+    let (llama, qwen) = (kit("llama.gguf"), kit("qwen3.gguf"));
+    let paths = [llama.to_str().unwrap(), qwen.to_str().unwrap()];
+    let small = ["--ctx-size", "256", "--parallel", "1"];
+    let bytes = |server: &Server| server.metric("bodkin_model_bytes") as u64;
+    let both = Server::with(&[&paths[..], &small].concat());
+    assert_eq!(complete(&both, "qwen3"), 200);
+    let memory = (bytes(&both) - 1).to_string();
+    drop(both);
+    let server = Server::with(&[&paths[..], &small, &["--memory", &memory]].concat());
+    assert_eq!(complete(&server, "llama"), 200);
+    for (name, wanted) in [("qwen3", ["unloaded", "loaded"]), ("llama", ["loaded", "unloaded"])] {
+        assert_eq!(complete(&server, name), 200);
+        assert_eq!(statuses(&server), wanted);
+    }
+    let server = Server::with(&[&paths[..1], &small, &["--memory", &memory]].concat());
+    let limit = (bytes(&server) - 1).to_string();
+    drop(server);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_bodkin"));
+    command.arg("serve").arg(paths[0]).args(small).args(["--memory", &limit, "--port", "0"]);
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("are missing"), "{stderr}");
+}
+
+/// A prompt is not read again by a server that was killed and started anew, and a torn page does
+/// no harm.
+#[test]
+fn prompts_survive_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--ctx-size", "512", "--cache-dir", folder.path().to_str().unwrap()];
+    let prompt: Vec<u32> = (0..200).map(|i| 10 + i * 7 % 300).collect();
+    let body = json!({ "prompt": prompt, "n_predict": 4, "temperature": 0, "return_tokens": true });
+    let pages = || -> Vec<std::path::PathBuf> {
+        let models = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let files = models.flat_map(|model| std::fs::read_dir(model).unwrap());
+        let paths = files.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|end| end == "page")).collect()
+    };
+    let answer = |server: &Server| {
+        let answer = server.post("/completion", &body).json();
+        (answer["tokens"].clone(), answer["timings"]["cache_n"].as_u64().unwrap())
+    };
+    let mut server = Server::start(&args);
+    let (tokens, cached) = answer(&server);
+    assert_eq!(cached, 0);
+    let start = Instant::now();
+    while pages().len() < 6 {
+        assert!(start.elapsed() < Duration::from_secs(10), "six full pages are written");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.child.kill().unwrap();
+    drop(server);
+    assert_eq!(answer(&Server::start(&args)), (tokens.clone(), 192));
+    for page in pages() {
+        std::fs::File::options().write(true).open(page).unwrap().set_len(1000).unwrap();
+    }
+    assert_eq!(answer(&Server::start(&args)), (tokens, 0));
+}

@@ -1,0 +1,175 @@
+//! A request as the worker has it: how its tokens are sampled and reported to its client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use bodkin_backend::SamplingParams;
+
+use crate::error::{Error, Result};
+use crate::events::{Update, UpdateSink};
+use crate::logprobs::logprobs;
+use crate::request::{Finish, Logprobs, Request, Timings, Usage};
+use crate::sampler::{Sampler, check_finite};
+use crate::stats::Status;
+use crate::tokenizer::Tokenizer;
+
+/// Counts a request as open until it drops.
+pub(crate) struct OpenRequest(Arc<Status>);
+
+impl OpenRequest {
+    /// None if `limit` requests are open.
+    pub(crate) fn new(status: &Arc<Status>, limit: usize) -> Option<OpenRequest> {
+        let next = |open| (open < limit).then_some(open + 1);
+        status.open.fetch_update(Relaxed, Relaxed, next).ok()?;
+        Some(OpenRequest(Arc::clone(status)))
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Everything of a request but its tokens and pages.
+pub(crate) struct Client {
+    /// Without its prompt.
+    request: Request,
+    sampler: Sampler,
+    sink: UpdateSink,
+    cancelled: Arc<AtomicBool>,
+    usage: Usage,
+    submitted: Instant,
+    admitted: Option<Instant>,
+    first_token: Option<Instant>,
+    open: OpenRequest,
+}
+
+/// A token of a step's output row.
+pub(crate) type RowToken = (u32, Option<Box<Logprobs>>);
+
+impl Client {
+    pub(crate) fn new(
+        request: Request,
+        sampler: Sampler,
+        sink: UpdateSink,
+        cancelled: Arc<AtomicBool>,
+        open: OpenRequest,
+    ) -> Client {
+        Client {
+            request,
+            sampler,
+            sink,
+            cancelled,
+            usage: Usage::default(),
+            submitted: Instant::now(),
+            admitted: None,
+            first_token: None,
+            open,
+        }
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Relaxed)
+    }
+
+    /// Notes that the first tokens of the prompt run, unless they have before.
+    pub(crate) fn admit(&mut self, prompt_tokens: usize, cached_tokens: usize, status: &Status) {
+        if self.admitted.is_some() {
+            return;
+        }
+        self.admitted = Some(Instant::now());
+        self.usage = Usage { prompt_tokens, cached_tokens, generated_tokens: 0 };
+        let mut stats = status.stats();
+        stats.requests += 1;
+        stats.prompt_tokens += prompt_tokens as u64;
+        stats.cached_tokens += cached_tokens as u64;
+        drop(stats);
+        self.report_prefill(cached_tokens, prompt_tokens);
+    }
+
+    /// Reports how much of the prompt is stored. A preempted request has been told before.
+    pub(crate) fn report_prefill(&mut self, done: usize, total: usize) {
+        if self.first_token.is_none() {
+            // The client may have stopped reading.
+            let _ = (self.sink)(Update::Prefill { done, total });
+        }
+    }
+
+    /// Whether the model can sample its tokens.
+    pub(crate) fn is_model_sampled(&self) -> bool {
+        self.request.logprobs.is_none() && self.sampler.has_params()
+    }
+
+    /// How the model samples the next `steps` tokens; none if the request's own sampler does.
+    pub(crate) fn params(&self, steps: usize) -> Option<SamplingParams> {
+        self.is_model_sampled().then(|| self.sampler.params(steps))
+    }
+
+    /// Takes a token that the model sampled from `width` logits.
+    pub(crate) fn accept(
+        &mut self,
+        token: u32,
+        nonfinite: usize,
+        width: usize,
+    ) -> Result<RowToken> {
+        check_finite(nonfinite, width)?;
+        self.sampler.accept_sampled(token);
+        Ok((token, None))
+    }
+
+    /// Samples a token from its logits.
+    pub(crate) fn sample(&mut self, logits: &[f32]) -> Result<RowToken> {
+        let token = self.sampler.sample(logits)?;
+        self.sampler.accept(token);
+        let top = self.request.logprobs;
+        Ok((token, top.map(|top| Box::new(logprobs(logits, token, top)))))
+    }
+
+    /// Reports a token. Returns why the request ends with it, if it does.
+    pub(crate) fn report(
+        &mut self,
+        (id, logprobs): RowToken,
+        tokenizer: &Tokenizer,
+    ) -> Option<Finish> {
+        self.first_token.get_or_insert_with(Instant::now);
+        self.usage.generated_tokens += 1;
+        let is_end = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
+        if is_end || self.request.stop_tokens.contains(&id) {
+            return Some(Finish::End);
+        }
+        if !(self.sink)(Update::Token { id, logprobs }) {
+            return Some(Finish::Cancelled);
+        }
+        let is_last = self.request.max_tokens == Some(self.usage.generated_tokens);
+        is_last.then_some(Finish::Length)
+    }
+
+    /// Ends the request.
+    pub(crate) fn finish(self, reason: Finish) {
+        let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
+        let now = Instant::now();
+        let first = self.first_token.unwrap_or(now);
+        let timings = Timings {
+            queue_ms: ms(self.submitted, self.admitted.unwrap_or(now)),
+            prompt_ms: ms(self.submitted, first),
+            generate_ms: ms(first, now),
+        };
+        let usage = self.usage;
+        self.send_last(Update::Done { reason, usage, timings });
+    }
+
+    /// Ends the request with an error.
+    pub(crate) fn fail(self, error: Error) {
+        self.send_last(Update::Error(error));
+    }
+
+    fn send_last(self, update: Update) {
+        let Client { mut sink, open, .. } = self;
+        // A client that submits its next request at once finds room in the queue.
+        drop(open);
+        // The client may have stopped reading.
+        let _ = sink(update);
+    }
+}

@@ -1,0 +1,92 @@
+//! How many prompt tokens may join a step with decode rows. Each of them delays the next token of
+//! every request that decodes, so the budget follows from measured times: a step with a chunk of a
+//! prompt takes about twice the time of one without. This file must not know requests.
+
+/// The weight of the newest measurement.
+const NEWEST: f64 = 0.2;
+
+/// The share of a decode step's time that prefill may add to it, a little below 1, because the
+/// next measurement varies.
+const SHARE: f64 = 0.8;
+
+/// The fewest tokens, so that prompts go on however slow the model is.
+const LEAST: usize = 8;
+
+/// The budget before anything was measured.
+const FIRST: usize = 64;
+
+/// Measured times of steps.
+#[derive(Debug)]
+pub(crate) struct PrefillBudget {
+    /// The most tokens of a step.
+    limit: usize,
+    /// Seconds of a step of decode rows alone; 0 before the first.
+    decode_seconds: f64,
+    /// Seconds that a token of a prompt adds to a step; 0 before the first.
+    token_seconds: f64,
+}
+
+impl PrefillBudget {
+    pub(crate) fn new(limit: usize) -> PrefillBudget {
+        PrefillBudget { limit, decode_seconds: 0.0, token_seconds: 0.0 }
+    }
+
+    /// The most prompt tokens beside `decoding` decode rows, for `prefilling` requests. Where more
+    /// requests wait for their first token than for their next, they get more of the time.
+    pub(crate) fn tokens(&self, decoding: usize, prefilling: usize) -> usize {
+        if decoding == 0 {
+            return self.limit;
+        }
+        if self.decode_seconds == 0.0 || self.token_seconds == 0.0 {
+            return FIRST.min(self.limit);
+        }
+        let weight = (prefilling as f64 / decoding as f64).max(1.0);
+        let tokens = SHARE * weight * self.decode_seconds / self.token_seconds;
+        (tokens as usize).max(LEAST).min(self.limit)
+    }
+
+    /// Notes the time of a step.
+    pub(crate) fn observe(&mut self, prefill: usize, decoding: usize, seconds: f64) {
+        let mean = |old: &mut f64, new: f64| {
+            *old = if *old == 0.0 { new } else { *old + NEWEST * (new - *old) };
+        };
+        match (prefill, decoding) {
+            (0, _) => mean(&mut self.decode_seconds, seconds),
+            (_, 0) => mean(&mut self.token_seconds, seconds / prefill as f64),
+            _ => {
+                // Never 0, which would mean that nothing was measured.
+                let added = (seconds - self.decode_seconds).max(0.01 * seconds);
+                mean(&mut self.token_seconds, added / prefill as f64);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device on which a step takes 2 ms, and 10 us more for each token.
+    fn seconds(prefill: usize, decoding: usize) -> f64 {
+        2e-3 + 1e-5 * (prefill + decoding) as f64
+    }
+
+    #[test]
+    fn a_chunk_of_a_prompt_at_most_doubles_the_time_of_a_step() {
+        let mut budget = PrefillBudget::new(2048);
+        assert_eq!(budget.tokens(0, 1), 2048);
+        assert_eq!(budget.tokens(8, 1), FIRST);
+        for _ in 0..50 {
+            budget.observe(0, 8, seconds(0, 8));
+            let prefill = budget.tokens(8, 1);
+            budget.observe(prefill, 8, seconds(prefill, 8));
+        }
+        let step = seconds(budget.tokens(8, 1), 8) / seconds(0, 8);
+        assert!((1.6..2.0).contains(&step), "{step} times as long");
+        // Fifteen prompts beside one request that decodes are worth more.
+        assert_eq!(budget.tokens(1, 15), 2048);
+        // A device on which one token of a prompt takes longer than a step still goes on.
+        budget.observe(1, 0, 1e6);
+        assert_eq!(budget.tokens(8, 1), LEAST);
+    }
+}

@@ -1,0 +1,248 @@
+//! Anthropic's interface: messages and the count of their tokens.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bodkin::{Finish, Usage};
+use serde_json::{Map, Value, json};
+
+use crate::app::SharedApp;
+use crate::auth::Caller;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, Json};
+use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running, tokenize};
+use crate::openai::chat::text_of_parts;
+use crate::openai::new_id;
+use crate::sampling;
+use crate::stream::{self, StreamFormat, sse_event};
+
+/// The most tokens of an answer if the request does not say.
+const DEFAULT_MAX_TOKENS: usize = 4096;
+
+/// Answers a conversation.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let model = fields.string("model")?;
+    let lease = app.model(model.as_deref()).await?;
+    let prompt = Prompt::Chat(chat(&mut fields)?);
+    let stop = fields.strings("stop_sequences")?;
+    let mut request = sampling::request(&mut fields, &lease)?;
+    request.stop.extend(stop);
+    request.max_tokens = Some(fields.count("max_tokens", 1)?.unwrap_or(DEFAULT_MAX_TOKENS));
+    let streams = fields.boolean("stream")?.unwrap_or(false);
+    let generation = Generation { prompt, request, choices: 1, separates_reasoning: true };
+    let running = app.generate(lease, caller, generation).await?;
+    if streams {
+        return Ok(stream::response(running, MessageStream::default()));
+    }
+    let (running, mut answers) = running.collect().await?;
+    let answer = answers.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
+    let mut content = Vec::new();
+    if !answer.text.reasoning.is_empty() {
+        let thinking = &answer.text.reasoning;
+        content.push(json!({ "type": "thinking", "thinking": thinking, "signature": "" }));
+    }
+    content.push(json!({ "type": "text", "text": answer.text.content }));
+    let (reason, sequence) = stop_reason(&answer.finish);
+    Ok(Json(json!({
+        "id": new_id("msg_"),
+        "type": "message",
+        "role": "assistant",
+        "model": running.lease.id(),
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage(&answer.usage),
+    }))
+    .into_response())
+}
+
+/// The tokens of a conversation.
+pub(crate) async fn count_tokens(
+    State(app): State<SharedApp>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let prompt = Prompt::Chat(chat(&mut fields)?);
+    let task = tokio::task::spawn_blocking(move || tokenize(&lease, prompt));
+    let (tokens, _) = task.await.map_err(|_| ApiError::internal("counting panicked"))??;
+    Ok(Json(json!({ "input_tokens": tokens.len() })).into_response())
+}
+
+/// The conversation of a request, in the form that templates read.
+fn chat(fields: &mut Fields) -> Result<Chat> {
+    ["tools", "tool_choice", "mcp_servers", "container"]
+        .into_iter()
+        .try_for_each(|f| fields.refuse(f))?;
+    let Some(given) = fields.array("messages")? else {
+        return Err(ApiError::field("messages", "messages: expected an array, found none"));
+    };
+    if given.is_empty() {
+        return Err(ApiError::field("messages", "messages: expected at least one"));
+    }
+    let mut messages = Vec::with_capacity(given.len() + 1);
+    if let Some(system) = fields.take("system") {
+        messages.push(json!({ "role": "system", "content": text("system", &system)? }));
+    }
+    for (i, message) in given.iter().enumerate() {
+        let role = message.get("role").and_then(Value::as_str);
+        let Some(role @ ("user" | "assistant")) = role else {
+            let at = format!("messages[{i}].role");
+            return Err(ApiError::field(&at, format!("{at}: expected user or assistant")));
+        };
+        let content = message.get("content").unwrap_or(&Value::Null);
+        let content = text(&format!("messages[{i}].content"), content)?;
+        messages.push(json!({ "role": role, "content": content }));
+    }
+    let continues = messages.last().is_some_and(|last| last["role"] == "assistant");
+    let mut variables = Map::new();
+    match fields.object("thinking")?.string("type")?.as_deref() {
+        None => {}
+        Some("enabled" | "adaptive") => {
+            drop(variables.insert("enable_thinking".into(), true.into()))
+        }
+        Some("disabled") => drop(variables.insert("enable_thinking".into(), false.into())),
+        Some(_) => {
+            let message = "thinking.type: expected enabled, adaptive or disabled";
+            return Err(ApiError::field("thinking.type", message));
+        }
+    }
+    Ok(Chat { messages, variables, continues })
+}
+
+/// The text of a string or of blocks of text. Reasoning of earlier answers is left out, as
+/// templates leave it out.
+fn text(at: &str, content: &Value) -> Result<String> {
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let is_thinking = |block: &Value| {
+                matches!(block["type"].as_str(), Some("thinking" | "redacted_thinking"))
+            };
+            let blocks: Vec<Value> =
+                blocks.iter().filter(|block| !is_thinking(block)).cloned().collect();
+            text_of_parts(at, &blocks)
+        }
+        _ => Err(ApiError::field(at, format!("{at}: expected a string or an array of blocks"))),
+    }
+}
+
+/// Why an answer ended, and the stop text that ended it.
+fn stop_reason(finish: &Finish) -> (&'static str, Option<&str>) {
+    match finish {
+        Finish::End | Finish::Cancelled => ("end_turn", None),
+        Finish::Stop(text) => ("stop_sequence", Some(text)),
+        Finish::Length => ("max_tokens", None),
+        Finish::Context => ("model_context_window_exceeded", None),
+    }
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.generated_tokens,
+    })
+}
+
+/// The events of a streamed answer: blocks of thinking and of text, one after the other.
+#[derive(Default)]
+struct MessageStream {
+    /// The kind of the open block.
+    open: Option<&'static str>,
+    /// Its number, or that of the next one.
+    index: usize,
+    failed: bool,
+}
+
+impl MessageStream {
+    /// Adds text to a block of this kind, which is opened if another one is open.
+    fn add(&mut self, kind: &'static str, text: &str, out: &mut Vec<u8>) {
+        if self.open != Some(kind) {
+            self.close(out);
+            let block = match kind {
+                "thinking" => json!({ "type": kind, "thinking": "", "signature": "" }),
+                _ => json!({ "type": kind, "text": "" }),
+            };
+            let name = "content_block_start";
+            let event = json!({ "type": name, "index": self.index, "content_block": block });
+            sse_event(name, &event, out);
+            self.open = Some(kind);
+        }
+        if !text.is_empty() {
+            let delta = match kind {
+                "thinking" => json!({ "type": "thinking_delta", "thinking": text }),
+                _ => json!({ "type": "text_delta", "text": text }),
+            };
+            let event =
+                json!({ "type": "content_block_delta", "index": self.index, "delta": delta });
+            sse_event("content_block_delta", &event, out);
+        }
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>) {
+        if self.open.take().is_some() {
+            let event = json!({ "type": "content_block_stop", "index": self.index });
+            sse_event("content_block_stop", &event, out);
+            self.index += 1;
+        }
+    }
+}
+
+impl StreamFormat for MessageStream {
+    const CONTENT_TYPE: &'static str = "text/event-stream; charset=utf-8";
+    const PING: &'static [u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
+
+    fn begin(&mut self, running: &Running, out: &mut Vec<u8>) {
+        let message = json!({
+            "id": new_id("msg_"),
+            "type": "message",
+            "role": "assistant",
+            "model": running.lease.id(),
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": { "input_tokens": running.prompt.len(), "output_tokens": 0 },
+        });
+        sse_event("message_start", &json!({ "type": "message_start", "message": message }), out);
+    }
+
+    fn event(&mut self, _: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
+        let ChoiceEvent { delta, kind, .. } = event;
+        if !delta.reasoning.is_empty() {
+            self.add("thinking", &delta.reasoning, out);
+        }
+        if !delta.content.is_empty() {
+            self.add("text", &delta.content, out);
+        }
+        match kind {
+            EventKind::Token { .. } => {}
+            EventKind::Done { finish, usage: counts, .. } => {
+                if self.index == 0 && self.open.is_none() {
+                    // Clients expect a block, if only an empty one.
+                    self.add("text", "", out);
+                }
+                self.close(out);
+                let (reason, sequence) = stop_reason(&finish);
+                let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
+                let event =
+                    json!({ "type": "message_delta", "delta": delta, "usage": usage(&counts) });
+                sse_event("message_delta", &event, out);
+            }
+            EventKind::Failed(error) => {
+                self.failed = true;
+                sse_event("error", &error.anthropic(), out);
+            }
+        }
+    }
+
+    fn end(&mut self, _: &Running, out: &mut Vec<u8>) {
+        if !self.failed {
+            sse_event("message_stop", &json!({ "type": "message_stop" }), out);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Embeddings of texts, as OpenAI's and Ollama's clients ask for them. Models are encoders; vectors
+//! have length 1.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
+
+use crate::app::SharedApp;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, Json};
+use crate::models::{Kind, Lease};
+use crate::ollama;
+
+/// The most texts of a request.
+const TEXTS: usize = 4096;
+
+/// What to embed.
+enum Input {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// The vectors of a request, and the tokens of all its texts.
+struct Embedded {
+    vectors: Vec<Vec<f32>>,
+    tokens: usize,
+}
+
+/// OpenAI's form.
+pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let name = if fields.has("input") { "input" } else { "content" };
+    let inputs = inputs(&mut fields, name)?;
+    let dimensions = fields.count("dimensions", 1)?;
+    let format = fields.string("encoding_format")?;
+    let is_base64 = match format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => {
+            let message = "encoding_format: expected float or base64";
+            return Err(ApiError::field("encoding_format", message));
+        }
+    };
+    let id = lease.id().to_owned();
+    let Embedded { vectors, tokens } = embed(lease, inputs, dimensions).await?;
+    let data = vectors.iter().enumerate().map(|(index, vector)| {
+        let embedding: Value = match is_base64 {
+            true => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                BASE64_STANDARD.encode(bytes).into()
+            }
+            false => vector.as_slice().into(),
+        };
+        json!({ "object": "embedding", "index": index, "embedding": embedding })
+    });
+    Ok(Json(json!({
+        "object": "list",
+        "data": data.collect::<Value>(),
+        "model": id,
+        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+    }))
+    .into_response())
+}
+
+/// Ollama's form for several texts.
+pub(crate) async fn ollama(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
+    let started = Instant::now();
+    let lease = ollama::model(&app, &mut fields).await?;
+    let inputs = inputs(&mut fields, "input")?;
+    let dimensions = fields.count("dimensions", 1)?;
+    let (id, load) = (lease.id().to_owned(), lease.load_time);
+    let Embedded { vectors, tokens } = embed(lease, inputs, dimensions).await?;
+    Ok(Json(json!({
+        "model": id,
+        "embeddings": vectors,
+        "total_duration": started.elapsed().as_nanos() as u64,
+        "load_duration": load.as_nanos() as u64,
+        "prompt_eval_count": tokens,
+    }))
+    .into_response())
+}
+
+/// Ollama's older form for one text.
+pub(crate) async fn ollama_one(
+    State(app): State<SharedApp>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let lease = ollama::model(&app, &mut fields).await?;
+    let text = fields.string("prompt")?.unwrap_or_default();
+    let mut embedded = embed(lease, vec![Input::Text(text)], None).await?;
+    Ok(Json(json!({ "embedding": embedded.vectors.pop() })).into_response())
+}
+
+/// A text, token ids, or an array of either.
+fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<Input>> {
+    let expected = "a text, token ids, or an array of these";
+    let Some(value) = fields.take(name) else {
+        return Err(ApiError::field(name, format!("{name}: expected {expected}, found none")));
+    };
+    let wrong = |value: &Value| fields.mismatch(name, expected, value);
+    let tokens = |values: &[Value]| {
+        let id =
+            |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| wrong(v));
+        Ok(Input::Tokens(values.iter().map(id).collect::<Result<_>>()?))
+    };
+    let inputs = match value {
+        Value::String(text) => vec![Input::Text(text)],
+        Value::Array(values) if values.first().is_some_and(Value::is_number) => {
+            vec![tokens(&values)?]
+        }
+        Value::Array(values) => {
+            let one = |value: Value| match value {
+                Value::String(text) => Ok(Input::Text(text)),
+                Value::Array(values) => tokens(&values),
+                other => Err(wrong(&other)),
+            };
+            values.into_iter().map(one).collect::<Result<_>>()?
+        }
+        other => return Err(wrong(&other)),
+    };
+    let is_empty = |input: &Input| match input {
+        Input::Text(text) => text.is_empty(),
+        Input::Tokens(tokens) => tokens.is_empty(),
+    };
+    if let Some(i) = inputs.iter().position(is_empty) {
+        return Err(ApiError::field(name, format!("{name}[{i}]: expected a text, found none")));
+    }
+    match inputs.len() {
+        1..=TEXTS => Ok(inputs),
+        n => {
+            let message = format!("{name}: expected 1 to {TEXTS} texts, found {n}");
+            Err(ApiError::field(name, message))
+        }
+    }
+}
+
+/// Embeds texts, one request at a time.
+async fn embed(lease: Lease, inputs: Vec<Input>, dimensions: Option<usize>) -> Result<Embedded> {
+    let task = spawn_blocking(move || {
+        let Kind::Encoder(encoder) = &lease.kind else {
+            let message = format!("{} makes text and no embeddings", lease.id());
+            return Err(ApiError::bad_request(message));
+        };
+        // An encoder keeps nothing from one call to the next.
+        let mut encoder = encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        let texts = inputs.into_iter().map(|input| match input {
+            Input::Text(text) => Ok(encoder.tokenize(&text)?),
+            Input::Tokens(tokens) => Ok(tokens),
+        });
+        let texts = texts.collect::<Result<Vec<Vec<u32>>>>()?;
+        let mut vectors = Vec::with_capacity(texts.len());
+        encoder.embed_tokens(&texts, |_, vector| vectors.push(vector.to_vec()))?;
+        if let Some(dimensions) = dimensions {
+            vectors.iter_mut().try_for_each(|vector| shorten(vector, dimensions))?;
+        }
+        Ok(Embedded { vectors, tokens: texts.iter().map(Vec::len).sum() })
+    });
+    task.await.map_err(|_| ApiError::internal("computing the embeddings panicked"))?
+}
+
+/// Cuts a vector to its first dimensions and scales it to length 1 again (Matryoshka).
+fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Result<()> {
+    if dimensions > vector.len() {
+        let most = vector.len();
+        let message = format!("dimensions: expected 1 to {most}, found {dimensions}");
+        return Err(ApiError::field("dimensions", message));
+    }
+    vector.truncate(dimensions);
+    let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|x| *x /= length);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortened_vectors_have_length_one() {
+        let mut vector = vec![3.0, 4.0, 12.0];
+        shorten(&mut vector, 2).unwrap();
+        assert_eq!(vector, [0.6, 0.8]);
+        assert!(shorten(&mut vector, 3).is_err());
+    }
+}

@@ -1,0 +1,286 @@
+//! From a request of any interface to the events of its answers. Templates are rendered and texts
+//! are tokenized on threads that may block; the events of all answers come through one channel.
+
+use std::sync::Arc;
+
+use bodkin::{Event, Finish, Logprobs, Request, Timings, Usage};
+use bodkin_engine::{EventDecoder, Update};
+use serde_json::{Map, Value};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::spawn_blocking;
+
+use crate::error::{ApiError, Result};
+use crate::metrics::RequestMetrics;
+use crate::models::Lease;
+use crate::reasoning::{Delta, ReasoningSplitter};
+
+/// What to generate from.
+#[derive(Clone, Debug)]
+pub(crate) enum Prompt {
+    /// Token ids.
+    Tokens(Vec<u32>),
+    /// A text; special tokens in it are parsed.
+    Text(String),
+    /// A sequence of texts and token ids.
+    Mixed(Vec<Prompt>),
+    /// Messages for the model's chat template.
+    Chat(Chat),
+}
+
+/// A conversation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chat {
+    /// Messages as OpenAI has them.
+    pub(crate) messages: Vec<Value>,
+    /// Further variables of the template.
+    pub(crate) variables: Map<String, Value>,
+    /// The last message is the start of the answer.
+    pub(crate) continues: bool,
+}
+
+/// A request in the engine's terms.
+#[derive(Clone, Debug)]
+pub(crate) struct Generation {
+    pub(crate) prompt: Prompt,
+    /// Its prompt is filled in.
+    pub(crate) request: Request,
+    /// How many answers.
+    pub(crate) choices: usize,
+    /// Whether reasoning is separated from the answer.
+    pub(crate) separates_reasoning: bool,
+}
+
+/// An event of one answer.
+#[derive(Debug)]
+pub(crate) struct ChoiceEvent {
+    /// Which answer.
+    pub(crate) index: usize,
+    pub(crate) delta: Delta,
+    pub(crate) kind: EventKind,
+}
+
+/// What an event says beside its text.
+#[derive(Debug)]
+pub(crate) enum EventKind {
+    Token { id: u32, logprobs: Option<Box<Logprobs>> },
+    Done { finish: Finish, usage: Usage, timings: Timings },
+    Failed(ApiError),
+}
+
+/// Receives the tokens of each answer.
+pub(crate) type TokenCounter = Box<dyn Fn(usize) + Send>;
+
+/// A running request. Dropping it cancels all its answers.
+pub(crate) struct Running {
+    pub(crate) lease: Lease,
+    /// The tokens of the prompt.
+    pub(crate) prompt: Arc<[u32]>,
+    receiver: UnboundedReceiver<(usize, Update)>,
+    choices: Vec<Choice>,
+    /// Answers that have not ended.
+    open: usize,
+    metrics: RequestMetrics,
+    counter: TokenCounter,
+}
+
+struct Choice {
+    decoder: EventDecoder,
+    splitter: Option<ReasoningSplitter>,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) text: Delta,
+    pub(crate) tokens: Vec<AnswerToken>,
+    pub(crate) finish: Finish,
+    pub(crate) usage: Usage,
+    pub(crate) timings: Timings,
+}
+
+/// A token of an answer.
+#[derive(Debug)]
+pub(crate) struct AnswerToken {
+    pub(crate) id: u32,
+    pub(crate) logprobs: Option<Box<Logprobs>>,
+}
+
+/// The tokens of a prompt, and its text if it has been rendered.
+pub(crate) fn tokenize(lease: &Lease, prompt: Prompt) -> Result<(Vec<u32>, Option<String>)> {
+    let model = lease.text()?;
+    match prompt {
+        Prompt::Tokens(tokens) => Ok((tokens, None)),
+        Prompt::Text(text) => Ok((model.tokenize(&text)?, None)),
+        Prompt::Mixed(parts) => {
+            let mut tokens = Vec::new();
+            for (i, part) in parts.into_iter().enumerate() {
+                match part {
+                    Prompt::Text(text) => {
+                        let tokenizer = model.engine().tokenizer();
+                        tokens.extend(tokenizer.try_encode(&text, i == 0, true)?);
+                    }
+                    part => tokens.extend(tokenize(lease, part)?.0),
+                }
+            }
+            Ok((tokens, None))
+        }
+        Prompt::Chat(chat) => {
+            let text = render(lease, &chat)?;
+            // The template writes the special tokens itself.
+            Ok((model.engine().tokenizer().try_encode(&text, false, true)?, Some(text)))
+        }
+    }
+}
+
+/// The text of a conversation.
+pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
+    let Chat { messages, variables, continues } = chat;
+    let text = lease.text()?.render_chat(messages.clone(), variables, !continues)?;
+    if !continues {
+        return Ok(text);
+    }
+    // Whatever the template writes behind the last message would end it.
+    let last = messages.last().and_then(|last| last.get("content")?.as_str());
+    let last = last.unwrap_or_default().trim_end();
+    let end = text.rfind(last).map(|at| at + last.len());
+    end.map(|end| text[..end].to_owned()).ok_or_else(|| {
+        ApiError::bad_request("the chat template does not repeat the message to continue")
+    })
+}
+
+impl Generation {
+    /// Submits the request. `counter` receives the tokens of each answer.
+    pub(crate) async fn start(
+        self,
+        lease: Lease,
+        metrics: RequestMetrics,
+        counter: TokenCounter,
+    ) -> Result<Running> {
+        let task = spawn_blocking(move || self.submit(lease, metrics, counter));
+        task.await.map_err(|_| ApiError::internal("preparing the request panicked"))?
+    }
+
+    fn submit(
+        self,
+        lease: Lease,
+        metrics: RequestMetrics,
+        counter: TokenCounter,
+    ) -> Result<Running> {
+        let Generation { prompt, request, choices, separates_reasoning } = self;
+        let (tokens, rendered) = tokenize(&lease, prompt)?;
+        let model = lease.text()?;
+        let (sender, receiver) = unbounded_channel();
+        let mut running = Vec::with_capacity(choices);
+        for index in 0..choices {
+            let mut request = request.clone();
+            request.prompt.clone_from(&tokens);
+            // Answers differ, and each is what its seed gives alone.
+            request.sampling.seed = request.sampling.seed.map(|s| s.wrapping_add(index as u64));
+            let sender = sender.clone();
+            let sink = Box::new(move |update| sender.send((index, update)).is_ok());
+            let decoder = model.engine().submit_to(request, sink)?;
+            let splitter = match &rendered {
+                Some(text) if separates_reasoning => {
+                    ReasoningSplitter::new(model.template()?.source(), text)
+                }
+                _ => None,
+            };
+            running.push(Choice { decoder, splitter });
+        }
+        Ok(Running {
+            prompt: tokens.into(),
+            receiver,
+            open: running.len(),
+            choices: running,
+            metrics,
+            counter,
+            lease,
+        })
+    }
+}
+
+impl Running {
+    /// The number of answers.
+    pub(crate) fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// The next event; none when all answers have ended.
+    pub(crate) async fn next(&mut self) -> Option<ChoiceEvent> {
+        while self.open > 0 {
+            let Some((index, update)) = self.receiver.recv().await else {
+                self.open = 0;
+                let error = ApiError::internal("the engine has stopped");
+                let (delta, kind) = (Delta::default(), EventKind::Failed(error));
+                return Some(ChoiceEvent { index: 0, delta, kind });
+            };
+            if let Some(event) = self.decode(index, update) {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    /// An event that is there already.
+    pub(crate) fn try_next(&mut self) -> Option<ChoiceEvent> {
+        loop {
+            let (index, update) = self.receiver.try_recv().ok()?;
+            if let Some(event) = self.decode(index, update) {
+                return Some(event);
+            }
+        }
+    }
+
+    fn decode(&mut self, index: usize, update: Update) -> Option<ChoiceEvent> {
+        let choice = &mut self.choices[index];
+        let (text, kind) = match choice.decoder.decode(update)? {
+            Event::Prefill { .. } => return None,
+            Event::Token { id, text, logprobs } => {
+                self.metrics.token(index);
+                (text, EventKind::Token { id, logprobs })
+            }
+            Event::Done { reason: finish, text, usage, timings } => {
+                self.open -= 1;
+                self.metrics.done();
+                // The answers to a prompt read it once.
+                let prompt = if index == 0 { usage.prompt_tokens } else { 0 };
+                (self.counter)(prompt + usage.generated_tokens);
+                (text, EventKind::Done { finish, usage, timings })
+            }
+            Event::Error(error) => {
+                self.open -= 1;
+                (String::new(), EventKind::Failed(error.into()))
+            }
+        };
+        let is_last = !matches!(kind, EventKind::Token { .. });
+        let delta = match &mut choice.splitter {
+            Some(splitter) => splitter.push(&text, is_last),
+            None => Delta { content: text, reasoning: String::new() },
+        };
+        Some(ChoiceEvent { index, delta, kind })
+    }
+
+    /// Waits for all answers.
+    pub(crate) async fn collect(mut self) -> Result<(Running, Vec<Answer>)> {
+        let mut texts: Vec<(Delta, Vec<AnswerToken>)> = Vec::new();
+        texts.resize_with(self.choices.len(), Default::default);
+        let mut answers: Vec<Option<Answer>> = Vec::new();
+        answers.resize_with(self.choices.len(), || None);
+        while let Some(ChoiceEvent { index, delta, kind }) = self.next().await {
+            let (text, tokens) = &mut texts[index];
+            text.reasoning.push_str(&delta.reasoning);
+            text.content.push_str(&delta.content);
+            match kind {
+                EventKind::Token { id, logprobs } => tokens.push(AnswerToken { id, logprobs }),
+                EventKind::Done { finish, usage, timings } => {
+                    let (text, tokens) = std::mem::take(&mut texts[index]);
+                    answers[index] = Some(Answer { text, tokens, finish, usage, timings });
+                }
+                EventKind::Failed(error) => return Err(error),
+            }
+        }
+        let answers = answers.into_iter().collect::<Option<Vec<_>>>();
+        let answers = answers.ok_or_else(|| ApiError::internal("the engine has stopped"))?;
+        Ok((self, answers))
+    }
+}

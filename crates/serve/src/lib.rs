@@ -1,0 +1,130 @@
+//! The HTTP server: the OpenAI, llama-server, Ollama and Anthropic interfaces, each translated to
+//! the engine's requests and from its events. It must not know how tokens are computed or
+//! scheduled, nor which backends there are.
+
+#![forbid(unsafe_code)]
+
+mod anthropic;
+mod app;
+mod auth;
+mod embeddings;
+mod error;
+mod fields;
+mod generate;
+mod llama;
+mod metrics;
+mod models;
+mod ollama;
+mod openai;
+mod openapi;
+mod options;
+mod reasoning;
+mod router;
+mod sampling;
+mod server;
+mod stream;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bodkin::Reporter;
+use tokio::sync::watch;
+
+pub use options::{ModelSpec, ServerOptions, Tls};
+pub use server::Error;
+
+use app::App;
+use auth::ApiKeys;
+use models::ModelPool;
+use server::Listener;
+
+/// How often idle models are looked for.
+const UNLOAD_EVERY: Duration = Duration::from_millis(500);
+
+/// A server whose socket listens.
+pub struct Server {
+    listener: Listener,
+    app: Arc<App>,
+    stop: (watch::Sender<bool>, watch::Receiver<bool>),
+}
+
+/// Stops a server: once to let its running requests finish, twice to cancel them.
+#[derive(Clone, Debug)]
+pub struct Stopper(watch::Sender<bool>);
+
+impl Stopper {
+    /// Stops the server.
+    pub fn stop(&self) {
+        self.0.send_modify(|stop| *stop = true);
+    }
+}
+
+impl Server {
+    /// Listens on the address of `options`. Models are loaded when the server runs.
+    ///
+    /// # Errors
+    /// If the address, the certificate or the key file cannot be used.
+    pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
+        let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
+        let listener = Listener::bind(&options)?;
+        let pool = ModelPool::new(&options, reporter);
+        let app = Arc::new(App::new(options, pool, keys));
+        Ok(Server { listener, app, stop: watch::channel(false) })
+    }
+
+    /// The address that it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.address
+    }
+
+    /// Whether it speaks HTTPS.
+    pub fn has_tls(&self) -> bool {
+        self.listener.has_tls()
+    }
+
+    /// What stops it.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.stop.0.clone())
+    }
+
+    /// Loads the default model and answers requests until the server is stopped.
+    ///
+    /// # Errors
+    /// If the default model cannot be loaded, or the threads cannot be started.
+    pub fn run(self) -> Result<(), Error> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = runtime.map_err(Error::Threads)?;
+        let Server { listener, app, stop: (sender, receiver) } = self;
+        let result = runtime.block_on(async {
+            let router = router::router(Arc::clone(&app));
+            let pool = Arc::clone(&app.pool);
+            let first = tokio::spawn(async move { pool.get(None).await.map(drop) });
+            let pool = Arc::clone(&app.pool);
+            let unloader = tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(UNLOAD_EVERY).await;
+                    pool.unload_expired().await;
+                }
+            });
+            let serve = listener.run(router, receiver);
+            tokio::pin!(serve);
+            let loaded = tokio::select! {
+                result = &mut serve => return result,
+                loaded = first => loaded,
+            };
+            match loaded {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Err(Error::Model(error.message)),
+                Err(_) => return Err(Error::Model("loading the model panicked".to_owned())),
+            }
+            let result = serve.await;
+            unloader.abort();
+            result
+        });
+        // Cancels what still runs, and waits for the models' threads.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        drop((sender, app));
+        result
+    }
+}

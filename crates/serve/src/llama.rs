@@ -1,0 +1,328 @@
+//! llama-server's own interface: completion with all its options, tokens, templates, properties and
+//! slots.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bodkin::{Finish, Logprobs, SamplerOptions, Timings, Usage};
+use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
+
+use crate::app::SharedApp;
+use crate::auth::Caller;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, Json};
+use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Running, render};
+use crate::models::Lease;
+use crate::openai::chat::chat;
+use crate::openai::completions::prompt_of;
+use crate::openai::{FINGERPRINT, LlamaTimings, piece};
+use crate::sampling;
+use crate::stream::{self, StreamFormat, sse_data};
+
+/// The most log-probabilities of one position.
+const PROBS: i64 = 100;
+
+/// Continues a prompt.
+pub(crate) async fn completion(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let model = fields.string("model")?;
+    ["grammar", "json_schema", "image_data", "lora"]
+        .into_iter()
+        .try_for_each(|f| fields.refuse(f))?;
+    let lease = app.model(model.as_deref()).await?;
+    let prompt = fields.take("prompt").ok_or_else(|| {
+        ApiError::field("prompt", "prompt: expected a string or an array of token ids, found none")
+    })?;
+    let shown = if prompt.is_string() { prompt.clone() } else { Value::Null };
+    let prompt = prompt_of(prompt)?;
+    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut n_predict = None;
+    for name in ["n_predict", "max_tokens"] {
+        let n = fields.integer(name, -2..=i64::from(u32::MAX))?;
+        n_predict = n_predict.or(n);
+    }
+    // Zero only reads the prompt; the token that comes with it is not shown.
+    let is_empty = n_predict == Some(0);
+    request.max_tokens = n_predict.and_then(|n| usize::try_from(n).ok()).map(|n| n.max(1));
+    request.logprobs = fields.integer("n_probs", 0..=PROBS)?.filter(|&n| n > 0).map(|n| n as usize);
+    let streams = fields.boolean("stream")?.unwrap_or(false);
+    let returns_tokens = fields.boolean("return_tokens")?.unwrap_or(false);
+    let settings = settings(&request.sampling, n_predict, &request.stop, request.ignore_end);
+    let choices = 1;
+    let generation = Generation { prompt, request, choices, separates_reasoning: false };
+    let running = app.generate(lease, caller, generation).await?;
+    let format = CompletionFormat { shown, settings, is_empty, returns_tokens };
+    if streams {
+        return Ok(stream::response(running, CompletionStream { format, tokens: Vec::new() }));
+    }
+    let (running, mut answers) = running.collect().await?;
+    let answer = answers.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
+    let ended = (answer.text.content.as_str(), &answer.finish, &answer.usage, &answer.timings);
+    let body = format.last(&running, ended, &answer.tokens);
+    Ok(Json(body).into_response())
+}
+
+/// What the last object of an answer repeats of the request.
+struct CompletionFormat {
+    /// The prompt, if it was a text.
+    shown: Value,
+    settings: Value,
+    /// The answer is not shown.
+    is_empty: bool,
+    returns_tokens: bool,
+}
+
+impl CompletionFormat {
+    /// The whole answer, or the end of a streamed one.
+    fn last(
+        &self,
+        running: &Running,
+        (text, finish, usage, timings): (&str, &Finish, &Usage, &Timings),
+        tokens: &[AnswerToken],
+    ) -> Value {
+        let (stop_type, stopping_word) = match finish {
+            Finish::End => ("eos", ""),
+            Finish::Stop(word) => ("word", word.as_str()),
+            Finish::Length | Finish::Context => ("limit", ""),
+            Finish::Cancelled => ("none", ""),
+        };
+        let text = if self.is_empty { "" } else { text };
+        let ids: Vec<u32> = match self.returns_tokens && !self.is_empty {
+            true => tokens.iter().map(|token| token.id).collect(),
+            false => Vec::new(),
+        };
+        let mut body = json!({
+            "index": 0,
+            "content": text,
+            "tokens": ids,
+            "id_slot": 0,
+            "stop": true,
+            "model": running.lease.id(),
+            "tokens_predicted": usage.generated_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "generation_settings": self.settings,
+            "prompt": self.shown,
+            "has_new_line": text.contains('\n'),
+            "truncated": false,
+            "stop_type": stop_type,
+            "stopping_word": stopping_word,
+            "tokens_cached": usage.prompt_tokens + usage.generated_tokens,
+            "timings": LlamaTimings::new(usage, timings),
+        });
+        let probabilities = probabilities(&running.lease, tokens);
+        if !probabilities.is_empty() {
+            body["completion_probabilities"] = probabilities.into();
+        }
+        body
+    }
+}
+
+/// The chunks of a streamed answer.
+struct CompletionStream {
+    format: CompletionFormat,
+    tokens: Vec<AnswerToken>,
+}
+
+impl StreamFormat for CompletionStream {
+    const CONTENT_TYPE: &'static str = "text/event-stream; charset=utf-8";
+    const PING: &'static [u8] = b":\n\n";
+
+    fn begin(&mut self, _: &Running, _: &mut Vec<u8>) {}
+
+    fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
+        let text = event.delta.content;
+        match event.kind {
+            EventKind::Token { .. } if self.format.is_empty => {}
+            EventKind::Token { id, logprobs } => {
+                let token = AnswerToken { id, logprobs };
+                let mut chunk = json!({
+                    "index": 0,
+                    "content": text,
+                    "tokens": [id],
+                    "stop": false,
+                    "id_slot": -1,
+                    "tokens_predicted": self.tokens.len() + 1,
+                    "tokens_evaluated": running.prompt.len(),
+                });
+                let probabilities = probabilities(&running.lease, std::slice::from_ref(&token));
+                if !probabilities.is_empty() {
+                    chunk["completion_probabilities"] = probabilities.into();
+                }
+                self.tokens.push(AnswerToken { id, logprobs: None });
+                sse_data(&chunk, out);
+            }
+            EventKind::Done { finish, usage, timings } => {
+                let ended = (text.as_str(), &finish, &usage, &timings);
+                sse_data(&self.format.last(running, ended, &self.tokens), out);
+            }
+            EventKind::Failed(error) => sse_data(&error.openai(), out),
+        }
+    }
+
+    fn end(&mut self, _: &Running, _: &mut Vec<u8>) {}
+}
+
+/// The log-probabilities of tokens that have them.
+fn probabilities(lease: &Lease, tokens: &[AnswerToken]) -> Vec<Value> {
+    let entry = |id: u32, logprob: f32| {
+        let (token, bytes) = piece(lease, id);
+        json!({ "id": id, "token": token, "bytes": bytes, "logprob": logprob })
+    };
+    let with_top = |id: u32, logprobs: &Logprobs| {
+        let mut value = entry(id, logprobs.sampled);
+        value["top_logprobs"] = logprobs.top.iter().map(|&(id, p)| entry(id, p)).collect();
+        value
+    };
+    let tokens = tokens.iter().filter_map(|t| Some(with_top(t.id, t.logprobs.as_deref()?)));
+    tokens.collect()
+}
+
+/// The sampling options of a request, by llama-server's names.
+fn settings(
+    options: &SamplerOptions,
+    n_predict: Option<i64>,
+    stop: &[String],
+    ignore: bool,
+) -> Value {
+    let biases = options.logit_bias.iter();
+    let biases: Vec<Value> =
+        biases.map(|(id, bias)| json!({ "token": id, "bias": bias })).collect();
+    json!({
+        "n_predict": n_predict.unwrap_or(-1),
+        "max_tokens": n_predict.unwrap_or(-1),
+        "seed": options.seed,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "typical_p": options.typical_p,
+        "top_n_sigma": options.top_n_sigma,
+        "repeat_last_n": options.repeat_last_n,
+        "repeat_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "dry_multiplier": options.dry_multiplier,
+        "dry_base": options.dry_base,
+        "dry_allowed_length": options.dry_allowed_length,
+        "dry_penalty_last_n": options.dry_penalty_last_n,
+        "dry_sequence_breakers": options.dry_sequence_breakers,
+        "xtc_probability": options.xtc_probability,
+        "xtc_threshold": options.xtc_threshold,
+        "mirostat": options.mirostat,
+        "mirostat_tau": options.mirostat_tau,
+        "mirostat_eta": options.mirostat_eta,
+        "min_keep": options.min_keep,
+        "stop": stop,
+        "ignore_eos": ignore,
+        "logit_bias": biases,
+    })
+}
+
+/// Token ids of a text.
+pub(crate) async fn tokenize(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let text = fields.string("content")?.unwrap_or_default();
+    let adds_special = fields.boolean("add_special")?.unwrap_or(false);
+    let parses_special = fields.boolean("parse_special")?.unwrap_or(true);
+    let with_pieces = fields.boolean("with_pieces")?.unwrap_or(false);
+    blocking(move || {
+        let tokenizer = lease.text()?.engine().tokenizer();
+        let ids = tokenizer.try_encode(&text, adds_special, parses_special)?;
+        let tokens: Value = match with_pieces {
+            false => ids.into(),
+            true => ids
+                .iter()
+                .map(|&id| json!({ "id": id, "piece": exact_piece(&lease, id) }))
+                .collect(),
+        };
+        Ok(json!({ "tokens": tokens }))
+    })
+    .await
+}
+
+/// The text of a token, or its bytes if they are no text.
+fn exact_piece(lease: &Lease, id: u32) -> Value {
+    let (text, bytes) = piece(lease, id);
+    if text.as_bytes() == bytes { text.into() } else { bytes.into() }
+}
+
+/// The text of token ids.
+pub(crate) async fn detokenize(
+    State(app): State<SharedApp>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let values = fields.array("tokens")?.unwrap_or_default();
+    let vocabulary = lease.text()?.engine().tokenizer().vocab_size();
+    let id = |value: &Value| {
+        let id = value.as_u64().filter(|&id| id < vocabulary as u64);
+        let expected = format!("token ids below {vocabulary}");
+        id.map(|id| id as u32).ok_or_else(|| fields.mismatch("tokens", &expected, value))
+    };
+    let ids = values.iter().map(id).collect::<Result<Vec<u32>>>()?;
+    blocking(move || {
+        let text = lease.text()?.engine().tokenizer().decode(&ids, true);
+        Ok(json!({ "content": String::from_utf8_lossy(&text) }))
+    })
+    .await
+}
+
+/// The prompt that the chat template makes of a conversation.
+pub(crate) async fn apply_template(
+    State(app): State<SharedApp>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let chat = chat(&mut fields)?;
+    blocking(move || Ok(json!({ "prompt": render(&lease, &chat)? }))).await
+}
+
+/// Runs work that may take long, and writes its result.
+async fn blocking(work: impl FnOnce() -> Result<Value> + Send + 'static) -> Result<Response> {
+    let result = spawn_blocking(work).await;
+    let value = result.map_err(|_| ApiError::internal("the request's work panicked"))??;
+    Ok(Json(value).into_response())
+}
+
+/// What the server runs.
+pub(crate) async fn props(State(app): State<SharedApp>) -> Result<Response> {
+    let lease = app.model(None).await?;
+    let model = lease.text()?;
+    let template = model.template().map(|template| template.source().to_owned());
+    let tokenizer = model.engine().tokenizer();
+    let text = |id: Option<u32>| id.map(|id| piece(&lease, id).0).unwrap_or_default();
+    let sampling = settings(&model.request().sampling, None, &[], false);
+    Ok(Json(json!({
+        "default_generation_settings": { "n_ctx": model.context(), "params": sampling },
+        "total_slots": app.options.load.parallel,
+        "model_alias": lease.id(),
+        "model_path": lease.details.path,
+        "chat_template": template.unwrap_or_default(),
+        "bos_token": text(tokenizer.bos()),
+        "eos_token": text(tokenizer.eos()),
+        "build_info": FINGERPRINT,
+        "is_sleeping": false,
+        "modalities": { "vision": false, "audio": false },
+    }))
+    .into_response())
+}
+
+/// The places for requests: this server has no fixed ones, so running requests fill the first.
+pub(crate) async fn slots(State(app): State<SharedApp>) -> Result<Response> {
+    let lease = app.model(None).await?;
+    let model = lease.text()?;
+    let running = model.engine().stats().running;
+    let slots = (0..app.options.load.parallel).map(|id| {
+        json!({
+            "id": id,
+            "n_ctx": model.context(),
+            "speculative": false,
+            "is_processing": id < running,
+        })
+    });
+    Ok(Json(slots.collect::<Value>()).into_response())
+}

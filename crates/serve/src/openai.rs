@@ -1,0 +1,151 @@
+//! OpenAI's interface: chat completions, completions, responses and models, with the fields that
+//! llama-server adds.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod models;
+pub(crate) mod responses;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bodkin::{Finish, Logprobs, Timings, Usage};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use crate::models::Lease;
+
+/// What identifies the build that answered.
+pub(crate) const FINGERPRINT: &str = concat!("bodkin-", env!("CARGO_PKG_VERSION"));
+
+/// The most answers to one prompt.
+const CHOICES: i64 = 64;
+
+/// The most log-probabilities of one position.
+const TOP_LOGPROBS: i64 = 20;
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// An id such as `chatcmpl-` and 24 characters.
+pub(crate) fn new_id(prefix: &str) -> String {
+    let characters = std::iter::repeat_with(fastrand::alphanumeric).take(24);
+    prefix.chars().chain(characters).collect()
+}
+
+/// The fields that ask for what the server does not have yet.
+fn refuse_missing(fields: &mut Fields) -> Result<()> {
+    ["tools", "functions", "tool_choice", "function_call", "response_format", "json_schema"]
+        .into_iter()
+        .chain(["grammar", "audio", "prediction", "web_search_options"])
+        .try_for_each(|name| fields.refuse(name))
+}
+
+/// How many answers.
+fn choices(fields: &mut Fields) -> Result<usize> {
+    Ok(fields.integer("n", 1..=CHOICES)?.unwrap_or(1) as usize)
+}
+
+/// Whether to stream, and whether a stream ends with the usage.
+fn stream_options(fields: &mut Fields) -> Result<(bool, bool)> {
+    let streams = fields.boolean("stream")?.unwrap_or(false);
+    let mut options = fields.object("stream_options")?;
+    Ok((streams, options.boolean("include_usage")?.unwrap_or(false)))
+}
+
+/// The most tokens of an answer: the first of these fields; below zero for no limit.
+fn max_tokens(fields: &mut Fields, names: &[&str]) -> Result<Option<usize>> {
+    let mut found = None;
+    for name in names {
+        let tokens = fields.integer(name, -1..=i64::from(u32::MAX))?;
+        found = found.or(tokens);
+    }
+    match found {
+        Some(0) => {
+            Err(ApiError::field(names[0], format!("{}: expected at least 1, found 0", names[0])))
+        }
+        found => Ok(found.and_then(|n| usize::try_from(n).ok())),
+    }
+}
+
+/// The reason of an end in OpenAI's words.
+pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
+    match finish {
+        Finish::End | Finish::Stop(_) | Finish::Cancelled => "stop",
+        Finish::Length | Finish::Context => "length",
+    }
+}
+
+/// Token counts of some answers to one prompt.
+pub(crate) fn usage<'a>(usages: impl IntoIterator<Item = &'a Usage>) -> Value {
+    let (mut prompt, mut cached, mut generated) = (0, 0, 0);
+    for usage in usages {
+        prompt = usage.prompt_tokens;
+        cached = cached.max(usage.cached_tokens);
+        generated += usage.generated_tokens;
+    }
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": { "cached_tokens": cached },
+    })
+}
+
+/// Times as llama-server reports them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct LlamaTimings {
+    cache_n: usize,
+    prompt_n: usize,
+    prompt_ms: f64,
+    prompt_per_token_ms: f64,
+    prompt_per_second: f64,
+    predicted_n: usize,
+    predicted_ms: f64,
+    predicted_per_token_ms: f64,
+    predicted_per_second: f64,
+}
+
+impl LlamaTimings {
+    pub(crate) fn new(usage: &Usage, timings: &Timings) -> LlamaTimings {
+        let prompt_n = usage.prompt_tokens - usage.cached_tokens;
+        let prompt_ms = timings.prompt_ms - timings.queue_ms;
+        // The first token came with the prompt.
+        let predicted_n = usage.generated_tokens;
+        let per = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
+        let rate = |n: usize, ms: f64| if ms > 0.0 { n as f64 / ms * 1e3 } else { 0.0 };
+        LlamaTimings {
+            cache_n: usage.cached_tokens,
+            prompt_n,
+            prompt_ms,
+            prompt_per_token_ms: per(prompt_ms, prompt_n),
+            prompt_per_second: rate(prompt_n, prompt_ms),
+            predicted_n,
+            predicted_ms: timings.generate_ms,
+            predicted_per_token_ms: per(timings.generate_ms, predicted_n),
+            predicted_per_second: rate(predicted_n, timings.generate_ms),
+        }
+    }
+}
+
+/// The text and the bytes of a token.
+pub(crate) fn piece(lease: &Lease, id: u32) -> (String, Vec<u8>) {
+    let bytes = lease.text().map(|model| model.engine().tokenizer().piece(id, true));
+    let bytes = bytes.unwrap_or_default().to_vec();
+    (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+}
+
+/// The log-probabilities of one token as the chat interface has them.
+fn chat_logprobs(lease: &Lease, id: u32, logprobs: &Logprobs) -> Value {
+    let entry = |id: u32, logprob: f32| {
+        let (token, bytes) = piece(lease, id);
+        json!({ "id": id, "token": token, "bytes": bytes, "logprob": logprob })
+    };
+    let mut value = entry(id, logprobs.sampled);
+    let top = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob));
+    value["top_logprobs"] = top.collect();
+    value
+}

@@ -1,0 +1,242 @@
+//! `/v1/chat/completions`.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bodkin::Usage;
+use serde_json::{Map, Value, json};
+
+use super::{
+    FINGERPRINT, LlamaTimings, TOP_LOGPROBS, chat_logprobs, choices, finish_reason, max_tokens,
+    new_id, now, refuse_missing, stream_options, usage,
+};
+use crate::app::SharedApp;
+use crate::auth::Caller;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, Json};
+use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
+use crate::sampling;
+use crate::stream::{self, StreamFormat, sse_data};
+
+/// Answers a conversation.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let model = fields.string("model")?;
+    refuse_missing(&mut fields)?;
+    let lease = app.model(model.as_deref()).await?;
+    let chat = chat(&mut fields)?;
+    let mut request = sampling::request(&mut fields, &lease)?;
+    let names = ["max_completion_tokens", "max_tokens", "n_predict"];
+    request.max_tokens = max_tokens(&mut fields, &names)?;
+    let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?;
+    if top.is_some_and(|top| top > 0) && !has_logprobs {
+        let message = "top_logprobs: expected logprobs to be true";
+        return Err(ApiError::field("top_logprobs", message));
+    }
+    request.logprobs = has_logprobs.then_some(top.unwrap_or(0) as usize);
+    let format = fields.string("reasoning_format")?;
+    let choices = choices(&mut fields)?;
+    let (streams, include_usage) = stream_options(&mut fields)?;
+    let prompt = Prompt::Chat(chat);
+    let separates_reasoning = format.is_none_or(|format| format != "none");
+    let generation = Generation { prompt, request, choices, separates_reasoning };
+    let running = app.generate(lease, caller, generation).await?;
+    if streams {
+        return Ok(stream::response(running, ChatStream::new(include_usage)));
+    }
+    let (running, answers) = running.collect().await?;
+    let choices = answers.iter().enumerate().map(|(index, answer)| {
+        let mut message = json!({ "role": "assistant", "content": answer.text.content });
+        if !answer.text.reasoning.is_empty() {
+            message["reasoning_content"] = answer.text.reasoning.as_str().into();
+        }
+        let logprobs = answer.tokens.iter().filter_map(|token| {
+            Some(chat_logprobs(&running.lease, token.id, token.logprobs.as_deref()?))
+        });
+        let logprobs = has_logprobs.then(|| json!({ "content": logprobs.collect::<Value>() }));
+        json!({
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(&answer.finish),
+        })
+    });
+    let timings = answers.first().map(|a| LlamaTimings::new(&a.usage, &a.timings));
+    let body = json!({
+        "id": new_id("chatcmpl-"),
+        "object": "chat.completion",
+        "created": now(),
+        "model": running.lease.id(),
+        "system_fingerprint": FINGERPRINT,
+        "choices": choices.collect::<Value>(),
+        "usage": usage(answers.iter().map(|answer| &answer.usage)),
+        "timings": timings,
+    });
+    Ok(Json(body).into_response())
+}
+
+/// The conversation of a request.
+pub(crate) fn chat(fields: &mut Fields) -> Result<Chat> {
+    let Some(messages) = fields.array("messages")? else {
+        return Err(ApiError::field("messages", "messages: expected an array, found none"));
+    };
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "messages: expected at least one"));
+    }
+    let messages = messages.into_iter().enumerate().map(|(i, value)| message(i, value));
+    let messages = messages.collect::<Result<Vec<Value>>>()?;
+    let is_answer = messages.last().is_some_and(|last| last["role"] == "assistant");
+    let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
+    if continues && !is_answer {
+        let field = "continue_final_message";
+        return Err(ApiError::field(field, "the last message is not the assistant's"));
+    }
+    let variables = fields.object("chat_template_kwargs")?.rest();
+    let variables: Map<String, Value> = variables.into_iter().collect();
+    let adds_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
+    if !adds_prompt && !continues {
+        let message = "false is only supported with continue_final_message";
+        return Err(ApiError::field("add_generation_prompt", message));
+    }
+    Ok(Chat { messages, variables, continues })
+}
+
+/// Checks a message, and joins its parts where all are text.
+fn message(index: usize, mut message: Value) -> Result<Value> {
+    let at = format!("messages[{index}]");
+    let Some(fields) = message.as_object_mut() else {
+        return Err(ApiError::field(&at, format!("{at}: expected an object")));
+    };
+    if !fields.get("role").is_some_and(Value::is_string) {
+        let at = format!("{at}.role");
+        return Err(ApiError::field(&at, format!("{at}: expected a string")));
+    }
+    let at = format!("{at}.content");
+    let text = match fields.get("content") {
+        None | Some(Value::Null) if fields.contains_key("tool_calls") => return Ok(message),
+        Some(Value::String(_)) => return Ok(message),
+        Some(Value::Array(parts)) => text_of_parts(&at, parts)?,
+        _ => {
+            let expected = "expected a string or an array of parts";
+            return Err(ApiError::field(&at, format!("{at}: {expected}")));
+        }
+    };
+    fields.insert("content".to_owned(), text.into());
+    Ok(message)
+}
+
+/// The text of a message that comes in parts.
+pub(crate) fn text_of_parts(at: &str, parts: &[Value]) -> Result<String> {
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
+        let own = part.get("text").and_then(Value::as_str);
+        match (kind, own) {
+            ("text" | "input_text" | "output_text", Some(own)) => text.push_str(own),
+            ("image_url" | "input_image" | "image" | "input_audio" | "file", _) => {
+                let message = format!("{at}[{i}]: the model takes text and no {kind}");
+                return Err(ApiError::field(format!("{at}[{i}]"), message));
+            }
+            _ => {
+                let message = format!("{at}[{i}]: expected a part of type text");
+                return Err(ApiError::field(format!("{at}[{i}]"), message));
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// The chunks of a streamed answer.
+struct ChatStream {
+    id: String,
+    created: u64,
+    include_usage: bool,
+    usages: Vec<Usage>,
+    /// The start of every chunk.
+    head: Value,
+}
+
+impl ChatStream {
+    fn new(include_usage: bool) -> ChatStream {
+        let (id, created) = (new_id("chatcmpl-"), now());
+        ChatStream { id, created, include_usage, usages: Vec::new(), head: Value::Null }
+    }
+
+    /// A chunk with these choices.
+    fn chunk(&self, choices: Value) -> Value {
+        let mut chunk = self.head.clone();
+        chunk["choices"] = choices;
+        chunk
+    }
+
+    fn choice(&self, index: usize, delta: Value, finish: Option<&str>) -> Value {
+        self.chunk(json!([{ "index": index, "delta": delta, "finish_reason": finish }]))
+    }
+}
+
+impl StreamFormat for ChatStream {
+    const CONTENT_TYPE: &'static str = "text/event-stream; charset=utf-8";
+    const PING: &'static [u8] = b":\n\n";
+
+    fn begin(&mut self, running: &Running, out: &mut Vec<u8>) {
+        self.head = json!({
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": running.lease.id(),
+            "system_fingerprint": FINGERPRINT,
+        });
+        for index in 0..running.choices() {
+            let delta = json!({ "role": "assistant", "content": null });
+            sse_data(&self.choice(index, delta, None), out);
+        }
+    }
+
+    fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
+        let ChoiceEvent { index, delta, kind } = event;
+        let mut fields = Map::new();
+        if !delta.reasoning.is_empty() {
+            fields.insert("reasoning_content".to_owned(), delta.reasoning.into());
+        }
+        if !delta.content.is_empty() {
+            fields.insert("content".to_owned(), delta.content.into());
+        }
+        match kind {
+            EventKind::Token { id, logprobs } => {
+                if fields.is_empty() && logprobs.is_none() {
+                    return;
+                }
+                let mut chunk = self.choice(index, fields.into(), None);
+                if let Some(logprobs) = logprobs {
+                    let content = [chat_logprobs(&running.lease, id, &logprobs)];
+                    chunk["choices"][0]["logprobs"] = json!({ "content": content });
+                }
+                sse_data(&chunk, out);
+            }
+            EventKind::Done { finish, usage, timings } => {
+                self.usages.push(usage);
+                if !fields.is_empty() {
+                    sse_data(&self.choice(index, fields.into(), None), out);
+                }
+                let finish = Some(finish_reason(&finish));
+                let mut chunk = self.choice(index, json!({}), finish);
+                chunk["timings"] = json!(LlamaTimings::new(&usage, &timings));
+                sse_data(&chunk, out);
+            }
+            EventKind::Failed(error) => sse_data(&error.openai(), out),
+        }
+    }
+
+    fn end(&mut self, _: &Running, out: &mut Vec<u8>) {
+        if self.include_usage {
+            let mut chunk = self.chunk(json!([]));
+            chunk["usage"] = usage(&self.usages);
+            sse_data(&chunk, out);
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}

@@ -1,0 +1,286 @@
+//! `/v1/responses`. Answers are not stored, so a request repeats the whole conversation.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bodkin::{Finish, Usage};
+use serde_json::{Value, json};
+
+use super::chat::text_of_parts;
+use super::{max_tokens, new_id, now};
+use crate::app::SharedApp;
+use crate::auth::Caller;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, Json};
+use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
+use crate::sampling;
+use crate::stream::{self, StreamFormat, sse_event};
+
+/// Answers an input.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let model = fields.string("model")?;
+    for name in ["tools", "previous_response_id", "conversation", "background", "prompt"] {
+        fields.refuse(name)?;
+    }
+    fields.object("text")?.refuse("format")?;
+    let lease = app.model(model.as_deref()).await?;
+    let instructions = fields.string("instructions")?;
+    let input = fields.take("input");
+    let messages = messages(instructions.as_deref(), input)?;
+    let mut request = sampling::request(&mut fields, &lease)?;
+    request.max_tokens = max_tokens(&mut fields, &["max_output_tokens"])?;
+    let streams = fields.boolean("stream")?.unwrap_or(false);
+    let head = json!({
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "error": null,
+        "incomplete_details": null,
+        "instructions": instructions,
+        "max_output_tokens": request.max_tokens,
+        "metadata": fields.take("metadata").unwrap_or_else(|| json!({})),
+        "model": lease.id(),
+        "parallel_tool_calls": true,
+        "previous_response_id": null,
+        "store": false,
+        "temperature": request.sampling.temperature,
+        "text": { "format": { "type": "text" } },
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+    });
+    let prompt = Prompt::Chat(Chat { messages, ..Chat::default() });
+    let generation = Generation { prompt, request, choices: 1, separates_reasoning: true };
+    let running = app.generate(lease, caller, generation).await?;
+    if streams {
+        return Ok(stream::response(running, ResponseStream::new(head)));
+    }
+    let (_, mut answers) = running.collect().await?;
+    let answer = answers.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
+    let mut output = Vec::new();
+    if !answer.text.reasoning.is_empty() {
+        output.push(Item::new("reasoning").done(&answer.text.reasoning));
+    }
+    output.push(Item::new("message").done(&answer.text.content));
+    Ok(Json(finished(&head, output, &answer.finish, &answer.usage)).into_response())
+}
+
+/// The conversation of a request: a text, or items of which messages are understood.
+fn messages(instructions: Option<&str>, input: Option<Value>) -> Result<Vec<Value>> {
+    let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let mut messages: Vec<Value> =
+        instructions.map(|text| message("system", text)).into_iter().collect();
+    let items = match input {
+        Some(Value::String(text)) => {
+            messages.push(message("user", &text));
+            return Ok(messages);
+        }
+        Some(Value::Array(items)) if !items.is_empty() => items,
+        _ => return Err(ApiError::field("input", "input: expected a string or an array of items")),
+    };
+    for (i, item) in items.iter().enumerate() {
+        let at = format!("input[{i}]");
+        let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
+        // Reasoning of earlier answers is left out, as templates leave it out.
+        if kind == "reasoning" {
+            continue;
+        }
+        let role = item.get("role").and_then(Value::as_str);
+        let Some(role) = role.filter(|_| kind == "message") else {
+            return Err(ApiError::field(&at, format!("{at}: expected a message with a role")));
+        };
+        let role = if role == "developer" { "system" } else { role };
+        let text = match item.get("content") {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Array(parts)) => text_of_parts(&format!("{at}.content"), parts)?,
+            _ => {
+                let at = format!("{at}.content");
+                let message = format!("{at}: expected a string or an array of parts");
+                return Err(ApiError::field(at, message));
+            }
+        };
+        messages.push(message(role, &text));
+    }
+    Ok(messages)
+}
+
+/// An item of the output: the answer, or its reasoning.
+struct Item {
+    kind: &'static str,
+    id: String,
+}
+
+impl Item {
+    fn new(kind: &'static str) -> Item {
+        Item { kind, id: new_id(if kind == "message" { "msg_" } else { "rs_" }) }
+    }
+
+    /// The names of its text in parts and in events.
+    fn text_type(&self) -> &'static str {
+        if self.kind == "message" { "output_text" } else { "reasoning_text" }
+    }
+
+    /// A part of its content.
+    fn part(&self, text: &str) -> Value {
+        match self.kind {
+            "message" => json!({ "type": "output_text", "text": text, "annotations": [] }),
+            _ => json!({ "type": "reasoning_text", "text": text }),
+        }
+    }
+
+    fn object(&self, status: &str, content: Value) -> Value {
+        let mut object =
+            json!({ "id": self.id, "type": self.kind, "status": status, "content": content });
+        match self.kind {
+            "message" => object["role"] = "assistant".into(),
+            _ => object["summary"] = json!([]),
+        }
+        object
+    }
+
+    /// The item with all its text.
+    fn done(&self, text: &str) -> Value {
+        self.object("completed", json!([self.part(text)]))
+    }
+}
+
+/// The whole response at its end.
+fn finished(head: &Value, output: Vec<Value>, finish: &Finish, usage: &Usage) -> Value {
+    let mut body = head.clone();
+    let is_cut = matches!(finish, Finish::Length | Finish::Context);
+    body["status"] = if is_cut { "incomplete" } else { "completed" }.into();
+    if is_cut {
+        body["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+    }
+    body["output"] = output.into();
+    body["usage"] = json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "output_tokens": usage.generated_tokens,
+        "output_tokens_details": { "reasoning_tokens": 0 },
+        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
+    });
+    body
+}
+
+/// The events of a streamed response.
+struct ResponseStream {
+    head: Value,
+    /// The number of the next event.
+    sequence: u64,
+    /// The item that receives text, and its text so far.
+    open: Option<(Item, String)>,
+    output: Vec<Value>,
+}
+
+impl ResponseStream {
+    fn new(head: Value) -> ResponseStream {
+        ResponseStream { head, sequence: 0, open: None, output: Vec::new() }
+    }
+
+    fn send(&mut self, name: &str, mut event: Value, out: &mut Vec<u8>) {
+        event["type"] = name.into();
+        event["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        sse_event(name, &event, out);
+    }
+
+    /// Adds text to an item of this kind, which is opened if another one is open.
+    fn add(&mut self, kind: &'static str, text: &str, out: &mut Vec<u8>) {
+        if self.open.as_ref().is_none_or(|(item, _)| item.kind != kind) {
+            self.close(out);
+            let item = Item::new(kind);
+            let index = self.output.len();
+            let added =
+                json!({ "output_index": index, "item": item.object("in_progress", json!([])) });
+            self.send("response.output_item.added", added, out);
+            let part = json!({
+                "item_id": item.id,
+                "output_index": index,
+                "content_index": 0,
+                "part": item.part(""),
+            });
+            self.send("response.content_part.added", part, out);
+            self.open = Some((item, String::new()));
+        }
+        let index = self.output.len();
+        if let Some((item, all)) = &mut self.open {
+            all.push_str(text);
+            let name = format!("response.{}.delta", item.text_type());
+            let delta = json!({
+                "item_id": item.id, "output_index": index, "content_index": 0, "delta": text,
+            });
+            self.send(&name, delta, out);
+        }
+    }
+
+    fn close(&mut self, out: &mut Vec<u8>) {
+        let Some((item, text)) = self.open.take() else { return };
+        let index = self.output.len();
+        let name = format!("response.{}.done", item.text_type());
+        let at = || json!({ "item_id": item.id, "output_index": index, "content_index": 0 });
+        let mut done = at();
+        done["text"] = text.as_str().into();
+        self.send(&name, done, out);
+        let mut done = at();
+        done["part"] = item.part(&text);
+        self.send("response.content_part.done", done, out);
+        let whole = item.done(&text);
+        let done = json!({ "output_index": index, "item": whole });
+        self.send("response.output_item.done", done, out);
+        self.output.push(whole);
+    }
+}
+
+impl StreamFormat for ResponseStream {
+    const CONTENT_TYPE: &'static str = "text/event-stream; charset=utf-8";
+    const PING: &'static [u8] = b":\n\n";
+
+    fn begin(&mut self, _: &Running, out: &mut Vec<u8>) {
+        let mut response = self.head.clone();
+        response["status"] = "in_progress".into();
+        response["output"] = json!([]);
+        for name in ["response.created", "response.in_progress"] {
+            self.send(name, json!({ "response": response }), out);
+        }
+    }
+
+    fn event(&mut self, _: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
+        let ChoiceEvent { delta, kind, .. } = event;
+        if !delta.reasoning.is_empty() {
+            self.add("reasoning", &delta.reasoning, out);
+        }
+        if !delta.content.is_empty() {
+            self.add("message", &delta.content, out);
+        }
+        match kind {
+            EventKind::Token { .. } => {}
+            EventKind::Done { finish, usage, .. } => {
+                if !self.open.as_ref().is_some_and(|(item, _)| item.kind == "message") {
+                    self.add("message", "", out);
+                }
+                self.close(out);
+                let output = std::mem::take(&mut self.output);
+                let response = finished(&self.head, output, &finish, &usage);
+                let name = match response["status"] == "completed" {
+                    true => "response.completed",
+                    false => "response.incomplete",
+                };
+                self.send(name, json!({ "response": response }), out);
+            }
+            EventKind::Failed(error) => {
+                let mut response = self.head.clone();
+                response["status"] = "failed".into();
+                response["error"] = json!({ "code": "server_error", "message": error.message });
+                self.send("response.failed", json!({ "response": response }), out);
+            }
+        }
+    }
+
+    fn end(&mut self, _: &Running, _: &mut Vec<u8>) {}
+}

@@ -1,0 +1,76 @@
+//! The options of a server.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bodkin::Options;
+
+/// A model that the server offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSpec {
+    /// The name that clients use.
+    pub id: String,
+    /// The name that [`bodkin::source::find`] resolves.
+    pub source: String,
+}
+
+/// Certificate and private key of the server, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The certificate chain.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}
+
+/// How a server listens, whom it answers, and how models are loaded.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The address to listen on.
+    pub host: IpAddr,
+    /// The port to listen on; 0 for any free one.
+    pub port: u16,
+    /// The models, the default one first.
+    pub models: Vec<ModelSpec>,
+    /// How each of them is loaded.
+    pub load: Options,
+    /// How long a model stays loaded without requests; none for ever.
+    pub keep_alive: Option<Duration>,
+    /// The most bytes of all loaded models together; none for what the device has.
+    pub memory_bytes: Option<u64>,
+    /// Keys that clients must present one of; with no key and no file, everybody is answered.
+    pub api_keys: Vec<String>,
+    /// A file of keys, read again when it changes: on each line a key, and its limits.
+    pub api_key_file: Option<PathBuf>,
+    /// Origins of web pages that may call the server; `*` for all.
+    pub cors_origins: Vec<String>,
+    /// TLS instead of plain HTTP.
+    pub tls: Option<Tls>,
+    /// The largest body of a request, in bytes.
+    pub body_bytes: usize,
+    /// A step of a model that takes longer makes `/health` report a failure.
+    pub step_timeout: Duration,
+    /// How long running requests may go on when the server is stopped.
+    pub drain: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            host: IpAddr::from([127, 0, 0, 1]),
+            port: 8080,
+            models: Vec::new(),
+            load: Options::default(),
+            keep_alive: None,
+            memory_bytes: None,
+            api_keys: Vec::new(),
+            api_key_file: None,
+            cors_origins: Vec::new(),
+            tls: None,
+            body_bytes: 32 << 20,
+            step_timeout: Duration::from_secs(60),
+            drain: Duration::from_secs(30),
+        }
+    }
+}

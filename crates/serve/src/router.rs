@@ -1,0 +1,140 @@
+//! Which handler answers which path. Each interface writes errors in its own form.
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use serde_json::Value;
+use tower_http::cors::{Any, CorsLayer};
+
+use crate::app::{SharedApp, authorize, observe};
+use crate::error::{ApiError, write_error};
+use crate::fields::Json;
+use crate::{anthropic, embeddings, llama, ollama, openai};
+
+/// All routes.
+pub(crate) fn router(app: SharedApp) -> Router {
+    let options = &app.options;
+    let router = Router::new()
+        .merge(interface(&app, openai_routes(), open_routes(), ApiError::openai))
+        .merge(interface(&app, ollama_routes(), ollama_open_routes(), ApiError::ollama))
+        .merge(interface(&app, anthropic_routes(), Router::new(), ApiError::anthropic))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(map_response(|response: Response| async { write_error(response, ApiError::openai) }))
+        .layer(DefaultBodyLimit::max(options.body_bytes))
+        .layer(from_fn_with_state(app.clone(), observe));
+    let router = if options.cors_origins.is_empty() { router } else { router.layer(cors(options)) };
+    router.with_state(app)
+}
+
+/// The routes of one interface: those for which a key is needed, and those for everybody.
+fn interface(
+    app: &SharedApp,
+    routes: Router<SharedApp>,
+    open: Router<SharedApp>,
+    format: fn(&ApiError) -> Value,
+) -> Router<SharedApp> {
+    routes.route_layer(from_fn_with_state(app.clone(), authorize)).merge(open).route_layer(
+        map_response(move |response: Response| async move { write_error(response, format) }),
+    )
+}
+
+/// OpenAI's and llama-server's paths.
+fn openai_routes() -> Router<SharedApp> {
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat::create))
+        .route("/chat/completions", post(openai::chat::create))
+        .route("/v1/completions", post(openai::completions::create))
+        .route("/v1/responses", post(openai::responses::create))
+        .route("/v1/embeddings", post(embeddings::openai))
+        .route("/embeddings", post(embeddings::openai))
+        .route("/embedding", post(embeddings::openai))
+        .route("/completion", post(llama::completion))
+        .route("/completions", post(llama::completion))
+        .route("/tokenize", post(llama::tokenize))
+        .route("/detokenize", post(llama::detokenize))
+        .route("/apply-template", post(llama::apply_template))
+        .route("/props", get(llama::props))
+        .route("/slots", get(llama::slots))
+        .route("/metrics", get(metrics))
+}
+
+/// Paths that need no key.
+fn open_routes() -> Router<SharedApp> {
+    Router::new()
+        .route("/health", get(health))
+        .route("/v1/health", get(health))
+        .route("/v1/models", get(openai::models::list))
+        .route("/models", get(openai::models::list))
+        .route("/v1/models/{*id}", get(openai::models::show))
+        .route("/openapi.json", get(openapi))
+}
+
+fn ollama_routes() -> Router<SharedApp> {
+    Router::new()
+        .route("/api/show", post(ollama::show))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/pull", post(ollama::pull))
+        .route("/api/delete", delete(ollama::delete))
+        .route("/api/embed", post(embeddings::ollama))
+        .route("/api/embeddings", post(embeddings::ollama_one))
+}
+
+fn ollama_open_routes() -> Router<SharedApp> {
+    Router::new()
+        .route("/", get(async || "bodkin is running"))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+}
+
+fn anthropic_routes() -> Router<SharedApp> {
+    Router::new()
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+}
+
+async fn not_found() -> ApiError {
+    ApiError::not_found("there is no such path")
+}
+
+async fn method_not_allowed() -> ApiError {
+    let status = StatusCode::METHOD_NOT_ALLOWED;
+    ApiError { status, ..ApiError::bad_request("the path does not have this method") }
+}
+
+/// 200 if the models that are in use answer; 503 with the cause otherwise.
+async fn health(State(app): State<SharedApp>) -> Response {
+    let (is_healthy, mut body) = app.pool.health();
+    if is_healthy {
+        return Json(body).into_response();
+    }
+    let causes = body["models"].as_array().into_iter().flatten();
+    let cause = causes.filter_map(|model| model["error"].as_str()).next();
+    let error = ApiError::unavailable(cause.unwrap_or("Loading model"));
+    body["error"] = error.openai()["error"].take();
+    (error.status, Json(body)).into_response()
+}
+
+async fn metrics(State(app): State<SharedApp>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
+}
+
+async fn openapi() -> Response {
+    Json(crate::openapi::document()).into_response()
+}
+
+fn cors(options: &crate::ServerOptions) -> CorsLayer {
+    let layer = CorsLayer::new().allow_methods([Method::GET, Method::POST, Method::DELETE]);
+    let layer = layer.allow_headers(Any);
+    if options.cors_origins.iter().any(|origin| origin == "*") {
+        return layer.allow_origin(Any);
+    }
+    let origins = options.cors_origins.iter().filter_map(|origin| origin.parse().ok());
+    layer.allow_origin(origins.collect::<Vec<_>>())
+}

@@ -1,0 +1,151 @@
+//! The fields about sampling and length, which all interfaces share but for a few names.
+
+use bodkin::{Request, SamplerOptions};
+use serde_json::Value;
+
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use crate::models::Lease;
+
+/// The most stop texts of a request.
+const STOPS: usize = 64;
+
+/// The largest value of fields that have no natural end.
+const LARGE: f32 = 1e6;
+
+/// A request with the model's sampling options, changed by those of the body.
+pub(crate) fn request(fields: &mut Fields, lease: &Lease) -> Result<Request> {
+    let model = lease.text()?;
+    let mut request = model.request();
+    options(fields, &mut request.sampling)?;
+    if let Some(value) = fields.take("logit_bias") {
+        request.sampling.logit_bias = logit_bias(fields, &value, lease)?;
+    }
+    request.stop = fields.strings("stop")?;
+    if request.stop.len() > STOPS {
+        let message = format!("stop: expected at most {STOPS} texts, found {}", request.stop.len());
+        return Err(ApiError::field("stop", message));
+    }
+    request.ignore_end = fields.boolean("ignore_eos")?.unwrap_or(false);
+    Ok(request)
+}
+
+/// Changes sampling options by the fields that are there.
+pub(crate) fn options(fields: &mut Fields, options: &mut SamplerOptions) -> Result<()> {
+    let SamplerOptions {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        typical_p,
+        top_n_sigma,
+        repeat_last_n,
+        repeat_penalty,
+        frequency_penalty,
+        presence_penalty,
+        dry_multiplier,
+        dry_base,
+        dry_allowed_length,
+        dry_penalty_last_n,
+        dry_sequence_breakers,
+        xtc_probability,
+        xtc_threshold,
+        mirostat,
+        mirostat_tau,
+        mirostat_eta,
+        logit_bias: _,
+        seed,
+        min_keep,
+    } = options;
+    let numbers = [
+        ("temperature", temperature, 0.0..=100.0),
+        ("top_p", top_p, 0.0..=1.0),
+        ("min_p", min_p, 0.0..=1.0),
+        ("typical_p", typical_p, 0.0..=1.0),
+        ("top_n_sigma", top_n_sigma, -LARGE..=LARGE),
+        ("frequency_penalty", frequency_penalty, -100.0..=100.0),
+        ("presence_penalty", presence_penalty, -100.0..=100.0),
+        ("dry_multiplier", dry_multiplier, 0.0..=LARGE),
+        ("dry_base", dry_base, 0.0..=LARGE),
+        ("xtc_probability", xtc_probability, 0.0..=1.0),
+        ("xtc_threshold", xtc_threshold, 0.0..=1.0),
+        ("mirostat_tau", mirostat_tau, 0.0..=LARGE),
+        ("mirostat_eta", mirostat_eta, 0.0..=LARGE),
+    ];
+    for (name, option, range) in numbers {
+        *option = fields.number(name, range)?.unwrap_or(*option);
+    }
+    for name in ["repetition_penalty", "repeat_penalty"] {
+        *repeat_penalty = fields.number(name, 0.01..=100.0)?.unwrap_or(*repeat_penalty);
+    }
+    let large = i64::from(i32::MAX);
+    for (name, option) in
+        [("repeat_last_n", repeat_last_n), ("dry_penalty_last_n", dry_penalty_last_n)]
+    {
+        *option = fields.integer(name, -1..=large)?.map_or(*option, |n| n as i32);
+    }
+    // Below zero is written for "all".
+    *top_k = fields.integer("top_k", -large..=large)?.map_or(*top_k, |n| n.max(0) as u32);
+    *dry_allowed_length =
+        fields.integer("dry_allowed_length", 0..=large)?.map_or(*dry_allowed_length, |n| n as u32);
+    *mirostat = fields.integer("mirostat", 0..=2)?.map_or(*mirostat, |n| n as u32);
+    *min_keep = fields.count("min_keep", 0)?.unwrap_or(*min_keep);
+    let breakers = fields.strings("dry_sequence_breakers")?;
+    if !breakers.is_empty() {
+        *dry_sequence_breakers = breakers;
+    }
+    // -1 is written for a random seed.
+    let given = fields.integer("seed", i64::MIN..=i64::MAX)?;
+    *seed = given.map_or(*seed, |n| (n != -1).then_some(n as u64));
+    Ok(())
+}
+
+/// Biases as OpenAI writes them, an object of token ids, or as llama-server does, an array of
+/// pairs of a token id or a text and a bias; `false` forbids the token.
+fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32, f32)>> {
+    let mismatch = |found: &Value| {
+        fields.mismatch("logit_bias", "pairs of token ids and numbers from -100 to 100", found)
+    };
+    let bias = |value: &Value| match value {
+        Value::Bool(false) => Ok(f32::NEG_INFINITY),
+        value => {
+            let bias = value.as_f64().filter(|x| x.abs() <= 100.0);
+            bias.map(|x| x as f32).ok_or_else(|| mismatch(value))
+        }
+    };
+    let tokenizer = lease.text()?.engine().tokenizer();
+    let mut biases = Vec::new();
+    let mut add = |id: u64, value: f32| match u32::try_from(id) {
+        Ok(id) if (id as usize) < tokenizer.vocab_size() => {
+            biases.push((id, value));
+            Ok(())
+        }
+        _ => Err(ApiError::field("logit_bias", format!("logit_bias: there is no token {id}"))),
+    };
+    match value {
+        Value::Object(map) => {
+            for (id, value) in map {
+                let id = id.parse().map_err(|_| mismatch(&Value::String(id.clone())))?;
+                add(id, bias(value)?)?;
+            }
+        }
+        Value::Array(pairs) => {
+            for pair in pairs {
+                let Some([token, value]) = pair.as_array().map(Vec::as_slice) else {
+                    return Err(mismatch(pair));
+                };
+                let bias = bias(value)?;
+                match token {
+                    Value::String(text) => {
+                        for id in tokenizer.try_encode(text, false, false)? {
+                            add(u64::from(id), bias)?;
+                        }
+                    }
+                    token => add(token.as_u64().ok_or_else(|| mismatch(token))?, bias)?,
+                }
+            }
+        }
+        other => return Err(mismatch(other)),
+    }
+    Ok(biases)
+}

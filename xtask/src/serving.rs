@@ -1,0 +1,122 @@
+//! `cargo xtask serving`: many streams against `bodkin serve` and against llama-server, by the same
+//! client, interleaved. Appends rows to a file of results.
+
+mod client;
+mod load;
+mod server;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::compare::{append, commit, cpu_name, pull, run_cargo};
+use crate::workspace;
+use load::{Load, Measured};
+use server::{Server, Setup};
+
+const RESULTS: &str = "benches/results/serving.jsonl";
+
+/// What to measure.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Model: a path, or a name that `bodkin pull` knows.
+    model: String,
+    /// A llama-server to measure interleaved.
+    #[arg(long)]
+    peer: Option<PathBuf>,
+    /// What the rows call the peer: its version and how it was built.
+    #[arg(long, default_value = "llama-server")]
+    peer_name: String,
+    /// Streams at the same time.
+    #[arg(long, value_delimiter = ',', default_value = "1,16")]
+    streams: Vec<usize>,
+    /// Requests of each stream, one after the other.
+    #[arg(long, default_value_t = 2)]
+    rounds: usize,
+    /// Tokens of a prompt.
+    #[arg(short, long, default_value_t = 128)]
+    prompt: usize,
+    /// Tokens of a prompt that all requests share; they come first.
+    #[arg(long, default_value_t = 0)]
+    shared: usize,
+    /// Generated tokens of a request.
+    #[arg(short = 'n', long, default_value_t = 128)]
+    generate: usize,
+    /// Tokens of one long prompt that runs beside the streams.
+    #[arg(long, default_value_t = 0)]
+    long: usize,
+    /// Runs of each server.
+    #[arg(long, default_value_t = 3)]
+    pairs: usize,
+    /// Threads of both.
+    #[arg(short, long, default_value_t = 2)]
+    threads: usize,
+    /// Context of each request.
+    #[arg(short, long, default_value_t = 512)]
+    ctx_size: usize,
+    /// Further arguments of `bodkin serve`.
+    #[arg(long, allow_hyphen_values = true, value_delimiter = ' ')]
+    serve_args: Vec<String>,
+    /// The binary of bodkin; built if there is none.
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    /// The file to append rows to.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+}
+
+/// Runs all loads.
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => {
+            run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
+            root.join("target/release/bodkin")
+        }
+    };
+    let model = pull(root, &args.model)?;
+    for &streams in &args.streams {
+        let load = Load {
+            streams,
+            rounds: args.rounds,
+            prompt: args.prompt,
+            shared: args.shared,
+            generate: args.generate,
+            long: args.long,
+        };
+        let (has_long, context, threads) = (args.long > 0, args.ctx_size, args.threads);
+        let setup = Setup { model: &model, streams, has_long, context, threads };
+        let mut servers = vec![Server::bodkin(&binary, &setup, &args.serve_args)?];
+        if let Some(peer) = &args.peer {
+            servers.push(Server::llama(peer, &args.peer_name, &setup)?);
+        }
+        let mut measured: Vec<Vec<Measured>> = servers.iter().map(|_| Vec::new()).collect();
+        for pair in 0..args.pairs {
+            for (server, measured) in servers.iter().zip(&mut measured) {
+                measured.push(load.run(server.address, pair as u64)?);
+            }
+        }
+        let rows: Vec<Value> = measured.iter().map(|runs| load::medians(runs)).collect();
+        for (i, (server, numbers)) in servers.iter().zip(&rows).enumerate() {
+            let mut row = json!({
+                "commit": commit(root)?,
+                "cpu": cpu_name(),
+                "threads": args.threads,
+                "file": model.file_name().map(|name| name.to_string_lossy().into_owned()),
+                "server": server.name,
+                "load": load.name(),
+            });
+            for (name, value) in numbers.as_object().into_iter().flatten() {
+                row[name] = value.clone();
+            }
+            if i == 0 && rows.len() > 1 {
+                row["ratio"] = load::ratio(&measured[0], &measured[1]).into();
+            }
+            let output = args.output.clone().unwrap_or_else(|| workspace::root().join(RESULTS));
+            append(&output, &row)?;
+            println!("{row}");
+        }
+    }
+    Ok(())
+}

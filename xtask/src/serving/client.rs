@@ -1,0 +1,78 @@
+//! A client that streams completions and notes when tokens come: plain sockets, so that it takes
+//! little of the processor that the server needs.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// A server that says nothing for this long has failed.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// When the pieces of a streamed answer came.
+#[derive(Clone, Debug)]
+pub(super) struct Times {
+    /// When the request was sent.
+    pub(super) sent: Instant,
+    /// When each piece came.
+    pub(super) pieces: Vec<Instant>,
+    /// Tokens of the answer, as the server counts them.
+    pub(super) tokens: u64,
+}
+
+/// Sends a request and reads its events.
+pub(super) fn stream(address: SocketAddr, body: &Value) -> Result<Times> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_nodelay(true)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
+    let body = body.to_string();
+    let sent = Instant::now();
+    write!(
+        socket,
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut reader = BufReader::new(socket);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    if !line.contains(" 200 ") {
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest)?;
+        bail!("{}: {rest}", line.trim());
+    }
+    let (mut pieces, mut tokens) = (Vec::new(), None);
+    loop {
+        line.clear();
+        if reader.read_line(&mut line)? == 0 {
+            break;
+        }
+        let Some(data) = line.trim_end().strip_prefix("data: ") else { continue };
+        if data == "[DONE]" {
+            break;
+        }
+        pieces.push(Instant::now());
+        // Only the last chunks have counts; the others are not parsed.
+        if data.contains("\"predicted_n\"") || data.contains("\"error\"") {
+            let value: Value = serde_json::from_str(data)?;
+            ensure!(value.get("error").is_none(), "{data}");
+            tokens = value["timings"]["predicted_n"].as_u64();
+        }
+    }
+    let tokens = tokens.context("the stream ended without counts")?;
+    Ok(Times { sent, pieces, tokens })
+}
+
+/// The status of a GET, and how long it took.
+pub(super) fn get(address: SocketAddr, path: &str) -> Result<(u16, Duration)> {
+    let start = Instant::now();
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
+    write!(socket, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut line = String::new();
+    BufReader::new(socket).read_line(&mut line)?;
+    let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.context("an HTTP response")?, start.elapsed()))
+}

@@ -1,0 +1,96 @@
+//! The servers that are measured: started on a free port, and ended with the measurement.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::client;
+
+/// A server that takes longer to load its model has failed.
+const START: Duration = Duration::from_secs(300);
+
+/// What both servers get.
+pub(super) struct Setup<'a> {
+    pub(super) model: &'a Path,
+    pub(super) streams: usize,
+    /// Whether one long prompt runs beside the streams.
+    pub(super) has_long: bool,
+    /// Tokens of each request.
+    pub(super) context: usize,
+    pub(super) threads: usize,
+}
+
+/// A running server.
+pub(super) struct Server {
+    pub(super) name: String,
+    pub(super) address: SocketAddr,
+    child: Child,
+}
+
+impl Setup<'_> {
+    /// Requests at the same time.
+    fn requests(&self) -> usize {
+        self.streams + usize::from(self.has_long)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    /// bodkin, with further arguments.
+    pub(super) fn bodkin(binary: &Path, setup: &Setup<'_>, more: &[String]) -> Result<Server> {
+        let port = free_port()?;
+        let mut command = Command::new(binary);
+        command.arg("serve").arg(setup.model).args(["--port", &port.to_string()]);
+        command.args(["--parallel", &setup.requests().to_string()]);
+        command.args(["--ctx-size", &setup.context.to_string()]);
+        command.args(["--threads", &setup.threads.to_string()]);
+        command.args(more);
+        Server::start("bodkin".to_owned(), command, port)
+    }
+
+    /// llama.cpp's server: each request has a slot with a context of its own.
+    pub(super) fn llama(binary: &Path, name: &str, setup: &Setup<'_>) -> Result<Server> {
+        let port = free_port()?;
+        let (slots, threads) = (setup.requests(), setup.threads.to_string());
+        let mut command = Command::new(binary);
+        command.arg("--model").arg(setup.model).args(["--port", &port.to_string()]);
+        command.args(["--parallel", &slots.to_string()]);
+        command.args(["--ctx-size", &(slots * setup.context).to_string()]);
+        command.args(["--threads", &threads, "--threads-batch", &threads]);
+        command.args(["--flash-attn", "on", "--n-gpu-layers", "99"]);
+        Server::start(name.to_owned(), command, port)
+    }
+
+    fn start(name: String, mut command: Command, port: u16) -> Result<Server> {
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let child = child.with_context(|| format!("cannot start {name}"))?;
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let mut server = Server { name, address, child };
+        let start = Instant::now();
+        while start.elapsed() < START {
+            if client::get(address, "/health").is_ok_and(|(status, _)| status == 200) {
+                return Ok(server);
+            }
+            if let Some(status) = server.child.try_wait()? {
+                bail!("{} ended with {status}", server.name);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        bail!("{} did not become healthy in {} s", server.name, START.as_secs())
+    }
+}
+
+/// A free port.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
