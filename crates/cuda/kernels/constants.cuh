@@ -61,6 +61,9 @@
 // Groups of a row's logits in sampling.
 #define LOGIT_GROUPS 512u
 
+// Sampled where a row's logits are not finite.
+#define NO_TOKEN 4294967295u
+
 // Words of a row's sampling parameters besides their lists.
 #define SAMPLING_WORDS 16u
 

@@ -9,6 +9,7 @@
 // Matmul inputs are f16, scaled by 1/16: their range is then a million, and numbers down to a
 // thousandth keep all their bits.
 #define HALF_MAX 65504.0f
+#define HALF_NAN ((u16)0x7fff)
 #define INFINITY_F __int_as_float(0x7f800000)
 
 // Optimisation barrier: returns the same number, but the compiler cannot move or merge what depends
@@ -101,7 +102,8 @@ DEVICE u32 half_pair(float a, float b) {
     return bits;
 }
 
-DEVICE float clamp_half(float x) { return fminf(fmaxf(x, -HALF_MAX), HALF_MAX); }
+// Large numbers fit; NaN and infinities become NaN, so that errors can tell where they began.
+DEVICE float clamp_half(float x) { return fmaf(x, 0.0f, fminf(fmaxf(x, -HALF_MAX), HALF_MAX)); }
 
 DEVICE u16 to_half(float x) { return (u16)half_pair(clamp_half(x), 0.0f); }
 
@@ -298,13 +300,15 @@ DEVICE float activate(u32 act, float x) {
     case 2: return sigmoid(x);
     case 3: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case 4: return 0.5f * x * (1.0f + tanhf(0.7978846f * (x + 0.044715f * x * x * x)));
-    case 5: { float y = fmaxf(x, 0.0f); return y * y; }
+    case 5: { float y = x < 0.0f ? 0.0f : x; return y * y; }
     default: return x;
     }
 }
 
 DEVICE float gated(u32 act, float gate, float up) {
     if (act != 6) return activate(act, gate) * up;
-    gate = fminf(gate, 7.0f);
-    return gate * sigmoid(1.702f * gate) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1.0f);
+    // NaN stays NaN.
+    gate = gate > 7.0f ? 7.0f : gate;
+    up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return gate * sigmoid(1.702f * gate) * (up + 1.0f);
 }

@@ -79,6 +79,8 @@ shared! {
     PREFILL_ROWS: usize = 64;
     /// Groups of a row's logits in sampling.
     LOGIT_GROUPS: usize = 512;
+    /// Sampled where a row's logits are not finite.
+    NO_TOKEN: u32 = u32::MAX;
     /// Words of a row's sampling parameters besides their lists.
     SAMPLING_WORDS: usize = 16;
     /// Warps of a block of the persistent kernel that compute.

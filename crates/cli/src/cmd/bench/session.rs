@@ -168,9 +168,10 @@ impl Session {
             let mut stored = vec![next];
             let step = Step { batch: &batch, rows: &rows, steps: len, observer: None };
             self.model.step(step, &mut |output| {
-                stored.push(output.tokens.to_vec());
+                stored.extend(output.tokens.iter().copied().collect::<Option<Vec<u32>>>());
                 ControlFlow::Continue(())
             })?;
+            ensure!(stored.len() > len, "the model's logits are not finite");
             for (i, sequence) in self.sequences.iter_mut().enumerate() {
                 let tokens: Vec<u32> = stored[..len].iter().map(|step| step[i]).collect();
                 self.pages.advance(sequence, &tokens);
