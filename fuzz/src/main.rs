@@ -45,7 +45,8 @@ fn write_corpus(target: &Target) {
     for (i, seed) in (target.seeds)().iter().enumerate() {
         fs::write(folder.join(format!("seed-{i}")), seed).expect("a writable folder");
     }
-    let escaped = |word: &&str| word.bytes().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
+    let escaped =
+        |word: &&str| word.bytes().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
     let words = target.dictionary.iter().map(|word| format!("\"{}\"\n", escaped(word)));
     let words = words.collect::<String>();
     fs::write(folder.with_extension("dict"), words).expect("a writable folder");
