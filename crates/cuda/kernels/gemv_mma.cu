@@ -84,7 +84,7 @@ DEVICE void load_input_shared(const Matmul &p, u16 *out) {
     } else {
         __shared__ float scratch[32];
         // `norm_rows` has twice as many threads for rows of this length.
-        float scale = rms_scale_half_block(p.norm_input, p.cols, p.norm_eps, scratch);
+        float scale = rms_scale<2>(p.norm_input, p.cols, p.norm_eps, scratch);
         for (u32 first = threadIdx.x; first < p.input_stride; first += 8 * THREADS) {
             float x[8], weight[8];
 #pragma unroll
@@ -135,15 +135,6 @@ DEVICE void multiply(const u8 *slot, u32 apart, u32 lane, const u16 *const (&x)[
     }
 }
 
-// Named barrier of a team of warps.
-DEVICE void team_sync(u32 team, u32 warps) {
-    if (warps == 1) {
-        __syncwarp();
-    } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * warps) : "memory");
-    }
-}
-
 // Where a warp has two slices of each tile, all tiles share one buffer of partial sums. This tracks
 // whether the previous tile's sums have been read there.
 struct PartialsReuse {
@@ -169,7 +160,7 @@ struct PartialsReuse {
     }
 #else
     __device__ __forceinline__ void begin(const u64 *, u32) {}
-    __device__ __forceinline__ void end() const { team_sync(team, warps); }
+    __device__ __forceinline__ void end() const { team_sync(team + 1, warps); }
     __device__ __forceinline__ void wait() const {}
 #endif
 };
@@ -292,7 +283,7 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
             d.fetch();
         }
         store_partials();
-        team_sync(team, warps);
+        team_sync(team + 1, warps);
         for (u32 at = thread; at < TILE_ROWS * cols; at += 32 * warps) {
             u32 r = at % TILE_ROWS, col = at / TILE_ROWS;
             float total[TILES] = {};

@@ -124,14 +124,20 @@ struct Partition {
     }
 };
 
-// Named barrier of a team of warps.
-DEVICE void team_sync(u32 team, u32 warps) {
-    if (warps == 1) {
-        __syncwarp();
-    } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "r"(32 * warps) : "memory");
-    }
+// The sum of the sums of all consumer warps, in their order. `t` is the thread's number; what is to
+// be loaded while warps are late comes before the barrier.
+template <class F> DEVICE float sum_of_warps(float of_warp, u32 t, const F &before_barrier) {
+    float(&sums)[WARPS] = shared_memory().sums;
+    if (t % 32 == 0) sums[t / 32] = of_warp;
+    before_barrier();
+    sync<THREADS>();
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < WARPS; i++) sum += sums[i];
+    return sum;
 }
+
+#define TEAM_BARRIER 2u // the named barrier of the first team
 
 // Whether the consumer has emptied the `count`th slot of a warp's ring.
 DEVICE bool is_empty(SharedMemory &shared, u32 warp, u32 count) {
