@@ -90,8 +90,7 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, SharedMemory<LAYOUT, W
     bool has_tile = lane < 2 && tile.is_in;
     u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
     const Matrix &matrix = p.matrices[tile.matrix];
-    u64 number = (u64)group.expert * matrix.tiles + tile.tile;
-    const u8 *weights = matrix.packed + number * p.chunks * BYTES;
+    const u8 *weights = packed_tiles(p, matrix, group.expert) + (u64)tile.tile * p.chunks * BYTES;
     // A panel holds the first chunk of all its rows, then the second.
     u64 cell_bytes = m.panel_rows * ROW_BYTES;
     const u8 *input = (const u8 *)p.input + group.first / m.panel_rows * p.chunks * cell_bytes
@@ -247,7 +246,10 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
         fence_mbarrier_init();
     }
     launch_dependents();
-    if (m.groups) grid_dependency_wait();
+    if (m.groups) {
+        if (threadIdx.x < 32) prefetch_experts(m.matmul, threadIdx.x, GATED ? 2 : 1);
+        grid_dependency_wait();
+    }
     RowGroup group(m, blockIdx.x, WIDTH);
     if (group.count == 0) return;
     __syncthreads();

@@ -171,7 +171,7 @@ template <int TILES> struct TileCursor {
 #define MINUS_ZERO 0x80000000u
 
 // Operands of a tile's epilogue: destination, exponents of scales, bias and residual, loaded before the tile's
-// products. Without bias or residual they are minus zero, which changes no number.
+// products. Without bias or residual they are minus zero, which changes no result.
 struct Epilogue {
     u32 row;
     float *out; // or none: for gated rows, and beyond the last row

@@ -129,7 +129,9 @@ DEVICE void gemv_f32(u32 stage) {
 #pragma unroll 1
     for (u32 row = blockIdx.x; row < p.matrices[0].rows; row += gridDim.x) {
 #pragma unroll 1
-        for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + i), f32_weights(p, 0, row, i));
+        for (u32 i = t; i < quads; i += THREADS) {
+            copy_async(shared_address(weights + i), f32_weights(p, (const u8 *)p.matrices[0].packed, row, i));
+        }
         bool is_first = row == blockIdx.x, is_normed = is_first && p.norm_input;
         float scale = 1.0f;
         if (is_normed) {
