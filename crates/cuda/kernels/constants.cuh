@@ -81,9 +81,9 @@
 #define SLOT_DEPTH 4u
 
 // Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
-// weights with their barriers, partial sums, six stages, page tables, the position and sums of
-// warps.
-#define PERSISTENT_BYTES 171088u
+// weights with their barriers, partial sums, six stages, page tables, addresses of experts,
+// the position and sums of warps.
+#define PERSISTENT_BYTES 171344u
 
 // Page tables that the persistent kernel's attention may have.
 #define MAX_TABLES 4u

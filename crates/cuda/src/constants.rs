@@ -93,11 +93,12 @@ shared! {
     /// Slots of a warp of the persistent kernel.
     SLOT_DEPTH: usize = 4;
     /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
-    /// weights with their barriers, partial sums, six stages, page tables, the position and sums of
-    /// warps.
+    /// weights with their barriers, partial sums, six stages, page tables, addresses of experts,
+    /// the position and sums of warps.
     PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16)
         + 2 * PERSISTENT_WARPS * 2 * 4 * TILE_ROWS
         + 6 * 336
+        + 16 * MAX_CHOSEN
         + 112;
     /// Page tables that the persistent kernel's attention may have.
     MAX_TABLES: usize = 4;
