@@ -63,7 +63,7 @@ pub(crate) struct Loaded {
 
 /// What a model computes.
 pub(crate) enum Kind {
-    Text(Model),
+    Text(Box<Model>),
     /// One request at a time.
     Encoder(Mutex<Encoder>),
 }
@@ -393,7 +393,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         details.context = model.context();
         details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
         let bytes = model.bytes();
-        (Kind::Text(model), bytes)
+        (Kind::Text(Box::new(model)), bytes)
     };
     Ok(Loaded { kind, bytes, details, load_time: started.elapsed() })
 }

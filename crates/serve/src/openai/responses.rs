@@ -261,7 +261,7 @@ impl StreamFormat for ResponseStream {
         match kind {
             EventKind::Token { .. } => {}
             EventKind::Done { finish, usage, .. } => {
-                if !self.open.as_ref().is_some_and(|(item, _)| item.kind == "message") {
+                if self.open.as_ref().is_none_or(|(item, _)| item.kind != "message") {
                     self.add("message", "", out);
                 }
                 self.close(out);
