@@ -1,6 +1,7 @@
-//! `cargo xtask compare`: bodkin and llama.cpp on the same files and threads, interleaved, because
-//! the machine may be shared: only ratios of neighbouring runs say something. Appends rows to
-//! `benches/results/cpu.jsonl` and rewrites the table of docs/performance.md from that file.
+//! `cargo xtask compare`: bodkin and llama.cpp, or a fork of it, on the same files and threads,
+//! interleaved, because the machine may be shared: only ratios of neighbouring runs say something.
+//! Appends rows to `benches/results/cpu.jsonl` and rewrites the tables of docs/performance.md from
+//! that file, one for each machine.
 
 mod table;
 
@@ -10,8 +11,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-/// The peer: a source package that builds llama.cpp for this machine.
-pub(crate) const PEER: &str = "llama_cpp_python==0.3.36";
+use crate::peer::{Peer, Run};
+
 const RESULTS: &str = "benches/results/cpu.jsonl";
 
 /// What to compare.
@@ -32,12 +33,10 @@ pub(crate) struct Args {
     /// Tokens in the context before a test.
     #[arg(short, long, default_value_t = 0)]
     depth: usize,
-    /// A Python that has the peer's package; without it, one is set up under `target`.
-    #[arg(long)]
-    python: Option<PathBuf>,
-    /// What the rows call the peer, if another build of it is measured.
-    #[arg(long, default_value = PEER)]
-    peer: String,
+    /// A folder with `llama-bench` of llama.cpp or ik_llama.cpp; without it, llama.cpp is built
+    /// for this machine from its Python package.
+    #[arg(long, value_name = "DIR")]
+    peer: Option<PathBuf>,
 }
 
 /// The runs of one test, pair by pair.
@@ -49,20 +48,20 @@ struct Pairs {
     /// Bytes of memory that our run read, per second.
     gb_s: Vec<f64>,
     model: String,
+    /// The peer's build.
+    peer: String,
 }
 
 /// Runs all tests.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
-    let python = match &args.python {
-        Some(python) => python.clone(),
-        None => set_up_peer(root)?,
-    };
+    let peer = Peer::open(root, args.peer.as_deref())?;
+    let instruction_sets = [own_instruction_set(root)?, peer.instruction_sets(root)?];
     for model in &args.models {
         let path = pull(root, model)?;
         for test in &args.tests {
-            let pairs = measure(root, &python, &path, test, args)?;
-            let row = row(root, &path, test, args, &pairs)?;
+            let pairs = measure(root, &peer, &path, test, args)?;
+            let row = row(root, &path, test, args, &pairs, &instruction_sets)?;
             append(&root.join(RESULTS), &row)?;
             println!("{}", table::line(&row));
         }
@@ -77,22 +76,6 @@ pub(crate) fn run_cargo(root: &Path, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A virtual environment with the peer, built for this machine; it takes minutes the first time.
-pub(crate) fn set_up_peer(root: &Path) -> Result<PathBuf> {
-    let folder = root.join("target/peer");
-    let python = folder.join("bin/python3");
-    if !python.exists() {
-        eprintln!("building {PEER} under {}", folder.display());
-        let venv = Command::new("python3").args(["-m", "venv"]).arg(&folder).status()?;
-        ensure!(venv.success(), "python3 -m venv failed");
-    }
-    let packages = [PEER, "typing_extensions"];
-    let mut pip = Command::new(&python);
-    pip.args(["-m", "pip", "install", "-q", "--no-deps"]).args(packages);
-    ensure!(pip.status().context("cannot run pip")?.success(), "pip could not install {PEER}");
-    Ok(python)
-}
-
 /// The file behind a model's name.
 pub(crate) fn pull(root: &Path, model: &str) -> Result<PathBuf> {
     if Path::new(model).exists() {
@@ -105,7 +88,7 @@ pub(crate) fn pull(root: &Path, model: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
 }
 
-fn measure(root: &Path, python: &Path, model: &Path, test: &str, args: &Args) -> Result<Pairs> {
+fn measure(root: &Path, peer: &Peer, model: &Path, test: &str, args: &Args) -> Result<Pairs> {
     let (kind, count) = test.split_at_checked(2).unwrap_or((test, ""));
     let count: usize =
         count.parse().with_context(|| format!("a test is ppN or tgN, not {test}"))?;
@@ -116,9 +99,13 @@ fn measure(root: &Path, python: &Path, model: &Path, test: &str, args: &Args) ->
         bandwidth: vec![],
         gb_s: vec![],
         model: String::new(),
+        peer: String::new(),
     };
+    let (prompt, generate) = if kind == "pp" { (count, 0) } else { (0, count) };
+    let (depth, threads, repetitions) = (args.depth, Some(args.threads), 1);
+    let run = Run { model, prompt, generate, depth, threads, repetitions, is_on_gpu: false };
     for _ in 0..args.pairs.get() {
-        let row = run_ours(root, model, kind, count, args)?;
+        let row = run_ours(root, &run)?;
         let number = |name: &str| row[name].as_f64().with_context(|| format!("no `{name}`"));
         pairs.ours.push(number("avg_ts")?);
         pairs.bandwidth.push(number("bandwidth_gb_s")?);
@@ -127,20 +114,21 @@ fn measure(root: &Path, python: &Path, model: &Path, test: &str, args: &Args) ->
         if let Ok(level) = std::env::var("BODKIN_CPU") {
             pairs.model.push_str(&format!(", only {level}"));
         }
-        pairs.theirs.push(count as f64 / run_theirs(root, python, model, kind, count, args)?);
+        let report = peer.run(root, &run)?;
+        pairs.theirs.push(median(&report.samples));
+        pairs.peer = report.name;
     }
     Ok(pairs)
 }
 
-fn run_ours(root: &Path, model: &Path, kind: &str, count: usize, args: &Args) -> Result<Value> {
-    let (prompt, generate) = if kind == "pp" { (count, 0) } else { (0, count) };
-    let output = Command::new("cargo")
-        .args(["run", "--quiet", "--release", "-p", "bodkin", "--", "bench"])
-        .arg(model)
-        .args(["-p", &prompt.to_string(), "-n", &generate.to_string()])
-        .args(["-d", &args.depth.to_string(), "-t", &args.threads.to_string()])
-        .args(["-r", "1", "-o", "json"])
-        .current_dir(root)
+fn run_ours(root: &Path, run: &Run<'_>) -> Result<Value> {
+    let threads = run.threads.unwrap_or(1);
+    let output = Command::new(root.join("target/release/bodkin"))
+        .arg("bench")
+        .arg(run.model)
+        .args(["-p", &run.prompt.to_string(), "-n", &run.generate.to_string()])
+        .args(["-d", &run.depth.to_string(), "-t", &threads.to_string()])
+        .args(["-r", "1", "-o", "json", "--device", "cpu"])
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "bodkin bench: {}", said.trim());
@@ -148,29 +136,22 @@ fn run_ours(root: &Path, model: &Path, kind: &str, count: usize, args: &Args) ->
     Ok(rows[0].clone())
 }
 
-/// Seconds of one run of the peer.
-fn run_theirs(
-    root: &Path,
-    python: &Path,
-    model: &Path,
-    kind: &str,
-    count: usize,
-    args: &Args,
-) -> Result<f64> {
-    let flag = if kind == "pp" { "--prompt" } else { "--generate" };
-    let output = Command::new(python)
-        .arg(root.join("benches/peer/llama_cpp_bench.py"))
-        .arg(model)
-        .args([flag, &count.to_string(), "--depth", &args.depth.to_string()])
-        .args(["--threads", &args.threads.to_string()])
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "llama.cpp: {}", said.trim());
-    let result: Value = serde_json::from_slice(&output.stdout)?;
-    result["seconds"][0].as_f64().context("llama.cpp's bench printed no seconds")
+/// The instruction set that bodkin's kernels use here, from a line such as `cpu (avx2, 2 threads)`.
+fn own_instruction_set(root: &Path) -> Result<String> {
+    let output = Command::new(root.join("target/release/bodkin")).arg("--version").output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let level = text.lines().find_map(|line| line.trim().strip_prefix("cpu (")?.split_once(','));
+    Ok(level.context("bodkin --version names no instruction set")?.0.to_owned())
 }
 
-fn row(root: &Path, path: &Path, test: &str, args: &Args, pairs: &Pairs) -> Result<Value> {
+fn row(
+    root: &Path,
+    path: &Path,
+    test: &str,
+    args: &Args,
+    pairs: &Pairs,
+    [own, peer]: &[String; 2],
+) -> Result<Value> {
     let ratios: Vec<f64> = pairs.ours.iter().zip(&pairs.theirs).map(|(a, b)| a / b).collect();
     let depth = if args.depth > 0 { format!(" @ d{}", args.depth) } else { String::new() };
     Ok(json!({
@@ -181,7 +162,9 @@ fn row(root: &Path, path: &Path, test: &str, args: &Args, pairs: &Pairs) -> Resu
         "file": path.file_name().map(|n| n.to_string_lossy().into_owned()),
         "test": format!("{test}{depth}"),
         "tok_s": median(&pairs.ours),
-        "peer": args.peer,
+        "instruction_sets": own,
+        "peer": pairs.peer,
+        "peer_instruction_sets": peer,
         "peer_tok_s": median(&pairs.theirs),
         "ratio": median(&ratios),
         "ratios": ratios,

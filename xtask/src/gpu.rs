@@ -10,9 +10,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::compare::{append, commit, median, run_cargo};
+use crate::peer::{Peer, Run};
 use crate::results::{newest, number, replace, text};
 
 const RESULTS: &str = "benches/results/h200.jsonl";
+
+/// Measurements of each test.
+const REPETITIONS: usize = 5;
 
 /// What to measure.
 #[derive(clap::Args)]
@@ -34,6 +38,9 @@ pub(crate) struct Args {
     /// The commit that the binary was built from [default: that of the checkout]
     #[arg(long)]
     commit: Option<String>,
+    /// A folder with `llama-bench` of llama.cpp, which runs each test after bodkin
+    #[arg(long, value_name = "DIR")]
+    peer: Option<PathBuf>,
     /// Where rows are appended [default: benches/results/h200.jsonl]
     #[arg(long)]
     output: Option<PathBuf>,
@@ -58,6 +65,7 @@ fn measure(root: &Path, args: &Args) -> Result<()> {
     let commit = args.commit.clone().map_or_else(|| commit(root), Ok)?;
     let output = args.output.clone().unwrap_or_else(|| root.join(RESULTS));
     let driver = driver()?;
+    let peer = args.peer.as_deref().map(|folder| Peer::open(root, Some(folder))).transpose()?;
     for path in &args.files {
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         let (shape, format) = stem.split_once('-').with_context(|| {
@@ -68,16 +76,34 @@ fn measure(root: &Path, args: &Args) -> Result<()> {
             let tok_s = median(&samples);
             let mean = row["avg_ts"].as_f64().context("no avg_ts")?;
             let gb_s = row["gb_s"].as_f64().context("no gb_s")? * tok_s / mean;
-            let row = json!({
+            let mut row = json!({
                 "commit": commit, "driver": driver, "device": row["backends"],
                 "shape": shape, "format": format, "test": row["test"],
                 "tok_s": tok_s, "gb_s": gb_s, "samples_ts": samples,
                 "bandwidth_gb_s": row["bandwidth_gb_s"], "time": row["test_time_unix_s"],
             });
+            if let Some(peer) = &peer {
+                add_peer(root, peer, path, &mut row)?;
+            }
             append(&output, &row)?;
             println!("{row}");
         }
     }
+    Ok(())
+}
+
+/// Runs the test of a row with the peer, unless it is of several sequences, which it cannot run.
+fn add_peer(root: &Path, peer: &Peer, model: &Path, row: &mut Value) -> Result<()> {
+    let test = text(row, "test");
+    let (test, depth) = test.split_once(" @ d").unwrap_or((test, "0"));
+    let Ok(count) = test[2..].parse() else { return Ok(()) };
+    let (prompt, generate) = if test.starts_with("pp") { (count, 0) } else { (0, count) };
+    let (depth, threads, repetitions) = (depth.parse()?, None, REPETITIONS);
+    let run = Run { model, prompt, generate, depth, threads, repetitions, is_on_gpu: true };
+    let report = peer.run(root, &run)?;
+    row["peer"] = report.name.into();
+    row["peer_tok_s"] = median(&report.samples).into();
+    row["peer_samples_ts"] = report.samples.into();
     Ok(())
 }
 
@@ -132,7 +158,8 @@ fn bench(binary: &Path, path: &Path, args: &Args) -> Result<Vec<Value>> {
     let output = Command::new(binary)
         .arg("bench")
         .arg(path)
-        .args(["-p", "512", "-n", "128", "-d", &args.depths, "-r", "5", "-o", "json"])
+        .args(["-p", "512", "-n", "128", "-d", &args.depths, "-o", "json"])
+        .args(["-r", &REPETITIONS.to_string()])
         .args(["--device", &args.device, "--n-sequences", &args.sequences])
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -142,10 +169,20 @@ fn bench(binary: &Path, path: &Path, args: &Args) -> Result<Vec<Value>> {
 
 /// The driver's version.
 fn driver() -> Result<String> {
+    query("driver_version").context("nvidia-smi gives no version of the driver")
+}
+
+/// The name of the first device, if there is one.
+pub(crate) fn name() -> Option<String> {
+    query("name")
+}
+
+/// A property of the first device.
+fn query(property: &str) -> Option<String> {
     let output = Command::new("nvidia-smi")
-        .args(["--query-gpu=driver_version", "--format=csv,noheader"])
+        .args([&format!("--query-gpu={property}"), "--format=csv,noheader"])
         .output()
-        .context("nvidia-smi")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    Some(text.lines().next()?.trim().to_owned())
 }

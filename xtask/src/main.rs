@@ -12,6 +12,7 @@ mod golden;
 mod gpu;
 mod kernels;
 mod parity;
+mod peer;
 mod plot;
 mod quality;
 mod results;
@@ -47,7 +48,8 @@ enum Command {
     Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
-    /// Plots perplexity against speed from the measured rows.
+    /// Draws the documents' plots from the measured rows.
+    #[command(subcommand)]
     Plot(plot::Args),
     /// Measures what quantising and pruning cost.
     Quality(quality::Args),

@@ -11,7 +11,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::compare::{append, commit, cpu_name, pull, run_cargo};
-use crate::workspace;
+use crate::{gpu, workspace};
 use load::{Load, Measured};
 use server::{Server, Setup};
 
@@ -61,6 +61,9 @@ pub(crate) struct Args {
     /// The binary of bodkin; built if there is none.
     #[arg(long)]
     binary: Option<PathBuf>,
+    /// The commit that the binary was built from [default: that of the checkout].
+    #[arg(long)]
+    commit: Option<String>,
     /// The file to append rows to.
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -76,6 +79,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         }
     };
     let model = pull(root, &args.model)?;
+    let revision = args.commit.clone().map_or_else(|| commit(root), Ok)?;
+    let device = gpu::name().unwrap_or_else(cpu_name);
     for &streams in &args.streams {
         let load = Load {
             streams,
@@ -100,8 +105,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         let rows: Vec<Value> = measured.iter().map(|runs| load::medians(runs)).collect();
         for (i, (server, numbers)) in servers.iter().zip(&rows).enumerate() {
             let mut row = json!({
-                "commit": commit(root)?,
-                "cpu": cpu_name(),
+                "commit": revision,
+                "device": device,
                 "threads": args.threads,
                 "file": model.file_name().map(|name| name.to_string_lossy().into_owned()),
                 "server": server.name,

@@ -25,22 +25,51 @@ pub(crate) fn line(row: &Value) -> String {
     )
 }
 
-/// Replaces the table by the newest row of each model, test and machine.
+/// Replaces the tables by the newest row of each model, test and peer, a table for each machine.
 pub(crate) fn rewrite(document: &Path, results: &Path) -> Result<()> {
     let newest = newest(results, &["cpu", "threads", "model", "test", "peer"])?;
-    let mut table = String::from(
-        "| model | test | bodkin, tok/s | llama.cpp, tok/s | ratio | of memory bandwidth |\n\
-         | --- | --- | ---: | ---: | ---: | ---: |\n",
-    );
+    let mut machines: Vec<[&Value; 2]> = Vec::new();
     for row in &newest {
-        writeln!(table, "{}", line(row))?;
+        let machine = [&row["cpu"], &row["threads"]];
+        if !machines.contains(&machine) {
+            machines.push(machine);
+        }
     }
-    if let Some(row) = newest.last() {
-        let (cpu, threads, peer) = (text(row, "cpu"), &row["threads"], text(row, "peer"));
-        writeln!(
-            table,
-            "\nInterleaved A/B medians; {threads} threads of {cpu}; the peer is {peer}."
-        )?;
+    let mut tables = String::new();
+    for [cpu, threads] in machines {
+        let rows = newest.iter().filter(|row| row["cpu"] == *cpu && row["threads"] == *threads);
+        write_machine(&mut tables, &rows.collect::<Vec<_>>())?;
     }
-    replace(document, "compare", &table)
+    replace(document, "compare", &tables)
+}
+
+/// The table of one machine, with the peers of its rows under it.
+fn write_machine(out: &mut String, rows: &[&Value]) -> Result<()> {
+    let (cpu, threads) = (text(rows[0], "cpu"), &rows[0]["threads"]);
+    writeln!(out, "\n{threads} threads of {cpu}:\n")?;
+    out.push_str(
+        "| model | test | bodkin, tok/s | peer, tok/s | ratio | of memory bandwidth | peer |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | --- |\n",
+    );
+    let mut peers: Vec<String> = Vec::new();
+    for row in rows {
+        let peer = match text(row, "peer_instruction_sets") {
+            "?" => text(row, "peer").to_owned(),
+            sets => format!(
+                "{} with {sets}; bodkin with {}",
+                text(row, "peer"),
+                text(row, "instruction_sets")
+            ),
+        };
+        let known = peers.iter().position(|other| *other == peer).unwrap_or(peers.len());
+        if known == peers.len() {
+            peers.push(peer);
+        }
+        writeln!(out, "{} {} |", line(row), known + 1)?;
+    }
+    writeln!(out)?;
+    for (i, peer) in peers.iter().enumerate() {
+        writeln!(out, "{}. {peer}", i + 1)?;
+    }
+    Ok(())
 }

@@ -6,7 +6,8 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::compare::{PEER, append, commit, cpu_name, set_up_peer};
+use crate::compare::{append, commit, cpu_name};
+use crate::peer::{PACKAGE, set_up_package};
 
 pub(super) const RESULTS: &str = "benches/results/quality.jsonl";
 
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) python: Option<PathBuf>,
     /// What the rows call the peer, if another build of it is used.
-    #[arg(long, default_value = PEER)]
+    #[arg(long, default_value = PACKAGE)]
     pub(super) peer: String,
 }
 
@@ -97,7 +98,7 @@ impl Bench<'_> {
     pub(super) fn quantize_all(&self, types: &[&String]) -> Result<()> {
         let python = match &self.args.python {
             Some(python) => python.clone(),
-            None => set_up_peer(self.root)?,
+            None => set_up_package(self.root)?,
         };
         let source = self.path("source.gguf");
         let threads = self.args.threads.to_string();
