@@ -34,10 +34,13 @@ impl HashModel {
     fn copy(&mut self, copies: &Copies) {
         for copy in copies {
             match *copy {
-                (StateBlock::Slot(from), StateBlock::Slot(to)) => {
+                (StateBlock::StateSlot(from), StateBlock::StateSlot(to)) => {
                     self.slots[to as usize] = self.slots[from as usize];
                 }
-                (StateBlock::Page { window, page }, StateBlock::Page { page: to, .. }) => {
+                (
+                    StateBlock::Page { window_index: window, page },
+                    StateBlock::Page { page: to, .. },
+                ) => {
                     let from = page as usize * PAGE_TOKENS;
                     self.cells[window]
                         .copy_within(from..from + PAGE_TOKENS, to as usize * PAGE_TOKENS);
