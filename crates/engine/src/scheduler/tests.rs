@@ -384,3 +384,20 @@ fn a_cancelled_request_is_gone_in_every_state() {
     simulation.check(&limits);
     assert_eq!(simulation.finished.len(), 1);
 }
+
+#[test]
+fn a_prompt_of_one_token_is_measured_as_prefill() {
+    let limits = Limits { tokens: 256, outputs: 4, pages: vec![20, 20], state_slots: 0 };
+    let mut scheduler = Scheduler::new(Pages::new(&WINDOWS, &limits.pages, 0), limits);
+    let mut step = ScheduledStep::default();
+    scheduler.submit((), vec![7], 8);
+    // 10 ms for a prompt token, then a decode step of 1 s.
+    for seconds in [0.01, 1.0] {
+        scheduler.schedule(&mut step, |()| false);
+        assert_eq!(step.spans, [(0, 1)]);
+        scheduler.store(0, 1);
+        scheduler.push_token(0, 3);
+        scheduler.end_step(&step, 1, seconds);
+    }
+    assert_eq!(scheduler.budget.tokens(1, 1), 80);
+}
