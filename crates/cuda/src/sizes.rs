@@ -28,7 +28,7 @@ pub(crate) struct Sizes {
     /// Values of the persistent kernel, where none share memory.
     pub(crate) non_aliased: Arena,
     /// Bytes of its values that its last stage does not read: that stage resets their sentinels.
-    pub(crate) early_release_bytes: u64,
+    pub(crate) reset_bytes: u64,
     /// The stages of the persistent kernel, where a device has it and enough blocks for them.
     pub(crate) persistent: Option<Persistent>,
     /// Of the keys, then the values, of each slot.
@@ -70,7 +70,7 @@ impl Sizes {
             .then(|| Persistent::of(plan, program))
             .flatten();
         let last = persistent.as_ref().map(|persistent| persistent.stages.end - 1);
-        let (non_aliased, early_release_bytes) =
+        let (non_aliased, reset_bytes) =
             last.map_or_else(Default::default, |i| non_aliased(program, i));
         let window_indices = plan.window_indices();
         let kv_bytes = plan.slots.iter().zip(&window_indices).map(|(slot, &window_index)| {
@@ -109,7 +109,7 @@ impl Sizes {
             arena: aliased(program, tokens, outputs),
             kv_layout: kv,
             non_aliased,
-            early_release_bytes,
+            reset_bytes,
             persistent,
             kv_bytes: kv_bytes.collect(),
             state_bytes: states.collect(),
