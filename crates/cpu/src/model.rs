@@ -143,8 +143,8 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
             Op::Linear { weight, .. } => (plan.weight(*weight), limits.tokens),
             Op::Logits { weight, .. } => (plan.weight(*weight), limits.outputs),
             Op::ExpertLinear { weight, route, experts, .. } => {
-                // A row of the router's output is the weights, then the ids, of its experts. Without
-                // a router, every row uses all experts, as the heads of latent attention do.
+                // A row of the router's output is the weights, then the ids, of its experts.
+                // Without a router, every row uses all, as the heads of latent attention do.
                 let used = route.map_or(*experts, |route| plan.width(route) / 2);
                 (plan.weight(*weight), limits.tokens * used)
             }

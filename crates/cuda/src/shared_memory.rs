@@ -27,8 +27,8 @@ pub(crate) const fn prefill_bytes(dims: usize) -> usize {
     2 * 64 * dims * 5
 }
 
-/// Of a block of `gemv_mma` for `rows` rows of input: slots of weights with their barriers, barriers
-/// of teams, partial sums, and a single row's `cached` columns.
+/// Of a block of `gemv_mma` for `rows` rows of input: slots of weights with their barriers,
+/// barriers of teams, partial sums, and a single row's `cached` columns.
 pub(crate) fn gemv_bytes(layout: MmaLayout, is_gated: bool, rows: usize, cached: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let slot = tiles * (layout.slot_chunks() / tiles) * layout.chunk_bytes();

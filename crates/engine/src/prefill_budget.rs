@@ -1,7 +1,7 @@
 //! How many prompt tokens may join a step with decode rows. Each of them delays the next token of
-//! every request that decodes, so the budget follows from measured times. Its target is a mixed step
-//! of at most `1 + SHARE * fairness` times a decode step: somewhat less than two, and more where
-//! more requests prefill than decode. This file must not know requests.
+//! every request that decodes, so the budget follows from measured times. Its target is a mixed
+//! step of at most `1 + SHARE * fairness` times a decode step: somewhat less than two, and more
+//! where more requests prefill than decode. This file must not know requests.
 
 /// The weight of the newest measurement in an exponential moving average.
 const AVERAGE_WEIGHT: f64 = 0.2;

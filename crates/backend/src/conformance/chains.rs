@@ -135,8 +135,8 @@ fn long_norm() -> Case {
     maker.finish(INTEGER, 8)
 }
 
-/// A gated feed-forward and a head with more rows of input and of weights than the other cases have, and
-/// an odd number of columns' chunks.
+/// A gated feed-forward and a head with more rows of input and of weights than the other cases
+/// have, and an odd number of columns' chunks.
 fn many_rows(format: Format, tolerance: f64) -> Case {
     let (width, hidden, vocabulary) = (320, 2144, 4256);
     let mut maker = Maker::speaking(format!("many rows {}", format.name()), vocabulary);

@@ -103,8 +103,8 @@ impl Step<'_> {
         Ok(gemm)
     }
 
-    /// Swizzles the input for `gemm_wgmma`, unless the last swizzled input is the same: a step makes
-    /// each value once.
+    /// Swizzles the input for `gemm_wgmma`, unless the last swizzled input is the same: a step
+    /// makes each value once.
     fn swizzle(&self, gemm: &mut p::Gemm, input: Value, pairs: Option<Pairs>) -> Result<()> {
         let matmul = &mut gemm.matmul;
         let from = std::mem::replace(&mut matmul.input, self.at.swizzled);
