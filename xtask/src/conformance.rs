@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PageTable, Span, conformance};
 use bodkin_cuda::Cuda;
 
-/// Tokens of prompts, and steps after them, of a model's comparison: they cross a segment's end,
-/// give each block of a device several segments, and more segments than are joined at a time.
+/// Tokens of prompts, and steps after them, of a model's comparison: they cross a KV split's end,
+/// give each block of a device several splits, and more splits than are combined at a time.
 const PROMPTS: [(usize, usize); 3] = [(100, 60), (4300, 8), (12_400, 8)];
 /// Tokens of a prompt that are read in one step.
 const BATCH: usize = 512;

@@ -165,8 +165,8 @@ impl Backend for LayerSplit {
 
 /// How the steps of a part follow from those of the whole.
 struct PartSteps {
-    /// The indices of the part's page tables among the whole plan's.
-    tables: Vec<usize>,
+    /// For each of the part's windows, its index in the whole plan's.
+    window_indices: Vec<usize>,
     limits: Limits,
 }
 
@@ -174,15 +174,15 @@ struct PartSteps {
 fn part_steps(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [PartSteps; 2] {
     [(first, limits.tokens), (second, limits.outputs)].map(|(part, outputs)| {
         let windows = whole.windows();
-        let place = |window| windows.iter().position(|w| *w == window).expect("a window of all");
-        let tables: Vec<usize> = part.windows().into_iter().map(place).collect();
+        let index = |window| windows.iter().position(|w| *w == window).expect("a window of all");
+        let window_indices: Vec<usize> = part.windows().into_iter().map(index).collect();
         let limits = Limits {
             tokens: limits.tokens,
             outputs,
-            pages: tables.iter().map(|&table| limits.pages[table]).collect(),
+            pages: window_indices.iter().map(|&index| limits.pages[index]).collect(),
             state_slots: if part.states.is_empty() { 0 } else { limits.state_slots },
         };
-        PartSteps { tables, limits }
+        PartSteps { window_indices, limits }
     })
 }
 
@@ -190,11 +190,12 @@ impl PartSteps {
     /// What the part calls a block of the whole; none if it has no such state.
     fn block(&self, block: StateBlock) -> Option<StateBlock> {
         match block {
-            StateBlock::Page { window, page } => {
-                let window = self.tables.iter().position(|&table| table == window)?;
-                Some(StateBlock::Page { window, page })
+            StateBlock::Page { window_index, page } => {
+                let is_same = |&whole: &usize| whole == window_index;
+                let window_index = self.window_indices.iter().position(is_same)?;
+                Some(StateBlock::Page { window_index, page })
             }
-            StateBlock::Slot(_) => (self.limits.state_slots > 0).then_some(block),
+            StateBlock::StateSlot(_) => (self.limits.state_slots > 0).then_some(block),
         }
     }
 
@@ -204,9 +205,9 @@ impl PartSteps {
         part.spans.resize_with(whole.spans.len(), Default::default);
         for (part, whole) in part.spans.iter_mut().zip(&whole.spans) {
             let mut tables = std::mem::take(&mut part.tables);
-            tables.resize_with(self.tables.len(), Default::default);
-            for (table, &place) in tables.iter_mut().zip(&self.tables) {
-                table.clone_from(&whole.tables[place]);
+            tables.resize_with(self.window_indices.len(), Default::default);
+            for (table, &index) in tables.iter_mut().zip(&self.window_indices) {
+                table.clone_from(&whole.tables[index]);
             }
             *part = Span { tables, ..*whole };
         }
@@ -327,7 +328,7 @@ mod tests {
         let whole = Batch { tokens, spans: vec![span.clone()], ..Batch::default() };
         let limits = Limits { tokens: 2, outputs: 2, pages: vec![9], state_slots: 5 };
         let mut part = Batch::default();
-        PartSteps { tables: vec![1], limits }.fill(&whole, &mut part);
+        PartSteps { window_indices: vec![1], limits }.fill(&whole, &mut part);
         assert_eq!(part.tokens, whole.tokens);
         assert_eq!(part.spans, [Span { tables: vec![table(8)], ..span }]);
     }

@@ -166,9 +166,9 @@ pub trait Model: Send {
     /// If the device does not answer any more.
     fn set_tracing(&mut self, on: bool) -> Result<()>;
 
-    /// From now on, takes inputs of [`Plan::gated_matmuls`] for zero whose magnitude is below the
-    /// matmul's threshold. Returns how many of these matmuls read fewer weights then; the others
-    /// multiply by zero.
+    /// From now on, takes inputs of [`Plan::sparse_input_matmuls`] for zero whose magnitude is
+    /// below the matmul's threshold. Returns how many of these matmuls read fewer weights then; the
+    /// others multiply by zero.
     ///
     /// # Errors
     /// If the backend cannot do that, or the model was not loaded for it.

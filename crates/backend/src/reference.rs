@@ -76,8 +76,10 @@ impl Backend for Reference {
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
-        let kv = plan.slots.iter().zip(plan.slot_windows());
-        let kv = kv.map(|(s, w)| limits.pages[w] * PAGE_TOKENS * s.elements_per_token());
+        let kv = plan.slots.iter().zip(plan.window_indices());
+        let kv = kv.map(|(s, window_index)| {
+            limits.pages[window_index] * PAGE_TOKENS * s.elements_per_token()
+        });
         let slots = limits.state_slots as u64 * plan.state_elements();
         Memory {
             weight_bytes: 4 * plan.cost().parameters,
@@ -118,9 +120,9 @@ pub(crate) fn load(
         _ => None,
     });
     let ropes = ropes.collect();
-    let slots = plan.slots.iter().zip(plan.slot_windows()).map(|(s, window)| {
-        let zeros = |dim| vec![0.0; limits.pages[window] * PAGE_TOKENS * s.kv_heads * dim];
-        KvSlot { kv_type, window, keys: zeros(s.key_dim), values: zeros(s.value_dim) }
+    let slots = plan.slots.iter().zip(plan.window_indices()).map(|(s, window_index)| {
+        let zeros = |dim| vec![0.0; limits.pages[window_index] * PAGE_TOKENS * s.kv_heads * dim];
+        KvSlot { kv_type, window_index, keys: zeros(s.key_dim), values: zeros(s.value_dim) }
     });
     let slots = slots.collect();
     let states =
@@ -176,16 +178,16 @@ impl Model for ReferenceModel {
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
         let mut moved = 0;
         match transfer.block() {
-            StateBlock::Page { window, .. } => {
+            StateBlock::Page { window_index, .. } => {
                 let slots = self.plan.slots.iter().zip(&mut self.slots);
-                for (slot, pages) in slots.filter(|(_, pages)| pages.window == window) {
+                for (slot, pages) in slots.filter(|(_, pages)| pages.window_index == window_index) {
                     let bytes = |dim: usize| PAGE_TOKENS * slot.kv_heads * dim * size_of::<f32>();
                     let (keys, values) = (&mut pages.keys[..], &mut pages.values[..]);
                     moved += transfer.run_region(cast_slice_mut(keys), bytes(slot.key_dim));
                     moved += transfer.run_region(cast_slice_mut(values), bytes(slot.value_dim));
                 }
             }
-            StateBlock::Slot(_) => {
+            StateBlock::StateSlot(_) => {
                 for slots in &mut self.states {
                     let (memory, elements) = slots.memory();
                     moved += transfer.run_region(cast_slice_mut(memory), 4 * elements);

@@ -1,18 +1,18 @@
-//! The state of sequences as blocks that can be copied: pages of the KV cache and slots of
-//! recurrent state, within a model, and to and from the host.
+//! The state of sequences as blocks that can be copied: pages of the KV cache and state slots,
+//! within a model, and between it and the host, which is the caller's memory.
 
 /// The unit in which a model stores the state of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateBlock {
-    /// One page of every KV slot with this window.
+    /// The same page of every KV slot with this window.
     Page {
         /// An index into [`bodkin_model::Plan::windows`].
-        window: usize,
+        window_index: usize,
         /// The page's number.
         page: u32,
     },
-    /// The recurrent state of all layers in one slot.
-    Slot(u32),
+    /// The state slot of this number: one sequence's recurrent state of all layers.
+    StateSlot(u32),
 }
 
 impl StateBlock {
@@ -20,7 +20,7 @@ impl StateBlock {
     pub fn number(self) -> usize {
         match self {
             StateBlock::Page { page, .. } => page as usize,
-            StateBlock::Slot(slot) => slot as usize,
+            StateBlock::StateSlot(slot) => slot as usize,
         }
     }
 }
@@ -36,14 +36,14 @@ pub enum Transfer<'a> {
         /// The block to replace.
         to: StateBlock,
     },
-    /// To the host.
+    /// From the model to the host.
     Read {
         /// The block to read.
         from: StateBlock,
         /// Its bytes are appended here.
         to: &'a mut Vec<u8>,
     },
-    /// From the host.
+    /// From the host to the model.
     Write {
         /// Begins with the bytes of a block.
         from: &'a [u8],
@@ -53,7 +53,7 @@ pub enum Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// The block that decides where a model finds the data: any of those of the transfer.
+    /// A block of the model: its kind and window are those of the whole transfer.
     pub fn block(&self) -> StateBlock {
         match *self {
             Transfer::Copy { from, .. } | Transfer::Read { from, .. } => from,
@@ -61,7 +61,9 @@ impl Transfer<'_> {
         }
     }
 
-    /// The same transfer with other blocks.
+    /// The same transfer with other blocks, for a part of a model. It appends to the same `Read`
+    /// buffer, but has its own copy of the `Write` cursor: call [`Transfer::skip`] on `self` with
+    /// the bytes that the part has moved.
     pub fn map(&mut self, block: impl Fn(StateBlock) -> StateBlock) -> Transfer<'_> {
         match self {
             Transfer::Copy { from, to } => Transfer::Copy { from: block(*from), to: block(*to) },
@@ -70,15 +72,15 @@ impl Transfer<'_> {
         }
     }
 
-    /// Goes on behind the first `bytes` of a block that the host has.
+    /// Advances a [`Transfer::Write`] by `bytes`; no effect on the others.
     pub fn skip(&mut self, bytes: usize) {
         if let Transfer::Write { from, .. } = self {
             *from = &from[bytes..];
         }
     }
 
-    /// Copies one region of the blocks in host memory: `memory` holds `[blocks, bytes]`. A
-    /// [`Transfer::Write`] goes on behind the bytes that it has read. Returns `bytes`.
+    /// Copies the blocks' part that is in `memory`, `[blocks, bytes]`, for a model on the CPU. A
+    /// [`Transfer::Write`] advances by what it has read. Returns `bytes`.
     pub fn run_region(&mut self, memory: &mut [u8], bytes: usize) -> usize {
         let range = |block: StateBlock| block.number() * bytes..(block.number() + 1) * bytes;
         match self {

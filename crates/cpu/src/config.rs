@@ -18,9 +18,9 @@ pub struct Cpu {
     pub repack: bool,
     /// How weights of sparse formats are stored.
     pub sparse: Sparse,
-    /// Whether models take input thresholds (activation sparsity): the weights of the gated matmuls
-    /// are packed column-major where the format allows, and a GEMV skips the columns of zero
-    /// inputs.
+    /// Whether models take input thresholds (activation sparsity): the weights of
+    /// [`bodkin_model::Plan::sparse_input_matmuls`] are packed column-major where the format
+    /// allows, and a GEMV skips the columns of zero inputs.
     pub skip_inputs: bool,
     /// The type of the KV cache.
     pub kv_type: KvType,

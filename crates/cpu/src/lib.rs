@@ -31,7 +31,7 @@ use bodkin_backend::{
     Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
 };
 use bodkin_gguf::File;
-use bodkin_model::{Plan, StateSlot};
+use bodkin_model::{Plan, RecurrentState};
 
 pub use config::{Cpu, Fusions, Sparse};
 pub use isa::Isa;
@@ -80,8 +80,8 @@ impl Backend for Cpu {
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
         let taps = plan.states.iter().filter_map(|state| match state {
-            StateSlot::Conv { kernel, .. } => Some(*kernel),
-            StateSlot::Scan(_) => None,
+            RecurrentState::Conv { kernel, .. } => Some(*kernel),
+            RecurrentState::Scan(_) => None,
         });
         if let Some(taps) = taps.max().filter(|&taps| taps > step::recurrent::MAX_TAPS) {
             let most = step::recurrent::MAX_TAPS;

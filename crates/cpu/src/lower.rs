@@ -11,15 +11,15 @@ use crate::isa::Isa;
 use crate::linear::{ActivationFormats, PackedLayout};
 use crate::program::{ExpertPermutation, Linear, Operand, Program, RowOp, ScanStage, Stage};
 
-/// Lowers a plan. The inputs of the `masked` linears get thresholds.
-pub(crate) fn lower(plan: &Plan, isa: Isa, fusions: Fusions, masked: &[WeightId]) -> Program {
+/// Lowers a plan. The inputs of the `thresholded` linears get thresholds.
+pub(crate) fn lower(plan: &Plan, isa: Isa, fusions: Fusions, thresholded: &[WeightId]) -> Program {
     let buffers = plan.buffers();
     let (stages, ropes, permutations) = (vec![], vec![], vec![]);
     let mut lowering = Lowering {
         plan,
         isa,
         fusions,
-        masked,
+        thresholded,
         buffer_of: &buffers.of_value,
         stages,
         ropes,
@@ -47,7 +47,7 @@ struct Lowering<'a> {
     plan: &'a Plan,
     isa: Isa,
     fusions: Fusions,
-    masked: &'a [WeightId],
+    thresholded: &'a [WeightId],
     buffer_of: &'a [Option<usize>],
     stages: Vec<Stage>,
     ropes: Vec<Rope>,
@@ -156,8 +156,9 @@ impl Lowering<'_> {
             linears.push(Linear { weight: *weight, bias: *bias, out });
             next += 1;
         }
-        let is_masked = |linear: &Linear| self.masked.iter().position(|&w| w == linear.weight);
-        if let Some(linear) = linears.first().and_then(is_masked) {
+        let threshold_of =
+            |linear: &Linear| self.thresholded.iter().position(|&w| w == linear.weight);
+        if let Some(linear) = linears.first().and_then(threshold_of) {
             let values = self.operand(input);
             self.row(Rows::Tokens, RowOp::Mask { values, linear });
         }

@@ -25,15 +25,17 @@ use crate::state::{self, States};
 use crate::step::context::{ObserveFn, StepContext};
 use crate::step::{partials_len, scratch_len};
 use crate::trace::Trace;
-use crate::weights::{EmbeddingTables, LoadedWeight, is_column_major, masked, uses};
+use crate::weights::{EmbeddingTables, LoadedWeight, is_column_major, thresholded, uses};
 
-/// The largest need for scratch of each kind, in elements or bytes.
+/// The sizes of buffers that the largest step needs.
 struct Sizes {
     /// Columns of the widest input with a threshold.
-    masked_cols: usize,
-    /// Of inputs of products, by their form.
+    thresholded_cols: usize,
+    /// Bytes of the largest matmul input in each activation format.
     input_bytes: [usize; ActivationFormat::ALL.len()],
+    /// Elements of each thread's scratch.
     scratch: usize,
+    /// Elements of the partial results of KV splits.
     partials: usize,
 }
 
@@ -49,34 +51,36 @@ pub(crate) struct CpuModel {
     tables: EmbeddingTables,
     weight_layouts: Vec<WeightLayout>,
     ropes: Vec<RopeTable>,
-    slot_tables: Vec<usize>,
-    memory: Buffers,
+    window_indices: Vec<usize>,
+    memory: ModelMemory,
     positions: Vec<u32>,
-    spans: Vec<u32>,
-    /// Of the inputs of gated products; none if the model was loaded without.
+    span_of_row: Vec<u32>,
+    /// Input thresholds of [`Plan::sparse_input_matmuls`]; empty if the model was loaded without.
     thresholds: Vec<f32>,
+    /// As in [`StepContext`], where the other fields of a step are described too.
     claimed: Vec<AtomicUsize>,
     profile: Option<Times>,
     trace: Option<Trace>,
     host: HostSampler,
 }
 
-/// What threads write. The views point into the owners, which are never touched directly.
-struct Buffers {
-    values: Vec<Shared<f32>>,
+/// What threads write; shapes are those of [`StepContext`]. The views point into the owners, the
+/// fields with an underscore, which are never touched directly.
+struct ModelMemory {
+    buffers: Vec<Shared<f32>>,
     angles: Vec<Shared<f32>>,
     scratch: Vec<Shared<f32>>,
     partials: Shared<f32>,
     kv: Vec<KvView>,
     states: States,
-    sorted: Vec<PermutationView>,
-    inputs: [Activations; ActivationFormat::ALL.len()],
+    permutations: Vec<PermutationView>,
+    quantized_inputs: [Activations; ActivationFormat::ALL.len()],
     _floats: Vec<AlignedMemory>,
     _pages: Vec<KvPages>,
-    _sorted: Vec<PermutationTables>,
+    _permutations: Vec<PermutationTables>,
 }
 
-impl Buffers {
+impl ModelMemory {
     fn new(
         cpu: &Cpu,
         plan: &Plan,
@@ -84,7 +88,7 @@ impl Buffers {
         limits: &Limits,
         sizes: &Sizes,
         threads: usize,
-    ) -> Buffers {
+    ) -> ModelMemory {
         let mut owners: Vec<AlignedMemory> = Vec::new();
         let mut floats = |len: usize| {
             let mut owner = AlignedMemory::zeroed(size_of::<f32>() * len);
@@ -93,35 +97,35 @@ impl Buffers {
             view
         };
         let rows = limits.tokens;
-        let values = program.buffer_widths.iter().map(|w| floats(w * rows)).collect();
+        let buffers = program.buffer_widths.iter().map(|w| floats(w * rows)).collect();
         let angles = program.ropes.iter().map(|r| floats(r.dims * rows)).collect();
         let scratch = (0..threads).map(|_| floats(sizes.scratch)).collect();
         let partials = floats(sizes.partials);
         let mut pages = Vec::new();
         let mut kv = Vec::new();
-        for (slot, group) in plan.slots.iter().zip(plan.slot_windows()) {
+        for (slot, window_index) in plan.slots.iter().zip(plan.window_indices()) {
             let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan));
-            let mut owner = KvPages::new(&layout, limits.pages[group]);
+            let mut owner = KvPages::new(&layout, limits.pages[window_index]);
             kv.push(owner.view(layout));
             pages.push(owner);
         }
-        let mut sorted: Vec<PermutationTables> = program
+        let mut permutations: Vec<PermutationTables> = program
             .permutations
             .iter()
             .map(|permutation| PermutationTables::new(permutation, rows, threads))
             .collect();
-        Buffers {
+        ModelMemory {
             states: States::new(plan, limits.state_slots),
-            sorted: sorted.iter_mut().map(PermutationTables::view).collect(),
-            _sorted: sorted,
-            values,
+            permutations: permutations.iter_mut().map(PermutationTables::view).collect(),
+            _permutations: permutations,
+            buffers,
             angles,
             scratch,
             partials,
             kv,
-            inputs: ActivationFormat::ALL.map(|format| {
+            quantized_inputs: ActivationFormat::ALL.map(|format| {
                 let input = Activations::with_bytes(sizes.input_bytes[format as usize]);
-                input.with_nonzeros(sizes.masked_cols)
+                input.with_nonzeros(sizes.thresholded_cols)
             }),
             _floats: owners,
             _pages: pages,
@@ -130,15 +134,17 @@ impl Buffers {
 }
 
 fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
-    let cols = masked(cpu, plan).into_iter().map(|id| plan.weight(id).cols);
-    let masked_cols = cols.max().unwrap_or(0);
+    let cols = thresholded(cpu, plan).into_iter().map(|id| plan.weight(id).cols);
+    let thresholded_cols = cols.max().unwrap_or(0);
     let (scratch, partials) = (SCRATCH_LEN, 0);
-    let mut sizes = Sizes { masked_cols, input_bytes: [0; _], scratch, partials };
+    let mut sizes = Sizes { thresholded_cols, input_bytes: [0; _], scratch, partials };
     for op in &plan.ops {
         let (weight, rows) = match op {
             Op::Linear { weight, .. } => (plan.weight(*weight), limits.tokens),
             Op::Logits { weight, .. } => (plan.weight(*weight), limits.outputs),
             Op::ExpertLinear { weight, route, experts, .. } => {
+                // A row of the router's output is the weights, then the ids, of its experts.
+                // Without a router, every row uses all, as the heads of latent attention do.
                 let used = route.map_or(*experts, |route| plan.width(route) / 2);
                 (plan.weight(*weight), limits.tokens * used)
             }
@@ -147,14 +153,14 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
         let format = PackedLayout::planned(weight.format).activation_format(cpu.isa);
         let input_bytes = &mut sizes.input_bytes[format as usize];
         *input_bytes = (*input_bytes).max(format.bytes(rows, weight.cols));
-        // A panel of a weight that is not repacked at load has to fit.
+        // A thread packs the panels of a weight that is not repacked at load in its scratch.
         let layout = PackedLayout::native(weight.format).unwrap_or(PackedLayout::F32);
         let panel = layout.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
         sizes.scratch = sizes.scratch.max(panel);
     }
-    for (slot, group) in plan.slots.iter().zip(plan.slot_windows()) {
+    for (slot, window_index) in plan.slots.iter().zip(plan.window_indices()) {
         let stride = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan)).value_stride;
-        let tokens = limits.pages[group] * PAGE_TOKENS;
+        let tokens = limits.pages[window_index] * PAGE_TOKENS;
         sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
         sizes.partials = sizes.partials.max(partials_len(cpu.threads, tokens, stride));
     }
@@ -165,14 +171,14 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
 pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     let threads = cpu.threads;
     let sizes = sizes(cpu, plan, limits);
-    let masked = masked(cpu, plan);
+    let thresholded = thresholded(cpu, plan);
     let weights = plan.weights.iter().zip(uses(plan)).enumerate().map(|(id, (w, uses))| {
-        let is_column_major = masked.contains(&WeightId(id)) && is_column_major(cpu, w);
+        let is_column_major = thresholded.contains(&WeightId(id)) && is_column_major(cpu, w);
         let multiple = if is_column_major { PackedWeight::GROUP_ROWS } else { 1 };
         let rows = (w.rows / uses.matrices.max(1)).next_multiple_of(multiple);
         let packed = PackedWeight::bytes_for(PackedLayout::planned(w.format), rows, w.cols);
         let dense = uses.matrices as u64 * packed.expect("no tensor of a file overflows") as u64;
-        // Nibbles lie in pairs of rows that are not of one length: a little more than in the file.
+        // Two lists of 4-bit codes share their bytes: where one is longer, packing adds a little.
         let sparse = w.bytes + w.bytes / 16;
         let matrices = match (w.format.base().is_some(), cpu.sparse) {
             _ if uses.matrices == 0 => 0,
@@ -184,25 +190,27 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         let vector = 4 * (w.rows * w.cols) as u64;
         matrices + u64::from(uses.vector) * vector
     });
-    let pages = plan.slots.iter().zip(plan.slot_windows());
-    let values = plan.buffers().bytes(limits.tokens);
-    let program = lower(plan, cpu.isa, Fusions::ALL, &masked);
+    let pages = plan.slots.iter().zip(plan.window_indices());
+    let buffers = plan.buffers().bytes(limits.tokens);
+    // Only ropes and permutations are read, which do not depend on fusions.
+    let program = lower(plan, cpu.isa, Fusions::ALL, &thresholded);
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
-    let sorted =
-        program.permutations.iter().map(|s| PermutationTables::bytes(s, limits.tokens, threads));
-    let sorted: usize = sorted.sum();
-    let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + sorted;
+    let permutations =
+        program.permutations.iter().map(|p| PermutationTables::bytes(p, limits.tokens, threads));
+    let permutations: usize = permutations.sum();
+    let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + permutations;
     let logits = 4 * limits.outputs * plan.output_width();
     Memory {
         weight_bytes: weights.sum(),
         state_bytes: pages
-            .map(|(slot, group)| {
+            .map(|(slot, window_index)| {
                 let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan));
-                limits.pages[group] as u64 * layout.page_bytes()
+                limits.pages[window_index] as u64 * layout.page_bytes()
             })
             .sum::<u64>()
             + state::bytes(plan, limits.state_slots),
-        scratch_bytes: values + (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
+        scratch_bytes: buffers
+            + (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
     }
 }
 
@@ -215,18 +223,18 @@ impl CpuModel {
         pool: Pool,
         (weights, weight_layouts): (Vec<LoadedWeight>, Vec<WeightLayout>),
     ) -> CpuModel {
-        let masked = masked(cpu, &plan);
-        let program = lower(&plan, cpu.isa, cpu.fusions, &masked);
+        let thresholded = thresholded(cpu, &plan);
+        let program = lower(&plan, cpu.isa, cpu.fusions, &thresholded);
         let (sizes, threads) = (sizes(cpu, &plan, limits), pool.threads());
-        let memory = Buffers::new(cpu, &plan, &program, limits, &sizes, threads);
+        let memory = ModelMemory::new(cpu, &plan, &program, limits, &sizes, threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
         let table = |rope: &Rope| rope.table(rope.factors.map(vector));
         let ropes = program.ropes.iter().map(table).collect();
         CpuModel {
-            slot_tables: plan.slot_windows(),
+            window_indices: plan.window_indices(),
             positions: Vec::with_capacity(limits.tokens),
-            spans: Vec::with_capacity(limits.tokens),
-            thresholds: vec![0.0; masked.len()],
+            span_of_row: Vec::with_capacity(limits.tokens),
+            thresholds: vec![0.0; thresholded.len()],
             tables: EmbeddingTables::new(cpu, &plan),
             claimed: (0..program.stages.len() * threads).map(|_| AtomicUsize::new(0)).collect(),
             profile: None,
@@ -245,23 +253,23 @@ impl CpuModel {
         }
     }
 
-    /// The tables of each routing of the plan.
+    /// The permutation of each routing of the plan.
     fn routed(&self) -> impl Iterator<Item = PermutationView> {
-        let routed = self.program.permutations.iter().zip(&self.memory.sorted);
-        routed.filter(|(permutation, _)| permutation.route.is_some()).map(|(_, sorted)| *sorted)
+        let routed = self.program.permutations.iter().zip(&self.memory.permutations);
+        routed.filter(|(permutation, _)| permutation.route.is_some()).map(|(_, view)| *view)
     }
 
     /// Computes the logits of all outputs of a batch.
     fn forward(&mut self, batch: &Batch, logits: &mut [f32], observer: Option<&mut dyn Observer>) {
         self.positions.clear();
         self.positions.extend(batch.positions().map(|p| p as u32));
-        self.spans.clear();
+        self.span_of_row.clear();
         for (i, span) in batch.spans.iter().enumerate() {
-            self.spans.extend(std::iter::repeat_n(i as u32, span.len));
+            self.span_of_row.extend(std::iter::repeat_n(i as u32, span.len));
         }
         self.claimed.iter().for_each(|claimed| claimed.store(0, Relaxed));
         let observer = observer.map(Mutex::new);
-        let show = observer.as_ref().map(|observer| {
+        let observe = observer.as_ref().map(|observer| {
             |matmul: &Matmul<'_>| {
                 observer.lock().unwrap_or_else(PoisonError::into_inner).matmul(matmul);
             }
@@ -274,21 +282,21 @@ impl CpuModel {
             weights: &self.weights,
             batch,
             positions: &self.positions,
-            spans: &self.spans,
-            buffers: &self.memory.values,
+            span_of_row: &self.span_of_row,
+            buffers: &self.memory.buffers,
             logits: Shared::new(logits),
-            inputs: &self.memory.inputs,
+            quantized_inputs: &self.memory.quantized_inputs,
             kv: &self.memory.kv,
             states: &self.memory.states.views,
-            permutations: &self.memory.sorted,
-            slot_tables: &self.slot_tables,
+            permutations: &self.memory.permutations,
+            window_indices: &self.window_indices,
             ropes: &self.ropes,
             angles: &self.memory.angles,
             scratch: &self.memory.scratch,
             partials: self.memory.partials,
             thresholds: &self.thresholds,
             claimed: &self.claimed,
-            observe: show.as_ref().map(|show| show as ObserveFn<'_>),
+            observe: observe.as_ref().map(|observe| observe as ObserveFn<'_>),
             seconds: self.profile.as_mut().map(|times| {
                 times.steps += 1;
                 times.tokens += batch.tokens.len() as u64;
@@ -323,26 +331,26 @@ impl Model for CpuModel {
 
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
         Ok(match transfer.block() {
-            StateBlock::Page { window, .. } => {
-                let views = self.memory.kv.iter().zip(&self.slot_tables);
+            StateBlock::Page { window_index, .. } => {
+                let views = self.memory.kv.iter().zip(&self.window_indices);
                 // SAFETY: no step is running, and only steps access the views.
                 views
-                    .filter(|(_, table)| **table == window)
+                    .filter(|(_, of)| **of == window_index)
                     .map(|(view, _)| unsafe { view.transfer(&mut transfer) })
                     .sum()
             }
-            StateBlock::Slot(_) => self.memory.states.transfer(&self.plan, &mut transfer),
+            StateBlock::StateSlot(_) => self.memory.states.transfer(&self.plan, &mut transfer),
         })
     }
 
     fn stats(&self) -> ModelStats {
         let routed = self.plan.routed_layers().into_iter().zip(self.routed());
         // SAFETY: a step borrows the model for as long as it runs.
-        let experts = routed.map(|(layer, sorted)| unsafe {
-            ExpertStats { layer, counts: sorted.counts().to_vec(), seconds: sorted.seconds() }
+        let experts = routed.map(|(layer, view)| unsafe {
+            ExpertStats { layer, counts: view.counts().to_vec(), seconds: view.seconds() }
         });
-        let (weights, sorted) = (&self.weights, &self.memory.sorted);
-        let stages = |times: &Times| times.stages(&self.plan, &self.program, weights, sorted);
+        let (weights, permutations) = (&self.weights, &self.memory.permutations);
+        let stages = |times: &Times| times.stages(&self.plan, &self.program, weights, permutations);
         ModelStats {
             experts: experts.collect(),
             stages: self.profile.as_ref().map_or_else(Vec::new, stages),
@@ -357,14 +365,14 @@ impl Model for CpuModel {
             return Err(Error::Limit { what: "activation thresholds", found, limit });
         }
         self.thresholds.copy_from_slice(thresholds);
-        let is_column_major = |id: &&WeightId| {
+        let skips_weights = |id: &&WeightId| {
             self.weights[id.0].matrices.iter().all(|matrix| matrix.columns().is_some())
         };
-        Ok(self.plan.gated_matmuls().iter().filter(is_column_major).count())
+        Ok(self.plan.sparse_input_matmuls().iter().filter(skips_weights).count())
     }
 
     fn set_profiling(&mut self, on: bool) {
-        self.profile = on.then(|| Times::new(&self.program, &self.memory.sorted));
+        self.profile = on.then(|| Times::new(&self.program, &self.memory.permutations));
     }
 
     fn set_tracing(&mut self, on: bool) -> Result<()> {

@@ -19,10 +19,10 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    pub(crate) fn new(program: &Program, sorted: &[PermutationView]) -> Times {
+    pub(crate) fn new(program: &Program, permutations: &[PermutationView]) -> Times {
         let seconds = vec![0.0; program.stages.len()];
         // SAFETY: no step is running.
-        let reads = sorted.iter().map(|s| unsafe { s.reads() }).collect();
+        let reads = permutations.iter().map(|s| unsafe { s.reads() }).collect();
         Times { seconds, steps: 0, tokens: 0, outputs: 0, reads }
     }
 
@@ -32,7 +32,7 @@ impl Times {
         plan: &Plan,
         program: &Program,
         weights: &[LoadedWeight],
-        sorted: &[PermutationView],
+        permutations: &[PermutationView],
     ) -> Vec<StageProfile> {
         let mut stages: Vec<StageProfile> = Vec::new();
         for (stage, &seconds) in program.stages.iter().zip(&self.seconds) {
@@ -52,7 +52,8 @@ impl Times {
             }
             if let Stage::GroupedGemm { permutation, linears, .. } = stage {
                 // SAFETY: no step is running.
-                let reads = unsafe { sorted[*permutation].reads() } - self.reads[*permutation];
+                let reads =
+                    unsafe { permutations[*permutation].reads() } - self.reads[*permutation];
                 let pairs = self.tokens * program.permutations[*permutation].used as u64;
                 for linear in linears {
                     let matrix = &weights[linear.weight.0].matrices[0];

@@ -59,7 +59,7 @@ pub(crate) enum RowOp {
     Pool { input: Operand, kind: PoolKind, out: Operand },
     /// Converts the row, or its part for each expert, to activation formats in permuted order.
     QuantizeExperts { input: Operand, cols: usize, permutation: usize, formats: ActivationFormats },
-    /// Zeroes values below the threshold of a gated linear.
+    /// Zeroes values below the threshold of a linear with sparse input.
     Mask { values: Operand, linear: usize },
     /// Converts the row to the activation formats of the next linears.
     Quantize { input: Operand, formats: ActivationFormats },

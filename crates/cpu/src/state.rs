@@ -1,22 +1,22 @@
-//! Recurrent state: one slot per sequence for each convolution and scan of the plan.
+//! Recurrent state: the state slots of all sequences, for each convolution and scan of the plan.
 
 use bodkin_backend::Transfer;
-use bodkin_model::{Plan, StateSlot};
+use bodkin_model::{Plan, RecurrentState};
 
 use crate::ops::recurrent::head_len;
 use crate::shared::Shared;
 
-/// Elements of one slot of a state in memory.
-pub(crate) fn slot_len(slot: &StateSlot) -> usize {
-    match slot {
-        StateSlot::Conv { .. } => slot.elements(),
-        StateSlot::Scan(s) => s.heads * head_len(s),
+/// Elements of a state in one slot.
+pub(crate) fn slot_len(state: &RecurrentState) -> usize {
+    match state {
+        RecurrentState::Conv { .. } => state.elements(),
+        RecurrentState::Scan(s) => s.heads * head_len(s),
     }
 }
 
 /// Bytes of `slots` slots of all states.
 pub(crate) fn bytes(plan: &Plan, slots: usize) -> u64 {
-    plan.states.iter().map(|slot| 4 * (slots * slot_len(slot)) as u64).sum()
+    plan.states.iter().map(|state| 4 * (slots * slot_len(state)) as u64).sum()
 }
 
 /// The slots of all states: the memory, and the views of the threads.
@@ -27,7 +27,7 @@ pub(crate) struct States {
 
 impl States {
     pub(crate) fn new(plan: &Plan, slots: usize) -> States {
-        let zeros = |slot: &StateSlot| vec![0.0; slots * slot_len(slot)];
+        let zeros = |state: &RecurrentState| vec![0.0; slots * slot_len(state)];
         let mut owners: Vec<Vec<f32>> = plan.states.iter().map(zeros).collect();
         let views = owners.iter_mut().map(|owner| Shared::new(owner)).collect();
         States { views, _owners: owners }
@@ -37,10 +37,10 @@ impl States {
     pub(crate) fn transfer(&mut self, plan: &Plan, transfer: &mut Transfer<'_>) -> usize {
         let views = plan.states.iter().zip(&self.views);
         views
-            .map(|(slot, view)| {
+            .map(|(state, view)| {
                 // SAFETY: no step is running, and only steps access the views.
                 let memory = unsafe { view.bytes_mut() };
-                transfer.run_region(memory, size_of::<f32>() * slot_len(slot))
+                transfer.run_region(memory, size_of::<f32>() * slot_len(state))
             })
             .sum()
     }

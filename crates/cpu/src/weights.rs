@@ -74,7 +74,7 @@ pub(crate) fn load(
     let mut weights = Vec::with_capacity(plan.weights.len());
     let mut weight_layouts = Vec::new();
     let mut speedups = Speedups::default();
-    let masked = masked(cpu, plan);
+    let thresholded = thresholded(cpu, plan);
     for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
         let tensor = tensor(file, weight);
         let bytes = &*file.read(tensor);
@@ -82,7 +82,8 @@ pub(crate) fn load(
         if uses.matrices > 0 {
             let choice = choose_sparse(cpu, weight, bytes, uses.matrices, (&mut speedups, pool));
             let is_sparse = choice.as_ref().is_some_and(|choice| choice.sparse);
-            loaded.matrices = if masked.contains(&WeightId(id)) && is_column_major(cpu, weight) {
+            loaded.matrices = if thresholded.contains(&WeightId(id)) && is_column_major(cpu, weight)
+            {
                 let source = SourceRows::new(weight.format, bytes, weight.rows);
                 let layout = PackedLayout::planned(weight.format);
                 vec![pack_columns(layout, source, weight.rows, weight.cols)]
@@ -112,8 +113,8 @@ pub(crate) fn load(
 }
 
 /// The weights of the linears whose inputs have thresholds.
-pub(crate) fn masked(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
-    if cpu.skip_inputs { plan.gated_matmuls() } else { Vec::new() }
+pub(crate) fn thresholded(cpu: &Cpu, plan: &Plan) -> Vec<WeightId> {
+    if cpu.skip_inputs { plan.sparse_input_matmuls() } else { Vec::new() }
 }
 
 /// Whether a weight is packed column-major if its input has a threshold. Sparse weights are not:

@@ -16,10 +16,9 @@ pub(crate) struct Arena {
     pub(crate) bytes: u64,
 }
 
-/// A value's memory and the stages at which it is in use.
+/// A value's memory, and the last stage at which it is in use.
 #[derive(Clone, Copy)]
 struct Life {
-    first: usize,
     last: usize,
     start: u64,
     end: u64,
@@ -46,7 +45,7 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
         let bytes = program.values[v].bytes(tokens, outputs).next_multiple_of(ALIGNMENT);
         let mut busy: Vec<(u64, u64)> = lives
             .iter()
-            .filter(|life| life.last >= first[v] && life.first <= last[v])
+            .filter(|life| life.last >= first[v])
             .map(|life| (life.start, life.end))
             .collect();
         busy.sort_unstable();
@@ -58,7 +57,7 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
             start = start.max(to);
         }
         let end = start + bytes;
-        lives.push(Life { first: first[v], last: last[v], start, end });
+        lives.push(Life { last: last[v], start, end });
         lives.retain(|life| life.last >= first[v]);
         arena.offsets[v] = start;
         arena.bytes = arena.bytes.max(end);
@@ -66,25 +65,26 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
     arena
 }
 
-/// Gives every value memory of its own, for steps of one row. Values that no stage from `last` on
-/// uses come first; their bytes are returned too.
-pub(crate) fn non_aliased(program: &Program, last: usize) -> (Arena, u64) {
+/// Gives every value memory of its own, for the persistent kernel, whose blocks poll a value until
+/// its sentinel is gone. Values that no stage from `last_stage` on uses come first; their bytes,
+/// which the last stage resets to sentinels, are returned too.
+pub(crate) fn non_aliased(program: &Program, last_stage: usize) -> (Arena, u64) {
     let mut is_late = vec![false; program.values.len()];
-    for stage in &program.stages[last..] {
+    for stage in &program.stages[last_stage..] {
         stage.values(&mut |Value(v)| is_late[v] = true);
     }
     let mut arena = Arena { offsets: vec![0; is_late.len()], bytes: 0 };
-    let mut early_bytes = 0;
+    let mut reset_bytes = 0;
     for late in [false, true] {
         for v in (0..is_late.len()).filter(|&v| is_late[v] == late) {
             arena.offsets[v] = arena.bytes;
             arena.bytes += program.values[v].bytes(1, 1).next_multiple_of(ALIGNMENT);
         }
         if !late {
-            early_bytes = arena.bytes;
+            reset_bytes = arena.bytes;
         }
     }
-    (arena, early_bytes)
+    (arena, reset_bytes)
 }
 
 #[cfg(test)]

@@ -130,11 +130,11 @@ pub(crate) const ATTENTION_TEAMS: usize = PERSISTENT_WARPS / SPLIT_TILES;
 pub(crate) const MIN_SHARED_BYTES: usize = 160 << 10;
 /// Rows of input up to which matmuls read every weight once; experts' once for each row.
 pub(crate) const GEMV_ROWS: usize = 16;
-/// Input rows that a block of `mul` takes.
+/// Input rows that a block of `gemm_mma` takes.
 pub(crate) const GEMM_WIDTH: usize = 128;
-/// The most input rows that a block of `wide` takes.
+/// The most input rows that a block of `gemm_wgmma` takes.
 pub(crate) const MAX_WIDTH: usize = 128;
-/// Input rows that a block of `wide` can take, and its relative time for them.
+/// Input rows that a block of `gemm_wgmma` can take, and its relative time for them.
 pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (MAX_WIDTH, 1.0)];
 /// Widths of norms that matmuls compute: blocks of this width sum in the same order as the norm's
 /// kernel, and the row has to fit in shared memory beside their results.

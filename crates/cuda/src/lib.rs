@@ -31,7 +31,7 @@ use bodkin_backend::{
     StoredFormat,
 };
 use bodkin_gguf::File;
-use bodkin_model::{Op, Plan, StateSlot};
+use bodkin_model::{Op, Plan, RecurrentState};
 
 use driver::Device;
 pub use header::kernel_headers;
@@ -125,7 +125,7 @@ impl Cuda {
     /// What this backend cannot run of a plan.
     fn unsupported(&self, plan: &Plan, limits: &Limits) -> Option<String> {
         let state = plan.states.iter().find_map(|state| match state {
-            StateSlot::Scan(scan) if scan.state > MOST_STATE => Some(scan.state),
+            RecurrentState::Scan(scan) if scan.state > MOST_STATE => Some(scan.state),
             _ => None,
         });
         if let Some(state) = state {

@@ -106,7 +106,7 @@ impl CudaModel {
             permutation: take(sizes.permutation_bytes, "the permutation of experts' rows")?,
             arrival_counts: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
             non_aliased: take(sizes.non_aliased.bytes as usize, "the values of a row")?,
-            tables: plan.slot_windows(),
+            window_indices: plan.window_indices(),
             ..Addresses::default()
         };
         take_state(&sizes, &program, &mut addresses, &mut take)?;
@@ -375,17 +375,21 @@ impl CudaModel {
     fn regions(&self, block: StateBlock) -> Vec<(u64, usize)> {
         let states = || self.plan.states.iter().zip(&self.addresses.states);
         match block {
-            StateBlock::Page { window, .. } => {
-                let pages = self.limits.pages[window];
-                let windows = self.plan.slot_windows();
-                let slots = windows.into_iter().zip(&self.addresses.kv).zip(&self.sizes.kv_bytes);
-                let slots = slots.filter(|((of, _), _)| *of == window);
+            StateBlock::Page { window_index, .. } => {
+                let pages = self.limits.pages[window_index];
+                let slots = self
+                    .addresses
+                    .window_indices
+                    .iter()
+                    .zip(&self.addresses.kv)
+                    .zip(&self.sizes.kv_bytes);
+                let slots = slots.filter(|((of, _), _)| **of == window_index);
                 let regions = |((_, addresses), bytes): ((_, &[u64; 2]), &[usize; 2])| {
                     [0, 1].map(|i| (addresses[i], bytes[i] / pages))
                 };
                 slots.flat_map(regions).collect()
             }
-            StateBlock::Slot(_) => states().map(|(s, &at)| (at, 4 * s.elements())).collect(),
+            StateBlock::StateSlot(_) => states().map(|(s, &at)| (at, 4 * s.elements())).collect(),
         }
     }
 }

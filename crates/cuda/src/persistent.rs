@@ -187,7 +187,7 @@ impl Variant {
                 self.has_experts.then_some(bytes)
             }
             (Work::Attend(attend), _) => {
-                let is_known = plan.slot_windows()[attend.slot] < MAX_TABLES;
+                let is_known = plan.window_indices()[attend.slot] < MAX_TABLES;
                 let has_mma = KvLayout::F16.has_mma(&plan.slots[attend.slot]);
                 let has_softcap = attend.attention.softcap.is_some();
                 let can = has_mma && attend.attention.causal && is_known;

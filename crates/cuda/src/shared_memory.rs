@@ -9,15 +9,15 @@ use crate::kv_layout::KvLayout;
 use crate::lower::{Stage, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 
-/// Of a block of `mul`: its results, which are larger than its inputs.
+/// Of a block of `gemm_mma`: its results, which are larger than its inputs.
 pub(crate) const GEMM_BYTES: usize = 64 << 10;
 /// The most that blocks of decode attention may ask for.
 pub(crate) const ATTENTION_BYTES: usize = 112 << 10;
 /// The most that a block may ask for without an attribute of its kernel.
 const DEFAULT_BYTES: usize = 48 << 10;
 
-/// Of a block of `wide`: three stages with chunks of its input and of eight tiles of weights, and
-/// their barriers.
+/// Of a block of `gemm_wgmma`: three stages with chunks of its input and of eight tiles of weights,
+/// and their barriers.
 pub(crate) fn wgmma_bytes(layout: MmaLayout, width: usize) -> usize {
     3 * (2 * (128 * width + 8 * layout.chunk_bytes()) + 16)
 }
@@ -27,8 +27,8 @@ pub(crate) const fn prefill_bytes(dims: usize) -> usize {
     2 * 64 * dims * 5
 }
 
-/// Of a block of `dot` for `rows` rows of input: slots of weights with their barriers, barriers of
-/// teams, partial sums, and a single row's `cached` columns.
+/// Of a block of `gemv_mma` for `rows` rows of input: slots of weights with their barriers,
+/// barriers of teams, partial sums, and a single row's `cached` columns.
 pub(crate) fn gemv_bytes(layout: MmaLayout, is_gated: bool, rows: usize, cached: usize) -> usize {
     let tiles = if is_gated { 2 } else { 1 };
     let slot = tiles * (layout.slot_chunks() / tiles) * layout.chunk_bytes();

@@ -28,7 +28,7 @@ pub(crate) struct Sizes {
     /// Values of the persistent kernel, where none share memory.
     pub(crate) non_aliased: Arena,
     /// Bytes of its values that its last stage does not read: that stage resets their sentinels.
-    pub(crate) early_release_bytes: u64,
+    pub(crate) reset_bytes: u64,
     /// The stages of the persistent kernel, where a device has it and enough blocks for them.
     pub(crate) persistent: Option<Persistent>,
     /// Of the keys, then the values, of each slot.
@@ -44,7 +44,7 @@ pub(crate) struct Sizes {
     pub(crate) partial_bytes: usize,
     /// Partial results of KV splits in the persistent kernel, which polls their sentinels.
     pub(crate) polled_partial_bytes: usize,
-    /// Of the swizzled input of `wide`.
+    /// Of the swizzled input of `gemm_wgmma`.
     pub(crate) swizzled_bytes: usize,
     /// Of the groups of rows with the same expert.
     pub(crate) group_bytes: usize,
@@ -70,18 +70,18 @@ impl Sizes {
             .then(|| Persistent::of(plan, program))
             .flatten();
         let last = persistent.as_ref().map(|persistent| persistent.stages.end - 1);
-        let (non_aliased, early_release_bytes) =
+        let (non_aliased, reset_bytes) =
             last.map_or_else(Default::default, |i| non_aliased(program, i));
-        let tables = plan.slot_windows();
-        let kv_bytes = plan.slots.iter().zip(&tables).map(|(slot, &table)| {
-            let heads = limits.pages[table] * PAGE_TOKENS * slot.kv_heads;
+        let window_indices = plan.window_indices();
+        let kv_bytes = plan.slots.iter().zip(&window_indices).map(|(slot, &window_index)| {
+            let heads = limits.pages[window_index] * PAGE_TOKENS * slot.kv_heads;
             [heads * kv.bytes(slot.key_dim), heads * kv.bytes(slot.value_dim)]
         });
         let states = plan.states.iter().map(|state| 4 * limits.state_slots * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
-        let splits = plan.slots.iter().zip(&tables).map(|(_, &table)| {
+        let splits = window_indices.iter().map(|&window_index| {
             // A window may begin and end within a split.
-            (limits.pages[table] * PAGE_TOKENS).div_ceil(KV_SPLIT) + 1
+            (limits.pages[window_index] * PAGE_TOKENS).div_ceil(KV_SPLIT) + 1
         });
         let splits = splits.max().unwrap_or(0);
         let heads = program.stages.iter().filter_map(|stage| match &stage.work {
@@ -109,7 +109,7 @@ impl Sizes {
             arena: aliased(program, tokens, outputs),
             kv_layout: kv,
             non_aliased,
-            early_release_bytes,
+            reset_bytes,
             persistent,
             kv_bytes: kv_bytes.collect(),
             state_bytes: states.collect(),

@@ -40,17 +40,17 @@ pub(crate) struct Addresses {
     pub(crate) partials: u64,
     /// Partial results of KV splits that the persistent kernel polls: sentinels between steps.
     pub(crate) polled_partials: u64,
-    /// The swizzled input of `wide`.
+    /// The swizzled input of `gemm_wgmma`.
     pub(crate) swizzled: u64,
     /// The groups of rows with the same expert, and the expert permutation.
     pub(crate) groups: u64,
     pub(crate) permutation: u64,
     /// Counts of finished blocks of attention, zero between steps.
     pub(crate) arrival_counts: u64,
-    /// Keys and values of each slot.
+    /// Keys and values of each KV slot.
     pub(crate) kv: Vec<[u64; 2]>,
-    /// The page table of each slot.
-    pub(crate) tables: Vec<usize>,
+    /// The index of each KV slot's window, which is that of its page table.
+    pub(crate) window_indices: Vec<usize>,
     pub(crate) states: Vec<u64>,
     /// The inverse frequencies of each rotation, in half turns a position, and its attention
     /// factor.

@@ -224,7 +224,7 @@ impl Pages {
             self.free.state_slots.push(slot);
             return None;
         }
-        Some((StateBlock::Slot(from), StateBlock::Slot(slot)))
+        Some((StateBlock::StateSlot(from), StateBlock::StateSlot(slot)))
     }
 
     /// Notes tokens as stored, shares the pages that are full now, and frees those that the
@@ -372,21 +372,21 @@ impl Pages {
         let node = self.tree.insert(place.parent, &place.tokens, page.prefill as usize);
         self.tree.enter(node);
         let mut blocks = Vec::new();
-        for window in windows {
-            let page = self.take_pages(window, 1).next().expect("as checked");
-            self.tree.put_page(node, window, page);
-            blocks.push(StateBlock::Page { window, page });
+        for window_index in windows {
+            let page = self.take_pages(window_index, 1).next().expect("as checked");
+            self.tree.put_page(node, window_index, page);
+            blocks.push(StateBlock::Page { window_index, page });
         }
         if page.state.is_some()
             && self.has_states
             && let Some(slot) = self.take_state_slot(None)
         {
             self.tree.put_checkpoint(node, slot);
-            blocks.push(StateBlock::Slot(slot));
+            blocks.push(StateBlock::StateSlot(slot));
         }
         for block in &blocks {
-            if let StateBlock::Page { window, .. } = *block {
-                self.tree.release_page(node, window, &mut self.free);
+            if let StateBlock::Page { window_index, .. } = *block {
+                self.tree.release_page(node, window_index, &mut self.free);
             }
         }
         self.tree.leave(node, &mut self.free);
@@ -402,12 +402,12 @@ impl Pages {
             key: self.tree.key(node),
             prefill: self.tree.prefill(node) as u32,
             windows: (0..self.windows.len())
-                .map(|window| {
-                    let page = self.tree.page(node, window)?;
-                    Some(StateBlock::Page { window, page })
+                .map(|window_index| {
+                    let page = self.tree.page(node, window_index)?;
+                    Some(StateBlock::Page { window_index, page })
                 })
                 .collect(),
-            state: self.tree.checkpoint(node).map(StateBlock::Slot),
+            state: self.tree.checkpoint(node).map(StateBlock::StateSlot),
         };
         path.iter().map(page).collect()
     }

@@ -1,24 +1,25 @@
 //! How many prompt tokens may join a step with decode rows. Each of them delays the next token of
-//! every request that decodes, so the budget follows from measured times: a step with a chunk of a
-//! prompt takes about twice the time of one without. This file must not know requests.
+//! every request that decodes, so the budget follows from measured times. Its target is a mixed
+//! step of at most `1 + SHARE * fairness` times a decode step: somewhat less than two, and more
+//! where more requests prefill than decode. This file must not know requests.
 
-/// The weight of the newest measurement.
-const NEWEST: f64 = 0.2;
+/// The weight of the newest measurement in an exponential moving average.
+const AVERAGE_WEIGHT: f64 = 0.2;
 
 /// The share of a decode step's time that prefill may add to it, a little below 1, because the
 /// next measurement varies.
 const SHARE: f64 = 0.8;
 
 /// The fewest tokens, so that prompts go on however slow the model is.
-const LEAST: usize = 8;
+const MIN_TOKENS: usize = 8;
 
 /// The budget before anything was measured.
-const FIRST: usize = 64;
+const INITIAL_TOKENS: usize = 64;
 
 /// Measured times of steps.
 #[derive(Debug)]
 pub(crate) struct PrefillBudget {
-    /// The most tokens of a step.
+    /// The most rows of a step, of prompts or not.
     limit: usize,
     /// Seconds of a step of decode rows alone; 0 before the first.
     decode_seconds: f64,
@@ -31,32 +32,34 @@ impl PrefillBudget {
         PrefillBudget { limit, decode_seconds: 0.0, token_seconds: 0.0 }
     }
 
-    /// The most prompt tokens beside `decoding` decode rows, for `prefilling` requests. Where more
-    /// requests wait for their first token than for their next, they get more of the time.
-    pub(crate) fn tokens(&self, decoding: usize, prefilling: usize) -> usize {
-        if decoding == 0 {
+    /// The most prompt tokens beside `decode_rows`, for `prefilling` requests; the caller sees that
+    /// both fit the step. Where more requests wait for their first token than for their next, they
+    /// get more of the time.
+    pub(crate) fn tokens(&self, decode_rows: usize, prefilling: usize) -> usize {
+        if decode_rows == 0 {
             return self.limit;
         }
         if self.decode_seconds == 0.0 || self.token_seconds == 0.0 {
-            return FIRST.min(self.limit);
+            return INITIAL_TOKENS.min(self.limit);
         }
-        let weight = (prefilling as f64 / decoding as f64).max(1.0);
-        let tokens = SHARE * weight * self.decode_seconds / self.token_seconds;
-        (tokens as usize).max(LEAST).min(self.limit)
+        let fairness = (prefilling as f64 / decode_rows as f64).max(1.0);
+        let tokens = SHARE * fairness * self.decode_seconds / self.token_seconds;
+        (tokens as usize).max(MIN_TOKENS).min(self.limit)
     }
 
-    /// Notes the time of a step.
-    pub(crate) fn observe(&mut self, prefill: usize, decoding: usize, seconds: f64) {
-        let mean = |old: &mut f64, new: f64| {
-            *old = if *old == 0.0 { new } else { *old + NEWEST * (new - *old) };
+    /// Notes the time of a step of `prefill_rows` and `decode_rows`; of one of the steps where
+    /// multi-step decode ran several.
+    pub(crate) fn observe(&mut self, prefill_rows: usize, decode_rows: usize, seconds: f64) {
+        let average = |old: &mut f64, new: f64| {
+            *old = if *old == 0.0 { new } else { *old + AVERAGE_WEIGHT * (new - *old) };
         };
-        match (prefill, decoding) {
-            (0, _) => mean(&mut self.decode_seconds, seconds),
-            (_, 0) => mean(&mut self.token_seconds, seconds / prefill as f64),
+        match (prefill_rows, decode_rows) {
+            (0, _) => average(&mut self.decode_seconds, seconds),
+            (_, 0) => average(&mut self.token_seconds, seconds / prefill_rows as f64),
             _ => {
                 // Never 0, which would mean that nothing was measured.
                 let added = (seconds - self.decode_seconds).max(0.01 * seconds);
-                mean(&mut self.token_seconds, added / prefill as f64);
+                average(&mut self.token_seconds, added / prefill_rows as f64);
             }
         }
     }
@@ -72,10 +75,10 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_of_a_prompt_at_most_doubles_the_time_of_a_step() {
+    fn chunks_of_one_prompt_less_than_double_the_time_of_a_step() {
         let mut budget = PrefillBudget::new(2048);
         assert_eq!(budget.tokens(0, 1), 2048);
-        assert_eq!(budget.tokens(8, 1), FIRST);
+        assert_eq!(budget.tokens(8, 1), INITIAL_TOKENS);
         for _ in 0..50 {
             budget.observe(0, 8, seconds(0, 8));
             let prefill = budget.tokens(8, 1);
@@ -87,6 +90,6 @@ mod tests {
         assert_eq!(budget.tokens(1, 15), 2048);
         // A device on which one token of a prompt takes longer than a step still goes on.
         budget.observe(1, 0, 1e6);
-        assert_eq!(budget.tokens(8, 1), LEAST);
+        assert_eq!(budget.tokens(8, 1), MIN_TOKENS);
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct ScheduledStep {
     pub(crate) spans: Vec<(usize, usize)>,
     /// The running task of each output row.
     pub(crate) outputs: Vec<usize>,
+    /// Rows of tasks that decode; all others are prefill.
+    decode_rows: usize,
     /// More than one is multi-step decode.
     pub(crate) steps: usize,
     /// The one running task, if the memory cannot hold its next token.
@@ -100,6 +102,7 @@ impl ScheduledStep {
         self.batch.clear();
         self.spans.clear();
         self.outputs.clear();
+        self.decode_rows = 0;
         self.impossible = None;
         self.steps = 1;
     }
@@ -110,6 +113,7 @@ impl ScheduledStep {
         let span = task.sequence.span(len, stored < task.prompt);
         self.batch.push(span, &task.tokens[stored..stored + len]);
         self.spans.push((index, len));
+        self.decode_rows += usize::from(task.is_decoding());
         if len == task.pending() {
             self.batch.output_last();
             self.outputs.push(index);
@@ -320,11 +324,11 @@ impl<T> Scheduler<T> {
 
     /// Adds chunks of prompts.
     fn schedule_prefill(&mut self, step: &mut ScheduledStep) {
-        let prefill = |task: &Task<T>| !task.is_decoding();
-        let mut order: Vec<usize> =
-            (0..self.running.len()).filter(|&i| prefill(&self.running[i])).collect();
-        let decoding = step.spans.len();
-        let budget = self.budget.tokens(decoding, order.len()).min(self.limits.tokens - decoding);
+        let is_prefilling = |&i: &usize| !self.running[i].is_decoding();
+        let mut order: Vec<usize> = (0..self.running.len()).filter(is_prefilling).collect();
+        let decode_rows = step.decode_rows;
+        let budget = self.budget.tokens(decode_rows, order.len());
+        let budget = budget.min(self.limits.tokens - decode_rows);
         let Some((&mut oldest, others)) = order.split_first_mut() else { return };
         others.sort_by_key(|&i| self.running[i].pending());
         let others_pending: usize = others.iter().map(|&i| self.running[i].pending()).sum();
@@ -367,10 +371,8 @@ impl<T> Scheduler<T> {
         if step.steps > 1 {
             self.running.iter_mut().for_each(|task| self.pages.trim(&mut task.sequence));
         }
-        let is_decode = |&&(_, len): &&(usize, usize)| len == 1;
-        let decoding = step.spans.iter().filter(is_decode).count();
-        let prefill = step.batch.tokens.len() - decoding;
-        self.budget.observe(prefill, decoding, seconds / steps.max(1) as f64);
+        let prefill_rows = step.batch.tokens.len() - step.decode_rows;
+        self.budget.observe(prefill_rows, step.decode_rows, seconds / steps.max(1) as f64);
     }
 }
 

@@ -135,8 +135,8 @@ impl Worker {
             let Some(blocks) = pages.restore(&place, &page) else { break };
             for to in blocks {
                 let bytes = match to {
-                    StateBlock::Page { window, .. } => page.windows[window].as_deref(),
-                    StateBlock::Slot(_) => page.state.as_deref(),
+                    StateBlock::Page { window_index, .. } => page.windows[window_index].as_deref(),
+                    StateBlock::StateSlot(_) => page.state.as_deref(),
                 };
                 let from = bytes.expect("blocks are of what the page has");
                 self.model.transfer(Transfer::Write { from, to })?;

@@ -1,4 +1,5 @@
-//! The numbers by which the operations of a plan refer to values, weights and slots.
+//! The numbers by which the operations of a plan refer to values, weights, KV slots and recurrent
+//! states.
 
 /// A value `[rows, width]` of f32, numbered by the operation that computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

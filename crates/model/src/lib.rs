@@ -26,5 +26,5 @@ pub use error::{Error, Result};
 pub use hyperparameters::HyperParameters;
 pub use ids::{SlotId, StateId, Value, WeightId};
 pub use op::{Act, Attention, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Scan};
-pub use plan::{KvSlot, Plan, Rows, StateSlot, Weight};
+pub use plan::{KvSlot, Plan, RecurrentState, Rows, Weight};
 pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};

@@ -63,7 +63,7 @@ impl KvSlot {
 
 /// The recurrent state of one operation for a sequence of any length: zero before its first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StateSlot {
+pub enum RecurrentState {
     /// The last inputs of a convolution, `[kernel - 1, width]`, the oldest first.
     Conv {
         /// Taps, that of the current token included.
@@ -75,12 +75,12 @@ pub enum StateSlot {
     Scan(Scan),
 }
 
-impl StateSlot {
+impl RecurrentState {
     /// Elements of the state of one sequence.
     pub fn elements(&self) -> usize {
         match *self {
-            StateSlot::Conv { kernel, width } => (kernel - 1) * width,
-            StateSlot::Scan(s) => s.heads * s.head_dim * s.state,
+            RecurrentState::Conv { kernel, width } => (kernel - 1) * width,
+            RecurrentState::Scan(s) => s.heads * s.head_dim * s.state,
         }
     }
 }
@@ -96,10 +96,11 @@ pub struct Plan {
     pub vocabulary: usize,
     /// Every tensor that the plan reads, without duplicates.
     pub weights: Vec<Weight>,
-    /// State that grows with a sequence: one slot for each attention operation.
+    /// The KV slots: one for each attention operation.
     pub slots: Vec<KvSlot>,
-    /// State of constant size: one slot for each recurrent operation.
-    pub states: Vec<StateSlot>,
+    /// The recurrent states: one for each convolution and scan. A state slot of a backend holds
+    /// all of them for one sequence.
+    pub states: Vec<RecurrentState>,
     /// In order of execution; the last one computes the logits, or the embeddings of an encoder.
     pub ops: Vec<Op>,
     /// The width of the value of each operation.
@@ -171,17 +172,17 @@ impl Plan {
     /// The matmuls whose input is the output of an activation or a gate with no other use, in
     /// order: many of its elements are small, and a backend can skip those. Without experts'
     /// matmuls.
-    pub fn gated_matmuls(&self) -> Vec<WeightId> {
+    pub fn sparse_input_matmuls(&self) -> Vec<WeightId> {
         let mut uses = vec![0; self.ops.len()];
         self.ops.iter().flat_map(Op::inputs).for_each(|value| uses[value.0] += 1);
-        let is_gate = |value: Value| matches!(self.ops[value.0], Op::Glu { .. } | Op::Act { .. });
-        let gated = self.ops.iter().filter_map(|op| match op {
-            Op::Linear { input, weight, .. } if is_gate(*input) && uses[input.0] == 1 => {
+        let is_sparse = |value: Value| matches!(self.ops[value.0], Op::Glu { .. } | Op::Act { .. });
+        let matmuls = self.ops.iter().filter_map(|op| match op {
+            Op::Linear { input, weight, .. } if is_sparse(*input) && uses[input.0] == 1 => {
                 Some(*weight)
             }
             _ => None,
         });
-        gated.collect()
+        matmuls.collect()
     }
 
     /// The most positions of a sequence: the rows of the smallest position embedding table.
@@ -193,14 +194,14 @@ impl Plan {
         rows.min().unwrap_or(usize::MAX)
     }
 
-    /// The distinct windows of the slots, in order of first use: slots with the same window share
-    /// a page table.
+    /// The distinct windows of the KV slots, in order of first use: slots with the same window
+    /// share a page table.
     pub fn windows(&self) -> Vec<Option<usize>> {
         self.distinct_windows().collect()
     }
 
-    /// For each slot, the index of its window in [`Plan::windows`].
-    pub fn slot_windows(&self) -> Vec<usize> {
+    /// For each KV slot, the index of its window in [`Plan::windows`].
+    pub fn window_indices(&self) -> Vec<usize> {
         let windows = self.windows();
         let index = |window| windows.iter().position(|&w| w == window).expect("a window of these");
         self.slots.iter().map(|slot| index(slot.window)).collect()

@@ -6,7 +6,7 @@
 mod rules;
 
 use bodkin_gguf::{Array, Value};
-use bodkin_model::{Error, Op, Plan, Scan, StateSlot, plan};
+use bodkin_model::{Error, Op, Plan, RecurrentState, Scan, plan};
 
 fn try_with(name: &str, changes: &[(&str, Value)]) -> Result<Plan, Error> {
     let (metadata, tensors) = rules::parts(name, changes);
@@ -27,13 +27,13 @@ fn count(plan: &Plan, name: &str) -> usize {
 fn states_by_hand() {
     let scan = Scan { heads: 8, head_dim: 16, groups: 2, state: 32 };
     let mamba = with("mamba2", &[]);
-    let layer = [StateSlot::Conv { kernel: 4, width: 256 }, StateSlot::Scan(scan)];
+    let layer = [RecurrentState::Conv { kernel: 4, width: 256 }, RecurrentState::Scan(scan)];
     assert_eq!(mamba.states, layer.repeat(3));
     assert_eq!(mamba.state_elements(), 3 * (3 * 256 + 8 * 16 * 32));
     assert_eq!((mamba.kv_elements(1000), mamba.windows()), (0, vec![]));
 
     let lfm = with("lfm2", &[]);
-    assert_eq!(lfm.states, [StateSlot::Conv { kernel: 3, width: 64 }; 3]);
+    assert_eq!(lfm.states, [RecurrentState::Conv { kernel: 3, width: 64 }; 3]);
     assert_eq!(lfm.state_elements(), 3 * 2 * 64);
     assert_eq!(lfm.slots.len(), 1, "the layer with key heads");
 

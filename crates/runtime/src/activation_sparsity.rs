@@ -72,7 +72,7 @@ impl Backend for ActivationSparsity {
     ) -> Result<Box<dyn Model>> {
         let mut model = self.backend.load(Arc::clone(&plan), file, limits, progress)?;
         let names: Vec<&str> =
-            plan.gated_matmuls().iter().map(|&id| plan.weight(id).name.as_str()).collect();
+            plan.sparse_input_matmuls().iter().map(|&id| plan.weight(id).name.as_str()).collect();
         let mut magnitudes = Magnitudes::of(names.iter().copied());
         calibrate(&mut *model, file, &mut magnitudes)
             .map_err(|error| Error::Config(format!("activation sparsity: {error}")))?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bodkin_gguf::{File, Format, Metadata, Writer};
-use bodkin_model::{Attention, EmbedBy, KvSlot, Op, Plan, SlotId, StateId, StateSlot, Value};
+use bodkin_model::{Attention, EmbedBy, KvSlot, Op, Plan, RecurrentState, SlotId, StateId, Value};
 use bodkin_model::{Weight, WeightId};
 
 use super::random::Random;
@@ -199,8 +199,8 @@ impl Maker {
     }
 
     /// A state of the plan, for one operation.
-    pub(super) fn state(&mut self, slot: StateSlot) -> StateId {
-        self.plan.states.push(slot);
+    pub(super) fn state(&mut self, state: RecurrentState) -> StateId {
+        self.plan.states.push(state);
         StateId(self.plan.states.len() - 1)
     }
 

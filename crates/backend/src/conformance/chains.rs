@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
         fused_projection(),
         wide_decoder(usual_attention(8, 2, 64), (RopeStyle::Neox, 64), 20),
         // An odd number of heads that share a key head, dimensions of an odd number of eights, and
-        // segments in a window.
+        // KV splits in a window.
         wide_decoder(
             Attention { value_dim: 48, window: Some(70), ..usual_attention(10, 2, 40) },
             (RopeStyle::Neox, 40),
@@ -135,8 +135,8 @@ fn long_norm() -> Case {
     maker.finish(INTEGER, 8)
 }
 
-/// A gated product and a head with more rows of input and of weights than the other cases have, and
-/// an odd number of columns' chunks.
+/// A gated feed-forward and a head with more rows of input and of weights than the other cases
+/// have, and an odd number of columns' chunks.
 fn many_rows(format: Format, tolerance: f64) -> Case {
     let (width, hidden, vocabulary) = (320, 2144, 4256);
     let mut maker = Maker::speaking(format!("many rows {}", format.name()), vocabulary);

@@ -148,7 +148,7 @@ fn attentions(cases: &mut Vec<Case>) {
     // Wider than most heads, and than some kernels take.
     variants.push((usual(2, 1, 200), LONG));
     variants.push((usual(2, 1, 264), LONG));
-    // Long enough for kernels that cut a sequence into segments.
+    // Long enough for kernels that divide a sequence into KV splits.
     variants.push((usual(2, 1, 16), 530));
     variants.push((Attention { window: Some(300), ..usual(2, 1, 16) }, 530));
     // One key and value head that is wider than a usual one, as in latent attention.

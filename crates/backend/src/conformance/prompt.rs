@@ -188,13 +188,14 @@ impl Pages {
         copy: &mut Sequence,
     ) -> Vec<(StateBlock, StateBlock)> {
         let mut blocks =
-            vec![(StateBlock::Slot(first.state_slot), StateBlock::Slot(copy.state_slot))];
+            vec![(StateBlock::StateSlot(first.state_slot), StateBlock::StateSlot(copy.state_slot))];
         copy.tables.clone_from(&first.tables);
-        for (window, (table, free)) in copy.tables.iter_mut().zip(&mut self.free).enumerate() {
+        for (window_index, (table, free)) in copy.tables.iter_mut().zip(&mut self.free).enumerate()
+        {
             for page in &mut table.pages {
-                let from = StateBlock::Page { window, page: *page };
+                let from = StateBlock::Page { window_index, page: *page };
                 *page = free.pop().expect("pages for two sequences");
-                blocks.push((from, StateBlock::Page { window, page: *page }));
+                blocks.push((from, StateBlock::Page { window_index, page: *page }));
             }
         }
         blocks

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bodkin_gguf::Format;
-use bodkin_model::{Act, Attention, NormKind, Op, Scan, StateSlot, Value};
+use bodkin_model::{Act, Attention, NormKind, Op, RecurrentState, Scan, Value};
 
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
 use super::prompt::{Feeding, Pages, Sequence, run_prompt};
@@ -61,7 +61,7 @@ pub(super) fn conv(maker: &mut Maker, input: Value, kernel: usize, has_bias: boo
     let width = maker.width(input);
     let weight = maker.matrix(Format::F32, width, kernel);
     let bias = has_bias.then(|| maker.vector(width, 0.5));
-    let state = maker.state(StateSlot::Conv { kernel, width });
+    let state = maker.state(RecurrentState::Conv { kernel, width });
     maker.push(Op::Conv { input, weight, bias, state }, width)
 }
 
@@ -81,7 +81,7 @@ fn scan(maker: &mut Maker, [x, b, c, dt]: [Value; 4], s: Scan) -> Value {
     let a: Vec<f32> = (0..s.heads).map(|head| -16.0 / 4f32.powi(head as i32)).collect();
     let (a, d) = (maker.floats(&a), maker.vector(s.heads, 1.0));
     let dt_bias = maker.vector(s.heads, -1.0);
-    let state = maker.state(StateSlot::Scan(s));
+    let state = maker.state(RecurrentState::Scan(s));
     let op = Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state };
     maker.push(op, s.heads * s.head_dim)
 }

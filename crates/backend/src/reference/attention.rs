@@ -10,8 +10,8 @@ use crate::batch::{Batch, PAGE_TOKENS};
 pub(super) struct KvSlot {
     /// Keys and values are rounded to bytes if these are; otherwise not at all.
     pub(super) kv_type: KvType,
-    /// Which of the plan's windows the slot has.
-    pub(super) window: usize,
+    /// The index of the slot's window in the plan's.
+    pub(super) window_index: usize,
     /// `[pages * PAGE_TOKENS, width]`.
     pub(super) keys: Vec<f32>,
     pub(super) values: Vec<f32>,
@@ -24,7 +24,7 @@ impl KvSlot {
         let mut row = 0;
         for span in &batch.spans {
             for position in span.position..span.position + span.len {
-                let at = cell(span.tables[self.window].page(position), position);
+                let at = cell(span.tables[self.window_index].page(position), position);
                 let keys = &mut self.keys[at * k_width..][..k_width];
                 keys.copy_from_slice(&k[row * k_width..][..k_width]);
                 let values = &mut self.values[at * v_width..][..v_width];
@@ -56,7 +56,7 @@ impl KvSlot {
                     true => a.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1,
                     false => 0..end,
                 };
-                let table = &span.tables[self.window];
+                let table = &span.tables[self.window_index];
                 let cells: Vec<usize> = seen.map(|p| cell(table.page(p), p)).collect();
                 let row = rows.next().expect("a row for each token");
                 for (head, q) in row.chunks_exact(a.key_dim).enumerate() {

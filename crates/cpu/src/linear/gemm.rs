@@ -58,7 +58,7 @@ pub unsafe fn matmul(
     assert!(bias.is_none_or(|bias| bias.len() == weight.rows()), "the bias has another length");
     assert!(panels.end <= weight.panels(), "panel {} of {}", panels.end, weight.panels());
     assert!(tokens.end <= x.rows().min(out.rows), "token {} of {}", tokens.end, x.rows());
-    assert!(weight.rows() <= out.width(), "{} rows into {}", weight.rows(), out.width());
+    assert!(weight.rows() <= out.max_width(), "{} rows into {}", weight.rows(), out.max_width());
     let gemm = Gemm { isa, weight, bias, panels, x, tokens, out, scratch };
     // Only a GEMV skips zeros: more tokens expand the panels to dense ones.
     let is_gemv = gemm.tokens.len() == 1;

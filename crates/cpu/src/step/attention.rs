@@ -194,7 +194,7 @@ impl AttentionStage<'_> {
         let softcap = self.attention.softcap;
         let tile = QueryTile { q, ranges, kv_head: work.kv_head, softcap };
         let span = &self.step.batch.spans[work.span];
-        let table = &span.tables[self.step.slot_tables[self.slot]];
+        let table = &span.tables[self.step.window_indices[self.slot]];
         part.clear();
         attend_split(self.step.isa, &tile, self.step.kv[self.slot], table, split, part);
     }

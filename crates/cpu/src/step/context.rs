@@ -29,29 +29,29 @@ pub(crate) struct StepContext<'a> {
     pub(crate) batch: &'a Batch,
     /// The position of each row.
     pub(crate) positions: &'a [u32],
-    /// The span of each row.
-    pub(crate) spans: &'a [u32],
+    /// The index of the span of each row.
+    pub(crate) span_of_row: &'a [u32],
     /// `[tokens, buffer width]` each.
     pub(crate) buffers: &'a [Shared<f32>],
     /// `[outputs, vocabulary]`.
     pub(crate) logits: Shared<f32>,
     /// The quantised input of the next linears, one buffer per activation format.
-    pub(crate) inputs: &'a [Activations; ActivationFormat::ALL.len()],
+    pub(crate) quantized_inputs: &'a [Activations; ActivationFormat::ALL.len()],
     pub(crate) kv: &'a [KvView],
-    /// The slots of each recurrent state.
+    /// The state slots of each recurrent state of the plan.
     pub(crate) states: &'a [Shared<f32>],
     /// The tables of each expert permutation.
     pub(crate) permutations: &'a [PermutationView],
-    /// The index of each KV slot's page table among those of a span.
-    pub(crate) slot_tables: &'a [usize],
+    /// The index of each KV slot's window, which is that of its page table in a span.
+    pub(crate) window_indices: &'a [usize],
     pub(crate) ropes: &'a [RopeTable],
     /// Cosines, then sines, `[tokens, 2 * pairs]` for each rope.
     pub(crate) angles: &'a [Shared<f32>],
-    /// Scratch of each thread, for attention tiles and panels.
+    /// Scratch of each thread, for attention tiles or a packed panel.
     pub(crate) scratch: &'a [Shared<f32>],
     /// Partial results of tiles whose KV splits are shared by threads.
     pub(crate) partials: Shared<f32>,
-    /// Input thresholds of the gated linears.
+    /// Input thresholds of [`Plan::sparse_input_matmuls`].
     pub(crate) thresholds: &'a [f32],
     /// `[stages, threads]`: the number of tasks claimed, of each thread's share where a stage has
     /// shares; zero at the start.
@@ -114,7 +114,7 @@ impl StepContext<'_> {
     pub(super) fn write(&self, operand: Operand, row: usize) -> &mut [f32] {
         let (buffer, start) = self.locate(operand, row);
         // SAFETY: a row is written by one thread of a stage, and an operation never writes what
-        // it reads, but for those that work in operand, which take one reference to it only.
+        // it reads, but for those that work in place, which take one reference to it only.
         unsafe { buffer.part_mut(start..start + operand.width) }
     }
 
@@ -128,6 +128,6 @@ impl StepContext<'_> {
         rows: usize,
         cols: usize,
     ) -> Activations {
-        self.inputs[format as usize].shaped(format, rows, cols)
+        self.quantized_inputs[format as usize].shaped(format, rows, cols)
     }
 }

@@ -1,5 +1,14 @@
 //! Convolution and scan stages: threads claim columns or heads of a sequence and process its tokens
 //! in order.
+//!
+//! ```text
+//! Conv  input, out [rows, width]; weight [kernel][width], the oldest tap first
+//!       state slot [kernel - 1][width], the oldest input first
+//! Scan  x, out [rows, heads * head_dim]; b, c [rows, groups * state]; dt [rows, heads]
+//!       state slot [heads][state][head_dim, padded to whole vectors]
+//! ```
+//!
+//! Spans are not empty, and `out` is another buffer than the inputs.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -16,17 +25,23 @@ const CONV_COLUMNS: usize = 128;
 pub(crate) const MAX_TAPS: usize = 16;
 
 impl StepContext<'_> {
-    /// Some elements of a sequence's slot, which are zero before its first token.
+    /// Some elements of a sequence's state slot; resets them if the span is the sequence's first.
     ///
     /// # Safety
     ///
     /// Only the calling thread touches these elements in this stage.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn slot(&self, state: usize, span: usize, part: std::ops::Range<usize>) -> &mut [f32] {
+    unsafe fn load_or_reset(
+        &self,
+        state: usize,
+        span: usize,
+        elements: std::ops::Range<usize>,
+    ) -> &mut [f32] {
         let span = &self.batch.spans[span];
         let start = span.state_slot as usize * slot_len(&self.plan.states[state]);
         // SAFETY: the caller's promise.
-        let slot = unsafe { self.states[state].part_mut(start + part.start..start + part.end) };
+        let slot =
+            unsafe { self.states[state].part_mut(start + elements.start..start + elements.end) };
         if span.position == 0 {
             slot.fill(0.0);
         }
@@ -43,16 +58,16 @@ impl StepContext<'_> {
         claimed: &AtomicUsize,
     ) {
         let width = input.width;
-        let parts = width.div_ceil(CONV_COLUMNS);
+        let tasks_per_span = width.div_ceil(CONV_COLUMNS);
         let weight = self.vector(weight);
         let kernel = weight.len() / width;
         loop {
             let task = claimed.fetch_add(1, Relaxed);
-            let (span, part) = (task / parts, task % parts);
+            let (span, first) = (task / tasks_per_span, task % tasks_per_span * CONV_COLUMNS);
             if span >= self.batch.spans.len() {
                 return;
             }
-            let columns = part * CONV_COLUMNS..width.min((part + 1) * CONV_COLUMNS);
+            let columns = first..width.min(first + CONV_COLUMNS);
             let mut taps: [&[f32]; MAX_TAPS] = [&[]; MAX_TAPS];
             for (k, taps) in taps[..kernel].iter_mut().enumerate() {
                 *taps = &weight[k * width..][columns.clone()];
@@ -77,9 +92,10 @@ impl StepContext<'_> {
         // The slot holds whole rows; a task owns its columns of each.
         let mut old: [&mut [f32]; MAX_TAPS] = Default::default();
         for (i, old) in old[..before].iter_mut().enumerate() {
-            let row = i * input.width;
+            let start = i * input.width;
+            let elements = start + columns.start..start + columns.end;
             // SAFETY: this thread alone has claimed these columns of this sequence.
-            *old = unsafe { self.slot(state, span, row + columns.start..row + columns.end) };
+            *old = unsafe { self.load_or_reset(state, span, elements) };
         }
         for t in 0..len {
             let mut inputs: [&[f32]; MAX_TAPS] = [&[]; MAX_TAPS];
@@ -106,7 +122,7 @@ impl StepContext<'_> {
     /// A scan; a task is one head of one sequence.
     pub(super) fn scan(&self, stage: &ScanStage, claimed: &AtomicUsize) {
         let s = stage.scan;
-        let len = head_len(&s);
+        let head_len = head_len(&s);
         let (a, d, dt_bias) =
             (self.vector(stage.a), self.vector(stage.d), self.vector(stage.dt_bias));
         loop {
@@ -117,19 +133,21 @@ impl StepContext<'_> {
             }
             let first: usize = self.batch.spans[..span].iter().map(|s| s.len).sum();
             // SAFETY: this thread alone has claimed this head of this sequence.
-            let state = unsafe { self.slot(stage.state, span, head * len..(head + 1) * len) };
-            let group = head / (s.heads / s.groups) * s.state;
-            let last = first + self.batch.spans[span].len;
-            for chunk in (first..last).step_by(SCAN_TOKENS) {
+            let head_state = unsafe {
+                self.load_or_reset(stage.state, span, head * head_len..(head + 1) * head_len)
+            };
+            let bc_start = head / (s.heads / s.groups) * s.state;
+            let end = first + self.batch.spans[span].len;
+            for chunk_start in (first..end).step_by(SCAN_TOKENS) {
                 let mut tokens: [ScanToken<'_>; SCAN_TOKENS] = Default::default();
-                let tokens = &mut tokens[..SCAN_TOKENS.min(last - chunk)];
-                for (token, row) in tokens.iter_mut().zip(chunk..) {
+                let tokens = &mut tokens[..SCAN_TOKENS.min(end - chunk_start)];
+                for (token, row) in tokens.iter_mut().zip(chunk_start..) {
                     let dt = softplus(self.read(stage.dt, row)[head] + dt_bias[head]);
                     let columns = head * s.head_dim..(head + 1) * s.head_dim;
                     *token = ScanToken {
                         x: &self.read(stage.x, row)[columns.clone()],
-                        b: &self.read(stage.b, row)[group..group + s.state],
-                        c: &self.read(stage.c, row)[group..group + s.state],
+                        b: &self.read(stage.b, row)[bc_start..bc_start + s.state],
+                        c: &self.read(stage.c, row)[bc_start..bc_start + s.state],
                         dt,
                         decay: (dt * a[head]).exp(),
                         d: d[head],
@@ -137,7 +155,7 @@ impl StepContext<'_> {
                         out: unsafe { self.columns(stage.out, row, columns) },
                     };
                 }
-                scan(self.isa, tokens, state);
+                scan(self.isa, tokens, head_state);
             }
         }
     }

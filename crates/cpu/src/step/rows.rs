@@ -121,7 +121,7 @@ impl StepContext<'_> {
 
     /// Pools the rows of an output's sequence.
     fn pool(&self, input: Operand, kind: PoolKind, output: usize, out: Operand) {
-        let span = self.spans[self.batch.outputs[output] as usize] as usize;
+        let span = self.span_of_row[self.batch.outputs[output] as usize] as usize;
         let first: usize = self.batch.spans[..span].iter().map(|s| s.len).sum();
         let len = self.batch.spans[span].len;
         let out = self.write(out, output);
@@ -155,9 +155,9 @@ impl StepContext<'_> {
     }
 
     fn store(&self, k: Operand, v: Operand, slot: usize, row: usize) {
-        let span = &self.batch.spans[self.spans[row] as usize];
+        let span = &self.batch.spans[self.span_of_row[row] as usize];
         let position = self.positions[row] as usize;
-        let page = span.tables[self.slot_tables[slot]].page(position);
+        let page = span.tables[self.window_indices[slot]].page(position);
         let (k, v) = (self.read(k, row), self.read(v, row));
         // SAFETY: only this thread writes this token; other threads read it after a barrier.
         unsafe { self.kv[slot].store(self.isa, (page, position % PAGE_TOKENS), k, v) };

@@ -1,6 +1,7 @@
 //! How rows become rows of packed tiles, in all layouts but the 2:4 ones. Values of a row are
 //! divided by a power of two, so that they fit half precision whatever the file holds; the row's
-//! scale multiplies it back.
+//! scale multiplies it back. Only the exponent of a row's scale is stored, so it must be a power of
+//! two. `kernels/packed.cuh` reads what is packed here.
 
 use bytemuck::cast_slice_mut;
 use half::f16;
@@ -35,7 +36,7 @@ pub(super) fn max_abs(values: impl Iterator<Item = f32>) -> f32 {
 }
 
 /// Copies row `r` of a tile as it is, and returns its scale.
-pub(super) fn f32(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
+pub(super) fn pack_f32(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
     let chunks = tile.chunks_exact_mut(PackedLayout::F32.chunk_bytes());
     for (chunk, values) in chunks.zip(values.chunks(CHUNK_COLS)) {
         let row = &mut chunk[4 * CHUNK_COLS * r..][..4 * values.len()];
@@ -45,7 +46,7 @@ pub(super) fn f32(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
 }
 
 /// Packs row `r` of a tile in half precision, and returns its scale.
-pub(super) fn f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
+pub(super) fn pack_f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
     let unit = power_of_two(max_abs(values.iter().copied()));
     let (g, high) = (r % 8, r / 8);
     let chunks = tile.chunks_exact_mut(MmaLayout::F16.chunk_bytes());
@@ -60,13 +61,13 @@ pub(super) fn f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
 }
 
 /// Packs row `r` of a tile as bytes with a scale for 32 columns, and returns its scale.
-pub(super) fn s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes_with_scales(MmaLayout::S8, row, r, tile)
+pub(super) fn pack_s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes_with_scales(MmaLayout::S8, row, r, tile)
 }
 
 /// Packs row `r` of a tile as bytes with a scale for 16 columns, and returns its scale.
-pub(super) fn s8x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes(MmaLayout::S8x16, row, r, tile, |scales, group, j, unit| {
+pub(super) fn pack_s8x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(MmaLayout::S8x16, row, r, tile, |scales, group, j, unit| {
         for (n, &scale) in group.scales.iter().enumerate() {
             scales[2 * (16 * j + 8 * n + r % 8) + r / 8] = stored_scale(scale, unit);
         }
@@ -75,30 +76,30 @@ pub(super) fn s8x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
 
 /// Packs row `r` of a tile as bytes with a scale and a minimum for 32 columns, and returns its
 /// scale.
-pub(super) fn u8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes(MmaLayout::U8, row, r, tile, |scales, group, j, unit| {
+pub(super) fn pack_u8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(MmaLayout::U8, row, r, tile, |scales, group, j, unit| {
         put_scale_and_min(scales, group, (r, j), unit);
     })
 }
 
 /// Packs row `r` of a tile as four bits with a scale and a minimum for 32 columns, and returns its
 /// scale.
-pub(super) fn u4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes(MmaLayout::U4, row, r, tile, |scales, group, j, unit| {
+pub(super) fn pack_u4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(MmaLayout::U4, row, r, tile, |scales, group, j, unit| {
         put_scale_and_min(scales, group, (r, j), unit);
     })
 }
 
 /// Packs row `r` of a tile as codes of IQ4's codebook with a scale for 32 columns, and returns its
 /// scale.
-pub(super) fn iq4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes_with_scales(MmaLayout::Iq4, row, r, tile)
+pub(super) fn pack_iq4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes_with_scales(MmaLayout::Iq4, row, r, tile)
 }
 
 /// Packs row `r` of a tile as 4-bit floats with a power of two for 32 columns, and returns its
 /// scale.
-pub(super) fn fp4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes(MmaLayout::Fp4, row, r, tile, |scales, group, j, unit| {
+pub(super) fn pack_fp4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(MmaLayout::Fp4, row, r, tile, |scales, group, j, unit| {
         let scale = f16::from_f32(group.scales[0] / unit / FLOAT_CODE_UNIT);
         // Of a power of two, the lower byte is zero.
         let [_, upper] = scale.to_le_bytes();
@@ -107,8 +108,8 @@ pub(super) fn fp4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
 }
 
 /// Packs row `r` of a tile as codes with a scale for 32 columns, and returns its scale.
-fn codes_with_scales(layout: MmaLayout, row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    codes(layout, row, r, tile, |scales, group, j, unit| {
+fn pack_codes_with_scales(layout: MmaLayout, row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(layout, row, r, tile, |scales, group, j, unit| {
         scales[2 * (8 * j + r % 8) + r / 8] = stored_scale(group.scales[0], unit);
     })
 }
@@ -127,7 +128,7 @@ fn put_scale_and_min(scales: &mut [u16], group: &Group, (r, j): (usize, usize), 
 
 /// Packs row `r` of a tile, and returns its scale. `put_scales` writes the scales of group `j` of a
 /// chunk, divided by the row's unit.
-fn codes(
+fn pack_codes(
     layout: MmaLayout,
     row: &[Group],
     r: usize,

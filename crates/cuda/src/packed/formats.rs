@@ -22,19 +22,19 @@ pub(super) enum Packer {
 /// own become half precision. Sparse formats without kernels get the layout of their dense base.
 pub(super) fn packing(format: Format) -> (PackedLayout, Packer) {
     let codes = |layout, reader, packer| (PackedLayout::Mma(layout), Packer::Codes(reader, packer));
-    let s8 = |reader| codes(MmaLayout::S8, reader, dense::s8);
-    let s8x16 = |reader| codes(MmaLayout::S8x16, reader, dense::s8x16);
-    let u8 = |reader| codes(MmaLayout::U8, reader, dense::u8);
-    let u4 = |reader| codes(MmaLayout::U4, reader, dense::u4);
-    let iq4 = |reader| codes(MmaLayout::Iq4, reader, dense::iq4);
+    let s8 = |reader| codes(MmaLayout::S8, reader, dense::pack_s8);
+    let s8x16 = |reader| codes(MmaLayout::S8x16, reader, dense::pack_s8x16);
+    let u8 = |reader| codes(MmaLayout::U8, reader, dense::pack_u8);
+    let u4 = |reader| codes(MmaLayout::U4, reader, dense::pack_u4);
+    let iq4 = |reader| codes(MmaLayout::Iq4, reader, dense::pack_iq4);
     let values = |layout, packer| (PackedLayout::Mma(layout), Packer::Values(packer));
     match format {
-        Format::F32 => (PackedLayout::F32, Packer::Values(dense::f32)),
+        Format::F32 => (PackedLayout::F32, Packer::Values(dense::pack_f32)),
         Format::Q8_0 => s8(groups::q8_0),
         Format::Q5_0 => s8(groups::q5_0),
         Format::IQ4_NL => iq4(groups::iq4_nl),
         Format::IQ4_XS => iq4(groups::iq4_xs),
-        Format::MXFP4 => codes(MmaLayout::Fp4, groups::mxfp4, dense::fp4),
+        Format::MXFP4 => codes(MmaLayout::Fp4, groups::mxfp4, dense::pack_fp4),
         Format::Q6_K => s8x16(groups::q6_k),
         Format::Q3_K => s8x16(groups::q3_k),
         Format::Q5_1 => u8(groups::q5_1),
@@ -47,7 +47,7 @@ pub(super) fn packing(format: Format) -> (PackedLayout, Packer) {
         Format::S24_Q4_0 => codes(MmaLayout::S24S4, groups::q4_0, two_four::s4),
         _ => match format.base() {
             Some(base) => packing(base),
-            None => values(MmaLayout::F16, dense::f16),
+            None => values(MmaLayout::F16, dense::pack_f16),
         },
     }
 }

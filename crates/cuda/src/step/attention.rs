@@ -97,7 +97,7 @@ impl Step<'_> {
             value_dim: a.value_dim as u32,
             window: a.window.unwrap_or(0) as u32,
             is_causal: u32::from(a.causal),
-            page_table: self.at.tables[*slot] as u32,
+            page_table: self.at.window_indices[*slot] as u32,
             max_splits: self.sizes.splits as u32,
             is_split: u32::from(is_split),
             group_heads: (a.heads / a.kv_heads) as u32,
@@ -135,7 +135,7 @@ impl Step<'_> {
             kv_heads: shape.kv_heads as u32,
             key_dim: shape.key_dim as u32,
             value_dim: shape.value_dim as u32,
-            page_table: self.at.tables[*slot] as u32,
+            page_table: self.at.window_indices[*slot] as u32,
             ..p::StoreKv::default()
         };
         let mut width = self.content(*k).stride() + self.content(*v).stride();

@@ -1,5 +1,5 @@
-//! GEMMs of many rows: by `wide` on Hopper, by `mul` elsewhere and for 2:4 weights. Matmuls of
-//! experts are grouped GEMMs over permuted rows.
+//! GEMMs of many rows: by `gemm_wgmma` on Hopper, by `gemm_mma` elsewhere and for 2:4 weights.
+//! Matmuls of experts are grouped GEMMs over permuted rows.
 
 use bodkin_backend::Result;
 
@@ -11,13 +11,13 @@ use crate::parameters as p;
 use crate::shared_memory::{GEMM_BYTES, wgmma_bytes};
 use crate::sizes::Pairs;
 
-/// Threads of a block of `wide`: two consumer warp groups and a producer.
-const WIDE_THREADS: usize = 3 * 128;
+/// Threads of a block of `gemm_wgmma`: two consumer warp groups and a producer.
+const WGMMA_THREADS: usize = 3 * 128;
 /// Threads of the block that permutes rows by their experts.
 const PERMUTE_THREADS: usize = 1024;
 
 impl Step<'_> {
-    /// Launches a matmul of more rows than `dot` takes.
+    /// Launches a matmul of more rows than `gemv_mma` takes.
     pub(super) fn launch_gemm(
         &self,
         parameters: &p::Matmul,
@@ -31,7 +31,7 @@ impl Step<'_> {
         let groups = |width: usize| pairs.map_or(rows.div_ceil(width), |pairs| pairs.groups(width));
         let tiles = (parameters.tiles as usize).div_ceil(if matmul.is_gated() { 4 } else { 8 });
         let gated = usize::from(matmul.is_gated());
-        let Some(wide) = &kernels.gemm_wgmma else {
+        let Some(wgmma) = &kernels.gemm_wgmma else {
             let gemm = self.gemm_parameters(parameters, experts, GEMM_WIDTH)?;
             let grid = [tiles, groups(GEMM_WIDTH), 1];
             let kernel = kernels.gemm_mma[gated];
@@ -53,7 +53,7 @@ impl Step<'_> {
         self.swizzle(&mut gemm, matmul.input, pairs)?;
         let (grid, bytes) = ([groups(width), tiles, 1], wgmma_bytes(layout, width));
         // SAFETY: as above.
-        unsafe { self.device.launch(wide[i][gated], grid, WIDE_THREADS, bytes, &gemm) }
+        unsafe { self.device.launch(wgmma[i][gated], grid, WGMMA_THREADS, bytes, &gemm) }
     }
 
     /// The parameters of a GEMM. Rows with experts are permuted, unless the last GEMM's permutation
@@ -103,8 +103,8 @@ impl Step<'_> {
         Ok(gemm)
     }
 
-    /// Swizzles the input for `wide`, unless the last swizzled input is the same: a step makes each
-    /// value once.
+    /// Swizzles the input for `gemm_wgmma`, unless the last swizzled input is the same: a step
+    /// makes each value once.
     fn swizzle(&self, gemm: &mut p::Gemm, input: Value, pairs: Option<Pairs>) -> Result<()> {
         let matmul = &mut gemm.matmul;
         let from = std::mem::replace(&mut matmul.input, self.at.swizzled);

@@ -13,8 +13,8 @@ use crate::shared_memory::{gemv_bytes, route_bytes};
 
 /// Threads of a block that chooses experts.
 const ROUTE_THREADS: usize = 512;
-/// Blocks of `dot` for each multiprocessor.
-const DOT_BLOCKS: usize = 2;
+/// Blocks of `gemv_mma` for each multiprocessor.
+const GEMV_BLOCKS: usize = 2;
 
 impl Step<'_> {
     pub(super) fn matmul(&self, rows: usize, matmul: &Matmul) -> Result<()> {
@@ -143,7 +143,7 @@ impl Step<'_> {
         };
         let processors = self.device.processors as usize;
         let work = tiles.div_ceil(shape.tiles_per_block());
-        let blocks = (DOT_BLOCKS * processors).div_ceil(columns);
+        let blocks = (GEMV_BLOCKS * processors).div_ceil(columns);
         let grid = [work.min(blocks), columns, 1];
         let kernel = self.kernels.of(layout).gemv_mma[wide][usize::from(is_gated)];
         let cols = if matmul.experts_used == 0 { rows } else { 1 };

@@ -62,7 +62,7 @@ impl Step<'_> {
             stalled: self.at.stalled_stages,
             stage_count: persistent.list(self.program).count() as u32,
             workspace_bytes: persistent.workspace_bytes as u32,
-            values_len: (self.sizes.early_release_bytes / 16) as u32,
+            values_len: (self.sizes.reset_bytes / 16) as u32,
             last_input_len: last_input_bytes.div_ceil(16) as u32,
         };
         let grid = [self.device.processors as usize, 1, 1];

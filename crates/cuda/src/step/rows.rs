@@ -10,7 +10,7 @@ use crate::lower::{Arrange, Function, Halves, Norm, Rotate, Value};
 use crate::parameters as p;
 
 /// Threads of a block that normalises a row. They decide the order of the sum of squares, so the
-/// persistent kernel computes with the same number, and `dot` with half of it, each for two.
+/// persistent kernel computes with the same number, and `gemv_mma` with half of it, each for two.
 const NORM_THREADS: usize = 32 * PERSISTENT_WARPS;
 const _: () = assert!(NORM_THREADS == 2 * THREADS);
 

@@ -91,7 +91,7 @@ impl Pages {
             let Some(slot) = self.take_state_slot(Some(source)) else { return (sequence, copies) };
             self.tree.use_checkpoint(source);
             let from = self.tree.checkpoint(source).expect("it was not evicted");
-            copies.push((StateBlock::Slot(from), StateBlock::Slot(slot)));
+            copies.push((StateBlock::StateSlot(from), StateBlock::StateSlot(slot)));
             sequence.state_slot = Some(slot);
         }
         for (table, (i, &window)) in sequence.tables.iter_mut().zip(self.windows.iter().enumerate())
@@ -124,11 +124,13 @@ impl Pages {
         let sources: Vec<u32> = windows.clone().map(|i| self.tree.use_page(node, i)).collect();
         let is_enough = windows.clone().all(|i| self.available(i) > 0);
         if is_enough {
-            for ((window, from), table) in windows.clone().zip(sources).zip(&mut sequence.tables) {
-                let page = self.take_pages(window, 1).next().expect("as checked");
+            for ((window_index, from), table) in
+                windows.clone().zip(sources).zip(&mut sequence.tables)
+            {
+                let page = self.take_pages(window_index, 1).next().expect("as checked");
                 copies.push((
-                    StateBlock::Page { window, page: from },
-                    StateBlock::Page { window, page },
+                    StateBlock::Page { window_index, page: from },
+                    StateBlock::Page { window_index, page },
                 ));
                 table.pages.push(page);
             }

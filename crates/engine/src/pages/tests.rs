@@ -64,7 +64,10 @@ fn the_next_turn_goes_on_from_a_copy_of_the_last_page() {
     let longer: Vec<u32> = (0..70).collect();
     let (sequence, copies) = pages.start(&longer, 70);
     assert_eq!(sequence.tokens.len(), 50);
-    let own = |window: usize| StateBlock::Page { window, page: sequence.tables[window].pages[1] };
+    let own = |window_index: usize| StateBlock::Page {
+        window_index,
+        page: sequence.tables[window_index].pages[1],
+    };
     assert_eq!(copies.iter().map(|copy| copy.1).collect::<Vec<_>>(), [own(0), own(1)]);
     assert!(copies.iter().all(|(from, to)| from != to));
     pages.release(sequence);
@@ -155,7 +158,7 @@ fn recurrent_state_goes_on_from_checkpoints() {
     let (mut sequence, _) = pages.start(&prompt, 70);
     assert_eq!(sequence.next_checkpoint(), Some(64));
     run(&mut pages, &mut sequence, 0..64, 32);
-    let slot = sequence.state_slot.map(StateBlock::Slot).unwrap();
+    let slot = sequence.state_slot.map(StateBlock::StateSlot).unwrap();
     let (from, to) = pages.checkpoint(&mut sequence).unwrap();
     assert!(from == slot && to != slot);
     assert_eq!(sequence.next_checkpoint(), None);
@@ -165,7 +168,7 @@ fn recurrent_state_goes_on_from_checkpoints() {
     let longer: Vec<u32> = (0..99).collect();
     let (next, copies) = pages.start(&longer, 99);
     assert_eq!((next.tokens.len(), copies.len()), (90, 2));
-    assert_eq!(copies[0], (slot, StateBlock::Slot(next.state_slot.unwrap())));
+    assert_eq!(copies[0], (slot, StateBlock::StateSlot(next.state_slot.unwrap())));
     pages.release(next);
     let mut parted = longer.clone();
     parted[80] = 1;
@@ -196,10 +199,13 @@ fn prefix_hash(tokens: &[u32]) -> u64 {
 impl Contents {
     fn copy(&mut self, (from, to): (StateBlock, StateBlock)) {
         match (from, to) {
-            (StateBlock::Slot(from), StateBlock::Slot(to)) => {
+            (StateBlock::StateSlot(from), StateBlock::StateSlot(to)) => {
                 self.slots[to as usize] = self.slots[from as usize];
             }
-            (StateBlock::Page { window, page }, StateBlock::Page { page: to, .. }) => {
+            (
+                StateBlock::Page { window_index: window, page },
+                StateBlock::Page { page: to, .. },
+            ) => {
                 let start = page as usize * PAGE_TOKENS;
                 let range = start..start + PAGE_TOKENS;
                 self.cells[window].copy_within(range, to as usize * PAGE_TOKENS);

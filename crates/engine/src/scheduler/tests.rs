@@ -34,10 +34,13 @@ impl HashModel {
     fn copy(&mut self, copies: &Copies) {
         for copy in copies {
             match *copy {
-                (StateBlock::Slot(from), StateBlock::Slot(to)) => {
+                (StateBlock::StateSlot(from), StateBlock::StateSlot(to)) => {
                     self.slots[to as usize] = self.slots[from as usize];
                 }
-                (StateBlock::Page { window, page }, StateBlock::Page { page: to, .. }) => {
+                (
+                    StateBlock::Page { window_index: window, page },
+                    StateBlock::Page { page: to, .. },
+                ) => {
                     let from = page as usize * PAGE_TOKENS;
                     self.cells[window]
                         .copy_within(from..from + PAGE_TOKENS, to as usize * PAGE_TOKENS);
@@ -380,4 +383,21 @@ fn a_cancelled_request_is_gone_in_every_state() {
     simulation.run_to_end();
     simulation.check(&limits);
     assert_eq!(simulation.finished.len(), 1);
+}
+
+#[test]
+fn a_prompt_of_one_token_is_measured_as_prefill() {
+    let limits = Limits { tokens: 256, outputs: 4, pages: vec![20, 20], state_slots: 0 };
+    let mut scheduler = Scheduler::new(Pages::new(&WINDOWS, &limits.pages, 0), limits);
+    let mut step = ScheduledStep::default();
+    scheduler.submit((), vec![7], 8);
+    // 10 ms for a prompt token, then a decode step of 1 s.
+    for seconds in [0.01, 1.0] {
+        scheduler.schedule(&mut step, |()| false);
+        assert_eq!(step.spans, [(0, 1)]);
+        scheduler.store(0, 1);
+        scheduler.push_token(0, 3);
+        scheduler.end_step(&step, 1, seconds);
+    }
+    assert_eq!(scheduler.budget.tokens(1, 1), 80);
 }

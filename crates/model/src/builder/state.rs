@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
 use crate::ids::{StateId, Value};
 use crate::op::{Act, NormKind, Op, Scan};
-use crate::plan::StateSlot;
+use crate::plan::RecurrentState;
 
 use super::Builder;
 
@@ -60,7 +60,7 @@ impl Builder<'_> {
         let a = self.find(&format!("{}ssm_a", self.prefix), 1, scan.heads)?;
         let d = self.find(&format!("{}ssm_d", self.prefix), 1, scan.heads)?;
         let dt_bias = self.find(&format!("{}ssm_dt.bias", self.prefix), scan.heads, 1)?;
-        let state = self.state(StateSlot::Scan(scan));
+        let state = self.state(RecurrentState::Scan(scan));
         let up = self.push(Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state }, inner);
         let y = self.push(Op::Glu { gate, up, act: Act::Silu }, inner);
         let y = self.group_norm(y, "ssm_norm", scan.groups, eps)?;
@@ -85,7 +85,7 @@ impl Builder<'_> {
         let width = self.width(input);
         let weight = self.weight(name, kernel, width)?;
         let bias = self.bias(name, width)?;
-        let state = self.state(StateSlot::Conv { kernel, width });
+        let state = self.state(RecurrentState::Conv { kernel, width });
         Ok(self.push(Op::Conv { input, weight, bias, state }, width))
     }
 
@@ -101,8 +101,8 @@ impl Builder<'_> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }
 
-    fn state(&mut self, slot: StateSlot) -> StateId {
-        self.plan.states.push(slot);
+    fn state(&mut self, state: RecurrentState) -> StateId {
+        self.plan.states.push(state);
         StateId(self.plan.states.len() - 1)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bodkin_gguf::{File, Metadata, Tensor};
-use bodkin_model::{Op, Plan, StateSlot, Value};
+use bodkin_model::{Op, Plan, RecurrentState, Value};
 
 /// One of the tiny models that all tests share. Of some only the header is kept: no plan reads a
 /// weight, so zeros stand for them.
@@ -112,7 +112,7 @@ fn check_recurrent(plan: &Plan, op: &Op, out: usize) {
         Op::Conv { input, weight, state, .. } => {
             let weight = plan.weight(*weight);
             assert_eq!((width(input), weight.rows), (out, out));
-            let kept = StateSlot::Conv { kernel: weight.cols, width: out };
+            let kept = RecurrentState::Conv { kernel: weight.cols, width: out };
             assert_eq!(plan.states[state.0], kept);
         }
         Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
@@ -123,7 +123,7 @@ fn check_recurrent(plan: &Plan, op: &Op, out: usize) {
             for weight in [a, d, dt_bias].map(|id| plan.weight(*id)) {
                 assert_eq!(weight.cols * weight.rows, s.heads);
             }
-            assert_eq!(plan.states[state.0], StateSlot::Scan(*s));
+            assert_eq!(plan.states[state.0], RecurrentState::Scan(*s));
         }
         other => panic!("{} keeps nothing", other.name()),
     }
