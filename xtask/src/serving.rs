@@ -99,6 +99,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         let mut measured: Vec<Vec<Measured>> = servers.iter().map(|_| Vec::new()).collect();
         for pair in 0..args.pairs {
             for (server, measured) in servers.iter().zip(&mut measured) {
+                eprintln!("{}: {}, run {} of {}", server.name, load.name(), pair + 1, args.pairs);
                 measured.push(load.run(server.address, pair as u64)?);
             }
         }

@@ -10,7 +10,10 @@ use anyhow::{Context, Result, bail};
 use super::client;
 
 /// A server that takes longer to load its model has failed.
-const START: Duration = Duration::from_secs(300);
+const START: Duration = Duration::from_secs(120);
+
+/// Bytes of a server's output that an error shows.
+const LAST_BYTES: usize = 2000;
 
 /// What both servers get.
 pub(super) struct Setup<'a> {
@@ -28,6 +31,8 @@ pub(super) struct Server {
     pub(super) name: String,
     pub(super) address: SocketAddr,
     child: Child,
+    /// What it has printed.
+    log: tempfile::NamedTempFile,
 }
 
 impl Setup<'_> {
@@ -72,21 +77,32 @@ impl Server {
     }
 
     fn start(name: String, mut command: Command, port: u16) -> Result<Server> {
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let log = tempfile::NamedTempFile::new()?;
+        let child = command.stdout(Stdio::null()).stderr(log.reopen()?).spawn();
         let child = child.with_context(|| format!("cannot start {name}"))?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let mut server = Server { name, address, child };
+        let mut server = Server { name, address, child, log };
         let start = Instant::now();
         while start.elapsed() < START {
             if client::get(address, "/health").is_ok_and(|(status, _)| status == 200) {
+                let seconds = start.elapsed().as_secs_f64();
+                eprintln!("{}: healthy after {seconds:.1} s", server.name);
                 return Ok(server);
             }
             if let Some(status) = server.child.try_wait()? {
-                bail!("{} ended with {status}", server.name);
+                bail!("{} ended with {status}: {}", server.name, server.last_words());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        bail!("{} did not become healthy in {} s", server.name, START.as_secs())
+        let (name, seconds) = (&server.name, START.as_secs());
+        bail!("{name} did not become healthy in {seconds} s: {}", server.last_words())
+    }
+
+    /// The end of what it has printed.
+    fn last_words(&self) -> String {
+        let text = std::fs::read(self.log.path()).unwrap_or_default();
+        let start = text.len().saturating_sub(LAST_BYTES);
+        String::from_utf8_lossy(&text[start..]).trim().to_owned()
     }
 }
 
