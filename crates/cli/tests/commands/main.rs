@@ -19,4 +19,6 @@ mod run;
 #[cfg(unix)]
 mod terminal;
 mod tokens;
+#[cfg(unix)]
+mod truncated;
 mod wrong;
