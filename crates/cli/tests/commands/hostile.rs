@@ -60,7 +60,7 @@ fn looped(start: &str, step: &str, end: &str) -> String {
 
 /// Templates that are hard to parse.
 fn deep_templates() -> Vec<(&'static str, String)> {
-    let (n, filter) = (30_000, "{% filter replace('a', 'aaaa') %}");
+    let (n, filter) = (5000, "{% filter replace('a', 'aaaa') %}");
     vec![
         ("parentheses", format!("{{{{ {} }}}}", nested("(", "1", ")", n))),
         ("lists", format!("{{% set x = {} %}}", nested("[", "1", "]", n))),
@@ -69,8 +69,8 @@ fn deep_templates() -> Vec<(&'static str, String)> {
         ("loops with else", nested("{% for a in [] %}{% else %}", "x", "{% endfor %}", n)),
         ("call blocks", nested("{% call f() %}", "x", "{% endcall %}", n)),
         ("conditions", format!("{{{{ {}1 }}}}", "1 if 1 else ".repeat(n))),
-        ("an open comment", format!("{{#{}", "x".repeat(2 << 20))),
-        ("an open text", format!("{{{{ '{}", "\\'".repeat(1 << 20))),
+        ("an open comment", format!("{{#{}", "x\n".repeat(60_000))),
+        ("an open text", format!("{{{{ '{}", "\\'\n".repeat(60_000))),
         ("a filter of a filter", nested(filter, "a", "{% endfilter %}", 20)),
     ]
 }
@@ -116,7 +116,7 @@ fn large_templates() -> Vec<(&'static str, String)> {
         "{% for i in range(9999) %}{% set ns.x = ns.x + ['x' * 4000000] %}{% endfor %}",
     );
     let pairs = "{% set l = range(90000)|list %}{{ l|reject('in', l)|list|length }}";
-    let field = "{{ '{0:>{1}}'.format('x', 999999999) }}{{ '{:>999999999}'.format('x') }}";
+    let field = "{{ '{:>999999999}'.format('x') }}";
     let (doubled, replaced) = ("{'a': ns.x, 'b': ns.x}", "ns.x|replace('a', 'aa')");
     let endless = "{% for i in range(999999999999) %}{% endfor %}";
     let output = "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}";
