@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use bodkin_gguf::{Array, File, Format, Metadata, Value, Writer};
 
-use crate::place::{Place, model, stderr};
+use crate::place::{Place, failure, model, stderr};
 
 /// Runs the binary within the limits.
 fn bounded(place: &Place, args: &[&str]) -> Output {
@@ -239,7 +239,7 @@ fn surgery_files_end_with_one_line() {
         ("a dotted key", format!("{}a = 1", "a.".repeat(100_000)).into()),
         ("a dotted table", format!("[{}a]", "a.".repeat(100_000)).into()),
         ("many tables", (0..50_000).map(|i| format!("[a{i}]\n")).collect::<String>().into()),
-        ("many rules", rule.replace("0.5", "2").repeat(10_000).into()),
+        ("wrong rules", rule.replace("0.5", "2").repeat(1000).into()),
         ("an open text", format!("{rule}tensors = '{}", "x".repeat(1 << 20)).into()),
         ("an open table", b"[[rule".to_vec()),
         ("nested groups", format!("{rule}tensors = '{}'", "(".repeat(100_000)).into()),
@@ -249,6 +249,8 @@ fn surgery_files_end_with_one_line() {
         ),
         ("a huge class", format!("{rule}tensors = '{}'", r"\pL{999}".repeat(1000)).into()),
         ("alternatives", format!("{rule}tensors = '{}zzz'", "(a|b)*zzz|".repeat(50_000)).into()),
+        ("large classes", format!("{rule}tensors = '\\w{{5}}zzz'\n").repeat(1000).into()),
+        ("many rules", format!("{rule}tensors = 'q'\n").repeat(1001).into()),
         ("NaN", b"[[rule]]\nmethod = 'magnitude'\nsparsity = nan\n".to_vec()),
         ("infinity", b"[[rule]]\nmethod = 'magnitude'\nsparsity = inf\n".to_vec()),
         ("a huge number", b"[[rule]]\nsparsity = 99999999999999999999999\n".to_vec()),
@@ -399,4 +401,27 @@ fn log_probabilities_end_with_one_line() {
         fault(name, &bounded(&place, &[&args[..], &base].concat()))
     });
     assert_none(faults);
+}
+
+#[test]
+fn texts_of_a_gibibyte_end_with_one_line() {
+    let place = Place::new();
+    fs::File::create(place.path("text")).unwrap().set_len(1 << 30).unwrap();
+    let (llama, bert) = (model("llama"), model("bert"));
+    for args in [
+        &["run", &llama, "-n", "1"][..],
+        &["embed", &bert],
+        &["perplexity", &llama],
+        &["imatrix", &llama, "-o", "out.gguf"],
+    ] {
+        let output = bounded(&place, &[args, &["-f", "text"]].concat());
+        assert_none(fault(args[0], &output));
+        let wanted = "error: text: expected at most 536870912 bytes, found 1073741824\n";
+        assert!(stderr(&output).ends_with(wanted), "{}", stderr(&output));
+    }
+    // The size of a pipe is not known before half of it is read.
+    let text = fs::File::open(place.path("text")).unwrap();
+    let output = place.bodkin(&["tokenize", &llama]).stdin(text).output().unwrap();
+    let wanted = "standard input: expected at most 536870912 bytes, found more";
+    assert_eq!(failure(&output), wanted);
 }
