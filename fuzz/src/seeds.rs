@@ -225,7 +225,7 @@ pub fn template() -> Vec<Vec<u8>> {
          {{ t.function | tojson(indent=2) }}{% endfor %}\
          {% elif m['content'] is string %}{{ m['content'] | trim }}{% endif %}\
          {% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ tools | tojson | indent(4) }}",
-        "{% macro f(a, b=1) %}{{ a[::-1] }}{{ '%s-%d' % (b, 2) }}{% endmacro %}{{ f('xy') }}\
+        "{% macro f(a, b=1) %}{{ a[::-1] }}{{ '%s-%d' | format(b, 2) }}{% endmacro %}{{ f('xy') }}\
          {% for c in 'abc'.split('b') %}{{ loop.index0 ~ c.strip() }}{% endfor %}\
          {{ strftime_now('%Y-%m-%d') }}{{ range(3) | list | length }}",
     ];

@@ -15,8 +15,11 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<String> {
         return read_from(std::io::stdin().lock(), what, "standard input");
     }
     let name = path.display().to_string();
-    let file = std::fs::File::open(path);
-    read_from(file.with_context(|| format!("cannot read {what} from {name}"))?, what, &name)
+    let cannot = || format!("cannot read {what} from {name}");
+    let file = std::fs::File::open(path).with_context(cannot)?;
+    let bytes = file.metadata().with_context(cannot)?.len();
+    ensure!(bytes <= MAX_BYTES, "{name}: expected at most {MAX_BYTES} bytes, found {bytes}");
+    read_from(file, what, &name)
 }
 
 /// As [`read`], without the newline at the end, which editors and `echo` add.

@@ -57,6 +57,9 @@ struct RuleText {
     dense: bool,
 }
 
+/// The most rules of a file, whose patterns take up to a millisecond each to compile.
+const MAX_RULES: usize = 1000;
+
 impl Surgery {
     /// Reads a file.
     ///
@@ -85,6 +88,11 @@ impl Surgery {
             let item = line.map_or_else(|| name.to_owned(), |line| format!("{name}: line {line}"));
             Error::invalid(item, "a surgery file", found)
         })?;
+        let count = read.rule.len();
+        if count > MAX_RULES {
+            let expected = format!("at most {MAX_RULES} rules");
+            return Err(Error::invalid(name, expected, count.to_string()));
+        }
         let rules = read.rule.into_iter().enumerate().map(|(number, rule)| {
             let item = format!("{name}: rule {}", number + 1);
             read_rule(rule).map_err(|error| match error {

@@ -150,6 +150,17 @@ impl File {
         }
     }
 
+    /// Fails if another process has truncated a mapped part since it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`], or an I/O error of the operating system.
+    pub fn check_not_truncated(&self) -> Result<()> {
+        self.shards.iter().try_for_each(|bytes| match bytes {
+            Bytes::Mapped(map) => map.check_len(),
+            Bytes::Owned(_) | Bytes::Derived(_) => Ok(()),
+        })
+    }
+
     /// The size of all tensor data, in bytes.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()

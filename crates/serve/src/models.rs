@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bodkin::{DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter};
-use bodkin_gguf::Format;
+use bodkin_gguf::{File, Format};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
@@ -59,6 +59,8 @@ pub(crate) struct Loaded {
     /// What people want to know of it.
     pub(crate) details: Details,
     pub(crate) load_time: Duration,
+    /// The file whose mapped weights it computes with; none on a GPU, which has copies.
+    mapped: Option<Arc<File>>,
 }
 
 /// What a model computes.
@@ -200,6 +202,9 @@ impl Entry {
 impl Loaded {
     /// Why the engine answers no more requests.
     fn failure(&self) -> Option<String> {
+        if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_not_truncated()) {
+            return Some(error.to_string());
+        }
         match &self.kind {
             Kind::Text(model) => model.engine().failed().map(str::to_owned),
             Kind::Encoder(_) => None,
@@ -376,6 +381,7 @@ fn main_format(file: &ModelFile) -> &'static str {
 fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<Loaded> {
     let started = Instant::now();
     let file = ModelFile::find(source, reporter)?;
+    let mapped = Arc::clone(&file.file);
     let mut details = Details {
         architecture: file.plan.architecture.clone(),
         parameters: file.plan.cost().parameters,
@@ -395,5 +401,6 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         let bytes = model.bytes();
         (Kind::Text(Box::new(model)), bytes)
     };
-    Ok(Loaded { kind, bytes, details, load_time: started.elapsed() })
+    let mapped = (!details.is_on_gpu).then_some(mapped);
+    Ok(Loaded { kind, bytes, details, load_time: started.elapsed(), mapped })
 }

@@ -10,6 +10,8 @@ mod check;
 mod command_line;
 mod compress;
 mod embed;
+#[cfg(target_os = "linux")]
+mod hostile;
 mod inspect;
 mod logits;
 mod nonfinite;
@@ -19,4 +21,6 @@ mod run;
 #[cfg(unix)]
 mod terminal;
 mod tokens;
+#[cfg(unix)]
+mod truncated;
 mod wrong;

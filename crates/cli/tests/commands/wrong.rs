@@ -63,7 +63,7 @@ fn a_terminal_is_not_commanded_by_a_file() {
     let path = place.variant("llama", change);
     let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
     assert!(error.contains("`\\u{1b}[2Jx`"), "{error}");
-    let text = place.text(&["inspect", &path]);
+    let text = place.text(&["inspect", &path]) + &place.text(&["inspect", &path, "--metadata"]);
     assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text}");
     assert!(text.contains("\na\\n\\u{1b}[2J = \"\\u{9b}2J \\\"it's\\\"\"\n"), "{text}");
 }

@@ -1,10 +1,13 @@
 //! Several models: loaded at first use, unloaded when idle or when memory is short.
 
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, kit};
+use crate::server::{Server, kit, post_head};
 
 fn status(server: &Server) -> Vec<(String, String)> {
     let health = server.get("/health").json();
@@ -98,4 +101,48 @@ fn prompts_survive_the_server() {
         std::fs::File::options().write(true).open(page).unwrap().set_len(1000).unwrap();
     }
     assert_eq!(answer(&Server::start(&args)), (tokens, 0));
+}
+
+fn truncate(path: &Path) {
+    fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap();
+}
+
+#[test]
+fn a_truncated_file_fails_requests_until_it_is_whole_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.gguf");
+    fs::copy(kit("llama.gguf"), &path).unwrap();
+    let server = Server::of(&path, &["--ctx-size", "256"]);
+    assert_eq!(complete(&server, "cut"), 200);
+    truncate(&path);
+    assert_eq!(statuses(&server), ["failed"]);
+    let body = json!({ "model": "cut", "prompt": [5, 6], "max_tokens": 2 });
+    let response = server.post("/v1/completions", &body);
+    let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!(response.status, 500, "{message}");
+    let name = path.to_str().unwrap();
+    assert!(message.contains(name) && message.contains("truncated"), "{message}");
+    fs::copy(kit("llama.gguf"), &path).unwrap();
+    assert_eq!(complete(&server, "cut"), 200);
+    assert_eq!(statuses(&server), ["loaded"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_truncated_in_a_request_ends_the_server_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.gguf");
+    fs::copy(kit("llama.gguf"), &path).unwrap();
+    let mut server = Server::of(&path, &["--parallel", "1"]);
+    let body = json!({ "prompt": [5, 6], "n_predict": -1, "ignore_eos": true, "stream": true });
+    let mut socket = server.connect();
+    let body = body.to_string();
+    socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+    socket.write_all(body.as_bytes()).unwrap();
+    socket.read_exact(&mut [0; 16]).unwrap();
+    truncate(&path);
+    let text = server.rest_of_stderr();
+    let line = format!("error: {}: truncated by another process while in use\n", path.display());
+    assert!(text.contains(&line), "{text}");
+    assert_eq!(server.child.wait().unwrap().code(), Some(1));
 }

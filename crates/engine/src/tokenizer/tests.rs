@@ -196,6 +196,14 @@ fn long_runs_take_no_longer_than_text() {
 }
 
 #[test]
+fn a_text_that_is_too_long_is_an_error() {
+    let tokenizer = Tokenizer::from_metadata(&byte_level(&[("a", 1)], &[])).unwrap();
+    let error = tokenizer.try_encode(&"a".repeat(super::MAX_TEXT_BYTES + 1), false, false);
+    let wanted = format!("at most {}", super::MAX_TEXT_BYTES);
+    assert!(error.as_ref().is_err_and(|e| e.to_string().contains(&wanted)), "{error:?}");
+}
+
+#[test]
 fn contradictions_are_named() {
     let error = |metadata: &Metadata| Tokenizer::from_metadata(metadata).unwrap_err().to_string();
     let mut unknown = byte_level(&[("a", 1)], &[]);

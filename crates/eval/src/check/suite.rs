@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use regex_automata::meta::Regex;
+use regex_automata::nfa::thompson::WhichCaptures;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -127,7 +128,9 @@ fn answer_case(item: &str, case: AnswerText) -> Result<AnswerCase> {
         let expected = "at least one of equals, contains, excludes, matches";
         return Err(Error::suite(item, expected, "none"));
     }
-    let regex = |text: String| match Regex::new(&text) {
+    // Captured groups would take memory quadratic in the length of a pattern.
+    let config = Regex::config().which_captures(WhichCaptures::Implicit);
+    let regex = |text: String| match Regex::builder().configure(config.clone()).build(&text) {
         Ok(regex) => Ok((text, regex)),
         Err(_) => Err(Error::suite(item, "a regular expression in matches", format!("`{text}`"))),
     };

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
@@ -15,6 +15,8 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Map {
     bytes: Mmap,
+    file: fs::File,
+    path: PathBuf,
     #[cfg(unix)]
     registration: &'static truncation::Registration,
 }
@@ -40,7 +42,21 @@ impl Map {
             #[cfg(unix)]
             registration: truncation::register(&bytes, path),
             bytes,
+            file,
+            path: path.to_path_buf(),
         })
+    }
+
+    /// Fails if the file is now shorter than its map, which it is read through.
+    pub(super) fn check_len(&self) -> Result<()> {
+        let metadata = self.file.metadata();
+        let actual = metadata.map_err(|source| Error::io(&self.path, "read", source))?.len();
+        let expected = self.bytes.len() as u64;
+        if actual >= expected {
+            return Ok(());
+        }
+        let item = "the file as it was opened".to_owned();
+        Err(Error::Truncated { file: self.path.clone(), item, expected, actual })
     }
 
     /// Releases the pages that are wholly in the range: the system reads them again when needed.

@@ -123,12 +123,18 @@ impl Session {
                 self.last = Some(answer.clone());
                 Ok(answer)
             }
-            Err(error) => match error.downcast_ref() {
-                Some(bodkin::Error::Request(bodkin_engine::Error::PromptTooLong { .. })) => {
-                    Err(anyhow!("{error}{}", self.help_with_context()))
+            Err(error) => {
+                let of_engine = match error.downcast_ref() {
+                    Some(bodkin::Error::Request(error)) => Some(error),
+                    _ => error.downcast_ref::<bodkin_engine::Error>(),
+                };
+                match of_engine {
+                    Some(bodkin_engine::Error::PromptTooLong { .. }) => {
+                        Err(anyhow!("{error}{}", self.help_with_context()))
+                    }
+                    _ => Err(error),
                 }
-                _ => Err(error),
-            },
+            }
         }
     }
 

@@ -1,0 +1,427 @@
+//! Files that were written to crash the binary, to fill the memory or never to end. Each must be
+//! one line of error with status 1, within two seconds of processor time and 500 MB of memory,
+//! which the system enforces.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use bodkin_gguf::{Array, File, Format, Metadata, Value, Writer};
+
+use crate::place::{Place, failure, model, stderr};
+
+/// Runs the binary within the limits.
+fn bounded(place: &Place, args: &[&str]) -> Output {
+    let plain = place.bodkin(args);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -t 2 && ulimit -d 500000 && exec \"$@\"", "sh"])
+        .arg(plain.get_program());
+    command.args(plain.get_args());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.current_dir(plain.get_current_dir().unwrap()).output().unwrap()
+}
+
+/// What is wrong with the way a command ended, if it did not fail as it should.
+fn fault(name: &str, output: &Output) -> Option<String> {
+    let text = stderr(output);
+    let mut errors = text.lines().filter(|line| line.starts_with("error: "));
+    let is_last =
+        text.ends_with('\n') && text.lines().last().is_some_and(|l| l.starts_with("error: "));
+    let is_one = errors.next().is_some() && errors.next().is_none();
+    let is_good = output.status.code() == Some(1) && is_last && is_one && text.len() < 4000;
+    let shown: String = text.chars().take(300).collect();
+    (!is_good).then(|| format!("{name}: {}: {shown}", output.status))
+}
+
+#[track_caller]
+fn assert_none(faults: impl IntoIterator<Item = String>) {
+    let faults: Vec<String> = faults.into_iter().collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn text(text: impl AsRef<[u8]>) -> Value {
+    Value::String(text.as_ref().into())
+}
+
+fn nested(open: &str, inside: &str, close: &str, times: usize) -> String {
+    format!("{}{inside}{}", open.repeat(times), close.repeat(times))
+}
+
+/// A template that changes `ns.x` sixty times.
+fn looped(start: &str, step: &str, end: &str) -> String {
+    let body = format!("{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}");
+    format!("{{% set ns = namespace(x={start}) %}}{body}{end}")
+}
+
+/// Templates that are hard to parse.
+fn deep_templates() -> Vec<(&'static str, String)> {
+    let (n, filter) = (5000, "{% filter replace('a', 'aaaa') %}");
+    vec![
+        ("parentheses", format!("{{{{ {} }}}}", nested("(", "1", ")", n))),
+        ("lists", format!("{{% set x = {} %}}", nested("[", "1", "]", n))),
+        ("dictionaries", format!("{{% set x = {} %}}", nested("{'a': ", "1", "}", n))),
+        ("calls", format!("{{{{ {} }}}}", nested("range(", "1", ")", n))),
+        ("loops with else", nested("{% for a in [] %}{% else %}", "x", "{% endfor %}", n)),
+        ("call blocks", nested("{% call f() %}", "x", "{% endcall %}", n)),
+        ("conditions", format!("{{{{ {}1 }}}}", "1 if 1 else ".repeat(n))),
+        ("an open comment", format!("{{#{}", "x\n".repeat(60_000))),
+        ("an open text", format!("{{{{ '{}", "\\'\n".repeat(60_000))),
+        ("a filter of a filter", nested(filter, "a", "{% endfilter %}", 20)),
+    ]
+}
+
+/// Templates that call themselves or hold themselves.
+fn recursive_templates() -> Vec<(&'static str, String)> {
+    let caller = concat!(
+        "{% macro a() %}{{ caller() }}{% endmacro %}",
+        "{% macro b() %}{% call a() %}{{ b() }}{% endcall %}{% endmacro %}{{ b() }}",
+    );
+    let mutual = concat!(
+        "{% macro a(n) %}{{ b(n + 1) }}{% endmacro %}",
+        "{% macro b(n) %}{{ a(n + 1) }}{% endmacro %}{{ a(0) }}",
+    );
+    let fibonacci = concat!(
+        "{% macro f(n) %}{% if n < 2 %}1{% else %}{{ f(n - 1) }}{{ f(n - 2) }}{% endif %}",
+        "{% endmacro %}{{ f(60) }}",
+    );
+    let member = concat!(
+        "{% set ns = namespace() %}{% macro m() %}{{ ns.m() }}{% endmacro %}",
+        "{% set ns.m = m %}{{ ns.m() }}",
+    );
+    let cycle = concat!(
+        "{% set ns = namespace() %}{% for i in [1] %}{% set ns.l = [loop, ns] %}{% endfor %}",
+        "{{ ns.l }}",
+    );
+    let argument = "{% macro m(f) %}{{ f(f) }}{% endmacro %}{{ m(m) }}";
+    let templates = [
+        ("caller recursion", caller),
+        ("mutual recursion", mutual),
+        ("a macro of itself", argument),
+        ("Fibonacci numbers", fibonacci),
+        ("a macro in a namespace", member),
+        ("a loop in a namespace", cycle),
+    ];
+    templates.map(|(name, template)| (name, template.to_owned())).to_vec()
+}
+
+/// Templates that make too much or take too long.
+fn large_templates() -> Vec<(&'static str, String)> {
+    let kept = concat!(
+        "{% set ns = namespace(x=[]) %}",
+        "{% for i in range(9999) %}{% set ns.x = ns.x + ['x' * 4000000] %}{% endfor %}",
+    );
+    let pairs = "{% set l = range(90000)|list %}{{ l|reject('in', l)|list|length }}";
+    let field = "{{ '{:>999999999}'.format('x') }}";
+    let (doubled, replaced) = ("{'a': ns.x, 'b': ns.x}", "ns.x|replace('a', 'aa')");
+    let endless = "{% for i in range(999999999999) %}{% endfor %}";
+    let output = "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}";
+    vec![
+        ("a doubled text", looped("'ab'", "ns.x ~ ns.x", "{{ ns.x }}")),
+        ("a doubled list", looped("[1]", "ns.x + ns.x", "{{ ns.x|tojson }}")),
+        ("a doubled nested list", looped("[1]", "[ns.x, ns.x]", "{{ ns.x|string }}")),
+        ("a doubled dictionary", looped("{}", doubled, "{{ ns.x|tojson(indent=2) }}")),
+        ("a doubled replacement", looped("'a'", replaced, "{{ ns.x }}")),
+        ("quotes of quotes", looped("'\"'", "ns.x|tojson|tojson", "{{ ns.x }}")),
+        ("a wide number", "{{ '%0999999999d'|format(1) }}".to_owned()),
+        ("a wide field", field.to_owned()),
+        ("many digits", "{{ '{:.999999999f}'.format(1.5) }}".to_owned()),
+        ("a tower of powers", "{{ 10 ** 10 ** 10 }}".to_owned()),
+        ("an endless range", endless.to_owned()),
+        ("nested ranges", nested("{% for i in range(9999) %}", "", "{% endfor %}", 4)),
+        ("sorted texts", "{{ (['x' * 100000] * 30000)|sort|length }}".to_owned()),
+        ("all pairs", pairs.to_owned()),
+        ("a million lists", "{{ ([[[]] * 1000] * 1000)|tojson }}".to_owned()),
+        ("kept texts", kept.to_owned()),
+        ("repeated output", output.to_owned()),
+        ("a long message", "{{ raise_exception('x\\n' * 1000000) }}".to_owned()),
+        ("indentation", "{{ ('\\n' * 10000)|indent(10000) }}".to_owned()),
+    ]
+}
+
+#[test]
+fn templates_end_with_one_line() {
+    let place = Place::new();
+    let templates = [deep_templates(), recursive_templates(), large_templates()].concat();
+    let faults = templates.into_iter().filter_map(|(name, template)| {
+        let change = |m: &mut Metadata| m.insert("tokenizer.chat_template", text(&template));
+        let path = place.variant("llama", change);
+        let output = bounded(&place, &["run", &path, "Hello", "-n", "1", "-t", "1", "-q"]);
+        fault(name, &output)
+    });
+    assert_none(faults);
+}
+
+type Change = Box<dyn Fn(&mut Metadata)>;
+
+fn set(key: &'static str, value: Value) -> Change {
+    Box::new(move |m| m.insert(key, value.clone()))
+}
+
+fn strings(count: usize, text: &str) -> Value {
+    Value::Array(Array::String(vec![text.as_bytes().into(); count]))
+}
+
+/// Changes of a model's metadata, with names.
+fn metadata() -> Vec<(&'static str, Change)> {
+    vec![
+        ("a million equal tokens", set("tokenizer.ggml.tokens", strings(1_000_000, "a"))),
+        ("no token", set("tokenizer.ggml.tokens", strings(0, ""))),
+        (
+            "tokens that are numbers",
+            set("tokenizer.ggml.tokens", Value::Array(Array::U8(vec![1; 384]))),
+        ),
+        ("a text for tokens", set("tokenizer.ggml.tokens", text("a"))),
+        ("few types", set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![1; 3])))),
+        ("an unknown tokenizer", set("tokenizer.ggml.model", text("x".repeat(1 << 20)))),
+        ("a template that is a number", set("tokenizer.chat_template", Value::U32(1))),
+        ("a template that is no UTF-8", set("tokenizer.chat_template", text(b"{{ \xff\xfe }}"))),
+        ("no layer", set("llama.block_count", Value::U32(0))),
+        ("too many layers", set("llama.block_count", Value::U32(u32::MAX))),
+        ("no head", set("llama.attention.head_count", Value::U32(0))),
+        ("many heads", set("llama.attention.head_count", Value::U32(u32::MAX))),
+        ("odd key heads", set("llama.attention.head_count_kv", Value::U32(3))),
+        ("no width", set("llama.embedding_length", Value::U32(0))),
+        ("a huge width", set("llama.embedding_length", Value::U32(u32::MAX))),
+        ("a huge hidden width", set("llama.feed_forward_length", Value::U64(u64::MAX))),
+        ("no context", set("llama.context_length", Value::U32(0))),
+        ("a NaN epsilon", set("llama.attention.layer_norm_rms_epsilon", Value::F32(f32::NAN))),
+        ("a NaN base", set("llama.rope.freq_base", Value::F32(f32::NAN))),
+        ("a rotation of more than a head", set("llama.rope.dimension_count", Value::U32(1 << 30))),
+        ("a list as architecture", set("general.architecture", strings(9, "llama"))),
+        ("parts", set("split.count", Value::U16(u16::MAX))),
+    ]
+}
+
+#[test]
+fn metadata_end_with_one_line() {
+    let place = Place::new();
+    let faults = metadata().into_iter().filter_map(|(name, change)| {
+        let path = place.variant("llama", change);
+        let output = bounded(&place, &["run", &path, "Hello", "-n", "1", "-t", "1", "-q"]);
+        fault(name, &output)
+    });
+    assert_none(faults);
+}
+
+#[test]
+fn metadata_that_name_no_token_are_ignored() {
+    let place = Place::new();
+    for (name, change) in [
+        ("one token", set("tokenizer.ggml.tokens", strings(1, "a"))),
+        ("types", set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![-7; 384])))),
+        ("merges of nothing", set("tokenizer.ggml.merges", strings(9, "zz yy"))),
+        ("merges without a space", set("tokenizer.ggml.merges", strings(9, "zzyy"))),
+        ("the end", set("tokenizer.ggml.eos_token_id", Value::U32(u32::MAX))),
+        ("the start", set("tokenizer.ggml.bos_token_id", Value::U32(u32::MAX))),
+    ] {
+        let path = place.variant("llama", change);
+        let output = bounded(&place, &["run", &path, "Hello", "-n", "1", "-t", "1", "-q"]);
+        assert!(output.status.success(), "{name}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn surgery_files_end_with_one_line() {
+    let place = Place::new();
+    let input = model("llama");
+    let rule = "[[rule]]\nmethod = 'magnitude'\nsparsity = 0.5\n";
+    let files: Vec<(&str, Vec<u8>)> = vec![
+        ("nothing", Vec::new()),
+        ("bytes", vec![0xff; 100]),
+        ("zeros", vec![0; 1 << 20]),
+        ("nested lists", format!("x = {}", "[".repeat(100_000)).into()),
+        ("nested tables", format!("x = {}", "{a = ".repeat(100_000)).into()),
+        ("a dotted key", format!("{}a = 1", "a.".repeat(100_000)).into()),
+        ("a dotted table", format!("[{}a]", "a.".repeat(100_000)).into()),
+        ("many tables", (0..50_000).map(|i| format!("[a{i}]\n")).collect::<String>().into()),
+        ("wrong rules", rule.replace("0.5", "2").repeat(1000).into()),
+        ("an open text", format!("{rule}tensors = '{}", "x".repeat(1 << 20)).into()),
+        ("an open table", b"[[rule".to_vec()),
+        ("nested groups", format!("{rule}tensors = '{}'", "(".repeat(100_000)).into()),
+        (
+            "repeated repeats",
+            format!("{rule}tensors = '((((a{{99}}){{99}}){{99}}){{99}}){{99}}'").into(),
+        ),
+        ("a huge class", format!("{rule}tensors = '{}'", r"\pL{999}".repeat(1000)).into()),
+        ("alternatives", format!("{rule}tensors = '{}zzz'", "(a|b)*zzz|".repeat(50_000)).into()),
+        ("large classes", format!("{rule}tensors = '\\w{{5}}zzz'\n").repeat(1000).into()),
+        ("many rules", format!("{rule}tensors = 'q'\n").repeat(1001).into()),
+        ("NaN", b"[[rule]]\nmethod = 'magnitude'\nsparsity = nan\n".to_vec()),
+        ("infinity", b"[[rule]]\nmethod = 'magnitude'\nsparsity = inf\n".to_vec()),
+        ("a huge number", b"[[rule]]\nsparsity = 99999999999999999999999\n".to_vec()),
+        ("a huge pattern", b"[[rule]]\nmethod = 'magnitude'\npattern = '1:99999999999'\n".to_vec()),
+        ("a device", b"imatrix = '/dev/zero'\n[[rule]]\nmethod = 'ria'\nsparsity = 0.5\n".to_vec()),
+        ("an unknown method", format!("[[rule]]\nmethod = '{}'\n", "x".repeat(1 << 20)).into()),
+        ("a date", format!("{rule}format = 1979-05-27\n").into()),
+        ("a key twice", format!("{rule}{rule}sparsity = 0.5\n").into()),
+    ];
+    let faults = files.into_iter().filter_map(|(name, bytes)| {
+        fs::write(place.path("s.toml"), bytes).unwrap();
+        fault(name, &bounded(&place, &["prune", &input, "out.gguf", "--surgery", "s.toml"]))
+    });
+    assert_none(faults);
+    assert_eq!(place.files(), ["home", "s.toml"]);
+}
+
+#[test]
+fn a_long_pattern_of_a_suite_takes_little_memory() {
+    let place = Place::new();
+    let case = format!("prompt = 'x'\nmax_tokens = 1\nmatches = '{}a'", "(a|b)*|".repeat(50_000));
+    fs::write(place.path("suite.toml"), format!("[[answer]]\n{case}\n")).unwrap();
+    let output = bounded(&place, &["check", &model("llama"), "--suite", "suite.toml", "-t", "1"]);
+    assert!(output.status.code().is_some(), "{}: {}", output.status, stderr(&output));
+}
+
+/// Writes a copy of an importance matrix with those tensors, and data, that `keep` keeps.
+fn write_imatrix(place: &Place, keep: impl Fn(&str, &mut Vec<u8>) -> bool) {
+    let file = File::open(place.path("good.gguf")).unwrap();
+    let mut writer = Writer::new(place.path("bad.gguf"), file.metadata()).unwrap();
+    for tensor in file.tensors() {
+        let mut data = file.data(tensor).to_vec();
+        if !keep(&tensor.name, &mut data) {
+            continue;
+        }
+        let is_whole = data.len() as u64 == tensor.bytes;
+        let shape = if is_whole { tensor.shape.clone() } else { vec![data.len() as u64 / 4] };
+        let write = move |out: &mut dyn std::io::Write| out.write_all(&data);
+        writer.tensor_with(&tensor.name, Format::F32, &shape, write).unwrap();
+    }
+    writer.save().unwrap();
+}
+
+fn fill(data: &mut [u8], value: f32) {
+    data.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&value.to_le_bytes()));
+}
+
+#[test]
+fn importance_matrices_end_with_one_line() {
+    let place = Place::new();
+    let input = model("llama");
+    fs::write(place.path("text"), "The hens in the garden were older. ".repeat(40)).unwrap();
+    place.text(&["imatrix", &input, "-f", "text", "-c", "32", "-o", "good.gguf"]);
+    let faults_of = |name: &str| {
+        let quantize = ["quantize", &input, "out.gguf", "Q4_K", "--imatrix", "bad.gguf"];
+        let flags = ["--imatrix", "bad.gguf", "--method", "wanda"];
+        let prune = [&["prune", &input, "out.gguf"][..], &flags].concat();
+        [&quantize[..], &prune]
+            .into_iter()
+            .filter_map(|args| fault(&format!("{} {name}", args[0]), &bounded(&place, args)))
+            .collect::<Vec<_>>()
+    };
+    let mut faults = Vec::new();
+    for (name, value) in [("NaN", f32::NAN), ("infinity", f32::INFINITY), ("negative sums", -1.0)] {
+        write_imatrix(&place, |tensor, data| {
+            if tensor.ends_with(".in_sum2") {
+                fill(data, value);
+            }
+            true
+        });
+        faults.extend(faults_of(name));
+    }
+    for (name, value) in [("NaN rows", f32::NAN), ("negative rows", -1.0)] {
+        write_imatrix(&place, |tensor, data| {
+            if tensor.ends_with(".counts") {
+                fill(data, value);
+            }
+            true
+        });
+        faults.extend(faults_of(name));
+    }
+    write_imatrix(&place, |tensor, _| !tensor.ends_with(".counts"));
+    faults.extend(faults_of("no counts"));
+    write_imatrix(&place, |tensor, _| tensor.ends_with(".counts"));
+    faults.extend(faults_of("no sums"));
+    write_imatrix(&place, |_, _| false);
+    faults.extend(faults_of("no tensors"));
+    write_imatrix(&place, |_, data| {
+        data.truncate(4);
+        true
+    });
+    faults.extend(faults_of("narrow tensors"));
+    let good = fs::read(place.path("good.gguf")).unwrap();
+    for (name, len) in [("no header", 3), ("half a header", 200), ("half", good.len() / 2)] {
+        fs::write(place.path("bad.gguf"), &good[..len]).unwrap();
+        faults.extend(faults_of(name));
+    }
+    fs::copy(&input, place.path("bad.gguf")).unwrap();
+    faults.extend(faults_of("a model"));
+    fs::write(place.path("bad.gguf"), "\x01\0\0\0".repeat(10_000)).unwrap();
+    faults.extend(faults_of("the old format"));
+    assert_none(faults);
+}
+
+#[test]
+fn log_probabilities_end_with_one_line() {
+    let place = Place::new();
+    let input = model("llama");
+    fs::write(place.path("text"), "The hens in the garden were older. ".repeat(40)).unwrap();
+    let base = ["--kl-divergence-base", "base.kld"];
+    let args = ["perplexity", &input, "-f", "text", "-c", "32", "--chunks", "3"];
+    place.text(&[&args[..], &base].concat());
+    let good = fs::read(place.path("base.kld")).unwrap();
+    let with = |at: usize, bytes: &[u8]| {
+        let mut bad = good.clone();
+        bad[at..at + bytes.len()].copy_from_slice(bytes);
+        bad
+    };
+    let (rows, max) = (20 + 4 * 32 * 3, u32::MAX.to_le_bytes());
+    let files: Vec<(&str, Vec<u8>)> = vec![
+        ("nothing", Vec::new()),
+        ("text", b"once upon a time".to_vec()),
+        ("another magic number", with(0, b"_logitz_")),
+        ("windows of nothing", with(8, &[0; 4])),
+        ("windows of one token", with(8, &1_u32.to_le_bytes())),
+        ("huge windows", with(8, &max)),
+        ("large windows", with(8, &0x7fff_ffff_u32.to_le_bytes())),
+        ("no vocabulary", with(12, &[0; 4])),
+        ("another vocabulary", with(12, &385_u32.to_le_bytes())),
+        ("a huge vocabulary", with(12, &max)),
+        ("no window", with(16, &[0; 4])),
+        ("negative windows", with(16, &max)),
+        ("many windows", with(16, &0x7fff_ffff_u32.to_le_bytes())),
+        ("another token", with(20, &max)),
+        ("negative tokens", with(24, &(-1_i32).to_le_bytes())),
+        ("a header", good[..20].to_vec()),
+        ("half of the tokens", good[..20 + 60].to_vec()),
+        ("no rows", good[..rows].to_vec()),
+        ("half of the rows", good[..rows + (good.len() - rows) / 2].to_vec()),
+        ("all but a byte", good[..good.len() - 1].to_vec()),
+        ("a NaN scale", with(rows, &f32::NAN.to_le_bytes())),
+        ("an infinite scale", with(rows, &f32::INFINITY.to_le_bytes())),
+        ("a NaN minimum", with(rows + 4, &f32::NAN.to_le_bytes())),
+    ];
+    let faults = files.into_iter().filter_map(|(name, bytes)| {
+        fs::write(place.path("base.kld"), bytes).unwrap();
+        let args = ["perplexity", &input, "--kl-divergence", "-t", "1"];
+        fault(name, &bounded(&place, &[&args[..], &base].concat()))
+    });
+    assert_none(faults);
+}
+
+#[test]
+fn texts_of_a_gibibyte_end_with_one_line() {
+    let place = Place::new();
+    fs::File::create(place.path("text")).unwrap().set_len(1 << 30).unwrap();
+    let (llama, bert) = (model("llama"), model("bert"));
+    for args in [
+        &["run", &llama, "-n", "1"][..],
+        &["embed", &bert],
+        &["perplexity", &llama],
+        &["imatrix", &llama, "-o", "out.gguf"],
+    ] {
+        let output = bounded(&place, &[args, &["-f", "text"]].concat());
+        assert_none(fault(args[0], &output));
+        let wanted = "error: text: expected at most 536870912 bytes, found 1073741824\n";
+        assert!(stderr(&output).ends_with(wanted), "{}", stderr(&output));
+    }
+    // The size of a pipe is not known before half of it is read.
+    let text = fs::File::open(place.path("text")).unwrap();
+    let output = place.bodkin(&["tokenize", &llama]).stdin(text).output().unwrap();
+    let wanted = "standard input: expected at most 536870912 bytes, found more";
+    assert_eq!(failure(&output), wanted);
+}
