@@ -48,6 +48,11 @@ impl Fields {
         }
     }
 
+    /// The fields of an object that stands within the body at `name`.
+    pub(crate) fn within(name: &str, map: Map<String, Value>) -> Fields {
+        Fields { path: format!("{name}."), map }
+    }
+
     /// The fields of an object within the body.
     pub(crate) fn object(&mut self, name: &str) -> Result<Fields> {
         let path = format!("{}{name}.", self.path);

@@ -5,18 +5,29 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bodkin::{DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter};
+use bodkin::{
+    DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
+};
+use bodkin_backend::ExpertStats;
 use bodkin_gguf::Format;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
 use crate::options::{ModelSpec, ServerOptions};
+use crate::sampling::apply_defaults;
+
+/// How often an engine is asked about its experts at most, as that waits for its step.
+const EXPERTS_EVERY: Duration = Duration::from_secs(5);
+
+/// How long metrics wait for the answer.
+const EXPERTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// All models of a server.
 pub(crate) struct ModelPool {
     entries: Vec<Arc<Entry>>,
     load: Options,
+    defaults: Map<String, Value>,
     memory_bytes: Option<u64>,
     step_timeout: Duration,
     reporter: Reporter,
@@ -59,6 +70,16 @@ pub(crate) struct Loaded {
     /// What people want to know of it.
     pub(crate) details: Details,
     pub(crate) load_time: Duration,
+    /// What requests start from.
+    pub(crate) request: Request,
+    experts: Mutex<ExpertSample>,
+}
+
+/// What the engine last said of its experts, layer by layer, and when.
+#[derive(Default)]
+struct ExpertSample {
+    layers: Vec<ExpertStats>,
+    taken: Option<Instant>,
 }
 
 /// What a model computes.
@@ -198,6 +219,24 @@ impl Entry {
 }
 
 impl Loaded {
+    /// What the engine last said of its experts.
+    pub(crate) fn experts(&self) -> Vec<ExpertStats> {
+        self.experts.lock().unwrap_or_else(PoisonError::into_inner).layers.clone()
+    }
+
+    /// Asks the engine for them, which waits for a step, unless it was asked a short time ago.
+    fn sample_experts(&self) {
+        let Kind::Text(model) = &self.kind else { return };
+        let lock = || self.experts.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if lock().taken.replace(now).is_some_and(|taken| now - taken < EXPERTS_EVERY) {
+            return;
+        }
+        if let Some(layers) = model.engine().expert_stats() {
+            lock().layers = layers;
+        }
+    }
+
     /// Why the engine answers no more requests.
     fn failure(&self) -> Option<String> {
         match &self.kind {
@@ -232,6 +271,7 @@ impl ModelPool {
         ModelPool {
             entries: options.models.iter().map(entry).collect(),
             load: options.load.clone(),
+            defaults: options.defaults.clone(),
             memory_bytes: options.memory_bytes,
             step_timeout: options.step_timeout,
             reporter,
@@ -241,6 +281,13 @@ impl ModelPool {
 
     pub(crate) fn entries(&self) -> &[Arc<Entry>] {
         &self.entries
+    }
+
+    /// Asks the engines about their experts. An engine in a long step answers for the next time.
+    pub(crate) async fn sample_experts(&self) {
+        let loaded: Vec<_> = self.entries.iter().filter_map(|entry| entry.loaded()).collect();
+        let sampled = spawn_blocking(move || loaded.iter().for_each(|l| l.sample_experts()));
+        let _ = tokio::time::timeout(EXPERTS_TIMEOUT, sampled).await;
     }
 
     /// The entry that a client names. Without a name it is the first one, and a server of one
@@ -301,10 +348,12 @@ impl ModelPool {
             let task = spawn_blocking(move || load(&source, &options, &reporter));
             let result =
                 task.await.map_err(|_| ApiError::internal("loading the model panicked"))?;
-            match result {
-                Err(RuntimeError::OutOfMemory { .. }) if self.unload_idle().await => {}
-                result => return Ok(result?),
+            if matches!(result, Err(RuntimeError::OutOfMemory { .. })) && self.unload_idle().await {
+                continue;
             }
+            let mut loaded = result?;
+            apply_defaults(&self.defaults, &mut loaded.request)?;
+            return Ok(loaded);
         }
     }
 
@@ -384,6 +433,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         format: main_format(&file),
         is_on_gpu: false,
     };
+    let mut request = Request::default();
     let (kind, bytes) = if file.plan.is_encoder() {
         let encoder = Encoder::open(file, options)?;
         let bytes = encoder.bytes();
@@ -393,7 +443,9 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         details.context = model.context();
         details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
         let bytes = model.bytes();
+        request = model.request();
         (Kind::Text(model), bytes)
     };
-    Ok(Loaded { kind, bytes, details, load_time: started.elapsed() })
+    let (load_time, experts) = (started.elapsed(), Mutex::default());
+    Ok(Loaded { kind, bytes, details, load_time, request, experts })
 }

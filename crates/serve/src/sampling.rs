@@ -1,7 +1,7 @@
 //! The fields about sampling and length, which all interfaces share but for a few names.
 
 use bodkin::{Request, SamplerOptions};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
@@ -15,19 +15,36 @@ const LARGE: f32 = 1e6;
 
 /// A request with the model's sampling options, changed by those of the body.
 pub(crate) fn request(fields: &mut Fields, lease: &Lease) -> Result<Request> {
-    let model = lease.text()?;
-    let mut request = model.request();
+    let mut request = lease.request.clone();
     options(fields, &mut request.sampling)?;
     if let Some(value) = fields.take("logit_bias") {
         request.sampling.logit_bias = logit_bias(fields, &value, lease)?;
     }
-    request.stop = fields.strings("stop")?;
+    let stop = fields.strings("stop")?;
+    if !stop.is_empty() {
+        request.stop = stop;
+    }
     if request.stop.len() > STOPS {
         let message = format!("stop: expected at most {STOPS} texts, found {}", request.stop.len());
         return Err(ApiError::field("stop", message));
     }
     request.ignore_end = fields.boolean("ignore_eos")?.unwrap_or(false);
     Ok(request)
+}
+
+/// Changes what requests start from by fields that the server was given: those about sampling, and
+/// `max_tokens`.
+pub(crate) fn apply_defaults(defaults: &Map<String, Value>, request: &mut Request) -> Result<()> {
+    let mut fields = Fields::within("default", defaults.clone());
+    options(&mut fields, &mut request.sampling)?;
+    request.max_tokens = fields.count("max_tokens", 1)?;
+    match fields.rest().keys().next() {
+        None => Ok(()),
+        Some(name) => {
+            let message = format!("default.{name}: there is no such field about sampling");
+            Err(ApiError::field(name, message))
+        }
+    }
 }
 
 /// Changes sampling options by the fields that are there.
@@ -100,8 +117,8 @@ pub(crate) fn options(fields: &mut Fields, options: &mut SamplerOptions) -> Resu
     Ok(())
 }
 
-/// Biases as OpenAI writes them, an object of token ids, or as llama-server does, an array of
-/// pairs of a token id or a text and a bias; `false` forbids the token.
+/// Biases of token ids or of all tokens of a text: as OpenAI writes them, an object, or as
+/// llama-server does, an array of pairs. `false` forbids the token.
 fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32, f32)>> {
     let mismatch = |found: &Value| {
         fields.mismatch("logit_bias", "pairs of token ids and numbers from -100 to 100", found)
@@ -125,8 +142,15 @@ fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32,
     match value {
         Value::Object(map) => {
             for (id, value) in map {
-                let id = id.parse().map_err(|_| mismatch(&Value::String(id.clone())))?;
-                add(id, bias(value)?)?;
+                let bias = bias(value)?;
+                match id.parse() {
+                    Ok(id) => add(id, bias)?,
+                    Err(_) => {
+                        for id in tokenizer.try_encode(id, false, false)? {
+                            add(u64::from(id), bias)?;
+                        }
+                    }
+                }
             }
         }
         Value::Array(pairs) => {

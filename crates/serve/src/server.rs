@@ -60,6 +60,9 @@ pub enum Error {
     /// The key file cannot be used.
     #[error("{0}")]
     Keys(String),
+    /// A default of requests is not accepted.
+    #[error("{0}")]
+    Defaults(String),
     /// The default model cannot be loaded.
     #[error("{0}")]
     Model(String),
