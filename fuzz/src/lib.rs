@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use std::io::{Seek, Write};
 
+use bodkin::source::Manifest;
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_compress::surgery::Surgery;
 use bodkin_engine::{Template, Tokenizer};
@@ -31,10 +32,16 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "gguf", parse: gguf, seeds: seeds::gguf, dictionary: &[] },
     Target { name: "imatrix", parse: imatrix, seeds: seeds::imatrix, dictionary: &[] },
     Target { name: "kld", parse: kld, seeds: seeds::kld, dictionary: &[] },
+    Target {
+        name: "manifest",
+        parse: manifest,
+        seeds: seeds::manifest,
+        dictionary: seeds::MANIFEST,
+    },
     Target { name: "surgery", parse: surgery, seeds: seeds::surgery, dictionary: seeds::SURGERY },
     Target { name: "template", parse: template, seeds: seeds::template, dictionary: seeds::JINJA },
     Target {
@@ -103,6 +110,16 @@ pub fn kld(bytes: &[u8]) -> bool {
         }
         true
     })
+}
+
+/// A manifest of an Ollama store or registry, whose digests become file names.
+pub fn manifest(bytes: &[u8]) -> bool {
+    let Ok(Manifest { model, layers }) = Manifest::parse(bytes, "fuzz") else { return false };
+    for layer in layers.iter().chain([&model]) {
+        let is_hexadecimal = layer.digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(layer.digest.len() == 64 && is_hexadecimal, "{layer:?}");
+    }
+    true
 }
 
 /// A surgery file of `prune`.

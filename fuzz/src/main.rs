@@ -5,7 +5,9 @@
 //! ```
 //!
 //! `TARGET` may be `all`. The input of the current run is in `fuzz/artifacts/TARGET`, so that it
-//! survives a crash. `cargo +nightly fuzz run TARGET` fuzzes the same targets guided by coverage.
+//! survives a crash. With 0 runs it writes the seeds to `fuzz/corpus/TARGET` and the words of the
+//! format to `fuzz/corpus/TARGET.dict`, from which `cargo +nightly fuzz run TARGET -- -dict=FILE`
+//! fuzzes the same target guided by coverage.
 
 #![forbid(unsafe_code)]
 
@@ -30,8 +32,24 @@ fn main() {
     let name = arguments.first().map_or("all", String::as_str);
     let targets = TARGETS.iter().filter(|target| name == "all" || name == target.name);
     for target in targets {
-        run(target, number(1, 100_000), number(2, 1));
+        match number(1, 100_000) {
+            0 => write_corpus(target),
+            runs => run(target, runs, number(2, 1)),
+        }
     }
+}
+
+fn write_corpus(target: &Target) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
+    fs::create_dir_all(&folder).expect("a writable folder");
+    for (i, seed) in (target.seeds)().iter().enumerate() {
+        fs::write(folder.join(format!("seed-{i}")), seed).expect("a writable folder");
+    }
+    let escaped =
+        |word: &&str| word.bytes().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
+    let words = target.dictionary.iter().map(|word| format!("\"{}\"\n", escaped(word)));
+    let words = words.collect::<String>();
+    fs::write(folder.with_extension("dict"), words).expect("a writable folder");
 }
 
 fn run(target: &Target, runs: u64, seed: u64) {

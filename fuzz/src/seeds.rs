@@ -45,6 +45,29 @@ pub const JINJA: &[&str] = &[
     ")",
 ];
 
+/// Words of Ollama manifests.
+pub const MANIFEST: &[&str] = &[
+    "\"mediaType\":",
+    "application/vnd.ollama.image.",
+    "model",
+    "params",
+    "adapter",
+    "\"digest\":",
+    "sha256:",
+    "sha256-",
+    "../",
+    "\"size\":",
+    "\"layers\":",
+    "-1",
+    "1e999",
+    "18446744073709551616",
+    "null",
+    "{",
+    "}",
+    "[",
+    "]",
+];
+
 /// Words of surgery files.
 pub const SURGERY: &[&str] = &[
     "[[rule]]\n",
@@ -165,6 +188,21 @@ pub fn kld() -> Vec<Vec<u8>> {
     }
     writer.finish().expect("enough memory");
     vec![bytes]
+}
+
+/// A model with parameters and a template.
+pub fn manifest() -> Vec<Vec<u8>> {
+    let layer = |kind: &str, digit: &str, size: u64| {
+        format!(
+            "{{\"mediaType\":\"application/vnd.ollama.image.{kind}\",\"digest\":\"sha256:{}\",\
+             \"size\":{size}}}",
+            digit.repeat(64)
+        )
+    };
+    let layers =
+        [layer("model", "a", 1 << 33), layer("params", "0", 96), layer("template", "9", 7)];
+    let config = "\"schemaVersion\":2,\"config\":{\"digest\":\"sha256:0\",\"size\":1}";
+    vec![format!("{{{config},\"layers\":[{}]}}", layers.join(",")).into_bytes()]
 }
 
 /// Rules with all keys.

@@ -17,6 +17,7 @@ mod encoders;
 mod experts;
 mod formats;
 mod limits;
+mod nonfinite;
 mod observed;
 mod ops;
 mod prompt;
@@ -44,6 +45,7 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
     limits::check(backend, &mut failures);
     state::check(backend, &mut failures);
     sampling::check(backend, &mut failures);
+    nonfinite::check(backend, &mut failures);
     failures
 }
 

@@ -6,7 +6,7 @@ use crate::candidates::Candidates;
 use crate::check::{Limits, StepCheck};
 use crate::observe::reborrow;
 use crate::step::{RowOutput, Sink, Step, StepOutput};
-use crate::{Batch, Observer, ReferenceSampler, Result, count_nonfinite};
+use crate::{Batch, Observer, ReferenceSampler, Result, can_sample};
 
 /// Computes the logits of all output rows of a batch, `[outputs, width]`.
 pub type Forward<'a> =
@@ -20,8 +20,7 @@ pub struct HostSampler {
     width: usize,
     /// `[limits.outputs, width]`.
     logits: Vec<f32>,
-    tokens: Vec<u32>,
-    nonfinite: Vec<usize>,
+    tokens: Vec<Option<u32>>,
     samplers: Vec<ReferenceSampler>,
     candidates: Candidates,
     /// The second and later steps of multi-step decode.
@@ -37,7 +36,6 @@ impl HostSampler {
             width,
             logits: vec![0.0; limits.outputs * width],
             tokens: Vec::with_capacity(limits.outputs),
-            nonfinite: Vec::with_capacity(limits.outputs),
             samplers: vec![ReferenceSampler::default(); limits.outputs],
             ..HostSampler::default()
         }
@@ -68,16 +66,16 @@ impl HostSampler {
             let logits = &mut self.logits[..rows.len() * self.width];
             forward(batch, logits, reborrow(&mut observer))?;
             let kept = self.sample(rows);
-            let (tokens, nonfinite) = (&self.tokens[..], &self.nonfinite[..]);
-            let output = StepOutput { nonfinite, tokens, logits: &mut self.logits[..kept] };
-            let is_broken = nonfinite.iter().any(|&count| count > 0);
-            if sink(output).is_break() || is_broken || done == steps {
+            let tokens = &self.tokens[..];
+            let output = StepOutput { tokens, logits: &mut self.logits[..kept] };
+            if sink(output).is_break() || done == steps || tokens.contains(&None) {
                 break;
             }
             if done == 1 {
                 self.next.clone_from(step.batch);
             }
-            self.next.tokens.clone_from(&self.tokens);
+            self.next.tokens.clear();
+            self.next.tokens.extend(self.tokens.iter().flatten());
             self.next.spans.iter_mut().for_each(|span| span.position += 1);
         }
         Ok(())
@@ -87,19 +85,16 @@ impl HostSampler {
     /// Returns the number of these logits.
     fn sample(&mut self, rows: &[RowOutput<'_>]) -> usize {
         self.tokens.clear();
-        self.nonfinite.clear();
         let mut kept = 0;
         for (i, row) in rows.iter().enumerate() {
             let logits = i * self.width..(i + 1) * self.width;
             match row {
                 RowOutput::Token(params) => {
                     let logits = &mut self.logits[logits];
-                    let nonfinite = count_nonfinite(logits);
-                    self.nonfinite.push(nonfinite);
-                    self.tokens.push(match nonfinite {
-                        0 => self.samplers[i].sample(params, logits, &mut self.candidates),
-                        _ => 0,
-                    });
+                    self.tokens
+                        .push(can_sample(logits).then(|| {
+                            self.samplers[i].sample(params, logits, &mut self.candidates)
+                        }));
                 }
                 RowOutput::Logits => {
                     if kept < logits.start {

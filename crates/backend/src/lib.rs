@@ -34,7 +34,7 @@ pub use layer_split::LayerSplit;
 pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
 pub use reference::Reference;
-pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, count_nonfinite};
+pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, can_sample};
 pub use stats::{ExpertStats, ModelStats, StageProfile, WeightLayout};
 pub use step::{RowOutput, Sink, Step, StepOutput};
 pub use timeline::{Activity, Interval, Track};

@@ -110,8 +110,8 @@ impl Model for MockModel {
         self.host.check(&step)?;
         for i in 0..step.steps {
             self.follow(step.batch, i);
-            let output = StepOutput { nonfinite: &[], tokens: &self.tokens, logits: &mut [] };
-            if sink(output).is_break() {
+            let tokens: Vec<Option<u32>> = self.tokens.iter().copied().map(Some).collect();
+            if sink(StepOutput { tokens: &tokens, logits: &mut [] }).is_break() {
                 break;
             }
         }

@@ -141,14 +141,11 @@ impl ReferenceSampler {
     }
 }
 
-/// The number of NaN and infinite logits of a row from which no token can be sampled: one that
-/// holds NaN or +inf, or nothing but -inf. 0 for any other row. One vectorised pass.
-pub fn count_nonfinite(logits: &[f32]) -> usize {
+/// Whether a token can be sampled from a row of logits: it holds neither NaN nor +inf, and not only
+/// -inf. One vectorised pass.
+pub fn can_sample(logits: &[f32]) -> bool {
     let below_inf = logits.iter().map(|&logit| u32::from(logit < f32::INFINITY)).sum::<u32>();
-    if below_inf as usize == logits.len() && logits.iter().any(|logit| logit.is_finite()) {
-        return 0;
-    }
-    logits.iter().filter(|logit| !logit.is_finite()).count()
+    below_inf as usize == logits.len() && logits.iter().any(|logit| logit.is_finite())
 }
 
 /// The index of the largest logit, the first of equals. NaN is never the largest; if all are NaN
@@ -172,11 +169,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nan_and_infinity_are_counted() {
-        assert_eq!(count_nonfinite(&[0.5, f32::NEG_INFINITY, f32::MAX]), 0);
-        assert_eq!(count_nonfinite(&[0.5, f32::NEG_INFINITY, f32::INFINITY]), 2);
-        assert_eq!(count_nonfinite(&[1.0, f32::NAN, 0.0]), 1);
-        assert_eq!(count_nonfinite(&[f32::NEG_INFINITY; 3]), 3);
+    fn nothing_is_sampled_from_nan_and_infinity() {
+        assert!(can_sample(&[0.5, f32::NEG_INFINITY, f32::MAX]));
+        assert!(!can_sample(&[0.5, f32::NEG_INFINITY, f32::INFINITY]));
+        assert!(!can_sample(&[1.0, f32::NAN, 0.0]));
+        assert!(!can_sample(&[f32::NEG_INFINITY; 3]));
     }
 
     #[test]

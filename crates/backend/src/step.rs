@@ -30,13 +30,9 @@ pub struct Step<'a> {
 /// The results of one step.
 #[derive(Debug)]
 pub struct StepOutput<'a> {
-    /// For each of `tokens`, the number of NaN and infinite logits if no token could be sampled; 0
-    /// otherwise. The token is then 0, and multi-step decode ends. Empty for a backend that samples
-    /// on the device: its kernels would need a second reduction over the vocabulary, and return an
-    /// arbitrary valid token instead.
-    pub nonfinite: &'a [usize],
-    /// One token id for each row that asked for a token, in order.
-    pub tokens: &'a [u32],
+    /// One token id for each row that asked for a token, in order; none where logits are NaN or
+    /// +inf, or all are -inf. Multi-step decode then ends.
+    pub tokens: &'a [Option<u32>],
     /// `[rows that asked for logits, width]`, in a buffer of the model that the caller may change.
     pub logits: &'a mut [f32],
 }

@@ -24,7 +24,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 #[command(name = "bodkin", propagate_version = true)]
 struct Cli {
     /// Print each step of loading a model, and long tables
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 998)]
     verbose: bool,
     #[command(subcommand)]
     command: Command,

@@ -120,7 +120,7 @@ const F16_MAX: f32 = 65504.0;
 const INT8_MAX: f32 = 127.0;
 
 /// Clamps to `±most`: an infinity would turn masked terms (0 times infinity) into NaN. NaN is the
-/// second operand of `max`, which processors return, so NaN stays NaN.
+/// second operand of `max`, which is returned then, so NaN stays NaN.
 ///
 /// # Safety
 ///

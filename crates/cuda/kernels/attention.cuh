@@ -10,9 +10,6 @@
 // x / n where x * n < 2^32. `inverse` is 2^32 / n rounded up, or 0 if n is 1.
 DEVICE u32 divide(u32 x, u32 inverse) { return inverse ? __umulhi(x, inverse) : x; }
 
-// Named barrier of the first `BLOCK` threads of a block.
-template <u32 BLOCK> DEVICE void sync() { asm volatile("bar.sync 1, %0;" ::"n"(BLOCK) : "memory"); }
-
 DEVICE u32 round_up8(u32 n) { return (n + 7) / 8 * 8; }
 
 // The range of positions that a row attends to: from, to.

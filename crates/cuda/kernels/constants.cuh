@@ -61,6 +61,9 @@
 // Groups of a row's logits in sampling.
 #define LOGIT_GROUPS 512u
 
+// Sampled where a row's logits are not finite.
+#define NO_TOKEN 4294967295u
+
 // Words of a row's sampling parameters besides their lists.
 #define SAMPLING_WORDS 16u
 
@@ -78,9 +81,9 @@
 #define SLOT_DEPTH 4u
 
 // Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
-// weights with their barriers, partial sums, six stages, page tables, the position and sums of
-// warps.
-#define PERSISTENT_BYTES 171088u
+// weights with their barriers, partial sums, six stages, page tables, addresses of experts,
+// the position and sums of warps.
+#define PERSISTENT_BYTES 171344u
 
 // Page tables that the persistent kernel's attention may have.
 #define MAX_TABLES 4u

@@ -9,6 +9,7 @@
 // Matmul inputs are f16, scaled by 1/16: their range is then a million, and numbers down to a
 // thousandth keep all their bits.
 #define HALF_MAX 65504.0f
+#define HALF_NAN ((u16)0x7fff)
 #define INFINITY_F __int_as_float(0x7f800000)
 
 // Optimisation barrier: returns the same number, but the compiler cannot move or merge what depends
@@ -101,7 +102,8 @@ DEVICE u32 half_pair(float a, float b) {
     return bits;
 }
 
-DEVICE float clamp_half(float x) { return fminf(fmaxf(x, -HALF_MAX), HALF_MAX); }
+// Large numbers fit; NaN and infinities become NaN, so that errors can tell where they began.
+DEVICE float clamp_half(float x) { return fmaf(x, 0.0f, fminf(fmaxf(x, -HALF_MAX), HALF_MAX)); }
 
 DEVICE u16 to_half(float x) { return (u16)half_pair(clamp_half(x), 0.0f); }
 
@@ -192,6 +194,18 @@ template <bool HALVES, int N> DEVICE void poll_all(const uint4 *from, u32 step, 
     }
 }
 
+// Named barrier 1, of the first `BLOCK` threads of a block.
+template <u32 BLOCK> DEVICE void sync() { asm volatile("bar.sync 1, %0;" ::"n"(BLOCK) : "memory"); }
+
+// Named barrier of a team of warps.
+DEVICE void team_sync(u32 barrier, u32 warps) {
+    if (warps == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
+    }
+}
+
 // Address in shared memory.
 DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
@@ -256,23 +270,17 @@ DEVICE float sum_squares(const float *x, u32 n, u32 thread, u32 threads) {
 // can compute before the sum arrives.
 DEVICE float rms_factor(float sum, float one_of, float eps) { return rsqrtf(sum * one_of + eps); }
 
-// The RMS factor of a row. `scratch` holds a float for each warp.
-DEVICE float rms_scale(const float *x, u32 n, float eps, float *scratch) {
-    float square = sum_squares(x, n, threadIdx.x, blockDim.x);
-    return rms_factor(block_sum(square, scratch), 1.0f / (float)n, eps);
-}
-
-// The RMS factor computed by half as many threads with the same order of sums: each thread does the
-// work of two. `gemv_mma` has half the threads of `norm_rows`.
-DEVICE float rms_scale_half_block(const float *x, u32 n, float eps, float *scratch) {
+// The RMS factor of a row. Each thread does the work of PARTS, so that blocks of different sizes sum
+// in the same order. `scratch` holds a float for each warp and part.
+template <u32 PARTS> DEVICE float rms_scale(const float *x, u32 n, float eps, float *scratch) {
     u32 t = threadIdx.x, warps = blockDim.x / 32;
-    for (u32 i = 0; i < 2; i++) {
-        float square = warp_sum(sum_squares(x, n, t + i * blockDim.x, 2 * blockDim.x));
+    for (u32 i = 0; i < PARTS; i++) {
+        float square = warp_sum(sum_squares(x, n, t + i * blockDim.x, PARTS * blockDim.x));
         if (t % 32 == 0) scratch[t / 32 + i * warps] = square;
     }
     __syncthreads();
     float sum = 0.0f;
-    for (u32 i = 0; i < 2 * warps; i++) sum += scratch[i];
+    for (u32 i = 0; i < PARTS * warps; i++) sum += scratch[i];
     return rms_factor(sum, 1.0f / (float)n, eps);
 }
 
@@ -298,13 +306,15 @@ DEVICE float activate(u32 act, float x) {
     case 2: return sigmoid(x);
     case 3: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case 4: return 0.5f * x * (1.0f + tanhf(0.7978846f * (x + 0.044715f * x * x * x)));
-    case 5: { float y = fmaxf(x, 0.0f); return y * y; }
+    case 5: { float y = x < 0.0f ? 0.0f : x; return y * y; }
     default: return x;
     }
 }
 
 DEVICE float gated(u32 act, float gate, float up) {
     if (act != 6) return activate(act, gate) * up;
-    gate = fminf(gate, 7.0f);
-    return gate * sigmoid(1.702f * gate) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1.0f);
+    // NaN stays NaN.
+    gate = gate > 7.0f ? 7.0f : gate;
+    up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return gate * sigmoid(1.702f * gate) * (up + 1.0f);
 }

@@ -74,7 +74,10 @@ template <int LAYOUT, bool GATED> DEVICE void gemm(const Gemm &m) {
     u32 inputs = warp / 4 * 64;
     u32 base = shared_address(shared);
     launch_dependents();
-    if (m.groups) grid_dependency_wait();
+    if (m.groups) {
+        if (threadIdx.x < 32) prefetch_experts(p, threadIdx.x, GATED ? 2 : 1);
+        grid_dependency_wait();
+    }
     RowGroup group(m, blockIdx.y, INPUTS);
     if (group.count == 0) return;
 
@@ -88,8 +91,8 @@ template <int LAYOUT, bool GATED> DEVICE void gemm(const Gemm &m) {
         matrix[i] = GATED ? i : matrix_of(p, at);
         const Matrix &of = p.matrices[matrix[i]];
         tile[i] = GATED ? at : at - of.first_tile;
-        u64 number = (u64)group.expert * of.tiles + tile[i];
-        weights[i] = is_in ? of.packed + number * p.chunks * Weights::BYTES : 0;
+        const u8 *packed = packed_tiles(p, of, group.expert);
+        weights[i] = is_in ? packed + (u64)tile[i] * p.chunks * Weights::BYTES : 0;
     }
     grid_dependency_wait();
     const u16 *x[4];

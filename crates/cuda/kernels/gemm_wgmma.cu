@@ -90,8 +90,7 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, SharedMemory<LAYOUT, W
     bool has_tile = lane < 2 && tile.is_in;
     u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
     const Matrix &matrix = p.matrices[tile.matrix];
-    u64 number = (u64)group.expert * matrix.tiles + tile.tile;
-    const u8 *weights = matrix.packed + number * p.chunks * BYTES;
+    const u8 *weights = packed_tiles(p, matrix, group.expert) + (u64)tile.tile * p.chunks * BYTES;
     // A panel holds the first chunk of all its rows, then the second.
     u64 cell_bytes = m.panel_rows * ROW_BYTES;
     const u8 *input = (const u8 *)p.input + group.first / m.panel_rows * p.chunks * cell_bytes
@@ -168,21 +167,20 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
         Fragment even[4], odd[4];
-        u32 stage = 0, parity = 0;
-        mbarrier_wait(shared_address(&shared.full[stage]), parity);
-        take(shared, stage, 0, even);
+        RingPosition<STAGES> next = {};
+        mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
+        take(shared, next.slot, 0, even);
         for (u32 chunk = 0; chunk < p.chunks; chunk += STEP) {
             bool has_odd = chunk + 1 < p.chunks;
-            multiply(p, shared, stage, chunk, even);
-            if (has_odd) take(shared, stage, chunk + 1, odd);
+            u32 now = next.slot;
+            multiply(p, shared, now, chunk, even);
+            if (has_odd) take(shared, now, chunk + 1, odd);
             finish(p, chunk);
-            if (has_odd) multiply(p, shared, stage, chunk + 1, odd);
-            u32 now = stage;
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            if (stage == 0) parity ^= 1;
+            if (has_odd) multiply(p, shared, now, chunk + 1, odd);
+            next.advance();
             if (chunk + STEP < p.chunks) {
-                mbarrier_wait(shared_address(&shared.full[stage]), parity);
-                take(shared, stage, chunk + STEP, even);
+                mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
+                take(shared, next.slot, chunk + STEP, even);
             }
             if (has_odd) finish(p, chunk + 1);
             if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.empty[now]));
@@ -199,13 +197,13 @@ DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, c
     static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * ROW_BYTES, "room for the results");
     u32 t = threadIdx.x, lane = t % 32, row_of_lane = t / 32 * TILE_ROWS + lane / 4;
     // All products are complete: the input's space is free.
-    asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
+    sync<2 * GROUP>();
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) {
         u32 token = i / 4 * 8 + lane % 4 * 2 + i % 2;
         results[token * PITCH + row_of_lane + i % 4 / 2 * 8] = totals[i];
     }
-    asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory");
+    sync<2 * GROUP>();
     u32 row_in_block = t % ROWS;
     Tile<GATED> tile(p, row_in_block / TILE_ROWS);
     if (!tile.is_in) return;
@@ -248,7 +246,10 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
         fence_mbarrier_init();
     }
     launch_dependents();
-    if (m.groups) grid_dependency_wait();
+    if (m.groups) {
+        if (threadIdx.x < 32) prefetch_experts(m.matmul, threadIdx.x, GATED ? 2 : 1);
+        grid_dependency_wait();
+    }
     RowGroup group(m, blockIdx.x, WIDTH);
     if (group.count == 0) return;
     __syncthreads();

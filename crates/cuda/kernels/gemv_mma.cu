@@ -1,5 +1,5 @@
 // GEMV on tensor cores, for up to 16 input rows: bound by memory, so every weight is read once with
-// as many bytes in flight as shared memory holds.
+// the most bytes in flight that shared memory holds.
 //
 // Grid: (blocks of tiles, pairs of row and expert or blocks of rows); 256 threads. A team of warps
 // takes a tile of 16 weight rows at a time, each warp one or two split-K slices of its columns
@@ -34,8 +34,10 @@ template <int LAYOUT, int COLS8, int TILES> struct WeightStream {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             const Matrix &m = p.matrices[TILES == 2 ? i : matrix_of(p, tile)];
-            u64 at = (u64)expert * m.tiles + (TILES == 2 ? tile : tile - m.first_tile);
-            next[i] = m.packed + (at * p.chunks + first) * Weights::BYTES;
+            // More than eight rows have no experts.
+            const u8 *packed = COLS8 == 1 ? packed_tiles(p, m, expert) : (const u8 *)m.packed;
+            u32 at = TILES == 2 ? tile : tile - m.first_tile;
+            next[i] = packed + ((u64)at * p.chunks + first) * Weights::BYTES;
         }
         chunk = first;
     }
@@ -83,8 +85,8 @@ DEVICE void load_input_shared(const Matmul &p, u16 *out) {
         }
     } else {
         __shared__ float scratch[32];
-        // `norm_rows` has twice as many threads for rows of this length.
-        float scale = rms_scale_half_block(p.norm_input, p.cols, p.norm_eps, scratch);
+        // `norm_rows` has twice the threads for rows of this length.
+        float scale = rms_scale<2>(p.norm_input, p.cols, p.norm_eps, scratch);
         for (u32 first = threadIdx.x; first < p.input_stride; first += 8 * THREADS) {
             float x[8], weight[8];
 #pragma unroll
@@ -135,15 +137,6 @@ DEVICE void multiply(const u8 *slot, u32 apart, u32 lane, const u16 *const (&x)[
     }
 }
 
-// Named barrier of a team of warps.
-DEVICE void team_sync(u32 team, u32 warps) {
-    if (warps == 1) {
-        __syncwarp();
-    } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * warps) : "memory");
-    }
-}
-
 // Where a warp has two slices of each tile, all tiles share one buffer of partial sums. This tracks
 // whether the previous tile's sums have been read there.
 struct PartialsReuse {
@@ -169,7 +162,7 @@ struct PartialsReuse {
     }
 #else
     __device__ __forceinline__ void begin(const u64 *, u32) {}
-    __device__ __forceinline__ void end() const { team_sync(team, warps); }
+    __device__ __forceinline__ void end() const { team_sync(team + 1, warps); }
     __device__ __forceinline__ void wait() const {}
 #endif
 };
@@ -222,7 +215,7 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
     typedef WeightStream<LAYOUT, COLS8, TILES> D;
     extern __shared__ __align__(128) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    // As many warps as slices or more (the last ones idle), or half as many.
+    // A warp for each slice (the last warps may be idle), or for two.
     u32 slices = (p.chunks + p.slice_chunks - 1) / p.slice_chunks, slices_per_warp = slices > WARPS ? 2 : 1;
     u32 warps = slices > 4 ? 8 : slices > 2 ? 4 : slices, teams = WARPS / warps;
     u32 team = warp / warps, member = warp % warps, thread = threadIdx.x % (32 * warps);
@@ -237,14 +230,17 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
     const u64 *reuse_barriers = (const u64 *)(shared + WARPS * D::RING);
     PartialsReuse reuse = {team, warps};
     reuse.begin(reuse_barriers, thread);
-    // Partial sums of slices: [2, WARPS, TILES, cols, TILE_ROWS + 1], double-buffered, or for twice
-    // as many slices.
+    // Partial sums: [2, WARPS, TILES, cols, TILE_ROWS + 1], of two tiles or of twice the slices.
     float *partials = (float *)(reuse_barriers + WARPS);
     u32 tile_sums = cols * (TILE_ROWS + 1);
     u16 *single_row = (u16 *)(partials + 2 * WARPS * TILES * (tile_sums + 3) / 4 * 4);
     D d = {p, shared + warp * D::RING, lane, first, end, step};
     d.tile = tile;
-    if (!experts_used) d.begin();
+    if (!experts_used) {
+        d.begin();
+    } else if (threadIdx.x < 32) {
+        prefetch_experts(p, lane, TILES);
+    }
     if (is_single_row && p.norm_input) {
         for (u32 i = 32 * threadIdx.x; i < p.cols; i += 32 * blockDim.x) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(p.norm_weight + i));
@@ -292,7 +288,7 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
             d.fetch();
         }
         store_partials();
-        team_sync(team, warps);
+        team_sync(team + 1, warps);
         for (u32 at = thread; at < TILE_ROWS * cols; at += 32 * warps) {
             u32 r = at % TILE_ROWS, col = at / TILE_ROWS;
             float total[TILES] = {};
@@ -359,6 +355,7 @@ template <u32 WEIGHTS> DEVICE void gemv_f32(const Matmul &p) {
         inputs[r] = (const float *)p.input + from * p.input_stride;
         if (p.experts_used && !p.shares_input) inputs[r] += start % p.experts_used * p.cols;
     }
+    const u8 *packed = packed_tiles(p, p.matrices[0], expert);
     bool is_whole = p.cols % 4 == 0 && (p.input_stride % 4 == 0 || end == start + 1) && (u64)inputs[0] % 16 == 0;
     float slices[GEMV_F32_ROWS][WEIGHTS] = {};
 #pragma unroll (WEIGHTS == 1 ? 2 : 1)
@@ -366,7 +363,7 @@ template <u32 WEIGHTS> DEVICE void gemv_f32(const Matmul &p) {
         float4 w[WEIGHTS], x[GEMV_F32_ROWS];
         u32 i = 4 * quad;
 #pragma unroll
-        for (u32 j = 0; j < WEIGHTS; j++) w[j] = *f32_weights(p, expert, row + j, quad);
+        for (u32 j = 0; j < WEIGHTS; j++) w[j] = *f32_weights(p, packed, row + j, quad);
 #pragma unroll
         for (u32 r = 0; r < GEMV_F32_ROWS; r++) {
             x[r] = make_float4(0, 0, 0, 0);

@@ -52,10 +52,12 @@ DEVICE void spread(const Eight &eight, float2 *x) {
     x[3] = make_float2(code_of(bits.y, 0x7442), code_of(bits.y, 0x7443));
 }
 
-// Quantises a block of 32 elements, one a lane, as Q8_0 does: the scale is rounded first.
+// Quantises a block of 32 elements, one a lane, as Q8_0 does: the scale is rounded first. It is NaN
+// where an element is.
 DEVICE u8 quantize_kv(float x, u16 &scale) {
+    bool has_nan = __any_sync(~0u, x != x);
     x = fminf(fmaxf(x, -127.0f * HALF_MAX), 127.0f * HALF_MAX);
-    scale = to_half(warp_max(fabsf(x)) / 127.0f);
+    scale = has_nan ? HALF_NAN : to_half(warp_max(fabsf(x)) / 127.0f);
     float step = from_half(scale), inverse = step > 0.0f ? 1.0f / step : 0.0f;
     return (u8)(u32)(rintf(fminf(fmaxf(x * inverse, -127.0f), 127.0f)) + 128.0f);
 }

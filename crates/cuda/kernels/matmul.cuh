@@ -26,8 +26,23 @@ struct RowGroup {
 // The result row of a permuted row.
 DEVICE u32 result_row(const Gemm &m, u32 row) { return m.groups ? m.permutation[row] : row; }
 
-DEVICE u32 input_row(const Matmul &p, u32 row) {
-    return p.gathers_outputs ? StepMetadata{p.metadata}.output(row) : row;
+DEVICE u32 input_row(const Matmul &p, u32 row) { return p.metadata ? StepMetadata{p.metadata}.output(row) : row; }
+
+// The packed tiles of a matrix, or of one of its experts: each expert has an address of its own.
+DEVICE const u8 *packed_tiles(const Matmul &p, const Matrix &m, u32 expert) {
+    return (const u8 *)(p.experts ? (const void *)__ldg((const u64 *)m.packed + expert) : m.packed);
+}
+
+// Loads the addresses of experts to L1, one in each line, before it is known which are needed.
+DEVICE void prefetch_experts(const Matmul &p, u32 thread, u32 matrices) {
+    const u32 LINE = 16;
+    for (u32 i = 0; i < matrices; i++) {
+        const u64 *table = (const u64 *)p.matrices[i].packed;
+        u64 unused;
+        for (u32 at = LINE * thread; at < p.experts; at += LINE * 32) {
+            asm volatile("ld.global.u64 %0, [%1];" : "=l"(unused) : "l"(table + at));
+        }
+    }
 }
 
 // The matrix of a tile.
@@ -81,12 +96,10 @@ DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float g
 // Matmuls with f32 weights (gemv_f32): a block takes weight rows, a thread four neighbouring
 // columns at a time.
 
-// Address of four columns of a row of f32 weights.
-DEVICE const float4 *f32_weights(const Matmul &p, u32 expert, u32 row, u32 quad) {
-    const Matrix &m = p.matrices[0];
+// Address of four columns of a row of f32 weights, in their packed tiles.
+DEVICE const float4 *f32_weights(const Matmul &p, const u8 *packed, u32 row, u32 quad) {
     const u32 QUADS = CHUNK_COLS / 4;
-    u64 tile = (u64)expert * m.tiles + row / TILE_ROWS;
-    const u8 *chunk = m.packed + (tile * p.chunks + quad / QUADS) * Packed<F32>::BYTES;
+    const u8 *chunk = packed + ((u64)(row / TILE_ROWS) * p.chunks + quad / QUADS) * Packed<F32>::BYTES;
     return (const float4 *)chunk + row % TILE_ROWS * QUADS + quad % QUADS;
 }
 

@@ -5,6 +5,19 @@
 
 #if __CUDA_ARCH__ >= 900
 
+// A position in a ring of stages: a slot, and the parity of the phase of its barriers.
+template <u32 DEPTH> struct RingPosition {
+    u32 slot, parity;
+
+    __device__ __forceinline__ void advance() {
+        slot++;
+        if (slot == DEPTH) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
 // Initialises a barrier for `arrivals` arrivals. Copies see it after `fence_mbarrier_init`.
 DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));

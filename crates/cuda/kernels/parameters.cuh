@@ -7,9 +7,10 @@
 
 struct Stage;
 
-// A matrix of a matmul; of experts, all one behind the other, each padded to whole tiles.
+// A matrix of a matmul, or one for each expert.
 struct Matrix {
-    const u8 *packed; // [experts, tiles, chunks] records of codes and scales (packed.cuh)
+    // [tiles, chunks] records of codes and scales (packed.cuh); or [experts] addresses of such
+    const void *packed;
     const u8 *exponents; // [experts * tiles * 16]: of the rows' scales, 16 times larger to undo INPUT_SCALE
     const float *bias; // [experts * rows], or none
     float *out; // [.., out_stride]
@@ -32,7 +33,7 @@ static_assert(OFFSET(Matrix, first_tile) == 44);
 struct Matmul {
     Matrix matrices[MATRICES];
     const void *input; // [.., input_stride] in f16; for f32 weights, in f32
-    const u32 *metadata; // maps outputs to input rows
+    const u32 *metadata; // maps outputs to input rows, or none: they are the same
     const float *residual; // added to the first matrix's result, or none
     u16 *half_out; // destination of a gated result that is itself a matmul input, or none
     const float *route; // [.., route_stride]: expert weights, then expert ids
@@ -47,7 +48,7 @@ struct Matmul {
     u32 chunks; // of 64 columns
     u32 slice_chunks; // chunks of a split-K slice
     u32 rows; // of the input
-    u32 gathers_outputs; // whether input rows are those of the step's outputs
+    u32 experts; // 0 without experts
     u32 act; // activation function of a gated matmul
     u32 experts_used; // by each row; 0 without experts
     u32 shares_input; // whether all experts of a row read the same input
@@ -75,7 +76,7 @@ static_assert(OFFSET(Matmul, tiles) == 268);
 static_assert(OFFSET(Matmul, chunks) == 272);
 static_assert(OFFSET(Matmul, slice_chunks) == 276);
 static_assert(OFFSET(Matmul, rows) == 280);
-static_assert(OFFSET(Matmul, gathers_outputs) == 284);
+static_assert(OFFSET(Matmul, experts) == 284);
 static_assert(OFFSET(Matmul, act) == 288);
 static_assert(OFFSET(Matmul, experts_used) == 292);
 static_assert(OFFSET(Matmul, shares_input) == 296);

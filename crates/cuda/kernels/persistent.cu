@@ -51,7 +51,6 @@ DEVICE void load_quads(const float4 *weights, u32 first, u32 quads, float4 (&w)[
 // Loads an input to shared memory, RMS-normalised as `norm_rows` does. The norm's weights are
 // prefetched to `weights` in shared memory while the row is not there yet.
 DEVICE void load_normed(const Matmul &p, u32 t, u16 *out, float *weights) {
-    float(&scratch)[WARPS] = shared_memory().sums;
     u32 quads = p.cols / 4, all = p.input_stride / 4;
     for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + 4 * i), p.norm_weight + 4 * i);
     const uint4 *from = (const uint4 *)p.norm_input;
@@ -63,18 +62,15 @@ DEVICE void load_normed(const Matmul &p, u32 t, u16 *out, float *weights) {
 #pragma unroll
         for (int j = 0; j < NORM_QUADS; j++) square = add_squares(as_floats(x[j]), square);
     }
-    square = warp_sum(square);
-    if (t % 32 == 0) scratch[t / 32] = square;
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    float inverse_count, eps;
+    float4 w[NORM_QUADS];
     // Operands of what follows the sum are read before the barrier. Each thread reads the weights
     // that it copied itself.
-    float inverse_count = 1.0f / (float)p.cols, eps = p.norm_eps;
-    float4 w[NORM_QUADS];
-    load_quads((const float4 *)weights, t, quads, w);
-    sync<THREADS>();
-    float sum = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < WARPS; i++) sum += scratch[i];
+    float sum = sum_of_warps(warp_sum(square), t, [&] {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        inverse_count = 1.0f / (float)p.cols, eps = p.norm_eps;
+        load_quads((const float4 *)weights, t, quads, w);
+    });
     float scale = rms_factor(sum, inverse_count, eps);
 #pragma unroll 1
     for (u32 first = t; first < all; first += NORM_QUADS * THREADS) {
@@ -175,7 +171,7 @@ template <int TILES> struct TileCursor {
 #define MINUS_ZERO 0x80000000u
 
 // Operands of a tile's epilogue: destination, exponents of scales, bias and residual, loaded before the tile's
-// products. Without bias or residual they are minus zero, which changes no number.
+// products. Without bias or residual they are minus zero, which changes no result.
 struct Epilogue {
     u32 row;
     float *out; // or none: for gated rows, and beyond the last row
@@ -320,7 +316,7 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
 #pragma unroll
             for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
         }
-        team_sync(share.team, share.warps);
+        team_sync(TEAM_BARRIER + share.team, share.warps);
         u32 row = epilogue_row(t, share, buffer);
         if (row < TILE_ROWS) {
             float total = 0.0f, other = 0.0f;
@@ -382,7 +378,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
             partial[share.member][0][lane / 4] = sums[0][0];
             partial[share.member][0][lane / 4 + 8] = sums[0][2];
         }
-        team_sync(share.team, share.warps);
+        team_sync(TEAM_BARRIER + share.team, share.warps);
         u32 row = epilogue_row(t, share, buffer);
         if (row >= TILE_ROWS) continue;
         float total = 0.0f;

@@ -27,6 +27,7 @@ struct SharedMemory {
     float partials[2][WARPS][2][TILE_ROWS];
     Stage stages[2], prefetched[PREFETCHED];
     const u32 *pages[MAX_TABLES];
+    const u8 *experts[2][MAX_CHOSEN]; // of the producer: packed tiles of the chosen experts
     u64 finished; // mbarrier: the consumers have finished
     u32 position;
     u32 stage; // that the consumers run
@@ -124,14 +125,20 @@ struct Partition {
     }
 };
 
-// Named barrier of a team of warps.
-DEVICE void team_sync(u32 team, u32 warps) {
-    if (warps == 1) {
-        __syncwarp();
-    } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 2), "r"(32 * warps) : "memory");
-    }
+// The sum of the sums of all consumer warps, in their order. `t` is the thread's number; what is to
+// be loaded while warps are late comes before the barrier.
+template <class F> DEVICE float sum_of_warps(float of_warp, u32 t, const F &before_barrier) {
+    float(&sums)[WARPS] = shared_memory().sums;
+    if (t % 32 == 0) sums[t / 32] = of_warp;
+    before_barrier();
+    sync<THREADS>();
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < WARPS; i++) sum += sums[i];
+    return sum;
 }
+
+#define TEAM_BARRIER 2u // the named barrier of the first team
 
 // Whether the consumer has emptied the `count`th slot of a warp's ring.
 DEVICE bool is_empty(SharedMemory &shared, u32 warp, u32 count) {
@@ -170,7 +177,7 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
             const Matrix &m = p.matrices[is_gated ? matrix_index : matrix_of(p, tile)];
             u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * p.chunk_bytes;
             u32 size = min(p.slot_bytes, len - done);
-            fill(shared, lane, full++, m.packed + first + done, size);
+            fill(shared, lane, full++, (const u8 *)m.packed + first + done, size);
             matrix_index ^= is_gated;
             if (matrix_index == 0) done += size;
             if (done == len) {
@@ -184,32 +191,38 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
 }
 
 // Producer of experts' weights, once the experts are chosen. A tile's address is computed once.
-DEVICE void produce_expert_weights(Stage &stage, u32 lane, u32 &full) {
+DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = stage.matmul;
     bool is_gated = stage.op >= OP_GATED;
     if (!has_tiles(p, is_gated)) return;
-    // Expert matmuls do not use these matrices.
-    u32 *chosen = (u32 *)&stage.matmul.matrices[2];
-    if (lane < p.experts_used) chosen[lane] = (u32)poll(p.route + p.experts_used + lane);
+    prefetch_experts(p, lane, is_gated ? 2 : 1);
+    // A lane that is not known to be the same in each stage keeps no address in a register.
+    u32 i = opaque(lane);
+    if (i < p.experts_used) {
+        u32 expert = (u32)poll(p.route + p.experts_used + i);
+        shared.experts[0][i] = packed_tiles(p, p.matrices[0], expert);
+        if (is_gated) shared.experts[1][i] = packed_tiles(p, p.matrices[1], expert);
+    }
     __syncwarp();
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
     u32 tile = has_part ? share.tile : share.tiles, matrix_index = 0, left = 0;
-    // The next weights of a matrix, in lines of 32 bytes: chunk sizes are multiples of it.
-    u32 line = 0;
+    // The next weights: the expert's place among the chosen, and where its tiles have them, in lines
+    // of 32 bytes, of which chunk sizes are multiples.
+    u32 place = 0, line = 0;
 #pragma unroll 1
     while (__any_sync(~0u, tile < share.tiles)) {
         bool can_fill = tile < share.tiles && is_empty(shared, lane, full);
         if (can_fill) {
             if (left == 0) {
                 u32 base = is_gated ? p.tiles : p.experts_used, high = tile / base, low = tile - high * base;
-                u32 number = chosen[is_gated ? high : low] * p.tiles + (is_gated ? low : high);
-                line = (number * p.chunks + share.first) * (p.chunk_bytes / 32);
+                place = is_gated ? high : low;
+                line = ((is_gated ? low : high) * p.chunks + share.first) * (p.chunk_bytes / 32);
                 left = (share.end - share.first) * p.chunk_bytes;
             }
             u32 size = min(p.slot_bytes, left);
-            fill(shared, lane, full++, p.matrices[matrix_index].packed + (u64)line * 32, size);
+            fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size);
             matrix_index ^= is_gated;
             if (matrix_index == 0) {
                 line += size / 32;
@@ -357,7 +370,7 @@ DEVICE void produce_all(const Stage *stages, u32 count) {
         if (!has_metadata) wait_metadata();
         has_metadata = true;
         if (has_experts) {
-            produce_expert_weights(shared.prefetched[i % PREFETCHED], lane, full);
+            produce_expert_weights(stage, lane, full);
         } else {
             produce_kv(stage.attention, lane, full);
         }

@@ -216,7 +216,7 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
             ring.release(shared, slices_of(a.key_dim));
         }
         gather_query(a, now);
-        team_sync(team, SPLIT_TILES);
+        team_sync(TEAM_BARRIER + team, SPLIT_TILES);
         if (extent.tiles().has(tile)) {
             if (extent.has_current()) keys.take_current(extent.current_place(), workspace);
             float scores[4];
@@ -237,10 +237,10 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
         } else {
             workspace.skip(tile);
         }
-        team_sync(team, SPLIT_TILES);
+        team_sync(TEAM_BARRIER + team, SPLIT_TILES);
         publish(a, now);
         store_current(a, now);
-        team_sync(team, SPLIT_TILES);
+        team_sync(TEAM_BARRIER + team, SPLIT_TILES);
     }
     u32 splits = segments_of(a);
     if (splits == 1) return ring.taken;

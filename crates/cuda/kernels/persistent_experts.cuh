@@ -61,7 +61,6 @@ DEVICE float4 apply_norm(const float4 &x, const float4 &weight, float scale) {
 // reads only what it wrote. Returns the RMS factor.
 DEVICE float load_norm_row(const float *x, const float *weights, u32 n, float eps, bool is_short, float4 *row,
                          float4 *norm_weights) {
-    SharedMemory &shared = shared_memory();
     u32 t = opaque(threadIdx.x), quads = n / 4, thread = is_short ? t % 32 : t, threads = is_short ? 32 : THREADS;
 #pragma unroll 1
     for (u32 i = thread; i < quads; i += threads) copy_async(shared_address(norm_weights + i), weights + 4 * i);
@@ -79,10 +78,7 @@ DEVICE float load_norm_row(const float *x, const float *weights, u32 n, float ep
     }
     square = warp_sum(square);
     if (!is_short) {
-        if (t % 32 == 0) shared.sums[t / 32] = square;
-        sync<THREADS>();
-        square = 0.0f;
-        for (u32 i = 0; i < WARPS; i++) square += shared.sums[i];
+        square = sum_of_warps(square, t, [] {});
         sync<THREADS>();
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -133,7 +129,9 @@ DEVICE void gemv_f32(u32 stage) {
 #pragma unroll 1
     for (u32 row = blockIdx.x; row < p.matrices[0].rows; row += gridDim.x) {
 #pragma unroll 1
-        for (u32 i = t; i < quads; i += THREADS) copy_async(shared_address(weights + i), f32_weights(p, 0, row, i));
+        for (u32 i = t; i < quads; i += THREADS) {
+            copy_async(shared_address(weights + i), f32_weights(p, (const u8 *)p.matrices[0].packed, row, i));
+        }
         bool is_first = row == blockIdx.x, is_normed = is_first && p.norm_input;
         float scale = 1.0f;
         if (is_normed) {
@@ -153,14 +151,8 @@ DEVICE void gemv_f32(u32 stage) {
             if (is_normed) input[i] = apply_norm(input[i], norm_weights[i], scale);
             sum = fma4(weights[i], input[i], sum);
         }
-        sum = warp_sum(sum);
-        if (t % 32 == 0) shared.sums[t / 32] = sum;
-        sync<THREADS>();
-        if (t == 0) {
-            float total = 0.0f;
-            for (u32 i = 0; i < WARPS; i++) total += shared.sums[i];
-            epilogue(p, 0, 0, row, 0, total, ONE_EXPONENT, 0.0f);
-        }
+        float total = sum_of_warps(warp_sum(sum), t, [] {});
+        if (t == 0) epilogue(p, 0, 0, row, 0, total, ONE_EXPONENT, 0.0f);
         sync<THREADS>();
     }
 }

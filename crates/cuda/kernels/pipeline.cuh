@@ -9,12 +9,14 @@
 
 template <u32 SLOT, u32 DEPTH> struct Pipeline {
     u32 slots, barriers; // addresses in shared memory
-    u32 to, from, phase;
+    u32 to;
+    RingPosition<DEPTH> from;
 
     __device__ __forceinline__ void begin(const u8 *start, const u8 *barrier) {
         slots = shared_address(start);
         barriers = shared_address(barrier);
-        to = from = phase = 0;
+        to = 0;
+        from = {};
         if (threadIdx.x % 32 == 0) {
             for (u32 i = 0; i < DEPTH; i++) mbarrier_init(barriers + 8 * i, 1);
             fence_mbarrier_init();
@@ -39,18 +41,14 @@ template <u32 SLOT, u32 DEPTH> struct Pipeline {
 
     // Waits for the oldest slot and returns its offset.
     __device__ __forceinline__ u32 wait() const {
-        mbarrier_wait(barriers + 8 * from, phase);
-        return from * SLOT;
+        mbarrier_wait(barriers + 8 * from.slot, from.parity);
+        return from.slot * SLOT;
     }
 
     // Frees the oldest slot.
     __device__ __forceinline__ void release() {
         __syncwarp();
-        from++;
-        if (from == DEPTH) {
-            from = 0;
-            phase ^= 1;
-        }
+        from.advance();
     }
 };
 

@@ -65,7 +65,7 @@ KERNEL norm_rows(const __grid_constant__ Norm p) {
         }
         scale = rsqrtf(block_sum(square, scratch) / (float)p.n + p.eps);
     } else {
-        scale = rms_scale(x, p.n, p.eps, scratch);
+        scale = rms_scale<1>(x, p.n, p.eps, scratch);
     }
     // COUNT elements at a time, to pay the memory latency once.
     const u32 COUNT = 8;

@@ -179,7 +179,7 @@ KERNEL __launch_bounds__(THREADS, 1) sample(const __grid_constant__ Sample p) {
         for (u32 j = 0; j < 8; j++) eight[j] = i + 32 * j < end ? logits[i + 32 * j] : 0.0f;
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
-            if (i + 32 * j < end) max_rank = max(max_rank, rank_of(eight[j], i + 32 * j));
+            if (i + 32 * j < end) max_rank = max(max_rank, rank_or_nan(eight[j], i + 32 * j));
         }
     }
     max_rank = warp_max_rank(max_rank);
@@ -191,24 +191,29 @@ KERNEL __launch_bounds__(THREADS, 1) sample(const __grid_constant__ Sample p) {
     __syncthreads();
     if (!is_last) return;
     __threadfence();
+    u64 peak = warp_max_rank(__ldcg(p.group_max + row * LOGIT_GROUPS + t));
+    if (t % 32 == 0) sorted[t / 32] = peak;
+    __syncthreads();
+    peak = sorted[0];
+    for (u32 i = 1; i < THREADS / 32; i++) peak = max(peak, sorted[i]);
+    __syncthreads();
+    // Biases may make every token impossible.
+    bool is_finite = peak < least_rank(INFINITY_F) && (peak >= least_possible() || params.bias_count() > 0);
     u32 step = counts[1];
     u32 token = 0;
-    if (draws && params.top_k() > 0 && params.top_k() <= min(MAX_TOKENS, p.width - 1)) {
+    if (!is_finite) {
+        // No token.
+    } else if (draws && params.top_k() > 0 && params.top_k() <= min(MAX_TOKENS, p.width - 1)) {
         u32 count = top_k_ranks(p, row, params.top_k(), sorted);
         if (t < count) candidates.logits[t] = logit_of(sorted[t]);
         if (t == 0) candidates.count = count;
         __syncthreads();
         if (count > 0) token = token_of(sorted[sample_sorted(candidates, params, p.metadata[params.draws() + step])]);
     } else {
-        u64 peak = warp_max_rank(__ldcg(p.group_max + row * LOGIT_GROUPS + t));
-        if (t % 32 == 0) sorted[t / 32] = peak;
-        __syncthreads();
-        peak = sorted[0];
-        for (u32 i = 1; i < THREADS / 32; i++) peak = max(peak, sorted[i]);
         token = draws ? sample_unsorted(p, row, params, peak, p.metadata[params.draws() + step]) : token_of(peak);
     }
     if (t > 0) return;
-    p.sampled[step % 2 * p.outputs + row] = token;
+    p.sampled[step % 2 * p.outputs + row] = is_finite ? token : NO_TOKEN;
     u32 position = p.metadata[position_at], start = p.metadata[start_at];
     p.metadata[token_at] = token;
     p.metadata[position_at] = position + 1;

@@ -44,6 +44,9 @@ DEVICE u32 order_of(float logit) {
 // and NaN is 0.
 DEVICE u64 rank_of(float logit, u32 at) { return logit != logit ? 0 : (u64)order_of(logit) << 32 | ~at; }
 
+// Likewise, but NaN has the largest rank, so that a maximum shows it.
+DEVICE u64 rank_or_nan(float logit, u32 at) { return logit != logit ? ~0ull : rank_of(logit, at); }
+
 // A logit minus the largest, divided by the temperature. Infinities are clamped.
 DEVICE float tempered(float logit, float max_logit, float temperature) {
     return (fminf(logit, FLOAT_MAX) - fminf(max_logit, FLOAT_MAX)) / temperature;

@@ -79,6 +79,8 @@ shared! {
     PREFILL_ROWS: usize = 64;
     /// Groups of a row's logits in sampling.
     LOGIT_GROUPS: usize = 512;
+    /// Sampled where a row's logits are not finite.
+    NO_TOKEN: u32 = u32::MAX;
     /// Words of a row's sampling parameters besides their lists.
     SAMPLING_WORDS: usize = 16;
     /// Warps of a block of the persistent kernel that compute.
@@ -91,11 +93,12 @@ shared! {
     /// Slots of a warp of the persistent kernel.
     SLOT_DEPTH: usize = 4;
     /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
-    /// weights with their barriers, partial sums, six stages, page tables, the position and sums of
-    /// warps.
+    /// weights with their barriers, partial sums, six stages, page tables, addresses of experts,
+    /// the position and sums of warps.
     PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16)
         + 2 * PERSISTENT_WARPS * 2 * 4 * TILE_ROWS
         + 6 * 336
+        + 16 * MAX_CHOSEN
         + 112;
     /// Page tables that the persistent kernel's attention may have.
     MAX_TABLES: usize = 4;

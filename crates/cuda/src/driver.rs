@@ -2,14 +2,16 @@
 //! calls of the driver are here and nothing else is; this file must not know what is computed.
 
 mod events;
+mod graph;
 mod peers;
 mod pinned;
 mod trace;
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
+use std::time::Instant;
 
-use bodkin_backend::{Activity, Error, Result};
+use bodkin_backend::{Activity, Error, Interval, Result};
 use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
@@ -17,6 +19,7 @@ use cudarc::driver::sys;
 use crate::constants::MIN_SHARED_BYTES;
 
 pub(crate) use events::{Event, Mark};
+pub(crate) use graph::Graph;
 pub(crate) use peers::Columns;
 pub(crate) use pinned::Pinned;
 
@@ -177,6 +180,47 @@ impl Device {
         })
     }
 
+    /// Starts to record a timeline, from nothing, or ends it.
+    pub(crate) fn set_tracing(&self, on: bool) -> Result<()> {
+        self.enter()?;
+        if on {
+            return self.tracer.start(self.stream).map_err(failed("no event"));
+        }
+        self.tracer.stop();
+        Ok(())
+    }
+
+    /// What happened since tracing began; the stream has done all that was sent.
+    pub(crate) fn timeline(&self) -> Result<Vec<Interval>> {
+        self.enter()?;
+        self.tracer.timeline(self.ordinal).map_err(failed("no time between events"))
+    }
+
+    /// Names the kernels that are sent from now on in the timeline.
+    pub(crate) fn label(&self, name: &str) {
+        self.tracer.label(name);
+    }
+
+    /// Sends an operation to the stream. Without a name it has that of the current label.
+    fn traced(
+        &self,
+        activity: Activity,
+        name: Option<&str>,
+        send: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let begun = self.tracer.begin(self.stream).map_err(failed("no event"))?;
+        send()?;
+        self.tracer.end(begun, self.stream, activity, name).map_err(failed("no event"))
+    }
+
+    /// Waits for the stream, or for an event in it.
+    fn traced_wait(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+        let start = Instant::now();
+        wait()?;
+        self.tracer.waited(start);
+        Ok(())
+    }
+
     /// Sends a kernel.
     ///
     /// # Safety
@@ -225,33 +269,6 @@ impl Device {
             .result()
             .map_err(failed("a kernel cannot be started"))
         })
-    }
-
-    /// Everything that `send` sends, as a graph that can be sent at once, and again.
-    pub(crate) fn record(self: &Arc<Device>, send: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as the device.
-        unsafe { result::stream::begin_capture(self.stream, mode) }
-            .map_err(failed("no graph can be recorded"))?;
-        let sent = self.untraced(send);
-        // SAFETY: recording began just now.
-        let graph = unsafe { result::stream::end_capture(self.stream) };
-        let graph = graph.map_err(failed("no graph was recorded"));
-        if let (Err(_), Ok(graph)) = (&sent, &graph) {
-            // SAFETY: nothing was made of the graph; an error could change nothing.
-            let _ = unsafe { result::graph::destroy(*graph) };
-        }
-        sent?;
-        let graph = graph?;
-        let mut executable = std::ptr::null_mut();
-        // SAFETY: the graph is the one just recorded, and not needed any more afterwards.
-        let made = unsafe {
-            let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result();
-            result::graph::destroy(graph).map_err(failed("a graph stays"))?;
-            made
-        };
-        made.map_err(failed("no graph can be made"))?;
-        Ok(Graph { device: Arc::clone(self), executable })
     }
 
     /// Copies to the device, in the stream's order.
@@ -437,36 +454,6 @@ impl Drop for Memory {
             let _ = self.device.enter();
             let _ = self.device.finish();
             let _ = result::free_sync(self.address);
-        }
-    }
-}
-
-/// Work that was recorded.
-pub(crate) struct Graph {
-    device: Arc<Device>,
-    executable: sys::CUgraphExec,
-}
-
-// SAFETY: as for `Device`.
-unsafe impl Send for Graph {}
-
-impl Graph {
-    /// Sends all of it.
-    pub(crate) fn launch(&self) -> Result<()> {
-        self.device.traced(Activity::Compute, Some("graph of a step"), || {
-            // SAFETY: graph and stream are alive.
-            unsafe { result::graph::launch(self.executable, self.device.stream) }
-                .map_err(failed("a graph cannot be started"))
-        })
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: made by `record`; an error changes nothing.
-        unsafe {
-            let _ = self.device.enter();
-            let _ = result::graph::exec_destroy(self.executable);
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) struct CudaModel {
     /// Tokens that the device sampled, of even and of odd steps.
     pub(crate) sampled: Pinned<u32>,
     /// Those of the rows that ask for tokens.
-    pub(crate) tokens: Vec<u32>,
+    pub(crate) tokens: Vec<Option<u32>>,
     pub(crate) host: HostSampler,
     metadata_memory: Memory,
     profile: Option<Times>,

@@ -68,10 +68,10 @@ macro_rules! parameters {
 }
 
 parameters! {
-    /// A matrix of a matmul; of experts, all one behind the other, each padded to whole tiles.
+    /// A matrix of a matmul, or one for each expert.
     struct Matrix: 48 {
-        /// [experts, tiles, chunks] records of codes and scales (packed.cuh)
-        packed: (const u8 *),
+        /// [tiles, chunks] records of codes and scales (packed.cuh); or [experts] addresses of such
+        packed: (const void *),
         /// [experts * tiles * 16]: of the rows' scales, 16 times larger to undo INPUT_SCALE
         exponents: (const u8 *),
         /// [experts * rows], or none
@@ -88,7 +88,7 @@ parameters! {
         matrices: [Matrix; MATRICES],
         /// [.., input_stride] in f16; for f32 weights, in f32
         input: (const void *),
-        /// maps outputs to input rows
+        /// maps outputs to input rows, or none: they are the same
         metadata: (const u32 *),
         /// added to the first matrix's result, or none
         residual: (const float *),
@@ -108,8 +108,8 @@ parameters! {
         slice_chunks: u32,
         /// of the input
         rows: u32,
-        /// whether input rows are those of the step's outputs
-        gathers_outputs: u32,
+        /// 0 without experts
+        experts: u32,
         /// activation function of a gated matmul
         act: u32,
         /// by each row; 0 without experts

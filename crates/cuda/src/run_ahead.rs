@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use bodkin_backend as backend;
 use bodkin_backend::{Batch, Result, RowOutput, SamplingParams, Sink, StepOutput};
 
-use crate::constants::RECORDED_ROWS;
+use crate::constants::{NO_TOKEN, RECORDED_ROWS};
 use crate::driver::Event;
 use crate::model::{CudaModel, StepEnd};
 use crate::step::sampling;
@@ -68,10 +68,14 @@ impl CudaModel {
             }
             let tokens = &self.sampled.slice()[seen % 2 * rows.len()..][..rows.len()];
             self.tokens.clear();
-            self.tokens.extend(token_rows(rows).map(|(row, _)| tokens[row]));
+            self.tokens.extend(token_rows(rows).map(|(row, _)| match tokens[row] {
+                NO_TOKEN => None,
+                token => Some(token),
+            }));
             let logits = (rows.len() - self.tokens.len()) * self.plan.output_width();
             let logits = &mut self.received.slice_mut()[..logits];
-            if sink(StepOutput { nonfinite: &[], tokens: &self.tokens, logits }).is_break() {
+            let output = StepOutput { tokens: &self.tokens, logits };
+            if sink(output).is_break() || self.tokens.contains(&None) {
                 break;
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bodkin_backend::{Progress, Result, StoredFormat};
 use bodkin_gguf::File;
-use bodkin_model::{Plan, Weight};
+use bodkin_model::{Op, Plan, Weight};
 use bytemuck::cast_slice_mut;
 
 use crate::constants::TILE_ROWS;
@@ -25,6 +25,8 @@ const THREAD_BYTES: usize = 128 << 10;
 struct Offsets {
     /// The shape, and the offsets of tiles and of the exponents of their rows' scales.
     matrix: Option<(Shape, usize, usize)>,
+    /// The table of the addresses of each expert's tiles.
+    experts: Option<usize>,
     vector: Option<(Vector, usize)>,
 }
 
@@ -68,17 +70,18 @@ fn offsets(plan: &Plan, shard: Shard) -> (Vec<Offsets>, usize) {
         start
     };
     let weights = plan.weights.iter().zip(sharded(plan, shard.count));
-    let weights = weights.zip(shapes(plan)).zip(vectors(plan));
-    let offsets = weights.map(|(((weight, pieces), shape), is_vector)| {
+    let weights = weights.zip(shapes(plan)).zip(vectors(plan)).zip(experts(plan));
+    let offsets = weights.map(|((((weight, pieces), shape), is_vector), experts)| {
         let shape = shape.map(|shape| pieces.map_or(shape, |_| shape.shard(shard)));
         let matrix =
             shape.map(|shape| (shape, take(shape.packed_bytes()), take(shape.exponents())));
+        let experts = experts.map(|count| take(size_of::<u64>() * count));
         let vector = is_vector.then(|| Vector::of(weight, pieces, shard));
         let vector = vector.map(|vector| {
             let at = take(vector.bytes());
             (vector, at)
         });
-        Offsets { matrix, vector }
+        Offsets { matrix, experts, vector }
     });
     (offsets.collect(), bytes)
 }
@@ -92,6 +95,17 @@ fn vectors(plan: &Plan) -> Vec<bool> {
         vectors.for_each(|id| are_vectors[id.0] = true);
     }
     are_vectors
+}
+
+/// The number of experts of each weight that has them.
+fn experts(plan: &Plan) -> Vec<Option<usize>> {
+    let mut counts = vec![None; plan.weights.len()];
+    for op in &plan.ops {
+        if let Op::ExpertLinear { weight, experts, .. } = op {
+            counts[weight.0] = Some(*experts);
+        }
+    }
+    counts
 }
 
 /// The bytes that a plan's weights take on a device.
@@ -132,6 +146,7 @@ pub(crate) fn stored_formats(plan: &Plan, devices: usize) -> Vec<StoredFormat> {
 pub(crate) struct Placed {
     /// Of the rows that the device holds.
     pub(crate) shape: Shape,
+    /// Of the packed tiles; of experts, of the table of their addresses.
     pub(crate) packed: u64,
     /// Of the scales of rows.
     pub(crate) exponents: u64,
@@ -160,7 +175,8 @@ impl Weights {
         let memory = Memory::zeroed(device, bytes, "the weights")?;
         let largest = offsets.iter().map(|offsets| {
             let tile = offsets.matrix.map_or(0, |(shape, ..)| tile_bytes(&shape));
-            tile.max(offsets.vector.as_ref().map_or(0, |(vector, _)| vector.bytes()))
+            let experts = offsets.matrix.map_or(0, |(shape, ..)| size_of::<u64>() * shape.matrices);
+            tile.max(experts).max(offsets.vector.as_ref().map_or(0, |(vector, _)| vector.bytes()))
         });
         let mut staging = Staging::new(device, largest.max().unwrap_or(0), bytes)?;
         let total = plan.cost().weight_bytes;
@@ -172,6 +188,9 @@ impl Weights {
             let at = |offset: usize| memory.address + offset as u64;
             if let Some((shape, tiles, exponents)) = offsets.matrix {
                 send_tiles(&mut staging, &shape, weight, data, [at(tiles), at(exponents)])?;
+                if let Some(table) = offsets.experts {
+                    send_experts(&mut staging, &shape, at(tiles), at(table))?;
+                }
             }
             if let Some((vector, address)) = &offsets.vector {
                 let bytes = vector.bytes();
@@ -181,7 +200,10 @@ impl Weights {
             }
             placed.push(Placed {
                 shape: offsets.matrix.map_or_else(|| Shape::of(weight, 1), |(shape, _, _)| shape),
-                packed: offsets.matrix.map_or(0, |(_, tiles, _)| at(tiles)),
+                packed: match (offsets.experts, offsets.matrix) {
+                    (Some(table), _) => at(table),
+                    (None, matrix) => matrix.map_or(0, |(_, tiles, _)| at(tiles)),
+                },
                 exponents: offsets.matrix.map_or(0, |(_, _, exponents)| at(exponents)),
                 vector: offsets.vector.map_or(0, |(_, vector)| at(vector)),
                 len: weight.rows * weight.cols,
@@ -229,6 +251,18 @@ fn send_tiles(
         unsafe { staging.send(bytes, fill, &parts) }?;
     }
     Ok(())
+}
+
+/// Sends the address of each expert's tiles, which lie one behind the other, to a table.
+fn send_experts(staging: &mut Staging, shape: &Shape, tiles: u64, table: u64) -> Result<()> {
+    let expert_bytes = shape.tiles() * shape.tile_bytes();
+    let bytes = size_of::<u64>() * shape.matrices;
+    let fill = |to: &mut [u8]| {
+        let addresses = (0..shape.matrices).map(|expert| tiles + (expert * expert_bytes) as u64);
+        cast_slice_mut(to).iter_mut().zip(addresses).for_each(|(to, address)| *to = address);
+    };
+    // SAFETY: the allocation has room for the table.
+    unsafe { staging.send(bytes, fill, &[(table, 0..bytes)]) }
 }
 
 /// Packs some tiles and their exponents, on the host's threads.

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use bodkin_backend::SamplingParams;
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::events::{Update, UpdateSink};
 use crate::logprobs::logprobs;
 use crate::request::{Finish, Logprobs, Request, Timings, Usage};
-use crate::sampler::{Sampler, check_finite};
+use crate::sampler::Sampler;
 use crate::stats::Status;
 use crate::tokenizer::Tokenizer;
 
@@ -107,24 +107,18 @@ impl Client {
         self.is_model_sampled().then(|| self.sampler.params(steps))
     }
 
-    /// Takes a token that the model sampled from `width` logits.
-    pub(crate) fn accept(
-        &mut self,
-        token: u32,
-        nonfinite: usize,
-        width: usize,
-    ) -> Result<RowToken> {
-        check_finite(nonfinite, width)?;
+    /// Takes a token that the model sampled.
+    pub(crate) fn accept(&mut self, token: u32) -> RowToken {
         self.sampler.accept_sampled(token);
-        Ok((token, None))
+        (token, None)
     }
 
-    /// Samples a token from its logits.
-    pub(crate) fn sample(&mut self, logits: &[f32]) -> Result<RowToken> {
+    /// Samples a token from its logits; none if they are not finite.
+    pub(crate) fn sample(&mut self, logits: &[f32]) -> Option<RowToken> {
         let token = self.sampler.sample(logits)?;
         self.sampler.accept(token);
         let top = self.request.logprobs;
-        Ok((token, top.map(|top| Box::new(logprobs(logits, token, top)))))
+        Some((token, top.map(|top| Box::new(logprobs(logits, token, top)))))
     }
 
     /// Reports a token. Returns why the request ends with it, if it does.

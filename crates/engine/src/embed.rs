@@ -7,6 +7,7 @@ use bodkin_backend::{Batch, Limits, Model, PAGE_TOKENS, RowOutput, Step};
 use bodkin_model::Plan;
 
 use crate::error::{Error, Result};
+use crate::nonfinite;
 use crate::pages::{Pages, Sequence};
 
 /// The most tokens of a text. Fails if the plan makes no embeddings.
@@ -52,13 +53,13 @@ pub fn embed(
     check(model.plan(), texts, room)?;
     for (i, text) in texts.iter().enumerate() {
         if !batch.add(i, text, model.limits()) {
-            batch.run(model, &mut each)?;
+            batch.run(model, texts, &mut each)?;
             if !batch.add(i, text, model.limits()) {
                 return Err(Error::OutOfPages { tokens: text.len() });
             }
         }
     }
-    batch.run(model, &mut each)
+    batch.run(model, texts, &mut each)
 }
 
 /// Whether every text can be had, in steps of `room` tokens.
@@ -118,7 +119,12 @@ impl TextBatch {
     }
 
     /// Runs the batch, passes its embeddings on, and empties it.
-    fn run(&mut self, model: &mut dyn Model, each: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+    fn run(
+        &mut self,
+        model: &mut dyn Model,
+        texts: &[Vec<u32>],
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
         let width = model.plan().output_width();
         let rows = &self.rows[..self.batch.outputs.len()];
         if rows.is_empty() {
@@ -126,17 +132,25 @@ impl TextBatch {
         }
         let step = Step { batch: &self.batch, rows, steps: 1, observer: None };
         let (sequences, pages) = (&mut self.sequences, &mut self.pages);
+        let mut broken = None;
         model.step(step, &mut |output| {
             let rows = output.logits.chunks_exact_mut(width);
             for ((index, sequence), row) in sequences.drain(..).zip(rows) {
+                pages.release(sequence);
+                if !row.iter().all(|x| x.is_finite()) {
+                    broken.get_or_insert(index);
+                    continue;
+                }
                 normalize(row);
                 each(index, row);
-                pages.release(sequence);
             }
             ControlFlow::Break(())
         })?;
         self.batch.clear();
-        Ok(())
+        match broken {
+            None => Ok(()),
+            Some(index) => Err(nonfinite::error(model, pages, &texts[index])),
+        }
     }
 }
 

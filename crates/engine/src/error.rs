@@ -116,16 +116,11 @@ pub enum Error {
         /// Tokens of all running requests.
         tokens: usize,
     },
-    /// A row of logits holds NaN or +inf, or only -inf.
-    #[error(
-        "logits are not finite: {count} of {vocabulary}; the model's weights or its activations \
-         overflow"
-    )]
-    NonFiniteLogits {
-        /// Logits that are NaN or infinite.
-        count: usize,
-        /// All logits.
-        vocabulary: usize,
+    /// An embedding or a row of logits holds NaN or infinity.
+    #[error("the model's output is not finite: NaN or infinity first appears in {place}")]
+    NonFinite {
+        /// The layer and the tensor.
+        place: String,
     },
     /// A step failed or the engine's thread panicked. All requests end with the cause, and the
     /// model must be loaded again.

@@ -10,6 +10,7 @@ mod error;
 mod events;
 mod logits;
 mod logprobs;
+mod nonfinite;
 mod pages;
 mod prefill_budget;
 mod prefix_store;

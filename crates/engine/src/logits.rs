@@ -2,10 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use bodkin_backend::{Batch, Model, Observer, RowOutput, Step};
+use bodkin_backend::{Batch, Model, Observer, RowOutput, Step, can_sample};
 
 use crate::error::{Error, Result};
-use crate::pages::Pages;
+use crate::nonfinite;
+use crate::pages::{Pages, Sequence};
 
 /// Runs `tokens` as one new sequence in steps of at most `step` tokens, and calls `each` with the
 /// index and the logits (`[vocabulary]`) of every position that `wanted` accepts, in order.
@@ -24,9 +25,53 @@ pub fn logits(
 }
 
 /// As [`logits`], with the positions and the logits of each step together (`[positions,
-/// vocabulary]`; there may be none), and with an observer of the matmuls.
+/// vocabulary]`; there may be none), and with an observer of the matmuls, which may be there to
+/// count logits that are not finite: then they are no error.
 pub fn steps(
     model: &mut dyn Model,
+    tokens: &[u32],
+    step: usize,
+    wanted: impl Fn(usize) -> bool,
+    observer: Option<&mut dyn Observer>,
+    mut each: impl FnMut(&[usize], &[f32]),
+) -> Result<()> {
+    let (width, is_observed) = (model.plan().output_width(), observer.is_some());
+    let mut broken = None;
+    let pages = &mut Pages::of(model);
+    run_sequence(model, pages, tokens, step, wanted, observer, |positions, rows| {
+        let mut finite = positions.iter().zip(rows.chunks_exact(width));
+        let found = finite.find(|(_, row)| !is_observed && !can_sample(row));
+        match broken.or(found.map(|(&position, _)| position)) {
+            None => each(positions, rows),
+            position => broken = position,
+        }
+    })?;
+    match broken {
+        None => Ok(()),
+        Some(position) => Err(nonfinite::error(model, pages, &tokens[..=position])),
+    }
+}
+
+/// Runs `tokens` as one new sequence, whose pages are free again afterwards, see [`steps`].
+pub(crate) fn run_sequence(
+    model: &mut dyn Model,
+    pages: &mut Pages,
+    tokens: &[u32],
+    step: usize,
+    wanted: impl Fn(usize) -> bool,
+    observer: Option<&mut dyn Observer>,
+    each: impl FnMut(&[usize], &[f32]),
+) -> Result<()> {
+    let mut sequence = pages.unshared();
+    let state = (&mut *pages, &mut sequence);
+    let result = run_steps(model, state, tokens, step, wanted, observer, each);
+    pages.release(sequence);
+    result
+}
+
+fn run_steps(
+    model: &mut dyn Model,
+    (pages, sequence): (&mut Pages, &mut Sequence),
     tokens: &[u32],
     step: usize,
     wanted: impl Fn(usize) -> bool,
@@ -35,14 +80,12 @@ pub fn steps(
 ) -> Result<()> {
     let limits = model.limits().clone();
     let step = step.min(limits.tokens);
-    let mut pages = Pages::of(model);
-    let mut sequence = pages.unshared();
     let rows = vec![RowOutput::Logits; limits.outputs];
     let mut batch = Batch::default();
     let mut from = 0;
     while from < tokens.len() {
         let (len, outputs) = piece(tokens.len() - from, step, limits.outputs, |i| wanted(from + i));
-        if !pages.reserve(&mut sequence, len) {
+        if !pages.reserve(sequence, len) {
             let limit = pages.longest_sequence();
             return Err(Error::PromptTooLong { tokens: tokens.len(), limit });
         }
@@ -60,15 +103,14 @@ pub fn steps(
             each(&positions, output.logits);
             ControlFlow::Break(())
         })?;
-        pages.advance(&mut sequence, chunk);
+        pages.advance(sequence, chunk);
         from += len;
     }
     Ok(())
 }
 
 /// The length of the next step and the rows whose logits it gives: the largest number of tokens
-/// without
-/// more wanted rows than a step can give.
+/// without more wanted rows than a step can give.
 fn piece(
     left: usize,
     step: usize,

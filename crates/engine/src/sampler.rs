@@ -15,13 +15,13 @@ mod random;
 pub use self::options::SamplerOptions;
 
 use bodkin_backend::candidates::{Candidates, top_n_sigma};
-use bodkin_backend::{SamplingParams, argmax, count_nonfinite};
+use bodkin_backend::{SamplingParams, argmax, can_sample};
 
 use self::dry::Dry;
 use self::history::History;
 use self::penalties::Penalties;
 use self::random::Random;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tokenizer::Tokenizer;
 
 /// Samples the tokens of one sequence.
@@ -65,15 +65,11 @@ impl Sampler {
     }
 
     /// Samples a token from the logits of the whole vocabulary. Does not [`Sampler::accept`] it.
-    ///
-    /// # Errors
-    /// [`Error::NonFiniteLogits`] if one is NaN or +inf, or all are -inf.
-    ///
-    /// # Panics
-    /// If `logits` is empty.
-    pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
-        assert!(!logits.is_empty(), "there must be a logit for each token");
-        check_finite(count_nonfinite(logits), logits.len())?;
+    /// None if one is NaN or +inf, or all are -inf.
+    pub fn sample(&mut self, logits: &[f32]) -> Option<u32> {
+        if !can_sample(logits) {
+            return None;
+        }
         let mut changed = std::mem::take(&mut self.logits);
         let logits = match self.adjust(logits, &mut changed) {
             true => changed.as_slice(),
@@ -89,7 +85,7 @@ impl Sampler {
             self.candidates.sample(self.random.unit()).0
         };
         self.logits = changed;
-        Ok(token)
+        Some(token)
     }
 
     /// Whether a backend can sample the next tokens with [`Sampler::params`].
@@ -210,14 +206,6 @@ impl Sampler {
 /// The longest history that parameters hold. Beyond it, counting tokens as they are accepted is
 /// cheaper than sorting the window in each step.
 const MAX_HISTORY: usize = 1024;
-
-/// Fails if `count` of a row's logits are not finite.
-pub(crate) fn check_finite(count: usize, vocabulary: usize) -> Result<()> {
-    match count {
-        0 => Ok(()),
-        _ => Err(Error::NonFiniteLogits { count, vocabulary }),
-    }
-}
 
 /// Sums the biases of each token.
 fn summed(biases: &[(u32, f32)]) -> Vec<(u32, f32)> {
@@ -378,19 +366,15 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_are_not_finite_are_an_error() {
+    fn nothing_is_sampled_from_logits_that_are_not_finite() {
         for options in [open(), SamplerOptions::default(), SamplerOptions { mirostat: 2, ..open() }]
         {
             let mut sampler = Sampler::with_dry(options, None);
-            let mut count = |logits: &[f32]| match sampler.sample(logits) {
-                Err(Error::NonFiniteLogits { count, .. }) => count,
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(count(&[f32::NAN, f32::NAN]), 2);
-            assert_eq!(count(&[f32::NEG_INFINITY; 3]), 3);
-            assert_eq!(count(&[f32::NAN, 1.0, f32::NEG_INFINITY]), 2);
-            assert_eq!(count(&[0.0, f32::INFINITY]), 1);
-            assert_eq!(sampler.sample(&[1.0, f32::NEG_INFINITY]).unwrap(), 0);
+            assert_eq!(sampler.sample(&[f32::NAN, f32::NAN]), None);
+            assert_eq!(sampler.sample(&[f32::NEG_INFINITY; 3]), None);
+            assert_eq!(sampler.sample(&[f32::NAN, 1.0, f32::NEG_INFINITY]), None);
+            assert_eq!(sampler.sample(&[0.0, f32::INFINITY]), None);
+            assert_eq!(sampler.sample(&[1.0, f32::NEG_INFINITY]), Some(0));
         }
     }
 }

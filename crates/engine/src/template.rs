@@ -9,6 +9,7 @@ mod builtins;
 mod filters;
 mod json;
 mod methods;
+mod operators;
 mod program;
 
 use std::sync::Arc;
@@ -93,7 +94,7 @@ impl Template {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_fuel(Some(FUEL));
         builtins::add_filters(&mut environment, budget);
-        program::add_filters(&mut environment, budget);
+        operators::add_filters(&mut environment, budget);
         let own = Arc::clone(budget);
         environment.set_unknown_method_callback(
             move |state: &mut State, value: &Value, method: &str, arguments: &[Value]| {
@@ -302,6 +303,20 @@ mod tests {
             "b1a2"
         );
         assert_eq!(rendered("{{ {'a': 1}.get('x', 'y') }}{{ 'abc'.startswith('ab') }}"), "yTrue");
+    }
+
+    #[test]
+    fn slices_are_python_s() {
+        let source = concat!(
+            "{{ ''[::-1] }}|{{ 'abc'[::-1] }}|{{ 'abcdef'[4:1:-2] }}|{{ 'abc'[-2:] }}|",
+            "{{ 'abc'[:-5] }}|{{ 'abc'[5:] }}|{{ 'abc'[-9:9:2] }}|{{ 'abc'[1::-1] }}|",
+            "{{ 'abc'[:0:-1] }}|{{ 'abc'[::-9223372036854775808] }}|{{ [][::-1] }}|",
+            "{{ [1, 2, 3][1:] }}|{{ (messages[::-1])[0].role }}",
+        );
+        let expected = "|cba|ec|bc|||ac|ba|cb|c|[]|[2, 3]|assistant";
+        assert_eq!(rendered(source), expected);
+        assert!(render("{{ 'abc'[::0] }}").is_err());
+        assert!(render("{{ {}[1:] }}").is_err());
     }
 
     #[test]

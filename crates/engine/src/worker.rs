@@ -15,6 +15,7 @@ use bodkin_backend::{
 
 use crate::client::Client;
 use crate::error::{Error, Result};
+use crate::nonfinite;
 use crate::pages::{Copies, FullPage, Pages};
 use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
@@ -190,15 +191,16 @@ impl Worker {
         results.ended.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         let mut ended = Vec::new();
         for (index, end) in results.ended {
-            let task = match end {
-                Ok(_) => {
-                    self.save(index)?;
-                    self.scheduler.finish(index)
-                }
-                // NaN in its KV cache would spread to requests with the same prefix.
-                Err(_) => self.scheduler.discard(index),
-            };
-            ended.push((task.owner, end));
+            if let Some(reason) = end {
+                self.save(index)?;
+                ended.push((self.scheduler.finish(index).owner, Ok(reason)));
+                continue;
+            }
+            // NaN in its KV cache would spread to requests with the same prefix.
+            let task = self.scheduler.discard(index);
+            let pages = self.scheduler.pages_mut();
+            let error = nonfinite::error(&mut *self.model, pages, &task.tokens);
+            ended.push((task.owner, Err(error)));
         }
         // Who reads that a request has ended sees it in the statistics, too.
         self.publish();
@@ -236,27 +238,24 @@ impl Worker {
                 }
             }
             let mut tokens = output.tokens.iter().copied();
-            // Empty where the model samples on a device.
-            let mut nonfinite = output.nonfinite.iter().copied();
             let mut logits = output.logits.chunks_exact(width);
             for (row, &index) in rows.iter().zip(&step.outputs) {
                 let client = &mut scheduler.running()[index].owner;
                 let token = match row {
                     RowOutput::Token(_) => {
                         let token = tokens.next().expect("a token for each row that asks for one");
-                        client.accept(token, nonfinite.next().unwrap_or(0), width)
+                        token.map(|token| client.accept(token))
                     }
                     RowOutput::Logits => client.sample(logits.next().expect("its logits")),
                 };
-                let end = match token {
-                    Ok(token) => {
-                        let (id, end) = (token.0, client.report(token, tokenizer));
-                        let is_full = end.is_none() && !scheduler.push_token(index, id);
-                        end.or_else(|| is_full.then_some(Finish::Context)).map(Ok)
-                    }
-                    Err(error) => Some(Err(error)),
+                let Some(token) = token else {
+                    results.ended.push((index, None));
+                    continue;
                 };
-                results.ended.extend(end.map(|end| (index, end)));
+                let (id, end) = (token.0, client.report(token, tokenizer));
+                let is_full = end.is_none() && !scheduler.push_token(index, id);
+                let end = end.or_else(|| is_full.then_some(Finish::Context));
+                results.ended.extend(end.map(|end| (index, Some(end))));
             }
             inbox.extend(messages.try_iter());
             let is_cancelled = scheduler.running().iter().any(|task| task.owner.is_cancelled());
@@ -286,8 +285,8 @@ struct StepResults {
     steps: usize,
     /// Blocks to copy.
     checkpoints: Copies,
-    /// Running tasks that end, and how.
-    ended: Vec<(usize, Result<Finish>)>,
+    /// Running tasks that end, and how; none if their logits are not finite.
+    ended: Vec<(usize, Option<Finish>)>,
 }
 
 /// Copies blocks of the state of sequences.

@@ -32,12 +32,6 @@ pub enum Error {
         /// The requested size.
         found: usize,
     },
-    /// A model's logits are NaN.
-    #[error("chunk {chunk}: the model's logits are NaN")]
-    NoNumbers {
-        /// From 1 on.
-        chunk: usize,
-    },
     /// A file could not be read or written.
     #[error("{}: {source}", file.display())]
     Io {

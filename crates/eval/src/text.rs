@@ -6,7 +6,7 @@ use std::io::Write;
 use bodkin_backend::Model;
 
 use crate::divergence::{Divergence, Values};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kld::{Base, BaseWriter, encode_row};
 use crate::perplexity::Perplexity;
 use crate::score::{LogSoftmax, Row, score};
@@ -16,7 +16,7 @@ use crate::windows::Windows;
 /// are processed on `threads` threads.
 ///
 /// # Errors
-/// The engine's or the file's error, or if the logits are NaN.
+/// The engine's or the file's error.
 pub fn measure<W: Write>(
     model: &mut dyn Model,
     windows: &Windows,
@@ -38,14 +38,13 @@ pub fn measure<W: Write>(
             kept = base.row(&encoded);
         }
     })?;
-    check(perplexity.value(), window)?;
     Ok(kept?)
 }
 
 /// Adds the divergence of a window's predictions from those of `base`, whose next window it is.
 ///
 /// # Errors
-/// The engine's or the file's error, or if the logits are NaN.
+/// The engine's or the file's error.
 pub fn compare(
     model: &mut dyn Model,
     windows: &Windows,
@@ -57,11 +56,5 @@ pub fn compare(
     let mut rows = Vec::new();
     base.read_window(&mut rows)?;
     let of = |row: Row<'_>| Values::of(row, base.row(&rows, row.index));
-    score(model, windows, window, threads, of, |values| divergence.add(values))?;
-    check(divergence.log_perplexity().value, window)
-}
-
-/// Fails if the result up to this window is NaN.
-fn check(value: f64, window: usize) -> Result<()> {
-    if value.is_nan() { Err(Error::NoNumbers { chunk: window + 1 }) } else { Ok(()) }
+    score(model, windows, window, threads, of, |values| divergence.add(values))
 }

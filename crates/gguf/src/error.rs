@@ -148,9 +148,22 @@ impl Mismatch {
 
 /// A name from a file, escaped to one line and cut to 80 characters.
 pub(crate) fn quoted(name: &str) -> String {
-    let mut shown: String = name.chars().take(80).flat_map(char::escape_debug).collect();
+    let mut shown: String = name.chars().take(80).collect();
     if name.chars().nth(80).is_some() {
         shown.push_str("...");
     }
-    format!("`{shown}`")
+    format!("`{}`", printable(&shown))
+}
+
+/// Text from a file on one line: line ends, characters that command a terminal and invisible ones
+/// are escaped.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '"' | '\'' | '\\' => shown.push(character),
+            _ => shown.extend(character.escape_debug()),
+        }
+    }
+    shown
 }

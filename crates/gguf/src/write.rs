@@ -11,6 +11,9 @@ use crate::header::{MAX_NAME_BYTES, read_alignment};
 use crate::metadata::{Array, Metadata, Value, each_array, kind};
 use crate::tensor::{bytes_of, checked_bytes, fixed_bytes};
 
+/// Bytes that are written at once.
+const BUFFER_BYTES: usize = 1 << 20;
+
 /// Writes the data of one tensor: exactly the bytes that its format and shape require.
 type Source<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + 'a>;
 
@@ -152,10 +155,11 @@ impl<'a> Writer<'a> {
             builder.permissions(std::fs::Permissions::from_mode(0o666));
         }
         let mut temporary = builder
-            .prefix(".bodkin-")
-            .suffix(".gguf.part")
+            .prefix(".bodkin-tmp-")
             .tempfile_in(folder)
             .map_err(fail("create a file in its folder"))?;
+        // A lock ends with its process, so others can tell a file that was left behind.
+        let _ = temporary.as_file().lock();
         self.write_to(&mut temporary)?;
         temporary.as_file().sync_all().map_err(fail("write"))?;
         temporary.persist(&path).map_err(|error| fail("rename")(error.error))?;
@@ -164,7 +168,7 @@ impl<'a> Writer<'a> {
 
     /// Writes the file to a stream.
     pub fn write_to(self, out: &mut dyn Write) -> Result<()> {
-        let mut out = Counted { out: BufWriter::with_capacity(1 << 20, out), written: 0 };
+        let mut out = Counted { out: BufWriter::with_capacity(BUFFER_BYTES, out), written: 0 };
         let path = self.path;
         let failed = |source| Error::io(&path, "write", source);
         let mut header = Vec::new();
@@ -309,7 +313,9 @@ impl<W: Write> Counted<W> {
 
 impl<W: Write> Write for Counted<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.out.write(bytes)?;
+        // The buffer passes on what is as large as itself. A write of mapped bytes that another
+        // process has cut off fails without the name of their file, where a copy raises SIGBUS.
+        let count = self.out.write(&bytes[..bytes.len().min(BUFFER_BYTES / 2)])?;
         self.written += count as u64;
         Ok(count)
     }

@@ -172,6 +172,7 @@ fn sizes_that_do_not_fit_are_refused() {
     let wide = Format::CSR_F16.join_rows(&[Vec::new()]);
     assert!(writer().tensor("t", Format::CSR_F16, &[65536, 1], &wide).is_ok());
     assert!(writer().tensor("t", Format::CSR_F16, &[65537, 1], &wide).is_err());
+    assert!(writer().tensor("t", Format::CSR_F16, &[1 << 63, 1], &wide).is_err());
 }
 
 #[test]

@@ -110,8 +110,8 @@ impl Model {
         Ok(Model { engine, tokenizer, template, request, file, backend, context, bytes })
     }
 
-    /// A request as [`ModelFile::request`] makes it. [`Model::generate`] and [`Model::chat`] fill in
-    /// its prompt.
+    /// A request as [`ModelFile::request`] makes it; [`Model::generate`] and [`Model::chat`] add
+    /// the prompt.
     pub fn request(&self) -> Request {
         self.request.clone()
     }

@@ -26,6 +26,7 @@ pub use intake::Check;
 use intake::{Pin, Staged, verify_file};
 use known::Known;
 pub use layers::Layer;
+pub use ollama::{LayerDigest, Manifest};
 pub(crate) use layers::Recommendation;
 use staging::{Slot, Staging};
 

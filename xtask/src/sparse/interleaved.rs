@@ -126,7 +126,7 @@ impl Runner {
         let rows = [RowOutput::Token(&greedy)];
         let step = Step { batch: &batch, rows: &rows, steps, observer: None };
         self.model.step(step, &mut |output| {
-            stored.extend(output.tokens);
+            stored.extend(output.tokens.iter().flatten());
             ControlFlow::Continue(())
         })?;
         let seconds = start.elapsed().as_secs_f64();

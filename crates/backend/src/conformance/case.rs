@@ -160,6 +160,12 @@ impl Maker {
         self.stored(format, rows, cols, data)
     }
 
+    /// Replaces a row of the table of floats that the plan starts with.
+    pub(super) fn set_row_of_table(&mut self, row: usize, values: &[f32]) {
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes());
+        self.data[0].splice(row * 4 * values.len()..(row + 1) * 4 * values.len(), bytes);
+    }
+
     /// A vector of normal values around `mean`.
     pub(super) fn vector(&mut self, len: usize, mean: f32) -> WeightId {
         let values = self.random.normals(len);

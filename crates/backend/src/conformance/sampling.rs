@@ -244,7 +244,7 @@ fn multi_step(
     let rows: Vec<RowOutput<'_>> = params.iter().map(RowOutput::Token).collect();
     let step = Step { batch, rows: &rows, steps, observer: None };
     model.step(step, &mut |output| {
-        found.extend(output.tokens);
+        found.extend(output.tokens.iter().flatten());
         match found.len() < ended * params.len() {
             true => ControlFlow::Continue(()),
             false => ControlFlow::Break(()),
@@ -310,7 +310,8 @@ fn mixed_step(
     let step = Step { batch: &batch, rows: &rows, steps: 1, observer: None };
     let mut found = (Vec::new(), Vec::new());
     decoding.model.step(step, &mut |output| {
-        found = (output.tokens.to_vec(), output.logits.to_vec());
+        let tokens = output.tokens.iter().flatten().copied();
+        found = (tokens.collect(), output.logits.to_vec());
         ControlFlow::Continue(())
     })?;
     Ok(found)

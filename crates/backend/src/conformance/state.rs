@@ -57,7 +57,7 @@ fn convolution(width: usize, kernel: usize, has_bias: bool) -> Case {
     maker.finish(FLOAT, TOKENS)
 }
 
-fn conv(maker: &mut Maker, input: Value, kernel: usize, has_bias: bool) -> Value {
+pub(super) fn conv(maker: &mut Maker, input: Value, kernel: usize, has_bias: bool) -> Value {
     let width = maker.width(input);
     let weight = maker.matrix(Format::F32, width, kernel);
     let bias = has_bias.then(|| maker.vector(width, 0.5));

@@ -94,7 +94,7 @@ fn check(
     Ok(record)
 }
 
-/// The speed of a model beside the memory bandwidth.
+/// The speed of a model relative to the memory bandwidth.
 fn speed(opened: &ModelFile, backend: &dyn Backend) -> Result<Speed> {
     let [prefill, decode] = relative_speeds(opened, backend)?;
     let prefill = prefill.context("every model reads prompts")?;

@@ -25,7 +25,7 @@ chunks of --ctx-size tokens, as by `perplexity`.";
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// The text
+    /// Calibration text
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// Output file
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Number of chunks to read [default: the whole text]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
-    /// Add to the sums of this file
+    /// Importance matrix to continue
     #[arg(long, value_name = "FILE")]
     in_file: Option<PathBuf>,
     /// Include the output projection (LM head)

@@ -7,7 +7,7 @@ use std::io::Write;
 use anyhow::Result;
 use bodkin_backend::{Memory, StoredFormat};
 use bodkin_engine::{Tokenizer, embedding_limits};
-use bodkin_gguf::{Array, File, Tensor, Value};
+use bodkin_gguf::{Array, File, Tensor, Value, printable};
 use serde_json::json;
 
 use crate::arguments::{Machine, find};
@@ -95,14 +95,14 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
         human_bytes(file.bytes())
     )?;
     for (key, value) in file.metadata().iter().filter(|_| args.metadata) {
-        writeln!(out, "{key} = {}", text_value(value))?;
+        writeln!(out, "{} = {}", printable(key), printable(&text_value(value)))?;
     }
     if args.metadata && args.tensors {
         writeln!(out)?;
     }
     for t in file.tensors().iter().filter(|_| args.tensors) {
         let (format, shape, size) = (t.format.name(), shape(t), human_bytes(t.bytes));
-        write!(out, "{:<40} {format:<8} {shape:?} {size}", t.name)?;
+        write!(out, "{:<40} {format:<8} {shape:?} {size}", printable(&t.name))?;
         match zeros(file, t, args.zeros) {
             Some(share) => writeln!(out, ", {:.1} % zeros", 100.0 * share)?,
             None => writeln!(out)?,

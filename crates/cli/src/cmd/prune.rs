@@ -207,7 +207,7 @@ pub(crate) fn at_load(opened: ModelFile, surgery: &Path, machine: &Machine) -> R
     prune_all(&mut pruner, &jobs, machine, &mut opened, imatrix, None)?;
     let source = surgery.imatrix.map_or("none".to_owned(), |path| path.display().to_string());
     let metadata = pruner.metadata(&jobs, &source);
-    let pruned = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+    let pruned = output::temporary(&std::env::temp_dir())?;
     let mut out = BufWriter::new(&pruned);
     pruner.write(&metadata, &mut out)?;
     out.flush().context("cannot write the pruned model")?;

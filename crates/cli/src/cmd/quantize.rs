@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// File type, such as Q4_K_M
     #[arg(required_unless_present = "dense")]
     r#type: Option<String>,
-    /// Convert sparse tensors to dense; TYPE is optional then
+    /// Convert sparse tensors to dense, losslessly without TYPE
     #[arg(long)]
     dense: bool,
     /// Use the main format of TYPE for every matrix
@@ -40,10 +40,10 @@ pub(crate) struct Args {
     /// Importance matrix written by `imatrix`
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Quantize what is quantized already
+    /// Allow requantizing tensors that are quantized
     #[arg(long)]
     allow_requantize: bool,
-    /// Convert NaN and infinities instead of refusing them
+    /// Allow NaN and infinities
     #[arg(long)]
     allow_nan: bool,
     /// Print the formats, and write nothing

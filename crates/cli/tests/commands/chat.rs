@@ -249,7 +249,7 @@ fn a_full_context_drops_the_oldest_turns_if_asked() {
 fn words_are_not_broken_at_the_edge() {
     let place = Place::new();
     let model = model("llama");
-    // The tokens ` the`, ` and`, ` was` in turns.
+    // The tokens ` the`, ` and`, ` was`, again and again.
     let flags = [
         "-n",
         "30",

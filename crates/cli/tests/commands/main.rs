@@ -12,6 +12,7 @@ mod compress;
 mod embed;
 mod inspect;
 mod logits;
+mod nonfinite;
 mod perplexity;
 mod place;
 mod run;

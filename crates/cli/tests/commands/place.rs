@@ -90,14 +90,36 @@ impl Place {
 
     /// A copy of a tiny model with changed metadata.
     pub(crate) fn variant(&self, of: &str, change: impl FnOnce(&mut Metadata)) -> String {
+        self.copy(of, change, |_, _| ())
+    }
+
+    /// A copy of a tiny model with another value in front of a tensor of floats.
+    pub(crate) fn with_first_value(&self, of: &str, tensor: &str, value: f32) -> String {
+        let change = |name: &str, data: &mut [u8]| {
+            if name == tensor {
+                data[..4].copy_from_slice(&value.to_le_bytes());
+            }
+        };
+        self.copy(of, |_| (), change)
+    }
+
+    /// A copy of a tiny model with changed metadata and tensors.
+    fn copy(
+        &self,
+        of: &str,
+        change: impl FnOnce(&mut Metadata),
+        change_tensor: impl Fn(&str, &mut [u8]),
+    ) -> String {
         let file = File::open(model(of)).unwrap();
         let mut metadata = file.metadata().clone();
         change(&mut metadata);
         let path = self.path("variant.gguf");
         let mut writer = Writer::new(&path, &metadata).unwrap();
         for tensor in file.tensors() {
-            let (format, data) = (tensor.format, file.data(tensor));
-            writer.tensor(&tensor.name, format, &tensor.shape, data).unwrap();
+            let mut data = file.data(tensor).to_vec();
+            change_tensor(&tensor.name, &mut data);
+            let write = move |out: &mut dyn Write| out.write_all(&data);
+            writer.tensor_with(&tensor.name, tensor.format, &tensor.shape, write).unwrap();
         }
         writer.save().unwrap();
         path.into_os_string().into_string().unwrap()

@@ -58,11 +58,14 @@ fn a_terminal_is_not_commanded_by_a_file() {
     let place = Place::new();
     let change = |metadata: &mut Metadata| {
         metadata.insert("general.architecture", Value::String(Box::from(&b"\x1b[2Jx"[..])));
+        metadata.insert("a\n\x1b[2J", Value::String("\u{9b}2J \"it's\"".as_bytes().into()));
     };
     let path = place.variant("llama", change);
     let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
     assert!(error.contains("`\\u{1b}[2Jx`"), "{error}");
-    assert!(!place.text(&["inspect", &path]).contains('\x1b'));
+    let text = place.text(&["inspect", &path]);
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text}");
+    assert!(text.contains("\na\\n\\u{1b}[2J = \"\\u{9b}2J \\\"it's\\\"\"\n"), "{text}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! `pull`, `list`, `rm` and `show` from the outside: the real binary, with servers on this machine in
-//! the place of registries and hubs.
+//! `pull`, `list`, `rm` and `show` from the outside: the real binary, with servers on this machine
+//! in the place of registries and hubs.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -85,6 +85,8 @@ fn an_unreachable_model_has_a_line_for_each_source() {
         assert!(error.contains(source), "{error}");
     }
     assert_eq!(error.trim_end().lines().count(), 4, "{error}");
+    let base = place.run(&["run", "gemma3-270m", "Hello"]);
+    assert!(stderr(&base).contains("gemma3-270m: a base model"), "{}", stderr(&base));
 }
 
 #[test]

@@ -106,6 +106,32 @@ fn web_pages_of_named_origins_may_call() {
     assert!(!ask(&Server::start(&[]), "http://one.example"), "off by default");
 }
 
+#[test]
+fn https_is_spoken_with_a_certificate() {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let certificate = write("certificate.pem", made.cert.pem());
+    let key = write("key.pem", made.signing_key.serialize_pem());
+    let model = kit(MODEL);
+    let args = [model.to_str().unwrap(), "--tls-cert", &certificate, "--tls-key", &key];
+    let server = Server::without_waiting(&args);
+    let root = ureq::tls::Certificate::from_der(made.cert.der()).to_owned();
+    let roots = ureq::tls::RootCerts::new_with_certs(&[root]);
+    let tls = ureq::tls::TlsConfig::builder().root_certs(roots).build();
+    let agent: ureq::Agent = ureq::Agent::config_builder().tls_config(tls).build().into();
+    let url = format!("https://localhost:{}/v1/models", server.address.port());
+    let body = agent.get(&url).call().unwrap().body_mut().read_to_string().unwrap();
+    assert!(body.contains("\"llama\""), "{body}");
+    // Without the certificate as a root, a client does not trust it; plain HTTP gets nothing.
+    assert!(ureq::get(&url).call().is_err());
+    assert_eq!(server.get("/v1/models").status, 0);
+}
+
 /// SIGTERM lets a running request finish; a second signal does not wait.
 #[cfg(unix)]
 #[test]

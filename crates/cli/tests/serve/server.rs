@@ -57,6 +57,17 @@ impl Server {
 
     /// Starts a server and waits until its models answer.
     pub(crate) fn with(args: &[&str]) -> Server {
+        let server = Server::without_waiting(args);
+        let start = Instant::now();
+        while server.get("/health").status != 200 {
+            assert!(start.elapsed() < Duration::from_secs(60), "the model is loaded");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    /// Starts a server and waits until it listens.
+    pub(crate) fn without_waiting(args: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_bodkin"))
             .arg("serve")
             .args(args)
@@ -71,13 +82,7 @@ impl Server {
             assert!(stderr.read_line(&mut line).unwrap() > 0, "the server listens");
         }
         let address = line.trim().rsplit('/').next().unwrap().parse().unwrap();
-        let server = Server { address, child, stderr };
-        let start = Instant::now();
-        while server.get("/health").status != 200 {
-            assert!(start.elapsed() < Duration::from_secs(60), "the model is loaded");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        server
+        Server { address, child, stderr }
     }
 
     pub(crate) fn url(&self) -> String {

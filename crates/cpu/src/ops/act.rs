@@ -98,7 +98,7 @@ functions! {
         gated(x, x.mul(x.mul(x).mul_add(V::splat(CUBIC), V::splat(LINEAR))))
     };
     ReluSquared |x| {
-        let x = x.max(V::splat(0.0));
+        let x = V::splat(0.0).max(x);
         x.mul(x)
     };
 }
@@ -136,8 +136,8 @@ impl Binary for ClampedSwish {
         // SAFETY: the caller keeps the contract of `Vector`.
         unsafe {
             let limit = V::splat(7.0);
-            let gate = gate.min(limit);
-            let up = up.min(limit).max(V::splat(-7.0)).add(V::splat(1.0));
+            let gate = limit.min(gate);
+            let up = V::splat(-7.0).max(limit.min(up)).add(V::splat(1.0));
             gated(gate, gate.mul(V::splat(1.702))).mul(up)
         }
     }

@@ -2,7 +2,7 @@
 
 use super::lanes::Vector;
 
-/// `e^x` to about two units in the last place; below -87 as at -87, some 1e-38.
+/// `e^x` to about two units in the last place; below -87 as at -87, some 1e-38. NaN stays NaN.
 ///
 /// # Safety
 ///
@@ -11,7 +11,7 @@ use super::lanes::Vector;
 pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
     // SAFETY: the caller keeps the contract of `Vector`.
     unsafe {
-        let clamped = x.max(V::splat(-87.0)).min(V::splat(88.0));
+        let clamped = V::splat(88.0).min(V::splat(-87.0).max(x));
         let n = clamped.mul(V::splat(std::f32::consts::LOG2_E)).round();
         // ln 2 in two parts, so that n times the first is exact.
         let r = n.mul_add(V::splat(-0.693_359_4), clamped);

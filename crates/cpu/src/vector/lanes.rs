@@ -26,7 +26,9 @@ pub(crate) trait Vector: Copy {
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
     unsafe fn div(self, other: Self) -> Self;
+    /// The larger lane; `other` where one is NaN.
     unsafe fn max(self, other: Self) -> Self;
+    /// The smaller lane; `other` where one is NaN.
     unsafe fn min(self, other: Self) -> Self;
     /// `self * b + c`, rounded once.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;

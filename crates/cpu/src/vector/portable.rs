@@ -79,11 +79,11 @@ impl Vector for Portable {
     }
     #[inline]
     unsafe fn max(self, other: Self) -> Self {
-        self.zip(other, f32::max)
+        self.zip(other, |a, b| if a > b { a } else { b })
     }
     #[inline]
     unsafe fn min(self, other: Self) -> Self {
-        self.zip(other, f32::min)
+        self.zip(other, |a, b| if a < b { a } else { b })
     }
     #[inline]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {

@@ -108,7 +108,8 @@ impl Step<'_> {
     fn swizzle(&self, gemm: &mut p::Gemm, input: Value, pairs: Option<Pairs>) -> Result<()> {
         let matmul = &mut gemm.matmul;
         let from = std::mem::replace(&mut matmul.input, self.at.swizzled);
-        let key = Some((input, matmul.gathers_outputs == 1, pairs.is_some()));
+        let gathers_outputs = matmul.metadata != 0;
+        let key = Some((input, gathers_outputs, pairs.is_some()));
         if self.swizzled.replace(key) == key {
             return Ok(());
         }
@@ -121,7 +122,7 @@ impl Step<'_> {
             stride: matmul.input_stride,
             chunks: matmul.chunks,
             rows: rows as u32,
-            gathers_outputs: matmul.gathers_outputs,
+            gathers_outputs: u32::from(gathers_outputs),
             panel_rows: gemm.panel_rows,
             outputs_per_input: gemm.outputs_per_input,
         };

@@ -37,14 +37,13 @@ impl Step<'_> {
         let first = &self.weights[operands[0].weight.0];
         let mut parameters = p::Matmul {
             input: self.address(*input),
-            metadata: self.at.metadata,
+            metadata: if *is_outputs { self.at.metadata } else { 0 },
             input_stride: self.stride(*input),
             matrix_count: operands.len() as u32,
             chunks: first.shape.chunks() as u32,
             slice_chunks: first.shape.slice_chunks() as u32,
             slices: first.shape.slices() as u32,
             rows: rows as u32,
-            gathers_outputs: u32::from(*is_outputs),
             cols: first.shape.cols as u32,
             chunk_bytes: first.shape.layout.chunk_bytes() as u32,
             slot_bytes: first.shape.layout.slot_bytes() as u32,
@@ -93,6 +92,7 @@ impl Step<'_> {
         }
         if let Some(experts) = experts {
             (parameters.route, parameters.route_stride) = self.place(experts.route);
+            parameters.experts = experts.count as u32;
             parameters.experts_used = experts.used as u32;
             parameters.shares_input = u32::from(experts.is_shared);
         }

@@ -9,11 +9,10 @@ use minijinja::machinery::{
     CompiledTemplate, Instruction as Op, Instructions, TemplateConfig, Token, tokenize,
 };
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
-use minijinja::{AutoEscape, Environment, Error, State, Value, context};
+use minijinja::{AutoEscape, Error, Value};
 
-use super::budget::{Budget, exceeded};
-use super::filters::escape;
+use super::budget::exceeded;
+use super::operators::{ADD, ADMIT, ADMIT_MEMBER, CHECK_TIME, FLATTEN, MULTIPLY, SLICE};
 
 /// The name of the only template.
 const NAME: &str = "chat";
@@ -29,14 +28,6 @@ const TAG_TOKENS_MAX: u64 = 8192;
 const SQUARES_MAX: u64 = 32 << 20;
 /// The most maps that are merged into one call's keyword arguments.
 const MERGED_MAX: usize = 16;
-
-// No template can name these filters but as texts, and then they are harmless.
-const ADD: &str = "=add";
-const ADMIT: &str = "=admit";
-const ADMIT_MEMBER: &str = "=admit_member";
-const CHECK_TIME: &str = "=check_time";
-const FLATTEN: &str = "=flatten";
-const MULTIPLY: &str = "=multiply";
 
 fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
@@ -142,6 +133,7 @@ fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Er
         Op::EmitRaw(text) => vec![Op::LoadConst(Value::from(*text)), Op::Emit],
         Op::Add => vec![filter(ADD, 2)],
         Op::Mul => vec![filter(MULTIPLY, 2)],
+        Op::Slice => vec![filter(SLICE, 4)],
         Op::MergeKwargs(count) if *count > MERGED_MAX => {
             return Err(exceeded(format!("a call unpacks more than {MERGED_MAX} maps")));
         }
@@ -160,7 +152,6 @@ fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Er
         | Op::BuildList(_)
         | Op::BuildTuple(_)
         | Op::StringConcat
-        | Op::Slice
         | Op::Eq
         | Op::Ne
         | Op::Gt
@@ -175,81 +166,4 @@ fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Er
         | Op::CallObject(_) => vec![op.clone(), filter(ADMIT, 1)],
         _ => vec![op.clone()],
     })
-}
-
-/// Adds the filters that bounded instructions call, and a formatter that charges the output.
-pub(super) fn add_filters(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
-    let own = Arc::clone(budget);
-    environment.add_filter(ADMIT, move |value: Rest<ValueOrKwargs>| own.admit(only(value)));
-    let own = Arc::clone(budget);
-    environment
-        .add_filter(ADMIT_MEMBER, move |value: Rest<ValueOrKwargs>| own.admit_member(only(value)));
-    let own = Arc::clone(budget);
-    environment.add_filter(CHECK_TIME, move |value: Rest<ValueOrKwargs>| {
-        own.check_time().map(|()| only(value))
-    });
-    let own = Arc::clone(budget);
-    environment.add_filter(FLATTEN, move |lists: Rest<ValueOrKwargs>| flatten(&own, &only(lists)));
-    let own = Arc::clone(budget);
-    environment
-        .add_filter(ADD, move |state: &mut State, a: Value, b: Value| add(&own, state, &a, &b));
-    let own = Arc::clone(budget);
-    environment.add_filter(MULTIPLY, move |state: &mut State, a: Value, b: Value| {
-        multiply(&own, state, &a, &b)
-    });
-    let own = Arc::clone(budget);
-    environment.set_formatter(move |out, state, value| {
-        own.check_time()?;
-        let bytes = own.written_bytes(value)?;
-        // Texts inside other values are written with escapes of up to six bytes.
-        own.charge(if value.as_object().is_some() { 6 * bytes } else { bytes })?;
-        minijinja::escape_formatter(out, state, value)
-    });
-}
-
-fn only(values: Rest<ValueOrKwargs>) -> Value {
-    values.0.into_iter().next().map(ValueOrKwargs::into_value).unwrap_or_default()
-}
-
-/// All items of some lists, which a call or a list unpacks.
-fn flatten(budget: &Budget, lists: &Value) -> Result<Value, Error> {
-    budget.written_bytes(lists)?;
-    let mut items = Vec::new();
-    for list in lists.try_iter()? {
-        items.extend(list.try_iter()?);
-    }
-    budget.admit(Value::from(items))
-}
-
-/// `a + b`. As in Python, a text that is marked `safe` escapes the other one for HTML.
-fn add(budget: &Budget, state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
-    let part = |value: &Value, text: &str| match value.is_safe() {
-        false if a.is_safe() || b.is_safe() => escape(text),
-        _ => text.to_owned(),
-    };
-    let sum = match (a.as_str(), b.as_str()) {
-        (Some(left), Some(right)) => {
-            let sum = part(a, left) + &part(b, right);
-            if a.is_safe() || b.is_safe() { Value::from_safe_string(sum) } else { sum.into() }
-        }
-        _ => state.env().compile_expression("a + b")?.eval(context! { a => a, b => b })?,
-    };
-    budget.admit(sum)
-}
-
-/// `a * b`, after a look at how often a text or a list will be repeated.
-fn multiply(budget: &Budget, state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
-    for (value, count) in [(a, b), (b, a)] {
-        let is_repeated = matches!(
-            value.kind(),
-            ValueKind::String | ValueKind::Bytes | ValueKind::Seq | ValueKind::Iterable
-        );
-        if is_repeated && let Ok(count) = i128::try_from(count.clone()) {
-            let bytes = budget.written_bytes(value)?;
-            let count = u64::try_from(count.max(0)).unwrap_or(u64::MAX);
-            budget.check_size(bytes.saturating_mul(count))?;
-        }
-    }
-    let product = state.env().compile_expression("a * b")?;
-    budget.admit(product.eval(context! { a => a, b => b })?)
 }

@@ -30,8 +30,8 @@ pub struct Record {
     pub speed: Option<Speed>,
 }
 
-/// The speed of a model beside the memory bandwidth that was measured in turns with it: tokens in
-/// the time in which memory delivers a gigabyte. What else runs on the machine slows both down.
+/// The speed of a model relative to the memory bandwidth, which is measured interleaved with it:
+/// tokens per gigabyte that memory could have delivered. Other load on the machine slows both down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speed {
     /// The backend, as it describes itself.

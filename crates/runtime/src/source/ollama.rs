@@ -119,21 +119,24 @@ fn is_part(part: &str, bytes_max: usize, extra: &str) -> bool {
     part.len() <= bytes_max && part.bytes().next().is_some_and(word) && part.bytes().all(inner)
 }
 
-/// The layers of a model.
-pub(crate) struct Manifest {
+/// The layers of a model in Ollama's store or a registry.
+#[derive(Debug)]
+pub struct Manifest {
     /// The weights.
-    pub(crate) model: LayerDigest,
+    pub model: LayerDigest,
     /// All others.
-    pub(crate) layers: Vec<LayerDigest>,
+    pub layers: Vec<LayerDigest>,
 }
 
 /// A layer that is named by its content.
-pub(crate) struct LayerDigest {
+#[derive(Debug)]
+pub struct LayerDigest {
     /// The last word of its media type.
-    pub(crate) kind: String,
+    pub kind: String,
     /// 64 hexadecimal digits.
-    pub(crate) digest: String,
-    pub(crate) bytes: u64,
+    pub digest: String,
+    /// Size of the layer.
+    pub bytes: u64,
 }
 
 #[derive(Deserialize)]
@@ -151,7 +154,10 @@ struct Descriptor {
 
 impl Manifest {
     /// Parses a manifest; `origin` is its path or address.
-    pub(crate) fn parse(text: &[u8], origin: &str) -> Result<Manifest> {
+    ///
+    /// # Errors
+    /// If it is no manifest, has no model layer or several, or an adapter.
+    pub fn parse(text: &[u8], origin: &str) -> Result<Manifest> {
         let document: Document = serde_json::from_slice(text)
             .map_err(|error| Error::mismatch(origin, "an Ollama manifest", error))?;
         let (mut model, mut layers) = (None, Vec::new());

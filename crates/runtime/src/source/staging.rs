@@ -18,7 +18,7 @@ use crate::progress::Reporter;
 const STAGING: char = '~';
 /// Ends the name of a download, after its hash.
 const PART: &str = ".part";
-/// Downloads that nobody has gone on with for this long are removed.
+/// Downloads that have not been resumed for this long are removed.
 const ABANDONED: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The right to write one entry. It ends when this is dropped or the process dies.

@@ -17,7 +17,10 @@ pub(crate) fn write(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
 
 /// The names of a test and its tracks, and the parts of its run. Times are in microseconds.
 fn events(id: usize, row: &Row) -> Vec<Value> {
-    let named = |kind: &str, track: usize, name: &str| json!({ "name": kind, "ph": "M", "pid": id, "tid": track, "args": { "name": name } });
+    let named = |kind: &str, track: usize, name: &str| {
+        let arguments = json!({ "name": name });
+        json!({ "name": kind, "ph": "M", "pid": id, "tid": track, "args": arguments })
+    };
     let test = format!("{} on {}: a run of {} steps", row.test(), row.backend, row.steps);
     let mut events = vec![named("process_name", 0, &test)];
     let tracks = row.timeline.tracks();

@@ -6,13 +6,13 @@ use bodkin_eval::check::coherence::Rules;
 
 use crate::arguments::{Machine, TokenizerArgs, largest_fraction, limit};
 
-const AFTER: &str = r#"A model that generates text answers a few fixed prompts, reads a fixed text while activations and
-logits are checked for NaN and outliers, reads past its sliding window, and fills a small context. An
-encoder embeds fixed texts, alone and together. --baseline compares logits and perplexity, or
-embeddings, with an earlier run. --speed measures tokens per byte that memory delivers, in turns with
-the memory bandwidth, so that other load on the machine does not decide. --reference compares the
-most likely tokens with a server that has OpenAI's /v1/completions with logprobs. Sampling uses fixed
-seeds. The exit status is 1 if a check fails.
+const AFTER: &str = r#"A model that generates text answers a few fixed prompts, reads a fixed text
+while activations and logits are checked for NaN and outliers, reads past its sliding window, and
+fills a small context. An encoder embeds fixed texts, alone and together. --baseline compares
+logits and perplexity, or embeddings, with an earlier run. --speed measures prefill and decode
+interleaved with the memory bandwidth, and compares their ratio, so that other load on the machine
+cancels out. --reference compares the most likely tokens with a server that has OpenAI's
+/v1/completions with logprobs. Sampling uses fixed seeds. The exit status is 1 if a check fails.
 
 A suite is TOML. Its answers are greedy:
 
@@ -31,7 +31,7 @@ A suite is TOML. Its answers are greedy:
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
 #[command(mut_arg("ctx_size", |arg| {
-    arg.help("Most tokens of the sequence past the window").default_value("8192")
+    arg.help("Tokens of the sliding-window test").default_value("8192")
 }))]
 pub(crate) struct Args {
     /// Paths to GGUF files, or model names as in `list`
@@ -69,7 +69,7 @@ pub(crate) struct Args {
 /// Limits of the checks.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(super) struct Thresholds {
-    /// Mean squared error of the logits
+    /// Mean squared error of the logits, against the baseline
     #[arg(long, value_parser = limit, value_name = "X", default_value_t = 0.05)]
     pub(super) max_mse: f64,
     /// Mean KL divergence from the baseline
@@ -81,7 +81,7 @@ pub(super) struct Thresholds {
     /// Mean cosine distance of embeddings from the baseline
     #[arg(long, value_parser = limit, value_name = "X", default_value_t = 0.001)]
     pub(super) max_cosine_distance: f64,
-    /// Loss of speed in percent
+    /// Slowdown in percent, against the baseline
     #[arg(long, value_parser = limit, value_name = "PERCENT", default_value_t = 10.0)]
     pub(super) max_slowdown: f64,
     /// Fraction of repeated 4-grams
@@ -92,10 +92,10 @@ pub(super) struct Thresholds {
     #[arg(long, value_parser = largest_fraction, value_name = "FRACTION",
           default_value_t = Rules::default().foreign_letters)]
     pub(super) max_foreign_letters: f64,
-    /// Mean difference of log-probabilities
+    /// Mean difference of log-probabilities, against the server
     #[arg(long, value_parser = limit, value_name = "X", default_value_t = 0.2)]
     pub(super) max_logprob_difference: f64,
-    /// Log-probabilities that differ by less are a tie
+    /// Difference of log-probabilities that counts as a tie
     #[arg(long, value_parser = limit, value_name = "X", default_value_t = 0.3)]
     pub(super) near_tie: f64,
     /// Maximum number of tokens of an answer

@@ -16,7 +16,7 @@ log-probabilities to compare with from the file of --kl-divergence-base.";
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     pub(super) model: String,
-    /// The text
+    /// Evaluation text
     #[arg(short, long, value_name = "FILE", required_unless_present = "kl_divergence")]
     pub(super) file: Option<PathBuf>,
     /// Number of chunks to read [default: the whole text]

@@ -9,9 +9,10 @@ Pruned matrices are stored in a sparse format, or with --dense in one that other
 --evaluate, the table at the end compares with the original model, with the same precision
 unpruned, and with the dense type of about the same size.
 
-SparseGPT loses least (docs/quality.md) and reads a calibration text; text of the kind that the model
-will be used for is best. With --pack, no weight changes: F16, Q8_0 and Q4_0 matrices that have zeros
-already are stored in the sparse format that takes the fewest bytes, if one is smaller.
+SparseGPT loses least (docs/quality.md) and reads a calibration text; best is text of the kind that
+the model will be used for. With --imatrix, the default method is wanda. With --pack, no weight
+changes: F16, Q8_0 and Q4_0 matrices that have zeros already are stored in the sparse format that
+takes the fewest bytes, if one is smaller.
 
 A surgery file is TOML. The first rule whose pattern matches a tensor's name applies:
 
@@ -34,10 +35,10 @@ pub(crate) struct Args {
     pub(super) input: String,
     /// Output file
     pub(super) output: PathBuf,
-    /// Fraction of weights to zero [default: 0.5, or that of --pattern]
+    /// Fraction of weights to zero [default: 0.5]
     #[arg(long, value_name = "FRACTION", value_parser = fraction)]
     pub(super) sparsity: Option<f64>,
-    /// magnitude, wanda, ria or sparsegpt [default: sparsegpt; wanda with --imatrix]
+    /// magnitude, wanda, ria or sparsegpt [default: sparsegpt]
     #[arg(long)]
     pub(super) method: Option<String>,
     /// unstructured, or N:M (keep N of M)
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     /// F16, Q8_0 or Q4_0 [default: closest to the input]
     #[arg(long)]
     pub(super) format: Option<String>,
-    /// Leave out zeros that are there already, and change no weight
+    /// Store existing zeros sparsely; no weight changes
     #[arg(long, conflicts_with_all = ["sparsity", "method", "pattern", "format", "dense", "surgery",
           "imatrix", "calibrate", "evaluate"])]
     pub(super) pack: bool,

@@ -37,8 +37,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     drop(progress);
     ensure!(
         !packed.is_empty(),
-        "{}: expected F16, Q8_0 or Q4_0 matrices with so many zeros that a sparse format is \
-         smaller, found none",
+        "{}: expected F16, Q8_0 or Q4_0 matrices that a sparse format makes smaller, found none",
         file.path().display()
     );
     let sparsity = pruner.sparsity();

@@ -17,10 +17,10 @@ use super::super::bench::generation_speed;
 use super::super::chunks::{self, CHUNK_TOKENS, Run};
 use super::arguments::Args;
 use crate::arguments::{Machine, describe, find_decoder, threads};
-use crate::output;
+use crate::output::{self, TemporaryFolder};
 use crate::progress::reporter;
+use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
-use bodkin::{ModelFile, cleanup};
 
 /// The largest relative difference of sizes that count as about the same.
 const ABOUT: f64 = 0.05;
@@ -78,11 +78,9 @@ pub(super) fn print(
     ];
     let mut equal = None;
     if let Some(windows) = windows {
-        let folder = tempfile::tempdir_in(output::folder(&args.output))?;
-        let name = folder.path().to_owned();
-        // The process ends, so an error cannot be reported.
-        let _guard = cleanup::register(move || drop(std::fs::remove_dir_all(&name)));
-        let scale = Scale { machine: &args.machine, windows, folder: &folder };
+        let TemporaryFolder { folder, .. } =
+            &output::temporary_folder(output::folder(&args.output))?;
+        let scale = Scale { machine: &args.machine, windows, folder };
         rows[0].measured = Some(scale.base(&args.input)?);
         rows[1].measured = Some(scale.compare(pruned)?);
         let same = same_precision(before, jobs);

@@ -41,11 +41,9 @@ pub(crate) struct Args {
     /// Continue the prompt without the chat template
     #[arg(long, alias = "no-conversation", conflicts_with = "system")]
     pub(super) raw: bool,
-    /// When the context is full, drop the oldest turns
+    /// Context shift: drop the oldest turns when the context is full
     #[arg(long, conflicts_with = "raw")]
     pub(super) context_shift: bool,
-    #[command(flatten)]
-    pub(super) settings: Settings,
     /// Ignore end-of-generation tokens
     #[arg(long)]
     pub(super) ignore_eos: bool,
@@ -60,6 +58,8 @@ pub(crate) struct Args {
     pub(super) surgery: Option<PathBuf>,
     #[command(flatten)]
     pub(super) tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    pub(super) settings: Settings,
     #[command(flatten, next_help_heading = "Machine")]
     pub(super) machine: Machine,
 }
@@ -70,7 +70,7 @@ pub(super) struct Settings {
     /// Maximum tokens of an answer [default: no limit]
     #[arg(short = 'n', long, value_name = "N", aliases = ["predict", "n-predict"])]
     pub(super) max_tokens: Option<NonZeroUsize>,
-    /// Stop text (may be repeated)
+    /// Stop sequence (may be repeated)
     #[arg(long, short_alias = 'r', value_name = "TEXT", alias = "reverse-prompt")]
     pub(super) stop: Vec<String>,
     #[command(flatten, next_help_heading = SAMPLING_HEADING)]

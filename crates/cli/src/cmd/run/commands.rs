@@ -105,8 +105,8 @@ const COMMANDS: [Command; 10] = [
 ];
 
 const KEYS: &str = "\
-Ctrl-C stops an answer. A line that ends with \\ continues on the next; \"\"\" begins and ends a text
-of several lines. Lines that are typed during an answer are the next prompts.";
+Ctrl-C stops an answer. A line that ends with \\ continues on the next; \"\"\" begins and ends
+several lines. Lines that are typed during an answer are the next prompts.";
 
 /// `/set NAME VALUE` as the flag `--NAME=VALUE`.
 #[derive(Parser)]

@@ -1,11 +1,10 @@
 //! Progress on a terminal while a prompt is read.
 
-use std::cell::RefCell;
 use std::io::{IsTerminal, stderr};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget};
+use indicatif::ProgressBar;
 
 use crate::progress::style;
 
@@ -13,50 +12,65 @@ use crate::progress::style;
 const DELAY: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(200);
 
-/// The progress of one prompt. Nothing is shown if standard error is no terminal.
+/// The progress of one prompt after the other. Nothing is shown if standard error is no terminal.
 #[derive(Default)]
-pub(super) struct PrefillProgress(RefCell<Option<Shown>>);
+pub(super) struct PrefillProgress(Arc<Mutex<State>>);
 
-struct Shown {
-    bar: ProgressBar,
-    /// Dropped when the prompt is read.
-    _reading: Sender<()>,
+#[derive(Default)]
+enum State {
+    /// No prompt is being read.
+    #[default]
+    Idle,
+    /// These tokens of all are read, and the bar is not shown yet.
+    Early(u64, u64),
+    Shown(ProgressBar),
 }
 
 impl PrefillProgress {
     /// `done` of `total` tokens are read.
     pub(super) fn set(&self, done: usize, total: usize) {
-        let mut shown = self.0.borrow_mut();
-        if let Some(Shown { bar, .. }) = &*shown {
-            bar.set_style(style("{msg} [{bar:30}] {pos}/{len} tokens, {eta} left"));
-            bar.set_position(done as u64);
-        } else if stderr().is_terminal() {
-            *shown = Some(begin(done as u64, total as u64));
+        let (done, total) = (done as u64, total as u64);
+        let mut state = lock(&self.0);
+        match &mut *state {
+            State::Idle if stderr().is_terminal() => {
+                *state = State::Early(done, total);
+                show_later(&self.0);
+            }
+            State::Idle => (),
+            State::Early(early, _) => *early = done,
+            State::Shown(bar) => {
+                // There is an estimate when a part has been read.
+                bar.set_style(style("{msg} [{bar:30}] {pos}/{len} tokens, {eta} left"));
+                bar.set_position(done);
+            }
         }
     }
 
     /// The prompt is read.
     pub(super) fn end(&self) {
-        if let Some(Shown { bar, .. }) = self.0.borrow_mut().take() {
+        if let State::Shown(bar) = std::mem::take(&mut *lock(&self.0)) {
             bar.finish_and_clear();
         }
     }
 }
 
-/// A bar that appears after a while. There is no estimate before the first part is read.
-fn begin(done: u64, total: u64) -> Shown {
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-    bar.set_style(style("{msg} [{bar:30}] {pos}/{len} tokens"));
-    bar.set_message("reading the prompt");
-    bar.set_position(done);
-    bar.reset_eta();
-    let (reading, ended) = channel();
-    let late = bar.clone();
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Shows a bar after a while, if the prompt is still being read.
+fn show_later(state: &Arc<Mutex<State>>) {
+    let state = Arc::downgrade(state);
     std::thread::spawn(move || {
-        if ended.recv_timeout(DELAY) == Err(RecvTimeoutError::Timeout) {
-            late.set_draw_target(ProgressDrawTarget::stderr());
-            late.enable_steady_tick(TICK);
+        std::thread::sleep(DELAY);
+        let Some(state) = state.upgrade() else { return };
+        let mut state = lock(&state);
+        if let State::Early(done, total) = *state {
+            let bar = ProgressBar::new(total).with_position(done);
+            bar.set_style(style("{msg} [{bar:30}] {pos}/{len} tokens"));
+            bar.set_message("reading the prompt");
+            bar.enable_steady_tick(TICK);
+            *state = State::Shown(bar);
         }
     });
-    Shown { bar, _reading: reading }
 }

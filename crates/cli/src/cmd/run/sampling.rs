@@ -25,7 +25,7 @@ pub(crate) struct Sampling {
     /// Logits within N standard deviations of the maximum
     #[arg(long, alias = "top-nsigma", value_name = "N", allow_negative_numbers = true)]
     top_n_sigma: Option<f32>,
-    /// Penalty window: last N tokens to penalize
+    /// Repeat window: last N tokens to penalize; -1 for all
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
     /// Repetition penalty: divides logits of repeated tokens

@@ -18,7 +18,7 @@ const COLS_MAX: usize = 1 << 16;
 
 /// The lengths of rows of `cols` columns.
 pub(in crate::format) fn row_bytes(cols: usize) -> Option<RowBytes> {
-    (cols <= COLS_MAX).then_some(RowBytes { min: 0, max: PAIR * cols, step: PAIR })
+    (cols <= COLS_MAX).then(|| RowBytes { min: 0, max: PAIR * cols, step: PAIR })
 }
 
 /// Writes the row as F16.
