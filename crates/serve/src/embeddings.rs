@@ -163,12 +163,15 @@ fn object(name: &str, map: Map<String, Value>) -> Result<Input> {
         return Ok(Input::Text(text));
     }
     let parts = fields.array("content")?.unwrap_or_default();
-    let text = |(i, part): (usize, &Value)| {
-        let text = part["text"].as_str().filter(|_| part["type"] == "text");
-        let at = format!("{}[{i}]", fields.field("content"));
-        text.ok_or_else(|| ApiError::field(&at, format!("{at}: expected a part of type text")))
-    };
-    Ok(Input::Text(parts.iter().enumerate().map(text).collect::<Result<String>>()?))
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let Some(piece) = part["text"].as_str().filter(|_| part["type"] == "text") else {
+            let at = format!("{}[{i}]", fields.field("content"));
+            return Err(ApiError::field(&at, format!("{at}: expected a part of type text")));
+        };
+        text.push_str(piece);
+    }
+    Ok(Input::Text(text))
 }
 
 /// Embeds texts, one request at a time.
