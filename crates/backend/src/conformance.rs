@@ -24,6 +24,7 @@ mod prompt;
 mod random;
 mod sampling;
 mod state;
+mod traced;
 
 use std::sync::{Arc, LazyLock};
 
@@ -46,6 +47,9 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
     state::check(backend, &mut failures);
     sampling::check(backend, &mut failures);
     nonfinite::check(backend, &mut failures);
+    if let Err(error) = check_traced(backend, &mut failures) {
+        failures.push(format!("traced: {error}"));
+    }
     failures
 }
 
@@ -78,6 +82,12 @@ static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
 
 fn load(backend: &dyn Backend, case: &Case) -> Result<Box<dyn Model>> {
     backend.load(Arc::clone(&case.plan), &case.file, &case.limits(), &|_, _| ())
+}
+
+/// Traces the case with the most operations.
+fn check_traced(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
+    let case = cases(backend).max_by_key(|case| case.plan.ops.len()).expect("there are cases");
+    traced::check(backend, case, load(backend, case)?.as_mut(), failures)
 }
 
 fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {

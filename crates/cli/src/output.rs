@@ -1,6 +1,6 @@
-//! Atomic output files: a command writes the complete file or none. Temporary files are locked while
-//! their process lives; those of killed processes are removed by the next one that writes to the
-//! folder. This module must not know the content.
+//! Atomic output files: a command writes the complete file or none. Temporary files are locked
+//! while their process lives; those of killed processes are removed by the next one that writes to
+//! the folder. This module must not know the content.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

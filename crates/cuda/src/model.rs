@@ -1,23 +1,25 @@
 //! A loaded model: its memory on the device, and how a step is set up, captured and launched.
 
+mod profile;
+
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bodkin_backend as backend;
 use bodkin_backend::{
-    Batch, Error, ExpertStats, HostSampler, Limits, Model, ModelStats, Observer, Progress, Result,
-    RowOutput, Sink, StageProfile, StateBlock, Transfer,
+    Batch, Error, HostSampler, Limits, Model, ModelStats, Observer, Progress, Result, RowOutput,
+    Sink, StateBlock, Transfer,
 };
 use bodkin_gguf::File;
-use bodkin_model::{Plan, Rope, Rows};
+use bodkin_model::{Plan, Rope};
 
 use crate::constants::{LOGIT_GROUPS, RECORDED_ROWS};
-use crate::driver::{Device, Graph, Kernel, Mark, Memory, Pinned};
+use crate::driver::{Device, Graph, Kernel, Memory, Pinned};
 use crate::kernels::Kernels;
-use crate::lower::{Program, Stage, Work};
+use crate::lower::Program;
 use crate::observe;
-use crate::packed::{Shape, Shard};
+use crate::packed::Shard;
 use crate::parameters;
 use crate::persistent::Persistent;
 use crate::sizes::Sizes;
@@ -258,21 +260,6 @@ impl CudaModel {
         observed
     }
 
-    /// How often each expert was chosen.
-    fn expert_stats(&self) -> Result<Vec<ExpertStats>> {
-        let counts = self.program.routings.iter().zip(&self.addresses.expert_counts);
-        let read = |(layer, (&experts, &address)): (usize, (&usize, &u64))| {
-            let mut counts = vec![0u32; experts];
-            self.device.enter()?;
-            // SAFETY: there is a count for each expert; the copy is waited for.
-            unsafe { self.device.receive(&mut counts, address) }?;
-            self.device.finish()?;
-            let counts = counts.into_iter().map(u64::from).collect();
-            Ok(ExpertStats { layer, counts, seconds: Vec::new() })
-        };
-        self.plan.routed_layers().into_iter().zip(counts).map(read).collect()
-    }
-
     /// The address of the first row of logits.
     pub(crate) fn output_address(&self, batch: &Batch) -> u64 {
         self.sized_step(Size::of(batch)).address(self.program.output)
@@ -347,54 +334,6 @@ impl CudaModel {
             self.graphs.insert(key, graph);
         }
         self.graphs[&key].launch()
-    }
-
-    fn send_profiled(&mut self, batch: &Batch) -> Result<()> {
-        let step = self.sized_step(Size::of(batch));
-        let mut marks = vec![self.device.mark()?];
-        for stage in &self.program.stages {
-            step.run(stage)?;
-            marks.push(self.device.mark()?);
-        }
-        self.device.finish()?;
-        self.add_times(batch, &marks)
-    }
-
-    /// Whether stages are timed.
-    pub(crate) fn is_profiled(&self) -> bool {
-        self.profile.is_some()
-    }
-
-    /// Adds the times of a step that is over, with a mark before each stage and behind the last.
-    pub(crate) fn add_times(&mut self, batch: &Batch, marks: &[Mark]) -> Result<()> {
-        let times = self.profile.as_mut().expect("profiling is on");
-        for (seconds, marks) in times.seconds.iter_mut().zip(marks.windows(2)) {
-            *seconds += marks[1].seconds_since(&marks[0])?;
-        }
-        times.steps += 1;
-        times.tokens += batch.tokens.len() as u64;
-        times.outputs += batch.outputs.len() as u64;
-        Ok(())
-    }
-
-    /// Bytes of weights that a stage reads at least, and its multiplications and additions, on all
-    /// devices together.
-    fn work(&self, stage: &Stage, times: &Times) -> (u64, u64) {
-        let Work::Matmul(matmul) = &stage.work else { return (0, 0) };
-        let rows = match (stage.rows, matmul.is_outputs) {
-            (Rows::Tokens, false) => times.tokens,
-            _ => times.outputs,
-        };
-        let (mut bytes, mut operations) = (0, 0);
-        for operand in &matmul.operands {
-            let own = self.weights.placed[operand.weight.0].shape;
-            let shape = Shape { rows: own.full_rows, ..own };
-            let matrix = (shape.packed_bytes() / shape.matrices) as u64;
-            let used = matmul.used() as u64;
-            bytes += times.steps * matrix * used;
-            operations += 2 * rows * used * (shape.rows * shape.cols) as u64;
-        }
-        (bytes, operations)
     }
 }
 
@@ -509,21 +448,12 @@ impl Model for CudaModel {
     fn stats(&self) -> ModelStats {
         // A device that is lost says so in the next step.
         let experts = self.expert_stats().unwrap_or_default();
-        let stages = self.profile.as_ref().map_or_else(Vec::new, |times| {
-            let stages = self.program.stages.iter().zip(&times.seconds);
-            let profile = |(stage, &seconds): (&Stage, &f64)| {
-                let (bytes, operations) = self.work(stage, times);
-                StageProfile { name: stage.name.clone(), seconds, bytes, operations }
-            };
-            stages.map(profile).collect()
-        });
         let timeline = self.device.timeline().unwrap_or_default();
-        ModelStats { experts, stages, timeline, weight_layouts: Vec::new() }
+        ModelStats { experts, stages: self.stage_profiles(), timeline, weight_layouts: Vec::new() }
     }
 
     fn set_profiling(&mut self, on: bool) {
-        let seconds = vec![0.0; self.program.stages.len()];
-        self.profile = on.then_some(Times { seconds, steps: 0, tokens: 0, outputs: 0 });
+        self.profile = on.then(|| Times::new(self.program.stages.len()));
     }
 
     fn set_tracing(&mut self, on: bool) -> Result<()> {

@@ -17,6 +17,7 @@ mod prefix_store;
 mod request;
 pub mod sampler;
 mod scheduler;
+mod single_sequence;
 mod stats;
 mod stop;
 pub mod stream;

@@ -4,8 +4,8 @@
 use bodkin_backend::{Matmul, Model, Observer};
 
 use crate::error::Error;
-use crate::logits::run_sequence;
 use crate::pages::Pages;
+use crate::single_sequence::run_sequence;
 
 /// Remembers the first matmul whose input holds NaN or infinity.
 #[derive(Default)]

@@ -26,8 +26,8 @@ pub use intake::Check;
 use intake::{Pin, Staged, verify_file};
 use known::Known;
 pub use layers::Layer;
-pub use ollama::{LayerDigest, Manifest};
 pub(crate) use layers::Recommendation;
+pub use ollama::{LayerDigest, Manifest};
 use staging::{Slot, Staging};
 
 /// A model on this machine.

@@ -3,7 +3,7 @@
 #[cfg(unix)]
 use std::time::{Duration, Instant};
 
-use bodkin_gguf::{File, Format};
+use bodkin_gguf::{File, Format, Writer};
 
 #[cfg(unix)]
 use crate::chat::interrupt;

@@ -1,4 +1,4 @@
-//! Models whose values are not finite: one line says where they begin, whoever samples.
+//! Models whose values are not finite: one line says where they begin, sampled or not.
 
 use crate::place::{Place, failure, model};
 

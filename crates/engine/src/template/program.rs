@@ -34,8 +34,8 @@ fn syntax() -> Result<SyntaxConfig, Error> {
 }
 
 /// Checks that a source is small enough to compile, and adapts it to minijinja:
-/// - Products such as `'x' * 9999` get a factor that is known at run time only, so that the compiler
-///   does not multiply constants.
+/// - Products such as `'x' * 9999` get a factor that is known at run time only, so that the
+///   compiler does not multiply constants.
 /// - `{% generation %}`, with which transformers marks what the model said, becomes an `if` that is
 ///   always true, which trims white space alike.
 pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
