@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use crate::app::SharedApp;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
+use crate::fields::{Fields, Json, float};
 use crate::models::{Kind, Lease};
 use crate::ollama;
 
@@ -54,7 +54,7 @@ pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> 
                 let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
                 BASE64_STANDARD.encode(bytes).into()
             }
-            false => vector.as_slice().into(),
+            false => numbers(vector),
         };
         json!({ "object": "embedding", "index": index, "embedding": embedding })
     });
@@ -78,7 +78,7 @@ pub(crate) async fn llama(State(app): State<SharedApp>, mut fields: Fields) -> R
     }
     let embedded = embed(&app, lease, inputs, None).await?;
     let vectors = embedded.vectors.iter().enumerate();
-    let vectors = vectors.map(|(index, v)| json!({ "index": index, "embedding": [v] }));
+    let vectors = vectors.map(|(index, v)| json!({ "index": index, "embedding": [numbers(v)] }));
     Ok(Json(vectors.collect::<Value>()).into_response())
 }
 
@@ -92,7 +92,7 @@ pub(crate) async fn ollama(State(app): State<SharedApp>, mut fields: Fields) -> 
     let Embedded { vectors, tokens } = embed(&app, lease, inputs, dimensions).await?;
     Ok(Json(json!({
         "model": id,
-        "embeddings": vectors,
+        "embeddings": vectors.iter().map(|vector| numbers(vector)).collect::<Value>(),
         "total_duration": started.elapsed().as_nanos() as u64,
         "load_duration": load.as_nanos() as u64,
         "prompt_eval_count": tokens,
@@ -107,8 +107,14 @@ pub(crate) async fn ollama_one(
 ) -> Result<Response> {
     let lease = ollama::model(&app, &mut fields).await?;
     let text = fields.string("prompt")?.unwrap_or_default();
-    let mut embedded = embed(&app, lease, vec![Input::Text(text)], None).await?;
-    Ok(Json(json!({ "embedding": embedded.vectors.pop() })).into_response())
+    let embedded = embed(&app, lease, vec![Input::Text(text)], None).await?;
+    let vector = embedded.vectors.first().map(|vector| numbers(vector));
+    Ok(Json(json!({ "embedding": vector })).into_response())
+}
+
+/// A vector as JSON.
+fn numbers(vector: &[f32]) -> Value {
+    vector.iter().map(|&x| float(x)).collect()
 }
 
 /// A text, token ids, an object with a text as llama-server takes it, or an array of these.

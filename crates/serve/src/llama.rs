@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
+use crate::fields::{Fields, Json, float};
 use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Running, render};
 use crate::models::Lease;
 use crate::openai::chat::chat;
@@ -204,7 +204,7 @@ impl StreamFormat for CompletionStream {
 fn probabilities(lease: &Lease, tokens: &[AnswerToken]) -> Vec<Value> {
     let entry = |id: u32, logprob: f32| {
         let (token, bytes) = piece(lease, id);
-        json!({ "id": id, "token": token, "bytes": bytes, "logprob": logprob })
+        json!({ "id": id, "token": token, "bytes": bytes, "logprob": float(logprob) })
     };
     let with_top = |id: u32, logprobs: &Logprobs| {
         let mut value = entry(id, logprobs.sampled);
@@ -221,31 +221,31 @@ fn settings(request: &Request) -> Value {
     let n_predict = max_tokens.map_or(-1, |n| n as i64);
     let biases = options.logit_bias.iter();
     let biases: Vec<Value> =
-        biases.map(|(id, bias)| json!({ "token": id, "bias": bias })).collect();
+        biases.map(|(id, bias)| json!({ "token": id, "bias": float(*bias) })).collect();
     json!({
         "n_predict": n_predict,
         "max_tokens": n_predict,
         "seed": options.seed,
-        "temperature": options.temperature,
+        "temperature": float(options.temperature),
         "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "typical_p": options.typical_p,
-        "top_n_sigma": options.top_n_sigma,
+        "top_p": float(options.top_p),
+        "min_p": float(options.min_p),
+        "typical_p": float(options.typical_p),
+        "top_n_sigma": float(options.top_n_sigma),
         "repeat_last_n": options.repeat_last_n,
-        "repeat_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "dry_multiplier": options.dry_multiplier,
-        "dry_base": options.dry_base,
+        "repeat_penalty": float(options.repeat_penalty),
+        "presence_penalty": float(options.presence_penalty),
+        "frequency_penalty": float(options.frequency_penalty),
+        "dry_multiplier": float(options.dry_multiplier),
+        "dry_base": float(options.dry_base),
         "dry_allowed_length": options.dry_allowed_length,
         "dry_penalty_last_n": options.dry_penalty_last_n,
         "dry_sequence_breakers": options.dry_sequence_breakers,
-        "xtc_probability": options.xtc_probability,
-        "xtc_threshold": options.xtc_threshold,
+        "xtc_probability": float(options.xtc_probability),
+        "xtc_threshold": float(options.xtc_threshold),
         "mirostat": options.mirostat,
-        "mirostat_tau": options.mirostat_tau,
-        "mirostat_eta": options.mirostat_eta,
+        "mirostat_tau": float(options.mirostat_tau),
+        "mirostat_eta": float(options.mirostat_eta),
         "min_keep": options.min_keep,
         "stop": stop,
         "ignore_eos": ignore_end,

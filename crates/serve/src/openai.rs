@@ -12,7 +12,7 @@ use bodkin::{Finish, Logprobs, Usage};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
-use crate::fields::Fields;
+use crate::fields::{Fields, float};
 use crate::models::Lease;
 
 /// What identifies the build that answered.
@@ -100,7 +100,7 @@ pub(crate) fn piece(lease: &Lease, id: u32) -> (String, Vec<u8>) {
 fn chat_logprobs(lease: &Lease, id: u32, logprobs: &Logprobs) -> Value {
     let entry = |id: u32, logprob: f32| {
         let (token, bytes) = piece(lease, id);
-        json!({ "id": id, "token": token, "bytes": bytes, "logprob": logprob })
+        json!({ "id": id, "token": token, "bytes": bytes, "logprob": float(logprob) })
     };
     let mut value = entry(id, logprobs.sampled);
     let top = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob));

@@ -12,7 +12,7 @@ use super::{
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
+use crate::fields::{Fields, Json, float};
 use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
 use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_data};
@@ -148,9 +148,9 @@ fn logprobs(running: &Running, tokens: &[AnswerToken]) -> Value {
         offsets.push(offset);
         offset += text.chars().count();
         texts.push(text);
-        logprobs.push(own.sampled);
+        logprobs.push(float(own.sampled));
         let top = own.top.iter();
-        let top = top.map(|&(id, logprob)| (piece(&running.lease, id).0, logprob.into()));
+        let top = top.map(|&(id, logprob)| (piece(&running.lease, id).0, float(logprob)));
         tops.push(Value::Object(top.collect()));
     }
     json!({
