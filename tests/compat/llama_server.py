@@ -13,13 +13,17 @@ import tempfile
 STAND_INS = [("bge", "bert.gguf"), ("reranker", "bert.gguf"), ("gemma3", "gemma3.gguf"),
              ("MOE", "mixtral.gguf"), ("", "llama-spm.gguf")]
 
-VALUES = {"--temp", "--seed", "--host", "--port", "--threads", "--api-key", "--chat-template-file"}
+# Flags that `bodkin serve` has, too.
+VALUES = {"--host", "--port", "--threads", "--api-key", "--chat-template-file", "--batch-size"}
+
+# Flags about fields of requests, and the names of the fields.
+DEFAULTS = {"--temp": "temperature", "--seed": "seed", "--n-predict": "max_tokens"}
 
 # Flags that llama-server has and that take a value.
 OTHER_VALUES = {
     "--model", "--model-url", "--model-draft", "--hf-repo", "--hf-file", "--models-dir", "--models-max",
-    "--models-preset", "--cors-origins", "--batch-size", "--ubatch-size", "--n-gpu-layers", "--pooling",
-    "--alias", "--tags", "--ctx-size", "--parallel", "-ctk", "-ctv", "-fa", "--n-predict", "--slot-save-path",
+    "--models-preset", "--cors-origins", "--ubatch-size", "--n-gpu-layers", "--pooling",
+    "--alias", "--tags", "--ctx-size", "--parallel", "-ctk", "-ctv", "-fa", "--slot-save-path",
     "--grp-attn-n", "--grp-attn-w", "--lora", "--spec-type", "--spec-draft-n-max", "--spec-draft-n-min",
     "--spec-synth-len", "--spec-synth-rates", "--reasoning-format", "--reasoning", "--chat-template",
     "--mmproj-url", "--media-path", "--sleep-idle-seconds", "--cache-ram", "--tools", "--tools-runtime",
@@ -44,7 +48,7 @@ def parse(arguments):
     flags = {}
     while arguments:
         flag = arguments.pop(0)
-        flags[flag] = arguments.pop(0) if flag in VALUES | OTHER_VALUES else ""
+        flags[flag] = arguments.pop(0) if flag in VALUES | DEFAULTS.keys() | OTHER_VALUES else ""
     return flags
 
 
@@ -64,16 +68,18 @@ def translate(flags):
     arguments = [f"{flags['--alias']}={path}" if "--alias" in flags else path, "--device", "cpu"]
     for flag in VALUES & flags.keys():
         arguments += [flag, flags[flag]]
+    # llama-server writes -1 for no limit of tokens.
+    for flag in [flag for flag in DEFAULTS if flags.get(flag, "-1") != "-1"]:
+        arguments += ["--default", f"{DEFAULTS[flag]}={flags[flag]}"]
     slots = int(flags.get("--parallel", 4))
     arguments += ["--parallel", str(slots)]
     if "--ctx-size" in flags:
         # llama-server divides its context among the slots unless they share it.
         share = 1 if "--kv-unified" in flags else slots
         arguments += ["--ctx-size", str(int(flags["--ctx-size"]) // share)]
-    if "--batch-size" in flags:
-        arguments += ["--batch-size", flags["--batch-size"]]
-    if int(flags.get("--n-predict", -1)) > 0:
-        arguments += ["--max-tokens", flags["--n-predict"]]
+    if "--reasoning" in flags:
+        thinks = "false" if flags["--reasoning"] == "off" else "true"
+        arguments += ["--default", f'chat_template_kwargs={{"enable_thinking":{thinks}}}']
     if "--chat-template" in flags:
         arguments += ["--chat-template-file", template_file(flags["--chat-template"])]
     if "--cors-origins" in flags:

@@ -77,8 +77,15 @@ pub(crate) struct ChoiceEvent {
 pub(crate) enum EventKind {
     /// A part of the prompt is stored; only for requests that ask for its report.
     Prefill,
-    Token { id: u32, logprobs: Option<Box<Logprobs>> },
-    Done { finish: Finish, usage: Usage, timings: Timings },
+    Token {
+        id: u32,
+        logprobs: Option<Box<Logprobs>>,
+    },
+    Done {
+        finish: Finish,
+        usage: Usage,
+        timings: Timings,
+    },
     Failed(ApiError),
 }
 
@@ -160,8 +167,10 @@ pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
 /// The text of a conversation.
 pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
     let Chat { messages, variables, end } = chat;
+    let mut all = lease.variables.clone();
+    all.extend(variables.clone());
     let has_mark = *end == ChatEnd::Answer;
-    let text = lease.text()?.render_chat(messages.clone(), variables, has_mark)?;
+    let text = lease.text()?.render_chat(messages.clone(), &all, has_mark)?;
     if *end != ChatEnd::Continued {
         return Ok(text);
     }

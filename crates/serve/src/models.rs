@@ -72,6 +72,8 @@ pub(crate) struct Loaded {
     pub(crate) load_time: Duration,
     /// What requests start from.
     pub(crate) request: Request,
+    /// Variables of chat templates that requests do not set.
+    pub(crate) variables: Map<String, Value>,
     experts: Mutex<ExpertSample>,
 }
 
@@ -352,7 +354,7 @@ impl ModelPool {
                 continue;
             }
             let mut loaded = result?;
-            apply_defaults(&self.defaults, &mut loaded.request)?;
+            loaded.variables = apply_defaults(&self.defaults, &mut loaded.request)?;
             return Ok(loaded);
         }
     }
@@ -447,5 +449,5 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         (Kind::Text(model), bytes)
     };
     let (load_time, experts) = (started.elapsed(), Mutex::default());
-    Ok(Loaded { kind, bytes, details, load_time, request, experts })
+    Ok(Loaded { kind, bytes, details, load_time, request, variables: Map::new(), experts })
 }

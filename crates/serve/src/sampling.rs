@@ -32,16 +32,20 @@ pub(crate) fn request(fields: &mut Fields, lease: &Lease) -> Result<Request> {
     Ok(request)
 }
 
-/// Changes what requests start from by fields that the server was given: those about sampling, and
-/// `max_tokens`.
-pub(crate) fn apply_defaults(defaults: &Map<String, Value>, request: &mut Request) -> Result<()> {
+/// Changes what requests start from by fields that the server was given: those about sampling,
+/// `max_tokens`, and `chat_template_kwargs`, the variables of templates, which are returned.
+pub(crate) fn apply_defaults(
+    defaults: &Map<String, Value>,
+    request: &mut Request,
+) -> Result<Map<String, Value>> {
     let mut fields = Fields::within("default", defaults.clone());
     options(&mut fields, &mut request.sampling)?;
     request.max_tokens = fields.count("max_tokens", 1)?;
+    let variables = fields.object("chat_template_kwargs")?.rest();
     match fields.rest().keys().next() {
-        None => Ok(()),
+        None => Ok(variables),
         Some(name) => {
-            let message = format!("default.{name}: there is no such field about sampling");
+            let message = format!("default.{name}: requests have no such field with a default");
             Err(ApiError::field(name, message))
         }
     }

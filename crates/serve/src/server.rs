@@ -154,6 +154,8 @@ where
 {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    // Some clients compare names of headers with their usual case.
+    builder.title_case_headers(true);
     builder.max_headers(HEADERS).max_buf_size(HEADER_BYTES);
     let service = TowerToHyperService::new(router);
     let connection = builder.serve_connection(TokioIo::new(stream), service);

@@ -28,8 +28,8 @@ pub(crate) struct Args {
     /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// A field that requests without it have, such as temperature=0.2, seed=1 or max_tokens=512;
-    /// may be given several times
+    /// A field that requests without it have, such as temperature=0.2, max_tokens=512 or
+    /// chat_template_kwargs={"enable_thinking":false}; may be given several times
     #[arg(long, value_name = "FIELD=VALUE", value_parser = default_field)]
     default: Vec<(String, Value)>,
     /// Chat template to use instead of the model's own

@@ -114,9 +114,7 @@ const LLAMA_METRICS: &[Metric<Sums>] = &[
     ("llamacpp:requests_processing", "As bodkin_requests_running", false, |s| {
         s.stats.running as f64
     }),
-    ("llamacpp:requests_deferred", "As bodkin_requests_waiting", false, |s| {
-        s.stats.waiting as f64
-    }),
+    ("llamacpp:requests_deferred", "As bodkin_requests_waiting", false, |s| s.stats.waiting as f64),
     ("llamacpp:n_busy_slots_per_decode", "Rows of a step", false, |s| {
         rate(s.stats.rows as f64, s.stats.steps as f64)
     }),
@@ -188,7 +186,8 @@ impl Collector for EngineCollector {
         });
         let stats: Vec<(String, Stats)> = stats.collect();
         for metric in ENGINE_METRICS {
-            let values = stats.iter().map(|(id, s)| (ModelLabels { model: id.clone() }, metric.3(s)));
+            let values =
+                stats.iter().map(|(id, s)| (ModelLabels { model: id.clone() }, metric.3(s)));
             write(&mut encoder, metric, values)?;
         }
         for metric in VLLM_METRICS {
@@ -204,7 +203,8 @@ impl Collector for EngineCollector {
         let bytes = loaded.iter().map(|(entry, loaded)| {
             (ModelLabels { model: entry.spec.id.clone() }, loaded.bytes as f64)
         });
-        let metric: Metric<()> = ("bodkin_model_bytes", "Memory of a loaded model", false, |()| 0.0);
+        let metric: Metric<()> =
+            ("bodkin_model_bytes", "Memory of a loaded model", false, |()| 0.0);
         write(&mut encoder, &metric, bytes)?;
         let experts = loaded.iter().flat_map(|(entry, loaded)| {
             loaded.experts().into_iter().map(|layer| (entry.spec.id.clone(), layer))
