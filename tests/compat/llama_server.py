@@ -82,8 +82,7 @@ def translate(flags):
         arguments += ["--default", f'chat_template_kwargs={{"enable_thinking":{thinks}}}']
     if "--chat-template" in flags:
         arguments += ["--chat-template-file", template_file(flags["--chat-template"])]
-    if "--cors-origins" in flags:
-        arguments += ["--cors-origin", flags["--cors-origins"]]
+    arguments += ["--cors-origin", flags.get("--cors-origins", "*")]
     return arguments
 
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use bodkin_backend::ExpertStats;
 use bodkin_engine::Stats;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
@@ -197,8 +198,9 @@ impl Collector for EngineCollector {
         }
         let sums = Sums::of(stats.iter().map(|(_, stats)| stats), &self.totals);
         for metric in LLAMA_METRICS {
-            let no_labels: [(&str, &str); 0] = [];
-            write(&mut encoder, metric, [(no_labels, metric.3(&sums))])?;
+            let (name, help, is_counter, value) = *metric;
+            let descriptor = encoder.encode_descriptor(name, help, None, kind(is_counter))?;
+            encode(is_counter, value(&sums), descriptor)?;
         }
         let bytes = loaded.iter().map(|(entry, loaded)| {
             (ModelLabels { model: entry.spec.id.clone() }, loaded.bytes as f64)
@@ -223,19 +225,25 @@ fn write<T, L: EncodeLabelSet>(
     if values.peek().is_none() {
         return Ok(());
     }
-    let kind = match is_counter {
-        true => ConstCounter::new(0.0).metric_type(),
-        false => ConstGauge::new(0.0).metric_type(),
-    };
-    let mut descriptor = encoder.encode_descriptor(name, help, None, kind)?;
+    let mut descriptor = encoder.encode_descriptor(name, help, None, kind(*is_counter))?;
     for (labels, value) in values {
-        let family = descriptor.encode_family(&labels)?;
-        match is_counter {
-            true => ConstCounter::new(value).encode(family)?,
-            false => ConstGauge::new(value).encode(family)?,
-        }
+        encode(*is_counter, value, descriptor.encode_family(&labels)?)?;
     }
     Ok(())
+}
+
+fn kind(is_counter: bool) -> MetricType {
+    match is_counter {
+        true => ConstCounter::new(0.0).metric_type(),
+        false => ConstGauge::new(0.0).metric_type(),
+    }
+}
+
+fn encode(is_counter: bool, value: f64, encoder: MetricEncoder<'_>) -> Result<(), Error> {
+    match is_counter {
+        true => ConstCounter::new(value).encode(encoder),
+        false => ConstGauge::new(value).encode(encoder),
+    }
 }
 
 /// What is known of the experts of each layer of each model.
