@@ -264,7 +264,7 @@ fn killed(mut server: Server, start: impl Fn() -> Result<Server>) -> Result<Serv
 fn drained(mut server: Server, clients: usize) -> Result<usize> {
     let address = server.address;
     let body = json!({
-        "prompt": [21, 22, 23], "max_tokens": 300, "ignore_eos": true, "stream": true,
+        "prompt": [21, 22, 23], "max_tokens": 900, "ignore_eos": true, "stream": true,
     });
     std::thread::scope(|scope| {
         let streams: Vec<_> =
@@ -276,7 +276,7 @@ fn drained(mut server: Server, clients: usize) -> Result<usize> {
         server.signal("TERM")?;
         for stream in streams {
             let tokens = stream.join().expect("no panic").context("SIGTERM cut a stream")?.tokens;
-            ensure!(tokens == 300, "SIGTERM ended a stream after {tokens} tokens");
+            ensure!(tokens == 900, "SIGTERM ended a stream after {tokens} tokens");
         }
         let status = server.wait(DRAIN)?;
         if !status.success() {
