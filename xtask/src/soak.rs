@@ -103,7 +103,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             threads: args.threads,
         };
         let folder = pages.path().to_string_lossy();
-        let more = ["--queue", "32", "--max-body", "1M", "--cache-dir", &folder];
+        let more = ["--queue=32", "--max-body=1M", "--drain=300s", "--cache-dir", &folder];
         Server::bodkin(&binary, &setup, &more.map(str::to_owned))
     };
     let server = start()?;

@@ -247,7 +247,7 @@ mod tests {
 
     fn page(byte: u8, len: usize) -> StoredPage {
         let windows = vec![Some(vec![byte; len]), None, Some(Vec::new())];
-        StoredPage { prefill: 32, windows, state: (byte % 2 == 0).then(|| vec![byte; 3]) }
+        StoredPage { prefill: 32, windows, state: byte.is_multiple_of(2).then(|| vec![byte; 3]) }
     }
 
     fn key(number: u32) -> PageKey {

@@ -94,7 +94,7 @@ pub enum Error {
         /// The model's path.
         model: String,
         /// The reason.
-        source: bodkin_engine::Error,
+        source: Box<bodkin_engine::Error>,
     },
     /// The engine rejects a request.
     #[error(transparent)]
@@ -187,7 +187,7 @@ impl Error {
 
     /// Turns an engine error into [`Error::Engine`] about `model`.
     pub(crate) fn engine(model: &str) -> impl FnOnce(bodkin_engine::Error) -> Error + '_ {
-        move |source| Error::Engine { model: model.to_owned(), source }
+        move |source| Error::Engine { model: model.to_owned(), source: Box::new(source) }
     }
 }
 

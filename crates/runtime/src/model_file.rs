@@ -301,7 +301,7 @@ pub fn tokenizer(file: &File, assume_pre: Option<&str>) -> Result<Arc<Tokenizer>
             Some(_) => Error::option("assume_pre", format!("one of {known}"), format!("`{found}`")),
             None => Error::PreTokenizer { model, found, known },
         },
-        source => Error::Engine { model, source },
+        source => Error::engine(&model)(source),
     })
 }
 

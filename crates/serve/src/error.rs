@@ -119,9 +119,8 @@ impl From<EngineError> for ApiError {
 impl From<RuntimeError> for ApiError {
     fn from(error: RuntimeError) -> ApiError {
         match error {
-            RuntimeError::Request(error) | RuntimeError::Engine { source: error, .. } => {
-                error.into()
-            }
+            RuntimeError::Request(error) => error.into(),
+            RuntimeError::Engine { source, .. } => (*source).into(),
             RuntimeError::NoTemplate { .. } | RuntimeError::Encoder { .. } => {
                 ApiError::bad_request(error.to_string())
             }

@@ -86,7 +86,7 @@ struct ExpertSample {
 
 /// What a model computes.
 pub(crate) enum Kind {
-    Text(Model),
+    Text(Box<Model>),
     /// One request at a time.
     Encoder(Mutex<Encoder>),
 }
@@ -446,7 +446,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
         let bytes = model.bytes();
         request = model.request();
-        (Kind::Text(model), bytes)
+        (Kind::Text(Box::new(model)), bytes)
     };
     let (load_time, experts) = (started.elapsed(), Mutex::default());
     Ok(Loaded { kind, bytes, details, load_time, request, variables: Map::new(), experts })

@@ -294,7 +294,7 @@ impl StreamFormat for ResponseStream {
         match kind {
             EventKind::Prefill | EventKind::Token { .. } => {}
             EventKind::Done { finish, usage, timings } => {
-                if !self.open.as_ref().is_some_and(|(item, _)| item.kind == "message") {
+                if self.open.as_ref().is_none_or(|(item, _)| item.kind != "message") {
                     self.add("message", "", Map::new(), out);
                 }
                 self.close(out);
