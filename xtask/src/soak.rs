@@ -1,7 +1,6 @@
-//! `cargo xtask soak`: `bodkin serve` under mixed traffic and faults for a long time. At the end the
-//! server must be healthy, hold no pages and no more memory than after its warm-up, answer as a
-//! server that does nothing else, survive `kill -9`, and drain on SIGTERM. Appends a row to a file
-//! of results.
+//! `cargo xtask soak`: `bodkin serve` under mixed traffic and faults. At the end the server must be
+//! healthy, hold no pages and no more memory than after its warm-up, answer as a server that does
+//! nothing else, survive `kill -9`, and drain on SIGTERM. Appends a row to a file of results.
 
 mod faults;
 mod traffic;
@@ -41,7 +40,7 @@ pub(crate) struct Args {
     /// Minutes of traffic; a quarter of them, 5 at most, is the warm-up.
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
-    /// Clients at the same time; as many again are faulty, at most 4.
+    /// Clients at the same time; up to 4 faulty ones come on top.
     #[arg(long, default_value_t = 8)]
     clients: usize,
     /// Threads of the server.
@@ -260,7 +259,7 @@ fn killed(mut server: Server, start: impl Fn() -> Result<Server>) -> Result<Serv
     start()
 }
 
-/// Sends SIGTERM to a server that streams. Returns the streams, all of which must end as they would.
+/// Sends SIGTERM to a server that streams. Returns how many streams there were: all must end whole.
 fn drained(mut server: Server, clients: usize) -> Result<usize> {
     let address = server.address;
     let body = json!({

@@ -15,7 +15,6 @@ use crate::generate::{
 };
 use crate::openai::chat::text_of_parts;
 use crate::openai::new_id;
-use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::Reports;
 
@@ -32,7 +31,7 @@ pub(crate) async fn create(
     let lease = app.model(model.as_deref()).await?;
     let prompts = vec![Prompt::Chat(chat(&mut fields)?)];
     let stop = fields.strings("stop_sequences")?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut request = lease.request(&mut fields)?;
     request.stop.extend(stop);
     let tokens = fields.count("max_tokens", 1)?.or(request.max_tokens);
     request.max_tokens = tokens.or(Some(DEFAULT_MAX_TOKENS));

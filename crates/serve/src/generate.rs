@@ -281,7 +281,7 @@ impl Running {
     }
 
     fn decode(&mut self, index: usize, update: Update) -> Option<ChoiceEvent> {
-        let is_first_of_prompt = index % self.choices_per_prompt() == 0;
+        let is_first_of_prompt = index.is_multiple_of(self.choices_per_prompt());
         let choice = &mut self.choices[index];
         let mut report = Map::new();
         let (text, kind) = match choice.decoder.decode(update)? {

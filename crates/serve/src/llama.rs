@@ -17,7 +17,6 @@ use crate::models::Lease;
 use crate::openai::chat::chat;
 use crate::openai::completions::prompts_of;
 use crate::openai::{FINGERPRINT, piece};
-use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -36,7 +35,7 @@ pub(crate) async fn completion(
         .try_for_each(|f| fields.refuse(f))?;
     let lease = app.model(model.as_deref()).await?;
     let prompts = prompts_of(fields.take("prompt"))?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut request = lease.request(&mut fields)?;
     if request.ignore_end {
         let ends = lease.text()?.engine().tokenizer().ends_of_generation();
         request.sampling.logit_bias.extend(ends.iter().map(|&id| (id, f32::NEG_INFINITY)));
@@ -329,7 +328,7 @@ pub(crate) async fn props(State(app): State<SharedApp>) -> Result<Response> {
     let template = model.template().map(|template| template.source().to_owned());
     let tokenizer = model.engine().tokenizer();
     let text = |id: Option<u32>| id.map(|id| piece(&lease, id).0).unwrap_or_default();
-    let sampling = settings(&lease.request);
+    let sampling = settings(&lease.defaults);
     Ok(Json(json!({
         "default_generation_settings": { "n_ctx": model.context(), "params": sampling },
         "total_slots": app.options.load.parallel,

@@ -14,8 +14,9 @@ use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
+use crate::fields::Fields;
 use crate::options::{ModelSpec, ServerOptions};
-use crate::sampling::apply_defaults;
+use crate::sampling::{self, apply_defaults};
 
 /// How often an engine is asked about its experts at most, as that waits for its step.
 const EXPERTS_EVERY: Duration = Duration::from_secs(5);
@@ -71,7 +72,7 @@ pub(crate) struct Loaded {
     pub(crate) details: Details,
     pub(crate) load_time: Duration,
     /// What requests start from.
-    pub(crate) request: Request,
+    pub(crate) defaults: Request,
     /// Variables of chat templates that requests do not set.
     pub(crate) variables: Map<String, Value>,
     experts: Mutex<ExpertSample>,
@@ -133,6 +134,11 @@ impl Lease {
                 Err(ApiError::bad_request(message))
             }
         }
+    }
+
+    /// A request of this model, with the options of the body.
+    pub(crate) fn request(&self, fields: &mut Fields) -> Result<Request> {
+        sampling::request(fields, &self.defaults, self.text()?.engine().tokenizer())
     }
 
     /// Sets how long the model stays loaded without requests; none for ever.
@@ -354,7 +360,7 @@ impl ModelPool {
                 continue;
             }
             let mut loaded = result?;
-            loaded.variables = apply_defaults(&self.defaults, &mut loaded.request)?;
+            loaded.variables = apply_defaults(&self.defaults, &mut loaded.defaults)?;
             return Ok(loaded);
         }
     }
@@ -435,7 +441,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         format: main_format(&file),
         is_on_gpu: false,
     };
-    let mut request = Request::default();
+    let mut defaults = Request::default();
     let (kind, bytes) = if file.plan.is_encoder() {
         let encoder = Encoder::open(file, options)?;
         let bytes = encoder.bytes();
@@ -445,9 +451,9 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         details.context = model.context();
         details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
         let bytes = model.bytes();
-        request = model.request();
+        defaults = model.request();
         (Kind::Text(Box::new(model)), bytes)
     };
     let (load_time, experts) = (started.elapsed(), Mutex::default());
-    Ok(Loaded { kind, bytes, details, load_time, request, variables: Map::new(), experts })
+    Ok(Loaded { kind, bytes, details, load_time, defaults, variables: Map::new(), experts })
 }

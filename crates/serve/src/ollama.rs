@@ -18,7 +18,6 @@ use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running}
 use crate::models::{Details, Entry, Lease};
 use crate::openai::chat::chat as conversation;
 use crate::reasoning::Delta;
-use crate::sampling;
 use crate::stream::{self, StreamFormat, json as write_json};
 use crate::timings::Reports;
 
@@ -266,7 +265,7 @@ async fn answer(
     fields.refuse("format")?;
     let streams = fields.boolean("stream")?.unwrap_or(true);
     let mut options = fields.object("options")?;
-    let mut request = sampling::request(&mut options, &lease)?;
+    let mut request = lease.request(&mut options)?;
     if let Some(n) = options.integer("num_predict", -2..=i64::from(u32::MAX))? {
         request.max_tokens = usize::try_from(n).ok().filter(|&n| n > 0);
     }

@@ -1,11 +1,11 @@
 //! The fields about sampling and length, which all interfaces share but for a few names.
 
 use bodkin::{Request, SamplerOptions};
+use bodkin_engine::Tokenizer;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::models::Lease;
 
 /// The most stop texts of a request.
 const STOPS: usize = 64;
@@ -13,12 +13,16 @@ const STOPS: usize = 64;
 /// The largest value of fields that have no natural end.
 const LARGE: f32 = 1e6;
 
-/// A request with the model's sampling options, changed by those of the body.
-pub(crate) fn request(fields: &mut Fields, lease: &Lease) -> Result<Request> {
-    let mut request = lease.request.clone();
+/// A request with the options of another one, changed by those of the body.
+pub(crate) fn request(
+    fields: &mut Fields,
+    defaults: &Request,
+    tokenizer: &Tokenizer,
+) -> Result<Request> {
+    let mut request = defaults.clone();
     options(fields, &mut request.sampling)?;
     if let Some(value) = fields.take("logit_bias") {
-        request.sampling.logit_bias = logit_bias(fields, &value, lease)?;
+        request.sampling.logit_bias = logit_bias(fields, &value, tokenizer)?;
     }
     let stop = fields.strings("stop")?;
     if !stop.is_empty() {
@@ -123,7 +127,7 @@ pub(crate) fn options(fields: &mut Fields, options: &mut SamplerOptions) -> Resu
 
 /// Biases of token ids or of all tokens of a text: as OpenAI writes them, an object, or as
 /// llama-server does, an array of pairs. `false` forbids the token.
-fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32, f32)>> {
+fn logit_bias(fields: &Fields, value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
     let mismatch = |found: &Value| {
         fields.mismatch("logit_bias", "pairs of token ids and numbers from -100 to 100", found)
     };
@@ -134,7 +138,6 @@ fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32,
             bias.map(|x| x as f32).ok_or_else(|| mismatch(value))
         }
     };
-    let tokenizer = lease.text()?.engine().tokenizer();
     let mut biases = Vec::new();
     let mut add = |id: u64, value: f32| match u32::try_from(id) {
         Ok(id) if (id as usize) < tokenizer.vocab_size() => {

@@ -154,8 +154,8 @@ pub(crate) fn failure(args: &[&str]) -> String {
     let output = command.arg("serve").args(args).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(matches!(output.status.code(), Some(1 | 2)), "{stderr}");
-    let lines = stderr.lines().filter(|line| line.starts_with("error: "));
-    lines.last().unwrap_or(&stderr).to_owned()
+    let mut lines = stderr.lines().filter(|line| line.starts_with("error: "));
+    lines.next_back().unwrap_or(&stderr).to_owned()
 }
 
 /// The head of a POST.

@@ -16,7 +16,6 @@ use crate::fields::{Fields, Json};
 use crate::generate::{
     Answer, Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens,
 };
-use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -30,7 +29,7 @@ pub(crate) async fn create(
     refuse_missing(&mut fields)?;
     let lease = app.model(model.as_deref()).await?;
     let chat = chat(&mut fields)?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut request = lease.request(&mut fields)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
     request.max_tokens = max_tokens(&mut fields, &names)?.or(request.max_tokens);
     let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);

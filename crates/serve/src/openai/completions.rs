@@ -14,7 +14,6 @@ use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
 use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
-use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -38,7 +37,7 @@ pub(crate) async fn create(
     fields.refuse("suffix")?;
     let lease = app.model(model.as_deref()).await?;
     let prompts = prompts_of(fields.take("prompt"))?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut request = lease.request(&mut fields)?;
     let tokens = max_tokens(&mut fields, &["max_tokens", "n_predict"])?;
     request.max_tokens = tokens.or(request.max_tokens).or(Some(DEFAULT_MAX_TOKENS));
     request.logprobs = fields.integer("logprobs", 0..=LOGPROBS)?.map(|n| n as usize);

@@ -13,7 +13,6 @@ use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json};
 use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens};
-use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -32,7 +31,7 @@ pub(crate) async fn create(
     let instructions = fields.string("instructions")?;
     let input = fields.take("input");
     let messages = messages(instructions.as_deref(), input)?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut request = lease.request(&mut fields)?;
     let tokens = max_tokens(&mut fields, &["max_output_tokens"])?;
     request.max_tokens = tokens.or(request.max_tokens);
     let streams = fields.boolean("stream")?.unwrap_or(false);
