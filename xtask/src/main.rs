@@ -17,6 +17,7 @@ mod plot;
 mod quality;
 mod results;
 mod serving;
+mod soak;
 mod sparse;
 mod synth;
 mod tidy;
@@ -55,6 +56,8 @@ enum Command {
     Quality(quality::Args),
     /// Measures many streams against `bodkin serve`, interleaved with llama-server.
     Serving(serving::Args),
+    /// Runs `bodkin serve` under mixed traffic and faults, and checks that nothing is left of them.
+    Soak(soak::Args),
     /// Measures sparse weights, interleaved with the same weights made dense.
     Sparse(sparse::Args),
     /// Makes a model file of some size with random weights.
@@ -77,6 +80,7 @@ fn main() -> anyhow::Result<()> {
         Command::Plot(args) => plot::run(&root(), &args),
         Command::Quality(args) => quality::run(&root(), &args),
         Command::Serving(args) => serving::run(&root(), &args),
+        Command::Soak(args) => soak::run(&root(), &args),
         Command::Sparse(args) => sparse::run(&root(), &args),
         Command::Synth(args) => synth::run(&args),
         Command::Tidy(args) => tidy::run(&root(), &args),

@@ -1,9 +1,9 @@
 //! `cargo xtask serving`: many streams against `bodkin serve` and against llama-server, by the same
 //! client, interleaved. Appends rows to a file of results.
 
-mod client;
+pub(crate) mod client;
 mod load;
-mod server;
+pub(crate) mod server;
 
 use std::path::{Path, PathBuf};
 

@@ -51,13 +51,21 @@ pub struct Template {
 impl Template {
     /// The template in a model's metadata, or None if there is none.
     pub fn from_metadata(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Option<Template>> {
-        let Some(source) = metadata.str("tokenizer.chat_template")? else { return Ok(None) };
+        let source = metadata.str("tokenizer.chat_template")?;
+        source.map(|source| Template::for_tokenizer(source, tokenizer)).transpose()
+    }
+
+    /// Compiles a template for the special tokens of a model.
+    ///
+    /// # Errors
+    /// If it does not parse.
+    pub fn for_tokenizer(source: &str, tokenizer: &Tokenizer) -> Result<Template> {
         let text = |id: Option<u32>| {
             let piece = id.map(|id| tokenizer.piece(id, true)).unwrap_or_default();
             String::from_utf8_lossy(&piece).into_owned()
         };
         let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-        Template::new(source, &bos, &eos).map(Some)
+        Template::new(source, &bos, &eos)
     }
 
     /// Compiles a template. Fails if it does not parse.

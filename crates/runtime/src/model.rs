@@ -85,6 +85,12 @@ impl Model {
     ) -> Result<Model> {
         let mut file = file.decoder()?.with_memory_limit(options.memory_bytes);
         let request = file.request()?;
+        let template = OnceLock::new();
+        if let Some(source) = &options.chat_template {
+            let wrong = |error| Error::option("chat_template", "a template that parses", error);
+            let given = Template::for_tokenizer(source, &tokenizer).map_err(wrong)?;
+            template.get_or_init(|| given);
+        }
         let backend = backend(options, file.reporter())?;
         let sizes = file.engine_options(options, backend.as_ref())?;
         let limits = sizes.limits(&file.plan);
@@ -100,7 +106,7 @@ impl Model {
         };
         let engine = Engine::open_with(model, Arc::clone(&tokenizer), sizes, store)
             .map_err(Error::engine(&file.name))?;
-        let (template, context) = (OnceLock::new(), sizes.context);
+        let context = sizes.context;
         Ok(Model { engine, tokenizer, template, request, file, backend, context, bytes })
     }
 
@@ -173,7 +179,7 @@ impl Model {
         String::from_utf8_lossy(&self.tokenizer.decode(tokens, false)).into_owned()
     }
 
-    /// The chat template of the file.
+    /// The chat template: that of the options, or of the file.
     ///
     /// # Errors
     /// If the file has none, or it does not parse.

@@ -50,6 +50,8 @@ pub struct Options {
     pub kv_type: KvType,
     /// The pre-tokenizer to use instead of the file's own.
     pub assume_pre: Option<String>,
+    /// The chat template to use instead of the file's own.
+    pub chat_template: Option<String>,
 }
 
 impl Default for Options {
@@ -71,6 +73,7 @@ impl Default for Options {
             activation_sparsity: None,
             kv_type: KvType::Auto,
             assume_pre: None,
+            chat_template: None,
         }
     }
 }

@@ -10,11 +10,13 @@ use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json};
-use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running, tokenize};
+use crate::generate::{
+    Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens as count,
+};
 use crate::openai::chat::text_of_parts;
 use crate::openai::new_id;
-use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_event};
+use crate::timings::Reports;
 
 /// The most tokens of an answer if the request does not say.
 const DEFAULT_MAX_TOKENS: usize = 4096;
@@ -27,13 +29,15 @@ pub(crate) async fn create(
 ) -> Result<Response> {
     let model = fields.string("model")?;
     let lease = app.model(model.as_deref()).await?;
-    let prompt = Prompt::Chat(chat(&mut fields)?);
+    let prompts = vec![Prompt::Chat(chat(&mut fields)?)];
     let stop = fields.strings("stop_sequences")?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut request = lease.request(&mut fields)?;
     request.stop.extend(stop);
-    request.max_tokens = Some(fields.count("max_tokens", 1)?.unwrap_or(DEFAULT_MAX_TOKENS));
+    let tokens = fields.count("max_tokens", 1)?.or(request.max_tokens);
+    request.max_tokens = tokens.or(Some(DEFAULT_MAX_TOKENS));
     let streams = fields.boolean("stream")?.unwrap_or(false);
-    let generation = Generation { prompt, request, choices: 1, separates_reasoning: true };
+    let (separates_reasoning, reports) = (true, Reports::default());
+    let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     if streams {
         return Ok(stream::response(running, MessageStream::default()));
@@ -66,10 +70,8 @@ pub(crate) async fn count_tokens(
     mut fields: Fields,
 ) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
-    let prompt = Prompt::Chat(chat(&mut fields)?);
-    let task = tokio::task::spawn_blocking(move || tokenize(&lease, prompt));
-    let (tokens, _) = task.await.map_err(|_| ApiError::internal("counting panicked"))??;
-    Ok(Json(json!({ "input_tokens": tokens.len() })).into_response())
+    let tokens = count(lease, chat(&mut fields)?).await?;
+    Ok(Json(json!({ "input_tokens": tokens })).into_response())
 }
 
 /// The conversation of a request, in the form that templates read.
@@ -97,7 +99,10 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
         let content = text(&format!("messages[{i}].content"), content)?;
         messages.push(json!({ "role": role, "content": content }));
     }
-    let continues = messages.last().is_some_and(|last| last["role"] == "assistant");
+    let end = match messages.last() {
+        Some(last) if last["role"] == "assistant" => ChatEnd::Continued,
+        _ => ChatEnd::Answer,
+    };
     let mut variables = Map::new();
     match fields.object("thinking")?.string("type")?.as_deref() {
         None => {}
@@ -110,7 +115,7 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
             return Err(ApiError::field("thinking.type", message));
         }
     }
-    Ok(Chat { messages, variables, continues })
+    Ok(Chat { messages, variables, end })
 }
 
 /// The text of a string or of blocks of text. Reasoning of earlier answers is left out, as
@@ -185,7 +190,14 @@ impl MessageStream {
     }
 
     fn close(&mut self, out: &mut Vec<u8>) {
-        if self.open.take().is_some() {
+        if let Some(kind) = self.open.take() {
+            if kind == "thinking" {
+                // Clients send it back with the block; there is nothing to sign.
+                let delta = json!({ "type": "signature_delta", "signature": "" });
+                let name = "content_block_delta";
+                let event = json!({ "type": name, "index": self.index, "delta": delta });
+                sse_event(name, &event, out);
+            }
             let event = json!({ "type": "content_block_stop", "index": self.index });
             sse_event("content_block_stop", &event, out);
             self.index += 1;
@@ -206,7 +218,7 @@ impl StreamFormat for MessageStream {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": { "input_tokens": running.prompt.len(), "output_tokens": 0 },
+            "usage": { "input_tokens": running.prompt(0).len(), "output_tokens": 0 },
         });
         sse_event("message_start", &json!({ "type": "message_start", "message": message }), out);
     }
@@ -220,7 +232,7 @@ impl StreamFormat for MessageStream {
             self.add("text", &delta.content, out);
         }
         match kind {
-            EventKind::Token { .. } => {}
+            EventKind::Prefill | EventKind::Token { .. } => {}
             EventKind::Done { finish, usage: counts, .. } => {
                 if self.index == 0 && self.open.is_none() {
                     // Clients expect a block, if only an empty one.

@@ -8,12 +8,12 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::app::SharedApp;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
+use crate::fields::{Fields, Json, float};
 use crate::models::{Kind, Lease};
 use crate::ollama;
 
@@ -35,8 +35,7 @@ struct Embedded {
 /// OpenAI's form.
 pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
-    let name = if fields.has("input") { "input" } else { "content" };
-    let inputs = inputs(&mut fields, name)?;
+    let inputs = inputs(&mut fields, "input")?;
     let dimensions = fields.count("dimensions", 1)?;
     let format = fields.string("encoding_format")?;
     let is_base64 = match format.as_deref() {
@@ -48,14 +47,14 @@ pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> 
         }
     };
     let id = lease.id().to_owned();
-    let Embedded { vectors, tokens } = embed(lease, inputs, dimensions).await?;
+    let Embedded { vectors, tokens } = embed(&app, lease, inputs, dimensions).await?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding: Value = match is_base64 {
             true => {
                 let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
                 BASE64_STANDARD.encode(bytes).into()
             }
-            false => vector.as_slice().into(),
+            false => numbers(vector),
         };
         json!({ "object": "embedding", "index": index, "embedding": embedding })
     });
@@ -68,6 +67,21 @@ pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> 
     .into_response())
 }
 
+/// llama-server's form: each embedding is an array of vectors, here of one.
+pub(crate) async fn llama(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let name = if fields.has("input") { "input" } else { "content" };
+    let inputs = inputs(&mut fields, name)?;
+    if fields.integer("embd_normalize", i64::MIN..=i64::MAX)?.is_some_and(|norm| norm != 2) {
+        let message = "embd_normalize: expected 2: vectors have length 1";
+        return Err(ApiError::field("embd_normalize", message));
+    }
+    let embedded = embed(&app, lease, inputs, None).await?;
+    let vectors = embedded.vectors.iter().enumerate();
+    let vectors = vectors.map(|(index, v)| json!({ "index": index, "embedding": [numbers(v)] }));
+    Ok(Json(vectors.collect::<Value>()).into_response())
+}
+
 /// Ollama's form for several texts.
 pub(crate) async fn ollama(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
     let started = Instant::now();
@@ -75,10 +89,10 @@ pub(crate) async fn ollama(State(app): State<SharedApp>, mut fields: Fields) -> 
     let inputs = inputs(&mut fields, "input")?;
     let dimensions = fields.count("dimensions", 1)?;
     let (id, load) = (lease.id().to_owned(), lease.load_time);
-    let Embedded { vectors, tokens } = embed(lease, inputs, dimensions).await?;
+    let Embedded { vectors, tokens } = embed(&app, lease, inputs, dimensions).await?;
     Ok(Json(json!({
         "model": id,
-        "embeddings": vectors,
+        "embeddings": vectors.iter().map(|vector| numbers(vector)).collect::<Value>(),
         "total_duration": started.elapsed().as_nanos() as u64,
         "load_duration": load.as_nanos() as u64,
         "prompt_eval_count": tokens,
@@ -93,11 +107,17 @@ pub(crate) async fn ollama_one(
 ) -> Result<Response> {
     let lease = ollama::model(&app, &mut fields).await?;
     let text = fields.string("prompt")?.unwrap_or_default();
-    let mut embedded = embed(lease, vec![Input::Text(text)], None).await?;
-    Ok(Json(json!({ "embedding": embedded.vectors.pop() })).into_response())
+    let embedded = embed(&app, lease, vec![Input::Text(text)], None).await?;
+    let vector = embedded.vectors.first().map(|vector| numbers(vector));
+    Ok(Json(json!({ "embedding": vector })).into_response())
 }
 
-/// A text, token ids, or an array of either.
+/// A vector as JSON.
+fn numbers(vector: &[f32]) -> Value {
+    vector.iter().map(|&x| float(x)).collect()
+}
+
+/// A text, token ids, an object with a text as llama-server takes it, or an array of these.
 fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<Input>> {
     let expected = "a text, token ids, or an array of these";
     let Some(value) = fields.take(name) else {
@@ -118,10 +138,12 @@ fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<Input>> {
             let one = |value: Value| match value {
                 Value::String(text) => Ok(Input::Text(text)),
                 Value::Array(values) => tokens(&values),
+                Value::Object(map) => object(name, map),
                 other => Err(wrong(&other)),
             };
             values.into_iter().map(one).collect::<Result<_>>()?
         }
+        Value::Object(map) => vec![object(name, map)?],
         other => return Err(wrong(&other)),
     };
     let is_empty = |input: &Input| match input {
@@ -140,8 +162,32 @@ fn inputs(fields: &mut Fields, name: &str) -> Result<Vec<Input>> {
     }
 }
 
+/// The text of an object: `prompt_string`, or `content` of parts, which are one text.
+fn object(name: &str, map: Map<String, Value>) -> Result<Input> {
+    let mut fields = Fields::within(name, map);
+    if let Some(text) = fields.string("prompt_string")? {
+        return Ok(Input::Text(text));
+    }
+    let parts = fields.array("content")?.unwrap_or_default();
+    let mut text = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let Some(piece) = part["text"].as_str().filter(|_| part["type"] == "text") else {
+            let at = format!("{}[{i}]", fields.field("content"));
+            return Err(ApiError::field(&at, format!("{at}: expected a part of type text")));
+        };
+        text.push_str(piece);
+    }
+    Ok(Input::Text(text))
+}
+
 /// Embeds texts, one request at a time.
-async fn embed(lease: Lease, inputs: Vec<Input>, dimensions: Option<usize>) -> Result<Embedded> {
+async fn embed(
+    app: &SharedApp,
+    lease: Lease,
+    inputs: Vec<Input>,
+    dimensions: Option<usize>,
+) -> Result<Embedded> {
+    let id = lease.id().to_owned();
     let task = spawn_blocking(move || {
         let Kind::Encoder(encoder) = &lease.kind else {
             let message = format!("{} makes text and no embeddings", lease.id());
@@ -161,7 +207,11 @@ async fn embed(lease: Lease, inputs: Vec<Input>, dimensions: Option<usize>) -> R
         }
         Ok(Embedded { vectors, tokens: texts.iter().map(Vec::len).sum() })
     });
-    task.await.map_err(|_| ApiError::internal("computing the embeddings panicked"))?
+    let embedded = task.await;
+    let embedded =
+        embedded.map_err(|_| ApiError::internal("computing the embeddings panicked"))??;
+    app.metrics.embedded(&id, embedded.tokens);
+    Ok(embedded)
 }
 
 /// Cuts a vector to its first dimensions and scales it to length 1 again (Matryoshka).

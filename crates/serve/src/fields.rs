@@ -48,6 +48,11 @@ impl Fields {
         }
     }
 
+    /// The fields of an object that stands within the body at `name`.
+    pub(crate) fn within(name: &str, map: Map<String, Value>) -> Fields {
+        Fields { path: format!("{name}."), map }
+    }
+
     /// The fields of an object within the body.
     pub(crate) fn object(&mut self, name: &str) -> Result<Fields> {
         let path = format!("{}{name}.", self.path);
@@ -215,6 +220,12 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
+/// A number with the fewest digits that give the same `f32`; null if it is not finite. A plain
+/// conversion would write 0.8 as 0.800000011920929.
+pub(crate) fn float(x: f32) -> Value {
+    x.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,6 +248,14 @@ mod tests {
         assert_eq!(body.count("c", 1).unwrap(), Some(3));
         assert!(fields(r#"{"n": 1e300}"#).number("n", 0.0..=1.0).is_err());
         assert!(fields(r#"{"n": 1e300}"#).integer("n", 0..=i64::MAX).is_err());
+    }
+
+    #[test]
+    fn floats_have_few_digits() {
+        for (x, text) in [(0.8, "0.8"), (-1e-7, "-1e-7"), (3.4e38, "3.4e+38"), (1.0, "1.0")] {
+            assert_eq!(float(x).to_string(), text);
+        }
+        assert!(float(f32::NAN).is_null() && float(f32::NEG_INFINITY).is_null());
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! From a request of any interface to the events of its answers. Templates are rendered and texts
 //! are tokenized on threads that may block; the events of all answers come through one channel.
 
-use std::sync::Arc;
-
 use bodkin::{Event, Finish, Logprobs, Request, Timings, Usage};
 use bodkin_engine::{EventDecoder, Update};
 use serde_json::{Map, Value};
@@ -13,6 +11,7 @@ use crate::error::{ApiError, Result};
 use crate::metrics::RequestMetrics;
 use crate::models::Lease;
 use crate::reasoning::{Delta, ReasoningSplitter};
+use crate::timings::{Clock, Reports};
 
 /// What to generate from.
 #[derive(Clone, Debug)]
@@ -34,36 +33,59 @@ pub(crate) struct Chat {
     pub(crate) messages: Vec<Value>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
-    /// The last message is the start of the answer.
-    pub(crate) continues: bool,
+    pub(crate) end: ChatEnd,
+}
+
+/// What the prompt of a conversation ends with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ChatEnd {
+    /// The mark of the answer that the model is to write.
+    #[default]
+    Answer,
+    /// The last message, which is the start of the answer.
+    Continued,
+    /// The end of the last message.
+    Message,
 }
 
 /// A request in the engine's terms.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
-    pub(crate) prompt: Prompt,
+    pub(crate) prompts: Vec<Prompt>,
     /// Its prompt is filled in.
     pub(crate) request: Request,
-    /// How many answers.
+    /// How many answers to each prompt.
     pub(crate) choices: usize,
     /// Whether reasoning is separated from the answer.
     pub(crate) separates_reasoning: bool,
+    pub(crate) reports: Reports,
 }
 
 /// An event of one answer.
 #[derive(Debug)]
 pub(crate) struct ChoiceEvent {
-    /// Which answer.
+    /// Which answer: those to the first prompt come first.
     pub(crate) index: usize,
     pub(crate) delta: Delta,
     pub(crate) kind: EventKind,
+    /// Fields that the request asks for in streamed answers.
+    pub(crate) report: Map<String, Value>,
 }
 
 /// What an event says beside its text.
 #[derive(Debug)]
 pub(crate) enum EventKind {
-    Token { id: u32, logprobs: Option<Box<Logprobs>> },
-    Done { finish: Finish, usage: Usage, timings: Timings },
+    /// A part of the prompt is stored; only for requests that ask for its report.
+    Prefill,
+    Token {
+        id: u32,
+        logprobs: Option<Box<Logprobs>>,
+    },
+    Done {
+        finish: Finish,
+        usage: Usage,
+        timings: Timings,
+    },
     Failed(ApiError),
 }
 
@@ -73,8 +95,10 @@ pub(crate) type TokenCounter = Box<dyn Fn(usize) + Send>;
 /// A running request. Dropping it cancels all its answers.
 pub(crate) struct Running {
     pub(crate) lease: Lease,
-    /// The tokens of the prompt.
-    pub(crate) prompt: Arc<[u32]>,
+    /// Token counts of the answers that have ended; those of a prompt are counted once.
+    pub(crate) usage: Usage,
+    /// The tokens of each prompt.
+    prompts: Vec<Vec<u32>>,
     receiver: UnboundedReceiver<(usize, Update)>,
     choices: Vec<Choice>,
     /// Answers that have not ended.
@@ -85,6 +109,7 @@ pub(crate) struct Running {
 
 struct Choice {
     decoder: EventDecoder,
+    clock: Clock,
     splitter: Option<ReasoningSplitter>,
 }
 
@@ -106,7 +131,7 @@ pub(crate) struct AnswerToken {
 }
 
 /// The tokens of a prompt, and its text if it has been rendered.
-pub(crate) fn tokenize(lease: &Lease, prompt: Prompt) -> Result<(Vec<u32>, Option<String>)> {
+fn tokenize(lease: &Lease, prompt: Prompt) -> Result<(Vec<u32>, Option<String>)> {
     let model = lease.text()?;
     match prompt {
         Prompt::Tokens(tokens) => Ok((tokens, None)),
@@ -132,11 +157,21 @@ pub(crate) fn tokenize(lease: &Lease, prompt: Prompt) -> Result<(Vec<u32>, Optio
     }
 }
 
+/// The tokens of a conversation, counted.
+pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
+    let task = spawn_blocking(move || tokenize(&lease, Prompt::Chat(chat)));
+    let (tokens, _) = task.await.map_err(|_| ApiError::internal("counting panicked"))??;
+    Ok(tokens.len())
+}
+
 /// The text of a conversation.
 pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
-    let Chat { messages, variables, continues } = chat;
-    let text = lease.text()?.render_chat(messages.clone(), variables, !continues)?;
-    if !continues {
+    let Chat { messages, variables, end } = chat;
+    let mut all = lease.variables.clone();
+    all.extend(variables.clone());
+    let has_mark = *end == ChatEnd::Answer;
+    let text = lease.text()?.render_chat(messages.clone(), &all, has_mark)?;
+    if *end != ChatEnd::Continued {
         return Ok(text);
     }
     // Whatever the template writes behind the last message would end it.
@@ -166,29 +201,33 @@ impl Generation {
         metrics: RequestMetrics,
         counter: TokenCounter,
     ) -> Result<Running> {
-        let Generation { prompt, request, choices, separates_reasoning } = self;
-        let (tokens, rendered) = tokenize(&lease, prompt)?;
+        let Generation { prompts, request, choices, separates_reasoning, reports } = self;
+        let prompts = prompts.into_iter().map(|prompt| tokenize(&lease, prompt));
+        let prompts = prompts.collect::<Result<Vec<_>>>()?;
         let model = lease.text()?;
         let (sender, receiver) = unbounded_channel();
-        let mut running = Vec::with_capacity(choices);
-        for index in 0..choices {
-            let mut request = request.clone();
-            request.prompt.clone_from(&tokens);
-            // Answers differ, and each is what its seed gives alone.
-            request.sampling.seed = request.sampling.seed.map(|s| s.wrapping_add(index as u64));
-            let sender = sender.clone();
-            let sink = Box::new(move |update| sender.send((index, update)).is_ok());
-            let decoder = model.engine().submit_to(request, sink)?;
-            let splitter = match &rendered {
-                Some(text) if separates_reasoning => {
-                    ReasoningSplitter::new(model.template()?.source(), text)
-                }
-                _ => None,
-            };
-            running.push(Choice { decoder, splitter });
+        let mut running = Vec::with_capacity(prompts.len() * choices);
+        for (tokens, rendered) in &prompts {
+            for n in 0..choices {
+                let mut request = request.clone();
+                request.prompt.clone_from(tokens);
+                // Answers differ, and each is what its seed gives alone.
+                request.sampling.seed = request.sampling.seed.map(|s| s.wrapping_add(n as u64));
+                let (sender, index) = (sender.clone(), running.len());
+                let sink = Box::new(move |update| sender.send((index, update)).is_ok());
+                let decoder = model.engine().submit_to(request, sink)?;
+                let splitter = match rendered {
+                    Some(text) if separates_reasoning => {
+                        ReasoningSplitter::new(model.template()?.source(), text)
+                    }
+                    _ => None,
+                };
+                running.push(Choice { decoder, clock: Clock::new(reports), splitter });
+            }
         }
         Ok(Running {
-            prompt: tokens.into(),
+            usage: Usage::default(),
+            prompts: prompts.into_iter().map(|(tokens, _)| tokens).collect(),
             receiver,
             open: running.len(),
             choices: running,
@@ -205,6 +244,16 @@ impl Running {
         self.choices.len()
     }
 
+    /// How many of them each prompt has.
+    fn choices_per_prompt(&self) -> usize {
+        self.choices.len() / self.prompts.len().max(1)
+    }
+
+    /// The tokens of an answer's prompt.
+    pub(crate) fn prompt(&self, index: usize) -> &[u32] {
+        &self.prompts[index / self.choices_per_prompt()]
+    }
+
     /// The next event; none when all answers have ended.
     pub(crate) async fn next(&mut self) -> Option<ChoiceEvent> {
         while self.open > 0 {
@@ -212,7 +261,7 @@ impl Running {
                 self.open = 0;
                 let error = ApiError::internal("the engine has stopped");
                 let (delta, kind) = (Delta::default(), EventKind::Failed(error));
-                return Some(ChoiceEvent { index: 0, delta, kind });
+                return Some(ChoiceEvent { index: 0, delta, kind, report: Map::new() });
             };
             if let Some(event) = self.decode(index, update) {
                 return Some(event);
@@ -232,19 +281,31 @@ impl Running {
     }
 
     fn decode(&mut self, index: usize, update: Update) -> Option<ChoiceEvent> {
+        let is_first_of_prompt = index.is_multiple_of(self.choices_per_prompt());
         let choice = &mut self.choices[index];
+        let mut report = Map::new();
         let (text, kind) = match choice.decoder.decode(update)? {
-            Event::Prefill { .. } => return None,
+            Event::Prefill { done, total } => {
+                report = choice.clock.prefill(done, total)?;
+                (String::new(), EventKind::Prefill)
+            }
             Event::Token { id, text, logprobs } => {
+                report = choice.clock.token();
                 self.metrics.token(index);
                 (text, EventKind::Token { id, logprobs })
             }
             Event::Done { reason: finish, text, usage, timings } => {
                 self.open -= 1;
-                self.metrics.done();
+                self.metrics.done(&usage, &timings);
+                self.usage.generated_tokens += usage.generated_tokens;
                 // The answers to a prompt read it once.
-                let prompt = if index == 0 { usage.prompt_tokens } else { 0 };
-                (self.counter)(prompt + usage.generated_tokens);
+                let mut counted = usage.generated_tokens;
+                if is_first_of_prompt {
+                    self.usage.prompt_tokens += usage.prompt_tokens;
+                    self.usage.cached_tokens += usage.cached_tokens;
+                    counted += usage.prompt_tokens;
+                }
+                (self.counter)(counted);
                 (text, EventKind::Done { finish, usage, timings })
             }
             Event::Error(error) => {
@@ -252,12 +313,12 @@ impl Running {
                 (String::new(), EventKind::Failed(error.into()))
             }
         };
-        let is_last = !matches!(kind, EventKind::Token { .. });
+        let is_last = matches!(kind, EventKind::Done { .. } | EventKind::Failed(_));
         let delta = match &mut choice.splitter {
             Some(splitter) => splitter.push(&text, is_last),
             None => Delta { content: text, reasoning: String::new() },
         };
-        Some(ChoiceEvent { index, delta, kind })
+        Some(ChoiceEvent { index, delta, kind, report })
     }
 
     /// Waits for all answers.
@@ -266,11 +327,12 @@ impl Running {
         texts.resize_with(self.choices.len(), Default::default);
         let mut answers: Vec<Option<Answer>> = Vec::new();
         answers.resize_with(self.choices.len(), || None);
-        while let Some(ChoiceEvent { index, delta, kind }) = self.next().await {
+        while let Some(ChoiceEvent { index, delta, kind, .. }) = self.next().await {
             let (text, tokens) = &mut texts[index];
             text.reasoning.push_str(&delta.reasoning);
             text.content.push_str(&delta.content);
             match kind {
+                EventKind::Prefill => {}
                 EventKind::Token { id, logprobs } => tokens.push(AnswerToken { id, logprobs }),
                 EventKind::Done { finish, usage, timings } => {
                     let (text, tokens) = std::mem::take(&mut texts[index]);

@@ -23,12 +23,13 @@ mod router;
 mod sampling;
 mod server;
 mod stream;
+mod timings;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bodkin::Reporter;
+use bodkin::{Reporter, Request};
 use tokio::sync::watch;
 
 pub use options::{ModelSpec, ServerOptions, Tls};
@@ -67,6 +68,8 @@ impl Server {
     /// If the address, the certificate or the key file cannot be used.
     pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
         let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
+        sampling::apply_defaults(&options.defaults, &mut Request::default())
+            .map_err(|error| Error::Defaults(error.message))?;
         let listener = Listener::bind(&options)?;
         let pool = ModelPool::new(&options, reporter);
         let app = Arc::new(App::new(options, pool, keys));

@@ -4,42 +4,42 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bodkin::{Finish, Logprobs, SamplerOptions, Timings, Usage};
+use bodkin::{Finish, Logprobs, Request, Timings, Usage};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
-use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Running, render};
+use crate::fields::{Fields, Json, float};
+use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Running, render};
 use crate::models::Lease;
 use crate::openai::chat::chat;
-use crate::openai::completions::prompt_of;
-use crate::openai::{FINGERPRINT, LlamaTimings, piece};
-use crate::sampling;
+use crate::openai::completions::prompts_of;
+use crate::openai::{FINGERPRINT, piece};
 use crate::stream::{self, StreamFormat, sse_data};
+use crate::timings::{LlamaTimings, Reports, add_report};
 
 /// The most log-probabilities of one position.
 const PROBS: i64 = 100;
 
-/// Continues a prompt.
+/// Continues prompts.
 pub(crate) async fn completion(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response> {
     let model = fields.string("model")?;
-    ["grammar", "json_schema", "image_data", "lora"]
+    ["grammar", "json_schema", "image_data", "lora", "post_sampling_probs"]
         .into_iter()
         .try_for_each(|f| fields.refuse(f))?;
     let lease = app.model(model.as_deref()).await?;
-    let prompt = fields.take("prompt").ok_or_else(|| {
-        ApiError::field("prompt", "prompt: expected a string or an array of token ids, found none")
-    })?;
-    let shown = if prompt.is_string() { prompt.clone() } else { Value::Null };
-    let prompt = prompt_of(prompt)?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let prompts = prompts_of(fields.take("prompt"))?;
+    let mut request = lease.request(&mut fields)?;
+    if request.ignore_end {
+        let ends = lease.text()?.engine().tokenizer().ends_of_generation();
+        request.sampling.logit_bias.extend(ends.iter().map(|&id| (id, f32::NEG_INFINITY)));
+    }
     let mut n_predict = None;
     for name in ["n_predict", "max_tokens"] {
         let n = fields.integer(name, -2..=i64::from(u32::MAX))?;
@@ -47,33 +47,43 @@ pub(crate) async fn completion(
     }
     // Zero only reads the prompt; the token that comes with it is not shown.
     let is_empty = n_predict == Some(0);
-    request.max_tokens = n_predict.and_then(|n| usize::try_from(n).ok()).map(|n| n.max(1));
+    if let Some(n) = n_predict {
+        request.max_tokens = usize::try_from(n).ok().map(|n| n.max(1));
+    }
     request.logprobs = fields.integer("n_probs", 0..=PROBS)?.filter(|&n| n > 0).map(|n| n as usize);
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let returns_tokens = fields.boolean("return_tokens")?.unwrap_or(false);
-    let settings = settings(&request.sampling, n_predict, &request.stop, request.ignore_end);
-    let choices = 1;
-    let generation = Generation { prompt, request, choices, separates_reasoning: false };
+    let settings = settings(&request);
+    let shown_fields = fields.strings("response_fields")?;
+    let (separates_reasoning, reports) = (false, Reports::of(&mut fields)?);
+    let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
-    let format = CompletionFormat { shown, settings, is_empty, returns_tokens };
+    let format = CompletionFormat { settings, is_empty, returns_tokens, shown_fields };
     if streams {
-        return Ok(stream::response(running, CompletionStream { format, tokens: Vec::new() }));
+        let tokens = (0..running.choices()).map(|_| Vec::new()).collect();
+        return Ok(stream::response(running, CompletionStream { format, tokens }));
     }
-    let (running, mut answers) = running.collect().await?;
-    let answer = answers.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
-    let ended = (answer.text.content.as_str(), &answer.finish, &answer.usage, &answer.timings);
-    let body = format.last(&running, ended, &answer.tokens);
+    let (running, answers) = running.collect().await?;
+    let mut bodies = answers.iter().enumerate().map(|(index, answer)| {
+        let Answer { text, finish, usage, timings, tokens } = answer;
+        format.last(&running, index, (&text.content, finish, usage, timings), tokens)
+    });
+    // One prompt has one answer, several have an array.
+    let body = match bodies.len() {
+        1 => bodies.next().unwrap_or_default(),
+        _ => bodies.collect(),
+    };
     Ok(Json(body).into_response())
 }
 
 /// What the last object of an answer repeats of the request.
 struct CompletionFormat {
-    /// The prompt, if it was a text.
-    shown: Value,
     settings: Value,
     /// The answer is not shown.
     is_empty: bool,
     returns_tokens: bool,
+    /// The only fields of the last object, such as `timings/predicted_n`; all if there are none.
+    shown_fields: Vec<String>,
 }
 
 impl CompletionFormat {
@@ -81,6 +91,7 @@ impl CompletionFormat {
     fn last(
         &self,
         running: &Running,
+        index: usize,
         (text, finish, usage, timings): (&str, &Finish, &Usage, &Timings),
         tokens: &[AnswerToken],
     ) -> Value {
@@ -96,7 +107,7 @@ impl CompletionFormat {
             false => Vec::new(),
         };
         let mut body = json!({
-            "index": 0,
+            "index": index,
             "content": text,
             "tokens": ids,
             "id_slot": 0,
@@ -105,7 +116,7 @@ impl CompletionFormat {
             "tokens_predicted": usage.generated_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "generation_settings": self.settings,
-            "prompt": self.shown,
+            "prompt": pieces(&running.lease, running.prompt(index)),
             "has_new_line": text.contains('\n'),
             "truncated": false,
             "stop_type": stop_type,
@@ -117,14 +128,28 @@ impl CompletionFormat {
         if !probabilities.is_empty() {
             body["completion_probabilities"] = probabilities.into();
         }
-        body
+        if self.shown_fields.is_empty() {
+            return body;
+        }
+        let field = |path: &String| {
+            let found = body.pointer(&format!("/{path}"))?.clone();
+            Some((path.clone(), found))
+        };
+        Value::Object(self.shown_fields.iter().filter_map(field).collect())
     }
+}
+
+/// The text of tokens, special ones included.
+fn pieces(lease: &Lease, tokens: &[u32]) -> String {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|&id| piece(lease, id).1).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The chunks of a streamed answer.
 struct CompletionStream {
     format: CompletionFormat,
-    tokens: Vec<AnswerToken>,
+    /// Those of each answer.
+    tokens: Vec<Vec<AnswerToken>>,
 }
 
 impl StreamFormat for CompletionStream {
@@ -134,30 +159,38 @@ impl StreamFormat for CompletionStream {
     fn begin(&mut self, _: &Running, _: &mut Vec<u8>) {}
 
     fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
-        let text = event.delta.content;
-        match event.kind {
+        let ChoiceEvent { index, delta, kind, report } = event;
+        let text = delta.content;
+        let tokens = &mut self.tokens[index];
+        let chunk = |ids: &[u32], predicted: usize| {
+            let mut chunk = json!({
+                "index": index,
+                "content": text,
+                "tokens": ids,
+                "stop": false,
+                "id_slot": -1,
+                "tokens_predicted": predicted,
+                "tokens_evaluated": running.prompt(index).len(),
+            });
+            add_report(&mut chunk, report);
+            chunk
+        };
+        match kind {
+            EventKind::Prefill => sse_data(&chunk(&[], 0), out),
             EventKind::Token { .. } if self.format.is_empty => {}
             EventKind::Token { id, logprobs } => {
                 let token = AnswerToken { id, logprobs };
-                let mut chunk = json!({
-                    "index": 0,
-                    "content": text,
-                    "tokens": [id],
-                    "stop": false,
-                    "id_slot": -1,
-                    "tokens_predicted": self.tokens.len() + 1,
-                    "tokens_evaluated": running.prompt.len(),
-                });
+                let mut chunk = chunk(&[id], tokens.len() + 1);
                 let probabilities = probabilities(&running.lease, std::slice::from_ref(&token));
                 if !probabilities.is_empty() {
                     chunk["completion_probabilities"] = probabilities.into();
                 }
-                self.tokens.push(AnswerToken { id, logprobs: None });
+                tokens.push(AnswerToken { id, logprobs: None });
                 sse_data(&chunk, out);
             }
             EventKind::Done { finish, usage, timings } => {
                 let ended = (text.as_str(), &finish, &usage, &timings);
-                sse_data(&self.format.last(running, ended, &self.tokens), out);
+                sse_data(&self.format.last(running, index, ended, tokens), out);
             }
             EventKind::Failed(error) => sse_data(&error.openai(), out),
         }
@@ -170,7 +203,7 @@ impl StreamFormat for CompletionStream {
 fn probabilities(lease: &Lease, tokens: &[AnswerToken]) -> Vec<Value> {
     let entry = |id: u32, logprob: f32| {
         let (token, bytes) = piece(lease, id);
-        json!({ "id": id, "token": token, "bytes": bytes, "logprob": logprob })
+        json!({ "id": id, "token": token, "bytes": bytes, "logprob": float(logprob) })
     };
     let with_top = |id: u32, logprobs: &Logprobs| {
         let mut value = entry(id, logprobs.sampled);
@@ -182,42 +215,39 @@ fn probabilities(lease: &Lease, tokens: &[AnswerToken]) -> Vec<Value> {
 }
 
 /// The sampling options of a request, by llama-server's names.
-fn settings(
-    options: &SamplerOptions,
-    n_predict: Option<i64>,
-    stop: &[String],
-    ignore: bool,
-) -> Value {
+fn settings(request: &Request) -> Value {
+    let Request { sampling: options, max_tokens, stop, ignore_end, .. } = request;
+    let n_predict = max_tokens.map_or(-1, |n| n as i64);
     let biases = options.logit_bias.iter();
     let biases: Vec<Value> =
-        biases.map(|(id, bias)| json!({ "token": id, "bias": bias })).collect();
+        biases.map(|(id, bias)| json!({ "token": id, "bias": float(*bias) })).collect();
     json!({
-        "n_predict": n_predict.unwrap_or(-1),
-        "max_tokens": n_predict.unwrap_or(-1),
+        "n_predict": n_predict,
+        "max_tokens": n_predict,
         "seed": options.seed,
-        "temperature": options.temperature,
+        "temperature": float(options.temperature),
         "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "typical_p": options.typical_p,
-        "top_n_sigma": options.top_n_sigma,
+        "top_p": float(options.top_p),
+        "min_p": float(options.min_p),
+        "typical_p": float(options.typical_p),
+        "top_n_sigma": float(options.top_n_sigma),
         "repeat_last_n": options.repeat_last_n,
-        "repeat_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-        "dry_multiplier": options.dry_multiplier,
-        "dry_base": options.dry_base,
+        "repeat_penalty": float(options.repeat_penalty),
+        "presence_penalty": float(options.presence_penalty),
+        "frequency_penalty": float(options.frequency_penalty),
+        "dry_multiplier": float(options.dry_multiplier),
+        "dry_base": float(options.dry_base),
         "dry_allowed_length": options.dry_allowed_length,
         "dry_penalty_last_n": options.dry_penalty_last_n,
         "dry_sequence_breakers": options.dry_sequence_breakers,
-        "xtc_probability": options.xtc_probability,
-        "xtc_threshold": options.xtc_threshold,
+        "xtc_probability": float(options.xtc_probability),
+        "xtc_threshold": float(options.xtc_threshold),
         "mirostat": options.mirostat,
-        "mirostat_tau": options.mirostat_tau,
-        "mirostat_eta": options.mirostat_eta,
+        "mirostat_tau": float(options.mirostat_tau),
+        "mirostat_eta": float(options.mirostat_eta),
         "min_keep": options.min_keep,
         "stop": stop,
-        "ignore_eos": ignore,
+        "ignore_eos": ignore_end,
         "logit_bias": biases,
     })
 }
@@ -277,7 +307,10 @@ pub(crate) async fn apply_template(
     mut fields: Fields,
 ) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
-    let chat = chat(&mut fields)?;
+    let mut chat = chat(&mut fields)?;
+    if let Some(tools) = fields.array("tools")?.filter(|tools| !tools.is_empty()) {
+        chat.variables.insert("tools".to_owned(), tools.into());
+    }
     blocking(move || Ok(json!({ "prompt": render(&lease, &chat)? }))).await
 }
 
@@ -295,7 +328,7 @@ pub(crate) async fn props(State(app): State<SharedApp>) -> Result<Response> {
     let template = model.template().map(|template| template.source().to_owned());
     let tokenizer = model.engine().tokenizer();
     let text = |id: Option<u32>| id.map(|id| piece(&lease, id).0).unwrap_or_default();
-    let sampling = settings(&model.request().sampling, None, &[], false);
+    let sampling = settings(&lease.defaults);
     Ok(Json(json!({
         "default_generation_settings": { "n_ctx": model.context(), "params": sampling },
         "total_slots": app.options.load.parallel,
@@ -305,6 +338,9 @@ pub(crate) async fn props(State(app): State<SharedApp>) -> Result<Response> {
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
         "build_info": FINGERPRINT,
+        "endpoint_slots": true,
+        "endpoint_props": false,
+        "endpoint_metrics": true,
         "is_sleeping": false,
         "modalities": { "vision": false, "audio": false },
     }))

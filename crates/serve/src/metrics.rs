@@ -1,19 +1,21 @@
 //! Prometheus metrics: counters and histograms of requests, and the state of each engine, read when
 //! the metrics are. Names that dashboards of llama-server and vLLM know are written, too.
 
-use std::sync::Arc;
-use std::time::Instant;
+mod engines;
 
-use bodkin_engine::Stats;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bodkin::{Timings, Usage};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::models::{Entry, Kind, ModelPool};
+use crate::models::ModelPool;
+use engines::{EngineCollector, ModelLabels, RequestTotals};
 
 /// Seconds from a request to its first token.
 const FIRST_TOKEN_BUCKETS: [f64; 14] =
@@ -33,11 +35,6 @@ struct RequestLabels {
     status: u16,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ModelLabels {
-    model: String,
-}
-
 type ModelHistogram = Family<ModelLabels, Histogram, fn() -> Histogram>;
 
 /// What is measured of all requests.
@@ -47,6 +44,10 @@ pub(crate) struct Metrics {
     first_token: ModelHistogram,
     inter_token: ModelHistogram,
     request: ModelHistogram,
+    embedded: Family<ModelLabels, Counter>,
+    totals: Arc<RequestTotals>,
+    /// When the server started, in seconds since 1970.
+    pub(crate) started: u64,
 }
 
 /// What is measured of one request.
@@ -57,6 +58,7 @@ pub(crate) struct RequestMetrics {
     started: Instant,
     /// The latest token of each answer.
     latest: Vec<Option<Instant>>,
+    totals: Arc<RequestTotals>,
 }
 
 impl Metrics {
@@ -85,9 +87,14 @@ impl Metrics {
                 || Histogram::new(REQUEST_BUCKETS),
             ),
         );
-        registry.register_collector(Box::new(EngineCollector(Arc::clone(pool))));
+        let embedded = Family::default();
+        registry.register("bodkin_embedded_tokens", "Tokens of embedded texts", embedded.clone());
+        let totals = Arc::new(RequestTotals::default());
+        let collector = EngineCollector { pool: Arc::clone(pool), totals: Arc::clone(&totals) };
+        registry.register_collector(Box::new(collector));
         let (first_token, inter_token, request) = metrics;
-        Metrics { registry, requests, first_token, inter_token, request }
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+        Metrics { registry, requests, first_token, inter_token, request, embedded, totals, started }
     }
 
     /// Notes a response.
@@ -105,14 +112,48 @@ impl Metrics {
             request: self.request.get_or_create(&labels).clone(),
             started: Instant::now(),
             latest: Vec::new(),
+            totals: Arc::clone(&self.totals),
         }
     }
 
-    /// All metrics as Prometheus reads them.
-    pub(crate) fn text(&self) -> String {
+    /// Notes the tokens of texts that were embedded.
+    pub(crate) fn embedded(&self, model: &str, tokens: usize) {
+        let labels = ModelLabels { model: model.to_owned() };
+        self.embedded.get_or_create(&labels).inc_by(tokens as u64);
+        self.totals.embedded_tokens.fetch_add(tokens as u64, Relaxed);
+        self.totals.embeddings.fetch_add(1, Relaxed);
+    }
+
+    /// All metrics in the OpenMetrics format.
+    pub(crate) fn open_metrics(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+
+    /// All metrics in Prometheus's older text format, in which a counter has its whole name in
+    /// every line.
+    pub(crate) fn text(&self) -> String {
+        let open = self.open_metrics();
+        let mut text = String::with_capacity(open.len());
+        let mut help = "";
+        for line in open.lines() {
+            // The kind decides the name, and comes after the help.
+            if line.starts_with("# HELP ") {
+                help = line;
+                continue;
+            }
+            let Some(rest) = line.strip_prefix("# TYPE ") else {
+                let is_comment = line.starts_with('#');
+                text.extend((!is_comment).then_some([line, "\n"]).into_iter().flatten());
+                continue;
+            };
+            let (name, kind) = rest.split_once(' ').unwrap_or((rest, "untyped"));
+            let end = if kind == "counter" { "_total" } else { "" };
+            let help = help.get("# HELP ".len() + name.len()..).unwrap_or_default();
+            text.push_str(&format!("# HELP {name}{end}{help}\n# TYPE {name}{end} {kind}\n"));
+        }
         text
     }
 }
@@ -131,105 +172,12 @@ impl RequestMetrics {
     }
 
     /// Notes the end of an answer.
-    pub(crate) fn done(&mut self) {
+    pub(crate) fn done(&mut self, usage: &Usage, timings: &Timings) {
         self.request.observe(self.started.elapsed().as_secs_f64());
+        let us = |ms: f64| (ms * 1e3) as u64;
+        self.totals.prompt_us.fetch_add(us(timings.prompt_ms - timings.queue_ms), Relaxed);
+        self.totals.generate_us.fetch_add(us(timings.generate_ms), Relaxed);
+        let tokens = usage.prompt_tokens + usage.generated_tokens;
+        self.totals.longest.fetch_max(tokens as u64, Relaxed);
     }
-}
-
-/// Reads the engines' statistics.
-struct EngineCollector(Arc<ModelPool>);
-
-impl std::fmt::Debug for EngineCollector {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("EngineCollector")
-    }
-}
-
-/// A number of an engine: its name, what it is, and whether it only grows.
-type EngineMetric = (&'static str, &'static str, bool, fn(&Stats) -> f64);
-
-const ENGINE_METRICS: &[EngineMetric] = &[
-    ("bodkin_requests_running", "Requests that have pages", false, |s| s.running as f64),
-    ("bodkin_requests_waiting", "Requests that wait", false, |s| s.waiting as f64),
-    ("bodkin_requests", "Requests that were admitted", true, |s| s.requests as f64),
-    ("bodkin_prompt_tokens", "Tokens of prompts", true, |s| s.prompt_tokens as f64),
-    ("bodkin_cached_tokens", "Prompt tokens found in the KV cache", true, |s| {
-        s.cached_tokens as f64
-    }),
-    ("bodkin_generated_tokens", "Tokens that were generated", true, |s| s.generated_tokens as f64),
-    ("bodkin_preemptions", "Requests that gave up their pages", true, |s| s.preemptions as f64),
-    ("bodkin_steps", "Steps of the model", true, |s| s.steps as f64),
-    ("bodkin_rows", "Tokens that were computed", true, |s| s.rows as f64),
-    ("bodkin_step_seconds", "Time in steps", true, |s| s.step_seconds),
-    ("bodkin_kv_pages", "Pages of the KV cache", false, |s| pages(&s.total_pages)),
-    ("bodkin_kv_pages_free", "Pages that hold nothing", false, |s| pages(&s.free_pages)),
-    ("bodkin_kv_pages_cached", "Unused pages that hold a prefix", false, |s| {
-        pages(&s.cached_pages)
-    }),
-    ("bodkin_kv_cache_usage_ratio", "Share of the pages in use", false, usage),
-    ("vllm:num_requests_running", "As bodkin_requests_running", false, |s| s.running as f64),
-    ("vllm:num_requests_waiting", "As bodkin_requests_waiting", false, |s| s.waiting as f64),
-    ("vllm:kv_cache_usage_perc", "As bodkin_kv_cache_usage_ratio", false, usage),
-    ("llamacpp:prompt_tokens", "Prompt tokens that were computed", true, |s| {
-        s.prompt_tokens.saturating_sub(s.cached_tokens) as f64
-    }),
-    ("llamacpp:prompt_tokens_cached", "As bodkin_cached_tokens", true, |s| s.cached_tokens as f64),
-    ("llamacpp:tokens_predicted", "As bodkin_generated_tokens", true, |s| {
-        s.generated_tokens as f64
-    }),
-    ("llamacpp:n_decode", "As bodkin_steps", true, |s| s.steps as f64),
-    ("llamacpp:requests_processing", "As bodkin_requests_running", false, |s| s.running as f64),
-    ("llamacpp:requests_deferred", "As bodkin_requests_waiting", false, |s| s.waiting as f64),
-    ("llamacpp:n_busy_slots_per_decode", "Rows of a step", false, |s| {
-        s.rows as f64 / (s.steps as f64).max(1.0)
-    }),
-];
-
-fn pages(windows: &[usize]) -> f64 {
-    windows.iter().sum::<usize>() as f64
-}
-
-/// The share of the pages that running requests hold.
-fn usage(stats: &Stats) -> f64 {
-    let unused = pages(&stats.free_pages) + pages(&stats.cached_pages);
-    1.0 - unused / pages(&stats.total_pages).max(1.0)
-}
-
-impl Collector for EngineCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let loaded = self.0.entries().iter().filter_map(|entry| Some((entry, entry.loaded()?)));
-        let loaded: Vec<_> = loaded.collect();
-        let stats = loaded.iter().filter_map(|(entry, loaded)| match &loaded.kind {
-            Kind::Text(model) => Some((labels(entry), model.engine().stats())),
-            Kind::Encoder(_) => None,
-        });
-        let stats: Vec<(ModelLabels, Stats)> = stats.collect();
-        for (name, help, is_counter, read) in ENGINE_METRICS {
-            let kind = if *is_counter {
-                ConstCounter::new(0.0).metric_type()
-            } else {
-                ConstGauge::new(0.0).metric_type()
-            };
-            let mut descriptor = encoder.encode_descriptor(name, help, None, kind)?;
-            for (labels, stats) in &stats {
-                let family = descriptor.encode_family(labels)?;
-                let value = read(stats);
-                match is_counter {
-                    true => ConstCounter::new(value).encode(family)?,
-                    false => ConstGauge::new(value).encode(family)?,
-                }
-            }
-        }
-        let kind = ConstGauge::new(0u64).metric_type();
-        let help = "Memory of a loaded model";
-        let mut descriptor = encoder.encode_descriptor("bodkin_model_bytes", help, None, kind)?;
-        for (entry, loaded) in &loaded {
-            ConstGauge::new(loaded.bytes).encode(descriptor.encode_family(&labels(entry))?)?;
-        }
-        Ok(())
-    }
-}
-
-fn labels(entry: &Entry) -> ModelLabels {
-    ModelLabels { model: entry.spec.id.clone() }
 }

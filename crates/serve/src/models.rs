@@ -5,18 +5,30 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bodkin::{DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter};
+use bodkin::{
+    DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
+};
+use bodkin_backend::ExpertStats;
 use bodkin_gguf::{File, Format};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
+use crate::fields::Fields;
 use crate::options::{ModelSpec, ServerOptions};
+use crate::sampling::{self, apply_defaults};
+
+/// How often an engine is asked about its experts at most, as that waits for its step.
+const EXPERTS_EVERY: Duration = Duration::from_secs(5);
+
+/// How long metrics wait for the answer.
+const EXPERTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// All models of a server.
 pub(crate) struct ModelPool {
     entries: Vec<Arc<Entry>>,
     load: Options,
+    defaults: Map<String, Value>,
     memory_bytes: Option<u64>,
     step_timeout: Duration,
     reporter: Reporter,
@@ -61,6 +73,18 @@ pub(crate) struct Loaded {
     pub(crate) load_time: Duration,
     /// The file whose mapped weights it computes with; none on a GPU, which has copies.
     mapped: Option<Arc<File>>,
+    /// What requests start from.
+    pub(crate) defaults: Request,
+    /// Variables of chat templates that requests do not set.
+    pub(crate) variables: Map<String, Value>,
+    experts: Mutex<ExpertSample>,
+}
+
+/// What the engine last said of its experts, layer by layer, and when.
+#[derive(Default)]
+struct ExpertSample {
+    layers: Vec<ExpertStats>,
+    taken: Option<Instant>,
 }
 
 /// What a model computes.
@@ -112,6 +136,11 @@ impl Lease {
                 Err(ApiError::bad_request(message))
             }
         }
+    }
+
+    /// A request of this model, with the options of the body.
+    pub(crate) fn request(&self, fields: &mut Fields) -> Result<Request> {
+        sampling::request(fields, &self.defaults, self.text()?.engine().tokenizer())
     }
 
     /// Sets how long the model stays loaded without requests; none for ever.
@@ -200,6 +229,24 @@ impl Entry {
 }
 
 impl Loaded {
+    /// What the engine last said of its experts.
+    pub(crate) fn experts(&self) -> Vec<ExpertStats> {
+        self.experts.lock().unwrap_or_else(PoisonError::into_inner).layers.clone()
+    }
+
+    /// Asks the engine for them, which waits for a step, unless it was asked a short time ago.
+    fn sample_experts(&self) {
+        let Kind::Text(model) = &self.kind else { return };
+        let lock = || self.experts.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if lock().taken.replace(now).is_some_and(|taken| now - taken < EXPERTS_EVERY) {
+            return;
+        }
+        if let Some(layers) = model.engine().expert_stats() {
+            lock().layers = layers;
+        }
+    }
+
     /// Why the engine answers no more requests.
     fn failure(&self) -> Option<String> {
         if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_not_truncated()) {
@@ -237,6 +284,7 @@ impl ModelPool {
         ModelPool {
             entries: options.models.iter().map(entry).collect(),
             load: options.load.clone(),
+            defaults: options.defaults.clone(),
             memory_bytes: options.memory_bytes,
             step_timeout: options.step_timeout,
             reporter,
@@ -246,6 +294,13 @@ impl ModelPool {
 
     pub(crate) fn entries(&self) -> &[Arc<Entry>] {
         &self.entries
+    }
+
+    /// Asks the engines about their experts. An engine in a long step answers for the next time.
+    pub(crate) async fn sample_experts(&self) {
+        let loaded: Vec<_> = self.entries.iter().filter_map(|entry| entry.loaded()).collect();
+        let sampled = spawn_blocking(move || loaded.iter().for_each(|l| l.sample_experts()));
+        let _ = tokio::time::timeout(EXPERTS_TIMEOUT, sampled).await;
     }
 
     /// The entry that a client names. Without a name it is the first one, and a server of one
@@ -306,10 +361,12 @@ impl ModelPool {
             let task = spawn_blocking(move || load(&source, &options, &reporter));
             let result =
                 task.await.map_err(|_| ApiError::internal("loading the model panicked"))?;
-            match result {
-                Err(RuntimeError::OutOfMemory { .. }) if self.unload_idle().await => {}
-                result => return Ok(result?),
+            if matches!(result, Err(RuntimeError::OutOfMemory { .. })) && self.unload_idle().await {
+                continue;
             }
+            let mut loaded = result?;
+            loaded.variables = apply_defaults(&self.defaults, &mut loaded.defaults)?;
+            return Ok(loaded);
         }
     }
 
@@ -390,6 +447,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         format: main_format(&file),
         is_on_gpu: false,
     };
+    let mut defaults = Request::default();
     let (kind, bytes) = if file.plan.is_encoder() {
         let encoder = Encoder::open(file, options)?;
         let bytes = encoder.bytes();
@@ -399,8 +457,11 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         details.context = model.context();
         details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
         let bytes = model.bytes();
+        defaults = model.request();
         (Kind::Text(Box::new(model)), bytes)
     };
     let mapped = (!details.is_on_gpu).then_some(mapped);
-    Ok(Loaded { kind, bytes, details, load_time: started.elapsed(), mapped })
+    let (load_time, experts) = (started.elapsed(), Mutex::default());
+    let variables = Map::new();
+    Ok(Loaded { kind, bytes, details, load_time, mapped, defaults, variables, experts })
 }

@@ -18,8 +18,8 @@ use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running}
 use crate::models::{Details, Entry, Lease};
 use crate::openai::chat::chat as conversation;
 use crate::reasoning::Delta;
-use crate::sampling;
 use crate::stream::{self, StreamFormat, json as write_json};
+use crate::timings::Reports;
 
 /// The version of the server.
 pub(crate) async fn version() -> Response {
@@ -204,7 +204,7 @@ pub(crate) async fn generate(
             let message = |role: &str, text: String| json!({ "role": role, "content": text });
             let system = system.map(|text| message("system", text));
             let messages = system.into_iter().chain([message("user", prompt)]).collect();
-            Prompt::Chat(Chat { messages, variables: thinking(&mut fields)?, continues: false })
+            Prompt::Chat(Chat { messages, variables: thinking(&mut fields)?, ..Chat::default() })
         }
     };
     answer(&app, caller, lease, fields, prompt, Shape::Generate).await
@@ -265,11 +265,13 @@ async fn answer(
     fields.refuse("format")?;
     let streams = fields.boolean("stream")?.unwrap_or(true);
     let mut options = fields.object("options")?;
-    let mut request = sampling::request(&mut options, &lease)?;
-    let num_predict = options.integer("num_predict", -2..=i64::from(u32::MAX))?;
-    request.max_tokens = num_predict.and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0);
+    let mut request = lease.request(&mut options)?;
+    if let Some(n) = options.integer("num_predict", -2..=i64::from(u32::MAX))? {
+        request.max_tokens = usize::try_from(n).ok().filter(|&n| n > 0);
+    }
     let load = lease.load_time;
-    let generation = Generation { prompt, request, choices: 1, separates_reasoning: true };
+    let (prompts, separates_reasoning, reports) = (vec![prompt], true, Reports::default());
+    let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     let format = LineStream { shape, load };
     if streams {
@@ -363,6 +365,7 @@ impl StreamFormat for LineStream {
     fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
         let ChoiceEvent { delta, kind, .. } = event;
         let line = match kind {
+            EventKind::Prefill => return,
             EventKind::Token { .. } if delta == Delta::default() => return,
             EventKind::Token { .. } => self.shape.line(&running.lease, &delta),
             EventKind::Done { finish, usage, timings } => {

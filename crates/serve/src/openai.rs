@@ -8,12 +8,11 @@ pub(crate) mod responses;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bodkin::{Finish, Logprobs, Timings, Usage};
-use serde::Serialize;
+use bodkin::{Finish, Logprobs, Usage};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
-use crate::fields::Fields;
+use crate::fields::{Fields, float};
 use crate::models::Lease;
 
 /// What identifies the build that answered.
@@ -79,56 +78,15 @@ pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
     }
 }
 
-/// Token counts of some answers to one prompt.
-pub(crate) fn usage<'a>(usages: impl IntoIterator<Item = &'a Usage>) -> Value {
-    let (mut prompt, mut cached, mut generated) = (0, 0, 0);
-    for usage in usages {
-        prompt = usage.prompt_tokens;
-        cached = cached.max(usage.cached_tokens);
-        generated += usage.generated_tokens;
-    }
+/// Token counts of all answers.
+pub(crate) fn usage(usage: &Usage) -> Value {
+    let Usage { prompt_tokens, cached_tokens, generated_tokens } = *usage;
     json!({
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": { "cached_tokens": cached },
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated_tokens,
+        "total_tokens": prompt_tokens + generated_tokens,
+        "prompt_tokens_details": { "cached_tokens": cached_tokens },
     })
-}
-
-/// Times as llama-server reports them.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct LlamaTimings {
-    cache_n: usize,
-    prompt_n: usize,
-    prompt_ms: f64,
-    prompt_per_token_ms: f64,
-    prompt_per_second: f64,
-    predicted_n: usize,
-    predicted_ms: f64,
-    predicted_per_token_ms: f64,
-    predicted_per_second: f64,
-}
-
-impl LlamaTimings {
-    pub(crate) fn new(usage: &Usage, timings: &Timings) -> LlamaTimings {
-        let prompt_n = usage.prompt_tokens - usage.cached_tokens;
-        let prompt_ms = timings.prompt_ms - timings.queue_ms;
-        // The first token came with the prompt.
-        let predicted_n = usage.generated_tokens;
-        let per = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
-        let rate = |n: usize, ms: f64| if ms > 0.0 { n as f64 / ms * 1e3 } else { 0.0 };
-        LlamaTimings {
-            cache_n: usage.cached_tokens,
-            prompt_n,
-            prompt_ms,
-            prompt_per_token_ms: per(prompt_ms, prompt_n),
-            prompt_per_second: rate(prompt_n, prompt_ms),
-            predicted_n,
-            predicted_ms: timings.generate_ms,
-            predicted_per_token_ms: per(timings.generate_ms, predicted_n),
-            predicted_per_second: rate(predicted_n, timings.generate_ms),
-        }
-    }
 }
 
 /// The text and the bytes of a token.
@@ -142,7 +100,7 @@ pub(crate) fn piece(lease: &Lease, id: u32) -> (String, Vec<u8>) {
 fn chat_logprobs(lease: &Lease, id: u32, logprobs: &Logprobs) -> Value {
     let entry = |id: u32, logprob: f32| {
         let (token, bytes) = piece(lease, id);
-        json!({ "id": id, "token": token, "bytes": bytes, "logprob": logprob })
+        json!({ "id": id, "token": token, "bytes": bytes, "logprob": float(logprob) })
     };
     let mut value = entry(id, logprobs.sampled);
     let top = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob));

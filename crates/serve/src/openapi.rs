@@ -15,7 +15,7 @@ pub(crate) fn document() -> Value {
     }
     for (path, summary) in GETS {
         let content = match *path {
-            "/metrics" => json!({ "application/openmetrics-text": {} }),
+            "/metrics" => json!({ "text/plain": {}, "application/openmetrics-text": {} }),
             _ => json!({ "application/json": {} }),
         };
         let responses = json!({ "200": { "description": "The answer.", "content": content } });
@@ -59,7 +59,10 @@ const POSTS: &[Post] = &[
     ("/v1/chat/completions", "Answer a conversation (OpenAI)", &["messages"], SSE, chat),
     ("/v1/completions", "Continue a prompt (OpenAI)", &["prompt"], SSE, completions),
     ("/v1/responses", "Answer an input (OpenAI)", &["input"], SSE, responses),
+    ("/v1/chat/completions/input_tokens", "Count tokens", &["messages"], "", template),
+    ("/v1/responses/input_tokens", "Count tokens (OpenAI)", &["input"], "", responses),
     ("/v1/embeddings", "Embed texts with an encoder (OpenAI)", &["input"], "", embeddings),
+    ("/embedding", "Embed texts with an encoder (llama-server)", &["input"], "", embeddings),
     ("/completion", "Continue a prompt (llama-server)", &["prompt"], SSE, completion),
     ("/tokenize", "Token ids of a text (llama-server)", &[], "", tokenize),
     ("/detokenize", "The text of token ids (llama-server)", &[], "", detokenize),
@@ -83,7 +86,7 @@ const SSE: &str = "text/event-stream";
 const LINES: &str = "application/x-ndjson";
 
 fn chat() -> Value {
-    with_sampling(json!({
+    with_reports(json!({
         "messages": messages(),
         "max_completion_tokens": integer(1, TOKENS),
         "max_tokens": integer(1, TOKENS),
@@ -99,7 +102,7 @@ fn chat() -> Value {
 }
 
 fn completions() -> Value {
-    with_sampling(json!({
+    with_reports(json!({
         "prompt": prompt(),
         "max_tokens": integer(1, TOKENS),
         "n": integer(1, 64),
@@ -121,7 +124,7 @@ fn responses() -> Value {
 }
 
 fn completion() -> Value {
-    with_sampling(json!({
+    with_reports(json!({
         "prompt": prompt(),
         "n_predict": integer(-2, TOKENS),
         "n_probs": integer(0, 100),
@@ -208,6 +211,13 @@ fn post(summary: &str, required: &[&str], mut fields: Value, stream: &str) -> Va
     })
 }
 
+/// The fields about sampling and about what streams report, added to others.
+fn with_reports(mut fields: Value) -> Value {
+    fields["return_progress"] = boolean();
+    fields["timings_per_token"] = boolean();
+    with_sampling(fields)
+}
+
 /// The fields about sampling, added to others.
 fn with_sampling(mut fields: Value) -> Value {
     let sampling = json!({
@@ -267,9 +277,14 @@ fn stream_options() -> Value {
     json!({ "type": ["object", "null"], "properties": { "include_usage": boolean() } })
 }
 
-/// A text or token ids.
+/// A text, several texts, or token ids.
 fn prompt() -> Value {
-    json!({ "type": ["string", "array"], "items": { "type": "integer", "minimum": 0 } })
+    json!({
+        "type": ["string", "array"],
+        "minItems": 1,
+        "maxItems": 256,
+        "items": { "type": ["string", "integer"], "minimum": 0 },
+    })
 }
 
 /// A text, several texts, or token ids.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bodkin::Options;
+use serde_json::{Map, Value};
 
 /// A model that the server offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct ServerOptions {
     pub models: Vec<ModelSpec>,
     /// How each of them is loaded.
     pub load: Options,
+    /// Fields that requests without them have, such as `temperature` and `max_tokens`.
+    pub defaults: Map<String, Value>,
     /// How long a model stays loaded without requests; none for ever.
     pub keep_alive: Option<Duration>,
     /// The most bytes of all loaded models together; none for what the device has.
@@ -62,6 +65,7 @@ impl Default for ServerOptions {
             port: 8080,
             models: Vec::new(),
             load: Options::default(),
+            defaults: Map::new(),
             keep_alive: None,
             memory_bytes: None,
             api_keys: Vec::new(),

@@ -2,7 +2,7 @@
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
@@ -48,10 +48,15 @@ fn openai_routes() -> Router<SharedApp> {
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/chat/completions", post(openai::chat::create))
         .route("/v1/completions", post(openai::completions::create))
+        .route("/v1/chat/completions/input_tokens", post(openai::chat::input_tokens))
+        .route("/chat/completions/input_tokens", post(openai::chat::input_tokens))
         .route("/v1/responses", post(openai::responses::create))
+        .route("/responses", post(openai::responses::create))
+        .route("/v1/responses/input_tokens", post(openai::responses::input_tokens))
+        .route("/responses/input_tokens", post(openai::responses::input_tokens))
         .route("/v1/embeddings", post(embeddings::openai))
-        .route("/embeddings", post(embeddings::openai))
-        .route("/embedding", post(embeddings::openai))
+        .route("/embeddings", post(embeddings::llama))
+        .route("/embedding", post(embeddings::llama))
         .route("/completion", post(llama::completion))
         .route("/completions", post(llama::completion))
         .route("/tokenize", post(llama::tokenize))
@@ -120,9 +125,23 @@ async fn health(State(app): State<SharedApp>) -> Response {
     (error.status, Json(body)).into_response()
 }
 
-async fn metrics(State(app): State<SharedApp>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
+async fn metrics(State(app): State<SharedApp>, headers: HeaderMap) -> Response {
+    app.pool.sample_experts().await;
+    let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let is_open = accepted.is_some_and(|accept| accept.contains("application/openmetrics-text"));
+    let (kind, text) = match is_open {
+        true => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            (kind, app.metrics.open_metrics())
+        }
+        false => ("text/plain; version=0.0.4; charset=utf-8", app.metrics.text()),
+    };
+    let headers = [
+        (header::CONTENT_TYPE, kind.to_owned()),
+        // As llama-server has it.
+        (HeaderName::from_static("process-start-time-unix"), app.metrics.started.to_string()),
+    ];
+    (headers, text).into_response()
 }
 
 async fn openapi() -> Response {

@@ -1,11 +1,11 @@
 //! The fields about sampling and length, which all interfaces share but for a few names.
 
 use bodkin::{Request, SamplerOptions};
-use serde_json::Value;
+use bodkin_engine::Tokenizer;
+use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::models::Lease;
 
 /// The most stop texts of a request.
 const STOPS: usize = 64;
@@ -13,21 +13,46 @@ const STOPS: usize = 64;
 /// The largest value of fields that have no natural end.
 const LARGE: f32 = 1e6;
 
-/// A request with the model's sampling options, changed by those of the body.
-pub(crate) fn request(fields: &mut Fields, lease: &Lease) -> Result<Request> {
-    let model = lease.text()?;
-    let mut request = model.request();
+/// A request with the options of another one, changed by those of the body.
+pub(crate) fn request(
+    fields: &mut Fields,
+    defaults: &Request,
+    tokenizer: &Tokenizer,
+) -> Result<Request> {
+    let mut request = defaults.clone();
     options(fields, &mut request.sampling)?;
     if let Some(value) = fields.take("logit_bias") {
-        request.sampling.logit_bias = logit_bias(fields, &value, lease)?;
+        request.sampling.logit_bias = logit_bias(fields, &value, tokenizer)?;
     }
-    request.stop = fields.strings("stop")?;
+    let stop = fields.strings("stop")?;
+    if !stop.is_empty() {
+        request.stop = stop;
+    }
     if request.stop.len() > STOPS {
         let message = format!("stop: expected at most {STOPS} texts, found {}", request.stop.len());
         return Err(ApiError::field("stop", message));
     }
     request.ignore_end = fields.boolean("ignore_eos")?.unwrap_or(false);
     Ok(request)
+}
+
+/// Changes what requests start from by fields that the server was given: those about sampling,
+/// `max_tokens`, and `chat_template_kwargs`, the variables of templates, which are returned.
+pub(crate) fn apply_defaults(
+    defaults: &Map<String, Value>,
+    request: &mut Request,
+) -> Result<Map<String, Value>> {
+    let mut fields = Fields::within("default", defaults.clone());
+    options(&mut fields, &mut request.sampling)?;
+    request.max_tokens = fields.count("max_tokens", 1)?;
+    let variables = fields.object("chat_template_kwargs")?.rest();
+    match fields.rest().keys().next() {
+        None => Ok(variables),
+        Some(name) => {
+            let message = format!("default.{name}: requests have no such field with a default");
+            Err(ApiError::field(name, message))
+        }
+    }
 }
 
 /// Changes sampling options by the fields that are there.
@@ -100,9 +125,9 @@ pub(crate) fn options(fields: &mut Fields, options: &mut SamplerOptions) -> Resu
     Ok(())
 }
 
-/// Biases as OpenAI writes them, an object of token ids, or as llama-server does, an array of
-/// pairs of a token id or a text and a bias; `false` forbids the token.
-fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32, f32)>> {
+/// Biases of token ids or of all tokens of a text: as OpenAI writes them, an object, or as
+/// llama-server does, an array of pairs. `false` forbids the token.
+fn logit_bias(fields: &Fields, value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
     let mismatch = |found: &Value| {
         fields.mismatch("logit_bias", "pairs of token ids and numbers from -100 to 100", found)
     };
@@ -113,7 +138,6 @@ fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32,
             bias.map(|x| x as f32).ok_or_else(|| mismatch(value))
         }
     };
-    let tokenizer = lease.text()?.engine().tokenizer();
     let mut biases = Vec::new();
     let mut add = |id: u64, value: f32| match u32::try_from(id) {
         Ok(id) if (id as usize) < tokenizer.vocab_size() => {
@@ -125,8 +149,15 @@ fn logit_bias(fields: &Fields, value: &Value, lease: &Lease) -> Result<Vec<(u32,
     match value {
         Value::Object(map) => {
             for (id, value) in map {
-                let id = id.parse().map_err(|_| mismatch(&Value::String(id.clone())))?;
-                add(id, bias(value)?)?;
+                let bias = bias(value)?;
+                match id.parse() {
+                    Ok(id) => add(id, bias)?,
+                    Err(_) => {
+                        for id in tokenizer.try_encode(id, false, false)? {
+                            add(u64::from(id), bias)?;
+                        }
+                    }
+                }
             }
         }
         Value::Array(pairs) => {

@@ -60,6 +60,9 @@ pub enum Error {
     /// The key file cannot be used.
     #[error("{0}")]
     Keys(String),
+    /// A default of requests is not accepted.
+    #[error("{0}")]
+    Defaults(String),
     /// The default model cannot be loaded.
     #[error("{0}")]
     Model(String),
@@ -151,6 +154,8 @@ where
 {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    // Some clients compare names of headers with their usual case.
+    builder.title_case_headers(true);
     builder.max_headers(HEADERS).max_buf_size(HEADER_BYTES);
     let service = TowerToHyperService::new(router);
     let connection = builder.serve_connection(TokioIo::new(stream), service);

@@ -13,28 +13,23 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// When the pieces of a streamed answer came.
 #[derive(Clone, Debug)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// When the request was sent.
-    pub(super) sent: Instant,
+    pub(crate) sent: Instant,
     /// When each piece came.
-    pub(super) pieces: Vec<Instant>,
+    pub(crate) pieces: Vec<Instant>,
     /// Tokens of the answer, as the server counts them.
-    pub(super) tokens: u64,
+    pub(crate) tokens: u64,
 }
 
 /// Sends a request and reads its events.
-pub(super) fn stream(address: SocketAddr, body: &Value) -> Result<Times> {
+pub(crate) fn stream(address: SocketAddr, body: &Value) -> Result<Times> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_nodelay(true)?;
     socket.set_read_timeout(Some(TIMEOUT))?;
     let body = body.to_string();
     let sent = Instant::now();
-    write!(
-        socket,
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
-         Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
+    write!(socket, "{}{body}", head("/v1/completions", body.len()))?;
     let mut reader = BufReader::new(socket);
     let mut line = String::new();
     reader.read_line(&mut line)?;
@@ -66,7 +61,7 @@ pub(super) fn stream(address: SocketAddr, body: &Value) -> Result<Times> {
 }
 
 /// The status of a GET, and how long it took.
-pub(super) fn get(address: SocketAddr, path: &str) -> Result<(u16, Duration)> {
+pub(crate) fn get(address: SocketAddr, path: &str) -> Result<(u16, Duration)> {
     let start = Instant::now();
     let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(TIMEOUT))?;
@@ -75,4 +70,45 @@ pub(super) fn get(address: SocketAddr, path: &str) -> Result<(u16, Duration)> {
     BufReader::new(socket).read_line(&mut line)?;
     let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
     Ok((status.context("an HTTP response")?, start.elapsed()))
+}
+
+/// The body of a GET.
+pub(crate) fn text(address: SocketAddr, path: &str) -> Result<String> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
+    write!(socket, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let (status, body) = response(socket)?;
+    ensure!(status == 200, "{path}: {status} {body}");
+    Ok(body)
+}
+
+/// Sends a body. Returns the status and the body of the response.
+pub(crate) fn post(address: SocketAddr, path: &str, body: &[u8]) -> Result<(u16, String)> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
+    socket.write_all(head(path, body.len()).as_bytes())?;
+    // The server may answer, and close, before it has read all.
+    let _ = socket.write_all(body);
+    response(socket)
+}
+
+/// The head of a POST.
+pub(crate) fn head(path: &str, bytes: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Connection: close\r\nContent-Length: {bytes}\r\n\r\n"
+    )
+}
+
+/// The status and the body of a response, which ends with the connection.
+pub(crate) fn response(mut socket: TcpStream) -> Result<(u16, String)> {
+    let mut bytes = Vec::new();
+    // A server that refuses a request resets the connection under the rest of it.
+    let end = socket.read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes);
+    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let Some((status, (_, body))) = status.zip(text.split_once("\r\n\r\n")) else {
+        bail!("no HTTP response: {end:?}");
+    };
+    Ok((status, body.to_owned()))
 }

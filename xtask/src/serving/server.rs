@@ -2,10 +2,10 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::client;
 
@@ -16,20 +16,20 @@ const START: Duration = Duration::from_secs(120);
 const LAST_BYTES: usize = 2000;
 
 /// What both servers get.
-pub(super) struct Setup<'a> {
-    pub(super) model: &'a Path,
-    pub(super) streams: usize,
+pub(crate) struct Setup<'a> {
+    pub(crate) model: &'a Path,
+    pub(crate) streams: usize,
     /// Whether one long prompt runs beside the streams.
-    pub(super) has_long: bool,
+    pub(crate) has_long: bool,
     /// Tokens of each request.
-    pub(super) context: usize,
-    pub(super) threads: usize,
+    pub(crate) context: usize,
+    pub(crate) threads: usize,
 }
 
 /// A running server.
-pub(super) struct Server {
-    pub(super) name: String,
-    pub(super) address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
     child: Child,
     /// What it has printed.
     log: tempfile::NamedTempFile,
@@ -52,7 +52,7 @@ impl Drop for Server {
 
 impl Server {
     /// bodkin, with further arguments.
-    pub(super) fn bodkin(binary: &Path, setup: &Setup<'_>, more: &[String]) -> Result<Server> {
+    pub(crate) fn bodkin(binary: &Path, setup: &Setup<'_>, more: &[String]) -> Result<Server> {
         let port = free_port()?;
         let mut command = Command::new(binary);
         command.arg("serve").arg(setup.model).args(["--port", &port.to_string()]);
@@ -64,7 +64,7 @@ impl Server {
     }
 
     /// llama.cpp's server: each request has a slot with a context of its own.
-    pub(super) fn llama(binary: &Path, name: &str, setup: &Setup<'_>) -> Result<Server> {
+    pub(crate) fn llama(binary: &Path, name: &str, setup: &Setup<'_>) -> Result<Server> {
         let port = free_port()?;
         let (slots, threads) = (setup.requests(), setup.threads.to_string());
         let mut command = Command::new(binary);
@@ -74,6 +74,31 @@ impl Server {
         command.args(["--threads", &threads, "--threads-batch", &threads]);
         command.args(["--flash-attn", "on", "--n-gpu-layers", "99"]);
         Server::start(name.to_owned(), command, port)
+    }
+
+    /// Its process.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal, such as `TERM`.
+    pub(crate) fn signal(&self, name: &str) -> Result<()> {
+        let process = self.process().to_string();
+        let status = Command::new("kill").args(["-s", name, &process]).status()?;
+        ensure!(status.success(), "cannot send {name} to {}", self.name);
+        Ok(())
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        bail!("{} did not end in {} s", self.name, limit.as_secs())
     }
 
     fn start(name: String, mut command: Command, port: u16) -> Result<Server> {

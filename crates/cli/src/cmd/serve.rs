@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bodkin_serve::{ModelSpec, Server, ServerOptions, Tls};
+use serde_json::Value;
 
 use crate::arguments::Machine;
 use crate::interrupt;
 use crate::progress::reporter;
+use crate::text;
 
 /// Arguments of `serve`.
 #[derive(clap::Args)]
@@ -26,6 +28,13 @@ pub(crate) struct Args {
     /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
+    /// A field that requests without it have, such as temperature=0.2, max_tokens=512 or
+    /// chat_template_kwargs={"enable_thinking":false}; may be given several times
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = default_field)]
+    default: Vec<(String, Value)>,
+    /// Chat template to use instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
     /// Requests that run at the same time
     #[arg(long, value_name = "N", default_value_t = 16)]
     parallel: usize,
@@ -88,6 +97,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut load = args.machine.options();
     (load.parallel, load.queue, load.cache_tokens) = (args.parallel, args.queue, args.cache_tokens);
     (load.cache_dir, load.cache_dir_bytes) = (args.cache_dir, args.cache_dir_size);
+    let template = args.chat_template_file.as_deref();
+    load.chat_template = template.map(|path| text::read(path, "the chat template")).transpose()?;
     if args.mock {
         load.device = "mock".to_owned();
     }
@@ -102,6 +113,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             port: args.port,
             models,
             load,
+            defaults: args.default.into_iter().collect(),
             keep_alive: args.keep_alive,
             memory_bytes: args.memory,
             api_keys: args.api_key,
@@ -119,6 +131,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let stopper = server.stopper();
     let _catch = interrupt::catch(move || stopper.stop());
     Ok(server.run()?)
+}
+
+/// `FIELD=VALUE`, where the value is JSON.
+fn default_field(text: &str) -> Result<(String, Value), String> {
+    let wrong = || "expected FIELD=VALUE, such as temperature=0.2".to_owned();
+    let (field, value) = text.split_once('=').ok_or_else(wrong)?;
+    Ok((field.to_owned(), serde_json::from_str(value).map_err(|_| wrong())?))
 }
 
 /// `NAME=MODEL`, or a model whose name follows from its file's.

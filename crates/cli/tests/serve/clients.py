@@ -145,7 +145,10 @@ def test_openai_completions():
     logprobs = create(**settings, logprobs=2).choices[0].logprobs
     check(len(logprobs.tokens) == len(logprobs.token_logprobs) == 8, "log-probabilities")
     refused(lambda: create(**settings, suffix="end"), openai.BadRequestError, "suffix")
-    refused(lambda: create(**dict(settings, prompt=["a", "b"])), openai.BadRequestError, "prompt")
+    prompts = ["Once upon", "a"]
+    alone = [create(**dict(settings, prompt=prompt)).choices[0].text for prompt in prompts]
+    both = create(**dict(settings, prompt=prompts)).choices
+    check([choice.text for choice in both] == alone, "several prompts")
 
 
 def test_openai_responses():

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::server::{MODEL, Server, kit, post_head, read_response};
+use crate::server::{MODEL, Server, failure, kit, post_head, read_response};
 
 /// Whatever a client sends, it gets a status, and the next one an answer.
 #[test]
@@ -156,25 +156,18 @@ fn a_stopped_server_finishes_what_runs() {
 
 #[test]
 fn what_cannot_start_says_so_in_one_line() {
-    let fails = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bodkin"));
-        let output = command.arg("serve").args(args).output().unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{stderr}");
-        stderr.lines().last().unwrap().to_owned()
-    };
     let model = kit(MODEL);
     let model = model.to_str().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let error = fails(&[model, "--port", &port]);
+    let error = failure(&[model, "--port", &port]);
     assert!(error.starts_with("error: cannot listen on 127.0.0.1:"), "{error}");
-    let error = fails(&["no-such-model.gguf", "--port", "0"]);
+    let error = failure(&["no-such-model.gguf", "--port", "0"]);
     assert!(error.contains("no-such-model.gguf"), "{error}");
-    let error = fails(&[model, "--port", "0", "--api-key-file", "/no/such/file"]);
+    let error = failure(&[model, "--port", "0", "--api-key-file", "/no/such/file"]);
     assert!(error.contains("/no/such/file"), "{error}");
-    let error = fails(&[model, "--port", "0", "--tls-cert", model, "--tls-key", model]);
+    let error = failure(&[model, "--port", "0", "--tls-cert", model, "--tls-key", model]);
     assert!(error.contains(MODEL), "{error}");
-    let error = fails(&[model, model, "--port", "0"]);
+    let error = failure(&[model, model, "--port", "0"]);
     assert!(error.contains("two models have the name"), "{error}");
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod clients;
+mod defaults;
 mod faults;
 mod models;
 mod server;

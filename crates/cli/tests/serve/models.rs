@@ -146,3 +146,20 @@ fn a_file_truncated_in_a_request_ends_the_server_with_its_name() {
     assert!(text.contains(&line), "{text}");
     assert_eq!(server.child.wait().unwrap().code(), Some(1));
 }
+
+#[test]
+fn metrics_count_the_experts_of_each_layer() {
+    let server = Server::of(&kit("mixtral.gguf"), &["--ctx-size", "256"]);
+    assert_eq!(complete(&server, "mixtral"), 200);
+    assert!(server.metric("bodkin_expert_selections_total") > 0.0);
+    let shares = server.metric("bodkin_expert_utilization_ratio");
+    let text = server.get("/metrics").body;
+    let layers = text.lines().filter(|line| {
+        line.starts_with("bodkin_expert_selections_total") && line.contains("expert=\"0\"")
+    });
+    assert!((shares - layers.count() as f64).abs() < 1e-3, "the shares of a layer sum to one");
+    let open = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+                Accept: application/openmetrics-text\r\n\r\n";
+    assert!(server.send(open, b"").body.ends_with("# EOF\n"));
+    assert!(!text.contains("# EOF"));
+}

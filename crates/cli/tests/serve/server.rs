@@ -148,6 +148,16 @@ impl Server {
     }
 }
 
+/// The last line of a server that cannot start.
+pub(crate) fn failure(args: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bodkin"));
+    let output = command.arg("serve").args(args).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{stderr}");
+    let mut lines = stderr.lines().filter(|line| line.starts_with("error: "));
+    lines.next_back().unwrap_or(&stderr).to_owned()
+}
+
 /// The head of a POST.
 pub(crate) fn post_head(path: &str, bytes: usize, headers: &str) -> String {
     format!(

@@ -33,7 +33,10 @@ fn sixty_four_canaries_at_once_are_equal_to_each_alone() {
     let alone = Server::start(&["--ctx-size", "256", "--parallel", "1"]);
     let wanted: Vec<Value> = prompts.iter().map(|prompt| answer(&alone, prompt, 24)).collect();
     drop(alone);
-    let server = Server::start(&["--ctx-size", "256", "--parallel", "16", "--batch-size", "64"]);
+    // The cache has room for all of them, whatever the order in which they come.
+    let cache = ["--cache-tokens", "16384"];
+    let args = ["--ctx-size", "256", "--parallel", "16", "--batch-size", "64"];
+    let server = Server::start(&[&args[..], &cache].concat());
     // Twice: the second time prompts are in the cache.
     for _ in 0..2 {
         let found: Vec<Value> = std::thread::scope(|scope| {

@@ -3,20 +3,21 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bodkin::Usage;
 use serde_json::{Map, Value, json};
 
 use super::{
-    FINGERPRINT, LlamaTimings, TOP_LOGPROBS, chat_logprobs, choices, finish_reason, max_tokens,
-    new_id, now, refuse_missing, stream_options, usage,
+    FINGERPRINT, TOP_LOGPROBS, chat_logprobs, choices, finish_reason, max_tokens, new_id, now,
+    refuse_missing, stream_options, usage,
 };
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json};
-use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
-use crate::sampling;
+use crate::generate::{
+    Answer, Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens,
+};
 use crate::stream::{self, StreamFormat, sse_data};
+use crate::timings::{LlamaTimings, Reports, add_report};
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -28,9 +29,9 @@ pub(crate) async fn create(
     refuse_missing(&mut fields)?;
     let lease = app.model(model.as_deref()).await?;
     let chat = chat(&mut fields)?;
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let mut request = lease.request(&mut fields)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
-    request.max_tokens = max_tokens(&mut fields, &names)?;
+    request.max_tokens = max_tokens(&mut fields, &names)?.or(request.max_tokens);
     let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?;
     if top.is_some_and(|top| top > 0) && !has_logprobs {
@@ -41,14 +42,30 @@ pub(crate) async fn create(
     let format = fields.string("reasoning_format")?;
     let choices = choices(&mut fields)?;
     let (streams, include_usage) = stream_options(&mut fields)?;
-    let prompt = Prompt::Chat(chat);
+    let prompts = vec![Prompt::Chat(chat)];
     let separates_reasoning = format.is_none_or(|format| format != "none");
-    let generation = Generation { prompt, request, choices, separates_reasoning };
+    let reports = Reports::of(&mut fields)?;
+    let generation = Generation { prompts, request, choices, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     if streams {
         return Ok(stream::response(running, ChatStream::new(include_usage)));
     }
     let (running, answers) = running.collect().await?;
+    Ok(Json(whole(&running, &answers, has_logprobs)).into_response())
+}
+
+/// The tokens of a conversation.
+pub(crate) async fn input_tokens(
+    State(app): State<SharedApp>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let tokens = count_tokens(lease, chat(&mut fields)?).await?;
+    Ok(Json(json!({ "input_tokens": tokens })).into_response())
+}
+
+/// The response of an answer that is not streamed.
+fn whole(running: &Running, answers: &[Answer], has_logprobs: bool) -> Value {
     let choices = answers.iter().enumerate().map(|(index, answer)| {
         let mut message = json!({ "role": "assistant", "content": answer.text.content });
         if !answer.text.reasoning.is_empty() {
@@ -66,17 +83,16 @@ pub(crate) async fn create(
         })
     });
     let timings = answers.first().map(|a| LlamaTimings::new(&a.usage, &a.timings));
-    let body = json!({
+    json!({
         "id": new_id("chatcmpl-"),
         "object": "chat.completion",
         "created": now(),
         "model": running.lease.id(),
         "system_fingerprint": FINGERPRINT,
         "choices": choices.collect::<Value>(),
-        "usage": usage(answers.iter().map(|answer| &answer.usage)),
+        "usage": usage(&running.usage),
         "timings": timings,
-    });
-    Ok(Json(body).into_response())
+    })
 }
 
 /// The conversation of a request.
@@ -89,23 +105,37 @@ pub(crate) fn chat(fields: &mut Fields) -> Result<Chat> {
     }
     let messages = messages.into_iter().enumerate().map(|(i, value)| message(i, value));
     let messages = messages.collect::<Result<Vec<Value>>>()?;
-    let is_answer = messages.last().is_some_and(|last| last["role"] == "assistant");
-    let continues = fields.boolean("continue_final_message")?.unwrap_or(false);
-    if continues && !is_answer {
-        let field = "continue_final_message";
-        return Err(ApiError::field(field, "the last message is not the assistant's"));
-    }
+    let end = end(fields, &messages)?;
     let variables = fields.object("chat_template_kwargs")?.rest();
     let variables: Map<String, Value> = variables.into_iter().collect();
-    let adds_prompt = fields.boolean("add_generation_prompt")?.unwrap_or(true);
-    if !adds_prompt && !continues {
-        let message = "false is only supported with continue_final_message";
-        return Err(ApiError::field("add_generation_prompt", message));
-    }
-    Ok(Chat { messages, variables, continues })
+    Ok(Chat { messages, variables, end })
 }
 
-/// Checks a message, and joins its parts where all are text.
+/// What comes after the messages. As llama-server does it, a last message of the assistant is the
+/// start of the answer unless the request says otherwise.
+fn end(fields: &mut Fields, messages: &[Value]) -> Result<ChatEnd> {
+    let answers = messages.iter().rev().take_while(|message| message["role"] == "assistant");
+    let answers = answers.count();
+    let field = "continue_final_message";
+    let continues = fields.boolean(field)?;
+    let has_mark = fields.boolean("add_generation_prompt")?;
+    match (continues, has_mark) {
+        (Some(true), Some(true)) => {
+            Err(ApiError::field(field, format!("{field}: add_generation_prompt is true as well")))
+        }
+        (Some(true), _) if answers == 0 => {
+            Err(ApiError::field(field, format!("{field}: the last message is not the assistant's")))
+        }
+        (Some(true), _) | (None, None) if answers > 0 => match answers {
+            1 => Ok(ChatEnd::Continued),
+            _ => Err(ApiError::field("messages", "messages: the last two are the assistant's")),
+        },
+        (_, Some(false)) => Ok(ChatEnd::Message),
+        _ => Ok(ChatEnd::Answer),
+    }
+}
+
+/// Checks a message, and joins its parts, which must be text.
 fn message(index: usize, mut message: Value) -> Result<Value> {
     let at = format!("messages[{index}]");
     let Some(fields) = message.as_object_mut() else {
@@ -129,14 +159,17 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
     Ok(message)
 }
 
-/// The text of a message that comes in parts.
+/// The text of a message that comes in parts: each begins a line.
 pub(crate) fn text_of_parts(at: &str, parts: &[Value]) -> Result<String> {
     let mut text = String::new();
     for (i, part) in parts.iter().enumerate() {
         let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
         let own = part.get("text").and_then(Value::as_str);
         match (kind, own) {
-            ("text" | "input_text" | "output_text", Some(own)) => text.push_str(own),
+            ("text" | "input_text" | "output_text", Some(own)) => {
+                text.push_str(if i > 0 { "\n" } else { "" });
+                text.push_str(own);
+            }
             ("image_url" | "input_image" | "image" | "input_audio" | "file", _) => {
                 let message = format!("{at}[{i}]: the model takes text and no {kind}");
                 return Err(ApiError::field(format!("{at}[{i}]"), message));
@@ -155,7 +188,7 @@ struct ChatStream {
     id: String,
     created: u64,
     include_usage: bool,
-    usages: Vec<Usage>,
+    timings: Option<LlamaTimings>,
     /// The start of every chunk.
     head: Value,
 }
@@ -163,7 +196,7 @@ struct ChatStream {
 impl ChatStream {
     fn new(include_usage: bool) -> ChatStream {
         let (id, created) = (new_id("chatcmpl-"), now());
-        ChatStream { id, created, include_usage, usages: Vec::new(), head: Value::Null }
+        ChatStream { id, created, include_usage, timings: None, head: Value::Null }
     }
 
     /// A chunk with these choices.
@@ -197,7 +230,7 @@ impl StreamFormat for ChatStream {
     }
 
     fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
-        let ChoiceEvent { index, delta, kind } = event;
+        let ChoiceEvent { index, delta, kind, report } = event;
         let mut fields = Map::new();
         if !delta.reasoning.is_empty() {
             fields.insert("reasoning_content".to_owned(), delta.reasoning.into());
@@ -206,11 +239,17 @@ impl StreamFormat for ChatStream {
             fields.insert("content".to_owned(), delta.content.into());
         }
         match kind {
+            EventKind::Prefill => {
+                let mut chunk = self.choice(index, json!({}), None);
+                add_report(&mut chunk, report);
+                sse_data(&chunk, out);
+            }
             EventKind::Token { id, logprobs } => {
-                if fields.is_empty() && logprobs.is_none() {
+                if fields.is_empty() && logprobs.is_none() && report.is_empty() {
                     return;
                 }
                 let mut chunk = self.choice(index, fields.into(), None);
+                add_report(&mut chunk, report);
                 if let Some(logprobs) = logprobs {
                     let content = [chat_logprobs(&running.lease, id, &logprobs)];
                     chunk["choices"][0]["logprobs"] = json!({ "content": content });
@@ -218,23 +257,25 @@ impl StreamFormat for ChatStream {
                 sse_data(&chunk, out);
             }
             EventKind::Done { finish, usage, timings } => {
-                self.usages.push(usage);
                 if !fields.is_empty() {
                     sse_data(&self.choice(index, fields.into(), None), out);
                 }
                 let finish = Some(finish_reason(&finish));
                 let mut chunk = self.choice(index, json!({}), finish);
-                chunk["timings"] = json!(LlamaTimings::new(&usage, &timings));
+                let timings = LlamaTimings::new(&usage, &timings);
+                self.timings = Some(timings);
+                chunk["timings"] = json!(timings);
                 sse_data(&chunk, out);
             }
             EventKind::Failed(error) => sse_data(&error.openai(), out),
         }
     }
 
-    fn end(&mut self, _: &Running, out: &mut Vec<u8>) {
+    fn end(&mut self, running: &Running, out: &mut Vec<u8>) {
         if self.include_usage {
             let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = usage(&self.usages);
+            chunk["usage"] = usage(&running.usage);
+            chunk["timings"] = json!(self.timings);
             sse_data(&chunk, out);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");

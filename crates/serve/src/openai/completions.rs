@@ -3,20 +3,19 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bodkin::Usage;
 use serde_json::{Value, json};
 
 use super::{
-    FINGERPRINT, LlamaTimings, choices, finish_reason, max_tokens, new_id, now, piece,
-    refuse_missing, stream_options, usage,
+    FINGERPRINT, choices, finish_reason, max_tokens, new_id, now, piece, refuse_missing,
+    stream_options, usage,
 };
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
+use crate::fields::{Fields, Json, float};
 use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
-use crate::sampling;
 use crate::stream::{self, StreamFormat, sse_data};
+use crate::timings::{LlamaTimings, Reports, add_report};
 
 /// The most tokens of an answer if the request does not say.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -24,7 +23,10 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// The most log-probabilities of one position.
 const LOGPROBS: i64 = 20;
 
-/// Continues a prompt.
+/// The most prompts of a request.
+const PROMPTS: usize = 256;
+
+/// Continues prompts.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
@@ -34,22 +36,17 @@ pub(crate) async fn create(
     refuse_missing(&mut fields)?;
     fields.refuse("suffix")?;
     let lease = app.model(model.as_deref()).await?;
-    let prompt = fields.take("prompt").ok_or_else(|| {
-        ApiError::field("prompt", "prompt: expected a string or an array of token ids, found none")
-    })?;
-    let prompt = prompt_of(prompt)?;
-    let echo = match &prompt {
-        Prompt::Text(text) if fields.boolean("echo")?.unwrap_or(false) => text.clone(),
-        _ => String::new(),
-    };
-    let mut request = sampling::request(&mut fields, &lease)?;
+    let prompts = prompts_of(fields.take("prompt"))?;
+    let mut request = lease.request(&mut fields)?;
     let tokens = max_tokens(&mut fields, &["max_tokens", "n_predict"])?;
-    request.max_tokens = Some(tokens.unwrap_or(DEFAULT_MAX_TOKENS));
+    request.max_tokens = tokens.or(request.max_tokens).or(Some(DEFAULT_MAX_TOKENS));
     request.logprobs = fields.integer("logprobs", 0..=LOGPROBS)?.map(|n| n as usize);
     let has_logprobs = request.logprobs.is_some();
     let choices = choices(&mut fields)?;
+    let echo = echo(&mut fields, &prompts, choices)?;
     let (streams, include_usage) = stream_options(&mut fields)?;
-    let generation = Generation { prompt, request, choices, separates_reasoning: false };
+    let (separates_reasoning, reports) = (false, Reports::of(&mut fields)?);
+    let generation = Generation { prompts, request, choices, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     if streams {
         let format = CompletionStream::new(include_usage, echo);
@@ -60,7 +57,7 @@ pub(crate) async fn create(
         let logprobs = has_logprobs.then(|| logprobs(&running, &answer.tokens));
         json!({
             "index": index,
-            "text": format!("{echo}{}", answer.text.content),
+            "text": format!("{}{}", echo[index], answer.text.content),
             "logprobs": logprobs,
             "finish_reason": finish_reason(&answer.finish),
         })
@@ -73,59 +70,71 @@ pub(crate) async fn create(
         "model": running.lease.id(),
         "system_fingerprint": FINGERPRINT,
         "choices": choices.collect::<Value>(),
-        "usage": usage(answers.iter().map(|answer| &answer.usage)),
+        "usage": usage(&running.usage),
         "timings": timings,
     });
     Ok(Json(body).into_response())
 }
 
-/// A prompt of a text, of token ids, or of a sequence of both.
-pub(crate) fn prompt_of(value: Value) -> Result<Prompt> {
+/// What each answer begins with: the text of its prompt if the request asks for it.
+fn echo(fields: &mut Fields, prompts: &[Prompt], choices: usize) -> Result<Vec<String>> {
+    let echoes = fields.boolean("echo")?.unwrap_or(false);
+    let text = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) if echoes => text.clone(),
+        _ => String::new(),
+    };
+    Ok(prompts.iter().flat_map(|prompt| vec![text(prompt); choices]).collect())
+}
+
+/// One prompt or several. An array with numbers is one prompt.
+pub(crate) fn prompts_of(value: Option<Value>) -> Result<Vec<Prompt>> {
+    let prompts = match value {
+        Some(Value::Array(values)) if !values.iter().any(Value::is_number) => {
+            values.into_iter().map(prompt_of).collect::<Result<_>>()?
+        }
+        Some(value) => vec![prompt_of(value)?],
+        None => Vec::new(),
+    };
+    match prompts.len() {
+        1..=PROMPTS => Ok(prompts),
+        n => {
+            let message = format!("prompt: expected 1 to {PROMPTS} prompts, found {n}");
+            Err(ApiError::field("prompt", message))
+        }
+    }
+}
+
+/// A prompt of a text, or of token ids and texts; as llama-server takes it, the text may be in an
+/// object with the field `prompt_string`.
+fn prompt_of(value: Value) -> Result<Prompt> {
     let wrong = || {
         let expected = "a string, or an array of token ids and strings";
         ApiError::field("prompt", format!("prompt: expected {expected}"))
     };
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(values) if values.len() == 1 => {
-            // One prompt in a list of prompts.
-            let first = values.into_iter().next().ok_or_else(wrong)?;
-            match first {
-                Value::Number(_) => prompt_of_parts(vec![first]),
-                other => prompt_of(other),
-            }
+        Value::Object(map) => {
+            let mut fields = Fields::within("prompt", map);
+            fields.refuse("multimodal_data")?;
+            fields.string("prompt_string")?.map(Prompt::Text).ok_or_else(wrong)
         }
-        Value::Array(values) => prompt_of_parts(values),
-        _ => Err(wrong()),
-    }
-}
-
-fn prompt_of_parts(values: Vec<Value>) -> Result<Prompt> {
-    let wrong =
-        || ApiError::field("prompt", "prompt: expected one prompt of token ids and strings");
-    let mut parts: Vec<Prompt> = Vec::new();
-    let are_texts = values.iter().all(Value::is_string);
-    if are_texts && !values.is_empty() {
-        let message = "prompt: several prompts in one request are not supported";
-        return Err(ApiError::field("prompt", message));
-    }
-    for value in values {
-        match value {
-            Value::String(text) => parts.push(Prompt::Text(text)),
-            value => {
+        Value::Array(values) => {
+            let mut parts: Vec<Prompt> = Vec::new();
+            for value in values {
+                if let Value::String(text) = value {
+                    parts.push(Prompt::Text(text));
+                    continue;
+                }
                 let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)?;
                 match parts.last_mut() {
                     Some(Prompt::Tokens(tokens)) => tokens.push(id),
                     _ => parts.push(Prompt::Tokens(vec![id])),
                 }
             }
+            Ok(Prompt::Mixed(parts))
         }
+        _ => Err(wrong()),
     }
-    Ok(match parts.len() {
-        0 => Prompt::Tokens(Vec::new()),
-        1 => parts.remove(0),
-        _ => Prompt::Mixed(parts),
-    })
 }
 
 /// Log-probabilities as this interface has them: one list for each kind of fact.
@@ -138,9 +147,9 @@ fn logprobs(running: &Running, tokens: &[AnswerToken]) -> Value {
         offsets.push(offset);
         offset += text.chars().count();
         texts.push(text);
-        logprobs.push(own.sampled);
+        logprobs.push(float(own.sampled));
         let top = own.top.iter();
-        let top = top.map(|&(id, logprob)| (piece(&running.lease, id).0, logprob.into()));
+        let top = top.map(|&(id, logprob)| (piece(&running.lease, id).0, float(logprob)));
         tops.push(Value::Object(top.collect()));
     }
     json!({
@@ -155,14 +164,14 @@ fn logprobs(running: &Running, tokens: &[AnswerToken]) -> Value {
 struct CompletionStream {
     head: Value,
     include_usage: bool,
-    /// The prompt, if it is repeated.
-    echo: String,
-    usages: Vec<Usage>,
+    /// What each answer begins with.
+    echo: Vec<String>,
+    timings: Option<LlamaTimings>,
 }
 
 impl CompletionStream {
-    fn new(include_usage: bool, echo: String) -> CompletionStream {
-        CompletionStream { head: Value::Null, include_usage, echo, usages: Vec::new() }
+    fn new(include_usage: bool, echo: Vec<String>) -> CompletionStream {
+        CompletionStream { head: Value::Null, include_usage, echo, timings: None }
     }
 
     fn chunk(&self, choices: Value) -> Value {
@@ -184,20 +193,23 @@ impl StreamFormat for CompletionStream {
             "model": running.lease.id(),
             "system_fingerprint": FINGERPRINT,
         });
-        if !self.echo.is_empty() {
-            for index in 0..running.choices() {
-                let choice = json!([{ "index": index, "text": self.echo, "finish_reason": null }]);
-                sse_data(&self.chunk(choice), out);
-            }
+        for (index, text) in self.echo.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
+            let choice = json!([{ "index": index, "text": text, "finish_reason": null }]);
+            sse_data(&self.chunk(choice), out);
         }
     }
 
     fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
-        let ChoiceEvent { index, delta, kind } = event;
+        let ChoiceEvent { index, delta, kind, report } = event;
         let text = delta.content;
         match kind {
+            EventKind::Prefill => {
+                let mut chunk = self.chunk(json!([]));
+                add_report(&mut chunk, report);
+                sse_data(&chunk, out);
+            }
             EventKind::Token { id, logprobs: own } => {
-                if text.is_empty() && own.is_none() {
+                if text.is_empty() && own.is_none() && report.is_empty() {
                     return;
                 }
                 let logprobs =
@@ -205,24 +217,28 @@ impl StreamFormat for CompletionStream {
                 let choice = json!({
                     "index": index, "text": text, "logprobs": logprobs, "finish_reason": null,
                 });
-                sse_data(&self.chunk(json!([choice])), out);
+                let mut chunk = self.chunk(json!([choice]));
+                add_report(&mut chunk, report);
+                sse_data(&chunk, out);
             }
             EventKind::Done { finish, usage, timings } => {
-                self.usages.push(usage);
                 let finish = finish_reason(&finish);
                 let choice = json!({ "index": index, "text": text, "finish_reason": finish });
                 let mut chunk = self.chunk(json!([choice]));
-                chunk["timings"] = json!(LlamaTimings::new(&usage, &timings));
+                let timings = LlamaTimings::new(&usage, &timings);
+                self.timings = Some(timings);
+                chunk["timings"] = json!(timings);
                 sse_data(&chunk, out);
             }
             EventKind::Failed(error) => sse_data(&error.openai(), out),
         }
     }
 
-    fn end(&mut self, _: &Running, out: &mut Vec<u8>) {
+    fn end(&mut self, running: &Running, out: &mut Vec<u8>) {
         if self.include_usage {
             let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = usage(&self.usages);
+            chunk["usage"] = usage(&running.usage);
+            chunk["timings"] = json!(self.timings);
             sse_data(&chunk, out);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");

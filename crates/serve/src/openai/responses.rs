@@ -4,7 +4,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bodkin::{Finish, Usage};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::chat::text_of_parts;
 use super::{max_tokens, new_id, now};
@@ -12,9 +12,9 @@ use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json};
-use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
-use crate::sampling;
+use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens};
 use crate::stream::{self, StreamFormat, sse_event};
+use crate::timings::{LlamaTimings, Reports, add_report};
 
 /// Answers an input.
 pub(crate) async fn create(
@@ -31,8 +31,9 @@ pub(crate) async fn create(
     let instructions = fields.string("instructions")?;
     let input = fields.take("input");
     let messages = messages(instructions.as_deref(), input)?;
-    let mut request = sampling::request(&mut fields, &lease)?;
-    request.max_tokens = max_tokens(&mut fields, &["max_output_tokens"])?;
+    let mut request = lease.request(&mut fields)?;
+    let tokens = max_tokens(&mut fields, &["max_output_tokens"])?;
+    request.max_tokens = tokens.or(request.max_tokens);
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let head = json!({
         "id": new_id("resp_"),
@@ -54,8 +55,9 @@ pub(crate) async fn create(
         "top_p": request.sampling.top_p,
         "truncation": "disabled",
     });
-    let prompt = Prompt::Chat(Chat { messages, ..Chat::default() });
-    let generation = Generation { prompt, request, choices: 1, separates_reasoning: true };
+    let prompts = vec![Prompt::Chat(Chat { messages, ..Chat::default() })];
+    let (separates_reasoning, reports) = (true, Reports::of(&mut fields)?);
+    let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     if streams {
         return Ok(stream::response(running, ResponseStream::new(head)));
@@ -68,6 +70,18 @@ pub(crate) async fn create(
     }
     output.push(Item::new("message").done(&answer.text.content));
     Ok(Json(finished(&head, output, &answer.finish, &answer.usage)).into_response())
+}
+
+/// The tokens of an input.
+pub(crate) async fn input_tokens(
+    State(app): State<SharedApp>,
+    mut fields: Fields,
+) -> Result<Response> {
+    let lease = app.model(fields.string("model")?.as_deref()).await?;
+    let instructions = fields.string("instructions")?;
+    let messages = messages(instructions.as_deref(), fields.take("input"))?;
+    let tokens = count_tokens(lease, Chat { messages, ..Chat::default() }).await?;
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens })).into_response())
 }
 
 /// The conversation of a request: a text, or items of which messages are understood.
@@ -183,6 +197,14 @@ impl ResponseStream {
         ResponseStream { head, sequence: 0, open: None, output: Vec::new() }
     }
 
+    /// The response before its end.
+    fn in_progress(&self) -> Value {
+        let mut response = self.head.clone();
+        response["status"] = "in_progress".into();
+        response["output"] = json!([]);
+        response
+    }
+
     fn send(&mut self, name: &str, mut event: Value, out: &mut Vec<u8>) {
         event["type"] = name.into();
         event["sequence_number"] = self.sequence.into();
@@ -191,7 +213,13 @@ impl ResponseStream {
     }
 
     /// Adds text to an item of this kind, which is opened if another one is open.
-    fn add(&mut self, kind: &'static str, text: &str, out: &mut Vec<u8>) {
+    fn add(
+        &mut self,
+        kind: &'static str,
+        text: &str,
+        report: Map<String, Value>,
+        out: &mut Vec<u8>,
+    ) {
         if self.open.as_ref().is_none_or(|(item, _)| item.kind != kind) {
             self.close(out);
             let item = Item::new(kind);
@@ -212,9 +240,10 @@ impl ResponseStream {
         if let Some((item, all)) = &mut self.open {
             all.push_str(text);
             let name = format!("response.{}.delta", item.text_type());
-            let delta = json!({
+            let mut delta = json!({
                 "item_id": item.id, "output_index": index, "content_index": 0, "delta": text,
             });
+            add_report(&mut delta, report);
             self.send(&name, delta, out);
         }
     }
@@ -242,27 +271,30 @@ impl StreamFormat for ResponseStream {
     const PING: &'static [u8] = b":\n\n";
 
     fn begin(&mut self, _: &Running, out: &mut Vec<u8>) {
-        let mut response = self.head.clone();
-        response["status"] = "in_progress".into();
-        response["output"] = json!([]);
+        let response = self.in_progress();
         for name in ["response.created", "response.in_progress"] {
             self.send(name, json!({ "response": response }), out);
         }
     }
 
     fn event(&mut self, _: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
-        let ChoiceEvent { delta, kind, .. } = event;
+        let ChoiceEvent { delta, kind, report, .. } = event;
+        if matches!(kind, EventKind::Prefill) {
+            let mut progress = json!({ "response": self.in_progress() });
+            add_report(&mut progress, report);
+            return self.send("response.in_progress", progress, out);
+        }
         if !delta.reasoning.is_empty() {
-            self.add("reasoning", &delta.reasoning, out);
+            self.add("reasoning", &delta.reasoning, report.clone(), out);
         }
         if !delta.content.is_empty() {
-            self.add("message", &delta.content, out);
+            self.add("message", &delta.content, report, out);
         }
         match kind {
-            EventKind::Token { .. } => {}
-            EventKind::Done { finish, usage, .. } => {
+            EventKind::Prefill | EventKind::Token { .. } => {}
+            EventKind::Done { finish, usage, timings } => {
                 if self.open.as_ref().is_none_or(|(item, _)| item.kind != "message") {
-                    self.add("message", "", out);
+                    self.add("message", "", Map::new(), out);
                 }
                 self.close(out);
                 let output = std::mem::take(&mut self.output);
@@ -271,7 +303,8 @@ impl StreamFormat for ResponseStream {
                     true => "response.completed",
                     false => "response.incomplete",
                 };
-                self.send(name, json!({ "response": response }), out);
+                let timings = LlamaTimings::new(&usage, &timings);
+                self.send(name, json!({ "response": response, "timings": timings }), out);
             }
             EventKind::Failed(error) => {
                 let mut response = self.head.clone();

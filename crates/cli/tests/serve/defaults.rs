@@ -1,0 +1,36 @@
+//! What requests start from: `--default` and `--chat-template-file`.
+
+use serde_json::json;
+
+use crate::server::{Server, failure};
+
+#[test]
+fn requests_start_from_the_defaults_of_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("template.jinja");
+    let template = "{{ word }} {% for m in messages %}{{ m.content }}{% endfor %}";
+    std::fs::write(&file, template).unwrap();
+    let defaults = ["max_tokens=3", "temperature=0.8", r#"chat_template_kwargs={"word":"So"}"#];
+    let mut args = vec!["--chat-template-file", file.to_str().unwrap()];
+    args.extend(defaults.iter().flat_map(|field| ["--default", field]));
+    let server = Server::start(&args);
+    let prompt = |body| server.post("/apply-template", &body).json()["prompt"].clone();
+    let messages = json!([{ "role": "user", "content": "it is" }]);
+    assert_eq!(prompt(json!({ "messages": messages })), "So it is");
+    let own = json!({ "messages": messages, "chat_template_kwargs": { "word": "Is" } });
+    assert_eq!(prompt(own), "Is it is");
+    let count = |body| server.post("/completion", &body).json()["tokens_predicted"].clone();
+    assert_eq!(count(json!({ "prompt": [5, 6], "ignore_eos": true })), 3);
+    assert_eq!(count(json!({ "prompt": [5, 6], "ignore_eos": true, "n_predict": 4 })), 4);
+    let props = server.get("/props");
+    assert!(props.body.contains(r#""temperature":0.8,"#), "{}", props.body);
+    assert_eq!(props.json()["chat_template"], template);
+}
+
+#[test]
+fn defaults_that_no_request_has_are_refused() {
+    let refused = |default: &str| failure(&["--default", default, "--port", "0", "x.gguf"]);
+    assert!(refused("tempreature=1").contains("default.tempreature"));
+    assert!(refused("temperature=-1").contains("default.temperature: expected a number from 0"));
+    assert!(refused("temperature").contains("expected FIELD=VALUE"));
+}
