@@ -128,7 +128,9 @@ fn table(document: &Path, results: &Path) -> Result<()> {
         writeln!(
             table,
             "\nMedians of five; {device}, driver {driver}; random weights in usual shapes; in \
-             brackets what was read, as a share of the bandwidth measured with it."
+             brackets what was read, as a share of the bandwidth measured with it; bold is the \
+             ratio to {} with flash attention, measured after each test.",
+            rows.iter().map(|row| text(row, "peer")).rfind(|peer| *peer != "?").unwrap_or("a peer")
         )?;
     }
     replace(document, "gpu", &table)
@@ -147,10 +149,10 @@ fn model(row: &Value) -> String {
 fn cell(row: &Value) -> String {
     let speed = number(row, "tok_s");
     let share = 100.0 * number(row, "gb_s") / number(row, "bandwidth_gb_s");
-    match text(row, "test").starts_with("tg") {
-        true => format!("{speed:.0} ({share:.0} %)"),
-        false => format!("{speed:.0}"),
-    }
+    let share = text(row, "test").starts_with("tg").then(|| format!(" ({share:.0} %)"));
+    let ratio = speed / number(row, "peer_tok_s");
+    let ratio = ratio.is_finite().then(|| format!(", **{ratio:.2}x**"));
+    format!("{speed:.0}{}{}", share.unwrap_or_default(), ratio.unwrap_or_default())
 }
 
 /// The rows that `bodkin bench` gives.

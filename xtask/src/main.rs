@@ -49,7 +49,7 @@ enum Command {
     Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
     Parity(parity::Args),
-    /// Draws the documents' plots from the measured rows.
+    /// Makes the documents' plots from the measured rows.
     #[command(subcommand)]
     Plot(plot::Args),
     /// Measures what quantising and pruning cost.

@@ -90,8 +90,13 @@ impl Peer {
                 }
                 let row = &mut json(command)?[0];
                 let samples = serde_json::from_value(row["samples_ts"].take())?;
-                let commit = row["build_commit"].as_str().unwrap_or("unknown");
-                Ok(Report { samples, name: format!("{} {commit}", project(folder)) })
+                let project = project(folder);
+                let name = match row["build_commit"].as_str() {
+                    // A source package has no commit; its folder may have a version.
+                    None | Some("unknown") => project,
+                    Some(commit) => format!("{project} {commit}"),
+                };
+                Ok(Report { samples, name })
             }
         }
     }
@@ -134,10 +139,11 @@ fn build(folder: &Path) -> PathBuf {
     folder.parent().filter(|_| is_bin).unwrap_or(folder).to_owned()
 }
 
-/// The project that was built, by the name of its checkout.
+/// The project that was built, by the names of the folders that it lies in.
 fn project(folder: &Path) -> String {
-    let names = folder.ancestors().filter_map(|folder| folder.file_name()?.to_str());
-    names.into_iter().find(|name| name.contains("llama")).unwrap_or("llama.cpp").to_owned()
+    let names = folder.iter().filter_map(|name| name.to_str());
+    let names: Vec<&str> = names.filter(|name| name.contains("llama")).collect();
+    if names.is_empty() { "llama.cpp".to_owned() } else { names.join("/") }
 }
 
 /// The vector extensions that a line such as `AVX2 = 1 | AVX512 = 0` says are used.

@@ -9,11 +9,6 @@ use crate::constants::SAMPLING_WORDS;
 const HEADER: usize = 9;
 /// Capacity for the sampling parameters of each output row, with lists of usual length.
 const PARAMS_CAPACITY: usize = 256;
-/// What a row asks for, as in `kernels/sampling.cuh`.
-const ASKS_LOGITS: u32 = 0;
-const ASKS_TOKEN: u32 = 1;
-/// A token that is also the next step's input, of the same row.
-const ASKS_TOKEN_OF_NEXT_STEP: u32 = 2;
 
 /// The words of the largest step whose sequences share no pages, with sampling parameters for every
 /// output row.
@@ -60,14 +55,10 @@ pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &m
     begin(out, 8);
     let numbers = out.len();
     out.resize(numbers + SAMPLING_WORDS * rows.len(), 0);
-    let asks_token = if steps > 1 { ASKS_TOKEN_OF_NEXT_STEP } else { ASKS_TOKEN };
     for (row, at) in rows.iter().zip((numbers..).step_by(SAMPLING_WORDS)) {
-        match row {
-            RowOutput::Logits => out[at + 13] = ASKS_LOGITS,
-            RowOutput::Token(params) => {
-                write_params(params, steps, at, out);
-                out[at + 13] = asks_token;
-            }
+        // A row that asks for logits is sampled, too, by zeros: greedily. Nobody reads its token.
+        if let RowOutput::Token(params) = row {
+            write_params(params, steps, at, out);
         }
     }
 }
@@ -150,7 +141,7 @@ mod tests {
         let list = |i: usize, len: usize| &metadata[params[i] as usize..][..len];
         assert_eq!((params[8], list(9, 4)), (2, &[21, 22, 0, 0][..]));
         assert_eq!((params[10], list(11, 2)), (1, &[5, 1.5f32.to_bits()][..]));
-        assert_eq!((list(12, 2), params[13]), (&[91, 92][..], ASKS_TOKEN_OF_NEXT_STEP));
+        assert_eq!(list(12, 2), [91, 92]);
         assert!(metadata.len() <= capacity(3, 2, &[4, 4]));
     }
 }
