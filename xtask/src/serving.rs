@@ -49,9 +49,9 @@ pub(crate) struct Args {
     /// Runs of each server.
     #[arg(long, default_value_t = 3)]
     pairs: usize,
-    /// Threads of both.
-    #[arg(short, long, default_value_t = 2)]
-    threads: usize,
+    /// CPU threads of both, which then run on the CPU [default: all; a GPU where there is one]
+    #[arg(short, long)]
+    threads: Option<usize>,
     /// Context of each request.
     #[arg(short, long, default_value_t = 512)]
     ctx_size: usize,
@@ -80,7 +80,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     };
     let model = pull(root, &args.model)?;
     let revision = args.commit.clone().map_or_else(|| commit(root), Ok)?;
-    let device = gpu::name().unwrap_or_else(cpu_name);
+    let gpu = gpu::name().filter(|_| args.threads.is_none());
+    let device = gpu.unwrap_or_else(cpu_name);
     for &streams in &args.streams {
         let load = Load {
             streams,

@@ -99,7 +99,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             streams: args.clients,
             has_long: false,
             context: 1024,
-            threads: args.threads,
+            threads: Some(args.threads),
         };
         let folder = pages.path().to_string_lossy();
         let more = ["--queue=32", "--max-body=1M", "--drain=300s", "--cache-dir", &folder];

@@ -23,7 +23,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) has_long: bool,
     /// Tokens of each request.
     pub(crate) context: usize,
-    pub(crate) threads: usize,
+    /// CPU threads, on the CPU; without them a GPU, or all cores.
+    pub(crate) threads: Option<usize>,
 }
 
 /// A running server.
@@ -58,7 +59,9 @@ impl Server {
         command.arg("serve").arg(setup.model).args(["--port", &port.to_string()]);
         command.args(["--parallel", &setup.requests().to_string()]);
         command.args(["--ctx-size", &setup.context.to_string()]);
-        command.args(["--threads", &setup.threads.to_string()]);
+        if let Some(threads) = setup.threads {
+            command.args(["--device", "cpu", "--threads", &threads.to_string()]);
+        }
         command.args(more);
         Server::start("bodkin".to_owned(), command, port)
     }
@@ -66,13 +69,20 @@ impl Server {
     /// llama.cpp's server: each request has a slot with a context of its own.
     pub(crate) fn llama(binary: &Path, name: &str, setup: &Setup<'_>) -> Result<Server> {
         let port = free_port()?;
-        let (slots, threads) = (setup.requests(), setup.threads.to_string());
+        let slots = setup.requests();
         let mut command = Command::new(binary);
         command.arg("--model").arg(setup.model).args(["--port", &port.to_string()]);
         command.args(["--parallel", &slots.to_string()]);
         command.args(["--ctx-size", &(slots * setup.context).to_string()]);
-        command.args(["--threads", &threads, "--threads-batch", &threads]);
-        command.args(["--flash-attn", "on", "--n-gpu-layers", "99"]);
+        match setup.threads.map(|threads| threads.to_string()) {
+            Some(threads) => {
+                command.args(["--threads", &threads, "--threads-batch", &threads]);
+                command.args(["--n-gpu-layers", "0"]);
+            }
+            None => {
+                command.args(["--flash-attn", "on", "--n-gpu-layers", "99"]);
+            }
+        }
         Server::start(name.to_owned(), command, port)
     }
 
