@@ -165,7 +165,8 @@ impl AnswerCase {
         for text in self.excludes.iter().filter(|text| answer.contains(*text)) {
             faults.push(format!("expected no `{text}` in it, {found}"));
         }
-        if let Some((text, _)) = self.matches.as_ref().filter(|(_, regex)| !regex.is_match(answer))
+        if let Some((text, _)) =
+            self.matches.as_ref().filter(|(_, regex)| !regex.is_match(answer.trim()))
         {
             faults.push(format!("expected a match of `{text}`, {found}"));
         }
