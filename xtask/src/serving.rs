@@ -37,7 +37,8 @@ pub(crate) struct Args {
     /// Tokens of a prompt.
     #[arg(short, long, default_value_t = 128)]
     prompt: usize,
-    /// Tokens of a prompt that all requests share; they come first.
+    /// Tokens of a prompt that all requests share; they come first, and both servers have read
+    /// them before the measurement.
     #[arg(long, default_value_t = 0)]
     shared: usize,
     /// Generated tokens of a request.
@@ -96,6 +97,9 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         let mut servers = vec![Server::bodkin(&binary, &setup, &args.serve_args)?];
         if let Some(peer) = &args.peer {
             servers.push(Server::llama(peer, &args.peer_name, &setup)?);
+        }
+        if args.shared > 0 {
+            servers.iter().try_for_each(|server| load.run_first(server.address))?;
         }
         let mut measured: Vec<Vec<Measured>> = servers.iter().map(|_| Vec::new()).collect();
         for pair in 0..args.pairs {

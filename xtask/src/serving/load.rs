@@ -93,6 +93,11 @@ impl Load {
         })
     }
 
+    /// The first request with the shared tokens, which is not measured.
+    pub(super) fn run_first(&self, address: SocketAddr) -> Result<()> {
+        client::stream(address, &body(&tokens(u64::MAX, self.shared), 1)).map(drop)
+    }
+
     fn run_stream(&self, address: SocketAddr, seed: u64, stream: usize) -> Result<Vec<Times>> {
         let request = |round: usize| {
             let own = seed << 32 | (stream as u64) << 16 | round as u64;
