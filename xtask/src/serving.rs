@@ -1,9 +1,11 @@
 //! `cargo xtask serving`: many streams against `bodkin serve` and against llama-server, by the same
-//! client, interleaved. Appends rows to a file of results.
+//! client, interleaved. Appends rows to `benches/results/serving.jsonl` and rewrites the table of
+//! docs/performance.md from that file.
 
 pub(crate) mod client;
 mod load;
 pub(crate) mod server;
+mod table;
 
 use std::path::{Path, PathBuf};
 
@@ -129,5 +131,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             println!("{row}");
         }
     }
-    Ok(())
+    match args.output {
+        Some(_) => Ok(()),
+        None => table::rewrite(&root.join("docs/performance.md"), &root.join(RESULTS)),
+    }
 }

@@ -1,0 +1,60 @@
+//! The table of docs/performance.md, made from the rows of `serving`.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::results::{newest, number, replace, text};
+
+/// Replaces the table by the newest row of each load, server and machine.
+pub(super) fn rewrite(document: &Path, results: &Path) -> Result<()> {
+    let rows = newest(results, &["device", "threads", "file", "load", "server"])?;
+    let mut table = String::from(
+        "| machine | file | load | server | tokens/s | first token, ms | between tokens, ms | ratio |\n\
+         | --- | --- | --- | --- | ---: | ---: | ---: | ---: |\n",
+    );
+    for row in &rows {
+        let ratio = row["ratio"].as_f64();
+        let ratio = ratio.map_or("-".to_owned(), |ratio| format!("**{ratio:.2}x**"));
+        writeln!(
+            table,
+            "| {} | {} | {} | {} | {:.0} | {} | {} | {ratio} |",
+            machine(row),
+            text(row, "file"),
+            text(row, "load"),
+            text(row, "server"),
+            number(row, "total_tok_s"),
+            percentiles(&row["first_token_ms"], 0),
+            percentiles(&row["inter_token_ms"], 1),
+        )?;
+    }
+    replace(document, "serving", &table)
+}
+
+fn machine(row: &Value) -> String {
+    let device = text(row, "device");
+    match row["threads"].as_u64() {
+        Some(threads) => format!("{threads} threads of {device}"),
+        None => device.to_owned(),
+    }
+}
+
+/// `p50, p95, p99`.
+fn percentiles(numbers: &Value, digits: usize) -> String {
+    ["p50", "p95", "p99"].map(|name| format!("{:.digits$}", number(numbers, name))).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn percentiles_are_in_order() {
+        let numbers = json!({ "p99": 3.25, "p50": 1.0, "p95": 2.0 });
+        assert_eq!(percentiles(&numbers, 1), "1.0, 2.0, 3.2");
+    }
+}
