@@ -8,11 +8,12 @@
 //! names: the last one of a prompt, and the one where a prompt parts from those before it.
 
 mod reuse;
+mod stored;
 mod tree;
 
 use bodkin_backend::{Model, PAGE_TOKENS, PageTable, Span, StateBlock};
 
-use crate::prefix_store::{PageKey, StoredPage, page_key};
+pub(crate) use stored::FullPage;
 use tree::{FreeMemory, NodeId, ROOT, Tree};
 
 /// All pages and state slots of a model, and the prefixes that are cached in them.
@@ -344,74 +345,6 @@ impl Pages {
         path.iter().rev().for_each(|&node| self.tree.leave(node, &mut self.free));
     }
 
-    /// The next page of a prompt that is not stored here: its key, and what it goes on from.
-    pub(crate) fn next_missing(&self, prompt: &[u32]) -> Option<(PageKey, PlaceOfPage)> {
-        let path = self.find(prompt, prompt.len()).path;
-        let start = path.len() * PAGE_TOKENS;
-        let tokens = prompt[..prompt.len().saturating_sub(1)].get(start..start + PAGE_TOKENS)?;
-        let parent = path.last().copied().unwrap_or(ROOT);
-        let place = PlaceOfPage { parent, tokens: tokens.to_vec() };
-        Some((page_key(&self.tree.key(parent), tokens), place))
-    }
-
-    /// Takes memory for a page that was stored elsewhere. Returns the blocks to write, for each
-    /// window that has it and for the recurrent state; none if memory is short.
-    pub(crate) fn restore(
-        &mut self,
-        place: &PlaceOfPage,
-        page: &StoredPage,
-    ) -> Option<Vec<StateBlock>> {
-        let has_window = |i: usize| page.windows.get(i).is_some_and(Option::is_some);
-        let windows: Vec<usize> = (0..self.windows.len()).filter(|&i| has_window(i)).collect();
-        if windows.iter().any(|&i| self.available(i) == 0) {
-            return None;
-        }
-        self.tree.tick();
-        // The page before it must not be evicted for it.
-        self.tree.enter(place.parent);
-        let node = self.tree.insert(place.parent, &place.tokens, page.prefill as usize);
-        self.tree.enter(node);
-        let mut blocks = Vec::new();
-        for window_index in windows {
-            let page = self.take_pages(window_index, 1).next().expect("as checked");
-            self.tree.put_page(node, window_index, page);
-            blocks.push(StateBlock::Page { window_index, page });
-        }
-        if page.state.is_some()
-            && self.has_states
-            && let Some(slot) = self.take_state_slot(None)
-        {
-            self.tree.put_checkpoint(node, slot);
-            blocks.push(StateBlock::StateSlot(slot));
-        }
-        for block in &blocks {
-            if let StateBlock::Page { window_index, .. } = *block {
-                self.tree.release_page(node, window_index, &mut self.free);
-            }
-        }
-        self.tree.leave(node, &mut self.free);
-        self.tree.leave(place.parent, &mut self.free);
-        Some(blocks)
-    }
-
-    /// The full pages of a sequence: for each its key, how many of its tokens are prefill rows, the
-    /// block of each window, and that of its checkpoint.
-    pub(crate) fn full_pages(&self, sequence: &Sequence) -> Vec<FullPage> {
-        let path = sequence.shared.as_ref().map_or(&[][..], |shared| &shared.path);
-        let page = |&node: &NodeId| FullPage {
-            key: self.tree.key(node),
-            prefill: self.tree.prefill(node) as u32,
-            windows: (0..self.windows.len())
-                .map(|window_index| {
-                    let page = self.tree.page(node, window_index)?;
-                    Some(StateBlock::Page { window_index, page })
-                })
-                .collect(),
-            state: self.tree.checkpoint(node).map(StateBlock::StateSlot),
-        };
-        path.iter().map(page).collect()
-    }
-
     /// Free pages of each window.
     pub(crate) fn free_pages(&self) -> Vec<usize> {
         self.free.pages.iter().map(Vec::len).collect()
@@ -427,20 +360,6 @@ impl Pages {
     fn free_state_slots(&self) -> usize {
         self.free.state_slots.len()
     }
-}
-
-/// Where a page belongs that is not stored here.
-pub(crate) struct PlaceOfPage {
-    parent: NodeId,
-    tokens: Vec<u32>,
-}
-
-/// A full page of a sequence.
-pub(crate) struct FullPage {
-    pub(crate) key: PageKey,
-    pub(crate) prefill: u32,
-    pub(crate) windows: Vec<Option<StateBlock>>,
-    pub(crate) state: Option<StateBlock>,
 }
 
 #[cfg(test)]

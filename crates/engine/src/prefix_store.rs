@@ -8,6 +8,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
@@ -53,7 +54,9 @@ pub struct PrefixStore {
     /// The least recently used first.
     order: BTreeSet<(u64, PageKey)>,
     clock: u64,
-    writer: SyncSender<(PathBuf, Vec<u8>)>,
+    writer: SyncSender<(PageKey, PathBuf, Vec<u8>)>,
+    /// Pages that could not be written, as on a full disk.
+    failed: Arc<Mutex<Vec<PageKey>>>,
 }
 
 impl PrefixStore {
@@ -80,9 +83,17 @@ impl PrefixStore {
             }
         }
         found.sort_unstable_by_key(|(modified, key, _)| (*modified, *key));
-        let (writer, receiver) = sync_channel::<(PathBuf, Vec<u8>)>(QUEUE);
+        let (writer, receiver) = sync_channel::<(PageKey, PathBuf, Vec<u8>)>(QUEUE);
+        let failed = Arc::new(Mutex::new(Vec::new()));
+        let failures = Arc::clone(&failed);
         let thread = std::thread::Builder::new().name("bodkin-prefixes".to_owned());
-        thread.spawn(move || receiver.iter().for_each(|(path, bytes)| write(&path, &bytes)))?;
+        thread.spawn(move || {
+            for (key, path, bytes) in receiver {
+                if write(&path, &bytes).is_err() {
+                    lock(&failures).push(key);
+                }
+            }
+        })?;
         let mut store = PrefixStore {
             folder,
             limit_bytes,
@@ -91,6 +102,7 @@ impl PrefixStore {
             order: BTreeSet::new(),
             clock: 0,
             writer,
+            failed,
         };
         for (_, key, bytes) in found {
             store.note(key, bytes);
@@ -131,8 +143,10 @@ impl PrefixStore {
         }
     }
 
-    /// Whether the page is stored.
-    pub(crate) fn contains(&self, key: &PageKey) -> bool {
+    /// Whether the page is stored, or waits to be written.
+    pub(crate) fn contains(&mut self, key: &PageKey) -> bool {
+        let failed = std::mem::take(&mut *lock(&self.failed));
+        failed.iter().for_each(|key| self.forget(key));
         self.pages.contains_key(key)
     }
 
@@ -162,7 +176,7 @@ impl PrefixStore {
     pub(crate) fn save(&mut self, key: PageKey, page: &StoredPage) {
         let content = encode(page);
         let bytes = content.len() as u64;
-        match self.writer.try_send((self.path(&key), content)) {
+        match self.writer.try_send((key, self.path(&key), content)) {
             Ok(()) => {
                 self.note(key, bytes);
                 self.shrink();
@@ -182,8 +196,12 @@ fn parse_name(name: &str) -> Option<PageKey> {
     Some(key)
 }
 
-/// Writes a file as a whole. A full disk costs the page and nothing else.
-fn write(path: &Path, bytes: &[u8]) {
+fn lock(failed: &Mutex<Vec<PageKey>>) -> MutexGuard<'_, Vec<PageKey>> {
+    failed.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a file as a whole, or nothing.
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = path.with_extension("part");
     let written = fs::File::create(&temporary)
         .and_then(|mut file| file.write_all(bytes))
@@ -192,6 +210,7 @@ fn write(path: &Path, bytes: &[u8]) {
         // There is nothing else to do about a disk that is full.
         let _ = fs::remove_file(&temporary);
     }
+    written
 }
 
 /// Magic, prefill tokens, the length of each part plus 1 or 0, the parts, the hash of it all.
@@ -293,7 +312,7 @@ mod tests {
         assert_eq!(store.load(&key(2)), Some(page(2, 100)));
         fs::write(model.join("x.part"), b"half").unwrap();
         assert_eq!(files(&model), 2);
-        let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        let mut store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
         assert!(store.contains(&key(2)) && files(&model) == 1);
         // Another model finds nothing.
         assert!(!PrefixStore::open(folder.path(), "other", 1 << 20).unwrap().contains(&key(2)));
@@ -324,5 +343,23 @@ mod tests {
         assert_eq!(decode(&bytes), None);
         assert_eq!(decode(b""), None);
         assert_eq!(decode(&encode(&page(4, 10))), Some(page(4, 10)));
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_written_may_be_stored_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        // Its place is taken by a folder, as if the disk refused it.
+        fs::create_dir(store.path(&key(1))).unwrap();
+        store.save(key(1), &page(1, 10));
+        let start = Instant::now();
+        while store.contains(&key(1)) {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(store.bytes, 0);
+        fs::remove_dir(store.path(&key(1))).unwrap();
+        store.save(key(1), &page(1, 10));
+        assert!(load(&mut store, &key(1)).is_some());
     }
 }

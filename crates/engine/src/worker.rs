@@ -3,15 +3,14 @@
 //! runs several steps, and may run ahead of the host.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{
-    ExpertStats, Model, PAGE_TOKENS, RowOutput, SamplingParams, StateBlock, Step, Transfer,
-};
+use bodkin_backend::{ExpertStats, Model, RowOutput, SamplingParams, StateBlock, Step, Transfer};
 
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -38,7 +37,7 @@ pub(crate) struct Worker {
     status: Arc<Status>,
     scheduler: Scheduler<Box<Client>>,
     /// Messages received during a step.
-    inbox: Vec<Message>,
+    inbox: VecDeque<Message>,
     step: ScheduledStep,
     /// How the model samples each output row; none where the request's own sampler does.
     params: Vec<Option<SamplingParams>>,
@@ -56,7 +55,7 @@ impl Worker {
     ) -> Worker {
         status.stats().total_pages = model.limits().pages.clone();
         let scheduler = Scheduler::new(pages, model.limits().clone());
-        let (inbox, step, params) = (Vec::new(), ScheduledStep::default(), Vec::new());
+        let (inbox, step, params) = (VecDeque::new(), ScheduledStep::default(), Vec::new());
         let worker = Worker { model, tokenizer, status, scheduler, inbox, step, params, store };
         worker.publish();
         worker
@@ -87,7 +86,7 @@ impl Worker {
 
     fn work(&mut self, messages: &Receiver<Message>) -> Result<()> {
         loop {
-            for message in std::mem::take(&mut self.inbox) {
+            while let Some(message) = self.inbox.pop_front() {
                 self.take(message)?;
             }
             if self.scheduler.is_idle() {
@@ -115,8 +114,9 @@ impl Worker {
     fn take(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Submit { client, prompt, max_tokens } => {
+                // First of all, so that the request ends with the cause if the model fails.
+                self.scheduler.submit(client, prompt.clone(), max_tokens);
                 self.restore(&prompt)?;
-                self.scheduler.submit(client, prompt, max_tokens);
             }
             // The client may have stopped waiting for the reply.
             Message::ExpertStats(reply) => drop(reply.send(self.model.stats().experts)),
@@ -128,21 +128,24 @@ impl Worker {
     fn restore(&mut self, prompt: &[u32]) -> Result<()> {
         let Some(store) = &mut self.store else { return Ok(()) };
         let pages = self.scheduler.pages_mut();
-        // Where memory is short, a page may push an earlier one out.
-        for _ in 0..prompt.len() / PAGE_TOKENS {
-            let Some((key, place)) = pages.next_missing(prompt) else { break };
+        let mut held = pages.hold_prefix(prompt);
+        let mut result = Ok(());
+        while result.is_ok() {
+            let Some(key) = pages.next_missing(&held, prompt) else { break };
             let Some(page) = store.load(&key) else { break };
-            let Some(blocks) = pages.restore(&place, &page) else { break };
+            let Some(blocks) = pages.restore(&mut held, prompt, &page) else { break };
             for to in blocks {
                 let bytes = match to {
                     StateBlock::Page { window_index, .. } => page.windows[window_index].as_deref(),
                     StateBlock::StateSlot(_) => page.state.as_deref(),
                 };
                 let from = bytes.expect("blocks are of what the page has");
-                self.model.transfer(Transfer::Write { from, to })?;
+                result = result
+                    .and_then(|_| self.model.transfer(Transfer::Write { from, to }).map(drop));
             }
         }
-        Ok(())
+        pages.release_prefix(held);
+        Ok(result?)
     }
 
     /// Writes the full pages of a running request to disk that are not there.
@@ -189,10 +192,10 @@ impl Worker {
         stats.generated_tokens += (results.steps * self.step.outputs.len()) as u64;
         drop(stats);
         results.ended.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
-        let mut ended = Vec::new();
+        let (mut ended, mut saved) = (Vec::new(), Ok(()));
         for (index, end) in results.ended {
             if let Some(reason) = end {
-                self.save(index)?;
+                saved = saved.and_then(|()| self.save(index));
                 ended.push((self.scheduler.finish(index).owner, Ok(reason)));
                 continue;
             }
@@ -210,7 +213,7 @@ impl Worker {
                 Err(error) => client.fail(error),
             }
         }
-        Ok(())
+        saved
     }
 
     fn call_model(

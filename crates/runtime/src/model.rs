@@ -99,7 +99,7 @@ impl Model {
         let store = match &options.cache_dir {
             None => None,
             Some(folder) => {
-                let fingerprint = file.fingerprint(backend.as_ref());
+                let fingerprint = file.fingerprint(options, backend.as_ref());
                 let store = PrefixStore::open(folder, &fingerprint, options.cache_dir_bytes);
                 Some(store.map_err(Error::io(folder.display().to_string()))?)
             }

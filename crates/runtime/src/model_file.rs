@@ -126,7 +126,7 @@ impl ModelFile {
 
     /// What tells the KV caches of this model on this kind of device from those of others: a hash
     /// of the plan, of the ends of all tensors, and of what computes.
-    pub(crate) fn fingerprint(&self, backend: &dyn Backend) -> String {
+    pub(crate) fn fingerprint(&self, options: &Options, backend: &dyn Backend) -> String {
         const END_BYTES: usize = 64;
         let mut hash = Sha256::new();
         hash.update(env!("CARGO_PKG_VERSION"));
@@ -142,6 +142,8 @@ impl ModelFile {
         for device in backend.devices() {
             hash.update(device.name);
         }
+        // Both change what the cache holds, or how.
+        hash.update(format!("{:?} {:?}", options.gpu_layers, options.activation_sparsity));
         hash.update(backend.kv_type().name());
         hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }

@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
+use crate::prefix_store::StoredPage;
 
 const WINDOWS: [Option<usize>; 2] = [None, Some(40)];
 
@@ -315,4 +316,45 @@ fn check_totals(
     }
     let running = running.iter().filter(|(_, sequence)| sequence.state_slot.is_some()).count();
     assert_eq!(pages.free_state_slots() + checkpoints + running, state_slots);
+}
+
+/// Restores all of a prompt for which there is memory.
+fn restore(pages: &mut Pages, prompt: &[u32], page: &StoredPage) -> usize {
+    let mut held = pages.hold_prefix(prompt);
+    let mut restored = 0;
+    while pages.next_missing(&held, prompt).is_some() {
+        let Some(blocks) = pages.restore(&mut held, prompt, page) else { break };
+        restored += 1;
+        assert!(restored < 100 && blocks.len() <= 3);
+    }
+    pages.release_prefix(held);
+    restored
+}
+
+#[test]
+fn restored_pages_are_evicted_from_their_end() {
+    let page = StoredPage { prefill: 32, windows: vec![Some(Vec::new())], state: None };
+    let mut pages = Pages::new(&[None], &[4], 0);
+    let prompt: Vec<u32> = (0..200).collect();
+    assert_eq!(restore(&mut pages, &prompt, &page), 4, "no more fit, and none pushes another out");
+    assert_eq!((pages.free_pages(), pages.cached_pages()), (vec![0], vec![4]));
+    assert_eq!(pages.cached_tokens(&prompt, 200), 128);
+    finish(&mut pages, 1000..1040);
+    assert_eq!(pages.cached_tokens(&prompt, 200), 64, "the last two pages made room");
+    // The known start stays while the rest is restored in the place of the other sequence.
+    assert_eq!(restore(&mut pages, &prompt, &page), 2);
+    assert_eq!(pages.cached_tokens(&prompt, 200), 128);
+    assert_eq!(restore(&mut pages, &prompt, &page), 0);
+}
+
+#[test]
+fn states_are_restored_with_the_pages_before_them() {
+    // A plan without attention has no pages, and pages without a checkpoint hold nothing.
+    let stored = |state| StoredPage { prefill: 32, windows: Vec::new(), state };
+    let mut pages = Pages::new(&[], &[], 4);
+    let prompt: Vec<u32> = (0..70).collect();
+    assert_eq!(restore(&mut pages, &prompt, &stored(None)), 2, "each page is read once");
+    assert_eq!(pages.cached_tokens(&prompt, 70), 0);
+    assert_eq!(restore(&mut pages, &prompt, &stored(Some(Vec::new()))), 2);
+    assert_eq!(pages.cached_tokens(&prompt, 70), 64);
 }
