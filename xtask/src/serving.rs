@@ -9,7 +9,7 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use crate::compare::{append, commit, cpu_name, pull, run_cargo};
@@ -81,6 +81,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             root.join("target/release/bodkin")
         }
     };
+    ensure!(args.shared < args.prompt, "--shared: expected less than --prompt");
     let model = pull(root, &args.model)?;
     let revision = args.commit.clone().map_or_else(|| commit(root), Ok)?;
     let gpu = gpu::name().filter(|_| args.threads.is_none());

@@ -1,4 +1,4 @@
-//! The door for clients: submit a request, read its events.
+//! An engine as its clients see it: submit a request, read its events.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
