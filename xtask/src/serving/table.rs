@@ -12,7 +12,7 @@ use crate::results::{newest, number, replace, text};
 pub(super) fn rewrite(document: &Path, results: &Path) -> Result<()> {
     let rows = newest(results, &["device", "threads", "file", "load", "server"])?;
     let mut table = String::from(
-        "| machine | file | load | server | tokens/s | first token, ms | inter-token, ms | ratio |\n\
+        "| machine | file | load | server | tok/s | first token, ms | inter-token, ms | ratio |\n\
          | --- | --- | --- | --- | ---: | ---: | ---: | ---: |\n",
     );
     for row in &rows {
