@@ -63,7 +63,8 @@ impl Server {
             command.args(["--device", "cpu", "--threads", &threads.to_string()]);
         }
         command.args(more);
-        Server::start("bodkin".to_owned(), command, port)
+        let name = ["bodkin"].into_iter().chain(more.iter().map(String::as_str));
+        Server::start(name.collect::<Vec<_>>().join(" "), command, port)
     }
 
     /// llama.cpp's server: each request has a slot with a context of its own.
