@@ -33,7 +33,7 @@ pub(crate) struct ModelPool {
     step_timeout: Duration,
     reporter: Reporter,
     /// Held while memory is made free and a model is loaded.
-    loading: tokio::sync::Mutex<()>,
+    loading: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// One model of the pool, loaded or not.
@@ -288,7 +288,7 @@ impl ModelPool {
             memory_bytes: options.memory_bytes,
             step_timeout: options.step_timeout,
             reporter,
-            loading: tokio::sync::Mutex::new(()),
+            loading: Arc::default(),
         }
     }
 
@@ -321,17 +321,28 @@ impl ModelPool {
     }
 
     /// The model that a client names, loaded.
-    pub(crate) async fn get(&self, name: Option<&str>) -> Result<Lease> {
+    pub(crate) async fn get(self: &Arc<ModelPool>, name: Option<&str>) -> Result<Lease> {
         let entry = self.entry(name)?;
         entry.touch();
         if let Some(lease) = entry.lease() {
             return Ok(lease);
         }
-        let _loading = self.loading.lock().await;
+        let loading = Arc::clone(&self.loading).lock_owned().await;
         // Another request may have loaded it meanwhile.
         if let Some(lease) = entry.lease() {
             return Ok(lease);
         }
+        // A client that goes away drops this future, and the load goes on to its end.
+        let (pool, entry) = (Arc::clone(self), Arc::clone(entry));
+        let task = tokio::spawn(async move {
+            let _loading = loading;
+            pool.replace(&entry).await
+        });
+        task.await.map_err(|_| ApiError::internal("loading the model panicked"))?
+    }
+
+    /// Loads a model in the place of what its entry has.
+    async fn replace(&self, entry: &Arc<Entry>) -> Result<Lease> {
         // A model that has failed frees its memory first.
         let old = std::mem::replace(&mut *entry.state(), State::Loading);
         free(old).await;
@@ -464,4 +475,31 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
     let (load_time, experts) = (started.elapsed(), Mutex::default());
     let variables = Map::new();
     Ok(Loaded { kind, bytes, details, load_time, mapped, defaults, variables, experts })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_goes_on_when_its_client_goes_away() {
+        let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
+        let source = models.join("models/llama.gguf").display().to_string();
+        let spec = ModelSpec { id: "llama".to_owned(), source };
+        let load = Options { device: "cpu".to_owned(), ctx_size: Some(256), ..Options::default() };
+        let options = ServerOptions { models: vec![spec], load, ..ServerOptions::default() };
+        let pool = Arc::new(ModelPool::new(&options, Reporter::default()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let gone = tokio::time::timeout(Duration::ZERO, pool.get(None)).await;
+            assert!(gone.is_err(), "the load takes longer");
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !pool.health().0 || pool.entries[0].loaded().is_none() {
+                assert!(Instant::now() < deadline, "{}", pool.health().1);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert!(pool.get(None).await.is_ok());
+            assert_eq!(pool.entries[0].loads(), 1);
+        });
+    }
 }
