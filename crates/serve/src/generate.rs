@@ -89,7 +89,7 @@ pub(crate) enum EventKind {
     Failed(ApiError),
 }
 
-/// Receives the tokens of each answer.
+/// Receives the tokens of a request as they come: those of its prompts first.
 pub(crate) type TokenCounter = Box<dyn Fn(usize) + Send>;
 
 /// A running request. Dropping it cancels all its answers.
@@ -109,6 +109,8 @@ pub(crate) struct Running {
 
 struct Choice {
     decoder: EventDecoder,
+    /// Tokens that have been counted.
+    counted: usize,
     clock: Clock,
     splitter: Option<ReasoningSplitter>,
 }
@@ -184,7 +186,7 @@ pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
 }
 
 impl Generation {
-    /// Submits the request. `counter` receives the tokens of each answer.
+    /// Submits the request. `counter` receives its tokens, also if its client goes away.
     pub(crate) async fn start(
         self,
         lease: Lease,
@@ -222,9 +224,11 @@ impl Generation {
                     }
                     _ => None,
                 };
-                running.push(Choice { decoder, clock: Clock::new(reports), splitter });
+                running.push(Choice { decoder, counted: 0, clock: Clock::new(reports), splitter });
             }
         }
+        // The answers to a prompt read it once.
+        counter(prompts.iter().map(|(tokens, _)| tokens.len()).sum());
         Ok(Running {
             usage: Usage::default(),
             prompts: prompts.into_iter().map(|(tokens, _)| tokens).collect(),
@@ -291,6 +295,8 @@ impl Running {
             }
             Event::Token { id, text, logprobs } => {
                 report = choice.clock.token();
+                choice.counted += 1;
+                (self.counter)(1);
                 self.metrics.token(index);
                 (text, EventKind::Token { id, logprobs })
             }
@@ -298,14 +304,12 @@ impl Running {
                 self.open -= 1;
                 self.metrics.done(&usage, &timings);
                 self.usage.generated_tokens += usage.generated_tokens;
-                // The answers to a prompt read it once.
-                let mut counted = usage.generated_tokens;
                 if is_first_of_prompt {
                     self.usage.prompt_tokens += usage.prompt_tokens;
                     self.usage.cached_tokens += usage.cached_tokens;
-                    counted += usage.prompt_tokens;
                 }
-                (self.counter)(counted);
+                // Tokens without an event, such as the end of the answer.
+                (self.counter)(usage.generated_tokens.saturating_sub(choice.counted));
                 (text, EventKind::Done { finish, usage, timings })
             }
             Event::Error(error) => {
