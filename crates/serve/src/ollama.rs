@@ -17,6 +17,7 @@ use crate::fields::{Fields, Json};
 use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
 use crate::models::{Details, Entry, Lease};
 use crate::openai::chat::chat as conversation;
+use crate::openai::max_tokens;
 use crate::reasoning::Delta;
 use crate::stream::{self, StreamFormat, json as write_json};
 use crate::timings::Reports;
@@ -266,8 +267,8 @@ async fn answer(
     let streams = fields.boolean("stream")?.unwrap_or(true);
     let mut options = fields.object("options")?;
     let mut request = lease.request(&mut options)?;
-    if let Some(n) = options.integer("num_predict", -2..=i64::from(u32::MAX))? {
-        request.max_tokens = usize::try_from(n).ok().filter(|&n| n > 0);
+    if let Some(limit) = max_tokens(&mut options, &["num_predict"], 0)? {
+        request.max_tokens = limit.filter(|&n| n > 0);
     }
     let load = lease.load_time;
     let (prompts, separates_reasoning, reports) = (vec![prompt], true, Reports::default());

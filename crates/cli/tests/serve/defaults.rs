@@ -28,6 +28,28 @@ fn requests_start_from_the_defaults_of_the_server() {
 }
 
 #[test]
+fn minus_one_is_no_limit_of_tokens() {
+    for default in [&[][..], &["--default", "max_tokens=3"]] {
+        let server = Server::start(&[&["--ctx-size", "64"], default].concat());
+        for (path, field, count) in [
+            ("/v1/completions", "max_tokens", "/usage/completion_tokens"),
+            ("/v1/chat/completions", "max_completion_tokens", "/usage/completion_tokens"),
+            ("/v1/responses", "max_output_tokens", "/usage/output_tokens"),
+            ("/completion", "n_predict", "/tokens_predicted"),
+        ] {
+            let mut body = json!({ "prompt": [5, 6], "ignore_eos": true });
+            body["messages"] = json!([{ "role": "user", "content": "a" }]);
+            if path == "/v1/responses" {
+                body = json!({ "input": "a", "ignore_eos": true });
+            }
+            body[field] = (-1).into();
+            let answer = server.post(path, &body).json();
+            assert!(answer.pointer(count).unwrap().as_u64() > Some(16), "{path}: {answer}");
+        }
+    }
+}
+
+#[test]
 fn defaults_that_no_request_has_are_refused() {
     let refused = |default: &str| failure(&["--default", default, "--port", "0", "x.gguf"]);
     assert!(refused("tempreature=1").contains("default.tempreature"));

@@ -31,7 +31,7 @@ pub(crate) async fn create(
     let chat = chat(&mut fields)?;
     let mut request = lease.request(&mut fields)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
-    request.max_tokens = max_tokens(&mut fields, &names)?.or(request.max_tokens);
+    request.max_tokens = max_tokens(&mut fields, &names, 1)?.unwrap_or(request.max_tokens);
     let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?;
     if top.is_some_and(|top| top > 0) && !has_logprobs {

@@ -32,8 +32,8 @@ pub(crate) async fn create(
     let input = fields.take("input");
     let messages = messages(instructions.as_deref(), input)?;
     let mut request = lease.request(&mut fields)?;
-    let tokens = max_tokens(&mut fields, &["max_output_tokens"])?;
-    request.max_tokens = tokens.or(request.max_tokens);
+    let tokens = max_tokens(&mut fields, &["max_output_tokens"], 1)?;
+    request.max_tokens = tokens.unwrap_or(request.max_tokens);
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let head = json!({
         "id": new_id("resp_"),
