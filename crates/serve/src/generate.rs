@@ -168,21 +168,34 @@ pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
 
 /// The text of a conversation.
 pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
-    let Chat { messages, variables, end } = chat;
-    let mut all = lease.variables.clone();
-    all.extend(variables.clone());
-    let has_mark = *end == ChatEnd::Answer;
-    let text = lease.text()?.render_chat(messages.clone(), &all, has_mark)?;
-    if *end != ChatEnd::Continued {
-        return Ok(text);
+    let mut variables = lease.variables.clone();
+    variables.extend(chat.variables.clone());
+    let has_mark = chat.end == ChatEnd::Answer;
+    let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);
+    match chat.end {
+        ChatEnd::Continued => render_continued(chat.messages.clone(), render),
+        ChatEnd::Answer | ChatEnd::Message => render(chat.messages.clone()),
     }
-    // Whatever the template writes behind the last message would end it.
-    let last = messages.last().and_then(|last| last.get("content")?.as_str());
-    let last = last.unwrap_or_default().trim_end();
-    let end = text.rfind(last).map(|at| at + last.len());
-    end.map(|end| text[..end].to_owned()).ok_or_else(|| {
-        ApiError::bad_request("the chat template does not repeat the message to continue")
-    })
+}
+
+/// The text of a conversation up to the end of its last message, without what the template writes
+/// behind it. A marker that is not in the conversation shows where the message ends.
+fn render_continued(
+    mut messages: Vec<Value>,
+    render: impl FnOnce(Vec<Value>) -> Result<String>,
+) -> Result<String> {
+    let marker = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
+    if let Some(last) = messages.last_mut() {
+        let text = last.get("content").and_then(Value::as_str).unwrap_or_default();
+        last["content"] = format!("{}{marker}", text.trim_end()).into();
+    }
+    let mut text = render(messages)?;
+    let Some(end) = text.rfind(&marker) else {
+        let message = "the chat template does not repeat the message to continue";
+        return Err(ApiError::bad_request(message));
+    };
+    text.truncate(end);
+    Ok(text)
 }
 
 impl Generation {
@@ -348,5 +361,28 @@ impl Running {
         let answers = answers.into_iter().collect::<Option<Vec<_>>>();
         let answers = answers.ok_or_else(|| ApiError::internal("the engine has stopped"))?;
         Ok((self, answers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_continued_message_ends_where_its_text_does() {
+        let render = |messages: Vec<Value>| {
+            let line = |m: &Value| format!("<|start|>{}<|end|>", m["content"].as_str().unwrap());
+            Ok(messages.iter().map(line).collect::<String>())
+        };
+        for text in ["end", "<", "|", "", "an answer", "end  \n"] {
+            let messages = vec![json!({ "content": "hi" }), json!({ "content": text })];
+            let wanted = format!("<|start|>hi<|end|><|start|>{}", text.trim_end());
+            assert_eq!(render_continued(messages, render).unwrap(), wanted);
+        }
+        let first = |messages: Vec<Value>| Ok(messages[0]["content"].to_string());
+        let messages = vec![json!({ "content": "hi" }), json!({ "content": "hi" })];
+        assert!(render_continued(messages, first).is_err());
     }
 }
