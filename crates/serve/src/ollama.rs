@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bodkin::{Finish, Timings, Usage};
 use serde_json::{Map, Value, json};
@@ -166,7 +165,9 @@ pub(crate) async fn pull(State(app): State<SharedApp>, mut fields: Fields) -> Re
     if app.pool.entries().len() == 1
         && name.as_deref().is_some_and(|name| name != app.pool.entries()[0].spec.id)
     {
-        return Err(forbidden("this server does not fetch models that it was not started with"));
+        return Err(ApiError::forbidden(
+            "this server does not fetch models that it was not started with",
+        ));
     }
     app.model(name.as_deref()).await?;
     let lines = match streams {
@@ -178,11 +179,7 @@ pub(crate) async fn pull(State(app): State<SharedApp>, mut fields: Fields) -> Re
 
 /// Models are not deleted for a client.
 pub(crate) async fn delete() -> ApiError {
-    forbidden("this server does not delete models: use `bodkin rm`")
-}
-
-fn forbidden(message: &str) -> ApiError {
-    ApiError { status: StatusCode::FORBIDDEN, ..ApiError::bad_request(message) }
+    ApiError::forbidden("this server does not delete models: use `bodkin rm`")
 }
 
 /// Continues a prompt, or answers it through the chat template.

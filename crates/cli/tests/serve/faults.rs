@@ -128,7 +128,18 @@ fn web_pages_of_named_origins_may_call() {
     };
     let server = Server::start(&["--cors-origin", "http://one.example"]);
     assert!(ask(&server, "http://one.example") && !ask(&server, "http://two.example"));
-    assert!(!ask(&Server::start(&[]), "http://one.example"), "off by default");
+    let post = |server: &Server, origin: &str| {
+        let body = json!({ "prompt": [5], "n_predict": 1 }).to_string();
+        let headers = format!("Content-Type: text/plain\r\nOrigin: {origin}\r\n");
+        server.send(&post_head("/completion", body.len(), &headers), body.as_bytes()).status
+    };
+    // The requests of a test have `Host: x`.
+    assert_eq!(post(&server, "http://one.example"), 200);
+    assert_eq!((post(&server, "http://x"), post(&server, "http://two.example")), (200, 403));
+    assert_eq!(post(&Server::start(&["--cors-origin", "*"]), "http://two.example"), 200);
+    let closed = Server::start(&[]);
+    assert!(!ask(&closed, "http://one.example"), "off by default");
+    assert_eq!((post(&closed, "http://X"), post(&closed, "null")), (200, 403));
 }
 
 #[test]
@@ -193,6 +204,10 @@ fn what_cannot_start_says_so_in_one_line() {
     assert!(error.contains("/no/such/file"), "{error}");
     let error = failure(&[model, "--port", "0", "--tls-cert", model, "--tls-key", model]);
     assert!(error.contains(MODEL), "{error}");
+    for origin in ["one.example", "http://one.example/", "http://a b"] {
+        let error = failure(&[model, "--port", "0", "--cors-origin", origin]);
+        assert!(error.contains(&format!("`{origin}`: expected * or an origin")), "{error}");
+    }
     let error = failure(&[model, model, "--port", "0"]);
     assert!(error.contains("two models have the name"), "{error}");
 }
