@@ -9,6 +9,7 @@ mod app;
 mod auth;
 mod embeddings;
 mod error;
+mod experts;
 mod fields;
 mod generate;
 mod llama;

@@ -8,20 +8,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bodkin::{
     DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
 };
-use bodkin_backend::ExpertStats;
 use bodkin_gguf::{File, Format};
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
+use crate::experts::ExpertSample;
 use crate::fields::Fields;
 use crate::options::{ModelSpec, ServerOptions};
 use crate::sampling::{self, apply_defaults};
 
-/// How often an engine is asked about its experts at most, as that waits for its step.
-const EXPERTS_EVERY: Duration = Duration::from_secs(5);
-
-/// How long metrics wait for the answer.
+/// How long metrics wait for the answer of an engine about its experts.
 const EXPERTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// All models of a server.
@@ -77,14 +74,7 @@ pub(crate) struct Loaded {
     pub(crate) defaults: Request,
     /// Variables of chat templates that requests do not set.
     pub(crate) variables: Map<String, Value>,
-    experts: Mutex<ExpertSample>,
-}
-
-/// What the engine last said of its experts, layer by layer, and when.
-#[derive(Default)]
-struct ExpertSample {
-    layers: Vec<ExpertStats>,
-    taken: Option<Instant>,
+    pub(crate) experts: ExpertSample,
 }
 
 /// What a model computes.
@@ -229,24 +219,6 @@ impl Entry {
 }
 
 impl Loaded {
-    /// What the engine last said of its experts.
-    pub(crate) fn experts(&self) -> Vec<ExpertStats> {
-        self.experts.lock().unwrap_or_else(PoisonError::into_inner).layers.clone()
-    }
-
-    /// Asks the engine for them, which waits for a step, unless it was asked a short time ago.
-    fn sample_experts(&self) {
-        let Kind::Text(model) = &self.kind else { return };
-        let lock = || self.experts.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if lock().taken.replace(now).is_some_and(|taken| now - taken < EXPERTS_EVERY) {
-            return;
-        }
-        if let Some(layers) = model.engine().expert_stats() {
-            lock().layers = layers;
-        }
-    }
-
     /// Why the engine answers no more requests.
     fn failure(&self) -> Option<String> {
         if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_not_truncated()) {
@@ -298,9 +270,18 @@ impl ModelPool {
 
     /// Asks the engines about their experts. An engine in a long step answers for the next time.
     pub(crate) async fn sample_experts(&self) {
-        let loaded: Vec<_> = self.entries.iter().filter_map(|entry| entry.loaded()).collect();
-        let sampled = spawn_blocking(move || loaded.iter().for_each(|l| l.sample_experts()));
-        let _ = tokio::time::timeout(EXPERTS_TIMEOUT, sampled).await;
+        for loaded in self.entries.iter().filter_map(|entry| entry.loaded()) {
+            if !loaded.experts.begin() {
+                continue;
+            }
+            let answer = spawn_blocking(move || {
+                loaded.experts.end(match &loaded.kind {
+                    Kind::Text(model) => model.engine().expert_stats(),
+                    Kind::Encoder(_) => None,
+                });
+            });
+            let _ = tokio::time::timeout(EXPERTS_TIMEOUT, answer).await;
+        }
     }
 
     /// The entry that a client names. Without a name it is the first one, and a server of one
@@ -472,7 +453,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         (Kind::Text(Box::new(model)), bytes)
     };
     let mapped = (!details.is_on_gpu).then_some(mapped);
-    let (load_time, experts) = (started.elapsed(), Mutex::default());
+    let (load_time, experts) = (started.elapsed(), ExpertSample::default());
     let variables = Map::new();
     Ok(Loaded { kind, bytes, details, load_time, mapped, defaults, variables, experts })
 }
