@@ -113,6 +113,8 @@ struct Choice {
     counted: usize,
     clock: Clock,
     splitter: Option<ReasoningSplitter>,
+    /// Tokens of the reasoning and of its marks.
+    reasoning_tokens: usize,
 }
 
 /// A whole answer.
@@ -237,7 +239,8 @@ impl Generation {
                     }
                     _ => None,
                 };
-                running.push(Choice { decoder, counted: 0, clock: Clock::new(reports), splitter });
+                let (clock, counted, reasoning_tokens) = (Clock::new(reports), 0, 0);
+                running.push(Choice { decoder, counted, clock, splitter, reasoning_tokens });
             }
         }
         // The answers to a prompt read it once.
@@ -269,6 +272,11 @@ impl Running {
     /// The tokens of an answer's prompt.
     pub(crate) fn prompt(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.choices_per_prompt()]
+    }
+
+    /// The tokens of an answer so far that are reasoning.
+    pub(crate) fn reasoning_tokens(&self, index: usize) -> usize {
+        self.choices[index].reasoning_tokens
     }
 
     /// The next event; none when all answers have ended.
@@ -330,9 +338,16 @@ impl Running {
                 (String::new(), EventKind::Failed(error.into()))
             }
         };
+        let is_token = matches!(kind, EventKind::Token { .. });
         let is_last = matches!(kind, EventKind::Done { .. } | EventKind::Failed(_));
         let delta = match &mut choice.splitter {
-            Some(splitter) => splitter.push(&text, is_last),
+            Some(splitter) => {
+                let was_reasoning = splitter.is_reasoning();
+                let delta = splitter.push(&text, is_last);
+                let is_counted = was_reasoning || splitter.is_reasoning();
+                choice.reasoning_tokens += usize::from(is_counted && is_token);
+                delta
+            }
             None => Delta { content: text, reasoning: String::new() },
         };
         Some(ChoiceEvent { index, delta, kind, report })

@@ -141,9 +141,16 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
     let Some(fields) = message.as_object_mut() else {
         return Err(ApiError::field(&at, format!("{at}: expected an object")));
     };
-    if !fields.get("role").is_some_and(Value::is_string) {
-        let at = format!("{at}.role");
-        return Err(ApiError::field(&at, format!("{at}: expected a string")));
+    match fields.get("role") {
+        // Templates know the older name.
+        Some(Value::String(role)) if role == "developer" => {
+            fields.insert("role".to_owned(), "system".into());
+        }
+        Some(Value::String(_)) => {}
+        _ => {
+            let at = format!("{at}.role");
+            return Err(ApiError::field(&at, format!("{at}: expected a string")));
+        }
     }
     let at = format!("{at}.content");
     let text = match fields.get("content") {
