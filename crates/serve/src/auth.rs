@@ -157,11 +157,12 @@ fn presented_key(headers: &HeaderMap) -> Option<&str> {
     bearer.map(|(_, key)| key.trim()).or(key)
 }
 
-/// Lines of a key and of limits, such as `key requests=60 tokens=100000`; `#` begins a comment.
+/// Lines of a key and of limits, such as `key requests=60 tokens=100000`. A word that starts with
+/// `#` begins a comment.
 fn parse_keys(text: &str) -> std::result::Result<Vec<(KeyHash, KeyLimits)>, String> {
     let mut keys = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
         let Some(key) = words.next() else { continue };
         let mut limits = KeyLimits::default();
         for word in words {
@@ -205,6 +206,13 @@ mod tests {
             assert_eq!(error.status.as_u16(), 401, "{name}: {value}");
         }
         assert!(self::keys(ServerOptions::default()).admit(&HeaderMap::new()).is_ok());
+    }
+
+    #[test]
+    fn a_comment_begins_after_white_space() {
+        let keys = parse_keys("#all\nsk#secret requests=1 #few\n  # none\nb# #\n").unwrap();
+        let limits = KeyLimits { requests: Some(1), tokens: None };
+        assert_eq!(keys, [(hash("sk#secret"), limits), (hash("b#"), KeyLimits::default())]);
     }
 
     #[test]

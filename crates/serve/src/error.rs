@@ -44,6 +44,10 @@ impl ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
     }
 
+    pub(crate) fn forbidden(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
     pub(crate) fn rate_limited(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
     }
@@ -80,6 +84,7 @@ impl ApiError {
     pub(crate) fn anthropic(&self) -> Value {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             StatusCode::NOT_FOUND => "not_found_error",
             StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",

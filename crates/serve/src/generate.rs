@@ -89,7 +89,7 @@ pub(crate) enum EventKind {
     Failed(ApiError),
 }
 
-/// Receives the tokens of each answer.
+/// Receives the tokens of a request as they come: those of its prompts first.
 pub(crate) type TokenCounter = Box<dyn Fn(usize) + Send>;
 
 /// A running request. Dropping it cancels all its answers.
@@ -109,8 +109,12 @@ pub(crate) struct Running {
 
 struct Choice {
     decoder: EventDecoder,
+    /// Tokens that have been counted.
+    counted: usize,
     clock: Clock,
     splitter: Option<ReasoningSplitter>,
+    /// Tokens of the reasoning and of its marks.
+    reasoning_tokens: usize,
 }
 
 /// A whole answer.
@@ -166,25 +170,38 @@ pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
 
 /// The text of a conversation.
 pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
-    let Chat { messages, variables, end } = chat;
-    let mut all = lease.variables.clone();
-    all.extend(variables.clone());
-    let has_mark = *end == ChatEnd::Answer;
-    let text = lease.text()?.render_chat(messages.clone(), &all, has_mark)?;
-    if *end != ChatEnd::Continued {
-        return Ok(text);
+    let mut variables = lease.variables.clone();
+    variables.extend(chat.variables.clone());
+    let has_mark = chat.end == ChatEnd::Answer;
+    let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);
+    match chat.end {
+        ChatEnd::Continued => render_continued(chat.messages.clone(), render),
+        ChatEnd::Answer | ChatEnd::Message => render(chat.messages.clone()),
     }
-    // Whatever the template writes behind the last message would end it.
-    let last = messages.last().and_then(|last| last.get("content")?.as_str());
-    let last = last.unwrap_or_default().trim_end();
-    let end = text.rfind(last).map(|at| at + last.len());
-    end.map(|end| text[..end].to_owned()).ok_or_else(|| {
-        ApiError::bad_request("the chat template does not repeat the message to continue")
-    })
+}
+
+/// The text of a conversation up to the end of its last message, without what the template writes
+/// behind it. A marker that is not in the conversation shows where the message ends.
+fn render_continued(
+    mut messages: Vec<Value>,
+    render: impl FnOnce(Vec<Value>) -> Result<String>,
+) -> Result<String> {
+    let marker = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
+    if let Some(last) = messages.last_mut() {
+        let text = last.get("content").and_then(Value::as_str).unwrap_or_default();
+        last["content"] = format!("{}{marker}", text.trim_end()).into();
+    }
+    let mut text = render(messages)?;
+    let Some(end) = text.rfind(&marker) else {
+        let message = "the chat template does not repeat the message to continue";
+        return Err(ApiError::bad_request(message));
+    };
+    text.truncate(end);
+    Ok(text)
 }
 
 impl Generation {
-    /// Submits the request. `counter` receives the tokens of each answer.
+    /// Submits the request. `counter` receives its tokens, also if its client goes away.
     pub(crate) async fn start(
         self,
         lease: Lease,
@@ -222,9 +239,12 @@ impl Generation {
                     }
                     _ => None,
                 };
-                running.push(Choice { decoder, clock: Clock::new(reports), splitter });
+                let (clock, counted, reasoning_tokens) = (Clock::new(reports), 0, 0);
+                running.push(Choice { decoder, counted, clock, splitter, reasoning_tokens });
             }
         }
+        // The answers to a prompt read it once.
+        counter(prompts.iter().map(|(tokens, _)| tokens.len()).sum());
         Ok(Running {
             usage: Usage::default(),
             prompts: prompts.into_iter().map(|(tokens, _)| tokens).collect(),
@@ -252,6 +272,11 @@ impl Running {
     /// The tokens of an answer's prompt.
     pub(crate) fn prompt(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.choices_per_prompt()]
+    }
+
+    /// The tokens of an answer so far that are reasoning.
+    pub(crate) fn reasoning_tokens(&self, index: usize) -> usize {
+        self.choices[index].reasoning_tokens
     }
 
     /// The next event; none when all answers have ended.
@@ -291,6 +316,8 @@ impl Running {
             }
             Event::Token { id, text, logprobs } => {
                 report = choice.clock.token();
+                choice.counted += 1;
+                (self.counter)(1);
                 self.metrics.token(index);
                 (text, EventKind::Token { id, logprobs })
             }
@@ -298,14 +325,12 @@ impl Running {
                 self.open -= 1;
                 self.metrics.done(&usage, &timings);
                 self.usage.generated_tokens += usage.generated_tokens;
-                // The answers to a prompt read it once.
-                let mut counted = usage.generated_tokens;
                 if is_first_of_prompt {
                     self.usage.prompt_tokens += usage.prompt_tokens;
                     self.usage.cached_tokens += usage.cached_tokens;
-                    counted += usage.prompt_tokens;
                 }
-                (self.counter)(counted);
+                // Tokens without an event, such as the end of the answer.
+                (self.counter)(usage.generated_tokens.saturating_sub(choice.counted));
                 (text, EventKind::Done { finish, usage, timings })
             }
             Event::Error(error) => {
@@ -313,9 +338,16 @@ impl Running {
                 (String::new(), EventKind::Failed(error.into()))
             }
         };
+        let is_token = matches!(kind, EventKind::Token { .. });
         let is_last = matches!(kind, EventKind::Done { .. } | EventKind::Failed(_));
         let delta = match &mut choice.splitter {
-            Some(splitter) => splitter.push(&text, is_last),
+            Some(splitter) => {
+                let was_reasoning = splitter.is_reasoning();
+                let delta = splitter.push(&text, is_last);
+                let is_counted = was_reasoning || splitter.is_reasoning();
+                choice.reasoning_tokens += usize::from(is_counted && is_token);
+                delta
+            }
             None => Delta { content: text, reasoning: String::new() },
         };
         Some(ChoiceEvent { index, delta, kind, report })
@@ -344,5 +376,28 @@ impl Running {
         let answers = answers.into_iter().collect::<Option<Vec<_>>>();
         let answers = answers.ok_or_else(|| ApiError::internal("the engine has stopped"))?;
         Ok((self, answers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_continued_message_ends_where_its_text_does() {
+        let render = |messages: Vec<Value>| {
+            let line = |m: &Value| format!("<|start|>{}<|end|>", m["content"].as_str().unwrap());
+            Ok(messages.iter().map(line).collect::<String>())
+        };
+        for text in ["end", "<", "|", "", "an answer", "end  \n"] {
+            let messages = vec![json!({ "content": "hi" }), json!({ "content": text })];
+            let wanted = format!("<|start|>hi<|end|><|start|>{}", text.trim_end());
+            assert_eq!(render_continued(messages, render).unwrap(), wanted);
+        }
+        let first = |messages: Vec<Value>| Ok(messages[0]["content"].to_string());
+        let messages = vec![json!({ "content": "hi" }), json!({ "content": "hi" })];
+        assert!(render_continued(messages, first).is_err());
     }
 }

@@ -9,6 +9,7 @@ mod app;
 mod auth;
 mod embeddings;
 mod error;
+mod experts;
 mod fields;
 mod generate;
 mod llama;
@@ -18,6 +19,7 @@ mod ollama;
 mod openai;
 mod openapi;
 mod options;
+mod origins;
 mod reasoning;
 mod router;
 mod sampling;
@@ -65,11 +67,12 @@ impl Server {
     /// Listens on the address of `options`. Models are loaded when the server runs.
     ///
     /// # Errors
-    /// If the address, the certificate or the key file cannot be used.
+    /// If the address, the certificate, the key file or an allowed origin cannot be used.
     pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
         let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
         sampling::apply_defaults(&options.defaults, &mut Request::default())
             .map_err(|error| Error::Defaults(error.message))?;
+        origins::check(&options.cors_origins)?;
         let listener = Listener::bind(&options)?;
         let pool = ModelPool::new(&options, reporter);
         let app = Arc::new(App::new(options, pool, keys));

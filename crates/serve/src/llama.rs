@@ -16,7 +16,7 @@ use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, R
 use crate::models::Lease;
 use crate::openai::chat::chat;
 use crate::openai::completions::prompts_of;
-use crate::openai::{FINGERPRINT, piece};
+use crate::openai::{FINGERPRINT, max_tokens, piece};
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -40,16 +40,11 @@ pub(crate) async fn completion(
         let ends = lease.text()?.engine().tokenizer().ends_of_generation();
         request.sampling.logit_bias.extend(ends.iter().map(|&id| (id, f32::NEG_INFINITY)));
     }
-    let mut n_predict = None;
-    for name in ["n_predict", "max_tokens"] {
-        let n = fields.integer(name, -2..=i64::from(u32::MAX))?;
-        n_predict = n_predict.or(n);
-    }
+    let limit = max_tokens(&mut fields, &["n_predict", "max_tokens"], 0)?;
+    let limit = limit.unwrap_or(request.max_tokens);
     // Zero only reads the prompt; the token that comes with it is not shown.
-    let is_empty = n_predict == Some(0);
-    if let Some(n) = n_predict {
-        request.max_tokens = usize::try_from(n).ok().map(|n| n.max(1));
-    }
+    let is_empty = limit == Some(0);
+    request.max_tokens = limit.map(|limit| limit.max(1));
     request.logprobs = fields.integer("n_probs", 0..=PROBS)?.filter(|&n| n > 0).map(|n| n as usize);
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let returns_tokens = fields.boolean("return_tokens")?.unwrap_or(false);

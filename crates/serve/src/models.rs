@@ -8,20 +8,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bodkin::{
     DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
 };
-use bodkin_backend::ExpertStats;
 use bodkin_gguf::{File, Format};
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
+use crate::experts::ExpertSample;
 use crate::fields::Fields;
 use crate::options::{ModelSpec, ServerOptions};
 use crate::sampling::{self, apply_defaults};
 
-/// How often an engine is asked about its experts at most, as that waits for its step.
-const EXPERTS_EVERY: Duration = Duration::from_secs(5);
-
-/// How long metrics wait for the answer.
+/// How long metrics wait for the answer of an engine about its experts.
 const EXPERTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// All models of a server.
@@ -33,7 +30,7 @@ pub(crate) struct ModelPool {
     step_timeout: Duration,
     reporter: Reporter,
     /// Held while memory is made free and a model is loaded.
-    loading: tokio::sync::Mutex<()>,
+    loading: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// One model of the pool, loaded or not.
@@ -77,14 +74,7 @@ pub(crate) struct Loaded {
     pub(crate) defaults: Request,
     /// Variables of chat templates that requests do not set.
     pub(crate) variables: Map<String, Value>,
-    experts: Mutex<ExpertSample>,
-}
-
-/// What the engine last said of its experts, layer by layer, and when.
-#[derive(Default)]
-struct ExpertSample {
-    layers: Vec<ExpertStats>,
-    taken: Option<Instant>,
+    pub(crate) experts: ExpertSample,
 }
 
 /// What a model computes.
@@ -229,24 +219,6 @@ impl Entry {
 }
 
 impl Loaded {
-    /// What the engine last said of its experts.
-    pub(crate) fn experts(&self) -> Vec<ExpertStats> {
-        self.experts.lock().unwrap_or_else(PoisonError::into_inner).layers.clone()
-    }
-
-    /// Asks the engine for them, which waits for a step, unless it was asked a short time ago.
-    fn sample_experts(&self) {
-        let Kind::Text(model) = &self.kind else { return };
-        let lock = || self.experts.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if lock().taken.replace(now).is_some_and(|taken| now - taken < EXPERTS_EVERY) {
-            return;
-        }
-        if let Some(layers) = model.engine().expert_stats() {
-            lock().layers = layers;
-        }
-    }
-
     /// Why the engine answers no more requests.
     fn failure(&self) -> Option<String> {
         if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_not_truncated()) {
@@ -288,7 +260,7 @@ impl ModelPool {
             memory_bytes: options.memory_bytes,
             step_timeout: options.step_timeout,
             reporter,
-            loading: tokio::sync::Mutex::new(()),
+            loading: Arc::default(),
         }
     }
 
@@ -298,9 +270,18 @@ impl ModelPool {
 
     /// Asks the engines about their experts. An engine in a long step answers for the next time.
     pub(crate) async fn sample_experts(&self) {
-        let loaded: Vec<_> = self.entries.iter().filter_map(|entry| entry.loaded()).collect();
-        let sampled = spawn_blocking(move || loaded.iter().for_each(|l| l.sample_experts()));
-        let _ = tokio::time::timeout(EXPERTS_TIMEOUT, sampled).await;
+        for loaded in self.entries.iter().filter_map(|entry| entry.loaded()) {
+            if !loaded.experts.begin() {
+                continue;
+            }
+            let answer = spawn_blocking(move || {
+                loaded.experts.end(match &loaded.kind {
+                    Kind::Text(model) => model.engine().expert_stats(),
+                    Kind::Encoder(_) => None,
+                });
+            });
+            let _ = tokio::time::timeout(EXPERTS_TIMEOUT, answer).await;
+        }
     }
 
     /// The entry that a client names. Without a name it is the first one, and a server of one
@@ -321,17 +302,28 @@ impl ModelPool {
     }
 
     /// The model that a client names, loaded.
-    pub(crate) async fn get(&self, name: Option<&str>) -> Result<Lease> {
+    pub(crate) async fn get(self: &Arc<ModelPool>, name: Option<&str>) -> Result<Lease> {
         let entry = self.entry(name)?;
         entry.touch();
         if let Some(lease) = entry.lease() {
             return Ok(lease);
         }
-        let _loading = self.loading.lock().await;
+        let loading = Arc::clone(&self.loading).lock_owned().await;
         // Another request may have loaded it meanwhile.
         if let Some(lease) = entry.lease() {
             return Ok(lease);
         }
+        // A client that goes away drops this future, and the load goes on to its end.
+        let (pool, entry) = (Arc::clone(self), Arc::clone(entry));
+        let task = tokio::spawn(async move {
+            let _loading = loading;
+            pool.replace(&entry).await
+        });
+        task.await.map_err(|_| ApiError::internal("loading the model panicked"))?
+    }
+
+    /// Loads a model in the place of what its entry has.
+    async fn replace(&self, entry: &Arc<Entry>) -> Result<Lease> {
         // A model that has failed frees its memory first.
         let old = std::mem::replace(&mut *entry.state(), State::Loading);
         free(old).await;
@@ -461,7 +453,34 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         (Kind::Text(Box::new(model)), bytes)
     };
     let mapped = (!details.is_on_gpu).then_some(mapped);
-    let (load_time, experts) = (started.elapsed(), Mutex::default());
+    let (load_time, experts) = (started.elapsed(), ExpertSample::default());
     let variables = Map::new();
     Ok(Loaded { kind, bytes, details, load_time, mapped, defaults, variables, experts })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_goes_on_when_its_client_goes_away() {
+        let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
+        let source = models.join("models/llama.gguf").display().to_string();
+        let spec = ModelSpec { id: "llama".to_owned(), source };
+        let load = Options { device: "cpu".to_owned(), ctx_size: Some(256), ..Options::default() };
+        let options = ServerOptions { models: vec![spec], load, ..ServerOptions::default() };
+        let pool = Arc::new(ModelPool::new(&options, Reporter::default()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let gone = tokio::time::timeout(Duration::ZERO, pool.get(None)).await;
+            assert!(gone.is_err(), "the load takes longer");
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !pool.health().0 || pool.entries[0].loaded().is_none() {
+                assert!(Instant::now() < deadline, "{}", pool.health().1);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert!(pool.get(None).await.is_ok());
+            assert_eq!(pool.entries[0].loads(), 1);
+        });
+    }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bodkin::{Finish, Timings, Usage};
 use serde_json::{Map, Value, json};
@@ -17,6 +16,7 @@ use crate::fields::{Fields, Json};
 use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
 use crate::models::{Details, Entry, Lease};
 use crate::openai::chat::chat as conversation;
+use crate::openai::max_tokens;
 use crate::reasoning::Delta;
 use crate::stream::{self, StreamFormat, json as write_json};
 use crate::timings::Reports;
@@ -165,7 +165,9 @@ pub(crate) async fn pull(State(app): State<SharedApp>, mut fields: Fields) -> Re
     if app.pool.entries().len() == 1
         && name.as_deref().is_some_and(|name| name != app.pool.entries()[0].spec.id)
     {
-        return Err(forbidden("this server does not fetch models that it was not started with"));
+        return Err(ApiError::forbidden(
+            "this server does not fetch models that it was not started with",
+        ));
     }
     app.model(name.as_deref()).await?;
     let lines = match streams {
@@ -177,11 +179,7 @@ pub(crate) async fn pull(State(app): State<SharedApp>, mut fields: Fields) -> Re
 
 /// Models are not deleted for a client.
 pub(crate) async fn delete() -> ApiError {
-    forbidden("this server does not delete models: use `bodkin rm`")
-}
-
-fn forbidden(message: &str) -> ApiError {
-    ApiError { status: StatusCode::FORBIDDEN, ..ApiError::bad_request(message) }
+    ApiError::forbidden("this server does not delete models: use `bodkin rm`")
 }
 
 /// Continues a prompt, or answers it through the chat template.
@@ -266,8 +264,8 @@ async fn answer(
     let streams = fields.boolean("stream")?.unwrap_or(true);
     let mut options = fields.object("options")?;
     let mut request = lease.request(&mut options)?;
-    if let Some(n) = options.integer("num_predict", -2..=i64::from(u32::MAX))? {
-        request.max_tokens = usize::try_from(n).ok().filter(|&n| n > 0);
+    if let Some(limit) = max_tokens(&mut options, &["num_predict"], 0)? {
+        request.max_tokens = limit.filter(|&n| n > 0);
     }
     let load = lease.load_time;
     let (prompts, separates_reasoning, reports) = (vec![prompt], true, Reports::default());

@@ -55,19 +55,27 @@ fn stream_options(fields: &mut Fields) -> Result<(bool, bool)> {
     Ok((streams, options.boolean("include_usage")?.unwrap_or(false)))
 }
 
-/// The most tokens of an answer: the first of these fields; below zero for no limit.
-fn max_tokens(fields: &mut Fields, names: &[&str]) -> Result<Option<usize>> {
+/// The most tokens of an answer, as the first of these fields that is there says: none within for
+/// no limit, which is written as a number below zero.
+#[expect(clippy::option_option, reason = "absent, no limit, and a limit are three cases")]
+pub(crate) fn max_tokens(
+    fields: &mut Fields,
+    names: &[&str],
+    least: usize,
+) -> Result<Option<Option<usize>>> {
     let mut found = None;
     for name in names {
-        let tokens = fields.integer(name, -1..=i64::from(u32::MAX))?;
-        found = found.or(tokens);
-    }
-    match found {
-        Some(0) => {
-            Err(ApiError::field(names[0], format!("{}: expected at least 1, found 0", names[0])))
+        let Some(n) = fields.integer(name, -2..=i64::from(u32::MAX))? else { continue };
+        let limit = usize::try_from(n).ok();
+        if limit.is_some_and(|limit| limit < least) {
+            let field = fields.field(name);
+            let expected = format!("at least {least}, or -1 for no limit");
+            let message = format!("{field}: expected {expected}, found {n}");
+            return Err(ApiError::field(field, message));
         }
-        found => Ok(found.and_then(|n| usize::try_from(n).ok())),
+        found = found.or(Some(limit));
     }
+    Ok(found)
 }
 
 /// The reason of an end in OpenAI's words.

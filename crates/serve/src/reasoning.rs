@@ -41,6 +41,11 @@ impl ReasoningSplitter {
         Some(ReasoningSplitter { state, held: String::new() })
     }
 
+    /// Whether the text so far ends within the reasoning.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        self.state == State::Reasoning
+    }
+
     /// Adds text. With `is_last`, nothing is held back.
     pub(crate) fn push(&mut self, text: &str, is_last: bool) -> Delta {
         self.held.push_str(text);

@@ -2,31 +2,31 @@
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use serde_json::Value;
-use tower_http::cors::{Any, CorsLayer};
 
 use crate::app::{SharedApp, authorize, observe};
 use crate::error::{ApiError, write_error};
 use crate::fields::Json;
-use crate::{anthropic, embeddings, llama, ollama, openai};
+use crate::{anthropic, embeddings, llama, ollama, openai, origins};
 
 /// All routes.
 pub(crate) fn router(app: SharedApp) -> Router {
-    let options = &app.options;
+    let origins = &app.options.cors_origins;
     let router = Router::new()
         .merge(interface(&app, openai_routes(), open_routes(), ApiError::openai))
         .merge(interface(&app, ollama_routes(), ollama_open_routes(), ApiError::ollama))
         .merge(interface(&app, anthropic_routes(), Router::new(), ApiError::anthropic))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(app.clone(), origins::refuse_others))
         .layer(map_response(|response: Response| async { write_error(response, ApiError::openai) }))
-        .layer(DefaultBodyLimit::max(options.body_bytes))
+        .layer(DefaultBodyLimit::max(app.options.body_bytes))
         .layer(from_fn_with_state(app.clone(), observe));
-    let router = if options.cors_origins.is_empty() { router } else { router.layer(cors(options)) };
+    let router = if origins.is_empty() { router } else { router.layer(origins::cors(origins)) };
     router.with_state(app)
 }
 
@@ -146,14 +146,4 @@ async fn metrics(State(app): State<SharedApp>, headers: HeaderMap) -> Response {
 
 async fn openapi() -> Response {
     Json(crate::openapi::document()).into_response()
-}
-
-fn cors(options: &crate::ServerOptions) -> CorsLayer {
-    let layer = CorsLayer::new().allow_methods([Method::GET, Method::POST, Method::DELETE]);
-    let layer = layer.allow_headers(Any);
-    if options.cors_origins.iter().any(|origin| origin == "*") {
-        return layer.allow_origin(Any);
-    }
-    let origins = options.cors_origins.iter().filter_map(|origin| origin.parse().ok());
-    layer.allow_origin(origins.collect::<Vec<_>>())
 }

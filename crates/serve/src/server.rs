@@ -60,6 +60,9 @@ pub enum Error {
     /// The key file cannot be used.
     #[error("{0}")]
     Keys(String),
+    /// An allowed origin is none.
+    #[error("CORS origin `{0}`: expected * or an origin such as https://one.example")]
+    Origin(String),
     /// A default of requests is not accepted.
     #[error("{0}")]
     Defaults(String),

@@ -8,7 +8,8 @@ use crate::server::{Server, failure};
 fn requests_start_from_the_defaults_of_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("template.jinja");
-    let template = "{{ word }} {% for m in messages %}{{ m.content }}{% endfor %}";
+    let template = "{{ word }} {% for m in messages %}{% if m.role != 'user' %}\
+                    {{ m.role }}: {% endif %}{{ m.content }}{% endfor %}";
     std::fs::write(&file, template).unwrap();
     let defaults = ["max_tokens=3", "temperature=0.8", r#"chat_template_kwargs={"word":"So"}"#];
     let mut args = vec!["--chat-template-file", file.to_str().unwrap()];
@@ -19,12 +20,52 @@ fn requests_start_from_the_defaults_of_the_server() {
     assert_eq!(prompt(json!({ "messages": messages })), "So it is");
     let own = json!({ "messages": messages, "chat_template_kwargs": { "word": "Is" } });
     assert_eq!(prompt(own), "Is it is");
+    let messages = json!([{ "role": "developer", "content": "a" }]);
+    assert_eq!(prompt(json!({ "messages": messages })), "So system: a");
     let count = |body| server.post("/completion", &body).json()["tokens_predicted"].clone();
     assert_eq!(count(json!({ "prompt": [5, 6], "ignore_eos": true })), 3);
     assert_eq!(count(json!({ "prompt": [5, 6], "ignore_eos": true, "n_predict": 4 })), 4);
     let props = server.get("/props");
     assert!(props.body.contains(r#""temperature":0.8,"#), "{}", props.body);
     assert_eq!(props.json()["chat_template"], template);
+}
+
+#[test]
+fn minus_one_is_no_limit_of_tokens() {
+    for default in [&[][..], &["--default", "max_tokens=3"]] {
+        let server = Server::start(&[&["--ctx-size", "64"], default].concat());
+        for (path, field, count) in [
+            ("/v1/completions", "max_tokens", "/usage/completion_tokens"),
+            ("/v1/chat/completions", "max_completion_tokens", "/usage/completion_tokens"),
+            ("/v1/responses", "max_output_tokens", "/usage/output_tokens"),
+            ("/completion", "n_predict", "/tokens_predicted"),
+        ] {
+            let mut body = json!({ "prompt": [5, 6], "ignore_eos": true });
+            body["messages"] = json!([{ "role": "user", "content": "a" }]);
+            if path == "/v1/responses" {
+                body = json!({ "input": "a", "ignore_eos": true });
+            }
+            body[field] = (-1).into();
+            let answer = server.post(path, &body).json();
+            assert!(answer.pointer(count).unwrap().as_u64() > Some(16), "{path}: {answer}");
+        }
+    }
+}
+
+#[test]
+fn a_response_repeats_options_and_counts_its_reasoning() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("template.jinja");
+    std::fs::write(&file, "{% for m in messages %}{{ m.content }}{% endfor %}<think>").unwrap();
+    let server = Server::start(&["--chat-template-file", file.to_str().unwrap()]);
+    let body = json!({
+        "input": "a", "max_output_tokens": 5, "ignore_eos": true, "temperature": 0.8, "top_p": 0.7,
+    });
+    let response = server.post("/v1/responses", &body);
+    assert!(response.body.contains(r#""temperature":0.8,"#), "{response:?}");
+    assert!(response.body.contains(r#""top_p":0.7,"#), "{response:?}");
+    let details = &response.json()["usage"]["output_tokens_details"];
+    assert_eq!(details["reasoning_tokens"], 5, "{response:?}");
 }
 
 #[test]

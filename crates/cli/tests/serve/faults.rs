@@ -93,6 +93,31 @@ fn keys_are_asked_for_where_they_matter() {
 }
 
 #[test]
+fn tokens_of_a_key_count_when_its_client_goes_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    std::fs::write(&file, "long tokens=40\nmany tokens=40\n").unwrap();
+    let server = Server::start(&["--ctx-size", "1024", "--api-key-file", file.to_str().unwrap()]);
+    let open = |key: &str, prompt: &[u32]| {
+        let body = json!({ "prompt": prompt, "n_predict": 900, "ignore_eos": true, "stream": true });
+        let body = body.to_string();
+        let mut socket = server.connect();
+        let head = post_head("/completion", body.len(), &format!("X-Api-Key: {key}\r\n"));
+        socket.write_all(head.as_bytes()).unwrap();
+        socket.write_all(body.as_bytes()).unwrap();
+        socket
+    };
+    // One goes away within its prompt, one after the events of more than 40 tokens.
+    open("long", &[5; 41]).read_exact(&mut [0; 12]).unwrap();
+    open("many", &[5]).read_exact(&mut [0; 16_000]).unwrap();
+    for key in ["long", "many"] {
+        let refused = read_response(open(key, &[5]));
+        assert_eq!(refused.status, 429, "{key}: {refused:?}");
+        assert!(refused.body.contains("tokens of this minute"), "{refused:?}");
+    }
+}
+
+#[test]
 fn web_pages_of_named_origins_may_call() {
     let ask = |server: &Server, origin: &str| {
         let head = format!(
@@ -103,7 +128,18 @@ fn web_pages_of_named_origins_may_call() {
     };
     let server = Server::start(&["--cors-origin", "http://one.example"]);
     assert!(ask(&server, "http://one.example") && !ask(&server, "http://two.example"));
-    assert!(!ask(&Server::start(&[]), "http://one.example"), "off by default");
+    let post = |server: &Server, origin: &str| {
+        let body = json!({ "prompt": [5], "n_predict": 1 }).to_string();
+        let headers = format!("Content-Type: text/plain\r\nOrigin: {origin}\r\n");
+        server.send(&post_head("/completion", body.len(), &headers), body.as_bytes()).status
+    };
+    // The requests of a test have `Host: x`.
+    assert_eq!(post(&server, "http://one.example"), 200);
+    assert_eq!((post(&server, "http://x"), post(&server, "http://two.example")), (200, 403));
+    assert_eq!(post(&Server::start(&["--cors-origin", "*"]), "http://two.example"), 200);
+    let closed = Server::start(&[]);
+    assert!(!ask(&closed, "http://one.example"), "off by default");
+    assert_eq!((post(&closed, "http://X"), post(&closed, "null")), (200, 403));
 }
 
 #[test]
@@ -168,6 +204,10 @@ fn what_cannot_start_says_so_in_one_line() {
     assert!(error.contains("/no/such/file"), "{error}");
     let error = failure(&[model, "--port", "0", "--tls-cert", model, "--tls-key", model]);
     assert!(error.contains(MODEL), "{error}");
+    for origin in ["one.example", "http://one.example/", "http://a b"] {
+        let error = failure(&[model, "--port", "0", "--cors-origin", origin]);
+        assert!(error.contains(&format!("`{origin}`: expected * or an origin")), "{error}");
+    }
     let error = failure(&[model, model, "--port", "0"]);
     assert!(error.contains("two models have the name"), "{error}");
 }

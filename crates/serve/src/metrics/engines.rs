@@ -209,7 +209,7 @@ impl Collector for EngineCollector {
             ("bodkin_model_bytes", "Memory of a loaded model", false, |()| 0.0);
         write(&mut encoder, &metric, bytes)?;
         let experts = loaded.iter().flat_map(|(entry, loaded)| {
-            loaded.experts().into_iter().map(|layer| (entry.spec.id.clone(), layer))
+            loaded.experts.layers().into_iter().map(|layer| (entry.spec.id.clone(), layer))
         });
         encode_experts(&mut encoder, &experts.collect::<Vec<_>>())
     }

@@ -31,7 +31,7 @@ pub(crate) async fn create(
     let chat = chat(&mut fields)?;
     let mut request = lease.request(&mut fields)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
-    request.max_tokens = max_tokens(&mut fields, &names)?.or(request.max_tokens);
+    request.max_tokens = max_tokens(&mut fields, &names, 1)?.unwrap_or(request.max_tokens);
     let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?;
     if top.is_some_and(|top| top > 0) && !has_logprobs {
@@ -141,9 +141,16 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
     let Some(fields) = message.as_object_mut() else {
         return Err(ApiError::field(&at, format!("{at}: expected an object")));
     };
-    if !fields.get("role").is_some_and(Value::is_string) {
-        let at = format!("{at}.role");
-        return Err(ApiError::field(&at, format!("{at}: expected a string")));
+    match fields.get("role") {
+        // Templates know the older name.
+        Some(Value::String(role)) if role == "developer" => {
+            fields.insert("role".to_owned(), "system".into());
+        }
+        Some(Value::String(_)) => {}
+        _ => {
+            let at = format!("{at}.role");
+            return Err(ApiError::field(&at, format!("{at}: expected a string")));
+        }
     }
     let at = format!("{at}.content");
     let text = match fields.get("content") {

@@ -38,8 +38,8 @@ pub(crate) async fn create(
     let lease = app.model(model.as_deref()).await?;
     let prompts = prompts_of(fields.take("prompt"))?;
     let mut request = lease.request(&mut fields)?;
-    let tokens = max_tokens(&mut fields, &["max_tokens", "n_predict"])?;
-    request.max_tokens = tokens.or(request.max_tokens).or(Some(DEFAULT_MAX_TOKENS));
+    let tokens = max_tokens(&mut fields, &["max_tokens", "n_predict"], 1)?;
+    request.max_tokens = tokens.unwrap_or(request.max_tokens.or(Some(DEFAULT_MAX_TOKENS)));
     request.logprobs = fields.integer("logprobs", 0..=LOGPROBS)?.map(|n| n as usize);
     let has_logprobs = request.logprobs.is_some();
     let choices = choices(&mut fields)?;

@@ -11,7 +11,7 @@ use super::{max_tokens, new_id, now};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
+use crate::fields::{Fields, Json, float};
 use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens};
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::{LlamaTimings, Reports, add_report};
@@ -32,8 +32,8 @@ pub(crate) async fn create(
     let input = fields.take("input");
     let messages = messages(instructions.as_deref(), input)?;
     let mut request = lease.request(&mut fields)?;
-    let tokens = max_tokens(&mut fields, &["max_output_tokens"])?;
-    request.max_tokens = tokens.or(request.max_tokens);
+    let tokens = max_tokens(&mut fields, &["max_output_tokens"], 1)?;
+    request.max_tokens = tokens.unwrap_or(request.max_tokens);
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let head = json!({
         "id": new_id("resp_"),
@@ -48,11 +48,11 @@ pub(crate) async fn create(
         "parallel_tool_calls": true,
         "previous_response_id": null,
         "store": false,
-        "temperature": request.sampling.temperature,
+        "temperature": float(request.sampling.temperature),
         "text": { "format": { "type": "text" } },
         "tool_choice": "auto",
         "tools": [],
-        "top_p": request.sampling.top_p,
+        "top_p": float(request.sampling.top_p),
         "truncation": "disabled",
     });
     let prompts = vec![Prompt::Chat(Chat { messages, ..Chat::default() })];
@@ -62,14 +62,15 @@ pub(crate) async fn create(
     if streams {
         return Ok(stream::response(running, ResponseStream::new(head)));
     }
-    let (_, mut answers) = running.collect().await?;
+    let (running, mut answers) = running.collect().await?;
     let answer = answers.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
     let mut output = Vec::new();
     if !answer.text.reasoning.is_empty() {
         output.push(Item::new("reasoning").done(&answer.text.reasoning));
     }
     output.push(Item::new("message").done(&answer.text.content));
-    Ok(Json(finished(&head, output, &answer.finish, &answer.usage)).into_response())
+    let usage = usage(&answer.usage, running.reasoning_tokens(0));
+    Ok(Json(finished(&head, output, &answer.finish, usage)).into_response())
 }
 
 /// The tokens of an input.
@@ -164,7 +165,7 @@ impl Item {
 }
 
 /// The whole response at its end.
-fn finished(head: &Value, output: Vec<Value>, finish: &Finish, usage: &Usage) -> Value {
+fn finished(head: &Value, output: Vec<Value>, finish: &Finish, usage: Value) -> Value {
     let mut body = head.clone();
     let is_cut = matches!(finish, Finish::Length | Finish::Context);
     body["status"] = if is_cut { "incomplete" } else { "completed" }.into();
@@ -172,14 +173,18 @@ fn finished(head: &Value, output: Vec<Value>, finish: &Finish, usage: &Usage) ->
         body["incomplete_details"] = json!({ "reason": "max_output_tokens" });
     }
     body["output"] = output.into();
-    body["usage"] = json!({
+    body["usage"] = usage;
+    body
+}
+
+fn usage(usage: &Usage, reasoning_tokens: usize) -> Value {
+    json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": { "cached_tokens": usage.cached_tokens },
         "output_tokens": usage.generated_tokens,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": reasoning_tokens },
         "total_tokens": usage.prompt_tokens + usage.generated_tokens,
-    });
-    body
+    })
 }
 
 /// The events of a streamed response.
@@ -277,7 +282,7 @@ impl StreamFormat for ResponseStream {
         }
     }
 
-    fn event(&mut self, _: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
+    fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
         let ChoiceEvent { delta, kind, report, .. } = event;
         if matches!(kind, EventKind::Prefill) {
             let mut progress = json!({ "response": self.in_progress() });
@@ -292,18 +297,19 @@ impl StreamFormat for ResponseStream {
         }
         match kind {
             EventKind::Prefill | EventKind::Token { .. } => {}
-            EventKind::Done { finish, usage, timings } => {
+            EventKind::Done { finish, usage: counts, timings } => {
                 if self.open.as_ref().is_none_or(|(item, _)| item.kind != "message") {
                     self.add("message", "", Map::new(), out);
                 }
                 self.close(out);
                 let output = std::mem::take(&mut self.output);
-                let response = finished(&self.head, output, &finish, &usage);
+                let usage = usage(&counts, running.reasoning_tokens(0));
+                let response = finished(&self.head, output, &finish, usage);
                 let name = match response["status"] == "completed" {
                     true => "response.completed",
                     false => "response.incomplete",
                 };
-                let timings = LlamaTimings::new(&usage, &timings);
+                let timings = LlamaTimings::new(&counts, &timings);
                 self.send(name, json!({ "response": response, "timings": timings }), out);
             }
             EventKind::Failed(error) => {

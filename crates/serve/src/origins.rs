@@ -1,0 +1,59 @@
+//! Which web pages may call the server. A browser lets a page of any origin send a POST of plain
+//! text to any address without asking first, so such requests are refused by their `Origin`.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use tower_http::cors::{Any, CorsLayer};
+
+use crate::app::SharedApp;
+use crate::error::{ApiError, Result};
+use crate::server::Error;
+
+/// Checks the origins that the server was given.
+pub(crate) fn check(allowed: &[String]) -> std::result::Result<(), Error> {
+    let is_origin = |text: &str| {
+        let uri = text.parse::<Uri>().ok();
+        let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.authority()?)));
+        parts.is_some_and(|(scheme, authority)| text == format!("{scheme}://{authority}"))
+    };
+    let is_known = |text: &String| matches!(text.as_str(), "*" | "null") || is_origin(text);
+    match allowed.iter().find(|text| !is_known(text)) {
+        None => Ok(()),
+        Some(text) => Err(Error::Origin(text.clone())),
+    }
+}
+
+/// Tells browsers which origins may read answers.
+pub(crate) fn cors(allowed: &[String]) -> CorsLayer {
+    let layer = CorsLayer::new().allow_methods([Method::GET, Method::POST, Method::DELETE]);
+    let layer = layer.allow_headers(Any);
+    if allowed.iter().any(|origin| origin == "*") {
+        return layer.allow_origin(Any);
+    }
+    let origins = allowed.iter().filter_map(|origin| origin.parse().ok());
+    layer.allow_origin(origins.collect::<Vec<_>>())
+}
+
+/// Refuses requests of web pages that are neither the server's own nor of an allowed origin.
+pub(crate) async fn refuse_others(
+    State(app): State<SharedApp>,
+    request: Request,
+    next: Next,
+) -> Result<Response> {
+    if !may_call(request.headers(), &app.options.cors_origins) {
+        let message = "web pages of this origin may not call the server: see --cors-origin";
+        return Err(ApiError::forbidden(message));
+    }
+    Ok(next.run(request).await)
+}
+
+fn may_call(headers: &HeaderMap, allowed: &[String]) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else { return true };
+    let Ok(origin) = origin.to_str() else { return false };
+    let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let host = origin.split_once("://").map(|(_, host)| host);
+    let is_own = host.zip(own).is_some_and(|(host, own)| host.eq_ignore_ascii_case(own));
+    is_own || allowed.iter().any(|allowed| allowed == "*" || allowed == origin)
+}
