@@ -373,6 +373,15 @@ impl ModelPool {
         true
     }
 
+    /// Unloads a model, at once or when the requests that use it have ended.
+    pub(crate) async fn unload(&self, entry: &Entry) {
+        match entry.take_idle() {
+            Some(idle) => free(State::Loaded(idle)).await,
+            None if entry.loaded().is_some() => entry.keep_alive.store(0, Relaxed),
+            None => {}
+        }
+    }
+
     /// Unloads the models whose time is over.
     pub(crate) async fn unload_expired(&self) {
         for entry in &self.entries {

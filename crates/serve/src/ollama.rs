@@ -103,14 +103,47 @@ pub(crate) async fn show(State(app): State<SharedApp>, mut fields: Fields) -> Re
 
 /// The model that a request names, with its `keep_alive`.
 pub(crate) async fn model(app: &SharedApp, fields: &mut Fields) -> Result<Lease> {
-    let name = fields.string("model")?;
-    let name = if name.is_some() { name } else { fields.string("name")? };
-    let keep_alive = keep_alive(fields)?;
-    let lease = app.model(name.as_deref()).await?;
-    if let Some(keep_alive) = keep_alive {
-        lease.set_keep_alive(keep_alive);
+    Named::of(fields)?.load(app).await
+}
+
+/// What a request says of its model.
+#[expect(clippy::option_option, reason = "absent, for ever, and a time are three cases")]
+struct Named {
+    name: Option<String>,
+    /// How long it is to stay loaded: absent, for ever, or a time.
+    keep_alive: Option<Option<Duration>>,
+}
+
+impl Named {
+    fn of(fields: &mut Fields) -> Result<Named> {
+        let name = fields.string("model")?;
+        let name = if name.is_some() { name } else { fields.string("name")? };
+        Ok(Named { name, keep_alive: keep_alive(fields)? })
     }
-    Ok(lease)
+
+    async fn load(&self, app: &SharedApp) -> Result<Lease> {
+        let lease = app.model(self.name.as_deref()).await?;
+        if let Some(keep_alive) = self.keep_alive {
+            lease.set_keep_alive(keep_alive);
+        }
+        Ok(lease)
+    }
+
+    /// Answers a request without a prompt, which only loads the model, or unloads it if it is to
+    /// stay for no time.
+    async fn answer_without_prompt(&self, app: &SharedApp, shape: Shape) -> Result<Response> {
+        let (id, reason) = if self.keep_alive == Some(Some(Duration::ZERO)) {
+            let entry = app.pool.entry(self.name.as_deref())?;
+            app.pool.unload(entry).await;
+            (entry.spec.id.clone(), "unload")
+        } else {
+            (self.load(app).await?.id().to_owned(), "load")
+        };
+        let mut body = shape.line(&id, &Delta::default());
+        body["done"] = true.into();
+        body["done_reason"] = reason.into();
+        Ok(Json(body).into_response())
+    }
 }
 
 /// How long a model is to stay loaded: a number of seconds or a text such as `5m`; below zero for
@@ -188,12 +221,12 @@ pub(crate) async fn generate(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response> {
-    let lease = model(&app, &mut fields).await?;
+    let named = Named::of(&mut fields)?;
     ["images", "suffix", "template", "context"].into_iter().try_for_each(|f| fields.refuse(f))?;
     let prompt = fields.string("prompt")?.unwrap_or_default();
     let system = fields.string("system")?;
     if prompt.is_empty() && system.is_none() {
-        return Ok(only_load(&lease, Shape::Generate));
+        return named.answer_without_prompt(&app, Shape::Generate).await;
     }
     let is_raw = fields.boolean("raw")?.unwrap_or(false);
     let prompt = match is_raw {
@@ -205,6 +238,7 @@ pub(crate) async fn generate(
             Prompt::Chat(Chat { messages, variables: thinking(&mut fields)?, ..Chat::default() })
         }
     };
+    let lease = named.load(&app).await?;
     answer(&app, caller, lease, fields, prompt, Shape::Generate).await
 }
 
@@ -214,12 +248,12 @@ pub(crate) async fn chat(
     Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response> {
-    let lease = model(&app, &mut fields).await?;
+    let named = Named::of(&mut fields)?;
     fields.refuse("tools")?;
     let variables = thinking(&mut fields)?;
     let messages = fields.take("messages").unwrap_or_else(|| json!([]));
     if messages.as_array().is_some_and(Vec::is_empty) {
-        return Ok(only_load(&lease, Shape::Chat));
+        return named.answer_without_prompt(&app, Shape::Chat).await;
     }
     let images = |message: &Value| message["images"].as_array().is_some_and(|i| !i.is_empty());
     if messages.as_array().is_some_and(|all| all.iter().any(images)) {
@@ -228,6 +262,7 @@ pub(crate) async fn chat(
     fields.put("messages", messages);
     let mut chat = conversation(&mut fields)?;
     chat.variables = variables;
+    let lease = named.load(&app).await?;
     answer(&app, caller, lease, fields, Prompt::Chat(chat), Shape::Chat).await
 }
 
@@ -241,14 +276,6 @@ fn thinking(fields: &mut Fields) -> Result<Map<String, Value>> {
         Some(other) => return Err(fields.mismatch("think", "true, false or a level", &other)),
     };
     Ok(Map::from_iter([("enable_thinking".to_owned(), thinks.into())]))
-}
-
-/// The answer to a request without a prompt, which only loads the model.
-fn only_load(lease: &Lease, shape: Shape) -> Response {
-    let mut body = shape.line(lease, &Delta::default());
-    body["done"] = true.into();
-    body["done_reason"] = "load".into();
-    Json(body).into_response()
 }
 
 /// Runs a request.
@@ -293,9 +320,9 @@ enum Shape {
 
 impl Shape {
     /// A line with a piece of the answer.
-    fn line(self, lease: &Lease, delta: &Delta) -> Value {
+    fn line(self, model: &str, delta: &Delta) -> Value {
         let mut line = json!({
-            "model": lease.id(),
+            "model": model,
             "created_at": jiff::Timestamp::now().to_string(),
             "done": false,
         });
@@ -332,7 +359,7 @@ impl LineStream {
         (finish, usage, timings): (&Finish, &Usage, &Timings),
     ) -> Value {
         let nanos = |ms: f64| (ms * 1e6) as u64;
-        let mut line = self.shape.line(&running.lease, delta);
+        let mut line = self.shape.line(running.lease.id(), delta);
         let statistics = [
             ("total_duration", nanos(timings.prompt_ms + timings.generate_ms)),
             ("load_duration", self.load.as_nanos() as u64),
@@ -365,7 +392,7 @@ impl StreamFormat for LineStream {
         let line = match kind {
             EventKind::Prefill => return,
             EventKind::Token { .. } if delta == Delta::default() => return,
-            EventKind::Token { .. } => self.shape.line(&running.lease, &delta),
+            EventKind::Token { .. } => self.shape.line(running.lease.id(), &delta),
             EventKind::Done { finish, usage, timings } => {
                 self.last(running, &delta, (&finish, &usage, &timings))
             }

@@ -43,6 +43,24 @@ fn models_load_at_first_use_and_unload_when_idle() {
 }
 
 #[test]
+fn ollama_unloads_a_model_that_is_to_stay_for_no_time() {
+    let (llama, qwen) = (kit("llama.gguf"), kit("qwen3.gguf"));
+    let server = Server::with(&[llama.to_str().unwrap(), qwen.to_str().unwrap()]);
+    assert_eq!(statuses(&server), ["loaded", "unloaded"]);
+    for (model, path) in
+        [("llama", "/api/generate"), ("qwen3", "/api/generate"), ("qwen3", "/api/chat")]
+    {
+        let answer = server.post(path, &json!({ "model": model, "keep_alive": 0 })).json();
+        assert_eq!(answer["done_reason"], "unload", "{path}: {answer}");
+        assert_eq!(statuses(&server), ["unloaded", "unloaded"]);
+    }
+    let loads = server.get("/health").json()["models"][1]["loads"].clone();
+    assert_eq!(loads, 0, "a model that is not loaded is not loaded to be unloaded");
+    let answer = server.post("/api/chat", &json!({ "model": "qwen3" })).json();
+    assert_eq!((&answer["done_reason"], statuses(&server)[1].as_str()), (&"load".into(), "loaded"));
+}
+
+#[test]
 fn an_idle_model_makes_room_for_another() {
     let (llama, qwen) = (kit("llama.gguf"), kit("qwen3.gguf"));
     let paths = [llama.to_str().unwrap(), qwen.to_str().unwrap()];
