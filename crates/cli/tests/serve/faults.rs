@@ -99,7 +99,8 @@ fn tokens_of_a_key_count_when_its_client_goes_away() {
     std::fs::write(&file, "long tokens=40\nmany tokens=40\n").unwrap();
     let server = Server::start(&["--ctx-size", "1024", "--api-key-file", file.to_str().unwrap()]);
     let open = |key: &str, prompt: &[u32]| {
-        let body = json!({ "prompt": prompt, "n_predict": 900, "ignore_eos": true, "stream": true });
+        let body =
+            json!({ "prompt": prompt, "n_predict": 900, "ignore_eos": true, "stream": true });
         let body = body.to_string();
         let mut socket = server.connect();
         let head = post_head("/completion", body.len(), &format!("X-Api-Key: {key}\r\n"));
