@@ -54,9 +54,9 @@ struct Pairs {
 
 /// Runs all tests.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
+    let binary = release_binary(root, None)?;
     let peer = Peer::open(root, args.peer.as_deref())?;
-    let instruction_sets = [own_instruction_set(root)?, peer.instruction_sets(root)?];
+    let instruction_sets = [own_instruction_set(&binary)?, peer.instruction_sets(root)?];
     for model in &args.models {
         let path = pull(root, model)?;
         for test in &args.tests {
@@ -74,6 +74,15 @@ pub(crate) fn run_cargo(root: &Path, args: &[&str]) -> Result<()> {
     let status = Command::new("cargo").args(args).current_dir(root).status()?;
     ensure!(status.success(), "cargo {} failed", args.join(" "));
     Ok(())
+}
+
+/// The given binary of bodkin; without one, it is built.
+pub(crate) fn release_binary(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(binary) = given {
+        return Ok(binary.to_owned());
+    }
+    run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
+    Ok(root.join("target/release/bodkin"))
 }
 
 /// The file behind a model's name.
@@ -137,8 +146,8 @@ fn run_ours(root: &Path, run: &Run<'_>) -> Result<Value> {
 }
 
 /// The instruction set that bodkin's kernels use here, from a line such as `cpu (avx2, 2 threads)`.
-fn own_instruction_set(root: &Path) -> Result<String> {
-    let output = Command::new(root.join("target/release/bodkin")).arg("--version").output()?;
+fn own_instruction_set(binary: &Path) -> Result<String> {
+    let output = Command::new(binary).arg("--version").output()?;
     let text = String::from_utf8(output.stdout)?;
     let level = text.lines().find_map(|line| line.trim().strip_prefix("cpu (")?.split_once(','));
     Ok(level.context("bodkin --version names no instruction set")?.0.to_owned())

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::compare::{append, commit, median, run_cargo};
+use crate::compare::{append, commit, median, release_binary};
 use crate::peer::{Peer, Run};
 use crate::results::{newest, number, replace, text};
 
@@ -55,13 +55,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 }
 
 fn measure(root: &Path, args: &Args) -> Result<()> {
-    let binary = match &args.binary {
-        Some(binary) => binary.clone(),
-        None => {
-            run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
-            root.join("target/release/bodkin")
-        }
-    };
+    let binary = release_binary(root, args.binary.as_deref())?;
     let commit = args.commit.clone().map_or_else(|| commit(root), Ok)?;
     let output = args.output.clone().unwrap_or_else(|| root.join(RESULTS));
     let driver = driver()?;

@@ -16,17 +16,11 @@ use std::path::Path;
 use anyhow::Result;
 
 use self::bench::{Bench, RESULTS};
-use crate::compare::{pull, run_cargo};
+use crate::compare::{pull, release_binary};
 
 /// Measures everything.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let binary = match &args.binary {
-        Some(binary) => binary.clone(),
-        None => {
-            run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
-            root.join("target/release/bodkin")
-        }
-    };
+    let binary = release_binary(root, args.binary.as_deref())?;
     let (model, folder) = (pull(root, &args.model)?, tempfile::tempdir()?);
     let bench = Bench { root, args, binary, model, folder };
     bench.cut_text()?;

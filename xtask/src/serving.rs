@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::compare::{append, commit, cpu_name, pull, run_cargo};
+use crate::compare::{append, commit, cpu_name, pull, release_binary};
 use crate::{gpu, workspace};
 use load::{Load, Measured};
 use server::{Server, Setup};
@@ -74,13 +74,7 @@ pub(crate) struct Args {
 
 /// Runs all loads.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let binary = match &args.binary {
-        Some(binary) => binary.clone(),
-        None => {
-            run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
-            root.join("target/release/bodkin")
-        }
-    };
+    let binary = release_binary(root, args.binary.as_deref())?;
     ensure!(args.shared < args.prompt, "--shared: expected less than --prompt");
     let model = pull(root, &args.model)?;
     let revision = args.commit.clone().map_or_else(|| commit(root), Ok)?;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::compare::{append, commit, cpu_name, pull, run_cargo};
+use crate::compare::{append, commit, cpu_name, pull, release_binary};
 use crate::serving::client;
 use crate::serving::server::{Server, Setup};
 use faults::FAULTS;
@@ -84,13 +84,7 @@ impl Counts {
 
 /// Runs the command.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let binary = match &args.binary {
-        Some(binary) => binary.clone(),
-        None => {
-            run_cargo(root, &["build", "--release", "--quiet", "-p", "bodkin"])?;
-            root.join("target/release/bodkin")
-        }
-    };
+    let binary = release_binary(root, args.binary.as_deref())?;
     let model = pull(root, &args.model)?;
     let pages = tempfile::tempdir()?;
     let start = || {
