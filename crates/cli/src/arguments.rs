@@ -187,15 +187,6 @@ pub(crate) fn describe(model: &ModelFile) -> String {
     };
     let id = model.file.metadata().u32("general.file_type").ok().flatten();
     let kind = id.and_then(|id| FILE_TYPES.iter().find(|kind| kind.id == id));
-    let kind = kind.map_or_else(|| main_format(model), |kind| kind.name);
+    let kind = kind.map_or_else(|| model.main_format(), |kind| kind.name);
     format!("{} {size} {kind}", model.plan.architecture)
-}
-
-/// The format of most bytes, for files without a file type.
-fn main_format(model: &ModelFile) -> &'static str {
-    let mut bytes = std::collections::HashMap::<&str, u64>::new();
-    for weight in &model.plan.weights {
-        *bytes.entry(weight.format.name()).or_default() += weight.bytes;
-    }
-    bytes.into_iter().max_by_key(|(name, bytes)| (*bytes, *name)).map_or("", |(name, _)| name)
 }

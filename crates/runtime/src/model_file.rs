@@ -1,6 +1,7 @@
 //! From a model's name to its file and plan, and from there to a loaded model: the context that
 //! fits, the check of free memory, and progress while weights are read.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -146,6 +147,15 @@ impl ModelFile {
         hash.update(format!("{:?} {:?}", options.gpu_layers, options.activation_sparsity));
         hash.update(backend.kv_type().name());
         hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The name of the format of most weights, such as `Q4_K`.
+    pub fn main_format(&self) -> &'static str {
+        let mut bytes = BTreeMap::<&str, u64>::new();
+        for weight in &self.plan.weights {
+            *bytes.entry(weight.format.name()).or_default() += weight.bytes;
+        }
+        bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map_or("", |(name, _)| name)
     }
 
     /// The receiver of progress events.

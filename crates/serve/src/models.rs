@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bodkin::{
     DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
 };
-use bodkin_gguf::{File, Format};
+use bodkin_gguf::File;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
@@ -426,16 +426,6 @@ fn millis(keep_alive: Option<Duration>) -> u64 {
     keep_alive.map_or(u64::MAX, |time| time.as_millis() as u64)
 }
 
-/// The format that most bytes of the weights are in.
-fn main_format(file: &ModelFile) -> &'static str {
-    let weights = &file.plan.weights;
-    let bytes = |format: Format| -> u64 {
-        weights.iter().filter(|w| w.format == format).map(|w| w.bytes).sum()
-    };
-    let most = weights.iter().map(|weight| weight.format).max_by_key(|&format| bytes(format));
-    most.map_or("", |format| format.name())
-}
-
 fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<Loaded> {
     let started = Instant::now();
     let file = ModelFile::find(source, reporter)?;
@@ -445,7 +435,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         parameters: file.plan.cost().parameters,
         context: file.plan.context_length,
         path: file.name.clone(),
-        format: main_format(&file),
+        format: file.main_format(),
         is_on_gpu: false,
     };
     let mut defaults = Request::default();
