@@ -41,7 +41,7 @@ pub(crate) struct Worker {
     step: ScheduledStep,
     /// How the model samples each output row; none where the request's own sampler does.
     params: Vec<Option<SamplingParams>>,
-    /// Pages on disk, if they are kept.
+    /// The disk cache of prefixes, if there is one.
     store: Option<PrefixStore>,
 }
 

@@ -1,4 +1,4 @@
-//! What clients do wrong. Each fault checks its own answer; what is left of it shows at the end.
+//! What clients do wrong. Each fault checks its own answer; leaks show at the end of the soak.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
