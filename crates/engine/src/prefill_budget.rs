@@ -1,7 +1,12 @@
 //! How many prompt tokens may join a step with decode rows. Each of them delays the next token of
 //! every request that decodes, so the budget follows from measured times. Its target is a mixed
 //! step of at most `1 + SHARE * fairness` times a decode step: somewhat less than two, and more
-//! where more requests prefill than decode. This file must not know requests.
+//! where more requests prefill than decode.
+//!
+//! On a GPU a step with a prompt has a fixed cost, because it runs other kernels than decode. Where
+//! that cost alone exceeds the target, fewer tokens do not bring the step nearer to it and only
+//! make a prompt pay it more often, so the budget has a lower bound that follows from the best speed
+//! of prefill. This file must not know requests.
 
 /// The weight of the newest measurement in an exponential moving average.
 const AVERAGE_WEIGHT: f64 = 0.2;
@@ -23,13 +28,16 @@ pub(crate) struct PrefillBudget {
     limit: usize,
     /// Seconds of a step of decode rows alone; 0 before the first.
     decode_seconds: f64,
-    /// Seconds that a token of a prompt adds to a step; 0 before the first.
+    /// Seconds that a token of a prompt adds to a step, its fixed cost included; 0 before the first.
     token_seconds: f64,
+    /// The fewest seconds per token of any step without decode rows; infinite before the
+    /// first.
+    best_token_seconds: f64,
 }
 
 impl PrefillBudget {
     pub(crate) fn new(limit: usize) -> PrefillBudget {
-        PrefillBudget { limit, decode_seconds: 0.0, token_seconds: 0.0 }
+        PrefillBudget { limit, decode_seconds: 0.0, token_seconds: 0.0, best_token_seconds: f64::INFINITY }
     }
 
     /// The most prompt tokens beside `decode_rows`, for `prefilling` requests; the caller sees that
@@ -43,8 +51,11 @@ impl PrefillBudget {
             return INITIAL_TOKENS.min(self.limit);
         }
         let fairness = (prefilling as f64 / decode_rows as f64).max(1.0);
-        let tokens = SHARE * fairness * self.decode_seconds / self.token_seconds;
-        (tokens as usize).max(MIN_TOKENS).min(self.limit)
+        let seconds = SHARE * fairness * self.decode_seconds;
+        let tokens = seconds / self.token_seconds;
+        // Half, because a token costs more behind a long context than in the best step.
+        let fewest = 0.5 * seconds / self.best_token_seconds;
+        (tokens.max(fewest) as usize).max(MIN_TOKENS).min(self.limit)
     }
 
     /// Notes the time of a step of `prefill_rows` and `decode_rows`; of one of the steps where
@@ -55,7 +66,11 @@ impl PrefillBudget {
         };
         match (prefill_rows, decode_rows) {
             (0, _) => average(&mut self.decode_seconds, seconds),
-            (_, 0) => average(&mut self.token_seconds, seconds / prefill_rows as f64),
+            (_, 0) => {
+                let per_token = seconds / prefill_rows as f64;
+                average(&mut self.token_seconds, per_token);
+                self.best_token_seconds = self.best_token_seconds.min(per_token);
+            }
             _ => {
                 // Never 0, which would mean that nothing was measured.
                 let added = (seconds - self.decode_seconds).max(0.01 * seconds);
@@ -72,6 +87,21 @@ mod tests {
     /// A device on which a step takes 2 ms, and 10 us more for each token.
     fn seconds(prefill: usize, decoding: usize) -> f64 {
         2e-3 + 1e-5 * (prefill + decoding) as f64
+    }
+
+    #[test]
+    fn a_fixed_cost_of_prefill_does_not_shrink_chunks_for_ever() {
+        // A GPU on which a decode step takes 3 ms, and a step with a prompt 3 ms and 40 us for each
+        // token more than that: 2.4 ms would be 60 tokens.
+        let added = |prefill: usize| 3e-3 + 4e-5 * prefill as f64;
+        let mut budget = PrefillBudget::new(2048);
+        budget.observe(512, 0, 512.0 * 4e-5);
+        for _ in 0..50 {
+            budget.observe(0, 8, 3e-3);
+            let prefill = budget.tokens(8, 1);
+            budget.observe(prefill, 8, 3e-3 + added(prefill));
+        }
+        assert_eq!(budget.tokens(8, 1), 30);
     }
 
     #[test]
