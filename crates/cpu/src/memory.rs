@@ -26,19 +26,26 @@ enum Store {
     Part(slabs::Part),
 }
 
-/// Prefetches a cache line into L2, where the processor has an instruction for that. Any address is
-/// valid.
-#[inline(always)]
-pub(crate) fn prefetch_l2(line: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction, which has no visible effect.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(line.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
+/// Defines a prefetch of a cache line, where the processor has an instruction for that. Any address
+/// is valid.
+macro_rules! prefetch {
+    ($name:ident, $hint:ident) => {
+        #[inline(always)]
+        pub(crate) fn $name(line: *const u8) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: every x86-64 processor has the instruction, which has no visible effect.
+            unsafe {
+                use std::arch::x86_64::{_mm_prefetch, $hint};
+                _mm_prefetch::<$hint>(line.cast());
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = line;
+        }
+    };
 }
+
+prefetch!(prefetch_l1, _MM_HINT_T0);
+prefetch!(prefetch_l2, _MM_HINT_T1);
 
 /// Bytes that the models of this process hold outside the heap: large weights, activations and KV
 /// caches.

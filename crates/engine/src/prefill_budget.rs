@@ -37,7 +37,12 @@ pub(crate) struct PrefillBudget {
 
 impl PrefillBudget {
     pub(crate) fn new(limit: usize) -> PrefillBudget {
-        PrefillBudget { limit, decode_seconds: 0.0, token_seconds: 0.0, best_token_seconds: f64::INFINITY }
+        PrefillBudget {
+            limit,
+            decode_seconds: 0.0,
+            token_seconds: 0.0,
+            best_token_seconds: f64::INFINITY,
+        }
     }
 
     /// The most prompt tokens beside `decode_rows`, for `prefilling` requests; the caller sees that

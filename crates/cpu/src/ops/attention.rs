@@ -10,6 +10,9 @@
 //! With an int8 cache, scores are multiplied with the scales of the keys and probabilities with
 //! those of the values, so that an element costs only its conversion.
 //!
+//! The pages of a sequence are spread over memory, so each one is prefetched, line by line, while the
+//! one before it is used: the hardware's prefetchers stop at its end.
+//!
 //! Per page, head and tile of R rows: reads 64 (key_dim + value_dim) bytes of f16, does 64 R
 //! (key_dim + value_dim) operations; bound by memory for one row, by arithmetic from about four.
 
@@ -17,6 +20,7 @@ use bodkin_backend::{PAGE_TOKENS, PageTable};
 
 use crate::isa::Isa;
 use crate::kv::{BLOCK, KvBuffers, KvElement, KvLayout, KvView, head_elements};
+use crate::memory::prefetch_l1;
 use crate::shared::Shared;
 use crate::unroll::unrolled;
 use crate::vector::{LANES, Vector, dispatch, exp};
@@ -115,6 +119,19 @@ impl<'a> PartialSoftmax<'a> {
     }
 }
 
+/// The keys or the values of a page for one head.
+struct Page<'a, C> {
+    /// `[width, PAGE_TOKENS]` keys or `[PAGE_TOKENS, width]` values, then scales.
+    elements: &'a [C],
+    width: usize,
+    /// Tokens stored in the page.
+    filled: usize,
+    /// The offset of the page in its split.
+    at: usize,
+    /// What is read after it, to prefetch.
+    next: *const C,
+}
+
 /// Computes the partial softmax of a tile over one KV split.
 pub(crate) fn attend_split(
     isa: Isa,
@@ -158,9 +175,21 @@ unsafe fn attend<V: Vector, C: KvElement>(
     // SAFETY: only earlier stages write the pages of a sequence; the caller keeps the
     // contract of `Vector`.
     unsafe {
+        let keys =
+            |page_start: usize| kv.keys.part(layout.keys(table.page(page_start), tile.kv_head));
+        let values =
+            |page_start: usize| kv.values.part(layout.values(table.page(page_start), tile.kv_head));
+        let next = |page_start: usize| Some(page_start + PAGE_TOKENS).filter(|&next| next <= last);
+        let filled = |page_start: usize| (last + 1 - page_start).min(PAGE_TOKENS);
         for page_start in pages.clone() {
-            let keys = kv.keys.part(layout.keys(table.page(page_start), tile.kv_head));
-            page_scores::<V, C>(tile, keys, layout.key_dim, page_start - start, &mut scores);
+            let page = Page {
+                elements: keys(page_start),
+                width: layout.key_dim,
+                filled: filled(page_start),
+                at: page_start - start,
+                next: next(page_start).map_or(values(first), keys).as_ptr(),
+            };
+            page_scores::<V, C>(tile, &page, &mut scores);
         }
         for (row, range) in tile.ranges.iter().enumerate() {
             let scores = &mut scores[row * SPLIT_TOKENS..(row + 1) * SPLIT_TOKENS];
@@ -168,10 +197,11 @@ unsafe fn attend<V: Vector, C: KvElement>(
         }
         for page_start in pages {
             let page = Page {
-                values: kv.values.part(layout.values(table.page(page_start), tile.kv_head)),
-                stride: layout.value_stride,
-                filled: (last + 1 - page_start).min(PAGE_TOKENS),
+                elements: values(page_start),
+                width: layout.value_stride,
+                filled: filled(page_start),
                 at: page_start - start,
+                next: values(next(page_start).unwrap_or(page_start)).as_ptr(),
             };
             add_values::<V, C>(tile.ranges.len(), &page, &scores, partial.acc);
         }
@@ -200,21 +230,20 @@ macro_rules! by_rows {
     }};
 }
 
-/// The scores of a tile with the page that begins `at` tokens into the split.
+/// The scores of a tile with a page of keys.
 #[inline(always)]
 unsafe fn page_scores<V: Vector, C: KvElement>(
     tile: &QueryTile<'_>,
-    keys: &[C],
-    key_dim: usize,
-    at: usize,
+    page: &Page<'_, C>,
     scores: &mut [f32; SCORES],
 ) {
     let rows = tile.ranges.len();
-    assert!(tile.q.len() == rows * key_dim && keys.len() == head_elements(key_dim, C::SCALE));
-    assert!(rows <= TILE_ROWS && at + PAGE_TOKENS <= SPLIT_TOKENS);
+    assert!(page.elements.len() == head_elements(page.width, C::SCALE));
+    assert!(tile.q.len() == rows * page.width);
+    assert!(rows <= TILE_ROWS && page.at + PAGE_TOKENS <= SPLIT_TOKENS);
     // SAFETY: rows and elements stay within the lengths asserted above; the caller keeps the
     // contract of `Vector`.
-    unsafe { by_rows!(rows, score_rows(tile, keys, key_dim, at, scores)) }
+    unsafe { by_rows!(rows, score_rows(tile, page, scores)) }
 }
 
 /// The scores of `N` rows from `first` on.
@@ -222,16 +251,15 @@ unsafe fn page_scores<V: Vector, C: KvElement>(
 unsafe fn score_rows<V: Vector, C: KvElement, const N: usize>(
     first: usize,
     tile: &QueryTile<'_>,
-    keys: &[C],
-    key_dim: usize,
-    at: usize,
+    page: &Page<'_, C>,
     scores: &mut [f32; SCORES],
 ) {
+    let key_dim = page.width;
     // SAFETY: as the caller vouches.
     unsafe {
-        let (q, keys) = (tile.q.as_ptr().add(first * key_dim), keys.as_ptr());
+        let (q, keys) = (tile.q.as_ptr().add(first * key_dim), page.elements.as_ptr());
         let scales = keys.add(key_dim * PAGE_TOKENS).cast::<u16>();
-        let scores = scores.as_mut_ptr().add(first * SPLIT_TOKENS + at);
+        let scores = scores.as_mut_ptr().add(first * SPLIT_TOKENS + page.at);
         // Without scales, all elements are one block.
         let block = if C::SCALE > 0 { BLOCK } else { key_dim };
         let mut start = 0;
@@ -239,6 +267,7 @@ unsafe fn score_rows<V: Vector, C: KvElement, const N: usize>(
             let end = key_dim.min(start + block);
             let mut sums = [[V::splat(0.0); VECTORS]; N];
             for d in start..end {
+                prefetch_l1(page.next.wrapping_add(d * PAGE_TOKENS).cast());
                 let mut k = [V::splat(0.0); VECTORS];
                 unrolled!(VECTORS, j => { k[j] = C::load(keys.add(d * PAGE_TOKENS + j * LANES)); });
                 unrolled!(N, i => {
@@ -304,17 +333,6 @@ unsafe fn exponentials<V: Vector>(
     (max, sum)
 }
 
-/// The values of a page.
-struct Page<'a, C> {
-    /// `[PAGE_TOKENS, stride]`, then scales.
-    values: &'a [C],
-    stride: usize,
-    /// Tokens stored in the page.
-    filled: usize,
-    /// The offset of the page in its split.
-    at: usize,
-}
-
 /// Accumulates the weighted values of a page for every row.
 #[inline(always)]
 unsafe fn add_values<V: Vector, C: KvElement>(
@@ -323,9 +341,9 @@ unsafe fn add_values<V: Vector, C: KvElement>(
     scores: &[f32; SCORES],
     values: &mut [f32],
 ) {
-    let stride = page.stride;
+    let stride = page.width;
     let cells = head_elements(stride, C::SCALE);
-    assert!(page.values.len() == cells && values.len() >= rows * stride);
+    assert!(page.elements.len() == cells && values.len() >= rows * stride);
     assert!(rows <= TILE_ROWS && page.filled <= PAGE_TOKENS && stride.is_multiple_of(LANES));
     assert!(page.at + PAGE_TOKENS <= SPLIT_TOKENS);
     // SAFETY: rows, tokens and elements stay within the lengths asserted above; the caller keeps
@@ -341,13 +359,13 @@ unsafe fn add_rows<V: Vector, C: KvElement, const N: usize>(
     scores: &[f32; SCORES],
     values: &mut [f32],
 ) {
-    let pairs = page.stride / (2 * LANES) * (2 * LANES);
+    let pairs = page.width / (2 * LANES) * (2 * LANES);
     // SAFETY: as the caller vouches.
     unsafe {
         for d in (0..pairs).step_by(2 * LANES) {
             add_columns::<V, C, N, 2>(first, d, page, scores, values);
         }
-        if pairs < page.stride {
+        if pairs < page.width {
             add_columns::<V, C, N, 1>(first, pairs, page, scores, values);
         }
     }
@@ -364,9 +382,9 @@ unsafe fn add_columns<V: Vector, C: KvElement, const N: usize, const D: usize>(
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let (from, out) = (page.values.as_ptr().add(d), values.as_mut_ptr().add(d));
+        let (from, out) = (page.elements.as_ptr().add(d), values.as_mut_ptr().add(d));
         let scores = scores.as_ptr().add(first * SPLIT_TOKENS + page.at);
-        let scales = page.values.as_ptr().add(page.stride * PAGE_TOKENS).cast::<u16>();
+        let scales = page.elements.as_ptr().add(page.width * PAGE_TOKENS).cast::<u16>();
         let mut scaled = [[0.0; PAGE_TOKENS]; N];
         let (weights, weight_stride) = if C::SCALE > 0 {
             for (i, scaled) in scaled.iter_mut().enumerate() {
@@ -380,21 +398,23 @@ unsafe fn add_columns<V: Vector, C: KvElement, const N: usize, const D: usize>(
         } else {
             (scores, SPLIT_TOKENS)
         };
-        let out = out.add(first * page.stride);
+        let out = out.add(first * page.width);
         let mut sums = [[V::splat(0.0); D]; N];
         unrolled!(N, i => {
-            unrolled!(D, j => { sums[i][j] = V::load(out.add(i * page.stride + j * LANES)); });
+            unrolled!(D, j => { sums[i][j] = V::load(out.add(i * page.width + j * LANES)); });
         });
+        let next = page.next.wrapping_add(d * PAGE_TOKENS);
         for t in 0..page.filled {
+            prefetch_l1(next.wrapping_add(t * D * LANES).cast());
             let mut v = [V::splat(0.0); D];
-            unrolled!(D, j => { v[j] = C::load(from.add(t * page.stride + j * LANES)); });
+            unrolled!(D, j => { v[j] = C::load(from.add(t * page.width + j * LANES)); });
             unrolled!(N, i => {
                 let p = V::splat(*weights.add(i * weight_stride + t));
                 unrolled!(D, j => { sums[i][j] = v[j].mul_add(p, sums[i][j]); });
             });
         }
         unrolled!(N, i => {
-            unrolled!(D, j => { sums[i][j].store(out.add(i * page.stride + j * LANES)); });
+            unrolled!(D, j => { sums[i][j].store(out.add(i * page.width + j * LANES)); });
         });
     }
 }
