@@ -11,8 +11,13 @@ use bodkin_cuda::Cuda;
 /// Tokens of prompts, and steps after them, of a model's comparison: they cross a KV split's end,
 /// give each block of a device several splits, and more splits than are combined at a time.
 const PROMPTS: [(usize, usize); 3] = [(100, 60), (4300, 8), (12_400, 8)];
-/// Tokens of a prompt that are read in one step.
+/// Tokens of a prompt that are read in one step, where nothing else is said.
 const BATCH: usize = 512;
+
+/// A prompt, and steps after it, that cross the end of a KV split of prefill attention, and the
+/// tokens of a chunk so small that blocks share the splits.
+const CHUNKED: (usize, usize) = (2200, 1);
+const SMALL_CHUNK: usize = 24;
 
 /// How the bits that are compared were made.
 const WITHOUT: &str = "without rewrites";
@@ -30,6 +35,9 @@ pub(crate) struct Args {
     /// Only the model files, without the suite, and only behind the shortest prompt
     #[arg(long, requires = "models")]
     brief: bool,
+    /// Only the model files, and a prompt's logits in large and in small chunks
+    #[arg(long, requires = "models")]
+    chunks: bool,
     /// Expect that the persistent kernel stalls, as where the emulator loses a result
     #[arg(long, requires = "models")]
     stalls: bool,
@@ -44,6 +52,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.stalls {
         return args.models.iter().try_for_each(|path| check_stall(&args.device, path));
+    }
+    if args.chunks {
+        return args.models.iter().try_for_each(|path| check_chunks(&args.device, path));
     }
     let prompts = if args.brief { &PROMPTS[..1] } else { &PROMPTS };
     for path in &args.models {
@@ -92,7 +103,7 @@ fn check_stall(device: &[usize], path: &Path) -> Result<()> {
     let mut model = load(&Cuda::open_all(device)?, path, &PROMPTS[..1])?;
     let (prompt, steps) = PROMPTS[0];
     for what in ["the step that stalls", "a later step"] {
-        let error = match rows_behind(model.as_mut(), prompt, steps) {
+        let error = match rows_behind(model.as_mut(), prompt, steps, BATCH) {
             Ok(_) => bail!("{}: expected an error of {what}", path.display()),
             Err(error) => error.to_string(),
         };
@@ -101,6 +112,17 @@ fn check_stall(device: &[usize], path: &Path) -> Result<()> {
         ensure!(error.contains(stage), "{what}: expected `{stage}` in its error");
     }
     Ok(())
+}
+
+/// A prompt's logits have to be the same however it is chunked.
+fn check_chunks(device: &[usize], path: &Path) -> Result<()> {
+    let (prompt, steps) = CHUNKED;
+    let mut model = load(&Cuda::open_all(device)?, path, &[CHUNKED])?;
+    let mut rows = |chunk| -> Result<Vec<Rows>> {
+        Ok(vec![(prompt, rows_behind(model.as_mut(), prompt, steps, chunk)?)])
+    };
+    let (large, small) = (rows(BATCH)?, rows(SMALL_CHUNK)?);
+    count_same(path.display(), "in small chunks", &large, &small)
 }
 
 /// Adds the cases whose bits differ where they are computed otherwise.
@@ -133,8 +155,8 @@ fn single_rows(cuda: &Cuda, path: &Path, prompts: &[(usize, usize)]) -> Result<V
     let mut model = load(cuda, path, prompts)?;
     let positions = model.plan().max_positions();
     let fitting = prompts.iter().filter(|(prompt, steps)| prompt + steps <= positions);
-    let rows =
-        fitting.map(|&(prompt, steps)| Ok((prompt, rows_behind(model.as_mut(), prompt, steps)?)));
+    let rows = fitting
+        .map(|&(prompt, steps)| Ok((prompt, rows_behind(model.as_mut(), prompt, steps, BATCH)?)));
     rows.collect()
 }
 
@@ -150,15 +172,20 @@ fn load(cuda: &Cuda, path: &Path, prompts: &[(usize, usize)]) -> Result<Box<dyn 
     Ok(cuda.load(plan, &file, &limits, &|_, _| {})?)
 }
 
-/// Those after one prompt.
-fn rows_behind(model: &mut dyn Model, prompt: usize, steps: usize) -> Result<Vec<Vec<u32>>> {
+/// Those after one prompt, of which a step reads at most `chunk` tokens.
+fn rows_behind(
+    model: &mut dyn Model,
+    prompt: usize,
+    steps: usize,
+    chunk: usize,
+) -> Result<Vec<Vec<u32>>> {
     let windows = model.plan().windows().len();
     let mut rows = Vec::new();
     let mut logits = vec![0.0; model.plan().output_width()];
     let mut position = 0;
     while position < prompt + steps {
         let is_prefill = position < prompt;
-        let len = if is_prefill { BATCH.min(prompt - position) } else { 1 };
+        let len = if is_prefill { chunk.min(prompt - position) } else { 1 };
         let pages = (position + len).div_ceil(bodkin_backend::PAGE_TOKENS);
         let table = PageTable { skipped: 0, pages: (0..pages as u32).collect() };
         let span = Span { len, position, tables: vec![table; windows], state_slot: 0, is_prefill };

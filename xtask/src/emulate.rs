@@ -46,6 +46,8 @@ const SYNTHETIC: [(Size, &str, &str); 4] = [
 ];
 /// The model, of those, whose persistent kernel loses a result, so that its watchdog has to end it.
 const STALLED: &str = "small-q4_k.gguf";
+/// The model, of those, whose prompt has to give the same bits in chunks of any size.
+const CHUNKED: &str = STALLED;
 /// Models of the parity kit whose results are compared with the reference: those that do not take
 /// many minutes.
 const PARITY: [(Chip, &str); 6] = [
@@ -139,6 +141,9 @@ impl Emulator {
             synth::run(&synth::Args { shape, format, out, seed: 0, sparsity: 0.0 })?;
             checks.push((Chip::Hopper, vec!["conformance".to_owned(), "--brief".to_owned(), path]));
         }
+        let chunked = models.join(CHUNKED).to_string_lossy().into_owned();
+        let words = ["conformance", "--chunks", &chunked];
+        checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
         let stalled = models.join(STALLED).to_string_lossy().into_owned();
         let words = ["conformance", "--stalls", &stalled];
         checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));

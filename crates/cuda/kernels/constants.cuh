@@ -58,6 +58,12 @@
 // Queries of a block of prefill attention.
 #define PREFILL_ROWS 64u
 
+// Positions of a KV split of prefill attention.
+#define PREFILL_SPLIT 2048u
+
+// The widest heads whose positions prefill attention splits.
+#define MAX_SPLIT_DIM 128u
+
 // Groups of a row's logits in sampling.
 #define LOGIT_GROUPS 512u
 

@@ -3,9 +3,14 @@
 // position 0, with an online softmax. Queries and probabilities are rounded to f16, as the KV cache
 // is. A row's result does not depend on the rows beside it: invisible positions add nothing.
 //
-// Grid: (blocks of query rows, KV heads); 128 threads, 16 rows a warp. Shared memory: queries, and
-// two stages of keys and values. Bound by tensor cores and exponentials.
-#include "attention.cuh"
+// Positions form splits of 2048. Each split has its own softmax, and splits are merged in order: by
+// one block, or, where a step has too few query rows to fill the device, by the last of several
+// blocks that share them. A row has the same bits either way. Heads wider than MAX_SPLIT_DIM leave no
+// registers for that: all their positions are one split.
+//
+// Grid: (blocks of query rows, KV heads, blocks that share splits); 128 threads, 16 rows a warp.
+// Shared memory: queries, and two stages of keys and values. Bound by tensor cores and exponentials.
+#include "kv_split.cuh"
 #include "packed.cuh"
 
 #define POSITIONS 64u
@@ -193,18 +198,95 @@ template <u32 DIM> struct KvLoader {
     }
 };
 
+// The softmax of a lane's two rows over some positions: row max, row sum, and sum of values. Before
+// `sum_quads` a row sum is this lane's part of it.
+template <u32 EIGHTS> struct LaneSoftmax {
+    float row_max[2], row_sum[2], out[EIGHTS][4];
+
+    __device__ __forceinline__ void clear() {
+        row_max[0] = row_max[1] = -INFINITY_F;
+        row_sum[0] = row_sum[1] = 0.0f;
+#pragma unroll
+        for (u32 n = 0; n < EIGHTS; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+    }
+
+    __device__ __forceinline__ void sum_quads() {
+        row_sum[0] = quad_sum(row_sum[0]);
+        row_sum[1] = quad_sum(row_sum[1]);
+    }
+};
+
+// Where the results of a lane's rows over splits are in memory: `[splits, value_stride +
+// PARTIAL_EXTRA]` for each row.
+struct LanePartials {
+    float *rows[2]; // none for rows that the block does not have
+    u32 c, stride;
+
+    __device__ __forceinline__ LanePartials(const Attention &a, const QueryRows &rows_of, u32 row, u32 kv_head,
+                                            u32 first, u32 c)
+        : c(c), stride(round_up8(a.value_dim)) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 r = first + 8 * i, head = kv_head * rows_of.group + rows_of.head(r);
+            u64 at = ((u64)(row + rows_of.token(r)) * a.heads + head) * a.max_splits;
+            rows[i] = r < rows_of.count ? a.partials + at * (stride + PARTIAL_EXTRA) : nullptr;
+        }
+    }
+
+    template <u32 EIGHTS> __device__ __forceinline__ void store(u32 split, const LaneSoftmax<EIGHTS> &softmax) const {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            if (!rows[i]) continue;
+            float *to = rows[i] + split * (stride + PARTIAL_EXTRA);
+#pragma unroll
+            for (u32 n = 0; n < EIGHTS; n++) {
+                if (8 * n >= stride) break;
+                *(float2 *)(to + 8 * n + 2 * c) = make_float2(softmax.out[n][2 * i], softmax.out[n][2 * i + 1]);
+            }
+            if (c == 0) *(float2 *)(to + stride) = make_float2(softmax.row_max[i], softmax.row_sum[i]);
+        }
+    }
+
+    // Merges a stored split with these results.
+    template <u32 EIGHTS>
+    __device__ __forceinline__ void merge_stored(u32 split, LaneSoftmax<EIGHTS> &softmax) const {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            if (!rows[i]) continue;
+            const float *from = rows[i] + split * (stride + PARTIAL_EXTRA);
+            auto stored = [&](u32 at) { return __uint_as_float(load_relaxed(from + at)); };
+            float stored_max = stored(stride), m = fmaxf(softmax.row_max[i], stored_max);
+            // A row without visible positions so far must not become NaN.
+            float reference = m == -INFINITY_F ? 0.0f : m;
+            float factor = exp2_approx(softmax.row_max[i] - reference);
+            float stored_factor = exp2_approx(stored_max - reference);
+            softmax.row_max[i] = m;
+            softmax.row_sum[i] = softmax.row_sum[i] * factor + stored(stride + 1) * stored_factor;
+#pragma unroll
+            for (u32 n = 0; n < EIGHTS; n++) {
+                if (8 * n >= stride) break;
+#pragma unroll
+                for (u32 j = 0; j < 2; j++) {
+                    float &x = softmax.out[n][2 * i + j];
+                    x = x * factor + stored(8 * n + 2 * c + j) * stored_factor;
+                }
+            }
+        }
+    }
+};
+
 // Divides a lane's outputs by their row sums, sinks included, and stores them. `row`: of the span's
 // first token.
 template <u32 EIGHTS>
 DEVICE void store_outputs(const Attention &a, const QueryRows &rows, u32 row, u32 kv_head, u32 first, u32 c,
-                          const float (&row_max)[2], const float (&row_sum)[2], const float (&out)[EIGHTS][4]) {
+                          const LaneSoftmax<EIGHTS> &softmax) {
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         u32 r = first + 8 * i, head = kv_head * rows.group + rows.head(r);
-        float all = quad_sum(row_sum[i]), scale = 1.0f;
+        float all = softmax.row_sum[i], scale = 1.0f;
         if (a.sinks) {
-            float sink = a.sinks[head] * LOG2_E, m = fmaxf(row_max[i], sink);
-            scale = exp2_approx(row_max[i] - m);
+            float sink = a.sinks[head] * LOG2_E, m = fmaxf(softmax.row_max[i], sink);
+            scale = exp2_approx(softmax.row_max[i] - m);
             all = all * scale + exp2_approx(sink - m);
         }
         if (r >= rows.count) continue;
@@ -215,7 +297,7 @@ DEVICE void store_outputs(const Attention &a, const QueryRows &rows, u32 row, u3
             for (u32 j = 0; j < 2; j++) {
                 u32 column = 8 * n + 2 * c + j;
                 if (column >= a.value_dim) continue;
-                float y = out[n][2 * i + j] * scale / all;
+                float y = softmax.out[n][2 * i + j] * scale / all;
                 u64 to_column = head * a.value_dim + column;
                 if (a.out) store_relaxed(a.out + at * a.out_stride + to_column, y);
                 if (a.half_out) store_relaxed(a.half_out + at * a.half_stride + to_column, to_input(y));
@@ -246,31 +328,30 @@ DEVICE void multiply_values(const Attention &a, const float (&scores)[POSITIONS 
 
 // Turns scores to probabilities relative to the new row max, and rescales what the older ones gave.
 template <u32 EIGHTS>
-DEVICE void online_softmax(float (&scores)[POSITIONS / 8][4], float (&row_max)[2], float (&row_sum)[2],
-                           float (&out)[EIGHTS][4]) {
+DEVICE void online_softmax(float (&scores)[POSITIONS / 8][4], LaneSoftmax<EIGHTS> &softmax) {
     float now[2] = {-INFINITY_F, -INFINITY_F};
     each(scores, [&](float &s, u32, u32 i) { now[i] = fmaxf(now[i], s); });
     float old_factor[2], reference[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
-        float m = fmaxf(row_max[i], quad_max(now[i]));
+        float m = fmaxf(softmax.row_max[i], quad_max(now[i]));
         // A row without visible positions so far must not become NaN.
         reference[i] = m == -INFINITY_F ? 0.0f : m;
-        old_factor[i] = exp2_approx(row_max[i] - reference[i]);
-        row_max[i] = m;
-        row_sum[i] *= old_factor[i];
+        old_factor[i] = exp2_approx(softmax.row_max[i] - reference[i]);
+        softmax.row_max[i] = m;
+        softmax.row_sum[i] *= old_factor[i];
     }
     // Mostly no row max changes.
     if (__any_sync(~0u, old_factor[0] != 1.0f || old_factor[1] != 1.0f)) {
 #pragma unroll
         for (u32 n = 0; n < EIGHTS; n++) {
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) out[n][j] *= old_factor[j / 2];
+            for (u32 j = 0; j < 4; j++) softmax.out[n][j] *= old_factor[j / 2];
         }
     }
     each(scores, [&](float &s, u32, u32 i) {
         s = exp2_approx(s - reference[i]);
-        row_sum[i] += s;
+        softmax.row_sum[i] += s;
     });
 }
 
@@ -313,26 +394,33 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     u32 base = shared_address(shared);
     u32 keys = base + PREFILL_ROWS * DIM * 2, values = keys + 2 * STAGE;
     u32 block = any_visible.from / POSITIONS, last = (any_visible.to - 1) / POSITIONS;
+    const u32 SPLIT_BLOCKS = DIM > MAX_SPLIT_DIM ? ~0u / POSITIONS : PREFILL_SPLIT / POSITIONS;
+    u32 first_split = block / SPLIT_BLOCKS, splits = last / SPLIT_BLOCKS - first_split + 1;
+    if (blockIdx.z >= splits) return;
+    if (blockIdx.z > 0) block = (first_split + blockIdx.z) * SPLIT_BLOCKS;
+    bool is_shared = gridDim.z > 1 && splits > 1;
     KvLoader<DIM> fetch(a, metadata.pages(a.page_table, rows.span), kv_head, any_visible);
     fetch.block(block * POSITIONS, keys, values);
     asm volatile("cp.async.commit_group;" ::: "memory");
     load_queries<DIM>(a, rows, row, kv_head, shared);
 
-    // Of a lane's two rows: visible positions, row max, and this lane's part of the row sum.
+    // Visible positions of a lane's two rows.
     PositionRange visible[2];
-    float row_max[2], row_sum[2] = {};
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         u32 position = start + rows.token(16 * warp + g + 8 * i);
         visible[i] = {first_of(position), a.is_causal ? position + 1 : end};
-        row_max[i] = -INFINITY_F;
     }
-    float out[EIGHTS][4] = {};
+    LaneSoftmax<EIGHTS> softmax;
+    softmax.clear();
     float factor = a.softcap > 0.0f ? a.scale / a.softcap : a.scale * LOG2_E;
     u32 query = base + (16 * warp + lane % 16) * (2 * DIM);
-    for (u32 stage = 0; block <= last; block++, stage ^= 1) {
-        if (block < last) {
-            fetch.block((block + 1) * POSITIONS, keys + (stage ^ 1) * STAGE, values + (stage ^ 1) * STAGE);
+    for (u32 stage = 0, next; block <= last; block = next, stage ^= 1) {
+        bool ends_split = block == last || (block + 1) % SPLIT_BLOCKS == 0;
+        // Blocks that share splits take turns.
+        next = block + 1 + (ends_split ? (gridDim.z - 1) * SPLIT_BLOCKS : 0);
+        if (next <= last) {
+            fetch.block(next * POSITIONS, keys + (stage ^ 1) * STAGE, values + (stage ^ 1) * STAGE);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
         asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -346,11 +434,27 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
                 if (!visible[i].has(block * POSITIONS + at)) s = -INFINITY_F;
             });
         }
-        online_softmax(scores, row_max, row_sum, out);
-        multiply_values<DIM>(a, scores, values + stage * STAGE, lane, out);
+        online_softmax(scores, softmax);
+        multiply_values<DIM>(a, scores, values + stage * STAGE, lane, softmax.out);
         __syncthreads();
+        if (DIM > MAX_SPLIT_DIM || !ends_split) continue;
+        softmax.sum_quads();
+        LanePartials partials(a, rows, row, kv_head, 16 * warp + g, c);
+        u32 split = block / SPLIT_BLOCKS - first_split;
+        if (!is_shared && split > 0) partials.merge_stored(0, softmax);
+        if (is_shared || block < last) {
+            partials.store(is_shared ? split : 0, softmax);
+            softmax.clear();
+        }
     }
-    store_outputs(a, rows, row, kv_head, 16 * warp + g, c, row_max, row_sum, out);
+    if (DIM > MAX_SPLIT_DIM) {
+        softmax.sum_quads();
+    } else if (is_shared) {
+        if (!is_last_block<BLOCK>(a.arrivals + blockIdx.y * gridDim.x + blockIdx.x, min(gridDim.z, splits))) return;
+        LanePartials partials(a, rows, row, kv_head, 16 * warp + g, c);
+        for (u32 split = 0; split < splits; split++) partials.merge_stored(split, softmax);
+    }
+    store_outputs(a, rows, row, kv_head, 16 * warp + g, c, softmax);
 }
 
 #define ATTEND(DIM)                                                                                \

@@ -77,6 +77,10 @@ shared! {
     COMBINED_PER_THREAD: usize = 16;
     /// Queries of a block of prefill attention.
     PREFILL_ROWS: usize = 64;
+    /// Positions of a KV split of prefill attention.
+    PREFILL_SPLIT: usize = 2048;
+    /// The widest heads whose positions prefill attention splits.
+    MAX_SPLIT_DIM: usize = 128;
     /// Groups of a row's logits in sampling.
     LOGIT_GROUPS: usize = 512;
     /// Sampled where a row's logits are not finite.

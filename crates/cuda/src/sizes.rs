@@ -6,7 +6,7 @@ use bodkin_model::{Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_WIDTH, PAGE_TOKENS};
-use crate::constants::{PARTIAL_EXTRA, RECORDED_ROWS, WIDTHS};
+use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, RECORDED_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
@@ -16,6 +16,8 @@ use crate::step_metadata;
 
 /// The most rows whose KV splits run in blocks of their own.
 const SPLIT_ROWS: usize = RECORDED_ROWS;
+/// Blocks of prefill attention that may share KV splits with others; more fill any device.
+const PREFILL_ARRIVALS: usize = 1024;
 /// The most bytes for the partial results of KV splits; longer contexts split fewer rows.
 const PARTIAL_BYTES: usize = 64 << 20;
 
@@ -42,6 +44,8 @@ pub(crate) struct Sizes {
     /// Rows whose KV splits run in blocks of their own.
     pub(crate) split_rows: usize,
     pub(crate) partial_bytes: usize,
+    /// KV splits of a row of prefill attention, at most.
+    pub(crate) prefill_splits: usize,
     /// Partial results of KV splits in the persistent kernel, which polls their sentinels.
     pub(crate) polled_partial_bytes: usize,
     /// Of the swizzled input of `gemm_wgmma`.
@@ -62,6 +66,49 @@ pub(crate) struct Sizes {
     pub(crate) output_len: usize,
 }
 
+/// The partial results of KV splits.
+struct SplitSizes {
+    /// Splits of a row of decode, at most.
+    splits: usize,
+    /// Rows of decode whose splits run in blocks of their own.
+    rows: usize,
+    /// Of the partial results of one of them.
+    row_bytes: usize,
+    /// Splits of a row of prefill, at most.
+    prefill_splits: usize,
+    /// Of the partial results of prefill where a block takes all splits: one of each row.
+    prefill_bytes: usize,
+}
+
+impl SplitSizes {
+    fn new(plan: &Plan, program: &Program, limits: &Limits, kv: KvLayout) -> SplitSizes {
+        let window_indices = plan.window_indices();
+        let pages = window_indices.iter().map(|&window_index| limits.pages[window_index]);
+        let positions = PAGE_TOKENS * pages.max().unwrap_or(0);
+        let partials = program.stages.iter().filter_map(|stage| match &stage.work {
+            Work::Attend(attend) => {
+                let stride = kv.stride(plan.slots[attend.slot].value_dim);
+                Some(4 * attend.attention.heads * (stride + PARTIAL_EXTRA))
+            }
+            _ => None,
+        });
+        // Of a row's partial results of one split.
+        let split_bytes = partials.max().unwrap_or(0);
+        // A window may begin and end within a split.
+        let splits = if plan.slots.is_empty() { 0 } else { positions.div_ceil(KV_SPLIT) + 1 };
+        let row_bytes = splits * split_bytes;
+        let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
+        let prefill_splits = positions.min(plan.max_positions()).div_ceil(PREFILL_SPLIT);
+        SplitSizes {
+            splits,
+            rows: most.clamp(1, SPLIT_ROWS),
+            row_bytes,
+            prefill_splits,
+            prefill_bytes: if prefill_splits > 1 { limits.tokens * split_bytes } else { 0 },
+        }
+    }
+}
+
 impl Sizes {
     pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kv: KvLayout) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
@@ -79,26 +126,13 @@ impl Sizes {
         });
         let states = plan.states.iter().map(|state| 4 * limits.state_slots * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
-        let splits = window_indices.iter().map(|&window_index| {
-            // A window may begin and end within a split.
-            (limits.pages[window_index] * PAGE_TOKENS).div_ceil(KV_SPLIT) + 1
-        });
-        let splits = splits.max().unwrap_or(0);
         let heads = program.stages.iter().filter_map(|stage| match &stage.work {
             Work::Attend(attend) => Some(attend.attention.heads),
             _ => None,
         });
         let heads = heads.max().unwrap_or(0);
-        let row = program.stages.iter().filter_map(|stage| match &stage.work {
-            Work::Attend(attend) => {
-                let stride = kv.stride(plan.slots[attend.slot].value_dim);
-                Some(4 * attend.attention.heads * splits * (stride + PARTIAL_EXTRA))
-            }
-            _ => None,
-        });
-        let row_bytes = row.max().unwrap_or(0);
-        let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
-        let split_rows = most.clamp(1, SPLIT_ROWS);
+        let of_splits = SplitSizes::new(plan, program, limits, kv);
+        let SplitSizes { splits, rows: split_rows, row_bytes, .. } = of_splits;
         let polled_partial_bytes = if persistent.is_some() { row_bytes } else { 0 };
         let rows = tokens.max(outputs);
         let gemms = gemms(plan, program, rows);
@@ -116,12 +150,13 @@ impl Sizes {
             angle_bytes: angles.collect(),
             splits,
             split_rows,
-            partial_bytes: split_rows * row_bytes,
+            partial_bytes: of_splits.prefill_bytes.max(split_rows * row_bytes),
+            prefill_splits: of_splits.prefill_splits,
             polled_partial_bytes,
             swizzled_bytes: swizzled_bytes(&gemms, rows),
             group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].0)),
             permutation_bytes: of_experts(|pairs| 4 * pairs.permuted_rows()),
-            arrival_bytes: 4 * split_rows * heads,
+            arrival_bytes: 4 * PREFILL_ARRIVALS.max(split_rows * heads),
             metadata_len: step_metadata::capacity(tokens, outputs, &limits.pages),
             outputs,
             input_len: program

@@ -16,7 +16,7 @@ use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
 use crate::arena::Arena;
-use crate::constants::GEMV_ROWS;
+use crate::constants::{GEMV_ROWS, RECORDED_ROWS};
 use crate::driver::Device;
 use crate::kernels::Kernels;
 use crate::lower::{Content, Program, Stage, Value, Work};
@@ -74,22 +74,48 @@ pub(crate) struct Size {
     pub(crate) spans: usize,
     pub(crate) has_prefill: bool,
     pub(crate) has_decode: bool,
+    /// At least the tokens and spans of prefill, and the positions that they attend to.
+    pub(crate) prefill_tokens: usize,
+    pub(crate) prefill_spans: usize,
+    pub(crate) prefill_positions: usize,
 }
 
 impl Size {
     pub(crate) fn of(batch: &Batch) -> Size {
-        Size {
-            tokens: batch.tokens.len(),
+        let (tokens, spans) = (batch.tokens.len(), batch.spans.len());
+        let mut size = Size {
+            tokens,
             outputs: batch.outputs.len(),
-            spans: batch.spans.len(),
+            spans,
             has_prefill: batch.spans.iter().any(|span| span.is_prefill),
             has_decode: batch.spans.iter().any(|span| !span.is_prefill),
+            prefill_tokens: tokens,
+            prefill_spans: spans,
+            prefill_positions: usize::MAX,
+        };
+        // Small steps are recorded once for each size, so these upper bounds have to do.
+        if tokens > RECORDED_ROWS {
+            let prefill = || batch.spans.iter().filter(|span| span.is_prefill);
+            size.prefill_tokens = prefill().map(|span| span.len).sum();
+            size.prefill_spans = prefill().count();
+            let ends = prefill().map(|span| span.position + span.len);
+            size.prefill_positions = ends.max().unwrap_or(0);
         }
+        size
     }
 
     /// Of a decode step of one sequence.
     pub(crate) fn of_one() -> Size {
-        Size { tokens: 1, outputs: 1, spans: 1, has_prefill: false, has_decode: true }
+        Size {
+            tokens: 1,
+            outputs: 1,
+            spans: 1,
+            has_prefill: false,
+            has_decode: true,
+            prefill_tokens: 1,
+            prefill_spans: 1,
+            prefill_positions: usize::MAX,
+        }
     }
 }
 

@@ -5,8 +5,8 @@
 //!
 //! On a GPU a step with a prompt has a fixed cost, because it runs other kernels than decode. Where
 //! that cost alone exceeds the target, fewer tokens do not bring the step nearer to it and only
-//! make a prompt pay it more often, so the budget has a lower bound that follows from the best speed
-//! of prefill. This file must not know requests.
+//! make a prompt pay it more often, so the budget has a lower bound that follows from the best
+//! speed of prefill. This file must not know requests.
 
 /// The weight of the newest measurement in an exponential moving average.
 const AVERAGE_WEIGHT: f64 = 0.2;
@@ -28,7 +28,8 @@ pub(crate) struct PrefillBudget {
     limit: usize,
     /// Seconds of a step of decode rows alone; 0 before the first.
     decode_seconds: f64,
-    /// Seconds that a token of a prompt adds to a step, its fixed cost included; 0 before the first.
+    /// Seconds that a token of a prompt adds to a step, its fixed cost included; 0 before the
+    /// first.
     token_seconds: f64,
     /// The fewest seconds per token of any step without decode rows; infinite before the
     /// first.

@@ -10,8 +10,8 @@
 //! With an int8 cache, scores are multiplied with the scales of the keys and probabilities with
 //! those of the values, so that an element costs only its conversion.
 //!
-//! The pages of a sequence are spread over memory, so each one is prefetched, line by line, while the
-//! one before it is used: the hardware's prefetchers stop at its end.
+//! The pages of a sequence are spread over memory, so each one is prefetched, line by line, while
+//! the one before it is used: the hardware's prefetchers stop at its end.
 //!
 //! Per page, head and tile of R rows: reads 64 (key_dim + value_dim) bytes of f16, does 64 R
 //! (key_dim + value_dim) operations; bound by memory for one row, by arithmetic from about four.

@@ -6,7 +6,9 @@ use bodkin_backend::Result;
 use bodkin_model::{Attention, RopeStyle};
 
 use super::{Step, THREADS};
-use crate::constants::{BLOCK_HEADS, KV_SPLIT, PREFILL_ROWS, SPLIT_TILES};
+use crate::constants::{
+    BLOCK_HEADS, KV_SPLIT, MAX_SPLIT_DIM, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT, SPLIT_TILES,
+};
 use crate::kernels::PREFILL_DIMS;
 use crate::kv_layout::KvLayout;
 use crate::lower::Attend;
@@ -15,6 +17,8 @@ use crate::shared_memory::{self, ATTENTION_BYTES};
 
 /// Threads of a block of prefill attention.
 const PREFILL_THREADS: usize = 128;
+/// Blocks of prefill attention that a multiprocessor runs at once.
+const PREFILL_BLOCKS: usize = 2;
 
 impl Step<'_> {
     pub(super) fn attend(&self, rows: usize, attend: &Attend) -> Result<()> {
@@ -30,7 +34,7 @@ impl Step<'_> {
         }
         let mut parameters = self.attend_parameters(rows, attend, is_alone);
         if let Some(i) = prefill {
-            self.attend_prefill(rows, i, a, &parameters)?;
+            self.attend_prefill(i, a, &parameters)?;
             if !self.size.has_decode {
                 return Ok(());
             }
@@ -51,20 +55,37 @@ impl Step<'_> {
     }
 
     /// Prefill rows, by kernel `i`.
-    fn attend_prefill(
-        &self,
-        rows: usize,
-        i: usize,
-        a: &Attention,
-        parameters: &p::Attention,
-    ) -> Result<()> {
-        let queries = rows * (a.heads / a.kv_heads);
+    fn attend_prefill(&self, i: usize, a: &Attention, parameters: &p::Attention) -> Result<()> {
+        let queries = self.size.prefill_tokens * (a.heads / a.kv_heads);
         // Every span may have a block that is not full.
-        let grid = [queries / PREFILL_ROWS + self.size.spans, a.kv_heads, 1];
+        let row_blocks = queries / PREFILL_ROWS + self.size.prefill_spans;
+        let blocks = row_blocks * a.kv_heads;
+        let splits = if PREFILL_DIMS[i] > MAX_SPLIT_DIM {
+            1
+        } else {
+            self.size.prefill_positions.div_ceil(PREFILL_SPLIT).min(self.sizes.prefill_splits)
+        };
+        let sharing = self.blocks_that_share_splits(blocks, splits, a);
+        let max_splits = if sharing > 1 { splits } else { 1 };
+        let parameters = p::Attention { max_splits: max_splits as u32, ..*parameters };
+        let grid = [row_blocks, a.kv_heads, sharing];
         let kernel = self.kernels.prefill_attention[i];
         let shared = shared_memory::prefill_bytes(PREFILL_DIMS[i]);
-        // SAFETY: the page tables cover what the rows attend to.
-        unsafe { self.device.launch(kernel, grid, PREFILL_THREADS, shared, parameters) }
+        // SAFETY: the page tables cover what the rows attend to; there is room for the partials,
+        // of one split of each row in any case.
+        unsafe { self.device.launch(kernel, grid, PREFILL_THREADS, shared, &parameters) }
+    }
+
+    /// How many blocks of prefill attention share the KV splits of some query rows, so that the
+    /// device is full although the step has only `blocks` such groups of rows.
+    fn blocks_that_share_splits(&self, blocks: usize, splits: usize, a: &Attention) -> usize {
+        let partial = self.sizes.kv_layout.stride(a.value_dim) + PARTIAL_EXTRA;
+        let partial_bytes = 4 * self.size.tokens * a.heads * splits * partial;
+        if 4 * blocks > self.sizes.arrival_bytes || partial_bytes > self.sizes.partial_bytes {
+            return 1;
+        }
+        let fills = PREFILL_BLOCKS * self.device.processors as usize / blocks;
+        fills.clamp(1, splits.max(1))
     }
 
     /// The parameters of decode and prefill attention.
