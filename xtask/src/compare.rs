@@ -18,8 +18,8 @@ const RESULTS: &str = "benches/results/cpu.jsonl";
 /// What to compare.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Models: paths, or names that `bodkin pull` knows.
-    #[arg(required = true)]
+    /// Models: paths, or names that `bodkin pull` knows; without any, only the tables are
+    /// rewritten.
     models: Vec<String>,
     /// Threads of both.
     #[arg(short, long, default_value_t = 2)]
@@ -52,8 +52,15 @@ struct Pairs {
     peer: String,
 }
 
-/// Runs all tests.
+/// Runs all tests, and rewrites the tables.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    if !args.models.is_empty() {
+        measure_all(root, args)?;
+    }
+    table::rewrite(&root.join("docs/performance.md"), &root.join(RESULTS))
+}
+
+fn measure_all(root: &Path, args: &Args) -> Result<()> {
     let binary = release_binary(root, None)?;
     let peer = Peer::open(root, args.peer.as_deref())?;
     let instruction_sets = [own_instruction_set(&binary)?, peer.instruction_sets(root)?];
@@ -66,7 +73,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             println!("{}", table::line(&row));
         }
     }
-    table::rewrite(&root.join("docs/performance.md"), &root.join(RESULTS))
+    Ok(())
 }
 
 /// Runs cargo at the root.

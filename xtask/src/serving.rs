@@ -22,8 +22,8 @@ const RESULTS: &str = "benches/results/serving.jsonl";
 /// What to measure.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Model: a path, or a name that `bodkin pull` knows.
-    model: String,
+    /// Model: a path, or a name that `bodkin pull` knows; without one, only the table is rewritten.
+    model: Option<String>,
     /// A llama-server to measure interleaved.
     #[arg(long)]
     peer: Option<PathBuf>,
@@ -72,11 +72,21 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
 }
 
-/// Runs all loads.
+/// Runs all loads, and rewrites the table.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    if let Some(model) = &args.model {
+        measure(root, args, model)?;
+    }
+    match args.output {
+        Some(_) => Ok(()),
+        None => table::rewrite(&root.join("docs/performance.md"), &root.join(RESULTS)),
+    }
+}
+
+fn measure(root: &Path, args: &Args, model: &str) -> Result<()> {
     let binary = release_binary(root, args.binary.as_deref())?;
     ensure!(args.shared < args.prompt, "--shared: expected less than --prompt");
-    let model = pull(root, &args.model)?;
+    let model = pull(root, model)?;
     let revision = args.commit.clone().map_or_else(|| commit(root), Ok)?;
     let gpu = gpu::name().filter(|_| args.threads.is_none());
     let device = gpu.unwrap_or_else(cpu_name);
@@ -114,6 +124,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
                 "file": model.file_name().map(|name| name.to_string_lossy().into_owned()),
                 "server": server.name,
                 "load": load.name(),
+                "ctx_size": args.ctx_size,
             });
             for (name, value) in numbers.as_object().into_iter().flatten() {
                 row[name] = value.clone();
@@ -126,8 +137,5 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             println!("{row}");
         }
     }
-    match args.output {
-        Some(_) => Ok(()),
-        None => table::rewrite(&root.join("docs/performance.md"), &root.join(RESULTS)),
-    }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use crate::results::{newest, number, replace, text};
 
 /// Replaces the table by the newest row of each load, server and machine.
 pub(super) fn rewrite(document: &Path, results: &Path) -> Result<()> {
-    let rows = newest(results, &["device", "threads", "file", "load", "server"])?;
+    let rows = newest(results, &["device", "threads", "file", "load", "ctx_size", "server"])?;
     let mut table = String::from(
         "| machine | file | load | server | tok/s | first token, ms | inter-token, ms | ratio |\n\
          | --- | --- | --- | --- | ---: | ---: | ---: | ---: |\n",
@@ -23,7 +23,7 @@ pub(super) fn rewrite(document: &Path, results: &Path) -> Result<()> {
             "| {} | {} | {} | {} | {:.0} | {} | {} | {ratio} |",
             machine(row),
             text(row, "file"),
-            text(row, "load"),
+            load(row),
             text(row, "server"),
             number(row, "total_tok_s"),
             percentiles(&row["first_token_ms"], 0),
@@ -39,6 +39,12 @@ fn machine(row: &Value) -> String {
         Some(threads) => format!("{threads} threads of {device}"),
         None => device.to_owned(),
     }
+}
+
+/// What the streams do, and the context of each.
+fn load(row: &Value) -> String {
+    let load = text(row, "load");
+    row["ctx_size"].as_u64().map_or(load.to_owned(), |tokens| format!("{load} ctx{tokens}"))
 }
 
 /// `p50, p95, p99`.
