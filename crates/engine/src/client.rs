@@ -99,7 +99,7 @@ impl Client {
 
     /// Whether the model can sample its tokens.
     pub(crate) fn is_model_sampled(&self) -> bool {
-        self.request.logprobs.is_none() && self.sampler.has_params()
+        self.request.logprobs.is_none() && self.sampler.can_run_on_backend()
     }
 
     /// How the model samples the next `steps` tokens; none if the request's own sampler does.

@@ -1,5 +1,5 @@
 //! Samples the next token from its logits: a chain of samplers in llama.cpp's order, with its
-//! defaults. It must not know models, text or requests.
+//! defaults. It must not know models or requests.
 //!
 //! Logit bias, penalties and DRY change single logits, and top-n-sigma masks some. Top-k, typical,
 //! top-p, min-p and XTC truncate the candidates. Temperature and a random number select one of
@@ -24,19 +24,26 @@ use self::random::Random;
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
 
-/// Samples the tokens of one sequence.
+/// Samples the tokens of one sequence. What advances it:
+///
+/// | | random numbers | history and penalty counts | mirostat |
+/// | --- | --- | --- | --- |
+/// | `sample` | yes, unless greedy | no | yes |
+/// | `accept` | no | yes | no |
+/// | `accept_sampled` | one, unless greedy | yes | no |
+/// | `params` | no | no | no |
 #[derive(Debug)]
 pub struct Sampler {
     options: SamplerOptions,
     penalties: Option<Penalties>,
     dry: Option<Dry>,
     history: History,
-    /// The logits after bias, penalties, DRY and top-n-sigma.
-    logits: Vec<f32>,
+    /// Scratch: the logits after bias, penalties, DRY and top-n-sigma.
+    adjusted: Vec<f32>,
     candidates: Candidates,
     random: Random,
     /// Mirostat's current limit of surprise, in bits.
-    surprise_max: f32,
+    max_surprise: f32,
 }
 
 impl Sampler {
@@ -56,10 +63,10 @@ impl Sampler {
             penalties,
             dry,
             history: History::new(windows.into_iter().max().unwrap_or(0)),
-            logits: Vec::new(),
+            adjusted: Vec::new(),
             candidates: Candidates::default(),
             random: Random::new(options.seed.unwrap_or_else(random::any_seed)),
-            surprise_max: 2.0 * options.mirostat_tau,
+            max_surprise: 2.0 * options.mirostat_tau,
             options,
         }
     }
@@ -70,9 +77,9 @@ impl Sampler {
         if !can_sample(logits) {
             return None;
         }
-        let mut changed = std::mem::take(&mut self.logits);
-        let logits = match self.adjust(logits, &mut changed) {
-            true => changed.as_slice(),
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        let logits = match self.adjust(logits, &mut adjusted) {
+            true => adjusted.as_slice(),
             false => logits,
         };
         let token = if self.options.mirostat == 2 {
@@ -84,12 +91,12 @@ impl Sampler {
             self.candidates.temperature(self.options.temperature);
             self.candidates.sample(self.random.unit()).0
         };
-        self.logits = changed;
+        self.adjusted = adjusted;
         Some(token)
     }
 
     /// Whether a backend can sample the next tokens with [`Sampler::params`].
-    pub(crate) fn has_params(&self) -> bool {
+    pub(crate) fn can_run_on_backend(&self) -> bool {
         let options = &self.options;
         let is_long = |p: &Penalties| self.history.latest(p.window).count() > MAX_HISTORY;
         options.mirostat == 0
@@ -142,33 +149,34 @@ impl Sampler {
         }
     }
 
-    /// Copies the logits to `changed` and applies bias, penalties, DRY and top-n-sigma. Returns
+    /// Copies the logits to `adjusted` and applies bias, penalties, DRY and top-n-sigma. Returns
     /// false, without a copy, if all of them are off.
-    fn adjust(&mut self, logits: &[f32], changed: &mut Vec<f32>) -> bool {
+    fn adjust(&mut self, logits: &[f32], adjusted: &mut Vec<f32>) -> bool {
         let options = &self.options;
         // With mirostat, llama.cpp's chain has none of the other steps.
-        let is_plain = options.mirostat == 0;
-        let sigma = is_plain && options.top_n_sigma > 0.0;
-        let penalties = self.penalties.as_ref().filter(|_| is_plain);
-        let dry = self.dry.as_mut().filter(|_| is_plain);
-        if options.logit_bias.is_empty() && penalties.is_none() && dry.is_none() && !sigma {
+        let uses_mirostat = options.mirostat != 0;
+        let uses_top_n_sigma = !uses_mirostat && options.top_n_sigma > 0.0;
+        let penalties = self.penalties.as_ref().filter(|_| !uses_mirostat);
+        let dry = self.dry.as_mut().filter(|_| !uses_mirostat);
+        let has_biases = !options.logit_bias.is_empty();
+        if !has_biases && penalties.is_none() && dry.is_none() && !uses_top_n_sigma {
             return false;
         }
-        changed.clear();
-        changed.extend_from_slice(logits);
+        adjusted.clear();
+        adjusted.extend_from_slice(logits);
         for &(id, bias) in &options.logit_bias {
-            if let Some(logit) = changed.get_mut(id as usize) {
+            if let Some(logit) = adjusted.get_mut(id as usize) {
                 *logit += bias;
             }
         }
         if let Some(penalties) = penalties {
-            penalties.apply(changed);
+            penalties.apply(adjusted);
         }
         if let Some(dry) = dry {
-            dry.apply(&self.history, changed);
+            dry.apply(&self.history, adjusted);
         }
-        if sigma {
-            top_n_sigma(changed, options.top_n_sigma);
+        if uses_top_n_sigma {
+            top_n_sigma(adjusted, options.top_n_sigma);
         }
         true
     }
@@ -181,8 +189,8 @@ impl Sampler {
         candidates.top_p(options.top_p, options.min_keep);
         candidates.min_p(options.min_p, options.min_keep);
         let (probability, threshold) = (options.xtc_probability, options.xtc_threshold);
-        let can_exclude = probability > 0.0 && threshold <= 0.5 && candidates.count() > 1;
-        if can_exclude && self.random.unit() <= f64::from(probability) {
+        let xtc_applies = probability > 0.0 && threshold <= 0.5 && candidates.count() > 1;
+        if xtc_applies && self.random.unit() <= f64::from(probability) {
             candidates.xtc(threshold, options.min_keep);
         }
     }
@@ -195,10 +203,10 @@ impl Sampler {
         }
         self.candidates.fill(logits, 0);
         self.candidates.temperature(self.options.temperature);
-        self.candidates.limit_surprise(self.surprise_max);
+        self.candidates.limit_surprise(self.max_surprise);
         let (token, p) = self.candidates.sample(self.random.unit());
         let error = -p.log2() - self.options.mirostat_tau;
-        self.surprise_max -= self.options.mirostat_eta * error;
+        self.max_surprise -= self.options.mirostat_eta * error;
         token
     }
 }
@@ -312,7 +320,7 @@ mod tests {
         let late = &tokens[2000..];
         let highest = late.iter().max().copied().unwrap_or(0);
         assert!((4..200).contains(&highest), "{highest}");
-        assert!(sampler.surprise_max > -(p[0] / sum).log2(), "{}", sampler.surprise_max);
+        assert!(sampler.max_surprise > -(p[0] / sum).log2(), "{}", sampler.max_surprise);
     }
 
     #[test]
@@ -362,7 +370,7 @@ mod tests {
             assert_eq!(found, plain, "{options:?}");
         }
         let typical = SamplerOptions { typical_p: 0.9, ..open() };
-        assert!(!Sampler::with_dry(typical, None).has_params());
+        assert!(!Sampler::with_dry(typical, None).can_run_on_backend());
     }
 
     #[test]

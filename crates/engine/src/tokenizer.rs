@@ -362,12 +362,12 @@ impl Tokenizer {
 
     /// Whether a model that generates this token is done.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
-        self.special.ends.binary_search(&id).is_ok()
+        self.special.eog_ids.binary_search(&id).is_ok()
     }
 
     /// All tokens that end a generation, ascending.
     pub fn ends_of_generation(&self) -> &[u32] {
-        &self.special.ends
+        &self.special.eog_ids
     }
 
     /// Whether the token stands for no text, unless special tokens are shown.

@@ -1,6 +1,6 @@
-//! SpecialIds tokens: which there are, which end a generation, and where they stand in a text. The
-//! metadata names some by id; others are known by their text, because many files leave them out.
-//! The rules are those of llama.cpp, so that the same file behaves the same.
+//! Special tokens: their ids, which of them end a generation (EOG), and where they stand in a text.
+//! The metadata names some by id; others are known by their text, because many files leave them
+//! out. The rules are those of llama.cpp, so that the same file behaves the same.
 
 use std::ops::Range;
 
@@ -39,53 +39,54 @@ const END_OF_GENERATION: &[&str] = &[
     "[e~[",
 ];
 
-/// Tokens for filling in the middle of a text, and for its place in a repository.
-struct Fill {
+/// Tokens for filling in the middle of a text (FIM), and for its place in a repository.
+struct Fim {
     key: &'static str,
-    is_end: bool,
+    is_eog: bool,
     texts: &'static [&'static str],
 }
 
 #[rustfmt::skip]
-const FILL: &[Fill] = &[
-    Fill {
+const FIM: &[Fim] = &[
+    Fim {
         key: "fim_pre",
-        is_end: false,
+        is_eog: false,
         texts: &[
             "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
             "<|code_prefix|>", "<|prefix|>",
         ],
     },
-    Fill {
+    Fim {
         key: "fim_suf",
-        is_end: false,
+        is_eog: false,
         texts: &[
             "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
             "<|code_suffix|>", "<|suffix|>",
         ],
     },
-    Fill {
+    Fim {
         key: "fim_mid",
-        is_end: false,
+        is_eog: false,
         texts: &[
             "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
             "<|code_middle|>", "<|middle|>",
         ],
     },
-    Fill {
+    Fim {
         key: "fim_pad",
-        is_end: true,
+        is_eog: true,
         texts: &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
     },
-    Fill {
+    Fim {
         key: "fim_rep",
-        is_end: true,
+        is_eog: true,
         texts: &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
     },
-    Fill { key: "fim_sep", is_end: true, texts: &["<|file_sep|>"] },
+    Fim { key: "fim_sep", is_eog: true, texts: &["<|file_sep|>"] },
 ];
 
-/// Harmony's patterns of the parts of a message: always shown, because they are its structure.
+/// Tokens between the parts of a message in the Harmony format: always shown, because they are its
+/// structure.
 const HARMONY: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// Ids of special tokens.
@@ -99,12 +100,12 @@ pub(super) struct SpecialIds {
     pub(super) separator: Option<u32>,
     pub(super) padding: Option<u32>,
     /// All that end a generation, ascending.
-    pub(super) ends: Vec<u32>,
+    pub(super) eog_ids: Vec<u32>,
 }
 
 impl SpecialIds {
-    /// Reads the ids, given the defaults of the token_type of tokenizer, and corrects the kinds of
-    /// tokens that are known by their texts.
+    /// Reads the ids, given the defaults of the kind of tokenizer, and corrects the types of tokens
+    /// that are known by their texts.
     pub(super) fn from_metadata(
         metadata: &Metadata,
         vocabulary: &mut Vocabulary,
@@ -125,51 +126,52 @@ impl SpecialIds {
             // The key is spelled like that.
             separator: read("seperator", defaults.separator)?,
             padding: read("padding", defaults.padding)?,
-            ends: Vec::new(),
+            eog_ids: Vec::new(),
         };
-        new.eot = new.eot.or_else(|| control(vocabulary, END_OF_TURN));
-        new.eom = new.eom.or_else(|| control(vocabulary, &["<|eom_id|>"]));
-        for fill in FILL {
-            let id = read(fill.key, None)?.or_else(|| control(vocabulary, fill.texts));
-            new.ends.extend(id.filter(|_| fill.is_end));
+        new.eot = new.eot.or_else(|| mark_control(vocabulary, END_OF_TURN));
+        new.eom = new.eom.or_else(|| mark_control(vocabulary, &["<|eom_id|>"]));
+        for fim in FIM {
+            let id = read(fim.key, None)?.or_else(|| mark_control(vocabulary, fim.texts));
+            new.eog_ids.extend(id.filter(|_| fim.is_eog));
         }
-        new.find_ends(vocabulary);
+        new.find_eog_ids(vocabulary);
         Ok(new)
     }
 
-    fn find_ends(&mut self, vocabulary: &mut Vocabulary) {
+    fn find_eog_ids(&mut self, vocabulary: &mut Vocabulary) {
         for text in END_OF_TURN.iter().chain(END_OF_GENERATION) {
-            self.ends.extend(control(vocabulary, &[text]));
+            self.eog_ids.extend(mark_control(vocabulary, &[text]));
         }
         for text in HARMONY {
             if let Some(id) = vocabulary.find_named(text.as_bytes()) {
                 vocabulary.set_token_type(id, TokenType::UserDefined);
             }
         }
-        self.ends.extend([self.eos, self.eot, self.eom].into_iter().flatten());
-        self.ends.sort_unstable();
-        self.ends.dedup();
-        let find = |text: &str| {
+        self.eog_ids.extend([self.eos, self.eot, self.eom].into_iter().flatten());
+        self.eog_ids.sort_unstable();
+        self.eog_ids.dedup();
+        let eog_id = |text: &str| {
             let id = vocabulary.find_named(text.as_bytes());
-            id.filter(|id| self.ends.contains(id))
+            id.filter(|id| self.eog_ids.contains(id))
         };
-        // Where messages end with other tokens, `<|end|>` only ends a part of one.
-        let calls = find("<|call|>").or(find("<|calls|>"));
-        let others = find("<|return|>").or(find("<|flush|>"));
-        let end = calls.and(others).and(find("<|end|>"));
-        // Where tool calls or texts end with tokens of their own, `</s>` is only markup.
-        let markup = find("<|tool_response>").or(find("<|plamo:eos|>")).and(find("</s>"));
-        for (id, token_type) in [(end, TokenType::UserDefined), (markup, TokenType::Normal)] {
+        // Harmony and Solar Open: messages end with other tokens, `<|end|>` only a part of one.
+        let call = eog_id("<|call|>").or(eog_id("<|calls|>"));
+        let last = eog_id("<|return|>").or(eog_id("<|flush|>"));
+        let end_of_part = call.and(last).and(eog_id("<|end|>"));
+        // Gemma 4 and PLaMo: tool calls or texts end with tokens of their own, `</s>` is markup.
+        let markup = eog_id("<|tool_response>").or(eog_id("<|plamo:eos|>")).and(eog_id("</s>"));
+        for (id, token_type) in [(end_of_part, TokenType::UserDefined), (markup, TokenType::Normal)]
+        {
             if let Some(id) = id {
                 vocabulary.set_token_type(id, token_type);
-                self.ends.retain(|&other| other != id);
+                self.eog_ids.retain(|&other| other != id);
             }
         }
     }
 }
 
 /// The first token with one of the texts, made a control token if it is none.
-fn control(vocabulary: &mut Vocabulary, texts: &[&str]) -> Option<u32> {
+fn mark_control(vocabulary: &mut Vocabulary, texts: &[&str]) -> Option<u32> {
     let id = texts.iter().find_map(|text| vocabulary.find_named(text.as_bytes()))?;
     vocabulary.set_token_type(id, TokenType::Control);
     Some(id)
@@ -188,11 +190,11 @@ pub(super) enum Fragment {
 struct SpecialPattern {
     id: u32,
     /// Only looked for when special tokens are parsed.
-    needs_parsing: bool,
+    only_with_parse_special: bool,
     /// Takes the white space before it.
-    strips_left: bool,
+    lstrip: bool,
     /// Takes the white space after it.
-    strips_right: bool,
+    rstrip: bool,
 }
 
 /// Finds special tokens in texts.
@@ -209,18 +211,18 @@ impl SpecialMatcher {
         let mut patterns: Vec<SpecialPattern> = ids
             .map(|id| SpecialPattern {
                 id,
-                needs_parsing: vocabulary.token_type(id).is_hidden(),
-                strips_left: false,
-                strips_right: false,
+                only_with_parse_special: vocabulary.token_type(id).is_hidden(),
+                lstrip: false,
+                rstrip: false,
             })
             .collect();
         patterns.sort_by_key(|pattern| std::cmp::Reverse(vocabulary.text(pattern.id).len()));
         let strips = Strips::from_metadata(metadata)?;
         for pattern in &mut patterns {
             let text = vocabulary.text(pattern.id);
-            pattern.strips_left = strips.before == Some(text);
+            pattern.lstrip = strips.lstrip == Some(text);
             let plain: [&[u8]; 3] = [b"<unk>", b"<s>", b"<|endoftext|>"];
-            pattern.strips_right = strips.after && !plain.contains(&text);
+            pattern.rstrip = strips.rstrip && !plain.contains(&text);
         }
         Ok(SpecialMatcher { patterns })
     }
@@ -240,7 +242,7 @@ impl SpecialMatcher {
         fragments.push(Fragment::Text(0..text.len()));
         let bigrams = ByteBigrams::new(text.as_bytes());
         for pattern in
-            self.patterns.iter().filter(|pattern| parse_special || !pattern.needs_parsing)
+            self.patterns.iter().filter(|pattern| parse_special || !pattern.only_with_parse_special)
         {
             // Texts of tokens that are not UTF-8 cannot stand in a text.
             if let bytes = vocabulary.text(pattern.id)
@@ -254,31 +256,31 @@ impl SpecialMatcher {
     }
 }
 
-/// Which white space is part of special tokens.
+/// Which special tokens take white space.
 struct Strips {
-    /// Before the token with this text.
-    before: Option<&'static [u8]>,
-    /// After nearly all tokens.
-    after: bool,
+    /// The text of the token that takes what is before it.
+    lstrip: Option<&'static [u8]>,
+    /// Whether nearly all take what is after them.
+    rstrip: bool,
 }
 
 impl Strips {
     fn from_metadata(metadata: &Metadata) -> Result<Strips> {
         let read = |key| Ok::<_, Error>(metadata.str(key)?.unwrap_or_default().to_lowercase());
         let holds = |text: String, parts: &[&str]| parts.iter().any(|&part| text.contains(part));
-        let none = Strips { before: None, after: false };
+        let none = Strips { lstrip: None, rstrip: false };
         let jina = ["jina-v2-de", "jina-v2-es", "jina-v2-code"];
         if holds(read("tokenizer.ggml.pre")?, &jina)
             || holds(read("general.architecture")?, &["nomic-bert-moe", "jina-bert-v3"])
         {
-            return Ok(Strips { before: Some(b"<mask>"), ..none });
+            return Ok(Strips { lstrip: Some(b"<mask>"), ..none });
         }
         let name = read("general.name")?;
         if holds(name.clone(), &["phi-3", "phi3"]) {
-            return Ok(Strips { after: true, ..none });
+            return Ok(Strips { rstrip: true, ..none });
         }
         let masks = holds(name, &["modern-bert"]);
-        Ok(Strips { before: masks.then_some(b"[MASK]"), ..none })
+        Ok(Strips { lstrip: masks.then_some(b"[MASK]"), ..none })
     }
 }
 
@@ -297,7 +299,7 @@ fn cut(
         };
         while let Some(at) = text[start..end].find(token) {
             let mut left = &text[start..start + at];
-            if pattern.strips_left {
+            if pattern.lstrip {
                 left = left.trim_end_matches(is_space);
             }
             if !left.is_empty() {
@@ -305,7 +307,7 @@ fn cut(
             }
             out.push(Fragment::Token(pattern.id));
             start += at + token.len();
-            if pattern.strips_right {
+            if pattern.rstrip {
                 start = end - text[start..end].trim_start_matches(is_space).len();
             }
         }
