@@ -25,6 +25,7 @@ pub struct Limits {
 pub struct StepCheck {
     limits: Limits,
     vocabulary: usize,
+    /// Rows of a learned position table; without one there is no limit.
     max_positions: usize,
     needs_whole_sequences: bool,
     has_state: bool,
@@ -64,7 +65,7 @@ impl StepCheck {
     /// [`Error::Limit`] if the model was loaded for less.
     ///
     /// # Panics
-    /// If the step contradicts itself.
+    /// If the step contradicts itself: a caller's mistake, whatever the model.
     pub fn check(&mut self, step: &Step<'_>) -> Result<()> {
         let Step { batch, rows, steps, .. } = step;
         at_most("tokens", batch.tokens.len(), self.limits.tokens)?;
@@ -78,6 +79,7 @@ impl StepCheck {
         assert!(batch.outputs.windows(2).all(|w| w[0] < w[1]), "outputs ascend");
         assert!(batch.outputs.last().is_none_or(|&row| (row as usize) < len), "outputs are rows");
         assert_eq!(batch.inputs.len(), len * self.input_width, "one input row for each token");
+        // Also that there is at least one step.
         self.check_rows(rows, step);
         for span in &batch.spans {
             self.check_span(span, steps - 1)?;
@@ -88,7 +90,7 @@ impl StepCheck {
 
     /// Checks what output rows ask for.
     fn check_rows(&self, rows: &[RowOutput<'_>], step: &Step<'_>) {
-        assert_eq!(rows.len(), step.batch.outputs.len(), "one request for each output row");
+        assert_eq!(rows.len(), step.batch.outputs.len(), "a `RowOutput` for each output row");
         assert!(step.steps > 0, "at least one step");
         let has_uniforms = |row: &RowOutput<'_>| match row {
             RowOutput::Token(params) => {
@@ -120,12 +122,12 @@ impl StepCheck {
             assert!(table.skipped * PAGE_TOKENS <= oldest, "the window's pages are there");
             assert!(table.skipped + table.pages.len() >= pages, "new tokens have pages");
             for &page in &table.pages {
-                at_most("as a page number", page as usize, limit.saturating_sub(1))?;
+                at_most("pages", page as usize + 1, limit)?;
             }
         }
         let slots = self.limits.state_slots;
         match self.has_state {
-            true => at_most("as a state slot", span.state_slot as usize, slots.saturating_sub(1)),
+            true => at_most("state slots", span.state_slot as usize + 1, slots),
             false => Ok(()),
         }
     }
@@ -191,6 +193,19 @@ mod tests {
         let first = found();
         assert_eq!(found(), first);
         first
+    }
+
+    #[test]
+    fn a_model_without_pages_or_state_slots_has_no_number_0() {
+        let batch = Batch { tokens: vec![1], spans: vec![span(0, &[0], 0)], ..Batch::default() };
+        let step = Step { batch: &batch, rows: &[], steps: 1, observer: None };
+        let limits = Limits { tokens: 8, outputs: 8, pages: vec![4], state_slots: 2 };
+        for limits in
+            [Limits { pages: vec![0], ..limits.clone() }, Limits { state_slots: 0, ..limits }]
+        {
+            let found = StepCheck { limits, ..check() }.check(&step);
+            assert!(matches!(found, Err(Error::Limit { found: 1, limit: 0, .. })), "{found:?}");
+        }
     }
 
     #[test]
