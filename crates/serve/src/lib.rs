@@ -42,8 +42,8 @@ use auth::ApiKeys;
 use models::ModelPool;
 use server::Listener;
 
-/// How often idle models are looked for.
-const UNLOAD_EVERY: Duration = Duration::from_millis(500);
+/// How often models that are idle or have failed are looked for.
+const MAINTAIN_EVERY: Duration = Duration::from_millis(500);
 
 /// A server whose socket listens.
 pub struct Server {
@@ -107,10 +107,11 @@ impl Server {
             let pool = Arc::clone(&app.pool);
             let first = tokio::spawn(async move { pool.get(None).await.map(drop) });
             let pool = Arc::clone(&app.pool);
-            let unloader = tokio::spawn(async move {
+            let maintenance = tokio::spawn(async move {
                 loop {
-                    tokio::time::sleep(UNLOAD_EVERY).await;
+                    tokio::time::sleep(MAINTAIN_EVERY).await;
                     pool.unload_expired().await;
+                    pool.reload_failed();
                 }
             });
             let serve = listener.run(router, receiver);
@@ -125,7 +126,7 @@ impl Server {
                 Err(_) => return Err(Error::Model("loading the model panicked".to_owned())),
             }
             let result = serve.await;
-            unloader.abort();
+            maintenance.abort();
             result
         });
         // Cancels what still runs, and waits for the models' threads.

@@ -1,22 +1,26 @@
 //! The models of a server: loaded at their first request, unloaded when they are idle or when
 //! another one needs their memory, and loaded again after a failure.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod backoff;
+mod entry;
+
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bodkin::{
     DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
 };
-use bodkin_gguf::File;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
 use crate::experts::ExpertSample;
-use crate::fields::Fields;
 use crate::options::{ModelSpec, ServerOptions};
-use crate::sampling::{self, apply_defaults};
+use crate::sampling::apply_defaults;
+
+pub(crate) use entry::{Details, Entry, Kind, Lease, Loaded};
+
+use entry::State;
 
 /// How long metrics wait for the answer of an engine about its experts.
 const EXPERTS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -33,226 +37,11 @@ pub(crate) struct ModelPool {
     loading: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// One model of the pool, loaded or not.
-pub(crate) struct Entry {
-    pub(crate) spec: ModelSpec,
-    /// When the server started, in seconds since 1970: what clients read as the creation time.
-    pub(crate) created: u64,
-    state: Mutex<State>,
-    /// Requests that use the model.
-    users: AtomicUsize,
-    /// Milliseconds since `started` of the last use.
-    last_used: AtomicU64,
-    started: Instant,
-    /// How long it stays loaded without requests, in milliseconds; `u64::MAX` for ever.
-    keep_alive: AtomicU64,
-    /// How often it was loaded.
-    loads: AtomicU64,
-}
-
-/// Whether a model can answer.
-#[derive(Clone)]
-enum State {
-    Unloaded,
-    Loading,
-    Loaded(Arc<Loaded>),
-    /// The last load failed.
-    Failed(String),
-}
-
-/// A model in memory.
-pub(crate) struct Loaded {
-    pub(crate) kind: Kind,
-    /// The bytes that it holds.
-    pub(crate) bytes: u64,
-    /// What people want to know of it.
-    pub(crate) details: Details,
-    pub(crate) load_time: Duration,
-    /// The file whose mapped weights it computes with; none on a GPU, which has copies.
-    mapped: Option<Arc<File>>,
-    /// What requests start from.
-    pub(crate) defaults: Request,
-    /// Variables of chat templates that requests do not set.
-    pub(crate) variables: Map<String, Value>,
-    pub(crate) experts: ExpertSample,
-}
-
-/// What a model computes.
-pub(crate) enum Kind {
-    Text(Box<Model>),
-    /// One request at a time.
-    Encoder(Mutex<Encoder>),
-}
-
-/// Facts of a model's file.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Details {
-    pub(crate) architecture: String,
-    pub(crate) parameters: u64,
-    pub(crate) context: usize,
-    pub(crate) path: String,
-    /// The format of most weights, such as `Q4_K`.
-    pub(crate) format: &'static str,
-    pub(crate) is_on_gpu: bool,
-}
-
-/// A loaded model in use: it is not unloaded before this drops.
-pub(crate) struct Lease {
-    entry: Arc<Entry>,
-    loaded: Arc<Loaded>,
-}
-
-impl std::ops::Deref for Lease {
-    type Target = Loaded;
-
-    fn deref(&self) -> &Loaded {
-        &self.loaded
-    }
-}
-
-impl Lease {
-    /// The name that clients use.
-    pub(crate) fn id(&self) -> &str {
-        &self.entry.spec.id
-    }
-
-    /// The model, if it generates text.
-    pub(crate) fn text(&self) -> Result<&Model> {
-        match &self.kind {
-            Kind::Text(model) => Ok(model),
-            Kind::Encoder(_) => {
-                let message =
-                    format!("{} is an encoder: it makes embeddings and no text", self.id());
-                Err(ApiError::bad_request(message))
-            }
-        }
-    }
-
-    /// A request of this model, with the options of the body.
-    pub(crate) fn request(&self, fields: &mut Fields) -> Result<Request> {
-        sampling::request(fields, &self.defaults, self.text()?.engine().tokenizer())
-    }
-
-    /// Sets how long the model stays loaded without requests; none for ever.
-    pub(crate) fn set_keep_alive(&self, keep_alive: Option<Duration>) {
-        self.entry.keep_alive.store(millis(keep_alive), Relaxed);
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.entry.touch();
-        self.entry.users.fetch_sub(1, Relaxed);
-    }
-}
-
-impl Entry {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn touch(&self) {
-        self.last_used.store(self.started.elapsed().as_millis() as u64, Relaxed);
-    }
-
-    fn idle_ms(&self) -> u64 {
-        (self.started.elapsed().as_millis() as u64).saturating_sub(self.last_used.load(Relaxed))
-    }
-
-    /// The model, if it is loaded and works, without using it.
-    pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
-        match &*self.state() {
-            State::Loaded(loaded) => Some(Arc::clone(loaded)),
-            _ => None,
-        }
-    }
-
-    /// When an idle model is unloaded, from now on; none for never.
-    pub(crate) fn expires_in(&self) -> Option<Duration> {
-        let keep_alive = self.keep_alive.load(Relaxed);
-        let left = || Duration::from_millis(keep_alive.saturating_sub(self.idle_ms()));
-        (keep_alive < u64::MAX).then(left)
-    }
-
-    /// How often it was loaded.
-    pub(crate) fn loads(&self) -> u64 {
-        self.loads.load(Relaxed)
-    }
-
-    /// A lease of the loaded model, if it has not failed.
-    fn lease(self: &Arc<Entry>) -> Option<Lease> {
-        let state = self.state();
-        match &*state {
-            State::Loaded(loaded) if loaded.failure().is_none() => {
-                // While the state is locked, nobody unloads it.
-                self.users.fetch_add(1, Relaxed);
-                Some(Lease { entry: Arc::clone(self), loaded: Arc::clone(loaded) })
-            }
-            _ => None,
-        }
-    }
-
-    /// Takes the model out of memory if nobody uses it. Returns what is to be dropped.
-    fn take_idle(&self) -> Option<Arc<Loaded>> {
-        let mut state = self.state();
-        if self.users.load(Relaxed) > 0 || !matches!(*state, State::Loaded(_)) {
-            return None;
-        }
-        match std::mem::replace(&mut *state, State::Unloaded) {
-            State::Loaded(loaded) => Some(loaded),
-            _ => None,
-        }
-    }
-
-    /// The state in a word, and the cause of a failure.
-    pub(crate) fn status(&self, step_timeout: Duration) -> (&'static str, Option<String>) {
-        match &*self.state() {
-            State::Unloaded => ("unloaded", None),
-            State::Loading => ("loading", None),
-            State::Failed(cause) => ("failed", Some(cause.clone())),
-            State::Loaded(loaded) => match loaded.failure().or_else(|| loaded.hang(step_timeout)) {
-                Some(cause) => ("failed", Some(cause)),
-                None => ("loaded", None),
-            },
-        }
-    }
-}
-
-impl Loaded {
-    /// Why the engine answers no more requests.
-    fn failure(&self) -> Option<String> {
-        if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_not_truncated()) {
-            return Some(error.to_string());
-        }
-        match &self.kind {
-            Kind::Text(model) => model.engine().failed().map(str::to_owned),
-            Kind::Encoder(_) => None,
-        }
-    }
-
-    /// Whether a step takes too long.
-    fn hang(&self, step_timeout: Duration) -> Option<String> {
-        let Kind::Text(model) = &self.kind else { return None };
-        let age = model.engine().stats().step_age.filter(|age| *age > step_timeout)?;
-        Some(format!("a step has been running for {} s", age.as_secs()))
-    }
-}
-
 impl ModelPool {
     pub(crate) fn new(options: &ServerOptions, reporter: Reporter) -> ModelPool {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let entry = |spec: &ModelSpec| {
-            Arc::new(Entry {
-                spec: spec.clone(),
-                created,
-                state: Mutex::new(State::Unloaded),
-                users: AtomicUsize::new(0),
-                last_used: AtomicU64::new(0),
-                started: Instant::now(),
-                keep_alive: AtomicU64::new(millis(options.keep_alive)),
-                loads: AtomicU64::new(0),
-            })
-        };
+        let entry =
+            |spec: &ModelSpec| Arc::new(Entry::new(spec.clone(), created, options.keep_alive));
         ModelPool {
             entries: options.models.iter().map(entry).collect(),
             load: options.load.clone(),
@@ -317,34 +106,43 @@ impl ModelPool {
         let (pool, entry) = (Arc::clone(self), Arc::clone(entry));
         let task = tokio::spawn(async move {
             let _loading = loading;
-            pool.replace(&entry).await
+            pool.replace(&entry, true).await
         });
         task.await.map_err(|_| ApiError::internal("loading the model panicked"))?
     }
 
-    /// Loads a model in the place of what its entry has.
-    async fn replace(&self, entry: &Arc<Entry>) -> Result<Lease> {
+    /// Loads a model in the place of what its entry has. Only if `evicts`, idle models are unloaded
+    /// until it fits.
+    async fn replace(&self, entry: &Arc<Entry>, evicts: bool) -> Result<Lease> {
         // A model that has failed frees its memory first.
-        let old = std::mem::replace(&mut *entry.state(), State::Loading);
-        free(old).await;
-        let loaded = self.load(entry).await;
-        let mut state = entry.state();
-        match loaded {
-            Ok(loaded) => {
-                entry.loads.fetch_add(1, Relaxed);
-                *state = State::Loaded(Arc::new(loaded));
-                drop(state);
-                entry.lease().ok_or_else(|| ApiError::internal("the model failed as it was loaded"))
-            }
-            Err(error) => {
-                *state = State::Failed(error.message.clone());
-                Err(error)
-            }
-        }
+        free(entry.begin_load()).await;
+        let loaded = self.load(entry, evicts).await;
+        entry.end_load(loaded)
     }
 
-    /// Loads a model, after idle ones were unloaded until it fits.
-    async fn load(&self, entry: &Arc<Entry>) -> Result<Loaded> {
+    /// Loads a model that has failed again, so that a router that waits for `/health` need not send
+    /// a request. Does nothing while a model is loaded.
+    pub(crate) fn reload_failed(self: &Arc<ModelPool>) {
+        let is_due = |entry: &&Arc<Entry>| entry.retry_in().is_some_and(|wait| wait.is_zero());
+        let Some(entry) = self.entries.iter().find(is_due).map(Arc::clone) else { return };
+        let Ok(loading) = Arc::clone(&self.loading).try_lock_owned() else { return };
+        let pool = Arc::clone(self);
+        tokio::spawn(async move {
+            let _loading = loading;
+            // A request may have loaded it meanwhile.
+            if entry.retry_in().is_none() {
+                return;
+            }
+            let model = &entry.spec.id;
+            match pool.replace(&entry, false).await {
+                Ok(_) => tracing::info!(model, "loaded again after a failure"),
+                Err(error) => tracing::warn!(model, "loading again: {}", error.message),
+            }
+        });
+    }
+
+    /// Loads a model.
+    async fn load(&self, entry: &Arc<Entry>, evicts: bool) -> Result<Loaded> {
         loop {
             let (source, mut options) = (entry.spec.source.clone(), self.load.clone());
             let used: u64 = self.entries.iter().filter_map(|e| Some(e.loaded()?.bytes)).sum();
@@ -353,7 +151,8 @@ impl ModelPool {
             let task = spawn_blocking(move || load(&source, &options, &reporter));
             let result =
                 task.await.map_err(|_| ApiError::internal("loading the model panicked"))?;
-            if matches!(result, Err(RuntimeError::OutOfMemory { .. })) && self.unload_idle().await {
+            let is_too_large = matches!(result, Err(RuntimeError::OutOfMemory { .. }));
+            if is_too_large && evicts && self.unload_idle().await {
                 continue;
             }
             let mut loaded = result?;
@@ -377,7 +176,7 @@ impl ModelPool {
     pub(crate) async fn unload(&self, entry: &Entry) {
         match entry.take_idle() {
             Some(idle) => free(State::Loaded(idle)).await,
-            None if entry.loaded().is_some() => entry.keep_alive.store(0, Relaxed),
+            None if entry.loaded().is_some() => entry.set_keep_alive(Some(Duration::ZERO)),
             None => {}
         }
     }
@@ -408,6 +207,7 @@ impl ModelPool {
                 "id": entry.spec.id,
                 "status": status,
                 "error": cause,
+                "retry_in_ms": entry.retry_in().map(|wait| wait.as_millis() as u64),
                 "step_age_ms": age.map(|age| age.as_millis() as u64),
                 "loads": entry.loads(),
             }));
@@ -420,10 +220,6 @@ impl ModelPool {
 async fn free(state: State) {
     // The thread cannot panic.
     let _ = spawn_blocking(move || drop(state)).await;
-}
-
-fn millis(keep_alive: Option<Duration>) -> u64 {
-    keep_alive.map_or(u64::MAX, |time| time.as_millis() as u64)
 }
 
 fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<Loaded> {

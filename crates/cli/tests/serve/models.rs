@@ -133,7 +133,6 @@ fn a_truncated_file_fails_requests_until_it_is_whole_again() {
     let server = Server::of(&path, &["--ctx-size", "256"]);
     assert_eq!(complete(&server, "cut"), 200);
     truncate(&path);
-    assert_eq!(statuses(&server), ["failed"]);
     let body = json!({ "model": "cut", "prompt": [5, 6], "max_tokens": 2 });
     let response = server.post("/v1/completions", &body);
     let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -143,6 +142,60 @@ fn a_truncated_file_fails_requests_until_it_is_whole_again() {
     fs::copy(kit("llama.gguf"), &path).unwrap();
     assert_eq!(complete(&server, "cut"), 200);
     assert_eq!(statuses(&server), ["loaded"]);
+}
+
+/// A router sends no request to a server whose `/health` is 503.
+#[test]
+fn a_failed_model_is_loaded_again_without_a_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.gguf");
+    fs::copy(kit("llama.gguf"), &path).unwrap();
+    let server = Server::of(&path, &["--ctx-size", "256"]);
+    truncate(&path);
+    let wait_for = |wanted: (u16, &str)| {
+        let start = Instant::now();
+        loop {
+            let response = server.get("/health");
+            let model = response.json()["models"][0].clone();
+            if (response.status, model["status"].as_str().unwrap()) == wanted {
+                return model;
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "{wanted:?}: {response:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let failed = wait_for((503, "failed"));
+    assert!(failed["error"].as_str().unwrap().contains("truncated"), "{failed}");
+    assert!(failed["retry_in_ms"].as_u64().unwrap() <= 60_000, "{failed}");
+    let whole = folder.path().join("whole.gguf");
+    fs::copy(kit("llama.gguf"), &whole).unwrap();
+    fs::rename(&whole, &path).unwrap();
+    let loaded = wait_for((200, "loaded"));
+    assert_eq!((&loaded["loads"], &loaded["retry_in_ms"]), (&2.into(), &Value::Null), "{loaded}");
+}
+
+#[test]
+fn a_step_that_takes_too_long_makes_health_fail_until_it_ends() {
+    let server = Server::start(&["--ctx-size", "1024", "--step-timeout", "0s"]);
+    let body = json!({ "prompt": [5], "n_predict": 1000, "ignore_eos": true, "stream": true });
+    let body = body.to_string();
+    let mut socket = server.connect();
+    socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+    socket.write_all(body.as_bytes()).unwrap();
+    let start = Instant::now();
+    let hung = loop {
+        assert!(start.elapsed() < Duration::from_secs(30), "a step is seen");
+        let response = server.get("/health");
+        if response.status != 200 {
+            break response;
+        }
+    };
+    let model = &hung.json()["models"][0];
+    assert_eq!((hung.status, &model["status"]), (503, &"hung".into()), "{hung:?}");
+    assert!(model["error"].as_str().unwrap().contains("a step has been running"), "{hung:?}");
+    drop(socket);
+    server.wait_idle();
+    assert_eq!(server.get("/health").status, 200);
 }
 
 #[cfg(unix)]

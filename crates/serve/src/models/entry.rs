@@ -1,0 +1,283 @@
+//! One model of a server: whether it is loaded, who uses it, and whether it works.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bodkin::{Encoder, Model, Request};
+use bodkin_gguf::File;
+use serde_json::{Map, Value};
+
+use super::backoff::Backoff;
+use crate::error::{ApiError, Result};
+use crate::experts::ExpertSample;
+use crate::fields::Fields;
+use crate::options::ModelSpec;
+use crate::sampling;
+
+/// One model of the pool, loaded or not.
+pub(crate) struct Entry {
+    pub(crate) spec: ModelSpec,
+    /// When the server started, in seconds since 1970: what clients read as the creation time.
+    pub(crate) created: u64,
+    state: Mutex<State>,
+    backoff: Mutex<Backoff>,
+    /// Requests that use the model.
+    users: AtomicUsize,
+    /// Milliseconds since `started` of the last use.
+    last_used: AtomicU64,
+    started: Instant,
+    /// How long it stays loaded without requests, in milliseconds; `u64::MAX` for ever.
+    keep_alive: AtomicU64,
+    /// How often it was loaded.
+    loads: AtomicU64,
+}
+
+/// Whether a model can answer.
+#[derive(Clone)]
+pub(super) enum State {
+    Unloaded,
+    Loading,
+    Loaded(Arc<Loaded>),
+    /// The last load failed.
+    Failed(String),
+}
+
+/// A model in memory.
+pub(crate) struct Loaded {
+    pub(crate) kind: Kind,
+    /// The bytes that it holds.
+    pub(crate) bytes: u64,
+    /// What people want to know of it.
+    pub(crate) details: Details,
+    pub(crate) load_time: Duration,
+    /// The file whose mapped weights it computes with; none on a GPU, which has copies.
+    pub(super) mapped: Option<Arc<File>>,
+    /// What requests start from.
+    pub(crate) defaults: Request,
+    /// Variables of chat templates that requests do not set.
+    pub(crate) variables: Map<String, Value>,
+    pub(crate) experts: ExpertSample,
+}
+
+/// What a model computes.
+pub(crate) enum Kind {
+    Text(Box<Model>),
+    /// One request at a time.
+    Encoder(Mutex<Encoder>),
+}
+
+/// Facts of a model's file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Details {
+    pub(crate) architecture: String,
+    pub(crate) parameters: u64,
+    pub(crate) context: usize,
+    pub(crate) path: String,
+    /// The format of most weights, such as `Q4_K`.
+    pub(crate) format: &'static str,
+    pub(crate) is_on_gpu: bool,
+}
+
+/// A loaded model in use: it is not unloaded before this drops.
+pub(crate) struct Lease {
+    entry: Arc<Entry>,
+    loaded: Arc<Loaded>,
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        &self.loaded
+    }
+}
+
+impl Lease {
+    /// The name that clients use.
+    pub(crate) fn id(&self) -> &str {
+        &self.entry.spec.id
+    }
+
+    /// The model, if it generates text.
+    pub(crate) fn text(&self) -> Result<&Model> {
+        match &self.kind {
+            Kind::Text(model) => Ok(model),
+            Kind::Encoder(_) => {
+                let message =
+                    format!("{} is an encoder: it makes embeddings and no text", self.id());
+                Err(ApiError::bad_request(message))
+            }
+        }
+    }
+
+    /// A request of this model, with the options of the body.
+    pub(crate) fn request(&self, fields: &mut Fields) -> Result<Request> {
+        sampling::request(fields, &self.defaults, self.text()?.engine().tokenizer())
+    }
+
+    /// Sets how long the model stays loaded without requests; none for ever.
+    pub(crate) fn set_keep_alive(&self, keep_alive: Option<Duration>) {
+        self.entry.set_keep_alive(keep_alive);
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.entry.touch();
+        self.entry.users.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Entry {
+    /// A model that is not loaded.
+    pub(super) fn new(spec: ModelSpec, created: u64, keep_alive: Option<Duration>) -> Entry {
+        Entry {
+            spec,
+            created,
+            state: Mutex::new(State::Unloaded),
+            backoff: Mutex::default(),
+            users: AtomicUsize::new(0),
+            last_used: AtomicU64::new(0),
+            started: Instant::now(),
+            keep_alive: AtomicU64::new(millis(keep_alive)),
+            loads: AtomicU64::new(0),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn backoff(&self) -> MutexGuard<'_, Backoff> {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn touch(&self) {
+        self.last_used.store(self.started.elapsed().as_millis() as u64, Relaxed);
+    }
+
+    pub(super) fn idle_ms(&self) -> u64 {
+        (self.started.elapsed().as_millis() as u64).saturating_sub(self.last_used.load(Relaxed))
+    }
+
+    /// The model, if it is loaded and works, without using it.
+    pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
+        match &*self.state() {
+            State::Loaded(loaded) => Some(Arc::clone(loaded)),
+            _ => None,
+        }
+    }
+
+    /// When an idle model is unloaded, from now on; none for never.
+    pub(crate) fn expires_in(&self) -> Option<Duration> {
+        let keep_alive = self.keep_alive.load(Relaxed);
+        let left = || Duration::from_millis(keep_alive.saturating_sub(self.idle_ms()));
+        (keep_alive < u64::MAX).then(left)
+    }
+
+    /// Sets how long it stays loaded without requests; none for ever.
+    pub(super) fn set_keep_alive(&self, keep_alive: Option<Duration>) {
+        self.keep_alive.store(millis(keep_alive), Relaxed);
+    }
+
+    /// How often it was loaded.
+    pub(crate) fn loads(&self) -> u64 {
+        self.loads.load(Relaxed)
+    }
+
+    /// A lease of the loaded model, if it has not failed.
+    pub(super) fn lease(self: &Arc<Entry>) -> Option<Lease> {
+        let state = self.state();
+        match &*state {
+            State::Loaded(loaded) if loaded.failure().is_none() => {
+                // While the state is locked, nobody unloads it.
+                self.users.fetch_add(1, Relaxed);
+                Some(Lease { entry: Arc::clone(self), loaded: Arc::clone(loaded) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the model out of memory if nobody uses it. Returns what is to be dropped.
+    pub(super) fn take_idle(&self) -> Option<Arc<Loaded>> {
+        let mut state = self.state();
+        if self.users.load(Relaxed) > 0 || !matches!(*state, State::Loaded(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut *state, State::Unloaded) {
+            State::Loaded(loaded) => Some(loaded),
+            _ => None,
+        }
+    }
+
+    /// Begins to load the model. Returns what it replaces.
+    pub(super) fn begin_load(&self) -> State {
+        self.backoff().begin(Instant::now());
+        std::mem::replace(&mut *self.state(), State::Loading)
+    }
+
+    /// Notes the result of a load.
+    pub(super) fn end_load(self: &Arc<Entry>, result: Result<Loaded>) -> Result<Lease> {
+        self.backoff().end(Instant::now());
+        match result {
+            Ok(loaded) => {
+                self.loads.fetch_add(1, Relaxed);
+                *self.state() = State::Loaded(Arc::new(loaded));
+                self.lease().ok_or_else(|| ApiError::internal("the model failed as it was loaded"))
+            }
+            Err(error) => {
+                *self.state() = State::Failed(error.message.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// How long a model that has failed waits to be loaded again; none for one that has not.
+    pub(super) fn retry_in(&self) -> Option<Duration> {
+        let has_failed = match &*self.state() {
+            State::Unloaded | State::Loading => false,
+            State::Failed(_) => true,
+            State::Loaded(loaded) => loaded.failure().is_some(),
+        };
+        has_failed.then(|| self.backoff().wait(Instant::now()))
+    }
+
+    /// The state in a word, and what is wrong.
+    pub(crate) fn status(&self, step_timeout: Duration) -> (&'static str, Option<String>) {
+        match &*self.state() {
+            State::Unloaded => ("unloaded", None),
+            State::Loading => ("loading", None),
+            State::Failed(cause) => ("failed", Some(cause.clone())),
+            State::Loaded(loaded) => match (loaded.failure(), loaded.hang(step_timeout)) {
+                (Some(cause), _) => ("failed", Some(cause)),
+                (None, Some(cause)) => ("hung", Some(cause)),
+                (None, None) => ("loaded", None),
+            },
+        }
+    }
+}
+
+impl Loaded {
+    /// Why the engine answers no more requests.
+    fn failure(&self) -> Option<String> {
+        if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_not_truncated()) {
+            return Some(error.to_string());
+        }
+        match &self.kind {
+            Kind::Text(model) => model.engine().failed().map(str::to_owned),
+            Kind::Encoder(_) => None,
+        }
+    }
+
+    /// Whether a step takes too long.
+    fn hang(&self, step_timeout: Duration) -> Option<String> {
+        let Kind::Text(model) = &self.kind else { return None };
+        let age = model.engine().stats().step_age.filter(|age| *age > step_timeout)?;
+        Some(format!("a step has been running for {} s", age.as_secs()))
+    }
+}
+
+fn millis(keep_alive: Option<Duration>) -> u64 {
+    keep_alive.map_or(u64::MAX, |time| time.as_millis() as u64)
+}
