@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{FromRef, MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
 use crate::auth::{ApiKeys, Caller};
+use crate::bodies::Bodies;
 use crate::error::Result;
 use crate::generate::{Generation, Running, TokenCounter};
 use crate::metrics::Metrics;
@@ -22,6 +23,7 @@ pub(crate) struct App {
     pub(crate) keys: ApiKeys,
     pub(crate) metrics: Metrics,
     pub(crate) options: ServerOptions,
+    bodies: Bodies,
     requests: AtomicU64,
 }
 
@@ -29,11 +31,18 @@ pub(crate) type SharedApp = Arc<App>;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+impl FromRef<SharedApp> for Bodies {
+    fn from_ref(app: &SharedApp) -> Bodies {
+        app.bodies.clone()
+    }
+}
+
 impl App {
     pub(crate) fn new(options: ServerOptions, pool: ModelPool, keys: ApiKeys) -> App {
         let pool = Arc::new(pool);
         let metrics = Metrics::new(&pool);
-        App { pool, keys, metrics, options, requests: AtomicU64::new(0) }
+        let bodies = Bodies::new(&options);
+        App { pool, keys, metrics, options, bodies, requests: AtomicU64::new(0) }
     }
 
     /// The model that a request names, loaded.

@@ -4,13 +4,14 @@
 
 use std::ops::RangeInclusive;
 
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRef, FromRequest, Request};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
+use crate::bodies::Bodies;
 use crate::error::{ApiError, Result};
 
 /// The fields of a request.
@@ -19,25 +20,31 @@ pub(crate) struct Fields {
     /// Where the object stands in the body, such as `options.`.
     path: String,
     map: Map<String, Value>,
+    /// The share of the body in the bytes of all bodies.
+    _held: Option<OwnedSemaphorePermit>,
 }
 
-impl<S: Send + Sync> FromRequest<S> for Fields {
+impl<S: Send + Sync> FromRequest<S> for Fields
+where
+    Bodies: FromRef<S>,
+{
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Fields> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| ApiError {
-            status: rejection.status(),
-            ..ApiError::bad_request(rejection.body_text())
-        })?;
-        Fields::parse(&bytes)
+        let (bytes, held) = Bodies::from_ref(state).read(request.into_body()).await?;
+        Ok(Fields { _held: held, ..Fields::parse(&bytes)? })
     }
 }
 
 impl Fields {
+    fn new(path: String, map: Map<String, Value>) -> Fields {
+        Fields { path, map, _held: None }
+    }
+
     /// Parses a body.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Fields> {
         match serde_json::from_slice(bytes) {
-            Ok(Value::Object(map)) => Ok(Fields { path: String::new(), map }),
+            Ok(Value::Object(map)) => Ok(Fields::new(String::new(), map)),
             Ok(other) => Err(ApiError::bad_request(format!(
                 "the body is {}, expected an object",
                 kind(&other)
@@ -50,15 +57,15 @@ impl Fields {
 
     /// The fields of an object that stands within the body at `name`.
     pub(crate) fn within(name: &str, map: Map<String, Value>) -> Fields {
-        Fields { path: format!("{name}."), map }
+        Fields::new(format!("{name}."), map)
     }
 
     /// The fields of an object within the body.
     pub(crate) fn object(&mut self, name: &str) -> Result<Fields> {
         let path = format!("{}{name}.", self.path);
         match self.take(name) {
-            None => Ok(Fields { path, map: Map::new() }),
-            Some(Value::Object(map)) => Ok(Fields { path, map }),
+            None => Ok(Fields::new(path, Map::new())),
+            Some(Value::Object(map)) => Ok(Fields::new(path, map)),
             Some(other) => Err(self.mismatch(name, "an object", &other)),
         }
     }

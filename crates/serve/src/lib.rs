@@ -7,6 +7,7 @@
 mod anthropic;
 mod app;
 mod auth;
+mod bodies;
 mod embeddings;
 mod error;
 mod experts;

@@ -52,6 +52,11 @@ pub struct ServerOptions {
     pub tls: Option<Tls>,
     /// The largest body of a request, in bytes.
     pub body_bytes: usize,
+    /// The most bytes of the bodies of all requests that are read or answered; at least
+    /// `body_bytes`.
+    pub bodies_bytes: usize,
+    /// A body that takes longer to arrive is refused.
+    pub body_timeout: Duration,
     /// A step of a model that takes longer makes `/health` report a failure.
     pub step_timeout: Duration,
     /// How long running requests may go on when the server is stopped.
@@ -73,6 +78,8 @@ impl Default for ServerOptions {
             cors_origins: Vec::new(),
             tls: None,
             body_bytes: 32 << 20,
+            bodies_bytes: 256 << 20,
+            body_timeout: Duration::from_secs(60),
             step_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(30),
         }

@@ -1,7 +1,7 @@
 //! Which handler answers which path. Each interface writes errors in its own form.
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
@@ -24,7 +24,6 @@ pub(crate) fn router(app: SharedApp) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(app.clone(), origins::refuse_others))
         .layer(map_response(|response: Response| async { write_error(response, ApiError::openai) }))
-        .layer(DefaultBodyLimit::max(app.options.body_bytes))
         .layer(from_fn_with_state(app.clone(), observe));
     let router = if origins.is_empty() { router } else { router.layer(origins::cors(origins)) };
     router.with_state(app)

@@ -75,6 +75,12 @@ pub(crate) struct Args {
     /// Largest body of a request
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
     max_body: u64,
+    /// Most bytes of all bodies that are read or answered at a time; at least those of one
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = bytes)]
+    max_bodies: u64,
+    /// How long the body of a request may take to arrive
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    body_timeout: Duration,
     /// A step that takes longer makes /health report a failure
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     step_timeout: Duration,
@@ -121,6 +127,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             cors_origins: args.cors_origin,
             tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| Tls { certificate, key }),
             body_bytes: usize::try_from(args.max_body).unwrap_or(usize::MAX),
+            bodies_bytes: usize::try_from(args.max_bodies).unwrap_or(usize::MAX),
+            body_timeout: args.body_timeout,
             step_timeout: args.step_timeout,
             drain: args.drain,
         },

@@ -71,6 +71,47 @@ fn idle_and_slow_connections_hold_nobody_up() {
 }
 
 #[test]
+fn a_body_that_does_not_arrive_in_time_is_refused() {
+    let server = Server::start(&["--ctx-size", "256", "--body-timeout", "300ms"]);
+    let mut socket = server.connect();
+    socket.write_all(post_head("/v1/completions", 1000, "").as_bytes()).unwrap();
+    socket.write_all(b"{\"prompt\": ").unwrap();
+    let refused = read_response(socket);
+    assert_eq!(refused.status, 408, "{refused:?}");
+    assert_eq!(refused.json()["error"]["message"], "the body took longer than 0.3 s");
+    assert_eq!(server.post("/completion", &json!({ "prompt": [5], "n_predict": 1 })).status, 200);
+}
+
+#[test]
+fn large_bodies_together_have_a_limit() {
+    let limits = ["--max-body", "1M", "--max-bodies", "1M"];
+    let server = Server::start(&[&["--ctx-size", "256"], &limits[..]].concat());
+    let mut body = json!({ "prompt": [5], "n_predict": 1 }).to_string();
+    body.extend(std::iter::repeat_n(' ', 200_000));
+    let ask = || server.post_bytes("/completion", body.as_bytes());
+    let start = Instant::now();
+    let (large, refused) = loop {
+        let mut large = server.connect();
+        large.write_all(post_head("/completion", 1_000_000, "").as_bytes()).unwrap();
+        large.write_all(&[b' '; 900_000]).unwrap();
+        // Until the server has read it; if it has not, the other one may be accepted.
+        std::thread::sleep(Duration::from_millis(100));
+        let response = ask();
+        if response.status == 503 {
+            break (large, response);
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{response:?}");
+    };
+    assert!(refused.head.to_ascii_lowercase().contains("retry-after: 1"), "{refused:?}");
+    let message = &refused.json()["error"]["message"];
+    assert_eq!(message, "the bodies of all requests are too large together");
+    drop(large);
+    while ask().status != 200 {
+        assert!(start.elapsed() < Duration::from_secs(20), "its bytes are free again");
+    }
+}
+
+#[test]
 fn keys_are_asked_for_where_they_matter() {
     let server = Server::start(&["--api-key", "one", "--api-key", "two"]);
     let body = json!({ "prompt": [5], "n_predict": 1 }).to_string();

@@ -1,0 +1,68 @@
+//! Bodies of requests as they arrive: each within a time and a size, and all together within the
+//! bytes that the server gives them, so that many large ones cannot use up its memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::StatusCode;
+use futures_util::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use crate::error::{ApiError, Result};
+use crate::options::ServerOptions;
+
+/// The limits of bodies, and what is left of the bytes of all of them.
+#[derive(Clone)]
+pub(crate) struct Bodies {
+    /// The most bytes of one.
+    most: usize,
+    timeout: Duration,
+    room: Arc<Semaphore>,
+}
+
+/// A body, and its share of the bytes of all bodies, which is given back when this drops.
+pub(crate) type HeldBody = (Vec<u8>, Option<OwnedSemaphorePermit>);
+
+impl Bodies {
+    pub(crate) fn new(options: &ServerOptions) -> Bodies {
+        // One of the largest size always fits.
+        let room = options.bodies_bytes.max(options.body_bytes).min(Semaphore::MAX_PERMITS);
+        let room = Arc::new(Semaphore::new(room));
+        Bodies { most: options.body_bytes, timeout: options.body_timeout, room }
+    }
+
+    /// Reads a body to its end.
+    pub(crate) async fn read(&self, body: Body) -> Result<HeldBody> {
+        let late = || {
+            let message = format!("the body took longer than {} s", self.timeout.as_secs_f64());
+            ApiError { status: StatusCode::REQUEST_TIMEOUT, ..ApiError::bad_request(message) }
+        };
+        timeout(self.timeout, self.collect(body)).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    async fn collect(&self, body: Body) -> Result<HeldBody> {
+        let mut chunks = body.into_data_stream();
+        let (mut bytes, mut held) = (Vec::new(), None::<OwnedSemaphorePermit>);
+        while let Some(chunk) = chunks.next().await {
+            let failed = |error| ApiError::bad_request(format!("the body is not whole: {error}"));
+            let chunk = chunk.map_err(failed)?;
+            if chunk.len() > self.most - bytes.len() {
+                let message = format!("the body is over the limit of {} bytes", self.most);
+                let status = StatusCode::PAYLOAD_TOO_LARGE;
+                return Err(ApiError { status, ..ApiError::bad_request(message) });
+            }
+            let full =
+                || ApiError::unavailable("the bodies of all requests are too large together");
+            let len = u32::try_from(chunk.len()).map_err(|_| full())?;
+            let share = Arc::clone(&self.room).try_acquire_many_owned(len).map_err(|_| full())?;
+            match &mut held {
+                Some(held) => held.merge(share),
+                None => held = Some(share),
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok((bytes, held))
+    }
+}
