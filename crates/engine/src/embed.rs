@@ -46,6 +46,16 @@ pub fn embedding_limits(plan: &Plan, texts: &[Vec<u32>], step: usize) -> Result<
 pub fn embed(
     model: &mut dyn Model,
     texts: &[Vec<u32>],
+    each: impl FnMut(usize, &[f32]),
+) -> Result<()> {
+    embed_until(model, texts, || false, each)
+}
+
+/// As [`embed`], but before each step asks `is_cancelled` whether to end without the other texts.
+pub fn embed_until(
+    model: &mut dyn Model,
+    texts: &[Vec<u32>],
+    is_cancelled: impl Fn() -> bool,
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<()> {
     let mut batch = TextBatch::new(model);
@@ -53,13 +63,19 @@ pub fn embed(
     check(model.plan(), texts, room)?;
     for (i, text) in texts.iter().enumerate() {
         if !batch.add(i, text, model.limits()) {
+            if is_cancelled() {
+                return Ok(());
+            }
             batch.run(model, texts, &mut each)?;
             if !batch.add(i, text, model.limits()) {
                 return Err(Error::OutOfPages { tokens: text.len() });
             }
         }
     }
-    batch.run(model, texts, &mut each)
+    match is_cancelled() {
+        true => Ok(()),
+        false => batch.run(model, texts, &mut each),
+    }
 }
 
 /// Whether every text can be had, in steps of `room` tokens.

@@ -25,7 +25,7 @@ pub mod template;
 pub mod tokenizer;
 mod worker;
 
-pub use embed::{embed, embedding_limits, longest_text};
+pub use embed::{embed, embed_until, embedding_limits, longest_text};
 pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
 pub use events::{Canceller, EventDecoder, Events, Update, UpdateSink};

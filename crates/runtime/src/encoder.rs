@@ -1,7 +1,7 @@
 //! A loaded model that embeds texts.
 
 use bodkin_backend::{Limits, Model, PAGE_TOKENS};
-use bodkin_engine::{embed, embedding_limits, longest_text};
+use bodkin_engine::{embed_until, embedding_limits, longest_text};
 
 use crate::backends::backend;
 use crate::builder::Builder;
@@ -107,7 +107,22 @@ impl Encoder {
         texts: &[Vec<u32>],
         each: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
-        embed(self.model.as_mut(), texts, each).map_err(Error::engine(&self.name))
+        self.embed_tokens_until(texts, || false, each)
+    }
+
+    /// As [`Encoder::embed_tokens`], but asks `is_cancelled` before each step whether to end
+    /// without the other texts.
+    ///
+    /// # Errors
+    /// As [`Encoder::embed_tokens`].
+    pub fn embed_tokens_until(
+        &mut self,
+        texts: &[Vec<u32>],
+        is_cancelled: impl Fn() -> bool,
+        each: impl FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let result = embed_until(self.model.as_mut(), texts, is_cancelled, each);
+        result.map_err(Error::engine(&self.name))
     }
 }
 

@@ -62,7 +62,7 @@ impl App {
     }
 
     /// Counts the tokens of a request against the limits of its key.
-    fn token_counter(self: &Arc<App>, caller: Caller) -> TokenCounter {
+    pub(crate) fn token_counter(self: &Arc<App>, caller: Caller) -> TokenCounter {
         let app = Arc::clone(self);
         Box::new(move |tokens| app.keys.count_tokens(caller, tokens))
     }

@@ -1,9 +1,10 @@
 //! Embeddings of texts, as OpenAI's and Ollama's clients ask for them. Models are encoders; vectors
 //! have length 1.
 
-use std::sync::PoisonError;
+use std::sync::Arc;
 use std::time::Instant;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
@@ -12,9 +13,11 @@ use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::app::SharedApp;
+use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
-use crate::models::{Kind, Lease};
+use crate::generate::TokenCounter;
+use crate::models::{Kind, Lease, Turn};
 use crate::ollama;
 
 /// The most texts of a request.
@@ -33,7 +36,11 @@ struct Embedded {
 }
 
 /// OpenAI's form.
-pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
+pub(crate) async fn openai(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
     let inputs = inputs(&mut fields, "input")?;
     let dimensions = fields.count("dimensions", 1)?;
@@ -47,7 +54,7 @@ pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> 
         }
     };
     let id = lease.id().to_owned();
-    let Embedded { vectors, tokens } = embed(&app, lease, inputs, dimensions).await?;
+    let Embedded { vectors, tokens } = embed(&app, caller, lease, inputs, dimensions).await?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding: Value = match is_base64 {
             true => {
@@ -68,7 +75,11 @@ pub(crate) async fn openai(State(app): State<SharedApp>, mut fields: Fields) -> 
 }
 
 /// llama-server's form: each embedding is an array of vectors, here of one.
-pub(crate) async fn llama(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
+pub(crate) async fn llama(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
     let name = if fields.has("input") { "input" } else { "content" };
     let inputs = inputs(&mut fields, name)?;
@@ -76,20 +87,24 @@ pub(crate) async fn llama(State(app): State<SharedApp>, mut fields: Fields) -> R
         let message = "embd_normalize: expected 2: vectors have length 1";
         return Err(ApiError::field("embd_normalize", message));
     }
-    let embedded = embed(&app, lease, inputs, None).await?;
+    let embedded = embed(&app, caller, lease, inputs, None).await?;
     let vectors = embedded.vectors.iter().enumerate();
     let vectors = vectors.map(|(index, v)| json!({ "index": index, "embedding": [numbers(v)] }));
     Ok(Json(vectors.collect::<Value>()).into_response())
 }
 
 /// Ollama's form for several texts.
-pub(crate) async fn ollama(State(app): State<SharedApp>, mut fields: Fields) -> Result<Response> {
+pub(crate) async fn ollama(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Response> {
     let started = Instant::now();
     let lease = ollama::model(&app, &mut fields).await?;
     let inputs = inputs(&mut fields, "input")?;
     let dimensions = fields.count("dimensions", 1)?;
     let (id, load) = (lease.id().to_owned(), lease.load_time);
-    let Embedded { vectors, tokens } = embed(&app, lease, inputs, dimensions).await?;
+    let Embedded { vectors, tokens } = embed(&app, caller, lease, inputs, dimensions).await?;
     Ok(Json(json!({
         "model": id,
         "embeddings": vectors.iter().map(|vector| numbers(vector)).collect::<Value>(),
@@ -103,11 +118,12 @@ pub(crate) async fn ollama(State(app): State<SharedApp>, mut fields: Fields) -> 
 /// Ollama's older form for one text.
 pub(crate) async fn ollama_one(
     State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
     mut fields: Fields,
 ) -> Result<Response> {
     let lease = ollama::model(&app, &mut fields).await?;
     let text = fields.string("prompt")?.unwrap_or_default();
-    let embedded = embed(&app, lease, vec![Input::Text(text)], None).await?;
+    let embedded = embed(&app, caller, lease, vec![Input::Text(text)], None).await?;
     let vector = embedded.vectors.first().map(|vector| numbers(vector));
     Ok(Json(json!({ "embedding": vector })).into_response())
 }
@@ -180,38 +196,70 @@ fn object(name: &str, map: Map<String, Value>) -> Result<Input> {
     Ok(Input::Text(text))
 }
 
-/// Embeds texts, one request at a time.
+/// Embeds texts when it is the turn of the request. Its tokens count against the limits of its key,
+/// and a client that goes away ends it at the next step.
 async fn embed(
     app: &SharedApp,
+    caller: Caller,
     lease: Lease,
     inputs: Vec<Input>,
     dimensions: Option<usize>,
 ) -> Result<Embedded> {
+    let Kind::Encoder(queue) = &lease.kind else {
+        let message = format!("{} makes text and no embeddings", lease.id());
+        return Err(ApiError::bad_request(message));
+    };
+    let turn = queue.turn().await?;
+    let counter = app.token_counter(caller);
     let id = lease.id().to_owned();
+    // Dropped with this future when the client goes away.
+    let client = Arc::new(());
+    let gone = Arc::downgrade(&client);
     let task = spawn_blocking(move || {
-        let Kind::Encoder(encoder) = &lease.kind else {
-            let message = format!("{} makes text and no embeddings", lease.id());
-            return Err(ApiError::bad_request(message));
-        };
-        // An encoder keeps nothing from one call to the next.
-        let mut encoder = encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        let texts = inputs.into_iter().map(|input| match input {
-            Input::Text(text) => Ok(encoder.tokenize(&text)?),
-            Input::Tokens(tokens) => Ok(tokens),
-        });
-        let texts = texts.collect::<Result<Vec<Vec<u32>>>>()?;
-        let mut vectors = Vec::with_capacity(texts.len());
-        encoder.embed_tokens(&texts, |_, vector| vectors.push(vector.to_vec()))?;
-        if let Some(dimensions) = dimensions {
-            vectors.iter_mut().try_for_each(|vector| shorten(vector, dimensions))?;
-        }
-        Ok(Embedded { vectors, tokens: texts.iter().map(Vec::len).sum() })
+        let _lease = lease;
+        compute(turn, inputs, dimensions, &counter, &|| gone.strong_count() == 0)
     });
     let embedded = task.await;
+    drop(client);
     let embedded =
         embedded.map_err(|_| ApiError::internal("computing the embeddings panicked"))??;
     app.metrics.embedded(&id, embedded.tokens);
     Ok(embedded)
+}
+
+/// Computes a request, or a part of it if `is_cancelled`.
+fn compute(
+    mut turn: Turn,
+    inputs: Vec<Input>,
+    dimensions: Option<usize>,
+    counter: &TokenCounter,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Embedded> {
+    let texts = inputs.into_iter().map(|input| match input {
+        Input::Text(text) => Ok(turn.tokenize(&text)?),
+        Input::Tokens(tokens) => Ok(tokens),
+    });
+    let texts = texts.collect::<Result<Vec<Vec<u32>>>>()?;
+    let tokens = texts.iter().map(Vec::len).sum();
+    counter(tokens);
+    let progress = turn.progress();
+    progress.admit(tokens);
+    let ends = || {
+        let ends = is_cancelled();
+        if !ends {
+            progress.begin_step();
+        }
+        ends
+    };
+    let mut vectors = Vec::with_capacity(texts.len());
+    turn.embed_tokens_until(&texts, ends, |i, vector| {
+        progress.add_rows(texts[i].len());
+        vectors.push(vector.to_vec());
+    })?;
+    if let Some(dimensions) = dimensions {
+        vectors.iter_mut().try_for_each(|vector| shorten(vector, dimensions))?;
+    }
+    Ok(Embedded { vectors, tokens })
 }
 
 /// Cuts a vector to its first dimensions and scales it to length 1 again (Matryoshka).

@@ -120,8 +120,6 @@ impl Metrics {
     pub(crate) fn embedded(&self, model: &str, tokens: usize) {
         let labels = ModelLabels { model: model.to_owned() };
         self.embedded.get_or_create(&labels).inc_by(tokens as u64);
-        self.totals.embedded_tokens.fetch_add(tokens as u64, Relaxed);
-        self.totals.embeddings.fetch_add(1, Relaxed);
     }
 
     /// All metrics in the OpenMetrics format.

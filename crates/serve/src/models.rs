@@ -2,9 +2,10 @@
 //! another one needs their memory, and loaded again after a failure.
 
 mod backoff;
+mod encoder_queue;
 mod entry;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bodkin::{
@@ -18,8 +19,10 @@ use crate::experts::ExpertSample;
 use crate::options::{ModelSpec, ServerOptions};
 use crate::sampling::apply_defaults;
 
+pub(crate) use encoder_queue::Turn;
 pub(crate) use entry::{Details, Entry, Kind, Lease, Loaded};
 
+use encoder_queue::EncoderQueue;
 use entry::State;
 
 /// How long metrics wait for the answer of an engine about its experts.
@@ -199,10 +202,7 @@ impl ModelPool {
         let (mut is_healthy, mut models) = (true, Vec::new());
         for (entry, (status, cause)) in statuses {
             is_healthy &= matches!(status, "loaded" | "unloaded");
-            let age = entry.loaded().and_then(|loaded| match &loaded.kind {
-                Kind::Text(model) => model.engine().stats().step_age,
-                Kind::Encoder(_) => None,
-            });
+            let age = entry.loaded().and_then(|loaded| loaded.stats().step_age);
             models.push(json!({
                 "id": entry.spec.id,
                 "status": status,
@@ -238,7 +238,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
     let (kind, bytes) = if file.plan.is_encoder() {
         let encoder = Encoder::open(file, options)?;
         let bytes = encoder.bytes();
-        (Kind::Encoder(Mutex::new(encoder)), bytes)
+        (Kind::Encoder(EncoderQueue::new(encoder, options.queue)), bytes)
     } else {
         let model = Model::open(file, options)?;
         details.context = model.context();

@@ -5,6 +5,7 @@
 
 mod clients;
 mod defaults;
+mod embeddings;
 mod faults;
 mod models;
 mod server;

@@ -13,7 +13,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use crate::models::{Entry, Kind, Loaded, ModelPool};
+use crate::models::{Entry, Loaded, ModelPool};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct ModelLabels {
@@ -48,10 +48,6 @@ pub(super) struct RequestTotals {
     pub(super) generate_us: AtomicU64,
     /// Tokens of the longest sequence.
     pub(super) longest: AtomicU64,
-    /// Tokens of embedded texts.
-    pub(super) embedded_tokens: AtomicU64,
-    /// Requests for embeddings.
-    pub(super) embeddings: AtomicU64,
 }
 
 /// A number: its name, what it is, and whether it only grows.
@@ -90,8 +86,6 @@ struct Sums {
     prompt_seconds: f64,
     generate_seconds: f64,
     longest: f64,
-    embedded_tokens: f64,
-    embeddings: f64,
 }
 
 const LLAMA_METRICS: &[Metric<Sums>] = &[
@@ -104,7 +98,7 @@ const LLAMA_METRICS: &[Metric<Sums>] = &[
         s.stats.generated_tokens as f64
     }),
     ("llamacpp:tokens_predicted_seconds", "Time in which they were", true, |s| s.generate_seconds),
-    ("llamacpp:n_decode", "Steps of all models", true, |s| s.stats.steps as f64 + s.embeddings),
+    ("llamacpp:n_decode", "Steps of all models", true, |s| s.stats.steps as f64),
     ("llamacpp:n_tokens_max", "Tokens of the longest sequence", false, |s| s.longest),
     ("llamacpp:prompt_tokens_seconds", "Prompt tokens a second", false, |s| {
         rate(s.prompt_tokens(), s.prompt_seconds)
@@ -134,20 +128,17 @@ impl Sums {
             sum.rows += stats.rows;
         }
         let seconds = |us: &AtomicU64| us.load(Relaxed) as f64 / 1e6;
-        let count = |count: &AtomicU64| count.load(Relaxed) as f64;
         Sums {
             stats: sum,
             prompt_seconds: seconds(&totals.prompt_us),
             generate_seconds: seconds(&totals.generate_us),
-            longest: count(&totals.longest),
-            embedded_tokens: count(&totals.embedded_tokens),
-            embeddings: count(&totals.embeddings),
+            longest: totals.longest.load(Relaxed) as f64,
         }
     }
 
     fn prompt_tokens(&self) -> f64 {
         let Stats { prompt_tokens, cached_tokens, .. } = self.stats;
-        prompt_tokens.saturating_sub(cached_tokens) as f64 + self.embedded_tokens
+        prompt_tokens.saturating_sub(cached_tokens) as f64
     }
 }
 
@@ -161,8 +152,8 @@ fn pages(windows: &[usize]) -> f64 {
 
 /// The share of the pages that running requests hold.
 fn usage(stats: &Stats) -> f64 {
-    let unused = pages(&stats.free_pages) + pages(&stats.cached_pages);
-    1.0 - unused / pages(&stats.total_pages).max(1.0)
+    let (all, free) = (pages(&stats.total_pages), pages(&stats.free_pages));
+    rate(all - free - pages(&stats.cached_pages), all)
 }
 
 /// Reads the engines' statistics.
@@ -181,10 +172,7 @@ impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let loaded = self.pool.entries().iter().filter_map(|entry| Some((entry, entry.loaded()?)));
         let loaded: Vec<(&Arc<Entry>, Arc<Loaded>)> = loaded.collect();
-        let stats = loaded.iter().filter_map(|(entry, loaded)| match &loaded.kind {
-            Kind::Text(model) => Some((entry.spec.id.clone(), model.engine().stats())),
-            Kind::Encoder(_) => None,
-        });
+        let stats = loaded.iter().map(|(entry, loaded)| (entry.spec.id.clone(), loaded.stats()));
         let stats: Vec<(String, Stats)> = stats.collect();
         for metric in ENGINE_METRICS {
             let values =

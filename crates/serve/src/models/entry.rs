@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bodkin::{Encoder, Model, Request};
+use bodkin::{Model, Request};
+use bodkin_engine::Stats;
 use bodkin_gguf::File;
 use serde_json::{Map, Value};
 
 use super::backoff::Backoff;
+use super::encoder_queue::EncoderQueue;
 use crate::error::{ApiError, Result};
 use crate::experts::ExpertSample;
 use crate::fields::Fields;
@@ -63,8 +65,7 @@ pub(crate) struct Loaded {
 /// What a model computes.
 pub(crate) enum Kind {
     Text(Box<Model>),
-    /// One request at a time.
-    Encoder(Mutex<Encoder>),
+    Encoder(EncoderQueue),
 }
 
 /// Facts of a model's file.
@@ -270,10 +271,17 @@ impl Loaded {
         }
     }
 
+    /// The state of the engine, or of an encoder's queue.
+    pub(crate) fn stats(&self) -> Stats {
+        match &self.kind {
+            Kind::Text(model) => model.engine().stats(),
+            Kind::Encoder(queue) => queue.stats(),
+        }
+    }
+
     /// Whether a step takes too long.
     fn hang(&self, step_timeout: Duration) -> Option<String> {
-        let Kind::Text(model) = &self.kind else { return None };
-        let age = model.engine().stats().step_age.filter(|age| *age > step_timeout)?;
+        let age = self.stats().step_age.filter(|age| *age > step_timeout)?;
         Some(format!("a step has been running for {} s", age.as_secs()))
     }
 }
