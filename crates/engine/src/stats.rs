@@ -37,6 +37,20 @@ pub struct Stats {
     pub step_age: Option<Duration>,
 }
 
+impl Stats {
+    /// Adds the totals of another engine, and nothing of its state.
+    pub fn add_totals(&mut self, other: &Stats) {
+        self.requests += other.requests;
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.generated_tokens += other.generated_tokens;
+        self.preemptions += other.preemptions;
+        self.steps += other.steps;
+        self.rows += other.rows;
+        self.step_seconds += other.step_seconds;
+    }
+}
+
 /// What the worker shares with its clients.
 pub(crate) struct Status {
     started: Instant,

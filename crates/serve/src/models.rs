@@ -20,7 +20,7 @@ use crate::options::{ModelSpec, ServerOptions};
 use crate::sampling::apply_defaults;
 
 pub(crate) use encoder_queue::Turn;
-pub(crate) use entry::{Details, Entry, Kind, Lease, Loaded};
+pub(crate) use entry::{Details, Entry, Kind, Lease, Loaded, Measured};
 
 use encoder_queue::EncoderQueue;
 use entry::State;

@@ -218,6 +218,56 @@ fn a_file_truncated_in_a_request_ends_the_server_with_its_name() {
     assert_eq!(server.child.wait().unwrap().code(), Some(1));
 }
 
+/// The counters of `/metrics`.
+fn counters(server: &Server) -> Vec<(String, f64)> {
+    let text = server.get("/metrics").body;
+    let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let names: Vec<&str> = names.filter_map(|line| line.strip_suffix(" counter")).collect();
+    let samples = text.lines().filter_map(|line| line.rsplit_once(' '));
+    let samples = samples.filter(|(name, _)| names.contains(&name.split('{').next().unwrap()));
+    samples.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
+}
+
+#[test]
+fn counters_never_fall() {
+    let (moe, bert) = (kit("mixtral.gguf"), kit("bert.gguf"));
+    let server = Server::with(&[moe.to_str().unwrap(), bert.to_str().unwrap()]);
+    let ask = || {
+        assert_eq!(complete(&server, "mixtral"), 200);
+        let body = json!({ "model": "bert", "input": "a" });
+        assert_eq!(server.post("/v1/embeddings", &body).status, 200);
+        counters(&server)
+    };
+    let unload = || {
+        for model in ["mixtral", "bert"] {
+            server.post("/api/generate", &json!({ "model": model, "keep_alive": 0 }));
+        }
+        assert_eq!(statuses(&server), ["unloaded", "unloaded"]);
+        counters(&server)
+    };
+    let mut before = ask();
+    let has =
+        |name: &str| before.iter().any(|(found, value)| found.starts_with(name) && *value > 0.0);
+    for name in [
+        "llamacpp:tokens_predicted_total",
+        "llamacpp:prompt_tokens_total",
+        "bodkin_steps_total{model=\"bert\"}",
+        "bodkin_expert_selections_total",
+    ] {
+        assert!(has(name), "{name}: {before:?}");
+    }
+    for after in [unload(), ask(), unload(), ask()] {
+        for (name, value) in &before {
+            let found = after.iter().find(|(found, _)| found == name);
+            assert!(found.is_some_and(|(_, found)| found >= value), "{name} {value}: {found:?}");
+        }
+        before = after;
+    }
+    let total = |name: &str| server.metric(&format!("{name}_total"));
+    assert_eq!(total("bodkin_generated_tokens"), 6.0);
+    assert_eq!(total("llamacpp:tokens_predicted"), 6.0);
+}
+
 #[test]
 fn metrics_count_the_experts_of_each_layer() {
     let server = Server::of(&kit("mixtral.gguf"), &["--ctx-size", "256"]);

@@ -13,7 +13,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use crate::models::{Entry, Loaded, ModelPool};
+use crate::models::{Measured, ModelPool};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct ModelLabels {
@@ -121,11 +121,7 @@ impl Sums {
         for stats in stats {
             sum.running += stats.running;
             sum.waiting += stats.waiting;
-            sum.prompt_tokens += stats.prompt_tokens;
-            sum.cached_tokens += stats.cached_tokens;
-            sum.generated_tokens += stats.generated_tokens;
-            sum.steps += stats.steps;
-            sum.rows += stats.rows;
+            sum.add_totals(stats);
         }
         let seconds = |us: &AtomicU64| us.load(Relaxed) as f64 / 1e6;
         Sums {
@@ -170,35 +166,37 @@ impl std::fmt::Debug for EngineCollector {
 
 impl Collector for EngineCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let loaded = self.pool.entries().iter().filter_map(|entry| Some((entry, entry.loaded()?)));
-        let loaded: Vec<(&Arc<Entry>, Arc<Loaded>)> = loaded.collect();
-        let stats = loaded.iter().map(|(entry, loaded)| (entry.spec.id.clone(), loaded.stats()));
-        let stats: Vec<(String, Stats)> = stats.collect();
+        let measured: Vec<(&str, Measured)> = self
+            .pool
+            .entries()
+            .iter()
+            .filter_map(|entry| Some((entry.spec.id.as_str(), entry.measured()?)))
+            .collect();
+        let labels = |id: &str| ModelLabels { model: id.to_owned() };
+        let loaded = || measured.iter().filter(|(_, m)| m.bytes.is_some());
         for metric in ENGINE_METRICS {
-            let values =
-                stats.iter().map(|(id, s)| (ModelLabels { model: id.clone() }, metric.3(s)));
+            let is_counter = metric.2;
+            let shown = measured.iter().filter(|(_, m)| is_counter || m.bytes.is_some());
+            let values = shown.map(|(id, m)| (labels(id), metric.3(&m.stats)));
             write(&mut encoder, metric, values)?;
         }
         for metric in VLLM_METRICS {
-            let labels = |id: &String| VllmLabels { model_name: id.clone() };
-            let values = stats.iter().map(|(id, stats)| (labels(id), metric.3(stats)));
+            let labels = |id: &str| VllmLabels { model_name: id.to_owned() };
+            let values = loaded().map(|(id, m)| (labels(id), metric.3(&m.stats)));
             write(&mut encoder, metric, values)?;
         }
-        let sums = Sums::of(stats.iter().map(|(_, stats)| stats), &self.totals);
+        let sums = Sums::of(measured.iter().map(|(_, m)| &m.stats), &self.totals);
         for metric in LLAMA_METRICS {
             let (name, help, is_counter, value) = *metric;
             let descriptor = encoder.encode_descriptor(name, help, None, kind(is_counter))?;
             encode(is_counter, value(&sums), descriptor)?;
         }
-        let bytes = loaded.iter().map(|(entry, loaded)| {
-            (ModelLabels { model: entry.spec.id.clone() }, loaded.bytes as f64)
-        });
+        let bytes = measured.iter().filter_map(|(id, m)| Some((labels(id), m.bytes? as f64)));
         let metric: Metric<()> =
             ("bodkin_model_bytes", "Memory of a loaded model", false, |()| 0.0);
         write(&mut encoder, &metric, bytes)?;
-        let experts = loaded.iter().flat_map(|(entry, loaded)| {
-            loaded.experts.layers().into_iter().map(|layer| (entry.spec.id.clone(), layer))
-        });
+        let experts =
+            measured.iter().flat_map(|(id, m)| m.experts.iter().map(move |layer| (*id, layer)));
         encode_experts(&mut encoder, &experts.collect::<Vec<_>>())
     }
 }
@@ -237,14 +235,15 @@ fn encode(is_counter: bool, value: f64, encoder: MetricEncoder<'_>) -> Result<()
 /// What is known of the experts of each layer of each model.
 fn encode_experts(
     encoder: &mut DescriptorEncoder<'_>,
-    layers: &[(String, ExpertStats)],
+    layers: &[(&str, &ExpertStats)],
 ) -> Result<(), Error> {
     let metric = |name, help, is_counter| -> Metric<()> { (name, help, is_counter, |()| 0.0) };
     let each = |value: fn(u64, u64) -> f64| {
         layers.iter().flat_map(move |(model, stats)| {
             let all = stats.counts.iter().sum::<u64>().max(1);
             stats.counts.iter().enumerate().map(move |(expert, &count)| {
-                let labels = ExpertLabels { model: model.clone(), layer: stats.layer, expert };
+                let labels =
+                    ExpertLabels { model: (*model).to_owned(), layer: stats.layer, expert };
                 (labels, value(count, all))
             })
         })
@@ -257,7 +256,7 @@ fn encode_experts(
     let seconds = ("bodkin_expert_layer_seconds", "Thread time in the experts of a layer");
     let measured = layers.iter().filter(|(_, stats)| !stats.seconds.is_empty());
     let times = measured.map(|(model, stats)| {
-        let labels = LayerLabels { model: model.clone(), layer: stats.layer };
+        let labels = LayerLabels { model: (*model).to_owned(), layer: stats.layer };
         (labels, stats.seconds.iter().sum())
     });
     write(encoder, &metric(seconds.0, seconds.1, true), times)

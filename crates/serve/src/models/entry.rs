@@ -1,10 +1,12 @@
 //! One model of a server: whether it is loaded, who uses it, and whether it works.
 
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bodkin::{Model, Request};
+use bodkin_backend::ExpertStats;
 use bodkin_engine::Stats;
 use bodkin_gguf::File;
 use serde_json::{Map, Value};
@@ -22,7 +24,7 @@ pub(crate) struct Entry {
     pub(crate) spec: ModelSpec,
     /// When the server started, in seconds since 1970: what clients read as the creation time.
     pub(crate) created: u64,
-    state: Mutex<State>,
+    slot: Mutex<Slot>,
     backoff: Mutex<Backoff>,
     /// Requests that use the model.
     users: AtomicUsize,
@@ -35,9 +37,17 @@ pub(crate) struct Entry {
     loads: AtomicU64,
 }
 
+/// The state of a model, and what was measured of those that it had in memory before.
+#[derive(Default)]
+struct Slot {
+    state: State,
+    past: Measured,
+}
+
 /// Whether a model can answer.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) enum State {
+    #[default]
     Unloaded,
     Loading,
     Loaded(Arc<Loaded>),
@@ -78,6 +88,16 @@ pub(crate) struct Details {
     /// The format of most weights, such as `Q4_K`.
     pub(crate) format: &'static str,
     pub(crate) is_on_gpu: bool,
+}
+
+/// What is measured of a model: totals since the server started, and its state now.
+#[derive(Clone, Default)]
+pub(crate) struct Measured {
+    pub(crate) stats: Stats,
+    /// What its experts did, layer by layer.
+    pub(crate) experts: Vec<ExpertStats>,
+    /// Its memory; none while it is not loaded.
+    pub(crate) bytes: Option<u64>,
 }
 
 /// A loaded model in use: it is not unloaded before this drops.
@@ -136,7 +156,7 @@ impl Entry {
         Entry {
             spec,
             created,
-            state: Mutex::new(State::Unloaded),
+            slot: Mutex::default(),
             backoff: Mutex::default(),
             users: AtomicUsize::new(0),
             last_used: AtomicU64::new(0),
@@ -146,8 +166,8 @@ impl Entry {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn backoff(&self) -> MutexGuard<'_, Backoff> {
@@ -164,7 +184,7 @@ impl Entry {
 
     /// The model, if it is loaded and works, without using it.
     pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
-        match &*self.state() {
+        match &self.slot().state {
             State::Loaded(loaded) => Some(Arc::clone(loaded)),
             _ => None,
         }
@@ -182,6 +202,19 @@ impl Entry {
         self.keep_alive.store(millis(keep_alive), Relaxed);
     }
 
+    /// What is measured of it; none before it was loaded.
+    pub(crate) fn measured(&self) -> Option<Measured> {
+        let slot = self.slot();
+        let mut measured = slot.past.clone();
+        if let State::Loaded(loaded) = &slot.state {
+            measured.stats = loaded.stats();
+            measured.stats.add_totals(&slot.past.stats);
+            measured.add_experts(loaded.experts.layers());
+            measured.bytes = Some(loaded.bytes);
+        }
+        (self.loads() > 0).then_some(measured)
+    }
+
     /// How often it was loaded.
     pub(crate) fn loads(&self) -> u64 {
         self.loads.load(Relaxed)
@@ -189,8 +222,8 @@ impl Entry {
 
     /// A lease of the loaded model, if it has not failed.
     pub(super) fn lease(self: &Arc<Entry>) -> Option<Lease> {
-        let state = self.state();
-        match &*state {
+        let slot = self.slot();
+        match &slot.state {
             State::Loaded(loaded) if loaded.failure().is_none() => {
                 // While the state is locked, nobody unloads it.
                 self.users.fetch_add(1, Relaxed);
@@ -202,11 +235,11 @@ impl Entry {
 
     /// Takes the model out of memory if nobody uses it. Returns what is to be dropped.
     pub(super) fn take_idle(&self) -> Option<Arc<Loaded>> {
-        let mut state = self.state();
-        if self.users.load(Relaxed) > 0 || !matches!(*state, State::Loaded(_)) {
+        let mut slot = self.slot();
+        if self.users.load(Relaxed) > 0 || !matches!(slot.state, State::Loaded(_)) {
             return None;
         }
-        match std::mem::replace(&mut *state, State::Unloaded) {
+        match slot.replace(State::Unloaded) {
             State::Loaded(loaded) => Some(loaded),
             _ => None,
         }
@@ -215,7 +248,7 @@ impl Entry {
     /// Begins to load the model. Returns what it replaces.
     pub(super) fn begin_load(&self) -> State {
         self.backoff().begin(Instant::now());
-        std::mem::replace(&mut *self.state(), State::Loading)
+        self.slot().replace(State::Loading)
     }
 
     /// Notes the result of a load.
@@ -224,11 +257,11 @@ impl Entry {
         match result {
             Ok(loaded) => {
                 self.loads.fetch_add(1, Relaxed);
-                *self.state() = State::Loaded(Arc::new(loaded));
+                self.slot().replace(State::Loaded(Arc::new(loaded)));
                 self.lease().ok_or_else(|| ApiError::internal("the model failed as it was loaded"))
             }
             Err(error) => {
-                *self.state() = State::Failed(error.message.clone());
+                self.slot().replace(State::Failed(error.message.clone()));
                 Err(error)
             }
         }
@@ -236,7 +269,7 @@ impl Entry {
 
     /// How long a model that has failed waits to be loaded again; none for one that has not.
     pub(super) fn retry_in(&self) -> Option<Duration> {
-        let has_failed = match &*self.state() {
+        let has_failed = match &self.slot().state {
             State::Unloaded | State::Loading => false,
             State::Failed(_) => true,
             State::Loaded(loaded) => loaded.failure().is_some(),
@@ -246,7 +279,7 @@ impl Entry {
 
     /// The state in a word, and what is wrong.
     pub(crate) fn status(&self, step_timeout: Duration) -> (&'static str, Option<String>) {
-        match &*self.state() {
+        match &self.slot().state {
             State::Unloaded => ("unloaded", None),
             State::Loading => ("loading", None),
             State::Failed(cause) => ("failed", Some(cause.clone())),
@@ -257,6 +290,38 @@ impl Entry {
             },
         }
     }
+}
+
+impl Slot {
+    /// Changes the state. Totals of a model that leaves are added to the past ones under the same
+    /// lock, so that no sum ever falls.
+    fn replace(&mut self, state: State) -> State {
+        if let State::Loaded(loaded) = &self.state {
+            self.past.stats.add_totals(&loaded.stats());
+            self.past.add_experts(loaded.experts.layers());
+        }
+        std::mem::replace(&mut self.state, state)
+    }
+}
+
+impl Measured {
+    fn add_experts(&mut self, layers: Vec<ExpertStats>) {
+        for layer in layers {
+            match self.experts.iter_mut().find(|known| known.layer == layer.layer) {
+                Some(known) => {
+                    add(&mut known.counts, &layer.counts);
+                    add(&mut known.seconds, &layer.seconds);
+                }
+                None => self.experts.push(layer),
+            }
+        }
+    }
+}
+
+/// Adds numbers one by one. A file that replaced another may have more of them.
+fn add<T: Copy + Default + AddAssign>(sums: &mut Vec<T>, numbers: &[T]) {
+    sums.resize(sums.len().max(numbers.len()), T::default());
+    sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += *number);
 }
 
 impl Loaded {
