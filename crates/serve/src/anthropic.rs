@@ -13,7 +13,7 @@ use crate::fields::{Fields, Json};
 use crate::generate::{
     Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens as count,
 };
-use crate::openai::chat::text_of_parts;
+use crate::openai::chat::{messages, text_of_parts};
 use crate::openai::new_id;
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::Reports;
@@ -79,12 +79,7 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
     ["tools", "tool_choice", "mcp_servers", "container"]
         .into_iter()
         .try_for_each(|f| fields.refuse(f))?;
-    let Some(given) = fields.array("messages")? else {
-        return Err(ApiError::field("messages", "messages: expected an array, found none"));
-    };
-    if given.is_empty() {
-        return Err(ApiError::field("messages", "messages: expected at least one"));
-    }
+    let given = messages(fields)?;
     let mut messages = Vec::with_capacity(given.len() + 1);
     if let Some(system) = fields.take("system") {
         messages.push(json!({ "role": "system", "content": text("system", &system)? }));

@@ -5,7 +5,7 @@ mod engines;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use bodkin::{Timings, Usage};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -47,7 +47,7 @@ pub(crate) struct Metrics {
     embedded: Family<ModelLabels, Counter>,
     totals: Arc<RequestTotals>,
     /// When the server started, in seconds since 1970.
-    pub(crate) started: u64,
+    pub(crate) started: i64,
 }
 
 /// What is measured of one request.
@@ -93,7 +93,7 @@ impl Metrics {
         let collector = EngineCollector { pool: Arc::clone(pool), totals: Arc::clone(&totals) };
         registry.register_collector(Box::new(collector));
         let (first_token, inter_token, request) = metrics;
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+        let started = jiff::Timestamp::now().as_second();
         Metrics { registry, requests, first_token, inter_token, request, embedded, totals, started }
     }
 

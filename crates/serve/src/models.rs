@@ -6,7 +6,7 @@ mod encoder_queue;
 mod entry;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use bodkin::{
     DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
@@ -42,7 +42,7 @@ pub(crate) struct ModelPool {
 
 impl ModelPool {
     pub(crate) fn new(options: &ServerOptions, reporter: Reporter) -> ModelPool {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let created = jiff::Timestamp::now().as_second();
         let entry =
             |spec: &ModelSpec| Arc::new(Entry::new(spec.clone(), created, options.keep_alive));
         ModelPool {

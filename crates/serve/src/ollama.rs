@@ -16,7 +16,7 @@ use crate::fields::{Fields, Json};
 use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
 use crate::models::{Details, Entry, Lease};
 use crate::openai::chat::chat as conversation;
-use crate::openai::max_tokens;
+use crate::openai::{finish_reason, max_tokens};
 use crate::reasoning::Delta;
 use crate::stream::{self, StreamFormat, json as write_json};
 use crate::timings::Reports;
@@ -52,7 +52,7 @@ pub(crate) async fn ps(State(app): State<SharedApp>) -> Response {
 /// What a list says of a model.
 fn summary(entry: &Entry) -> Value {
     let loaded = entry.loaded();
-    let modified = jiff::Timestamp::from_second(entry.created as i64).unwrap_or_default();
+    let modified = jiff::Timestamp::from_second(entry.created).unwrap_or_default();
     json!({
         "name": entry.spec.id,
         "model": entry.spec.id,
@@ -369,11 +369,7 @@ impl LineStream {
             ("eval_duration", nanos(timings.generate_ms)),
         ];
         line["done"] = true.into();
-        line["done_reason"] = match finish {
-            Finish::Length | Finish::Context => "length",
-            Finish::End | Finish::Stop(_) | Finish::Cancelled => "stop",
-        }
-        .into();
+        line["done_reason"] = finish_reason(finish).into();
         for (name, value) in statistics {
             line[name] = value.into();
         }

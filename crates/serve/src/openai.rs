@@ -2,11 +2,10 @@
 //! llama-server adds.
 
 pub(crate) mod chat;
+mod chunks;
 pub(crate) mod completions;
 pub(crate) mod models;
 pub(crate) mod responses;
-
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bodkin::{Finish, Logprobs, Usage};
 use serde_json::{Value, json};
@@ -25,8 +24,8 @@ const CHOICES: i64 = 64;
 const TOP_LOGPROBS: i64 = 20;
 
 /// Seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+pub(crate) fn now() -> i64 {
+    jiff::Timestamp::now().as_second()
 }
 
 /// An id such as `chatcmpl-` and 24 characters.

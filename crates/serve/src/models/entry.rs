@@ -23,7 +23,7 @@ use crate::sampling;
 pub(crate) struct Entry {
     pub(crate) spec: ModelSpec,
     /// When the server started, in seconds since 1970: what clients read as the creation time.
-    pub(crate) created: u64,
+    pub(crate) created: i64,
     slot: Mutex<Slot>,
     backoff: Mutex<Backoff>,
     /// Requests that use the model.
@@ -152,7 +152,7 @@ impl Drop for Lease {
 
 impl Entry {
     /// A model that is not loaded.
-    pub(super) fn new(spec: ModelSpec, created: u64, keep_alive: Option<Duration>) -> Entry {
+    pub(super) fn new(spec: ModelSpec, created: i64, keep_alive: Option<Duration>) -> Entry {
         Entry {
             spec,
             created,

@@ -5,9 +5,9 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
+use super::chunks::{self, Chunks};
 use super::{
-    FINGERPRINT, TOP_LOGPROBS, chat_logprobs, choices, finish_reason, max_tokens, new_id, now,
-    refuse_missing, stream_options, usage,
+    TOP_LOGPROBS, chat_logprobs, choices, finish_reason, max_tokens, refuse_missing, stream_options,
 };
 use crate::app::SharedApp;
 use crate::auth::Caller;
@@ -17,7 +17,7 @@ use crate::generate::{
     Answer, Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens,
 };
 use crate::stream::{self, StreamFormat, sse_data};
-use crate::timings::{LlamaTimings, Reports, add_report};
+use crate::timings::Reports;
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -48,7 +48,7 @@ pub(crate) async fn create(
     let generation = Generation { prompts, request, choices, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     if streams {
-        return Ok(stream::response(running, ChatStream::new(include_usage)));
+        return Ok(stream::response(running, ChatStream(Chunks::new(include_usage))));
     }
     let (running, answers) = running.collect().await?;
     Ok(Json(whole(&running, &answers, has_logprobs)).into_response())
@@ -82,28 +82,26 @@ fn whole(running: &Running, answers: &[Answer], has_logprobs: bool) -> Value {
             "finish_reason": finish_reason(&answer.finish),
         })
     });
-    let timings = answers.first().map(|a| LlamaTimings::new(&a.usage, &a.timings));
-    json!({
-        "id": new_id("chatcmpl-"),
-        "object": "chat.completion",
-        "created": now(),
-        "model": running.lease.id(),
-        "system_fingerprint": FINGERPRINT,
-        "choices": choices.collect::<Value>(),
-        "usage": usage(&running.usage),
-        "timings": timings,
-    })
+    chunks::whole(("chatcmpl-", "chat.completion"), running, answers, choices.collect())
+}
+
+/// The messages of a request, which must have some.
+pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Value>> {
+    let error = |found| {
+        let message = format!("messages: expected an array of at least one, found {found}");
+        Err(ApiError::field("messages", message))
+    };
+    match fields.array("messages")? {
+        None => error("none"),
+        Some(messages) if messages.is_empty() => error("an empty one"),
+        Some(messages) => Ok(messages),
+    }
 }
 
 /// The conversation of a request.
 pub(crate) fn chat(fields: &mut Fields) -> Result<Chat> {
-    let Some(messages) = fields.array("messages")? else {
-        return Err(ApiError::field("messages", "messages: expected an array, found none"));
-    };
-    if messages.is_empty() {
-        return Err(ApiError::field("messages", "messages: expected at least one"));
-    }
-    let messages = messages.into_iter().enumerate().map(|(i, value)| message(i, value));
+    let messages = messages(fields)?.into_iter().enumerate();
+    let messages = messages.map(|(i, value)| message(i, value));
     let messages = messages.collect::<Result<Vec<Value>>>()?;
     let end = end(fields, &messages)?;
     let variables = fields.object("chat_template_kwargs")?.rest();
@@ -191,31 +189,10 @@ pub(crate) fn text_of_parts(at: &str, parts: &[Value]) -> Result<String> {
 }
 
 /// The chunks of a streamed answer.
-struct ChatStream {
-    id: String,
-    created: u64,
-    include_usage: bool,
-    timings: Option<LlamaTimings>,
-    /// The start of every chunk.
-    head: Value,
-}
+struct ChatStream(Chunks);
 
-impl ChatStream {
-    fn new(include_usage: bool) -> ChatStream {
-        let (id, created) = (new_id("chatcmpl-"), now());
-        ChatStream { id, created, include_usage, timings: None, head: Value::Null }
-    }
-
-    /// A chunk with these choices.
-    fn chunk(&self, choices: Value) -> Value {
-        let mut chunk = self.head.clone();
-        chunk["choices"] = choices;
-        chunk
-    }
-
-    fn choice(&self, index: usize, delta: Value, finish: Option<&str>) -> Value {
-        self.chunk(json!([{ "index": index, "delta": delta, "finish_reason": finish }]))
-    }
+fn choice(index: usize, delta: impl Into<Value>, finish: Option<&str>) -> Value {
+    json!({ "index": index, "delta": delta.into(), "finish_reason": finish })
 }
 
 impl StreamFormat for ChatStream {
@@ -223,16 +200,10 @@ impl StreamFormat for ChatStream {
     const PING: &'static [u8] = b":\n\n";
 
     fn begin(&mut self, running: &Running, out: &mut Vec<u8>) {
-        self.head = json!({
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": running.lease.id(),
-            "system_fingerprint": FINGERPRINT,
-        });
+        self.0.begin("chatcmpl-", "chat.completion.chunk", running);
         for index in 0..running.choices() {
             let delta = json!({ "role": "assistant", "content": null });
-            sse_data(&self.choice(index, delta, None), out);
+            self.0.write(Some(choice(index, delta, None)), Map::new(), out);
         }
     }
 
@@ -246,45 +217,30 @@ impl StreamFormat for ChatStream {
             fields.insert("content".to_owned(), delta.content.into());
         }
         match kind {
-            EventKind::Prefill => {
-                let mut chunk = self.choice(index, json!({}), None);
-                add_report(&mut chunk, report);
-                sse_data(&chunk, out);
-            }
+            EventKind::Prefill => self.0.write(Some(choice(index, json!({}), None)), report, out),
             EventKind::Token { id, logprobs } => {
                 if fields.is_empty() && logprobs.is_none() && report.is_empty() {
                     return;
                 }
-                let mut chunk = self.choice(index, fields.into(), None);
-                add_report(&mut chunk, report);
+                let mut choice = choice(index, fields, None);
                 if let Some(logprobs) = logprobs {
                     let content = [chat_logprobs(&running.lease, id, &logprobs)];
-                    chunk["choices"][0]["logprobs"] = json!({ "content": content });
+                    choice["logprobs"] = json!({ "content": content });
                 }
-                sse_data(&chunk, out);
+                self.0.write(Some(choice), report, out);
             }
             EventKind::Done { finish, usage, timings } => {
                 if !fields.is_empty() {
-                    sse_data(&self.choice(index, fields.into(), None), out);
+                    self.0.write(Some(choice(index, fields, None)), Map::new(), out);
                 }
-                let finish = Some(finish_reason(&finish));
-                let mut chunk = self.choice(index, json!({}), finish);
-                let timings = LlamaTimings::new(&usage, &timings);
-                self.timings = Some(timings);
-                chunk["timings"] = json!(timings);
-                sse_data(&chunk, out);
+                let choice = choice(index, json!({}), Some(finish_reason(&finish)));
+                self.0.done(choice, &usage, &timings, out);
             }
             EventKind::Failed(error) => sse_data(&error.openai(), out),
         }
     }
 
     fn end(&mut self, running: &Running, out: &mut Vec<u8>) {
-        if self.include_usage {
-            let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = usage(&running.usage);
-            chunk["timings"] = json!(self.timings);
-            sse_data(&chunk, out);
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
+        self.0.end(running, out);
     }
 }

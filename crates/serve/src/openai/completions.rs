@@ -3,19 +3,17 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{
-    FINGERPRINT, choices, finish_reason, max_tokens, new_id, now, piece, refuse_missing,
-    stream_options, usage,
-};
+use super::chunks::{self, Chunks};
+use super::{choices, finish_reason, max_tokens, piece, refuse_missing, stream_options};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
 use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
 use crate::stream::{self, StreamFormat, sse_data};
-use crate::timings::{LlamaTimings, Reports, add_report};
+use crate::timings::Reports;
 
 /// The most tokens of an answer if the request does not say.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -49,7 +47,7 @@ pub(crate) async fn create(
     let generation = Generation { prompts, request, choices, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     if streams {
-        let format = CompletionStream::new(include_usage, echo);
+        let format = CompletionStream { chunks: Chunks::new(include_usage), echo };
         return Ok(stream::response(running, format));
     }
     let (running, answers) = running.collect().await?;
@@ -62,18 +60,8 @@ pub(crate) async fn create(
             "finish_reason": finish_reason(&answer.finish),
         })
     });
-    let timings = answers.first().map(|a| LlamaTimings::new(&a.usage, &a.timings));
-    let body = json!({
-        "id": new_id("cmpl-"),
-        "object": "text_completion",
-        "created": now(),
-        "model": running.lease.id(),
-        "system_fingerprint": FINGERPRINT,
-        "choices": choices.collect::<Value>(),
-        "usage": usage(&running.usage),
-        "timings": timings,
-    });
-    Ok(Json(body).into_response())
+    let head = ("cmpl-", "text_completion");
+    Ok(Json(chunks::whole(head, &running, &answers, choices.collect())).into_response())
 }
 
 /// What each answer begins with: the text of its prompt if the request asks for it.
@@ -162,23 +150,9 @@ fn logprobs(running: &Running, tokens: &[AnswerToken]) -> Value {
 
 /// The chunks of a streamed answer.
 struct CompletionStream {
-    head: Value,
-    include_usage: bool,
+    chunks: Chunks,
     /// What each answer begins with.
     echo: Vec<String>,
-    timings: Option<LlamaTimings>,
-}
-
-impl CompletionStream {
-    fn new(include_usage: bool, echo: Vec<String>) -> CompletionStream {
-        CompletionStream { head: Value::Null, include_usage, echo, timings: None }
-    }
-
-    fn chunk(&self, choices: Value) -> Value {
-        let mut chunk = self.head.clone();
-        chunk["choices"] = choices;
-        chunk
-    }
 }
 
 impl StreamFormat for CompletionStream {
@@ -186,16 +160,10 @@ impl StreamFormat for CompletionStream {
     const PING: &'static [u8] = b":\n\n";
 
     fn begin(&mut self, running: &Running, out: &mut Vec<u8>) {
-        self.head = json!({
-            "id": new_id("cmpl-"),
-            "object": "text_completion",
-            "created": now(),
-            "model": running.lease.id(),
-            "system_fingerprint": FINGERPRINT,
-        });
+        self.chunks.begin("cmpl-", "text_completion", running);
         for (index, text) in self.echo.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
-            let choice = json!([{ "index": index, "text": text, "finish_reason": null }]);
-            sse_data(&self.chunk(choice), out);
+            let choice = json!({ "index": index, "text": text, "finish_reason": null });
+            self.chunks.write(Some(choice), Map::new(), out);
         }
     }
 
@@ -203,11 +171,7 @@ impl StreamFormat for CompletionStream {
         let ChoiceEvent { index, delta, kind, report } = event;
         let text = delta.content;
         match kind {
-            EventKind::Prefill => {
-                let mut chunk = self.chunk(json!([]));
-                add_report(&mut chunk, report);
-                sse_data(&chunk, out);
-            }
+            EventKind::Prefill => self.chunks.write(None, report, out),
             EventKind::Token { id, logprobs: own } => {
                 if text.is_empty() && own.is_none() && report.is_empty() {
                     return;
@@ -217,30 +181,18 @@ impl StreamFormat for CompletionStream {
                 let choice = json!({
                     "index": index, "text": text, "logprobs": logprobs, "finish_reason": null,
                 });
-                let mut chunk = self.chunk(json!([choice]));
-                add_report(&mut chunk, report);
-                sse_data(&chunk, out);
+                self.chunks.write(Some(choice), report, out);
             }
             EventKind::Done { finish, usage, timings } => {
                 let finish = finish_reason(&finish);
                 let choice = json!({ "index": index, "text": text, "finish_reason": finish });
-                let mut chunk = self.chunk(json!([choice]));
-                let timings = LlamaTimings::new(&usage, &timings);
-                self.timings = Some(timings);
-                chunk["timings"] = json!(timings);
-                sse_data(&chunk, out);
+                self.chunks.done(choice, &usage, &timings, out);
             }
             EventKind::Failed(error) => sse_data(&error.openai(), out),
         }
     }
 
     fn end(&mut self, running: &Running, out: &mut Vec<u8>) {
-        if self.include_usage {
-            let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = usage(&running.usage);
-            chunk["timings"] = json!(self.timings);
-            sse_data(&chunk, out);
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
+        self.chunks.end(running, out);
     }
 }
