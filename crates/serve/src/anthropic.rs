@@ -33,8 +33,8 @@ pub(crate) async fn create(
     let stop = fields.strings("stop_sequences")?;
     let mut request = lease.request(&mut fields)?;
     request.stop.extend(stop);
-    let tokens = fields.count("max_tokens", 1)?.or(request.max_tokens);
-    request.max_tokens = tokens.or(Some(DEFAULT_MAX_TOKENS));
+    let otherwise = Some(DEFAULT_MAX_TOKENS);
+    request.max_tokens = lease.defaults.max_tokens(&mut fields, &["max_tokens"], 1, otherwise)?;
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let (separates_reasoning, reports) = (true, Reports::default());
     let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };

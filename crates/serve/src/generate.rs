@@ -170,7 +170,7 @@ pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
 
 /// The text of a conversation.
 pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
-    let mut variables = lease.variables.clone();
+    let mut variables = lease.defaults.variables.clone();
     variables.extend(chat.variables.clone());
     let has_mark = chat.end == ChatEnd::Answer;
     let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);

@@ -71,7 +71,7 @@ impl Server {
     /// If the address, the certificate, the key file or an allowed origin cannot be used.
     pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
         let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
-        sampling::apply_defaults(&options.defaults, &mut Request::default())
+        sampling::defaults(&options.defaults, Request::default())
             .map_err(|error| Error::Defaults(error.message))?;
         origins::check(&options.cors_origins)?;
         let listener = Listener::bind(&options)?;

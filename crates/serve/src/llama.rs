@@ -16,7 +16,7 @@ use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, R
 use crate::models::Lease;
 use crate::openai::chat::chat;
 use crate::openai::completions::prompts_of;
-use crate::openai::{FINGERPRINT, max_tokens, piece};
+use crate::openai::{FINGERPRINT, piece};
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -40,8 +40,8 @@ pub(crate) async fn completion(
         let ends = lease.text()?.engine().tokenizer().ends_of_generation();
         request.sampling.logit_bias.extend(ends.iter().map(|&id| (id, f32::NEG_INFINITY)));
     }
-    let limit = max_tokens(&mut fields, &["n_predict", "max_tokens"], 0)?;
-    let limit = limit.unwrap_or(request.max_tokens);
+    let names = ["n_predict", "max_tokens"];
+    let limit = lease.defaults.max_tokens(&mut fields, &names, 0, None)?;
     // Zero only reads the prompt; the token that comes with it is not shown.
     let is_empty = limit == Some(0);
     request.max_tokens = limit.map(|limit| limit.max(1));
@@ -323,7 +323,7 @@ pub(crate) async fn props(State(app): State<SharedApp>) -> Result<Response> {
     let template = model.template().map(|template| template.source().to_owned());
     let tokenizer = model.engine().tokenizer();
     let text = |id: Option<u32>| id.map(|id| piece(&lease, id).0).unwrap_or_default();
-    let sampling = settings(&lease.defaults);
+    let sampling = settings(&lease.defaults.request);
     Ok(Json(json!({
         "default_generation_settings": { "n_ctx": model.context(), "params": sampling },
         "total_slots": app.options.load.parallel,

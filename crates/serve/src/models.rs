@@ -8,16 +8,14 @@ mod entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bodkin::{
-    DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter, Request,
-};
+use bodkin::{DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter};
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
 use crate::experts::ExpertSample;
 use crate::options::{ModelSpec, ServerOptions};
-use crate::sampling::apply_defaults;
+use crate::sampling::{self, Defaults};
 
 pub(crate) use encoder_queue::Turn;
 pub(crate) use entry::{Details, Entry, Kind, Lease, Loaded, Measured};
@@ -159,7 +157,8 @@ impl ModelPool {
                 continue;
             }
             let mut loaded = result?;
-            loaded.variables = apply_defaults(&self.defaults, &mut loaded.defaults)?;
+            let request = std::mem::take(&mut loaded.defaults.request);
+            loaded.defaults = sampling::defaults(&self.defaults, request)?;
             return Ok(loaded);
         }
     }
@@ -179,8 +178,7 @@ impl ModelPool {
     pub(crate) async fn unload(&self, entry: &Entry) {
         match entry.take_idle() {
             Some(idle) => free(State::Loaded(idle)).await,
-            None if entry.loaded().is_some() => entry.set_keep_alive(Some(Duration::ZERO)),
-            None => {}
+            None => entry.unload_when_idle(),
         }
     }
 
@@ -234,7 +232,7 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         format: file.main_format(),
         is_on_gpu: false,
     };
-    let mut defaults = Request::default();
+    let mut defaults = Defaults::default();
     let (kind, bytes) = if file.plan.is_encoder() {
         let encoder = Encoder::open(file, options)?;
         let bytes = encoder.bytes();
@@ -244,13 +242,12 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         details.context = model.context();
         details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
         let bytes = model.bytes();
-        defaults = model.request();
+        defaults.request = model.request();
         (Kind::Text(Box::new(model)), bytes)
     };
     let mapped = (!details.is_on_gpu).then_some(mapped);
     let (load_time, experts) = (started.elapsed(), ExpertSample::default());
-    let variables = Map::new();
-    Ok(Loaded { kind, bytes, details, load_time, mapped, defaults, variables, experts })
+    Ok(Loaded { kind, bytes, details, load_time, mapped, defaults, experts })
 }
 
 #[cfg(test)]

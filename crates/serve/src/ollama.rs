@@ -16,7 +16,7 @@ use crate::fields::{Fields, Json};
 use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running};
 use crate::models::{Details, Entry, Lease};
 use crate::openai::chat::chat as conversation;
-use crate::openai::{finish_reason, max_tokens};
+use crate::openai::finish_reason;
 use crate::reasoning::Delta;
 use crate::stream::{self, StreamFormat, json as write_json};
 use crate::timings::Reports;
@@ -122,7 +122,7 @@ impl Named {
     }
 
     async fn load(&self, app: &SharedApp) -> Result<Lease> {
-        let lease = app.model(self.name.as_deref()).await?;
+        let mut lease = app.model(self.name.as_deref()).await?;
         if let Some(keep_alive) = self.keep_alive {
             lease.set_keep_alive(keep_alive);
         }
@@ -291,9 +291,8 @@ async fn answer(
     let streams = fields.boolean("stream")?.unwrap_or(true);
     let mut options = fields.object("options")?;
     let mut request = lease.request(&mut options)?;
-    if let Some(limit) = max_tokens(&mut options, &["num_predict"], 0)? {
-        request.max_tokens = limit.filter(|&n| n > 0);
-    }
+    let limit = lease.defaults.max_tokens(&mut options, &["num_predict"], 0, None)?;
+    request.max_tokens = limit.filter(|&n| n > 0);
     let load = lease.load_time;
     let (prompts, separates_reasoning, reports) = (vec![prompt], true, Reports::default());
     let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };

@@ -10,7 +10,7 @@ pub(crate) mod responses;
 use bodkin::{Finish, Logprobs, Usage};
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, Result};
+use crate::error::Result;
 use crate::fields::{Fields, float};
 use crate::models::Lease;
 
@@ -52,29 +52,6 @@ fn stream_options(fields: &mut Fields) -> Result<(bool, bool)> {
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let mut options = fields.object("stream_options")?;
     Ok((streams, options.boolean("include_usage")?.unwrap_or(false)))
-}
-
-/// The most tokens of an answer, as the first of these fields that is there says: none within for
-/// no limit, which is written as a number below zero.
-#[expect(clippy::option_option, reason = "absent, no limit, and a limit are three cases")]
-pub(crate) fn max_tokens(
-    fields: &mut Fields,
-    names: &[&str],
-    least: usize,
-) -> Result<Option<Option<usize>>> {
-    let mut found = None;
-    for name in names {
-        let Some(n) = fields.integer(name, -2..=i64::from(u32::MAX))? else { continue };
-        let limit = usize::try_from(n).ok();
-        if limit.is_some_and(|limit| limit < least) {
-            let field = fields.field(name);
-            let expected = format!("at least {least}, or -1 for no limit");
-            let message = format!("{field}: expected {expected}, found {n}");
-            return Err(ApiError::field(field, message));
-        }
-        found = found.or(Some(limit));
-    }
-    Ok(found)
 }
 
 /// The reason of an end in OpenAI's words.

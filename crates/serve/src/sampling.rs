@@ -36,18 +36,60 @@ pub(crate) fn request(
     Ok(request)
 }
 
-/// Changes what requests start from by fields that the server was given: those about sampling,
-/// `max_tokens`, and `chat_template_kwargs`, the variables of templates, which are returned.
-pub(crate) fn apply_defaults(
-    defaults: &Map<String, Value>,
-    request: &mut Request,
-) -> Result<Map<String, Value>> {
-    let mut fields = Fields::within("default", defaults.clone());
+/// What the requests of a model start from.
+#[derive(Clone, Default)]
+#[expect(clippy::option_option, reason = "absent, no limit, and a limit are three cases")]
+pub(crate) struct Defaults {
+    pub(crate) request: Request,
+    /// Variables of chat templates that requests do not set.
+    pub(crate) variables: Map<String, Value>,
+    /// The most tokens of an answer; none within for no limit.
+    max_tokens: Option<Option<usize>>,
+}
+
+impl Defaults {
+    /// Reads the most tokens of an answer from the first of these fields that is there. Without
+    /// them and a default of the server it is `otherwise`; none for no limit.
+    pub(crate) fn max_tokens(
+        &self,
+        fields: &mut Fields,
+        names: &[&str],
+        least: usize,
+        otherwise: Option<usize>,
+    ) -> Result<Option<usize>> {
+        Ok(max_tokens(fields, names, least)?.or(self.max_tokens).unwrap_or(otherwise))
+    }
+}
+
+/// The most tokens of an answer, as the first of these fields that is there says: none within for
+/// no limit, which is written as a number below zero.
+#[expect(clippy::option_option, reason = "absent, no limit, and a limit are three cases")]
+fn max_tokens(fields: &mut Fields, names: &[&str], least: usize) -> Result<Option<Option<usize>>> {
+    let mut found = None;
+    for name in names {
+        let Some(n) = fields.integer(name, -2..=i64::from(u32::MAX))? else { continue };
+        let limit = usize::try_from(n).ok();
+        if limit.is_some_and(|limit| limit < least) {
+            let field = fields.field(name);
+            let expected = format!("at least {least}, or -1 for no limit");
+            let message = format!("{field}: expected {expected}, found {n}");
+            return Err(ApiError::field(field, message));
+        }
+        found = found.or(Some(limit));
+    }
+    Ok(found)
+}
+
+/// What requests start from: the options of `request`, changed by fields that the server was given.
+/// These are those about sampling, `max_tokens`, and `chat_template_kwargs`.
+pub(crate) fn defaults(given: &Map<String, Value>, mut request: Request) -> Result<Defaults> {
+    let mut fields = Fields::within("default", given.clone());
     options(&mut fields, &mut request.sampling)?;
-    request.max_tokens = fields.count("max_tokens", 1)?;
+    let max_tokens = max_tokens(&mut fields, &["max_tokens"], 1)?;
+    request.max_tokens = max_tokens.flatten();
     let variables = fields.object("chat_template_kwargs")?.rest();
     match fields.rest().keys().next() {
-        None => Ok(variables),
+        None => Ok(Defaults { request, variables, max_tokens }),
         Some(name) => {
             let message = format!("default.{name}: requests have no such field with a default");
             Err(ApiError::field(name, message))

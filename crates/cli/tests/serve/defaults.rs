@@ -39,6 +39,7 @@ fn minus_one_is_no_limit_of_tokens() {
             ("/v1/chat/completions", "max_completion_tokens", "/usage/completion_tokens"),
             ("/v1/responses", "max_output_tokens", "/usage/output_tokens"),
             ("/completion", "n_predict", "/tokens_predicted"),
+            ("/v1/messages", "max_tokens", "/usage/output_tokens"),
         ] {
             let mut body = json!({ "prompt": [5, 6], "ignore_eos": true });
             body["messages"] = json!([{ "role": "user", "content": "a" }]);
@@ -50,6 +51,21 @@ fn minus_one_is_no_limit_of_tokens() {
             assert!(answer.pointer(count).unwrap().as_u64() > Some(16), "{path}: {answer}");
         }
     }
+}
+
+#[test]
+fn minus_one_as_the_default_is_no_limit() {
+    let args = ["--ctx-size", "64", "--default", "max_tokens=-1"];
+    let server = Server::start(&args);
+    let body = json!({ "prompt": [5, 6], "ignore_eos": true });
+    for (path, count) in
+        [("/v1/completions", "/usage/completion_tokens"), ("/completion", "/tokens_predicted")]
+    {
+        let answer = server.post(path, &body).json();
+        assert!(answer.pointer(count).unwrap().as_u64() > Some(16), "{path}: {answer}");
+    }
+    let error = failure(&["--default", "max_tokens=0", "--port", "0", "x.gguf"]);
+    assert!(error.contains("default.max_tokens: expected at least 1, or -1"), "{error}");
 }
 
 #[test]

@@ -61,6 +61,27 @@ fn ollama_unloads_a_model_that_is_to_stay_for_no_time() {
 }
 
 #[test]
+fn a_request_that_unloads_a_model_does_so_once() {
+    let server = Server::start(&["--ctx-size", "256"]);
+    let ask = |keep_alive: Value| {
+        let options = json!({ "num_predict": 2 });
+        let body = json!({ "prompt": "a", "raw": true, "stream": false, "options": options,
+                           "keep_alive": keep_alive });
+        assert_eq!(server.post("/api/generate", &body).status, 200);
+    };
+    ask(json!(0));
+    let start = Instant::now();
+    while statuses(&server) != ["unloaded"] {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", status(&server));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ask(Value::Null);
+    // Idle models are looked for twice a second.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(statuses(&server), ["loaded"]);
+}
+
+#[test]
 fn an_idle_model_makes_room_for_another() {
     let (llama, qwen) = (kit("llama.gguf"), kit("qwen3.gguf"));
     let paths = [llama.to_str().unwrap(), qwen.to_str().unwrap()];

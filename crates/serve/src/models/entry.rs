@@ -1,7 +1,7 @@
 //! One model of a server: whether it is loaded, who uses it, and whether it works.
 
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,6 @@ use bodkin::{Model, Request};
 use bodkin_backend::ExpertStats;
 use bodkin_engine::Stats;
 use bodkin_gguf::File;
-use serde_json::{Map, Value};
 
 use super::backoff::Backoff;
 use super::encoder_queue::EncoderQueue;
@@ -17,7 +16,7 @@ use crate::error::{ApiError, Result};
 use crate::experts::ExpertSample;
 use crate::fields::Fields;
 use crate::options::ModelSpec;
-use crate::sampling;
+use crate::sampling::{self, Defaults};
 
 /// One model of the pool, loaded or not.
 pub(crate) struct Entry {
@@ -33,6 +32,8 @@ pub(crate) struct Entry {
     started: Instant,
     /// How long it stays loaded without requests, in milliseconds; `u64::MAX` for ever.
     keep_alive: AtomicU64,
+    /// Whether it is unloaded as soon as no request uses it.
+    unloads: AtomicBool,
     /// How often it was loaded.
     loads: AtomicU64,
 }
@@ -66,9 +67,7 @@ pub(crate) struct Loaded {
     /// The file whose mapped weights it computes with; none on a GPU, which has copies.
     pub(super) mapped: Option<Arc<File>>,
     /// What requests start from.
-    pub(crate) defaults: Request,
-    /// Variables of chat templates that requests do not set.
-    pub(crate) variables: Map<String, Value>,
+    pub(crate) defaults: Defaults,
     pub(crate) experts: ExpertSample,
 }
 
@@ -104,6 +103,8 @@ pub(crate) struct Measured {
 pub(crate) struct Lease {
     entry: Arc<Entry>,
     loaded: Arc<Loaded>,
+    /// Whether the model is unloaded after this use.
+    unloads: bool,
 }
 
 impl std::ops::Deref for Lease {
@@ -134,19 +135,28 @@ impl Lease {
 
     /// A request of this model, with the options of the body.
     pub(crate) fn request(&self, fields: &mut Fields) -> Result<Request> {
-        sampling::request(fields, &self.defaults, self.text()?.engine().tokenizer())
+        sampling::request(fields, &self.defaults.request, self.text()?.engine().tokenizer())
     }
 
-    /// Sets how long the model stays loaded without requests; none for ever.
-    pub(crate) fn set_keep_alive(&self, keep_alive: Option<Duration>) {
-        self.entry.set_keep_alive(keep_alive);
+    /// Sets how long the model stays loaded without requests; none for ever. No time is meant for
+    /// this request alone.
+    pub(crate) fn set_keep_alive(&mut self, keep_alive: Option<Duration>) {
+        self.unloads = keep_alive == Some(Duration::ZERO);
+        if !self.unloads {
+            self.entry.keep_alive.store(millis(keep_alive), Relaxed);
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        // While the state is locked, no other request begins.
+        let _slot = self.entry.slot();
         self.entry.touch();
-        self.entry.users.fetch_sub(1, Relaxed);
+        let is_last = self.entry.users.fetch_sub(1, Relaxed) == 1;
+        if is_last && self.unloads {
+            self.entry.unloads.store(true, Relaxed);
+        }
     }
 }
 
@@ -162,6 +172,7 @@ impl Entry {
             last_used: AtomicU64::new(0),
             started: Instant::now(),
             keep_alive: AtomicU64::new(millis(keep_alive)),
+            unloads: AtomicBool::new(false),
             loads: AtomicU64::new(0),
         }
     }
@@ -193,13 +204,16 @@ impl Entry {
     /// When an idle model is unloaded, from now on; none for never.
     pub(crate) fn expires_in(&self) -> Option<Duration> {
         let keep_alive = self.keep_alive.load(Relaxed);
+        if self.unloads.load(Relaxed) {
+            return Some(Duration::ZERO);
+        }
         let left = || Duration::from_millis(keep_alive.saturating_sub(self.idle_ms()));
         (keep_alive < u64::MAX).then(left)
     }
 
-    /// Sets how long it stays loaded without requests; none for ever.
-    pub(super) fn set_keep_alive(&self, keep_alive: Option<Duration>) {
-        self.keep_alive.store(millis(keep_alive), Relaxed);
+    /// Has the model unloaded when the requests that use it have ended, unless another one comes.
+    pub(super) fn unload_when_idle(&self) {
+        self.unloads.store(true, Relaxed);
     }
 
     /// What is measured of it; none before it was loaded.
@@ -227,7 +241,9 @@ impl Entry {
             State::Loaded(loaded) if loaded.failure().is_none() => {
                 // While the state is locked, nobody unloads it.
                 self.users.fetch_add(1, Relaxed);
-                Some(Lease { entry: Arc::clone(self), loaded: Arc::clone(loaded) })
+                self.unloads.store(false, Relaxed);
+                let (entry, loaded) = (Arc::clone(self), Arc::clone(loaded));
+                Some(Lease { entry, loaded, unloads: false })
             }
             _ => None,
         }

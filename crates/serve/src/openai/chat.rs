@@ -6,9 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::chunks::{self, Chunks};
-use super::{
-    TOP_LOGPROBS, chat_logprobs, choices, finish_reason, max_tokens, refuse_missing, stream_options,
-};
+use super::{TOP_LOGPROBS, chat_logprobs, choices, finish_reason, refuse_missing, stream_options};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
@@ -31,7 +29,7 @@ pub(crate) async fn create(
     let chat = chat(&mut fields)?;
     let mut request = lease.request(&mut fields)?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
-    request.max_tokens = max_tokens(&mut fields, &names, 1)?.unwrap_or(request.max_tokens);
+    request.max_tokens = lease.defaults.max_tokens(&mut fields, &names, 1, None)?;
     let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?;
     if top.is_some_and(|top| top > 0) && !has_logprobs {

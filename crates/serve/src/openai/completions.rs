@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::chunks::{self, Chunks};
-use super::{choices, finish_reason, max_tokens, piece, refuse_missing, stream_options};
+use super::{choices, finish_reason, piece, refuse_missing, stream_options};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
@@ -36,8 +36,8 @@ pub(crate) async fn create(
     let lease = app.model(model.as_deref()).await?;
     let prompts = prompts_of(fields.take("prompt"))?;
     let mut request = lease.request(&mut fields)?;
-    let tokens = max_tokens(&mut fields, &["max_tokens", "n_predict"], 1)?;
-    request.max_tokens = tokens.unwrap_or(request.max_tokens.or(Some(DEFAULT_MAX_TOKENS)));
+    let (names, otherwise) = (["max_tokens", "n_predict"], Some(DEFAULT_MAX_TOKENS));
+    request.max_tokens = lease.defaults.max_tokens(&mut fields, &names, 1, otherwise)?;
     request.logprobs = fields.integer("logprobs", 0..=LOGPROBS)?.map(|n| n as usize);
     let has_logprobs = request.logprobs.is_some();
     let choices = choices(&mut fields)?;

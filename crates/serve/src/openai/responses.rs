@@ -7,7 +7,7 @@ use bodkin::{Finish, Usage};
 use serde_json::{Map, Value, json};
 
 use super::chat::text_of_parts;
-use super::{max_tokens, new_id, now};
+use super::{new_id, now};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
@@ -32,8 +32,7 @@ pub(crate) async fn create(
     let input = fields.take("input");
     let messages = messages(instructions.as_deref(), input)?;
     let mut request = lease.request(&mut fields)?;
-    let tokens = max_tokens(&mut fields, &["max_output_tokens"], 1)?;
-    request.max_tokens = tokens.unwrap_or(request.max_tokens);
+    request.max_tokens = lease.defaults.max_tokens(&mut fields, &["max_output_tokens"], 1, None)?;
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let head = json!({
         "id": new_id("resp_"),
