@@ -13,14 +13,19 @@ pub(crate) fn document() -> Value {
         let operation = post(summary, required, fields(), stream);
         paths.insert((*path).to_owned(), json!({ "post": operation }));
     }
-    for (path, summary) in GETS {
-        let content = match *path {
-            "/metrics" => json!({ "text/plain": {}, "application/openmetrics-text": {} }),
-            _ => json!({ "application/json": {} }),
-        };
-        let responses = json!({ "200": { "description": "The answer.", "content": content } });
-        let get = json!({ "summary": summary, "responses": responses });
-        paths.insert((*path).to_owned(), json!({ "get": get }));
+    for (path, summary, content) in GETS {
+        let mut operation = json!({ "summary": summary, "responses": answer(content) });
+        if path.contains("{id}") {
+            let id = json!({ "name": "id", "in": "path", "required": true, "schema": text() });
+            operation["parameters"] = json!([id]);
+        }
+        paths.insert((*path).to_owned(), json!({ "get": operation }));
+    }
+    let refused = json!({ "403": { "description": "Models are not deleted for a client." } });
+    let delete = json!({ "summary": "Refused (Ollama)", "responses": refused });
+    paths.insert("/api/delete".to_owned(), json!({ "delete": delete }));
+    for (alias, path) in ALIASES {
+        paths.insert((*alias).to_owned(), paths[*path].clone());
     }
     json!({
         "openapi": "3.1.0",
@@ -40,15 +45,31 @@ pub(crate) fn document() -> Value {
     })
 }
 
-const GETS: &[(&str, &str)] = &[
-    ("/health", "Whether the models answer"),
-    ("/v1/models", "All models (OpenAI)"),
-    ("/props", "What the server runs (llama-server)"),
-    ("/slots", "The places for requests (llama-server)"),
-    ("/metrics", "Prometheus metrics"),
-    ("/api/version", "The version (Ollama)"),
-    ("/api/tags", "All models (Ollama)"),
-    ("/api/ps", "The loaded models (Ollama)"),
+/// Other paths of the same operations.
+const ALIASES: &[(&str, &str)] = &[
+    ("/v1/health", "/health"),
+    ("/models", "/v1/models"),
+    ("/chat/completions", "/v1/chat/completions"),
+    ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
+    ("/responses", "/v1/responses"),
+    ("/responses/input_tokens", "/v1/responses/input_tokens"),
+    ("/completions", "/completion"),
+    ("/embeddings", "/embedding"),
+];
+
+/// The GET operations: their paths, what they return, and its formats.
+const GETS: &[(&str, &str, &[&str])] = &[
+    ("/", "That the server runs (Ollama)", &["text/plain"]),
+    ("/health", "Whether the models answer", JSON),
+    ("/v1/models", "All models (OpenAI)", JSON),
+    ("/v1/models/{id}", "One model (OpenAI)", JSON),
+    ("/openapi.json", "This document", JSON),
+    ("/props", "What the server runs (llama-server)", JSON),
+    ("/slots", "The places for requests (llama-server)", JSON),
+    ("/metrics", "Prometheus metrics", &["text/plain", "application/openmetrics-text"]),
+    ("/api/version", "The version (Ollama)", JSON),
+    ("/api/tags", "All models (Ollama)", JSON),
+    ("/api/ps", "The loaded models (Ollama)", JSON),
 ];
 
 /// The POST operations: their paths, what they do, the fields that must be there, the format in
@@ -60,51 +81,73 @@ const POSTS: &[Post] = &[
     ("/v1/completions", "Continue a prompt (OpenAI)", &["prompt"], SSE, completions),
     ("/v1/responses", "Answer an input (OpenAI)", &["input"], SSE, responses),
     ("/v1/chat/completions/input_tokens", "Count tokens", &["messages"], "", template),
-    ("/v1/responses/input_tokens", "Count tokens (OpenAI)", &["input"], "", responses),
+    ("/v1/responses/input_tokens", "Count tokens (OpenAI)", &["input"], "", responses_input),
     ("/v1/embeddings", "Embed texts with an encoder (OpenAI)", &["input"], "", embeddings),
-    ("/embedding", "Embed texts with an encoder (llama-server)", &["input"], "", embeddings),
+    ("/embedding", "Embed texts with an encoder (llama-server)", &[], "", llama_embeddings),
     ("/completion", "Continue a prompt (llama-server)", &["prompt"], SSE, completion),
     ("/tokenize", "Token ids of a text (llama-server)", &[], "", tokenize),
     ("/detokenize", "The text of token ids (llama-server)", &[], "", detokenize),
-    ("/apply-template", "The prompt of a conversation (llama-server)", &["messages"], "", template),
-    ("/api/show", "One model (Ollama)", &["model"], "", || json!({})),
-    ("/api/generate", "Answer a prompt (Ollama)", &["model"], LINES, ollama_generate),
-    ("/api/chat", "Answer a conversation (Ollama)", &["model"], LINES, ollama_chat),
-    ("/api/embed", "Embed texts with an encoder (Ollama)", &["model", "input"], "", embeddings),
+    (
+        "/apply-template",
+        "The prompt of a conversation (llama-server)",
+        &["messages"],
+        "",
+        apply_template,
+    ),
+    (
+        "/api/show",
+        "One model (Ollama)",
+        &[],
+        "",
+        || json!({ "name": text(), "keep_alive": keep_alive() }),
+    ),
+    ("/api/generate", "Answer a prompt (Ollama)", &[], LINES, ollama_generate),
+    ("/api/chat", "Answer a conversation (Ollama)", &[], LINES, ollama_chat),
+    ("/api/embed", "Embed texts with an encoder (Ollama)", &["input"], "", ollama_embed),
+    ("/api/embeddings", "Embed a text with an encoder (Ollama)", &["prompt"], "", ollama_embed_one),
     (
         "/api/pull",
         "Fetch a model of the server (Ollama)",
-        &["model"],
+        &[],
         LINES,
-        || json!({ "stream": boolean() }),
+        || json!({ "name": text(), "stream": boolean() }),
     ),
     ("/v1/messages", "Answer a conversation (Anthropic)", &["messages"], SSE, anthropic),
-    ("/v1/messages/count_tokens", "Count tokens (Anthropic)", &["messages"], "", anthropic),
+    (
+        "/v1/messages/count_tokens",
+        "Count tokens (Anthropic)",
+        &["messages"],
+        "",
+        anthropic_messages,
+    ),
 ];
 
+const JSON: &[&str] = &["application/json"];
 const SSE: &str = "text/event-stream";
 const LINES: &str = "application/x-ndjson";
 
 fn chat() -> Value {
-    with_reports(json!({
-        "messages": messages(),
-        "max_completion_tokens": integer(1, TOKENS),
-        "max_tokens": integer(1, TOKENS),
+    let mut fields = template();
+    let own = json!({
+        "max_completion_tokens": limit(),
+        "max_tokens": limit(),
+        "n_predict": limit(),
         "n": integer(1, 64),
         "logprobs": boolean(),
         "top_logprobs": integer(0, 20),
         "stream": boolean(),
         "stream_options": stream_options(),
-        "chat_template_kwargs": object(),
         "reasoning_format": text(),
-        "continue_final_message": boolean(),
-    }))
+    });
+    add(&mut fields, own);
+    with_reports(fields)
 }
 
 fn completions() -> Value {
     with_reports(json!({
         "prompt": prompt(),
-        "max_tokens": integer(1, TOKENS),
+        "max_tokens": limit(),
+        "n_predict": limit(),
         "n": integer(1, 64),
         "logprobs": integer(0, 20),
         "echo": boolean(),
@@ -113,32 +156,57 @@ fn completions() -> Value {
     }))
 }
 
+/// An input, from which an answer's tokens can be counted, too.
+fn responses_input() -> Value {
+    json!({ "input": { "oneOf": [{ "type": "string" }, messages()] }, "instructions": text() })
+}
+
 fn responses() -> Value {
-    with_sampling(json!({
-        "input": { "oneOf": [{ "type": "string" }, messages()] },
-        "instructions": text(),
-        "max_output_tokens": integer(1, TOKENS),
+    let mut fields = responses_input();
+    let own = json!({
+        "max_output_tokens": limit(),
         "metadata": object(),
         "stream": boolean(),
-    }))
+    });
+    add(&mut fields, own);
+    with_reports(fields)
 }
 
 fn completion() -> Value {
     with_reports(json!({
         "prompt": prompt(),
         "n_predict": integer(-2, TOKENS),
+        "max_tokens": integer(-2, TOKENS),
         "n_probs": integer(0, 100),
         "return_tokens": boolean(),
+        "response_fields": { "type": ["array", "null"], "items": { "type": "string" } },
         "stream": boolean(),
     }))
 }
 
 fn embeddings() -> Value {
     json!({
-        "input": { "$ref": "#/components/schemas/Input" },
+        "input": input(),
         "encoding_format": { "enum": ["float", "base64", null] },
         "dimensions": integer(1, TOKENS),
     })
+}
+
+fn llama_embeddings() -> Value {
+    json!({ "input": input(), "content": input(), "embd_normalize": integer(2, 2) })
+}
+
+fn ollama_embed() -> Value {
+    json!({
+        "input": input(),
+        "dimensions": integer(1, TOKENS),
+        "name": text(),
+        "keep_alive": keep_alive(),
+    })
+}
+
+fn ollama_embed_one() -> Value {
+    json!({ "prompt": text(), "name": text(), "keep_alive": keep_alive() })
 }
 
 fn tokenize() -> Value {
@@ -154,8 +222,20 @@ fn detokenize() -> Value {
     json!({ "tokens": { "type": "array", "items": { "type": "integer", "minimum": 0 } } })
 }
 
+/// The fields of a conversation.
 fn template() -> Value {
-    json!({ "messages": messages() })
+    json!({
+        "messages": messages(),
+        "chat_template_kwargs": object(),
+        "continue_final_message": boolean(),
+        "add_generation_prompt": boolean(),
+    })
+}
+
+fn apply_template() -> Value {
+    let mut fields = template();
+    fields["tools"] = json!({ "type": ["array", "null"], "items": { "type": "object" } });
+    fields
 }
 
 fn ollama_generate() -> Value {
@@ -163,43 +243,53 @@ fn ollama_generate() -> Value {
 }
 
 fn ollama_chat() -> Value {
-    with_ollama(json!({ "messages": messages() }))
+    let mut fields = with_ollama(template());
+    fields["messages"] = json!({ "type": "array", "items": schema("Message") });
+    fields
 }
 
 /// The fields that both of Ollama's generating paths have, added to others.
 fn with_ollama(mut fields: Value) -> Value {
     let options = with_sampling(json!({ "num_predict": integer(-2, TOKENS) }));
     fields["options"] = json!({ "type": ["object", "null"], "properties": options });
-    fields["keep_alive"] = json!({ "type": ["string", "number", "null"] });
+    fields["keep_alive"] = keep_alive();
+    fields["name"] = text();
     fields["stream"] = boolean();
-    fields["think"] = boolean();
+    fields["think"] = json!({ "type": ["boolean", "string", "null"] });
     fields
 }
 
-fn anthropic() -> Value {
+/// The fields of Anthropic's conversations.
+fn anthropic_messages() -> Value {
+    let kind = json!({ "enum": ["enabled", "adaptive", "disabled", null] });
+    let thinking = json!({ "type": ["object", "null"], "properties": { "type": kind } });
     json!({
         "messages": messages(),
-        "system": text(),
-        "max_tokens": integer(1, TOKENS),
-        "stop_sequences": { "type": "array", "items": { "type": "string" }, "maxItems": 16 },
-        "stream": boolean(),
-        "temperature": number(0.0, 100.0),
-        "top_p": number(0.0, 1.0),
-        "top_k": integer(0, LARGE),
+        "system": { "type": ["string", "array", "null"], "items": { "type": "object" } },
+        "thinking": thinking,
     })
+}
+
+fn anthropic() -> Value {
+    let mut fields = anthropic_messages();
+    let own = json!({
+        "max_tokens": limit(),
+        "stop_sequences": { "type": ["string", "array", "null"], "items": { "type": "string" } },
+        "stream": boolean(),
+    });
+    add(&mut fields, own);
+    with_sampling(fields)
 }
 
 /// An operation whose body has these fields, and which may stream in another format.
 fn post(summary: &str, required: &[&str], mut fields: Value, stream: &str) -> Value {
     fields["model"] = text();
-    let mut content = json!({ "application/json": {} });
-    if !stream.is_empty() {
-        content[stream] = json!({});
-    }
+    let formats = [JSON[0], stream];
+    let formats = if stream.is_empty() { &formats[..1] } else { &formats };
     let schema = json!({ "type": "object", "required": required, "properties": fields });
     let body = json!({ "application/json": { "schema": schema } });
-    let mut responses = json!({ "200": { "description": "The answer.", "content": content } });
-    for status in ["400", "401", "403", "404", "413", "429", "503"] {
+    let mut responses = answer(formats);
+    for status in ["400", "401", "403", "404", "408", "413", "429", "500", "503"] {
         let error = json!({ "application/json": {} });
         let description = "The request is refused; the body says why.";
         responses[status] = json!({ "description": description, "content": error });
@@ -209,6 +299,20 @@ fn post(summary: &str, required: &[&str], mut fields: Value, stream: &str) -> Va
         "requestBody": { "required": true, "content": body },
         "responses": responses,
     })
+}
+
+/// The response with an answer in one of these formats.
+fn answer(formats: &[&str]) -> Value {
+    let content: Map<String, Value> =
+        formats.iter().map(|format| ((*format).to_owned(), json!({}))).collect();
+    json!({ "200": { "description": "The answer.", "content": content } })
+}
+
+/// Adds fields to others.
+fn add(fields: &mut Value, others: Value) {
+    if let (Value::Object(fields), Value::Object(others)) = (fields, others) {
+        fields.extend(others);
+    }
 }
 
 /// The fields about sampling and about what streams report, added to others.
@@ -226,31 +330,59 @@ fn with_sampling(mut fields: Value) -> Value {
         "top_p": number(0.0, 1.0),
         "min_p": number(0.0, 1.0),
         "typical_p": number(0.0, 1.0),
+        "top_n_sigma": number(-1e6, 1e6),
         "frequency_penalty": number(-100.0, 100.0),
         "presence_penalty": number(-100.0, 100.0),
         "repeat_penalty": number(0.01, 100.0),
+        "repetition_penalty": number(0.01, 100.0),
         "repeat_last_n": integer(-1, LARGE),
         "dry_multiplier": number(0.0, 1e6),
         "dry_base": number(0.0, 1e6),
         "dry_allowed_length": integer(0, LARGE),
+        "dry_penalty_last_n": integer(-1, LARGE),
+        "dry_sequence_breakers": stop(TOKENS),
         "xtc_probability": number(0.0, 1.0),
         "xtc_threshold": number(0.0, 1.0),
         "mirostat": integer(0, 2),
         "mirostat_tau": number(0.0, 1e6),
         "mirostat_eta": number(0.0, 1e6),
+        "min_keep": integer(0, TOKENS),
         "seed": integer(i64::MIN, i64::MAX),
-        "logit_bias": { "type": ["object", "null"], "additionalProperties": number(-100.0, 100.0) },
-        "stop": {
-            "type": ["string", "array", "null"],
-            "items": { "type": "string" },
-            "maxItems": 64,
+        "logit_bias": {
+            "type": ["object", "array", "null"],
+            "additionalProperties": number(-100.0, 100.0),
+            "items": { "type": "array", "minItems": 2, "maxItems": 2 },
         },
+        "stop": stop(64),
         "ignore_eos": boolean(),
     });
-    for (name, schema) in sampling.as_object().into_iter().flatten() {
-        fields[name] = schema.clone();
-    }
+    add(&mut fields, sampling);
     fields
+}
+
+/// A text, or at most `most` of them.
+fn stop(most: i64) -> Value {
+    let kinds = ["string", "array", "null"];
+    json!({ "type": kinds, "items": { "type": "string" }, "maxItems": most })
+}
+
+/// The most tokens of an answer; below zero for no limit.
+fn limit() -> Value {
+    let mut limit = integer(-2, TOKENS);
+    limit["not"] = json!({ "const": 0 });
+    limit
+}
+
+fn keep_alive() -> Value {
+    json!({ "type": ["string", "number", "null"] })
+}
+
+fn schema(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+fn input() -> Value {
+    schema("Input")
 }
 
 fn integer(least: i64, most: i64) -> Value {
@@ -298,8 +430,7 @@ fn texts() -> Value {
 }
 
 fn messages() -> Value {
-    let item = json!({ "$ref": "#/components/schemas/Message" });
-    json!({ "type": "array", "minItems": 1, "items": item })
+    json!({ "type": "array", "minItems": 1, "items": schema("Message") })
 }
 
 fn message() -> Value {
@@ -316,4 +447,34 @@ fn message() -> Value {
             "content": { "type": ["string", "array"], "items": part },
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_document_has_the_routes_of_the_router_and_no_others() {
+        // A router does not list its routes, and each stands on a line of its own.
+        let lines = include_str!("router.rs").lines();
+        let routes = lines.filter_map(|line| line.trim().strip_prefix(".route(\""));
+        let routes: BTreeSet<(String, String)> = routes
+            .map(|rest| {
+                let (path, rest) = rest.split_once("\", ").unwrap();
+                let method = rest.split('(').next().unwrap();
+                (path.replace("{*", "{"), method.to_owned())
+            })
+            .collect();
+        let document = document();
+        let paths = document["paths"].as_object().unwrap().iter();
+        let documented: BTreeSet<(String, String)> = paths
+            .flat_map(|(path, item)| {
+                item.as_object().unwrap().keys().map(|method| (path.clone(), method.clone()))
+            })
+            .collect();
+        assert!(routes.len() > 30, "{routes:?}");
+        assert_eq!(routes, documented);
+    }
 }

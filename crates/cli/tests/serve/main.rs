@@ -8,5 +8,6 @@ mod defaults;
 mod embeddings;
 mod faults;
 mod models;
+mod openapi;
 mod server;
 mod streams;
