@@ -16,7 +16,7 @@ use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, R
 use crate::models::Lease;
 use crate::openai::chat::chat;
 use crate::openai::completions::prompts_of;
-use crate::openai::{FINGERPRINT, piece};
+use crate::openai::{FINGERPRINT, piece, pieces};
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -132,12 +132,6 @@ impl CompletionFormat {
         };
         Value::Object(self.shown_fields.iter().filter_map(field).collect())
     }
-}
-
-/// The text of tokens, special ones included.
-fn pieces(lease: &Lease, tokens: &[u32]) -> String {
-    let bytes: Vec<u8> = tokens.iter().flat_map(|&id| piece(lease, id).1).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The chunks of a streamed answer.

@@ -80,6 +80,12 @@ pub(crate) fn piece(lease: &Lease, id: u32) -> (String, Vec<u8>) {
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)
 }
 
+/// The text of tokens, special ones included.
+pub(crate) fn pieces(lease: &Lease, tokens: &[u32]) -> String {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|&id| piece(lease, id).1).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// The log-probabilities of one token as the chat interface has them.
 fn chat_logprobs(lease: &Lease, id: u32, logprobs: &Logprobs) -> Value {
     let entry = |id: u32, logprob: f32| {

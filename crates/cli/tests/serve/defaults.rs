@@ -1,6 +1,6 @@
 //! What requests start from: `--default` and `--chat-template-file`.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::server::{Server, failure};
 
@@ -66,6 +66,57 @@ fn minus_one_as_the_default_is_no_limit() {
     }
     let error = failure(&["--default", "max_tokens=0", "--port", "0", "x.gguf"]);
     assert!(error.contains("default.max_tokens: expected at least 1, or -1"), "{error}");
+}
+
+/// OpenAI's offsets count from the start of the prompt, whether it is repeated or not.
+#[test]
+fn offsets_of_tokens_count_from_the_start_of_the_prompt() {
+    let server = Server::start(&["--ctx-size", "256"]);
+    let mut body = json!({
+        "prompt": ["abc de", [5, 6]], "max_tokens": 3, "logprobs": 0, "temperature": 0, "n": 2,
+        "ignore_eos": true,
+    });
+    let choices = server.post("/v1/completions", &body).json()["choices"].clone();
+    let texts = |tokens: &Value| -> Vec<String> {
+        let texts = tokens.as_array().unwrap().iter();
+        texts.map(|text| text.as_str().unwrap().to_owned()).collect()
+    };
+    let starts = [6, 6].map(Some).into_iter().chain([None, None]);
+    for (choice, start) in choices.as_array().unwrap().iter().zip(starts) {
+        let logprobs = &choice["logprobs"];
+        let mut offset = start.unwrap_or_else(|| logprobs["text_offset"][0].as_u64().unwrap());
+        assert!(offset > 0, "{choice}");
+        for (i, text) in texts(&logprobs["tokens"]).iter().enumerate() {
+            assert_eq!(logprobs["text_offset"][i], offset, "{choice}");
+            offset += text.chars().count() as u64;
+        }
+    }
+    body["stream"] = true.into();
+    let streamed = server.post("/v1/completions", &body).body;
+    let chunks = streamed.lines().filter_map(|line| line.strip_prefix("data: {"));
+    let mut offsets = vec![Vec::new(); 4];
+    for chunk in chunks {
+        let chunk: Value = serde_json::from_str(&format!("{{{chunk}")).unwrap();
+        let choice = &chunk["choices"][0];
+        let found = choice["logprobs"]["text_offset"].as_array();
+        offsets[choice["index"].as_u64().unwrap() as usize]
+            .extend(found.into_iter().flatten().cloned());
+    }
+    for (choice, offsets) in choices.as_array().unwrap().iter().zip(offsets) {
+        assert_eq!(choice["logprobs"]["text_offset"], Value::from(offsets), "{choice}");
+    }
+    // The prompt is repeated in front of each answer, and without log-probabilities of its own.
+    body["stream"] = false.into();
+    body["echo"] = true.into();
+    let refused = server.post("/v1/completions", &body);
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert_eq!(refused.json()["error"]["param"], "echo");
+    body["logprobs"] = Value::Null;
+    let choices = server.post("/v1/completions", &body).json()["choices"].clone();
+    assert!(choices[1]["text"].as_str().unwrap().starts_with("abc de"), "{choices}");
+    let ids = json!({ "tokens": [5, 6] });
+    let text = server.post("/detokenize", &ids).json()["content"].as_str().unwrap().to_owned();
+    assert!(choices[2]["text"].as_str().unwrap().starts_with(&text), "{choices}");
 }
 
 #[test]

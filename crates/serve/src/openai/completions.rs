@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::chunks::{self, Chunks};
-use super::{choices, finish_reason, piece, refuse_missing, stream_options};
+use super::{choices, finish_reason, piece, pieces, refuse_missing, stream_options};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
@@ -41,21 +41,35 @@ pub(crate) async fn create(
     request.logprobs = fields.integer("logprobs", 0..=LOGPROBS)?.map(|n| n as usize);
     let has_logprobs = request.logprobs.is_some();
     let choices = choices(&mut fields)?;
-    let echo = echo(&mut fields, &prompts, choices)?;
+    let echoes = fields.boolean("echo")?.unwrap_or(false);
+    if echoes && has_logprobs {
+        let message = "echo: the log-probabilities of prompts are not supported yet";
+        return Err(ApiError::field("echo", message));
+    }
+    let texts = if echoes || has_logprobs { texts(&prompts) } else { Vec::new() };
     let (streams, include_usage) = stream_options(&mut fields)?;
     let (separates_reasoning, reports) = (false, Reports::of(&mut fields)?);
     let generation = Generation { prompts, request, choices, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
+    let texts = texts.into_iter().enumerate().flat_map(|(i, text)| {
+        let text = text.unwrap_or_else(|| pieces(&running.lease, running.prompt(i * choices)));
+        vec![text; choices]
+    });
+    let texts: Vec<String> = texts.collect();
+    let mut offsets: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
+    let echo = if echoes { texts } else { Vec::new() };
     if streams {
-        let format = CompletionStream { chunks: Chunks::new(include_usage), echo };
+        let format = CompletionStream { chunks: Chunks::new(include_usage), echo, offsets };
         return Ok(stream::response(running, format));
     }
     let (running, answers) = running.collect().await?;
     let choices = answers.iter().enumerate().map(|(index, answer)| {
-        let logprobs = has_logprobs.then(|| logprobs(&running, &answer.tokens));
+        let logprobs =
+            has_logprobs.then(|| logprobs(&running, &answer.tokens, &mut offsets[index]));
+        let prompt = echo.get(index).map_or("", String::as_str);
         json!({
             "index": index,
-            "text": format!("{}{}", echo[index], answer.text.content),
+            "text": format!("{prompt}{}", answer.text.content),
             "logprobs": logprobs,
             "finish_reason": finish_reason(&answer.finish),
         })
@@ -64,14 +78,13 @@ pub(crate) async fn create(
     Ok(Json(chunks::whole(head, &running, &answers, choices.collect())).into_response())
 }
 
-/// What each answer begins with: the text of its prompt if the request asks for it.
-fn echo(fields: &mut Fields, prompts: &[Prompt], choices: usize) -> Result<Vec<String>> {
-    let echoes = fields.boolean("echo")?.unwrap_or(false);
+/// The texts of prompts that are texts.
+fn texts(prompts: &[Prompt]) -> Vec<Option<String>> {
     let text = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) if echoes => text.clone(),
-        _ => String::new(),
+        Prompt::Text(text) => Some(text.clone()),
+        _ => None,
     };
-    Ok(prompts.iter().flat_map(|prompt| vec![text(prompt); choices]).collect())
+    prompts.iter().map(text).collect()
 }
 
 /// One prompt or several. An array with numbers is one prompt.
@@ -125,15 +138,16 @@ fn prompt_of(value: Value) -> Result<Prompt> {
     }
 }
 
-/// Log-probabilities as this interface has them: one list for each kind of fact.
-fn logprobs(running: &Running, tokens: &[AnswerToken]) -> Value {
+/// Log-probabilities as this interface has them: one list for each kind of fact. Offsets are in
+/// characters from the start of the prompt, whether it is repeated or not; `offset` is that of the
+/// first token, and becomes that of the next one.
+fn logprobs(running: &Running, tokens: &[AnswerToken], offset: &mut usize) -> Value {
     let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
-    let mut offset = 0;
     for token in tokens {
         let Some(own) = token.logprobs.as_deref() else { continue };
         let (text, _) = piece(&running.lease, token.id);
-        offsets.push(offset);
-        offset += text.chars().count();
+        offsets.push(*offset);
+        *offset += text.chars().count();
         texts.push(text);
         logprobs.push(float(own.sampled));
         let top = own.top.iter();
@@ -151,8 +165,10 @@ fn logprobs(running: &Running, tokens: &[AnswerToken]) -> Value {
 /// The chunks of a streamed answer.
 struct CompletionStream {
     chunks: Chunks,
-    /// What each answer begins with.
+    /// What each answer begins with, if it repeats its prompt.
     echo: Vec<String>,
+    /// The offset of the next token of each answer, if it has log-probabilities.
+    offsets: Vec<usize>,
 }
 
 impl StreamFormat for CompletionStream {
@@ -161,7 +177,7 @@ impl StreamFormat for CompletionStream {
 
     fn begin(&mut self, running: &Running, out: &mut Vec<u8>) {
         self.chunks.begin("cmpl-", "text_completion", running);
-        for (index, text) in self.echo.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
+        for (index, text) in self.echo.iter().enumerate() {
             let choice = json!({ "index": index, "text": text, "finish_reason": null });
             self.chunks.write(Some(choice), Map::new(), out);
         }
@@ -176,8 +192,10 @@ impl StreamFormat for CompletionStream {
                 if text.is_empty() && own.is_none() && report.is_empty() {
                     return;
                 }
-                let logprobs =
-                    own.map(|own| logprobs(running, &[AnswerToken { id, logprobs: Some(own) }]));
+                let logprobs = own.map(|own| {
+                    let token = AnswerToken { id, logprobs: Some(own) };
+                    logprobs(running, &[token], &mut self.offsets[index])
+                });
                 let choice = json!({
                     "index": index, "text": text, "logprobs": logprobs, "finish_reason": null,
                 });
