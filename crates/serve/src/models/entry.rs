@@ -263,8 +263,15 @@ impl Entry {
 
     /// Begins to load the model. Returns what it replaces.
     pub(super) fn begin_load(&self) -> State {
-        self.backoff().begin(Instant::now());
-        self.slot().replace(State::Loading)
+        let old = self.slot().replace(State::Loading);
+        let mut backoff = self.backoff();
+        if matches!(old, State::Unloaded) {
+            // It did not fail.
+            *backoff = Backoff::default();
+        }
+        backoff.begin(Instant::now());
+        drop(backoff);
+        old
     }
 
     /// Notes the result of a load.
@@ -369,4 +376,24 @@ impl Loaded {
 
 fn millis(keep_alive: Option<Duration>) -> u64 {
     keep_alive.map_or(u64::MAX, |time| time.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_failures_make_the_wait_for_a_load_longer() {
+        let spec = ModelSpec { id: "a".to_owned(), source: "a".to_owned() };
+        let entry = Arc::new(Entry::new(spec, 0, None));
+        let wait_after_failure = || {
+            entry.begin_load();
+            assert!(entry.end_load(Err(ApiError::internal("it is broken"))).is_err());
+            entry.retry_in().unwrap().as_secs_f64().ceil()
+        };
+        assert_eq!([(); 3].map(|()| wait_after_failure()), [1.0, 2.0, 4.0]);
+        entry.slot().replace(State::Unloaded);
+        assert_eq!(entry.retry_in(), None);
+        assert_eq!(wait_after_failure(), 1.0);
+    }
 }
