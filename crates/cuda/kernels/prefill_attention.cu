@@ -442,6 +442,8 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
         LanePartials partials(a, rows, row, kv_head, 16 * warp + g, c);
         u32 split = block / SPLIT_BLOCKS - first_split;
         if (!is_shared && split > 0) partials.merge_stored(0, softmax);
+        // All lanes have read the row max and the row sum that one of them replaces.
+        __syncwarp();
         if (is_shared || block < last) {
             partials.store(is_shared ? split : 0, softmax);
             softmax.clear();

@@ -6,7 +6,7 @@ use bodkin_model::{Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_WIDTH, PAGE_TOKENS};
-use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, RECORDED_ROWS, WIDTHS};
+use crate::constants::{PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT, RECORDED_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
@@ -18,7 +18,7 @@ use crate::step_metadata;
 const SPLIT_ROWS: usize = RECORDED_ROWS;
 /// Blocks of prefill attention that may share KV splits with others; more fill any device.
 const PREFILL_ARRIVALS: usize = 1024;
-/// The most bytes for the partial results of KV splits; longer contexts split fewer rows.
+/// The most bytes for the partial results of KV splits of decode; longer contexts split fewer rows.
 const PARTIAL_BYTES: usize = 64 << 20;
 
 /// Everything that is sized when a model is loaded.
@@ -98,7 +98,11 @@ impl SplitSizes {
         let splits = if plan.slots.is_empty() { 0 } else { positions.div_ceil(KV_SPLIT) + 1 };
         let row_bytes = splits * split_bytes;
         let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
-        let prefill_splits = positions.min(plan.max_positions()).div_ceil(PREFILL_SPLIT);
+        let prefill = plan.slots.iter().zip(&window_indices).map(|(slot, &window_index)| {
+            let pool = PAGE_TOKENS * limits.pages[window_index];
+            prefill_splits(slot.window, pool, plan.max_positions())
+        });
+        let prefill_splits = prefill.max().unwrap_or(0);
         SplitSizes {
             splits,
             rows: most.clamp(1, SPLIT_ROWS),
@@ -107,6 +111,17 @@ impl SplitSizes {
             prefill_bytes: if prefill_splits > 1 { limits.tokens * split_bytes } else { 0 },
         }
     }
+}
+
+/// The most KV splits that a block of prefill attention can touch, where a sequence has fewer
+/// positions than a `pool` without a window, and than `max_positions` in any case.
+fn prefill_splits(window: Option<usize>, pool: usize, max_positions: usize) -> usize {
+    let most = match window {
+        None => pool.div_ceil(PREFILL_SPLIT),
+        // The rows of a block begin one after the other, anywhere in a split.
+        Some(window) => window.saturating_add(PREFILL_ROWS).div_ceil(PREFILL_SPLIT) + 1,
+    };
+    most.min(max_positions.div_ceil(PREFILL_SPLIT))
 }
 
 impl Sizes {
@@ -272,5 +287,19 @@ mod tests {
                 assert!(groups <= pairs.groups(width), "{counts:?}: {groups} groups");
             }
         }
+    }
+
+    #[test]
+    fn the_splits_of_a_window_are_counted_wherever_it_begins() {
+        for window in [1, 64, 1024, 1985, 2048, 4000] {
+            let most = prefill_splits(Some(window), 0, usize::MAX);
+            for first_row in 0..3 * PREFILL_SPLIT {
+                let from = (first_row + 1).saturating_sub(window);
+                let last = first_row + PREFILL_ROWS - 1;
+                assert!(last / PREFILL_SPLIT - from / PREFILL_SPLIT < most, "{window} {first_row}");
+            }
+        }
+        assert_eq!(prefill_splits(None, 4097, usize::MAX), 3);
+        assert_eq!(prefill_splits(Some(9000), 9000, 2048), 1);
     }
 }

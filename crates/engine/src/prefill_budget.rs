@@ -6,7 +6,8 @@
 //! On a GPU a step with a prompt has a fixed cost, because it runs other kernels than decode. Where
 //! that cost alone exceeds the target, fewer tokens do not bring the step nearer to it and only
 //! make a prompt pay it more often, so the budget has a lower bound that follows from the best
-//! speed of prefill. This file must not know requests.
+//! speed of prefill. Behind a long context, where a token costs more than that, it may exceed the
+//! target, too. This file must not know requests.
 
 /// The weight of the newest measurement in an exponential moving average.
 const AVERAGE_WEIGHT: f64 = 0.2;

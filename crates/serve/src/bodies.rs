@@ -1,5 +1,6 @@
 //! Bodies of requests as they arrive: each within a time and a size, and all together within the
-//! bytes that the server gives them, so that many large ones cannot use up its memory.
+//! bytes that the server gives them. The bytes are those on the wire; parsed JSON takes several
+//! times as much. They count until the answer is made, or its stream begins.
 
 use std::sync::Arc;
 use std::time::Duration;

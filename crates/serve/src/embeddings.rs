@@ -9,6 +9,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use bodkin::Error as RuntimeError;
+use bodkin_engine::Error as EngineError;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
@@ -252,10 +254,16 @@ fn compute(
         ends
     };
     let mut vectors = Vec::with_capacity(texts.len());
-    turn.embed_tokens_until(&texts, ends, |i, vector| {
+    let computed = turn.embed_tokens_until(&texts, ends, |i, vector| {
         progress.add_rows(texts[i].len());
         vectors.push(vector.to_vec());
-    })?;
+    });
+    if let Err(RuntimeError::Engine { source, .. }) = &computed
+        && matches!(**source, EngineError::Backend(_))
+    {
+        progress.fail(source.to_string());
+    }
+    computed?;
     if let Some(dimensions) = dimensions {
         vectors.iter_mut().try_for_each(|vector| shorten(vector, dimensions))?;
     }

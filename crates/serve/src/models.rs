@@ -122,16 +122,20 @@ impl ModelPool {
     }
 
     /// Loads a model that has failed again, so that a router that waits for `/health` need not send
-    /// a request. Does nothing while a model is loaded.
+    /// a request. Does nothing while a model is loaded, or before the requests of the failed one,
+    /// which hold its memory, have ended.
     pub(crate) fn reload_failed(self: &Arc<ModelPool>) {
-        let is_due = |entry: &&Arc<Entry>| entry.retry_in().is_some_and(|wait| wait.is_zero());
-        let Some(entry) = self.entries.iter().find(is_due).map(Arc::clone) else { return };
+        let now = Instant::now();
+        let due = self.entries.iter().filter(|entry| !entry.is_used());
+        let due = due.filter_map(|entry| Some((entry.next_load().filter(|&at| at <= now)?, entry)));
+        let Some((_, entry)) = due.min_by_key(|(at, _)| *at) else { return };
+        let entry = Arc::clone(entry);
         let Ok(loading) = Arc::clone(&self.loading).try_lock_owned() else { return };
         let pool = Arc::clone(self);
         tokio::spawn(async move {
             let _loading = loading;
             // A request may have loaded it meanwhile.
-            if entry.retry_in().is_none() {
+            if entry.next_load().is_none() {
                 return;
             }
             let model = &entry.spec.id;
@@ -178,6 +182,7 @@ impl ModelPool {
     pub(crate) async fn unload(&self, entry: &Entry) {
         match entry.take_idle() {
             Some(idle) => free(State::Loaded(idle)).await,
+            None if entry.forget_failure() => {}
             None => entry.unload_when_idle(),
         }
     }
@@ -197,6 +202,8 @@ impl ModelPool {
     /// Whether all models that were asked for answer, and a JSON object that says so.
     pub(crate) fn health(&self) -> (bool, Value) {
         let statuses = self.entries.iter().map(|entry| (entry, entry.status(self.step_timeout)));
+        let now = Instant::now();
+        let in_ms = |at: Instant| at.saturating_duration_since(now).as_millis() as u64;
         let (mut is_healthy, mut models) = (true, Vec::new());
         for (entry, (status, cause)) in statuses {
             is_healthy &= matches!(status, "loaded" | "unloaded");
@@ -205,7 +212,7 @@ impl ModelPool {
                 "id": entry.spec.id,
                 "status": status,
                 "error": cause,
-                "retry_in_ms": entry.retry_in().map(|wait| wait.as_millis() as u64),
+                "retry_in_ms": entry.next_load().map(in_ms),
                 "step_age_ms": age.map(|age| age.as_millis() as u64),
                 "loads": entry.loads(),
             }));

@@ -52,7 +52,7 @@ pub struct ServerOptions {
     pub tls: Option<Tls>,
     /// The largest body of a request, in bytes.
     pub body_bytes: usize,
-    /// The most bytes of the bodies of all requests that are read or answered; at least
+    /// The most bytes of the bodies of all requests whose answers have not begun; at least
     /// `body_bytes`.
     pub bodies_bytes: usize,
     /// A body that takes longer to arrive is refused.

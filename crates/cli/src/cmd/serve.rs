@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// Largest body of a request
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
     max_body: u64,
-    /// Most bytes of all bodies that are read or answered at a time; at least those of one
+    /// Most bytes of all bodies whose answers have not begun; at least those of one
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = bytes)]
     max_bodies: u64,
     /// How long the body of a request may take to arrive

@@ -1,4 +1,4 @@
-//! When a model that has failed may be loaded again: the wait doubles with every load.
+//! When a model that has failed may be loaded again: the wait doubles with every failure.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,9 @@ impl Backoff {
         self.next = Some(now + self.wait);
     }
 
-    /// The time until the next load.
-    pub(super) fn wait(&self, now: Instant) -> Duration {
-        self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(now))
+    /// When the next load may begin: now, if there was none.
+    pub(super) fn next(&self) -> Instant {
+        self.next.unwrap_or_else(Instant::now)
     }
 }
 
@@ -39,18 +39,18 @@ mod tests {
     #[test]
     fn the_wait_doubles_until_a_model_works_for_a_while() {
         let (mut backoff, mut now) = (Backoff::default(), Instant::now());
-        assert_eq!(backoff.wait(now), Duration::ZERO);
+        assert!(backoff.next() >= now);
         // Loads that take longer than the longest wait do not look like a recovery.
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             backoff.begin(now);
             now += Duration::from_secs(100);
             backoff.end(now);
-            assert_eq!(backoff.wait(now), Duration::from_secs(seconds));
-            now += backoff.wait(now);
+            assert_eq!(backoff.next(), now + Duration::from_secs(seconds));
+            now = backoff.next();
         }
         now += 2 * LONGEST;
         backoff.begin(now);
         backoff.end(now);
-        assert_eq!(backoff.wait(now), SHORTEST);
+        assert_eq!(backoff.next(), now + SHORTEST);
     }
 }

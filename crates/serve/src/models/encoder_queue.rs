@@ -30,6 +30,8 @@ struct Progress {
     /// Totals since the encoder was loaded.
     totals: Stats,
     step_began: Option<Instant>,
+    /// The error of the backend after which the encoder is loaded again.
+    failure: Option<String>,
 }
 
 impl EncoderProgress {
@@ -48,6 +50,11 @@ impl EncoderProgress {
     pub(crate) fn begin_step(&self) {
         self.end_step();
         self.lock().step_began = Some(Instant::now());
+    }
+
+    /// The backend has failed.
+    pub(crate) fn fail(&self, cause: String) {
+        self.lock().failure.get_or_insert(cause);
     }
 
     /// The tokens of a text are computed.
@@ -90,14 +97,18 @@ impl EncoderQueue {
         Ok(Turn { encoder, progress: Arc::clone(&self.progress), _place: place })
     }
 
+    /// Why the encoder has to be loaded again.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.progress.lock().failure.clone()
+    }
+
     /// The requests now, and the totals.
     pub(super) fn stats(&self) -> Stats {
-        let running = usize::from(self.encoder.try_lock().is_err());
         let open = self.queue + 1 - self.places.available_permits();
+        let running = open.min(1);
         let progress = self.progress.lock();
         let step_age = progress.step_began.map(|began| began.elapsed());
-        let waiting = open.saturating_sub(running);
-        Stats { running, waiting, step_age, ..progress.totals.clone() }
+        Stats { running, waiting: open - running, step_age, ..progress.totals.clone() }
     }
 }
 

@@ -89,7 +89,7 @@ pub(crate) struct Details {
     pub(crate) is_on_gpu: bool,
 }
 
-/// What is measured of a model: totals since the server started, and its state now.
+/// What is measured of a model, loaded now or before: totals, and its state now.
 #[derive(Clone, Default)]
 pub(crate) struct Measured {
     pub(crate) stats: Stats,
@@ -138,8 +138,8 @@ impl Lease {
         sampling::request(fields, &self.defaults.request, self.text()?.engine().tokenizer())
     }
 
-    /// Sets how long the model stays loaded without requests; none for ever. No time is meant for
-    /// this request alone.
+    /// Sets how long the model stays loaded without requests; none for ever. Zero unloads it after
+    /// this request and leaves the model's own time as it is.
     pub(crate) fn set_keep_alive(&mut self, keep_alive: Option<Duration>) {
         self.unloads = keep_alive == Some(Duration::ZERO);
         if !self.unloads {
@@ -236,7 +236,11 @@ impl Entry {
 
     /// A lease of the loaded model, if it has not failed.
     pub(super) fn lease(self: &Arc<Entry>) -> Option<Lease> {
-        let slot = self.slot();
+        self.lease_of(&self.slot())
+    }
+
+    /// The same, while the state is locked.
+    fn lease_of(self: &Arc<Entry>, slot: &Slot) -> Option<Lease> {
         match &slot.state {
             State::Loaded(loaded) if loaded.failure().is_none() => {
                 // While the state is locked, nobody unloads it.
@@ -280,8 +284,10 @@ impl Entry {
         match result {
             Ok(loaded) => {
                 self.loads.fetch_add(1, Relaxed);
-                self.slot().replace(State::Loaded(Arc::new(loaded)));
-                self.lease().ok_or_else(|| ApiError::internal("the model failed as it was loaded"))
+                let mut slot = self.slot();
+                slot.replace(State::Loaded(Arc::new(loaded)));
+                self.lease_of(&slot)
+                    .ok_or_else(|| ApiError::internal("the model failed as it was loaded"))
             }
             Err(error) => {
                 self.slot().replace(State::Failed(error.message.clone()));
@@ -290,14 +296,30 @@ impl Entry {
         }
     }
 
-    /// How long a model that has failed waits to be loaded again; none for one that has not.
-    pub(super) fn retry_in(&self) -> Option<Duration> {
+    /// Whether requests use it.
+    pub(super) fn is_used(&self) -> bool {
+        self.users.load(Relaxed) > 0
+    }
+
+    /// Takes the failure of the last load back, so that the model is not loaded again by itself.
+    /// Returns whether there was one.
+    pub(super) fn forget_failure(&self) -> bool {
+        let mut slot = self.slot();
+        let has_failed = matches!(slot.state, State::Failed(_));
+        if has_failed {
+            slot.replace(State::Unloaded);
+        }
+        has_failed
+    }
+
+    /// When a model that has failed may be loaded again; none for one that has not.
+    pub(super) fn next_load(&self) -> Option<Instant> {
         let has_failed = match &self.slot().state {
             State::Unloaded | State::Loading => false,
             State::Failed(_) => true,
             State::Loaded(loaded) => loaded.failure().is_some(),
         };
-        has_failed.then(|| self.backoff().wait(Instant::now()))
+        has_failed.then(|| self.backoff().next())
     }
 
     /// The state in a word, and what is wrong.
@@ -355,7 +377,7 @@ impl Loaded {
         }
         match &self.kind {
             Kind::Text(model) => model.engine().failed().map(str::to_owned),
-            Kind::Encoder(_) => None,
+            Kind::Encoder(queue) => queue.failure(),
         }
     }
 
@@ -389,11 +411,11 @@ mod tests {
         let wait_after_failure = || {
             entry.begin_load();
             assert!(entry.end_load(Err(ApiError::internal("it is broken"))).is_err());
-            entry.retry_in().unwrap().as_secs_f64().ceil()
+            (entry.next_load().unwrap() - Instant::now()).as_secs_f64().ceil()
         };
         assert_eq!([(); 3].map(|()| wait_after_failure()), [1.0, 2.0, 4.0]);
-        entry.slot().replace(State::Unloaded);
-        assert_eq!(entry.retry_in(), None);
+        assert!(entry.forget_failure() && !entry.forget_failure());
+        assert_eq!(entry.next_load(), None);
         assert_eq!(wait_after_failure(), 1.0);
     }
 }
