@@ -64,9 +64,14 @@ struct AttentionOutput {
 // Combines the KV splits of some heads, whose partials many blocks have made, in order. Warps
 // compute each split's factors; a thread computes up to ITEMS results. At most `max_partials` <=
 // MAX partials per head are in shared memory at a time.
-template <int MAX_HEADS, u32 BLOCK, int ITEMS, u32 MAX, typename Segments>
+//
+// A partial is `stride` values, the row max, the row sum, and padding to PARTIAL_EXTRA floats.
+// `Partials` brings them: `take` copies some splits' to shared memory, `clear` resets them in memory
+// to sentinels, `finish` orders the resets before the results. After grids there is nothing to reset
+// (`CopiedPartials`); in the persistent kernel they are polled (`AwaitedPartials`).
+template <int MAX_HEADS, u32 BLOCK, int ITEMS, u32 MAX, typename Partials>
 DEVICE void combine_splits(const Attention &a, u32 row, u32 first_head, u32 heads, u32 count, const float *shared,
-                          u32 max_partials, const Segments &splits) {
+                          u32 max_partials, const Partials &partials) {
     // Per split: the factor of the running sums, the factor of the split's values, its rescaled row
     // sum, and the running row max.
     __shared__ float4 factors[MAX_HEADS][MAX];
@@ -79,10 +84,10 @@ DEVICE void combine_splits(const Attention &a, u32 row, u32 first_head, u32 head
     for (u32 base = 0; base < count; base += max_partials) {
         u32 n = min(max_partials, count - base);
         sync<BLOCK>();
-        splits.take(base, n);
+        partials.take(base, n);
         sync<BLOCK>();
         // By the threads with the least work.
-        if (t >= BUSY) splits.clear(base, n, t - BUSY, BLOCK - BUSY);
+        if (t >= BUSY) partials.clear(base, n, t - BUSY, BLOCK - BUSY);
         const float *partial = shared + h * max_partials * part + stride;
         float running_max = base ? row_maxes[h] : -INFINITY_F;
         u32 lane = t % 32;
@@ -122,7 +127,7 @@ DEVICE void combine_splits(const Attention &a, u32 row, u32 first_head, u32 head
             value[j] = v;
         }
     }
-    if (t >= BUSY) splits.finish();
+    if (t >= BUSY) partials.finish();
     // Sentinels are reset before other blocks may see the results.
 #pragma unroll
     for (u32 j = 0; j < ITEMS; j++) {

@@ -1,7 +1,9 @@
-// Decode attention on tensor cores (decode_mma.cuh), with the bits of the persistent kernel.
+// Decode attention on tensor cores (decode_mma.cuh), bit-identical to that of the persistent kernel.
 //
-// Grid: (rows, blocks of query heads, blocks per row that share its splits); 256 threads, a warp
-// for each 16-position tile of a 128-position split. Shared memory: the team's workspace. Bound by
+// Grid: (rows, groups of up to four query heads of a KV head, blocks that share a row's splits);
+// 256 threads, a warp for each 16-position tile of a 128-position split. Where a step has many rows,
+// a block takes all splits of its row and combines them as it goes; where it has few, blocks write
+// partials, and the last of them combines. Shared memory: the team's workspace. Bound by
 // reading the KV cache.
 #include "decode_mma.cuh"
 #include "kv_split.cuh"
@@ -23,7 +25,8 @@ template <bool ROTATES> DEVICE void put_queries(const Attention &a, const Decode
 // A tile's keys or values in a page, from its first element.
 DEVICE Slices slices_from(const u16 *first) { return {{(const uint4 *)first, (const uint4 *)first + SLICE_PIECES}}; }
 
-// FUSED: as in attention.cu.
+// FUSED: each row is the only one of its sequence in the step, so the kernel also rotates its query
+// and key and stores its key and value.
 template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
     extern __shared__ __align__(16) float shared[];
     launch_dependents();
@@ -83,11 +86,11 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
             }
             float scores[4];
             keys.scores(a.key_dim, workspace, scores);
-            from = max(from, start) - start, to = min(to, start + TILE_POSITIONS) - start;
-            Fragment weights = softmax_tile(a, scores, tile, from, to, workspace);
+            u32 tile_from = max(from, start) - start, tile_to = min(to, start + TILE_POSITIONS) - start;
+            Fragment probabilities = softmax_tile(a, scores, tile, tile_from, tile_to, workspace);
             float *tile_out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
-            values[0].sum(weights, 0, tile_out);
-            if (a.value_dim > SLICE_DIM) values[1].sum(weights, 1, tile_out);
+            values[0].sum(probabilities, 0, tile_out);
+            if (a.value_dim > SLICE_DIM) values[1].sum(probabilities, 1, tile_out);
         } else {
             workspace.skip(tile);
         }

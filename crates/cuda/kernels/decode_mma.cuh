@@ -2,6 +2,10 @@
 // with an f16 KV cache. Queries and probabilities are split into a high and a low f16 (22 bits, or
 // 2^-25). A NaN query becomes the lowest half, as in a matmul input.
 //
+// The tensor cores' m16n8k16 has the queries as A: rows 0 to 7 are high halves and rows 8 to 15 low
+// ones, whose products are added; each of the two has the four heads twice. B has the keys of 8
+// positions. The probabilities are A in the same way, with 8 columns of values as B.
+//
 // A warp takes a tile of 16 positions without waiting for other warps: each tile has its own
 // softmax, and the tiles of a split are combined in order.
 #pragma once
@@ -171,7 +175,7 @@ struct ValueFragment {
     }
 
     // P V for a head.
-    __device__ __forceinline__ void sum(const Fragment &weights, u32 slice, float *out) const {
+    __device__ __forceinline__ void sum(const Fragment &probabilities, u32 slice, float *out) const {
         // Lanes from 16 on store the second half of the columns that lanes below have.
         u32 lane = opaque(threadIdx.x) % 32, second = lane / 16;
         float y[8];
@@ -181,7 +185,7 @@ struct ValueFragment {
 #pragma unroll
             for (u32 k = 0; k < 4; k++) x[k] = word(pieces[k], j / 2);
             float sums[4] = {};
-            mma(sums, weights, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
+            mma(sums, probabilities, __byte_perm(x[0], x[1], select), __byte_perm(x[2], x[3], select));
             y[j] = second ? sums[1] + sums[3] : sums[0] + sums[2];
         }
         float4 *to = (float4 *)(out + SLICE_DIM * slice + 16 * (lane % 4) + 8 * second);

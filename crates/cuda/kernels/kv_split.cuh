@@ -7,8 +7,8 @@
 struct SplitTile {
     KvElement *keys;   // [key_stride / PIECE, KV_SPLIT, PIECE]
     KvElement *values; // [KV_SPLIT, value_stride]
-    u16 *key_scales;   // [SEGMENT, scales]
-    u16 *value_scales; // [SEGMENT, scales]
+    u16 *key_scales;   // [KV_SPLIT, scales]
+    u16 *value_scales; // [KV_SPLIT, scales]
 };
 
 // The scales of a token of a head: they lie behind the elements of the head's page.

@@ -263,20 +263,20 @@ struct VisibleSplits {
 // A team's unit of work: a split and up to four query heads of a KV head. The last split, which
 // holds the row's own position, comes first.
 struct SplitItem {
-    u32 split, kv_head, block; // of the KV head's query heads
+    u32 split, kv_head, head_group; // of up to BLOCK_HEADS of the KV head's query heads
 
     __device__ __forceinline__ SplitItem(const Attention &a, const VisibleSplits &visible, u32 item) {
         u32 back = divide(item, a.head_blocks_inverse), of_all = item - back * a.head_blocks;
         split = visible.last - back;
         kv_head = divide(of_all, a.group_blocks_inverse);
-        block = of_all - kv_head * ((a.group_heads + BLOCK_HEADS - 1) / BLOCK_HEADS);
+        head_group = of_all - kv_head * ((a.group_heads + BLOCK_HEADS - 1) / BLOCK_HEADS);
     }
 
     __device__ __forceinline__ u32 first_head(const Attention &a) const {
-        return kv_head * a.group_heads + block * BLOCK_HEADS;
+        return kv_head * a.group_heads + head_group * BLOCK_HEADS;
     }
     __device__ __forceinline__ u32 head_count(const Attention &a) const {
-        return min(BLOCK_HEADS, a.group_heads - block * BLOCK_HEADS);
+        return min(BLOCK_HEADS, a.group_heads - head_group * BLOCK_HEADS);
     }
 };
 

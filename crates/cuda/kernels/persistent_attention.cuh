@@ -1,6 +1,10 @@
-// Decode attention in the persistent kernel. Teams of half a block take KV splits for some query
-// heads; keys and values come through the rings that weights come through. One block combines each
-// head's splits: it polls the partials and resets them to sentinels.
+// Decode attention in the persistent kernel, for heads of up to 128 dimensions. A block has two teams
+// of 8 warps. A work item of a team is a KV split of 128 positions for up to four query heads of a KV
+// head, items of the last split first; a warp takes a tile of 16 positions. Keys and values come
+// through the rings that weights come through.
+//
+// One block combines each head's splits: it polls the partials, which hold sentinels until a team has
+// written them, and resets them to sentinels before it writes the head's result.
 #pragma once
 #include "persistent.cuh"
 
@@ -59,7 +63,7 @@ struct Extent {
     u32 bits;
 
     // Of the split: visible tiles. Of the tile: visible places, and the current token's place, or
-    // 31.
+    // 31 if it is in another tile.
     __device__ __forceinline__ Extent(const VisibleSplits &visible, u32 split, u32 tile) {
         u32 at = split * KV_SPLIT + tile * TILE_POSITIONS;
         TileRange tiles = visible.tiles(split);
@@ -141,7 +145,7 @@ DEVICE void store_current(const Attention &a, const SplitItem &now) {
     bool is_key = t < HEAD_THREADS;
     u32 eights = round_up8(is_key ? a.key_dim : a.value_dim) / 8, token = position % PAGE_TOKENS;
     // By one team of a KV head.
-    if (now.split != position / KV_SPLIT || now.block > 0 || t >= 2 * HEAD_THREADS || i >= eights) return;
+    if (now.split != position / KV_SPLIT || now.head_group > 0 || t >= 2 * HEAD_THREADS || i >= eights) return;
     u64 head = (u64)shared_memory().pages[a.page_table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
     const Workspace &workspace = team_workspace();
     if (is_key) {
@@ -152,13 +156,13 @@ DEVICE void store_current(const Attention &a, const SplitItem &now) {
 }
 
 // Visible splits. Recomputed at each use, as registers are scarce.
-DEVICE u32 segments_of(const Attention &a) { return VisibleSplits(a, shared_memory().position).splits(); }
+DEVICE u32 visible_splits(const Attention &a) { return VisibleSplits(a, shared_memory().position).splits(); }
 
 // Publishes a team's partial of a split, or the result if there is only one split.
 DEVICE void publish(const Attention &a, const SplitItem &now) {
     u32 t = opaque(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, stride = round_up8(a.value_dim);
     u32 head = now.first_head(a) + h;
-    bool is_alone = segments_of(a) == 1, is_head = h < now.head_count(a);
+    bool is_alone = visible_splits(a) == 1, is_head = h < now.head_count(a);
     AttentionOutput results(a, 0, head);
     CombinedTiles joined(team_workspace(), h, i, a.value_dim);
     if (!is_head) return;
@@ -194,7 +198,7 @@ DEVICE Slices take_slices(SharedMemory &shared, ConsumerRing &ring, u32 dim) {
 DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
     SharedMemory &shared = shared_memory();
     const Attention &a = shared.stages[opaque(stage % 2)].attention;
-    u32 items = a.head_blocks * segments_of(a);
+    u32 items = a.head_blocks * visible_splits(a);
     // A block that combines splits but computes none must not take an earlier layer's partials for
     // this one's. Those are reset once queries exist, which need all results of earlier layers. A
     // block that combines none must not wait: nothing waits for its reads.
@@ -204,7 +208,8 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
     u32 t = opaque(threadIdx.x), team = t / TEAM, tile = t / 32 % SPLIT_TILES;
     ConsumerRing ring = {t / 32, t % 32, taken};
 #pragma unroll 1
-    for (u32 item = first_item() + team * gridDim.x; item < a.head_blocks * segments_of(a); item += TEAMS * gridDim.x) {
+    for (u32 item = first_item() + team * gridDim.x; item < a.head_blocks * visible_splits(a);
+         item += TEAMS * gridDim.x) {
         VisibleSplits visible(a, shared.position);
         SplitItem now(a, visible, item);
         Extent extent(visible, now.split, tile);
@@ -224,14 +229,14 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
             Slices slices = take_slices(shared, ring, a.value_dim);
             ValueFragment values;
             values.load<false>(slices, 0, a.value_dim);
-            Fragment weights = softmax_tile(a, scores, tile, extent.from(), extent.to(), workspace);
+            Fragment probabilities = softmax_tile(a, scores, tile, extent.from(), extent.to(), workspace);
             float *out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
             if (extent.has_current()) values.take_current(extent.current_place(), 0, workspace);
-            values.sum(weights, 0, out);
+            values.sum(probabilities, 0, out);
             if (a.value_dim > SLICE_DIM) {
                 values.load<false>(slices, 1, a.value_dim);
                 if (extent.has_current()) values.take_current(extent.current_place(), 1, workspace);
-                values.sum(weights, 1, out);
+                values.sum(probabilities, 1, out);
             }
             ring.release(shared, slices_of(a.value_dim));
         } else {
@@ -242,7 +247,7 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
         store_current(a, now);
         team_sync(TEAM_BARRIER + team, SPLIT_TILES);
     }
-    u32 splits = segments_of(a);
+    u32 splits = visible_splits(a);
     if (splits == 1) return ring.taken;
     u32 floats = round_up8(a.value_dim) + PARTIAL_EXTRA, max_partials = min(MAX_COMBINED, workspace / (4 * floats));
     // The blocks behind those with one more split.
