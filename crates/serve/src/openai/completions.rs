@@ -145,9 +145,9 @@ fn logprobs(running: &Running, tokens: &[AnswerToken], offset: &mut usize) -> Va
     let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
     for token in tokens {
         let Some(own) = token.logprobs.as_deref() else { continue };
-        let (text, _) = piece(&running.lease, token.id);
+        let (text, bytes) = piece(&running.lease, token.id);
         offsets.push(*offset);
-        *offset += text.chars().count();
+        *offset += begun_characters(&bytes);
         texts.push(text);
         logprobs.push(float(own.sampled));
         let top = own.top.iter();
@@ -160,6 +160,11 @@ fn logprobs(running: &Running, tokens: &[AnswerToken], offset: &mut usize) -> Va
         "top_logprobs": tops,
         "text_offset": offsets,
     })
+}
+
+/// The characters that begin in a token's bytes: tokens may divide one.
+fn begun_characters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|&&byte| byte & 0b1100_0000 != 0b1000_0000).count()
 }
 
 /// The chunks of a streamed answer.
@@ -212,5 +217,19 @@ impl StreamFormat for CompletionStream {
 
     fn end(&mut self, running: &Running, out: &mut Vec<u8>) {
         self.chunks.end(running, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_character_that_tokens_divide_counts_once() {
+        let bytes = "né🦀".as_bytes();
+        for at in 0..=bytes.len() {
+            let (left, right) = bytes.split_at(at);
+            assert_eq!(begun_characters(left) + begun_characters(right), 3, "{at}");
+        }
     }
 }
