@@ -14,24 +14,25 @@ use tokio::time::timeout;
 use crate::error::{ApiError, Result};
 use crate::options::ServerOptions;
 
-/// The limits of bodies, and what is left of the bytes of all of them.
+/// The limits of request bodies, and the byte budget that all of them share.
 #[derive(Clone)]
 pub(crate) struct Bodies {
-    /// The most bytes of one.
-    most: usize,
+    /// Of one body.
+    max_bytes: usize,
     timeout: Duration,
-    room: Arc<Semaphore>,
+    /// A permit for each byte of the budget that is free.
+    budget: Arc<Semaphore>,
 }
 
-/// A body, and its share of the bytes of all bodies, which is given back when this drops.
+/// A body, and its bytes of the budget, which are free again when this drops.
 pub(crate) type HeldBody = (Vec<u8>, Option<OwnedSemaphorePermit>);
 
 impl Bodies {
     pub(crate) fn new(options: &ServerOptions) -> Bodies {
         // One of the largest size always fits.
-        let room = options.bodies_bytes.max(options.body_bytes).min(Semaphore::MAX_PERMITS);
-        let room = Arc::new(Semaphore::new(room));
-        Bodies { most: options.body_bytes, timeout: options.body_timeout, room }
+        let budget = options.bodies_bytes.max(options.body_bytes).min(Semaphore::MAX_PERMITS);
+        let budget = Arc::new(Semaphore::new(budget));
+        Bodies { max_bytes: options.body_bytes, timeout: options.body_timeout, budget }
     }
 
     /// Reads a body to its end.
@@ -49,15 +50,15 @@ impl Bodies {
         while let Some(chunk) = chunks.next().await {
             let failed = |error| ApiError::bad_request(format!("the body is not whole: {error}"));
             let chunk = chunk.map_err(failed)?;
-            if chunk.len() > self.most - bytes.len() {
-                let message = format!("the body is over the limit of {} bytes", self.most);
+            if chunk.len() > self.max_bytes - bytes.len() {
+                let message = format!("the body is over the limit of {} bytes", self.max_bytes);
                 let status = StatusCode::PAYLOAD_TOO_LARGE;
                 return Err(ApiError { status, ..ApiError::bad_request(message) });
             }
             let full =
                 || ApiError::unavailable("the bodies of all requests are too large together");
             let len = u32::try_from(chunk.len()).map_err(|_| full())?;
-            let share = Arc::clone(&self.room).try_acquire_many_owned(len).map_err(|_| full())?;
+            let share = Arc::clone(&self.budget).try_acquire_many_owned(len).map_err(|_| full())?;
             match &mut held {
                 Some(held) => held.merge(share),
                 None => held = Some(share),

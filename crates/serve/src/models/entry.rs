@@ -256,7 +256,7 @@ impl Entry {
     /// Takes the model out of memory if nobody uses it. Returns what is to be dropped.
     pub(super) fn take_idle(&self) -> Option<Arc<Loaded>> {
         let mut slot = self.slot();
-        if self.users.load(Relaxed) > 0 || !matches!(slot.state, State::Loaded(_)) {
+        if self.is_used() || !matches!(slot.state, State::Loaded(_)) {
             return None;
         }
         match slot.replace(State::Unloaded) {
