@@ -5,7 +5,8 @@ use bodkin_backend::Limits;
 use bodkin_model::{Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
-use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_WIDTH, PAGE_TOKENS};
+use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_DIM};
+use crate::constants::{MAX_WIDTH, PAGE_TOKENS};
 use crate::constants::{PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT, RECORDED_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
@@ -98,7 +99,10 @@ impl SplitSizes {
         let splits = if plan.slots.is_empty() { 0 } else { positions.div_ceil(KV_SPLIT) + 1 };
         let row_bytes = splits * split_bytes;
         let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
-        let prefill = plan.slots.iter().zip(&window_indices).map(|(slot, &window_index)| {
+        let slots = plan.slots.iter().zip(&window_indices).filter(|(slot, _)| {
+            kv == KvLayout::F16 && slot.key_dim.max(slot.value_dim) <= MAX_SPLIT_DIM
+        });
+        let prefill = slots.map(|(slot, &window_index)| {
             let pool = PAGE_TOKENS * limits.pages[window_index];
             prefill_splits(slot.window, pool, plan.max_positions())
         });
@@ -113,8 +117,8 @@ impl SplitSizes {
     }
 }
 
-/// The most KV splits that a block of prefill attention can touch, where a sequence has fewer
-/// positions than a `pool` without a window, and than `max_positions` in any case.
+/// The most KV splits that the rows of a block of prefill attention can attend to. A sequence has
+/// at most `max_positions`; without a window, its positions also fit the `pool` of cached ones.
 fn prefill_splits(window: Option<usize>, pool: usize, max_positions: usize) -> usize {
     let most = match window {
         None => pool.div_ceil(PREFILL_SPLIT),
