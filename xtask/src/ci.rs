@@ -7,23 +7,24 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-const STEPS: &[(&str, &[&str])] = &[
-    ("format", &["fmt", "--all", "--check"]),
-    ("tidy", &["xtask", "tidy"]),
-    ("clippy", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
-    ("kernels", &["xtask", "kernels", "--check"]),
-    ("cuda", &["xtask", "emulate"]),
-    ("tests", &["test", "--workspace", "--quiet"]),
-    ("docs", &["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]),
+/// What each step is called, and the arguments of cargo.
+const STEPS: &[(&str, &str)] = &[
+    ("format", "fmt --all --check"),
+    ("tidy", "xtask tidy"),
+    ("clippy", "clippy --workspace --all-targets --all-features --quiet -- -D warnings"),
+    ("kernels", "xtask kernels --check"),
+    ("cuda", "xtask emulate"),
+    ("tests", "test --workspace --all-features --quiet"),
+    ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),
 ];
 
 /// Runs every step in the workspace at `root` and stops at the first that fails.
 pub(crate) fn run(root: &Path) -> Result<()> {
     for (name, args) in STEPS {
-        println!("{name}: cargo {}", args.join(" "));
+        println!("{name}: cargo {args}");
         let start = Instant::now();
         let status = Command::new("cargo")
-            .args(*args)
+            .args(args.split(' '))
             .current_dir(root)
             .env("RUSTDOCFLAGS", "-D warnings")
             .status()

@@ -32,7 +32,7 @@ pub(crate) struct Args {
 
 /// Builds the binary and packs it.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let build = ["build", "--locked", "--release", "--package", "bodkin"];
+    let build = ["build", "--locked", "--release", "--package", "bodkin", "--all-features"];
     let status = Command::new("cargo").args(build).current_dir(root).status();
     ensure!(status.context("cannot run cargo")?.success(), "the build failed");
     fs::create_dir_all(&args.out)?;

@@ -8,6 +8,8 @@ use axum::extract::{FromRef, MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
+use tracing::field::Empty;
+use tracing::{Instrument, info_span};
 
 use crate::auth::{ApiKeys, Caller};
 use crate::bodies::Bodies;
@@ -79,7 +81,8 @@ pub(crate) async fn authorize(
     Ok(next.run(request).await)
 }
 
-/// Gives a request an id, logs it, and counts its response.
+/// Gives a request an id and a span, logs it, and counts its response. The span has the names of
+/// OpenTelemetry's conventions; a text that is generated keeps it open.
 pub(crate) async fn observe(
     State(app): State<SharedApp>,
     mut request: Request,
@@ -96,12 +99,33 @@ pub(crate) async fn observe(
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     // Paths that no route has are not labels: anybody can make up any number of them.
     let path = path.unwrap_or_else(|| "unknown".to_owned());
+    let shown = id.to_str().unwrap_or_default();
+    let span = info_span!(
+        "request",
+        otel.name = format!("{method} {path}"),
+        otel.kind = "server",
+        otel.status_code = Empty,
+        http.request.id = shown,
+        http.request.method = %method,
+        http.route = path,
+        http.response.status_code = Empty,
+        gen_ai.request.model = Empty,
+        gen_ai.usage.input_tokens = Empty,
+        gen_ai.usage.output_tokens = Empty,
+        gen_ai.response.time_to_first_token = Empty,
+    );
+    if let Some(link) = app.options.link_trace {
+        link(&span, request.headers());
+    }
     let started = Instant::now();
-    let mut response = next.run(request).await;
+    let mut response = next.run(request).instrument(span.clone()).await;
     let status = response.status().as_u16();
+    span.record("http.response.status_code", i64::from(status));
+    if response.status().is_server_error() {
+        span.record("otel.status_code", "ERROR");
+    }
     app.metrics.response(&path, status);
     let ms = started.elapsed().as_secs_f64() * 1e3;
-    let shown = id.to_str().unwrap_or_default();
     tracing::info!(id = shown, %method, path, status, ms, "request");
     response.headers_mut().insert(&REQUEST_ID, id);
     response

@@ -329,12 +329,16 @@ impl Running {
                     self.usage.prompt_tokens += usage.prompt_tokens;
                     self.usage.cached_tokens += usage.cached_tokens;
                 }
+                if self.open == 0 {
+                    self.metrics.all_done(&self.usage);
+                }
                 // Tokens without an event, such as the end of the answer.
                 (self.counter)(usage.generated_tokens.saturating_sub(choice.counted));
                 (text, EventKind::Done { finish, usage, timings })
             }
             Event::Error(error) => {
                 self.open -= 1;
+                self.metrics.failed();
                 (String::new(), EventKind::Failed(error.into()))
             }
         };

@@ -35,7 +35,7 @@ use std::time::Duration;
 use bodkin::{Reporter, Request};
 use tokio::sync::watch;
 
-pub use options::{ModelSpec, ServerOptions, Tls};
+pub use options::{LinkTrace, ModelSpec, ServerOptions, Tls};
 pub use server::Error;
 
 use app::App;

@@ -13,6 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tracing::Span;
 
 use crate::models::ModelPool;
 use engines::{EngineCollector, ModelLabels, RequestTotals};
@@ -55,6 +56,8 @@ pub(crate) struct RequestMetrics {
     first_token: Histogram,
     inter_token: Histogram,
     request: Histogram,
+    /// The request's.
+    span: Span,
     started: Instant,
     /// The latest token of each answer.
     latest: Vec<Option<Instant>>,
@@ -106,7 +109,10 @@ impl Metrics {
     /// Begins to measure a request for a model.
     pub(crate) fn begin(&self, model: &str) -> RequestMetrics {
         let labels = ModelLabels { model: model.to_owned() };
+        let span = Span::current();
+        span.record("gen_ai.request.model", model);
         RequestMetrics {
+            span,
             first_token: self.first_token.get_or_create(&labels).clone(),
             inter_token: self.inter_token.get_or_create(&labels).clone(),
             request: self.request.get_or_create(&labels).clone(),
@@ -165,7 +171,13 @@ impl RequestMetrics {
         let now = Instant::now();
         match self.latest[index].replace(now) {
             Some(before) => self.inter_token.observe((now - before).as_secs_f64()),
-            None => self.first_token.observe((now - self.started).as_secs_f64()),
+            None => {
+                let seconds = (now - self.started).as_secs_f64();
+                self.first_token.observe(seconds);
+                if index == 0 {
+                    self.span.record("gen_ai.response.time_to_first_token", seconds);
+                }
+            }
         }
     }
 
@@ -177,5 +189,17 @@ impl RequestMetrics {
         self.totals.generate_us.fetch_add(us(timings.generate_ms), Relaxed);
         let tokens = usage.prompt_tokens + usage.generated_tokens;
         self.totals.longest.fetch_max(tokens as u64, Relaxed);
+    }
+
+    /// Notes that all answers have ended, with the tokens of all.
+    pub(crate) fn all_done(&self, usage: &Usage) {
+        // OpenTelemetry has no unsigned integers; they would become texts.
+        self.span.record("gen_ai.usage.input_tokens", usage.prompt_tokens as i64);
+        self.span.record("gen_ai.usage.output_tokens", usage.generated_tokens as i64);
+    }
+
+    /// Notes that an answer has failed.
+    pub(crate) fn failed(&self) {
+        self.span.record("otel.status_code", "ERROR");
     }
 }

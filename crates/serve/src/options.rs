@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderMap;
 use bodkin::Options;
 use serde_json::{Map, Value};
+use tracing::Span;
 
 /// A model that the server offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,9 @@ pub struct Tls {
     /// The private key.
     pub key: PathBuf,
 }
+
+/// Makes a span part of the trace that the headers of a request name.
+pub type LinkTrace = fn(&Span, &HeaderMap);
 
 /// How a server listens, whom it answers, and how models are loaded.
 #[derive(Clone, Debug)]
@@ -61,6 +66,8 @@ pub struct ServerOptions {
     pub step_timeout: Duration,
     /// How long running requests may go on when the server is stopped.
     pub drain: Duration,
+    /// How the span of a request becomes part of its client's trace; none where nobody traces.
+    pub link_trace: Option<LinkTrace>,
 }
 
 impl Default for ServerOptions {
@@ -82,6 +89,7 @@ impl Default for ServerOptions {
             body_timeout: Duration::from_secs(60),
             step_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(30),
+            link_trace: None,
         }
     }
 }

@@ -1,5 +1,9 @@
 //! `bodkin serve`: models over HTTP.
 
+#[cfg(feature = "otlp")]
+mod otlp;
+mod telemetry;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,6 +16,7 @@ use crate::arguments::Machine;
 use crate::interrupt;
 use crate::progress::reporter;
 use crate::text;
+use telemetry::Telemetry;
 
 /// Arguments of `serve`.
 #[derive(clap::Args)]
@@ -90,6 +95,10 @@ pub(crate) struct Args {
     /// Print a line for each request: text or json
     #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
     log: Option<String>,
+    /// OpenTelemetry collector that gets a trace of each request over OTLP/HTTP, such as
+    /// http://localhost:4318
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
     /// Answer with made-up tokens, to measure everything but the model
     #[arg(long)]
     mock: bool,
@@ -97,9 +106,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    if let Some(format) = &args.log {
-        log_requests(format == "json");
-    }
+    let telemetry = Telemetry::start(args.log.as_deref(), args.otlp.as_deref())?;
     let mut load = args.machine.options();
     (load.parallel, load.queue, load.cache_tokens) = (args.parallel, args.queue, args.cache_tokens);
     (load.cache_dir, load.cache_dir_bytes) = (args.cache_dir, args.cache_dir_size);
@@ -131,6 +138,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             body_timeout: args.body_timeout,
             step_timeout: args.step_timeout,
             drain: args.drain,
+            link_trace: telemetry.link_trace(),
         },
         reporter().clone(),
     )?;
@@ -159,16 +167,6 @@ fn spec(model: &str) -> ModelSpec {
         }
     };
     ModelSpec { id: id.to_owned(), source: source.to_owned() }
-}
-
-/// Writes a line for each request to stderr.
-fn log_requests(as_json: bool) {
-    let subscriber = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
-    if as_json {
-        subscriber.json().flatten_event(true).init();
-    } else {
-        subscriber.with_ansi(false).init();
-    }
 }
 
 /// Parses a time such as `300`, `30s`, `5m` or `1h`.

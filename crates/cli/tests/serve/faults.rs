@@ -1,7 +1,6 @@
 //! Clients that misbehave, keys, TLS, and the end of the server.
 
 use std::io::{Read, Write};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -221,11 +220,7 @@ fn a_stopped_server_finishes_what_runs() {
     socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
     socket.write_all(body.as_bytes()).unwrap();
     socket.read_exact(&mut [0; 12]).unwrap();
-    let kill = || {
-        let pid = server.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-    };
-    kill();
+    server.terminate();
     let rest = read_response(socket);
     assert!(rest.head.contains("\"stop\":true") || rest.body.contains("\"stop\":true"), "{rest:?}");
     assert!(server.child.wait().unwrap().success());

@@ -9,5 +9,7 @@ mod embeddings;
 mod faults;
 mod models;
 mod openapi;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod server;
 mod streams;

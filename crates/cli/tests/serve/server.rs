@@ -140,6 +140,12 @@ impl Server {
         }
     }
 
+    /// Sends SIGTERM.
+    pub(crate) fn terminate(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
     /// What the server has printed since it listens; waits for its end.
     pub(crate) fn rest_of_stderr(&mut self) -> String {
         let mut text = String::new();
