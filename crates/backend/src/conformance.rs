@@ -20,6 +20,7 @@ mod limits;
 mod nonfinite;
 mod observed;
 mod ops;
+mod profiled;
 mod prompt;
 mod random;
 mod sampling;
@@ -49,6 +50,9 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
     nonfinite::check(backend, &mut failures);
     if let Err(error) = check_traced(backend, &mut failures) {
         failures.push(format!("traced: {error}"));
+    }
+    if let Err(error) = check_profiled(backend, &mut failures) {
+        failures.push(format!("profiled: {error}"));
     }
     failures
 }
@@ -88,6 +92,13 @@ fn load(backend: &dyn Backend, case: &Case) -> Result<Box<dyn Model>> {
 fn check_traced(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
     let case = cases(backend).max_by_key(|case| case.plan.ops.len()).expect("there are cases");
     traced::check(backend, case, load(backend, case)?.as_mut(), failures)
+}
+
+/// Profiles the case with the most layers with experts.
+fn check_profiled(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
+    let layers = |case: &&Case| case.plan.routed_layers().len();
+    let case = cases(backend).max_by_key(layers).expect("there are cases");
+    profiled::check(case, load(backend, case)?.as_mut(), failures)
 }
 
 fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {

@@ -30,6 +30,50 @@ pub struct ExpertStats {
     pub seconds: Vec<f64>,
 }
 
+/// What a stage does in a layer with experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertPart {
+    /// Nothing.
+    #[default]
+    None,
+    /// Scores and chooses experts, or sorts rows by expert.
+    Routing,
+    /// Multiplies with experts, or sums their outputs.
+    Experts,
+}
+
+/// The seconds that routing and experts of one layer take in one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExpertTimes {
+    /// Of the router, the choice of experts, and the permutation of rows.
+    pub routing: f64,
+    /// Of the experts' matmuls and their sum.
+    pub experts: f64,
+}
+
+impl ExpertTimes {
+    /// The times of each layer with experts, from the profile of `steps` steps.
+    pub fn of_layers(stages: &[StageProfile], steps: usize) -> Vec<ExpertTimes> {
+        let mut layers: Vec<ExpertTimes> = Vec::new();
+        let mut was_routing = false;
+        for stage in stages {
+            let is_routing = match stage.expert_part {
+                ExpertPart::None => continue,
+                part => part == ExpertPart::Routing,
+            };
+            if is_routing && !was_routing {
+                layers.push(ExpertTimes::default());
+            }
+            was_routing = is_routing;
+            // Experts that are not chosen, as the heads of latent attention, have no router.
+            let Some(layer) = layers.last_mut() else { continue };
+            let sum = if is_routing { &mut layer.routing } else { &mut layer.experts };
+            *sum += stage.seconds / steps as f64;
+        }
+        layers
+    }
+}
+
 /// The time and work of one stage of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageProfile {
@@ -41,6 +85,8 @@ pub struct StageProfile {
     pub bytes: u64,
     /// Multiplications and additions with weights.
     pub operations: u64,
+    /// Its part in a layer with experts.
+    pub expert_part: ExpertPart,
 }
 
 impl StageProfile {

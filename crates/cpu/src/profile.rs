@@ -1,6 +1,6 @@
 //! Where the time of steps goes, by kind of stage.
 
-use bodkin_backend::StageProfile;
+use bodkin_backend::{ExpertPart, StageProfile};
 use bodkin_model::{Plan, Rows};
 
 use crate::expert_permutation::PermutationView;
@@ -37,7 +37,9 @@ impl Times {
         let mut stages: Vec<StageProfile> = Vec::new();
         for (stage, &seconds) in program.stages.iter().zip(&self.seconds) {
             let name = describe(plan, stage);
-            let mut profile = StageProfile { name, seconds, ..StageProfile::default() };
+            let expert_part = expert_part(plan, program, stage);
+            let mut profile =
+                StageProfile { name, seconds, expert_part, ..StageProfile::default() };
             if let Stage::Matmul { rows, linears, .. } = stage {
                 let tokens = match rows {
                     Rows::Tokens => self.tokens,
@@ -64,6 +66,22 @@ impl Times {
             stages.push(profile);
         }
         stages
+    }
+}
+
+/// The part of a stage in a layer with experts. Experts without a route are not chosen.
+fn expert_part(plan: &Plan, program: &Program, stage: &Stage) -> ExpertPart {
+    let is_routed = |permutation: usize| program.permutations[permutation].route.is_some();
+    match stage {
+        Stage::Matmul { linears, .. } if linears.iter().any(|l| plan.is_router(l.weight)) => {
+            ExpertPart::Routing
+        }
+        Stage::Rows { ops, .. } if ops.iter().any(|op| matches!(op, RowOp::Route { .. })) => {
+            ExpertPart::Routing
+        }
+        Stage::Permute { permutation } if is_routed(*permutation) => ExpertPart::Routing,
+        Stage::GroupedGemm { permutation, .. } if is_routed(*permutation) => ExpertPart::Experts,
+        _ => ExpertPart::None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 
-use bodkin_backend::{ExpertStats, Limits, Model};
+use bodkin_backend::{Limits, Model};
 use bodkin_model::Plan;
 
 use crate::client::{Client, OpenRequest};
@@ -15,7 +15,7 @@ use crate::pages::Pages;
 use crate::prefix_store::PrefixStore;
 use crate::request::Request;
 use crate::sampler::Sampler;
-use crate::stats::{Stats, Status};
+use crate::stats::{ExpertReport, Stats, Status};
 use crate::tokenizer::Tokenizer;
 use crate::worker::{Message, Worker};
 
@@ -187,9 +187,9 @@ impl Engine {
         self.status.failure.get().map(String::as_str)
     }
 
-    /// How often experts were chosen since the model was loaded and what that took, layer by layer.
-    /// Waits for the current step; none if the engine has failed.
-    pub fn expert_stats(&self) -> Option<Vec<ExpertStats>> {
+    /// What experts did since the model was loaded, layer by layer, and their times in one step.
+    /// Waits for the current step and the next, which is timed; none if the engine has failed.
+    pub fn expert_stats(&self) -> Option<ExpertReport> {
         let (reply, receiver) = mpsc::channel();
         self.messages().send(Message::ExpertStats(reply)).ok()?;
         receiver.recv().ok()

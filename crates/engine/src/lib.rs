@@ -34,7 +34,7 @@ pub use pages::{Pages, Sequence};
 pub use prefix_store::PrefixStore;
 pub use request::{Event, Finish, Logprobs, Request, Timings, Usage};
 pub use sampler::{Sampler, SamplerOptions};
-pub use stats::Stats;
+pub use stats::{ExpertReport, Stats};
 pub use stream::TextStream;
 pub use template::Template;
 pub use tokenizer::Tokenizer;

@@ -4,6 +4,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use bodkin_backend::{ExpertStats, ExpertTimes};
+
+/// What experts do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExpertReport {
+    /// Since the model was loaded, layer by layer.
+    pub layers: Vec<ExpertStats>,
+    /// In one step, layer by layer; empty if there was no step.
+    pub times: Vec<ExpertTimes>,
+}
+
 /// The state of an engine after its latest step, and totals since it was opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {

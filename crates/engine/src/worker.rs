@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{ExpertStats, Model, RowOutput, SamplingParams, StateBlock, Step, Transfer};
+use bodkin_backend::{ExpertTimes, Model, RowOutput, SamplingParams, StateBlock, Step, Transfer};
 
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -19,15 +19,15 @@ use crate::pages::{Copies, FullPage, Pages};
 use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
 use crate::scheduler::{ScheduledStep, Scheduler};
-use crate::stats::Status;
+use crate::stats::{ExpertReport, Status};
 use crate::tokenizer::Tokenizer;
 
 /// A message from a client to the worker.
 pub(crate) enum Message {
     /// Runs a request for `prompt`, up to `max_tokens` tokens of both.
     Submit { client: Box<Client>, prompt: Vec<u32>, max_tokens: usize },
-    /// Replies with the model's statistics after the current step.
-    ExpertStats(Sender<Vec<ExpertStats>>),
+    /// Times the next step, and replies with what the model tells of its experts.
+    ExpertStats(Sender<ExpertReport>),
 }
 
 /// Owns the model.
@@ -39,6 +39,8 @@ pub(crate) struct Worker {
     /// Messages received during a step.
     inbox: VecDeque<Message>,
     step: ScheduledStep,
+    /// Who waits for a step that is timed.
+    reports: Vec<Sender<ExpertReport>>,
     /// How the model samples each output row; none where the request's own sampler does.
     params: Vec<Option<SamplingParams>>,
     /// The disk cache of prefixes, if there is one.
@@ -55,8 +57,10 @@ impl Worker {
     ) -> Worker {
         status.stats().total_pages = model.limits().pages.clone();
         let scheduler = Scheduler::new(pages, model.limits().clone());
-        let (inbox, step, params) = (VecDeque::new(), ScheduledStep::default(), Vec::new());
-        let worker = Worker { model, tokenizer, status, scheduler, inbox, step, params, store };
+        let (inbox, step) = (VecDeque::new(), ScheduledStep::default());
+        let (reports, params) = (Vec::new(), Vec::new());
+        let worker =
+            Worker { model, tokenizer, status, scheduler, inbox, step, reports, params, store };
         worker.publish();
         worker
     }
@@ -90,6 +94,7 @@ impl Worker {
                 self.take(message)?;
             }
             if self.scheduler.is_idle() {
+                self.report_experts(0);
                 match messages.recv() {
                     Ok(message) => self.take(message)?,
                     Err(_) => return Ok(()),
@@ -105,9 +110,18 @@ impl Worker {
                 task.owner.fail(Error::OutOfPages { tokens: task.tokens.len() });
             }
             self.publish();
-            if !self.step.spans.is_empty() {
-                self.run_step(messages)?;
+            if self.step.spans.is_empty() {
+                continue;
             }
+            if self.reports.is_empty() {
+                self.run_step(messages)?;
+                continue;
+            }
+            self.step.steps = 1;
+            self.model.set_profiling(true);
+            self.run_step(messages)?;
+            self.report_experts(1);
+            self.model.set_profiling(false);
         }
     }
 
@@ -118,10 +132,23 @@ impl Worker {
                 self.scheduler.submit(client, prompt.clone(), max_tokens);
                 self.restore(&prompt)?;
             }
-            // The client may have stopped waiting for the reply.
-            Message::ExpertStats(reply) => drop(reply.send(self.model.stats().experts)),
+            Message::ExpertStats(reply) => self.reports.push(reply),
         }
         Ok(())
+    }
+
+    /// Tells those who wait about the experts, with the times of the steps that were timed.
+    fn report_experts(&mut self, steps: usize) {
+        if self.reports.is_empty() {
+            return;
+        }
+        let stats = self.model.stats();
+        let times = ExpertTimes::of_layers(&stats.stages, steps);
+        for reply in self.reports.drain(..) {
+            // The client may have stopped waiting for the reply.
+            let _ =
+                reply.send(ExpertReport { layers: stats.experts.clone(), times: times.clone() });
+        }
     }
 
     /// Reads the pages of a prompt from disk that are not in memory.

@@ -28,7 +28,7 @@ fn an_engine_tells_its_state() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models/mixtral.gguf");
     let engine = open(File::open(path).unwrap(), |_| ());
     let counts = || -> Vec<(usize, u64)> {
-        let layers = engine.expert_stats().unwrap().into_iter();
+        let layers = engine.expert_stats().unwrap().layers.into_iter();
         layers.map(|layer| (layer.layer, layer.counts.iter().sum())).collect()
     };
     let before = engine.stats();

@@ -155,6 +155,16 @@ impl Plan {
         (0..self.ops.len()).filter(is_route).enumerate().map(layer).collect()
     }
 
+    /// Whether a weight computes the scores by which experts are chosen.
+    pub fn is_router(&self, weight: WeightId) -> bool {
+        self.ops.iter().any(|op| match op {
+            Op::Route { input, .. } => {
+                matches!(self.ops[input.0], Op::Linear { weight: router, .. } if router == weight)
+            }
+            _ => false,
+        })
+    }
+
     /// Whether the plan computes embeddings instead of logits.
     pub fn is_encoder(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Op::Pool { .. }))

@@ -4,7 +4,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bodkin_backend::ExpertStats;
+use bodkin_backend::{ExpertStats, ExpertTimes};
+use bodkin_engine::ExpertReport;
 
 /// How often an engine is asked at most.
 const EVERY: Duration = Duration::from_secs(5);
@@ -16,6 +17,8 @@ pub(crate) struct ExpertSample(Mutex<State>);
 #[derive(Default)]
 struct State {
     layers: Vec<ExpertStats>,
+    /// Of a step that metrics have not counted yet.
+    times: Vec<ExpertTimes>,
     /// When the engine was last asked.
     asked: Option<Instant>,
     /// Whether it has not answered yet.
@@ -32,6 +35,11 @@ impl ExpertSample {
         self.state().layers.clone()
     }
 
+    /// The times of each layer in the step of the last answer, once.
+    pub(crate) fn take_times(&self) -> Vec<ExpertTimes> {
+        std::mem::take(&mut self.state().times)
+    }
+
     /// Whether the engine is to be asked now; if so, [`ExpertSample::end`] must follow.
     pub(crate) fn begin(&self) -> bool {
         let mut state = self.state();
@@ -43,11 +51,11 @@ impl ExpertSample {
     }
 
     /// Stores the answer; none if the engine has failed.
-    pub(crate) fn end(&self, layers: Option<Vec<ExpertStats>>) {
+    pub(crate) fn end(&self, answer: Option<ExpertReport>) {
         let mut state = self.state();
         state.is_waiting = false;
-        if let Some(layers) = layers {
-            state.layers = layers;
+        if let Some(answer) = answer {
+            (state.layers, state.times) = (answer.layers, answer.times);
         }
     }
 }
@@ -65,7 +73,7 @@ mod tests {
         };
         assert!(sample.begin());
         assert!(!begin_later());
-        sample.end(Some(Vec::new()));
+        sample.end(Some(ExpertReport::default()));
         assert!(begin_later());
         sample.end(None);
         assert!(!sample.begin(), "it was asked a short time ago");

@@ -26,6 +26,10 @@ const FIRST_TOKEN_BUCKETS: [f64; 14] =
 const TOKEN_BUCKETS: [f64; 13] =
     [0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 5.0];
 
+/// Seconds of a part of one layer in one step.
+const LAYER_BUCKETS: [f64; 12] =
+    [5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.02, 0.1];
+
 /// Seconds of a whole request.
 const REQUEST_BUCKETS: [f64; 12] =
     [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0];
@@ -45,6 +49,8 @@ pub(crate) struct Metrics {
     first_token: ModelHistogram,
     inter_token: ModelHistogram,
     request: ModelHistogram,
+    expert_layer: ModelHistogram,
+    expert_routing: ModelHistogram,
     embedded: Family<ModelLabels, Counter>,
     totals: Arc<RequestTotals>,
     /// When the server started, in seconds since 1970.
@@ -89,15 +95,35 @@ impl Metrics {
                 "From the arrival of a request to its last token",
                 || Histogram::new(REQUEST_BUCKETS),
             ),
+            histogram(
+                "bodkin_expert_layer_seconds",
+                "The experts of one layer in one step, in sampled steps",
+                || Histogram::new(LAYER_BUCKETS),
+            ),
+            histogram(
+                "bodkin_expert_routing_seconds",
+                "The choice of experts of one layer in one step, in sampled steps",
+                || Histogram::new(LAYER_BUCKETS),
+            ),
         );
         let embedded = Family::default();
         registry.register("bodkin_embedded_tokens", "Tokens of embedded texts", embedded.clone());
         let totals = Arc::new(RequestTotals::default());
         let collector = EngineCollector { pool: Arc::clone(pool), totals: Arc::clone(&totals) };
         registry.register_collector(Box::new(collector));
-        let (first_token, inter_token, request) = metrics;
-        let started = jiff::Timestamp::now().as_second();
-        Metrics { registry, requests, first_token, inter_token, request, embedded, totals, started }
+        let (first_token, inter_token, request, expert_layer, expert_routing) = metrics;
+        Metrics {
+            registry,
+            requests,
+            first_token,
+            inter_token,
+            request,
+            expert_layer,
+            expert_routing,
+            embedded,
+            totals,
+            started: jiff::Timestamp::now().as_second(),
+        }
     }
 
     /// Notes a response.
@@ -126,6 +152,18 @@ impl Metrics {
     pub(crate) fn embedded(&self, model: &str, tokens: usize) {
         let labels = ModelLabels { model: model.to_owned() };
         self.embedded.get_or_create(&labels).inc_by(tokens as u64);
+    }
+
+    /// Notes the times of steps that were sampled since the last call.
+    pub(crate) fn sampled_experts(&self, pool: &ModelPool) {
+        for entry in pool.entries() {
+            let Some(loaded) = entry.loaded() else { continue };
+            let labels = ModelLabels { model: entry.spec.id.clone() };
+            for layer in loaded.experts.take_times() {
+                self.expert_layer.get_or_create(&labels).observe(layer.experts);
+                self.expert_routing.get_or_create(&labels).observe(layer.routing);
+            }
+        }
     }
 
     /// All metrics in the OpenMetrics format.

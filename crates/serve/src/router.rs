@@ -126,6 +126,7 @@ async fn health(State(app): State<SharedApp>) -> Response {
 
 async fn metrics(State(app): State<SharedApp>, headers: HeaderMap) -> Response {
     app.pool.sample_experts().await;
+    app.metrics.sampled_experts(&app.pool);
     let accepted = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let is_open = accepted.is_some_and(|accept| accept.contains("application/openmetrics-text"));
     let (kind, text) = match is_open {

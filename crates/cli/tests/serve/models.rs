@@ -300,8 +300,32 @@ fn metrics_count_the_experts_of_each_layer() {
         line.starts_with("bodkin_expert_selections_total") && line.contains("expert=\"0\"")
     });
     assert!((shares - layers.count() as f64).abs() < 1e-3, "the shares of a layer sum to one");
+    assert_eq!(server.metric("bodkin_expert_layer_seconds_count"), 0.0, "no step was timed");
     let open = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
                 Accept: application/openmetrics-text\r\n\r\n";
     assert!(server.send(open, b"").body.ends_with("# EOF\n"));
     assert!(!text.contains("# EOF"));
+}
+
+/// Reading the metrics of a busy server times a step, whose layers count once.
+#[test]
+fn metrics_time_routing_and_experts_in_a_step() {
+    let server = Server::of(&kit("mixtral.gguf"), &["--ctx-size", "8192"]);
+    let body = json!({ "prompt": [5, 6], "n_predict": 8000, "ignore_eos": true, "stream": true });
+    let body = body.to_string();
+    let mut socket = server.connect();
+    socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+    socket.write_all(body.as_bytes()).unwrap();
+    socket.read_exact(&mut [0; 12]).unwrap();
+    server.get("/metrics");
+    let start = Instant::now();
+    while server.metric("bodkin_expert_routing_seconds_count") == 0.0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "a step is timed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for part in ["layer", "routing"] {
+        let metric = |end: &str| server.metric(&format!("bodkin_expert_{part}_seconds_{end}"));
+        assert_eq!(metric("count"), 2.0, "the model's layers");
+        assert!(metric("sum") > 0.0 && metric("sum") < 1.0, "{}", metric("sum"));
+    }
 }

@@ -1,11 +1,11 @@
 //! What a loaded model counts: the time of its stages, and the choices of its experts.
 
-use bodkin_backend::{Batch, ExpertStats, Result, StageProfile};
+use bodkin_backend::{Batch, ExpertPart, ExpertStats, Result, StageProfile};
 use bodkin_model::Rows;
 
 use super::{CudaModel, Times};
 use crate::driver::Mark;
-use crate::lower::{Stage, Work};
+use crate::lower::{Matmul, Stage, Work};
 use crate::packed::Shape;
 use crate::step::Size;
 
@@ -50,9 +50,25 @@ impl CudaModel {
         let Some(times) = &self.profile else { return Vec::new() };
         let profile = |(stage, &seconds): (&Stage, &f64)| {
             let (bytes, operations) = self.work(stage, times);
-            StageProfile { name: stage.name.clone(), seconds, bytes, operations }
+            let expert_part = self.expert_part(stage);
+            StageProfile { name: stage.name.clone(), seconds, bytes, operations, expert_part }
         };
         self.program.stages.iter().zip(&times.seconds).map(profile).collect()
+    }
+
+    /// The part of a stage in a layer with experts. Experts without a route are not chosen.
+    fn expert_part(&self, stage: &Stage) -> ExpertPart {
+        let has_router =
+            |m: &Matmul| m.operands.iter().any(|operand| self.plan.is_router(operand.weight));
+        match &stage.work {
+            Work::Route(_) => ExpertPart::Routing,
+            Work::Matmul(matmul) if has_router(matmul) => ExpertPart::Routing,
+            Work::Matmul(matmul) if matmul.experts.is_some_and(|e| e.route.is_some()) => {
+                ExpertPart::Experts
+            }
+            Work::ExpertSum { .. } => ExpertPart::Experts,
+            _ => ExpertPart::None,
+        }
     }
 
     /// Bytes of weights that a stage reads at least, and its multiplications and additions, on all

@@ -253,7 +253,7 @@ fn encode_experts(
     let share = ("bodkin_expert_utilization_ratio", "Share of the selections of its layer");
     let shares = each(|count, all| count as f64 / all as f64);
     write(encoder, &metric(share.0, share.1, false), shares)?;
-    let seconds = ("bodkin_expert_layer_seconds", "Thread time in the experts of a layer");
+    let seconds = ("bodkin_expert_thread_seconds", "Thread time in the experts of a layer");
     let measured = layers.iter().filter(|(_, stats)| !stats.seconds.is_empty());
     let times = measured.map(|(model, stats)| {
         let labels = LayerLabels { model: (*model).to_owned(), layer: stats.layer };
