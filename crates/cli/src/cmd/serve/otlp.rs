@@ -72,7 +72,7 @@ impl Drop for Exporter {
 /// Makes a span part of the trace that the headers of a request name (W3C Trace Context).
 pub(super) fn link(span: &Span, headers: &HeaderMap) {
     let context = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
-    // A span that nobody records has no parent.
+    // A span that is not recorded has no parent.
     let _ = span.set_parent(context);
 }
 
