@@ -244,7 +244,7 @@ impl ReferenceModel {
         match &plan.ops[i] {
             Op::Input => batch.inputs.clone(),
             Op::Embed { table, by } => {
-                rows::pick(weight(*table), plan.widths[i], rows::of_table(*by, batch))
+                rows::pick(weight(*table), plan.widths[i], rows::table_rows(*by, batch))
             }
             Op::Norm { input, kind, weight: w, bias, eps, groups } => {
                 let (weight, bias) = (weight(*w), bias.map(weight));

@@ -106,10 +106,10 @@ impl TensorParallel {
                 for &(value, weight) in results {
                     let shape = &from.weights[weight.0].shape;
                     let element = from.content(value).element_bytes();
-                    let (address, stride) = from.columns(value, shape, *used);
+                    let (address, stride) = from.result_place(value, shape, *used);
                     let columns = Columns {
                         from: address,
-                        to: to.columns(value, shape, *used).0,
+                        to: to.result_place(value, shape, *used).0,
                         bytes: element * shape.rows,
                         stride: element * stride as usize,
                         rows: rows * used,

@@ -23,8 +23,8 @@ impl Norm<'_> {
                 NormKind::Rms => 0.0,
                 NormKind::Layer => part.iter().map(|&x| f64::from(x)).sum::<f64>() / n,
             };
-            let square = part.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
-            let scale = 1.0 / (square + f64::from(self.eps)).sqrt();
+            let mean_square = part.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+            let scale = 1.0 / (mean_square + f64::from(self.eps)).sqrt();
             for &x in part {
                 let i = out.len() % self.weight.len();
                 let y = ((f64::from(x) - mean) * scale) as f32 * self.weight[i];
@@ -35,8 +35,8 @@ impl Norm<'_> {
     }
 }
 
-/// The row of a table that each token reads.
-pub(super) fn of_table(by: EmbedBy, batch: &Batch) -> Vec<usize> {
+/// The row of an embedding table that each token reads.
+pub(super) fn table_rows(by: EmbedBy, batch: &Batch) -> Vec<usize> {
     match by {
         EmbedBy::Token => batch.tokens.iter().map(|&t| t as usize).collect(),
         EmbedBy::Position => batch.positions().collect(),
@@ -49,6 +49,7 @@ pub(super) fn pick(x: &[f32], width: usize, rows: impl IntoIterator<Item = usize
     rows.into_iter().flat_map(|row| &x[row * width..][..width]).copied().collect()
 }
 
+/// `[rows, cols]` times the transpose of `weight`, `[n, cols]`: `[rows, n]`.
 pub(super) fn linear(x: &[f32], cols: usize, weight: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
     let mut out = Vec::with_capacity(x.len() / cols * (weight.len() / cols));
     for row in x.chunks_exact(cols) {
@@ -59,6 +60,7 @@ pub(super) fn linear(x: &[f32], cols: usize, weight: &[f32], bias: Option<&[f32]
     out
 }
 
+/// Rotates pairs of the first `rope.dims` elements of each head; `x` is `[rows, width]`.
 pub(super) fn rotate(
     x: &[f32],
     width: usize,

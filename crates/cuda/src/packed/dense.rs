@@ -2,6 +2,20 @@
 //! divided by a power of two, so that they fit half precision whatever the file holds; the row's
 //! scale multiplies it back. Only the exponent of a row's scale is stored, so it must be a power of
 //! two. `kernels/packed.cuh` reads what is packed here.
+//!
+//! A chunk is 16 rows by 64 columns, codes before scales. Lane `4 (r % 8) + c` has columns `16 c`
+//! to `16 c + 15` of rows `r` and `r + 8`. Scales are `[group of columns][r % 8][r / 8]`.
+//!
+//! ```text
+//! layout  bytes  codes                                      scales of a group
+//! F16      2048  halves [r / 8][column / 8 of 2][lane][8]   none
+//! S8       1088  code + 128, bytes [r / 8][lane][16]        half, of 32 columns
+//! S8x16    1152  the same                                   half, of 16 columns
+//! U8       1152  bytes [r / 8][lane][16]                    half and minimum, of 32 columns
+//! U4        640  nibbles [lane][r / 8][16], in pairs        half and minimum, of 32 columns
+//! Iq4       576  nibbles [lane][r / 8][16]                  half, of 32 columns
+//! Fp4       544  sign and magnitude as halves have them     upper byte of a half, of 32 columns
+//! ```
 
 use bytemuck::cast_slice_mut;
 use half::f16;

@@ -1,4 +1,7 @@
-//! Matmuls, the choice of experts, and the sum of their results.
+//! Matmuls, the choice of experts, and the sum of their results. A matmul multiplies `[rows, cols]`
+//! inputs with one or several weights of `[weight rows, cols]`, or each row with the weights of its
+//! experts. A tile is 16 weight rows, a chunk 64 columns of a tile; a slice is the chunks of a tile
+//! that one warp sums, and a slot is what it copies to shared memory at once.
 
 use bodkin_backend::Result;
 use bodkin_model::Gating;
@@ -55,8 +58,8 @@ impl Step<'_> {
         let (is_gated, used) = (matmul.is_gated(), matmul.used());
         for (matrix, operand) in parameters.matrices.iter_mut().zip(operands) {
             let weight = &self.weights[operand.weight.0];
-            let columns = |value| self.columns(value, &weight.shape, used);
-            let (out, out_stride) = operand.out.map_or((0, 0), columns);
+            let place = |value| self.result_place(value, &weight.shape, used);
+            let (out, out_stride) = operand.out.map_or((0, 0), place);
             *matrix = p::Matrix {
                 packed: weight.packed,
                 exponents: weight.exponents,
@@ -74,11 +77,11 @@ impl Step<'_> {
             Epilogue::None => {}
             Epilogue::Add(value) => {
                 (parameters.residual, parameters.residual_stride) =
-                    self.columns(*value, &first.shape, used);
+                    self.result_place(*value, &first.shape, used);
             }
             Epilogue::Gate { act, out } => {
                 parameters.act = act_number(*act);
-                let (address, stride) = self.columns(*out, &first.shape, used);
+                let (address, stride) = self.result_place(*out, &first.shape, used);
                 match self.content(*out) {
                     Content::Halves(_) => {
                         (parameters.half_out, parameters.half_stride) = (address, stride);
@@ -106,28 +109,28 @@ impl Step<'_> {
         matmul.norm_eps = norm.eps;
     }
 
-    /// The address of the results of a device's rows of a weight in a value with `used` of them in
-    /// a row, side by side, and their distance in elements.
-    pub(crate) fn columns(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
+    /// Where a device's rows of a weight have their results in a value: the address of the first,
+    /// and the distance from row to row in elements. `used` results lie side by side in a row.
+    pub(crate) fn result_place(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
         let content = self.content(value);
         let offset = content.element_bytes() * shape.first_row;
         (self.address(value) + offset as u64, content.result_stride(used) as u32)
     }
 
-    /// Launches a matmul with `weights` rows of f32 weights.
-    fn launch_f32(&self, matmul: &p::Matmul, weights: usize) -> Result<()> {
+    /// Launches a matmul with f32 weights.
+    fn launch_f32(&self, matmul: &p::Matmul, weight_rows: usize) -> Result<()> {
         let rows = matmul.rows as usize;
         let inputs = match matmul.experts_used {
             0 => rows.div_ceil(GEMV_F32_ROWS),
             used => rows * used as usize,
         };
         // Where there are many, a block takes four rows of weights.
-        let (kernel, weights) = match rows > GEMV_ROWS {
-            true => (self.kernels.gemv_f32[1], weights.div_ceil(4)),
-            false => (self.kernels.gemv_f32[0], weights),
+        let (kernel, blocks) = match rows > GEMV_ROWS {
+            true => (self.kernels.gemv_f32[1], weight_rows.div_ceil(4)),
+            false => (self.kernels.gemv_f32[0], weight_rows),
         };
         // SAFETY: the weights have these shapes, and values room for the step's rows.
-        unsafe { self.device.launch(kernel, [weights, inputs, 1], GEMV_F32_THREADS, 0, matmul) }
+        unsafe { self.device.launch(kernel, [blocks, inputs, 1], GEMV_F32_THREADS, 0, matmul) }
     }
 
     fn launch_gemv(
@@ -137,20 +140,21 @@ impl Step<'_> {
         is_gated: bool,
     ) -> Result<()> {
         let (rows, tiles) = (matmul.rows as usize, matmul.tiles as usize);
-        let (wide, columns) = match matmul.experts_used {
+        // Of experts, each (row, expert) pair is a matmul of its own.
+        let (wide, pairs) = match matmul.experts_used {
             0 => (usize::from(rows > 8), 1),
             used => (0, rows * used as usize),
         };
         let processors = self.device.processors as usize;
         let work = tiles.div_ceil(shape.tiles_per_block());
-        let blocks = (GEMV_BLOCKS * processors).div_ceil(columns);
-        let grid = [work.min(blocks), columns, 1];
+        let blocks = (GEMV_BLOCKS * processors).div_ceil(pairs);
+        let grid = [work.min(blocks), pairs, 1];
         let kernel = self.kernels.of(layout).gemv_mma[wide][usize::from(is_gated)];
-        let cols = if matmul.experts_used == 0 { rows } else { 1 };
+        let inputs = if matmul.experts_used == 0 { rows } else { 1 };
         // Shared memory holds a single row of input, too.
         let is_cached = matmul.experts_used == 0 && rows == 1;
         let cached = if is_cached { matmul.input_stride as usize } else { 0 };
-        let shared = gemv_bytes(layout, is_gated, cols, cached);
+        let shared = gemv_bytes(layout, is_gated, inputs, cached);
         // SAFETY: the weights have these shapes, values room for the step's rows, and the routed
         // experts are below their number.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, matmul) }
