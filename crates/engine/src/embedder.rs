@@ -38,18 +38,19 @@ pub struct Embedder {
 /// The number of a request, and the index of a text in it.
 type Key = (u64, usize);
 
-/// An embedding with the index of its text, or why its request ends.
-type Reply = Result<(usize, Vec<f32>)>;
+/// Receives the embeddings of a request on the model's thread, each with the index of its text, or
+/// why the request ends. Returns false if nobody reads them, which ends the request.
+pub type EmbeddingSink = Box<dyn FnMut(Result<(usize, Vec<f32>)>) -> bool + Send>;
 
 struct Request {
     /// Those that are not in the window yet, each with its index.
     texts: VecDeque<(usize, Vec<u32>)>,
     tokens: usize,
-    /// Texts without a reply.
+    /// Texts without an embedding.
     open_texts: usize,
-    replies: Sender<Reply>,
+    sink: EmbeddingSink,
     cancelled: Arc<AtomicBool>,
-    /// None when the last text has its reply.
+    /// None when the last text has its embedding.
     open: Option<OpenRequest>,
 }
 
@@ -101,25 +102,36 @@ impl Embedder {
     /// # Errors
     /// If a text has no embedding, the queue is full, or a step has failed.
     pub fn submit(&self, texts: Vec<Vec<u32>>) -> Result<Embeddings> {
+        let (sender, receiver) = mpsc::channel();
+        let count = texts.len();
+        let canceller = self.submit_to(texts, Box::new(move |one| sender.send(one).is_ok()))?;
+        Ok(Embeddings { receiver, early: BTreeMap::new(), next: 0, count, canceller })
+    }
+
+    /// Queues texts whose embeddings go to `sink` in any order, for clients that wait for many
+    /// requests at once. Returns what ends the request.
+    ///
+    /// # Errors
+    /// As [`Embedder::submit`].
+    pub fn submit_to(&self, texts: Vec<Vec<u32>>, sink: EmbeddingSink) -> Result<Canceller> {
         if self.status.failure.get().is_some() {
             return Err(self.failure());
         }
         check_texts(&texts, self.longest_text, self.vocabulary)?;
         let open = OpenRequest::new(&self.status, self.most_open)
             .ok_or(Error::QueueFull { limit: self.queue })?;
-        let (replies, receiver) = mpsc::channel();
-        let (count, cancelled) = (texts.len(), Arc::new(AtomicBool::new(false)));
+        let cancelled = Arc::new(AtomicBool::new(false));
         let request = Request {
             tokens: texts.iter().map(Vec::len).sum(),
-            open_texts: count,
+            open_texts: texts.len(),
             texts: texts.into_iter().enumerate().collect(),
-            replies,
+            sink,
             cancelled: Arc::clone(&cancelled),
             open: Some(open),
         };
         let requests = self.requests.as_ref().expect("it takes requests until it drops");
         requests.send(request).map_err(|_| self.failure())?;
-        Ok(Embeddings { receiver, early: BTreeMap::new(), next: 0, count, cancelled })
+        Ok(Canceller::new(cancelled))
     }
 
     /// The state of the queue, and totals; does not wait for a step.
@@ -151,12 +163,12 @@ impl Drop for Embedder {
 /// The embeddings of a request in the order of its texts, `[width]` each as the model pools it.
 /// After an error there are no more. Dropping it ends the request at its next step.
 pub struct Embeddings {
-    receiver: Receiver<Reply>,
+    receiver: Receiver<Result<(usize, Vec<f32>)>>,
     /// Embeddings that came before those of earlier texts.
     early: BTreeMap<usize, Vec<f32>>,
     next: usize,
     count: usize,
-    cancelled: Arc<AtomicBool>,
+    canceller: Canceller,
 }
 
 impl Iterator for Embeddings {
@@ -192,13 +204,13 @@ impl Iterator for Embeddings {
 impl Embeddings {
     /// Something that ends the request from elsewhere; its embeddings then end early.
     pub fn canceller(&self) -> Canceller {
-        Canceller::new(&self.cancelled)
+        self.canceller.clone()
     }
 }
 
 impl Drop for Embeddings {
     fn drop(&mut self) {
-        self.cancelled.store(true, Relaxed);
+        self.canceller.cancel();
     }
 }
 
@@ -231,9 +243,9 @@ impl Worker {
         // From here on, clients are refused.
         let cause = self.status.failure.get_or_init(|| cause);
         let open = self.requests.drain(..).map(|(_, request)| request);
-        for request in open.chain(requests.try_iter()) {
+        for mut request in open.chain(requests.try_iter()) {
             // The client may have stopped reading.
-            let _ = request.replies.send(Err(Error::Failed(cause.clone())));
+            let _ = (request.sink)(Err(Error::Failed(cause.clone())));
         }
         let mut stats = self.status.stats();
         (stats.running, stats.waiting) = (0, 0);
@@ -336,9 +348,9 @@ impl Worker {
                 // A client that submits its next request at once finds room in the queue.
                 request.open = None;
             }
-            let reply = embedding.map(|embedding| (i, embedding.to_vec()));
-            let is_last = reply.is_err();
-            if request.replies.send(reply).is_err() || is_last {
+            let is_broken = embedding.is_err();
+            let is_read = (request.sink)(embedding.map(|embedding| (i, embedding.to_vec())));
+            if is_broken || !is_read {
                 request.cancelled.store(true, Relaxed);
             }
         });

@@ -104,7 +104,7 @@ impl EventDecoder {
 
     /// Something that ends the request from elsewhere.
     pub fn canceller(&self) -> Canceller {
-        Canceller::new(&self.cancelled)
+        Canceller::new(Arc::clone(&self.cancelled))
     }
 }
 
@@ -147,8 +147,8 @@ pub struct Canceller(Arc<AtomicBool>);
 
 impl Canceller {
     /// Sets a flag that the worker reads.
-    pub(crate) fn new(cancelled: &Arc<AtomicBool>) -> Canceller {
-        Canceller(Arc::clone(cancelled))
+    pub(crate) fn new(cancelled: Arc<AtomicBool>) -> Canceller {
+        Canceller(cancelled)
     }
 
     /// Asks for the end.

@@ -27,7 +27,7 @@ pub mod tokenizer;
 mod worker;
 
 pub use embed::{embed, embedding_limits, longest_text, normalize};
-pub use embedder::{Embedder, Embeddings};
+pub use embedder::{Embedder, EmbeddingSink, Embeddings};
 pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
 pub use events::{Canceller, EventDecoder, Events, Update, UpdateSink};

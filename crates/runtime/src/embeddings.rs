@@ -47,14 +47,40 @@ impl EmbeddingOptions {
     }
 }
 
+/// What is known of a request when it is queued.
+pub struct Submitted {
+    /// Tokens of all texts, without what was cut.
+    pub tokens: usize,
+    /// Texts that were cut to the context.
+    pub truncated: usize,
+    /// Ends the request at its next step.
+    pub canceller: Canceller,
+}
+
+/// What is made of a pooled row.
+#[derive(Clone, Copy)]
+pub(crate) struct Finish {
+    pub(crate) width: usize,
+    pub(crate) normalize: bool,
+}
+
+impl Finish {
+    pub(crate) fn finish(self, mut vector: Vec<f32>) -> Vec<f32> {
+        vector.truncate(self.width);
+        if self.normalize {
+            normalize(&mut vector);
+        }
+        vector
+    }
+}
+
 /// The vectors of a request in the order of its texts, each as soon as it and those before it are
 /// computed. After an error there are no more. Dropping it ends the request at its next step.
 pub struct Embeddings {
     pub(crate) pooled: Pooled,
     /// The model's path.
     pub(crate) model: String,
-    pub(crate) normalize: bool,
-    pub(crate) width: usize,
+    pub(crate) finish: Finish,
     pub(crate) tokens: usize,
     pub(crate) truncated: usize,
 }
@@ -63,13 +89,7 @@ impl Iterator for Embeddings {
     type Item = Result<Vec<f32>>;
 
     fn next(&mut self) -> Option<Result<Vec<f32>>> {
-        let vector = self.pooled.next()?.map(|mut vector| {
-            vector.truncate(self.width);
-            if self.normalize {
-                normalize(&mut vector);
-            }
-            vector
-        });
+        let vector = self.pooled.next()?.map(|vector| self.finish.finish(vector));
         Some(vector.map_err(Error::engine(&self.model)))
     }
 }

@@ -6,7 +6,7 @@ use bodkin_model::{Plan, Pooling};
 
 use crate::backends::backend;
 use crate::builder::Builder;
-use crate::embeddings::{EmbeddingOptions, Embeddings};
+use crate::embeddings::{EmbeddingOptions, Embeddings, Finish, Submitted};
 use crate::error::{Error, Result};
 use crate::memory::total_bytes;
 use crate::model_file::{LazyTokenizer, ModelFile, longest_that_fits};
@@ -141,12 +141,43 @@ impl Encoder {
         mut texts: Vec<Vec<u32>>,
         options: &EmbeddingOptions,
     ) -> Result<Embeddings> {
-        let width = options.width(self.embedder.width())?;
-        let truncated = if options.truncate { self.truncate(&mut texts)? } else { 0 };
-        let tokens = texts.iter().map(Vec::len).sum();
+        let (finish, tokens, truncated) = self.prepare(&mut texts, options)?;
         let pooled = self.embedder.submit(texts).map_err(Error::engine(&self.name))?;
-        let normalize = options.normalize && !self.is_reranker;
-        Ok(Embeddings { pooled, model: self.name.clone(), normalize, width, tokens, truncated })
+        Ok(Embeddings { pooled, model: self.name.clone(), finish, tokens, truncated })
+    }
+
+    /// As [`Encoder::submit_with`], with vectors that go to `sink` in any order, on the model's
+    /// thread, each with the index of its text, or why the request ends. It returns false if nobody
+    /// reads them.
+    ///
+    /// # Errors
+    /// As [`Encoder::submit_with`].
+    pub fn submit_to(
+        &self,
+        mut texts: Vec<Vec<u32>>,
+        options: &EmbeddingOptions,
+        mut sink: impl FnMut(Result<(usize, Vec<f32>)>) -> bool + Send + 'static,
+    ) -> Result<Submitted> {
+        let (finish, tokens, truncated) = self.prepare(&mut texts, options)?;
+        let model = self.name.clone();
+        let sink = Box::new(move |pooled: bodkin_engine::Result<(usize, Vec<f32>)>| {
+            let vector = pooled.map(|(i, vector)| (i, finish.finish(vector)));
+            sink(vector.map_err(Error::engine(&model)))
+        });
+        let canceller = self.embedder.submit_to(texts, sink).map_err(Error::engine(&self.name))?;
+        Ok(Submitted { tokens, truncated, canceller })
+    }
+
+    /// What is made of the rows of texts, their tokens, and how many were cut.
+    fn prepare(
+        &self,
+        texts: &mut [Vec<u32>],
+        options: &EmbeddingOptions,
+    ) -> Result<(Finish, usize, usize)> {
+        let width = options.width(self.embedder.width())?;
+        let truncated = if options.truncate { self.truncate(texts)? } else { 0 };
+        let finish = Finish { width, normalize: options.normalize && !self.is_reranker };
+        Ok((finish, texts.iter().map(Vec::len).sum(), truncated))
     }
 
     /// Cuts texts to the context; the token that marks a text's end stays the last. Returns how

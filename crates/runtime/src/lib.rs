@@ -71,7 +71,7 @@ pub mod source;
 
 pub use backends::{backend, device_lines};
 pub use builder::Builder;
-pub use embeddings::{EmbeddingOptions, Embeddings};
+pub use embeddings::{EmbeddingOptions, Embeddings, Submitted};
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use model::{Answer, Message, Model};
