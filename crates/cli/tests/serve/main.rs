@@ -9,5 +9,8 @@ mod embeddings;
 mod faults;
 mod models;
 mod openapi;
+mod rerank;
+#[path = "../fixtures/reranker.rs"]
+mod reranker;
 mod server;
 mod streams;
