@@ -1,5 +1,5 @@
 //! Cosine similarity of texts to the first: `cargo run --release --example embed MODEL TEXT...`.
-//! MODEL is an encoder, such as
+//! MODEL is best an encoder, such as
 //! `hf:CompendiumLabs/bge-small-en-v1.5-gguf:bge-small-en-v1.5-f16.gguf`.
 
 use bodkin::Encoder;
@@ -7,7 +7,7 @@ use bodkin::Encoder;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [model, texts @ ..] = args.as_slice() else { return Err("usage: MODEL TEXT...".into()) };
-    let mut encoder = Encoder::load(model)?;
+    let encoder = Encoder::load(model)?;
     let embeddings = encoder.embed(texts)?;
     for (text, embedding) in texts.iter().zip(&embeddings) {
         // Embeddings have length 1, so their dot product is the cosine.

@@ -22,6 +22,7 @@ mod openapi;
 mod options;
 mod origins;
 mod reasoning;
+mod rerank;
 mod router;
 mod sampling;
 mod server;

@@ -1,21 +1,25 @@
 //! `bodkin embed`: embeddings of texts, one JSON object per line.
 
+mod options;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use bodkin::{Encoder, ModelFile};
+use bodkin::{Encoder, Options};
 
 use crate::arguments::{Machine, TokenizerArgs, find};
 use crate::text;
+use options::EmbeddingArgs;
 
 const AFTER: &str = "\
-Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
-length 1; N includes the special tokens at the start and the end. Texts share batches of up to
---batch-size tokens; texts are never truncated. Texts of --file come after those of the command
-line.";
+Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. N includes the
+special tokens at the start and the end. An encoder such as BERT and any model that generates text
+embed; the latter with the mean of its last hidden states, unless its file or --pooling says
+otherwise. Texts share batches of up to --batch-size tokens. Texts of --file come after those of
+the command line.";
 
 /// Arguments of `embed`.
 #[derive(clap::Args)]
@@ -34,6 +38,8 @@ pub(crate) struct Args {
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["text", "file"])]
     tokens: Vec<u32>,
     #[command(flatten)]
+    embedding: EmbeddingArgs,
+    #[command(flatten)]
     tokenizer: TokenizerArgs,
     #[command(flatten)]
     machine: Machine,
@@ -48,43 +54,43 @@ struct Line<'a> {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let file = find(&args.model)?;
-    let texts = texts(&args, &file)?;
-    if let Some(context) = args.machine.context()? {
-        for (i, tokens) in texts.iter().map(Vec::len).enumerate() {
-            let text = i + 1;
-            ensure!(
-                tokens <= context,
-                "text {text} has {tokens} tokens, --ctx-size allows {context}"
-            );
-        }
+    let options = Options {
+        embedding: args.embedding.options(),
+        assume_pre: args.tokenizer.assume_pre().map(str::to_owned),
+        ..args.machine.options()
+    };
+    let given = given(&args)?;
+    let encoder = Encoder::open(file, &options)?;
+    let texts = match args.tokens.is_empty() {
+        true => given.iter().map(|text| encoder.tokenize(text)).collect::<bodkin::Result<_>>()?,
+        false => vec![args.tokens.clone()],
+    };
+    let context = encoder.context();
+    let tokens: Vec<usize> = texts.iter().map(|text| text.len().min(context)).collect();
+    let embeddings = encoder.submit(texts)?;
+    if embeddings.truncated() > 0 {
+        let cut = embeddings.truncated();
+        eprintln!("{cut} of {} texts cut to {context} tokens", tokens.len());
     }
-    let mut encoder = Encoder::for_texts(file, &args.machine.options(), &texts)?;
     let mut out = std::io::stdout().lock();
-    let mut written = Ok(());
-    encoder.embed_tokens(&texts, |i, embedding| {
-        if written.is_ok() {
-            written = write_line(&mut out, &Line { embedding, tokens: texts[i].len() });
-        }
-    })?;
-    written
+    for (embedding, tokens) in embeddings.zip(tokens) {
+        write_line(&mut out, &Line { embedding: &embedding?, tokens })?;
+    }
+    Ok(())
 }
 
-/// The token ids of each text.
-fn texts(args: &Args, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
-    if !args.tokens.is_empty() {
-        return Ok(vec![args.tokens.clone()]);
-    }
+/// The texts of the arguments, or else of standard input.
+fn given(args: &Args) -> Result<Vec<String>> {
     let read = |path: &Path| text::read_trimmed(path, "the text");
     let mut texts = args.text.clone();
     for path in &args.file {
         texts.push(read(path)?);
     }
-    if texts.is_empty() {
+    if texts.is_empty() && args.tokens.is_empty() {
         texts.push(read(Path::new("-"))?);
         ensure!(!texts[0].is_empty(), "the text from standard input is empty");
     }
-    let tokenizer = args.tokenizer.open(&file.file)?;
-    texts.iter().map(|text| Ok(tokenizer.try_encode(text, true, false)?)).collect()
+    Ok(texts)
 }
 
 fn write_line(out: &mut dyn Write, line: &Line<'_>) -> Result<()> {

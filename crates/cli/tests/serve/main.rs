@@ -11,5 +11,8 @@ mod models;
 mod openapi;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod rerank;
+#[path = "../fixtures/reranker.rs"]
+mod reranker;
 mod server;
 mod streams;
