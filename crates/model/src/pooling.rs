@@ -1,4 +1,5 @@
-//! How the rows of a text become its embedding, and plans that compute embeddings instead of logits.
+//! How the rows of a text become its embedding, and plans that compute embeddings instead of
+//! logits.
 
 use std::fmt;
 use std::str::FromStr;
