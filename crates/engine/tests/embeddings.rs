@@ -126,7 +126,7 @@ fn requests_share_steps_and_get_what_they_get_alone() {
     assert_eq!(scaled(embedder.submit(Vec::new()).unwrap()), Vec::<Vec<f32>>::new());
     let stats = embedder.stats();
     assert!(stats.requests >= 4);
-    assert!(stats.rows < 3 * 182 + 500 * 60, "the request that nobody read ended early");
+    assert!(stats.rows < 3 * 182 + 500 * 60, "the dropped request ended early");
 }
 
 #[test]
