@@ -53,7 +53,7 @@ impl Special {
         if let Some(settings) = &settings {
             special.template = read_template(files, settings)?;
             for role in &roles {
-                special.from_settings(files, settings, role, count)?;
+                special.read_settings(files, settings, role, count)?;
             }
         }
         for role in &roles {
@@ -202,7 +202,7 @@ impl Special {
     }
 
     /// Reads a role's token and whether it is added from `tokenizer_config.json`.
-    fn from_settings(
+    fn read_settings(
         &mut self,
         files: &Files<'_>,
         settings: &Map<String, Json>,
@@ -280,11 +280,11 @@ impl<'a> Tokens<'a> {
     /// Takes the token behind a text for EOS; another one that is named so ends a turn.
     fn set_last(&mut self, last: &Json) {
         let named = self.get("eos");
-        if self.settings.is_some() && named.as_ref() != Some(last) {
-            if let Some(role) = ["eot", "eom"].into_iter().find(|role| !self.roles.contains(role)) {
-                self.roles.push(role);
-                self.set(role, named.unwrap_or(Json::Null));
-            }
+        let is_other = self.settings.is_some() && named.as_ref() != Some(last);
+        let free = ["eot", "eom"].into_iter().find(|role| !self.roles.contains(role));
+        if let Some(role) = free.filter(|_| is_other) {
+            self.roles.push(role);
+            self.set(role, named.unwrap_or(Json::Null));
         }
         self.set("eos", last.clone());
     }
