@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn sizes_have_two_digits() {
         for (count, expected) in
-            [(900, "0.90K"), (22_600_000, "23M"), (1_240_000_000, "1.2B"), (135_000_000, "135M")]
+            [(900, "0.9K"), (22_600_000, "23M"), (1_240_000_000, "1.2B"), (135_000_000, "135M")]
         {
             assert_eq!(rounded(count), expected);
         }
