@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod check;
 mod chunks;
 pub(crate) mod completions;
+pub(crate) mod convert;
 pub(crate) mod detokenize;
 pub(crate) mod embed;
 pub(crate) mod imatrix;

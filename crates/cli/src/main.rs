@@ -49,6 +49,8 @@ enum Command {
     Bench(cmd::bench::Args),
     /// Prune the weights of a model
     Prune(Box<cmd::prune::Args>),
+    /// Convert safetensors to GGUF
+    Convert(cmd::convert::Args),
     /// Quantize a model
     Quantize(cmd::quantize::Args),
     /// Compute embeddings of texts
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Bench(args) => cmd::bench::run(args),
         Command::Prune(args) => cmd::prune::run(*args),
+        Command::Convert(args) => cmd::convert::run(args),
         Command::Quantize(args) => cmd::quantize::run(args),
         Command::Embed(args) => cmd::embed::run(args),
         Command::Tokenize(args) => cmd::tokenize::run(args),

@@ -2,9 +2,10 @@
 //! one format, and the most sensitive ones a more precise one. The rules are llama.cpp's, so that a
 //! name means the same in both. It must not know how blocks are quantised.
 
-use bodkin_gguf::{File, Format, Tensor};
+use bodkin_gguf::{Format, Tensor};
 
 use crate::error::{Error, Result};
+use crate::quantize::Source;
 
 /// A file type that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +103,8 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// Reads what the metadata and the tensors say.
-    pub(crate) fn of(file: &File, has_imatrix: bool) -> Result<Facts> {
-        let metadata = file.metadata();
+    pub(crate) fn of(source: &dyn Source, has_imatrix: bool) -> Result<Facts> {
+        let metadata = source.metadata();
         let architecture = metadata.architecture()?;
         let first = |key: &str| -> Result<usize> {
             let values = metadata.u32s(&format!("{architecture}.{key}"))?;
@@ -115,7 +116,7 @@ impl Facts {
             some => some,
         };
         let named = |wanted: &dyn Fn(Role) -> bool| -> Vec<String> {
-            let names = file.tensors().iter().map(|tensor| tensor.name.clone());
+            let names = source.tensors().iter().map(|tensor| tensor.name.clone());
             let mut names: Vec<String> = names.filter(|name| wanted(Role::of(name))).collect();
             names.sort_by_key(|name| layer_of(name));
             names
@@ -125,7 +126,7 @@ impl Facts {
             layers: first("block_count")?,
             experts: first("expert_count")?,
             sharing: heads.checked_div(kv_heads).unwrap_or(0),
-            tied: file.tensor("output.weight").is_none(),
+            tied: source.tensors().iter().all(|tensor| tensor.name != "output.weight"),
             values: named(&Role::has_values),
             downs: named(&|role| role == Role::Down),
             has_imatrix,

@@ -1,6 +1,7 @@
 //! Quantisation: chooses the format of each tensor, then writes the file. It must not know how
 //! blocks are quantised, nor the rules of a mixture.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::pattern::Pattern;
 use crate::rows;
 
 /// The version of the block formats, as `general.quantization_version` says it.
-const BLOCKS_VERSION: u32 = 2;
+pub const BLOCKS_VERSION: u32 = 2;
 
 /// Metadata keys of the importance matrix that a file was quantised with: its file, its dataset,
 /// and its numbers of weights and chunks.
@@ -26,6 +27,42 @@ const IMATRIX: [&str; 4] = [
     "quantize.imatrix.entries_count",
     "quantize.imatrix.chunks_count",
 ];
+
+/// The tensors to convert, and the data of each: a file, or what another format's converter makes.
+pub trait Source {
+    /// The metadata, of which the architecture and its sizes are read.
+    fn metadata(&self) -> &Metadata;
+
+    /// All tensors in the order of the new file.
+    fn tensors(&self) -> &[Tensor];
+
+    /// The bytes of a tensor, each of which is read once.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn read(&self, tensor: &Tensor) -> io::Result<Cow<'_, [u8]>>;
+
+    /// Releases the memory of a tensor that was read.
+    fn release(&self, tensor: &Tensor);
+}
+
+impl Source for File {
+    fn metadata(&self) -> &Metadata {
+        self.metadata()
+    }
+
+    fn tensors(&self) -> &[Tensor] {
+        self.tensors()
+    }
+
+    fn read(&self, tensor: &Tensor) -> io::Result<Cow<'_, [u8]>> {
+        Ok(self.read(tensor))
+    }
+
+    fn release(&self, tensor: &Tensor) {
+        self.release(tensor);
+    }
+}
 
 /// The importance of each column of the tensors that are quantised: the mean square of its input.
 #[derive(Clone, Debug)]
@@ -117,23 +154,23 @@ impl Choice {
     }
 }
 
-/// Chooses a format for every tensor of a file, in the file's order. Fails if an override's pattern
+/// Chooses a format for every tensor of a source, in its order. Fails if an override's pattern
 /// is found in no name of a matrix, or if it names a format that cannot be written, or that a
 /// tensor's rows are no whole number of blocks of.
-pub fn choose(file: &File, options: &Options) -> Result<Vec<Choice>> {
+pub fn choose(source: &dyn Source, options: &Options) -> Result<Vec<Choice>> {
     for (pattern, format) in &options.overrides {
         if !is_written(*format) {
             let item = format!("type for `{}`", pattern.as_str());
             return Err(Error::invalid(item, "a type that can be written", format.name()));
         }
-        let mut matrices = file.tensors().iter().filter(|tensor| mixture::is_quantized(tensor));
+        let mut matrices = source.tensors().iter().filter(|tensor| mixture::is_quantized(tensor));
         if !matrices.any(|tensor| pattern.matches(&tensor.name)) {
             let expected = "a pattern that is found in the name of a matrix";
             return Err(Error::invalid("tensor type", expected, format!("`{}`", pattern.as_str())));
         }
     }
-    let facts = Facts::of(file, options.has_imatrix)?;
-    file.tensors().iter().map(|tensor| choose_one(tensor, options, &facts)).collect()
+    let facts = Facts::of(source, options.has_imatrix)?;
+    source.tensors().iter().map(|tensor| choose_one(tensor, options, &facts)).collect()
 }
 
 fn choose_one(tensor: &Tensor, options: &Options, facts: &Facts) -> Result<Choice> {
@@ -232,7 +269,7 @@ impl Conversion<'_> {
     /// file cannot be written.
     pub fn write(
         &self,
-        file: &File,
+        source: &dyn Source,
         metadata: &Metadata,
         done: &dyn Fn(u64),
         out: &mut dyn Write,
@@ -248,9 +285,9 @@ impl Conversion<'_> {
             let (name, format, shape) = (&tensor.name, choice.format, &tensor.shape);
             writer.tensor_with_bytes(name, format, shape, bytes, move |out| {
                 // A tensor that is built from others is built once, and freed after this block.
-                let data = file.read(tensor);
+                let data = source.read(tensor)?;
                 self.tensor(choice, &data, failed, done, out)?;
-                file.release(tensor);
+                source.release(tensor);
                 Ok(())
             })?;
         }

@@ -53,6 +53,9 @@ pub enum Error {
         /// The content that it has.
         found: String,
     },
+    /// Weights of another format cannot be converted.
+    #[error(transparent)]
+    Convert(#[from] bodkin_convert::Error),
     /// The operating system refused an action.
     #[error("{action}: {source}")]
     Io {

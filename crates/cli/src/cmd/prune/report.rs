@@ -127,7 +127,7 @@ fn same_size(before: &ModelFile, bytes: u64) -> Result<(FileType, Vec<Choice>)> 
     let of = |kind: &FileType| -> Result<(u64, FileType, Vec<Choice>)> {
         let options =
             Options { kind: Some(*kind), pure: false, overrides: Vec::new(), has_imatrix: false };
-        let choices = quantize::choose(&before.file, &options)?;
+        let choices = quantize::choose(&*before.file, &options)?;
         let found: u64 = choices.iter().map(Choice::bytes).sum();
         Ok((found.abs_diff(bytes), *kind, choices))
     };
@@ -203,7 +203,7 @@ fn make(before: &ModelFile, choices: &[Choice], threads: usize, path: &Path) -> 
     let mut out = BufWriter::new(std::fs::File::create(path).context("cannot make a file")?);
     // The model before was measured, and has no NaN.
     let conversion = Conversion { choices, importance: None, threads, allows_nan: true };
-    conversion.write(&before.file, &metadata, &|_| (), &mut out)?;
+    conversion.write(&*before.file, &metadata, &|_| (), &mut out)?;
     Ok(out.flush()?)
 }
 

@@ -1,0 +1,57 @@
+//! The one error of this crate: every message is one line that names the thing, what was expected
+//! and what was found.
+
+use std::io;
+
+use bodkin_gguf::printable;
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model was not converted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The new file is not a valid GGUF.
+    #[error(transparent)]
+    Gguf(#[from] bodkin_gguf::Error),
+    /// A tensor cannot be converted.
+    #[error(transparent)]
+    Compress(#[from] bodkin_compress::Error),
+    /// A file cannot be read.
+    #[error("{item}: {source}")]
+    Io {
+        /// The file.
+        item: String,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A file, key or tensor is invalid.
+    #[error("{item}: expected {expected}, found {found}")]
+    Invalid {
+        /// The file, with the key or tensor in it.
+        item: String,
+        /// The valid values.
+        expected: String,
+        /// The actual value.
+        found: String,
+    },
+}
+
+impl Error {
+    /// Builds [`Error::Invalid`]. What files hold is made printable.
+    pub(crate) fn invalid(
+        item: impl AsRef<str>,
+        expected: impl Into<String>,
+        found: impl AsRef<str>,
+    ) -> Error {
+        let (item, found) = (printable(item.as_ref()), printable(found.as_ref()));
+        Error::Invalid { item, expected: expected.into(), found }
+    }
+
+    /// Builds [`Error::Io`].
+    pub(crate) fn io(item: impl AsRef<str>) -> impl FnOnce(io::Error) -> Error {
+        let item = printable(item.as_ref());
+        move |source| Error::Io { item, source }
+    }
+}

@@ -1,0 +1,235 @@
+//! Damaged and hostile files: each is one line of error that names the file.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::{Cursor, Write};
+use std::path::{Path, PathBuf};
+
+use bodkin_convert::{Model, Options};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+/// A folder with the files of a tiny model.
+struct Place {
+    root: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let root = tempfile::tempdir().unwrap();
+        let place = Place { root };
+        let zip = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/convert/qwen2.zip");
+        let mut archive = ZipArchive::new(fs::File::open(zip).unwrap()).unwrap();
+        for index in 0..archive.len() {
+            let mut member = archive.by_index(index).unwrap();
+            let name = member.name().unwrap().rsplit('/').next().unwrap().to_owned();
+            let mut file = fs::File::create(place.path(&name)).unwrap();
+            std::io::copy(&mut member, &mut file).unwrap();
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let mut value = serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(self.path(name), value.to_string()).unwrap();
+    }
+
+    /// Changes the header of the weights.
+    fn change_header(&self, change: impl FnOnce(&mut Value)) {
+        let path = self.path("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        change(&mut header);
+        let header = header.to_string().into_bytes();
+        let length = (header.len() as u64).to_le_bytes();
+        fs::write(path, [&length[..], &header, &bytes[8 + bytes_of_header(&bytes)..]].concat())
+            .unwrap();
+    }
+
+    #[track_caller]
+    fn fails(&self, expected: &str) {
+        fails(self.root.path(), expected);
+    }
+}
+
+fn bytes_of_header(bytes: &[u8]) -> usize {
+    u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize
+}
+
+/// Converts, and expects one line of error with this text.
+#[track_caller]
+fn fails(path: &Path, expected: &str) {
+    let model = Model::open(path, &Options::default());
+    let error = match model {
+        Ok(model) => model.write(1, &|_| (), &mut std::io::sink()).err(),
+        Err(error) => Some(error),
+    };
+    let error = error.expect("an error").to_string();
+    assert!(error.contains(expected), "{error}");
+    assert!(!error.contains('\n'), "{error}");
+}
+
+fn zip(members: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, data) in members {
+        let options = SimpleFileOptions::default().compression_method(method);
+        zip.start_file(*name, options).unwrap();
+        zip.write_all(data).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}
+
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
+
+#[test]
+fn headers_that_lie() {
+    let place = Place::new();
+    place.change_header(|header| header[EMBEDDINGS]["data_offsets"][1] = json!(1_u64 << 40));
+    place.fails("model.safetensors: expected a safetensors header");
+    let place = Place::new();
+    place.change_header(|header| {
+        header[EMBEDDINGS]["data_offsets"] = header["model.norm.weight"]["data_offsets"].clone();
+    });
+    place.fails("model.safetensors: expected a safetensors header");
+    let place = Place::new();
+    place.change_header(|header| header[EMBEDDINGS]["shape"] = json!([u64::MAX, u64::MAX]));
+    place.fails("model.safetensors: expected a safetensors header");
+    let place = Place::new();
+    fs::write(place.path("model.safetensors"), u64::MAX.to_le_bytes()).unwrap();
+    place.fails("expected a header of at most 0 bytes, found 18446744073709551615");
+    let place = Place::new();
+    fs::write(place.path("model.safetensors"), b"1234").unwrap();
+    place.fails("model.safetensors: it ends too early");
+    let place = Place::new();
+    let bytes = fs::read(place.path("model.safetensors")).unwrap();
+    fs::write(place.path("model.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
+    place.fails("model.safetensors: expected tensors of");
+}
+
+#[test]
+fn tensors_that_do_not_fit() {
+    let place = Place::new();
+    place.change_header(|header| header[EMBEDDINGS]["dtype"] = json!("I16"));
+    place.fails("model.embed_tokens.weight: expected F32, F16 or BF16, found I16");
+    let place = Place::new();
+    place.change_header(|header| {
+        let entry = header.as_object_mut().unwrap().remove(EMBEDDINGS).unwrap();
+        header["model.strange.weight"] = entry;
+    });
+    place.fails("tensor: expected a tensor of qwen2, found model.strange.weight");
+    let place = Place::new();
+    place.change_header(|header| {
+        let entry = header.as_object_mut().unwrap().remove(EMBEDDINGS).unwrap();
+        header["model.layers.0.mlp.experts.7.up_proj.weight"] = entry;
+    });
+    place.fails("expected 3 matrices of each of 0 experts, found 1 matrices");
+}
+
+#[test]
+fn configurations_of_other_models() {
+    let place = Place::new();
+    place.change("config.json", |config| config["architectures"] = json!(["Evil\nModel"]));
+    place.fails(r"architectures: expected one of LlamaForCausalLM");
+    let place = Place::new();
+    place.change("config.json", |config| config["num_attention_heads"] = json!(0));
+    place.fails("num_attention_heads: expected a positive integer, found 0");
+    let place = Place::new();
+    place.change("config.json", |config| config["vocab_size"] = json!(u32::MAX));
+    place.fails("vocab_size: expected at most 16777216");
+    let place = Place::new();
+    place.change("config.json", |config| config["vocab_size"] = json!(7));
+    place.fails("expected ids below the 7 rows of the embeddings");
+    let place = Place::new();
+    fs::remove_file(place.path("config.json")).unwrap();
+    place.fails("config.json: expected the model's configuration, found no file");
+    let place = Place::new();
+    fs::write(place.path("tokenizer.json"), "[".repeat(1 << 20)).unwrap();
+    place.fails("tokenizer.json: expected JSON");
+}
+
+#[test]
+fn files_outside_and_pickles() {
+    let place = Place::new();
+    let index = json!({ "weight_map": { EMBEDDINGS: "../../etc/passwd" } });
+    fs::write(place.path("model.safetensors.index.json"), index.to_string()).unwrap();
+    place.fails("expected the name of a file in the model's folder, found ../../etc/passwd");
+    let index = json!({ "weight_map": { "a": "model.safetensors" } });
+    fs::write(place.path("model.safetensors.index.json"), index.to_string()).unwrap();
+    place.fails("index.json: expected tensor a, found none");
+    let place = Place::new();
+    let modules = json!([{ "type": "x.Pooling", "path": "/etc" }]);
+    fs::write(place.path("modules.json"), modules.to_string()).unwrap();
+    place.fails("expected the name of a file in the model's folder");
+    let place = Place::new();
+    fs::rename(place.path("model.safetensors"), place.path("pytorch_model.bin")).unwrap();
+    place.fails("found pytorch_model.bin, a pickle, which may run code");
+}
+
+#[test]
+fn zip_files() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("model.zip");
+    let write = |bytes: &[u8]| fs::write(&path, bytes).unwrap();
+    let stored = CompressionMethod::Stored;
+    write(b"PK\x05\x06 or so it says");
+    fails(&path, "expected a folder, a wheel or a zip file");
+    write(&zip(&[("a/config.json", b"{}"), ("b/x.safetensors", b"")], stored));
+    fails(&path, "expected one folder with config.json and *.safetensors inside, found none");
+    write(&zip(&[("a/config.json", b"{}"), ("a/pytorch_model.bin", b"")], stored));
+    fails(&path, "found weights as pickles, which may run code");
+    let two: [(&str, &[u8]); 4] = [
+        ("a/config.json", b"{}"),
+        ("a/model.safetensors", b""),
+        ("b/config.json", b"{}"),
+        ("b/model.safetensors", b""),
+    ];
+    write(&zip(&two, stored));
+    fails(&path, "found a, b");
+    let bomb = vec![0; 16 << 20];
+    let bomb = [("m/config.json", b"{}".as_slice()), ("m/model.safetensors", &bomb)];
+    write(&zip(&bomb, CompressionMethod::Deflated));
+    fails(&path, "model.safetensors: expected at most 200 times its");
+    let whole =
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/convert/qwen2.zip"));
+    let whole = whole.unwrap();
+    write(&whole[..whole.len() / 2]);
+    fails(&path, "expected a folder, a wheel or a zip file");
+}
+
+#[test]
+fn deflated_weights_with_a_wrong_checksum() {
+    let place = Place::new();
+    let names = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
+    let files: Vec<(&str, Vec<u8>)> =
+        names.into_iter().map(|name| (name, fs::read(place.path(name)).unwrap())).collect();
+    let members: Vec<(&str, &[u8])> =
+        files.iter().map(|(name, data)| (*name, data.as_slice())).collect();
+    let mut bytes = zip(&members, CompressionMethod::Deflated);
+    let weights = &files[3].1;
+    let crc = flate2_crc(weights).to_le_bytes();
+    for at in (0..bytes.len() - 4).rev() {
+        if bytes[at..at + 4] == crc {
+            bytes[at] ^= 1;
+        }
+    }
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("model.zip");
+    fs::write(&path, bytes).unwrap();
+    fails(&path, "its checksum is wrong");
+}
+
+/// The checksum of a zip file's members.
+fn flate2_crc(bytes: &[u8]) -> u32 {
+    let mut crc = flate2::Crc::new();
+    crc.update(bytes);
+    crc.sum()
+}

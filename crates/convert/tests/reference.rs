@@ -1,0 +1,162 @@
+//! Tiny models of each family, whose files must be those of llama.cpp's converter, byte for byte:
+//! `tests/convert` describes them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use bodkin_compress::mixture::FileType;
+use bodkin_convert::{Model, Options};
+use bodkin_gguf::{File, Format};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use zip::ZipArchive;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/convert")
+}
+
+/// The names of the models with the SHA-256 of llama.cpp's files.
+fn sums() -> Vec<(String, String)> {
+    let text = fs::read_to_string(folder().join("sha256sums")).unwrap();
+    let line = |line: &str| {
+        let (sum, name) = line.split_once("  ").unwrap();
+        (name.strip_suffix(".gguf").unwrap().to_owned(), sum.to_owned())
+    };
+    text.lines().map(line).collect()
+}
+
+fn converted(path: &Path, options: &Options, threads: usize) -> Vec<u8> {
+    let model = Model::open(path, options).unwrap();
+    let done = std::cell::Cell::new(0);
+    let mut out = Vec::new();
+    model.write(threads, &|bytes| done.set(done.get() + bytes), &mut out).unwrap();
+    assert_eq!(done.get(), model.bytes(), "progress of {}", path.display());
+    out
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Unpacks a model, whose folder has its name.
+fn unpacked(name: &str) -> (TempDir, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let file = fs::File::open(folder().join(format!("{name}.zip"))).unwrap();
+    let mut archive = ZipArchive::new(file).unwrap();
+    for index in 0..archive.len() {
+        let mut member = archive.by_index(index).unwrap();
+        let path = root.path().join(member.name().unwrap().as_ref());
+        let mut bytes = Vec::new();
+        member.read_to_end(&mut bytes).unwrap();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    let folder = root.path().join(name);
+    (root, folder)
+}
+
+#[test]
+fn zip_files_give_the_files_of_llama_cpp() {
+    let sums = sums();
+    assert_eq!(sums.len(), 12);
+    for (name, sum) in sums {
+        let zip = folder().join(format!("{name}.zip"));
+        assert_eq!(sha256(&converted(&zip, &Options::default(), 2)), sum, "{name}");
+    }
+}
+
+#[test]
+fn folders_give_the_files_of_llama_cpp() {
+    for (name, sum) in sums() {
+        let (_root, folder) = unpacked(&name);
+        assert_eq!(sha256(&converted(&folder, &Options::default(), 1)), sum, "{name}");
+    }
+}
+
+#[test]
+fn tensors_are_quantised_on_the_way() {
+    for (kind, expected) in [("F32", Format::F32), ("Q8_0", Format::Q8_0), ("Q4_0", Format::Q4_0)] {
+        let options = Options { kind: Some(FileType::from_name(kind).unwrap()), pre: None };
+        let bytes = converted(&folder().join("llama3.zip"), &options, 2);
+        let file = File::from_bytes("llama3", bytes).unwrap();
+        let format = |name: &str| file.tensor(name).unwrap().format;
+        assert_eq!(format("blk.0.ffn_down.weight"), expected);
+        assert_eq!(format("blk.0.attn_norm.weight"), Format::F32);
+        // Rows of 16 are no whole blocks of 32.
+        let narrow = if kind == "F32" { Format::F32 } else { Format::F16 };
+        assert_eq!(format("blk.0.attn_q.weight"), narrow);
+    }
+}
+
+#[test]
+fn a_pre_tokenizer_is_known_or_named() {
+    let (_root, folder) = unpacked("llama3");
+    let path = folder.join("tokenizer.json");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(r"\\p{N}{1,3}"));
+    fs::write(&path, text.replace(r"\\p{N}{1,3}", r"\\p{N}{1,4}")).unwrap();
+    let error = Model::open(&folder, &Options::default()).err().unwrap().to_string();
+    assert!(error.contains("pre_tokenizer: expected one that llama.cpp has a name for"), "{error}");
+    let options = Options { kind: None, pre: Some("llama-bpe".to_owned()) };
+    let model = Model::open(&folder, &options).unwrap();
+    assert_eq!(model.metadata().str("tokenizer.ggml.pre").unwrap(), Some("llama-bpe"));
+}
+
+#[test]
+fn merged_experts_are_those_of_single_ones() {
+    use serde_json::json;
+    let (_root, folder) = unpacked("qwen3moe");
+    let plain = converted(&folder, &Options::default(), 1);
+    let path = folder.join("model.safetensors");
+    let (header, data) = read_safetensors(&path);
+    let bytes = |name: &str| {
+        let offsets = &header[name]["data_offsets"];
+        let offset = |index: usize| offsets[index].as_u64().unwrap() as usize;
+        data[offset(0)..offset(1)].to_vec()
+    };
+    let (mut merged, mut out) = (serde_json::Map::new(), Vec::new());
+    let mut add = |name: String, shape: serde_json::Value, bytes: Vec<u8>| {
+        let end = out.len() + bytes.len();
+        let offsets = json!([out.len(), end]);
+        let entry = json!({ "dtype": "BF16", "shape": shape, "data_offsets": offsets });
+        merged.insert(name, entry);
+        out.extend(bytes);
+    };
+    for (name, entry) in header.as_object().unwrap() {
+        if name != "__metadata__" && !name.contains(".experts.") {
+            add(name.clone(), entry["shape"].clone(), bytes(name));
+        }
+    }
+    for layer in 0..2 {
+        let stem = format!("model.layers.{layer}.mlp.experts");
+        let of = |expert: u32, part: &str| bytes(&format!("{stem}.{expert}.{part}_proj.weight"));
+        let both = (0..3).flat_map(|expert| [of(expert, "gate"), of(expert, "up")].concat());
+        add(format!("{stem}.gate_up_proj"), json!([3, 16, 16]), both.collect());
+        let down = (0..3).flat_map(|expert| of(expert, "down"));
+        add(format!("{stem}.down_proj"), json!([3, 16, 8]), down.collect());
+    }
+    write_safetensors(&path, &merged.into(), &out);
+    let other = converted(&folder, &Options::default(), 1);
+    let [plain, other] = [plain, other].map(|bytes| File::from_bytes("qwen3moe", bytes).unwrap());
+    assert_eq!(plain.tensors().len(), other.tensors().len());
+    for tensor in plain.tensors() {
+        let same = other.tensor(&tensor.name).unwrap();
+        assert_eq!((&tensor.shape, tensor.format), (&same.shape, same.format));
+        assert!(plain.data(tensor) == other.data(same), "{}", tensor.name);
+    }
+}
+
+fn read_safetensors(path: &Path) -> (serde_json::Value, Vec<u8>) {
+    let bytes = fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+fn write_safetensors(path: &Path, header: &serde_json::Value, data: &[u8]) {
+    let header = header.to_string().into_bytes();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(path, [&length[..], &header, data].concat()).unwrap();
+}
