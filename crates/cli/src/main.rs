@@ -8,8 +8,10 @@ mod arguments;
 mod cmd;
 mod errors;
 mod interrupt;
+mod npy;
 mod output;
 mod progress;
+mod store;
 mod terminal;
 mod text;
 mod version;
@@ -52,7 +54,7 @@ enum Command {
     /// Quantize a model
     Quantize(cmd::quantize::Args),
     /// Compute embeddings of texts
-    Embed(cmd::embed::Args),
+    Embed(Box<cmd::embed::Args>),
     /// Convert text to token ids
     Tokenize(cmd::tokenize::Args),
     /// Convert token ids to text
@@ -99,7 +101,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => cmd::bench::run(args),
         Command::Prune(args) => cmd::prune::run(*args),
         Command::Quantize(args) => cmd::quantize::run(args),
-        Command::Embed(args) => cmd::embed::run(args),
+        Command::Embed(args) => cmd::embed::run(*args),
         Command::Tokenize(args) => cmd::tokenize::run(args),
         Command::Detokenize(args) => cmd::detokenize::run(args),
         Command::Logits(args) => cmd::logits::run(args),
