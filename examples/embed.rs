@@ -7,7 +7,7 @@ use bodkin::Encoder;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [model, texts @ ..] = args.as_slice() else { return Err("usage: MODEL TEXT...".into()) };
-    let mut encoder = Encoder::load(model)?;
+    let encoder = Encoder::load(model)?;
     let embeddings = encoder.embed(texts)?;
     for (text, embedding) in texts.iter().zip(&embeddings) {
         // Embeddings have length 1, so their dot product is the cosine.

@@ -147,6 +147,11 @@ pub(crate) struct TokenizerArgs {
 }
 
 impl TokenizerArgs {
+    /// The pre-tokenizer to use instead of the file's.
+    pub(crate) fn assume_pre(&self) -> Option<&str> {
+        self.assume_pre.as_deref()
+    }
+
     /// The tokenizer of a file, whose weights may be absent or of any architecture.
     pub(crate) fn open(&self, file: &File) -> Result<Arc<Tokenizer>> {
         let tokenizer = bodkin::tokenizer(file, self.assume_pre.as_deref())?;

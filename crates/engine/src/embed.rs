@@ -1,5 +1,5 @@
-//! Embeddings of whole texts: what `bodkin embed` and servers read. An encoder looks at a text
-//! from both ends, so a text runs in one step, which several short texts share.
+//! Embeddings of whole texts, and the steps that several texts share. An encoder looks at a text
+//! from both ends, and pooling reads all its rows, so a text runs in one step.
 
 use std::ops::ControlFlow;
 
@@ -46,41 +46,38 @@ pub fn embedding_limits(plan: &Plan, texts: &[Vec<u32>], step: usize) -> Result<
 pub fn embed(
     model: &mut dyn Model,
     texts: &[Vec<u32>],
-    each: impl FnMut(usize, &[f32]),
-) -> Result<()> {
-    embed_until(model, texts, || false, each)
-}
-
-/// As [`embed`], but before each step asks `is_cancelled` whether to end without the other texts.
-pub fn embed_until(
-    model: &mut dyn Model,
-    texts: &[Vec<u32>],
-    is_cancelled: impl Fn() -> bool,
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<()> {
     let mut batch = TextBatch::new(model);
-    let room = model.limits().tokens.min(batch.pages.longest_sequence());
-    check(model.plan(), texts, room)?;
+    check(model.plan(), texts, batch.longest_text(model))?;
+    let mut failed = Ok(());
+    let mut take = |i: usize, embedding: Result<&mut [f32]>| match embedding {
+        Ok(embedding) => {
+            normalize(embedding);
+            each(i, embedding);
+        }
+        Err(error) => failed = Err(error),
+    };
     for (i, text) in texts.iter().enumerate() {
         if !batch.add(i, text, model.limits()) {
-            if is_cancelled() {
-                return Ok(());
-            }
-            batch.run(model, texts, &mut each)?;
+            batch.run(model, &mut take)?;
             if !batch.add(i, text, model.limits()) {
                 return Err(Error::OutOfPages { tokens: text.len() });
             }
         }
     }
-    match is_cancelled() {
-        true => Ok(()),
-        false => batch.run(model, texts, &mut each),
-    }
+    batch.run(model, &mut take)?;
+    failed
 }
 
 /// Whether every text can be had, in steps of `room` tokens.
 fn check(plan: &Plan, texts: &[Vec<u32>], room: usize) -> Result<()> {
     let limit = longest_text(plan)?.min(room);
+    check_texts(texts, limit, plan.vocabulary)
+}
+
+/// Whether every text has 1 to `limit` tokens of a vocabulary.
+pub(crate) fn check_texts(texts: &[Vec<u32>], limit: usize, vocabulary: usize) -> Result<()> {
     for (i, ids) in texts.iter().enumerate() {
         let (text, tokens) = (i + 1, ids.len());
         if tokens == 0 {
@@ -89,7 +86,6 @@ fn check(plan: &Plan, texts: &[Vec<u32>], room: usize) -> Result<()> {
         if tokens > limit {
             return Err(Error::TextTooLong { text, tokens, limit });
         }
-        let vocabulary = plan.vocabulary;
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
             return Err(Error::UnknownToken { id, vocabulary });
         }
@@ -97,28 +93,37 @@ fn check(plan: &Plan, texts: &[Vec<u32>], room: usize) -> Result<()> {
     Ok(())
 }
 
-/// A batch that is being filled with texts.
-struct TextBatch {
+/// A step that is being filled with texts; each has a key, by which its embedding is known.
+pub(crate) struct TextBatch<K> {
     pages: Pages,
-    /// The index of each text, and its sequence.
-    sequences: Vec<(usize, Sequence)>,
+    texts: Vec<(K, Sequence)>,
     batch: Batch,
     /// Asks for the embedding of every text.
     rows: Vec<RowOutput<'static>>,
 }
 
-impl TextBatch {
-    fn new(model: &dyn Model) -> TextBatch {
+impl<K> TextBatch<K> {
+    pub(crate) fn new(model: &dyn Model) -> TextBatch<K> {
         TextBatch {
             pages: Pages::of(model),
-            sequences: Vec::new(),
+            texts: Vec::new(),
             batch: Batch::default(),
             rows: vec![RowOutput::Logits; model.limits().outputs],
         }
     }
 
-    /// Adds the text of this index, if the limits allow it.
-    fn add(&mut self, index: usize, text: &[u32], limits: &Limits) -> bool {
+    /// The most tokens of a text for which there is room in an empty step.
+    pub(crate) fn longest_text(&self, model: &dyn Model) -> usize {
+        model.limits().tokens.min(self.pages.longest_sequence())
+    }
+
+    /// Tokens of the texts.
+    pub(crate) fn tokens(&self) -> usize {
+        self.batch.tokens.len()
+    }
+
+    /// Adds a text, if the limits allow it.
+    pub(crate) fn add(&mut self, key: K, text: &[u32], limits: &Limits) -> bool {
         let Batch { tokens, outputs, .. } = &self.batch;
         if tokens.len() + text.len() > limits.tokens || outputs.len() == limits.outputs {
             return false;
@@ -127,19 +132,18 @@ impl TextBatch {
         if !self.pages.reserve(&mut sequence, text.len()) {
             return false;
         }
-        // Of an encoder, any row of a span is the whole text's.
+        // Any row of a span is the whole text's.
         self.batch.push(sequence.span(text.len(), true), text);
         self.batch.output_last();
-        self.sequences.push((index, sequence));
+        self.texts.push((key, sequence));
         true
     }
 
-    /// Runs the batch, passes its embeddings on, and empties it.
-    fn run(
+    /// Runs the step, passes its embeddings on, or why a text has none, and empties it.
+    pub(crate) fn run(
         &mut self,
         model: &mut dyn Model,
-        texts: &[Vec<u32>],
-        each: &mut dyn FnMut(usize, &[f32]),
+        each: &mut dyn FnMut(K, Result<&mut [f32]>),
     ) -> Result<()> {
         let width = model.plan().output_width();
         let rows = &self.rows[..self.batch.outputs.len()];
@@ -147,31 +151,31 @@ impl TextBatch {
             return Ok(());
         }
         let step = Step { batch: &self.batch, rows, steps: 1, observer: None };
-        let (sequences, pages) = (&mut self.sequences, &mut self.pages);
-        let mut broken = None;
+        let (texts, pages, spans) = (&mut self.texts, &mut self.pages, &self.batch.spans);
+        let (mut broken, mut start) = (Vec::new(), 0);
         model.step(step, &mut |output| {
-            let rows = output.logits.chunks_exact_mut(width);
-            for ((index, sequence), row) in sequences.drain(..).zip(rows) {
+            let rows = output.logits.chunks_exact_mut(width).zip(spans);
+            for ((key, sequence), (row, span)) in texts.drain(..).zip(rows) {
                 pages.release(sequence);
-                if !row.iter().all(|x| x.is_finite()) {
-                    broken.get_or_insert(index);
-                    continue;
+                match row.iter().all(|x| x.is_finite()) {
+                    true => each(key, Ok(row)),
+                    false => broken.push((key, start..start + span.len)),
                 }
-                normalize(row);
-                each(index, row);
+                start += span.len;
             }
             ControlFlow::Break(())
         })?;
-        self.batch.clear();
-        match broken {
-            None => Ok(()),
-            Some(index) => Err(nonfinite::error(model, pages, &texts[index])),
+        for (key, tokens) in broken {
+            let error = nonfinite::error(model, pages, &self.batch.tokens[tokens]);
+            each(key, Err(error));
         }
+        self.batch.clear();
+        Ok(())
     }
 }
 
 /// Scales a vector to length 1; one of zeros has no direction and stays.
-fn normalize(x: &mut [f32]) {
+pub fn normalize(x: &mut [f32]) {
     let square: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
     if square > 0.0 {
         let factor = 1.0 / square.sqrt();

@@ -104,7 +104,7 @@ impl EventDecoder {
 
     /// Something that ends the request from elsewhere.
     pub fn canceller(&self) -> Canceller {
-        Canceller(Arc::clone(&self.cancelled))
+        Canceller::new(Arc::clone(&self.cancelled))
     }
 }
 
@@ -146,6 +146,11 @@ impl Events {
 pub struct Canceller(Arc<AtomicBool>);
 
 impl Canceller {
+    /// Sets a flag that the worker reads.
+    pub(crate) fn new(cancelled: Arc<AtomicBool>) -> Canceller {
+        Canceller(cancelled)
+    }
+
     /// Asks for the end.
     pub fn cancel(&self) {
         self.0.store(true, Relaxed);

@@ -5,6 +5,7 @@
 
 mod client;
 mod embed;
+mod embedder;
 mod engine;
 mod error;
 mod events;
@@ -25,7 +26,8 @@ pub mod template;
 pub mod tokenizer;
 mod worker;
 
-pub use embed::{embed, embed_until, embedding_limits, longest_text};
+pub use embed::{embed, embedding_limits, longest_text, normalize};
+pub use embedder::{Embedder, EmbeddingSink, Embeddings};
 pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
 pub use events::{Canceller, EventDecoder, Events, Update, UpdateSink};

@@ -54,6 +54,8 @@ pub struct Tokenizer {
     matcher: SpecialMatcher,
     add_bos: bool,
     add_eos: bool,
+    /// A separator is added between two texts.
+    add_separator: bool,
     /// A space is added before each text.
     add_space_prefix: bool,
     clean_spaces: bool,
@@ -171,6 +173,7 @@ impl Tokenizer {
             special,
             add_bos: algorithm.adds_bos(pre),
             add_eos: matches!(algorithm, Algorithm::Unigram(_)),
+            add_separator: false,
             add_space_prefix: matches!(algorithm, Algorithm::SentencePiece(_)),
             clean_spaces: algorithm.cleans_spaces(pre),
             algorithm,
@@ -187,6 +190,7 @@ impl Tokenizer {
         };
         read("add_bos_token", &mut self.add_bos)?;
         read("add_eos_token", &mut self.add_eos)?;
+        read("add_sep_token", &mut self.add_separator)?;
         read("add_space_prefix", &mut self.add_space_prefix)
     }
 
@@ -233,6 +237,23 @@ impl Tokenizer {
             out.extend(self.special.eos);
         }
         out
+    }
+
+    /// The tokens of two texts as a cross-encoder reads them: the second has no BOS of its own, and
+    /// a separator before it where the model has one besides the end of the first.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::try_encode`].
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<Vec<u32>> {
+        let mut out = self.try_encode(first, true, false)?;
+        // BERT's separator is the end of the first text.
+        if self.add_separator && !matches!(self.algorithm, Algorithm::WordPiece(_)) {
+            out.extend(self.special.separator);
+        }
+        let second = self.try_encode(second, true, false)?;
+        let has_bos = !second.is_empty() && second.first().copied() == self.special.bos;
+        out.extend(&second[usize::from(has_bos)..]);
+        Ok(out)
     }
 
     fn encode_text(&self, text: &str, follows_special: bool, out: &mut Vec<u32>) {

@@ -301,7 +301,7 @@ fn copy(model: &mut dyn Model, copies: &Copies) -> Result<()> {
 }
 
 /// The text of a panic.
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

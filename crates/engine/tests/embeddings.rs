@@ -6,9 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bodkin_backend::{Backend, Limits, Model, Reference};
-use bodkin_engine::{Engine, EngineOptions, Tokenizer, embed, embedding_limits, longest_text};
+use bodkin_engine::{
+    Embedder, Embeddings, Engine, EngineOptions, Tokenizer, embed, embedding_limits, longest_text,
+    normalize,
+};
 use bodkin_gguf::File;
-use bodkin_model::Plan;
+use bodkin_model::{Plan, Pooling, embedding_plan};
 
 fn file(name: &str) -> Arc<File> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
@@ -90,4 +93,80 @@ fn what_cannot_be_embedded_is_named() {
     let tokenizer = Tokenizer::from_metadata(file("bert.gguf").metadata()).unwrap();
     let error = Engine::open(model, Arc::new(tokenizer), options).err().unwrap();
     assert_eq!(error.to_string(), "a bert model is an encoder: it makes embeddings and no text");
+}
+
+/// What a request gives, scaled as [`embed`] scales.
+fn scaled(embeddings: Embeddings) -> Vec<Vec<f32>> {
+    let scaled = embeddings.map(|embedding| {
+        let mut embedding = embedding.unwrap();
+        normalize(&mut embedding);
+        embedding
+    });
+    scaled.collect()
+}
+
+#[test]
+fn requests_share_steps_and_get_what_they_get_alone() {
+    let (texts, plan) = (texts(), plan(&file("bert.gguf")));
+    let mut model = load(&embedding_limits(&plan, &texts, 1000).unwrap());
+    let alone = embeddings(model.as_mut(), &texts);
+    // Steps of up to 70 tokens, so that some texts share one and the longest has its own.
+    let limits = Limits { tokens: 70, outputs: 3, pages: vec![5], state_slots: 0 };
+    let embedder = Embedder::open(load(&limits), 2, 8).unwrap();
+    assert_eq!((embedder.width(), embedder.longest_text()), (alone[0].len(), 70));
+    let (first, second) = (embedder.submit(texts.clone()), embedder.submit(texts.clone()));
+    let gone = embedder.submit(vec![vec![5; 60]; 500]).unwrap();
+    let third = embedder.submit(texts.iter().rev().cloned().collect()).unwrap();
+    drop(gone);
+    assert_eq!(scaled(second.unwrap()), alone);
+    assert_eq!(scaled(first.unwrap()), alone);
+    let mut backwards = scaled(third);
+    backwards.reverse();
+    assert_eq!(backwards, alone);
+    assert_eq!(scaled(embedder.submit(Vec::new()).unwrap()), Vec::<Vec<f32>>::new());
+    let stats = embedder.stats();
+    assert!(stats.requests >= 4);
+    assert!(stats.rows < 3 * 182 + 500 * 60, "the request that nobody read ended early");
+}
+
+#[test]
+fn a_queue_has_a_limit_and_texts_are_checked_first() {
+    let limits = Limits { tokens: 20, outputs: 1, pages: vec![1], state_slots: 0 };
+    let embedder = Embedder::open(load(&limits), 1, 1).unwrap();
+    let refused = |texts: &[Vec<u32>]| embedder.submit(texts.to_vec()).err().unwrap().to_string();
+    assert_eq!(refused(&[vec![5], vec![]]), "text 2 has no tokens");
+    assert_eq!(refused(&[vec![5; 21]]), "text 1 has 21 tokens, the model takes 20 at most");
+    assert_eq!(refused(&[vec![384]]), "token id 384: the model has 384 tokens");
+    let many = || embedder.submit(vec![vec![5; 20]; 1000]).unwrap();
+    let (running, waiting) = (many(), many());
+    assert_eq!(refused(&[vec![5]]), "the queue is full: 1 requests wait already");
+    running.canceller().cancel();
+    assert!(running.count() < 1000);
+    assert_eq!(waiting.count(), 1000);
+    assert_eq!(embedder.submit(vec![vec![5]]).unwrap().count(), 1, "there is room again");
+}
+
+/// The mean of the hidden states that the output head reads, and the last of them.
+#[test]
+fn a_decoder_embeds() {
+    let file = file("qwen3.gguf");
+    let plan_with = |pooling| {
+        let plan = embedding_plan(file.metadata(), file.tensors(), Some(64), Some(pooling));
+        Arc::new(plan.unwrap())
+    };
+    let texts: Vec<Vec<u32>> = texts().into_iter().filter(|text| text.len() <= 33).collect();
+    let embedded = |pooling, texts: &[Vec<u32>]| {
+        let plan = plan_with(pooling);
+        let limits = embedding_limits(&plan, texts, 50).unwrap();
+        let mut model = Reference.load(plan, &file, &limits, &|_, _| ()).unwrap();
+        embeddings(model.as_mut(), texts)
+    };
+    let together = embedded(Pooling::Last, &texts);
+    for (text, embedding) in texts.iter().zip(&together) {
+        assert_eq!(&embedded(Pooling::Last, std::slice::from_ref(text))[0], embedding);
+        // Attention is causal: the first row knows nothing of the others.
+        let first = &embedded(Pooling::Cls, std::slice::from_ref(text))[0];
+        assert_eq!(first, &embedded(Pooling::Last, &[text[..1].to_vec()])[0]);
+    }
+    assert_ne!(embedded(Pooling::Mean, &texts), together);
 }

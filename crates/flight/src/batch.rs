@@ -44,7 +44,7 @@ pub struct Row<'a> {
 ///
 /// # Errors
 /// If the caller's is neither an integer nor text.
-pub fn id_of(number: u64, columns: Option<&Map<String, Value>>) -> Result<Id> {
+pub(crate) fn id_of(number: u64, columns: Option<&Map<String, Value>>) -> Result<Id> {
     let wrong = |found: &Value| Error::Row {
         row: number + 1,
         reason: format!("`id`: expected an integer or a text, found {found}"),
@@ -235,12 +235,36 @@ fn vector_item(dimension: usize) -> Result<(FieldRef, i32)> {
     Ok((Arc::new(Field::new("item", DataType::Float32, true)), size))
 }
 
-/// The schema of rows without columns of the caller.
+/// The schema of vectors behind the fields of their texts.
 ///
 /// # Errors
 /// If no list can be that long.
-pub(crate) fn plain_schema(dimension: usize) -> Result<SchemaRef> {
-    Ok(Arc::new(Schema::new(fields(DataType::Int64, dimension)?)))
+pub(crate) fn schema_with_vectors(texts: &Schema, dimension: usize) -> Result<SchemaRef> {
+    let (item, size) = vector_item(dimension)?;
+    let mut fields: Vec<FieldRef> = texts.fields().iter().cloned().collect();
+    fields.retain(|field| field.name() != "vector");
+    fields.push(Arc::new(Field::new("vector", DataType::FixedSizeList(item, size), false)));
+    Ok(Arc::new(Schema::new(fields)))
+}
+
+/// A batch of texts with their vectors behind its columns.
+///
+/// # Errors
+/// If there is another number of vectors, or one has another length.
+pub(crate) fn with_vectors(
+    texts: &RecordBatch,
+    vectors: &[Vec<f32>],
+    dimension: usize,
+) -> Result<RecordBatch> {
+    let schema = schema_with_vectors(&texts.schema(), dimension)?;
+    let (item, size) = vector_item(dimension)?;
+    let values = Arc::new(Float32Array::from(vectors.concat()));
+    let names = texts.schema();
+    let kept = names.fields().iter().zip(texts.columns());
+    let kept = kept.filter(|(field, _)| field.name() != "vector");
+    let mut arrays: Vec<ArrayRef> = kept.map(|(_, column)| Arc::clone(column)).collect();
+    arrays.push(Arc::new(FixedSizeListArray::try_new(item, size, values, None)?));
+    Ok(RecordBatch::try_new(schema, arrays)?)
 }
 
 fn decoder(slot: &mut Option<Decoder>, fields: Vec<FieldRef>) -> Result<&mut Decoder> {

@@ -58,6 +58,14 @@ pub enum Error {
         /// What was expected and found.
         reason: String,
     },
+    /// The service cannot listen.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The system's reason.
+        reason: String,
+    },
     /// The caller asked to end.
     #[error("interrupted")]
     Interrupted,

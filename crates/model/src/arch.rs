@@ -8,6 +8,7 @@ use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
 use crate::op::{Attention, Gating, Routing};
 use crate::plan::Plan;
+use crate::pooling::Pooling;
 use crate::rope::{Rope, RopeStyle};
 
 /// Declares the modules and the table from `general.architecture` to their build functions.
@@ -55,6 +56,32 @@ pub fn plan(metadata: &Metadata, tensors: &[Tensor]) -> Result<Plan> {
 /// longer than the original context length.
 pub fn plan_for(metadata: &Metadata, tensors: &[Tensor], context: usize) -> Result<Plan> {
     build(&HyperParameters::new(metadata)?.for_context(context), tensors)
+}
+
+/// As [`plan`], for embeddings of texts of up to `context` tokens, pooled as the metadata says if
+/// not otherwise. The plan of a decoder ends with its normalised hidden states, pooled, instead of
+/// the output head.
+pub fn embedding_plan(
+    metadata: &Metadata,
+    tensors: &[Tensor],
+    context: Option<usize>,
+    pooling: Option<Pooling>,
+) -> Result<Plan> {
+    let mut keys = HyperParameters::new(metadata)?.with_pooling(pooling);
+    if let Some(context) = context {
+        keys = keys.for_context(context);
+    }
+    let plan = build(&keys, tensors)?;
+    if plan.is_encoder() {
+        return Ok(plan);
+    }
+    match keys.pooling()? {
+        Pooling::Rank => {
+            let problem = "expected mean, cls or last for a decoder, found rank";
+            Err(keys.error("pooling_type", problem))
+        }
+        pooling => Ok(plan.pooled(pooling.kind())),
+    }
 }
 
 fn build(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<Plan> {

@@ -4,7 +4,8 @@
 use bodkin_gguf::{Array, Metadata, Value};
 
 use crate::error::{Error, Result};
-use crate::op::{Gating, PoolKind, Routing};
+use crate::op::{Gating, Routing};
+use crate::pooling::Pooling;
 use crate::rope::{Rope, RopeScaling, RopeStyle};
 
 /// Far above every layer count, head count and width of real models.
@@ -16,17 +17,25 @@ pub struct HyperParameters<'a> {
     architecture: &'a str,
     /// Tokens of the longest sequence, if not the model's context length.
     context: Option<usize>,
+    /// How texts are pooled, if not as the metadata says.
+    pooling: Option<Pooling>,
 }
 
 impl<'a> HyperParameters<'a> {
     /// Reads `general.architecture`.
     pub fn new(metadata: &'a Metadata) -> Result<HyperParameters<'a>> {
-        Ok(HyperParameters { metadata, architecture: metadata.architecture()?, context: None })
+        let architecture = metadata.architecture()?;
+        Ok(HyperParameters { metadata, architecture, context: None, pooling: None })
     }
 
     /// Sets the longest sequence to `context` tokens.
     pub fn for_context(self, context: usize) -> HyperParameters<'a> {
         HyperParameters { context: Some(context), ..self }
+    }
+
+    /// Has texts pooled in a given way instead of the metadata's, if there is one.
+    pub fn with_pooling(self, pooling: Option<Pooling>) -> HyperParameters<'a> {
+        HyperParameters { pooling, ..self }
     }
 
     /// The value of `general.architecture`.
@@ -183,14 +192,19 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
-    /// The pooling of an encoder; mean if absent.
-    pub fn pooling(&self) -> Result<PoolKind> {
+    /// How the rows of a text become its embedding; the mean if nothing says so.
+    pub fn pooling(&self) -> Result<Pooling> {
+        if let Some(pooling) = self.pooling {
+            return Ok(pooling);
+        }
         match self.u32("pooling_type")? {
-            None | Some(1) => Ok(PoolKind::Mean),
-            Some(2) => Ok(PoolKind::First),
-            Some(3) => Ok(PoolKind::Last),
+            None | Some(1) => Ok(Pooling::Mean),
+            Some(2) => Ok(Pooling::Cls),
+            Some(3) => Ok(Pooling::Last),
+            Some(4) => Ok(Pooling::Rank),
             Some(other) => {
-                let problem = format!("expected 1 (mean), 2 (first) or 3 (last), found {other}");
+                let expected = "1 (mean), 2 (first), 3 (last) or 4 (rank)";
+                let problem = format!("expected {expected}, found {other}");
                 Err(self.error("pooling_type", problem))
             }
         }

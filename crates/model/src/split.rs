@@ -48,15 +48,15 @@ impl<T: Copy + Eq + Hash> Renumbering<T> {
 }
 
 /// A part of a plan, and its slots and states in the whole plan.
-struct Part {
-    plan: Plan,
+pub(crate) struct Part {
+    pub(crate) plan: Plan,
     slots: Renumbering<SlotId>,
     states: Renumbering<StateId>,
 }
 
 impl Part {
     /// The operations `start`, then `ops`. Value 0 of the part is value `shift` of the whole plan.
-    fn of(whole: &Plan, start: &[Op], shift: usize, ops: &[Op]) -> Part {
+    pub(crate) fn of(whole: &Plan, start: &[Op], shift: usize, ops: &[Op]) -> Part {
         let mut weights = Renumbering::new();
         let (mut slots, mut states) = (Renumbering::new(), Renumbering::new());
         let mut renumbered = start.to_vec();

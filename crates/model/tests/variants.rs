@@ -5,7 +5,9 @@
 mod rules;
 
 use bodkin_gguf::{Array, Tensor, Value};
-use bodkin_model::{Gating, Op, Plan, PoolKind, Rope, RopeScaling, Routing, plan, plan_for};
+use bodkin_model::{
+    Gating, Op, Plan, PoolKind, Pooling, Rope, RopeScaling, Routing, embedding_plan, plan, plan_for,
+};
 
 fn with(name: &str, changes: &[(&str, Value)]) -> Plan {
     let (metadata, tensors) = rules::parts(name, changes);
@@ -239,4 +241,63 @@ fn encoders_pool_as_the_file_says() {
         "a rotation has no last position"
     );
     assert!(!with("llama", &[]).needs_whole_sequences());
+}
+
+#[test]
+fn a_decoder_pools_what_its_head_would_read() {
+    for name in ["llama", "llama3-tied", "gemma2", "granite", "mamba2", "falcon-h1"] {
+        let (metadata, tensors) = rules::parts(name, &[]);
+        let whole = plan(&metadata, &tensors).unwrap();
+        let head = whole.ops.iter().position(|op| matches!(op, Op::Logits { .. })).unwrap();
+        let Op::Logits { input: read, weight, .. } = &whole.ops[head] else { unreachable!() };
+        let pooled = embedding_plan(&metadata, &tensors, None, None).unwrap();
+        rules::check(&pooled);
+        assert_eq!(pooled.ops.last(), Some(&Op::Pool { input: *read, kind: PoolKind::Mean }));
+        assert_eq!((pooled.ops.len(), pooled.output_width()), (head + 1, whole.width(*read)));
+        assert!(pooled.is_encoder() && pooled.slots == whole.slots);
+        let head = whole.weight(*weight);
+        let is_tied = head.name == "token_embd.weight";
+        assert_eq!(pooled.weights.contains(head), is_tied, "{name}: the head is not loaded");
+        let wanted = whole.weights.len() - usize::from(!is_tied);
+        assert_eq!(pooled.weights.len(), wanted, "{name}");
+    }
+    let last = ("pooling_type", Value::U32(3));
+    let (metadata, tensors) = rules::parts("qwen3", &[last]);
+    let kind =
+        |pooling| match embedding_plan(&metadata, &tensors, Some(64), pooling).unwrap().ops.pop() {
+            Some(Op::Pool { kind, .. }) => kind,
+            other => panic!("{other:?} pools nothing"),
+        };
+    assert_eq!(kind(None), PoolKind::Last);
+    assert_eq!(kind(Some(Pooling::Mean)), PoolKind::Mean);
+    assert_eq!(kind(Some(Pooling::Cls)), PoolKind::First);
+    let error = embedding_plan(&metadata, &tensors, None, Some(Pooling::Rank)).unwrap_err();
+    assert!(error.to_string().contains("found rank"), "{error}");
+    assert!(!plan(&metadata, &tensors).unwrap().is_encoder(), "it still makes text");
+}
+
+/// A tensor beside those of the file.
+fn tensor(name: &str, shape: &[u64]) -> Tensor {
+    let bytes = 4 * shape.iter().product::<u64>();
+    let format = bodkin_gguf::Format::F32;
+    Tensor { name: name.to_owned(), shape: shape.to_vec(), format, offset: 0, bytes, shard: 0 }
+}
+
+#[test]
+fn a_reranker_scores_before_it_pools() {
+    let rank = ("pooling_type", Value::U32(4));
+    let (metadata, mut tensors) = rules::parts("bert", &[rank]);
+    let error = plan(&metadata, &tensors).unwrap_err();
+    assert!(error.to_string().contains("cls.output.weight"), "{error}");
+    let width = plan(&rules::parts("bert", &[]).0, &tensors).unwrap().output_width() as u64;
+    tensors.push(tensor("cls.output.weight", &[width, 1]));
+    assert_eq!(plan(&metadata, &tensors).unwrap().output_width(), 1);
+    tensors.extend([tensor("cls.weight", &[width, width]), tensor("cls.bias", &[width])]);
+    let scores = plan(&metadata, &tensors).unwrap();
+    rules::check(&scores);
+    let names: Vec<&str> = scores.ops.iter().rev().take(4).map(Op::name).collect();
+    assert_eq!(names, ["pool", "linear", "softcap", "linear"]);
+    // The same file makes embeddings if it is asked to.
+    let mean = embedding_plan(&metadata, &tensors, None, Some(Pooling::Mean)).unwrap();
+    assert_eq!(mean.output_width() as u64, width);
 }

@@ -1,28 +1,34 @@
 //! A loaded model that embeds texts.
 
-use bodkin_backend::{Limits, Model, PAGE_TOKENS};
-use bodkin_engine::{embed_until, embedding_limits, longest_text};
+use bodkin_backend::{Backend, Limits, PAGE_TOKENS};
+use bodkin_engine::{Embedder, Stats, longest_text};
+use bodkin_model::{Plan, Pooling};
 
 use crate::backends::backend;
 use crate::builder::Builder;
+use crate::embeddings::{EmbeddingOptions, Embeddings, Finish, Submitted};
 use crate::error::{Error, Result};
 use crate::memory::total_bytes;
-use crate::model_file::{LazyTokenizer, ModelFile};
-use crate::options::Options;
+use crate::model_file::{LazyTokenizer, ModelFile, longest_that_fits};
+use crate::options::{MAX_BATCH_TOKENS, Options, within};
 
-/// The most texts that share a step.
-const STEP_TEXTS: usize = 64;
+/// The tokens of a text, at least, if a step is to be full.
+const TEXT_TOKENS: usize = 8;
 
-/// A loaded encoder, such as BERT.
+/// A loaded model that embeds texts: an encoder such as BERT, or a decoder whose hidden states are
+/// pooled. It runs on a thread of its own, and packs the texts of all its callers into its steps;
+/// a vector depends on its own text alone.
 pub struct Encoder {
-    model: Box<dyn Model>,
+    embedder: Embedder,
     name: String,
     tokenizer: LazyTokenizer,
+    options: EmbeddingOptions,
+    is_reranker: bool,
     bytes: u64,
 }
 
 impl Encoder {
-    /// Loads an encoder by its name with default options.
+    /// Loads a model by its name with default options.
     ///
     /// # Errors
     /// Those of [`Builder::load_encoder`].
@@ -30,47 +36,44 @@ impl Encoder {
         Builder::new(name).load_encoder()
     }
 
-    /// Loads an encoder whose file is open, for texts of up to the context size.
+    /// Loads a model whose file is open, for texts of up to the context size: by default the
+    /// model's own, or, of a decoder, what fits into half of the free memory.
     ///
     /// # Errors
-    /// If it is no encoder, or does not fit.
-    pub fn open(mut file: ModelFile, options: &Options) -> Result<Encoder> {
-        let context = planned_context(&mut file, options)?;
-        let tokens = context.max(options.step_tokens()?);
-        let outputs = STEP_TEXTS.min(tokens);
-        // Each text may end in the middle of a page.
-        let pages = tokens / PAGE_TOKENS + outputs;
-        let limits = Limits {
-            tokens,
-            outputs,
-            pages: vec![pages; file.plan.windows().len()],
-            state_slots: if file.plan.states.is_empty() { 0 } else { outputs },
-        };
-        Encoder::with_limits(file, options, &limits)
-    }
-
-    /// As [`Encoder::open`], in the memory that exactly these texts need.
-    ///
-    /// # Errors
-    /// If it is no encoder, does not fit, or a text has no embedding.
-    pub fn for_texts(
-        mut file: ModelFile,
-        options: &Options,
-        texts: &[Vec<u32>],
-    ) -> Result<Encoder> {
-        planned_context(&mut file, options)?;
-        let limits = embedding_limits(&file.plan, texts, options.step_tokens()?);
-        let limits = limits.map_err(Error::engine(&file.name))?;
-        Encoder::with_limits(file, options, &limits)
-    }
-
-    fn with_limits(file: ModelFile, options: &Options, limits: &Limits) -> Result<Encoder> {
+    /// If its file has no plan for embeddings, an option is out of range, or it does not fit.
+    pub fn open(file: ModelFile, options: &Options) -> Result<Encoder> {
+        let is_decoder = !file.plan.is_encoder();
+        let mut file = file.embedder(options.embedding.pooling)?;
+        options.embedding.width(file.plan.output_width())?;
+        let parallel = within("parallel", options.parallel, MAX_BATCH_TOKENS)?;
         let backend = backend(options, file.reporter())?;
-        let file = file.with_memory_limit(options.memory_bytes);
-        let bytes = total_bytes(&file.memory(backend.as_ref(), limits));
-        let model = file.load(backend.as_ref(), limits)?;
+        file = file.with_memory_limit(options.memory_bytes);
+        let step = options.step_tokens()?;
+        let longest = longest_text(&file.plan).map_err(Error::engine(&file.name))?;
+        let context = match options.context()? {
+            Some(context) => context.min(longest),
+            None if is_decoder => {
+                let budget = file.available_memory(backend.as_ref()) / 2;
+                let bytes =
+                    |context| bytes(&file, backend.as_ref(), &limits(&file.plan, context, step));
+                longest_that_fits(longest, |context| bytes(context) <= budget)
+            }
+            None => longest,
+        };
+        file.plan_for(context)?;
+        let limits = limits(&file.plan, context, step);
+        let bytes = bytes(&file, backend.as_ref(), &limits);
+        let model = file.load(backend.as_ref(), &limits)?;
+        let embedder = Embedder::open(model, parallel, options.queue);
         let tokenizer = LazyTokenizer::new(&file, options);
-        Ok(Encoder { model, name: file.name, tokenizer, bytes })
+        Ok(Encoder {
+            embedder: embedder.map_err(Error::engine(&file.name))?,
+            is_reranker: file.pooling()? == Pooling::Rank,
+            name: file.name,
+            tokenizer,
+            options: options.embedding.clone(),
+            bytes,
+        })
     }
 
     /// The bytes that it holds.
@@ -78,68 +81,192 @@ impl Encoder {
         self.bytes
     }
 
-    /// The tokens of a text, with those that mark its start and end.
+    /// Elements of a vector.
+    pub fn width(&self) -> usize {
+        self.options.dimensions.unwrap_or(self.embedder.width())
+    }
+
+    /// The most tokens of a text.
+    pub fn context(&self) -> usize {
+        self.embedder.longest_text()
+    }
+
+    /// Whether its vectors are scores of a classifier.
+    pub fn is_reranker(&self) -> bool {
+        self.is_reranker
+    }
+
+    /// How it embeds texts.
+    pub fn options(&self) -> &EmbeddingOptions {
+        &self.options
+    }
+
+    /// The tokens of a text behind the prefix, with those that mark its start and end.
     ///
     /// # Errors
     /// If the file has no usable tokenizer, or the text is longer than 512 MiB.
     pub fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.tokenizer.get()?.try_encode(text, true, false)?)
+        let tokenizer = self.tokenizer.get()?;
+        Ok(match self.options.prefix.as_str() {
+            "" => tokenizer.try_encode(text, true, false)?,
+            prefix => tokenizer.try_encode(&format!("{prefix}{text}"), true, false)?,
+        })
     }
 
-    /// One embedding for each text: `[output_width]`, of length 1. Texts are never truncated.
+    /// One vector for each text: `[width]`.
     ///
     /// # Errors
-    /// If the file has no usable tokenizer, or a text is empty or longer than the context.
-    pub fn embed(&mut self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
+    /// As [`Encoder::tokenize`] and [`Encoder::submit`].
+    pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
         let tokens = texts.iter().map(|text| self.tokenize(text.as_ref()));
-        let tokens = tokens.collect::<Result<Vec<_>>>()?;
-        let mut embeddings = Vec::with_capacity(texts.len());
-        self.embed_tokens(&tokens, |_, embedding| embeddings.push(embedding.to_vec()))?;
-        Ok(embeddings)
+        self.submit(tokens.collect::<Result<Vec<_>>>()?)?.collect()
     }
 
-    /// Calls `each` with the index and the embedding of each text, in order.
+    /// Queues texts, given as token ids.
     ///
     /// # Errors
-    /// If a text is empty, longer than the context, or has an unknown token.
-    pub fn embed_tokens(
-        &mut self,
-        texts: &[Vec<u32>],
-        each: impl FnMut(usize, &[f32]),
-    ) -> Result<()> {
-        self.embed_tokens_until(texts, || false, each)
+    /// If a text is empty, longer than the context, or has an unknown token, if the queue is full,
+    /// or if a step has failed.
+    pub fn submit(&self, texts: Vec<Vec<u32>>) -> Result<Embeddings> {
+        self.submit_with(texts, &self.options)
     }
 
-    /// As [`Encoder::embed_tokens`], but asks `is_cancelled` before each step whether to end
-    /// without the other texts.
+    /// As [`Encoder::submit`], with other vectors and another treatment of long texts than it was
+    /// loaded with.
     ///
     /// # Errors
-    /// As [`Encoder::embed_tokens`].
-    pub fn embed_tokens_until(
-        &mut self,
-        texts: &[Vec<u32>],
-        is_cancelled: impl Fn() -> bool,
-        each: impl FnMut(usize, &[f32]),
-    ) -> Result<()> {
-        let result = embed_until(self.model.as_mut(), texts, is_cancelled, each);
-        result.map_err(Error::engine(&self.name))
+    /// As [`Encoder::submit`], and if the vectors have fewer dimensions.
+    pub fn submit_with(
+        &self,
+        mut texts: Vec<Vec<u32>>,
+        options: &EmbeddingOptions,
+    ) -> Result<Embeddings> {
+        let (finish, tokens, truncated) = self.prepare(&mut texts, options)?;
+        let pooled = self.embedder.submit(texts).map_err(Error::engine(&self.name))?;
+        Ok(Embeddings { pooled, model: self.name.clone(), finish, tokens, truncated })
+    }
+
+    /// As [`Encoder::submit_with`], with vectors that go to `sink` in any order, on the model's
+    /// thread, each with the index of its text, or why the request ends. It returns false if nobody
+    /// reads them.
+    ///
+    /// # Errors
+    /// As [`Encoder::submit_with`].
+    pub fn submit_to(
+        &self,
+        mut texts: Vec<Vec<u32>>,
+        options: &EmbeddingOptions,
+        mut sink: impl FnMut(Result<(usize, Vec<f32>)>) -> bool + Send + 'static,
+    ) -> Result<Submitted> {
+        let (finish, tokens, truncated) = self.prepare(&mut texts, options)?;
+        let model = self.name.clone();
+        let sink = Box::new(move |pooled: bodkin_engine::Result<(usize, Vec<f32>)>| {
+            let vector = pooled.map(|(i, vector)| (i, finish.finish(vector)));
+            sink(vector.map_err(Error::engine(&model)))
+        });
+        let canceller = self.embedder.submit_to(texts, sink).map_err(Error::engine(&self.name))?;
+        Ok(Submitted { tokens, truncated, canceller })
+    }
+
+    /// What is made of the rows of texts, their tokens, and how many were cut.
+    fn prepare(
+        &self,
+        texts: &mut [Vec<u32>],
+        options: &EmbeddingOptions,
+    ) -> Result<(Finish, usize, usize)> {
+        let width = options.width(self.embedder.width())?;
+        let truncated = if options.truncate { self.truncate(texts)? } else { 0 };
+        let finish = Finish { width, normalize: options.normalize && !self.is_reranker };
+        Ok((finish, texts.iter().map(Vec::len).sum(), truncated))
+    }
+
+    /// Cuts texts to the context; the token that marks a text's end stays the last. Returns how
+    /// many were cut.
+    fn truncate(&self, texts: &mut [Vec<u32>]) -> Result<usize> {
+        let context = self.context();
+        let long = texts.iter_mut().filter(|text| text.len() > context);
+        let mut count = 0;
+        for text in long {
+            let end = text.last().copied();
+            text.truncate(context);
+            if end == self.tokenizer.get()?.encode("", true, false).last().copied() {
+                text.pop();
+                text.extend(end);
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The tokens of a query and each document as a reranker reads them.
+    ///
+    /// # Errors
+    /// If the model is no reranker, or as [`Encoder::tokenize`].
+    pub fn tokenize_pairs(
+        &self,
+        query: &str,
+        documents: &[impl AsRef<str>],
+    ) -> Result<Vec<Vec<u32>>> {
+        if !self.is_reranker {
+            return Err(Error::NoReranker { model: self.name.clone() });
+        }
+        let tokenizer = self.tokenizer.get()?;
+        let pairs =
+            documents.iter().map(|document| tokenizer.encode_pair(query, document.as_ref()));
+        Ok(pairs.collect::<Result<_, _>>()?)
+    }
+
+    /// How well each document answers a query: the higher the better.
+    ///
+    /// # Errors
+    /// As [`Encoder::tokenize_pairs`] and [`Encoder::submit`].
+    pub fn rank(&self, query: &str, documents: &[impl AsRef<str>]) -> Result<Vec<f32>> {
+        let scores = self.submit(self.tokenize_pairs(query, documents)?)?;
+        scores.map(|scores| Ok(scores?[0])).collect()
+    }
+
+    /// The state of its queue, and totals; does not wait for a step.
+    pub fn stats(&self) -> Stats {
+        self.embedder.stats()
+    }
+
+    /// Why it embeds no more texts; none while it does.
+    pub fn failed(&self) -> Option<&str> {
+        self.embedder.failed()
     }
 }
 
 impl Builder {
+    /// Sets how texts are embedded.
+    pub fn embedding(mut self, embedding: EmbeddingOptions) -> Builder {
+        self.options.embedding = embedding;
+        self
+    }
+
     /// Loads a model that embeds texts.
     ///
     /// # Errors
-    /// If the model is not found, is no encoder, or does not fit.
+    /// If the model is not found, its file has no plan for embeddings, or it does not fit.
     pub fn load_encoder(self) -> Result<Encoder> {
         Encoder::open(self.find()?, &self.options)
     }
 }
 
-/// The most tokens of a text. Plans the model for the context that the options give, if any.
-fn planned_context(file: &mut ModelFile, options: &Options) -> Result<usize> {
-    let longest = longest_text(&file.plan).map_err(Error::engine(&file.name))?;
-    let Some(context) = options.context()? else { return Ok(longest) };
-    file.plan_for(context.min(longest))?;
-    Ok(context.min(longest))
+/// The sizes of a model for texts of up to `context` tokens in steps of `step` tokens, or of one
+/// text that is longer.
+fn limits(plan: &Plan, context: usize, step: usize) -> Limits {
+    let tokens = context.max(step);
+    let outputs = tokens.div_ceil(TEXT_TOKENS);
+    // Each text may end in the middle of a page.
+    let pages = tokens / PAGE_TOKENS + outputs;
+    Limits {
+        tokens,
+        outputs,
+        pages: vec![pages; plan.windows().len()],
+        state_slots: if plan.states.is_empty() { 0 } else { outputs },
+    }
+}
+
+fn bytes(file: &ModelFile, backend: &dyn Backend, limits: &Limits) -> u64 {
+    total_bytes(&file.memory(backend, limits))
 }

@@ -131,6 +131,12 @@ pub enum Error {
         /// The architecture's name.
         architecture: String,
     },
+    /// Scores were asked of a model that makes none.
+    #[error("{model}: expected a reranker, whose pooling is `rank`, found another model")]
+    NoReranker {
+        /// The model's path.
+        model: String,
+    },
     /// A chat was asked of a model whose file has no chat template.
     #[error("{model}: expected a chat template, found none in the file")]
     NoTemplate {

@@ -42,7 +42,7 @@
 //! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
 //! # let bert = &format!("{folder}/bert.gguf");
 //! # let llama = &format!("{folder}/llama.gguf");
-//! let mut encoder = bodkin::Encoder::load(bert)?;
+//! let encoder = bodkin::Encoder::load(bert)?;
 //! let embeddings = encoder.embed(&["one text", "another"])?;
 //! assert_eq!(embeddings.len(), 2);
 //!
@@ -58,6 +58,7 @@ mod activation_sparsity;
 mod backends;
 mod builder;
 pub mod cleanup;
+mod embeddings;
 mod encoder;
 mod error;
 pub mod memory;
@@ -70,6 +71,7 @@ pub mod source;
 
 pub use backends::{backend, device_lines};
 pub use builder::Builder;
+pub use embeddings::{EmbeddingOptions, Embeddings, Submitted};
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use model::{Answer, Message, Model};
@@ -83,3 +85,4 @@ pub use bodkin_cpu::Sparse;
 pub use bodkin_engine::{
     Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,
 };
+pub use bodkin_model::Pooling;

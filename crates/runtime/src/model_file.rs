@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use bodkin_backend::{Backend, Limits, Memory, Model, WeightLayout};
 use bodkin_engine::{EngineOptions, Request, SamplerOptions, Template, Tokenizer};
 use bodkin_gguf::File;
-use bodkin_model::Plan;
+use bodkin_model::{HyperParameters, Plan, Pooling};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
@@ -35,6 +35,16 @@ pub struct ModelFile {
     /// The most bytes that it may take when it is loaded.
     memory_limit: Option<u64>,
     recommended: Recommendation,
+    purpose: Purpose,
+}
+
+/// What a model is planned for.
+#[derive(Clone, Copy, PartialEq)]
+enum Purpose {
+    /// Text of a decoder, embeddings of an encoder.
+    Own,
+    /// Embeddings, pooled as the file says if not otherwise.
+    Embeddings(Option<Pooling>),
 }
 
 impl ModelFile {
@@ -88,6 +98,7 @@ impl ModelFile {
             reporter: reporter.clone(),
             memory_limit: None,
             recommended: Recommendation::default(),
+            purpose: Purpose::Own,
         })
     }
 
@@ -114,13 +125,45 @@ impl ModelFile {
         }
     }
 
+    /// This model, planned to embed texts: instead of an output head, a decoder has its hidden states
+    /// pooled. `pooling` is used instead of the file's if one is given.
+    ///
+    /// # Errors
+    /// If the file has no such plan.
+    pub fn embedder(mut self, pooling: Option<Pooling>) -> Result<ModelFile> {
+        self.purpose = Purpose::Embeddings(pooling);
+        self.replan(None)?;
+        Ok(self)
+    }
+
+    /// Whether the model was made to embed texts: an encoder, or a decoder whose file says how they
+    /// are pooled.
+    pub fn is_embedder(&self) -> bool {
+        let key = format!("{}.pooling_type", self.plan.architecture);
+        self.plan.is_encoder() || self.file.metadata().get(&key).is_some()
+    }
+
+    /// How texts are pooled.
+    ///
+    /// # Errors
+    /// If the file says something unknown.
+    pub fn pooling(&self) -> Result<Pooling> {
+        let pooling = match self.purpose {
+            Purpose::Own => None,
+            Purpose::Embeddings(pooling) => pooling,
+        };
+        let keys = HyperParameters::new(self.file.metadata());
+        let pooling = keys.and_then(|keys| keys.with_pooling(pooling).pooling());
+        pooling.map_err(|source| Error::Plan { model: self.name.clone(), source })
+    }
+
     /// The same model, which may take at most this many bytes when it is loaded.
     pub fn with_memory_limit(self, bytes: Option<u64>) -> ModelFile {
         ModelFile { memory_limit: bytes, ..self }
     }
 
     /// Bytes that the model can have.
-    fn available_memory(&self, backend: &dyn Backend) -> u64 {
+    pub(crate) fn available_memory(&self, backend: &dyn Backend) -> u64 {
         let limit = self.memory_limit.unwrap_or(u64::MAX);
         backend.available_memory().map_or(limit, |bytes| bytes.min(limit))
     }
@@ -229,11 +272,7 @@ impl ModelFile {
                     let limits = sized(context).limits(&self.plan);
                     total_bytes(&self.memory(backend, &limits)) <= budget
                 };
-                let mut context = self.plan.context_length;
-                while context > MIN_CONTEXT && !fits(context) {
-                    context = (context / 2).max(MIN_CONTEXT);
-                }
-                context
+                longest_that_fits(self.plan.context_length, fits)
             }
         };
         self.plan_for(context)?;
@@ -248,7 +287,18 @@ impl ModelFile {
     /// # Errors
     /// If the file has no such plan.
     pub fn plan_for(&mut self, context: usize) -> Result<()> {
-        let plan = bodkin_model::plan_for(self.file.metadata(), self.file.tensors(), context);
+        self.replan(Some(context))
+    }
+
+    fn replan(&mut self, context: Option<usize>) -> Result<()> {
+        let (metadata, tensors) = (self.file.metadata(), self.file.tensors());
+        let plan = match (self.purpose, context) {
+            (Purpose::Embeddings(pooling), context) => {
+                bodkin_model::embedding_plan(metadata, tensors, context, pooling)
+            }
+            (Purpose::Own, Some(context)) => bodkin_model::plan_for(metadata, tensors, context),
+            (Purpose::Own, None) => bodkin_model::plan(metadata, tensors),
+        };
         let failed = |source| Error::Plan { model: self.name.clone(), source };
         self.plan = Arc::new(plan.map_err(failed)?);
         Ok(())
@@ -289,6 +339,15 @@ impl ModelFile {
         }
         Ok(model)
     }
+}
+
+/// The longest context up to `longest`, halved until it fits.
+pub(crate) fn longest_that_fits(longest: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let mut context = longest;
+    while context > MIN_CONTEXT && !fits(context) {
+        context = (context / 2).max(MIN_CONTEXT);
+    }
+    context
 }
 
 fn planned(file: File, name: &str) -> Result<(Arc<File>, Arc<Plan>)> {

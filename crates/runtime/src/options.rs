@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use bodkin_backend::KvType;
 use bodkin_cpu::Sparse;
 
+use crate::embeddings::EmbeddingOptions;
 use crate::error::{Error, Result};
 
 /// The largest `ctx_size`, so that no sum of bytes overflows.
@@ -52,6 +53,8 @@ pub struct Options {
     pub assume_pre: Option<String>,
     /// The chat template to use instead of the file's own.
     pub chat_template: Option<String>,
+    /// How texts are embedded.
+    pub embedding: EmbeddingOptions,
 }
 
 impl Default for Options {
@@ -74,6 +77,7 @@ impl Default for Options {
             kv_type: KvType::Auto,
             assume_pre: None,
             chat_template: None,
+            embedding: EmbeddingOptions::default(),
         }
     }
 }

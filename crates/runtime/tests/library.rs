@@ -6,7 +6,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use bodkin::{Answer, Encoder, Error, KvType, Message, Model, Request, SamplerOptions, Scorer};
+use bodkin::{
+    Answer, EmbeddingOptions, Encoder, Error, KvType, Message, Model, Request, SamplerOptions,
+    Scorer,
+};
 use serde_json::Value;
 
 fn model(name: &str) -> String {
@@ -77,17 +80,17 @@ fn chats_pass_text_on_and_reuse_the_cache() {
 #[test]
 fn embeddings_are_those_of_the_reference() {
     let reference = reference("bert");
-    let mut encoder = Encoder::load(&model("bert")).unwrap();
+    let encoder = Encoder::load(&model("bert")).unwrap();
     let cases = reference["cases"].as_array().unwrap();
     let texts: Vec<Vec<u32>> = cases.iter().map(|case| ids(&case["tokens"])).collect();
-    let mut found = 0;
-    let each = |i: usize, embedding: &[f32]| {
-        let expected = floats(&cases[i]["embedding"]["hf"]);
-        assert!(distance(embedding, &expected) < 1e-3, "{}", cases[i]["id"]);
-        found += 1;
-    };
-    encoder.embed_tokens(&texts, each).unwrap();
-    assert_eq!(found, texts.len());
+    let embeddings = encoder.submit(texts.clone()).unwrap();
+    assert_eq!(embeddings.tokens(), texts.iter().map(Vec::len).sum::<usize>());
+    let found: Vec<Vec<f32>> = embeddings.map(Result::unwrap).collect();
+    assert_eq!(found.len(), texts.len());
+    for (case, embedding) in cases.iter().zip(&found) {
+        let expected = floats(&case["embedding"]["hf"]);
+        assert!(distance(embedding, &expected) < 1e-3, "{}", case["id"]);
+    }
     let case = &reference["tokenize"][0];
     let tokens = encoder.tokenize(case["text"].as_str().unwrap()).unwrap();
     assert_eq!(tokens, ids(&case["ids_add_special"]));
@@ -120,7 +123,11 @@ fn errors_name_the_option_and_the_model() {
     assert_eq!(error(builder().parallel(0)), "parallel: expected 1 to 65536, found 0");
     assert!(error(builder().ctx_size(1 << 30).parallel(64)).contains("are missing"));
     assert!(matches!(Model::load(&model("bert")).err(), Some(Error::Encoder { .. })));
-    assert!(Encoder::load(&path).err().unwrap().to_string().contains("no embeddings"));
+    let embedding = EmbeddingOptions { dimensions: Some(65), ..EmbeddingOptions::default() };
+    assert_eq!(
+        builder().embedding(embedding).load_encoder().err().unwrap().to_string(),
+        "dimensions: expected 1 to 64, found 65"
+    );
     assert!(matches!(Model::load("no-such-model").err(), Some(Error::UnknownModel { .. })));
 }
 

@@ -1,7 +1,5 @@
-//! Embeddings of texts, as OpenAI's and Ollama's clients ask for them. Models are encoders; vectors
-//! have length 1.
+//! Embeddings of texts, as the clients of OpenAI, llama-server and Ollama ask for them.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Extension;
@@ -9,17 +7,16 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use bodkin::Error as RuntimeError;
-use bodkin_engine::Error as EngineError;
+use bodkin::{Canceller, EmbeddingOptions, Encoder};
 use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
-use crate::generate::TokenCounter;
-use crate::models::{Kind, Lease, Turn};
+use crate::models::Lease;
 use crate::ollama;
 
 /// The most texts of a request.
@@ -32,9 +29,9 @@ enum Input {
 }
 
 /// The vectors of a request, and the tokens of all its texts.
-struct Embedded {
-    vectors: Vec<Vec<f32>>,
-    tokens: usize,
+pub(crate) struct Embedded {
+    pub(crate) vectors: Vec<Vec<f32>>,
+    pub(crate) tokens: usize,
 }
 
 /// OpenAI's form.
@@ -56,7 +53,9 @@ pub(crate) async fn openai(
         }
     };
     let id = lease.id().to_owned();
-    let Embedded { vectors, tokens } = embed(&app, caller, lease, inputs, dimensions).await?;
+    let ask =
+        |options: &mut EmbeddingOptions| options.dimensions = dimensions.or(options.dimensions);
+    let Embedded { vectors, tokens } = embed(&app, caller, lease, inputs, ask).await?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding: Value = match is_base64 {
             true => {
@@ -85,17 +84,21 @@ pub(crate) async fn llama(
     let lease = app.model(fields.string("model")?.as_deref()).await?;
     let name = if fields.has("input") { "input" } else { "content" };
     let inputs = inputs(&mut fields, name)?;
-    if fields.integer("embd_normalize", i64::MIN..=i64::MAX)?.is_some_and(|norm| norm != 2) {
-        let message = "embd_normalize: expected 2: vectors have length 1";
+    let norm = fields.integer("embd_normalize", -1..=2)?;
+    if norm.is_some_and(|norm| norm == 0 || norm == 1) {
+        let message = "embd_normalize: expected 2 for vectors of length 1, or -1";
         return Err(ApiError::field("embd_normalize", message));
     }
-    let embedded = embed(&app, caller, lease, inputs, None).await?;
+    let ask = |options: &mut EmbeddingOptions| {
+        options.normalize = norm.map_or(options.normalize, |norm| norm == 2);
+    };
+    let embedded = embed(&app, caller, lease, inputs, ask).await?;
     let vectors = embedded.vectors.iter().enumerate();
     let vectors = vectors.map(|(index, v)| json!({ "index": index, "embedding": [numbers(v)] }));
     Ok(Json(vectors.collect::<Value>()).into_response())
 }
 
-/// Ollama's form for several texts.
+/// Ollama's form for several texts. Long ones are cut unless `truncate` is false.
 pub(crate) async fn ollama(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
@@ -105,8 +108,13 @@ pub(crate) async fn ollama(
     let lease = ollama::model(&app, &mut fields).await?;
     let inputs = inputs(&mut fields, "input")?;
     let dimensions = fields.count("dimensions", 1)?;
+    let truncate = fields.boolean("truncate")?.unwrap_or(true);
     let (id, load) = (lease.id().to_owned(), lease.load_time);
-    let Embedded { vectors, tokens } = embed(&app, caller, lease, inputs, dimensions).await?;
+    let ask = |options: &mut EmbeddingOptions| {
+        options.dimensions = dimensions.or(options.dimensions);
+        options.truncate = truncate;
+    };
+    let Embedded { vectors, tokens } = embed(&app, caller, lease, inputs, ask).await?;
     Ok(Json(json!({
         "model": id,
         "embeddings": vectors.iter().map(|vector| numbers(vector)).collect::<Value>(),
@@ -117,7 +125,7 @@ pub(crate) async fn ollama(
     .into_response())
 }
 
-/// Ollama's older form for one text.
+/// Ollama's older form for one text, whose vector has any length.
 pub(crate) async fn ollama_one(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
@@ -125,7 +133,10 @@ pub(crate) async fn ollama_one(
 ) -> Result<Response> {
     let lease = ollama::model(&app, &mut fields).await?;
     let text = fields.string("prompt")?.unwrap_or_default();
-    let embedded = embed(&app, caller, lease, vec![Input::Text(text)], None).await?;
+    let ask = |options: &mut EmbeddingOptions| {
+        (options.normalize, options.truncate) = (false, true);
+    };
+    let embedded = embed(&app, caller, lease, vec![Input::Text(text)], ask).await?;
     let vector = embedded.vectors.first().map(|vector| numbers(vector));
     Ok(Json(json!({ "embedding": vector })).into_response())
 }
@@ -198,102 +209,93 @@ fn object(name: &str, map: Map<String, Value>) -> Result<Input> {
     Ok(Input::Text(text))
 }
 
-/// Embeds texts when it is the turn of the request. Its tokens count against the limits of its key,
-/// and a client that goes away ends it at the next step.
+/// Embeds texts for a caller.
 async fn embed(
     app: &SharedApp,
     caller: Caller,
     lease: Lease,
     inputs: Vec<Input>,
-    dimensions: Option<usize>,
+    ask: impl FnOnce(&mut EmbeddingOptions),
 ) -> Result<Embedded> {
-    let Kind::Encoder(queue) = &lease.kind else {
-        let message = format!("{} makes text and no embeddings", lease.id());
+    let encoder = lease.encoder()?;
+    if encoder.is_reranker() {
+        let message = format!("{} scores documents: see /v1/rerank", lease.id());
         return Err(ApiError::bad_request(message));
+    }
+    let mut options = encoder.options().clone();
+    ask(&mut options);
+    let tokenize = move |encoder: &Encoder| {
+        let texts = inputs.into_iter().map(|input| match input {
+            Input::Text(text) => encoder.tokenize(&text),
+            Input::Tokens(tokens) => Ok(tokens),
+        });
+        texts.collect()
     };
-    let turn = queue.turn().await?;
-    let counter = app.token_counter(caller);
-    let id = lease.id().to_owned();
-    // Dropped with this future when the client goes away.
-    let client = Arc::new(());
-    let gone = Arc::downgrade(&client);
-    let task = spawn_blocking(move || {
-        let _lease = lease;
-        compute(turn, inputs, dimensions, &counter, &|| gone.strong_count() == 0)
-    });
-    let embedded = task.await;
-    drop(client);
-    let embedded =
-        embedded.map_err(|_| ApiError::internal("computing the embeddings panicked"))??;
-    app.metrics.embedded(&id, embedded.tokens);
-    Ok(embedded)
+    compute(app, caller, lease, options, tokenize).await
 }
 
-/// Computes a request, or a part of it if `is_cancelled`.
-fn compute(
-    mut turn: Turn,
-    inputs: Vec<Input>,
-    dimensions: Option<usize>,
-    counter: &TokenCounter,
-    is_cancelled: &dyn Fn() -> bool,
+/// Embeds the texts that `tokenize` makes. Their tokens count against the limits of the caller's
+/// key, and a client that goes away ends the request at its next step.
+pub(crate) async fn compute(
+    app: &SharedApp,
+    caller: Caller,
+    lease: Lease,
+    options: EmbeddingOptions,
+    tokenize: impl FnOnce(&Encoder) -> bodkin::Result<Vec<Vec<u32>>> + Send + 'static,
 ) -> Result<Embedded> {
-    let texts = inputs.into_iter().map(|input| match input {
-        Input::Text(text) => Ok(turn.tokenize(&text)?),
-        Input::Tokens(tokens) => Ok(tokens),
+    let counter = app.token_counter(caller);
+    let task = spawn_blocking(move || {
+        let encoder = lease.encoder()?;
+        let texts = tokenize(encoder)?;
+        let (sender, vectors) = oneshot::channel();
+        let sink = collector(texts.len(), sender);
+        let submitted = encoder.submit_to(texts, &options, sink)?;
+        let request = Submitted { cancels: CancelOnDrop(submitted.canceller), vectors };
+        Ok::<_, ApiError>((lease, request, submitted.tokens))
     });
-    let texts = texts.collect::<Result<Vec<Vec<u32>>>>()?;
-    let tokens = texts.iter().map(Vec::len).sum();
+    let tokenized = task.await.map_err(|_| ApiError::internal("tokenizing the texts panicked"))?;
+    let (lease, request, tokens) = tokenized?;
     counter(tokens);
-    let progress = turn.progress();
-    progress.admit(tokens);
-    let ends = || {
-        let ends = is_cancelled();
-        if !ends {
-            progress.begin_step();
-        }
-        ends
-    };
-    let mut vectors = Vec::with_capacity(texts.len());
-    let computed = turn.embed_tokens_until(&texts, ends, |i, vector| {
-        progress.add_rows(texts[i].len());
-        vectors.push(vector.to_vec());
-    });
-    if let Err(RuntimeError::Engine { source, .. }) = &computed
-        && matches!(**source, EngineError::Backend(_))
-    {
-        progress.fail(source.to_string());
-    }
-    computed?;
-    if let Some(dimensions) = dimensions {
-        vectors.iter_mut().try_for_each(|vector| shorten(vector, dimensions))?;
-    }
+    let ended = |_| ApiError::internal("the model was unloaded");
+    let vectors = request.vectors.await.map_err(ended)??;
+    drop(request.cancels);
+    app.metrics.embedded(lease.id(), tokens);
     Ok(Embedded { vectors, tokens })
 }
 
-/// Cuts a vector to its first dimensions and scales it to length 1 again (Matryoshka).
-fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Result<()> {
-    if dimensions > vector.len() {
-        let most = vector.len();
-        let message = format!("dimensions: expected 1 to {most}, found {dimensions}");
-        return Err(ApiError::field("dimensions", message));
-    }
-    vector.truncate(dimensions);
-    let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
-    if length > 0.0 {
-        vector.iter_mut().for_each(|x| *x /= length);
-    }
-    Ok(())
+/// A queued request; dropping it ends it.
+struct Submitted {
+    cancels: CancelOnDrop,
+    vectors: oneshot::Receiver<bodkin::Result<Vec<Vec<f32>>>>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+struct CancelOnDrop(Canceller);
 
-    #[test]
-    fn shortened_vectors_have_length_one() {
-        let mut vector = vec![3.0, 4.0, 12.0];
-        shorten(&mut vector, 2).unwrap();
-        assert_eq!(vector, [0.6, 0.8]);
-        assert!(shorten(&mut vector, 3).is_err());
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// Collects the vectors of a request and sends all of them, or the first error.
+fn collector(
+    texts: usize,
+    sender: oneshot::Sender<bodkin::Result<Vec<Vec<f32>>>>,
+) -> impl FnMut(bodkin::Result<(usize, Vec<f32>)>) -> bool + Send {
+    let (mut vectors, mut left, mut sender) = (vec![Vec::new(); texts], texts, Some(sender));
+    move |vector| {
+        let all = match vector {
+            Ok((i, vector)) => {
+                vectors[i] = vector;
+                left -= 1;
+                if left > 0 {
+                    return sender.as_ref().is_some_and(|sender| !sender.is_closed());
+                }
+                Ok(std::mem::take(&mut vectors))
+            }
+            Err(error) => Err(error),
+        };
+        // The client may have gone.
+        sender.take().is_some_and(|sender| sender.send(all).is_ok())
     }
 }

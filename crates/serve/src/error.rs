@@ -126,6 +126,10 @@ impl From<RuntimeError> for ApiError {
         match error {
             RuntimeError::Request(error) => error.into(),
             RuntimeError::Engine { source, .. } => (*source).into(),
+            RuntimeError::Option { option: option @ "dimensions", .. } => {
+                ApiError::field(option, error.to_string())
+            }
+            RuntimeError::NoReranker { .. } => ApiError::bad_request(error.to_string()),
             RuntimeError::NoTemplate { .. } | RuntimeError::Encoder { .. } => {
                 ApiError::bad_request(error.to_string())
             }

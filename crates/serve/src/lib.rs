@@ -8,6 +8,7 @@ mod anthropic;
 mod app;
 mod auth;
 mod bodies;
+mod embedder;
 mod embeddings;
 mod error;
 mod experts;
@@ -22,6 +23,7 @@ mod openapi;
 mod options;
 mod origins;
 mod reasoning;
+mod rerank;
 mod router;
 mod sampling;
 mod server;
@@ -35,6 +37,7 @@ use std::time::Duration;
 use bodkin::{Reporter, Request};
 use tokio::sync::watch;
 
+pub use embedder::{Admitted, Embedder, Refusal};
 pub use options::{ModelSpec, ServerOptions, Tls};
 pub use server::Error;
 
@@ -88,6 +91,11 @@ impl Server {
     /// Whether it speaks HTTPS.
     pub fn has_tls(&self) -> bool {
         self.listener.has_tls()
+    }
+
+    /// Its models, for other protocols.
+    pub fn embedder(&self) -> Embedder {
+        Embedder::new(&self.app, self.stop.1.clone())
     }
 
     /// What stops it.

@@ -2,7 +2,6 @@
 //! another one needs their memory, and loaded again after a failure.
 
 mod backoff;
-mod encoder_queue;
 mod entry;
 
 use std::sync::Arc;
@@ -17,10 +16,8 @@ use crate::experts::ExpertSample;
 use crate::options::{ModelSpec, ServerOptions};
 use crate::sampling::{self, Defaults};
 
-pub(crate) use encoder_queue::Turn;
 pub(crate) use entry::{Details, Entry, Kind, Lease, Loaded, Measured};
 
-use encoder_queue::EncoderQueue;
 use entry::State;
 
 /// How long metrics wait for the answer of an engine about its experts.
@@ -30,6 +27,8 @@ const EXPERTS_TIMEOUT: Duration = Duration::from_millis(100);
 pub(crate) struct ModelPool {
     entries: Vec<Arc<Entry>>,
     load: Options,
+    /// Whether models that were made for text embed texts instead.
+    embeds: bool,
     defaults: Map<String, Value>,
     memory_bytes: Option<u64>,
     step_timeout: Duration,
@@ -46,6 +45,7 @@ impl ModelPool {
         ModelPool {
             entries: options.models.iter().map(entry).collect(),
             load: options.load.clone(),
+            embeds: options.embeds,
             defaults: options.defaults.clone(),
             memory_bytes: options.memory_bytes,
             step_timeout: options.step_timeout,
@@ -152,8 +152,8 @@ impl ModelPool {
             let (source, mut options) = (entry.spec.source.clone(), self.load.clone());
             let used: u64 = self.entries.iter().filter_map(|e| Some(e.loaded()?.bytes)).sum();
             options.memory_bytes = self.memory_bytes.map(|bytes| bytes.saturating_sub(used));
-            let reporter = self.reporter.clone();
-            let task = spawn_blocking(move || load(&source, &options, &reporter));
+            let (embeds, reporter) = (self.embeds, self.reporter.clone());
+            let task = spawn_blocking(move || load(&source, &options, embeds, &reporter));
             let result =
                 task.await.map_err(|_| ApiError::internal("loading the model panicked"))?;
             let is_too_large = matches!(result, Err(RuntimeError::OutOfMemory { .. }));
@@ -227,7 +227,13 @@ async fn free(state: State) {
     let _ = spawn_blocking(move || drop(state)).await;
 }
 
-fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<Loaded> {
+/// Loads a model: one that was made for text also `embeds` instead, if it is to.
+fn load(
+    source: &str,
+    options: &Options,
+    embeds: bool,
+    reporter: &Reporter,
+) -> bodkin::Result<Loaded> {
     let started = Instant::now();
     let file = ModelFile::find(source, reporter)?;
     let mapped = Arc::clone(&file.file);
@@ -240,10 +246,11 @@ fn load(source: &str, options: &Options, reporter: &Reporter) -> bodkin::Result<
         is_on_gpu: false,
     };
     let mut defaults = Defaults::default();
-    let (kind, bytes) = if file.plan.is_encoder() {
+    let (kind, bytes) = if embeds || file.is_embedder() {
         let encoder = Encoder::open(file, options)?;
+        details.context = encoder.context();
         let bytes = encoder.bytes();
-        (Kind::Encoder(EncoderQueue::new(encoder, options.queue)), bytes)
+        (Kind::Encoder(Box::new(encoder)), bytes)
     } else {
         let model = Model::open(file, options)?;
         details.context = model.context();

@@ -55,6 +55,9 @@ const ALIASES: &[(&str, &str)] = &[
     ("/responses/input_tokens", "/v1/responses/input_tokens"),
     ("/completions", "/completion"),
     ("/embeddings", "/embedding"),
+    ("/rerank", "/v1/rerank"),
+    ("/reranking", "/v1/rerank"),
+    ("/v1/reranking", "/v1/rerank"),
 ];
 
 /// The GET operations: their paths, what they return, and its formats.
@@ -82,8 +85,9 @@ const POSTS: &[Post] = &[
     ("/v1/responses", "Answer an input (OpenAI)", &["input"], SSE, responses),
     ("/v1/chat/completions/input_tokens", "Count tokens", &["messages"], "", template),
     ("/v1/responses/input_tokens", "Count tokens (OpenAI)", &["input"], "", responses_input),
-    ("/v1/embeddings", "Embed texts with an encoder (OpenAI)", &["input"], "", embeddings),
-    ("/embedding", "Embed texts with an encoder (llama-server)", &[], "", llama_embeddings),
+    ("/v1/embeddings", "Embed texts (OpenAI)", &["input"], "", embeddings),
+    ("/embedding", "Embed texts (llama-server)", &[], "", llama_embeddings),
+    ("/v1/rerank", "Score documents (Jina)", &["query", "documents"], "", rerank),
     ("/completion", "Continue a prompt (llama-server)", &["prompt"], SSE, completion),
     ("/tokenize", "Token ids of a text (llama-server)", &[], "", tokenize),
     ("/detokenize", "The text of token ids (llama-server)", &[], "", detokenize),
@@ -103,8 +107,14 @@ const POSTS: &[Post] = &[
     ),
     ("/api/generate", "Answer a prompt (Ollama)", &[], LINES, ollama_generate),
     ("/api/chat", "Answer a conversation (Ollama)", &[], LINES, ollama_chat),
-    ("/api/embed", "Embed texts with an encoder (Ollama)", &["input"], "", ollama_embed),
-    ("/api/embeddings", "Embed a text with an encoder (Ollama)", &["prompt"], "", ollama_embed_one),
+    ("/api/embed", "Embed texts (Ollama)", &["input"], "", ollama_embed),
+    (
+        "/api/embeddings",
+        "Embed a text, with a vector of any length (Ollama)",
+        &["prompt"],
+        "",
+        ollama_embed_one,
+    ),
     (
         "/api/pull",
         "Fetch a model of the server (Ollama)",
@@ -193,12 +203,22 @@ fn embeddings() -> Value {
 }
 
 fn llama_embeddings() -> Value {
-    json!({ "input": input(), "content": input(), "embd_normalize": integer(2, 2) })
+    json!({ "input": input(), "content": input(), "embd_normalize": integer(-1, 2) })
+}
+
+fn rerank() -> Value {
+    json!({
+        "query": text(),
+        "documents": { "type": "array", "minItems": 1, "items": { "type": "string" } },
+        "top_n": integer(0, TOKENS),
+        "return_documents": boolean(),
+    })
 }
 
 fn ollama_embed() -> Value {
     json!({
         "input": input(),
+        "truncate": boolean(),
         "dimensions": integer(1, TOKENS),
         "name": text(),
         "keep_alive": keep_alive(),

@@ -36,6 +36,8 @@ pub struct ServerOptions {
     pub models: Vec<ModelSpec>,
     /// How each of them is loaded.
     pub load: Options,
+    /// Models that were made for text embed texts instead.
+    pub embeds: bool,
     /// Fields that requests without them have, such as `temperature` and `max_tokens`.
     pub defaults: Map<String, Value>,
     /// How long a model stays loaded without requests; none for ever.
@@ -70,6 +72,7 @@ impl Default for ServerOptions {
             port: 8080,
             models: Vec::new(),
             load: Options::default(),
+            embeds: false,
             defaults: Map::new(),
             keep_alive: None,
             memory_bytes: None,

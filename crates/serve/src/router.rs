@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::app::{SharedApp, authorize, observe};
 use crate::error::{ApiError, write_error};
 use crate::fields::Json;
-use crate::{anthropic, embeddings, llama, ollama, openai, origins};
+use crate::{anthropic, embeddings, llama, ollama, openai, origins, rerank};
 
 /// All routes.
 pub(crate) fn router(app: SharedApp) -> Router {
@@ -56,6 +56,10 @@ fn openai_routes() -> Router<SharedApp> {
         .route("/v1/embeddings", post(embeddings::openai))
         .route("/embeddings", post(embeddings::llama))
         .route("/embedding", post(embeddings::llama))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/rerank", post(rerank::create))
+        .route("/v1/reranking", post(rerank::create))
+        .route("/reranking", post(rerank::create))
         .route("/completion", post(llama::completion))
         .route("/completions", post(llama::completion))
         .route("/tokenize", post(llama::tokenize))

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "flight")]
 mod arrow;
+mod options;
 mod output;
 mod rows;
 
@@ -15,13 +16,14 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use indicatif::ProgressBar;
 
-use bodkin::{Encoder, ModelFile};
-use bodkin_engine::Tokenizer;
+use bodkin::{Encoder, Options};
 
 use crate::arguments::{Machine, TokenizerArgs, find};
 use crate::interrupt::{self, Interrupted};
 use crate::progress::style;
 use crate::store::StoreArgs;
+use crate::text::count;
+use options::EmbeddingArgs;
 use output::{JsonLines, Npy, Output, Target};
 use rows::{Format, Row, Rows, Sources};
 
@@ -33,11 +35,12 @@ const WINDOW_ROWS: usize = 1024;
 const WINDOW_BYTES: usize = 4 << 20;
 
 const AFTER: &str = "\
-Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. The vector has
-length 1; N includes the special tokens at the start and the end. Texts share batches of up to
---batch-size tokens; texts are never truncated. Texts of --file come after those of the command
-line. A .txt file has one text per line; rows of .jsonl, .csv and .parquet files have a text in the
-column --column names, and their other columns are passed on, with `text` before them.
+Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. N includes the
+special tokens at the start and the end. An encoder such as BERT and any model that generates text
+embed; the latter with the mean of its last hidden states, unless its file or --pooling says
+otherwise. Texts share batches of up to --batch-size tokens. Texts of --file come after those of
+the command line. A .txt file has one text per line; rows of .jsonl, .csv and .parquet files have a
+text in the column --column names, and their other columns are passed on, with `text` before them.
 
 --out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts.
 Arrow is a stream of record batches with the columns id, vector, text and those of the caller; ids
@@ -99,41 +102,44 @@ pub(crate) struct Args {
     #[cfg_attr(not(feature = "flight"), expect(dead_code, reason = "it tells how to get Flight"))]
     put_rows: usize,
     #[command(flatten)]
+    embedding: EmbeddingArgs,
+    #[command(flatten)]
     tokenizer: TokenizerArgs,
     #[command(flatten)]
     machine: Machine,
 }
 
-pub(crate) fn run(mut args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let file = find(&args.model)?;
-    let files = std::mem::take(&mut args.file);
-    let texts = std::mem::take(&mut args.text);
-    let target = Target::new(args.out.as_deref(), &files)?;
-    let is_from_stdin = texts.is_empty() && files.is_empty();
-    let rows = Rows::new(Sources {
-        texts: texts,
-        files: if is_from_stdin { vec![PathBuf::from("-")] } else { files },
-        whole: args.whole,
-        format: args.input,
-        column: args.column.clone(),
-    })?;
-    let mut texts = Texts::new(&args, file)?;
+    let target = Target::new(args.out.as_deref(), &args.file)?;
+    let rows = Rows::new(sources(&args))?;
+    let options = Options {
+        embedding: args.embedding.options(),
+        assume_pre: args.tokenizer.assume_pre().map(str::to_owned),
+        ..args.machine.options()
+    };
+    let name = file.name.clone();
+    let encoder = Encoder::open(file, &options)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let mut output = open(&args, target, texts.dimension, &stop)?;
+    let output = open(&args, target, encoder.width(), &stop)?;
     let ended = Arc::clone(&stop);
     let _catch = interrupt::catch(move || ended.store(true, Relaxed));
+    let mut run = Run { encoder, name, output, stop, truncated: 0 };
     let result = match args.tokens.is_empty() {
-        true => embed_rows(&mut texts, rows, output.as_mut(), &stop),
+        true => run.all(rows),
         false => {
             let row = Row { text: String::new(), columns: None };
-            let tokens = vec![args.tokens.clone()];
-            texts.embed(&[(0, row)], &tokens, output.as_mut(), &stop)
+            run.window(&[(0, row)], vec![args.tokens.clone()])
         }
     };
-    let is_done = result.is_ok() && !stop.load(Relaxed);
+    let is_done = result.is_ok() && !run.stop.load(Relaxed);
+    if run.truncated > 0 {
+        let texts = count(run.truncated, "text");
+        eprintln!("{texts} cut to {} tokens", run.encoder.context());
+    }
     let note = match is_done {
-        true => output.finish()?,
-        false => output.stop(),
+        true => run.output.finish()?,
+        false => run.output.stop(),
     };
     if let Some(note) = note {
         eprintln!("{note}");
@@ -142,6 +148,17 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
     match is_done {
         true => Ok(()),
         false => Err(Interrupted.into()),
+    }
+}
+
+fn sources(args: &Args) -> Sources {
+    let is_from_stdin = args.text.is_empty() && args.file.is_empty();
+    Sources {
+        texts: args.text.clone(),
+        files: if is_from_stdin { vec![PathBuf::from("-")] } else { args.file.clone() },
+        whole: args.whole,
+        format: args.input,
+        column: args.column.clone(),
     }
 }
 
@@ -179,97 +196,72 @@ fn open(
     })
 }
 
-/// The model, and how its texts become tokens.
-struct Texts {
+/// A run of the command.
+struct Run {
     encoder: Encoder,
-    tokenizer: Option<Arc<Tokenizer>>,
+    /// Of the model.
     name: String,
-    /// The most tokens of a text, and what says so.
-    limit: usize,
-    limited_by: &'static str,
-    dimension: usize,
+    output: Box<dyn Output>,
+    /// Set by Ctrl-C.
+    stop: Arc<AtomicBool>,
+    /// Texts that were cut.
+    truncated: usize,
 }
 
-impl Texts {
-    fn new(args: &Args, file: ModelFile) -> Result<Texts> {
-        let longest = bodkin_engine::longest_text(&file.plan).unwrap_or(usize::MAX);
-        let context = args.machine.context()?.filter(|context| *context < longest);
-        let tokenizer = match args.tokens.is_empty() {
-            true => Some(args.tokenizer.open(&file.file)?),
-            false => None,
-        };
-        let (name, dimension) = (file.name.clone(), file.plan.output_width());
-        let encoder = Encoder::open(file, &args.machine.options())?;
-        let limited_by = if context.is_some() { "--ctx-size allows" } else { "the model takes" };
-        let limit = context.unwrap_or(longest);
-        Ok(Texts { encoder, tokenizer, name, limit, limited_by, dimension })
-    }
-
-    fn tokenize(&self, window: &[(u64, Row)]) -> Result<Vec<Vec<u32>>> {
-        let Some(tokenizer) = &self.tokenizer else { return Ok(Vec::new()) };
-        window.iter().map(|(_, row)| Ok(tokenizer.try_encode(&row.text, true, false)?)).collect()
-    }
-
-    /// Passes the vector of each row on.
-    fn embed(
-        &mut self,
-        window: &[(u64, Row)],
-        tokens: &[Vec<u32>],
-        output: &mut dyn Output,
-        stop: &AtomicBool,
-    ) -> Result<()> {
-        for ((number, _), tokens) in window.iter().zip(tokens) {
-            let (name, text, tokens) = (&self.name, number + 1, tokens.len());
-            let (limited_by, limit) = (self.limited_by, self.limit);
-            ensure!(
-                tokens <= limit,
-                "{name}: text {text} has {tokens} tokens, {limited_by} {limit}"
-            );
-        }
-        let written = std::cell::RefCell::new(Ok(()));
-        let is_over = || stop.load(Relaxed) || written.borrow().is_err();
-        self.encoder.embed_tokens_until(tokens, is_over, |i, vector| {
-            let (number, row) = &window[i];
-            if written.borrow().is_ok() {
-                let result = output.push(*number, row, tokens[i].len(), vector);
-                *written.borrow_mut() = result;
+impl Run {
+    /// Embeds all rows, a window at a time.
+    fn all(&mut self, mut rows: Rows) -> Result<()> {
+        let bar = bar();
+        let mut number = 0;
+        loop {
+            let (mut window, mut tokens, mut bytes) = (Vec::new(), Vec::new(), 0);
+            while window.len() < WINDOW_ROWS && bytes < WINDOW_BYTES && !self.stop.load(Relaxed) {
+                let Some(row) = rows.next() else { break };
+                let row = row?;
+                if !self.output.has(number, &row)? {
+                    bytes += row.text.len();
+                    tokens.push(self.tokenize(number, &row.text)?);
+                    window.push((number, row));
+                }
+                number += 1;
             }
-        })?;
-        written.into_inner()?;
-        output.flush()
-    }
-}
-
-/// Embeds all rows, a window at a time.
-fn embed_rows(
-    texts: &mut Texts,
-    mut rows: Rows,
-    output: &mut dyn Output,
-    stop: &AtomicBool,
-) -> Result<()> {
-    let bar = bar();
-    let mut number = 0;
-    loop {
-        let (mut window, mut bytes) = (Vec::new(), 0);
-        while window.len() < WINDOW_ROWS && bytes < WINDOW_BYTES && !stop.load(Relaxed) {
-            let Some(row) = rows.next() else { break };
-            let row = row?;
-            if !output.has(number, &row)? {
-                bytes += row.text.len();
-                window.push((number, row));
+            if window.is_empty() {
+                break;
             }
-            number += 1;
+            self.window(&window, tokens)?;
+            bar.set_position(number);
         }
-        if window.is_empty() {
-            break;
-        }
-        let tokens = texts.tokenize(&window)?;
-        texts.embed(&window, &tokens, output, stop)?;
-        bar.set_position(number);
+        bar.finish_and_clear();
+        ensure!(number > 0 || self.stop.load(Relaxed), "expected a text, found none");
+        Ok(())
     }
-    bar.finish_and_clear();
-    ensure!(number > 0 || stop.load(Relaxed), "expected a text, found none");
-    Ok(())
+
+    fn tokenize(&self, number: u64, text: &str) -> Result<Vec<u32>> {
+        let tokens = self.encoder.tokenize(text)?;
+        let (limit, found) = (self.encoder.context(), tokens.len());
+        ensure!(
+            found <= limit || self.encoder.options().truncate,
+            "{}: text {} has {found} tokens, the model takes {limit}",
+            self.name,
+            number + 1
+        );
+        Ok(tokens)
+    }
+
+    /// Passes the vectors of rows on.
+    fn window(&mut self, window: &[(u64, Row)], tokens: Vec<Vec<u32>>) -> Result<()> {
+        let context = self.encoder.context();
+        let counts: Vec<usize> = tokens.iter().map(|text| text.len().min(context)).collect();
+        let embeddings = self.encoder.submit(tokens)?;
+        self.truncated += embeddings.truncated();
+        for ((vector, (number, row)), tokens) in embeddings.zip(window).zip(counts) {
+            if self.stop.load(Relaxed) {
+                break;
+            }
+            self.output.push(*number, row, tokens, &vector?)?;
+        }
+        self.output.flush()
+    }
 }
 
 /// The rows so far, on a terminal.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use bodkin::Pooling;
 use bodkin_serve::{ModelSpec, Server, ServerOptions, Tls};
 use serde_json::Value;
 
@@ -32,6 +33,13 @@ pub(crate) struct Args {
     /// chat_template_kwargs={"enable_thinking":false}; may be given several times
     #[arg(long, value_name = "FIELD=VALUE", value_parser = default_field)]
     default: Vec<(String, Value)>,
+    /// Embed texts with models that were made to generate text, too
+    #[arg(long, alias = "embeddings")]
+    embedding: bool,
+    /// Pooling of embeddings: mean, cls, last or rank, as --embedding [default: the model's, or
+    /// mean]
+    #[arg(long, value_name = "KIND")]
+    pooling: Option<Pooling>,
     /// Chat template to use instead of the model's own
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
@@ -105,6 +113,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     (load.cache_dir, load.cache_dir_bytes) = (args.cache_dir, args.cache_dir_size);
     let template = args.chat_template_file.as_deref();
     load.chat_template = template.map(|path| text::read(path, "the chat template")).transpose()?;
+    load.embedding.pooling = args.pooling;
     if args.mock {
         load.device = "mock".to_owned();
     }
@@ -119,6 +128,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             port: args.port,
             models,
             load,
+            embeds: args.embedding || args.pooling.is_some(),
             defaults: args.default.into_iter().collect(),
             keep_alive: args.keep_alive,
             memory_bytes: args.memory,

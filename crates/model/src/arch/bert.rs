@@ -42,5 +42,5 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         let h = b.add(h, x);
         x = b.layer_norm(h, "layer_output_norm", eps)?;
     }
-    Ok(g.pool(x, m.pooling()?))
+    g.embedding(x, m.pooling()?)
 }

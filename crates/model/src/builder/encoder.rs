@@ -1,8 +1,9 @@
-//! The components of encoders only: position and token type embeddings, and pooling.
+//! The components of encoders only: position and token type embeddings, classifiers, and pooling.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::Value;
-use crate::op::{EmbedBy, Op, PoolKind};
+use crate::op::{EmbedBy, Op};
+use crate::pooling::Pooling;
 
 use super::Builder;
 
@@ -20,9 +21,32 @@ impl Builder<'_> {
         Ok(self.push(Op::Embed { table, by: EmbedBy::First }, width))
     }
 
-    /// One row for each sequence.
-    pub fn pool(&mut self, input: Value, kind: PoolKind) -> Value {
+    /// The embedding of each sequence, or the scores of its classifier.
+    pub fn embedding(&mut self, input: Value, pooling: Pooling) -> Result<Value> {
+        let input = match pooling {
+            Pooling::Rank => self.classifier(input)?,
+            _ => input,
+        };
         let width = self.width(input);
-        self.push(Op::Pool { input, kind }, width)
+        Ok(self.push(Op::Pool { input, kind: pooling.kind() }, width))
+    }
+
+    /// A classifier: `cls` with a tanh, `cls.output`, or both. Each row is classified although one
+    /// of a sequence is pooled, so that pooling stays the last operation: a matmul of the model's
+    /// width beside the dozen of each layer.
+    fn classifier(&mut self, mut x: Value) -> Result<Value> {
+        self.prefix.clear();
+        self.layer = None;
+        let (first, last) = (self.rows("cls"), self.rows("cls.output"));
+        if let Some(rows) = first {
+            x = self.linear(x, "cls", rows)?;
+            // With a cap of 1, this is the tanh.
+            x = self.softcap(x, Some(1.0));
+        }
+        match (first, last) {
+            (_, Some(rows)) => self.linear(x, "cls.output", rows),
+            (Some(_), None) => Ok(x),
+            (None, None) => Err(Error::MissingTensor("cls.output.weight".to_owned())),
+        }
     }
 }

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bodkin::{Model, Request};
+use bodkin::{Encoder, Model, Request};
 use bodkin_backend::ExpertStats;
 use bodkin_engine::Stats;
 use bodkin_gguf::File;
 
 use super::backoff::Backoff;
-use super::encoder_queue::EncoderQueue;
 use crate::error::{ApiError, Result};
 use crate::experts::ExpertSample;
 use crate::fields::Fields;
@@ -74,7 +73,7 @@ pub(crate) struct Loaded {
 /// What a model computes.
 pub(crate) enum Kind {
     Text(Box<Model>),
-    Encoder(EncoderQueue),
+    Encoder(Box<Encoder>),
 }
 
 /// Facts of a model's file.
@@ -126,8 +125,22 @@ impl Lease {
         match &self.kind {
             Kind::Text(model) => Ok(model),
             Kind::Encoder(_) => {
-                let message =
-                    format!("{} is an encoder: it makes embeddings and no text", self.id());
+                let message = format!("{} makes embeddings and no text", self.id());
+                Err(ApiError::bad_request(message))
+            }
+        }
+    }
+
+    /// The model, if it embeds texts.
+    pub(crate) fn encoder(&self) -> Result<&Encoder> {
+        match &self.kind {
+            Kind::Encoder(encoder) => Ok(encoder),
+            Kind::Text(_) => {
+                let message = format!(
+                    "{} makes text and no embeddings; a server that is started with --embedding \
+                     makes them",
+                    self.id()
+                );
                 Err(ApiError::bad_request(message))
             }
         }
@@ -377,15 +390,15 @@ impl Loaded {
         }
         match &self.kind {
             Kind::Text(model) => model.engine().failed().map(str::to_owned),
-            Kind::Encoder(queue) => queue.failure(),
+            Kind::Encoder(encoder) => encoder.failed().map(str::to_owned),
         }
     }
 
-    /// The state of the engine, or of an encoder's queue.
+    /// The state of the queue, and totals.
     pub(crate) fn stats(&self) -> Stats {
         match &self.kind {
             Kind::Text(model) => model.engine().stats(),
-            Kind::Encoder(queue) => queue.stats(),
+            Kind::Encoder(encoder) => encoder.stats(),
         }
     }
 

@@ -1,0 +1,37 @@
+//! The flags that say how texts are embedded.
+
+use bodkin::{EmbeddingOptions, Pooling};
+
+/// How texts are embedded.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct EmbeddingArgs {
+    /// Pooling: mean, cls, last, or rank for the scores of a reranker [default: the model's, or
+    /// mean]
+    #[arg(long, value_name = "KIND")]
+    pooling: Option<Pooling>,
+    /// Leave vectors at the length that the model gives them
+    #[arg(long)]
+    no_normalize: bool,
+    /// Cut vectors to their first N dimensions, then normalize (Matryoshka)
+    #[arg(long, value_name = "N")]
+    dimensions: Option<usize>,
+    /// Put TEXT before each text, such as "search_document: "
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    prefix: String,
+    /// Cut texts that are longer than the context, instead of refusing them
+    #[arg(long)]
+    truncate: bool,
+}
+
+impl EmbeddingArgs {
+    /// The same as options of the runtime.
+    pub(crate) fn options(&self) -> EmbeddingOptions {
+        EmbeddingOptions {
+            pooling: self.pooling,
+            normalize: !self.no_normalize,
+            dimensions: self.dimensions,
+            prefix: self.prefix.clone(),
+            truncate: self.truncate,
+        }
+    }
+}
