@@ -55,6 +55,8 @@ enum Command {
     Quantize(cmd::quantize::Args),
     /// Compute embeddings of texts
     Embed(Box<cmd::embed::Args>),
+    /// Search a vector store for the texts nearest to a question
+    Search(Box<cmd::search::Args>),
     /// Convert text to token ids
     Tokenize(cmd::tokenize::Args),
     /// Convert token ids to text
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Command::Prune(args) => cmd::prune::run(*args),
         Command::Quantize(args) => cmd::quantize::run(args),
         Command::Embed(args) => cmd::embed::run(*args),
+        Command::Search(args) => cmd::search::run(*args),
         Command::Tokenize(args) => cmd::tokenize::run(args),
         Command::Detokenize(args) => cmd::detokenize::run(args),
         Command::Logits(args) => cmd::logits::run(args),

@@ -347,7 +347,7 @@ impl FlightService for Flight {
 }
 
 /// Ends a stream after its first error.
-fn until_error<T>(
+fn until_error<T: Send + Sync>(
     answers: impl Stream<Item = std::result::Result<T, Status>> + Send,
 ) -> impl Stream<Item = std::result::Result<T, Status>> + Send {
     let mut failed = false;

@@ -23,7 +23,7 @@ use crate::interrupt::{self, Interrupted};
 use crate::progress::style;
 use crate::store::StoreArgs;
 use crate::text::count;
-use options::EmbeddingArgs;
+pub(crate) use options::EmbeddingArgs;
 use output::{JsonLines, Npy, Output, Target};
 use rows::{Format, Row, Rows, Sources};
 

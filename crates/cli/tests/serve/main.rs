@@ -9,5 +9,6 @@ mod embeddings;
 mod faults;
 mod models;
 mod openapi;
+mod python;
 mod server;
 mod streams;

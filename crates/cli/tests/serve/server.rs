@@ -140,6 +140,13 @@ impl Server {
         }
     }
 
+    /// The next line that the server prints.
+    pub(crate) fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stderr.read_line(&mut line).unwrap();
+        line
+    }
+
     /// What the server has printed since it listens; waits for its end.
     pub(crate) fn rest_of_stderr(&mut self) -> String {
         let mut text = String::new();
