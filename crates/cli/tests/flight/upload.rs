@@ -1,7 +1,7 @@
 //! Sentences become rows of a store: all of them, each once, with the same bits, whoever dies.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -106,8 +106,8 @@ fn ctrl_c_tells_how_many_rows_have_landed() {
     let upload = Upload::new(&store, SENTENCES);
     let child = upload.place.bodkin(&upload.words()).stderr(Stdio::piped()).spawn().unwrap();
     store.next_put();
-    let process = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
+    let signal = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(signal.success());
     let output = child.wait_with_output().unwrap();
     let told = stderr(&output);
     assert_eq!(output.status.code(), Some(130), "{told}");
