@@ -12,7 +12,7 @@ use arrow_array::{Array, Int64Array, RecordBatch, StringArray, UInt64Array};
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
-use arrow_flight::{Action, FlightClient, FlightDescriptor, PutResult, Ticket};
+use arrow_flight::{Action, FlightClient, FlightDescriptor, FlightInfo, PutResult, Ticket};
 use arrow_schema::SchemaRef;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
@@ -112,8 +112,8 @@ pub(crate) struct Store {
 pub(crate) struct Readiness {
     /// Nothing that was accepted waits any more.
     pub(crate) is_ready: bool,
-    /// Rows that a search can find.
-    pub(crate) rows: u64,
+    /// Rows that a search can find: the index grows after rows have landed.
+    pub(crate) indexed: u64,
 }
 
 /// A hash of the text of each row, by id.
@@ -162,9 +162,42 @@ impl Store {
             "NOT_FOUND" => Ok(None),
             status => Ok(Some(Readiness {
                 is_ready: status == "READY",
-                rows: answer["index_len"].as_u64().unwrap_or(0),
+                indexed: answer["index_len"].as_u64().unwrap_or(0),
             })),
         }
+    }
+
+    /// Rows of a dataset that have landed; the store answers only whether there are more than so
+    /// many. Zero if there is no such dataset.
+    pub(crate) async fn rows(&self, dataset: &str) -> Result<u64> {
+        let mut most = 1;
+        while self.has_more_than(dataset, most).await? {
+            most *= 2;
+        }
+        let (mut low, mut high) = (0, most);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.has_more_than(dataset, middle).await? {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    async fn has_more_than(&self, dataset: &str, rows: u64) -> Result<bool> {
+        let filters = json!([
+            { "field": "name", "operator": "contains", "value": dataset },
+            { "field": "rows", "operator": ">", "value": rows.to_string() },
+        ]);
+        let criteria = json!({ "filters": filters }).to_string();
+        let mut client = self.meta.client()?;
+        let answer = async move { client.list_flights(criteria).await?.try_collect().await };
+        let found: Vec<FlightInfo> = self.meta.within(CALL_TIME, "ListFlights", answer).await?;
+        Ok(found.iter().any(|info| {
+            let path = info.flight_descriptor.as_ref().map(|found| found.path.as_slice());
+            path.is_some_and(|path| path.first().is_some_and(|name| name == dataset))
+        }))
     }
 
     /// The first result of an action.

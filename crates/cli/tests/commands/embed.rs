@@ -163,14 +163,9 @@ fn interrupted_output_goes_on() {
         let mut torn = whole[..whole.len() / 2 + 3].to_vec();
         if kind == "npy" {
             // The number of rows is written at the end.
-            let text = String::from_utf8_lossy(&torn[..128]).replace("(2500,", "(0,   ");
-            let text = text.replace("(0,    ", "(0, ").into_bytes();
-            let header = torn[..10].to_vec();
-            torn[10..127].fill(b' ');
-            let shape = String::from_utf8_lossy(&text).into_owned();
-            let shape = shape[shape.find('{').unwrap()..=shape.find('}').unwrap()].to_owned();
-            torn[10..10 + shape.len()].copy_from_slice(shape.as_bytes());
-            torn[..10].copy_from_slice(&header);
+            let header = String::from_utf8(whole[10..127].to_vec()).unwrap();
+            let header = format!("{:<117}", header.trim_end().replace("(2500,", "(0,"));
+            torn[10..127].copy_from_slice(header.as_bytes());
         }
         std::fs::write(place.path("out.partial"), torn).unwrap();
         let resumed = [&embed[..], &["out", "--resume"]].concat();

@@ -91,9 +91,6 @@ class Store:
             half = batches[0].slice(0, batches[0].num_rows // 2)
             self.persist(name, [half])
             os._exit(9)
-        if self.options.discard:
-            dataset.rows += rows
-            return
         if batches:
             self.persist(name, batches)
         with self.lock:
@@ -110,13 +107,22 @@ class Store:
                         dataset.landed.append(batch)
                         dataset.rows += batch.num_rows
 
+    def listed(self, name, dataset, item):
+        """As Longbow: other operators on names match everything."""
+        if item["field"] == "name":
+            return item["operator"] != "contains" or item["value"] in name
+        operators = {">": dataset.rows.__gt__, "<=": dataset.rows.__le__,
+                     "==": dataset.rows.__eq__}
+        return operators[item["operator"]](int(item["value"]))
+
     def readiness(self, name):
         with self.lock:
             if name not in self.datasets:
                 return {"status": "NOT_FOUND", "reason": "dataset not found"}
             dataset = self.datasets[name]
+            # The index is behind, also when nothing waits.
             status = "BUSY" if dataset.waiting else "READY"
-            return {"status": status, "index_len": dataset.rows}
+            return {"status": status, "index_len": dataset.rows // 2}
 
     def get(self, ticket):
         asked = json.loads(ticket) if ticket.startswith("{") else {"name": ticket}
@@ -195,7 +201,10 @@ class Port(flight.FlightServerBase):
     def list_flights(self, context, criteria):
         if not self.is_meta:
             raise NotImplementedError("use MetaServer")
-        for name in self.store.datasets:
+        filters = json.loads(criteria or b"{}").get("filters", [])
+        for name, dataset in list(self.store.datasets.items()):
+            if not all(self.store.listed(name, dataset, item) for item in filters):
+                continue
             descriptor = flight.FlightDescriptor.for_path(name)
             yield flight.FlightInfo(pyarrow.schema([]), descriptor, [], -1, -1)
 
@@ -216,7 +225,6 @@ def main():
     parser.add_argument("--land-ms", type=float, default=20)
     parser.add_argument("--slow-down", type=int, default=0)
     parser.add_argument("--die-after", type=int, default=0)
-    parser.add_argument("--discard", action="store_true")
     parser.add_argument("--api-key")
     store = Store(parser.parse_args())
     data = Port(store, store.options.data_port, False)

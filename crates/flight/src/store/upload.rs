@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
-use super::{Address, Readiness, Store, Texts, hash, ids, with_id};
+use super::{Address, Store, Texts, hash, ids, with_id};
 use crate::batch::{BatchBuilder, Id, Row, dimension_of, id_of, vector_at};
 use crate::error::{Error, Result};
 
@@ -54,8 +54,8 @@ pub struct Upload {
     acknowledged: Arc<AtomicU64>,
     /// Rows that the dataset had before.
     present: Texts,
-    /// Of the index, before.
-    indexed: u64,
+    /// All rows of the dataset, before.
+    rows_before: u64,
     skipped: u64,
     pushed: u64,
     /// Rows to read back: the first, the second, the fourth and so on, and the last.
@@ -73,6 +73,10 @@ pub struct Landed {
     pub skipped: u64,
     /// Rows that were read back and had the same bits.
     pub compared: usize,
+    /// Rows of the dataset that a search can find so far.
+    pub indexed: u64,
+    /// Rows of the dataset.
+    pub rows: u64,
 }
 
 impl Upload {
@@ -84,15 +88,15 @@ impl Upload {
     pub fn begin(options: UploadOptions, dimension: usize) -> Result<Upload> {
         let runtime = runtime()?;
         let dataset = options.dataset.as_str();
-        let (indexed, present) = runtime.block_on(async {
+        let (rows_before, present) = runtime.block_on(async {
             let store = Store::connect(&options.address).await?;
-            let Some(Readiness { rows, .. }) = store.readiness(dataset).await? else {
+            if store.readiness(dataset).await?.is_none() {
                 return Ok((0, Texts::new()));
-            };
+            }
             let wrong =
                 |reason| Error::Store { address: options.address.data.clone(), reason };
             let Some(schema) = store.schema(dataset).await? else {
-                return Ok((rows, Texts::new()));
+                return Ok((store.rows(dataset).await?, Texts::new()));
             };
             match dimension_of(&schema) {
                 Some(found) if found == dimension => {}
@@ -112,8 +116,7 @@ impl Upload {
                 return Err(wrong(reason));
             }
             settle(&store, dataset, &options.stop).await?;
-            let indexed = store.readiness(dataset).await?.map_or(0, |now| now.rows);
-            Ok((indexed, store.texts(dataset, json!([])).await?))
+            Ok((store.rows(dataset).await?, store.texts(dataset, json!([])).await?))
         })?;
         let options = Arc::new(options);
         let acknowledged = Arc::new(AtomicU64::new(0));
@@ -133,7 +136,7 @@ impl Upload {
             sender: Some(sender),
             acknowledged,
             present,
-            indexed,
+            rows_before,
             skipped: 0,
             pushed: 0,
             sample: Vec::new(),
@@ -213,23 +216,35 @@ impl Upload {
         }
     }
 
+    /// Sends the rest and waits for the acknowledgement of all rows; no more can be pushed.
+    ///
+    /// # Errors
+    /// If a row cannot be sent.
+    pub fn send_all(&mut self) -> Result<()> {
+        self.flush()?;
+        match self.sender {
+            Some(_) => self.join(),
+            None => Ok(()),
+        }
+    }
+
     /// Sends the rest, waits until all rows have landed, and reads some of them back.
     ///
     /// # Errors
     /// If a row cannot be sent, does not land, or comes back changed.
     pub fn finish(mut self) -> Result<Landed> {
-        self.flush()?;
-        self.join()?;
+        self.send_all()?;
         let sent = self.acknowledged();
         let mut sample = std::mem::take(&mut self.sample);
         sample.extend(self.last.take().filter(|last| sample.iter().all(|row| row.0 != last.0)));
         self.runtime.block_on(async {
             let store = Store::connect(&self.options.address).await?;
-            self.wait(&store, self.indexed + sent).await?;
+            let rows = self.rows_before + sent;
+            let indexed = self.wait(&store, rows).await?;
             for row in &sample {
                 self.compare(&store, row).await?;
             }
-            Ok(Landed { sent, skipped: self.skipped, compared: sample.len() })
+            Ok(Landed { sent, skipped: self.skipped, compared: sample.len(), indexed, rows })
         })
     }
 
@@ -240,26 +255,30 @@ impl Upload {
         let _ = self.join();
         let landed = self.runtime.block_on(async {
             let store = Store::connect(&self.options.address).await?;
-            store.readiness(&self.options.dataset).await
+            // Now it only has to finish what it has accepted.
+            settle(&store, &self.options.dataset, &AtomicBool::new(false)).await?;
+            store.rows(&self.options.dataset).await
         });
-        let landed = landed.ok().flatten().map(|now| now.rows.saturating_sub(self.indexed));
-        landed.unwrap_or_else(|| self.acknowledged())
+        let landed = landed.map(|rows| rows.saturating_sub(self.rows_before));
+        landed.unwrap_or_else(|_| self.acknowledged())
     }
 
-    /// Waits until the index has this many rows.
-    async fn wait(&self, store: &Store, rows: u64) -> Result<()> {
+    /// Waits until the dataset has this many rows. Those of its index then.
+    async fn wait(&self, store: &Store, rows: u64) -> Result<u64> {
+        let dataset = self.options.dataset.as_str();
         let mut best = (0, Instant::now());
         loop {
-            let now = store.readiness(&self.options.dataset).await?.unwrap_or_default();
-            if now.is_ready && now.rows >= rows {
-                return Ok(());
+            let now = store.readiness(dataset).await?.unwrap_or_default();
+            if rows == 0 || store.has_more_than(dataset, rows - 1).await? {
+                return Ok(now.indexed);
             }
-            if now.rows > best.0 {
-                best = (now.rows, Instant::now());
+            let landed = store.rows(dataset).await?;
+            if landed > best.0 {
+                best = (landed, Instant::now());
             }
             let is_stuck = best.1.elapsed() > PATIENCE;
             if is_stuck || self.options.stop.load(Relaxed) {
-                let (landed, sent) = (now.rows.saturating_sub(self.indexed), self.acknowledged());
+                let (landed, sent) = (landed.saturating_sub(self.rows_before), self.acknowledged());
                 let reason = format!(
                     "it has accepted {sent} rows, of which {landed} have landed; --resume sends \
                      those that are missing"

@@ -166,8 +166,12 @@ impl Output for StoreOutput {
             n => format!(", which had {n} others already"),
         };
         let rows = |n| count(n, "row");
+        let index = match landed.indexed < landed.rows {
+            true => format!("; its index has {} of {} so far", landed.indexed, landed.rows),
+            false => String::new(),
+        };
         Ok(Some(format!(
-            "{} landed in `{dataset}`{had}; {} read back with the same bits",
+            "{} landed in `{dataset}`{had}; {} read back with the same bits{index}",
             rows(usize::try_from(landed.sent).unwrap_or(usize::MAX)),
             rows(landed.compared),
         )))
