@@ -8,8 +8,8 @@ use arrow_array::builder::StringBuilder;
 use arrow_array::{
     Array, ArrayRef, FixedSizeListArray, Float32Array, Int64Array, TimestampNanosecondArray,
 };
-use arrow_json::reader::{Decoder, infer_json_schema_from_iterator};
 use arrow_json::ReaderBuilder;
+use arrow_json::reader::{Decoder, infer_json_schema_from_iterator};
 use arrow_schema::{ArrowError, DataType, Field, FieldRef, SchemaRef, TimeUnit};
 use serde_json::{Map, Value};
 
@@ -132,7 +132,9 @@ impl BatchBuilder {
         match (&mut self.ids, id) {
             (Ids::Numbers(ids), Id::Number(id)) => ids.push(id),
             (Ids::Texts(ids), Id::Text(id)) => ids.append_value(id),
-            (_, id) => return Err(wrong(format!("`id`: expected the type of the first, found {id:?}"))),
+            (_, id) => {
+                return Err(wrong(format!("`id`: expected the type of the first, found {id:?}")));
+            }
         }
         self.vectors.extend_from_slice(row.vector);
         self.texts.append_value(row.text);
@@ -165,8 +167,7 @@ impl BatchBuilder {
         let vectors = Arc::new(Float32Array::from(vectors));
         let (item, size) = vector_item(self.dimension)?;
         let vectors = FixedSizeListArray::try_new(item, size, vectors, None)?;
-        let mut arrays: Vec<ArrayRef> =
-            vec![ids, Arc::new(vectors), Arc::new(self.texts.finish())];
+        let mut arrays: Vec<ArrayRef> = vec![ids, Arc::new(vectors), Arc::new(self.texts.finish())];
         if schema.fields().get(3).is_some_and(|field| is_own_time(field)) {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let now = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
@@ -190,9 +191,9 @@ impl BatchBuilder {
 
     /// The schema of the rows at hand.
     fn infer(&mut self) -> Result<SchemaRef> {
-        let given = infer_json_schema_from_iterator(self.columns.iter().map(|columns| {
-            Ok::<_, ArrowError>(Value::Object(columns.clone()))
-        }))?;
+        let given = infer_json_schema_from_iterator(
+            self.columns.iter().map(|columns| Ok::<_, ArrowError>(Value::Object(columns.clone()))),
+        )?;
         let id = match self.ids {
             Ids::Numbers(_) => DataType::Int64,
             Ids::Texts(_) => DataType::Utf8,

@@ -76,23 +76,22 @@ impl Error {
     pub(crate) fn of_call(address: &str, call: &'static str, error: FlightError) -> Error {
         match error {
             FlightError::Tonic(status) => Error::of_status(address, call, &status),
-            other => Error::Store {
-                address: address.to_owned(),
-                reason: format!("{call}: {other}"),
-            },
+            other => {
+                Error::Store { address: address.to_owned(), reason: format!("{call}: {other}") }
+            }
         }
     }
 
     fn of_status(address: &str, call: &'static str, status: &Status) -> Error {
         let address = address.to_owned();
+        // Some servers append where in their own code it happened.
+        let said = status.message().lines().next().unwrap_or_default();
         let message = match status.code() {
             Code::Unauthenticated | Code::PermissionDenied => {
-                format!("wrong or missing API key ({})", status.message())
+                format!("wrong or missing API key ({said})")
             }
-            Code::Unimplemented => {
-                format!("{} (is this the right port?)", status.message())
-            }
-            _ => status.message().to_owned(),
+            Code::Unimplemented => format!("{said} (is this the right port?)"),
+            _ => said.to_owned(),
         };
         match status.code() {
             Code::Unavailable => Error::Unreachable { address, reason: reason_of(status) },

@@ -134,7 +134,9 @@ impl Flight {
         let first = messages.message().await?;
         let first = first.ok_or_else(|| Status::invalid_argument("the stream is empty"))?;
         let path = first.flight_descriptor.clone().unwrap_or_default().path;
-        let messages = stream::iter([Ok(first)]).chain(messages).map_err(FlightError::from);
+        // Some clients send the descriptor before they have a schema.
+        let first = Some(first).filter(|first| !first.data_header.is_empty());
+        let messages = stream::iter(first.map(Ok)).chain(messages).map_err(FlightError::from);
         let mut path = path.into_iter();
         Ok(Texts {
             model: path.next().unwrap_or_default(),
@@ -207,7 +209,9 @@ fn texts_of(batch: &RecordBatch) -> std::result::Result<Vec<String>, Status> {
     };
     let full = texts.into_iter().enumerate().map(|(i, text)| match text {
         Some(text) if !text.is_empty() => Ok(text.to_owned()),
-        _ => Err(Status::invalid_argument(format!("row {} of the batch: the text is empty", i + 1))),
+        _ => {
+            Err(Status::invalid_argument(format!("row {} of the batch: the text is empty", i + 1)))
+        }
     });
     full.collect()
 }
@@ -230,7 +234,9 @@ fn internal(error: &Error) -> Status {
 }
 
 fn no_result(name: &str) -> Status {
-    Status::not_found(format!("there is no result `{name}`: it was fetched, or others had its place"))
+    Status::not_found(format!(
+        "there is no result `{name}`: it was fetched, or others had its place"
+    ))
 }
 
 #[tonic::async_trait]
@@ -275,7 +281,9 @@ impl FlightService for Flight {
         let schema = schema_with_vectors(&text_schema(), width).map_err(|e| internal(&e))?;
         let options = arrow_ipc::writer::IpcWriteOptions::default();
         let result = SchemaAsIpc::new(&schema, &options).try_into();
-        Ok(Response::new(result.map_err(|error: arrow_schema::ArrowError| internal(&error.into()))?))
+        Ok(Response::new(
+            result.map_err(|error: arrow_schema::ArrowError| internal(&error.into()))?,
+        ))
     }
 
     async fn do_get(&self, request: Request<Ticket>) -> Answer<Self::DoGetStream> {
@@ -287,10 +295,7 @@ impl FlightService for Flight {
         Ok(Response::new(frames.map_err(Status::from).boxed()))
     }
 
-    async fn do_put(
-        &self,
-        request: Request<Streaming<FlightData>>,
-    ) -> Answer<Self::DoPutStream> {
+    async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Answer<Self::DoPutStream> {
         let caller = self.admit(&request)?;
         let Texts { model, name, batches } = self.texts(request.into_inner()).await?;
         let name = name.ok_or_else(|| {
@@ -317,8 +322,7 @@ impl FlightService for Flight {
             }
             None => {
                 results.keep(&name, std::mem::replace(&mut kept, results::Result::new()));
-                let app_metadata =
-                    Bytes::from(json!({ "rows": rows, "result": name }).to_string());
+                let app_metadata = Bytes::from(json!({ "rows": rows, "result": name }).to_string());
                 Ok(PutResult { app_metadata })
             }
         });

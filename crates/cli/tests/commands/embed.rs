@@ -123,11 +123,8 @@ fn each_kind_of_model_names_the_other_command() {
 fn rows_bring_their_columns() {
     let place = Place::new();
     let (bert, given) = (model("bert"), lines(&place, &["one hen", "two, hens"]));
-    std::fs::write(
-        place.path("a.jsonl"),
-        "{\"n\":1,\"t\":\"one hen\"}\n{\"t\":\"two, hens\"}\n",
-    )
-    .unwrap();
+    std::fs::write(place.path("a.jsonl"), "{\"n\":1,\"t\":\"one hen\"}\n{\"t\":\"two, hens\"}\n")
+        .unwrap();
     std::fs::write(place.path("a.csv"), "n,t\n1,one hen\n,\"two, hens\"\n").unwrap();
     for (file, n) in [("a.jsonl", Value::from(1)), ("a.csv", Value::from("1"))] {
         let text = place.text(&["embed", &bert, "-f", file, "--column", "t"]);

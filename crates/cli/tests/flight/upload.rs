@@ -76,8 +76,7 @@ fn bodkin_is_killed_and_resumes() {
     let version = VERSIONS[1];
     let mut store = Store::start(version, &["--land-ms", "5"]);
     let upload = Upload::new(&store, SENTENCES);
-    let mut child =
-        upload.place.bodkin(&upload.words()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = upload.place.bodkin(&upload.words()).stderr(Stdio::null()).spawn().unwrap();
     let rows: usize = (0..4).map(|_| store.next_put()).sum();
     child.kill().unwrap();
     child.wait().unwrap();

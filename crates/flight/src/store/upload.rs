@@ -93,8 +93,7 @@ impl Upload {
             if store.readiness(dataset).await?.is_none() {
                 return Ok((0, Texts::new()));
             }
-            let wrong =
-                |reason| Error::Store { address: options.address.data.clone(), reason };
+            let wrong = |reason| Error::Store { address: options.address.data.clone(), reason };
             let Some(schema) = store.schema(dataset).await? else {
                 return Ok((store.rows(dataset).await?, Texts::new()));
             };
@@ -110,9 +109,8 @@ impl Upload {
                 }
             }
             if !options.resume {
-                let reason = format!(
-                    "dataset `{dataset}` has rows: --resume adds those whose ids it lacks"
-                );
+                let reason =
+                    format!("dataset `{dataset}` has rows: --resume adds those whose ids it lacks");
                 return Err(wrong(reason));
             }
             settle(&store, dataset, &options.stop).await?;
