@@ -18,5 +18,6 @@ pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod search;
 pub(crate) mod serve;
 pub(crate) mod tokenize;

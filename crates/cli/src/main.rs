@@ -8,8 +8,10 @@ mod arguments;
 mod cmd;
 mod errors;
 mod interrupt;
+mod npy;
 mod output;
 mod progress;
+mod store;
 mod terminal;
 mod text;
 mod version;
@@ -54,7 +56,9 @@ enum Command {
     /// Quantize a model
     Quantize(cmd::quantize::Args),
     /// Compute embeddings of texts
-    Embed(cmd::embed::Args),
+    Embed(Box<cmd::embed::Args>),
+    /// Search a vector store for the texts nearest to a question
+    Search(Box<cmd::search::Args>),
     /// Convert text to token ids
     Tokenize(cmd::tokenize::Args),
     /// Convert token ids to text
@@ -102,7 +106,8 @@ fn main() -> ExitCode {
         Command::Prune(args) => cmd::prune::run(*args),
         Command::Convert(args) => cmd::convert::run(args),
         Command::Quantize(args) => cmd::quantize::run(args),
-        Command::Embed(args) => cmd::embed::run(args),
+        Command::Embed(args) => cmd::embed::run(*args),
+        Command::Search(args) => cmd::search::run(*args),
         Command::Tokenize(args) => cmd::tokenize::run(args),
         Command::Detokenize(args) => cmd::detokenize::run(args),
         Command::Logits(args) => cmd::logits::run(args),

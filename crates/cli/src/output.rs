@@ -35,7 +35,10 @@ pub(crate) fn check<'a>(path: &Path, read: impl IntoIterator<Item = &'a Path>) -
 
 /// Creates or replaces `path` with the output of `fill`. A temporary file in the same folder is
 /// renamed at the end, so no reader sees an incomplete file. Pipes and devices are written to.
-pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+pub(crate) fn write(
+    path: &Path,
+    fill: impl FnOnce(&mut (dyn Write + Send)) -> Result<()>,
+) -> Result<()> {
     let failed = || format!("cannot write {}", path.display());
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         let mut out = BufWriter::new(File::options().write(true).open(path).with_context(failed)?);

@@ -8,6 +8,7 @@ mod anthropic;
 mod app;
 mod auth;
 mod bodies;
+mod embedder;
 mod embeddings;
 mod error;
 mod experts;
@@ -36,6 +37,7 @@ use std::time::Duration;
 use bodkin::{Reporter, Request};
 use tokio::sync::watch;
 
+pub use embedder::{Admitted, Embedder, Refusal};
 pub use options::{LinkTrace, ModelSpec, ServerOptions, Tls};
 pub use server::Error;
 
@@ -89,6 +91,11 @@ impl Server {
     /// Whether it speaks HTTPS.
     pub fn has_tls(&self) -> bool {
         self.listener.has_tls()
+    }
+
+    /// Its models, for other protocols.
+    pub fn embedder(&self) -> Embedder {
+        Embedder::new(&self.app, self.stop.1.clone())
     }
 
     /// What stops it.

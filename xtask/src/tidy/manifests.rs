@@ -19,7 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("runtime", &["backend", "convert", "cpu", "cuda", "engine", "gguf", "model", "wgpu"]),
     ("eval", &["backend", "engine", "gguf", "model", "runtime"]),
     ("serve", &["backend", "engine", "gguf", "model", "runtime"]),
-    ("flight", &["backend", "engine", "gguf", "model", "runtime"]),
+    ("flight", &["backend", "engine", "gguf", "model", "runtime", "serve"]),
     ("cli", ALL_BUT_DEVICES),
     ("emulator", &[]),
     ("xtask", ALL),

@@ -1,25 +1,65 @@
-//! `bodkin embed`: embeddings of texts, one JSON object per line.
+//! `bodkin embed`: embeddings of texts, as JSON, NumPy, Arrow or Parquet, or to a vector store.
+//! Rows are read, computed and written a window at a time, so that memory does not grow with them.
 
+#[cfg(feature = "flight")]
+mod arrow;
 mod options;
+mod output;
+mod rows;
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use anyhow::{Result, ensure};
+use indicatif::ProgressBar;
 
 use bodkin::{Encoder, Options};
 
 use crate::arguments::{Machine, TokenizerArgs, find};
-use crate::text;
-use options::EmbeddingArgs;
+use crate::interrupt::{self, Interrupted};
+use crate::progress::style;
+use crate::store::StoreArgs;
+use crate::text::count;
+pub(crate) use options::EmbeddingArgs;
+use output::{JsonLines, Npy, Output, Target};
+use rows::{Format, Row, Rows, Sources};
+
+#[cfg(not(feature = "flight"))]
+use crate::store::WITHOUT_ARROW;
+
+/// A window has at most this many rows, and ends after the row with which it has so many bytes.
+const WINDOW_ROWS: usize = 1024;
+const WINDOW_BYTES: usize = 4 << 20;
 
 const AFTER: &str = "\
 Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\":N}. N includes the
 special tokens at the start and the end. An encoder such as BERT and any model that generates text
 embed; the latter with the mean of its last hidden states, unless its file or --pooling says
 otherwise. Texts share batches of up to --batch-size tokens. Texts of --file come after those of
-the command line.";
+the command line. A .txt file has one text per line; rows of .jsonl, .csv and .parquet files have a
+text in the column --column names, and their other columns are passed on, with `text` before them.
+
+--out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts.
+Arrow is a stream of record batches with the columns id, vector, text and those of the caller; ids
+count rows from 0 unless there is a column `id`. A store gets the same and a timestamp, is asked
+whether all rows have landed, and some are read back. Arrow, Parquet and stores need a bodkin that
+was built with `--features flight`, as those of releases are.";
+
+/// How embeddings are written.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// One JSON object per line
+    Json,
+    /// A NumPy matrix of f32
+    Npy,
+    /// An Arrow IPC stream
+    Arrow,
+    /// Apache Parquet
+    Parquet,
+}
 
 /// Arguments of `embed`.
 #[derive(clap::Args)]
@@ -29,14 +69,38 @@ the command line.";
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
-    /// The texts; each gets one embedding [default: standard input]
+    /// The texts; each gets one embedding [default: the lines of standard input]
     text: Vec<String>,
-    /// Embed the text of a file, or - (may be repeated)
+    /// Embed the texts of a .txt, .jsonl, .csv or .parquet file, or - (may be repeated)
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
+    /// How files hold texts [default: as their names say, or txt]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    input: Option<Format>,
+    /// Take each file as one text
+    #[arg(long, conflicts_with = "input")]
+    whole: bool,
+    /// The column with the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    column: String,
     /// Token ids of one text, without added special tokens
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["text", "file"])]
     tokens: Vec<u32>,
+    /// How to write embeddings
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "json")]
+    output: Kind,
+    /// Write to this file [default: standard output]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "flight")]
+    out: Option<PathBuf>,
+    /// Go on where an interrupted run for the same texts ended
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Most rows that are sent to the store at a time
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[cfg_attr(not(feature = "flight"), expect(dead_code, reason = "it tells how to get Flight"))]
+    put_rows: usize,
     #[command(flatten)]
     embedding: EmbeddingArgs,
     #[command(flatten)]
@@ -45,55 +109,168 @@ pub(crate) struct Args {
     machine: Machine,
 }
 
-/// One line of the output.
-#[derive(Serialize)]
-struct Line<'a> {
-    embedding: &'a [f32],
-    tokens: usize,
-}
-
 pub(crate) fn run(args: Args) -> Result<()> {
     let file = find(&args.model)?;
+    let target = Target::new(args.out.as_deref(), &args.file)?;
+    let rows = Rows::new(sources(&args))?;
     let options = Options {
         embedding: args.embedding.options(),
         assume_pre: args.tokenizer.assume_pre().map(str::to_owned),
         ..args.machine.options()
     };
-    let given = given(&args)?;
+    let name = file.name.clone();
     let encoder = Encoder::open(file, &options)?;
-    let texts = match args.tokens.is_empty() {
-        true => given.iter().map(|text| encoder.tokenize(text)).collect::<bodkin::Result<_>>()?,
-        false => vec![args.tokens.clone()],
+    let stop = Arc::new(AtomicBool::new(false));
+    let output = open(&args, target, encoder.width(), &stop)?;
+    let ended = Arc::clone(&stop);
+    let _catch = interrupt::catch(move || ended.store(true, Relaxed));
+    let mut run = Run { encoder, name, output, stop, truncated: 0 };
+    let result = match args.tokens.is_empty() {
+        true => run.all(rows),
+        false => {
+            let row = Row { text: String::new(), columns: None };
+            run.window(&[(0, row)], vec![args.tokens.clone()])
+        }
     };
-    let context = encoder.context();
-    let tokens: Vec<usize> = texts.iter().map(|text| text.len().min(context)).collect();
-    let embeddings = encoder.submit(texts)?;
-    if embeddings.truncated() > 0 {
-        let cut = embeddings.truncated();
-        eprintln!("{cut} of {} texts cut to {context} tokens", tokens.len());
+    let is_done = result.is_ok() && !run.stop.load(Relaxed);
+    if run.truncated > 0 {
+        let texts = count(run.truncated, "text");
+        eprintln!("{texts} cut to {} tokens", run.encoder.context());
     }
-    let mut out = std::io::stdout().lock();
-    for (embedding, tokens) in embeddings.zip(tokens) {
-        write_line(&mut out, &Line { embedding: &embedding?, tokens })?;
+    let note = match is_done {
+        true => run.output.finish()?,
+        false => run.output.stop(),
+    };
+    if let Some(note) = note {
+        eprintln!("{note}");
     }
-    Ok(())
+    result?;
+    match is_done {
+        true => Ok(()),
+        false => Err(Interrupted.into()),
+    }
 }
 
-/// The texts of the arguments, or else of standard input.
-fn given(args: &Args) -> Result<Vec<String>> {
-    let read = |path: &Path| text::read_trimmed(path, "the text");
-    let mut texts = args.text.clone();
-    for path in &args.file {
-        texts.push(read(path)?);
+fn sources(args: &Args) -> Sources {
+    let is_from_stdin = args.text.is_empty() && args.file.is_empty();
+    Sources {
+        texts: args.text.clone(),
+        files: if is_from_stdin { vec![PathBuf::from("-")] } else { args.file.clone() },
+        whole: args.whole,
+        format: args.input,
+        column: args.column.clone(),
     }
-    if texts.is_empty() && args.tokens.is_empty() {
-        texts.push(read(Path::new("-"))?);
-        ensure!(!texts[0].is_empty(), "the text from standard input is empty");
-    }
-    Ok(texts)
 }
 
-fn write_line(out: &mut dyn Write, line: &Line<'_>) -> Result<()> {
-    let line = serde_json::to_string(line).context("cannot write an embedding as JSON")?;
-    Ok(writeln!(out, "{line}")?)
+fn open(
+    args: &Args,
+    target: Target,
+    dimension: usize,
+    stop: &Arc<AtomicBool>,
+) -> Result<Box<dyn Output>> {
+    #[cfg(not(feature = "flight"))]
+    ensure!(
+        args.store.flight.is_none() && !matches!(args.output, Kind::Arrow | Kind::Parquet),
+        WITHOUT_ARROW
+    );
+    #[cfg(feature = "flight")]
+    if args.store.flight.is_some() {
+        let (stop, rows) = (Arc::clone(stop), args.put_rows);
+        let output = arrow::StoreOutput::open(&args.store, args.resume, dimension, rows, stop)?;
+        return Ok(Box::new(output));
+    }
+    let _ = stop;
+    Ok(match args.output {
+        Kind::Json => Box::new(JsonLines::open(target, args.resume)?),
+        Kind::Npy => Box::new(Npy::open(target, args.resume, dimension)?),
+        #[cfg(feature = "flight")]
+        Kind::Arrow => Box::new(arrow::ArrowFile::open(target, args.resume, dimension, None)?),
+        #[cfg(feature = "flight")]
+        Kind::Parquet => {
+            let path = args.out.as_deref().filter(|_| target.partial().is_some());
+            ensure!(path.is_some(), "--output parquet: expected --out FILE");
+            Box::new(arrow::ArrowFile::open(target, args.resume, dimension, path)?)
+        }
+        #[cfg(not(feature = "flight"))]
+        Kind::Arrow | Kind::Parquet => anyhow::bail!(WITHOUT_ARROW),
+    })
+}
+
+/// A run of the command.
+struct Run {
+    encoder: Encoder,
+    /// Of the model.
+    name: String,
+    output: Box<dyn Output>,
+    /// Set by Ctrl-C.
+    stop: Arc<AtomicBool>,
+    /// Texts that were cut.
+    truncated: usize,
+}
+
+impl Run {
+    /// Embeds all rows, a window at a time.
+    fn all(&mut self, mut rows: Rows) -> Result<()> {
+        let bar = bar();
+        let mut number = 0;
+        loop {
+            let (mut window, mut tokens, mut bytes) = (Vec::new(), Vec::new(), 0);
+            while window.len() < WINDOW_ROWS && bytes < WINDOW_BYTES && !self.stop.load(Relaxed) {
+                let Some(row) = rows.next() else { break };
+                let row = row?;
+                if !self.output.has(number, &row)? {
+                    bytes += row.text.len();
+                    tokens.push(self.tokenize(number, &row.text)?);
+                    window.push((number, row));
+                }
+                number += 1;
+            }
+            if window.is_empty() {
+                break;
+            }
+            self.window(&window, tokens)?;
+            bar.set_position(number);
+        }
+        bar.finish_and_clear();
+        ensure!(number > 0 || self.stop.load(Relaxed), "expected a text, found none");
+        Ok(())
+    }
+
+    fn tokenize(&self, number: u64, text: &str) -> Result<Vec<u32>> {
+        let tokens = self.encoder.tokenize(text)?;
+        let (limit, found) = (self.encoder.context(), tokens.len());
+        ensure!(
+            found <= limit || self.encoder.options().truncate,
+            "{}: text {} has {found} tokens, the model takes {limit}",
+            self.name,
+            number + 1
+        );
+        Ok(tokens)
+    }
+
+    /// Passes the vectors of rows on.
+    fn window(&mut self, window: &[(u64, Row)], tokens: Vec<Vec<u32>>) -> Result<()> {
+        let context = self.encoder.context();
+        let counts: Vec<usize> = tokens.iter().map(|text| text.len().min(context)).collect();
+        let embeddings = self.encoder.submit(tokens)?;
+        self.truncated += embeddings.truncated();
+        for ((vector, (number, row)), tokens) in embeddings.zip(window).zip(counts) {
+            if self.stop.load(Relaxed) {
+                break;
+            }
+            self.output.push(*number, row, tokens, &vector?)?;
+        }
+        self.output.flush()
+    }
+}
+
+/// The rows so far, on a terminal.
+fn bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = style("{spinner} {human_pos} rows {per_sec} {elapsed}");
+    let bar = ProgressBar::new_spinner().with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }

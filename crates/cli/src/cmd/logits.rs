@@ -1,13 +1,12 @@
 //! `bodkin logits`: raw logits of given tokens as a NumPy file, to compare with other programs.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin::Scorer;
 
 use crate::arguments::{Machine, find_decoder};
-use crate::output;
+use crate::{npy, output};
 
 /// Arguments of `logits`.
 #[derive(clap::Args)]
@@ -48,7 +47,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     output::write(&args.output, |out| {
         let failed = || format!("cannot write {}", args.output.display());
         let mut scorer = Scorer::open(file, &options)?;
-        npy_header(out, positions.len(), vocabulary).with_context(failed)?;
+        out.write_all(&npy::header(positions.len(), vocabulary)).with_context(failed)?;
         let mut result = Ok(());
         let wanted = |position| positions.binary_search(&position).is_ok();
         scorer.logits_at(&args.tokens, wanted, |_, row| {
@@ -82,20 +81,6 @@ fn positions(text: &str, len: usize) -> Result<Vec<usize>> {
         bail!("--positions: {last} is past the last of the {len} tokens");
     }
     Ok(positions)
-}
-
-/// The header of NumPy's file format, version 1.0: a dictionary padded to 64 bytes.
-fn npy_header(out: &mut dyn Write, rows: usize, cols: usize) -> std::io::Result<()> {
-    const MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
-    let mut header =
-        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
-    let padded = (MAGIC.len() + 2 + header.len() + 1).next_multiple_of(64);
-    let spaces = padded - (MAGIC.len() + 2 + header.len() + 1);
-    header.extend(std::iter::repeat_n(' ', spaces));
-    header.push('\n');
-    out.write_all(MAGIC)?;
-    out.write_all(&(header.len() as u16).to_le_bytes())?;
-    out.write_all(header.as_bytes())
 }
 
 #[cfg(test)]

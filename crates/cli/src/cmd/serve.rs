@@ -99,6 +99,9 @@ pub(crate) struct Args {
     /// How long running requests may go on after Ctrl-C or SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     drain: Duration,
+    /// Also be an Arrow Flight server on this port: texts in, vectors out; 0 for any free one
+    #[arg(long, value_name = "PORT")]
+    flight_port: Option<u16>,
     /// Print a line for each request: text or json
     #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
     log: Option<String>,
@@ -153,9 +156,42 @@ pub(crate) fn run(args: Args) -> Result<()> {
     )?;
     let scheme = if server.has_tls() { "https" } else { "http" };
     eprintln!("listening on {scheme}://{}", server.address());
+    let flight = flight(&server, args.flight_port)?;
     let stopper = server.stopper();
     let _catch = interrupt::catch(move || stopper.stop());
-    Ok(server.run()?)
+    server.run()?;
+    flight.into_iter().for_each(Service::join);
+    Ok(())
+}
+
+#[cfg(feature = "flight")]
+use bodkin_flight::service::Service;
+
+/// Starts the Flight server.
+#[cfg(feature = "flight")]
+fn flight(server: &Server, port: Option<u16>) -> Result<Option<Service>> {
+    let Some(port) = port else { return Ok(None) };
+    let service = Service::start(server.embedder(), port)?;
+    let scheme = if server.has_tls() { "grpc+tls" } else { "grpc" };
+    eprintln!("Flight at {scheme}://{}", service.address());
+    Ok(Some(service))
+}
+
+/// Stands for a Flight server, which is never there.
+#[cfg(not(feature = "flight"))]
+enum Service {}
+
+#[cfg(not(feature = "flight"))]
+impl Service {
+    fn join(self) {
+        match self {}
+    }
+}
+
+#[cfg(not(feature = "flight"))]
+fn flight(_: &Server, port: Option<u16>) -> Result<Option<Service>> {
+    ensure!(port.is_none(), crate::store::WITHOUT_ARROW);
+    Ok(None)
 }
 
 /// `FIELD=VALUE`, where the value is JSON.

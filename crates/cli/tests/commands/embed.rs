@@ -75,13 +75,15 @@ fn texts_come_from_files_and_standard_input() {
         let text = place.text_of(&[&["embed", &bert], args].concat(), input.as_bytes());
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    assert_eq!(read(&[texts[0], "-f", "hens.txt", "-f", "-"], "good-bye\n"), given);
-    assert_eq!(read(&[], texts[1]), given[1..2]);
+    assert_eq!(read(&["--whole", texts[0], "-f", "hens.txt", "-f", "-"], "good-bye\n"), given);
+    assert_eq!(read(&["--whole"], texts[1]), given[1..2]);
+    // Without the flag each line is a text.
+    assert_eq!(read(&[], "hello there\ngood-bye\n"), [given[0].clone(), given[2].clone()]);
     let error = failure(&place.run(&["embed", &bert, "-f", "absent.txt"]));
     assert!(error.starts_with("cannot read the text from absent.txt"), "{error}");
     std::fs::write(place.path("bytes"), b"\xff\xfe").unwrap();
     let error = failure(&place.run(&["embed", &bert, "-f", "bytes"]));
-    assert!(error.contains("bytes: stream did not contain valid UTF-8"), "{error}");
+    assert!(error.contains("bytes:1: stream did not contain valid UTF-8"), "{error}");
     assert_eq!(place.run(&["embed", &bert, "--tokens", "2", "-f", "x"]).status.code(), Some(2));
 }
 
@@ -171,6 +173,65 @@ fn each_kind_of_model_names_the_other_command() {
         assert!(error.contains("bert.gguf") && error.contains("`bodkin embed`"), "{error}");
     }
     assert_eq!(place.files(), ["home"]);
-    assert!(failure(&place.run(&["embed", &bert])).contains("standard input is empty"));
+    assert!(failure(&place.run(&["embed", &bert])).contains("expected a text, found none"));
     assert_eq!(place.run(&["embed", &bert, "x", "--tokens", "1"]).status.code(), Some(2));
+}
+
+#[test]
+fn rows_bring_their_columns() {
+    let place = Place::new();
+    let (bert, given) = (model("bert"), lines(&place, &["one hen", "two, hens"]));
+    std::fs::write(place.path("a.jsonl"), "{\"n\":1,\"t\":\"one hen\"}\n{\"t\":\"two, hens\"}\n")
+        .unwrap();
+    std::fs::write(place.path("a.csv"), "n,t\n1,one hen\n,\"two, hens\"\n").unwrap();
+    for (file, n) in [("a.jsonl", Value::from(1)), ("a.csv", Value::from("1"))] {
+        let text = place.text(&["embed", &bert, "-f", file, "--column", "t"]);
+        let found: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(found.len(), 2);
+        assert_eq!((&found[0]["n"], &found[0]["text"]), (&n, &"one hen".into()));
+        assert!(found.iter().zip(&given).all(|(a, b)| a["embedding"] == b["embedding"]));
+        let error = failure(&place.run(&["embed", &bert, "-f", file]));
+        assert!(error.contains("expected a column `text` (--column names another)"), "{error}");
+    }
+    for (line, wanted) in [
+        ("{\"text\":3}", "a.jsonl:1: `text`: expected a string, found 3"),
+        ("[]", "a.jsonl:1: expected a JSON object, found []"),
+        ("{\"text\":\"\"}", "a.jsonl:1: the text is empty"),
+        ("{\"text\":\"x\",\"tokens\":1}", "row 1: the column `tokens` is made here"),
+    ] {
+        std::fs::write(place.path("a.jsonl"), line).unwrap();
+        let error = failure(&place.run(&["embed", &bert, "-f", "a.jsonl"]));
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn interrupted_output_goes_on() {
+    let place = Place::new();
+    let bert = model("bert");
+    let texts: String = (0..2500).map(|i| format!("{i} hens\n")).collect();
+    std::fs::write(place.path("texts.txt"), texts).unwrap();
+    for kind in ["json", "npy"] {
+        let embed = ["embed", &bert, "-f", "texts.txt", "--output", kind, "-o"];
+        place.text(&[&embed[..], &["whole"]].concat());
+        let whole = std::fs::read(place.path("whole")).unwrap();
+        let mut torn = whole[..whole.len() / 2 + 3].to_vec();
+        if kind == "npy" {
+            // The number of rows is written at the end.
+            let header = String::from_utf8(whole[10..127].to_vec()).unwrap();
+            let header = format!("{:<117}", header.trim_end().replace("(2500,", "(0,"));
+            torn[10..127].copy_from_slice(header.as_bytes());
+        }
+        std::fs::write(place.path("out.partial"), torn).unwrap();
+        let resumed = [&embed[..], &["out", "--resume"]].concat();
+        place.text(&resumed);
+        assert!(std::fs::read(place.path("out")).unwrap() == whole, "{kind}: the same bytes");
+        let error = failure(&place.run(&resumed));
+        assert!(error.contains("nothing to resume: out.partial does not exist"), "{error}");
+    }
+    std::fs::write(place.path("texts.txt"), "a\n\n").unwrap();
+    let out = place.run(&["embed", &bert, "-f", "texts.txt", "-o", "short"]);
+    let told = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(told.contains("texts.txt:2: the text is empty"), "{told}");
+    assert!(!place.path("short").exists(), "an incomplete file has another name");
 }

@@ -11,6 +11,7 @@ mod models;
 mod openapi;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod python;
 mod rerank;
 #[path = "../fixtures/reranker.rs"]
 mod reranker;

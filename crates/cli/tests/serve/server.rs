@@ -19,7 +19,7 @@ pub(crate) fn kit(file: &str) -> PathBuf {
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) child: Child,
-    stderr: BufReader<ChildStderr>,
+    pub(crate) stderr: BufReader<ChildStderr>,
 }
 
 impl Drop for Server {

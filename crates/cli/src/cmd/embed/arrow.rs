@@ -1,0 +1,185 @@
+//! Embeddings as Arrow: streams, Parquet files, and a vector store over Flight.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, ensure};
+
+use bodkin_flight::BatchBuilder;
+use bodkin_flight::file::{StreamFile, parquet_of, torn_stream};
+use bodkin_flight::store::{Upload, UploadOptions};
+
+use super::output::{Output, Target};
+use super::rows::Row;
+use crate::store::StoreArgs;
+use crate::text::count;
+
+/// An Arrow stream, of which a Parquet file may be made at the end.
+pub(super) struct ArrowFile {
+    builder: BatchBuilder,
+    /// None until the first batch, whose schema it needs.
+    stream: Option<StreamFile<Box<dyn Write>>>,
+    out: Option<Box<dyn Write>>,
+    target: Target,
+    /// The Parquet file to make.
+    parquet: Option<PathBuf>,
+    first: u64,
+    rows: u64,
+}
+
+impl ArrowFile {
+    pub(super) fn open(
+        target: Target,
+        resume: bool,
+        dimension: usize,
+        parquet: Option<&Path>,
+    ) -> Result<ArrowFile> {
+        let mut builder = BatchBuilder::new(dimension, false);
+        let (mut stream, mut out, mut first) = (None, None, 0);
+        if target.name() == "standard output" {
+            ensure!(!resume, "--resume: expected --out FILE or --flight HOST");
+            out = Some(Box::new(std::io::stdout()) as Box<dyn Write>);
+        } else {
+            let mut file: File = target.open(resume)?;
+            let path = target.partial().unwrap_or(Path::new("")).to_owned();
+            let torn = if resume { torn_stream(&mut file, &path)? } else { None };
+            match torn {
+                None => out = Some(Box::new(file) as Box<dyn Write>),
+                Some(torn) => {
+                    ensure!(
+                        torn.dimension == dimension,
+                        "{}: expected vectors of {dimension}, as the model gives, found {}",
+                        path.display(),
+                        torn.dimension
+                    );
+                    first = torn.rows;
+                    let file = Box::new(file) as Box<dyn Write>;
+                    stream = Some(StreamFile::go_on(file, &torn.schema)?);
+                    builder = builder.with_schema(torn.schema);
+                }
+            }
+        }
+        let parquet = parquet.map(Path::to_owned);
+        Ok(ArrowFile { builder, stream, out, target, parquet, first, rows: first })
+    }
+}
+
+impl Output for ArrowFile {
+    fn has(&mut self, number: u64, _row: &Row) -> Result<bool> {
+        Ok(number < self.first)
+    }
+
+    fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
+        Ok(self.builder.push(arrow_row(number, row, vector))?)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.builder.rows() == 0 {
+            return Ok(());
+        }
+        let batch = self.builder.finish()?;
+        let failed = || self.target.failed();
+        if let Some(out) = self.out.take() {
+            self.stream = Some(StreamFile::begin(out, &batch.schema()).with_context(failed)?);
+        }
+        if let Some(stream) = &mut self.stream {
+            stream.write(&batch).with_context(failed)?;
+        }
+        self.rows += batch.num_rows() as u64;
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Option<String>> {
+        self.flush()?;
+        if let Some(stream) = self.stream.take() {
+            stream.finish().with_context(|| self.target.failed())?;
+        }
+        match (&self.parquet, self.target.partial()) {
+            (Some(parquet), Some(stream)) => {
+                crate::output::write(parquet, |out| Ok(parquet_of(stream, out)?))?;
+                std::fs::remove_file(stream).with_context(|| self.target.failed())?;
+            }
+            _ => self.target.complete()?,
+        }
+        Ok(None)
+    }
+
+    fn stop(mut self: Box<Self>) -> Option<String> {
+        // The error that ended the run is the one to tell.
+        let _ = self.flush();
+        self.target.kept(self.rows)
+    }
+}
+
+fn arrow_row<'a>(number: u64, row: &'a Row, vector: &'a [f32]) -> bodkin_flight::Row<'a> {
+    bodkin_flight::Row { number, text: &row.text, columns: row.columns.as_ref(), vector }
+}
+
+/// A vector store.
+pub(super) struct StoreOutput {
+    upload: Upload,
+    dataset: String,
+}
+
+impl StoreOutput {
+    pub(super) fn open(
+        args: &StoreArgs,
+        resume: bool,
+        dimension: usize,
+        batch_rows: usize,
+        stop: Arc<AtomicBool>,
+    ) -> Result<StoreOutput> {
+        let dataset = args.dataset()?.to_owned();
+        let options = UploadOptions {
+            address: args.address()?,
+            dataset: dataset.clone(),
+            resume,
+            batch_rows: batch_rows.max(1),
+            stop,
+            note: Arc::new(|text| eprintln!("{text}")),
+        };
+        Ok(StoreOutput { upload: Upload::begin(options, dimension)?, dataset })
+    }
+}
+
+impl Output for StoreOutput {
+    fn has(&mut self, number: u64, row: &Row) -> Result<bool> {
+        Ok(self.upload.has(number, &row.text, row.columns.as_ref())?)
+    }
+
+    fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
+        Ok(self.upload.push(arrow_row(number, row, vector))?)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Option<String>> {
+        let landed = self.upload.finish()?;
+        let dataset = &self.dataset;
+        let had = match landed.skipped {
+            0 => String::new(),
+            n => format!(", which had {n} others already"),
+        };
+        let rows = |n| count(n, "row");
+        let index = match landed.indexed < landed.rows {
+            true => format!("; its index has {} of {} so far", landed.indexed, landed.rows),
+            false => String::new(),
+        };
+        Ok(Some(format!(
+            "{} landed in `{dataset}`{had}; {} read back with the same bits{index}",
+            rows(usize::try_from(landed.sent).unwrap_or(usize::MAX)),
+            rows(landed.compared),
+        )))
+    }
+
+    fn stop(self: Box<Self>) -> Option<String> {
+        let rows = usize::try_from(self.upload.stop()).unwrap_or(usize::MAX);
+        let rows = count(rows, "row");
+        Some(format!("{rows} landed in `{}`; --resume sends the others", self.dataset))
+    }
+}

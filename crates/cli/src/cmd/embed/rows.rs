@@ -1,0 +1,236 @@
+//! The rows that `embed` reads, one at a time: a text and the other columns of its line.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value};
+
+use crate::text;
+
+/// The longest line, in bytes.
+const LINE_BYTES: u64 = 64 << 20;
+
+/// A text to embed.
+pub(super) struct Row {
+    pub(super) text: String,
+    /// The other columns, by name; None if the source has no columns.
+    pub(super) columns: Option<Map<String, Value>>,
+}
+
+/// How a file holds rows.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// One text per line
+    Txt,
+    /// One JSON object per line
+    Jsonl,
+    /// A line of names, then one row per line
+    Csv,
+    /// Apache Parquet
+    Parquet,
+}
+
+impl Format {
+    /// What the name of a file says.
+    fn of(path: &Path) -> Format {
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        match extension.to_str() {
+            Some("jsonl" | "ndjson") => Format::Jsonl,
+            Some("csv") => Format::Csv,
+            Some("parquet") => Format::Parquet,
+            _ => Format::Txt,
+        }
+    }
+}
+
+/// Which rows to read.
+pub(super) struct Sources {
+    /// Texts of the command line, which come first.
+    pub(super) texts: Vec<String>,
+    pub(super) files: Vec<PathBuf>,
+    /// Each file is one text.
+    pub(super) whole: bool,
+    /// How files hold rows, if their names do not tell.
+    pub(super) format: Option<Format>,
+    /// The column with the text.
+    pub(super) column: String,
+}
+
+type RowIterator = Box<dyn Iterator<Item = Result<Row>>>;
+
+/// All rows, in order; files are opened when their turn comes.
+pub(super) struct Rows {
+    files: VecDeque<PathBuf>,
+    whole: bool,
+    format: Option<Format>,
+    column: String,
+    current: RowIterator,
+}
+
+impl Rows {
+    pub(super) fn new(sources: Sources) -> Result<Rows> {
+        let Sources { texts, files, whole, format, column } = sources;
+        for path in files.iter().filter(|path| path.as_path() != Path::new("-")) {
+            File::open(path).with_context(|| cannot(path))?;
+        }
+        let plain = texts.into_iter().map(|text| Ok(Row { text, columns: None }));
+        Ok(Rows { files: files.into(), whole, format, column, current: Box::new(plain) })
+    }
+
+    fn open(&self, path: &Path) -> Result<RowIterator> {
+        if self.whole {
+            let text = text::read_trimmed(path, "the text")?;
+            ensure!(!text.is_empty(), "the text from {} is empty", name(path));
+            return Ok(Box::new(std::iter::once(Ok(Row { text, columns: None }))));
+        }
+        let format = self.format.unwrap_or_else(|| Format::of(path));
+        if format == Format::Parquet {
+            return parquet(path, &self.column);
+        }
+        let reader: Box<dyn Read> = match path == Path::new("-") {
+            true => Box::new(std::io::stdin()),
+            false => Box::new(File::open(path).with_context(|| cannot(path))?),
+        };
+        let name = name(path);
+        match format {
+            Format::Csv => csv(reader, name, self.column.clone()),
+            Format::Jsonl => {
+                let column = self.column.clone();
+                Ok(Box::new(Lines::new(reader, name).map(move |line| {
+                    let (place, line) = line?;
+                    json_row(&line, &column).with_context(|| place)
+                })))
+            }
+            _ => Ok(Box::new(Lines::new(reader, name).map(|line| {
+                let (place, text) = line?;
+                ensure!(!text.is_empty(), "{place}: the text is empty");
+                Ok(Row { text, columns: None })
+            }))),
+        }
+    }
+}
+
+impl Iterator for Rows {
+    type Item = Result<Row>;
+
+    fn next(&mut self) -> Option<Result<Row>> {
+        loop {
+            if let Some(row) = self.current.next() {
+                return Some(row);
+            }
+            let path = self.files.pop_front()?;
+            match self.open(&path) {
+                Ok(rows) => self.current = rows,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+fn cannot(path: &Path) -> String {
+    format!("cannot read the text from {}", path.display())
+}
+
+fn name(path: &Path) -> String {
+    match path == Path::new("-") {
+        true => "standard input".to_owned(),
+        false => path.display().to_string(),
+    }
+}
+
+/// Lines of bounded length, each with its place: `FILE:LINE`.
+struct Lines {
+    reader: BufReader<Box<dyn Read>>,
+    name: String,
+    number: usize,
+}
+
+impl Lines {
+    fn new(reader: Box<dyn Read>, name: String) -> Lines {
+        Lines { reader: BufReader::with_capacity(1 << 16, reader), name, number: 0 }
+    }
+
+    fn read(&mut self) -> Result<Option<(String, String)>> {
+        self.number += 1;
+        let place = format!("{}:{}", self.name, self.number);
+        let mut line = Vec::new();
+        let read = (&mut self.reader).take(LINE_BYTES + 1).read_until(b'\n', &mut line);
+        if read.with_context(|| place.clone())? == 0 {
+            return Ok(None);
+        }
+        ensure!(
+            line.len() as u64 <= LINE_BYTES,
+            "{place}: expected at most {LINE_BYTES} bytes, found more"
+        );
+        let mut line = String::from_utf8(line)
+            .map_err(|_| anyhow::anyhow!("{place}: stream did not contain valid UTF-8"))?;
+        line.truncate(line.trim_end_matches(['\r', '\n']).len());
+        Ok(Some((place, line)))
+    }
+}
+
+impl Iterator for Lines {
+    type Item = Result<(String, String)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.read().transpose()
+    }
+}
+
+/// The row of a JSON object.
+fn json_row(line: &str, column: &str) -> Result<Row> {
+    let value: Value = serde_json::from_str(line).context("expected a JSON object")?;
+    let Value::Object(columns) = value else { bail!("expected a JSON object, found {value}") };
+    record(columns, column)
+}
+
+/// Takes the text out of the columns of a row.
+fn record(mut columns: Map<String, Value>, column: &str) -> Result<Row> {
+    match columns.shift_remove(column) {
+        Some(Value::String(text)) => {
+            ensure!(!text.is_empty(), "the text is empty");
+            Ok(Row { text, columns: Some(columns) })
+        }
+        Some(other) => bail!("`{column}`: expected a string, found {other}"),
+        None => {
+            let found: Vec<&str> = columns.keys().map(String::as_str).collect();
+            bail!("expected a column `{column}` (--column names another), found {found:?}")
+        }
+    }
+}
+
+fn csv(reader: Box<dyn Read>, name: String, column: String) -> Result<RowIterator> {
+    let mut reader = csv::Reader::from_reader(reader);
+    let names = reader.headers().with_context(|| name.clone())?.clone();
+    ensure!(
+        names.iter().any(|name| name == column),
+        "{name}: expected a column `{column}` (--column names another), found {:?}",
+        names.iter().collect::<Vec<_>>()
+    );
+    Ok(Box::new(reader.into_records().map(move |fields| {
+        let fields = fields.with_context(|| name.clone())?;
+        let line = fields.position().map_or(0, csv::Position::line);
+        let values = fields.iter().map(|value| Value::String(value.to_owned()));
+        let columns = names.iter().map(str::to_owned).zip(values).collect();
+        record(columns, &column).with_context(|| format!("{name}:{line}"))
+    })))
+}
+
+#[cfg(feature = "flight")]
+fn parquet(path: &Path, column: &str) -> Result<RowIterator> {
+    ensure!(path != Path::new("-"), "a Parquet file cannot be read from standard input");
+    let column = column.to_owned();
+    let name = path.display().to_string();
+    let rows = bodkin_flight::file::read_parquet(path)?;
+    Ok(Box::new(rows.enumerate().map(move |(i, columns)| {
+        record(columns?, &column).with_context(|| format!("{name}: row {}", i + 1))
+    })))
+}
+
+#[cfg(not(feature = "flight"))]
+fn parquet(path: &Path, _column: &str) -> Result<RowIterator> {
+    bail!("{}: {}", path.display(), crate::store::WITHOUT_ARROW)
+}

@@ -1,0 +1,137 @@
+//! Sentences become rows of a store: all of them, each once, with the same bits, whoever dies.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::place::{Place, model, printed, stderr};
+use crate::stand_in::{Store, VERSIONS, run_script};
+
+const SENTENCES: usize = 10_000;
+
+/// Short sentences, no two alike.
+fn sentences(count: usize) -> String {
+    let (who, what) = (["hen", "dog", "fox", "owl", "ant"], ["sees", "eats", "hears", "likes"]);
+    let line = |i: usize| format!("the {} {} {i} seeds\n", who[i % 5], what[i / 5 % 4]);
+    (0..count).map(line).collect()
+}
+
+/// A place with sentences, and the command that sends them to a store.
+struct Upload {
+    place: Place,
+    words: Vec<String>,
+}
+
+impl Upload {
+    fn new(store: &Store, count: usize) -> Upload {
+        let place = Place::new();
+        fs::write(place.path("sentences.txt"), sentences(count)).unwrap();
+        fs::create_dir(place.path("store")).unwrap();
+        let bert = model("bert");
+        let words = ["embed", &bert, "-f", "sentences.txt", "--put-rows", "500"];
+        let mut words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        words.extend(store.flags("sentences"));
+        Upload { place, words }
+    }
+
+    fn words(&self) -> Vec<&str> {
+        self.words.iter().map(String::as_str).collect()
+    }
+
+    fn compare(&self, version: &str, store: &Store) {
+        let bert = model("bert");
+        let out = ["-f", "sentences.txt", "--output", "arrow", "-o", "wanted.arrows"];
+        printed(self.place.run(&[&["embed", &bert], &out[..]].concat()));
+        let wanted = self.place.path("wanted.arrows");
+        let args = [&store.data.to_string(), "sentences", wanted.to_str().unwrap()];
+        run_script(version, "compare.py", &args);
+    }
+}
+
+#[test]
+fn the_store_dies_in_the_middle_and_nothing_is_lost_or_twice() {
+    for version in VERSIONS {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let keep = ["--folder", folder, "--slow-down", "7"];
+        // It stores half of the stream in which it dies, and acknowledges nothing of that.
+        let mut store = Store::start(version, &[&keep[..], &["--die-after", "4000"]].concat());
+        let upload = Upload::new(&store, SENTENCES);
+        let mut command = upload.place.bodkin(&upload.words());
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        store.wait();
+        let store = store.restart(version, &keep);
+        let output = child.wait_with_output().unwrap();
+        let told = stderr(&output);
+        printed(output);
+        assert!(told.contains("trying again"), "{told}");
+        assert!(told.contains("10000 rows landed in `sentences`; 15 rows read back"), "{told}");
+        upload.compare(version, &store);
+    }
+}
+
+#[test]
+fn bodkin_is_killed_and_resumes() {
+    let version = VERSIONS[1];
+    let mut store = Store::start(version, &["--land-ms", "5"]);
+    let upload = Upload::new(&store, SENTENCES);
+    let mut child = upload.place.bodkin(&upload.words()).stderr(Stdio::null()).spawn().unwrap();
+    let rows: usize = (0..4).map(|_| store.next_put()).sum();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!((2000..SENTENCES).contains(&rows));
+    // Without the flag nothing is sent.
+    let output = upload.place.run(&upload.words());
+    assert!(stderr(&output).contains("has rows: --resume adds"), "{}", stderr(&output));
+    let output = upload.place.run(&[&upload.words()[..], &["--resume"]].concat());
+    assert!(stderr(&output).contains("others already"), "{}", stderr(&output));
+    printed(output);
+    upload.compare(version, &store);
+    // A second time there is nothing to send.
+    let output = upload.place.run(&[&upload.words()[..], &["--resume"]].concat());
+    let told = stderr(&output);
+    assert!(told.contains("0 rows landed") && told.contains("10000 others already"), "{told}");
+    // Another text under an id is no row to skip.
+    fs::write(upload.place.path("sentences.txt"), "something else\n").unwrap();
+    let output = upload.place.run(&[&upload.words()[..], &["--resume"]].concat());
+    assert!(stderr(&output).contains("row 1: dataset `sentences` has another text"));
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_tells_how_many_rows_have_landed() {
+    let mut store = Store::start(VERSIONS[1], &[]);
+    let upload = Upload::new(&store, SENTENCES);
+    let child = upload.place.bodkin(&upload.words()).stderr(Stdio::piped()).spawn().unwrap();
+    store.next_put();
+    let signal = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(signal.success());
+    let output = child.wait_with_output().unwrap();
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    assert!(told.contains("rows landed in `sentences`; --resume sends the others"), "{told}");
+}
+
+#[test]
+fn columns_go_along_and_a_search_finds_them() {
+    let store = Store::start(VERSIONS[1], &[]);
+    let upload = Upload::new(&store, 1);
+    let rows = "{\"id\":7,\"text\":\"the hen sees seeds\",\"page\":1}\n\
+                {\"id\":9,\"text\":\"a fox\",\"page\":2}\n";
+    fs::write(upload.place.path("rows.jsonl"), rows).unwrap();
+    let bert = model("bert");
+    let flags = store.flags("pages");
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let sent = upload.place.run(&[&["embed", &bert, "-f", "rows.jsonl"], &flags[..]].concat());
+    printed(sent);
+    let search = [&["search", &bert, "a fox", "--json", "-n", "2"], &flags[..]].concat();
+    let found = upload.place.text(&search);
+    let found: Vec<Value> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found.len(), 2);
+    assert_eq!((&found[0]["text"], &found[0]["page"]), (&"a fox".into(), &2.into()));
+    assert!(found[0]["score"].as_f64().unwrap() > 0.99);
+    assert_eq!(found[1]["id"], 7);
+    let plain = upload.place.text(&[&["search", &bert, "a fox"], &flags[..]].concat());
+    assert!(plain.starts_with("1.0000  a fox  {"), "{plain}");
+}

@@ -1,0 +1,293 @@
+//! Rows with a vector as record batches. The schema is made here alone, because stores compare it
+//! to the last detail.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arrow_array::builder::StringBuilder;
+use arrow_array::{
+    Array, ArrayRef, FixedSizeListArray, Float32Array, Int64Array, TimestampNanosecondArray,
+};
+use arrow_json::ReaderBuilder;
+use arrow_json::reader::{Decoder, infer_json_schema_from_iterator};
+use arrow_schema::{ArrowError, DataType, Field, FieldRef, SchemaRef, TimeUnit};
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+
+pub use arrow_array::RecordBatch;
+pub use arrow_schema::Schema;
+
+/// What identifies a row.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Id {
+    /// A number, as a store can search for.
+    Number(i64),
+    /// Any text.
+    Text(String),
+}
+
+/// A text with its vector.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// Its number among all rows, from 0; its id unless the caller gives one in the column `id`.
+    pub number: u64,
+    /// What was embedded.
+    pub text: &'a str,
+    /// Other columns of the caller.
+    pub columns: Option<&'a Map<String, Value>>,
+    /// `[dimension]`
+    pub vector: &'a [f32],
+}
+
+/// The id of a row.
+///
+/// # Errors
+/// If the caller's is neither an integer nor text.
+pub(crate) fn id_of(number: u64, columns: Option<&Map<String, Value>>) -> Result<Id> {
+    let wrong = |found: &Value| Error::Row {
+        row: number + 1,
+        reason: format!("`id`: expected an integer or a text, found {found}"),
+    };
+    match columns.and_then(|columns| columns.get("id")) {
+        None => Ok(Id::Number(number as i64)),
+        Some(Value::String(text)) => Ok(Id::Text(text.clone())),
+        Some(value) => value.as_i64().map(Id::Number).ok_or_else(|| wrong(value)),
+    }
+}
+
+/// Ids of one type.
+enum Ids {
+    Numbers(Vec<i64>),
+    Texts(StringBuilder),
+}
+
+/// Collects rows and makes record batches of them: `id`, `vector`, `text`, then `timestamp` if
+/// asked for and the caller has none, then the caller's columns. A vector is copied once.
+pub struct BatchBuilder {
+    schema: Option<SchemaRef>,
+    with_time: bool,
+    dimension: usize,
+    ids: Ids,
+    vectors: Vec<f32>,
+    texts: StringBuilder,
+    columns: Vec<Map<String, Value>>,
+    /// Makes arrays of the caller's columns.
+    decoder: Option<Decoder>,
+    first: u64,
+    rows: usize,
+}
+
+impl BatchBuilder {
+    /// For vectors of a length; `with_time` adds the column `timestamp`.
+    pub fn new(dimension: usize, with_time: bool) -> BatchBuilder {
+        BatchBuilder {
+            schema: None,
+            with_time,
+            dimension,
+            ids: Ids::Numbers(Vec::new()),
+            vectors: Vec::new(),
+            texts: StringBuilder::new(),
+            columns: Vec::new(),
+            decoder: None,
+            first: 0,
+            rows: 0,
+        }
+    }
+
+    /// For batches that follow those of a schema which another builder made.
+    pub fn with_schema(mut self, schema: SchemaRef) -> BatchBuilder {
+        self.schema = Some(schema);
+        self
+    }
+
+    /// Rows since the last batch.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of the vectors and texts since the last batch.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.vectors.as_slice()) + self.texts.values_slice().len()
+    }
+
+    /// Adds a row.
+    ///
+    /// # Errors
+    /// If its vector has another length or its id another type than those before.
+    pub fn push(&mut self, row: Row<'_>) -> Result<()> {
+        let wrong = |reason: String| Error::Row { row: row.number + 1, reason };
+        if row.vector.len() != self.dimension {
+            let (expected, found) = (self.dimension, row.vector.len());
+            return Err(wrong(format!("expected a vector of {expected}, found {found}")));
+        }
+        let id = id_of(row.number, row.columns)?;
+        if self.rows == 0 {
+            self.first = row.number;
+            self.ids = match id {
+                Id::Number(_) => Ids::Numbers(Vec::new()),
+                Id::Text(_) => Ids::Texts(StringBuilder::new()),
+            };
+        }
+        match (&mut self.ids, id) {
+            (Ids::Numbers(ids), Id::Number(id)) => ids.push(id),
+            (Ids::Texts(ids), Id::Text(id)) => ids.append_value(id),
+            (_, id) => {
+                return Err(wrong(format!("`id`: expected the type of the first, found {id:?}")));
+            }
+        }
+        self.vectors.extend_from_slice(row.vector);
+        self.texts.append_value(row.text);
+        let mut columns = row.columns.cloned().unwrap_or_default();
+        columns.shift_remove("id");
+        if let Some(name) = ["vector", "text"].iter().find(|name| columns.contains_key(**name)) {
+            return Err(wrong(format!("the column `{name}` is made here: rename the caller's")));
+        }
+        self.columns.push(columns);
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// The rows since the last batch.
+    ///
+    /// # Errors
+    /// If a column has another type than in the first batch, or is new.
+    pub fn finish(&mut self) -> Result<RecordBatch> {
+        let (first, rows) = (self.first, std::mem::take(&mut self.rows));
+        let schema = match &self.schema {
+            Some(schema) => Arc::clone(schema),
+            None => self.infer()?,
+        };
+        let ids: ArrayRef = match &mut self.ids {
+            Ids::Numbers(ids) => Arc::new(Int64Array::from(std::mem::take(ids))),
+            Ids::Texts(ids) => Arc::new(ids.finish()),
+        };
+        let capacity = self.vectors.len();
+        let vectors = std::mem::replace(&mut self.vectors, Vec::with_capacity(capacity));
+        let vectors = Arc::new(Float32Array::from(vectors));
+        let (item, size) = vector_item(self.dimension)?;
+        let vectors = FixedSizeListArray::try_new(item, size, vectors, None)?;
+        let mut arrays: Vec<ArrayRef> = vec![ids, Arc::new(vectors), Arc::new(self.texts.finish())];
+        if schema.fields().get(3).is_some_and(|field| is_own_time(field)) {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let now = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+            arrays.push(Arc::new(TimestampNanosecondArray::from(vec![now; rows])));
+        }
+        let given = &schema.fields()[arrays.len()..];
+        let columns = std::mem::take(&mut self.columns);
+        if !given.is_empty() {
+            let of_row = |error: ArrowError| Error::Row {
+                row: first + 1,
+                reason: format!("or one of the {rows} from it on: {error}"),
+            };
+            let given: Vec<FieldRef> = given.to_vec();
+            let decoder = decoder(&mut self.decoder, given)?;
+            decoder.serialize(&columns).map_err(of_row)?;
+            let batch = decoder.flush().map_err(of_row)?;
+            arrays.extend(batch.iter().flat_map(|batch| batch.columns().iter().cloned()));
+        }
+        Ok(RecordBatch::try_new(schema, arrays)?)
+    }
+
+    /// The schema of the rows at hand.
+    fn infer(&mut self) -> Result<SchemaRef> {
+        let given = infer_json_schema_from_iterator(
+            self.columns.iter().map(|columns| Ok::<_, ArrowError>(Value::Object(columns.clone()))),
+        )?;
+        let id = match self.ids {
+            Ids::Numbers(_) => DataType::Int64,
+            Ids::Texts(_) => DataType::Utf8,
+        };
+        let with_time = self.with_time && given.index_of("timestamp").is_err();
+        let mut fields = fields(id, self.dimension)?;
+        if with_time {
+            let kind = DataType::Timestamp(TimeUnit::Nanosecond, None);
+            fields.push(Field::new("timestamp", kind, false));
+        }
+        fields.extend(given.fields().iter().map(|field| match field.data_type() {
+            // All values are null.
+            DataType::Null => Field::new(field.name(), DataType::Utf8, true),
+            _ => field.as_ref().clone(),
+        }));
+        let schema = Arc::new(Schema::new(fields));
+        self.schema = Some(Arc::clone(&schema));
+        Ok(schema)
+    }
+}
+
+/// Whether a field is the time that a builder adds.
+fn is_own_time(field: &Field) -> bool {
+    field.name() == "timestamp" && !field.is_nullable()
+}
+
+fn fields(id: DataType, dimension: usize) -> Result<Vec<Field>> {
+    let (item, size) = vector_item(dimension)?;
+    Ok(vec![
+        Field::new("id", id, false),
+        Field::new("vector", DataType::FixedSizeList(item, size), false),
+        Field::new("text", DataType::Utf8, false),
+    ])
+}
+
+/// The items of a vector, with the name and the null flag that every Arrow library uses by default.
+fn vector_item(dimension: usize) -> Result<(FieldRef, i32)> {
+    let size = i32::try_from(dimension)
+        .map_err(|_| ArrowError::InvalidArgumentError(format!("{dimension} dimensions")))?;
+    Ok((Arc::new(Field::new("item", DataType::Float32, true)), size))
+}
+
+/// The schema of vectors behind the fields of their texts.
+///
+/// # Errors
+/// If no list can be that long.
+pub(crate) fn schema_with_vectors(texts: &Schema, dimension: usize) -> Result<SchemaRef> {
+    let (item, size) = vector_item(dimension)?;
+    let mut fields: Vec<FieldRef> = texts.fields().iter().cloned().collect();
+    fields.retain(|field| field.name() != "vector");
+    fields.push(Arc::new(Field::new("vector", DataType::FixedSizeList(item, size), false)));
+    Ok(Arc::new(Schema::new(fields)))
+}
+
+/// A batch of texts with their vectors behind its columns.
+///
+/// # Errors
+/// If there is another number of vectors, or one has another length.
+pub(crate) fn with_vectors(
+    texts: &RecordBatch,
+    vectors: &[Vec<f32>],
+    dimension: usize,
+) -> Result<RecordBatch> {
+    let schema = schema_with_vectors(&texts.schema(), dimension)?;
+    let (item, size) = vector_item(dimension)?;
+    let values = Arc::new(Float32Array::from(vectors.concat()));
+    let names = texts.schema();
+    let kept = names.fields().iter().zip(texts.columns());
+    let kept = kept.filter(|(field, _)| field.name() != "vector");
+    let mut arrays: Vec<ArrayRef> = kept.map(|(_, column)| Arc::clone(column)).collect();
+    arrays.push(Arc::new(FixedSizeListArray::try_new(item, size, values, None)?));
+    Ok(RecordBatch::try_new(schema, arrays)?)
+}
+
+fn decoder(slot: &mut Option<Decoder>, fields: Vec<FieldRef>) -> Result<&mut Decoder> {
+    if slot.is_none() {
+        let schema = Arc::new(Schema::new(fields));
+        // Without the strict mode an unexpected column would be left out without a word.
+        *slot = Some(ReaderBuilder::new(schema).with_strict_mode(true).build_decoder()?);
+    }
+    Ok(slot.as_mut().expect("it was just made"))
+}
+
+/// The length of the vectors of a schema, if it has any.
+pub(crate) fn dimension_of(schema: &Schema) -> Option<usize> {
+    match schema.field_with_name("vector").ok()?.data_type() {
+        DataType::FixedSizeList(_, size) => usize::try_from(*size).ok(),
+        _ => None,
+    }
+}
+
+/// The vector of a row.
+pub(crate) fn vector_at(batch: &RecordBatch, row: usize) -> Option<Vec<f32>> {
+    let list = batch.column_by_name("vector")?.as_any().downcast_ref::<FixedSizeListArray>()?;
+    let values = list.value(row);
+    Some(values.as_any().downcast_ref::<Float32Array>()?.values().to_vec())
+}

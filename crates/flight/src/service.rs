@@ -1,0 +1,363 @@
+//! bodkin's own Flight server: texts in, vectors out. A descriptor's path names the model, and for
+//! DoPut also the result, which is kept in memory until it is fetched or others need its place.
+
+mod results;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use arrow_array::{Array, LargeStringArray, RecordBatch, StringArray};
+use arrow_flight::decode::FlightRecordBatchStream;
+use arrow_flight::encode::FlightDataEncoderBuilder;
+use arrow_flight::error::FlightError;
+use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint, FlightInfo,
+    HandshakeRequest, HandshakeResponse, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
+};
+use arrow_schema::{DataType, Field, Schema};
+use bodkin_serve::{Admitted, Embedder, Refusal};
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream};
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use serde_json::json;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use crate::batch::{schema_with_vectors, with_vectors};
+use crate::error::{Error, Result};
+use results::Results;
+
+/// The most texts that are computed before their vectors go out.
+const BATCH_TEXTS: usize = 1024;
+
+/// A server that listens.
+pub struct Service {
+    address: SocketAddr,
+    thread: JoinHandle<()>,
+}
+
+impl Service {
+    /// Listens on the host of the HTTP server with its keys, TLS and limits, until it stops.
+    ///
+    /// # Errors
+    /// If the port or the certificate cannot be used.
+    pub fn start(embedder: Embedder, port: u16) -> Result<Service> {
+        let options = embedder.options();
+        let address = SocketAddr::new(options.host, port);
+        let failed = |error: std::io::Error| Error::Listen { address, reason: error.to_string() };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let mut server = Server::builder();
+        if let Some(tls) = &options.tls {
+            let read = |path: &std::path::Path| {
+                std::fs::read(path).map_err(|error| Error::File {
+                    path: path.display().to_string(),
+                    reason: error.to_string(),
+                })
+            };
+            let identity = Identity::from_pem(read(&tls.certificate)?, read(&tls.key)?);
+            let config = ServerTlsConfig::new().identity(identity);
+            server = server.tls_config(config).map_err(|error| Error::File {
+                path: tls.certificate.display().to_string(),
+                reason: crate::error::reason_of(&error),
+            })?;
+        }
+        let (drain, limit) = (options.drain, options.body_bytes);
+        let results = Arc::new(Results::new(options.bodies_bytes));
+        let stopped = [embedder.stopped(), embedder.stopped()];
+        let flight = FlightServiceServer::new(Flight { embedder, results });
+        let flight = flight.max_decoding_message_size(limit);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = runtime.map_err(failed)?;
+        let thread = std::thread::Builder::new().name("flight".to_owned()).spawn(move || {
+            let [stop, end] = stopped;
+            runtime.block_on(async move {
+                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
+                let incoming = tonic::transport::server::TcpIncoming::from(listener);
+                let incoming = incoming.with_nodelay(Some(true));
+                let serve = server.add_service(flight).serve_with_incoming_shutdown(incoming, stop);
+                let deadline = async {
+                    end.await;
+                    tokio::time::sleep(drain).await;
+                };
+                tokio::select! {
+                    // A client that breaks off is no error of the server.
+                    result = serve => drop(result),
+                    () = deadline => {}
+                }
+            });
+            runtime.shutdown_background();
+        });
+        Ok(Service { address, thread: thread.map_err(failed)? })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until running streams have ended, for as long as the HTTP server would.
+    pub fn join(self) {
+        // A panic was printed where it happened.
+        let _ = self.thread.join();
+    }
+}
+
+struct Flight {
+    embedder: Embedder,
+    results: Arc<Results>,
+}
+
+/// What a stream of texts is about.
+struct Texts {
+    model: String,
+    /// Where the result is kept.
+    name: Option<String>,
+    batches: FlightRecordBatchStream,
+}
+
+type Answer<T> = std::result::Result<Response<T>, Status>;
+
+impl Flight {
+    fn admit<T>(&self, request: &Request<T>) -> std::result::Result<Admitted, Status> {
+        self.embedder.admit(request.metadata().as_ref()).map_err(status)
+    }
+
+    /// Reads the first message of a stream, which says what the others are about.
+    async fn texts(
+        &self,
+        mut messages: Streaming<FlightData>,
+    ) -> std::result::Result<Texts, Status> {
+        let first = messages.message().await?;
+        let first = first.ok_or_else(|| Status::invalid_argument("the stream is empty"))?;
+        let path = first.flight_descriptor.clone().unwrap_or_default().path;
+        // Some clients send the descriptor before they have a schema.
+        let first = Some(first).filter(|first| !first.data_header.is_empty());
+        let messages = stream::iter(first.map(Ok)).chain(messages).map_err(FlightError::from);
+        let mut path = path.into_iter();
+        Ok(Texts {
+            model: path.next().unwrap_or_default(),
+            name: path.next(),
+            batches: FlightRecordBatchStream::new_from_flight_data(messages),
+        })
+    }
+
+    /// Batches with vectors, each as soon as it is computed; the next is read when the one before
+    /// it has been taken.
+    fn vectors(
+        &self,
+        caller: Admitted,
+        model: String,
+        width: usize,
+        batches: FlightRecordBatchStream,
+    ) -> impl Stream<Item = std::result::Result<RecordBatch, FlightError>> + Send + use<> {
+        let embedder = self.embedder.clone();
+        let parts = batches.map_ok(|batch| {
+            let starts = (0..batch.num_rows()).step_by(BATCH_TEXTS);
+            let part = |start| batch.slice(start, BATCH_TEXTS.min(batch.num_rows() - start));
+            stream::iter(starts.map(part).map(Ok).collect::<Vec<_>>())
+        });
+        parts.try_flatten().and_then(move |batch| {
+            let (embedder, model) = (embedder.clone(), model.clone());
+            async move {
+                let texts = texts_of(&batch)?;
+                let vectors = embedder.embed(caller, &model, texts).await.map_err(status)?;
+                with_vectors(&batch, &vectors, width).map_err(|error| internal(&error).into())
+            }
+        })
+    }
+
+    /// The path of a descriptor: a model, and the name of a result.
+    async fn info(&self, descriptor: FlightDescriptor) -> std::result::Result<FlightInfo, Status> {
+        let model = descriptor.path.first().cloned().unwrap_or_default();
+        let width = self.embedder.width(&model).await.map_err(status)?;
+        let mut info = FlightInfo::new().with_total_records(-1).with_total_bytes(-1);
+        let mut schema = schema_with_vectors(&text_schema(), width).map_err(|e| internal(&e))?;
+        if let Some(name) = descriptor.path.get(1) {
+            let found = self.results.look(name).ok_or_else(|| no_result(name))?;
+            let ticket = Ticket::new(name.clone());
+            info = info.with_endpoint(FlightEndpoint::new().with_ticket(ticket));
+            info = info.with_total_records(found.rows as i64);
+            info = info.with_total_bytes(found.bytes as i64);
+            schema = found.schema;
+        }
+        info.app_metadata = Bytes::from(json!({ "dimension": width }).to_string());
+        let info = info.try_with_schema(&schema).map_err(|error| internal(&error.into()))?;
+        Ok(info.with_descriptor(descriptor))
+    }
+}
+
+/// The columns that a model needs.
+fn text_schema() -> Schema {
+    Schema::new(vec![Field::new("text", DataType::Utf8, false)])
+}
+
+/// The column `text` of a batch.
+fn texts_of(batch: &RecordBatch) -> std::result::Result<Vec<String>, Status> {
+    let wrong = |message: &str| Status::invalid_argument(message);
+    let column = batch.column_by_name("text");
+    let column = column.ok_or_else(|| wrong("expected a column `text`"))?.as_any();
+    let texts: Vec<Option<&str>> = if let Some(texts) = column.downcast_ref::<StringArray>() {
+        texts.iter().collect()
+    } else if let Some(texts) = column.downcast_ref::<LargeStringArray>() {
+        texts.iter().collect()
+    } else {
+        return Err(wrong("column `text`: expected strings"));
+    };
+    let full = texts.into_iter().enumerate().map(|(i, text)| match text {
+        Some(text) if !text.is_empty() => Ok(text.to_owned()),
+        _ => {
+            Err(Status::invalid_argument(format!("row {} of the batch: the text is empty", i + 1)))
+        }
+    });
+    full.collect()
+}
+
+fn status(refusal: Refusal) -> Status {
+    let code = match refusal.status.as_u16() {
+        400 | 413 | 422 => Code::InvalidArgument,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::NotFound,
+        429 => Code::ResourceExhausted,
+        503 => Code::Unavailable,
+        _ => Code::Internal,
+    };
+    Status::new(code, refusal.message)
+}
+
+fn internal(error: &Error) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn no_result(name: &str) -> Status {
+    Status::not_found(format!(
+        "there is no result `{name}`: it was fetched, or others had its place"
+    ))
+}
+
+#[tonic::async_trait]
+impl FlightService for Flight {
+    type HandshakeStream = BoxStream<'static, std::result::Result<HandshakeResponse, Status>>;
+    type ListFlightsStream = BoxStream<'static, std::result::Result<FlightInfo, Status>>;
+    type DoGetStream = BoxStream<'static, std::result::Result<FlightData, Status>>;
+    type DoPutStream = BoxStream<'static, std::result::Result<PutResult, Status>>;
+    type DoExchangeStream = BoxStream<'static, std::result::Result<FlightData, Status>>;
+    type DoActionStream = BoxStream<'static, std::result::Result<arrow_flight::Result, Status>>;
+    type ListActionsStream = BoxStream<'static, std::result::Result<ActionType, Status>>;
+
+    async fn handshake(
+        &self,
+        _: Request<Streaming<HandshakeRequest>>,
+    ) -> Answer<Self::HandshakeStream> {
+        Err(Status::unimplemented("keys are sent with each call: authorization: Bearer KEY"))
+    }
+
+    async fn list_flights(&self, request: Request<Criteria>) -> Answer<Self::ListFlightsStream> {
+        self.admit(&request)?;
+        let models = self.embedder.models().map(|model| {
+            let descriptor = FlightDescriptor::new_path(vec![model.to_owned()]);
+            Ok(FlightInfo::new().with_descriptor(descriptor))
+        });
+        Ok(Response::new(stream::iter(models.collect::<Vec<_>>()).boxed()))
+    }
+
+    async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Answer<FlightInfo> {
+        self.admit(&request)?;
+        Ok(Response::new(self.info(request.into_inner()).await?))
+    }
+
+    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Answer<PollInfo> {
+        Err(Status::unimplemented("results are complete when DoPut ends"))
+    }
+
+    async fn get_schema(&self, request: Request<FlightDescriptor>) -> Answer<SchemaResult> {
+        self.admit(&request)?;
+        let model = request.into_inner().path.into_iter().next().unwrap_or_default();
+        let width = self.embedder.width(&model).await.map_err(status)?;
+        let schema = schema_with_vectors(&text_schema(), width).map_err(|e| internal(&e))?;
+        let options = arrow_ipc::writer::IpcWriteOptions::default();
+        let result = SchemaAsIpc::new(&schema, &options).try_into();
+        Ok(Response::new(
+            result.map_err(|error: arrow_schema::ArrowError| internal(&error.into()))?,
+        ))
+    }
+
+    async fn do_get(&self, request: Request<Ticket>) -> Answer<Self::DoGetStream> {
+        self.admit(&request)?;
+        let name = String::from_utf8_lossy(&request.get_ref().ticket).into_owned();
+        let result = self.results.take(&name).ok_or_else(|| no_result(&name))?;
+        let batches = stream::iter(result.batches.into_iter().map(Ok));
+        let frames = FlightDataEncoderBuilder::new().with_schema(result.schema).build(batches);
+        Ok(Response::new(frames.map_err(Status::from).boxed()))
+    }
+
+    async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Answer<Self::DoPutStream> {
+        let caller = self.admit(&request)?;
+        let Texts { model, name, batches } = self.texts(request.into_inner()).await?;
+        let name = name.ok_or_else(|| {
+            Status::invalid_argument("expected a descriptor with the path [model, result]")
+        })?;
+        let width = self.embedder.width(&model).await.map_err(status)?;
+        let results = Arc::clone(&self.results);
+        let (mut kept, mut rows) = (results::Result::new(), 0);
+        let limit = results.limit();
+        let vectors = self.vectors(caller, model, width, batches).map(Some);
+        let end = stream::iter([None]);
+        // The last answer says that the result is kept.
+        let answers = vectors.chain(end).map(move |batch| match batch {
+            Some(batch) => {
+                let batch = batch.map_err(Status::from)?;
+                rows += batch.num_rows();
+                kept.push(batch);
+                if kept.bytes > limit {
+                    let message = format!("the result exceeds {limit} bytes: use DoExchange");
+                    return Err(Status::resource_exhausted(message));
+                }
+                let app_metadata = Bytes::from(json!({ "rows": rows }).to_string());
+                Ok(PutResult { app_metadata })
+            }
+            None => {
+                results.keep(&name, std::mem::replace(&mut kept, results::Result::new()));
+                let app_metadata = Bytes::from(json!({ "rows": rows, "result": name }).to_string());
+                Ok(PutResult { app_metadata })
+            }
+        });
+        Ok(Response::new(until_error(answers).boxed()))
+    }
+
+    async fn do_exchange(
+        &self,
+        request: Request<Streaming<FlightData>>,
+    ) -> Answer<Self::DoExchangeStream> {
+        let caller = self.admit(&request)?;
+        let Texts { model, batches, .. } = self.texts(request.into_inner()).await?;
+        let width = self.embedder.width(&model).await.map_err(status)?;
+        let vectors = self.vectors(caller, model, width, batches);
+        let frames = FlightDataEncoderBuilder::new().build(vectors);
+        Ok(Response::new(until_error(frames.map_err(Status::from)).boxed()))
+    }
+
+    async fn do_action(&self, _: Request<Action>) -> Answer<Self::DoActionStream> {
+        Err(Status::unimplemented("there are no actions"))
+    }
+
+    async fn list_actions(&self, _: Request<Empty>) -> Answer<Self::ListActionsStream> {
+        Ok(Response::new(stream::empty().boxed()))
+    }
+}
+
+/// Ends a stream after its first error.
+fn until_error<T: Send + Sync>(
+    answers: impl Stream<Item = std::result::Result<T, Status>> + Send,
+) -> impl Stream<Item = std::result::Result<T, Status>> + Send {
+    let mut failed = false;
+    answers.take_while(move |answer| {
+        let go_on = !failed;
+        failed = answer.is_err();
+        std::future::ready(go_on)
+    })
+}
