@@ -1,5 +1,5 @@
-//! A model on its way to a GGUF: everything is read and checked but the weights, which are converted
-//! one tensor at a time while the file is written.
+//! A model on its way to a GGUF: everything is read and checked but the weights, which are
+//! converted one tensor at a time while the file is written.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -118,7 +118,7 @@ impl Model {
     }
 }
 
-impl quantize::Source for Model {
+impl bodkin_compress::Source for Model {
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
