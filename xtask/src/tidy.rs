@@ -86,7 +86,7 @@ fn names(item: &Item, violations: &mut Vec<String>) {
 
 /// Binary files are test data, or compiled kernels beside their source.
 fn binaries(item: &Item, violations: &mut Vec<String>) {
-    let folders = ["tests/parity/", "crates/cuda/kernels/built/"];
+    let folders = ["tests/convert/", "tests/parity/", "crates/cuda/kernels/built/"];
     let allowed = folders.iter().any(|folder| item.path.starts_with(folder));
     if item.text.is_none() && !allowed {
         violations.push(format!(

@@ -11,7 +11,9 @@ mod pattern;
 pub mod prune;
 pub mod quantize;
 mod rows;
+mod source;
 pub mod surgery;
 
 pub use error::{Error, Result};
 pub use pattern::Pattern;
+pub use source::Source;

@@ -5,7 +5,7 @@
 use bodkin_gguf::{Format, Tensor};
 
 use crate::error::{Error, Result};
-use crate::quantize::Source;
+use crate::source::Source;
 
 /// A file type that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

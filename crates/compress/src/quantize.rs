@@ -1,7 +1,6 @@
 //! Quantisation: chooses the format of each tensor, then writes the file. It must not know how
 //! blocks are quantised, nor the rules of a mixture.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -15,6 +14,7 @@ use crate::imatrix::Imatrix;
 use crate::mixture::{self, Facts, FileType};
 use crate::pattern::Pattern;
 use crate::rows;
+use crate::source::Source;
 
 /// The version of the block formats, as `general.quantization_version` says it.
 pub const BLOCKS_VERSION: u32 = 2;
@@ -27,42 +27,6 @@ const IMATRIX: [&str; 4] = [
     "quantize.imatrix.entries_count",
     "quantize.imatrix.chunks_count",
 ];
-
-/// The tensors to convert, and the data of each: a file, or what another format's converter makes.
-pub trait Source {
-    /// The metadata, of which the architecture and its sizes are read.
-    fn metadata(&self) -> &Metadata;
-
-    /// All tensors in the order of the new file.
-    fn tensors(&self) -> &[Tensor];
-
-    /// The bytes of a tensor, each of which is read once.
-    ///
-    /// # Errors
-    /// If they cannot be read.
-    fn read(&self, tensor: &Tensor) -> io::Result<Cow<'_, [u8]>>;
-
-    /// Releases the memory of a tensor that was read.
-    fn release(&self, tensor: &Tensor);
-}
-
-impl Source for File {
-    fn metadata(&self) -> &Metadata {
-        self.metadata()
-    }
-
-    fn tensors(&self) -> &[Tensor] {
-        self.tensors()
-    }
-
-    fn read(&self, tensor: &Tensor) -> io::Result<Cow<'_, [u8]>> {
-        Ok(self.read(tensor))
-    }
-
-    fn release(&self, tensor: &Tensor) {
-        self.release(tensor);
-    }
-}
 
 /// The importance of each column of the tensors that are quantised: the mean square of its input.
 #[derive(Clone, Debug)]

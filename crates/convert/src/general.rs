@@ -1,5 +1,5 @@
-//! What metadata say of a model as a whole: its name, its size, and the sampling parameters that its
-//! makers recommend. It must not know families.
+//! What metadata say of a model as a whole: its name, its size, and the sampling parameters that
+//! its makers recommend. It must not know families.
 
 use bodkin_gguf::{Metadata, Tensor, Value};
 

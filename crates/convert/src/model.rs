@@ -1,5 +1,5 @@
-//! A model on its way to a GGUF: everything is read and checked but the weights, which are converted
-//! one tensor at a time while the file is written.
+//! A model on its way to a GGUF: everything is read and checked but the weights, which are
+//! converted one tensor at a time while the file is written.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::family::Family;
+use crate::family;
 use crate::general;
 use crate::safetensors::Weights;
 use crate::source::Source;
@@ -49,7 +49,7 @@ impl Model {
         let source = Source::open(path.as_ref())?;
         let weights = Weights::open(&source)?;
         let mut config = read_config(&source)?;
-        let family = Family::of(&mut config)?;
+        let family = family::find(&mut config)?;
         let kind = match options.kind {
             Some(kind) => kind,
             None => FileType::from_name(found_type(&weights))?,
@@ -118,7 +118,7 @@ impl Model {
     }
 }
 
-impl quantize::Source for Model {
+impl bodkin_compress::Source for Model {
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }

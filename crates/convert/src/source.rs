@@ -1,5 +1,5 @@
-//! The files of a model: those of a folder, or those of a folder inside a zip file. It must not know
-//! what they hold.
+//! The files of a model: those of a folder, or those of a folder inside a zip file. It must not
+//! know what they hold.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,58 +1,23 @@
 //! Tokenizer files to the keys that begin with `tokenizer.`.
 
 mod bpe;
+mod files;
 mod pre_tokenizer;
 mod sentencepiece;
 mod special;
 mod unigram;
 
-use bodkin_gguf::{Array, Metadata, Value};
-use serde_json::{Map, Value as Json};
+use bodkin_gguf::{Metadata, Value};
+use serde_json::Value as Json;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::family::{Family, Vocabulary};
 use crate::source::Source;
-use special::Special;
+use files::{Files, SETTINGS, TOKENIZER};
 
 /// The most tokens of a vocabulary.
 const TOKENS_MAX: u64 = 1 << 24;
-
-/// The kind of a token, with its id in `tokenizer.ggml.token_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Normal = 1,
-    Unknown = 2,
-    Control = 3,
-    UserDefined = 4,
-    Unused = 5,
-    Byte = 6,
-}
-
-/// One token of a vocabulary.
-#[derive(Clone)]
-struct Token {
-    text: String,
-    score: f32,
-    kind: Kind,
-}
-
-/// The tokenizer files of a model.
-struct Files<'a> {
-    source: &'a Source,
-    config: &'a Config,
-    /// `tokenizer.json`
-    tokenizer: Option<Json>,
-    /// `tokenizer_config.json`
-    settings: Option<Map<String, Json>>,
-    /// The user's name for the pre-tokenizer.
-    pre: Option<&'a str>,
-    /// The number of tokens that the embeddings have.
-    vocabulary: u32,
-}
-
-const TOKENIZER: &str = "tokenizer.json";
-const SETTINGS: &str = "tokenizer_config.json";
 
 /// Writes all keys of the tokenizer.
 pub(crate) fn write(
@@ -117,75 +82,4 @@ fn write_llama(files: &Files<'_>, has_model: bool, metadata: &mut Metadata) -> R
         metadata.insert("tokenizer.ggml.add_bos_token", Value::Bool(false));
     }
     Ok(())
-}
-
-impl Files<'_> {
-    /// `tokenizer.json`, or an error.
-    fn tokenizer(&self) -> Result<&Json> {
-        let missing = || Error::invalid(self.source.shown(TOKENIZER), "a tokenizer", "no file");
-        self.tokenizer.as_ref().ok_or_else(missing)
-    }
-
-    /// Builds an error about `tokenizer.json`.
-    fn invalid(&self, key: &str, expected: &str, found: &str) -> Error {
-        let found: String = found.chars().take(400).collect();
-        Error::invalid(format!("{}: {key}", self.source.shown(TOKENIZER)), expected, found)
-    }
-
-    /// The kind of model in `tokenizer.json`.
-    fn model_type(&self) -> Option<&str> {
-        self.tokenizer.as_ref()?.get("model")?.get("type")?.as_str()
-    }
-
-    /// Writes the vocabulary; scores only if it has them.
-    fn write_tokens(
-        &self,
-        metadata: &mut Metadata,
-        model: &str,
-        pre: &str,
-        tokens: &[Token],
-        has_scores: bool,
-    ) {
-        let string = |text: &str| Value::String(text.as_bytes().into());
-        let texts = tokens.iter().map(|token| token.text.as_bytes().into()).collect();
-        let kinds = tokens.iter().map(|token| token.kind as i32).collect();
-        metadata.insert("tokenizer.ggml.model", string(model));
-        metadata.insert("tokenizer.ggml.pre", string(pre));
-        metadata.insert("tokenizer.ggml.tokens", Value::Array(Array::String(texts)));
-        if has_scores {
-            let scores = tokens.iter().map(|token| token.score).collect();
-            metadata.insert("tokenizer.ggml.scores", Value::Array(Array::F32(scores)));
-        }
-        metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
-    }
-
-    /// Writes special tokens and the chat template. `count` bounds the ids where the vocabulary's
-    /// end is certain.
-    fn write_special(&self, metadata: &mut Metadata, count: Option<usize>) -> Result<()> {
-        Special::read(self, count)?.write(metadata);
-        Ok(())
-    }
-}
-
-/// Whether a token that is not marked as special is one by its form.
-fn looks_special(text: &str) -> bool {
-    let is_between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
-    ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
-        || is_between("<|", "|>")
-        || is_between("<｜", "｜>")
-        || is_between("<unused", ">")
-}
-
-/// The kind of an added token, and its text: spaces are spelled as such.
-fn added(text: &str, is_special: bool) -> (String, Kind) {
-    match is_special || looks_special(text) {
-        true => (text.to_owned(), Kind::Control),
-        false => (text.replace('\u{2581}', " "), Kind::UserDefined),
-    }
-}
-
-/// A vocabulary of tokens that stand for nothing.
-fn padding(count: u32, score: f32) -> Vec<Token> {
-    let unused = |id| Token { text: format!("[PAD{id}]"), score, kind: Kind::Unused };
-    (0..count).map(unused).collect()
 }

@@ -9,6 +9,7 @@ mod chat;
 mod check;
 mod command_line;
 mod compress;
+mod convert;
 mod embed;
 #[cfg(target_os = "linux")]
 mod hostile;

@@ -58,6 +58,16 @@ impl Place {
 
     /// Puts a wheel of `package` with this member into the local index.
     pub(crate) fn wheel(&self, package: &str, version: &str, member: &str, data: &[u8]) -> PathBuf {
+        self.wheel_of(package, version, &[(member.to_owned(), data.to_vec())])
+    }
+
+    /// Puts a wheel of `package` with these members into the local index.
+    pub(crate) fn wheel_of(
+        &self,
+        package: &str,
+        version: &str,
+        members: &[(String, Vec<u8>)],
+    ) -> PathBuf {
         let module = package.replace('-', "_");
         let path = self.path("wheels").join(format!("{module}-{version}-py3-none-any.whl"));
         let mut zip = ZipWriter::new(File::create(&path).unwrap());
@@ -65,12 +75,12 @@ impl Place {
         let metadata = format!("Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n");
         let tags =
             "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n";
-        for (name, data) in [
-            (member.to_owned(), data),
+        let files = members.iter().map(|(name, data)| (name.clone(), data.as_slice()));
+        for (name, data) in files.chain([
             (format!("{info}/METADATA"), metadata.as_bytes()),
             (format!("{info}/WHEEL"), tags.as_bytes()),
-            (format!("{info}/RECORD"), b""),
-        ] {
+            (format!("{info}/RECORD"), b"".as_slice()),
+        ]) {
             zip.start_file(name, SimpleFileOptions::default()).unwrap();
             zip.write_all(data).unwrap();
         }

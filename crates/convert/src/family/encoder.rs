@@ -3,11 +3,11 @@
 use bodkin_gguf::Value;
 use serde_json::json;
 
+use super::definition::{Family, Names, Vocabulary, unchanged};
 use super::keys::Keys;
-use super::{Family, Names, Vocabulary, unchanged};
+use crate::change::Change;
 use crate::config::Config;
 use crate::error::Result;
-use crate::tensors::Change;
 
 const GLOBALS: Names = &[
     ("embeddings.word_embeddings", "token_embd"),

@@ -2,11 +2,11 @@
 
 use bodkin_gguf::Value;
 
+use super::definition::{Family, Vocabulary};
 use super::keys::{Keys, LAYERS};
-use super::{Family, Vocabulary};
+use crate::change::Change;
 use crate::config::Config;
 use crate::error::Result;
-use crate::tensors::Change;
 
 /// There is no context length; this one is llama.cpp's.
 const CONTEXT_LENGTH: u32 = 1 << 20;

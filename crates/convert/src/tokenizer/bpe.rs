@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use bodkin_gguf::{Array, Metadata, Value};
 use serde_json::Value as Json;
 
-use super::{Files, Kind, Token, added, padding, pre_tokenizer};
+use super::files::{Files, Kind, Token, added, padding};
+use super::{pre_tokenizer, special};
 use crate::error::Result;
 
 /// Writes BPE on bytes.
@@ -18,7 +19,7 @@ pub(super) fn write(files: &Files<'_>, metadata: &mut Metadata) -> Result<()> {
     files.write_tokens(metadata, "gpt2", &pre, &tokens, false);
     let merges = merges(files)?.into_iter().map(|merge| merge.into_bytes().into()).collect();
     metadata.insert("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
-    files.write_special(metadata, None)
+    special::write(files, metadata, None)
 }
 
 /// Writes WordPiece: words begin with a space, where the file marks what goes on with `##`.
@@ -38,7 +39,7 @@ pub(super) fn write_word_pieces(files: &Files<'_>, metadata: &mut Metadata) -> R
     metadata.insert("tokenizer.ggml.token_type_count", Value::U32(types));
     // llama.cpp splits the texts of all these vocabularies alike; this is its name for BERT's.
     files.write_tokens(metadata, "bert", files.pre.unwrap_or("jina-v2-en"), &tokens, false);
-    files.write_special(metadata, Some(tokens.len()))
+    special::write(files, metadata, Some(tokens.len()))
 }
 
 /// Whether this is a SentencePiece vocabulary that was converted to BPE on characters.
@@ -65,10 +66,10 @@ pub(super) fn write_characters(files: &Files<'_>, metadata: &mut Metadata) -> Re
         }
     }
     files.write_tokens(metadata, "llama", "default", &tokens, true);
-    files.write_special(metadata, Some(tokens.len()))
+    special::write(files, metadata, Some(tokens.len()))
 }
 
-/// The tokens, as many as the embeddings have.
+/// The tokens, one for each row of the embeddings.
 fn read(files: &Files<'_>) -> Result<Vec<Token>> {
     let tokenizer = files.tokenizer()?;
     let mut tokens = padding(files.vocabulary, -1000.0);
@@ -109,26 +110,4 @@ fn merges(files: &Files<'_>) -> Result<Vec<String>> {
     };
     let read: Option<Vec<String>> = merges.and_then(|merges| merges.iter().map(read).collect());
     read.ok_or_else(|| files.invalid("model.merges", "pairs of tokens", "other values"))
-}
-
-impl Files<'_> {
-    /// Id, text and whether it is special of each added token.
-    pub(super) fn added_tokens(&self) -> Result<Vec<(u64, &str, bool)>> {
-        let tokenizer = self.tokenizer()?;
-        let list = tokenizer.get("added_tokens").and_then(Json::as_array);
-        let read = |token: &'_ Json| {
-            let is_special = token.get("special").and_then(Json::as_bool) == Some(true);
-            token.get("id")?.as_u64().map(|id| (id, is_special))
-        };
-        let mut tokens = Vec::new();
-        for token in list.into_iter().flatten() {
-            let text = token.get("content").and_then(Json::as_str);
-            let (Some((id, is_special)), Some(text)) = (read(token), text) else {
-                let expected = "an id with its content";
-                return Err(self.invalid("added_tokens", expected, &token.to_string()));
-            };
-            tokens.push((id, text, is_special));
-        }
-        Ok(tokens)
-    }
 }

@@ -4,7 +4,7 @@
 
 use serde_json::Value as Json;
 
-use super::Files;
+use super::files::Files;
 use crate::error::Result;
 
 /// What splits text before BPE.

