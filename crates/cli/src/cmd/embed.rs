@@ -30,7 +30,7 @@ use rows::{Format, Row, Rows, Sources};
 #[cfg(not(feature = "flight"))]
 use crate::store::WITHOUT_ARROW;
 
-/// A window has at most this many rows, and ends after the row with which it has so many bytes.
+/// The most rows of a window, and the bytes of texts at which it ends.
 const WINDOW_ROWS: usize = 1024;
 const WINDOW_BYTES: usize = 4 << 20;
 

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// How many rows to print
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = count)]
     number: usize,
-    /// Sort the rows by the scores of this reranker, out of four times as many
+    /// Sort four times --number rows by the scores of this reranker
     #[arg(long, value_name = "MODEL")]
     rerank: Option<String>,
     /// Print one JSON object per row

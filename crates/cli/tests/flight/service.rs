@@ -1,6 +1,7 @@
 //! `serve --flight-port`: pyarrow's client sends texts and gets vectors.
 
 use std::fs;
+use std::io::BufRead;
 
 use crate::server::{Server, kit};
 use crate::stand_in::{VERSIONS, run_script};
@@ -10,7 +11,8 @@ fn start(args: &[&str]) -> (Server, String) {
     let bert = kit("bert.gguf");
     let args = [&[bert.to_str().unwrap(), "--flight-port", "0"], args].concat();
     let mut server = Server::without_waiting(&args);
-    let line = server.next_line();
+    let mut line = String::new();
+    server.stderr.read_line(&mut line).unwrap();
     let address = line.trim().strip_prefix("Flight at ").unwrap().to_owned();
     (server, address)
 }

@@ -19,7 +19,7 @@ pub(crate) fn kit(file: &str) -> PathBuf {
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) child: Child,
-    stderr: BufReader<ChildStderr>,
+    pub(crate) stderr: BufReader<ChildStderr>,
 }
 
 impl Drop for Server {
@@ -138,13 +138,6 @@ impl Server {
             assert!(start.elapsed() < Duration::from_secs(20), "requests go on");
             std::thread::sleep(Duration::from_millis(10));
         }
-    }
-
-    /// The next line that the server prints.
-    pub(crate) fn next_line(&mut self) -> String {
-        let mut line = String::new();
-        self.stderr.read_line(&mut line).unwrap();
-        line
     }
 
     /// What the server has printed since it listens; waits for its end.
