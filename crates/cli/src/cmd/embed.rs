@@ -99,7 +99,6 @@ pub(crate) struct Args {
     store: StoreArgs,
     /// Most rows that are sent to the store at a time
     #[arg(long, value_name = "N", default_value_t = 4096)]
-    #[cfg_attr(not(feature = "flight"), expect(dead_code, reason = "it tells how to get Flight"))]
     put_rows: usize,
     #[command(flatten)]
     embedding: EmbeddingArgs,
