@@ -1,5 +1,5 @@
 //! Cosine similarity of texts to the first: `cargo run --release --example embed MODEL TEXT...`.
-//! MODEL is an encoder, such as
+//! MODEL is best an encoder, such as
 //! `hf:CompendiumLabs/bge-small-en-v1.5-gguf:bge-small-en-v1.5-f16.gguf`.
 
 use bodkin::Encoder;

@@ -55,12 +55,18 @@ struct Request {
 }
 
 impl Embedder {
-    /// Starts the thread that runs `model`, for `parallel` requests at a time while `queue` others
-    /// wait. Fails if the model's plan makes no embeddings.
-    pub fn open(model: Box<dyn Model>, parallel: usize, queue: usize) -> Result<Embedder> {
+    /// Starts the thread that runs `model`, for texts of up to `context` tokens, or what the model
+    /// allows, and for `parallel` requests at a time while `queue` others wait. Fails if the
+    /// model's plan makes no embeddings.
+    pub fn open(
+        model: Box<dyn Model>,
+        context: usize,
+        parallel: usize,
+        queue: usize,
+    ) -> Result<Embedder> {
         let batch = TextBatch::new(&*model);
         let plan = model.plan();
-        let longest_text = longest_text(plan)?.min(batch.longest_text(&*model));
+        let longest_text = longest_text(plan)?.min(batch.longest_text(&*model)).min(context);
         let (width, vocabulary) = (plan.output_width(), plan.vocabulary);
         let status = Arc::new(Status::new());
         let worker = Worker {
@@ -284,7 +290,7 @@ impl Worker {
         self.submitted += 1;
     }
 
-    /// Forgets requests that nobody waits for, and those without texts.
+    /// Forgets cancelled requests, and those without texts.
     fn drop_cancelled(&mut self) {
         let is_over = |r: &Request| r.open_texts == 0 || r.cancelled.load(Relaxed);
         if self.requests.iter().any(|(_, request)| is_over(request)) {

@@ -112,7 +112,7 @@ fn requests_share_steps_and_get_what_they_get_alone() {
     let alone = embeddings(model.as_mut(), &texts);
     // Steps of up to 70 tokens, so that some texts share one and the longest has its own.
     let limits = Limits { tokens: 70, outputs: 3, pages: vec![5], state_slots: 0 };
-    let embedder = Embedder::open(load(&limits), 2, 8).unwrap();
+    let embedder = Embedder::open(load(&limits), 256, 2, 8).unwrap();
     assert_eq!((embedder.width(), embedder.longest_text()), (alone[0].len(), 70));
     let (first, second) = (embedder.submit(texts.clone()), embedder.submit(texts.clone()));
     let gone = embedder.submit(vec![vec![5; 60]; 500]).unwrap();
@@ -126,13 +126,13 @@ fn requests_share_steps_and_get_what_they_get_alone() {
     assert_eq!(scaled(embedder.submit(Vec::new()).unwrap()), Vec::<Vec<f32>>::new());
     let stats = embedder.stats();
     assert!(stats.requests >= 4);
-    assert!(stats.rows < 3 * 182 + 500 * 60, "the request that nobody read ended early");
+    assert!(stats.rows < 3 * 182 + 500 * 60, "the dropped request ended early");
 }
 
 #[test]
 fn a_queue_has_a_limit_and_texts_are_checked_first() {
     let limits = Limits { tokens: 20, outputs: 1, pages: vec![1], state_slots: 0 };
-    let embedder = Embedder::open(load(&limits), 1, 1).unwrap();
+    let embedder = Embedder::open(load(&limits), 256, 1, 1).unwrap();
     let refused = |texts: &[Vec<u32>]| embedder.submit(texts.to_vec()).err().unwrap().to_string();
     assert_eq!(refused(&[vec![5], vec![]]), "text 2 has no tokens");
     assert_eq!(refused(&[vec![5; 21]]), "text 1 has 21 tokens, the model takes 20 at most");

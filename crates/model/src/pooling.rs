@@ -1,9 +1,9 @@
-//! How the rows of a text become its embedding, and plans that compute embeddings instead of logits.
+//! How the rows of a text become its embedding, and plans that compute embeddings instead of
+//! logits.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::ids::Value;
 use crate::op::{Op, PoolKind};
 use crate::plan::Plan;
 use crate::split::Part;
@@ -67,11 +67,12 @@ impl Plan {
     /// # Panics
     /// If the plan computes no logits.
     pub(crate) fn pooled(&self, kind: PoolKind) -> Plan {
-        let heads = self.ops.iter().enumerate().filter_map(|(i, op)| match op {
+        let head = |(i, op): (usize, &Op)| match op {
             Op::Logits { input, .. } => Some((i, *input)),
             _ => None,
-        });
-        let (at, input): (usize, Value) = heads.last().expect("a decoder has an output head");
+        };
+        let head = self.ops.iter().enumerate().find_map(head);
+        let (at, input) = head.expect("a decoder has an output head");
         let mut plan = Part::of(self, &[], 0, &self.ops[..at]).plan;
         plan.ops.push(Op::Pool { input, kind });
         plan.widths.push(self.width(input));

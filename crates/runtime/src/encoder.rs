@@ -64,7 +64,7 @@ impl Encoder {
         let limits = limits(&file.plan, context, step);
         let bytes = bytes(&file, backend.as_ref(), &limits);
         let model = file.load(backend.as_ref(), &limits)?;
-        let embedder = Embedder::open(model, parallel, options.queue);
+        let embedder = Embedder::open(model, context, parallel, options.queue);
         let tokenizer = LazyTokenizer::new(&file, options);
         Ok(Encoder {
             embedder: embedder.map_err(Error::engine(&file.name))?,

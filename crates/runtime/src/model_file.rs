@@ -125,8 +125,8 @@ impl ModelFile {
         }
     }
 
-    /// This model, planned to embed texts: instead of an output head, a decoder has its hidden states
-    /// pooled. `pooling` is used instead of the file's if one is given.
+    /// This model, planned to embed texts: instead of an output head, a decoder has its hidden
+    /// states pooled. `pooling` is used instead of the file's if one is given.
     ///
     /// # Errors
     /// If the file has no such plan.

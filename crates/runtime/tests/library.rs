@@ -147,3 +147,20 @@ fn a_load_reports_to_its_callback_only() {
     let notes = notes.lock().unwrap().join("\n");
     assert!(notes.contains("3 of 3 down projections"), "{notes}");
 }
+
+#[path = "../../cli/tests/fixtures/reranker.rs"]
+mod reranker;
+
+#[test]
+fn a_reranker_scores_as_llama_server_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("reranker.gguf");
+    reranker::write(&path);
+    let encoder = Encoder::load(path.to_str().unwrap()).unwrap();
+    let scores = encoder.rank(reranker::QUERY, &reranker::DOCUMENTS).unwrap();
+    for (found, wanted) in scores.iter().zip(reranker::SCORES) {
+        assert!((f64::from(*found) - wanted).abs() < reranker::TOLERANCE, "{scores:?}");
+    }
+    let error = Encoder::load(&model("bert")).unwrap().rank("a", &["b"]).unwrap_err();
+    assert!(error.to_string().contains("expected a reranker"), "{error}");
+}

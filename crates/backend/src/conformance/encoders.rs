@@ -36,8 +36,11 @@ pub(super) fn cases() -> Vec<Case> {
             maker.push(Op::Pool { input, kind }, width);
             cases.push(maker.finish(FLOAT, tokens));
         }
-        cases.push(encoder(kind, Format::F32, HALF_STATE));
-        cases.push(encoder(kind, Format::Q8_0, 5.0 * INTEGER));
+        cases.push(encoder(kind, Format::F32, false, HALF_STATE));
+        cases.push(encoder(kind, Format::Q8_0, false, 5.0 * INTEGER));
+        // Pooled hidden states of a decoder.
+        cases.push(encoder(kind, Format::F32, true, HALF_STATE));
+        cases.push(encoder(kind, Format::Q8_0, true, 5.0 * INTEGER));
     }
     cases
 }
@@ -53,16 +56,17 @@ fn norm(maker: &mut Maker, input: Value, width: usize) -> Value {
 }
 
 /// Two blocks whose norms come last, as in BERT.
-fn encoder(kind: PoolKind, format: Format, tolerance: f64) -> Case {
+fn encoder(kind: PoolKind, format: Format, causal: bool, tolerance: f64) -> Case {
     let (width, hidden) = (64, 96);
-    let name = format!("encoder {} {kind:?}", format.name());
+    let direction = if causal { " causal" } else { "" };
+    let name = format!("encoder{direction} {} {kind:?}", format.name());
     let (mut maker, token) = Maker::start(name, width);
     let table = maker.matrix(Format::F32, 40, width);
     let position = maker.push(Op::Embed { table, by: EmbedBy::Position }, width);
     let x = maker.push(Op::Add { a: token, b: position }, width);
     let mut x = norm(&mut maker, x, width);
     for _ in 0..2 {
-        let h = maker.attention(x, format, both_ways(4, 4, 16));
+        let h = maker.attention(x, format, Attention { causal, ..both_ways(4, 4, 16) });
         let h = maker.linear(h, format, width);
         let h = maker.push(Op::Add { a: h, b: x }, width);
         x = norm(&mut maker, h, width);

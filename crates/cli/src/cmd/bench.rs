@@ -23,7 +23,8 @@ use session::{Session, Test};
 use timeline::Timeline;
 
 const AFTER: &str = "\
-An encoder reads -s texts of -p tokens at once, and generates nothing.";
+An encoder reads -s texts of -p tokens at once, and generates nothing. It is bound by arithmetic,
+so its operations per second are compared with those of its fastest matmul.";
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]
@@ -223,12 +224,22 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
     if args.profile || args.trace.is_some() {
         timeline = session.trace(test)?;
     }
-    if args.profile {
+    let mut encoder = None;
+    if args.profile || plan.is_encoder() {
         session.profiled = true;
         session.run(test)?;
         profile = StageProfile::sums(&session.model.stats().stages);
+    }
+    if plan.is_encoder() {
+        let speeds = profile.iter().map(|stage| stage.operations as f64 / stage.seconds);
+        let operations = plan.cost().flops_per_token * test.tokens() as u64;
+        encoder = Some((operations, speeds.fold(0.0, f64::max)));
+    }
+    if args.profile {
         experts = session.experts_chosen();
         weight_layouts = session.model.stats().weight_layouts;
+    } else {
+        profile.clear();
     }
     let steps = session.steps(test);
     drop(session);
@@ -252,6 +263,7 @@ fn measure(opened: &ModelFile, backend: &dyn Backend, test: Test, args: &Args) -
         samples_ns,
         bandwidth: 0.0,
         steps,
+        encoder,
         timeline,
         profile,
         experts,

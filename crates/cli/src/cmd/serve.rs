@@ -36,8 +36,7 @@ pub(crate) struct Args {
     /// Embed texts with models that were made to generate text, too
     #[arg(long, alias = "embeddings")]
     embedding: bool,
-    /// Pooling of embeddings: mean, cls, last or rank, as --embedding [default: the model's, or
-    /// mean]
+    /// As --embedding, with this pooling: mean, cls, last or rank
     #[arg(long, value_name = "KIND")]
     pooling: Option<Pooling>,
     /// Chat template to use instead of the model's own

@@ -104,6 +104,9 @@ fn encoders_read_texts_at_once() {
         let [ns, rate] = ["samples_ns", "samples_ts"].map(|key| row[key][0].as_f64().unwrap());
         assert!((rate * ns / 1e9 / tokens - 1.0).abs() < 1e-9, "{row}");
         assert!(row["step_ms"]["compute"].as_f64().unwrap() > 0.0, "{row}");
+        let texts = row["n_sequences"].as_f64().unwrap();
+        assert!((row["avg_texts_s"].as_f64().unwrap() * ns / 1e9 / texts - 1.0).abs() < 1e-9);
+        assert!(row["compute_share"].as_f64().unwrap() > 0.0, "{row}");
     }
     // By default as long as it may be, and no longer.
     assert_eq!(tests(&bench(&[])), ["pp256"]);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::place::{Place, failure, model, reference};
+use crate::place::{Place, failure, model, printed, reference, stderr};
 
 /// The lines of a run, each an object.
 fn lines(place: &Place, args: &[&str]) -> Vec<Value> {
@@ -88,7 +88,7 @@ fn texts_come_from_files_and_standard_input() {
 }
 
 #[test]
-fn a_text_that_is_too_long_is_never_cut() {
+fn a_text_that_is_too_long_is_cut_only_if_asked() {
     let place = Place::new();
     let bert = model("bert");
     let long = "hello ".repeat(200);
@@ -98,16 +98,74 @@ fn a_text_that_is_too_long_is_never_cut() {
     let needle = format!("text 2 has {tokens} tokens, the model takes 256");
     assert!(error.contains("bert.gguf") && error.contains(&needle), "{error}");
     let error = failure(&place.run(&["embed", &bert, "--tokens", "2,5,3", "--ctx-size", "2"]));
-    assert!(error.contains("3 tokens") && error.contains("allows 2"), "{error}");
+    assert!(error.contains("has 3 tokens, the model takes 2"), "{error}");
     let error = failure(&place.run(&["embed", &bert, "--tokens", "2,384"]));
     assert!(error.contains("token id 384") && error.contains("384 tokens"), "{error}");
+    // The token that ends a text stays.
+    let hello = place.text(&["tokenize", &bert, "hello"]);
+    let ids: Vec<&str> = hello.trim().split(',').collect();
+    assert!(ids.len() > 4, "{hello}");
+    let cut = [&ids[..3], &ids[ids.len() - 1..]].concat().join(",");
+    let args = ["embed", &bert, "hello", "a", "--ctx-size", "4", "--truncate"];
+    let output = place.run(&args);
+    assert_eq!(stderr(&output), "1 of 2 texts cut to 4 tokens\n");
+    let first = printed(output);
+    assert_eq!(lines(&place, &["--tokens", &cut]), [first_line(&first)]);
+}
+
+fn first_line(text: &str) -> Value {
+    serde_json::from_str(text.lines().next().unwrap()).unwrap()
+}
+
+#[test]
+fn vectors_are_cut_scaled_and_prefixed_as_asked() {
+    let place = Place::new();
+    let vector = |args: &[&str]| floats(&lines(&place, args)[0]["embedding"]);
+    let (whole, raw) = (vector(&["hello"]), vector(&["hello", "--no-normalize"]));
+    let length = dot(&raw, &raw).sqrt();
+    assert!((length - 1.0).abs() > 0.1, "{length}");
+    assert!((dot(&whole, &raw) / length - 1.0).abs() < 1e-6, "one direction");
+    let short = vector(&["hello", "--dimensions", "8"]);
+    assert!(short.len() == 8 && (dot(&short, &short) - 1.0).abs() < 1e-6);
+    assert!((dot(&short, &whole[..8]) / dot(&whole[..8], &whole[..8]).sqrt() - 1.0).abs() < 1e-6);
+    assert_eq!(vector(&["hello", "--dimensions", "8", "--no-normalize"]), raw[..8]);
+    assert_eq!(vector(&["hello", "--prefix", "query: "]), vector(&["query: hello"]));
+    assert_ne!(vector(&["hello", "--pooling", "cls"]), whole);
+    let bert = model("bert");
+    let error = failure(&place.run(&["embed", &bert, "a", "--dimensions", "65"]));
+    assert_eq!(error, "--dimensions: expected 1 to 64, found 65");
+    assert_eq!(place.run(&["embed", &bert, "a", "--pooling", "all"]).status.code(), Some(2));
+    let error = failure(&place.run(&["embed", &bert, "a", "--pooling", "rank"]));
+    assert!(error.contains("cls.output.weight"), "{error}");
+}
+
+/// The vectors that Hugging Face's transformers give, see tests/parity/decoder_embeddings.py.
+#[test]
+fn decoders_embed_as_transformers_do() {
+    let place = Place::new();
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
+    let text = std::fs::read_to_string(path.join("embeddings/qwen3.json")).unwrap();
+    let recorded: Value = serde_json::from_str(&text).unwrap();
+    let last = place.variant("qwen3", |metadata| {
+        metadata.insert("qwen3.pooling_type", bodkin_gguf::Value::U32(3));
+    });
+    let qwen3 = model("qwen3");
+    for case in recorded["cases"].as_array().unwrap() {
+        let tokens = list(&case["tokens"]);
+        for (file, pooling) in [(&last, "last"), (&qwen3, "mean")] {
+            let line = first_line(&place.text(&["embed", file, "--tokens", &tokens]));
+            let found = floats(&line["embedding"]);
+            let cosine = dot(&found, &floats(&case[pooling]));
+            assert!(cosine >= 0.999_99, "{} {pooling}: {cosine}", case["id"]);
+        }
+    }
+    // It generates as well.
+    assert!(!place.text(&["run", &last, "a", "-n", "2", "--raw"]).is_empty());
 }
 
 #[test]
 fn each_kind_of_model_names_the_other_command() {
     let place = Place::new();
-    let error = failure(&place.run(&["embed", &model("llama"), "hello"]));
-    assert!(error.contains("llama.gguf") && error.contains("no embeddings"), "{error}");
     let bert = model("bert");
     for args in [&["run", &bert, "hello"][..], &["logits", &bert, "--tokens", "2", "-o", "out.npy"]]
     {

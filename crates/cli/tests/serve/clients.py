@@ -232,9 +232,15 @@ def test_embeddings():
     theirs = ollama.Client(host=embedding_base).embed("any", texts).embeddings
     difference = max(abs(x - y) for x, y in zip(theirs[1], plain[1].embedding))
     check(difference < 1e-6, "both interfaces give one vector")
+    cut = ollama.Client(host=embedding_base).embed("any", texts, dimensions=8).embeddings
+    check(max(abs(x - y) for x, y in zip(cut[0], short.embedding)) < 1e-6, "Ollama's dimensions")
+    raw = ollama.Client(host=embedding_base).embeddings("any", "one text").embedding
+    check(abs(sum(x * x for x in raw) - 1) > 0.1, "the older interface scales nothing")
+    ids = create(model="any", input=[[5, 6, 7], [8]], encoding_format="float")
+    check(ids.usage.prompt_tokens == 4 and len(ids.data) == 2, "token arrays")
     refused(lambda: create(model="any", input=""), openai.BadRequestError)
     bad = openai.BadRequestError
-    refused(lambda: client.chat.completions.create(model="any", messages=MESSAGES), bad, "encoder")
+    refused(lambda: client.chat.completions.create(model="any", messages=MESSAGES), bad, "no text")
 
 
 for name, test in list(globals().items()):

@@ -10,5 +10,8 @@ mod faults;
 mod models;
 mod openapi;
 mod python;
+mod rerank;
+#[path = "../fixtures/reranker.rs"]
+mod reranker;
 mod server;
 mod streams;

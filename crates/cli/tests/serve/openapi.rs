@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::reranker;
 use crate::server::{Server, kit};
 
 /// Fields that every request of the document may have, with values that are right.
@@ -11,6 +12,8 @@ fn body() -> Value {
         "prompt": "a",
         "input": "a",
         "content": "a",
+        "query": "a",
+        "documents": ["a"],
         "tokens": [5],
         "max_tokens": 1,
         "max_completion_tokens": 1,
@@ -32,10 +35,18 @@ fn right(fields: &Map<String, Value>) -> Value {
 fn the_openapi_document_is_true() {
     let text = Server::start(&["--ctx-size", "256", "--mock"]);
     let encoder = Server::of(&kit("bert.gguf"), &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("reranker.gguf");
+    reranker::write(&path);
+    let ranker = Server::of(&path, &[]);
     let document = text.get("/openapi.json").json();
     let mut failures = Vec::new();
     for (path, operations) in document["paths"].as_object().unwrap() {
-        let server = if path.contains("embed") { &encoder } else { &text };
+        let server = match path {
+            path if path.contains("embed") => &encoder,
+            path if path.contains("rerank") => &ranker,
+            _ => &text,
+        };
         if operations.get("get").is_some() {
             let path = path.replace("{id}", "llama");
             assert_eq!(server.get(&path).status, 200, "{path}");

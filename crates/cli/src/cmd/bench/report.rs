@@ -41,6 +41,9 @@ pub(crate) struct Row {
     pub(crate) bandwidth: f64,
     /// Steps of one run.
     pub(crate) steps: usize,
+    /// Operations of all matmuls of one run, and the operations per second of the fastest; none for
+    /// a decoder.
+    pub(crate) encoder: Option<(u64, f64)>,
     /// What happened in one run; empty without a profile or trace.
     pub(crate) timeline: Timeline,
     /// Time of each kind of stage in one run; empty without a profile.
@@ -71,6 +74,15 @@ impl Row {
     fn rates(&self) -> Vec<f64> {
         let tokens = ((self.prompt + self.generate) * self.sequences) as f64;
         self.samples_ns.iter().map(|&ns| tokens * 1e9 / ns as f64).collect()
+    }
+
+    /// Texts per second of an encoder, its operations per second, and their fraction of those of
+    /// its fastest matmul, which is what bounds them where memory does not.
+    fn encoder_rates(&self) -> Option<[f64; 3]> {
+        let (operations, fastest) = self.encoder?;
+        let runs = mean(&self.samples_ns.iter().map(|&ns| 1e9 / ns as f64).collect::<Vec<_>>());
+        let speed = operations as f64 * runs;
+        Some([self.sequences as f64 * runs, speed, speed / fastest])
     }
 
     fn bytes_per_second(&self) -> f64 {
@@ -127,6 +139,11 @@ impl Row {
             ("samples_ns", json!(self.samples_ns)),
             ("samples_ts", json!(rates)),
         ];
+        if let Some([texts, operations, share]) = self.encoder_rates() {
+            fields.push(("avg_texts_s", json!(texts)));
+            fields.push(("gop_s", json!(operations / 1e9)));
+            fields.push(("compute_share", json!(share)));
+        }
         if let Some(split) = self.split_of_step() {
             let Split { compute, transfers, host, waiting } = split;
             let [compute, transfers, host, waiting] =
@@ -211,6 +228,7 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
             row.bandwidth / 1e9,
         )?;
     }
+    print_encoders(out, rows)?;
     print_splits(out, rows)?;
     for row in rows {
         if !row.profile.is_empty() {
@@ -222,6 +240,20 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
         if !row.weight_layouts.is_empty() {
             print_weight_layouts(out, &row.weight_layouts)?;
         }
+    }
+    Ok(())
+}
+
+/// Texts per second of encoders, and how much of the device's arithmetic they use.
+fn print_encoders(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
+    let encoders = rows.iter().filter_map(|row| Some((row, row.encoder_rates()?)));
+    for (i, (row, [texts, operations, share])) in encoders.enumerate() {
+        if i == 0 {
+            writeln!(out, "\n| encoder | texts/s | Gop/s | of its fastest matmul |")?;
+            writeln!(out, "| --- | ---: | ---: | ---: |")?;
+        }
+        let (test, gop_s, percent) = (row.test(), operations / 1e9, 100.0 * share);
+        writeln!(out, "| {test} | {texts:.1} | {gop_s:.1} | {percent:.0} % |")?;
     }
     Ok(())
 }

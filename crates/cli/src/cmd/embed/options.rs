@@ -5,20 +5,19 @@ use bodkin::{EmbeddingOptions, Pooling};
 /// How texts are embedded.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct EmbeddingArgs {
-    /// Pooling: mean, cls, last, or rank for the scores of a reranker [default: the model's, or
-    /// mean]
+    /// Pooling: mean, cls, last or rank [default: the model's]
     #[arg(long, value_name = "KIND")]
     pooling: Option<Pooling>,
     /// Leave vectors at the length that the model gives them
     #[arg(long)]
     no_normalize: bool,
-    /// Cut vectors to their first N dimensions, then normalize (Matryoshka)
+    /// Cut vectors to their first N dimensions (Matryoshka)
     #[arg(long, value_name = "N")]
     dimensions: Option<usize>,
-    /// Put TEXT before each text, such as "search_document: "
+    /// Text before each text, such as `search_document: `
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     prefix: String,
-    /// Cut texts that are longer than the context, instead of refusing them
+    /// Cut texts that are longer than the context
     #[arg(long)]
     truncate: bool,
 }
