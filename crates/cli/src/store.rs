@@ -1,5 +1,6 @@
 //! Which vector store a command uses.
 
+#[cfg(feature = "flight")]
 use anyhow::{Context, Result};
 
 /// Why a command cannot do something with Arrow.

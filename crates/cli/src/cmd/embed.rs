@@ -30,7 +30,7 @@ use rows::{Format, Row, Rows, Sources};
 #[cfg(not(feature = "flight"))]
 use crate::store::WITHOUT_ARROW;
 
-/// A window has at most this many rows, and ends after the row with which it has so many bytes.
+/// The most rows of a window, and the bytes of texts at which it ends.
 const WINDOW_ROWS: usize = 1024;
 const WINDOW_BYTES: usize = 4 << 20;
 
@@ -99,7 +99,6 @@ pub(crate) struct Args {
     store: StoreArgs,
     /// Most rows that are sent to the store at a time
     #[arg(long, value_name = "N", default_value_t = 4096)]
-    #[cfg_attr(not(feature = "flight"), expect(dead_code, reason = "it tells how to get Flight"))]
     put_rows: usize,
     #[command(flatten)]
     embedding: EmbeddingArgs,
@@ -124,7 +123,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let output = open(&args, target, encoder.width(), &stop)?;
     let ended = Arc::clone(&stop);
     let _catch = interrupt::catch(move || ended.store(true, Relaxed));
-    let mut run = Run { encoder, name, output, stop, truncated: 0 };
+    let mut run = Run { encoder, name, output, stop, texts: 0, truncated: 0 };
     let result = match args.tokens.is_empty() {
         true => run.all(rows),
         false => {
@@ -134,8 +133,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     };
     let is_done = result.is_ok() && !run.stop.load(Relaxed);
     if run.truncated > 0 {
-        let texts = count(run.truncated, "text");
-        eprintln!("{texts} cut to {} tokens", run.encoder.context());
+        let (cut, texts) = (run.truncated, count(run.texts, "text"));
+        eprintln!("{cut} of {texts} cut to {} tokens", run.encoder.context());
     }
     let note = match is_done {
         true => run.output.finish()?,
@@ -204,7 +203,8 @@ struct Run {
     output: Box<dyn Output>,
     /// Set by Ctrl-C.
     stop: Arc<AtomicBool>,
-    /// Texts that were cut.
+    /// Texts that were embedded, and those of them that were cut.
+    texts: usize,
     truncated: usize,
 }
 
@@ -253,6 +253,7 @@ impl Run {
         let context = self.encoder.context();
         let counts: Vec<usize> = tokens.iter().map(|text| text.len().min(context)).collect();
         let embeddings = self.encoder.submit(tokens)?;
+        self.texts += window.len();
         self.truncated += embeddings.truncated();
         for ((vector, (number, row)), tokens) in embeddings.zip(window).zip(counts) {
             if self.stop.load(Relaxed) {

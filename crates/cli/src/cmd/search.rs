@@ -1,6 +1,6 @@
 //! `bodkin search`: the texts of a vector store nearest to a question.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::arguments::{Machine, TokenizerArgs};
 use crate::cmd::embed::EmbeddingArgs;
@@ -14,7 +14,6 @@ Ids must be integers below 2^32, as `bodkin embed` makes them by default, for ro
 /// Arguments of `search`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
-#[cfg_attr(not(feature = "flight"), expect(dead_code, reason = "they tell how to get Flight"))]
 pub(crate) struct Args {
     /// The model that embeds the question
     model: String,
@@ -25,7 +24,7 @@ pub(crate) struct Args {
     /// How many rows to print
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = count)]
     number: usize,
-    /// Sort the rows by the scores of this reranker, out of four times as many
+    /// Sort four times --number rows by the scores of this reranker
     #[arg(long, value_name = "MODEL")]
     rerank: Option<String>,
     /// Print one JSON object per row
@@ -57,12 +56,12 @@ pub(crate) use flight::run;
 mod flight {
     use std::io::Write;
 
-    use anyhow::ensure;
+    use anyhow::{Context, ensure};
     use bodkin::{Encoder, Options};
     use bodkin_flight::store::{Hit, search};
     use serde_json::{Map, Value, json};
 
-    use super::{Args, Context, Result};
+    use super::{Args, Result};
     use crate::arguments::find;
 
     /// How many times more rows a reranker gets than are printed.

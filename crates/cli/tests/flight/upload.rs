@@ -1,4 +1,4 @@
-//! Sentences become rows of a store: all of them, each once, with the same bits, whoever dies.
+//! Sentences become rows of a store: all, each once, with the same bits, also when a process dies.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
-use super::{Address, Store, Texts, hash, ids, with_id};
+use super::connection::{Address, Store, Texts, hash, ids, with_id};
 use crate::batch::{BatchBuilder, Id, Row, dimension_of, id_of, vector_at};
 use crate::error::{Error, Result};
 

@@ -63,6 +63,7 @@ impl Target {
         format!("cannot write {}", self.name())
     }
 
+    #[cfg(feature = "flight")]
     pub(super) fn partial(&self) -> Option<&Path> {
         self.partial.as_deref()
     }
