@@ -54,9 +54,9 @@ pub(crate) struct Machine {
     /// Context size in tokens [default: the largest that fits]
     #[arg(short, long, value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
-    /// Batch size: tokens per prefill chunk
-    #[arg(long, short_alias = 'b', alias = "ubatch-size", value_name = "N", default_value_t = 512)]
-    pub(crate) batch_size: usize,
+    /// Batch size: tokens per prefill chunk [default: 512]
+    #[arg(long, short_alias = 'b', alias = "ubatch-size", value_name = "N")]
+    pub(crate) batch_size: Option<usize>,
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     pub(crate) no_repack: bool,

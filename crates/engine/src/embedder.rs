@@ -19,8 +19,8 @@ use crate::events::Canceller;
 use crate::stats::{Stats, Status};
 use crate::worker::panic_text;
 
-/// The texts among which the worker looks for those that fill a step.
-const WINDOW_TEXTS: usize = 256;
+/// The texts among which the worker looks for those that fill a step: a large step of short ones.
+const WINDOW_TEXTS: usize = 1024;
 
 /// A loaded model that embeds texts for many clients.
 pub struct Embedder {

@@ -58,7 +58,7 @@ impl Builder {
 
     /// Sets the most tokens of one step, the prefill chunk.
     pub fn batch_size(mut self, tokens: usize) -> Builder {
-        self.options.batch_size = tokens;
+        self.options.batch_size = Some(tokens);
         self
     }
 

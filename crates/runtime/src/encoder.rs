@@ -48,7 +48,10 @@ impl Encoder {
         let parallel = within("parallel", options.parallel, MAX_BATCH_TOKENS)?;
         let backend = backend(options, file.reporter())?;
         file = file.with_memory_limit(options.memory_bytes);
-        let step = options.step_tokens()?;
+        let step = match is_decoder {
+            true => options.step_tokens()?,
+            false => options.encoder_step_tokens(backend.as_ref())?,
+        };
         let longest = longest_text(&file.plan).map_err(Error::engine(&file.name))?;
         let context = match options.context()? {
             Some(context) => context.min(longest),

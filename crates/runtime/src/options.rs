@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bodkin_backend::KvType;
+use bodkin_backend::{Backend, DeviceKind, KvType};
 use bodkin_cpu::Sparse;
 
 use crate::embeddings::EmbeddingOptions;
@@ -13,6 +13,11 @@ pub const MAX_TOKENS: usize = 1 << 30;
 
 /// The largest `batch_size`.
 pub const MAX_BATCH_TOKENS: usize = 1 << 16;
+
+/// The most tokens of a step if no `batch_size` is given.
+const STEP_TOKENS: usize = 512;
+/// The same of an encoder on a GPU: enough rows for all multiprocessors.
+const GPU_ENCODER_STEP_TOKENS: usize = 8192;
 
 /// How a model is loaded and run. The defaults suit one conversation on any machine.
 #[derive(Clone, Debug)]
@@ -26,8 +31,9 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Tokens of context; by default the model's own, or what fits into half of the free memory.
     pub ctx_size: Option<usize>,
-    /// Prefill chunk: the most tokens of one step.
-    pub batch_size: usize,
+    /// The most tokens of one step, of a prompt or of several texts; by default 512, or 8192 of an
+    /// encoder on a GPU, which short texts fill no other way.
+    pub batch_size: Option<usize>,
     /// The most requests that run at the same time.
     pub parallel: usize,
     /// The most requests that wait for those to end.
@@ -64,7 +70,7 @@ impl Default for Options {
             gpu_layers: None,
             threads: None,
             ctx_size: None,
-            batch_size: 512,
+            batch_size: None,
             parallel: 1,
             queue: 512,
             cache_tokens: None,
@@ -96,7 +102,19 @@ impl Options {
     /// # Errors
     /// If it is out of range.
     pub fn step_tokens(&self) -> Result<usize> {
-        within("batch_size", self.batch_size, MAX_BATCH_TOKENS)
+        within("batch_size", self.batch_size.unwrap_or(STEP_TOKENS), MAX_BATCH_TOKENS)
+    }
+
+    /// The most tokens of one step of an encoder.
+    ///
+    /// # Errors
+    /// If it is out of range.
+    pub fn encoder_step_tokens(&self, backend: &dyn Backend) -> Result<usize> {
+        let is_on_gpu = backend.devices().iter().any(|device| device.kind != DeviceKind::Cpu);
+        match self.batch_size {
+            None if is_on_gpu => Ok(GPU_ENCODER_STEP_TOKENS),
+            _ => self.step_tokens(),
+        }
     }
 }
 

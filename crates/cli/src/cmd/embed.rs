@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use indicatif::ProgressBar;
 
-use bodkin::{Encoder, Options};
+use bodkin::{Embeddings, Encoder, Options};
 
 use crate::arguments::{Machine, TokenizerArgs, find};
 use crate::interrupt::{self, Interrupted};
@@ -61,11 +61,14 @@ enum Kind {
     Parquet,
 }
 
+const BATCH_HELP: &str =
+    "Batch size: tokens of all texts in one step [default: 512; 8192 of an encoder on a GPU]";
+
 /// Arguments of `embed`.
 #[derive(clap::Args)]
 #[command(after_help = AFTER)]
 #[command(mut_arg("ctx_size", |arg| arg.help("Maximum tokens per text [default: the model's]")))]
-#[command(mut_arg("batch_size", |arg| arg.help("Batch size: tokens of all texts in one step")))]
+#[command(mut_arg("batch_size", |arg| arg.help(BATCH_HELP)))]
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     model: String,
@@ -128,7 +131,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
         true => run.all(rows),
         false => {
             let row = Row { text: String::new(), columns: None };
-            run.window(&[(0, row)], vec![args.tokens.clone()])
+            let window = Window { rows: vec![(0, row)], tokens: vec![args.tokens.clone()] };
+            run.submit(window).and_then(|window| run.write(window))
         }
     };
     let is_done = result.is_ok() && !run.stop.load(Relaxed);
@@ -208,32 +212,59 @@ struct Run {
     truncated: usize,
 }
 
+/// Rows with their numbers, and the token ids of their texts.
+#[derive(Default)]
+struct Window {
+    rows: Vec<(u64, Row)>,
+    tokens: Vec<Vec<u32>>,
+}
+
+/// A window whose texts are being embedded.
+struct QueuedWindow {
+    rows: Vec<(u64, Row)>,
+    /// Tokens of each text, without what was cut.
+    counts: Vec<usize>,
+    embeddings: Embeddings,
+}
+
 impl Run {
-    /// Embeds all rows, a window at a time.
+    /// Embeds all rows, a window at a time. The next window is read and tokenized while the model
+    /// computes one.
     fn all(&mut self, mut rows: Rows) -> Result<()> {
         let bar = bar();
-        let mut number = 0;
+        let (mut number, mut queued) = (0, None);
         loop {
-            let (mut window, mut tokens, mut bytes) = (Vec::new(), Vec::new(), 0);
-            while window.len() < WINDOW_ROWS && bytes < WINDOW_BYTES && !self.stop.load(Relaxed) {
-                let Some(row) = rows.next() else { break };
-                let row = row?;
-                if !self.output.has(number, &row)? {
-                    bytes += row.text.len();
-                    tokens.push(self.tokenize(number, &row.text)?);
-                    window.push((number, row));
-                }
-                number += 1;
+            let next = self.next_window(&mut rows, &mut number);
+            let next = next.and_then(|window| window.map(|window| self.submit(window)).transpose());
+            // What was queued before an error is written.
+            if let Some(window) = queued.take() {
+                self.write(window)?;
+                bar.set_position(number);
             }
-            if window.is_empty() {
+            queued = next?;
+            if queued.is_none() {
                 break;
             }
-            self.window(&window, tokens)?;
-            bar.set_position(number);
         }
         bar.finish_and_clear();
         ensure!(number > 0 || self.stop.load(Relaxed), "expected a text, found none");
         Ok(())
+    }
+
+    /// Reads and tokenizes rows that the output does not have; none after the last.
+    fn next_window(&mut self, rows: &mut Rows, number: &mut u64) -> Result<Option<Window>> {
+        let (mut window, mut bytes) = (Window::default(), 0);
+        while window.rows.len() < WINDOW_ROWS && bytes < WINDOW_BYTES && !self.stop.load(Relaxed) {
+            let Some(row) = rows.next() else { break };
+            let row = row?;
+            if !self.output.has(*number, &row)? {
+                bytes += row.text.len();
+                window.tokens.push(self.tokenize(*number, &row.text)?);
+                window.rows.push((*number, row));
+            }
+            *number += 1;
+        }
+        Ok(Some(window).filter(|window| !window.rows.is_empty()))
     }
 
     fn tokenize(&self, number: u64, text: &str) -> Result<Vec<u32>> {
@@ -248,14 +279,20 @@ impl Run {
         Ok(tokens)
     }
 
-    /// Passes the vectors of rows on.
-    fn window(&mut self, window: &[(u64, Row)], tokens: Vec<Vec<u32>>) -> Result<()> {
+    /// Lets the model embed the texts of a window.
+    fn submit(&mut self, window: Window) -> Result<QueuedWindow> {
         let context = self.encoder.context();
-        let counts: Vec<usize> = tokens.iter().map(|text| text.len().min(context)).collect();
-        let embeddings = self.encoder.submit(tokens)?;
-        self.texts += window.len();
+        let counts = window.tokens.iter().map(|text| text.len().min(context)).collect();
+        let embeddings = self.encoder.submit(window.tokens)?;
+        self.texts += window.rows.len();
         self.truncated += embeddings.truncated();
-        for ((vector, (number, row)), tokens) in embeddings.zip(window).zip(counts) {
+        Ok(QueuedWindow { rows: window.rows, counts, embeddings })
+    }
+
+    /// Passes the vectors of a window on.
+    fn write(&mut self, window: QueuedWindow) -> Result<()> {
+        let rows = window.rows.iter().zip(window.counts);
+        for (vector, ((number, row), tokens)) in window.embeddings.zip(rows) {
             if self.stop.load(Relaxed) {
                 break;
             }

@@ -42,7 +42,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let context = options.context()?.unwrap_or(tokens);
     ensure!(tokens <= context, "the prompt has {tokens} tokens, --ctx-size allows {context}");
     options.ctx_size = Some(context);
-    options.batch_size = options.step_tokens()?.min(tokens);
+    options.batch_size = Some(options.step_tokens()?.min(tokens));
     output::check(&args.output, [file.file.path()])?;
     output::write(&args.output, |out| {
         let failed = || format!("cannot write {}", args.output.display());
