@@ -66,20 +66,33 @@ struct QueryRows {
 };
 
 // Finds this block's rows, if there are any. The last rows of a span, which attend to most
-// positions, come first.
+// positions, come first. Each lane looks at a span, as a step may have hundreds of short ones.
 DEVICE bool find_query_rows(const Attention &a, const StepMetadata &metadata, QueryRows &rows) {
-    u32 block = blockIdx.x, spans = metadata.spans();
+    u32 block = blockIdx.x, spans = metadata.spans(), lane = threadIdx.x % 32;
     rows.group = a.heads / a.kv_heads;
-    for (rows.span = 0; rows.span < spans; rows.span++) {
-        if (!metadata.is_prompt(rows.span)) continue;
-        rows.tokens = metadata.len(rows.span);
-        u32 all = rows.tokens * rows.group, blocks = (all + PREFILL_ROWS - 1) / PREFILL_ROWS;
-        if (block < blocks) {
-            rows.first = (blocks - 1 - block) * PREFILL_ROWS;
-            rows.count = min(PREFILL_ROWS, all - rows.first);
+    for (u32 start = 0; start < spans; start += 32) {
+        u32 span = start + lane;
+        bool is_prompt = span < spans && metadata.is_prompt(span);
+        u32 all = is_prompt ? metadata.len(span) * rows.group : 0;
+        u32 blocks = (all + PREFILL_ROWS - 1) / PREFILL_ROWS;
+        // Blocks of the spans up to a lane's own.
+        u32 end = blocks;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            u32 before = __shfl_up_sync(~0u, end, step);
+            if (lane >= step) end += before;
+        }
+        u32 behind = __ballot_sync(~0u, block < end);
+        if (behind) {
+            u32 found = __ffs(behind) - 1;
+            u32 last = __shfl_sync(~0u, end, found) - 1 - block;
+            rows.span = start + found;
+            rows.tokens = metadata.len(rows.span);
+            rows.first = last * PREFILL_ROWS;
+            rows.count = min(PREFILL_ROWS, rows.tokens * rows.group - rows.first);
             return true;
         }
-        block -= blocks;
+        block -= __shfl_sync(~0u, end, 31);
     }
     return false;
 }

@@ -51,13 +51,12 @@ was built with `--features flight`, as those of releases are.";
 /// How embeddings are written.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// One JSON object per line
+    // One object per line.
     Json,
-    /// A NumPy matrix of f32
+    // A NumPy matrix of f32.
     Npy,
-    /// An Arrow IPC stream
+    // An Arrow IPC stream.
     Arrow,
-    /// Apache Parquet
     Parquet,
 }
 

@@ -408,16 +408,19 @@ fn texts_of_a_gibibyte_end_with_one_line() {
     let place = Place::new();
     fs::File::create(place.path("text")).unwrap().set_len(1 << 30).unwrap();
     let (llama, bert) = (model("llama"), model("bert"));
-    for args in [
-        &["run", &llama, "-n", "1"][..],
-        &["embed", &bert],
-        &["perplexity", &llama],
-        &["imatrix", &llama, "-o", "out.gguf"],
+    let whole = "text: expected at most 536870912 bytes, found 1073741824";
+    let line = "text:1: expected at most 67108864 bytes, found more";
+    for (args, wanted) in [
+        (&["run", &llama, "-n", "1"][..], whole),
+        (&["embed", &bert], line),
+        (&["embed", &bert, "--whole"], whole),
+        (&["perplexity", &llama], whole),
+        (&["imatrix", &llama, "-o", "out.gguf"], whole),
     ] {
         let output = bounded(&place, &[args, &["-f", "text"]].concat());
         assert_none(fault(args[0], &output));
-        let wanted = "error: text: expected at most 536870912 bytes, found 1073741824\n";
-        assert!(stderr(&output).ends_with(wanted), "{}", stderr(&output));
+        let found = stderr(&output);
+        assert!(found.ends_with(&format!("error: {wanted}\n")), "{found}");
     }
     // The size of a pipe is not known before half of it is read.
     let text = fs::File::open(place.path("text")).unwrap();

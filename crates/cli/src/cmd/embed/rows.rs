@@ -23,13 +23,12 @@ pub(super) struct Row {
 /// How a file holds rows.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// One text per line
+    // One text per line.
     Txt,
-    /// One JSON object per line
+    // One JSON object per line.
     Jsonl,
-    /// A line of names, then one row per line
+    // A line of names, then one row per line.
     Csv,
-    /// Apache Parquet
     Parquet,
 }
 
