@@ -21,7 +21,7 @@ pub(crate) struct StoreArgs {
     /// The dataset in the store: one for each embedding model
     #[arg(long, value_name = "NAME", requires = "flight")]
     dataset: Option<String>,
-    /// API key for the store, sent as a bearer token
+    /// API key for the store (bearer token)
     #[arg(long, value_name = "KEY", env = "BODKIN_STORE_KEY", hide_env_values = true)]
     api_key: Option<String>,
 }

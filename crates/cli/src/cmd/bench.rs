@@ -53,8 +53,7 @@ pub(crate) struct Args {
     /// Output format
     #[arg(short, long, default_value = "md", value_name = "FORMAT")]
     output: Format,
-    /// Batch size: tokens per prefill chunk, or of all texts in one step [default: 512; 8192 of an
-    /// encoder on a GPU]
+    /// Tokens per step [default: 512; encoders on GPUs 8192]
     #[arg(short, long, value_name = "N")]
     batch_size: Option<usize>,
     /// Print step split, stage times, expert counts and layouts

@@ -60,8 +60,7 @@ enum Kind {
     Parquet,
 }
 
-const BATCH_HELP: &str =
-    "Batch size: tokens of all texts in one step [default: 512; 8192 of an encoder on a GPU]";
+const BATCH_HELP: &str = "Tokens per step [default: 512; encoders on GPUs 8192]";
 
 /// Arguments of `embed`.
 #[derive(clap::Args)]
@@ -73,11 +72,11 @@ pub(crate) struct Args {
     model: String,
     /// The texts; each gets one embedding [default: the lines of standard input]
     text: Vec<String>,
-    /// Embed the texts of a .txt, .jsonl, .csv or .parquet file, or - (may be repeated)
+    /// Embed a .txt, .jsonl, .csv or .parquet file, or - (may be repeated)
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
-    /// How files hold texts [default: as their names say, or txt]
-    #[arg(long, value_name = "FORMAT", value_enum)]
+    /// Input format: txt, jsonl, csv or parquet [default: by file name]
+    #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     input: Option<Format>,
     /// Take each file as one text
     #[arg(long, conflicts_with = "input")]
@@ -88,8 +87,9 @@ pub(crate) struct Args {
     /// Token ids of one text, without added special tokens
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["text", "file"])]
     tokens: Vec<u32>,
-    /// How to write embeddings
-    #[arg(long, value_name = "FORMAT", value_enum, default_value = "json")]
+    /// Output format: json, npy, arrow or parquet
+    #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
+    #[arg(default_value = "json")]
     output: Kind,
     /// Write to this file [default: standard output]
     #[arg(short, long, value_name = "FILE", conflicts_with = "flight")]
@@ -99,7 +99,7 @@ pub(crate) struct Args {
     resume: bool,
     #[command(flatten)]
     store: StoreArgs,
-    /// Most rows that are sent to the store at a time
+    /// Rows that are sent to the store at a time
     #[arg(long, value_name = "N", default_value_t = 4096)]
     put_rows: usize,
     #[command(flatten)]
