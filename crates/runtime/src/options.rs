@@ -16,7 +16,7 @@ pub const MAX_BATCH_TOKENS: usize = 1 << 16;
 
 /// The most tokens of a step if no `batch_size` is given.
 const STEP_TOKENS: usize = 512;
-/// The same of an encoder on a GPU: enough rows for all multiprocessors.
+/// Tokens of an encoder's step on a GPU by default: enough rows for all multiprocessors.
 const GPU_ENCODER_STEP_TOKENS: usize = 8192;
 
 /// How a model is loaded and run. The defaults suit one conversation on any machine.
