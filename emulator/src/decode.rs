@@ -112,6 +112,12 @@ fn arithmetic(name: &str, ty: &str) -> Option<Op> {
         "mov" | "cvta.to.global" => integers!(ty, T => map!(|a: T| a)),
         "popc" => integers!(ty, T => map!(|a: T| a.count_ones())),
         "clz" => integers!(ty, T => map!(|a: T| a.leading_zeros())),
+        "brev" => integers!(ty, T => map!(|a: T| a.reverse_bits())),
+        // How far the highest bit is from the top; of zero, all bits are set.
+        "bfind.shiftamt" => by_type! { ty, T =>
+            map!(|a: T| if a == 0 { u32::MAX } else { a.leading_zeros() });
+            "u32" => u32, "u64" => u64,
+        },
         // Shifts by the width or more leave zeros, or the sign.
         "shl" => integers!(ty, T => map!(|a: T, n: u32| a.checked_shl(n).unwrap_or(0))),
         "shr" => integers!(ty, T => map!(|a: T, n: u32| {
