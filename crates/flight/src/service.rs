@@ -1,5 +1,5 @@
 //! bodkin's own Flight server: texts in, vectors out. A descriptor's path names the model, and for
-//! DoPut also the result, which is kept in memory until it is fetched or others need its place.
+//! DoPut also the result, which is stored in memory until it is fetched or evicted by newer ones.
 
 mod results;
 
@@ -27,7 +27,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::batch::{schema_with_vectors, with_vectors};
 use crate::error::{Error, Result};
-use results::Results;
+use results::{Results, StoredResult};
 
 /// The most texts that are computed before their vectors go out.
 const BATCH_TEXTS: usize = 1024;
@@ -114,7 +114,7 @@ struct Flight {
 /// What a stream of texts is about.
 struct Texts {
     model: String,
-    /// Where the result is kept.
+    /// The name under which the result is stored.
     name: Option<String>,
     batches: FlightRecordBatchStream,
 }
@@ -177,7 +177,7 @@ impl Flight {
         let mut info = FlightInfo::new().with_total_records(-1).with_total_bytes(-1);
         let mut schema = schema_with_vectors(&text_schema(), width).map_err(|e| internal(&e))?;
         if let Some(name) = descriptor.path.get(1) {
-            let found = self.results.look(name).ok_or_else(|| no_result(name))?;
+            let found = self.results.get(name).ok_or_else(|| no_result(name))?;
             let ticket = Ticket::new(name.clone());
             info = info.with_endpoint(FlightEndpoint::new().with_ticket(ticket));
             info = info.with_total_records(found.rows as i64);
@@ -289,7 +289,7 @@ impl FlightService for Flight {
     async fn do_get(&self, request: Request<Ticket>) -> Answer<Self::DoGetStream> {
         self.admit(&request)?;
         let name = String::from_utf8_lossy(&request.get_ref().ticket).into_owned();
-        let result = self.results.take(&name).ok_or_else(|| no_result(&name))?;
+        let result = self.results.remove(&name).ok_or_else(|| no_result(&name))?;
         let batches = stream::iter(result.batches.into_iter().map(Ok));
         let frames = FlightDataEncoderBuilder::new().with_schema(result.schema).build(batches);
         Ok(Response::new(frames.map_err(Status::from).boxed()))
@@ -303,17 +303,17 @@ impl FlightService for Flight {
         })?;
         let width = self.embedder.width(&model).await.map_err(status)?;
         let results = Arc::clone(&self.results);
-        let (mut kept, mut rows) = (results::Result::new(), 0);
+        let (mut stored, mut rows) = (StoredResult::new(), 0);
         let limit = results.limit();
         let vectors = self.vectors(caller, model, width, batches).map(Some);
         let end = stream::iter([None]);
-        // The last answer says that the result is kept.
+        // The last answer says that the result is stored.
         let answers = vectors.chain(end).map(move |batch| match batch {
             Some(batch) => {
                 let batch = batch.map_err(Status::from)?;
                 rows += batch.num_rows();
-                kept.push(batch);
-                if kept.bytes > limit {
+                stored.push(batch);
+                if stored.bytes > limit {
                     let message = format!("the result exceeds {limit} bytes: use DoExchange");
                     return Err(Status::resource_exhausted(message));
                 }
@@ -321,7 +321,7 @@ impl FlightService for Flight {
                 Ok(PutResult { app_metadata })
             }
             None => {
-                results.keep(&name, std::mem::replace(&mut kept, results::Result::new()));
+                results.insert(&name, std::mem::replace(&mut stored, StoredResult::new()));
                 let app_metadata = Bytes::from(json!({ "rows": rows, "result": name }).to_string());
                 Ok(PutResult { app_metadata })
             }

@@ -8,16 +8,16 @@ use arrow_schema::{Schema, SchemaRef};
 
 /// Batches of one schema.
 #[derive(Clone)]
-pub(super) struct Result {
+pub(super) struct StoredResult {
     pub(super) schema: SchemaRef,
     pub(super) batches: Vec<RecordBatch>,
     pub(super) rows: usize,
     pub(super) bytes: usize,
 }
 
-impl Result {
-    pub(super) fn new() -> Result {
-        Result { schema: Schema::empty().into(), batches: Vec::new(), rows: 0, bytes: 0 }
+impl StoredResult {
+    pub(super) fn new() -> StoredResult {
+        StoredResult { schema: Schema::empty().into(), batches: Vec::new(), rows: 0, bytes: 0 }
     }
 
     pub(super) fn push(&mut self, batch: RecordBatch) {
@@ -30,13 +30,13 @@ impl Result {
 
 /// Results by name, the oldest first.
 pub(super) struct Results {
-    kept: Mutex<VecDeque<(String, Result)>>,
+    stored: Mutex<VecDeque<(String, StoredResult)>>,
     limit: usize,
 }
 
 impl Results {
     pub(super) fn new(limit: usize) -> Results {
-        Results { kept: Mutex::default(), limit }
+        Results { stored: Mutex::default(), limit }
     }
 
     /// The most bytes of all results.
@@ -44,26 +44,26 @@ impl Results {
         self.limit
     }
 
-    /// Keeps a result in the place of one with its name.
-    pub(super) fn keep(&self, name: &str, result: Result) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|(other, _)| other != name);
-        kept.push_back((name.to_owned(), result));
-        while kept.len() > 1 && kept.iter().map(|(_, r)| r.bytes).sum::<usize>() > self.limit {
-            kept.pop_front();
+    /// Stores a result, and removes the oldest ones beyond the limit. It replaces one of its name.
+    pub(super) fn insert(&self, name: &str, result: StoredResult) {
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        stored.retain(|(other, _)| other != name);
+        stored.push_back((name.to_owned(), result));
+        while stored.len() > 1 && stored.iter().map(|(_, r)| r.bytes).sum::<usize>() > self.limit {
+            stored.pop_front();
         }
     }
 
-    /// A result, which stays.
-    pub(super) fn look(&self, name: &str) -> Option<Result> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.iter().find(|(other, _)| other == name).map(|(_, result)| result.clone())
+    /// A copy of a result, which stays stored.
+    pub(super) fn get(&self, name: &str) -> Option<StoredResult> {
+        let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        stored.iter().find(|(other, _)| other == name).map(|(_, result)| result.clone())
     }
 
-    /// A result, which is then gone.
-    pub(super) fn take(&self, name: &str) -> Option<Result> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = kept.iter().position(|(other, _)| other == name)?;
-        kept.remove(place).map(|(_, result)| result)
+    /// A result, which is no longer stored.
+    pub(super) fn remove(&self, name: &str) -> Option<StoredResult> {
+        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = stored.iter().position(|(other, _)| other == name)?;
+        stored.remove(place).map(|(_, result)| result)
     }
 }

@@ -10,7 +10,7 @@ use tracing_subscriber::{Layer, Registry, fmt};
 #[cfg(feature = "otlp")]
 use super::otlp::Exporter;
 
-/// The logs and traces of a server. Dropping it exports what is left.
+/// The logs and traces of a server. Dropping it exports the spans that wait.
 pub(super) struct Telemetry {
     #[cfg(feature = "otlp")]
     exporter: Option<Exporter>,
