@@ -111,6 +111,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    #[cfg(not(feature = "flight"))]
+    ensure!(
+        args.store.flight.is_none() && !matches!(args.output, Kind::Arrow | Kind::Parquet),
+        WITHOUT_ARROW
+    );
     let file = find(&args.model)?;
     let target = Target::new(args.out.as_deref(), &args.file)?;
     let rows = Rows::new(sources(&args))?;
@@ -170,11 +175,6 @@ fn open(
     dimension: usize,
     stop: &Arc<AtomicBool>,
 ) -> Result<Box<dyn Output>> {
-    #[cfg(not(feature = "flight"))]
-    ensure!(
-        args.store.flight.is_none() && !matches!(args.output, Kind::Arrow | Kind::Parquet),
-        WITHOUT_ARROW
-    );
     #[cfg(feature = "flight")]
     if args.store.flight.is_some() {
         let (stop, rows) = (Arc::clone(stop), args.put_rows);
