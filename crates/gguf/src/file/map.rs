@@ -122,7 +122,7 @@ mod truncation {
     use std::ffi::{c_int, c_void};
     use std::path::Path;
     use std::ptr;
-    use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
     /// A map in the list that the signal handler reads. It is never freed, because a handler may
     /// read it at any time; a process opens few files.
@@ -140,6 +140,8 @@ mod truncation {
     unsafe impl Sync for Registration {}
 
     static FIRST: AtomicPtr<Registration> = AtomicPtr::new(ptr::null_mut());
+    /// Whether a thread has begun to print its message and exit.
+    static IS_EXITING: AtomicBool = AtomicBool::new(false);
 
     pub(super) fn register(bytes: &[u8], path: &Path) -> &'static Registration {
         let path = path.display().to_string().replace(char::is_control, "\u{fffd}");
@@ -180,13 +182,17 @@ mod truncation {
 
     extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
         // SAFETY: the system passes a valid `info`, registrations are never freed, and `write`,
-        // `_exit` and `signal` are async-signal-safe.
+        // `_exit`, `pause` and `signal` are async-signal-safe.
         unsafe {
             let address = (*info).si_addr() as usize;
             let mut next = FIRST.load(Ordering::Acquire).cast_const();
             while let Some(registration) = next.as_ref() {
                 let end = registration.end.load(Ordering::Acquire);
                 if (registration.start..end).contains(&address) {
+                    // Another thread that reads the file is about to end the process.
+                    while IS_EXITING.swap(true, Ordering::AcqRel) {
+                        libc::pause();
+                    }
                     let message = registration.message.as_bytes();
                     libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
                     libc::_exit(1);
