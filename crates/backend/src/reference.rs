@@ -247,7 +247,7 @@ impl ReferenceModel {
                 rows::pick(weight(*table), plan.widths[i], rows::table_rows(*by, batch))
             }
             Op::Norm { input, kind, weight: w, bias, eps, groups } => {
-                let (weight, bias) = (weight(*w), bias.map(weight));
+                let (weight, bias) = (w.map(weight), bias.map(weight));
                 let norm = Norm { kind: *kind, weight, bias, eps: *eps, groups: *groups };
                 norm.run(of(*input), plan.widths[i])
             }

@@ -28,7 +28,7 @@ pub(crate) enum RowOp {
         input: Operand,
         out: Operand,
         kind: NormKind,
-        weight: WeightId,
+        weight: Option<WeightId>,
         bias: Option<WeightId>,
         eps: f32,
         groups: usize,

@@ -314,7 +314,7 @@ static_assert(OFFSET(Embed, by) == 44);
 // An RMS or layer norm of groups of a row.
 struct Norm {
     const float *x; // [rows, stride]
-    const float *weight;
+    const float *weight; // or none
     const float *bias; // or none
     float *out; // [rows, out_stride], or none
     u16 *half_out; // [rows, half_stride], or none
@@ -324,7 +324,7 @@ struct Norm {
     u32 half_stride;
     u32 n; // elements of a group
     u32 groups; // of a row
-    u32 weight_len; // n, or groups * n
+    u32 weight_len; // n, or groups * n; 0 without a weight
     u32 is_layer;
 };
 static_assert(sizeof(Norm) == 72);

@@ -57,13 +57,16 @@ DEVICE float4 apply_norm(const float4 &x, const float4 &weight, float scale) {
     return make_float4(x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w);
 }
 
-// Polls a row, or a group of it, and keeps it in shared memory with its norm's weights; each thread
-// reads only what it wrote. Returns the RMS factor.
+// Polls a row, or a group of it, and keeps it in shared memory with its norm's weights, if any; each
+// thread reads only what it wrote. Returns the RMS factor.
 DEVICE float load_norm_row(const float *x, const float *weights, u32 n, float eps, bool is_short, float4 *row,
                          float4 *norm_weights) {
     u32 t = opaque(threadIdx.x), quads = n / 4, thread = is_short ? t % 32 : t, threads = is_short ? 32 : THREADS;
 #pragma unroll 1
-    for (u32 i = thread; i < quads; i += threads) copy_async(shared_address(norm_weights + i), weights + 4 * i);
+    for (u32 i = thread; i < quads; i += threads) {
+        if (weights) copy_async(shared_address(norm_weights + i), weights + 4 * i);
+        else norm_weights[i] = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    }
     const uint4 *from = (const uint4 *)x;
     float square = 0.0f;
 #pragma unroll 1
@@ -101,7 +104,7 @@ DEVICE void norm_rows(u32 stage) {
     float4 *norm_weights = row + (is_short ? SHORT_NORM / 4 : quads);
 #pragma unroll 1
     for (; group < p.groups; group += step) {
-        const float *weights = p.weight + (p.weight_len == p.n ? 0 : group * p.n);
+        const float *weights = p.weight_len > p.n ? p.weight + group * p.n : p.weight;
         float scale = load_norm_row(p.x + group * p.n, weights, p.n, p.eps, is_short, row, norm_weights);
 #pragma unroll 1
         for (u32 i = thread; i < quads; i += threads) {

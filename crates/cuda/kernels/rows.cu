@@ -77,7 +77,7 @@ KERNEL norm_rows(const __grid_constant__ Norm p) {
             u32 i = first + j * blockDim.x;
             bool is_in = i < p.n;
             y[j] = is_in ? x[i] : 0.0f;
-            w[j] = is_in ? p.weight[start + i] : 0.0f;
+            w[j] = is_in && p.weight ? p.weight[start + i] : 1.0f;
             b[j] = is_in && p.bias ? p.bias[start + i] : 0.0f;
         }
 #pragma unroll

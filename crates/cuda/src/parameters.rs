@@ -258,6 +258,7 @@ parameters! {
     struct Norm: 72 {
         /// [rows, stride]
         x: (const float *),
+        /// or none
         weight: (const float *),
         /// or none
         bias: (const float *),
@@ -270,7 +271,7 @@ parameters! {
         n: u32,
         /// of a row
         groups: u32,
-        /// n, or groups * n
+        /// n, or groups * n; 0 without a weight
         weight_len: u32,
         is_layer: u32,
     }

@@ -162,14 +162,20 @@ impl<'a> Builder<'a> {
     /// An RMS norm over whole rows.
     pub fn rms_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
         let (kind, width) = (NormKind::Rms, self.width(input));
-        let weight = self.weight(name, width, 1)?;
+        let weight = Some(self.weight(name, width, 1)?);
         Ok(self.push(Op::Norm { input, kind, weight, bias: None, eps, groups: 1 }, width))
+    }
+
+    /// An RMS norm of each of `groups` parts of a row, without a weight.
+    pub fn weightless_norm(&mut self, input: Value, groups: usize, eps: f32) -> Value {
+        let (kind, weight, bias) = (NormKind::Rms, None, None);
+        self.push(Op::Norm { input, kind, weight, bias, eps, groups }, self.width(input))
     }
 
     /// A layer norm over whole rows, plus its bias if there is one.
     pub fn layer_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
         let (kind, width) = (NormKind::Layer, self.width(input));
-        let (weight, bias) = (self.weight(name, width, 1)?, self.bias(name, width)?);
+        let (weight, bias) = (Some(self.weight(name, width, 1)?), self.bias(name, width)?);
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: 1 }, width))
     }
 
@@ -188,7 +194,7 @@ impl<'a> Builder<'a> {
         let part = if tensor.cols() == width { width } else { head_dim };
         let (bias, groups) = (None, width / part);
         let rows = if tensor.rows() == groups { groups } else { 1 };
-        let weight = self.find(&full, part, rows)?;
+        let weight = Some(self.find(&full, part, rows)?);
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }
 

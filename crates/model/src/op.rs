@@ -145,9 +145,9 @@ pub enum Op {
         input: Value,
         /// RMS or layer norm.
         kind: NormKind,
-        /// `[n]`, shared by all parts, or `[groups * n]`.
-        weight: WeightId,
-        /// Of the weight's length, added last.
+        /// `[n]`, shared by all parts, or `[groups * n]`; none multiplies by nothing.
+        weight: Option<WeightId>,
+        /// Of the weight's length, added last; none without a weight.
         bias: Option<WeightId>,
         /// Added to the mean square.
         eps: f32,
@@ -366,8 +366,8 @@ impl Op {
     pub fn weights(&self) -> impl Iterator<Item = WeightId> {
         let weights = match self {
             Op::Embed { table, .. } => [Some(*table), None, None],
-            Op::Norm { weight, bias, .. }
-            | Op::Linear { weight, bias, .. }
+            Op::Norm { weight, bias, .. } => [*weight, *bias, None],
+            Op::Linear { weight, bias, .. }
             | Op::ExpertLinear { weight, bias, .. }
             | Op::Conv { weight, bias, .. }
             | Op::Logits { weight, bias, .. } => [Some(*weight), *bias, None],

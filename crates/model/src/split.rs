@@ -97,8 +97,10 @@ impl Op {
         let (values, weights) = match self {
             Op::Input => (vec![], vec![]),
             Op::Embed { table, .. } => (vec![], vec![table]),
-            Op::Norm { input, weight, bias, .. }
-            | Op::Linear { input, weight, bias }
+            Op::Norm { input, weight, bias, .. } => {
+                (vec![input], weight.iter_mut().chain(bias).collect())
+            }
+            Op::Linear { input, weight, bias }
             | Op::Logits { input, weight, bias } => {
                 (vec![input], [weight].into_iter().chain(bias).collect())
             }

@@ -38,7 +38,7 @@ fn plan(head: WeightId) -> Plan {
     let linear = |input, weight, bias| Op::Linear { input: Value(input), weight, bias };
     let ops = vec![
         Op::Embed { table: WeightId(0), by: EmbedBy::Token },
-        norm(Value(0), WeightId(1)),
+        norm(Value(0), Some(WeightId(1))),
         linear(1, WeightId(2), Some(WeightId(3))),
         linear(1, WeightId(4), none),
         linear(1, WeightId(4), none),

@@ -51,7 +51,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 pub(super) fn norm(maker: &mut Maker, input: Value, groups: usize) -> Value {
     let width = maker.width(input);
-    let weight = maker.vector(width / groups, 1.0);
+    let weight = Some(maker.vector(width / groups, 1.0));
     let kind = NormKind::Rms;
     maker.push(Op::Norm { input, kind, weight, bias: None, eps: 1e-6, groups }, width)
 }

@@ -50,7 +50,7 @@ fn both_ways(heads: usize, kv_heads: usize, dim: usize) -> Attention {
 }
 
 fn norm(maker: &mut Maker, input: Value, width: usize) -> Value {
-    let (weight, bias) = (maker.vector(width, 1.0), Some(maker.vector(width, 0.0)));
+    let (weight, bias) = (Some(maker.vector(width, 1.0)), Some(maker.vector(width, 0.0)));
     let kind = NormKind::Layer;
     maker.push(Op::Norm { input, kind, weight, bias, eps: 1e-12, groups: 1 }, width)
 }

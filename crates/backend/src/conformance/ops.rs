@@ -41,13 +41,21 @@ fn norms(cases: &mut Vec<Case>) {
             for has_bias in [false, true] {
                 let name = format!("norm {kind:?} {groups}x{n} by {weights} bias {has_bias}");
                 let (mut maker, input) = Maker::start(name, groups * n);
-                let weight = maker.vector(weights, 1.0);
+                let weight = Some(maker.vector(weights, 1.0));
                 let bias = has_bias.then(|| maker.vector(weights, 0.0));
                 let op = Op::Norm { input, kind, weight, bias, eps: 1e-5, groups };
                 let value = maker.push(op, groups * n);
                 maker.logits(value);
                 cases.push(maker.finish(FLOAT, TOKENS));
             }
+        }
+        for (groups, n) in shapes {
+            let (mut maker, input) =
+                Maker::start(format!("norm {kind:?} {groups}x{n} without weight"), groups * n);
+            let op = Op::Norm { input, kind, weight: None, bias: None, eps: 1e-5, groups };
+            let value = maker.push(op, groups * n);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
         }
     }
 }

@@ -104,7 +104,7 @@ fn mixer(maker: &mut Maker, input: Value, format: Format, s: Scan) -> Value {
     let c = slice(maker, xbc, inner + shared, shared);
     let up = scan(maker, [x, b, c, dt], s);
     let input = maker.push(Op::Glu { gate, up, act: Act::Silu }, inner);
-    let (weight, kind, bias) = (maker.vector(inner, 1.0), NormKind::Rms, None);
+    let (weight, kind, bias) = (Some(maker.vector(inner, 1.0)), NormKind::Rms, None);
     let op = Op::Norm { input, kind, weight, bias, eps: 1e-5, groups: s.groups };
     let value = maker.push(op, inner);
     maker.linear(value, format, WIDTH)

@@ -8,7 +8,7 @@ use crate::batch::Batch;
 pub(super) struct Norm<'a> {
     pub(super) kind: NormKind,
     /// As wide as a part, or as a row.
-    pub(super) weight: &'a [f32],
+    pub(super) weight: Option<&'a [f32]>,
     pub(super) bias: Option<&'a [f32]>,
     pub(super) eps: f32,
     pub(super) groups: usize,
@@ -26,9 +26,9 @@ impl Norm<'_> {
             let mean_square = part.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
             let scale = 1.0 / (mean_square + f64::from(self.eps)).sqrt();
             for &x in part {
-                let i = out.len() % self.weight.len();
-                let y = ((f64::from(x) - mean) * scale) as f32 * self.weight[i];
-                out.push(y + self.bias.map_or(0.0, |b| b[i]));
+                let at = |weights: &[f32]| weights[out.len() % weights.len()];
+                let y = ((f64::from(x) - mean) * scale) as f32 * self.weight.map_or(1.0, at);
+                out.push(y + self.bias.map_or(0.0, at));
             }
         }
         out

@@ -120,7 +120,7 @@ unsafe fn apply_rest<V: Vector>(x: &[f32], f: impl Fn(V) -> V, lanes: &mut [f32;
 pub(crate) struct Norm<'a> {
     pub(crate) kind: NormKind,
     /// For a part, or for all parts one after the other.
-    pub(crate) weight: &'a [f32],
+    pub(crate) weight: Option<&'a [f32]>,
     /// As long as the weight.
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) eps: f32,
@@ -129,18 +129,18 @@ pub(crate) struct Norm<'a> {
 }
 
 /// Normalises the parts of `x`.
-pub(crate) fn norm(isa: Isa, x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
+pub(crate) fn norm<'a>(isa: Isa, x: &[f32], norm: Norm<'a>, out: &mut [f32]) {
     let Norm { kind, weight, bias, eps, groups } = norm;
     let len = x.len() / groups;
     let parts = x.chunks_exact(len).zip(out.chunks_exact_mut(len));
     for (i, (part, out)) in parts.enumerate() {
-        let start = if weight.len() == len { 0 } else { i * len };
-        let weight = &weight[start..start + len];
+        let of_part = |x: &'a [f32]| &x[if x.len() == len { 0 } else { i * len }..][..len];
+        let weight = weight.map(of_part);
         dispatch!(isa, norm_part(
-            part: &[f32], kind: NormKind, weight: &[f32], eps: f32, out: &mut [f32],
+            part: &[f32], kind: NormKind, weight: Option<&[f32]>, eps: f32, out: &mut [f32],
         ));
         if let Some(bias) = bias {
-            out.iter_mut().zip(&bias[start..start + len]).for_each(|(y, b)| *y += b);
+            out.iter_mut().zip(of_part(bias)).for_each(|(y, b)| *y += b);
         }
     }
 }
@@ -149,7 +149,7 @@ pub(crate) fn norm(isa: Isa, x: &[f32], norm: Norm<'_>, out: &mut [f32]) {
 unsafe fn norm_part<V: Vector>(
     x: &[f32],
     kind: NormKind,
-    weight: &[f32],
+    weight: Option<&[f32]>,
     eps: f32,
     out: &mut [f32],
 ) {
@@ -163,7 +163,10 @@ unsafe fn norm_part<V: Vector>(
         let centre = V::splat(mean);
         let square = total::<V>(x, |x| x.sub(centre).mul(x.sub(centre)));
         let scale = 1.0 / (square / n + eps).sqrt();
-        zip::<V>(x, weight, out, Normed { mean, scale });
+        match weight {
+            Some(weight) => zip::<V>(x, weight, out, Normed { mean, scale }),
+            None => zip::<V>(x, x, out, Centred { mean, scale }),
+        }
     }
 }
 
@@ -179,6 +182,21 @@ impl Binary for Normed {
     unsafe fn apply<V: Vector>(self, x: V, weight: V) -> V {
         // SAFETY: the caller keeps the contract of `Vector`.
         unsafe { x.sub(V::splat(self.mean)).mul(V::splat(self.scale)).mul(weight) }
+    }
+}
+
+/// `(x - mean) * scale`.
+#[derive(Clone, Copy)]
+struct Centred {
+    mean: f32,
+    scale: f32,
+}
+
+impl Binary for Centred {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, x: V, _: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { x.sub(V::splat(self.mean)).mul(V::splat(self.scale)) }
     }
 }
 

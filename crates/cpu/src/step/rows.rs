@@ -38,7 +38,7 @@ impl StepContext<'_> {
             }
             RowOp::Norm { input, out, kind, weight, bias, eps, groups } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
-                let (weight, bias) = (vector(weight), bias.map(vector));
+                let (weight, bias) = (weight.map(vector), bias.map(vector));
                 rows::norm(self.isa, x, Norm { kind, weight, bias, eps, groups }, out);
             }
             RowOp::Rope { input, out, head_dim, style, rope } => {

@@ -21,11 +21,11 @@ pub(super) fn fusions(plan: &Plan, program: &Program) -> Vec<Fusion> {
             fusions[i + 1..i + 3].fill(Fusion::FusedAway);
         }
         let Work::Norm(norm) = &stage.work else { continue };
+        let &Norm { input, weight: Some(weight), eps, .. } = norm else { continue };
         let readers = if norm.is_inlined { Vec::new() } else { readers(plan, program, i, norm) };
         if norm.is_inlined || !readers.is_empty() {
             fusions[i] = Fusion::FusedAway;
         }
-        let &Norm { input, weight, eps, .. } = norm;
         for reader in readers {
             fusions[reader] = Fusion::Runs(MatmulFusion::Norm(InputNorm { input, weight, eps }));
         }

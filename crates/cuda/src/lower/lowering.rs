@@ -260,8 +260,12 @@ impl<'a> Lowering<'a> {
             matches!(self.plan.ops[reader], Op::Linear { .. } | Op::Logits { .. })
         };
         let fits = INLINED_COLS.contains(&width) && self.readers[i].iter().all(is_linear);
-        let (true, Some(half)) = (is_plain && fits, norm.half_out) else { return false };
-        let Norm { input, weight, eps, .. } = *norm;
+        let &Norm { input, weight: Some(weight), half_out: Some(half), eps, .. } = norm else {
+            return false;
+        };
+        if !is_plain || !fits {
+            return false;
+        }
         self.norms.insert(half, InputNorm { input, weight, eps });
         true
     }

@@ -155,7 +155,7 @@ pub(crate) struct InputNorm {
 pub(crate) struct Norm {
     pub(crate) input: Value,
     pub(crate) kind: NormKind,
-    pub(crate) weight: WeightId,
+    pub(crate) weight: Option<WeightId>,
     pub(crate) bias: Option<WeightId>,
     pub(crate) eps: f32,
     pub(crate) groups: usize,

@@ -73,7 +73,7 @@ impl Step<'_> {
         let (half_out, half_stride) = self.place(*half_out);
         p::Norm {
             x: self.address(*input),
-            weight: self.vector(Some(*weight)),
+            weight: self.vector(*weight),
             bias: self.vector(*bias),
             out,
             half_out,
@@ -83,7 +83,7 @@ impl Step<'_> {
             half_stride,
             n: (self.content(*input).stride() / groups) as u32,
             groups: *groups as u32,
-            weight_len: self.weights[weight.0].len as u32,
+            weight_len: weight.map_or(0, |weight| self.weights[weight.0].len as u32),
             is_layer: u32::from(*kind == NormKind::Layer),
         }
     }

@@ -96,7 +96,7 @@ impl Builder<'_> {
             return Ok(input);
         }
         let width = self.width(input);
-        let weight = self.weight(name, width / groups, groups)?;
+        let weight = Some(self.weight(name, width / groups, groups)?);
         let (kind, bias) = (NormKind::Rms, None);
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }

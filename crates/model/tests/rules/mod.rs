@@ -57,7 +57,7 @@ pub(crate) fn check(plan: &Plan) {
             Op::Embed { table, .. } => assert_eq!(plan.weight(*table).cols, out),
             Op::Norm { input, weight, groups, eps, .. } => {
                 assert_eq!(width(input), out);
-                let cols = plan.weight(*weight).cols;
+                let cols = weight.map_or(out, |weight| plan.weight(weight).cols);
                 assert!(cols == out || cols * groups == out);
                 assert!(eps.is_finite());
             }
