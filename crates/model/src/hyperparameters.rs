@@ -115,21 +115,17 @@ impl<'a> HyperParameters<'a> {
         Ok(value as usize)
     }
 
-    /// The number of blocks.
+    /// The number of blocks without those for multi-token prediction (MTP), which are the last of
+    /// the file's and take no part in the logits.
     pub fn layers(&self) -> Result<usize> {
-        let layers = self.size("block_count")?;
-        if layers > 4096 {
-            return Err(self.error("block_count", format!("expected at most 4096, found {layers}")));
+        let blocks = self.size("block_count")?;
+        if blocks > 4096 {
+            return Err(self.error("block_count", format!("expected at most 4096, found {blocks}")));
         }
-        Ok(layers)
-    }
-
-    /// The number of blocks without those for multi-token prediction (MTP) at the end.
-    pub fn layers_without_mtp(&self) -> Result<usize> {
-        let (layers, name) = (self.layers()?, "nextn_predict_layers");
+        let name = "nextn_predict_layers";
         match self.u32(name)?.map_or(0, |n| n as usize) {
-            mtp if mtp < layers => Ok(layers - mtp),
-            mtp => Err(self.error(name, format!("expected less than {layers}, found {mtp}"))),
+            mtp if mtp < blocks => Ok(blocks - mtp),
+            mtp => Err(self.error(name, format!("expected less than {blocks}, found {mtp}"))),
         }
     }
 

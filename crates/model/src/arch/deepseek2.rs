@@ -18,7 +18,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     let routings = routings(m, g, Gating::Softmax, false)?;
     let hidden = hidden_sizes(m, !routings.is_empty())?;
     let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
-    for (i, hidden) in hidden.into_iter().enumerate().take(m.layers_without_mtp()?) {
+    for (i, hidden) in hidden.into_iter().enumerate() {
         let b = g.block(i);
         let h = b.rms_norm(x, "attn_norm", eps)?;
         let h = b.latent_attention(h, &layer)?;

@@ -1,6 +1,5 @@
 //! Nemotron-H and Nemotron 3: each block is either a Mamba 2 mixer, attention without rotary
-//! embedding, or a squared-ReLU feed-forward network, possibly with experts. Multi-token prediction
-//! blocks at the end are ignored.
+//! embedding, or a squared-ReLU feed-forward network, possibly with experts.
 
 use super::hybrid_attention_layers;
 use crate::builder::{AttentionLayer, Builder, MambaMixer};
@@ -14,7 +13,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         Some(eps) => eps,
         None => m.layer_eps()?,
     };
-    let layers = m.layers_without_mtp()?;
+    let layers = m.layers()?;
     let mixer = MambaMixer::new(m, eps)?;
     let attention = hybrid_attention_layers(m, layers)?;
     let hidden = m

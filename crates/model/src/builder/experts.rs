@@ -13,7 +13,7 @@ impl Builder<'_> {
     pub fn experts(&mut self, input: Value, routing: Routing, act: Act) -> Result<Value> {
         let width = self.width(input);
         let scores = self.linear(input, "ffn_gate_inp", routing.experts)?;
-        let bias = self.bias("exp_probs_b", routing.experts)?;
+        let bias = self.routing_bias(routing.experts)?;
         let route = self.push(Op::Route { input: scores, bias, routing }, 2 * routing.used);
         let x = match self.rows("ffn_latent_down") {
             Some(latent) => self.linear(input, "ffn_latent_down", latent)?,
@@ -30,6 +30,14 @@ impl Builder<'_> {
         };
         let shared = self.shared_expert(input, act)?;
         Ok(shared.map_or(sum, |shared| self.add(sum, shared)))
+    }
+
+    /// The bias of the selection, whose name ends in `.bias` in most files.
+    fn routing_bias(&mut self, experts: usize) -> Result<Option<WeightId>> {
+        match self.bias("exp_probs_b", experts)? {
+            None => self.find_optional(&format!("{}exp_probs_b", self.prefix), experts, 1),
+            bias => Ok(bias),
+        }
     }
 
     /// The hidden activations of the selected experts, `[rows, used * hidden]`.
