@@ -100,8 +100,7 @@ impl Op {
             Op::Norm { input, weight, bias, .. } => {
                 (vec![input], weight.iter_mut().chain(bias).collect())
             }
-            Op::Linear { input, weight, bias }
-            | Op::Logits { input, weight, bias } => {
+            Op::Linear { input, weight, bias } | Op::Logits { input, weight, bias } => {
                 (vec![input], [weight].into_iter().chain(bias).collect())
             }
             Op::ExpertLinear { input, route, weight, bias, .. } => {
