@@ -301,6 +301,11 @@ impl ReferenceModel {
                 let weights = [a, d, dt_bias].map(|id| weight(*id));
                 state::scan(&mut self.states[state.0], batch, *scan, values, weights)
             }
+            Op::DeltaRule { qkv, decay, beta, a, dt_bias, eps, rule, state } => {
+                let values = [qkv, decay, beta].map(|value| of(*value));
+                let weights = [a, dt_bias].map(|id| weight(*id));
+                state::delta_rule(&mut self.states[state.0], batch, *rule, *eps, values, weights)
+            }
             Op::Logits { input, weight: w, bias } => {
                 let (width, rows) = (plan.width(*input), batch.outputs.iter().map(|&i| i as usize));
                 let rows = rows::pick(of(*input), width, rows);

@@ -9,7 +9,9 @@ use bodkin_model::{Op, Plan, Rope, Rows, Value, WeightId};
 use crate::config::Fusions;
 use crate::isa::Isa;
 use crate::linear::{ActivationFormats, PackedLayout};
-use crate::program::{ExpertPermutation, Linear, Operand, Program, RowOp, ScanStage, Stage};
+use crate::program::{
+    DeltaRuleStage, ExpertPermutation, Linear, Operand, Program, RowOp, ScanStage, Stage,
+};
 
 /// Lowers a plan. The inputs of the `thresholded` linears get thresholds.
 pub(crate) fn lower(plan: &Plan, isa: Isa, fusions: Fusions, thresholded: &[WeightId]) -> Program {
@@ -77,7 +79,7 @@ impl Lowering<'_> {
                 return i + 1;
             }
             Op::ExpertLinear { input, route, .. } => return self.experts(i, *input, *route),
-            Op::Conv { .. } | Op::Scan { .. } => {
+            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {
                 self.stages.extend(self.recurrent(i));
                 return i + 1;
             }
@@ -139,6 +141,12 @@ impl Lowering<'_> {
                 let [x, b, c, dt] = [x, b, c, dt].map(|value| self.operand(*value));
                 let (a, d, dt_bias, scan, state) = (*a, *d, *dt_bias, *scan, state.0);
                 Some(Stage::Scan(ScanStage { x, b, c, dt, a, d, dt_bias, scan, state, out }))
+            }
+            Op::DeltaRule { qkv, decay, beta, a, dt_bias, eps, rule, state } => {
+                let [qkv, decay, beta] = [qkv, decay, beta].map(|value| self.operand(*value));
+                let (a, dt_bias, eps, rule, state) = (*a, *dt_bias, *eps, *rule, state.0);
+                let stage = DeltaRuleStage { qkv, decay, beta, a, dt_bias, eps, rule, state, out };
+                Some(Stage::DeltaRule(stage))
             }
             _ => None,
         }

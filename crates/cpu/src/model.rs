@@ -8,7 +8,7 @@ use bodkin_backend::{
     ModelStats, Observer, PAGE_TOKENS, Result, Sink, StateBlock, Transfer, WeightLayout,
 };
 use bodkin_gguf::File;
-use bodkin_model::{Op, Plan, Rope, RopeTable, WeightId};
+use bodkin_model::{Op, Plan, RecurrentState, Rope, RopeTable, WeightId};
 
 use crate::config::{Cpu, Fusions, Sparse};
 use crate::expert_permutation::{PermutationTables, PermutationView};
@@ -17,6 +17,7 @@ use crate::kv::{KvDtype, KvLayout, KvPages, KvView};
 use crate::linear::{ActivationFormat, Activations, PackedLayout, PackedWeight, SCRATCH_LEN};
 use crate::lower::lower;
 use crate::memory::AlignedMemory;
+use crate::ops::delta_rule;
 use crate::pool::Pool;
 use crate::profile::Times;
 use crate::program::Program;
@@ -163,6 +164,11 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
         let tokens = limits.pages[window_index] * PAGE_TOKENS;
         sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
         sizes.partials = sizes.partials.max(partials_len(cpu.threads, tokens, stride));
+    }
+    for state in &plan.states {
+        if let RecurrentState::DeltaRule(rule) = state {
+            sizes.scratch = sizes.scratch.max(delta_rule::scratch_len(rule.head_dim));
+        }
     }
     sizes
 }

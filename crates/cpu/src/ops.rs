@@ -2,6 +2,7 @@
 
 pub(crate) mod act;
 pub(crate) mod attention;
+pub(crate) mod delta_rule;
 pub(crate) mod recurrent;
 pub(crate) mod route;
 pub(crate) mod rows;

@@ -93,6 +93,7 @@ pub(crate) fn describe(plan: &Plan, stage: &Stage) -> String {
         Stage::Permute { .. } => "permute by expert".to_owned(),
         Stage::Conv { .. } => "conv".to_owned(),
         Stage::Scan { .. } => "scan".to_owned(),
+        Stage::DeltaRule { .. } => "delta_rule".to_owned(),
         Stage::Matmul { linears, .. } | Stage::GroupedGemm { linears, .. } => {
             linears.iter().map(name).collect::<Vec<_>>().join(" + ")
         }

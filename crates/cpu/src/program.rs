@@ -1,7 +1,7 @@
 //! A lowered plan: stages, which threads run with a barrier after each.
 
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, Routing, Rows};
-use bodkin_model::{Scan, WeightId};
+use bodkin_model::{DeltaRule, Scan, WeightId};
 
 use crate::linear::ActivationFormats;
 
@@ -117,6 +117,8 @@ pub(crate) enum Stage {
     Conv { input: Operand, weight: WeightId, bias: Option<WeightId>, state: usize, out: Operand },
     /// A state-space scan; threads share the heads.
     Scan(ScanStage),
+    /// The gated delta rule; threads share the heads, or their columns.
+    DeltaRule(DeltaRuleStage),
 }
 
 /// The operands of a state-space scan.
@@ -130,6 +132,20 @@ pub(crate) struct ScanStage {
     pub(crate) d: WeightId,
     pub(crate) dt_bias: WeightId,
     pub(crate) scan: Scan,
+    pub(crate) state: usize,
+    pub(crate) out: Operand,
+}
+
+/// The operands of the gated delta rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeltaRuleStage {
+    pub(crate) qkv: Operand,
+    pub(crate) decay: Operand,
+    pub(crate) beta: Operand,
+    pub(crate) a: WeightId,
+    pub(crate) dt_bias: WeightId,
+    pub(crate) eps: f32,
+    pub(crate) rule: DeltaRule,
     pub(crate) state: usize,
     pub(crate) out: Operand,
 }

@@ -1,9 +1,10 @@
-//! Recurrent state: the state slots of all sequences, for each convolution and scan of the plan.
+//! Recurrent state: the state slots of all sequences, for each convolution, scan and
+//! delta rule of the plan.
 
 use bodkin_backend::Transfer;
 use bodkin_model::{Plan, RecurrentState};
 
-use crate::ops::recurrent::head_len;
+use crate::ops::{delta_rule, recurrent::head_len};
 use crate::shared::Shared;
 
 /// Elements of a state in one slot.
@@ -11,6 +12,9 @@ pub(crate) fn slot_len(state: &RecurrentState) -> usize {
     match state {
         RecurrentState::Conv { .. } => state.elements(),
         RecurrentState::Scan(s) => s.heads * head_len(s),
+        RecurrentState::DeltaRule(r) => {
+            r.value_heads * delta_rule::state_len(r.head_dim, r.head_dim)
+        }
     }
 }
 

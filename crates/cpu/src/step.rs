@@ -3,6 +3,7 @@
 
 mod attention;
 pub(crate) mod context;
+mod delta_rule;
 mod experts;
 mod matmul;
 pub(crate) mod recurrent;
@@ -91,6 +92,7 @@ impl StepContext<'_> {
                 self.conv(*input, *weight, *bias, (*state, *out), &claimed[0]);
             }
             Stage::Scan(stage) => self.scan(stage, &claimed[0]),
+            Stage::DeltaRule(stage) => self.delta_rule(stage, worker, &claimed[0]),
             Stage::Attention { q, out, attention, slot } => {
                 let (q, out, slot) = (*q, *out, *slot);
                 AttentionStage { step: self, q, out, attention, slot }.run(worker, &claimed[0]);

@@ -12,5 +12,5 @@ mod lanes;
 pub(crate) mod portable;
 
 pub(crate) use dispatch::dispatch;
-pub(crate) use exp::exp;
+pub(crate) use exp::{exp, softplus};
 pub(crate) use lanes::{LANES, Vector};

@@ -32,8 +32,8 @@ pub(crate) struct Uses {
     pub(crate) matrices: usize,
     /// Whether other operations read it as f32.
     pub(crate) vector: bool,
-    /// The taps, if it is the weight of a convolution; 0 otherwise.
-    taps: usize,
+    /// The columns, if these operations read them one after the other; 0 otherwise.
+    columns: usize,
 }
 
 /// How the plan uses each of its weights.
@@ -49,8 +49,10 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
         if let Some((weight, count)) = matrices {
             uses[weight.0].matrices = count;
         }
-        if let Op::Conv { weight, .. } = op {
-            uses[weight.0].taps = plan.weight(*weight).cols;
+        match op {
+            Op::Conv { weight, .. } => uses[weight.0].columns = plan.weight(*weight).cols,
+            Op::Scan { a, scan, .. } if scan.is_channelwise => uses[a.0].columns = scan.state,
+            _ => {}
         }
         let vectors = op.weights().filter(|id| matrices.is_none_or(|(matrix, _)| matrix != *id));
         vectors.for_each(|id| uses[id.0].vector = true);
@@ -97,9 +99,9 @@ pub(crate) fn load(
         if uses.vector {
             let mut values = vec![0.0; weight.cols * weight.rows];
             weight.format.dequantize(bytes, &mut values);
-            loaded.vector = Some(match uses.taps {
+            loaded.vector = Some(match uses.columns {
                 0 => values,
-                kernel => transposed(&values, kernel),
+                columns => transposed(&values, columns),
             });
         }
         weights.push(loaded);
@@ -242,8 +244,8 @@ fn tensor<'a>(file: &'a File, weight: &Weight) -> &'a Tensor {
     file.tensor(&weight.name).expect("the plan was made from this file")
 }
 
-/// Transposes the taps of a convolution from `[width][kernel]` to `[kernel][width]`.
-fn transposed(weight: &[f32], kernel: usize) -> Vec<f32> {
-    let columns = weight.len() / kernel;
-    (0..kernel).flat_map(|k| (0..columns).map(move |c| weight[c * kernel + k])).collect()
+/// Transposes a matrix from `[rows][columns]` to `[columns][rows]`.
+fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let rows = values.len() / columns;
+    (0..columns).flat_map(|c| (0..rows).map(move |row| values[row * columns + c])).collect()
 }

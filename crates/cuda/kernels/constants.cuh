@@ -64,6 +64,9 @@
 // The widest heads whose positions prefill attention splits.
 #define MAX_SPLIT_DIM 128u
 
+// The widest heads of a delta rule.
+#define MAX_RULE_DIM 256u
+
 // Groups of a row's logits in sampling.
 #define LOGIT_GROUPS 512u
 

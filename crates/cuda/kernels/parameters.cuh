@@ -546,8 +546,8 @@ struct Scan {
     const float *b;
     const float *c;
     const float *dt;
-    const float *a; // [heads]
-    const float *d;
+    const float *a; // [heads], or [heads * head_dim, state_dim] by channel
+    const float *d; // [heads], or [heads * head_dim] by channel
     const float *dt_bias;
     const u32 *metadata;
     float *states; // [state slots, heads, head_dim, state_dim]
@@ -561,7 +561,7 @@ struct Scan {
     u32 head_dim;
     u32 groups;
     u32 state_dim;
-    u32 padding;
+    u32 is_channelwise;
 };
 static_assert(sizeof(Scan) == 120);
 static_assert(OFFSET(Scan, x) == 0);
@@ -583,7 +583,48 @@ static_assert(OFFSET(Scan, heads) == 100);
 static_assert(OFFSET(Scan, head_dim) == 104);
 static_assert(OFFSET(Scan, groups) == 108);
 static_assert(OFFSET(Scan, state_dim) == 112);
-static_assert(OFFSET(Scan, padding) == 116);
+static_assert(OFFSET(Scan, is_channelwise) == 116);
+
+// The gated delta rule.
+struct DeltaRule {
+    const float *qkv; // [rows, stride of each]
+    const float *decay;
+    const float *beta;
+    const float *a; // [heads]
+    const float *dt_bias; // [heads], or [heads * head_dim] by channel
+    const u32 *metadata;
+    float *states; // [state slots, heads, head_dim columns, head_dim rows]
+    float *out; // [rows, out_stride]
+    u32 qkv_stride;
+    u32 decay_stride;
+    u32 beta_stride;
+    u32 out_stride;
+    float eps;
+    u32 key_heads; // of q and k
+    u32 heads; // of v
+    u32 head_dim;
+    u32 is_cyclic;
+    u32 is_channelwise;
+};
+static_assert(sizeof(DeltaRule) == 104);
+static_assert(OFFSET(DeltaRule, qkv) == 0);
+static_assert(OFFSET(DeltaRule, decay) == 8);
+static_assert(OFFSET(DeltaRule, beta) == 16);
+static_assert(OFFSET(DeltaRule, a) == 24);
+static_assert(OFFSET(DeltaRule, dt_bias) == 32);
+static_assert(OFFSET(DeltaRule, metadata) == 40);
+static_assert(OFFSET(DeltaRule, states) == 48);
+static_assert(OFFSET(DeltaRule, out) == 56);
+static_assert(OFFSET(DeltaRule, qkv_stride) == 64);
+static_assert(OFFSET(DeltaRule, decay_stride) == 68);
+static_assert(OFFSET(DeltaRule, beta_stride) == 72);
+static_assert(OFFSET(DeltaRule, out_stride) == 76);
+static_assert(OFFSET(DeltaRule, eps) == 80);
+static_assert(OFFSET(DeltaRule, key_heads) == 84);
+static_assert(OFFSET(DeltaRule, heads) == 88);
+static_assert(OFFSET(DeltaRule, head_dim) == 92);
+static_assert(OFFSET(DeltaRule, is_cyclic) == 96);
+static_assert(OFFSET(DeltaRule, is_channelwise) == 100);
 
 // Samples the next step's tokens.
 struct Sample {

@@ -81,6 +81,8 @@ shared! {
     PREFILL_SPLIT: usize = 2048;
     /// The widest heads whose positions prefill attention splits.
     MAX_SPLIT_DIM: usize = 128;
+    /// The widest heads of a delta rule.
+    MAX_RULE_DIM: usize = 256;
     /// Groups of a row's logits in sampling.
     LOGIT_GROUPS: usize = 512;
     /// Sampled where a row's logits are not finite.

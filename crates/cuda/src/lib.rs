@@ -31,8 +31,9 @@ use bodkin_backend::{
     StoredFormat,
 };
 use bodkin_gguf::File;
-use bodkin_model::{Op, Plan, RecurrentState};
+use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
+use constants::MAX_RULE_DIM;
 use driver::Device;
 pub use header::kernel_headers;
 use kernels::Kernels;
@@ -124,12 +125,17 @@ impl Cuda {
 
     /// What this backend cannot run of a plan.
     fn unsupported(&self, plan: &Plan, limits: &Limits) -> Option<String> {
-        let state = plan.states.iter().find_map(|state| match state {
-            RecurrentState::Scan(scan) if scan.state > MOST_STATE => Some(scan.state),
+        let too_wide = plan.states.iter().find_map(|state| match state {
+            RecurrentState::Scan(Scan { state, .. }) if *state > MOST_STATE => {
+                Some(format!("a scan with {state} elements a row (at most {MOST_STATE})"))
+            }
+            RecurrentState::DeltaRule(DeltaRule { head_dim, .. }) if *head_dim > MAX_RULE_DIM => {
+                Some(format!("a delta rule with heads of {head_dim} (at most {MAX_RULE_DIM})"))
+            }
             _ => None,
         });
-        if let Some(state) = state {
-            return Some(format!("a scan with {state} elements a row (at most {MOST_STATE})"));
+        if too_wide.is_some() {
+            return too_wide;
         }
         let program = self.lower(plan);
         let kv_layout = KvLayout::of(self.kv_type, plan);

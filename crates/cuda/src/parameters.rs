@@ -391,15 +391,40 @@ parameters! {
         /// [rows, stride of each]
         x: (const float *),
         b: (const float *), c: (const float *), dt: (const float *),
-        /// [heads]
+        /// [heads], or [heads * head_dim, state_dim] by channel
         a: (const float *),
-        d: (const float *), dt_bias: (const float *), metadata: (const u32 *),
+        /// [heads], or [heads * head_dim] by channel
+        d: (const float *),
+        dt_bias: (const float *), metadata: (const u32 *),
         /// [state slots, heads, head_dim, state_dim]
         states: (float *),
         /// [rows, out_stride]
         out: (float *),
         x_stride: u32, b_stride: u32, c_stride: u32, dt_stride: u32, out_stride: u32, heads: u32,
-        head_dim: u32, groups: u32, state_dim: u32, padding: u32,
+        head_dim: u32, groups: u32, state_dim: u32, is_channelwise: u32,
+    }
+
+    /// The gated delta rule.
+    struct DeltaRule: 104 {
+        /// [rows, stride of each]
+        qkv: (const float *),
+        decay: (const float *), beta: (const float *),
+        /// [heads]
+        a: (const float *),
+        /// [heads], or [heads * head_dim] by channel
+        dt_bias: (const float *),
+        metadata: (const u32 *),
+        /// [state slots, heads, head_dim columns, head_dim rows]
+        states: (float *),
+        /// [rows, out_stride]
+        out: (float *),
+        qkv_stride: u32, decay_stride: u32, beta_stride: u32, out_stride: u32,
+        eps: f32,
+        /// of q and k
+        key_heads: u32,
+        /// of v
+        heads: u32,
+        head_dim: u32, is_cyclic: u32, is_channelwise: u32,
     }
 
     /// Samples the next step's tokens.

@@ -216,6 +216,7 @@ impl Step<'_> {
             Work::ExpertSum { input, route, out } => self.expert_sum(rows, *input, *route, *out),
             Work::Conv(conv) => self.conv(conv),
             Work::Scan(scan) => self.scan(scan),
+            Work::DeltaRule(rule) => self.delta_rule(rule),
             // The devices run it together: `tensor_parallel.rs`.
             Work::Gather(_) => Ok(()),
         }

@@ -1,13 +1,15 @@
 //! The builder of plans: one method for each component of a transformer block. Tensors in the file
 //! determine optional features, such as biases; all shapes are checked here.
 
+mod delta;
 mod encoder;
 mod experts;
 mod latent;
 mod state;
 
+pub use delta::DeltaMixer;
 pub use latent::LatentAttention;
-pub use state::MambaMixer;
+pub use state::{MambaMixer, SelectiveMixer};
 
 use std::collections::HashMap;
 
@@ -243,15 +245,40 @@ impl<'a> Builder<'a> {
             let k = self.linear(input, "attn_k", k_width)?;
             (q, k, self.linear(input, "attn_v", v_width)?)
         };
+        let out = self.rotate_and_attend([q, k, v], a, layer, norm)?;
+        self.linear(out, "attn_output", width)
+    }
+
+    /// As [`Builder::attention`], with an output gate for each query head, which follows the head
+    /// in `attn_q`.
+    pub fn gated_attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
+        let a = layer.attention;
+        let both = self.linear(input, "attn_q", a.heads * (a.key_dim + a.value_dim))?;
+        let k = self.linear(input, "attn_k", a.kv_heads * a.key_dim)?;
+        let v = self.linear(input, "attn_v", a.kv_heads * a.value_dim)?;
+        let q = self.slices(both, a.heads, 0, a.key_dim);
+        let gate = self.slices(both, a.heads, a.key_dim, a.value_dim);
+        let up = self.rotate_and_attend([q, k, v], a, layer, NormKind::Rms)?;
+        let out = self.push(Op::Glu { gate, up, act: Act::Sigmoid }, self.width(up));
+        self.linear(out, "attn_output", self.width(input))
+    }
+
+    /// QK norms, rotary embedding, attention.
+    fn rotate_and_attend(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        a: Attention,
+        layer: AttentionLayer,
+        norm: NormKind,
+    ) -> Result<Value> {
         let mut q = self.head_norm(q, "attn_q_norm", a.key_dim, (norm, layer.eps))?;
         let mut k = self.head_norm(k, "attn_k_norm", a.key_dim, (norm, layer.eps))?;
         if let Some(rope) = layer.rope {
             let head_dim = a.key_dim;
-            q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, q_width);
-            k = self.push(Op::Rope { input: k, heads: a.kv_heads, head_dim, rope }, k_width);
+            q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, self.width(q));
+            k = self.push(Op::Rope { input: k, heads: a.kv_heads, head_dim, rope }, self.width(k));
         }
-        let out = self.attend(q, k, v, a);
-        self.linear(out, "attn_output", width)
+        Ok(self.attend(q, k, v, a))
     }
 
     /// Attention with a KV cache of its own.

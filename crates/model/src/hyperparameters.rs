@@ -108,6 +108,18 @@ impl<'a> HyperParameters<'a> {
         Ok(Some(values))
     }
 
+    /// A bool for each layer; none if the key is absent or no array of bools.
+    pub fn bools(&self, name: &str, layers: usize) -> Result<Option<Vec<bool>>> {
+        match self.metadata.get(&self.key(name)) {
+            Some(Value::Array(Array::Bool(values))) if values.len() < layers => {
+                let problem = format!("expected {layers} values, found {}", values.len());
+                Err(self.error(name, problem))
+            }
+            Some(Value::Array(Array::Bool(values))) => Ok(Some(values[..layers].to_vec())),
+            _ => Ok(None),
+        }
+    }
+
     fn plausible(&self, name: &str, value: u32) -> Result<usize> {
         if value == 0 || value > PLAUSIBLE_MAX {
             return Err(self.error(name, format!("expected 1 to {PLAUSIBLE_MAX}, found {value}")));
@@ -305,12 +317,8 @@ impl<'a> HyperParameters<'a> {
     /// of layers, of which the last has global attention; `period` is the default.
     pub fn local_layers(&self, period: usize) -> Result<Vec<bool>> {
         let (name, layers) = ("attention.sliding_window_pattern", self.layers()?);
-        if let Some(Value::Array(Array::Bool(local))) = self.metadata.get(&self.key(name)) {
-            if local.len() < layers {
-                let problem = format!("expected {layers} values, found {}", local.len());
-                return Err(self.error(name, problem));
-            }
-            return Ok(local.clone());
+        if let Some(local) = self.bools(name, layers)? {
+            return Ok(local);
         }
         let period = self.u32(name)?.filter(|&p| p > 0).map_or(period, |p| p as usize);
         Ok((1..=layers).map(|i| i % period != 0).collect())

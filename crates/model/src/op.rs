@@ -86,7 +86,8 @@ pub struct Routing {
     pub scale: f32,
 }
 
-/// The scan of Mamba 2 (state-space model). Each head has the state `h`, `[head_dim, state]`:
+/// The scan of a state-space model, Mamba 2 or Mamba 1. Each head has the state `h`,
+/// `[head_dim, state]`:
 ///
 /// ```text
 /// dt = softplus(dt + dt_bias);  h = exp(dt * a) * h + dt * x outer b;  y = h c + d * x
@@ -101,6 +102,64 @@ pub struct Scan {
     pub groups: usize,
     /// Width of b and c in a group.
     pub state: usize,
+    /// Whether each element of x has a `dt`, a `d` and a row of `a` of its own (Mamba 1), not each
+    /// head. Heads only divide the elements among workers then.
+    pub is_channelwise: bool,
+}
+
+impl Scan {
+    /// The width of `dt`.
+    pub fn dt_width(&self) -> usize {
+        self.heads * if self.is_channelwise { self.head_dim } else { 1 }
+    }
+}
+
+/// The gated delta rule (Yang, Kautz and Hatamizadeh 2024), also with decays by channel (Kimi Delta
+/// Attention, 2025). Each value head has the state `s`, `[head_dim, head_dim]`, with a row for each
+/// element of k:
+///
+/// ```text
+/// q = q / sqrt(q . q + eps) / sqrt(head_dim);  k = k / sqrt(k . k + eps)
+/// s = exp(a * softplus(decay + dt_bias)) * s;  s = s + k outer sigmoid(beta) * (v - k s);  y = q s
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaRule {
+    /// Heads of q and k.
+    pub key_heads: usize,
+    /// Heads of v; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Width of a head of q, k or v.
+    pub head_dim: usize,
+    /// Whether value head `h` has key head `h mod key_heads`. If not, consecutive value heads share
+    /// a key head.
+    pub is_cyclic: bool,
+    /// Whether each row of the state has a decay of its own, not each head.
+    pub is_channelwise: bool,
+}
+
+impl DeltaRule {
+    /// The key head of a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        match self.is_cyclic {
+            true => value_head % self.key_heads,
+            false => value_head / (self.value_heads / self.key_heads),
+        }
+    }
+
+    /// The width of q, k and v together.
+    pub fn qkv_width(&self) -> usize {
+        (2 * self.key_heads + self.value_heads) * self.head_dim
+    }
+
+    /// The width of the result.
+    pub fn width(&self) -> usize {
+        self.value_heads * self.head_dim
+    }
+
+    /// The width of `decay`.
+    pub fn decay_width(&self) -> usize {
+        self.value_heads * if self.is_channelwise { self.head_dim } else { 1 }
+    }
 }
 
 /// Attention over the cached keys and values of a sequence.
@@ -294,16 +353,35 @@ pub enum Op {
         b: Value,
         /// `[rows, groups * state]`.
         c: Value,
-        /// `[rows, heads]`.
+        /// `[rows, heads]`, or `[rows, heads * head_dim]` by channel.
         dt: Value,
-        /// `[heads]`, all negative.
+        /// `[heads]`, or `[heads * head_dim, state]`; all negative.
         a: WeightId,
-        /// `[heads]`.
+        /// As wide as `dt`.
         d: WeightId,
-        /// `[heads]`.
+        /// As wide as `dt`.
         dt_bias: WeightId,
         /// Heads, widths.
         scan: Scan,
+        /// The state before the step.
+        state: StateId,
+    },
+    /// The gated delta rule of a linear-attention layer.
+    DeltaRule {
+        /// `[rows, (2 * key_heads + value_heads) * head_dim]`: all heads of q, of k, then of v.
+        qkv: Value,
+        /// `[rows, value_heads]`, or `[rows, value_heads * head_dim]` by channel.
+        decay: Value,
+        /// `[rows, value_heads]`.
+        beta: Value,
+        /// `[value_heads]`, all negative.
+        a: WeightId,
+        /// As wide as `decay`.
+        dt_bias: WeightId,
+        /// Added to the squared lengths of q and k.
+        eps: f32,
+        /// Heads, widths.
+        rule: DeltaRule,
         /// The state before the step.
         state: StateId,
     },
@@ -347,6 +425,7 @@ impl Op {
             Op::ExpertLinear { input, route, .. } => [Some(input), route, None, None],
             Op::ExpertSum { input, route } => [Some(input), Some(route), None, None],
             Op::Scan { x, b, c, dt, .. } => [Some(x), Some(b), Some(c), Some(dt)],
+            Op::DeltaRule { qkv, decay, beta, .. } => [Some(qkv), Some(decay), Some(beta), None],
         };
         inputs.into_iter().flatten()
     }
@@ -375,6 +454,7 @@ impl Op {
             Op::Attention { attention, .. } => [attention.sinks, None, None],
             Op::Route { bias, .. } => [*bias, None, None],
             Op::Scan { a, d, dt_bias, .. } => [Some(*a), Some(*d), Some(*dt_bias)],
+            Op::DeltaRule { a, dt_bias, .. } => [Some(*a), Some(*dt_bias), None],
             Op::Input
             | Op::Act { .. }
             | Op::Glu { .. }
@@ -410,6 +490,7 @@ impl Op {
             Op::ExpertSum { .. } => "expert_sum",
             Op::Conv { .. } => "conv",
             Op::Scan { .. } => "scan",
+            Op::DeltaRule { .. } => "delta_rule",
             Op::Pool { .. } => "pool",
             Op::Logits { .. } => "logits",
         }

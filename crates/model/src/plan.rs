@@ -4,7 +4,7 @@
 use bodkin_gguf::Format;
 
 use crate::ids::{Value, WeightId};
-use crate::op::{EmbedBy, Op, Scan};
+use crate::op::{DeltaRule, EmbedBy, Op, Scan};
 
 /// A tensor of the file that the plan reads.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,6 +73,8 @@ pub enum RecurrentState {
     },
     /// The state of a scan, `[heads, head_dim, state]`.
     Scan(Scan),
+    /// The state of a delta rule, `[value_heads, head_dim, head_dim]`.
+    DeltaRule(DeltaRule),
 }
 
 impl RecurrentState {
@@ -81,6 +83,7 @@ impl RecurrentState {
         match *self {
             RecurrentState::Conv { kernel, width } => (kernel - 1) * width,
             RecurrentState::Scan(s) => s.heads * s.head_dim * s.state,
+            RecurrentState::DeltaRule(r) => r.width() * r.head_dim,
         }
     }
 }
@@ -98,8 +101,8 @@ pub struct Plan {
     pub weights: Vec<Weight>,
     /// The KV slots: one for each attention operation.
     pub slots: Vec<KvSlot>,
-    /// The recurrent states: one for each convolution and scan. A state slot of a backend holds
-    /// all of them for one sequence.
+    /// The recurrent states: one for each convolution, scan and delta rule. A state slot of a
+    /// backend holds all of them for one sequence.
     pub states: Vec<RecurrentState>,
     /// In order of execution; the last one computes the logits, or the embeddings of an encoder.
     pub ops: Vec<Op>,

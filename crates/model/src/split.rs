@@ -130,6 +130,10 @@ impl Op {
                 state = Some(own);
                 (vec![x, b, c, dt], vec![a, d, dt_bias])
             }
+            Op::DeltaRule { qkv, decay, beta, a, dt_bias, state: own, .. } => {
+                state = Some(own);
+                (vec![qkv, decay, beta], vec![a, dt_bias])
+            }
         };
         References { values, weights, slot, state }
     }

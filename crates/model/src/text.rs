@@ -45,11 +45,18 @@ impl Plan {
             Op::Route { routing, .. } => write!(f, " {routing}"),
             Op::ExpertLinear { experts, .. } => write!(f, " experts {experts}"),
             Op::Conv { state, .. } => write!(f, " state {}", state.0),
-            Op::Scan { scan: s, state, .. } => write!(
-                f,
-                " state {} heads {}x{} groups {} of {}",
-                state.0, s.heads, s.head_dim, s.groups, s.state
-            ),
+            Op::Scan { scan: s, state, .. } => {
+                write!(f, " state {} heads {}x{}", state.0, s.heads, s.head_dim)?;
+                write!(f, " groups {} of {}", s.groups, s.state)?;
+                f.write_str(if s.is_channelwise { " by channel" } else { "" })
+            }
+            Op::DeltaRule { rule: r, eps, state, .. } => {
+                let (state, heads) = (state.0, r.value_heads);
+                write!(f, " state {state} heads {heads}/{}x{}", r.key_heads, r.head_dim)?;
+                f.write_str(if r.is_cyclic { " cyclic" } else { "" })?;
+                f.write_str(if r.is_channelwise { " by channel" } else { "" })?;
+                write!(f, " eps {eps:e}")
+            }
             Op::Pool { kind, .. } => f.write_str(match kind {
                 PoolKind::Mean => " mean",
                 PoolKind::First => " first",

@@ -25,7 +25,7 @@ fn count(plan: &Plan, name: &str) -> usize {
 
 #[test]
 fn states_by_hand() {
-    let scan = Scan { heads: 8, head_dim: 16, groups: 2, state: 32 };
+    let scan = Scan { heads: 8, head_dim: 16, groups: 2, state: 32, is_channelwise: false };
     let mamba = with("mamba2", &[]);
     let layer = [RecurrentState::Conv { kernel: 4, width: 256 }, RecurrentState::Scan(scan)];
     assert_eq!(mamba.states, layer.repeat(3));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bodkin_gguf::Format;
-use bodkin_model::{Act, Attention, NormKind, Op, RecurrentState, Scan, Value};
+use bodkin_model::{Act, Attention, DeltaRule, NormKind, Op, RecurrentState, Scan, Value};
 
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
 use super::prompt::{Feeding, Pages, Sequence, run_prompt};
@@ -33,20 +33,29 @@ pub(super) fn cases() -> Vec<Case> {
         (4, 33, 1, 20),
         (2, 64, 1, 128),
     ] {
-        let scan = Scan { heads, head_dim, groups, state };
-        cases.push(scanned(scan, TOKENS));
-        cases.push(scanned(scan, LONG));
+        for is_channelwise in [false, true] {
+            let scan = Scan { heads, head_dim, groups, state, is_channelwise };
+            cases.push(scanned(scan, TOKENS));
+            cases.push(scanned(scan, LONG));
+        }
     }
+    cases.extend(delta_rules());
     let (plain, grouped) = ((8, 16, 1, 16), (6, 16, 3, 33));
     for (format, tolerance) in [(Format::F32, FLOAT), (Format::Q8_0, 5.0 * INTEGER)] {
         for (heads, head_dim, groups, state) in [plain, grouped] {
-            let scan = Scan { heads, head_dim, groups, state };
+            let scan = mamba_2(heads, head_dim, groups, state);
             cases.push(mixers(format, scan, tolerance));
         }
         cases.push(short_convolutions(format, tolerance));
+        cases.push(gated_delta_nets(format, tolerance));
     }
     cases.push(hybrid());
     cases
+}
+
+/// A scan with decays by head.
+fn mamba_2(heads: usize, head_dim: usize, groups: usize, state: usize) -> Scan {
+    Scan { heads, head_dim, groups, state, is_channelwise: false }
 }
 
 fn convolution(width: usize, kernel: usize, has_bias: bool) -> Case {
@@ -70,7 +79,7 @@ fn scanned(s: Scan, tokens: usize) -> Case {
     let x = maker.linear(input, Format::F32, s.heads * s.head_dim);
     let b = maker.linear(input, Format::F32, s.groups * s.state);
     let c = maker.linear(input, Format::F32, s.groups * s.state);
-    let dt = maker.linear(input, Format::F32, s.heads);
+    let dt = maker.linear(input, Format::F32, s.dt_width());
     let value = scan(&mut maker, [x, b, c, dt], s);
     maker.logits(value);
     maker.finish(FLOAT, tokens)
@@ -78,12 +87,47 @@ fn scanned(s: Scan, tokens: usize) -> Case {
 
 /// Some heads forget at once, others keep nearly all.
 fn scan(maker: &mut Maker, [x, b, c, dt]: [Value; 4], s: Scan) -> Value {
-    let a: Vec<f32> = (0..s.heads).map(|head| -16.0 / 4f32.powi(head as i32)).collect();
-    let (a, d) = (maker.floats(&a), maker.vector(s.heads, 1.0));
-    let dt_bias = maker.vector(s.heads, -1.0);
+    let width = s.dt_width();
+    let of_head = |i: usize| -16.0 / 4f32.powi((i * s.heads / width) as i32);
+    let of_channel = |i: usize| -1.0 - (i % s.state) as f32;
+    let a: Vec<f32> = match s.is_channelwise {
+        false => (0..width).map(of_head).collect(),
+        true => (0..width * s.state).map(of_channel).collect(),
+    };
+    let (a, d, dt_bias) = (maker.floats(&a), maker.vector(width, 1.0), maker.vector(width, -1.0));
     let state = maker.state(RecurrentState::Scan(s));
     let op = Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state };
     maker.push(op, s.heads * s.head_dim)
+}
+
+/// Rules alone, with few and with many heads of each kind.
+fn delta_rules() -> impl Iterator<Item = Case> {
+    let shapes = [(1, 1, 1), (2, 4, 7), (1, 3, 16), (2, 6, 33), (3, 3, 20), (1, 2, 128)];
+    let rules = shapes.into_iter().flat_map(|(key_heads, value_heads, head_dim)| {
+        [(false, false), (true, false), (false, true)].map(|(is_cyclic, is_channelwise)| {
+            DeltaRule { key_heads, value_heads, head_dim, is_cyclic, is_channelwise }
+        })
+    });
+    rules.flat_map(|rule| [TOKENS, LONG].map(|tokens| ruled(rule, tokens)))
+}
+
+fn ruled(r: DeltaRule, tokens: usize) -> Case {
+    let (mut maker, input) = Maker::start(format!("{r:?} {tokens} tokens"), WIDTH);
+    let value = delta_rule(&mut maker, input, r);
+    maker.logits(value);
+    maker.finish(FLOAT, tokens)
+}
+
+/// Some heads forget within a few tokens, others keep nearly all.
+fn delta_rule(maker: &mut Maker, input: Value, rule: DeltaRule) -> Value {
+    let qkv = maker.linear(input, Format::F32, rule.qkv_width());
+    let decay = maker.linear(input, Format::F32, rule.decay_width());
+    let beta = maker.linear(input, Format::F32, rule.value_heads);
+    let a: Vec<f32> = (0..rule.value_heads).map(|head| -1.0 / 4f32.powi(head as i32)).collect();
+    let (a, dt_bias) = (maker.floats(&a), maker.vector(rule.decay_width(), -1.0));
+    let state = maker.state(RecurrentState::DeltaRule(rule));
+    let op = Op::DeltaRule { qkv, decay, beta, a, dt_bias, eps: 1e-6, rule, state };
+    maker.push(op, rule.width())
 }
 
 /// As Mamba 2 has it: convolution, scan, gate, norm in groups.
@@ -139,7 +183,7 @@ fn short_convolutions(format: Format, tolerance: f64) -> Case {
 /// A mixer and attention with a window on the same input.
 fn hybrid() -> Case {
     let (mut maker, x) = Maker::start("mixer beside attention", WIDTH);
-    let a = mixer(&mut maker, x, Format::F32, Scan { heads: 4, head_dim: 8, groups: 2, state: 8 });
+    let a = mixer(&mut maker, x, Format::F32, mamba_2(4, 8, 2, 8));
     let attention = Attention { window: Some(20), ..usual_attention(4, 2, 16) };
     let b = maker.attention(x, Format::F32, attention);
     let sum = maker.push(Op::Add { a, b }, WIDTH);
@@ -147,11 +191,33 @@ fn hybrid() -> Case {
     maker.finish(HALF_STATE, LONG)
 }
 
+/// As Qwen 3.5 has it: convolution, delta rule, gated norm of each head.
+fn gated_delta_nets(format: Format, tolerance: f64) -> Case {
+    let (mut maker, mut x) = Maker::start(format!("delta nets {}", format.name()), WIDTH);
+    let (key_heads, value_heads, head_dim) = (2, 4, 16);
+    let is_channelwise = false;
+    let rule = DeltaRule { key_heads, value_heads, head_dim, is_cyclic: true, is_channelwise };
+    for _ in 0..2 {
+        let h = conv(&mut maker, x, 4, false);
+        let h = maker.push(Op::Act { input: h, act: Act::Silu }, WIDTH);
+        let input = delta_rule(&mut maker, h, rule);
+        let (weight, kind, bias) = (Some(maker.vector(head_dim, 1.0)), NormKind::Rms, None);
+        let op = Op::Norm { input, kind, weight, bias, eps: 1e-6, groups: value_heads };
+        let up = maker.push(op, rule.width());
+        let gate = maker.linear(x, format, rule.width());
+        let h = maker.push(Op::Glu { gate, up, act: Act::Silu }, rule.width());
+        let h = maker.linear(h, format, WIDTH);
+        x = maker.push(Op::Add { a: x, b: h }, WIDTH);
+    }
+    maker.logits(x);
+    maker.finish(tolerance, LONG)
+}
+
 /// A sequence goes on from a copy of another's pages and state slot as the other would, and slots
 /// that the model was not loaded for are refused.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
-    let scan = Scan { heads: 4, head_dim: 8, groups: 2, state: 8 };
-    for case in [mixers(Format::F32, scan, FLOAT), hybrid()] {
+    let mixers = mixers(Format::F32, mamba_2(4, 8, 2, 8), FLOAT);
+    for case in [mixers, gated_delta_nets(Format::F32, FLOAT), hybrid()] {
         for through_host in [false, true] {
             if let Err(error) = check_copies(backend, &case, through_host, failures) {
                 failures.push(format!("copies of state: {error}"));

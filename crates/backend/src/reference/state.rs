@@ -1,7 +1,7 @@
-//! Convolutions and state-space layers: what a sequence carries along in a slot of fixed size.
+//! Convolutions, state-space layers and delta rules: what a sequence carries along in a slot of fixed size.
 //! State is kept in f32 from token to token, so that it matters nothing where a step ends.
 
-use bodkin_model::Scan;
+use bodkin_model::{DeltaRule, Scan};
 
 use crate::batch::{Batch, Span};
 
@@ -73,26 +73,81 @@ pub(super) fn scan(
     for span in &batch.spans {
         let state = slots.before(span);
         for _ in 0..span.len {
-            for (head, state) in state.chunks_exact_mut(s.head_dim * s.state).enumerate() {
+            for (i, state) in state.chunks_exact_mut(s.state).enumerate() {
+                let head = i / s.head_dim;
                 let group = row * s.groups + head / (s.heads / s.groups);
                 let b = &b[group * s.state..][..s.state];
                 let c = &c[group * s.state..][..s.state];
-                let x = &x[(row * s.heads + head) * s.head_dim..][..s.head_dim];
-                let dt = softplus(f64::from(dt[row * s.heads + head] + dt_bias[head]));
-                let decay = (dt * f64::from(a[head])).exp();
-                for (&x, state) in x.iter().zip(state.chunks_exact_mut(s.state)) {
-                    let mut y = f64::from(d[head]) * f64::from(x);
-                    for ((h, &b), &c) in state.iter_mut().zip(b).zip(c) {
-                        *h = (decay * f64::from(*h) + dt * f64::from(x) * f64::from(b)) as f32;
-                        y += f64::from(*h) * f64::from(c);
-                    }
-                    out.push(y as f32);
+                let x = f64::from(x[row * s.heads * s.head_dim + i]);
+                let j = if s.is_channelwise { i } else { head };
+                // One `a` of the head, or one for each element of the state.
+                let a = &a[j * a.len() / s.dt_width()..];
+                let dt = softplus(f64::from(dt[row * s.dt_width() + j] + dt_bias[j]));
+                let mut y = f64::from(d[j]) * x;
+                for (k, h) in state.iter_mut().enumerate() {
+                    let a = if s.is_channelwise { a[k] } else { a[0] };
+                    let decay = (dt * f64::from(a)).exp();
+                    *h = (decay * f64::from(*h) + dt * x * f64::from(b[k])) as f32;
+                    y += f64::from(*h) * f64::from(c[k]);
                 }
+                out.push(y as f32);
             }
             row += 1;
         }
     }
     out
+}
+
+/// The operands are those of [`bodkin_model::Op::DeltaRule`], in their order; a slot holds
+/// `[value_heads, head_dim, head_dim]`.
+pub(super) fn delta_rule(
+    slots: &mut StateSlots,
+    batch: &Batch,
+    r: DeltaRule,
+    eps: f32,
+    [qkv, decay, beta]: [&[f32]; 3],
+    [a, dt_bias]: [&[f32]; 2],
+) -> Vec<f32> {
+    let dim = r.head_dim;
+    let mut out = Vec::with_capacity(beta.len() * dim);
+    let rows = qkv.chunks_exact(r.qkv_width()).zip(decay.chunks_exact(r.decay_width()));
+    let mut rows = rows.zip(beta.chunks_exact(r.value_heads));
+    for span in &batch.spans {
+        let state = slots.before(span);
+        for ((qkv, decay), beta) in rows.by_ref().take(span.len) {
+            for (head, state) in state.chunks_exact_mut(dim * dim).enumerate() {
+                let part = |head: usize| &qkv[head * dim..][..dim];
+                let q = normalised(part(r.key_head(head)), eps);
+                let k = normalised(part(r.key_heads + r.key_head(head)), eps);
+                let v = part(2 * r.key_heads + head);
+                for (i, row) in state.chunks_exact_mut(dim).enumerate() {
+                    let j = if r.is_channelwise { head * dim + i } else { head };
+                    let dt = softplus(f64::from(decay[j] + dt_bias[j]));
+                    let decay = (dt * f64::from(a[head])).exp();
+                    row.iter_mut().for_each(|s| *s = (decay * f64::from(*s)) as f32);
+                }
+                let beta = 1.0 / (1.0 + f64::from(-beta[head]).exp());
+                for column in 0..dim {
+                    let cells = state[column..].iter().step_by(dim);
+                    let seen: f64 = cells.zip(&k).map(|(&s, k)| f64::from(s) * k).sum();
+                    let delta = beta * (f64::from(v[column]) - seen);
+                    let cells = state[column..].iter_mut().step_by(dim);
+                    cells.zip(&k).for_each(|(s, k)| *s = (f64::from(*s) + k * delta) as f32);
+                    let cells = state[column..].iter().step_by(dim);
+                    let y: f64 = cells.zip(&q).map(|(&s, q)| f64::from(s) * q).sum();
+                    out.push((y / (dim as f64).sqrt()) as f32);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// `x / sqrt(x . x + eps)`.
+fn normalised(x: &[f32], eps: f32) -> Vec<f64> {
+    let square: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let scale = 1.0 / (square + f64::from(eps)).sqrt();
+    x.iter().map(|&x| f64::from(x) * scale).collect()
 }
 
 /// `ln(1 + exp(x))`, which is `x` in f32 long before the exponential overflows.

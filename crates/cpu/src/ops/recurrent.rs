@@ -12,11 +12,14 @@
 //! follow.) The arithmetic alone is 1.5 cycles for each vector and token with two units; latencies
 //! make it two to three times that. One token alone reads and writes the whole state, `8 * head_dim
 //! * state` bytes, and is bound by L2.
+//!
+//! With decays by channel, each element of the state takes an exponential of its own, which bounds
+//! the scan, so tokens pass one by one.
 
 use bodkin_model::Scan;
 
 use crate::isa::Isa;
-use crate::vector::{LANES, Vector, dispatch};
+use crate::vector::{LANES, Vector, dispatch, exp, softplus};
 
 /// Some columns of a convolution.
 pub(crate) struct ConvPart<'a> {
@@ -152,5 +155,79 @@ unsafe fn scan_chunk<V: Vector, const N: usize>(
                 token.out[first..first + count].copy_from_slice(&lanes[..count]);
             }
         }
+    }
+}
+
+/// The inputs and the output of one token for one head of a scan by channel.
+pub(crate) struct ChannelToken<'a> {
+    /// `[head_dim]`.
+    pub(crate) x: &'a [f32],
+    /// `[state]`.
+    pub(crate) b: &'a [f32],
+    /// `[state]`.
+    pub(crate) c: &'a [f32],
+    /// `[head_dim]`, before bias and softplus.
+    pub(crate) dt: &'a [f32],
+    /// `[head_dim]`.
+    pub(crate) dt_bias: &'a [f32],
+    /// `[state][channels]`, from this head's first channel on.
+    pub(crate) a: &'a [f32],
+    /// Of all heads.
+    pub(crate) channels: usize,
+    /// `[head_dim]`.
+    pub(crate) d: &'a [f32],
+    /// `[head_dim]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+/// One token of one head; `state` is [`head_len`] long.
+pub(crate) fn scan_channels(isa: Isa, token: ChannelToken<'_>, state: &mut [f32]) {
+    dispatch!(isa, channels_of_head(token: ChannelToken<'_>, state: &mut [f32]));
+}
+
+#[inline(always)]
+unsafe fn channels_of_head<V: Vector>(token: ChannelToken<'_>, state: &mut [f32]) {
+    let (head_dim, states) = (token.x.len(), token.b.len());
+    let stride = head_dim.next_multiple_of(LANES);
+    assert_eq!(state.len(), states * stride, "the state of a head");
+    for first in (0..head_dim).step_by(LANES) {
+        let part = first..head_dim.min(first + LANES);
+        // SAFETY: the caller keeps the contract of `Vector`; the vectors lie in the state, whose
+        // length was checked.
+        unsafe {
+            let x: V = load_part(&token.x[part.clone()]);
+            let dt: V = load_part(&token.dt[part.clone()]);
+            let dt = softplus(dt.add(load_part(&token.dt_bias[part.clone()])));
+            let dt_x = dt.mul(x);
+            let mut y = x.mul(load_part(&token.d[part.clone()]));
+            for (i, (&b, &c)) in token.b.iter().zip(token.c).enumerate() {
+                let a: V = load_part(&token.a[i * token.channels..][part.clone()]);
+                let at = state.as_mut_ptr().add(i * stride + first);
+                let h = dt_x.mul_add(V::splat(b), V::load(at).mul(exp(dt.mul(a))));
+                h.store(at);
+                y = h.mul_add(V::splat(c), y);
+            }
+            let mut lanes = [0.0; LANES];
+            y.store(lanes.as_mut_ptr());
+            token.out[part.clone()].copy_from_slice(&lanes[..part.len()]);
+        }
+    }
+}
+
+/// Up to a vector, padded with zeros.
+///
+/// # Safety
+///
+/// As for [`Vector`].
+#[inline(always)]
+unsafe fn load_part<V: Vector>(from: &[f32]) -> V {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: the caller keeps the contract of `Vector`; a whole vector is there, or the array.
+    unsafe {
+        if from.len() == LANES {
+            return V::load(from.as_ptr());
+        }
+        lanes[..from.len()].copy_from_slice(from);
+        V::load(lanes.as_ptr())
     }
 }

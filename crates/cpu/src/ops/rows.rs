@@ -88,8 +88,12 @@ unsafe fn apply<V: Vector>(
 }
 
 /// The sum of `f(x)` over a slice.
+///
+/// # Safety
+///
+/// As for [`Vector`].
 #[inline(always)]
-unsafe fn total<V: Vector>(x: &[f32], f: impl Fn(V) -> V) -> f32 {
+pub(super) unsafe fn total<V: Vector>(x: &[f32], f: impl Fn(V) -> V) -> f32 {
     let n = whole(x.len());
     // SAFETY: whole vectors stay within the slice, the rest goes through a padded array.
     unsafe {

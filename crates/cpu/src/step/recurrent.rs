@@ -4,18 +4,22 @@
 //! ```text
 //! Conv  input, out [rows, width]; weight [kernel][width], the oldest tap first
 //!       state slot [kernel - 1][width], the oldest input first
-//! Scan  x, out [rows, heads * head_dim]; b, c [rows, groups * state]; dt [rows, heads]
+//! Scan  x, out [rows, heads * head_dim]; b, c [rows, groups * state]
+//!       dt [rows, heads], or [rows, heads * head_dim] by channel
 //!       state slot [heads][state][head_dim, padded to whole vectors]
 //! ```
 //!
 //! Spans are not empty, and `out` is another buffer than the inputs.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bodkin_model::WeightId;
 
 use super::context::StepContext;
-use crate::ops::recurrent::{ConvPart, SCAN_TOKENS, ScanToken, conv, head_len, scan};
+use crate::ops::recurrent::{
+    ChannelToken, ConvPart, SCAN_TOKENS, ScanToken, conv, head_len, scan, scan_channels,
+};
 use crate::program::{Operand, ScanStage};
 use crate::state::slot_len;
 
@@ -31,11 +35,11 @@ impl StepContext<'_> {
     ///
     /// Only the calling thread touches these elements in this stage.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn load_or_reset(
+    pub(super) unsafe fn load_or_reset(
         &self,
         state: usize,
         span: usize,
-        elements: std::ops::Range<usize>,
+        elements: Range<usize>,
     ) -> &mut [f32] {
         let span = &self.batch.spans[span];
         let start = span.state_slot as usize * slot_len(&self.plan.states[state]);
@@ -83,7 +87,7 @@ impl StepContext<'_> {
         part: &ConvPart<'_>,
         input: Operand,
         span: usize,
-        columns: std::ops::Range<usize>,
+        columns: Range<usize>,
         (state, out): (usize, Operand),
     ) {
         let before = part.taps.len() - 1;
@@ -123,8 +127,6 @@ impl StepContext<'_> {
     pub(super) fn scan(&self, stage: &ScanStage, claimed: &AtomicUsize) {
         let s = stage.scan;
         let head_len = head_len(&s);
-        let (a, d, dt_bias) =
-            (self.vector(stage.a), self.vector(stage.d), self.vector(stage.dt_bias));
         loop {
             let task = claimed.fetch_add(1, Relaxed);
             let (span, head) = (task / s.heads, task % s.heads);
@@ -132,31 +134,64 @@ impl StepContext<'_> {
                 return;
             }
             let first: usize = self.batch.spans[..span].iter().map(|s| s.len).sum();
+            let rows = first..first + self.batch.spans[span].len;
             // SAFETY: this thread alone has claimed this head of this sequence.
             let head_state = unsafe {
                 self.load_or_reset(stage.state, span, head * head_len..(head + 1) * head_len)
             };
-            let bc_start = head / (s.heads / s.groups) * s.state;
-            let end = first + self.batch.spans[span].len;
-            for chunk_start in (first..end).step_by(SCAN_TOKENS) {
-                let mut tokens: [ScanToken<'_>; SCAN_TOKENS] = Default::default();
-                let tokens = &mut tokens[..SCAN_TOKENS.min(end - chunk_start)];
-                for (token, row) in tokens.iter_mut().zip(chunk_start..) {
-                    let dt = softplus(self.read(stage.dt, row)[head] + dt_bias[head]);
-                    let columns = head * s.head_dim..(head + 1) * s.head_dim;
-                    *token = ScanToken {
-                        x: &self.read(stage.x, row)[columns.clone()],
-                        b: &self.read(stage.b, row)[bc_start..bc_start + s.state],
-                        c: &self.read(stage.c, row)[bc_start..bc_start + s.state],
-                        dt,
-                        decay: (dt * a[head]).exp(),
-                        d: d[head],
-                        // SAFETY: as above.
-                        out: unsafe { self.columns(stage.out, row, columns) },
-                    };
-                }
-                scan(self.isa, tokens, head_state);
+            match s.is_channelwise {
+                true => self.scan_channels(stage, head, rows, head_state),
+                false => self.scan_head(stage, head, rows, head_state),
             }
+        }
+    }
+
+    /// One head of a scan, through a sequence.
+    fn scan_head(&self, stage: &ScanStage, head: usize, rows: Range<usize>, state: &mut [f32]) {
+        let s = stage.scan;
+        let (a, d, dt_bias) =
+            (self.vector(stage.a), self.vector(stage.d), self.vector(stage.dt_bias));
+        let bc_start = head / (s.heads / s.groups) * s.state;
+        for chunk_start in rows.clone().step_by(SCAN_TOKENS) {
+            let mut tokens: [ScanToken<'_>; SCAN_TOKENS] = Default::default();
+            let tokens = &mut tokens[..SCAN_TOKENS.min(rows.end - chunk_start)];
+            for (token, row) in tokens.iter_mut().zip(chunk_start..) {
+                let dt = softplus(self.read(stage.dt, row)[head] + dt_bias[head]);
+                let columns = head * s.head_dim..(head + 1) * s.head_dim;
+                *token = ScanToken {
+                    x: &self.read(stage.x, row)[columns.clone()],
+                    b: &self.read(stage.b, row)[bc_start..bc_start + s.state],
+                    c: &self.read(stage.c, row)[bc_start..bc_start + s.state],
+                    dt,
+                    decay: (dt * a[head]).exp(),
+                    d: d[head],
+                    // SAFETY: this thread alone has claimed this head of this sequence.
+                    out: unsafe { self.columns(stage.out, row, columns) },
+                };
+            }
+            scan(self.isa, tokens, state);
+        }
+    }
+
+    /// One head of a scan by channel, through a sequence.
+    fn scan_channels(&self, stage: &ScanStage, head: usize, rows: Range<usize>, state: &mut [f32]) {
+        let s = stage.scan;
+        let columns = head * s.head_dim..(head + 1) * s.head_dim;
+        let bc_start = head / (s.heads / s.groups) * s.state;
+        for row in rows {
+            let token = ChannelToken {
+                x: &self.read(stage.x, row)[columns.clone()],
+                b: &self.read(stage.b, row)[bc_start..bc_start + s.state],
+                c: &self.read(stage.c, row)[bc_start..bc_start + s.state],
+                dt: &self.read(stage.dt, row)[columns.clone()],
+                dt_bias: &self.vector(stage.dt_bias)[columns.clone()],
+                a: &self.vector(stage.a)[columns.start..],
+                channels: s.dt_width(),
+                d: &self.vector(stage.d)[columns.clone()],
+                // SAFETY: this thread alone has claimed this head of this sequence.
+                out: unsafe { self.columns(stage.out, row, columns.clone()) },
+            };
+            scan_channels(self.isa, token, state);
         }
     }
 }

@@ -23,3 +23,25 @@ pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
         p.scale_by_power(n)
     }
 }
+
+/// `ln(1 + e^x)`, with the relative precision of f32. NaN stays NaN.
+///
+/// # Safety
+///
+/// As for [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn softplus<V: Vector>(x: V) -> V {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe {
+        let zero = V::splat(0.0);
+        let y = exp(zero.sub(x).min(x));
+        // ln(1 + y) = 2 atanh(z) with z = y / (2 + y), at most 1/3: eight terms of its series.
+        let z = y.div(y.add(V::splat(2.0)));
+        let square = z.mul(z);
+        let mut p = V::splat(1.0 / 15.0);
+        for c in [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0, 1.0] {
+            p = p.mul_add(square, V::splat(c));
+        }
+        z.add(z).mul_add(p, x.max(zero))
+    }
+}

@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use bodkin_model::{Act, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use super::matrices::shapes;
-use super::stage::{Arrange, Content, Conv, Epilogue, Function, Halves, InputNorm, Matmul, Norm};
-use super::stage::{Operand, Rotate, Route, ScanStage, Spec, Stage, Value, Work};
+use super::stage::{Arrange, Content, Conv, DeltaRuleStage, Epilogue, Function, Halves};
+use super::stage::{
+    InputNorm, Matmul, Norm, Operand, Rotate, Route, ScanStage, Spec, Stage, Value, Work,
+};
 use crate::constants::INLINED_COLS;
 use crate::packed::{PackedLayout, Shape};
 
@@ -201,6 +203,12 @@ impl<'a> Lowering<'a> {
                 let inputs = [x, b, c, dt].map(|value| self.floats(*value));
                 let (weights, scan, state) = ([*a, *d, *dt_bias], *scan, state.0);
                 Work::Scan(ScanStage { inputs, weights, scan, state, out: self.out(i) })
+            }
+            Op::DeltaRule { qkv, decay, beta, a, dt_bias, eps, rule, state } => {
+                let inputs = [qkv, decay, beta].map(|value| self.floats(*value));
+                let (weights, eps, rule, state) = ([*a, *dt_bias], *eps, *rule, state.0);
+                let out = self.out(i);
+                Work::DeltaRule(DeltaRuleStage { inputs, weights, eps, rule, state, out })
             }
         };
         self.push(i, work, &self.stage_name(i));

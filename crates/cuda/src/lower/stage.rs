@@ -1,7 +1,7 @@
 //! What a lowered plan is made of: stages, each one kernel or two, over values in memory.
 
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, Routing, Rows};
-use bodkin_model::{Plan, Scan, WeightId};
+use bodkin_model::{DeltaRule, Plan, Scan, WeightId};
 
 use crate::constants::CHUNK_COLS;
 
@@ -253,6 +253,19 @@ pub(crate) struct ScanStage {
     pub(crate) out: Value,
 }
 
+/// The gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DeltaRuleStage {
+    /// qkv, decay, beta.
+    pub(crate) inputs: [Value; 3],
+    /// a, dt_bias.
+    pub(crate) weights: [WeightId; 2],
+    pub(crate) eps: f32,
+    pub(crate) rule: DeltaRule,
+    pub(crate) state: usize,
+    pub(crate) out: Value,
+}
+
 /// An all-gather: devices copy each other's columns of a matmul's results.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gather {
@@ -307,6 +320,7 @@ pub(crate) enum Work {
     },
     Conv(Conv),
     Scan(ScanStage),
+    DeltaRule(DeltaRuleStage),
     Gather(Gather),
 }
 
@@ -354,6 +368,7 @@ impl Stage {
             Work::Arrange(a) => vec![Some(a.a), a.b, Some(a.out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],
             Work::Scan(s) => s.inputs.into_iter().chain([s.out]).map(Some).collect(),
+            Work::DeltaRule(r) => r.inputs.into_iter().chain([r.out]).map(Some).collect(),
             Work::Gather(g) => g.results.iter().map(|(value, _)| Some(*value)).collect(),
         };
         values.into_iter().flatten().for_each(show);

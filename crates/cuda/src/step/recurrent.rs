@@ -1,9 +1,10 @@
-//! Stages with recurrent state: convolutions and state-space layers.
+//! Stages with recurrent state: convolutions, state-space layers and delta rules.
 
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
-use crate::lower::{Conv, ScanStage};
+use crate::constants::MAX_RULE_DIM;
+use crate::lower::{Conv, DeltaRuleStage, ScanStage};
 use crate::parameters as p;
 
 impl Step<'_> {
@@ -52,10 +53,41 @@ impl Step<'_> {
             head_dim: s.head_dim as u32,
             groups: s.groups as u32,
             state_dim: s.state as u32,
-            padding: 0,
+            is_channelwise: s.is_channelwise.into(),
         };
         let grid = [self.size.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
         // SAFETY: every span has a state slot of its own.
         unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
+    }
+    pub(super) fn delta_rule(&self, stage: &DeltaRuleStage) -> Result<()> {
+        let [qkv, decay, beta] = stage.inputs.map(|value| self.address(value));
+        let strides = stage.inputs.map(|value| self.stride(value));
+        let [a, dt_bias] = stage.weights.map(|id| self.vector(Some(id)));
+        let r = &stage.rule;
+        assert!(r.head_dim <= MAX_RULE_DIM, "wider heads are refused at load");
+        let parameters = p::DeltaRule {
+            qkv,
+            decay,
+            beta,
+            a,
+            dt_bias,
+            metadata: self.at.metadata,
+            states: self.at.states[stage.state],
+            out: self.address(stage.out),
+            qkv_stride: strides[0],
+            decay_stride: strides[1],
+            beta_stride: strides[2],
+            out_stride: self.stride(stage.out),
+            eps: stage.eps,
+            key_heads: r.key_heads as u32,
+            heads: r.value_heads as u32,
+            head_dim: r.head_dim as u32,
+            is_cyclic: r.is_cyclic.into(),
+            is_channelwise: r.is_channelwise.into(),
+        };
+        // Eight lanes take a column.
+        let grid = [self.size.spans * r.value_heads, r.head_dim.div_ceil(THREADS / 8), 1];
+        // SAFETY: every span has a state slot of its own.
+        unsafe { self.device.launch(self.kernels.delta_rule, grid, THREADS, 0, &parameters) }
     }
 }

@@ -33,7 +33,8 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     g.logits(x, "output_norm", eps, &["output", "token_embd"])
 }
 
-fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAttention> {
+/// The settings of latent attention that the metadata gives.
+pub(super) fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAttention> {
     let heads = m.size("attention.head_count")?;
     // In files with separate matrices, the lengths without `mla` are those of the latent row.
     let length = |kind: &str| match m.u32(&format!("attention.{kind}_length_mla"))? {
@@ -60,5 +61,5 @@ fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAttention> {
         }
     }
     let rank = m.size("attention.kv_lora_rank")?;
-    Ok(LatentAttention { heads, nope_dim, value_dim, rank, rope, scale, eps })
+    Ok(LatentAttention { heads, nope_dim, value_dim, rank, rope, is_rotated: true, scale, eps })
 }

@@ -3,7 +3,7 @@
 //! with different token mixers in different layers, from [`Decoder::hybrid`].
 
 use super::{attention_layers, hidden_sizes, hybrid_attention_layers, rope, routings};
-use crate::builder::{AttentionLayer, Builder, MambaMixer};
+use crate::builder::{AttentionLayer, Builder, DeltaMixer, MambaMixer, SelectiveMixer};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
@@ -19,8 +19,14 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
 pub(super) enum TokenMixer {
     /// Attention.
     Attention(AttentionLayer),
+    /// Attention with output gates.
+    GatedAttention(AttentionLayer),
+    /// A Mamba 1 mixer.
+    Selective(SelectiveMixer),
     /// A Mamba 2 mixer.
     Mamba(MambaMixer),
+    /// Linear attention by the gated delta rule.
+    Delta(DeltaMixer),
     /// Both on the same input, added.
     AttentionAndMamba(AttentionLayer, MambaMixer),
     /// A gated short convolution with this number of taps.
@@ -77,7 +83,8 @@ impl Decoder {
         Decoder::with(m, g, style, attention, Some(other))
     }
 
-    fn with(
+    /// As [`Decoder::new`], with the attention of some layers and the token mixer of the others.
+    pub(super) fn with(
         m: &HyperParameters<'_>,
         g: &mut Builder<'_>,
         style: RopeStyle,
@@ -154,15 +161,23 @@ impl Decoder {
 impl TokenMixer {
     fn attention(&mut self) -> Option<&mut AttentionLayer> {
         match self {
-            TokenMixer::Attention(layer) | TokenMixer::AttentionAndMamba(layer, _) => Some(layer),
-            TokenMixer::Mamba(_) | TokenMixer::ShortConv(_) => None,
+            TokenMixer::Attention(layer)
+            | TokenMixer::GatedAttention(layer)
+            | TokenMixer::AttentionAndMamba(layer, _) => Some(layer),
+            TokenMixer::Selective(_)
+            | TokenMixer::Mamba(_)
+            | TokenMixer::Delta(_)
+            | TokenMixer::ShortConv(_) => None,
         }
     }
 
     fn apply(self, b: &mut Builder<'_>, input: Value) -> Result<Value> {
         match self {
             TokenMixer::Attention(layer) => b.attention(input, layer),
+            TokenMixer::GatedAttention(layer) => b.gated_attention(input, layer),
+            TokenMixer::Selective(mixer) => b.selective_mixer(input, mixer),
             TokenMixer::Mamba(mixer) => b.mixer(input, mixer),
+            TokenMixer::Delta(mixer) => b.delta_mixer(input, mixer),
             TokenMixer::AttentionAndMamba(layer, mixer) => {
                 let attended = b.attention(input, layer)?;
                 let scanned = b.mixer(input, mixer)?;

@@ -23,6 +23,8 @@ pub struct LatentAttention {
     pub rank: usize,
     /// The rotary embedding of the last part of each query head, and of the shared key part.
     pub rope: Rope,
+    /// Whether these parts are rotated. If not, they are only as wide as the rotary embedding.
+    pub is_rotated: bool,
     /// Multiplies the dot products.
     pub scale: f32,
     /// The epsilon of the norms of latent rows.
@@ -71,6 +73,9 @@ impl Builder<'_> {
         let latent = self.rms_norm(latent, "attn_kv_a_norm", l.eps)?;
         let k_rope = self.slice(kv, l.rank, rotated);
         let (head_dim, rope) = (rotated, l.rope);
+        if !l.is_rotated {
+            return Ok(Projections { q_nope, q_rope, latent, k_rope });
+        }
         let q_rope = self.push(Op::Rope { input: q_rope, heads, head_dim, rope }, heads * rotated);
         let k_rope = self.push(Op::Rope { input: k_rope, heads: 1, head_dim, rope }, rotated);
         Ok(Projections { q_nope, q_rope, latent, k_rope })
@@ -109,7 +114,7 @@ impl Builder<'_> {
     }
 
     /// Concatenates each head of `a` with `dims` elements of `b`: its own, or the shared ones.
-    fn concat(&mut self, a: Value, b: Value, heads: usize, dims: usize) -> Value {
+    pub(super) fn concat(&mut self, a: Value, b: Value, heads: usize, dims: usize) -> Value {
         self.push(Op::Concat { a, b, groups: heads }, self.width(a) + heads * dims)
     }
 }

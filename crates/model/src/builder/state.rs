@@ -1,5 +1,5 @@
-//! Layers with recurrent state: the mixer of Mamba 2 (Dao and Gu 2024) and the gated short
-//! convolution of LFM2.
+//! Layers with recurrent state: the mixers of Mamba 1 (Gu and Dao 2023) and Mamba 2 (Dao and Gu
+//! 2024), and the gated short convolution of LFM2.
 
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
@@ -35,12 +35,69 @@ impl MambaMixer {
             return Err(m.error("ssm.group_count", problem));
         }
         let head_dim = inner / heads;
-        let scan = Scan { heads, head_dim, groups, state: m.size("ssm.state_size")? };
+        let state = m.size("ssm.state_size")?;
+        let scan = Scan { heads, head_dim, groups, state, is_channelwise: false };
         Ok(MambaMixer { kernel, scan, eps })
     }
 }
 
+/// The sizes of a Mamba 1 mixer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SelectiveMixer {
+    /// Taps of the convolution, at least 2.
+    pub kernel: usize,
+    /// Heads, widths.
+    pub scan: Scan,
+    /// Width of the row from which the time steps are projected.
+    pub dt_rank: usize,
+    /// The epsilon of the norms of time steps, B and C.
+    pub eps: f32,
+}
+
+impl SelectiveMixer {
+    /// The settings of all Mamba 1 layers of a model.
+    pub fn new(m: &HyperParameters<'_>, eps: f32) -> Result<SelectiveMixer> {
+        let (inner, state) = (m.size("ssm.inner_size")?, m.size("ssm.state_size")?);
+        // The widest heads up to 64 that are a power of two, which backends run well.
+        let head_dim = (1 << inner.trailing_zeros()).min(64);
+        let heads = inner / head_dim;
+        let scan = Scan { heads, head_dim, groups: 1, state, is_channelwise: true };
+        let (kernel, dt_rank) = (m.kernel("ssm.conv_kernel")?, m.size("ssm.time_step_rank")?);
+        Ok(SelectiveMixer { kernel, scan, dt_rank, eps })
+    }
+}
+
 impl Builder<'_> {
+    /// A Mamba 1 mixer: the input projection to x and gate, a convolution of x, projections to time
+    /// steps, B and C, each normed, the scan, the gate, the output projection.
+    pub fn selective_mixer(&mut self, input: Value, mixer: SelectiveMixer) -> Result<Value> {
+        let SelectiveMixer { kernel, scan, dt_rank, eps } = mixer;
+        let (inner, state) = (scan.heads * scan.head_dim, scan.state);
+        let both = self.linear(input, "ssm_in", 2 * inner)?;
+        let x = self.slice(both, 0, inner);
+        let gate = self.slice(both, inner, inner);
+        let x = self.conv(x, "ssm_conv1d", kernel)?;
+        let x = self.push(Op::Act { input: x, act: Act::Silu }, inner);
+        let all = self.linear(x, "ssm_x", dt_rank + 2 * state)?;
+        let dt = self.slice(all, 0, dt_rank);
+        let b = self.slice(all, dt_rank, state);
+        let c = self.slice(all, dt_rank + state, state);
+        let dt = self.rms_norm(dt, "ssm_dt_norm", eps)?;
+        let b = self.rms_norm(b, "ssm_b_norm", eps)?;
+        let c = self.rms_norm(c, "ssm_c_norm", eps)?;
+        // The scan adds its bias.
+        let weight = self.weight("ssm_dt", dt_rank, inner)?;
+        let dt = self.push(Op::Linear { input: dt, weight, bias: None }, inner);
+        // The names of these tensors do not end in `.weight`.
+        let a = self.find(&format!("{}ssm_a", self.prefix), state, inner)?;
+        let d = self.find(&format!("{}ssm_d", self.prefix), inner, 1)?;
+        let dt_bias = self.find(&format!("{}ssm_dt.bias", self.prefix), inner, 1)?;
+        let state = self.state(RecurrentState::Scan(scan));
+        let up = self.push(Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state }, inner);
+        let y = self.push(Op::Glu { gate, up, act: Act::Silu }, inner);
+        self.linear(y, "ssm_out", self.width(input))
+    }
+
     /// A Mamba 2 mixer: the input projection to gate, x, B, C and time steps, a convolution of x, B
     /// and C, the scan, the gate, an optional group norm, the output projection.
     pub fn mixer(&mut self, input: Value, mixer: MambaMixer) -> Result<Value> {
@@ -81,7 +138,7 @@ impl Builder<'_> {
         self.linear(x, "shortconv.out_proj", width)
     }
 
-    fn conv(&mut self, input: Value, name: &str, kernel: usize) -> Result<Value> {
+    pub(super) fn conv(&mut self, input: Value, name: &str, kernel: usize) -> Result<Value> {
         let width = self.width(input);
         let weight = self.weight(name, kernel, width)?;
         let bias = self.bias(name, width)?;
@@ -101,7 +158,7 @@ impl Builder<'_> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }
 
-    fn state(&mut self, state: RecurrentState) -> StateId {
+    pub(super) fn state(&mut self, state: RecurrentState) -> StateId {
         self.plan.states.push(state);
         StateId(self.plan.states.len() - 1)
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bodkin_gguf::{File, Metadata, Tensor};
-use bodkin_model::{Op, Plan, RecurrentState, Value};
+use bodkin_model::{Op, Plan, RecurrentState, Value, WeightId};
 
 /// One of the tiny models that all tests share. Of some only the header is kept: no plan reads a
 /// weight, so zeros stand for them.
@@ -100,7 +100,9 @@ pub(crate) fn check(plan: &Plan) {
             Op::Route { .. } | Op::ExpertLinear { .. } | Op::ExpertSum { .. } => {
                 check_experts(plan, op, out);
             }
-            Op::Conv { .. } | Op::Scan { .. } => check_recurrent(plan, op, out),
+            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {
+                check_recurrent(plan, op, out)
+            }
         }
     }
 }
@@ -116,14 +118,23 @@ fn check_recurrent(plan: &Plan, op: &Op, out: usize) {
             assert_eq!(plan.states[state.0], kept);
         }
         Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
-            assert_eq!((width(x), width(dt)), (out, s.heads));
+            assert_eq!((width(x), width(dt)), (out, s.dt_width()));
             assert_eq!(s.heads * s.head_dim, out);
             assert!(s.heads % s.groups == 0);
             assert_eq!((width(b), width(c)), (s.groups * s.state, s.groups * s.state));
-            for weight in [a, d, dt_bias].map(|id| plan.weight(*id)) {
-                assert_eq!(weight.cols * weight.rows, s.heads);
-            }
+            let elements = |id: &WeightId| plan.weight(*id).cols * plan.weight(*id).rows;
+            let states = if s.is_channelwise { s.state } else { 1 };
+            assert_eq!(elements(a), states * s.dt_width());
+            assert_eq!((elements(d), elements(dt_bias)), (s.dt_width(), s.dt_width()));
             assert_eq!(plan.states[state.0], RecurrentState::Scan(*s));
+        }
+        Op::DeltaRule { qkv, decay, beta, a, dt_bias, rule: r, state, .. } => {
+            assert_eq!((width(qkv), out), (r.qkv_width(), r.width()));
+            assert_eq!((width(decay), width(beta)), (r.decay_width(), r.value_heads));
+            assert!(r.value_heads % r.key_heads == 0);
+            let elements = |id: &WeightId| plan.weight(*id).cols * plan.weight(*id).rows;
+            assert_eq!((elements(a), elements(dt_bias)), (r.value_heads, r.decay_width()));
+            assert_eq!(plan.states[state.0], RecurrentState::DeltaRule(*r));
         }
         other => panic!("{} keeps nothing", other.name()),
     }
