@@ -36,6 +36,7 @@ architectures! {
     olmoe: "olmoe";
     phi: "phi3";
     qwen: "qwen2", "qwen2moe", "qwen3", "qwen3moe";
+    qwen35: "qwen35", "qwen35moe", "qwen3next";
     smollm3: "smollm3";
     stablelm: "stablelm";
     starcoder2: "starcoder2";
