@@ -28,6 +28,7 @@ architectures! {
     gemma: "gemma", "gemma2", "gemma3";
     gpt_oss: "gpt-oss";
     granite: "granite", "granitehybrid", "granitemoe";
+    jamba: "jamba";
     kimi_linear: "kimi-linear";
     lfm2: "lfm2", "lfm2moe";
     llama: "llama";
