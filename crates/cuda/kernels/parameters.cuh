@@ -180,7 +180,7 @@ struct Attention {
     u32 kv_heads;
     u32 key_dim;
     u32 value_dim;
-    u32 window; // 0 for none
+    u32 window; // 0 for none; half of it on each side if not causal
     u32 is_causal;
     u32 page_table; // which of a span's page tables, one for each window
     u32 max_splits; // for which the partials have room

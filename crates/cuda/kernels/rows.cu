@@ -186,6 +186,18 @@ KERNEL route(const __grid_constant__ Route p) {
     choose_experts(p, threadIdx.x, blockDim.x, scores, scratch, [] { __syncthreads(); }, store);
 }
 
+KERNEL scale_experts(const __grid_constant__ ScaleExperts p) {
+    launch_dependents();
+    grid_dependency_wait();
+    const float *route = p.route + (u64)blockIdx.x * p.stride;
+    float *out = p.out + (u64)blockIdx.x * p.out_stride;
+    for (u32 k = threadIdx.x; k < p.experts_used; k += blockDim.x) {
+        float expert = route[p.experts_used + k];
+        out[k] = route[k] * p.numbers[(u32)expert];
+        out[p.experts_used + k] = expert;
+    }
+}
+
 KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
     launch_dependents();
     grid_dependency_wait();

@@ -107,10 +107,14 @@ impl Op {
                 let values = [input].into_iter().chain(route).collect();
                 (values, [weight].into_iter().chain(bias).collect())
             }
+            Op::ScaleBy { input, weight } | Op::ScaleExperts { route: input, weight } => {
+                (vec![input], vec![weight])
+            }
             Op::Rope { input, rope, .. } => (vec![input], rope.factors.iter_mut().collect()),
-            Op::Attention { q, k, v, attention, slot: own } => {
+            Op::Attention { q, kv, attention, slot: own } => {
                 slot = Some(own);
-                (vec![q, k, v], attention.sinks.iter_mut().collect())
+                let values = [q].into_iter().chain(kv.iter_mut().flatten()).collect();
+                (values, attention.sinks.iter_mut().collect())
             }
             Op::Act { input, .. }
             | Op::Scale { input, .. }

@@ -63,6 +63,8 @@ impl Plan {
             Op::Input
             | Op::Linear { .. }
             | Op::Add { .. }
+            | Op::ScaleBy { .. }
+            | Op::ScaleExperts { .. }
             | Op::ExpertSum { .. }
             | Op::Logits { .. } => Ok(()),
         }

@@ -223,6 +223,33 @@ unsafe fn add_rows<V: Vector>(a: &mut [f32], b: &[f32]) {
     unsafe { update::<V>(a, b, Sum) }
 }
 
+/// `x * weight`, which has one number for each element or for all.
+pub(crate) fn multiply(isa: Isa, x: &[f32], weight: &[f32], out: &mut [f32]) {
+    if let [factor] = *weight {
+        out.iter_mut().zip(x).for_each(|(y, x)| *y = x * factor);
+    } else {
+        dispatch!(isa, multiply_rows(x: &[f32], weight: &[f32], out: &mut [f32]));
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_rows<V: Vector>(x: &[f32], weight: &[f32], out: &mut [f32]) {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe { zip::<V>(x, weight, out, Product) }
+}
+
+/// `a * b`.
+#[derive(Clone, Copy)]
+struct Product;
+
+impl Binary for Product {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, a: V, b: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { a.mul(b) }
+    }
+}
+
 /// Columns of each of `groups` equal parts of `x`, from `start` on.
 pub(crate) fn slice(x: &[f32], groups: usize, start: usize, out: &mut [f32]) {
     let (from, len) = (x.len() / groups, out.len() / groups);

@@ -174,12 +174,12 @@ pub(crate) struct Rotation {
     pub(crate) rope: usize,
 }
 
-/// Stores keys and values in the KV cache, and attends to the cache.
+/// Stores keys and values in the KV cache, if it has any, and attends to the cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attend {
     pub(crate) q: Value,
-    pub(crate) k: Value,
-    pub(crate) v: Value,
+    /// None if an earlier stage has stored them.
+    pub(crate) kv: Option<[Value; 2]>,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) attention: Attention,
     pub(crate) slot: usize,
@@ -293,6 +293,11 @@ pub(crate) enum Work {
         b: Option<Value>,
         out: Value,
     },
+    ScaleBy {
+        input: Value,
+        weight: WeightId,
+        out: Value,
+    },
     Arrange(Arrange),
     Pool {
         input: Value,
@@ -300,6 +305,11 @@ pub(crate) enum Work {
         out: Value,
     },
     Route(Route),
+    ScaleExperts {
+        route: Value,
+        weight: WeightId,
+        out: Value,
+    },
     ExpertSum {
         input: Value,
         route: Value,
@@ -330,9 +340,10 @@ impl Stage {
             Work::Angles { .. } => vec![],
             Work::Input { out } | Work::Embed { out, .. } => vec![Some(*out)],
             Work::Norm(n) => vec![Some(n.input), n.out, n.half_out],
-            Work::Prepare { input, out, .. } | Work::Pool { input, out, .. } => {
-                vec![Some(*input), Some(*out)]
-            }
+            Work::Prepare { input, out, .. }
+            | Work::Pool { input, out, .. }
+            | Work::ScaleBy { input, out, .. }
+            | Work::ScaleExperts { route: input, out, .. } => vec![Some(*input), Some(*out)],
             Work::Rotate(r) => vec![Some(r.input), Some(r.out)],
             Work::Route(r) => vec![Some(r.input), Some(r.out)],
             Work::Conv(c) => vec![Some(c.input), Some(c.out)],
@@ -348,7 +359,8 @@ impl Stage {
             }
             Work::Attend(a) => {
                 let q_out = a.rotation.map(|r| r.q_out);
-                vec![Some(a.q), Some(a.k), Some(a.v), q_out, a.out, a.half_out]
+                let [k, v] = a.kv.map_or([None; 2], |kv| kv.map(Some));
+                vec![Some(a.q), k, v, q_out, a.out, a.half_out]
             }
             Work::Elementwise { a, b, out, .. } => vec![Some(*a), *b, Some(*out)],
             Work::Arrange(a) => vec![Some(a.a), a.b, Some(a.out)],

@@ -143,6 +143,35 @@ impl Step<'_> {
         unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
     }
 
+    /// Multiplies rows by a weight: the elementwise kernel gates one by the other.
+    pub(super) fn scale_by(
+        &self,
+        rows: usize,
+        input: Value,
+        weight: WeightId,
+        out: Value,
+    ) -> Result<()> {
+        let (values, weights) = (self.place(Some(input)), (self.vector(Some(weight)), 0));
+        let is_one = self.weights[weight.0].len == 1;
+        let (a, b) = if is_one { (weights, values) } else { (values, weights) };
+        let width = self.content(out).stride();
+        let parameters = p::Elementwise {
+            a: a.0,
+            b: b.0,
+            out: self.address(out),
+            a_stride: a.1,
+            b_stride: b.1,
+            out_stride: self.stride(out),
+            width: width as u32,
+            op: if is_one { 2 } else { 1 },
+            act: act_number(Act::Identity),
+            ..p::Elementwise::default()
+        };
+        let grid = self.elements(rows, width);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
+    }
+
     pub(super) fn arrange(&self, rows: usize, arrange: &Arrange) -> Result<()> {
         let &Arrange { a, b, groups, start, out } = arrange;
         let (width, a_width) = (self.content(out).stride(), self.content(a).stride() / groups);
