@@ -515,6 +515,25 @@ static_assert(OFFSET(ExpertSum, width) == 36);
 static_assert(OFFSET(ExpertSum, experts_used) == 40);
 static_assert(OFFSET(ExpertSum, padding) == 44);
 
+// Weights of experts, times numbers of the experts.
+struct ScaleExperts {
+    const float *route; // [rows, stride]
+    const float *numbers; // of all experts
+    float *out; // [rows, out_stride]
+    u32 stride;
+    u32 out_stride;
+    u32 experts_used;
+    u32 padding;
+};
+static_assert(sizeof(ScaleExperts) == 40);
+static_assert(OFFSET(ScaleExperts, route) == 0);
+static_assert(OFFSET(ScaleExperts, numbers) == 8);
+static_assert(OFFSET(ScaleExperts, out) == 16);
+static_assert(OFFSET(ScaleExperts, stride) == 24);
+static_assert(OFFSET(ScaleExperts, out_stride) == 28);
+static_assert(OFFSET(ScaleExperts, experts_used) == 32);
+static_assert(OFFSET(ScaleExperts, padding) == 36);
+
 // A causal convolution over a sequence's rows.
 struct Conv {
     const float *x; // [rows, stride]
