@@ -273,6 +273,12 @@ impl ReferenceModel {
                 let factors = weight(*w).iter().cycle();
                 of(*input).iter().zip(factors).map(|(x, factor)| x * factor).collect()
             }
+            Op::Rescale { input, like } => {
+                rows::rescale(of(*input), plan.widths[i], of(*like), plan.width(*like))
+            }
+            Op::Cutoff { input, deviations } => {
+                rows::cutoff(of(*input), plan.widths[i], f64::from(*deviations))
+            }
             Op::ScaleExperts { route, weight: w } => {
                 experts::scale(of(*route), plan.widths[i], weight(*w))
             }

@@ -105,6 +105,12 @@ impl Lowering<'_> {
             Op::ScaleBy { input, weight } => {
                 RowOp::ScaleBy { input: self.operand(*input), weight: *weight, out }
             }
+            Op::Rescale { input, like } => {
+                RowOp::Rescale { input: self.operand(*input), like: self.operand(*like), out }
+            }
+            Op::Cutoff { input, deviations } => {
+                RowOp::Cutoff { input: self.operand(*input), deviations: *deviations, out }
+            }
             Op::ScaleExperts { route, weight } => {
                 RowOp::ScaleExperts { route: self.operand(*route), weight: *weight, out }
             }

@@ -55,6 +55,10 @@ pub(crate) enum RowOp {
     Concat { a: Operand, b: Operand, groups: usize, out: Operand },
     /// Chooses experts.
     Route { input: Operand, bias: Option<WeightId>, routing: Routing, out: Operand },
+    /// Gives parts of a row the length of another row.
+    Rescale { input: Operand, like: Operand, out: Operand },
+    /// What exceeds the mean of the row by some standard deviations.
+    Cutoff { input: Operand, deviations: f32, out: Operand },
     /// Multiplies the weights of the chosen experts.
     ScaleExperts { route: Operand, weight: WeightId, out: Operand },
     /// Adds up the outputs of the chosen experts by their weights.
@@ -84,6 +88,8 @@ impl RowOp {
             RowOp::Add { .. } => "add",
             RowOp::Scale { .. } => "scale",
             RowOp::ScaleBy { .. } => "scale_by",
+            RowOp::Rescale { .. } => "rescale",
+            RowOp::Cutoff { .. } => "cutoff",
             RowOp::Softcap { .. } => "softcap",
             RowOp::Slice { .. } => "slice",
             RowOp::Concat { .. } => "concat",

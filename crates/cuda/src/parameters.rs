@@ -370,6 +370,26 @@ parameters! {
         padding: u32,
     }
 
+    /// Parts of a row with the length of another row.
+    struct Rescale: 40 {
+        /// [rows, stride]: parts of `width`
+        x: (const float *),
+        /// [rows, like_stride]
+        like: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, like_stride: u32, out_stride: u32, width: u32,
+    }
+
+    /// What exceeds the mean of a row by some standard deviations.
+    struct Cutoff: 32 {
+        /// [rows, stride]
+        x: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, out_stride: u32, width: u32, deviations: f32,
+    }
+
     /// Weights of experts, times numbers of the experts.
     struct ScaleExperts: 40 {
         /// [rows, stride]

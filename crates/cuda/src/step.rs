@@ -211,6 +211,8 @@ impl Step<'_> {
                 self.elementwise(rows, *function, (*a, *b), *out)
             }
             Work::ScaleBy { input, weight, out } => self.scale_by(rows, *input, *weight, *out),
+            Work::Rescale { input, like, out } => self.rescale(rows, *input, *like, *out),
+            Work::Cutoff { input, deviations, out } => self.cutoff(rows, *input, *deviations, *out),
             Work::Arrange(arrange) => self.arrange(rows, arrange),
             Work::Pool { input, kind, out } => self.pool(rows, *input, *kind, *out),
             Work::Route(route) => self.route(rows, route),

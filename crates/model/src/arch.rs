@@ -26,6 +26,7 @@ architectures! {
     deepseek2: "deepseek2";
     falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
+    gemma3n: "gemma3n";
     gemma4: "gemma4";
     gpt_oss: "gpt-oss";
     granite: "granite", "granitehybrid", "granitemoe";

@@ -1,6 +1,7 @@
 //! The builder of plans: one method for each component of a transformer block. Tensors in the file
 //! determine optional features, such as biases; all shapes are checked here.
 
+mod altup;
 mod encoder;
 mod experts;
 mod gemma;

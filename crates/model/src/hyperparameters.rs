@@ -83,6 +83,19 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
+    /// A number for each layer, of which some may be negative infinity; none if the key is absent.
+    pub fn thresholds(&self, name: &str, layers: usize) -> Result<Option<Vec<f32>>> {
+        let Some(values) = self.metadata.f32s(&self.key(name))? else { return Ok(None) };
+        match values.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
+            Some(x) => Err(self.error(name, format!("expected numbers, found {x}"))),
+            None if values.len() < layers => {
+                let problem = format!("expected {layers} values, found {}", values.len());
+                Err(self.error(name, problem))
+            }
+            None => Ok(Some(values)),
+        }
+    }
+
     /// A required size, at least 1.
     pub fn size(&self, name: &str) -> Result<usize> {
         let value = self.metadata.need_u32(&self.key(name))?;

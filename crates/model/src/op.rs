@@ -245,6 +245,21 @@ pub enum Op {
         /// `[n]`, or `[1]` for all elements.
         weight: WeightId,
     },
+    /// Gives each part of a row the length of another row: the root of the sum of its squares.
+    Rescale {
+        /// `[rows, parts * n]`.
+        input: Value,
+        /// `[rows, n]`.
+        like: Value,
+    },
+    /// `max(input - mean - deviations * deviation, 0)` with the mean and the standard deviation of
+    /// the row, of `n - 1` degrees of freedom.
+    Cutoff {
+        /// `[rows, n]`.
+        input: Value,
+        /// The distance of the cutoff from the mean, in standard deviations.
+        deviations: f32,
+    },
     /// `cap * tanh(input / cap)`.
     Softcap {
         /// `[rows, n]`.
@@ -371,6 +386,7 @@ impl Op {
             | Op::Act { input, .. }
             | Op::Scale { input, .. }
             | Op::ScaleBy { input, .. }
+            | Op::Cutoff { input, .. }
             | Op::ScaleExperts { route: input, .. }
             | Op::Softcap { input, .. }
             | Op::Slice { input, .. }
@@ -383,6 +399,7 @@ impl Op {
                 [Some(q), k, v, None]
             }
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None],
+            Op::Rescale { input, like } => [Some(input), Some(like), None, None],
             Op::Add { a, b } | Op::Concat { a, b, .. } => [Some(a), Some(b), None, None],
             Op::ExpertLinear { input, route, .. } => [Some(input), route, None, None],
             Op::ExpertSum { input, route } => [Some(input), Some(route), None, None],
@@ -422,6 +439,8 @@ impl Op {
             | Op::Glu { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::Rescale { .. }
+            | Op::Cutoff { .. }
             | Op::Softcap { .. }
             | Op::Slice { .. }
             | Op::Concat { .. }
@@ -446,6 +465,8 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::ScaleBy { .. } => "scale_by",
             Op::ScaleExperts { .. } => "scale_experts",
+            Op::Rescale { .. } => "rescale",
+            Op::Cutoff { .. } => "cutoff",
             Op::Softcap { .. } => "softcap",
             Op::Slice { .. } => "slice",
             Op::Concat { .. } => "concat",

@@ -118,12 +118,14 @@ impl Op {
             }
             Op::Act { input, .. }
             | Op::Scale { input, .. }
+            | Op::Cutoff { input, .. }
             | Op::Softcap { input, .. }
             | Op::Slice { input, .. }
             | Op::Pool { input, .. } => (vec![input], vec![]),
-            Op::Glu { gate: a, up: b, .. } | Op::Add { a, b } | Op::Concat { a, b, .. } => {
-                (vec![a, b], vec![])
-            }
+            Op::Glu { gate: a, up: b, .. }
+            | Op::Add { a, b }
+            | Op::Rescale { input: a, like: b }
+            | Op::Concat { a, b, .. } => (vec![a, b], vec![]),
             Op::Route { input, bias, .. } => (vec![input], bias.iter_mut().collect()),
             Op::ExpertSum { input, route } => (vec![input, route], vec![]),
             Op::Conv { input, weight, bias, state: own } => {

@@ -246,6 +246,21 @@ fn elementwise(cases: &mut Vec<Case>) {
             cases.push(maker.finish(FLOAT, TOKENS));
         }
 
+        for parts in [1, 3] {
+            let name = format!("rescale {parts} parts of width {width}");
+            let (mut maker, like) = Maker::start(name, width);
+            let input = maker.linear(like, Format::F32, parts * width);
+            let value = maker.push(Op::Rescale { input, like }, parts * width);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
+        if width > 1 {
+            let (mut maker, input) = Maker::start(format!("cutoff width {width}"), width);
+            let value = maker.push(Op::Cutoff { input, deviations: 0.5 }, width);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
+
         let (mut maker, x) = Maker::start(format!("scale and softcap width {width}"), width);
         let scaled = maker.push(Op::Scale { input: x, factor: -2.5 }, width);
         let capped = maker.push(Op::Softcap { input: scaled, cap: 1.5 }, width);

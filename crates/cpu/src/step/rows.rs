@@ -65,6 +65,13 @@ impl StepContext<'_> {
                     self.write(out, row),
                 );
             }
+            RowOp::Rescale { input, like, out } => {
+                let (x, like) = (self.read(input, row), self.read(like, row));
+                rows::rescale(self.isa, x, like, self.write(out, row));
+            }
+            RowOp::Cutoff { input, deviations, out } => {
+                rows::cutoff(self.isa, self.copied(input, out, row), deviations);
+            }
             RowOp::ScaleExperts { route, weight, out } => {
                 let out = self.copied(route, out, row);
                 let (weights, experts) = out.split_at_mut(route.width / 2);

@@ -178,6 +178,13 @@ impl<'a> Lowering<'a> {
             &Op::ScaleBy { input, weight } => {
                 Work::ScaleBy { input: self.floats(input), weight, out: self.out(i) }
             }
+            &Op::Rescale { input, like } => {
+                let (input, like) = (self.floats(input), self.floats(like));
+                Work::Rescale { input, like, out: self.out(i) }
+            }
+            &Op::Cutoff { input, deviations } => {
+                Work::Cutoff { input: self.floats(input), deviations, out: self.out(i) }
+            }
             &Op::ScaleExperts { route, weight } => {
                 Work::ScaleExperts { route: self.floats(route), weight, out: self.out(i) }
             }

@@ -298,6 +298,16 @@ pub(crate) enum Work {
         weight: WeightId,
         out: Value,
     },
+    Rescale {
+        input: Value,
+        like: Value,
+        out: Value,
+    },
+    Cutoff {
+        input: Value,
+        deviations: f32,
+        out: Value,
+    },
     Arrange(Arrange),
     Pool {
         input: Value,
@@ -343,6 +353,7 @@ impl Stage {
             Work::Prepare { input, out, .. }
             | Work::Pool { input, out, .. }
             | Work::ScaleBy { input, out, .. }
+            | Work::Cutoff { input, out, .. }
             | Work::ScaleExperts { route: input, out, .. } => vec![Some(*input), Some(*out)],
             Work::Rotate(r) => vec![Some(r.input), Some(r.out)],
             Work::Route(r) => vec![Some(r.input), Some(r.out)],
@@ -363,6 +374,7 @@ impl Stage {
                 vec![Some(a.q), k, v, q_out, a.out, a.half_out]
             }
             Work::Elementwise { a, b, out, .. } => vec![Some(*a), *b, Some(*out)],
+            Work::Rescale { input, like, out } => vec![Some(*input), Some(*like), Some(*out)],
             Work::Arrange(a) => vec![Some(a.a), a.b, Some(a.out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],
             Work::Scan(s) => s.inputs.into_iter().chain([s.out]).map(Some).collect(),

@@ -12,8 +12,16 @@ use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let (width, eps, act) = (m.size("embedding_length")?, m.rms_eps()?, Act::GeluTanh);
-    let layers = attentions(m, g, eps)?;
-    let sources = sources(m, &layers)?;
+    let pattern = "attention.sliding_window_pattern";
+    if !m.has(pattern) {
+        return Err(m.error(pattern, "missing"));
+    }
+    let local = m.local_layers(1)?;
+    let layers = attentions(m, g, &local, eps)?;
+    if local.contains(&false) && !g.has("rope_freqs") {
+        return Err(Error::MissingTensor("rope_freqs.weight".to_owned()));
+    }
+    let sources = sources(m, &layers, 0)?;
     let (hidden, routings) = (hidden_sizes(m, false)?, routings(m, g, Gating::Softmax, true)?);
     let x = g.embed("token_embd", width)?;
     let mut x = g.scale(x, Some((width as f32).sqrt()));
@@ -42,35 +50,30 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
             let h = b.layer_input(x, inputs, (i, width), eps)?;
             x = b.add(x, h);
         }
-        x = b.scale_by(x, "layer_output_scale", 1)?;
+        if b.has("layer_output_scale") {
+            x = b.scale_by(x, "layer_output_scale", 1)?;
+        }
     }
     let logits = g.logits(x, "output_norm", eps, &["output", "token_embd"])?;
     Ok(g.softcap(logits, m.cap("final_logit_softcapping")?))
 }
 
-/// The attention of each layer.
-fn attentions(
+/// The attention of each layer, of which some are `local`.
+pub(super) fn attentions(
     m: &HyperParameters<'_>,
     g: &mut Builder<'_>,
+    local: &[bool],
     eps: f32,
 ) -> Result<Vec<AttentionLayer>> {
-    let layers = attention_layers(m)?;
-    let pattern = "attention.sliding_window_pattern";
-    if !m.has(pattern) {
-        return Err(m.error(pattern, "missing"));
-    }
-    let (local, window) = (m.local_layers(1)?, m.size("attention.sliding_window")?);
+    let (layers, window) = (attention_layers(m)?, m.size("attention.sliding_window")?);
     let Attention { key_dim, value_dim, .. } = layers[0];
     let local_dims = [
         m.size_or("attention.key_length_swa", key_dim)?,
         m.size_or("attention.value_length_swa", value_dim)?,
     ];
     let global_rope = rope(m, g, RopeStyle::Neox, key_dim)?;
-    if global_rope.factors.is_none() && local.contains(&false) {
-        return Err(Error::MissingTensor("rope_freqs.weight".to_owned()));
-    }
     let local_rope = m.sliding_window_rope(global_rope, local_dims[0], 10_000.0)?;
-    let layer = |(attention, is_local): (Attention, bool)| {
+    let layer = |(attention, &is_local): (Attention, &bool)| {
         let attention = Attention { scale: 1.0, ..attention };
         let [key_dim, value_dim] = local_dims;
         let (attention, rope) = match is_local {
@@ -85,13 +88,14 @@ fn attentions(
 }
 
 /// For each layer without keys and values of its own, the layer whose it attends to: the last one
-/// of the same kind that has them.
+/// of the same kind that has them. `default` layers have none if the file does not say how many.
 pub(super) fn sources(
     m: &HyperParameters<'_>,
     layers: &[AttentionLayer],
+    default: usize,
 ) -> Result<Vec<Option<usize>>> {
     let name = "attention.shared_kv_layers";
-    let shared = m.u32(name)?.unwrap_or(0) as usize;
+    let shared = m.u32(name)?.map_or(default, |n| n as usize);
     let own = layers.len().saturating_sub(shared);
     let source = |i: usize| {
         if i < own {

@@ -59,12 +59,26 @@ impl Builder<'_> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups: parts }, width))
     }
 
-    /// A value times the weight `name`, of one number or one for each column, or the value itself
-    /// if the file has no such weight.
-    pub fn scale_by(&mut self, input: Value, name: &str, cols: usize) -> Result<Value> {
-        if !self.has(name) {
-            return Ok(input);
+    /// A gated feed-forward network whose gate is zero up to some standard deviations above its
+    /// mean, if that is given.
+    pub fn sparse_feed_forward(
+        &mut self,
+        input: Value,
+        act: Act,
+        hidden: usize,
+        deviations: Option<f32>,
+    ) -> Result<Value> {
+        let mut gate = self.linear(input, "ffn_gate", hidden)?;
+        let up = self.linear(input, "ffn_up", hidden)?;
+        if let Some(deviations) = deviations {
+            gate = self.push(Op::Cutoff { input: gate, deviations }, hidden);
         }
+        let h = self.push(Op::Glu { gate, up, act }, hidden);
+        self.linear(h, "ffn_down", self.width(input))
+    }
+
+    /// A value times the weight `name`, of one number or one for each column.
+    pub fn scale_by(&mut self, input: Value, name: &str, cols: usize) -> Result<Value> {
         let (weight, width) = (self.weight(name, cols, 1)?, self.width(input));
         Ok(self.push(Op::ScaleBy { input, weight }, width))
     }

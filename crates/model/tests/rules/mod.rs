@@ -93,6 +93,12 @@ pub(crate) fn check(plan: &Plan) {
                 assert_eq!(width(input), out);
                 assert!(plan.weight(*weight).cols == 1 || plan.weight(*weight).cols == out);
             }
+            Op::Rescale { input, like } => {
+                assert!(width(input) == out && out % width(like) == 0);
+            }
+            Op::Cutoff { input, deviations } => {
+                assert!(width(input) == out && out > 1 && deviations.is_finite());
+            }
             Op::ScaleExperts { route, .. } => assert_eq!(width(route), out),
             Op::Act { input, .. }
             | Op::Scale { input, .. }
