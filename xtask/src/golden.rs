@@ -44,6 +44,6 @@ fn open(folder: &Path, name: &str) -> Result<File> {
     let Ok(mut bytes) = fs::read(folder.join("headers").join(name)) else {
         return Ok(File::open(folder.join("models").join(name))?);
     };
-    bytes.resize(bytes.len() + 2_000_000, 0);
+    bytes.resize(bytes.len() + 4_000_000, 0);
     Ok(File::from_bytes(name, bytes)?)
 }

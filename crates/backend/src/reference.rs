@@ -258,15 +258,30 @@ impl ReferenceModel {
                 let table = self.ropes[i].as_ref().expect("every rope has its table");
                 rows::rotate(of(*input), plan.widths[i], *head_dim, rope, table, batch)
             }
-            Op::Attention { q, k, v, attention, slot } => {
+            Op::Attention { q, kv, attention, slot } => {
                 let slot = &mut self.slots[slot.0];
-                slot.store(attention, of(*k), of(*v), batch);
+                if let Some([k, v]) = kv {
+                    slot.store(attention, of(*k), of(*v), batch);
+                }
                 slot.attend(attention, of(*q), attention.sinks.map(weight), batch)
             }
             Op::Act { input, act } => of(*input).iter().map(|&x| rows::activate(*act, x)).collect(),
             Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act, plan.widths[i]),
             Op::Add { a, b } => of(*a).iter().zip(of(*b)).map(|(a, b)| a + b).collect(),
             Op::Scale { input, factor } => of(*input).iter().map(|x| x * factor).collect(),
+            Op::ScaleBy { input, weight: w } => {
+                let factors = weight(*w).iter().cycle();
+                of(*input).iter().zip(factors).map(|(x, factor)| x * factor).collect()
+            }
+            Op::Rescale { input, like } => {
+                rows::rescale(of(*input), plan.widths[i], of(*like), plan.width(*like))
+            }
+            Op::Cutoff { input, deviations } => {
+                rows::cutoff(of(*input), plan.widths[i], f64::from(*deviations))
+            }
+            Op::ScaleExperts { route, weight: w } => {
+                experts::scale(of(*route), plan.widths[i], weight(*w))
+            }
             Op::Softcap { input, cap } => {
                 of(*input).iter().map(|x| (x / cap).tanh() * cap).collect()
             }

@@ -71,9 +71,11 @@ impl Lowering<'_> {
                 self.matmul(Rows::Outputs, *input, vec![linear]);
                 return i + 1;
             }
-            Op::Attention { q, k, v, attention, slot } => {
-                let (k, v, slot) = (self.operand(*k), self.operand(*v), slot.0);
-                self.row(Rows::Tokens, RowOp::Store { k, v, slot });
+            Op::Attention { q, kv, attention, slot } => {
+                let slot = slot.0;
+                if let Some([k, v]) = kv.map(|kv| kv.map(|value| self.operand(value))) {
+                    self.row(Rows::Tokens, RowOp::Store { k, v, slot });
+                }
                 let q = self.operand(*q);
                 self.stages.push(Stage::Attention { q, out, attention: *attention, slot });
                 return i + 1;
@@ -101,6 +103,18 @@ impl Lowering<'_> {
             Op::Add { a, b } => RowOp::Add { a: self.operand(*a), b: self.operand(*b), out },
             Op::Scale { input, factor } => {
                 RowOp::Scale { input: self.operand(*input), factor: *factor, out }
+            }
+            Op::ScaleBy { input, weight } => {
+                RowOp::ScaleBy { input: self.operand(*input), weight: *weight, out }
+            }
+            Op::Rescale { input, like } => {
+                RowOp::Rescale { input: self.operand(*input), like: self.operand(*like), out }
+            }
+            Op::Cutoff { input, deviations } => {
+                RowOp::Cutoff { input: self.operand(*input), deviations: *deviations, out }
+            }
+            Op::ScaleExperts { route, weight } => {
+                RowOp::ScaleExperts { route: self.operand(*route), weight: *weight, out }
             }
             Op::Softcap { input, cap } => {
                 RowOp::Softcap { input: self.operand(*input), cap: *cap, out }

@@ -45,6 +45,8 @@ pub(crate) enum RowOp {
     Add { a: Operand, b: Operand, out: Operand },
     /// `input * factor`.
     Scale { input: Operand, factor: f32, out: Operand },
+    /// `input * weight`.
+    ScaleBy { input: Operand, weight: WeightId, out: Operand },
     /// `cap * tanh(input / cap)`.
     Softcap { input: Operand, cap: f32, out: Operand },
     /// Copies some columns of each group.
@@ -53,6 +55,12 @@ pub(crate) enum RowOp {
     Concat { a: Operand, b: Operand, groups: usize, out: Operand },
     /// Chooses experts.
     Route { input: Operand, bias: Option<WeightId>, routing: Routing, out: Operand },
+    /// Gives parts of a row the length of another row.
+    Rescale { input: Operand, like: Operand, out: Operand },
+    /// What exceeds the mean of the row by some standard deviations.
+    Cutoff { input: Operand, deviations: f32, out: Operand },
+    /// Multiplies the weights of the chosen experts.
+    ScaleExperts { route: Operand, weight: WeightId, out: Operand },
     /// Adds up the outputs of the chosen experts by their weights.
     ExpertSum { input: Operand, route: Operand, out: Operand },
     /// Pools the rows of a sequence.
@@ -79,10 +87,14 @@ impl RowOp {
             RowOp::Glu { .. } => "glu",
             RowOp::Add { .. } => "add",
             RowOp::Scale { .. } => "scale",
+            RowOp::ScaleBy { .. } => "scale_by",
+            RowOp::Rescale { .. } => "rescale",
+            RowOp::Cutoff { .. } => "cutoff",
             RowOp::Softcap { .. } => "softcap",
             RowOp::Slice { .. } => "slice",
             RowOp::Concat { .. } => "concat",
             RowOp::Route { .. } => "route",
+            RowOp::ScaleExperts { .. } => "scale_experts",
             RowOp::ExpertSum { .. } => "expert_sum",
             RowOp::Pool { .. } => "pool",
             RowOp::Mask { .. } => "mask",

@@ -12,13 +12,24 @@ DEVICE u32 divide(u32 x, u32 inverse) { return inverse ? __umulhi(x, inverse) : 
 
 DEVICE u32 round_up8(u32 n) { return (n + 7) / 8 * 8; }
 
+// The first position that a position attends to.
+DEVICE u32 first_visible(const Attention &a, u32 position) {
+    if (!a.window) return 0;
+    u32 before = a.is_causal ? a.window - 1 : a.window / 2;
+    return position > before ? position - before : 0;
+}
+
+// The end of the positions that a position attends to, of a sequence that ends at `end`.
+DEVICE u32 end_visible(const Attention &a, u32 position, u32 end) {
+    if (a.is_causal) return position + 1;
+    return a.window ? min(end, position + a.window / 2 + 1) : end;
+}
+
 // The range of positions that a row attends to: from, to.
 DEVICE uint2 visible(const Attention &a, u32 row) {
     StepMetadata metadata = {a.metadata};
     u32 position = metadata.position(row), span = metadata.span(row);
-    if (!a.is_causal) return make_uint2(0, metadata.start(span) + metadata.len(span));
-    u32 from = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
-    return make_uint2(from, position + 1);
+    return make_uint2(first_visible(a, position), end_visible(a, position, metadata.start(span) + metadata.len(span)));
 }
 
 // Merges a split's softmax into the running one: updates the row max and row sum, and returns the

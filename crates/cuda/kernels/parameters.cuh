@@ -180,7 +180,7 @@ struct Attention {
     u32 kv_heads;
     u32 key_dim;
     u32 value_dim;
-    u32 window; // 0 for none
+    u32 window; // 0 for none; half of it on each side if not causal
     u32 is_causal;
     u32 page_table; // which of a span's page tables, one for each window
     u32 max_splits; // for which the partials have room
@@ -514,6 +514,25 @@ static_assert(OFFSET(ExpertSum, out_stride) == 32);
 static_assert(OFFSET(ExpertSum, width) == 36);
 static_assert(OFFSET(ExpertSum, experts_used) == 40);
 static_assert(OFFSET(ExpertSum, padding) == 44);
+
+// Weights of experts, times numbers of the experts.
+struct ScaleExperts {
+    const float *route; // [rows, stride]
+    const float *numbers; // of all experts
+    float *out; // [rows, out_stride]
+    u32 stride;
+    u32 out_stride;
+    u32 experts_used;
+    u32 padding;
+};
+static_assert(sizeof(ScaleExperts) == 40);
+static_assert(OFFSET(ScaleExperts, route) == 0);
+static_assert(OFFSET(ScaleExperts, numbers) == 8);
+static_assert(OFFSET(ScaleExperts, out) == 16);
+static_assert(OFFSET(ScaleExperts, stride) == 24);
+static_assert(OFFSET(ScaleExperts, out_stride) == 28);
+static_assert(OFFSET(ScaleExperts, experts_used) == 32);
+static_assert(OFFSET(ScaleExperts, padding) == 36);
 
 // A causal convolution over a sequence's rows.
 struct Conv {

@@ -397,13 +397,10 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     u32 kv_head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     u32 start = metadata.start(rows.span), row = metadata.first(rows.span);
     u32 low = start + rows.token(0), high = start + rows.token(rows.count - 1);
-    auto first_of = [&](u32 position) {
-        return a.is_causal && a.window && position + 1 > a.window ? position + 1 - a.window : 0;
-    };
     u32 end = start + rows.tokens;
     // Positions that some row, and that all rows attend to.
-    PositionRange any_visible = {first_of(low), a.is_causal ? high + 1 : end};
-    PositionRange all_visible = {first_of(high), a.is_causal ? low + 1 : end};
+    PositionRange any_visible = {first_visible(a, low), end_visible(a, high, end)};
+    PositionRange all_visible = {first_visible(a, high), end_visible(a, low, end)};
     u32 base = shared_address(shared);
     u32 keys = base + PREFILL_ROWS * DIM * 2, values = keys + 2 * STAGE;
     u32 block = any_visible.from / POSITIONS, last = (any_visible.to - 1) / POSITIONS;
@@ -422,7 +419,7 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         u32 position = start + rows.token(16 * warp + g + 8 * i);
-        visible[i] = {first_of(position), a.is_causal ? position + 1 : end};
+        visible[i] = {first_visible(a, position), end_visible(a, position, end)};
     }
     LaneSoftmax<EIGHTS> softmax;
     softmax.clear();

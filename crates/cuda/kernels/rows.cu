@@ -186,6 +186,54 @@ KERNEL route(const __grid_constant__ Route p) {
     choose_experts(p, threadIdx.x, blockDim.x, scores, scratch, [] { __syncthreads(); }, store);
 }
 
+// The Euclidean length of a row.
+DEVICE float length_of(const float *x, u32 n, float *scratch) {
+    float square = 0.0f;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) square = fmaf(x[i], x[i], square);
+    return sqrtf(block_sum(square, scratch));
+}
+
+// Gives parts of a row the length of another row. Grid: (rows, parts).
+KERNEL rescale(const __grid_constant__ Rescale p) {
+    __shared__ float scratch[32];
+    launch_dependents();
+    grid_dependency_wait();
+    u64 row = blockIdx.x;
+    const float *x = p.x + row * p.stride + blockIdx.y * p.width;
+    float *out = p.out + row * p.out_stride + blockIdx.y * p.width;
+    float wanted = length_of(p.like + row * p.like_stride, p.width, scratch);
+    const float SMALLEST = 1.17549435e-38f;
+    float scale = wanted / fmaxf(length_of(x, p.width, scratch), SMALLEST);
+    for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) out[i] = x[i] * scale;
+}
+
+// What exceeds the mean of a row by some standard deviations: a block takes a row.
+KERNEL cutoff(const __grid_constant__ Cutoff p) {
+    __shared__ float scratch[32];
+    launch_dependents();
+    grid_dependency_wait();
+    const float *x = p.x + (u64)blockIdx.x * p.stride;
+    float *out = p.out + (u64)blockIdx.x * p.out_stride;
+    float sum = 0.0f, square = 0.0f;
+    for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) sum += x[i];
+    float mean = block_sum(sum, scratch) / (float)p.width;
+    for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) square = fmaf(x[i] - mean, x[i] - mean, square);
+    float cutoff = mean + p.deviations * sqrtf(block_sum(square, scratch) / (float)(p.width - 1));
+    for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) out[i] = fmaxf(x[i] - cutoff, 0.0f);
+}
+
+KERNEL scale_experts(const __grid_constant__ ScaleExperts p) {
+    launch_dependents();
+    grid_dependency_wait();
+    const float *route = p.route + (u64)blockIdx.x * p.stride;
+    float *out = p.out + (u64)blockIdx.x * p.out_stride;
+    for (u32 k = threadIdx.x; k < p.experts_used; k += blockDim.x) {
+        float expert = route[p.experts_used + k];
+        out[k] = route[k] * p.numbers[(u32)expert];
+        out[p.experts_used + k] = expert;
+    }
+}
+
 KERNEL expert_sum(const __grid_constant__ ExpertSum p) {
     launch_dependents();
     grid_dependency_wait();

@@ -195,7 +195,7 @@ parameters! {
         /// 0 if keys and queries need no rotation
         rotary_pairs: u32,
         is_neox: u32, heads: u32, kv_heads: u32, key_dim: u32, value_dim: u32,
-        /// 0 for none
+        /// 0 for none; half of it on each side if not causal
         window: u32,
         is_causal: u32,
         /// which of a span's page tables, one for each window
@@ -368,6 +368,37 @@ parameters! {
         out: (float *),
         stride: u32, route_stride: u32, out_stride: u32, width: u32, experts_used: u32,
         padding: u32,
+    }
+
+    /// Parts of a row with the length of another row.
+    struct Rescale: 40 {
+        /// [rows, stride]: parts of `width`
+        x: (const float *),
+        /// [rows, like_stride]
+        like: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, like_stride: u32, out_stride: u32, width: u32,
+    }
+
+    /// What exceeds the mean of a row by some standard deviations.
+    struct Cutoff: 32 {
+        /// [rows, stride]
+        x: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, out_stride: u32, width: u32, deviations: f32,
+    }
+
+    /// Weights of experts, times numbers of the experts.
+    struct ScaleExperts: 40 {
+        /// [rows, stride]
+        route: (const float *),
+        /// of all experts
+        numbers: (const float *),
+        /// [rows, out_stride]
+        out: (float *),
+        stride: u32, out_stride: u32, experts_used: u32, padding: u32,
     }
 
     /// A causal convolution over a sequence's rows.

@@ -190,7 +190,7 @@ impl Variant {
                 let is_known = plan.window_indices()[attend.slot] < MAX_TABLES;
                 let has_mma = KvLayout::F16.has_mma(&plan.slots[attend.slot]);
                 let has_softcap = attend.attention.softcap.is_some();
-                let can = has_mma && attend.attention.causal && is_known;
+                let can = has_mma && attend.attention.causal && attend.kv.is_some() && is_known;
                 let can = can && !(has_softcap && self.has_experts);
                 can.then_some(ATTENTION_TEAMS * MMA_WORKSPACE_BYTES)
             }

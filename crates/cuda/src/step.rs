@@ -210,9 +210,15 @@ impl Step<'_> {
             Work::Elementwise { function, a, b, out } => {
                 self.elementwise(rows, *function, (*a, *b), *out)
             }
+            Work::ScaleBy { input, weight, out } => self.scale_by(rows, *input, *weight, *out),
+            Work::Rescale { input, like, out } => self.rescale(rows, *input, *like, *out),
+            Work::Cutoff { input, deviations, out } => self.cutoff(rows, *input, *deviations, *out),
             Work::Arrange(arrange) => self.arrange(rows, arrange),
             Work::Pool { input, kind, out } => self.pool(rows, *input, *kind, *out),
             Work::Route(route) => self.route(rows, route),
+            Work::ScaleExperts { route, weight, out } => {
+                self.scale_experts(rows, *route, *weight, *out)
+            }
             Work::ExpertSum { input, route, out } => self.expert_sum(rows, *input, *route, *out),
             Work::Conv(conv) => self.conv(conv),
             Work::Scan(scan) => self.scan(scan),

@@ -25,7 +25,9 @@ architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     deepseek2: "deepseek2";
     falcon_h1: "falcon-h1";
-    gemma: "gemma", "gemma2", "gemma3";
+    gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
+    gemma3n: "gemma3n";
+    gemma4: "gemma4";
     gpt_oss: "gpt-oss";
     granite: "granite", "granitehybrid", "granitemoe";
     jamba: "jamba";
@@ -33,6 +35,7 @@ architectures! {
     lfm2: "lfm2", "lfm2moe";
     llama: "llama";
     mamba2: "mamba2";
+    modern_bert: "modern-bert";
     nemotron: "nemotron_h", "nemotron_h_moe";
     olmo2: "olmo2";
     olmoe: "olmoe";

@@ -1,9 +1,11 @@
 //! The builder of plans: one method for each component of a transformer block. Tensors in the file
 //! determine optional features, such as biases; all shapes are checked here.
 
+mod altup;
 mod delta;
 mod encoder;
 mod experts;
+mod gemma;
 mod latent;
 mod state;
 
@@ -19,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
 use crate::ids::{SlotId, Value, WeightId};
 use crate::op::{Act, Attention, EmbedBy, NormKind, Op};
-use crate::plan::{KvSlot, Plan, Weight};
+use crate::plan::{Plan, Weight};
 use crate::rope::Rope;
 
 /// The settings of an attention layer besides its tensors.
@@ -283,10 +285,26 @@ impl<'a> Builder<'a> {
 
     /// Attention with a KV cache of its own.
     fn attend(&mut self, q: Value, k: Value, v: Value, attention: Attention) -> Value {
-        let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = attention;
-        let slot = SlotId(self.plan.slots.len());
-        self.plan.slots.push(KvSlot { kv_heads, key_dim, value_dim, window });
-        self.push(Op::Attention { q, k, v, attention, slot }, heads * value_dim)
+        let slot = self.slot(&attention);
+        self.attend_in(slot, q, Some([k, v]), attention)
+    }
+
+    /// A new KV cache.
+    fn slot(&mut self, attention: &Attention) -> SlotId {
+        self.plan.slots.push(attention.kv_slot());
+        SlotId(self.plan.slots.len() - 1)
+    }
+
+    /// Attention over a KV cache that earlier operations may have filled.
+    fn attend_in(
+        &mut self,
+        slot: SlotId,
+        q: Value,
+        kv: Option<[Value; 2]>,
+        attention: Attention,
+    ) -> Value {
+        let width = attention.heads * attention.value_dim;
+        self.push(Op::Attention { q, kv, attention, slot }, width)
     }
 
     /// A feed-forward layer: gated, `down(act(gate(x)) * up(x))`, or not, `down(act(up(x)))`.
@@ -321,11 +339,16 @@ impl<'a> Builder<'a> {
         factor.map_or(input, |factor| self.push(Op::Scale { input, factor }, width))
     }
 
-    /// The final RMS norm and the output head: the first tensor of `names` in the file.
-    pub fn logits(&mut self, input: Value, norm: &str, eps: f32, names: &[&str]) -> Result<Value> {
+    /// Ends the blocks: names of tensors have no prefix from here on.
+    pub fn leave_blocks(&mut self) -> &mut Self {
         self.prefix.clear();
         self.layer = None;
-        let input = self.rms_norm(input, norm, eps)?;
+        self
+    }
+
+    /// The final RMS norm and the output head: the first tensor of `names` in the file.
+    pub fn logits(&mut self, input: Value, norm: &str, eps: f32, names: &[&str]) -> Result<Value> {
+        let input = self.leave_blocks().rms_norm(input, norm, eps)?;
         self.head(input, names)
     }
 
@@ -337,9 +360,7 @@ impl<'a> Builder<'a> {
         eps: f32,
         names: &[&str],
     ) -> Result<Value> {
-        self.prefix.clear();
-        self.layer = None;
-        let input = self.layer_norm(input, norm, eps)?;
+        let input = self.leave_blocks().layer_norm(input, norm, eps)?;
         self.head(input, names)
     }
 

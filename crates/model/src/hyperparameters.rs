@@ -52,6 +52,16 @@ impl<'a> HyperParameters<'a> {
         Error::Key { key: self.key(name), problem: problem.into() }
     }
 
+    /// Whether the file has the key.
+    pub fn has(&self, name: &str) -> bool {
+        self.metadata.get(&self.key(name)).is_some()
+    }
+
+    /// A string that may be absent.
+    pub fn str(&self, name: &str) -> Result<Option<&'a str>> {
+        Ok(self.metadata.str(&self.key(name))?)
+    }
+
     /// An integer that may be absent.
     pub fn u32(&self, name: &str) -> Result<Option<u32>> {
         Ok(self.metadata.u32(&self.key(name))?)
@@ -73,6 +83,19 @@ impl<'a> HyperParameters<'a> {
         }
     }
 
+    /// A number for each layer, of which some may be negative infinity; none if the key is absent.
+    pub fn thresholds(&self, name: &str, layers: usize) -> Result<Option<Vec<f32>>> {
+        let Some(values) = self.metadata.f32s(&self.key(name))? else { return Ok(None) };
+        match values.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
+            Some(x) => Err(self.error(name, format!("expected numbers, found {x}"))),
+            None if values.len() < layers => {
+                let problem = format!("expected {layers} values, found {}", values.len());
+                Err(self.error(name, problem))
+            }
+            None => Ok(Some(values)),
+        }
+    }
+
     /// A required size, at least 1.
     pub fn size(&self, name: &str) -> Result<usize> {
         let value = self.metadata.need_u32(&self.key(name))?;
@@ -82,6 +105,12 @@ impl<'a> HyperParameters<'a> {
     /// A size, at least 1, or `default` if absent.
     pub fn size_or(&self, name: &str, default: usize) -> Result<usize> {
         self.u32(name)?.map_or(Ok(default), |value| self.plausible(name, value))
+    }
+
+    /// A size; none if the key is absent or zero.
+    pub fn size_or_none(&self, name: &str) -> Result<Option<usize>> {
+        let value = self.u32(name)?.filter(|&value| value > 0);
+        value.map(|value| self.plausible(name, value)).transpose()
     }
 
     /// A size for each layer, stored as one number for all or as an array.
@@ -232,13 +261,27 @@ impl<'a> HyperParameters<'a> {
 
     /// The rotary embedding of heads of `head_dim`, with the metadata's scaling, without factors.
     pub fn rope(&self, style: RopeStyle, head_dim: usize) -> Result<Rope> {
-        let dims = self.size_or("rope.dimension_count", head_dim)?;
-        if dims > head_dim || dims % 2 != 0 {
-            let problem = format!("expected an even number up to {head_dim}, found {dims}");
-            return Err(self.error("rope.dimension_count", problem));
-        }
+        let dims = self.rope_dims("rope.dimension_count", head_dim, head_dim)?;
         let base = self.rope_base("rope.freq_base")?.unwrap_or(10_000.0);
         Ok(Rope { style, dims, base, scaling: self.rope_scaling()?, factors: None })
+    }
+
+    /// The rotary embedding of sliding-window layers beside that of the others: with dimensions of
+    /// its own, if the file has them, with this base if not, and without scaling.
+    pub fn sliding_window_rope(&self, rope: Rope, head_dim: usize, base: f32) -> Result<Rope> {
+        let dims = self.rope_dims("rope.dimension_count_swa", rope.dims, head_dim)?;
+        let base = self.rope_base("rope.freq_base_swa")?.unwrap_or(base);
+        Ok(Rope { dims, base, scaling: RopeScaling::None, factors: None, ..rope })
+    }
+
+    /// The rotated part of heads of `head_dim`.
+    fn rope_dims(&self, name: &str, default: usize, head_dim: usize) -> Result<usize> {
+        let dims = self.size_or(name, default)?;
+        if dims > head_dim || dims % 2 != 0 {
+            let problem = format!("expected an even number up to {head_dim}, found {dims}");
+            return Err(self.error(name, problem));
+        }
+        Ok(dims)
     }
 
     /// The base (theta) of a rotary embedding, which may be absent.
@@ -314,14 +357,24 @@ impl<'a> HyperParameters<'a> {
     }
 
     /// Whether each layer has sliding-window attention. The key is an array of bools, or a period
-    /// of layers, of which the last has global attention; `period` is the default.
+    /// of layers, of which the last has global attention, or zero if none has; `period` is the
+    /// default.
     pub fn local_layers(&self, period: usize) -> Result<Vec<bool>> {
+        self.layer_pattern(period, 1)
+    }
+
+    /// As [`HyperParameters::local_layers`]; the first layer of a period has global attention.
+    pub fn local_layers_after_global(&self, period: usize) -> Result<Vec<bool>> {
+        self.layer_pattern(period, 0)
+    }
+
+    fn layer_pattern(&self, period: usize, offset: usize) -> Result<Vec<bool>> {
         let (name, layers) = ("attention.sliding_window_pattern", self.layers()?);
         if let Some(local) = self.bools(name, layers)? {
             return Ok(local);
         }
-        let period = self.u32(name)?.filter(|&p| p > 0).map_or(period, |p| p as usize);
-        Ok((1..=layers).map(|i| i % period != 0).collect())
+        let period = self.u32(name)?.map_or(period, |p| p as usize);
+        Ok((offset..layers + offset).map(|i| period == 0 || i % period != 0).collect())
     }
 
     /// The tokens of the sliding window; none if the key is absent or zero.

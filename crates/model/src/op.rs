@@ -1,7 +1,10 @@
 //! The kinds of operation with their shapes, weights and state. The reference interpreter of the
 //! backend crate defines their semantics, formula by formula.
 
+use std::ops::Range;
+
 use crate::ids::{SlotId, StateId, Value, WeightId};
+use crate::plan::KvSlot;
 use crate::rope::Rope;
 
 /// How a norm centres and scales.
@@ -177,13 +180,32 @@ pub struct Attention {
     pub scale: f32,
     /// `cap * tanh(score / cap)` on the scaled scores.
     pub softcap: Option<f32>,
-    /// A query attends to itself and the `window - 1` tokens before it.
+    /// A query attends to itself and the `window - 1` tokens before it; if attention is not causal,
+    /// to itself and `window / 2` tokens on each side.
     pub window: Option<usize>,
-    /// Whether a query attends only to itself and earlier tokens. If not, it attends to its whole
-    /// sequence, which must be in one step.
+    /// Whether a query attends only to itself and earlier tokens. If not, its whole sequence must
+    /// be in one step.
     pub causal: bool,
     /// `[heads]`: attention sinks, scores that only add to the softmax denominator.
     pub sinks: Option<WeightId>,
+}
+
+impl Attention {
+    /// The positions that a query at `position` attends to, of a sequence that ends before `end`.
+    pub fn visible(&self, position: usize, end: usize) -> Range<usize> {
+        match (self.causal, self.window) {
+            (true, window) => window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1,
+            (false, None) => 0..end,
+            (false, Some(w)) => position.saturating_sub(w / 2)..end.min(position + w / 2 + 1),
+        }
+    }
+
+    /// What it keeps in the KV cache for each token. Without causality, a whole sequence is in one
+    /// step and nothing is dropped.
+    pub fn kv_slot(&self) -> KvSlot {
+        let Attention { kv_heads, key_dim, value_dim, .. } = *self;
+        KvSlot { kv_heads, key_dim, value_dim, window: self.window.filter(|_| self.causal) }
+    }
 }
 
 /// One operation. Every operand is the value of an earlier operation.
@@ -233,14 +255,13 @@ pub enum Op {
         /// Style and frequencies.
         rope: Rope,
     },
-    /// Stores `k` and `v` in the KV cache, then attends with `q`.
+    /// Stores keys and values in the KV cache, then attends with `q`.
     Attention {
         /// `[rows, heads * key_dim]`.
         q: Value,
-        /// `[rows, kv_heads * key_dim]`.
-        k: Value,
-        /// `[rows, kv_heads * value_dim]`.
-        v: Value,
+        /// Keys, `[rows, kv_heads * key_dim]`, and values, `[rows, kv_heads * value_dim]`. Without
+        /// them, the slot has those that an earlier operation has stored in this step.
+        kv: Option<[Value; 2]>,
         /// Heads, scale, window.
         attention: Attention,
         /// The KV cache.
@@ -275,6 +296,28 @@ pub enum Op {
         input: Value,
         /// The same for all elements.
         factor: f32,
+    },
+    /// `input * weight`.
+    ScaleBy {
+        /// `[rows, n]`.
+        input: Value,
+        /// `[n]`, or `[1]` for all elements.
+        weight: WeightId,
+    },
+    /// Gives each part of a row the length of another row: the root of the sum of its squares.
+    Rescale {
+        /// `[rows, parts * n]`.
+        input: Value,
+        /// `[rows, n]`.
+        like: Value,
+    },
+    /// `max(input - mean - deviations * deviation, 0)` with the mean and the standard deviation of
+    /// the row, of `n - 1` degrees of freedom.
+    Cutoff {
+        /// `[rows, n]`.
+        input: Value,
+        /// The distance of the cutoff from the mean, in standard deviations.
+        deviations: f32,
     },
     /// `cap * tanh(input / cap)`.
     Softcap {
@@ -313,6 +356,13 @@ pub enum Op {
         /// Expert counts, gating, weights.
         routing: Routing,
     },
+    /// Multiplies the weights of a token's experts by numbers of these experts.
+    ScaleExperts {
+        /// `[rows, 2 * used]`: the output of [`Op::Route`].
+        route: Value,
+        /// `[experts]`.
+        weight: WeightId,
+    },
     /// Matmuls with the matrices of the selected experts, concatenated.
     ExpertLinear {
         /// `[rows, cols]` for all experts, or `[rows, used * cols]` with one part for each.
@@ -331,7 +381,7 @@ pub enum Op {
     ExpertSum {
         /// `[rows, used * n]`.
         input: Value,
-        /// `[rows, 2 * used]`: the output of [`Op::Route`].
+        /// `[rows, 2 * used]`: the output of [`Op::Route`] or [`Op::ScaleExperts`].
         route: Value,
     },
     /// A causal convolution of each column along its sequence.
@@ -413,14 +463,21 @@ impl Op {
             | Op::Rope { input, .. }
             | Op::Act { input, .. }
             | Op::Scale { input, .. }
+            | Op::ScaleBy { input, .. }
+            | Op::Cutoff { input, .. }
+            | Op::ScaleExperts { route: input, .. }
             | Op::Softcap { input, .. }
             | Op::Slice { input, .. }
             | Op::Route { input, .. }
             | Op::Conv { input, .. }
             | Op::Pool { input, .. }
             | Op::Logits { input, .. } => [Some(input), None, None, None],
-            Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v), None],
+            Op::Attention { q, kv, .. } => {
+                let [k, v] = kv.map_or([None; 2], |kv| kv.map(Some));
+                [Some(q), k, v, None]
+            }
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None],
+            Op::Rescale { input, like } => [Some(input), Some(like), None, None],
             Op::Add { a, b } | Op::Concat { a, b, .. } => [Some(a), Some(b), None, None],
             Op::ExpertLinear { input, route, .. } => [Some(input), route, None, None],
             Op::ExpertSum { input, route } => [Some(input), Some(route), None, None],
@@ -444,7 +501,9 @@ impl Op {
     /// The weights that the operation reads.
     pub fn weights(&self) -> impl Iterator<Item = WeightId> {
         let weights = match self {
-            Op::Embed { table, .. } => [Some(*table), None, None],
+            Op::Embed { table: weight, .. }
+            | Op::ScaleBy { weight, .. }
+            | Op::ScaleExperts { weight, .. } => [Some(*weight), None, None],
             Op::Norm { weight, bias, .. } => [*weight, *bias, None],
             Op::Linear { weight, bias, .. }
             | Op::ExpertLinear { weight, bias, .. }
@@ -460,6 +519,8 @@ impl Op {
             | Op::Glu { .. }
             | Op::Add { .. }
             | Op::Scale { .. }
+            | Op::Rescale { .. }
+            | Op::Cutoff { .. }
             | Op::Softcap { .. }
             | Op::Slice { .. }
             | Op::Concat { .. }
@@ -482,6 +543,10 @@ impl Op {
             Op::Glu { .. } => "glu",
             Op::Add { .. } => "add",
             Op::Scale { .. } => "scale",
+            Op::ScaleBy { .. } => "scale_by",
+            Op::ScaleExperts { .. } => "scale_experts",
+            Op::Rescale { .. } => "rescale",
+            Op::Cutoff { .. } => "cutoff",
             Op::Softcap { .. } => "softcap",
             Op::Slice { .. } => "slice",
             Op::Concat { .. } => "concat",

@@ -107,19 +107,25 @@ impl Op {
                 let values = [input].into_iter().chain(route).collect();
                 (values, [weight].into_iter().chain(bias).collect())
             }
+            Op::ScaleBy { input, weight } | Op::ScaleExperts { route: input, weight } => {
+                (vec![input], vec![weight])
+            }
             Op::Rope { input, rope, .. } => (vec![input], rope.factors.iter_mut().collect()),
-            Op::Attention { q, k, v, attention, slot: own } => {
+            Op::Attention { q, kv, attention, slot: own } => {
                 slot = Some(own);
-                (vec![q, k, v], attention.sinks.iter_mut().collect())
+                let values = [q].into_iter().chain(kv.iter_mut().flatten()).collect();
+                (values, attention.sinks.iter_mut().collect())
             }
             Op::Act { input, .. }
             | Op::Scale { input, .. }
+            | Op::Cutoff { input, .. }
             | Op::Softcap { input, .. }
             | Op::Slice { input, .. }
             | Op::Pool { input, .. } => (vec![input], vec![]),
-            Op::Glu { gate: a, up: b, .. } | Op::Add { a, b } | Op::Concat { a, b, .. } => {
-                (vec![a, b], vec![])
-            }
+            Op::Glu { gate: a, up: b, .. }
+            | Op::Add { a, b }
+            | Op::Rescale { input: a, like: b }
+            | Op::Concat { a, b, .. } => (vec![a, b], vec![]),
             Op::Route { input, bias, .. } => (vec![input], bias.iter_mut().collect()),
             Op::ExpertSum { input, route } => (vec![input, route], vec![]),
             Op::Conv { input, weight, bias, state: own } => {

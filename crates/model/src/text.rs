@@ -36,6 +36,7 @@ impl Plan {
             }
             Op::Act { act, .. } | Op::Glu { act, .. } => write!(f, " {}", act.name()),
             Op::Scale { factor, .. } => write!(f, " by {factor}"),
+            Op::Cutoff { deviations, .. } => write!(f, " {deviations} deviations"),
             Op::Softcap { cap, .. } => write!(f, " cap {cap}"),
             Op::Slice { groups, start, len, .. } => {
                 write!(f, " {start}..{}", start + len)?;
@@ -70,6 +71,9 @@ impl Plan {
             Op::Input
             | Op::Linear { .. }
             | Op::Add { .. }
+            | Op::ScaleBy { .. }
+            | Op::Rescale { .. }
+            | Op::ScaleExperts { .. }
             | Op::ExpertSum { .. }
             | Op::Logits { .. } => Ok(()),
         }

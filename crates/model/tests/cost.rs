@@ -34,7 +34,7 @@ fn plan(head: WeightId) -> Plan {
         eps: 1e-5,
         groups: 1,
     };
-    let (q, k, v) = (Value(2), Value(3), Value(4));
+    let (q, kv) = (Value(2), Some([Value(3), Value(4)]));
     let linear = |input, weight, bias| Op::Linear { input: Value(input), weight, bias };
     let ops = vec![
         Op::Embed { table: WeightId(0), by: EmbedBy::Token },
@@ -42,8 +42,8 @@ fn plan(head: WeightId) -> Plan {
         linear(1, WeightId(2), Some(WeightId(3))),
         linear(1, WeightId(4), none),
         linear(1, WeightId(4), none),
-        Op::Attention { q, k, v, attention: open, slot: SlotId(0) },
-        Op::Attention { q, k, v, attention: local, slot: SlotId(1) },
+        Op::Attention { q, kv, attention: open, slot: SlotId(0) },
+        Op::Attention { q, kv, attention: local, slot: SlotId(1) },
         Op::Add { a: Value(5), b: Value(6) },
         Op::Logits { input: Value(7), weight: head, bias: none },
     ];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bodkin_gguf::{File, Format, Metadata, Writer};
-use bodkin_model::{Attention, EmbedBy, KvSlot, Op, Plan, RecurrentState, SlotId, StateId, Value};
+use bodkin_model::{Attention, EmbedBy, Op, Plan, RecurrentState, SlotId, StateId, Value};
 use bodkin_model::{Weight, WeightId};
 
 use super::random::Random;
@@ -193,9 +193,15 @@ impl Maker {
 
     pub(super) fn attend(&mut self, q: Value, k: Value, v: Value, a: Attention) -> Value {
         let slot = SlotId(self.plan.slots.len());
-        let Attention { heads, kv_heads, key_dim, value_dim, window, .. } = a;
-        self.plan.slots.push(KvSlot { kv_heads, key_dim, value_dim, window });
-        self.push(Op::Attention { q, k, v, attention: a, slot }, heads * value_dim)
+        self.plan.slots.push(a.kv_slot());
+        let op = Op::Attention { q, kv: Some([k, v]), attention: a, slot };
+        self.push(op, a.heads * a.value_dim)
+    }
+
+    /// Attention with the keys and values of the attention before it.
+    pub(super) fn attend_again(&mut self, q: Value, a: Attention) -> Value {
+        let slot = SlotId(self.plan.slots.len() - 1);
+        self.push(Op::Attention { q, kv: None, attention: a, slot }, a.heads * a.value_dim)
     }
 
     /// A state of the plan, for one operation.

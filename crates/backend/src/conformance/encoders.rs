@@ -29,6 +29,22 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(maker.finish(HALF_STATE, tokens));
         }
     }
+    // Windows whose half is no page, a page, and longer than a block of positions of some kernels.
+    for (window, tokens) in [(1, 5), (2, 33), (24, 75), (64, 150), (65, 150), (300, 330)] {
+        for format in [Format::F32, Format::F16] {
+            for (heads, kv_heads, dim) in [(4, 2, 16), (2, 1, 64)] {
+                let a = both_ways(heads, kv_heads, dim);
+                let name = format!(
+                    "{} window {window} both ways {heads}/{kv_heads}x{dim} {tokens} tokens",
+                    format.name()
+                );
+                let (mut maker, input) = Maker::start(name, 48);
+                let value = maker.attention(input, format, Attention { window: Some(window), ..a });
+                maker.logits(value);
+                cases.push(maker.finish(HALF_STATE, tokens));
+            }
+        }
+    }
     for kind in [PoolKind::Mean, PoolKind::First, PoolKind::Last] {
         for (width, tokens) in [(1, 5), (33, 1), (64, 19), (80, 75)] {
             let (mut maker, input) = Maker::start(format!("pool {kind:?} {width}"), width);

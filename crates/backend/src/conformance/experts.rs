@@ -21,7 +21,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(scores(small, true, -15.0));
     products(&mut cases);
     for (n, used) in [(1, 3), (7, 1), (33, 2), (80, 4)] {
-        cases.push(sum(n, usual(6, used)));
+        cases.push(sum(n, usual(6, used), false));
+        cases.push(sum(n, usual(6, used), true));
     }
     layers(&mut cases);
     for (format, tokens) in
@@ -219,9 +220,14 @@ fn product(
     maker.push(Op::ExpertLinear { input, route, weight, bias, experts }, used * n)
 }
 
-fn sum(n: usize, routing: Routing) -> Case {
-    let (mut maker, x) = Maker::start(format!("expert_sum {routing} of {n}"), 40);
-    let route = route(&mut maker, x, routing);
+fn sum(n: usize, routing: Routing, is_scaled: bool) -> Case {
+    let name = format!("expert_sum {routing} of {n} scaled {is_scaled}");
+    let (mut maker, x) = Maker::start(name, 40);
+    let mut route = route(&mut maker, x, routing);
+    if is_scaled {
+        let weight = maker.vector(routing.experts, 1.0);
+        route = maker.push(Op::ScaleExperts { route, weight }, 2 * routing.used);
+    }
     let input = maker.linear(x, Format::F32, routing.used * n);
     let value = maker.push(Op::ExpertSum { input, route }, n);
     maker.logits(value);

@@ -25,6 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
     biases(&mut cases);
     ropes(&mut cases);
     attentions(&mut cases);
+    shared_attentions(&mut cases);
     elementwise(&mut cases);
     slices(&mut cases);
     cases
@@ -181,6 +182,28 @@ fn attend(mut a: Attention, format: Format, tokens: usize, has_sinks: bool) -> C
     maker.finish(HALF_STATE, tokens)
 }
 
+/// Layers that attend to the keys and values of an earlier one.
+fn shared_attentions(cases: &mut Vec<Case>) {
+    for (a, tokens) in [
+        (usual(4, 2, 16), LONG),
+        (Attention { window: Some(20), ..usual(4, 1, 24) }, LONG),
+        (usual(2, 1, 64), 150),
+        (usual(2, 1, 16), 530),
+    ] {
+        for format in [Format::F32, Format::F16] {
+            let name = format!("{} shared {a:?} {tokens} tokens", format.name());
+            let (mut maker, input) = Maker::start(name, 48);
+            let mut x = maker.attention(input, format, a);
+            for _ in 0..2 {
+                let q = maker.linear(x, format, a.heads * a.key_dim);
+                x = maker.attend_again(q, a);
+            }
+            maker.logits(x);
+            cases.push(maker.finish(HALF_STATE, tokens));
+        }
+    }
+}
+
 fn elementwise(cases: &mut Vec<Case>) {
     for width in [1, 7, 33, 80] {
         for act in ACTS {
@@ -211,6 +234,32 @@ fn elementwise(cases: &mut Vec<Case>) {
         let twice = maker.push(Op::Add { a: sum, b: sum }, width);
         maker.logits(twice);
         cases.push(maker.finish(FLOAT, TOKENS));
+
+        for weights in [1, width] {
+            let name = format!("scale width {width} by a weight of {weights}");
+            let (mut maker, input) = Maker::start(name, width);
+            let weight = maker.vector(weights, 1.0);
+            let value = maker.push(Op::ScaleBy { input, weight }, width);
+            // The operand is read again: it may not have been changed in place.
+            let sum = maker.push(Op::Add { a: input, b: value }, width);
+            maker.logits(sum);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
+
+        for parts in [1, 3] {
+            let name = format!("rescale {parts} parts of width {width}");
+            let (mut maker, like) = Maker::start(name, width);
+            let input = maker.linear(like, Format::F32, parts * width);
+            let value = maker.push(Op::Rescale { input, like }, parts * width);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
+        if width > 1 {
+            let (mut maker, input) = Maker::start(format!("cutoff width {width}"), width);
+            let value = maker.push(Op::Cutoff { input, deviations: 0.5 }, width);
+            maker.logits(value);
+            cases.push(maker.finish(FLOAT, TOKENS));
+        }
 
         let (mut maker, x) = Maker::start(format!("scale and softcap width {width}"), width);
         let scaled = maker.push(Op::Scale { input: x, factor: -2.5 }, width);

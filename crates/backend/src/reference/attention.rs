@@ -52,11 +52,8 @@ impl KvSlot {
         for span in &batch.spans {
             let end = span.position + span.len;
             for position in span.position..end {
-                let seen = match a.causal {
-                    true => a.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1,
-                    false => 0..end,
-                };
                 let table = &span.tables[self.window_index];
+                let seen = a.visible(position, end);
                 let cells: Vec<usize> = seen.map(|p| cell(table.page(p), p)).collect();
                 let row = rows.next().expect("a row for each token");
                 for (head, q) in row.chunks_exact(a.key_dim).enumerate() {

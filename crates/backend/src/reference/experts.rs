@@ -117,6 +117,16 @@ impl ExpertLinear<'_> {
     }
 }
 
+/// Rows of [`route`], each weight times the number of its expert.
+pub(super) fn scale(route: &[f32], width: usize, numbers: &[f32]) -> Vec<f32> {
+    let mut out = route.to_vec();
+    for row in out.chunks_exact_mut(width) {
+        let (weights, experts) = row.split_at_mut(width / 2);
+        weights.iter_mut().zip(experts).for_each(|(w, expert)| *w *= numbers[*expert as usize]);
+    }
+    out
+}
+
 /// The sum of `used` parts of each row, each times its weight.
 pub(super) fn expert_sum(x: &[f32], route: &[f32], used: usize) -> Vec<f32> {
     let rows = route.len() / (2 * used);

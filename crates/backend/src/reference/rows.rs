@@ -35,6 +35,31 @@ impl Norm<'_> {
     }
 }
 
+/// Each part of a row, as long as a row of `like`.
+pub(super) fn rescale(x: &[f32], width: usize, like: &[f32], part: usize) -> Vec<f32> {
+    let length = |x: &[f32]| dot(x, x).sqrt();
+    let mut out = Vec::with_capacity(x.len());
+    for (row, like) in x.chunks_exact(width).zip(like.chunks_exact(part)) {
+        for part in row.chunks_exact(part) {
+            let factor = length(like) / length(part).max(f64::from(f32::MIN_POSITIVE));
+            out.extend(part.iter().map(|&x| (f64::from(x) * factor) as f32));
+        }
+    }
+    out
+}
+
+/// What exceeds the mean of a row by more than some standard deviations.
+pub(super) fn cutoff(x: &[f32], width: usize, deviations: f64) -> Vec<f32> {
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(width) {
+        let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
+        let squares = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+        let cutoff = mean + deviations * (squares / (width - 1) as f64).sqrt();
+        out.extend(row.iter().map(|&x| (f64::from(x) - cutoff).max(0.0) as f32));
+    }
+    out
+}
+
 /// The row of an embedding table that each token reads.
 pub(super) fn table_rows(by: EmbedBy, batch: &Batch) -> Vec<usize> {
     match by {

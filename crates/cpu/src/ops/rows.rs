@@ -227,6 +227,83 @@ unsafe fn add_rows<V: Vector>(a: &mut [f32], b: &[f32]) {
     unsafe { update::<V>(a, b, Sum) }
 }
 
+/// `x * weight`, which has one number for each element or for all.
+pub(crate) fn multiply(isa: Isa, x: &[f32], weight: &[f32], out: &mut [f32]) {
+    if let [factor] = *weight {
+        out.iter_mut().zip(x).for_each(|(y, x)| *y = x * factor);
+    } else {
+        dispatch!(isa, multiply_rows(x: &[f32], weight: &[f32], out: &mut [f32]));
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_rows<V: Vector>(x: &[f32], weight: &[f32], out: &mut [f32]) {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe { zip::<V>(x, weight, out, Product) }
+}
+
+/// `a * b`.
+#[derive(Clone, Copy)]
+struct Product;
+
+impl Binary for Product {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, a: V, b: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { a.mul(b) }
+    }
+}
+
+/// Each part of `x`, as long as `like`, times what gives it the length of that.
+pub(crate) fn rescale(isa: Isa, x: &[f32], like: &[f32], out: &mut [f32]) {
+    dispatch!(isa, rescale_parts(x: &[f32], like: &[f32], out: &mut [f32]));
+}
+
+#[inline(always)]
+unsafe fn rescale_parts<V: Vector>(x: &[f32], like: &[f32], out: &mut [f32]) {
+    let parts = x.chunks_exact(like.len()).zip(out.chunks_exact_mut(like.len()));
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe {
+        let wanted = total::<V>(like, |x| x.mul(x)).sqrt();
+        for (part, out) in parts {
+            let found = total::<V>(part, |x| x.mul(x)).sqrt();
+            let scale = wanted / found.max(f32::MIN_POSITIVE);
+            zip::<V>(part, part, out, Centred { mean: 0.0, scale });
+        }
+    }
+}
+
+/// What exceeds the mean of `x` by some standard deviations, in place.
+pub(crate) fn cutoff(isa: Isa, x: &mut [f32], deviations: f32) {
+    dispatch!(isa, cutoff_row(x: &mut [f32], deviations: f32));
+}
+
+#[inline(always)]
+unsafe fn cutoff_row<V: Vector>(x: &mut [f32], deviations: f32) {
+    // SAFETY: the caller keeps the contract of `Vector`.
+    unsafe {
+        let mean = total::<V>(x, |x| x) / x.len() as f32;
+        let centre = V::splat(mean);
+        let square = total::<V>(x, |x| x.sub(centre).mul(x.sub(centre)));
+        let cutoff = mean + deviations * (square / (x.len() - 1) as f32).sqrt();
+        map::<V>(x, Above { cutoff });
+    }
+}
+
+/// `max(x - cutoff, 0)`.
+#[derive(Clone, Copy)]
+struct Above {
+    cutoff: f32,
+}
+
+impl Binary for Above {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, x: V, _: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe { x.sub(V::splat(self.cutoff)).max(V::splat(0.0)) }
+    }
+}
+
 /// Columns of each of `groups` equal parts of `x`, from `start` on.
 pub(crate) fn slice(x: &[f32], groups: usize, start: usize, out: &mut [f32]) {
     let (from, len) = (x.len() / groups, out.len() / groups);

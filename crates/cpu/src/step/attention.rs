@@ -125,11 +125,8 @@ impl AttentionStage<'_> {
                 let mut ranges = [VisibleRange::default(); TILE_ROWS];
                 for (range, pair) in ranges.iter_mut().zip(pairs.clone()) {
                     let position = span.position + pair / self.group();
-                    let end = span.position + span.len - 1;
-                    let last = if self.attention.causal { position } else { end };
-                    let window = self.attention.window;
-                    let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
-                    *range = VisibleRange { first, last };
+                    let seen = self.attention.visible(position, span.position + span.len);
+                    *range = VisibleRange { first: seen.start, last: seen.end - 1 };
                 }
                 return Some(TileWork { span: i, span_row, kv_head, pairs, ranges });
             }

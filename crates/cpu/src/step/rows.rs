@@ -57,6 +57,27 @@ impl StepContext<'_> {
             RowOp::Scale { input, factor, out } => {
                 self.copied(input, out, row).iter_mut().for_each(|x| *x *= factor);
             }
+            RowOp::ScaleBy { input, weight, out } => {
+                rows::multiply(
+                    self.isa,
+                    self.read(input, row),
+                    vector(weight),
+                    self.write(out, row),
+                );
+            }
+            RowOp::Rescale { input, like, out } => {
+                let (x, like) = (self.read(input, row), self.read(like, row));
+                rows::rescale(self.isa, x, like, self.write(out, row));
+            }
+            RowOp::Cutoff { input, deviations, out } => {
+                rows::cutoff(self.isa, self.copied(input, out, row), deviations);
+            }
+            RowOp::ScaleExperts { route, weight, out } => {
+                let out = self.copied(route, out, row);
+                let (weights, experts) = out.split_at_mut(route.width / 2);
+                let numbers = vector(weight);
+                weights.iter_mut().zip(experts).for_each(|(w, e)| *w *= numbers[*e as usize]);
+            }
             RowOp::Softcap { input, cap, out } => {
                 rows::cap_in_place(self.isa, self.copied(input, out, row), cap);
             }

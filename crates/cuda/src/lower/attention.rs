@@ -20,7 +20,7 @@ impl<'a> Lowering<'a> {
     pub(super) fn attend(
         &mut self,
         i: usize,
-        [q, k, v]: [Value; 3],
+        (q, kv): (Value, Option<[Value; 2]>),
         rotation: Option<Rotation>,
         (attention, slot): (Attention, usize),
     ) -> Work {
@@ -29,7 +29,7 @@ impl<'a> Lowering<'a> {
             true => self.outs(i, 1),
             false => (Some(self.out(i)), None),
         };
-        Work::Attend(Attend { q, k, v, rotation, attention, slot, out, half_out })
+        Work::Attend(Attend { q, kv, rotation, attention, slot, out, half_out })
     }
 
     /// Attention `i + 2`, if operations `i` and `i + 1` rotate its queries and keys alike, and no
@@ -40,7 +40,7 @@ impl<'a> Lowering<'a> {
         let Op::Rope { input: k_input, rope: other, head_dim: other_dim, .. } = second else {
             return None;
         };
-        let Op::Attention { q, k, v, attention, slot } = third else { return None };
+        let Op::Attention { q, kv: Some([k, v]), attention, slot } = third else { return None };
         let is_alike = (rope, head_dim) == (other, other_dim) && (q.0, k.0) == (i, i + 1);
         let is_alone = [i, i + 1].iter().all(|&value| self.readers[value] == [i + 2]);
         let inputs = [*q_input, *k_input, *v];
@@ -51,10 +51,10 @@ impl<'a> Lowering<'a> {
     /// Lowers two rotations and the attention after them.
     pub(super) fn rotated_attention(&mut self, i: usize, rotated: Rotated<'_>) -> usize {
         let Rotated { rope, inputs, attention, slot } = rotated;
-        let inputs = inputs.map(|value| self.floats(value));
+        let [q, k, v] = inputs.map(|value| self.floats(value));
         let (style, rope, q_out) = (rope.style, self.rope(rope), self.out(i));
         let rotation = Some(Rotation { q_out, style, rope });
-        let work = self.attend(i + 2, inputs, rotation, (attention, slot));
+        let work = self.attend(i + 2, (q, Some([k, v])), rotation, (attention, slot));
         self.push(i + 2, work, "attention");
         i + 3
     }

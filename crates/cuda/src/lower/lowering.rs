@@ -167,15 +167,28 @@ impl<'a> Lowering<'a> {
                 let rope = self.rope(rope);
                 Work::Rotate(Rotate { input, head_dim, style, rope, out: self.out(i) })
             }
-            Op::Attention { q, k, v, attention, slot } => {
-                let inputs = [*q, *k, *v].map(|value| self.floats(value));
-                self.attend(i, inputs, None, (*attention, slot.0))
+            Op::Attention { q, kv, attention, slot } => {
+                let (q, kv) = (self.floats(*q), kv.map(|kv| kv.map(|value| self.floats(value))));
+                self.attend(i, (q, kv), None, (*attention, slot.0))
             }
             &Op::Act { input, act } => self.elementwise(i, Function::Act(act), input, None),
             &Op::Glu { gate, up, act } => self.glu(i, gate, up, act),
             &Op::Add { a, b } => self.elementwise(i, Function::Add, a, Some(b)),
             &Op::Scale { input, factor } => {
                 self.elementwise(i, Function::Scale(factor), input, None)
+            }
+            &Op::ScaleBy { input, weight } => {
+                Work::ScaleBy { input: self.floats(input), weight, out: self.out(i) }
+            }
+            &Op::Rescale { input, like } => {
+                let (input, like) = (self.floats(input), self.floats(like));
+                Work::Rescale { input, like, out: self.out(i) }
+            }
+            &Op::Cutoff { input, deviations } => {
+                Work::Cutoff { input: self.floats(input), deviations, out: self.out(i) }
+            }
+            &Op::ScaleExperts { route, weight } => {
+                Work::ScaleExperts { route: self.floats(route), weight, out: self.out(i) }
             }
             &Op::Softcap { input, cap } => self.elementwise(i, Function::Softcap(cap), input, None),
             &Op::Slice { input, groups, start, len: _ } => {

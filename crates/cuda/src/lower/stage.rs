@@ -174,12 +174,12 @@ pub(crate) struct Rotation {
     pub(crate) rope: usize,
 }
 
-/// Stores keys and values in the KV cache, and attends to the cache.
+/// Stores keys and values in the KV cache, if it has any, and attends to the cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attend {
     pub(crate) q: Value,
-    pub(crate) k: Value,
-    pub(crate) v: Value,
+    /// None if an earlier stage has stored them.
+    pub(crate) kv: Option<[Value; 2]>,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) attention: Attention,
     pub(crate) slot: usize,
@@ -306,6 +306,21 @@ pub(crate) enum Work {
         b: Option<Value>,
         out: Value,
     },
+    ScaleBy {
+        input: Value,
+        weight: WeightId,
+        out: Value,
+    },
+    Rescale {
+        input: Value,
+        like: Value,
+        out: Value,
+    },
+    Cutoff {
+        input: Value,
+        deviations: f32,
+        out: Value,
+    },
     Arrange(Arrange),
     Pool {
         input: Value,
@@ -313,6 +328,11 @@ pub(crate) enum Work {
         out: Value,
     },
     Route(Route),
+    ScaleExperts {
+        route: Value,
+        weight: WeightId,
+        out: Value,
+    },
     ExpertSum {
         input: Value,
         route: Value,
@@ -344,9 +364,11 @@ impl Stage {
             Work::Angles { .. } => vec![],
             Work::Input { out } | Work::Embed { out, .. } => vec![Some(*out)],
             Work::Norm(n) => vec![Some(n.input), n.out, n.half_out],
-            Work::Prepare { input, out, .. } | Work::Pool { input, out, .. } => {
-                vec![Some(*input), Some(*out)]
-            }
+            Work::Prepare { input, out, .. }
+            | Work::Pool { input, out, .. }
+            | Work::ScaleBy { input, out, .. }
+            | Work::Cutoff { input, out, .. }
+            | Work::ScaleExperts { route: input, out, .. } => vec![Some(*input), Some(*out)],
             Work::Rotate(r) => vec![Some(r.input), Some(r.out)],
             Work::Route(r) => vec![Some(r.input), Some(r.out)],
             Work::Conv(c) => vec![Some(c.input), Some(c.out)],
@@ -362,9 +384,11 @@ impl Stage {
             }
             Work::Attend(a) => {
                 let q_out = a.rotation.map(|r| r.q_out);
-                vec![Some(a.q), Some(a.k), Some(a.v), q_out, a.out, a.half_out]
+                let [k, v] = a.kv.map_or([None; 2], |kv| kv.map(Some));
+                vec![Some(a.q), k, v, q_out, a.out, a.half_out]
             }
             Work::Elementwise { a, b, out, .. } => vec![Some(*a), *b, Some(*out)],
+            Work::Rescale { input, like, out } => vec![Some(*input), Some(*like), Some(*out)],
             Work::Arrange(a) => vec![Some(a.a), a.b, Some(a.out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],
             Work::Scan(s) => s.inputs.into_iter().chain([s.out]).map(Some).collect(),

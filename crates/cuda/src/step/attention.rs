@@ -11,7 +11,7 @@ use crate::constants::{
 };
 use crate::kernels::PREFILL_DIMS;
 use crate::kv_layout::KvLayout;
-use crate::lower::Attend;
+use crate::lower::{Attend, Value};
 use crate::parameters as p;
 use crate::shared_memory::{self, ATTENTION_BYTES};
 
@@ -27,10 +27,12 @@ impl Step<'_> {
         let [least, whole] = shared_memory::attend_bytes(kv, a, slot);
         let prefill = prefill_kernel(a).filter(|_| kv == KvLayout::F16);
         let prefill = prefill.filter(|_| self.size.has_prefill);
-        let is_alone =
-            self.size.spans == self.size.tokens && prefill.is_none() && whole <= ATTENTION_BYTES;
-        if !is_alone {
-            self.store(rows, attend)?;
+        let is_alone = self.size.spans == self.size.tokens
+            && prefill.is_none()
+            && whole <= ATTENTION_BYTES
+            && attend.kv.is_some();
+        if let (false, Some(kv)) = (is_alone, attend.kv) {
+            self.store(rows, attend, kv)?;
         }
         let mut parameters = self.attend_parameters(rows, attend, is_alone);
         if let Some(i) = prefill {
@@ -95,23 +97,25 @@ impl Step<'_> {
         attend: &Attend,
         is_alone: bool,
     ) -> p::Attention {
-        let Attend { q, k, v, rotation, attention: a, slot, out, half_out } = attend;
+        let Attend { q, kv, rotation, attention: a, slot, out, half_out } = attend;
+        let [(k, k_stride), (v, v_stride)] =
+            kv.map_or([None; 2], |kv| kv.map(Some)).map(|value| self.place(value));
         let is_split = rows <= self.sizes.split_rows && self.sizes.splits > 1;
         let mut parameters = p::Attention {
             q: self.address(*q),
             keys: self.at.kv[*slot][0],
             values: self.at.kv[*slot][1],
             metadata: self.at.metadata,
-            k: self.address(*k),
-            v: self.address(*v),
+            k,
+            v,
             sinks: self.vector(a.sinks),
             partials: self.at.partials,
             arrivals: self.at.arrival_counts,
             scale: a.scale,
             softcap: a.softcap.unwrap_or(0.0),
             q_stride: self.stride(*q),
-            k_stride: self.stride(*k),
-            v_stride: self.stride(*v),
+            k_stride,
+            v_stride,
             heads: a.heads as u32,
             kv_heads: a.kv_heads as u32,
             key_dim: a.key_dim as u32,
@@ -142,24 +146,24 @@ impl Step<'_> {
     }
 
     /// Stores the keys and values of all rows, and rotates keys and queries on the way.
-    fn store(&self, rows: usize, attend: &Attend) -> Result<()> {
-        let Attend { q, k, v, rotation, slot, .. } = attend;
+    fn store(&self, rows: usize, attend: &Attend, [k, v]: [Value; 2]) -> Result<()> {
+        let Attend { q, rotation, slot, .. } = attend;
         let shape = &self.plan.slots[*slot];
         let mut parameters = p::StoreKv {
-            k: self.address(*k),
-            v: self.address(*v),
+            k: self.address(k),
+            v: self.address(v),
             keys: self.at.kv[*slot][0],
             values: self.at.kv[*slot][1],
             metadata: self.at.metadata,
-            k_stride: self.stride(*k),
-            v_stride: self.stride(*v),
+            k_stride: self.stride(k),
+            v_stride: self.stride(v),
             kv_heads: shape.kv_heads as u32,
             key_dim: shape.key_dim as u32,
             value_dim: shape.value_dim as u32,
             page_table: self.at.window_indices[*slot] as u32,
             ..p::StoreKv::default()
         };
-        let mut width = self.content(*k).stride() + self.content(*v).stride();
+        let mut width = self.content(k).stride() + self.content(v).stride();
         if let Some(r) = rotation {
             (parameters.q, parameters.q_stride) = self.place(Some(*q));
             (parameters.q_out, parameters.q_out_stride) = self.place(Some(r.q_out));

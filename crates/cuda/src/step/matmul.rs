@@ -4,7 +4,7 @@
 //! that one warp sums, and a slot is what it copies to shared memory at once.
 
 use bodkin_backend::Result;
-use bodkin_model::Gating;
+use bodkin_model::{Gating, WeightId};
 
 use super::rows::act_number;
 use super::{Step, THREADS};
@@ -190,6 +190,26 @@ impl Step<'_> {
             normalize: u32::from(routing.normalize),
             padding: 0,
         }
+    }
+
+    pub(super) fn scale_experts(
+        &self,
+        rows: usize,
+        route: Value,
+        weight: WeightId,
+        out: Value,
+    ) -> Result<()> {
+        let parameters = p::ScaleExperts {
+            route: self.address(route),
+            numbers: self.vector(Some(weight)),
+            out: self.address(out),
+            stride: self.stride(route),
+            out_stride: self.stride(out),
+            experts_used: self.stride(route) / 2,
+            padding: 0,
+        };
+        // SAFETY: values have room for the step's rows, and routes are numbers of experts.
+        unsafe { self.device.launch(self.kernels.scale_experts, [rows, 1, 1], 32, 0, &parameters) }
     }
 
     pub(super) fn expert_sum(

@@ -143,6 +143,70 @@ impl Step<'_> {
         unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
     }
 
+    /// Multiplies rows by a weight: the elementwise kernel gates one by the other.
+    pub(super) fn scale_by(
+        &self,
+        rows: usize,
+        input: Value,
+        weight: WeightId,
+        out: Value,
+    ) -> Result<()> {
+        let (values, weights) = (self.place(Some(input)), (self.vector(Some(weight)), 0));
+        let is_one = self.weights[weight.0].len == 1;
+        let (a, b) = if is_one { (weights, values) } else { (values, weights) };
+        let width = self.content(out).stride();
+        let parameters = p::Elementwise {
+            a: a.0,
+            b: b.0,
+            out: self.address(out),
+            a_stride: a.1,
+            b_stride: b.1,
+            out_stride: self.stride(out),
+            width: width as u32,
+            op: if is_one { 2 } else { 1 },
+            act: act_number(Act::Identity),
+            ..p::Elementwise::default()
+        };
+        let grid = self.elements(rows, width);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn rescale(&self, rows: usize, input: Value, like: Value, out: Value) -> Result<()> {
+        let width = self.content(like).stride();
+        let parameters = p::Rescale {
+            x: self.address(input),
+            like: self.address(like),
+            out: self.address(out),
+            stride: self.stride(input),
+            like_stride: self.stride(like),
+            out_stride: self.stride(out),
+            width: width as u32,
+        };
+        let grid = [rows, self.content(out).stride() / width, 1];
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.rescale, grid, THREADS, 0, &parameters) }
+    }
+
+    pub(super) fn cutoff(
+        &self,
+        rows: usize,
+        input: Value,
+        deviations: f32,
+        out: Value,
+    ) -> Result<()> {
+        let parameters = p::Cutoff {
+            x: self.address(input),
+            out: self.address(out),
+            stride: self.stride(input),
+            out_stride: self.stride(out),
+            width: self.content(out).stride() as u32,
+            deviations,
+        };
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.cutoff, [rows, 1, 1], THREADS, 0, &parameters) }
+    }
+
     pub(super) fn arrange(&self, rows: usize, arrange: &Arrange) -> Result<()> {
         let &Arrange { a, b, groups, start, out } = arrange;
         let (width, a_width) = (self.content(out).stride(), self.content(a).stride() / groups);

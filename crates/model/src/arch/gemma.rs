@@ -1,5 +1,6 @@
-//! Gemma 1, 2 and 3: tied embeddings scaled by the root of the width. Gemma 2 and 3 add post-norms
-//! and alternate sliding-window and global layers.
+//! Gemma 1, 2, 3 and EmbeddingGemma: tied embeddings scaled by the root of the width. Gemma 2 and 3 add post-norms
+//! and alternate sliding-window and global layers. EmbeddingGemma is a Gemma 3 without causality,
+//! whose pooled states may pass through two more matmuls.
 
 use super::llama::Decoder;
 use crate::builder::Builder;
@@ -27,8 +28,19 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         let local = m.local_layers(variant.period)?;
         decoder.set_sliding_window(&local, window, variant.local_base);
     }
+    if m.architecture() == "gemma-embedding" {
+        return embedding(m, g, decoder);
+    }
     let logits = decoder.build(g)?;
     Ok(g.softcap(logits, variant.logit_softcap))
+}
+
+/// EmbeddingGemma's end.
+fn embedding(m: &HyperParameters<'_>, g: &mut Builder<'_>, mut decoder: Decoder) -> Result<Value> {
+    decoder.attention().for_each(|layer| layer.attention.causal = false);
+    let x = decoder.hidden_states(g)?;
+    let x = g.embedding_projections(x)?;
+    g.embedding(x, m.pooling()?)
 }
 
 /// The differences between the generations.
@@ -72,7 +84,7 @@ impl Variant {
                 local_base: Some(local_base.unwrap_or(10_000.0)),
                 attention_softcap,
                 logit_softcap,
-                scale_by_width: layers == 62,
+                scale_by_width: layers == 62 && m.architecture() == "gemma3",
             },
         })
     }

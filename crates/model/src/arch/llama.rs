@@ -135,6 +135,19 @@ impl Decoder {
 
     /// The whole model, from token embeddings to logits.
     pub(super) fn build(self, g: &mut Builder<'_>) -> Result<Value> {
+        let (norm, eps) = (self.output_norm, self.eps);
+        let x = self.blocks(g)?;
+        g.logits(x, norm, eps, &["output", "token_embd"])
+    }
+
+    /// The normed hidden states, of a model without an output head.
+    pub(super) fn hidden_states(self, g: &mut Builder<'_>) -> Result<Value> {
+        let (norm, eps) = (self.output_norm, self.eps);
+        let x = self.blocks(g)?;
+        g.leave_blocks().rms_norm(x, norm, eps)
+    }
+
+    fn blocks(self, g: &mut Builder<'_>) -> Result<Value> {
         let eps = self.eps;
         let x = g.embed("token_embd", self.width)?;
         let mut x = g.scale(x, self.embedding_scale);
@@ -154,7 +167,7 @@ impl Decoder {
             let h = b.scale(h, self.residual_scale);
             x = b.add(x, h);
         }
-        g.logits(x, self.output_norm, eps, &["output", "token_embd"])
+        Ok(x)
     }
 }
 

@@ -21,6 +21,18 @@ impl Builder<'_> {
         Ok(self.push(Op::Embed { table, by: EmbedBy::First }, width))
     }
 
+    /// The matmuls `dense_2` and `dense_3` between pooling and the embedding, if the file has them.
+    /// Each row passes through them although they are made for a pooled one, which is the same, as
+    /// both are linear, so that pooling stays the last operation.
+    pub fn embedding_projections(&mut self, mut x: Value) -> Result<Value> {
+        for name in ["dense_2", "dense_3"] {
+            if let Some(rows) = self.rows(name) {
+                x = self.linear(x, name, rows)?;
+            }
+        }
+        Ok(x)
+    }
+
     /// The embedding of each sequence, or the scores of its classifier.
     pub fn embedding(&mut self, input: Value, pooling: Pooling) -> Result<Value> {
         let input = match pooling {
@@ -35,8 +47,7 @@ impl Builder<'_> {
     /// of a sequence is pooled, so that pooling stays the last operation: a matmul of the model's
     /// width beside the dozen of each layer.
     fn classifier(&mut self, mut x: Value) -> Result<Value> {
-        self.prefix.clear();
-        self.layer = None;
+        self.leave_blocks();
         let (first, last) = (self.rows("cls"), self.rows("cls.output"));
         if let Some(rows) = first {
             x = self.linear(x, "cls", rows)?;

@@ -41,7 +41,7 @@ impl Builder<'_> {
     }
 
     /// The hidden activations of the selected experts, `[rows, used * hidden]`.
-    fn expert_hidden(
+    pub(super) fn expert_hidden(
         &mut self,
         x: Value,
         route: Value,
@@ -67,7 +67,7 @@ impl Builder<'_> {
     }
 
     /// Matmuls with the selected experts' matrices `name`, each `[rows, cols]`.
-    fn expert_linear(
+    pub(super) fn expert_linear(
         &mut self,
         input: Value,
         route: Value,
