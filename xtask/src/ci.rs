@@ -18,9 +18,21 @@ const STEPS: &[(&str, &str)] = &[
     ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),
 ];
 
+/// Tests that download several hundred megabytes of other people's packages, and need Java.
+const FULL: (&str, &str) =
+    ("systems", "test -p bodkin --all-features --quiet --test flight -- --ignored");
+
+/// What to run.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Also feed vector stores and data frames, whose packages are large.
+    #[arg(long)]
+    full: bool,
+}
+
 /// Runs every step in the workspace at `root` and stops at the first that fails.
-pub(crate) fn run(root: &Path) -> Result<()> {
-    for (name, args) in STEPS {
+pub(crate) fn run(root: &Path, options: &Args) -> Result<()> {
+    for (name, args) in STEPS.iter().chain(options.full.then_some(&FULL)) {
         println!("{name}: cargo {args}");
         let start = Instant::now();
         let status = Command::new("cargo")

@@ -32,7 +32,7 @@ use workspace::root;
 #[command(name = "xtask")]
 enum Command {
     /// Runs all checks, in the order in which failures are cheapest to find.
-    Ci,
+    Ci(ci::Args),
     /// Measures interleaved with llama.cpp, and rewrites the table of docs/performance.md.
     Compare(compare::Args),
     /// Runs the acceptance suite of backends on an NVIDIA device.
@@ -68,7 +68,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
-        Command::Ci => ci::run(&root()),
+        Command::Ci(args) => ci::run(&root(), &args),
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Conformance(args) => conformance::run(&args),
         Command::Dist(args) => dist::run(&root(), &args),

@@ -10,9 +10,12 @@ mod files;
 mod place;
 #[path = "../serve/python.rs"]
 mod python;
+#[path = "../fixtures/reranker.rs"]
+mod reranker;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../serve/server.rs"]
 mod server;
 mod service;
 mod stand_in;
+mod systems;
 mod upload;

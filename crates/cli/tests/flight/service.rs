@@ -1,10 +1,12 @@
 //! `serve --flight-port`: pyarrow's client sends texts and gets vectors.
 
 use std::fs;
-use std::io::BufRead;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::server::{Server, kit};
-use crate::stand_in::{VERSIONS, run_script};
+use crate::stand_in::{VERSIONS, pyarrow, run_script, script};
 
 /// A server with a Flight port, and its address.
 fn start(args: &[&str]) -> (Server, String) {
@@ -37,4 +39,49 @@ fn a_certificate_protects_both_ports() {
     let port = address.rsplit(':').next().unwrap();
     assert!(address.starts_with("grpc+tls://"), "{address}");
     run_script(VERSIONS[1], "service.py", &["--tls", port, certificate]);
+}
+
+#[test]
+fn limits_of_keys_hold_for_flight() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    fs::write(&keys, "few requests=3\nshort tokens=20\n").unwrap();
+    let (_server, address) = start(&["--api-key-file", keys.to_str().unwrap()]);
+    run_script(VERSIONS[1], "limits.py", &["keys", &address]);
+}
+
+#[test]
+fn results_and_messages_are_bounded() {
+    let (_server, address) = start(&["--max-body", "1M", "--max-bodies", "2M"]);
+    run_script(VERSIONS[1], "limits.py", &["bytes", &address]);
+}
+
+#[test]
+fn a_full_queue_refuses_texts() {
+    let (_server, address) = start(&["--parallel", "1", "--queue", "1"]);
+    run_script(VERSIONS[1], "limits.py", &["queue", &address]);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_stream_ends_with_the_drain_time() {
+    let (mut server, address) = start(&["--drain", "1s"]);
+    let signal = || {
+        let pid = server.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    };
+    let mut client = Command::new(pyarrow(VERSIONS[1]))
+        .arg(script("limits.py"))
+        .args(["drain", &address])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "streaming");
+    let start = Instant::now();
+    signal();
+    assert_eq!(lines.next().unwrap().unwrap(), "ended");
+    assert!(client.wait().unwrap().success());
+    assert!(server.child.wait().unwrap().success());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }

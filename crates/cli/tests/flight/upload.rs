@@ -135,3 +135,25 @@ fn columns_go_along_and_a_search_finds_them() {
     let plain = upload.place.text(&[&["search", &bert, "a fox"], &flags[..]].concat());
     assert!(plain.starts_with("1.0000  a fox  {"), "{plain}");
 }
+
+#[test]
+fn a_reranker_sorts_what_a_search_finds() {
+    let store = Store::start(VERSIONS[1], &[]);
+    let upload = Upload::new(&store, 1);
+    let place = &upload.place;
+    reranker::write(&place.path("reranker.gguf"));
+    fs::write(place.path("texts.txt"), DOCUMENTS.join("\n")).unwrap();
+    let bert = model("bert");
+    let flags = store.flags("texts");
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    printed(place.run(&[&["embed", &bert, "-f", "texts.txt"], &flags[..]].concat()));
+    let search = ["search", &bert, QUERY, "--rerank", "reranker.gguf", "--json", "-n", "2"];
+    let found = place.text(&[&search, &flags[..]].concat());
+    let found: Vec<Value> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let wanted = [0, 2].map(|i| (DOCUMENTS[i], SCORES[i]));
+    assert_eq!(found.len(), wanted.len());
+    for (row, (text, score)) in found.iter().zip(wanted) {
+        assert_eq!(row["text"], text);
+        assert!((row["score"].as_f64().unwrap() - score).abs() < TOLERANCE, "{row}");
+    }
+}
