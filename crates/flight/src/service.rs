@@ -27,7 +27,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::batch::{schema_with_vectors, with_vectors};
 use crate::error::{Error, Result};
-use results::{Results, StoredResult};
+use results::{Incoming, Results};
 
 /// The most texts that are computed before their vectors go out.
 const BATCH_TEXTS: usize = 1024;
@@ -302,29 +302,22 @@ impl FlightService for Flight {
             Status::invalid_argument("expected a descriptor with the path [model, result]")
         })?;
         let width = self.embedder.width(&model).await.map_err(status)?;
-        let results = Arc::clone(&self.results);
-        let (mut stored, mut rows) = (StoredResult::new(), 0);
-        let limit = results.limit();
+        let mut incoming = Incoming::new(Arc::clone(&self.results));
         let vectors = self.vectors(caller, model, width, batches).map(Some);
         let end = stream::iter([None]);
         // The last answer says that the result is stored.
-        let answers = vectors.chain(end).map(move |batch| match batch {
-            Some(batch) => {
-                let batch = batch.map_err(Status::from)?;
-                rows += batch.num_rows();
-                stored.push(batch);
-                if stored.bytes > limit {
-                    let message = format!("the result exceeds {limit} bytes: use DoExchange");
-                    return Err(Status::resource_exhausted(message));
+        let answers = vectors.chain(end).map(move |batch| {
+            let told = match batch {
+                Some(batch) => {
+                    let rows = incoming.push(batch.map_err(Status::from)?).map_err(|limit| {
+                        let message = format!("results exceed {limit} bytes: use DoExchange");
+                        Status::resource_exhausted(message)
+                    })?;
+                    json!({ "rows": rows })
                 }
-                let app_metadata = Bytes::from(json!({ "rows": rows }).to_string());
-                Ok(PutResult { app_metadata })
-            }
-            None => {
-                results.insert(&name, std::mem::replace(&mut stored, StoredResult::new()));
-                let app_metadata = Bytes::from(json!({ "rows": rows, "result": name }).to_string());
-                Ok(PutResult { app_metadata })
-            }
+                None => json!({ "rows": incoming.store(&name), "result": name }),
+            };
+            Ok(PutResult { app_metadata: Bytes::from(told.to_string()) })
         });
         Ok(Response::new(until_error(answers).boxed()))
     }

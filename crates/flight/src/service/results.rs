@@ -1,7 +1,8 @@
 //! Results that wait to be fetched, in bounded memory: the oldest make room.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
@@ -15,37 +16,66 @@ pub(super) struct StoredResult {
     pub(super) bytes: usize,
 }
 
-impl StoredResult {
-    pub(super) fn new() -> StoredResult {
-        StoredResult { schema: Schema::empty().into(), batches: Vec::new(), rows: 0, bytes: 0 }
+/// A result whose batches still arrive: all of these together are within the limit, too.
+pub(super) struct Incoming {
+    results: Arc<Results>,
+    result: StoredResult,
+}
+
+impl Incoming {
+    pub(super) fn new(results: Arc<Results>) -> Incoming {
+        let schema = Schema::empty().into();
+        Incoming {
+            results,
+            result: StoredResult { schema, batches: Vec::new(), rows: 0, bytes: 0 },
+        }
     }
 
-    pub(super) fn push(&mut self, batch: RecordBatch) {
-        self.schema = batch.schema();
-        self.rows += batch.num_rows();
-        self.bytes += batch.get_array_memory_size();
-        self.batches.push(batch);
+    /// Adds a batch, and returns the rows so far.
+    ///
+    /// # Errors
+    /// The limit, if it is exceeded.
+    pub(super) fn push(&mut self, batch: RecordBatch) -> Result<usize, usize> {
+        let (bytes, result) = (batch.get_array_memory_size(), &mut self.result);
+        result.bytes += bytes;
+        if self.results.incoming.fetch_add(bytes, Ordering::Relaxed) + bytes > self.results.limit {
+            return Err(self.results.limit);
+        }
+        result.schema = batch.schema();
+        result.rows += batch.num_rows();
+        result.batches.push(batch);
+        Ok(result.rows)
+    }
+
+    /// Stores the complete result, and returns its rows.
+    pub(super) fn store(&self, name: &str) -> usize {
+        self.results.insert(name, self.result.clone());
+        self.result.rows
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.results.incoming.fetch_sub(self.result.bytes, Ordering::Relaxed);
     }
 }
 
 /// Results by name, the oldest first.
 pub(super) struct Results {
     stored: Mutex<VecDeque<(String, StoredResult)>>,
+    /// Bytes of results whose batches still arrive.
+    incoming: AtomicUsize,
+    /// The most bytes of stored results, and of incoming ones.
     limit: usize,
 }
 
 impl Results {
     pub(super) fn new(limit: usize) -> Results {
-        Results { stored: Mutex::default(), limit }
-    }
-
-    /// The most bytes of all results.
-    pub(super) fn limit(&self) -> usize {
-        self.limit
+        Results { stored: Mutex::default(), incoming: AtomicUsize::new(0), limit }
     }
 
     /// Stores a result, and removes the oldest ones beyond the limit. It replaces one of its name.
-    pub(super) fn insert(&self, name: &str, result: StoredResult) {
+    fn insert(&self, name: &str, result: StoredResult) {
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         stored.retain(|(other, _)| other != name);
         stored.push_back((name.to_owned(), result));
