@@ -25,6 +25,8 @@ pub(crate) enum Size {
     Nano,
     /// That of Granite 4.0 H 1B: attention in 4 of 40 layers, Mamba 2 in the others.
     Hybrid,
+    /// That of Qwen 3.5 4B: attention in 8 of 32 layers, Gated DeltaNet in the others.
+    Delta,
 }
 
 /// The numbers that make up a model.
@@ -52,6 +54,8 @@ pub(super) enum Kind {
     Experts { count: u32, used: u32 },
     /// Only every so manieth layer has attention: a Granite 4.
     Hybrid { every: u32, inner: u32, heads: u32, state: u32 },
+    /// The last of every so many layers has attention: a Qwen 3.5.
+    Delta { every: u32, key_heads: u32, value_heads: u32, state: u32 },
 }
 
 /// Taps of a hybrid's convolutions.
@@ -147,6 +151,17 @@ impl Size {
                 kind: Kind::Hybrid { every: 10, inner: 3072, heads: 48, state: 128 },
                 ..one_b
             },
+            Size::Delta => Shape {
+                layers: 32,
+                width: 2560,
+                hidden: 9216,
+                heads: 16,
+                kv_heads: 4,
+                head_dim: 256,
+                vocabulary: 248_320,
+                kind: Kind::Delta { every: 4, key_heads: 16, value_heads: 32, state: 128 },
+                ..one_b
+            },
         }
     }
 }
@@ -162,9 +177,14 @@ impl Shape {
                 Kind::Hybrid { inner, heads, state, .. } if !self.has_attention(layer) => {
                     block.extend(self.mixer(inner, heads, state));
                 }
+                Kind::Delta { key_heads, value_heads, state, .. } if !self.has_attention(layer) => {
+                    block.extend(self.delta_net(key_heads, value_heads, state));
+                }
                 _ => block.extend(self.attention()),
             }
-            block.push(vector("ffn_norm", self.width));
+            let is_delta = matches!(self.kind, Kind::Delta { .. });
+            let norm = if is_delta { "post_attention_norm" } else { "ffn_norm" };
+            block.push(vector(norm, self.width));
             block.extend(self.feed_forward());
             let prefix = format!("blk.{layer}.");
             tensors
@@ -180,19 +200,21 @@ impl Shape {
     fn has_attention(&self, layer: u32) -> bool {
         match self.kind {
             Kind::Hybrid { every, .. } => layer % every == every / 2,
+            Kind::Delta { every, .. } => (layer + 1).is_multiple_of(every),
             _ => true,
         }
     }
 
     fn attention(&self) -> Vec<Tensor> {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let gates = if let Kind::Delta { .. } = self.kind { q } else { 0 };
         let mut tensors = vec![
-            matrix("attn_q", &[self.width, q]),
+            matrix("attn_q", &[self.width, q + gates]),
             matrix("attn_k", &[self.width, kv]),
             matrix("attn_v", &[self.width, kv]),
             matrix("attn_output", &[q, self.width]),
         ];
-        if let Kind::Experts { .. } = self.kind {
+        if let Kind::Experts { .. } | Kind::Delta { .. } = self.kind {
             tensors.extend(["attn_q_norm", "attn_k_norm"].map(|name| vector(name, self.head_dim)));
         }
         tensors
@@ -209,6 +231,22 @@ impl Shape {
             constant("ssm_d", &[1, heads], 1.0),
             constant("ssm_norm.weight", &[inner, 1], 1.0),
             matrix("ssm_out", &[inner, self.width]),
+        ]
+    }
+
+    fn delta_net(&self, key_heads: u32, value_heads: u32, state: u32) -> Vec<Tensor> {
+        let (width, values) = (self.width, value_heads * state);
+        let channels = 2 * key_heads * state + values;
+        vec![
+            matrix("attn_qkv", &[width, channels]),
+            matrix("attn_gate", &[width, values]),
+            matrix("ssm_beta", &[width, value_heads]),
+            matrix("ssm_alpha", &[width, value_heads]),
+            constant("ssm_conv1d.weight", &[TAPS, channels], 1.0 / TAPS as f32),
+            constant("ssm_dt.bias", &[value_heads], -2.0),
+            constant("ssm_a", &[value_heads], -1.0),
+            vector("ssm_norm", state),
+            matrix("ssm_out", &[values, width]),
         ]
     }
 
@@ -237,11 +275,14 @@ impl Shape {
             Kind::Dense => "llama",
             Kind::Experts { .. } => "qwen3moe",
             Kind::Hybrid { .. } => "granitehybrid",
+            Kind::Delta { .. } => "qwen35",
         };
         metadata.insert("general.architecture", string(architecture));
         metadata.insert("general.name", string(name));
         metadata.insert("general.quantization_version", Value::U32(2));
-        let mut set = |key: &str, value| metadata.insert(format!("{architecture}.{key}"), value);
+        let mut set = |key: &str, value| {
+            metadata.insert(format!("{architecture}.{key}"), value);
+        };
         for (key, value) in [
             ("block_count", self.layers),
             ("context_length", 8192),
@@ -256,6 +297,13 @@ impl Shape {
         }
         set("rope.freq_base", Value::F32(500_000.0));
         set("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+        self.insert_kind(&mut set);
+        tokenizer::insert(self.vocabulary, &mut metadata);
+        metadata
+    }
+
+    /// What the kind adds to the metadata.
+    fn insert_kind(&self, set: &mut dyn FnMut(&str, Value)) {
         match self.kind {
             Kind::Dense => {}
             Kind::Experts { count, used } => {
@@ -280,9 +328,21 @@ impl Shape {
                 }
                 set("attention.scale", Value::F32((self.head_dim as f32).sqrt().recip()));
             }
+            Kind::Delta { every, key_heads, value_heads, state } => {
+                set("attention.key_length", Value::U32(self.head_dim));
+                set("attention.value_length", Value::U32(self.head_dim));
+                // A quarter of each head is rotated. Text has the same position in all sections.
+                let sections = [11, 11, 10, 0].map(|pairs| pairs * self.head_dim as i32 / 256);
+                set("rope.dimension_count", Value::U32(self.head_dim / 4));
+                set("rope.dimension_sections", Value::Array(Array::I32(sections.to_vec())));
+                set("full_attention_interval", Value::U32(every));
+                set("ssm.conv_kernel", Value::U32(TAPS));
+                set("ssm.state_size", Value::U32(state));
+                set("ssm.group_count", Value::U32(key_heads));
+                set("ssm.time_step_rank", Value::U32(value_heads));
+                set("ssm.inner_size", Value::U32(value_heads * state));
+            }
         }
-        tokenizer::insert(self.vocabulary, &mut metadata);
-        metadata
     }
 }
 

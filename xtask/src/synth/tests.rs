@@ -57,7 +57,13 @@ fn experts_and_hybrids_run() {
     let kind = Kind::Hybrid { every: 3, inner: 512, heads: 8, state: 32 };
     let hybrid = Shape { kind, layers: 3, vocabulary: 512, ..Size::Hybrid.shape() };
     let hybrid = Shape { width: 256, hidden: 512, heads: 4, kv_heads: 2, head_dim: 64, ..hybrid };
-    for (shape, ops) in [(experts, ["route", "expert_sum"]), (hybrid, ["scan", "attention"])] {
+    let kind = Kind::Delta { every: 3, key_heads: 2, value_heads: 4, state: 64 };
+    let delta = Shape { kind, ..hybrid };
+    for (shape, ops) in [
+        (experts, ["route", "expert_sum"]),
+        (hybrid, ["scan", "attention"]),
+        (delta, ["delta_rule", "attention"]),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("small.gguf");
         write(&shape, Format::Q4_K, 0.0, 1, "small", &out).unwrap();
@@ -117,6 +123,7 @@ fn large_shapes_are_those_of_the_models() {
     };
     assert_eq!(parameters(Size::OneB), 1_235_814_400);
     assert_eq!(parameters(Size::EightB), 8_030_261_248);
+    assert_eq!(parameters(Size::Delta), 4_205_751_296);
 }
 
 #[test]

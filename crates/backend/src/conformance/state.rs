@@ -33,11 +33,10 @@ pub(super) fn cases() -> Vec<Case> {
         (4, 33, 1, 20),
         (2, 64, 1, 128),
     ] {
-        for is_channelwise in [false, true] {
-            let scan = Scan { heads, head_dim, groups, state, is_channelwise };
-            cases.push(scanned(scan, TOKENS));
-            cases.push(scanned(scan, LONG));
-        }
+        let scan = mamba_2(heads, head_dim, groups, state);
+        cases.push(scanned(scan, TOKENS));
+        cases.push(scanned(scan, LONG));
+        cases.push(scanned(Scan { is_channelwise: true, ..scan }, TOKENS));
     }
     cases.extend(delta_rules());
     let (plain, grouped) = ((8, 16, 1, 16), (6, 16, 3, 33));
@@ -108,14 +107,12 @@ fn delta_rules() -> impl Iterator<Item = Case> {
             DeltaRule { key_heads, value_heads, head_dim, is_cyclic, is_channelwise }
         })
     });
-    rules.flat_map(|rule| [TOKENS, LONG].map(|tokens| ruled(rule, tokens)))
-}
-
-fn ruled(r: DeltaRule, tokens: usize) -> Case {
-    let (mut maker, input) = Maker::start(format!("{r:?} {tokens} tokens"), WIDTH);
-    let value = delta_rule(&mut maker, input, r);
-    maker.logits(value);
-    maker.finish(FLOAT, tokens)
+    rules.map(|rule| {
+        let (mut maker, input) = Maker::start(format!("{rule:?}"), WIDTH);
+        let value = delta_rule(&mut maker, input, rule);
+        maker.logits(value);
+        maker.finish(FLOAT, TOKENS)
+    })
 }
 
 /// Some heads forget within a few tokens, others keep nearly all.
