@@ -515,11 +515,47 @@ static_assert(OFFSET(ExpertSum, width) == 36);
 static_assert(OFFSET(ExpertSum, experts_used) == 40);
 static_assert(OFFSET(ExpertSum, padding) == 44);
 
+// Parts of a row with the length of another row.
+struct Rescale {
+    const float *x; // [rows, stride]: parts of `width`
+    const float *like; // [rows, like_stride]
+    float *out;
+    u32 stride;
+    u32 like_stride;
+    u32 out_stride;
+    u32 width;
+};
+static_assert(sizeof(Rescale) == 40);
+static_assert(OFFSET(Rescale, x) == 0);
+static_assert(OFFSET(Rescale, like) == 8);
+static_assert(OFFSET(Rescale, out) == 16);
+static_assert(OFFSET(Rescale, stride) == 24);
+static_assert(OFFSET(Rescale, like_stride) == 28);
+static_assert(OFFSET(Rescale, out_stride) == 32);
+static_assert(OFFSET(Rescale, width) == 36);
+
+// What exceeds the mean of a row by some standard deviations.
+struct Cutoff {
+    const float *x;
+    float *out;
+    u32 stride;
+    u32 out_stride;
+    u32 width;
+    float deviations;
+};
+static_assert(sizeof(Cutoff) == 32);
+static_assert(OFFSET(Cutoff, x) == 0);
+static_assert(OFFSET(Cutoff, out) == 8);
+static_assert(OFFSET(Cutoff, stride) == 16);
+static_assert(OFFSET(Cutoff, out_stride) == 20);
+static_assert(OFFSET(Cutoff, width) == 24);
+static_assert(OFFSET(Cutoff, deviations) == 28);
+
 // Weights of experts, times numbers of the experts.
 struct ScaleExperts {
-    const float *route; // [rows, stride]
+    const float *route;
     const float *numbers; // of all experts
-    float *out; // [rows, out_stride]
+    float *out;
     u32 stride;
     u32 out_stride;
     u32 experts_used;

@@ -375,30 +375,22 @@ parameters! {
         /// [rows, stride]: parts of `width`
         x: (const float *),
         /// [rows, like_stride]
-        like: (const float *),
-        /// [rows, out_stride]
-        out: (float *),
-        stride: u32, like_stride: u32, out_stride: u32, width: u32,
+        like: (const float *), out: (float *), stride: u32, like_stride: u32, out_stride: u32,
+        width: u32,
     }
 
     /// What exceeds the mean of a row by some standard deviations.
     struct Cutoff: 32 {
-        /// [rows, stride]
-        x: (const float *),
-        /// [rows, out_stride]
-        out: (float *),
-        stride: u32, out_stride: u32, width: u32, deviations: f32,
+        x: (const float *), out: (float *), stride: u32, out_stride: u32, width: u32,
+        deviations: f32,
     }
 
     /// Weights of experts, times numbers of the experts.
     struct ScaleExperts: 40 {
-        /// [rows, stride]
         route: (const float *),
         /// of all experts
-        numbers: (const float *),
-        /// [rows, out_stride]
-        out: (float *),
-        stride: u32, out_stride: u32, experts_used: u32, padding: u32,
+        numbers: (const float *), out: (float *), stride: u32, out_stride: u32, experts_used: u32,
+        padding: u32,
     }
 
     /// A causal convolution over a sequence's rows.

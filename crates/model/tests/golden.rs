@@ -68,9 +68,17 @@ fn all_tensors_are_used() {
         for tensor in file.tensors().iter().filter(|tensor| !tensor.name.starts_with(&behind)) {
             let mut weights = plan.weights.iter().chain(&short.weights);
             let used = weights.any(|weight| weight.name == tensor.name);
-            assert!(used, "{name}: the plan leaves {} unused", tensor.name);
+            let for_nothing = name == "gemma3n" && is_of_unused_kv(&tensor.name);
+            assert!(used != for_nothing, "{name}: the plan leaves {} unused", tensor.name);
         }
     }
+}
+
+/// Files of Gemma 3n have projections of keys and values also for its last layers, which attend to
+/// those of earlier ones.
+fn is_of_unused_kv(tensor: &str) -> bool {
+    let last = ["blk.20.", "blk.21."].iter().find_map(|layer| tensor.strip_prefix(layer));
+    matches!(last, Some("attn_k.weight" | "attn_k_norm.weight" | "attn_v.weight"))
 }
 
 #[test]
