@@ -143,6 +143,7 @@ fn hybrid_attention_layers(
             key_dim,
             value_dim,
             scale,
+            temperature: None,
             softcap: None,
             window: None,
             causal: true,
