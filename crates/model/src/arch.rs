@@ -42,6 +42,7 @@ architectures! {
     phi: "phi3";
     qwen: "qwen2", "qwen2moe", "qwen3", "qwen3moe";
     qwen35: "qwen35", "qwen35moe", "qwen3next";
+    seed_oss: "seed_oss";
     smollm3: "smollm3";
     stablelm: "stablelm";
     starcoder2: "starcoder2";
