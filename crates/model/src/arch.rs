@@ -40,7 +40,7 @@ architectures! {
     olmo2: "olmo2";
     olmoe: "olmoe";
     phi: "phi3";
-    qwen: "qwen2", "qwen2moe", "qwen3", "qwen3moe";
+    qwen: "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe";
     qwen35: "qwen35", "qwen35moe", "qwen3next";
     seed_oss: "seed_oss";
     smollm3: "smollm3";
