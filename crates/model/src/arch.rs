@@ -33,7 +33,7 @@ architectures! {
     jamba: "jamba";
     kimi_linear: "kimi-linear";
     lfm2: "lfm2", "lfm2moe";
-    llama: "llama";
+    llama: "llama", "ernie4_5", "ernie4_5-moe";
     mamba2: "mamba2";
     modern_bert: "modern-bert";
     nemotron: "nemotron_h", "nemotron_h_moe";
