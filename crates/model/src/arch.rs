@@ -28,6 +28,7 @@ architectures! {
     gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
     gemma3n: "gemma3n";
     gemma4: "gemma4";
+    glm: "glm4", "glm4moe";
     gpt_oss: "gpt-oss";
     granite: "granite", "granitehybrid", "granitemoe";
     jamba: "jamba";
