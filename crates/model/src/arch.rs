@@ -24,6 +24,7 @@ macro_rules! architectures {
 architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     deepseek2: "deepseek2";
+    exaone: "exaone4", "exaone-moe";
     falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
     gemma3n: "gemma3n";
