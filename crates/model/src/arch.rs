@@ -32,6 +32,7 @@ architectures! {
     glm: "glm4", "glm4moe";
     gpt_oss: "gpt-oss";
     granite: "granite", "granitehybrid", "granitemoe";
+    hunyuan: "hunyuan-dense", "hunyuan-moe";
     jamba: "jamba";
     kimi_linear: "kimi-linear";
     lfm2: "lfm2", "lfm2moe";
