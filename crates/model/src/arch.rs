@@ -23,6 +23,7 @@ macro_rules! architectures {
 
 architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
+    cohere: "cohere2", "cohere2moe";
     deepseek2: "deepseek2";
     exaone: "exaone4", "exaone-moe";
     falcon_h1: "falcon-h1";
