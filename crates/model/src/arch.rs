@@ -6,7 +6,7 @@ use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
-use crate::op::{Attention, Gating, Routing};
+use crate::op::{Attention, Gating, Routing, Temperature};
 use crate::plan::Plan;
 use crate::pooling::Pooling;
 use crate::rope::{Rope, RopeStyle};
@@ -39,6 +39,7 @@ architectures! {
     lfm2: "lfm2", "lfm2moe";
     llama: "llama", "ernie4_5", "ernie4_5-moe";
     mamba2: "mamba2";
+    mistral: "mistral3";
     modern_bert: "modern-bert";
     nemotron: "nemotron_h", "nemotron_h_moe";
     olmo2: "olmo2";
@@ -171,6 +172,13 @@ fn rope(
     let longrope = if is_long { "rope_factors_long" } else { "rope_factors_short" };
     let name = if g.has("rope_freqs") { "rope_freqs" } else { longrope };
     Ok(Rope { factors: g.vector(name, rope.dims / 2)?, ..rope })
+}
+
+/// The temperature of attention by position, if the file has one, which begins to grow after
+/// `length` tokens.
+fn temperature(m: &HyperParameters<'_>, length: usize) -> Result<Option<Temperature>> {
+    let growth = m.f32("attention.temperature_scale")?.filter(|&growth| growth != 0.0);
+    Ok(growth.map(|growth| Temperature { growth, length: length as u32, offset: 0 }))
 }
 
 /// The hidden width of every layer's feed-forward network. Optional for models with experts: then
