@@ -22,6 +22,7 @@ macro_rules! architectures {
 }
 
 architectures! {
+    apertus: "apertus";
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     cohere: "cohere2", "cohere2moe";
     deepseek2: "deepseek2";
