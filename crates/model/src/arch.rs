@@ -24,6 +24,7 @@ macro_rules! architectures {
 architectures! {
     apertus: "apertus";
     bert: "bert", "nomic-bert", "nomic-bert-moe";
+    bitnet: "bitnet";
     cohere: "cohere2", "cohere2moe";
     deepseek2: "deepseek2";
     exaone: "exaone4", "exaone-moe";
