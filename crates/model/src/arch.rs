@@ -41,6 +41,7 @@ architectures! {
     lfm2: "lfm2", "lfm2moe";
     llama: "llama", "ernie4_5", "ernie4_5-moe";
     mamba2: "mamba2";
+    mellum: "mellum";
     minimax: "minimax-m2", "dots1", "bailingmoe2", "hy_v3";
     mistral: "mistral3";
     modern_bert: "modern-bert";
