@@ -22,6 +22,7 @@ macro_rules! architectures {
 }
 
 architectures! {
+    afmoe: "afmoe";
     apertus: "apertus";
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     bitnet: "bitnet";
