@@ -39,6 +39,7 @@ architectures! {
     hunyuan: "hunyuan-dense", "hunyuan-moe";
     jamba: "jamba";
     kimi_linear: "kimi-linear";
+    laguna: "laguna";
     lfm2: "lfm2", "lfm2moe";
     llama: "llama", "ernie4_5", "ernie4_5-moe";
     mamba2: "mamba2";
