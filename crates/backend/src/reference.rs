@@ -266,7 +266,7 @@ impl ReferenceModel {
                 slot.attend(attention, of(*q), attention.sinks.map(weight), batch)
             }
             Op::Act { input, act } => of(*input).iter().map(|&x| rows::activate(*act, x)).collect(),
-            Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act, plan.widths[i]),
+            Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act),
             Op::Add { a, b } => of(*a).iter().zip(of(*b)).map(|(a, b)| a + b).collect(),
             Op::Scale { input, factor } => of(*input).iter().map(|x| x * factor).collect(),
             Op::ScaleBy { input, weight: w } => {

@@ -124,10 +124,11 @@ DEVICE SplitTile split_tile(const Attention &a, float *to, u32 key_stride, u32 s
 
 // Scales a position's scores and stores each head's row max of the warp.
 template <int HEADS>
-DEVICE void store_row_max(const Attention &a, u32 t, bool is_in, float (&scores)[HEADS], float (&scratch)[4][HEADS]) {
+DEVICE void store_row_max(const Attention &a, float scale, u32 t, bool is_in, float (&scores)[HEADS],
+                          float (&scratch)[4][HEADS]) {
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
-        float s = scores[h] * a.scale;
+        float s = scores[h] * scale;
         if (a.softcap > 0.0f) s = tanhf(s / a.softcap) * a.softcap;
         scores[h] = is_in ? s : -INFINITY_F;
         float m = warp_max(scores[h]);
@@ -192,6 +193,7 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
         load_split(a, kv_head, pages + first * (KV_SPLIT / PAGE_TOKENS), block.from(first), to, tile);
     }
     for (u32 i = t; i < HEADS * stride; i += 128) total[i] = 0.0f;
+    float query_factor = query_scale(a, block.range.y - 1);
     grid_dependency_wait();
     load_queries<HEADS, FUSED>(a, block, key_stride, q);
     float row_max[HEADS], row_sum[HEADS];
@@ -243,7 +245,7 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
             }
         }
         float split_max[HEADS], split_sum[HEADS];
-        store_row_max(a, t, is_in, scores, scratch);
+        store_row_max(a, query_factor, t, is_in, scores, scratch);
         __syncthreads();
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {

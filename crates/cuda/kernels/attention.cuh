@@ -32,6 +32,13 @@ DEVICE uint2 visible(const Attention &a, u32 row) {
     return make_uint2(first_visible(a, position), end_visible(a, position, metadata.start(span) + metadata.len(span)));
 }
 
+// The factor of the scores of a query at a position.
+DEVICE float query_scale(const Attention &a, u32 position) {
+    if (a.temperature_length == 0) return a.scale;
+    float steps = (float)((position + a.temperature_offset) / a.temperature_length);
+    return a.scale * (1.0f + a.temperature_growth * log1pf(steps));
+}
+
 // Merges a split's softmax into the running one: updates the row max and row sum, and returns the
 // factors of the old and of the new sum of values.
 DEVICE float2 combine(float &row_max, float &row_sum, float split_max, float split_sum) {

@@ -40,6 +40,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
     Workspace &workspace = *(Workspace *)shared;
     const u32 *pages = metadata.pages(a.page_table, metadata.span(row));
     float row_max = -INFINITY_F, sum = 0.0f, total[MAX_ITEMS] = {};
+    float query_factor = query_scale(a, block.range.y - 1);
     for (u32 split = first; split <= last; split += gridDim.z) {
         // The partials of the previous split have been read.
         if (split != first) __syncthreads();
@@ -87,7 +88,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
             float scores[4];
             keys.scores(a.key_dim, workspace, scores);
             u32 tile_from = max(from, start) - start, tile_to = min(to, start + TILE_POSITIONS) - start;
-            Fragment probabilities = softmax_tile(a, scores, tile, tile_from, tile_to, workspace);
+            Fragment probabilities = softmax_tile(a, query_factor, scores, tile, tile_from, tile_to, workspace);
             float *tile_out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
             values[0].sum(probabilities, 0, tile_out);
             if (a.value_dim > SLICE_DIM) values[1].sum(probabilities, 1, tile_out);

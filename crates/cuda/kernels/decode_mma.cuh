@@ -198,12 +198,13 @@ struct ValueFragment {
 #define HAS_SOFTCAPS true
 #endif
 
-// The softmax of a tile: probabilities as high and low halves, from scores. Positions in [from, to)
-// are visible.
-DEVICE Fragment softmax_tile(const Attention &a, float (&x)[4], u32 tile, u32 from, u32 to, Workspace &workspace) {
+// The softmax of a tile: probabilities as high and low halves, from scores, which `scale` multiplies.
+// Positions in [from, to) are visible.
+DEVICE Fragment softmax_tile(const Attention &a, float scale, float (&x)[4], u32 tile, u32 from, u32 to,
+                             Workspace &workspace) {
     u32 lane = threadIdx.x % 32;
     float row_max = LOWEST_FLOAT;
-    float scale = a.scale, softcap = a.softcap;
+    float softcap = a.softcap;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) x[i] *= scale;
     if (HAS_SOFTCAPS && softcap > 0.0f) {

@@ -186,13 +186,15 @@ struct Attention {
     u32 max_splits; // for which the partials have room
     u32 is_split; // whether blocks share a row's KV splits
     u32 skips_prefill;
+    float temperature_growth; // of queries by position, `query_scale`
+    u32 temperature_length; // 0 for none
+    u32 temperature_offset;
     u32 group_heads; // query heads of a KV head; this and what follows is for the persistent kernel
     u32 head_blocks; // of all query heads
     u32 head_blocks_inverse; // for `divide`: by `head_blocks`, by those of a KV head
     u32 group_blocks_inverse;
-    u32 padding;
 };
-static_assert(sizeof(Attention) == 192);
+static_assert(sizeof(Attention) == 200);
 static_assert(OFFSET(Attention, q) == 0);
 static_assert(OFFSET(Attention, keys) == 8);
 static_assert(OFFSET(Attention, values) == 16);
@@ -224,11 +226,13 @@ static_assert(OFFSET(Attention, page_table) == 156);
 static_assert(OFFSET(Attention, max_splits) == 160);
 static_assert(OFFSET(Attention, is_split) == 164);
 static_assert(OFFSET(Attention, skips_prefill) == 168);
-static_assert(OFFSET(Attention, group_heads) == 172);
-static_assert(OFFSET(Attention, head_blocks) == 176);
-static_assert(OFFSET(Attention, head_blocks_inverse) == 180);
-static_assert(OFFSET(Attention, group_blocks_inverse) == 184);
-static_assert(OFFSET(Attention, padding) == 188);
+static_assert(OFFSET(Attention, temperature_growth) == 172);
+static_assert(OFFSET(Attention, temperature_length) == 176);
+static_assert(OFFSET(Attention, temperature_offset) == 180);
+static_assert(OFFSET(Attention, group_heads) == 184);
+static_assert(OFFSET(Attention, head_blocks) == 188);
+static_assert(OFFSET(Attention, head_blocks_inverse) == 192);
+static_assert(OFFSET(Attention, group_blocks_inverse) == 196);
 
 // Stores new keys and values in their pages, and rotates keys and queries (RoPE).
 struct StoreKv {
@@ -369,11 +373,16 @@ struct Elementwise {
     u32 b_stride;
     u32 out_stride;
     u32 width;
-    u32 op; // 0: activate, 1: gated, 2: gated by one number a row, 3: add, 4: scale, 5: softcap
+    // 0: activate, 1: gated, 2: gated by one number for each part, 3: add, 4: scale, 5: softcap, 6: xIELU
+    u32 op;
     u32 act;
+    u32 part; // elements of a part
+    float negative; // of xIELU, whose factor of positive inputs is `factor`
+    float beta;
+    float eps;
     u32 padding;
 };
-static_assert(sizeof(Elementwise) == 56);
+static_assert(sizeof(Elementwise) == 72);
 static_assert(OFFSET(Elementwise, a) == 0);
 static_assert(OFFSET(Elementwise, b) == 8);
 static_assert(OFFSET(Elementwise, out) == 16);
@@ -384,7 +393,11 @@ static_assert(OFFSET(Elementwise, out_stride) == 36);
 static_assert(OFFSET(Elementwise, width) == 40);
 static_assert(OFFSET(Elementwise, op) == 44);
 static_assert(OFFSET(Elementwise, act) == 48);
-static_assert(OFFSET(Elementwise, padding) == 52);
+static_assert(OFFSET(Elementwise, part) == 52);
+static_assert(OFFSET(Elementwise, negative) == 56);
+static_assert(OFFSET(Elementwise, beta) == 60);
+static_assert(OFFSET(Elementwise, eps) == 64);
+static_assert(OFFSET(Elementwise, padding) == 68);
 
 // RoPE of rows that no attention kernel rotates.
 struct Rotate {
@@ -519,7 +532,7 @@ static_assert(OFFSET(ExpertSum, padding) == 44);
 struct Rescale {
     const float *x; // [rows, stride]: parts of `width`
     const float *like; // [rows, like_stride]
-    float *out;
+    float *out; // [rows, out_stride]
     u32 stride;
     u32 like_stride;
     u32 out_stride;
@@ -536,8 +549,8 @@ static_assert(OFFSET(Rescale, width) == 36);
 
 // What exceeds the mean of a row by some standard deviations.
 struct Cutoff {
-    const float *x;
-    float *out;
+    const float *x; // [rows, stride]
+    float *out; // [rows, out_stride]
     u32 stride;
     u32 out_stride;
     u32 width;

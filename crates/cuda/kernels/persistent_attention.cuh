@@ -229,7 +229,8 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
             Slices slices = take_slices(shared, ring, a.value_dim);
             ValueFragment values;
             values.load<false>(slices, 0, a.value_dim);
-            Fragment probabilities = softmax_tile(a, scores, tile, extent.from(), extent.to(), workspace);
+            float query_factor = query_scale(a, shared.position);
+            Fragment probabilities = softmax_tile(a, query_factor, scores, tile, extent.from(), extent.to(), workspace);
             float *out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
             if (extent.has_current()) values.take_current(extent.current_place(), 0, workspace);
             values.sum(probabilities, 0, out);

@@ -416,14 +416,16 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
 
     // Visible positions of a lane's two rows.
     PositionRange visible[2];
+    float factor[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         u32 position = start + rows.token(16 * warp + g + 8 * i);
         visible[i] = {first_visible(a, position), end_visible(a, position, end)};
+        float scale = query_scale(a, position);
+        factor[i] = a.softcap > 0.0f ? scale / a.softcap : scale * LOG2_E;
     }
     LaneSoftmax<EIGHTS> softmax;
     softmax.clear();
-    float factor = a.softcap > 0.0f ? a.scale / a.softcap : a.scale * LOG2_E;
     u32 query = base + (16 * warp + lane % 16) * (2 * DIM);
     for (u32 stage = 0, next; block <= last; block = next, stage ^= 1) {
         bool ends_split = block == last || (block + 1) % SPLIT_BLOCKS == 0;
@@ -437,7 +439,7 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
         __syncthreads();
         float scores[POSITIONS / 8][4] = {};
         multiply_keys<DIM>(a, query, keys + stage * STAGE, lane, scores);
-        each(scores, [&](float &s, u32, u32) { s *= factor; });
+        each(scores, [&](float &s, u32, u32 i) { s *= factor[i]; });
         if (a.softcap > 0.0f) each(scores, [&](float &s, u32, u32) { s = tanhf(s) * (a.softcap * LOG2_E); });
         if (!all_visible.has_block(block * POSITIONS)) {
             each(scores, [&](float &s, u32 at, u32 i) {

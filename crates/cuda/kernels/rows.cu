@@ -107,20 +107,32 @@ KERNEL convert_input(const __grid_constant__ ConvertInput p) {
     for (u32 i = threadIdx.x; i < p.out_stride; i += blockDim.x) out[i] = i < p.cols ? to_input(x[i]) : 0;
 }
 
+// As `gated`, also with softplus, which matmuls have no use for.
+DEVICE float gated_by_any(u32 act, float gate, float up) {
+    if (act != 7) return gated(act, gate, up);
+    return (fmaxf(gate, 0.0f) + log1pf(expf(-fabsf(gate)))) * up;
+}
+
+DEVICE float xielu(const Elementwise &p, float x) {
+    if (x > 0.0f) return p.factor * x * x + p.beta * x;
+    return p.negative * (expm1f(fminf(x, p.eps)) - x) + p.beta * x;
+}
+
 KERNEL elementwise(const __grid_constant__ Elementwise p) {
     launch_dependents();
     grid_dependency_wait();
     u64 row = blockIdx.x;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
-        float a = p.a[row * p.a_stride + (p.op == 2 ? 0 : i)];
+        float a = p.a[row * p.a_stride + (p.op == 2 ? i / p.part : i)];
         float b = p.b ? p.b[row * p.b_stride + i] : 0.0f;
         float y;
         switch (p.op) {
-        case 0: y = activate(p.act, a); break;
+        case 0: y = gated_by_any(p.act, a, 1.0f); break;
         case 1:
-        case 2: y = gated(p.act, a, b); break;
+        case 2: y = gated_by_any(p.act, a, b); break;
         case 3: y = a + b; break;
         case 4: y = a * p.factor; break;
+        case 6: y = xielu(p, a); break;
         default: y = tanhf(a / p.factor) * p.factor; break;
         }
         p.out[row * p.out_stride + i] = y;

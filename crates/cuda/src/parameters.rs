@@ -166,7 +166,7 @@ parameters! {
     }
 
     /// Attention.
-    struct Attention: 192 {
+    struct Attention: 200 {
         /// [rows, q_stride]
         q: (const float *),
         /// of all pages
@@ -205,13 +205,17 @@ parameters! {
         /// whether blocks share a row's KV splits
         is_split: u32,
         skips_prefill: u32,
+        /// of queries by position, `query_scale`
+        temperature_growth: f32,
+        /// 0 for none
+        temperature_length: u32, temperature_offset: u32,
         /// query heads of a KV head; this and what follows is for the persistent kernel
         group_heads: u32,
         /// of all query heads
         head_blocks: u32,
         /// for `divide`: by `head_blocks`, by those of a KV head
         head_blocks_inverse: u32,
-        group_blocks_inverse: u32, padding: u32,
+        group_blocks_inverse: u32,
     }
 
     /// Stores new keys and values in their pages, and rotates keys and queries (RoPE).
@@ -286,7 +290,7 @@ parameters! {
     }
 
     /// Elementwise functions of one or two values.
-    struct Elementwise: 56 {
+    struct Elementwise: 72 {
         /// [rows, a_stride]
         a: (const float *),
         /// [rows, b_stride], or none
@@ -294,9 +298,14 @@ parameters! {
         /// [rows, out_stride]
         out: (float *),
         factor: f32, a_stride: u32, b_stride: u32, out_stride: u32, width: u32,
-        /// 0: activate, 1: gated, 2: gated by one number a row, 3: add, 4: scale, 5: softcap
+        /// 0: activate, 1: gated, 2: gated by one number for each part, 3: add, 4: scale,
+        /// 5: softcap, 6: xIELU
         op: u32,
-        act: u32, padding: u32,
+        act: u32,
+        /// elements of a part
+        part: u32,
+        /// of xIELU, whose factor of positive inputs is `factor`
+        negative: f32, beta: f32, eps: f32, padding: u32,
     }
 
     /// RoPE of rows that no attention kernel rotates.

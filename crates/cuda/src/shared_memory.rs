@@ -122,6 +122,7 @@ mod tests {
             value_dim: dim,
             scale: 1.0,
             causal: true,
+            temperature: None,
             softcap: None,
             window: None,
             sinks: None,

@@ -6,7 +6,7 @@ use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
-use crate::op::{Attention, Gating, Routing};
+use crate::op::{Attention, Gating, Routing, Temperature};
 use crate::plan::Plan;
 use crate::pooling::Pooling;
 use crate::rope::{Rope, RopeStyle};
@@ -22,26 +22,38 @@ macro_rules! architectures {
 }
 
 architectures! {
+    afmoe: "afmoe";
+    apertus: "apertus";
     bert: "bert", "nomic-bert", "nomic-bert-moe";
+    bitnet: "bitnet";
+    cohere: "cohere2", "cohere2moe";
     deepseek2: "deepseek2";
+    exaone: "exaone4", "exaone-moe";
     falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
     gemma3n: "gemma3n";
     gemma4: "gemma4";
+    glm: "glm4", "glm4moe";
     gpt_oss: "gpt-oss";
     granite: "granite", "granitehybrid", "granitemoe";
+    hunyuan: "hunyuan-dense", "hunyuan-moe";
     jamba: "jamba";
     kimi_linear: "kimi-linear";
+    laguna: "laguna";
     lfm2: "lfm2", "lfm2moe";
-    llama: "llama";
+    llama: "llama", "ernie4_5", "ernie4_5-moe";
     mamba2: "mamba2";
+    mellum: "mellum";
+    minimax: "minimax-m2", "dots1", "bailingmoe2", "hy_v3";
+    mistral: "mistral3";
     modern_bert: "modern-bert";
     nemotron: "nemotron_h", "nemotron_h_moe";
     olmo2: "olmo2";
     olmoe: "olmoe";
     phi: "phi3";
-    qwen: "qwen2", "qwen2moe", "qwen3", "qwen3moe";
+    qwen: "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe";
     qwen35: "qwen35", "qwen35moe", "qwen3next";
+    seed_oss: "seed_oss";
     smollm3: "smollm3";
     stablelm: "stablelm";
     starcoder2: "starcoder2";
@@ -143,6 +155,7 @@ fn hybrid_attention_layers(
             key_dim,
             value_dim,
             scale,
+            temperature: None,
             softcap: None,
             window: None,
             causal: true,
@@ -165,6 +178,13 @@ fn rope(
     let longrope = if is_long { "rope_factors_long" } else { "rope_factors_short" };
     let name = if g.has("rope_freqs") { "rope_freqs" } else { longrope };
     Ok(Rope { factors: g.vector(name, rope.dims / 2)?, ..rope })
+}
+
+/// The temperature of attention by position, if the file has one, which begins to grow after
+/// `length` tokens.
+fn temperature(m: &HyperParameters<'_>, length: usize) -> Result<Option<Temperature>> {
+    let growth = m.f32("attention.temperature_scale")?.filter(|&growth| growth != 0.0);
+    Ok(growth.map(|growth| Temperature { growth, length: length as u32, offset: 0 }))
 }
 
 /// The hidden width of every layer's feed-forward network. Optional for models with experts: then

@@ -31,8 +31,21 @@ pub struct AttentionLayer {
     pub attention: Attention,
     /// The rotary embedding of queries and keys, if any.
     pub rope: Option<Rope>,
-    /// The epsilon of query and key norms, if the file has them.
-    pub eps: f32,
+    /// The kind and the epsilon of query and key norms, if the file has them.
+    pub norm: (NormKind, f32),
+    /// Whether these norms follow the rotary embedding.
+    pub norm_after_rope: bool,
+    /// The activation of the output gate, if the file has one.
+    pub gate: Act,
+}
+
+impl AttentionLayer {
+    /// A layer with RMS norms of queries and keys before the rotary embedding, and a sigmoid as the
+    /// activation of a gate.
+    pub fn new(attention: Attention, rope: Option<Rope>, eps: f32) -> AttentionLayer {
+        let (norm, gate) = ((NormKind::Rms, eps), Act::Sigmoid);
+        AttentionLayer { attention, rope, norm, norm_after_rope: false, gate }
+    }
 }
 
 /// Builds a plan, one operation at a time.
@@ -219,36 +232,43 @@ impl<'a> Builder<'a> {
     }
 
     /// Self-attention: QKV projections, QK norms, rotary embedding, attention, output projection.
+    /// Tensors determine attention sinks, norms, an output gate for each element or each head, and
+    /// a norm of the output.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
-        self.attention_with_qk_norm(input, layer, NormKind::Rms)
-    }
-
-    /// As [`Builder::attention`], with QK norms of a given kind, if the file has any.
-    pub fn attention_with_qk_norm(
-        &mut self,
-        input: Value,
-        layer: AttentionLayer,
-        norm: NormKind,
-    ) -> Result<Value> {
         let mut a = layer.attention;
         if self.has("attn_sinks") {
             a.sinks = Some(self.weight("attn_sinks", a.heads, 1)?);
         }
-        let width = self.width(input);
+        let [q, k, v] = self.qkv(input, &a)?;
+        let gate = match self.rows("attn_gate") {
+            Some(rows) if rows == a.heads => Some(self.linear(input, "attn_gate", rows)?),
+            Some(_) => Some(self.linear(input, "attn_gate", a.heads * a.value_dim)?),
+            None => None,
+        };
+        let mut out = self.rotate_and_attend([q, k, v], a, &layer)?;
+        if let Some(gate) = gate {
+            let op = Op::Glu { gate, up: out, act: layer.gate };
+            out = self.push(op, a.heads * a.value_dim);
+        }
+        if self.has("attn_sub_norm") {
+            out = self.rms_norm(out, "attn_sub_norm", layer.norm.1)?;
+        }
+        self.linear(out, "attn_output", self.width(input))
+    }
+
+    /// Queries, keys and values, of one matmul or of three.
+    fn qkv(&mut self, input: Value, a: &Attention) -> Result<[Value; 3]> {
         let (q_width, k_width, v_width) =
             (a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
-        let (q, k, v) = if self.has("attn_qkv") {
-            let all = self.linear(input, "attn_qkv", q_width + k_width + v_width)?;
-            let q = self.slice(all, 0, q_width);
-            let k = self.slice(all, q_width, k_width);
-            (q, k, self.slice(all, q_width + k_width, v_width))
-        } else {
+        if !self.has("attn_qkv") {
             let q = self.linear(input, "attn_q", q_width)?;
             let k = self.linear(input, "attn_k", k_width)?;
-            (q, k, self.linear(input, "attn_v", v_width)?)
-        };
-        let out = self.rotate_and_attend([q, k, v], a, layer, norm)?;
-        self.linear(out, "attn_output", width)
+            return Ok([q, k, self.linear(input, "attn_v", v_width)?]);
+        }
+        let all = self.linear(input, "attn_qkv", q_width + k_width + v_width)?;
+        let q = self.slice(all, 0, q_width);
+        let k = self.slice(all, q_width, k_width);
+        Ok([q, k, self.slice(all, q_width + k_width, v_width)])
     }
 
     /// As [`Builder::attention`], with an output gate for each query head, which follows the head
@@ -260,8 +280,8 @@ impl<'a> Builder<'a> {
         let v = self.linear(input, "attn_v", a.kv_heads * a.value_dim)?;
         let q = self.slices(both, a.heads, 0, a.key_dim);
         let gate = self.slices(both, a.heads, a.key_dim, a.value_dim);
-        let up = self.rotate_and_attend([q, k, v], a, layer, NormKind::Rms)?;
-        let out = self.push(Op::Glu { gate, up, act: Act::Sigmoid }, self.width(up));
+        let up = self.rotate_and_attend([q, k, v], a, &layer)?;
+        let out = self.push(Op::Glu { gate, up, act: layer.gate }, self.width(up));
         self.linear(out, "attn_output", self.width(input))
     }
 
@@ -270,17 +290,29 @@ impl<'a> Builder<'a> {
         &mut self,
         [q, k, v]: [Value; 3],
         a: Attention,
-        layer: AttentionLayer,
-        norm: NormKind,
+        layer: &AttentionLayer,
     ) -> Result<Value> {
-        let mut q = self.head_norm(q, "attn_q_norm", a.key_dim, (norm, layer.eps))?;
-        let mut k = self.head_norm(k, "attn_k_norm", a.key_dim, (norm, layer.eps))?;
-        if let Some(rope) = layer.rope {
-            let head_dim = a.key_dim;
-            q = self.push(Op::Rope { input: q, heads: a.heads, head_dim, rope }, self.width(q));
-            k = self.push(Op::Rope { input: k, heads: a.kv_heads, head_dim, rope }, self.width(k));
+        let mut qk = [q, k];
+        if !layer.norm_after_rope {
+            qk = self.qk_norms(qk, layer)?;
         }
-        Ok(self.attend(q, k, v, a))
+        if let Some(rope) = layer.rope {
+            qk = qk.map(|input| {
+                let (width, head_dim) = (self.width(input), a.key_dim);
+                self.push(Op::Rope { input, heads: width / head_dim, head_dim, rope }, width)
+            });
+        }
+        if layer.norm_after_rope {
+            qk = self.qk_norms(qk, layer)?;
+        }
+        Ok(self.attend(qk[0], qk[1], v, a))
+    }
+
+    /// Queries and keys with their norms, if the file has them.
+    fn qk_norms(&mut self, [q, k]: [Value; 2], layer: &AttentionLayer) -> Result<[Value; 2]> {
+        let head_dim = layer.attention.key_dim;
+        let q = self.head_norm(q, "attn_q_norm", head_dim, layer.norm)?;
+        Ok([q, self.head_norm(k, "attn_k_norm", head_dim, layer.norm)?])
     }
 
     /// Attention with a KV cache of its own.
@@ -308,22 +340,26 @@ impl<'a> Builder<'a> {
     }
 
     /// A feed-forward layer: gated, `down(act(gate(x)) * up(x))`, or not, `down(act(up(x)))`.
-    /// Without a gate tensor, a fused `ffn_up` of `2 * hidden` rows has the gate's rows first.
     pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
-        let width = self.width(input);
-        let h = if self.has("ffn_gate") {
+        let h = self.feed_forward_hidden(input, act, hidden)?;
+        self.linear(h, "ffn_down", self.width(input))
+    }
+
+    /// The hidden activations of a feed-forward layer. Without a gate tensor, a fused `ffn_up` of
+    /// `2 * hidden` rows has the gate's rows first.
+    pub fn feed_forward_hidden(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
+        if self.has("ffn_gate") {
             let gate = self.linear(input, "ffn_gate", hidden)?;
             let up = self.linear(input, "ffn_up", hidden)?;
-            self.push(Op::Glu { gate, up, act }, hidden)
-        } else if self.rows("ffn_up") == Some(hidden) {
+            return Ok(self.push(Op::Glu { gate, up, act }, hidden));
+        }
+        if self.rows("ffn_up") == Some(hidden) {
             let up = self.linear(input, "ffn_up", hidden)?;
-            self.push(Op::Act { input: up, act }, hidden)
-        } else {
-            let both = self.linear(input, "ffn_up", 2 * hidden)?;
-            let (gate, up) = (self.slice(both, 0, hidden), self.slice(both, hidden, hidden));
-            self.push(Op::Glu { gate, up, act }, hidden)
-        };
-        self.linear(h, "ffn_down", width)
+            return Ok(self.push(Op::Act { input: up, act }, hidden));
+        }
+        let both = self.linear(input, "ffn_up", 2 * hidden)?;
+        let (gate, up) = (self.slice(both, 0, hidden), self.slice(both, hidden, hidden));
+        Ok(self.push(Op::Glu { gate, up, act }, hidden))
     }
 
     /// The sum of two values.

@@ -127,6 +127,27 @@ impl<'a> HyperParameters<'a> {
         values.map(|values| values.into_iter().map(check).collect()).transpose()
     }
 
+    /// A count that may be zero.
+    pub fn count(&self, name: &str) -> Result<usize> {
+        Ok(self.metadata.need_u32(&self.key(name))? as usize)
+    }
+
+    /// A number for each layer, stored as one number for all or as an array, of a key without the
+    /// prefix of the architecture.
+    pub fn unprefixed_numbers(&self, key: &str, layers: usize) -> Result<Vec<f32>> {
+        let error = |problem| Error::Key { key: key.to_owned(), problem };
+        let mut values = self.metadata.f32s(key)?.ok_or_else(|| error("missing".to_owned()))?;
+        match values.len() {
+            1 => values = vec![values[0]; layers],
+            n if n >= layers => values.truncate(layers),
+            n => return Err(error(format!("expected {layers} values, found {n}"))),
+        }
+        match values.iter().find(|x| !x.is_finite()) {
+            Some(x) => Err(error(format!("expected numbers, found {x}"))),
+            None => Ok(values),
+        }
+    }
+
     fn layer_values(&self, name: &str, layers: usize) -> Result<Option<Vec<u32>>> {
         let Some(mut values) = self.metadata.u32s(&self.key(name))? else { return Ok(None) };
         match values.len() {
@@ -260,8 +281,11 @@ impl<'a> HyperParameters<'a> {
     }
 
     /// The rotary embedding of heads of `head_dim`, with the metadata's scaling, without factors.
+    /// Models that see images rotate sections of a head by different positions (M-RoPE), which are
+    /// equal for text: they rotate text as NeoX RoPE does.
     pub fn rope(&self, style: RopeStyle, head_dim: usize) -> Result<Rope> {
         let dims = self.rope_dims("rope.dimension_count", head_dim, head_dim)?;
+        let style = if self.has_rope_sections()? { RopeStyle::Neox } else { style };
         let base = self.rope_base("rope.freq_base")?.unwrap_or(10_000.0);
         Ok(Rope { style, dims, base, scaling: self.rope_scaling()?, factors: None })
     }
@@ -282,6 +306,17 @@ impl<'a> HyperParameters<'a> {
             return Err(self.error(name, problem));
         }
         Ok(dims)
+    }
+
+    fn has_rope_sections(&self) -> Result<bool> {
+        let name = "rope.dimension_sections";
+        match self.metadata.u32s(&self.key(name))?.as_deref() {
+            Some([_, _, _, text]) if *text > 0 => {
+                Err(self.error(name, format!("expected 0 as the fourth number, found {text}")))
+            }
+            Some([time, height, ..]) => Ok(*time > 0 && *height > 0),
+            _ => Ok(false),
+        }
     }
 
     /// The base (theta) of a rotary embedding, which may be absent.

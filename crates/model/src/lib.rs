@@ -29,6 +29,7 @@ pub use error::{Error, Result};
 pub use hyperparameters::HyperParameters;
 pub use ids::{SlotId, StateId, Value, WeightId};
 pub use op::{Act, Attention, DeltaRule, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Scan};
+pub use op::{Temperature, Xielu};
 pub use plan::{KvSlot, Plan, RecurrentState, Rows, Weight};
 pub use pooling::Pooling;
 pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};

@@ -17,7 +17,7 @@ pub enum NormKind {
 }
 
 /// An elementwise activation function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Act {
     /// `x`.
     Identity,
@@ -31,9 +31,27 @@ pub enum Act {
     GeluTanh,
     /// `max(x, 0)^2`.
     ReluSquared,
+    /// `ln(1 + exp(x))`.
+    Softplus,
+    /// xIELU, of [`Op::Act`] only.
+    Xielu(Xielu),
     /// GPT-OSS's gate, of [`Op::Glu`] only: `g * sigmoid(1.702 * g) * (u + 1)`, with
     /// `g = min(gate, 7)` and `u` the other value clamped to -7 to 7.
     ClampedSwish,
+}
+
+/// xIELU (Huang and Schlag 2024): `positive * x^2 + beta * x` where `x` is positive, elsewhere
+/// `negative * (exp(min(x, eps)) - 1 - x) + beta * x`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xielu {
+    /// The factor of positive inputs.
+    pub positive: f32,
+    /// The factor of the others.
+    pub negative: f32,
+    /// The slope at zero.
+    pub beta: f32,
+    /// The largest exponent.
+    pub eps: f32,
 }
 
 /// The table row that a token reads.
@@ -165,6 +183,26 @@ impl DeltaRule {
     }
 }
 
+/// A factor of queries that grows with their position, so that attention stays sharp over many
+/// keys (Llama 4): `1 + growth * ln(1 + floor((position + offset) / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Multiplies the logarithm.
+    pub growth: f32,
+    /// Tokens after which the factor grows first.
+    pub length: u32,
+    /// Added to positions.
+    pub offset: u32,
+}
+
+impl Temperature {
+    /// The factor of a query at `position`.
+    pub fn at(&self, position: usize) -> f32 {
+        let steps = (position as u64 + u64::from(self.offset)) / u64::from(self.length);
+        (1.0 + f64::from(self.growth) * (steps as f64).ln_1p()) as f32
+    }
+}
+
 /// Attention over the cached keys and values of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
@@ -178,6 +216,8 @@ pub struct Attention {
     pub value_dim: usize,
     /// Multiplies the dot products.
     pub scale: f32,
+    /// Multiplies them too, by the query's position.
+    pub temperature: Option<Temperature>,
     /// `cap * tanh(score / cap)` on the scaled scores.
     pub softcap: Option<f32>,
     /// A query attends to itself and the `window - 1` tokens before it; if attention is not causal,
@@ -276,7 +316,7 @@ pub enum Op {
     },
     /// `act(gate) * up`.
     Glu {
-        /// `[rows, n]`, or `[rows, 1]` for one gate of the whole row.
+        /// `[rows, n]`, or `[rows, groups]` with one gate for each of equal parts of a row.
         gate: Value,
         /// `[rows, n]`.
         up: Value,

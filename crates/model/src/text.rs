@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{Act, EmbedBy, Gating, NormKind, Op, PoolKind, Routing};
+use crate::op::{Act, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Temperature, Xielu};
 use crate::plan::Plan;
 
 impl Plan {
@@ -30,11 +30,12 @@ impl Plan {
                     " slot {} heads {}/{} dims {}/{} scale {}",
                     slot.0, a.heads, a.kv_heads, a.key_dim, a.value_dim, a.scale
                 )?;
+                a.temperature.map_or(Ok(()), |t| write!(f, " {t}"))?;
                 a.window.map_or(Ok(()), |w| write!(f, " window {w}"))?;
                 a.softcap.map_or(Ok(()), |c| write!(f, " softcap {c}"))?;
                 f.write_str(if a.causal { "" } else { " both ways" })
             }
-            Op::Act { act, .. } | Op::Glu { act, .. } => write!(f, " {}", act.name()),
+            Op::Act { act, .. } | Op::Glu { act, .. } => write!(f, " {act}"),
             Op::Scale { factor, .. } => write!(f, " by {factor}"),
             Op::Cutoff { deviations, .. } => write!(f, " {deviations} deviations"),
             Op::Softcap { cap, .. } => write!(f, " cap {cap}"),
@@ -100,18 +101,28 @@ fn fmt_groups(f: &mut fmt::Formatter<'_>, groups: usize) -> fmt::Result {
     if groups > 1 { write!(f, " groups {groups}") } else { Ok(()) }
 }
 
-impl Act {
-    /// The function's name in the text of a plan.
-    fn name(self) -> &'static str {
-        match self {
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Act::Identity => "identity",
             Act::Silu => "silu",
             Act::Sigmoid => "sigmoid",
             Act::Gelu => "gelu",
             Act::GeluTanh => "gelu_tanh",
             Act::ReluSquared => "relu_squared",
+            Act::Softplus => "softplus",
             Act::ClampedSwish => "clamped_swish",
-        }
+            Act::Xielu(Xielu { positive, negative, beta, eps }) => {
+                return write!(f, "xielu {positive}/{negative} beta {beta} eps {eps:e}");
+            }
+        })
+    }
+}
+
+impl fmt::Display for Temperature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "temperature {} per {}", self.growth, self.length)?;
+        if self.offset == 0 { Ok(()) } else { write!(f, " from {}", self.offset) }
     }
 }
 

@@ -16,7 +16,18 @@ fn attention(value_dim: usize, window: Option<usize>) -> (Attention, KvSlot) {
     let (scale, softcap) = (0.5, None);
     let (causal, sinks) = (true, None);
     (
-        Attention { heads, kv_heads, key_dim, value_dim, scale, softcap, window, causal, sinks },
+        Attention {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim,
+            scale,
+            temperature: None,
+            softcap,
+            window,
+            causal,
+            sinks,
+        },
         KvSlot { kv_heads, key_dim, value_dim, window },
     )
 }

@@ -55,8 +55,8 @@ fn a_wrong_shape_is_named_with_both() {
     for model in rules::models() {
         let (metadata, tensors) = parts(&model);
         let weights = plan(&metadata, &tensors).unwrap().weights;
-        // Tensors of multi-token prediction, factors of short contexts, and projections of keys that
-        // nothing attends to are not read.
+        // Tensors of multi-token prediction, factors of short contexts, and projections of keys
+        // that nothing attends to are not read.
         let is_read = |i: &usize| weights.iter().any(|weight| weight.name == tensors[*i].name);
         for i in (0..tensors.len()).filter(is_read) {
             for dim in 0..tensors[i].shape.len() {

@@ -34,6 +34,7 @@ pub(super) fn usual_attention(heads: usize, kv_heads: usize, dim: usize) -> Atte
         key_dim: dim,
         value_dim: dim,
         scale: 1.0 / (dim as f32).sqrt(),
+        temperature: None,
         softcap: None,
         window: None,
         causal: true,

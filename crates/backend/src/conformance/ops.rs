@@ -2,6 +2,7 @@
 
 use bodkin_gguf::Format;
 use bodkin_model::{Act, Attention, NormKind, Op, Rope, RopeScaling, RopeStyle};
+use bodkin_model::{Temperature, Xielu};
 
 use super::case::usual_attention as usual;
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY};
@@ -10,9 +11,21 @@ use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY};
 const TOKENS: usize = 19;
 const LONG: usize = 75;
 
-/// The functions of one value.
-const ACTS: [Act; 6] =
-    [Act::Identity, Act::Silu, Act::Sigmoid, Act::Gelu, Act::GeluTanh, Act::ReluSquared];
+/// The functions of one value, and of gates.
+const ACTS: [Act; 7] = [
+    Act::Identity,
+    Act::Silu,
+    Act::Sigmoid,
+    Act::Gelu,
+    Act::GeluTanh,
+    Act::ReluSquared,
+    Act::Softplus,
+];
+/// With a bound of the exponent that inputs exceed, and one that they do not.
+const XIELUS: [Act; 2] = [
+    Act::Xielu(Xielu { positive: 0.8, negative: 1.3, beta: 0.5, eps: -1e-6 }),
+    Act::Xielu(Xielu { positive: 1.5, negative: 0.7, beta: -0.25, eps: -0.75 }),
+];
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -154,6 +167,11 @@ fn attentions(cases: &mut Vec<Case>) {
     variants.push((usual(4, 2, 128), 150));
     variants.push((usual(2, 1, 256), 150));
     variants.push((Attention { window: Some(140), ..usual(4, 2, 64) }, 330));
+    // Prompts longer than the steps of a temperature.
+    for a in [one, usual(4, 2, 64), Attention { softcap: Some(2.0), ..usual(6, 3, 24) }] {
+        let temperature = Some(Temperature { growth: 0.6, length: 10, offset: 1 });
+        variants.push((Attention { temperature, ..a }, LONG));
+    }
     // Wider than most heads, and than some kernels take.
     variants.push((usual(2, 1, 200), LONG));
     variants.push((usual(2, 1, 264), LONG));
@@ -206,15 +224,17 @@ fn shared_attentions(cases: &mut Vec<Case>) {
 
 fn elementwise(cases: &mut Vec<Case>) {
     for width in [1, 7, 33, 80] {
-        for act in ACTS {
+        for act in ACTS.into_iter().chain(XIELUS) {
             let (mut maker, input) = Maker::start(format!("act {act:?} width {width}"), width);
             let input = maker.push(Op::Scale { input, factor: 3.0 }, width);
             let value = maker.push(Op::Act { input, act }, width);
             maker.logits(value);
             cases.push(maker.finish(FLOAT, TOKENS));
-
-            let (mut maker, x) = Maker::start(format!("one gate {act:?} width {width}"), width);
-            let gate = maker.linear(x, Format::F32, 1);
+        }
+        for (act, gates) in ACTS.into_iter().flat_map(|act| [(act, 1), (act, 3)]) {
+            let (name, width) = (format!("{gates} gates {act:?} of {width}"), gates * width);
+            let (mut maker, x) = Maker::start(name, width);
+            let gate = maker.linear(x, Format::F32, gates);
             let value = maker.push(Op::Glu { gate, up: x, act }, width);
             maker.logits(value);
             cases.push(maker.finish(FLOAT, TOKENS));

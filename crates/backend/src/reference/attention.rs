@@ -56,6 +56,8 @@ impl KvSlot {
                 let seen = a.visible(position, end);
                 let cells: Vec<usize> = seen.map(|p| cell(table.page(p), p)).collect();
                 let row = rows.next().expect("a row for each token");
+                let scale = a.scale * a.temperature.map_or(1.0, |t| t.at(position));
+                let a = &Attention { scale, ..*a };
                 for (head, q) in row.chunks_exact(a.key_dim).enumerate() {
                     let sink = sinks.map(|sinks| f64::from(sinks[head]));
                     self.attend_head(a, head, q, sink, &cells, &mut out);

@@ -1,6 +1,6 @@
 //! Operations of the reference interpreter that look at rows one by one, and the pooling of rows.
 
-use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, RopeTable};
+use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, RopeTable, Xielu};
 
 use crate::batch::Batch;
 
@@ -128,6 +128,11 @@ pub(super) fn activate(act: Act, x: f32) -> f32 {
             0.5 * x * (1.0 + inner.tanh())
         }
         Act::ReluSquared => x.max(0.0) * x.max(0.0),
+        Act::Softplus => softplus(f64::from(x)) as f32,
+        Act::Xielu(Xielu { positive, beta, .. }) if x > 0.0 => positive * x * x + beta * x,
+        Act::Xielu(Xielu { negative, beta, eps, .. }) => {
+            negative * (x.min(eps).exp_m1() - x) + beta * x
+        }
         Act::ClampedSwish => panic!("{act:?} needs two values"),
     }
 }
@@ -136,9 +141,14 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// `act(gate) * up`, with one gate for each element or each row of `width`.
-pub(super) fn glu(gate: &[f32], up: &[f32], act: Act, width: usize) -> Vec<f32> {
-    let elements_per_gate = if gate.len() == up.len() { 1 } else { width };
+/// `ln(1 + exp(x))`, which is `x` in f32 long before the exponential overflows.
+pub(super) fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// `act(gate) * up`, with one gate for each element or each of equal parts of a row.
+pub(super) fn glu(gate: &[f32], up: &[f32], act: Act) -> Vec<f32> {
+    let elements_per_gate = up.len() / gate.len();
     let pairs = up.iter().enumerate().map(|(i, &u)| (gate[i / elements_per_gate], u));
     match act {
         Act::ClampedSwish => pairs

@@ -3,6 +3,7 @@
 
 use bodkin_model::{DeltaRule, Scan};
 
+use super::rows::softplus;
 use crate::batch::{Batch, Span};
 
 /// The slots of one state of the plan, `[slots, elements]`.
@@ -148,9 +149,4 @@ fn normalised(x: &[f32], eps: f32) -> Vec<f64> {
     let square: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     let scale = 1.0 / (square + f64::from(eps)).sqrt();
     x.iter().map(|&x| f64::from(x) * scale).collect()
-}
-
-/// `ln(1 + exp(x))`, which is `x` in f32 long before the exponential overflows.
-fn softplus(x: f64) -> f64 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }

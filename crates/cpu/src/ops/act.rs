@@ -1,14 +1,14 @@
 //! Activation functions of a row, and gated linear units. Row-local, bound by arithmetic: most take
 //! an exponential and a division.
 
-use bodkin_model::Act;
+use bodkin_model::{Act, Xielu};
 
 use super::rows::{Binary, map, update};
 use crate::isa::Isa;
-use crate::vector::{Vector, dispatch, exp};
+use crate::vector::{Vector, dispatch, exp, softplus};
 
 /// A function of one vector.
-trait Function: Copy + Default {
+trait Function: Copy {
     /// # Safety
     ///
     /// As for [`Vector`].
@@ -41,12 +41,12 @@ impl<F: Function> Binary for Gated<F> {
 
 /// `a` becomes `f(a)`, or `f(a) * b`.
 #[inline(always)]
-unsafe fn apply<V: Vector, F: Function>(a: &mut [f32], b: Option<&[f32]>) {
+unsafe fn apply<V: Vector, F: Function>(f: F, a: &mut [f32], b: Option<&[f32]>) {
     // SAFETY: the caller keeps the contract of `Vector`.
     unsafe {
         match b {
-            Some(b) => update::<V>(a, b, Gated(F::default())),
-            None => map::<V>(a, Alone(F::default())),
+            Some(b) => update::<V>(a, b, Gated(f)),
+            None => map::<V>(a, Alone(f)),
         }
     }
 }
@@ -55,7 +55,7 @@ unsafe fn apply<V: Vector, F: Function>(a: &mut [f32], b: Option<&[f32]>) {
 macro_rules! functions {
     ($($act:ident |$x:ident| $formula:expr;)*) => {
         $(
-            #[derive(Clone, Copy, Default)]
+            #[derive(Clone, Copy)]
             struct $act;
 
             impl Function for $act {
@@ -72,8 +72,12 @@ macro_rules! functions {
         fn run(isa: Isa, act: Act, a: &mut [f32], b: Option<&[f32]>) {
             match act {
                 $(Act::$act => {
-                    dispatch!(isa, apply::<$act>(a: &mut [f32], b: Option<&[f32]>));
+                    let f = $act;
+                    dispatch!(isa, apply::<$act>(f: $act, a: &mut [f32], b: Option<&[f32]>));
                 })*
+                Act::Xielu(f) => {
+                    dispatch!(isa, apply::<Xielu>(f: Xielu, a: &mut [f32], b: Option<&[f32]>));
+                }
                 Act::ClampedSwish => {
                     let b = b.expect("this function is of two values");
                     dispatch!(isa, clamped_swish(a: &mut [f32], b: &[f32]));
@@ -101,6 +105,25 @@ functions! {
         let x = V::splat(0.0).max(x);
         x.mul(x)
     };
+    Softplus |x| softplus(x);
+}
+
+impl Function for Xielu {
+    #[inline(always)]
+    unsafe fn of<V: Vector>(self, x: V) -> V {
+        // SAFETY: the caller keeps the contract of `Vector`.
+        unsafe {
+            let zero = V::splat(0.0);
+            let (above, below) = (zero.max(x), zero.min(x));
+            // 1 below zero, without a branch: |x| / |x|, and 0 elsewhere.
+            let size = x.max(zero.sub(x)).max(V::splat(f32::MIN_POSITIVE));
+            let is_below = zero.sub(below).div(size);
+            let curve = exp(below.min(V::splat(self.eps))).sub(V::splat(1.0)).sub(below);
+            let curve = curve.mul(is_below).mul(V::splat(self.negative));
+            let line = x.mul_add(V::splat(self.beta), curve);
+            above.mul(above).mul_add(V::splat(self.positive), line)
+        }
+    }
 }
 
 /// `x` becomes `act(x)`.
@@ -113,11 +136,15 @@ pub(crate) fn glu(isa: Isa, act: Act, gate: &mut [f32], up: &[f32]) {
     run(isa, act, gate, Some(up));
 }
 
-/// `act(gate) * up`, where one gate is for the whole row.
-pub(crate) fn glu_by_one(isa: Isa, act: Act, gate: f32, up: &[f32], out: &mut [f32]) {
-    let mut factor = [gate];
-    run(isa, act, &mut factor, None);
-    out.iter_mut().zip(up).for_each(|(y, x)| *y = factor[0] * x);
+/// `act(gate) * up`, where each gate is for one of equal parts of the row.
+pub(crate) fn glu_by_part(isa: Isa, act: Act, gates: &[f32], up: &[f32], out: &mut [f32]) {
+    let len = up.len() / gates.len();
+    let parts = up.chunks_exact(len).zip(out.chunks_exact_mut(len));
+    for (gate, (up, out)) in gates.iter().zip(parts) {
+        let mut factor = [*gate];
+        run(isa, act, &mut factor, None);
+        out.iter_mut().zip(up).for_each(|(y, x)| *y = factor[0] * x);
+    }
 }
 
 #[inline(always)]

@@ -175,7 +175,10 @@ impl AttentionStage<'_> {
         for (q, pair) in q.chunks_exact_mut(dim).zip(work.pairs.clone()) {
             let (row, head) = self.place(work, pair);
             let from = &self.step.read(self.q, row)[head * dim..][..dim];
-            q.iter_mut().zip(from).for_each(|(q, x)| *q = x * self.attention.scale);
+            let position = self.step.positions[row] as usize;
+            let temperature = self.attention.temperature.map_or(1.0, |t| t.at(position));
+            let scale = self.attention.scale * temperature;
+            q.iter_mut().zip(from).for_each(|(q, x)| *q = x * scale);
         }
         q
     }

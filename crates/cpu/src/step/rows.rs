@@ -110,8 +110,7 @@ impl StepContext<'_> {
     fn glu(&self, row: usize, gate: Operand, up: Operand, kind: Act, out: Operand) {
         let up = self.read(up, row);
         if gate.width != out.width {
-            let gate = self.read(gate, row)[0];
-            act::glu_by_one(self.isa, kind, gate, up, self.write(out, row));
+            act::glu_by_part(self.isa, kind, self.read(gate, row), up, self.write(out, row));
         } else {
             act::glu(self.isa, kind, self.copied(gate, out, row), up);
         }

@@ -248,10 +248,10 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A gated linear unit; a gate of width one is the same for the whole row.
+    /// A gated linear unit; a narrower gate has one element for each of equal parts of the row.
     fn glu(&mut self, i: usize, gate: PlanValue, up: PlanValue, act: Act) -> Work {
-        let is_row = self.plan.width(gate) == 1 && self.plan.width(up) > 1;
-        let function = if is_row { Function::GluOfRow(act) } else { Function::Glu(act) };
+        let has_parts = self.plan.width(gate) < self.plan.width(up);
+        let function = if has_parts { Function::GluOfParts(act) } else { Function::Glu(act) };
         self.elementwise(i, function, gate, Some(up))
     }
 

@@ -41,6 +41,7 @@ impl Lowering<'_> {
         only_reader(i)?;
         only_reader(i + 1)?;
         match self.plan.ops.get(i + 2)? {
+            Op::Glu { act: Act::Softplus, .. } => None,
             Op::Glu { gate, up, act } if gate.0 == i && up.0 == i + 1 => Some((*act, i)),
             Op::Glu { gate, up, act } if gate.0 == i + 1 && up.0 == i => Some((*act, i + 1)),
             _ => None,

@@ -202,8 +202,8 @@ pub(crate) struct Rotate {
 pub(crate) enum Function {
     Act(Act),
     Glu(Act),
-    /// One gate for the row.
-    GluOfRow(Act),
+    /// One gate for each of equal parts of the row.
+    GluOfParts(Act),
     Add,
     Scale(f32),
     Softcap(f32),

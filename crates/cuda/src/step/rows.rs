@@ -115,10 +115,12 @@ impl Step<'_> {
         (a, b): (Value, Option<Value>),
         out: Value,
     ) -> Result<()> {
+        let mut xielu = None;
         let (op, act, factor) = match function {
+            Function::Act(Act::Xielu(x)) => (6, 0, xielu.insert(x).positive),
             Function::Act(act) => (0, act_number(act), 0.0),
             Function::Glu(act) => (1, act_number(act), 0.0),
-            Function::GluOfRow(act) => (2, act_number(act), 0.0),
+            Function::GluOfParts(act) => (2, act_number(act), 0.0),
             Function::Add => (3, 0, 0.0),
             Function::Scale(factor) => (4, 0, factor),
             Function::Softcap(cap) => (5, 0, cap),
@@ -136,6 +138,10 @@ impl Step<'_> {
             width: width as u32,
             op,
             act,
+            part: (width / self.content(a).stride()) as u32,
+            negative: xielu.map_or(0.0, |x| x.negative),
+            beta: xielu.map_or(0.0, |x| x.beta),
+            eps: xielu.map_or(0.0, |x| x.eps),
             padding: 0,
         };
         let grid = self.elements(rows, width);
@@ -282,5 +288,7 @@ pub(super) fn act_number(act: Act) -> u32 {
         Act::GeluTanh => 4,
         Act::ReluSquared => 5,
         Act::ClampedSwish => 6,
+        Act::Softplus => 7,
+        Act::Xielu(_) => panic!("xIELU is the activation of no gate"),
     }
 }

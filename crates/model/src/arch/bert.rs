@@ -31,7 +31,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     for (i, (attention, hidden)) in attention.into_iter().zip(hidden).enumerate() {
         let b = g.block(i);
         let attention = Attention { causal, ..attention };
-        let h = b.attention(x, AttentionLayer { attention, rope, eps })?;
+        let h = b.attention(x, AttentionLayer::new(attention, rope, eps))?;
         let h = b.add(h, x);
         x = b.layer_norm(h, "attn_output_norm", eps)?;
         let act = if b.has("ffn_gate") { Act::Silu } else { Act::Gelu };

@@ -82,7 +82,7 @@ pub(super) fn attentions(
             }
             false => (attention, global_rope),
         };
-        AttentionLayer { attention, rope: Some(rope), eps }
+        AttentionLayer::new(attention, Some(rope), eps)
     };
     Ok(layers.into_iter().zip(local).map(layer).collect())
 }

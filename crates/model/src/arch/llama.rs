@@ -1,6 +1,7 @@
-//! Llama, and the models with its architecture name: Mistral, Mixtral, TinyLlama, SmolLM2. Most
-//! other decoders change a few settings of this one: their files start from [`Decoder::new`], or,
-//! with different token mixers in different layers, from [`Decoder::hybrid`].
+//! Llama, and the models with its architecture name: Mistral, Mixtral, TinyLlama, SmolLM2; and
+//! ERNIE 4.5, whose tensors determine the bias of the routers and the shared experts. Most other
+//! decoders change a few settings of this one: their files start from [`Decoder::new`], or, with
+//! different token mixers in different layers, from [`Decoder::hybrid`].
 
 use super::{attention_layers, hidden_sizes, hybrid_attention_layers, rope, routings};
 use crate::builder::{AttentionLayer, Builder, DeltaMixer, MambaMixer, SelectiveMixer};
@@ -96,7 +97,7 @@ impl Decoder {
         let head_dim = attention.iter().flatten().next().map(|a| a.key_dim);
         let rope = head_dim.map(|head_dim| rope(m, g, style, head_dim)).transpose()?;
         let layer = |attention| match attention {
-            Some(attention) => TokenMixer::Attention(AttentionLayer { attention, rope, eps }),
+            Some(attention) => TokenMixer::Attention(AttentionLayer::new(attention, rope, eps)),
             None => other.expect("only hybrids have layers without attention"),
         };
         Ok(Decoder {
@@ -129,6 +130,17 @@ impl Decoder {
             if let Some(rope) = &mut layer.rope {
                 rope.base = base.unwrap_or(rope.base);
                 rope.scaling = RopeScaling::None;
+            }
+        }
+    }
+
+    /// Gives layers sliding-window attention of `window` tokens, and the others no rotary embedding
+    /// (NoPE).
+    pub(super) fn set_sliding_window_and_nope(&mut self, local: &[bool], window: usize) {
+        for (layer, is_local) in self.attention().zip(local) {
+            match is_local {
+                true => layer.attention.window = Some(window),
+                false => layer.rope = None,
             }
         }
     }

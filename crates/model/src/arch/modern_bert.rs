@@ -35,7 +35,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         let attention = Attention { causal: false, window, ..attention };
         // The norm of the embeddings is that of the first block.
         let h = if i > 0 || b.has("attn_norm") { b.layer_norm(x, "attn_norm", eps)? } else { x };
-        let h = b.attention(h, AttentionLayer { attention, rope, eps })?;
+        let h = b.attention(h, AttentionLayer::new(attention, rope, eps))?;
         x = b.add(x, h);
         let h = b.layer_norm(x, "ffn_norm", eps)?;
         let h = b.feed_forward(h, act, hidden)?;

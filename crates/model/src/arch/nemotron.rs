@@ -26,7 +26,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         let h = match (hidden, attention) {
             (0, None) => b.mixer(h, mixer)?,
             (0, Some(attention)) => {
-                b.attention(h, AttentionLayer { attention, rope: None, eps })?
+                b.attention(h, AttentionLayer::new(attention, None, eps))?
             }
             _ if b.has("ffn_gate_inp") => {
                 b.experts(h, m.routing(i, Gating::Sigmoid, false)?, Act::ReluSquared)?

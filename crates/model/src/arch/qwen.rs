@@ -1,5 +1,6 @@
-//! Qwen 2 and Qwen 3, dense and with experts: as Llama, with NeoX RoPE; the tensors determine the
-//! biases and the shared expert of Qwen 2 and the QK norms of Qwen 3.
+//! Qwen 2 and Qwen 3, dense and with experts, and the language models of Qwen VL: as Llama, with
+//! NeoX RoPE; the tensors determine the biases and the shared expert of Qwen 2 and the QK norms of
+//! Qwen 3.
 
 use super::llama::Decoder;
 use super::routings;

@@ -19,8 +19,9 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     for (i, (attention, hidden)) in attention.into_iter().zip(hidden).enumerate() {
         let b = g.block(i);
         let normed = b.layer_norm(x, "attn_norm", eps)?;
-        let layer = AttentionLayer { attention, rope, eps };
-        let h = b.attention_with_qk_norm(normed, layer, NormKind::Layer)?;
+        let norm = (NormKind::Layer, eps);
+        let layer = AttentionLayer { norm, ..AttentionLayer::new(attention, rope, eps) };
+        let h = b.attention(normed, layer)?;
         x = b.add(x, h);
         let h = if b.has("ffn_norm") { b.layer_norm(x, "ffn_norm", eps)? } else { normed };
         let h = b.feed_forward(h, Act::Silu, hidden)?;

@@ -18,7 +18,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     for (i, (attention, hidden)) in attention.into_iter().zip(hidden).enumerate() {
         let b = g.block(i);
         let h = b.layer_norm(x, "attn_norm", eps)?;
-        let h = b.attention(h, AttentionLayer { attention, rope, eps })?;
+        let h = b.attention(h, AttentionLayer::new(attention, rope, eps))?;
         x = b.add(x, h);
         let h = b.layer_norm(x, "ffn_norm", eps)?;
         let h = b.feed_forward(h, Act::GeluTanh, hidden)?;

@@ -19,7 +19,7 @@ impl Builder<'_> {
         layer: AttentionLayer,
         slot: Option<SlotId>,
     ) -> Result<(Value, SlotId)> {
-        let AttentionLayer { attention: a, rope, eps } = layer;
+        let AttentionLayer { attention: a, rope, norm: (_, eps), .. } = layer;
         let (width, key_width) = (self.width(input), a.kv_heads * a.key_dim);
         let q = self.linear(input, "attn_q", a.heads * a.key_dim)?;
         let kv = match slot {

@@ -126,6 +126,7 @@ fn attention(l: &LatentAttention, kv_heads: usize, nope_dim: usize, value_dim: u
         key_dim: nope_dim + l.rope.dims,
         value_dim,
         scale: l.scale,
+        temperature: None,
         softcap: None,
         window: None,
         causal: true,
