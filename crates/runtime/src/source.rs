@@ -317,19 +317,32 @@ pub fn list() -> Result<Vec<Listed>> {
     Ok(cached.chain(stored).chain(unfinished).collect())
 }
 
-/// The names that [`find`] knows, whether their models are on this machine or not.
-pub fn known() -> Vec<Listed> {
-    let row = |known: &Known| Listed {
+/// A model that can be named without a path, whether it is on this machine or not.
+#[derive(Clone, Debug, Serialize)]
+pub struct KnownModel {
+    /// The name to find it by.
+    pub name: String,
+    /// Size of its file; of a name that is not pinned about that.
+    pub bytes: u64,
+    /// Memory that it needs at a context of 8192 tokens, about, if that is known.
+    pub memory: Option<u64>,
+    /// Licence or terms.
+    pub licence: String,
+    /// Where its file comes from: another name for it, if it is not pinned.
+    pub source: String,
+}
+
+/// The pinned names, then common models by their names in two registries.
+pub fn known() -> Vec<KnownModel> {
+    let pinned = known::ALL.iter().map(|known| KnownModel {
         name: known.name.to_owned(),
         bytes: known.pin.bytes,
+        memory: None,
+        licence: known.terms.to_owned(),
         source: match &known.origin {
-            Origin::Gguf { hub_repo, .. } => format!("{hub_repo} ({})", known.terms),
-            Origin::Safetensors(weights) => {
-                format!("pip:{} ({})", weights.requirement, known.terms)
-            }
+            Origin::Gguf { hub_repo, .. } => (*hub_repo).to_owned(),
+            Origin::Safetensors(weights) => format!("pip:{}", weights.requirement),
         },
-        path: None,
-        last_used: None,
-    };
-    known::ALL.iter().map(row).collect()
+    });
+    pinned.chain(known::common()).collect()
 }

@@ -6,12 +6,12 @@ use std::time::SystemTime;
 use anyhow::Result;
 
 use bodkin::memory::human_bytes;
-use bodkin::source::{self, Listed};
+use bodkin::source::{self, KnownModel, Listed};
 
 /// Arguments of `list`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// List the known names instead, with where their models come from
+    /// List names that `pull` and `run` know instead: size, memory at 8192 tokens, licence, source
     #[arg(long)]
     known: bool,
     /// Print a JSON array instead of a table
@@ -21,33 +21,50 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
-    let rows = if args.known { source::known() } else { source::list()? };
-    let mut out = stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
-        return Ok(());
+    if args.known {
+        let rows = source::known();
+        return print(args.json, &rows, &known_table(&rows));
     }
-    let path = |row: &Listed| row.path.as_ref().map(|path| path.display().to_string());
-    let mut table = match args.known {
-        true => vec![["NAME", "SIZE", "SOURCE", "", ""].map(str::to_owned)],
-        false => vec![["NAME", "SIZE", "LAST USED", "SOURCE", "PATH"].map(str::to_owned)],
-    };
-    table.extend(rows.iter().map(|row| {
-        let (name, size, source) = (row.name.clone(), human_bytes(row.bytes), row.source.clone());
+    let rows = source::list()?;
+    print(args.json, &rows, &local_table(&rows))?;
+    if rows.is_empty() && !args.json {
+        eprintln!("no models yet; `bodkin list --known` names some that `bodkin pull` fetches");
+    }
+    Ok(())
+}
+
+fn local_table(rows: &[Listed]) -> Vec<[String; 5]> {
+    let header = ["NAME", "SIZE", "LAST USED", "SOURCE", "PATH"].map(str::to_owned);
+    let row = |row: &Listed| {
         let used = row.last_used.map_or("-".to_owned(), ago);
-        match args.known {
-            true => [name, size, source, String::new(), String::new()],
-            false => [name, size, used, source, path(row).unwrap_or_default()],
-        }
-    }));
+        let path = row.path.as_ref().map(|path| path.display().to_string());
+        let size = human_bytes(row.bytes);
+        [row.name.clone(), size, used, row.source.clone(), path.unwrap_or_default()]
+    };
+    std::iter::once(header).chain(rows.iter().map(row)).collect()
+}
+
+fn known_table(rows: &[KnownModel]) -> Vec<[String; 5]> {
+    let header = ["NAME", "SIZE", "MEMORY", "LICENCE", "SOURCE"].map(str::to_owned);
+    let row = |row: &KnownModel| {
+        let memory = row.memory.map_or("-".to_owned(), human_bytes);
+        let (size, licence) = (human_bytes(row.bytes), row.licence.clone());
+        [row.name.clone(), size, memory, licence, row.source.clone()]
+    };
+    std::iter::once(header).chain(rows.iter().map(row)).collect()
+}
+
+/// Prints rows as JSON or as a table.
+fn print<T: serde::Serialize>(as_json: bool, rows: &[T], table: &[[String; 5]]) -> Result<()> {
+    let mut out = stdout().lock();
+    if as_json {
+        return Ok(writeln!(out, "{}", serde_json::to_string_pretty(rows)?)?);
+    }
     let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max();
     let [first, second, third, fourth] = [0, 1, 2, 3].map(|column| width(column).unwrap_or(0));
-    for [a, b, c, d, e] in &table {
+    for [a, b, c, d, e] in table {
         let line = format!("{a:first$}  {b:>second$}  {c:third$}  {d:fourth$}  {e}");
         writeln!(out, "{}", line.trim_end())?;
-    }
-    if rows.is_empty() {
-        eprintln!("no models yet; `bodkin list --known` names some that `bodkin pull` fetches");
     }
     Ok(())
 }

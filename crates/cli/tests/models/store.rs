@@ -99,8 +99,13 @@ fn known_names_are_listed_on_request() {
     let rows = place.run(&["list", "--known", "--json"]);
     let rows: Value = serde_json::from_slice(&rows.stdout).unwrap();
     assert_eq!(rows[0]["name"], "smollm2");
-    assert_eq!(rows[0]["path"], Value::Null);
     assert_eq!(rows[0]["bytes"], 98_362_432);
     let table = String::from_utf8(place.run(&["list", "--known"]).stdout).unwrap();
-    assert_eq!(table.lines().count(), 1 + rows.as_array().unwrap().len(), "{table}");
+    let rows = rows.as_array().unwrap();
+    assert_eq!(table.lines().count(), 1 + rows.len(), "{table}");
+    let qwen = rows.iter().find(|row| row["name"] == "qwen3:8b").unwrap();
+    assert_eq!(qwen["source"], "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M");
+    for row in rows.iter().filter(|row| !row["memory"].is_null()) {
+        assert!(row["memory"].as_u64() > row["bytes"].as_u64(), "{row}");
+    }
 }

@@ -1,6 +1,9 @@
 //! The known model names and the sources of each. A name stands for one exact file, pinned by its
-//! SHA-256, whichever source it comes from.
+//! SHA-256, whichever source it comes from. `common.toml` has names of registries, which are not.
 
+use serde::Deserialize;
+
+use super::KnownModel;
 use super::intake::Pin;
 use super::layers::Recommendation;
 use super::wheel::{Part, Weights};
@@ -41,7 +44,40 @@ pub(crate) fn find(name: &str) -> Option<&'static Known> {
     ALL.iter().find(|known| known.name == name)
 }
 
-/// All known names.
+/// A table of `common.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Common {
+    /// The name in Ollama's registry, which is the one to type.
+    ollama: String,
+    /// The name on the Hugging Face hub.
+    hub: String,
+    /// GB of the file.
+    size: f64,
+    /// GB of memory.
+    memory: f64,
+    licence: String,
+}
+
+/// The models of `common.toml`.
+pub(crate) fn common() -> Vec<KnownModel> {
+    #[derive(Deserialize)]
+    struct File {
+        model: Vec<Common>,
+    }
+    let file: File = toml::from_str(include_str!("common.toml")).expect("the tests read it");
+    let bytes = |gigabytes: f64| (gigabytes * 1e9).round() as u64;
+    let row = |model: Common| KnownModel {
+        name: model.ollama,
+        bytes: bytes(model.size),
+        memory: Some(bytes(model.memory)),
+        licence: model.licence,
+        source: model.hub,
+    };
+    file.model.into_iter().map(row).collect()
+}
+
+/// All pinned names.
 pub(crate) static ALL: &[Known] = &[
     Known {
         name: "smollm2",
