@@ -5,7 +5,7 @@ use bodkin_gguf::{Metadata, Tensor};
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
-use crate::ids::Value;
+use crate::nearest::{Build, describe};
 use crate::op::{Attention, Gating, Routing, Temperature};
 use crate::plan::Plan;
 use crate::pooling::Pooling;
@@ -16,8 +16,7 @@ macro_rules! architectures {
     ($($module:ident: $($name:literal),+;)+) => {
         $(mod $module;)+
 
-        const TABLE: &[(&str, fn(&HyperParameters<'_>, &mut Builder<'_>) -> Result<Value>)] =
-            &[$($(($name, $module::build),)+)+];
+        const TABLE: &[(&str, Build)] = &[$($(($name, $module::build),)+)+];
     };
 }
 
@@ -105,8 +104,8 @@ pub fn embedding_plan(
 fn build(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<Plan> {
     let found = keys.architecture();
     let Some((_, build)) = TABLE.iter().find(|(name, _)| *name == found) else {
-        let known = architectures().collect::<Vec<_>>().join(", ");
-        return Err(Error::UnknownArchitecture { found: found.to_owned(), known });
+        let nearest = describe(keys.metadata(), tensors, TABLE)?;
+        return Err(Error::UnknownArchitecture { found: found.to_owned(), nearest });
     };
     let mut builder = Builder::new(keys, tensors)?;
     let output = build(keys, &mut builder)?;

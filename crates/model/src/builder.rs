@@ -111,6 +111,11 @@ impl<'a> Builder<'a> {
         self.plan.width(value)
     }
 
+    /// The names of the tensors that the plan reads so far.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = &str> {
+        self.plan.weights.iter().map(|weight| weight.name.as_str())
+    }
+
     /// Whether any layer has experts.
     pub fn has_experts(&self) -> bool {
         self.tensors.keys().any(|name| name.ends_with(".ffn_gate_inp.weight"))

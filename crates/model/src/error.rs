@@ -7,12 +7,12 @@ pub enum Error {
     #[error(transparent)]
     Gguf(#[from] bodkin_gguf::Error),
     /// The architecture has no file in `arch/`.
-    #[error("unknown architecture `{}`; known: {known}", found.escape_debug())]
+    #[error("unknown architecture `{}`; {nearest}", found.escape_debug())]
     UnknownArchitecture {
         /// What `general.architecture` says.
         found: String,
-        /// The names in the table, comma-separated.
-        known: String,
+        /// The nearest known architecture and what it does not read of the file, or all names.
+        nearest: String,
     },
     /// A tensor that the architecture needs is not in the file.
     #[error("tensor `{0}` is missing")]

@@ -1,6 +1,9 @@
 //! The hyperparameters of a model, from metadata: keys without their prefix, defaults in one place,
 //! and a check of every number before it is a divisor or a size.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use bodkin_gguf::{Array, Metadata, Value};
 
 use crate::error::{Error, Result};
@@ -15,6 +18,10 @@ const PLAUSIBLE_MAX: u32 = 1 << 24;
 pub struct HyperParameters<'a> {
     metadata: &'a Metadata,
     architecture: &'a str,
+    /// The prefix of its keys.
+    prefix: &'a str,
+    /// The keys read so far that the file has, without prefix.
+    read: RefCell<BTreeSet<String>>,
     /// Tokens of the longest sequence, if not the model's context length.
     context: Option<usize>,
     /// How texts are pooled, if not as the metadata says.
@@ -25,7 +32,24 @@ impl<'a> HyperParameters<'a> {
     /// Reads `general.architecture`.
     pub fn new(metadata: &'a Metadata) -> Result<HyperParameters<'a>> {
         let architecture = metadata.architecture()?;
-        Ok(HyperParameters { metadata, architecture, context: None, pooling: None })
+        let read = RefCell::default();
+        let prefix = architecture;
+        Ok(HyperParameters { metadata, architecture, prefix, read, context: None, pooling: None })
+    }
+
+    /// Has the file read as one of another architecture, under its own keys.
+    pub(crate) fn read_as(self, architecture: &'a str) -> HyperParameters<'a> {
+        HyperParameters { architecture, ..self }
+    }
+
+    /// The keys read so far that the file has, without prefix.
+    pub(crate) fn read(&self) -> BTreeSet<String> {
+        self.read.borrow().clone()
+    }
+
+    /// All metadata of the file.
+    pub(crate) fn metadata(&self) -> &'a Metadata {
+        self.metadata
     }
 
     /// Sets the longest sequence to `context` tokens.
@@ -44,7 +68,11 @@ impl<'a> HyperParameters<'a> {
     }
 
     fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture)
+        let key = format!("{}.{name}", self.prefix);
+        if self.metadata.get(&key).is_some() {
+            self.read.borrow_mut().insert(name.to_owned());
+        }
+        key
     }
 
     /// An error about the key `name`.

@@ -12,6 +12,7 @@ mod cost;
 mod error;
 mod hyperparameters;
 mod ids;
+mod nearest;
 mod op;
 mod plan;
 mod pooling;

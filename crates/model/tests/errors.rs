@@ -28,9 +28,37 @@ fn assert_names(result: Result<Plan, Error>, parts: &[&str]) {
 }
 
 #[test]
-fn an_unknown_architecture_is_named_with_the_known_ones() {
-    let value = Value::String((*b"perceptron").into());
-    assert_names(with("llama", "general.architecture", value), &["perceptron", "llama", "gemma3"]);
+fn an_unknown_architecture_is_named_with_the_nearest_known_one() {
+    let renamed = |model: &str, name: &str| {
+        let (metadata, tensors) = parts(model);
+        let mut renamed = Metadata::new();
+        let old = metadata.architecture().unwrap().to_owned();
+        for (key, value) in metadata.iter() {
+            let rest = key.strip_prefix(&old).filter(|rest| rest.starts_with('.'));
+            renamed
+                .insert(rest.map_or(key.to_owned(), |rest| format!("{name}{rest}")), value.clone());
+        }
+        renamed.insert("general.architecture", Value::String(name.as_bytes().into()));
+        (renamed, tensors)
+    };
+    let (mut metadata, mut tensors) = renamed("qwen3moe", "qwen9");
+    let whole = ["`qwen9`", "is qwen2", "reads all its tensors"];
+    assert_names(plan(&metadata, &tensors), &whole);
+    // Many tensors and keys of a new kind are one line of bounded length.
+    let gate = tensors.iter().find(|t| t.name == "blk.0.attn_q.weight").unwrap().clone();
+    for i in 0..300 {
+        let name = format!("blk.{}.attn_{}.weight", i % 2, "new".repeat(i));
+        tensors.push(Tensor { name, ..gate.clone() });
+        metadata.insert(format!("qwen9.\n{}", "k".repeat(i)), Value::U32(1));
+    }
+    let parts = ["`qwen9`", "is qwen2", "blk.*.attn_new", "294 more", "\\n"];
+    assert_names(plan(&metadata, &tensors), &parts);
+    assert!(plan(&metadata, &tensors).unwrap_err().to_string().len() < 1000);
+    let (metadata, mut tensors) = renamed("granite", "basalt");
+    tensors.retain(|tensor| !tensor.name.contains("ffn_norm"));
+    let parts = ["`basalt`", "blk.0.ffn_norm.weight` is missing"];
+    assert_names(plan(&metadata, &tensors), &parts);
+    assert_names(plan(&metadata, &[]), &["`basalt`", "known: ", "llama", "gemma3"]);
 }
 
 #[test]
