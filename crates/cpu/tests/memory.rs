@@ -58,7 +58,8 @@ const MODELS: [&str; 12] = [
     "mixtral",
     "mamba2",
     "falcon-h1",
-    "deepseek3-yarn",
+    "qwen35",
+    "gemma4-e2b",
     "bert",
 ];
 
