@@ -47,7 +47,7 @@ static ALLOCATOR: Counting = Counting;
 const TOLERANCE: f64 = 0.03;
 
 /// Models of every kind of block, format and state.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 13] = [
     "llama",
     "llama-f16",
     "llama-q4_0",
