@@ -1,5 +1,5 @@
 //! Trinity: scaled embeddings, post-norms besides the pre-norms, attention with an output gate, and
-//! experts routed by sigmoids. Sliding-window layers have rotary embedding, global layers have none.
+//! experts routed by sigmoids. Only sliding-window layers have rotary embedding.
 
 use super::llama::Decoder;
 use super::routings;

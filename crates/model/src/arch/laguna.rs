@@ -1,5 +1,5 @@
-//! Laguna: heads by layer, attention with a softplus gate of each head or element, experts routed by
-//! sigmoids, and sliding-window layers with a rotary embedding of their own.
+//! Laguna: heads by layer, attention with a softplus gate of each head or element, experts routed
+//! by sigmoids, and sliding-window layers with a rotary embedding of their own.
 
 use super::llama::Decoder;
 use super::routings;

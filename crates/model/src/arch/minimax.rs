@@ -1,6 +1,6 @@
 //! Mixtures of experts as Qwen 3's, with routing by sigmoids: MiniMax M2, dots.llm1, Ling 2.0 and
-//! Hunyuan 3. The tensors determine dense layers, shared experts and whether QK norms are over heads
-//! or whole rows; the metadata say whether a part of each head is rotated.
+//! Hunyuan 3. The tensors determine dense layers, shared experts and whether QK norms are over
+//! heads or whole rows; the metadata say whether a part of each head is rotated.
 
 use super::llama::Decoder;
 use super::routings;

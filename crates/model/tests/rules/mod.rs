@@ -86,7 +86,7 @@ pub(crate) fn check(plan: &Plan) {
                 assert!(plan.ops[..=i].iter().any(stores), "%{i} reads a slot that is filled");
             }
             Op::Glu { gate, up, .. } => {
-                assert!(width(up) == out && out % width(gate) == 0);
+                assert!(width(up) == out && out.is_multiple_of(width(gate)));
             }
             Op::Add { a, b } => assert_eq!((width(a), width(b)), (out, out)),
             Op::ScaleBy { input, weight } => {
