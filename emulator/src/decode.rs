@@ -158,6 +158,7 @@ fn mixed_types(opcode: &str) -> Option<Op> {
         }),
         "fma.rm.f32" => map!(|a: f32, b: f32, c: f32| multiply_add_down(a, b, c)),
         "add.rz.f32" => map!(|a: f32, b: f32| add_to_zero(a, b)),
+        "ex2.approx.f32" => map!(|a: f32| f64::from(a).exp2() as f32),
         "ex2.approx.ftz.f32" => map!(|a: f32| flush(f64::from(a).exp2() as f32)),
         "rcp.approx.ftz.f32" => map!(|a: f32| flush(flush(a).recip())),
         "rsqrt.approx.f32" => map!(|a: f32| f64::from(a).sqrt().recip() as f32),

@@ -44,8 +44,9 @@ pub(crate) fn describe(
     tensors: &[Tensor],
     known: &[(&'static str, Build)],
 ) -> Result<String> {
-    let attempts = known.iter().map(|&known| attempt(metadata, tensors, known));
-    let attempts = attempts.collect::<Result<Vec<_>>>()?;
+    // A file that lacks what all architectures need has no nearest one.
+    let attempts = known.iter().filter_map(|&known| attempt(metadata, tensors, known).ok());
+    let attempts: Vec<Attempt> = attempts.collect();
     let found = metadata.architecture()?;
     let rank = |a: &Attempt| {
         let same = a.name.bytes().zip(found.bytes()).take_while(|(a, b)| a == b).count();

@@ -38,7 +38,26 @@ fn what_is_no_model_is_named() {
 }
 
 #[test]
-fn an_unknown_architecture_is_named_with_those_known() {
+fn an_unknown_architecture_is_named_with_the_nearest_known_one() {
+    let place = Place::new();
+    let path = place.variant("llama", |metadata| {
+        let keys: Vec<_> = metadata.iter().map(|(k, v)| (k.to_owned(), v.clone())).collect();
+        for (key, value) in keys {
+            metadata.insert(key.replace("llama.", "perceptron."), value);
+        }
+        metadata.insert("perceptron.layers_of_1957", Value::U32(1));
+        metadata.insert("general.architecture", Value::String(Box::from(&b"perceptron"[..])));
+    });
+    let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
+    for text in [error, place.text(&["inspect", &path])] {
+        let nearest = "unknown architecture `perceptron`; the nearest known one is llama, which \
+                       does not read the keys layers_of_1957\n";
+        assert!(text.contains(nearest), "{text}");
+    }
+}
+
+#[test]
+fn an_architecture_without_keys_is_named_with_those_known() {
     let place = Place::new();
     let change = |metadata: &mut Metadata| {
         metadata.insert("general.architecture", Value::String(Box::from(&b"perceptron"[..])));

@@ -8,7 +8,7 @@ use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
 use bodkin::source::Resolved;
 use bodkin_engine::SamplerOptions;
-use bodkin_gguf::{File, Metadata};
+use bodkin_gguf::{File, Metadata, printable};
 
 use crate::progress::reporter;
 
@@ -48,7 +48,8 @@ pub(super) fn print(out: &mut dyn Write, found: &Resolved) -> Result<()> {
                 row("system prompt", model.system().map(one_line))?;
             }
         }
-        Err(error) => row("cannot run", Some(one_line(&error.to_string())))?,
+        // Errors are short, whatever the file says.
+        Err(error) => row("cannot run", Some(printable(&error.to_string())))?,
     }
     let layer = found.layers.iter().find(|layer| layer.kind == "license");
     let license = layer.and_then(|layer| layer.text().ok()).map(|text| one_line(&text));
