@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::op::{Act, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Temperature, Xielu};
+use crate::op::{Act, DeltaRule, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Scan};
+use crate::op::{Temperature, Xielu};
 use crate::plan::Plan;
 
 impl Plan {
@@ -47,17 +48,9 @@ impl Plan {
             Op::Route { routing, .. } => write!(f, " {routing}"),
             Op::ExpertLinear { experts, .. } => write!(f, " experts {experts}"),
             Op::Conv { state, .. } => write!(f, " state {}", state.0),
-            Op::Scan { scan: s, state, .. } => {
-                write!(f, " state {} heads {}x{}", state.0, s.heads, s.head_dim)?;
-                write!(f, " groups {} of {}", s.groups, s.state)?;
-                f.write_str(if s.is_channelwise { " by channel" } else { "" })
-            }
-            Op::DeltaRule { rule: r, eps, state, .. } => {
-                let (state, heads) = (state.0, r.value_heads);
-                write!(f, " state {state} heads {heads}/{}x{}", r.key_heads, r.head_dim)?;
-                f.write_str(if r.is_cyclic { " cyclic" } else { "" })?;
-                f.write_str(if r.is_channelwise { " by channel" } else { "" })?;
-                write!(f, " eps {eps:e}")
+            Op::Scan { scan, state, .. } => write!(f, " state {} {scan}", state.0),
+            Op::DeltaRule { rule, eps, state, .. } => {
+                write!(f, " state {} {rule} eps {eps:e}", state.0)
             }
             Op::Pool { kind, .. } => f.write_str(match kind {
                 PoolKind::Mean => " mean",
@@ -123,6 +116,23 @@ impl fmt::Display for Temperature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "temperature {} per {}", self.growth, self.length)?;
         if self.offset == 0 { Ok(()) } else { write!(f, " from {}", self.offset) }
+    }
+}
+
+impl fmt::Display for Scan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Scan { heads, head_dim, groups, state, is_channelwise } = self;
+        let by_channel = if *is_channelwise { " by channel" } else { "" };
+        write!(f, "heads {heads}x{head_dim} groups {groups} of {state}{by_channel}")
+    }
+}
+
+impl fmt::Display for DeltaRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeltaRule { key_heads, value_heads, head_dim, is_cyclic, is_channelwise } = self;
+        let cyclic = if *is_cyclic { " cyclic" } else { "" };
+        let by_channel = if *is_channelwise { " by channel" } else { "" };
+        write!(f, "heads {value_heads}/{key_heads}x{head_dim}{cyclic}{by_channel}")
     }
 }
 

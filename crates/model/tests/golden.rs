@@ -57,8 +57,8 @@ fn plans_keep_the_rules() {
     plans().for_each(|(_, plan)| rules::check(&plan));
 }
 
-/// Of some tensors a file holds one for short contexts and one for long ones. Blocks for multi-token
-/// prediction, behind all layers, take no part.
+/// Of some tensors a file holds one for short contexts and one for long ones. Blocks for
+/// multi-token prediction, behind all layers, take no part.
 #[test]
 fn all_tensors_are_used() {
     for (name, plan) in plans() {

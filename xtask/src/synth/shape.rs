@@ -54,7 +54,7 @@ pub(super) enum Kind {
     Experts { count: u32, used: u32 },
     /// Only every so manieth layer has attention: a Granite 4.
     Hybrid { every: u32, inner: u32, heads: u32, state: u32 },
-    /// The last of every so many layers has attention: a Qwen 3.5.
+    /// Each `every`-th layer has attention: a Qwen 3.5.
     Delta { every: u32, key_heads: u32, value_heads: u32, state: u32 },
 }
 
@@ -140,29 +140,39 @@ impl Size {
                 vocabulary: 32_768,
                 ..one_b
             },
-            Size::Hybrid => Shape {
-                layers: 40,
-                width: 1536,
-                hidden: 4096,
-                heads: 12,
-                kv_heads: 4,
-                head_dim: 128,
-                vocabulary: 100_352,
-                kind: Kind::Hybrid { every: 10, inner: 3072, heads: 48, state: 128 },
-                ..one_b
-            },
-            Size::Delta => Shape {
-                layers: 32,
-                width: 2560,
-                hidden: 9216,
-                heads: 16,
-                kv_heads: 4,
-                head_dim: 256,
-                vocabulary: 248_320,
-                kind: Kind::Delta { every: 4, key_heads: 16, value_heads: 32, state: 128 },
-                ..one_b
-            },
+            Size::Hybrid => granite(one_b),
+            Size::Delta => qwen35(one_b),
         }
+    }
+}
+
+/// Granite 4.0 H 1B.
+fn granite(one_b: Shape) -> Shape {
+    Shape {
+        layers: 40,
+        width: 1536,
+        hidden: 4096,
+        heads: 12,
+        kv_heads: 4,
+        head_dim: 128,
+        vocabulary: 100_352,
+        kind: Kind::Hybrid { every: 10, inner: 3072, heads: 48, state: 128 },
+        ..one_b
+    }
+}
+
+/// Qwen 3.5 4B.
+fn qwen35(one_b: Shape) -> Shape {
+    Shape {
+        layers: 32,
+        width: 2560,
+        hidden: 9216,
+        heads: 16,
+        kv_heads: 4,
+        head_dim: 256,
+        vocabulary: 248_320,
+        kind: Kind::Delta { every: 4, key_heads: 16, value_heads: 32, state: 128 },
+        ..one_b
     }
 }
 

@@ -1,5 +1,5 @@
-//! The stage of the gated delta rule: threads claim a head of a sequence, or some of its columns, and
-//! process its tokens in order.
+//! The stage of the gated delta rule: threads claim a head of a sequence, or some of its columns,
+//! and process its tokens in order.
 //!
 //! ```text
 //! qkv [rows, (2 * key_heads + value_heads) * head_dim]; out [rows, value_heads * head_dim]

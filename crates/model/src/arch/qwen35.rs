@@ -1,5 +1,5 @@
-//! Qwen 3.5 and Qwen 3 Next, dense and with experts: Gated DeltaNet layers, and a layer of attention
-//! with output gates after every few of them. Multi-token prediction blocks at the end are ignored.
+//! Qwen 3.5 and Qwen 3 Next, dense and with experts: Gated DeltaNet layers, and a layer of
+//! attention with output gates after every few of them.
 
 use super::hybrid_attention_layers;
 use super::llama::{Decoder, TokenMixer};
