@@ -6,7 +6,7 @@ use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
-use crate::op::{Attention, Gating, Routing, Temperature};
+use crate::op::{Attention, Entries, Gating, Routing, Temperature};
 use crate::plan::Plan;
 use crate::pooling::Pooling;
 use crate::rope::{Rope, RopeStyle};
@@ -27,7 +27,7 @@ architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     bitnet: "bitnet";
     cohere: "cohere2", "cohere2moe";
-    deepseek2: "deepseek2";
+    deepseek2: "deepseek2", "deepseek32", "glm-dsa", "mistral4";
     exaone: "exaone4", "exaone-moe";
     falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
@@ -158,8 +158,10 @@ fn hybrid_attention_layers(
             temperature: None,
             softcap: None,
             window: None,
+            chunked: false,
             causal: true,
             sinks: None,
+            entries: Entries::Tokens,
         }))
     };
     heads.into_iter().zip(kv_heads).map(layer).collect()
