@@ -28,6 +28,7 @@ architectures! {
     bitnet: "bitnet";
     cohere: "cohere2", "cohere2moe";
     deepseek2: "deepseek2", "deepseek32", "glm-dsa", "mistral4";
+    deepseek4: "deepseek4";
     exaone: "exaone4", "exaone-moe";
     falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
