@@ -43,6 +43,7 @@ architectures! {
     laguna: "laguna";
     lfm2: "lfm2", "lfm2moe";
     llama: "llama", "ernie4_5", "ernie4_5-moe";
+    llama4: "llama4";
     mamba2: "mamba2";
     mellum: "mellum";
     minimax: "minimax-m2", "dots1", "bailingmoe2", "hy_v3";
