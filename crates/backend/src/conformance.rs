@@ -24,6 +24,7 @@ mod profiled;
 mod prompt;
 mod random;
 mod sampling;
+mod sparse;
 mod state;
 mod traced;
 
@@ -64,7 +65,7 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
 /// What the backend says about the first case that it cannot run.
 pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
     let run = |case: &Case| {
-        let mut model = load(backend, case)?;
+        let mut model = case.load(backend)?;
         Ok((case.name.clone(), run_prompt(model.as_mut(), case, Feeding::Whole)?))
     };
     cases(backend).map(run).collect()
@@ -73,32 +74,28 @@ pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
 /// All cases, or those that keep keys and values where a backend has them otherwise than usual.
 fn cases(backend: &dyn Backend) -> impl Iterator<Item = &'static Case> {
     let is_usual = backend.kv_type() == KvType::Auto;
-    CASES.iter().filter(move |case| is_usual || !case.plan.slots.is_empty())
+    let cases = CASES.iter().filter(move |case| is_usual || !case.plan.slots.is_empty());
+    cases.filter(|case| !case.is_refused(backend))
 }
 
 /// Made once, because quantising takes longer than running.
 static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-    [ops::cases, chains::cases, experts::cases, encoders::cases, state::cases, formats::cases]
-        .into_iter()
-        .flat_map(|cases| cases())
-        .collect()
+    let cases = [ops::cases, chains::cases, experts::cases, encoders::cases, state::cases];
+    let rest = [sparse::cases, formats::cases];
+    cases.into_iter().chain(rest).flat_map(|cases| cases()).collect()
 });
-
-fn load(backend: &dyn Backend, case: &Case) -> Result<Box<dyn Model>> {
-    backend.load(Arc::clone(&case.plan), &case.file, &case.limits(), &|_, _| ())
-}
 
 /// Traces the case with the most operations.
 fn check_traced(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
     let case = cases(backend).max_by_key(|case| case.plan.ops.len()).expect("there are cases");
-    traced::check(backend, case, load(backend, case)?.as_mut(), failures)
+    traced::check(backend, case, case.load(backend)?.as_mut(), failures)
 }
 
 /// Profiles the case with the most layers with experts.
 fn check_profiled(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
     let layers = |case: &&Case| case.plan.routed_layers().len();
     let case = cases(backend).max_by_key(layers).expect("there are cases");
-    profiled::check(case, load(backend, case)?.as_mut(), failures)
+    profiled::check(case, case.load(backend)?.as_mut(), failures)
 }
 
 fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
@@ -106,7 +103,7 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     let mut reference = reference::load(backend.kv_type(), plan, &case.file, &limits, &|_, _| ());
     let mut record = Record::default();
     let wanted = run_prompt_observed(reference.as_mut(), case, &mut record)?;
-    let mut model = load(backend, case)?;
+    let mut model = case.load(backend)?;
     let whole = run_prompt(model.as_mut(), case, Feeding::Whole)?;
     let counts = |model: &dyn Model| -> Vec<(usize, Vec<u64>)> {
         model.stats().experts.into_iter().map(|e| (e.layer, e.counts)).collect()

@@ -2,17 +2,20 @@
 //! after the other, on weights dequantised to f32. Slow and obvious; the oracle for the rest.
 
 mod attention;
+mod compress;
 mod experts;
+mod hyper;
 mod rows;
+mod select;
 mod state;
 
 use std::sync::Arc;
 
 use bodkin_gguf::File;
-use bodkin_model::{Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
+use bodkin_model::{Entries, Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
 use bytemuck::cast_slice_mut;
 
-use attention::KvSlot;
+use attention::{AttentionRows, KvSlot};
 use experts::ExpertLinear;
 use rows::Norm;
 
@@ -78,7 +81,7 @@ impl Backend for Reference {
         let widths: u64 = plan.widths.iter().map(|&w| w as u64).sum();
         let kv = plan.slots.iter().zip(plan.window_indices());
         let kv = kv.map(|(s, window_index)| {
-            limits.pages[window_index] * PAGE_TOKENS * s.elements_per_token()
+            limits.pages[window_index] * s.entries_per_page(PAGE_TOKENS) * s.entry_elements()
         });
         let slots = limits.state_slots as u64 * plan.state_elements();
         Memory {
@@ -120,9 +123,11 @@ pub(crate) fn load(
         _ => None,
     });
     let ropes = ropes.collect();
-    let slots = plan.slots.iter().zip(plan.window_indices()).map(|(s, window_index)| {
-        let zeros = |dim| vec![0.0; limits.pages[window_index] * PAGE_TOKENS * s.kv_heads * dim];
-        KvSlot { kv_type, window_index, keys: zeros(s.key_dim), values: zeros(s.value_dim) }
+    let slots = plan.slots.iter().zip(plan.window_indices()).map(|(&slot, window_index)| {
+        let entries = limits.pages[window_index] * slot.entries_per_page(PAGE_TOKENS);
+        let zeros = |dim| vec![0.0; entries * slot.kv_heads * dim];
+        let (keys, values) = (zeros(slot.key_dim), zeros(slot.value_dim));
+        KvSlot { slot, kv_type, window_index, keys, values }
     });
     let slots = slots.collect();
     let states =
@@ -181,7 +186,8 @@ impl Model for ReferenceModel {
             StateBlock::Page { window_index, .. } => {
                 let slots = self.plan.slots.iter().zip(&mut self.slots);
                 for (slot, pages) in slots.filter(|(_, pages)| pages.window_index == window_index) {
-                    let bytes = |dim: usize| PAGE_TOKENS * slot.kv_heads * dim * size_of::<f32>();
+                    let entries = slot.entries_per_page(PAGE_TOKENS);
+                    let bytes = |dim: usize| entries * slot.kv_heads * dim * size_of::<f32>();
                     let (keys, values) = (&mut pages.keys[..], &mut pages.values[..]);
                     moved += transfer.run_region(cast_slice_mut(keys), bytes(slot.key_dim));
                     moved += transfer.run_region(cast_slice_mut(values), bytes(slot.value_dim));
@@ -244,7 +250,8 @@ impl ReferenceModel {
         match &plan.ops[i] {
             Op::Input => batch.inputs.clone(),
             Op::Embed { table, by } => {
-                rows::pick(weight(*table), plan.widths[i], rows::table_rows(*by, batch))
+                let table_rows = rows::table_rows(*by, plan.weight(*table).rows, batch);
+                rows::pick(weight(*table), plan.widths[i], table_rows)
             }
             Op::Norm { input, kind, weight: w, bias, eps, groups } => {
                 let (weight, bias) = (w.map(weight), bias.map(weight));
@@ -259,11 +266,16 @@ impl ReferenceModel {
                 rows::rotate(of(*input), plan.widths[i], *head_dim, rope, table, batch)
             }
             Op::Attention { q, kv, attention, slot } => {
-                let slot = &mut self.slots[slot.0];
                 if let Some([k, v]) = kv {
-                    slot.store(attention, of(*k), of(*v), batch);
+                    self.slots[slot.0].store(of(*k), of(*v), batch);
                 }
-                slot.attend(attention, of(*q), attention.sinks.map(weight), batch)
+                if let Entries::TokensAndBlocks { blocks, slot, .. } = attention.entries {
+                    self.slots[slot.0].store(of(blocks), of(blocks), batch);
+                }
+                let selected = attention.entries.selected().map(of);
+                let sinks = attention.sinks.map(weight);
+                let rows = AttentionRows { attention, own: slot.0, selected, sinks };
+                rows.attend(&self.slots, of(*q), batch)
             }
             Op::Act { input, act } => of(*input).iter().map(|&x| rows::activate(*act, x)).collect(),
             Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act),
@@ -285,6 +297,17 @@ impl ReferenceModel {
             Op::Softcap { input, cap } => {
                 of(*input).iter().map(|x| (x / cap).tanh() * cap).collect()
             }
+            Op::Clamp { input, low, high } => {
+                of(*input).iter().map(|x| x.max(*low).min(*high)).collect()
+            }
+            Op::Mix { input, weights, results } => {
+                let widths = [plan.width(*input), plan.width(*weights)];
+                hyper::mix(of(*input), of(*weights), widths, *results)
+            }
+            Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
+                let weights = [weight(*scale), weight(*base)];
+                hyper::weights(of(*input), weights, *streams, *iterations, *eps)
+            }
             Op::Slice { input, groups, start, len } => {
                 rows::slice(of(*input), plan.width(*input) / groups, *start, *len)
             }
@@ -292,8 +315,9 @@ impl ReferenceModel {
                 let widths = [plan.width(*a), plan.width(*b)];
                 rows::concat(of(*a), of(*b), widths, *groups, plan.widths[i])
             }
-            Op::Route { input, bias, routing } => {
-                let route = experts::route(of(*input), bias.map(weight), routing);
+            Op::Route { input, chosen, bias, routing } => {
+                let (chosen, bias) = (chosen.map(of), bias.map(weight));
+                let route = experts::route(of(*input), chosen, bias, routing);
                 self.count(plan, i, &route);
                 route
             }
@@ -310,6 +334,15 @@ impl ReferenceModel {
             Op::Conv { input, weight: w, bias, state } => {
                 let (weight, bias) = (weight(*w), bias.map(weight));
                 state::conv(&mut self.states[state.0], batch, of(*input), weight, bias)
+            }
+            Op::Compress { input, scores, compression, state } => {
+                let state = &mut self.states[state.0];
+                compress::compress(state, batch, *compression, [of(*input), of(*scores)])
+            }
+            Op::Select { q, k, weights, indexer, slot } => {
+                let slot = &mut self.slots[slot.0];
+                slot.store(of(*k), &[], batch);
+                select::select(slot, batch, indexer, of(*q), of(*weights))
             }
             Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
                 let values = [x, b, c, dt].map(|value| of(*value));

@@ -206,8 +206,11 @@ const NOT_QUANTIZED: &[&str] = &[
     ".patch_embd",
 ];
 
-/// Whether a tensor is a matrix that may be quantised.
+/// Whether a tensor is a matrix that may be quantised: tables of integers may not.
 pub(crate) fn is_quantized(tensor: &Tensor) -> bool {
+    if matches!(tensor.format, Format::I8 | Format::I16 | Format::I32 | Format::I64) {
+        return false;
+    }
     let matrix = tensor.shape.iter().skip(1).any(|&rows| rows > 1);
     let excluded = NOT_QUANTIZED.iter().any(|part| tensor.name.contains(part));
     matrix && tensor.name.ends_with("weight") && !excluded

@@ -3,6 +3,8 @@
 //! sixteen outputs. In int8, the elements of a head in a page are followed by `[block, token]`
 //! scales. Storing a token writes its elements once; the strided writes of its keys bound it.
 
+mod gather;
+
 use std::ops::Range;
 
 use bodkin_backend::{KvType, PAGE_TOKENS, Transfer};
@@ -14,6 +16,8 @@ use crate::isa::Isa;
 use crate::memory::{AlignedMemory, Number};
 use crate::shared::Shared;
 use crate::vector::{LANES, Vector, dispatch};
+
+pub(crate) use gather::EntryPlace;
 
 /// Elements of a head that share a scale.
 pub(crate) const BLOCK: usize = KvType::BLOCK;
@@ -37,11 +41,19 @@ pub(crate) trait KvElement: Copy + Default + Send {
     ///
     /// As for [`Vector`].
     unsafe fn round<V: Vector>(x: [V; 2], to: &mut [Self; BLOCK]) -> u16;
+
+    /// The number, without applying the scale.
+    fn to_f32(self) -> f32;
 }
 
 /// Cells of a page for one head of `width` elements with the scales of its tokens.
 pub(crate) fn head_elements(width: usize, scale: usize) -> usize {
-    PAGE_TOKENS * (width + scale * width.div_ceil(BLOCK))
+    PAGE_TOKENS * entry_elements(width, scale)
+}
+
+/// Cells of one entry of a page for one head of `width` elements, with its scales.
+fn entry_elements(width: usize, scale: usize) -> usize {
+    width + scale * width.div_ceil(BLOCK)
 }
 
 impl KvElement for f32 {
@@ -61,6 +73,10 @@ impl KvElement for f32 {
             x[1].store(to[LANES..].as_mut_ptr());
         }
         0
+    }
+
+    fn to_f32(self) -> f32 {
+        self
     }
 }
 
@@ -82,6 +98,14 @@ impl KvElement for u16 {
             clamp(x[1], F16_MAX).store_f16(to[LANES..].as_mut_ptr());
         }
         0
+    }
+
+    /// In plain arithmetic, which compilers vectorise.
+    fn to_f32(self) -> f32 {
+        let magnitude = f32::from_bits(u32::from(self & 0x7FFF) << 13) * 2f32.powi(112);
+        // The largest exponent is that of NaN: infinities are not stored.
+        let magnitude = if magnitude < 65536.0 { magnitude } else { f32::NAN };
+        if self >> 15 == 0 { magnitude } else { -magnitude }
     }
 }
 
@@ -112,6 +136,10 @@ impl KvElement for i8 {
         };
         *to = codes.map(|code| code as i8);
         scale.to_bits()
+    }
+
+    fn to_f32(self) -> f32 {
+        f32::from(self)
     }
 }
 
@@ -163,10 +191,15 @@ pub(crate) enum KvDtype {
 }
 
 impl KvDtype {
-    /// The chosen type. The default is F16, but F32 for models whose weights are all F32, where the
-    /// rounding of keys and values would dominate the error.
-    pub(crate) fn of(kv_type: KvType, plan: &Plan) -> KvDtype {
-        let single = || plan.weights.iter().all(|w| w.format == Format::F32);
+    /// The type of a slot. The default is F16, but F32 for models whose weights are all F32, where
+    /// the rounding of keys and values would dominate the error. Keys of an indexer, which have no
+    /// values, are F32: they are few, and decide.
+    pub(crate) fn of(kv_type: KvType, plan: &Plan, slot: &KvSlot) -> KvDtype {
+        if slot.value_dim == 0 {
+            return KvDtype::F32;
+        }
+        let is_exact = |format| matches!(format, Format::F32 | Format::I32);
+        let single = || plan.weights.iter().all(|w| is_exact(w.format));
         match kv_type {
             KvType::Q8_0 => KvDtype::Int8,
             KvType::Auto if single() => KvDtype::F32,
@@ -198,6 +231,8 @@ impl KvDtype {
 pub(crate) struct KvLayout {
     dtype: KvDtype,
     kv_heads: usize,
+    /// Entries of a page: [`PAGE_TOKENS`] unless an entry has several tokens.
+    entries: usize,
     pub(crate) key_dim: usize,
     pub(crate) value_dim: usize,
     /// `value_dim` rounded up to whole vectors.
@@ -209,16 +244,27 @@ impl KvLayout {
         KvLayout {
             dtype,
             kv_heads: slot.kv_heads,
+            entries: slot.entries_per_page(PAGE_TOKENS),
             key_dim: slot.key_dim,
             value_dim: slot.value_dim,
             value_stride: slot.value_dim.next_multiple_of(LANES),
         }
     }
 
+    /// Pages that hold the keys and values of one head, gathered from others, in f32.
+    pub(crate) fn gathered(&self) -> KvLayout {
+        KvLayout { dtype: KvDtype::F32, kv_heads: 1, entries: PAGE_TOKENS, ..*self }
+    }
+
     /// Cells of a page: of its keys, and of its values.
     fn page_len(&self) -> (usize, usize) {
-        let elements = |width| self.kv_heads * head_elements(width, self.dtype.scale());
+        let elements = |width| self.kv_heads * self.head_elements(width);
         (elements(self.key_dim), elements(self.value_stride))
+    }
+
+    /// Cells of one head in a page, with its scales.
+    fn head_elements(&self, width: usize) -> usize {
+        self.entries * entry_elements(width, self.dtype.scale())
     }
 
     /// Bytes of a page.
@@ -227,16 +273,22 @@ impl KvLayout {
         (self.dtype.bytes() * (keys + values)) as u64
     }
 
+    /// The cell of the scale of a block of an entry, after the elements `[width, entries]` of its
+    /// head.
+    fn scale_at(&self, width: usize, block: usize, place: usize) -> usize {
+        width * self.entries + self.dtype.scale() * (block * self.entries + place)
+    }
+
     /// The keys of one head in a page: `[key_dim, PAGE_TOKENS]`, and their scales.
     pub(crate) fn keys(&self, page: usize, kv_head: usize) -> Range<usize> {
-        let len = head_elements(self.key_dim, self.dtype.scale());
+        let len = self.head_elements(self.key_dim);
         let start = (page * self.kv_heads + kv_head) * len;
         start..start + len
     }
 
     /// The values of one head in a page: `[PAGE_TOKENS, value_stride]`, and their scales.
     pub(crate) fn values(&self, page: usize, kv_head: usize) -> Range<usize> {
-        let len = head_elements(self.value_stride, self.dtype.scale());
+        let len = self.head_elements(self.value_stride);
         let start = (page * self.kv_heads + kv_head) * len;
         start..start + len
     }
@@ -268,11 +320,12 @@ impl KvView {
         transfer.run_region(keys, bytes * key_len) + transfer.run_region(values, bytes * value_len)
     }
 
-    /// Stores the keys `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` of a token.
+    /// Stores the keys `[kv_heads, key_dim]` and values `[kv_heads, value_dim]` of an entry, at its
+    /// page and its place in it.
     ///
     /// # Safety
     ///
-    /// No other thread accesses this token of this page before the next barrier.
+    /// No other thread accesses this entry of this page before the next barrier.
     pub(crate) unsafe fn store(self, isa: Isa, at: (usize, usize), k: &[f32], v: &[f32]) {
         let view = self;
         dispatch!(isa, store(view: KvView, at: (usize, usize), k: &[f32], v: &[f32]));
@@ -312,11 +365,11 @@ impl<C: KvElement> KvBuffers<Shared<C>> {
     unsafe fn store<V: Vector>(
         self,
         layout: &KvLayout,
-        (page, token): (usize, usize),
+        (page, place): (usize, usize),
         k: &[f32],
         v: &[f32],
     ) {
-        assert!(token < PAGE_TOKENS, "a token of a page");
+        assert!(place < layout.entries, "an entry of a page");
         for (head, k) in k.chunks_exact(layout.key_dim).enumerate() {
             let elements = layout.keys(page, head);
             assert!(elements.end <= self.keys.len(), "a page of the slot");
@@ -326,30 +379,27 @@ impl<C: KvElement> KvBuffers<Shared<C>> {
                 unsafe {
                     let (block, scale) = round_block::<V, C>(k);
                     let to =
-                        self.keys.start().add(elements.start + i * BLOCK * PAGE_TOKENS + token);
+                        self.keys.start().add(elements.start + i * BLOCK * layout.entries + place);
                     for (j, element) in block.into_iter().take(k.len()).enumerate() {
-                        to.add(j * PAGE_TOKENS).write(element);
+                        to.add(j * layout.entries).write(element);
                     }
-                    put_scale(scale, self.keys.start(), &elements, layout.key_dim, (i, token));
+                    let scale_at = layout.scale_at(layout.key_dim, i, place);
+                    put_scale(scale, self.keys.start(), &elements, scale_at);
                 }
             }
         }
-        for (head, v) in v.chunks_exact(layout.value_dim).enumerate() {
+        // A slot of keys only has no values.
+        for (head, v) in v.chunks_exact(layout.value_dim.max(1)).enumerate() {
             let elements = layout.values(page, head);
             assert!(elements.end <= self.values.len(), "a page of the slot");
             for (i, v) in v.chunks(BLOCK).enumerate() {
-                let start = elements.start + token * layout.value_stride + i * BLOCK;
+                let start = elements.start + place * layout.value_stride + i * BLOCK;
                 // SAFETY: as above.
                 unsafe {
                     let (block, scale) = round_block::<V, C>(v);
                     self.values.part_mut(start..start + v.len()).copy_from_slice(&block[..v.len()]);
-                    put_scale(
-                        scale,
-                        self.values.start(),
-                        &elements,
-                        layout.value_stride,
-                        (i, token),
-                    );
+                    let scale_at = layout.scale_at(layout.value_stride, i, place);
+                    put_scale(scale, self.values.start(), &elements, scale_at);
                 }
             }
         }
@@ -373,25 +423,22 @@ unsafe fn round_block<V: Vector, C: KvElement>(x: &[f32]) -> ([C; BLOCK], u16) {
     (elements, scale)
 }
 
-/// Writes the scale of a block of a token after the elements `[width, PAGE_TOKENS]` of a head, if
-/// the type has scales.
+/// Writes the scale of a block to its place among the elements of a head, if the type has scales.
 ///
 /// # Safety
 ///
 /// `start` points to all elements, of which `elements` are those of the head, and no other thread
-/// accesses the scales of this token.
+/// accesses the scales of this entry.
 #[inline(always)]
 unsafe fn put_scale<C: KvElement>(
     scale: u16,
     start: *mut C,
     elements: &Range<usize>,
-    width: usize,
-    (block, token): (usize, usize),
+    scale_at: usize,
 ) {
     if C::SCALE > 0 {
-        let at = elements.start + width * PAGE_TOKENS + C::SCALE * (block * PAGE_TOKENS + token);
         // SAFETY: `head_elements` counts the scales.
-        unsafe { start.add(at).cast::<u16>().write_unaligned(scale) }
+        unsafe { start.add(elements.start + scale_at).cast::<u16>().write_unaligned(scale) }
     }
 }
 

@@ -81,7 +81,9 @@ impl Backend for Cpu {
     ) -> Result<Box<dyn Model>> {
         let taps = plan.states.iter().filter_map(|state| match state {
             RecurrentState::Conv { kernel, .. } => Some(*kernel),
-            RecurrentState::Scan(_) | RecurrentState::DeltaRule(_) => None,
+            RecurrentState::Scan(_)
+            | RecurrentState::DeltaRule(_)
+            | RecurrentState::Compression(_) => None,
         });
         if let Some(taps) = taps.max().filter(|&taps| taps > step::recurrent::MAX_TAPS) {
             let most = step::recurrent::MAX_TAPS;

@@ -4,13 +4,14 @@
 //! - `rows`: consecutive row-local operations run back to back on each row, in one stage;
 //! - `siblings`: linears with the same input run in one stage.
 
-use bodkin_model::{Op, Plan, Rope, Rows, Value, WeightId};
+use bodkin_model::{Attention, Entries, Op, Plan, Rope, Rows, Value, WeightId};
 
 use crate::config::Fusions;
 use crate::isa::Isa;
 use crate::linear::{ActivationFormats, PackedLayout};
 use crate::program::{
-    DeltaRuleStage, ExpertPermutation, Linear, Operand, Program, RowOp, ScanStage, Stage,
+    CompressStage, DeltaRuleStage, ExpertPermutation, GatheredStage, Linear, Operand, Program,
+    RowOp, ScanStage, SelectStage, Stage,
 };
 
 /// Lowers a plan. The inputs of the `thresholded` linears get thresholds.
@@ -74,14 +75,23 @@ impl Lowering<'_> {
             Op::Attention { q, kv, attention, slot } => {
                 let slot = slot.0;
                 if let Some([k, v]) = kv.map(|kv| kv.map(|value| self.operand(value))) {
-                    self.row(Rows::Tokens, RowOp::Store { k, v, slot });
+                    self.row(Rows::Tokens, RowOp::Store { k, v: Some(v), slot });
                 }
                 let q = self.operand(*q);
-                self.stages.push(Stage::Attention { q, out, attention: *attention, slot });
+                let stage = self.attention(q, out, *attention, slot);
+                self.stages.push(stage);
+                return i + 1;
+            }
+            Op::Select { q, k, weights, indexer, slot } => {
+                let (k, v, slot) = (self.operand(*k), None, slot.0);
+                self.row(Rows::Tokens, RowOp::Store { k, v, slot });
+                let (q, weights) = (self.operand(*q), self.operand(*weights));
+                let stage = SelectStage { q, weights, indexer: *indexer, slot, out };
+                self.stages.push(Stage::Select(stage));
                 return i + 1;
             }
             Op::ExpertLinear { input, route, .. } => return self.experts(i, *input, *route),
-            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {
+            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } | Op::Compress { .. } => {
                 self.stages.extend(self.recurrent(i));
                 return i + 1;
             }
@@ -119,6 +129,17 @@ impl Lowering<'_> {
             Op::Softcap { input, cap } => {
                 RowOp::Softcap { input: self.operand(*input), cap: *cap, out }
             }
+            Op::Clamp { input, low, high } => {
+                RowOp::Clamp { input: self.operand(*input), low: *low, high: *high, out }
+            }
+            Op::Mix { input, weights, results } => {
+                let (input, weights) = (self.operand(*input), self.operand(*weights));
+                RowOp::Mix { input, weights, results: *results, out }
+            }
+            &Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
+                let input = self.operand(input);
+                RowOp::HyperWeights { input, scale, base, streams, iterations, eps, out }
+            }
             Op::Slice { input, groups, start, len: _ } => {
                 RowOp::Slice { input: self.operand(*input), groups: *groups, start: *start, out }
             }
@@ -126,9 +147,10 @@ impl Lowering<'_> {
             Op::Concat { a, b, groups } => {
                 RowOp::Concat { a: self.operand(*a), b: self.operand(*b), groups: *groups, out }
             }
-            Op::Route { input, bias, routing } => {
+            Op::Route { input, chosen, bias, routing } => {
                 let (input, bias, routing) = (self.operand(*input), *bias, *routing);
-                self.row(Rows::Tokens, RowOp::Route { input, bias, routing, out });
+                let chosen = chosen.map(|chosen| self.operand(chosen));
+                self.row(Rows::Tokens, RowOp::Route { input, chosen, bias, routing, out });
                 self.permutation(Some(Value(i)), routing.experts);
                 return i + 1;
             }
@@ -143,6 +165,21 @@ impl Lowering<'_> {
         i + 1
     }
 
+    /// The stage of attention, whose blocks are stored before it if there are any.
+    fn attention(&mut self, q: Operand, out: Operand, a: Attention, slot: usize) -> Stage {
+        let blocks = match a.entries {
+            Entries::Tokens => return Stage::Attention { q, out, attention: a, slot },
+            Entries::Selected(_) => None,
+            Entries::TokensAndBlocks { blocks, slot, .. } => {
+                let (k, slot) = (self.operand(blocks), slot.0);
+                self.row(Rows::Tokens, RowOp::Store { k, v: Some(k), slot });
+                Some(slot)
+            }
+        };
+        let selected = a.entries.selected().map(|value| self.operand(value));
+        Stage::GatheredAttention(GatheredStage { q, out, attention: a, slot, blocks, selected })
+    }
+
     /// The stage of a recurrent operation.
     fn recurrent(&self, i: usize) -> Option<Stage> {
         let out = self.operand(Value(i));
@@ -150,6 +187,11 @@ impl Lowering<'_> {
             Op::Conv { input, weight, bias, state } => {
                 let (weight, bias, state) = (*weight, *bias, state.0);
                 Some(Stage::Conv { input: self.operand(*input), weight, bias, state, out })
+            }
+            Op::Compress { input, scores, compression, state } => {
+                let (input, scores) = (self.operand(*input), self.operand(*scores));
+                let (compression, state) = (*compression, state.0);
+                Some(Stage::Compress(CompressStage { input, scores, compression, state, out }))
             }
             Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
                 let [x, b, c, dt] = [x, b, c, dt].map(|value| self.operand(*value));

@@ -8,7 +8,7 @@ use bodkin_backend::{
     ModelStats, Observer, PAGE_TOKENS, Result, Sink, StateBlock, Transfer, WeightLayout,
 };
 use bodkin_gguf::File;
-use bodkin_model::{Op, Plan, RecurrentState, Rope, RopeTable, WeightId};
+use bodkin_model::{Entries, Op, Plan, RecurrentState, Rope, RopeTable, WeightId};
 
 use crate::config::{Cpu, Fusions, Sparse};
 use crate::expert_permutation::{PermutationTables, PermutationView};
@@ -24,8 +24,9 @@ use crate::program::Program;
 use crate::shared::Shared;
 use crate::state::{self, States};
 use crate::step::context::{ObserveFn, StepContext};
-use crate::step::{partials_len, scratch_len};
+use crate::step::{gathered_scratch_len, partials_len, scratch_len, select_scratch_len};
 use crate::trace::Trace;
+use crate::vector::LANES;
 use crate::weights::{EmbeddingTables, LoadedWeight, is_column_major, thresholded, uses};
 
 /// The sizes of buffers that the largest step needs.
@@ -105,7 +106,7 @@ impl ModelMemory {
         let mut pages = Vec::new();
         let mut kv = Vec::new();
         for (slot, window_index) in plan.slots.iter().zip(plan.window_indices()) {
-            let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan));
+            let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan, slot));
             let mut owner = KvPages::new(&layout, limits.pages[window_index]);
             kv.push(owner.view(layout));
             pages.push(owner);
@@ -159,8 +160,9 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
         let panel = layout.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
         sizes.scratch = sizes.scratch.max(panel);
     }
-    for (slot, window_index) in plan.slots.iter().zip(plan.window_indices()) {
-        let stride = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan)).value_stride;
+    let window_indices = plan.window_indices();
+    for (slot, &window_index) in plan.slots.iter().zip(&window_indices) {
+        let stride = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan, slot)).value_stride;
         let tokens = limits.pages[window_index] * PAGE_TOKENS;
         sizes.scratch = sizes.scratch.max(scratch_len(slot.key_dim, stride));
         sizes.partials = sizes.partials.max(partials_len(cpu.threads, tokens, stride));
@@ -169,6 +171,19 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
         if let RecurrentState::DeltaRule(rule) = state {
             sizes.scratch = sizes.scratch.max(delta_rule::scratch_len(rule.head_dim));
         }
+    }
+    for op in &plan.ops {
+        let scratch = match op {
+            Op::Attention { attention: a, .. } if a.entries != Entries::Tokens => {
+                gathered_scratch_len(a, a.value_dim.next_multiple_of(LANES))
+            }
+            Op::Select { indexer, slot, .. } => {
+                let pages = limits.pages[window_indices[slot.0]];
+                select_scratch_len(indexer, plan.slots[slot.0].entries(pages * PAGE_TOKENS))
+            }
+            _ => continue,
+        };
+        sizes.scratch = sizes.scratch.max(scratch);
     }
     sizes
 }
@@ -210,7 +225,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         weight_bytes: weights.sum(),
         state_bytes: pages
             .map(|(slot, window_index)| {
-                let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan));
+                let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan, slot));
                 limits.pages[window_index] as u64 * layout.page_bytes()
             })
             .sum::<u64>()

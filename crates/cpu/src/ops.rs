@@ -2,7 +2,10 @@
 
 pub(crate) mod act;
 pub(crate) mod attention;
+pub(crate) mod compress;
 pub(crate) mod delta_rule;
+pub(crate) mod hyper;
 pub(crate) mod recurrent;
 pub(crate) mod route;
 pub(crate) mod rows;
+pub(crate) mod select;

@@ -91,7 +91,10 @@ pub(crate) fn describe(plan: &Plan, stage: &Stage) -> String {
     match stage {
         Stage::Attention { .. } => "attention".to_owned(),
         Stage::Permute { .. } => "permute by expert".to_owned(),
+        Stage::GatheredAttention(_) => "gathered attention".to_owned(),
+        Stage::Select(_) => "select".to_owned(),
         Stage::Conv { .. } => "conv".to_owned(),
+        Stage::Compress(_) => "compress".to_owned(),
         Stage::Scan { .. } => "scan".to_owned(),
         Stage::DeltaRule { .. } => "delta_rule".to_owned(),
         Stage::Matmul { linears, .. } | Stage::GroupedGemm { linears, .. } => {

@@ -1,7 +1,9 @@
 //! A lowered plan: stages, which threads run with a barrier after each.
 
-use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, Routing, Rows};
-use bodkin_model::{DeltaRule, Scan, WeightId};
+use bodkin_model::{
+    Act, Attention, Compression, DeltaRule, EmbedBy, Indexer, NormKind, PoolKind, Rope, RopeStyle,
+    Routing, Rows, Scan, WeightId,
+};
 
 use crate::linear::ActivationFormats;
 
@@ -35,8 +37,8 @@ pub(crate) enum RowOp {
     },
     /// Applies the rope.
     Rope { input: Operand, out: Operand, head_dim: usize, style: RopeStyle, rope: usize },
-    /// Stores keys and values in the KV cache.
-    Store { k: Operand, v: Operand, slot: usize },
+    /// Stores keys, and values if there are any, in the KV cache, if the row ends an entry.
+    Store { k: Operand, v: Option<Operand>, slot: usize },
     /// `act(input)`.
     Act { input: Operand, act: Act, out: Operand },
     /// `act(gate) * up`.
@@ -49,12 +51,32 @@ pub(crate) enum RowOp {
     ScaleBy { input: Operand, weight: WeightId, out: Operand },
     /// `cap * tanh(input / cap)`.
     Softcap { input: Operand, cap: f32, out: Operand },
+    /// `min(max(input, low), high)`.
+    Clamp { input: Operand, low: f32, high: f32, out: Operand },
+    /// Sums of the parts of a row.
+    Mix { input: Operand, weights: Operand, results: usize, out: Operand },
+    /// The weights of hyper-connections.
+    HyperWeights {
+        input: Operand,
+        scale: WeightId,
+        base: WeightId,
+        streams: usize,
+        iterations: usize,
+        eps: f32,
+        out: Operand,
+    },
     /// Copies some columns of each group.
     Slice { input: Operand, groups: usize, start: usize, out: Operand },
     /// Interleaves the groups of two rows.
     Concat { a: Operand, b: Operand, groups: usize, out: Operand },
     /// Chooses experts.
-    Route { input: Operand, bias: Option<WeightId>, routing: Routing, out: Operand },
+    Route {
+        input: Operand,
+        chosen: Option<Operand>,
+        bias: Option<WeightId>,
+        routing: Routing,
+        out: Operand,
+    },
     /// Gives parts of a row the length of another row.
     Rescale { input: Operand, like: Operand, out: Operand },
     /// What exceeds the mean of the row by some standard deviations.
@@ -91,6 +113,9 @@ impl RowOp {
             RowOp::Rescale { .. } => "rescale",
             RowOp::Cutoff { .. } => "cutoff",
             RowOp::Softcap { .. } => "softcap",
+            RowOp::Clamp { .. } => "clamp",
+            RowOp::Mix { .. } => "mix",
+            RowOp::HyperWeights { .. } => "hyper_weights",
             RowOp::Slice { .. } => "slice",
             RowOp::Concat { .. } => "concat",
             RowOp::Route { .. } => "route",
@@ -120,6 +145,10 @@ pub(crate) enum Stage {
     Matmul { rows: Rows, input: Operand, linears: Vec<Linear> },
     /// Attention; threads share query tiles or KV splits.
     Attention { q: Operand, out: Operand, attention: Attention, slot: usize },
+    /// Attention to entries that are gathered first; threads share rows and heads.
+    GatheredAttention(GatheredStage),
+    /// Selects cached entries; threads share the rows.
+    Select(SelectStage),
     /// Permutes the (token, expert) pairs by expert, on one thread.
     Permute { permutation: usize },
     /// A grouped GEMM over the chosen experts, whose input the stage before quantised; threads
@@ -127,10 +156,45 @@ pub(crate) enum Stage {
     GroupedGemm { input: Operand, cols: usize, permutation: usize, linears: Vec<Linear> },
     /// A causal convolution; threads share the columns.
     Conv { input: Operand, weight: WeightId, bias: Option<WeightId>, state: usize, out: Operand },
+    /// A compression of blocks of tokens; threads share the columns.
+    Compress(CompressStage),
     /// A state-space scan; threads share the heads.
     Scan(ScanStage),
     /// The gated delta rule; threads share the heads, or their columns.
     DeltaRule(DeltaRuleStage),
+}
+
+/// The operands of attention to selected entries, or to the blocks of another slot too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GatheredStage {
+    pub(crate) q: Operand,
+    pub(crate) out: Operand,
+    pub(crate) attention: Attention,
+    pub(crate) slot: usize,
+    /// The slot of the blocks.
+    pub(crate) blocks: Option<usize>,
+    /// The selected entries: of the blocks if there are any.
+    pub(crate) selected: Option<Operand>,
+}
+
+/// The operands of a selection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectStage {
+    pub(crate) q: Operand,
+    pub(crate) weights: Operand,
+    pub(crate) indexer: Indexer,
+    pub(crate) slot: usize,
+    pub(crate) out: Operand,
+}
+
+/// The operands of a compression.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CompressStage {
+    pub(crate) input: Operand,
+    pub(crate) scores: Operand,
+    pub(crate) compression: Compression,
+    pub(crate) state: usize,
+    pub(crate) out: Operand,
 }
 
 /// The operands of a state-space scan.

@@ -10,7 +10,7 @@ use crate::shared::Shared;
 /// Elements of a state in one slot.
 pub(crate) fn slot_len(state: &RecurrentState) -> usize {
     match state {
-        RecurrentState::Conv { .. } => state.elements(),
+        RecurrentState::Conv { .. } | RecurrentState::Compression(_) => state.elements(),
         RecurrentState::Scan(s) => s.heads * head_len(s),
         RecurrentState::DeltaRule(r) => {
             r.value_heads * delta_rule::state_len(r.head_dim, r.head_dim)

@@ -5,6 +5,7 @@ mod attention;
 pub(crate) mod context;
 mod delta_rule;
 mod experts;
+mod gathered;
 mod matmul;
 pub(crate) mod recurrent;
 mod rows;
@@ -20,6 +21,7 @@ use context::StepContext;
 use matmul::{ARRIVAL_LINES, Prefetch, WAITING_LINES};
 
 pub(crate) use attention::{partials_len, scratch_len};
+pub(crate) use gathered::{gathered_scratch_len, select_scratch_len};
 
 /// A stage for one thread.
 enum SerialStage<'a> {
@@ -93,6 +95,11 @@ impl StepContext<'_> {
             }
             Stage::Scan(stage) => self.scan(stage, &claimed[0]),
             Stage::DeltaRule(stage) => self.delta_rule(stage, worker, &claimed[0]),
+            Stage::Compress(stage) => self.compress(stage, &claimed[0]),
+            Stage::GatheredAttention(stage) => {
+                self.gathered_attention(stage, worker, &claimed[0]);
+            }
+            Stage::Select(stage) => self.select(stage, worker, &claimed[0]),
             Stage::Attention { q, out, attention, slot } => {
                 let (q, out, slot) = (*q, *out, *slot);
                 AttentionStage { step: self, q, out, attention, slot }.run(worker, &claimed[0]);

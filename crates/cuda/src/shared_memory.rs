@@ -121,13 +121,15 @@ mod tests {
             key_dim: dim,
             value_dim: dim,
             scale: 1.0,
+            chunked: false,
             causal: true,
             temperature: None,
+            entries: bodkin_model::Entries::Tokens,
             softcap: None,
             window: None,
             sinks: None,
         };
-        let slot = KvSlot { kv_heads, key_dim: dim, value_dim: dim, window: None };
+        let slot = KvSlot { kv_heads, key_dim: dim, value_dim: dim, window: None, ratio: 1 };
         attention_too_wide(kv, &a, &slot)
     }
 

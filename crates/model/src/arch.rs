@@ -6,7 +6,7 @@ use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
 use crate::nearest::{Build, describe};
-use crate::op::{Attention, Gating, Routing, Temperature};
+use crate::op::{Attention, Entries, Gating, Routing, Temperature};
 use crate::plan::Plan;
 use crate::pooling::Pooling;
 use crate::rope::{Rope, RopeStyle};
@@ -26,7 +26,8 @@ architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     bitnet: "bitnet";
     cohere: "cohere2", "cohere2moe";
-    deepseek2: "deepseek2";
+    deepseek2: "deepseek2", "deepseek32", "glm-dsa", "mistral4";
+    deepseek4: "deepseek4";
     exaone: "exaone4", "exaone-moe";
     falcon_h1: "falcon-h1";
     gemma: "gemma", "gemma2", "gemma3", "gemma-embedding";
@@ -41,6 +42,7 @@ architectures! {
     laguna: "laguna";
     lfm2: "lfm2", "lfm2moe";
     llama: "llama", "ernie4_5", "ernie4_5-moe";
+    llama4: "llama4";
     mamba2: "mamba2";
     mellum: "mellum";
     minimax: "minimax-m2", "dots1", "bailingmoe2", "hy_v3";
@@ -157,8 +159,10 @@ fn hybrid_attention_layers(
             temperature: None,
             softcap: None,
             window: None,
+            chunked: false,
             causal: true,
             sinks: None,
+            entries: Entries::Tokens,
         }))
     };
     heads.into_iter().zip(kv_heads).map(layer).collect()

@@ -6,10 +6,15 @@ mod delta;
 mod encoder;
 mod experts;
 mod gemma;
+mod hyper;
+mod indexer;
 mod latent;
 mod state;
 
 pub use delta::DeltaMixer;
+pub use experts::ExpertLayer;
+pub use hyper::HyperConnections;
+pub use indexer::{Compressor, IndexerLayer};
 pub use latent::LatentAttention;
 pub use state::{MambaMixer, SelectiveMixer};
 
@@ -33,6 +38,8 @@ pub struct AttentionLayer {
     pub rope: Option<Rope>,
     /// The kind and the epsilon of query and key norms, if the file has them.
     pub norm: (NormKind, f32),
+    /// Whether queries and keys have RMS norms without weights, which no file has.
+    pub weightless_norm: bool,
     /// Whether these norms follow the rotary embedding.
     pub norm_after_rope: bool,
     /// The activation of the output gate, if the file has one.
@@ -44,7 +51,8 @@ impl AttentionLayer {
     /// activation of a gate.
     pub fn new(attention: Attention, rope: Option<Rope>, eps: f32) -> AttentionLayer {
         let (norm, gate) = ((NormKind::Rms, eps), Act::Sigmoid);
-        AttentionLayer { attention, rope, norm, norm_after_rope: false, gate }
+        let (weightless_norm, norm_after_rope) = (false, false);
+        AttentionLayer { attention, rope, norm, weightless_norm, norm_after_rope, gate }
     }
 }
 
@@ -181,6 +189,12 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Embed { table, by: EmbedBy::Token }, width))
     }
 
+    /// The row of a table of the current block for each token id.
+    pub fn embed_in_block(&mut self, name: &str, width: usize) -> Result<Value> {
+        let table = self.weight(name, width, self.plan.vocabulary)?;
+        Ok(self.push(Op::Embed { table, by: EmbedBy::Token }, width))
+    }
+
     /// An RMS norm over whole rows.
     pub fn rms_norm(&mut self, input: Value, name: &str, eps: f32) -> Result<Value> {
         let (kind, width) = (NormKind::Rms, self.width(input));
@@ -227,6 +241,25 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Linear { input, weight, bias }, rows))
     }
 
+    /// As [`Builder::linear`], with as many rows as the tensor has.
+    pub fn linear_of_file(&mut self, input: Value, name: &str) -> Result<Value> {
+        let rows = self.rows(name).unwrap_or(0);
+        self.linear(input, name, rows)
+    }
+
+    /// A matmul of each of `groups` parts of the input with `rows` rows of the weight.
+    pub fn group_linear(
+        &mut self,
+        input: Value,
+        name: &str,
+        groups: usize,
+        rows: usize,
+    ) -> Result<Value> {
+        let weight = self.weight(name, self.width(input) / groups, groups * rows)?;
+        let op = Op::ExpertLinear { input, route: None, weight, bias: None, experts: groups };
+        Ok(self.push(op, groups * rows))
+    }
+
     fn slice(&mut self, input: Value, start: usize, len: usize) -> Value {
         self.slices(input, 1, start, len)
     }
@@ -241,9 +274,7 @@ impl<'a> Builder<'a> {
     /// a norm of the output.
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
         let mut a = layer.attention;
-        if self.has("attn_sinks") {
-            a.sinks = Some(self.weight("attn_sinks", a.heads, 1)?);
-        }
+        a.sinks = self.sinks(a.heads)?;
         let [q, k, v] = self.qkv(input, &a)?;
         let gate = match self.rows("attn_gate") {
             Some(rows) if rows == a.heads => Some(self.linear(input, "attn_gate", rows)?),
@@ -313,15 +344,24 @@ impl<'a> Builder<'a> {
         Ok(self.attend(qk[0], qk[1], v, a))
     }
 
-    /// Queries and keys with their norms, if the file has them.
+    /// Queries and keys with their norms, if there are any.
     fn qk_norms(&mut self, [q, k]: [Value; 2], layer: &AttentionLayer) -> Result<[Value; 2]> {
         let head_dim = layer.attention.key_dim;
+        if layer.weightless_norm {
+            let norm = |x| self.weightless_norm(x, self.width(x) / head_dim, layer.norm.1);
+            return Ok([q, k].map(norm));
+        }
         let q = self.head_norm(q, "attn_q_norm", head_dim, layer.norm)?;
         Ok([q, self.head_norm(k, "attn_k_norm", head_dim, layer.norm)?])
     }
 
+    /// The attention sinks of all heads, if the file has them.
+    pub fn sinks(&mut self, heads: usize) -> Result<Option<WeightId>> {
+        self.has("attn_sinks").then(|| self.weight("attn_sinks", heads, 1)).transpose()
+    }
+
     /// Attention with a KV cache of its own.
-    fn attend(&mut self, q: Value, k: Value, v: Value, attention: Attention) -> Value {
+    pub fn attend(&mut self, q: Value, k: Value, v: Value, attention: Attention) -> Value {
         let slot = self.slot(&attention);
         self.attend_in(slot, q, Some([k, v]), attention)
     }

@@ -3,7 +3,7 @@
 
 use crate::ids::Value;
 use crate::op::Op;
-use crate::plan::{Plan, Rows};
+use crate::plan::{KvSlot, Plan, Rows};
 
 /// Bytes and operations of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +63,10 @@ impl Plan {
     pub fn kv_elements(&self, tokens: usize) -> u64 {
         let cached = |window: Option<usize>| window.map_or(tokens, |w| w.min(tokens)) as u64;
         let slots = self.slots.iter();
-        slots.map(|s| (s.elements_per_token() as u64).saturating_mul(cached(s.window))).sum()
+        let elements = |s: &KvSlot| {
+            (s.entry_elements() as u64).saturating_mul(cached(s.window) / s.ratio as u64)
+        };
+        slots.map(elements).sum()
     }
 
     /// Elements of recurrent state of a sequence of any length, which every token reads and writes.

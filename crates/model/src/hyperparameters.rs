@@ -186,6 +186,20 @@ impl<'a> HyperParameters<'a> {
         Ok(Some(values))
     }
 
+    /// A number for each layer, stored as one for all or as an array.
+    pub fn floats(&self, name: &str, layers: usize) -> Result<Option<Vec<f32>>> {
+        let Some(mut values) = self.metadata.f32s(&self.key(name))? else { return Ok(None) };
+        match values.len() {
+            1 => values = vec![values[0]; layers],
+            n if n >= layers => values.truncate(layers),
+            n => return Err(self.error(name, format!("expected {layers} values, found {n}"))),
+        }
+        match values.iter().find(|x| !x.is_finite()) {
+            Some(x) => Err(self.error(name, format!("expected numbers, found {x}"))),
+            None => Ok(Some(values)),
+        }
+    }
+
     /// A bool for each layer; none if the key is absent or no array of bools.
     pub fn bools(&self, name: &str, layers: usize) -> Result<Option<Vec<bool>>> {
         match self.metadata.get(&self.key(name)) {
@@ -242,8 +256,9 @@ impl<'a> HyperParameters<'a> {
             Some(1) => Gating::Softmax,
             Some(2) => Gating::Sigmoid,
             Some(3) => Gating::SoftmaxOfChosen,
+            Some(4) => Gating::SqrtSoftplus,
             Some(other) => {
-                let problem = format!("expected 1 to 3, found {other}");
+                let problem = format!("expected 1 to 4, found {other}");
                 return Err(self.error("expert_gating_func", problem));
             }
         };
@@ -315,7 +330,8 @@ impl<'a> HyperParameters<'a> {
         let dims = self.rope_dims("rope.dimension_count", head_dim, head_dim)?;
         let style = if self.has_rope_sections()? { RopeStyle::Neox } else { style };
         let base = self.rope_base("rope.freq_base")?.unwrap_or(10_000.0);
-        Ok(Rope { style, dims, base, scaling: self.rope_scaling()?, factors: None })
+        let (scaling, factors, inverse, block) = (self.rope_scaling()?, None, false, 1);
+        Ok(Rope { style, dims, base, scaling, factors, inverse, block })
     }
 
     /// The rotary embedding of sliding-window layers beside that of the others: with dimensions of

@@ -22,15 +22,18 @@ mod text;
 
 pub use arch::{architectures, embedding_plan, plan, plan_for};
 pub use builder::{
-    AttentionLayer, Builder, DeltaMixer, LatentAttention, MambaMixer, SelectiveMixer,
+    AttentionLayer, Builder, Compressor, DeltaMixer, ExpertLayer, HyperConnections, IndexerLayer,
+    LatentAttention, MambaMixer, SelectiveMixer,
 };
 pub use canonical::{canonical, open};
 pub use cost::{Buffers, Cost};
 pub use error::{Error, Result};
 pub use hyperparameters::HyperParameters;
 pub use ids::{SlotId, StateId, Value, WeightId};
-pub use op::{Act, Attention, DeltaRule, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Scan};
-pub use op::{Temperature, Xielu};
+pub use op::{
+    Act, Attention, Compression, DeltaRule, EmbedBy, Entries, Gating, Indexer, NormKind, Op,
+    PoolKind, Routing, Scan, Temperature, Xielu,
+};
 pub use plan::{KvSlot, Plan, RecurrentState, Rows, Weight};
 pub use pooling::Pooling;
 pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};

@@ -1,11 +1,15 @@
 //! The kinds of operation with their shapes, weights and state. The reference interpreter of the
 //! backend crate defines their semantics, formula by formula.
 
+mod operands;
 mod recurrent;
+mod sparse;
 
 pub use recurrent::{DeltaRule, Scan};
 
 use std::ops::Range;
+
+pub use sparse::{Compression, Entries, Indexer};
 
 use crate::ids::{SlotId, StateId, Value, WeightId};
 use crate::plan::KvSlot;
@@ -65,6 +69,8 @@ pub enum EmbedBy {
     Token,
     /// The row of the position in the sequence.
     Position,
+    /// The row of the position modulo the number of rows.
+    PositionModulo,
     /// Row 0 for every token.
     First,
 }
@@ -89,6 +95,8 @@ pub enum Gating {
     Sigmoid,
     /// Experts are selected by score; softmax over the selected ones.
     SoftmaxOfChosen,
+    /// `sqrt(softplus(score))`.
+    SqrtSoftplus,
 }
 
 /// How a token's experts are selected and weighted.
@@ -151,18 +159,26 @@ pub struct Attention {
     /// A query attends to itself and the `window - 1` tokens before it; if attention is not causal,
     /// to itself and `window / 2` tokens on each side.
     pub window: Option<usize>,
+    /// Whether windows do not slide: a query attends to the earlier tokens of its own chunk of
+    /// `window` tokens.
+    pub chunked: bool,
     /// Whether a query attends only to itself and earlier tokens. If not, its whole sequence must
     /// be in one step.
     pub causal: bool,
     /// `[heads]`: attention sinks, scores that only add to the softmax denominator.
     pub sinks: Option<WeightId>,
+    /// The entries that queries attend to. Other than [`Entries::Tokens`], of causal attention
+    /// only.
+    pub entries: Entries,
 }
 
 impl Attention {
     /// The positions that a query at `position` attends to, of a sequence that ends before `end`.
     pub fn visible(&self, position: usize, end: usize) -> Range<usize> {
         match (self.causal, self.window) {
-            (true, window) => window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1,
+            (true, None) => 0..position + 1,
+            (true, Some(w)) if self.chunked => position / w * w..position + 1,
+            (true, Some(w)) => (position + 1).saturating_sub(w)..position + 1,
             (false, None) => 0..end,
             (false, Some(w)) => position.saturating_sub(w / 2)..end.min(position + w / 2 + 1),
         }
@@ -172,7 +188,8 @@ impl Attention {
     /// step and nothing is dropped.
     pub fn kv_slot(&self) -> KvSlot {
         let Attention { kv_heads, key_dim, value_dim, .. } = *self;
-        KvSlot { kv_heads, key_dim, value_dim, window: self.window.filter(|_| self.causal) }
+        let window = self.window.filter(|_| self.causal);
+        KvSlot { kv_heads, key_dim, value_dim, window, ratio: 1 }
     }
 }
 
@@ -294,6 +311,49 @@ pub enum Op {
         /// The bound of the result.
         cap: f32,
     },
+    /// `min(max(input, low), high)`.
+    Clamp {
+        /// `[rows, n]`.
+        input: Value,
+        /// The least result.
+        low: f32,
+        /// The largest result, not below `low`.
+        high: f32,
+    },
+    /// Sums of the parts of a row: result `j` is the sum over parts `i` of `weights[i][j]` times
+    /// part `i`.
+    Mix {
+        /// `[rows, parts * n]`.
+        input: Value,
+        /// `[rows, parts * results]`, the weights of a part side by side.
+        weights: Value,
+        /// Parts of a result row, each of `n` elements.
+        results: usize,
+    },
+    /// The weights of hyper-connections (manifold-constrained, Xie et al. 2025), from
+    /// `x = input * scale + base`, with one scale for each of the three parts. For `s` streams:
+    ///
+    /// - `s` weights of the streams in the input of a layer, `sigmoid(x) + eps`;
+    /// - `s` weights of the layer's output in each stream, `2 * sigmoid(x)`;
+    /// - `[s, s]` weights of the old streams in the new ones: a softmax over each row of x, plus
+    ///   `eps`, then columns, and `iterations - 1` times rows and columns, divided by their sums
+    ///   plus `eps` (Sinkhorn-Knopp).
+    ///
+    /// An input of width `s` has the first part only.
+    HyperWeights {
+        /// `[rows, s * (s + 2)]`, or `[rows, s]`.
+        input: Value,
+        /// `[3]`, or `[1]`.
+        scale: WeightId,
+        /// Of the input's width.
+        base: WeightId,
+        /// `s`.
+        streams: usize,
+        /// Normalisations of the columns; at least 1.
+        iterations: usize,
+        /// Added to weights and sums.
+        eps: f32,
+    },
     /// Columns `start .. start + len` of each of `groups` equal parts of a row.
     Slice {
         /// `[rows, groups * n]`.
@@ -319,6 +379,9 @@ pub enum Op {
     Route {
         /// `[rows, experts]`: the scores.
         input: Value,
+        /// `[rows, used]`: the experts' numbers, if not the scores decide on them. Numbers that are
+        /// too high mean the last expert.
+        chosen: Option<Value>,
         /// `[experts]`, added to the probabilities for the selection only.
         bias: Option<WeightId>,
         /// Expert counts, gating, weights.
@@ -362,6 +425,34 @@ pub enum Op {
         bias: Option<WeightId>,
         /// The inputs before the step.
         state: StateId,
+    },
+    /// Compresses blocks of tokens: for each column, the sum of `input` over the tokens of a block
+    /// and, if blocks overlap, of the one before, weighted by the softmax of `scores` over them.
+    /// The row of a block's last token is the result; the other rows are zero.
+    Compress {
+        /// `[rows, dim]`, or `[rows, 2 * dim]` if blocks overlap.
+        input: Value,
+        /// Likewise.
+        scores: Value,
+        /// Ratio, width, overlap.
+        compression: Compression,
+        /// The sums of the current block before the step.
+        state: StateId,
+    },
+    /// Stores `k` in a KV cache without values, then selects the entries with the highest scores
+    /// for each row. A row of the result is their numbers, ascending, then -1 where there are fewer
+    /// entries; ties go to the lower number.
+    Select {
+        /// `[rows, heads * dim]`.
+        q: Value,
+        /// `[rows, dim]`: the key of the token, or of the block that ends with it.
+        k: Value,
+        /// `[rows, heads]`.
+        weights: Value,
+        /// Heads, width, number of entries.
+        indexer: Indexer,
+        /// The KV cache.
+        slot: SlotId,
     },
     /// The scan of a state-space layer.
     Scan {
@@ -419,113 +510,4 @@ pub enum Op {
         /// `[vocabulary]`.
         bias: Option<WeightId>,
     },
-}
-
-impl Op {
-    /// The values that the operation reads.
-    pub fn inputs(&self) -> impl Iterator<Item = Value> {
-        let inputs = match *self {
-            Op::Input | Op::Embed { .. } => [None; 4],
-            Op::Norm { input, .. }
-            | Op::Linear { input, .. }
-            | Op::Rope { input, .. }
-            | Op::Act { input, .. }
-            | Op::Scale { input, .. }
-            | Op::ScaleBy { input, .. }
-            | Op::Cutoff { input, .. }
-            | Op::ScaleExperts { route: input, .. }
-            | Op::Softcap { input, .. }
-            | Op::Slice { input, .. }
-            | Op::Route { input, .. }
-            | Op::Conv { input, .. }
-            | Op::Pool { input, .. }
-            | Op::Logits { input, .. } => [Some(input), None, None, None],
-            Op::Attention { q, kv, .. } => {
-                let [k, v] = kv.map_or([None; 2], |kv| kv.map(Some));
-                [Some(q), k, v, None]
-            }
-            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None],
-            Op::Rescale { input, like } => [Some(input), Some(like), None, None],
-            Op::Add { a, b } | Op::Concat { a, b, .. } => [Some(a), Some(b), None, None],
-            Op::ExpertLinear { input, route, .. } => [Some(input), route, None, None],
-            Op::ExpertSum { input, route } => [Some(input), Some(route), None, None],
-            Op::Scan { x, b, c, dt, .. } => [Some(x), Some(b), Some(c), Some(dt)],
-            Op::DeltaRule { qkv, decay, beta, .. } => [Some(qkv), Some(decay), Some(beta), None],
-        };
-        inputs.into_iter().flatten()
-    }
-
-    /// The input that the operation can overwrite with its result, because it works elementwise.
-    pub fn in_place_input(&self) -> Option<Value> {
-        match *self {
-            Op::Act { input, .. } | Op::Scale { input, .. } | Op::Softcap { input, .. } => {
-                Some(input)
-            }
-            Op::Glu { gate: a, up: b, .. } | Op::Add { a, b } => Some(a).filter(|_| a != b),
-            _ => None,
-        }
-    }
-
-    /// The weights that the operation reads.
-    pub fn weights(&self) -> impl Iterator<Item = WeightId> {
-        let weights = match self {
-            Op::Embed { table: weight, .. }
-            | Op::ScaleBy { weight, .. }
-            | Op::ScaleExperts { weight, .. } => [Some(*weight), None, None],
-            Op::Norm { weight, bias, .. } => [*weight, *bias, None],
-            Op::Linear { weight, bias, .. }
-            | Op::ExpertLinear { weight, bias, .. }
-            | Op::Conv { weight, bias, .. }
-            | Op::Logits { weight, bias, .. } => [Some(*weight), *bias, None],
-            Op::Rope { rope, .. } => [rope.factors, None, None],
-            Op::Attention { attention, .. } => [attention.sinks, None, None],
-            Op::Route { bias, .. } => [*bias, None, None],
-            Op::Scan { a, d, dt_bias, .. } => [Some(*a), Some(*d), Some(*dt_bias)],
-            Op::DeltaRule { a, dt_bias, .. } => [Some(*a), Some(*dt_bias), None],
-            Op::Input
-            | Op::Act { .. }
-            | Op::Glu { .. }
-            | Op::Add { .. }
-            | Op::Scale { .. }
-            | Op::Rescale { .. }
-            | Op::Cutoff { .. }
-            | Op::Softcap { .. }
-            | Op::Slice { .. }
-            | Op::Concat { .. }
-            | Op::ExpertSum { .. }
-            | Op::Pool { .. } => [None; 3],
-        };
-        weights.into_iter().flatten()
-    }
-
-    /// The operation's name in the text of a plan.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Op::Input => "input",
-            Op::Embed { .. } => "embed",
-            Op::Norm { .. } => "norm",
-            Op::Linear { .. } => "linear",
-            Op::Rope { .. } => "rope",
-            Op::Attention { .. } => "attention",
-            Op::Act { .. } => "act",
-            Op::Glu { .. } => "glu",
-            Op::Add { .. } => "add",
-            Op::Scale { .. } => "scale",
-            Op::ScaleBy { .. } => "scale_by",
-            Op::ScaleExperts { .. } => "scale_experts",
-            Op::Rescale { .. } => "rescale",
-            Op::Cutoff { .. } => "cutoff",
-            Op::Softcap { .. } => "softcap",
-            Op::Slice { .. } => "slice",
-            Op::Concat { .. } => "concat",
-            Op::Route { .. } => "route",
-            Op::ExpertLinear { .. } => "expert_linear",
-            Op::ExpertSum { .. } => "expert_sum",
-            Op::Conv { .. } => "conv",
-            Op::Scan { .. } => "scan",
-            Op::DeltaRule { .. } => "delta_rule",
-            Op::Pool { .. } => "pool",
-            Op::Logits { .. } => "logits",
-        }
-    }
 }

@@ -4,7 +4,7 @@
 use bodkin_gguf::Format;
 
 use crate::ids::{Value, WeightId};
-use crate::op::{DeltaRule, EmbedBy, Op, Scan};
+use crate::op::{Compression, DeltaRule, EmbedBy, Op, Scan};
 
 /// A tensor of the file that the plan reads.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +41,8 @@ pub enum Rows {
     Outputs,
 }
 
-/// The KV cache of one attention operation: what it stores for each token of a sequence.
+/// The KV cache of one operation: what it stores for each token of a sequence, or for each block of
+/// tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSlot {
     /// Key and value heads.
@@ -52,12 +53,37 @@ pub struct KvSlot {
     pub value_dim: usize,
     /// Tokens further back than this are never read again.
     pub window: Option<usize>,
+    /// Tokens of an entry, which is stored with the last of them: 1 for a key and value of each
+    /// token.
+    pub ratio: usize,
 }
 
 impl KvSlot {
-    /// Elements of key and value together that one token adds.
-    pub fn elements_per_token(&self) -> usize {
+    /// Elements of the key and the value of one entry together.
+    pub fn entry_elements(&self) -> usize {
         self.kv_heads * (self.key_dim + self.value_dim)
+    }
+
+    /// The entry that ends with the token at `position`, if one does.
+    pub fn entry_ending_at(&self, position: usize) -> Option<usize> {
+        (position + 1).is_multiple_of(self.ratio).then_some(position / self.ratio)
+    }
+
+    /// The complete entries of a sequence of `tokens` tokens.
+    pub fn entries(&self, tokens: usize) -> usize {
+        tokens / self.ratio
+    }
+
+    /// The most entries in a page of `tokens` tokens.
+    pub fn entries_per_page(&self, tokens: usize) -> usize {
+        (tokens - 1) / self.ratio + 1
+    }
+
+    /// The position whose page an entry is in, and its place among the entries of a page of
+    /// `tokens` tokens.
+    pub fn place(&self, entry: usize, tokens: usize) -> (usize, usize) {
+        let position = (entry + 1) * self.ratio - 1;
+        (position, position % tokens / self.ratio)
     }
 }
 
@@ -75,6 +101,9 @@ pub enum RecurrentState {
     Scan(Scan),
     /// The state of a delta rule, `[value_heads, head_dim, head_dim]`.
     DeltaRule(DeltaRule),
+    /// Maximum, denominator and numerator of the softmax of each column of a block, `[dim, 3]`, and
+    /// if blocks overlap, of the columns for the next one too, `[dim, 6]`.
+    Compression(Compression),
 }
 
 impl RecurrentState {
@@ -84,6 +113,13 @@ impl RecurrentState {
             RecurrentState::Conv { kernel, width } => (kernel - 1) * width,
             RecurrentState::Scan(s) => s.heads * s.head_dim * s.state,
             RecurrentState::DeltaRule(r) => r.width() * r.head_dim,
+            RecurrentState::Compression(c) => {
+                if c.overlaps {
+                    6 * c.dim
+                } else {
+                    3 * c.dim
+                }
+            }
         }
     }
 }
@@ -99,10 +135,10 @@ pub struct Plan {
     pub vocabulary: usize,
     /// Every tensor that the plan reads, without duplicates.
     pub weights: Vec<Weight>,
-    /// The KV slots: one for each attention operation.
+    /// The KV slots: one for each attention and selection, and one for each cache of blocks.
     pub slots: Vec<KvSlot>,
-    /// The recurrent states: one for each convolution, scan and delta rule. A state slot of a
-    /// backend holds all of them for one sequence.
+    /// The recurrent states: one for each convolution, scan, delta rule and compression. A state
+    /// slot of a backend holds all of them for one sequence.
     pub states: Vec<RecurrentState>,
     /// In order of execution; the last one computes the logits, or the embeddings of an encoder.
     pub ops: Vec<Op>,

@@ -59,6 +59,10 @@ pub struct Rope {
     pub scaling: RopeScaling,
     /// `[dims / 2]`: each frequency is divided by its factor.
     pub factors: Option<WeightId>,
+    /// Whether the rotation is undone.
+    pub inverse: bool,
+    /// Positions are rounded down to a multiple of it; 1 for none.
+    pub block: usize,
 }
 
 /// What a backend needs to rotate a head.
@@ -68,12 +72,15 @@ pub struct RopeTable {
     pub inverse_frequencies: Vec<f64>,
     /// YaRN's and LongRoPE's attention factor, which multiplies sine and cosine.
     pub attention_factor: f32,
+    /// See [`Rope::block`].
+    pub block: u32,
 }
 
 impl RopeTable {
     /// Writes cosine and sine of every pair at `position`, times the attention factor. `cos` and
     /// `sin` are `[dims / 2]`.
     pub fn cos_sin_at(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
+        let position = position / self.block * self.block;
         for ((&f, c), s) in self.inverse_frequencies.iter().zip(cos).zip(sin) {
             let (sine, cosine) = (f * f64::from(position)).sin_cos();
             *c = cosine as f32 * self.attention_factor;
@@ -111,7 +118,10 @@ impl Rope {
             }
             RopeScaling::Long { attn_factor } => attention_factor = attn_factor,
         }
-        RopeTable { inverse_frequencies, attention_factor }
+        if self.inverse {
+            inverse_frequencies.iter_mut().for_each(|f| *f = -*f);
+        }
+        RopeTable { inverse_frequencies, attention_factor, block: self.block as u32 }
     }
 
     /// The fractional index of the pair that rotates `rotations` times within `context` tokens.
@@ -128,6 +138,10 @@ impl fmt::Display for Rope {
             RopeStyle::Neox => "neox",
         };
         write!(f, "{style} dims {} base {}", self.dims, self.base)?;
+        f.write_str(if self.inverse { " inverse" } else { "" })?;
+        if self.block > 1 {
+            write!(f, " by {} tokens", self.block)?;
+        }
         match self.scaling {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => write!(f, " linear {factor}"),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use crate::ids::{SlotId, StateId, Value, WeightId};
-use crate::op::Op;
+use crate::op::{Entries, Op};
 use crate::plan::Plan;
 
 impl Plan {
@@ -62,10 +62,10 @@ impl Part {
         let mut renumbered = start.to_vec();
         for op in ops {
             let mut op = op.clone();
-            let References { values, weights: used, slot, state } = op.references();
+            let References { values, weights: used, slots: caches, state } = op.references();
             values.into_iter().for_each(|value| value.0 -= shift);
             used.into_iter().for_each(|id| *id = WeightId(weights.number(*id)));
-            slot.into_iter().for_each(|id| *id = SlotId(slots.number(*id)));
+            caches.into_iter().for_each(|id| *id = SlotId(slots.number(*id)));
             state.into_iter().for_each(|id| *id = StateId(states.number(*id)));
             renumbered.push(op);
         }
@@ -87,13 +87,13 @@ impl Part {
 struct References<'a> {
     values: Vec<&'a mut Value>,
     weights: Vec<&'a mut WeightId>,
-    slot: Option<&'a mut SlotId>,
+    slots: Vec<&'a mut SlotId>,
     state: Option<&'a mut StateId>,
 }
 
 impl Op {
     fn references(&mut self) -> References<'_> {
-        let (mut slot, mut state) = (None, None);
+        let (mut slots, mut state) = (vec![], None);
         let (values, weights) = match self {
             Op::Input => (vec![], vec![]),
             Op::Embed { table, .. } => (vec![], vec![table]),
@@ -112,22 +112,43 @@ impl Op {
             }
             Op::Rope { input, rope, .. } => (vec![input], rope.factors.iter_mut().collect()),
             Op::Attention { q, kv, attention, slot: own } => {
-                slot = Some(own);
-                let values = [q].into_iter().chain(kv.iter_mut().flatten()).collect();
+                slots.push(own);
+                let mut values: Vec<_> = [q].into_iter().chain(kv.iter_mut().flatten()).collect();
+                match &mut attention.entries {
+                    Entries::Tokens => {}
+                    Entries::Selected(selected) => values.push(selected),
+                    Entries::TokensAndBlocks { blocks, slot, selected } => {
+                        slots.push(slot);
+                        values.extend([blocks].into_iter().chain(selected));
+                    }
+                }
                 (values, attention.sinks.iter_mut().collect())
             }
             Op::Act { input, .. }
             | Op::Scale { input, .. }
             | Op::Cutoff { input, .. }
             | Op::Softcap { input, .. }
+            | Op::Clamp { input, .. }
             | Op::Slice { input, .. }
             | Op::Pool { input, .. } => (vec![input], vec![]),
             Op::Glu { gate: a, up: b, .. }
             | Op::Add { a, b }
             | Op::Rescale { input: a, like: b }
-            | Op::Concat { a, b, .. } => (vec![a, b], vec![]),
-            Op::Route { input, bias, .. } => (vec![input], bias.iter_mut().collect()),
-            Op::ExpertSum { input, route } => (vec![input, route], vec![]),
+            | Op::Concat { a, b, .. }
+            | Op::Mix { input: a, weights: b, .. }
+            | Op::ExpertSum { input: a, route: b } => (vec![a, b], vec![]),
+            Op::HyperWeights { input, scale, base, .. } => (vec![input], vec![scale, base]),
+            Op::Route { input, chosen, bias, .. } => {
+                ([input].into_iter().chain(chosen).collect(), bias.iter_mut().collect())
+            }
+            Op::Compress { input, scores, state: own, .. } => {
+                state = Some(own);
+                (vec![input, scores], vec![])
+            }
+            Op::Select { q, k, weights, slot: own, .. } => {
+                slots.push(own);
+                (vec![q, k, weights], vec![])
+            }
             Op::Conv { input, weight, bias, state: own } => {
                 state = Some(own);
                 (vec![input], [weight].into_iter().chain(bias).collect())
@@ -141,7 +162,7 @@ impl Op {
                 (vec![qkv, decay, beta], vec![a, dt_bias])
             }
         };
-        References { values, weights, slot, state }
+        References { values, weights, slots, state }
     }
 }
 

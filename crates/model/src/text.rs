@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{Act, DeltaRule, EmbedBy, Gating, NormKind, Op, PoolKind, Routing, Scan};
+use crate::op::{Act, DeltaRule, EmbedBy, Entries, Gating, NormKind, Op, PoolKind, Routing, Scan};
 use crate::op::{Temperature, Xielu};
 use crate::plan::Plan;
 
@@ -32,14 +32,35 @@ impl Plan {
                     slot.0, a.heads, a.kv_heads, a.key_dim, a.value_dim, a.scale
                 )?;
                 a.temperature.map_or(Ok(()), |t| write!(f, " {t}"))?;
-                a.window.map_or(Ok(()), |w| write!(f, " window {w}"))?;
+                let kind = if a.chunked { "chunks" } else { "window" };
+                a.window.map_or(Ok(()), |w| write!(f, " {kind} {w}"))?;
                 a.softcap.map_or(Ok(()), |c| write!(f, " softcap {c}"))?;
-                f.write_str(if a.causal { "" } else { " both ways" })
+                f.write_str(if a.causal { "" } else { " both ways" })?;
+                match a.entries {
+                    Entries::Tokens => Ok(()),
+                    Entries::Selected(_) => f.write_str(" selected"),
+                    Entries::TokensAndBlocks { slot, selected, .. } => {
+                        let selected = if selected.is_some() { "selected " } else { "" };
+                        write!(f, " and {selected}blocks of slot {}", slot.0)
+                    }
+                }
             }
             Op::Act { act, .. } | Op::Glu { act, .. } => write!(f, " {act}"),
             Op::Scale { factor, .. } => write!(f, " by {factor}"),
             Op::Cutoff { deviations, .. } => write!(f, " {deviations} deviations"),
             Op::Softcap { cap, .. } => write!(f, " cap {cap}"),
+            Op::Clamp { low, high, .. } => write!(f, " {low}..{high}"),
+            Op::Mix { results, .. } => write!(f, " to {results}"),
+            Op::HyperWeights { streams, iterations, eps, .. } => {
+                write!(f, " streams {streams} iterations {iterations} eps {eps:e}")
+            }
+            Op::Compress { compression: c, state, .. } => {
+                let overlap = if c.overlaps { " overlapping" } else { "" };
+                write!(f, " state {} {} tokens to {}{overlap}", state.0, c.ratio, c.dim)
+            }
+            Op::Select { indexer: i, slot, .. } => {
+                write!(f, " slot {} heads {}x{} best {}", slot.0, i.heads, i.dim, i.top_k)
+            }
             Op::Slice { groups, start, len, .. } => {
                 write!(f, " {start}..{}", start + len)?;
                 fmt_groups(f, *groups)
@@ -60,6 +81,7 @@ impl Plan {
             Op::Embed { by, .. } => f.write_str(match by {
                 EmbedBy::Token => "",
                 EmbedBy::Position => " by position",
+                EmbedBy::PositionModulo => " by position modulo rows",
                 EmbedBy::First => " first",
             }),
             Op::Input
@@ -142,6 +164,7 @@ impl fmt::Display for Routing {
             Gating::Softmax => "softmax",
             Gating::Sigmoid => "sigmoid",
             Gating::SoftmaxOfChosen => "softmax of chosen",
+            Gating::SqrtSoftplus => "sqrt softplus",
         };
         write!(f, "{} of {} {gating}", self.used, self.experts)?;
         if self.groups > 1 {

@@ -2,8 +2,8 @@
 
 use bodkin_gguf::Format;
 use bodkin_model::{
-    Attention, Cost, EmbedBy, Gating, KvSlot, NormKind, Op, Plan, Routing, SlotId, Value, Weight,
-    WeightId,
+    Attention, Cost, EmbedBy, Entries, Gating, KvSlot, NormKind, Op, Plan, Routing, SlotId, Value,
+    Weight, WeightId,
 };
 
 fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
@@ -14,7 +14,7 @@ fn weight(name: &str, format: Format, rows: usize, cols: usize) -> Weight {
 fn attention(value_dim: usize, window: Option<usize>) -> (Attention, KvSlot) {
     let (heads, kv_heads, key_dim) = (4, 2, 4);
     let (scale, softcap) = (0.5, None);
-    let (causal, sinks) = (true, None);
+    let (chunked, causal, sinks, entries) = (false, true, None, Entries::Tokens);
     (
         Attention {
             heads,
@@ -25,10 +25,12 @@ fn attention(value_dim: usize, window: Option<usize>) -> (Attention, KvSlot) {
             temperature: None,
             softcap,
             window,
+            chunked,
             causal,
             sinks,
+            entries,
         },
-        KvSlot { kv_heads, key_dim, value_dim, window },
+        KvSlot { kv_heads, key_dim, value_dim, window, ratio: 1 },
     )
 }
 
@@ -131,7 +133,7 @@ fn only_chosen_experts_are_read() {
     };
     plan.ops.extend([
         Op::Linear { input: Value(7), weight: WeightId(6), bias: None },
-        Op::Route { input: Value(8), bias: None, routing },
+        Op::Route { chosen: None, input: Value(8), bias: None, routing },
         experts(7, Some(Value(9)), 7, Some(WeightId(8))),
         experts(10, None, 9, None),
         Op::Embed { table: WeightId(10), by: EmbedBy::Position },

@@ -3,7 +3,15 @@
 use bodkin_model::{Rope, RopeScaling, RopeStyle, WeightId};
 
 fn rope(dims: usize, scaling: RopeScaling) -> Rope {
-    Rope { style: RopeStyle::Norm, dims, base: 10_000.0, scaling, factors: None }
+    Rope {
+        style: RopeStyle::Norm,
+        dims,
+        base: 10_000.0,
+        scaling,
+        factors: None,
+        inverse: false,
+        block: 1,
+    }
 }
 
 fn assert_close(found: &[f64], wanted: &[f64]) {

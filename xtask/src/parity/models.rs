@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bodkin_backend::{Backend, Batch, DeviceKind, Limits, Model, Reference};
 use bodkin_cpu::{Cpu, Isa};
 use bodkin_engine::Pages;
-use bodkin_gguf::File;
+use bodkin_gguf::{File, Format};
 use serde_json::Value;
 
 use super::kit::{Report, Selection};
@@ -104,7 +104,8 @@ impl Check<'_> {
             let context = case["n_ctx"].as_u64().map(|n| n as usize);
             let mut model = self.load(context)?;
             let weights = &model.plan().weights;
-            let is_float = weights.iter().all(|w| w.format == bodkin_gguf::Format::F32);
+            let is_exact = |format| matches!(format, Format::F32 | Format::I32);
+            let is_float = weights.iter().all(|w| is_exact(w.format));
             let factor = match self.backend.devices().iter().all(|d| d.kind == DeviceKind::Cuda) {
                 true => GPU_FACTOR,
                 false => [1.0; 2],

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use bodkin_gguf::{File, Format, Metadata, Writer};
-use bodkin_model::{Attention, EmbedBy, Op, Plan, RecurrentState, SlotId, StateId, Value};
+use bodkin_model::{
+    Attention, EmbedBy, Entries, KvSlot, Op, Plan, RecurrentState, SlotId, StateId, Value,
+};
 use bodkin_model::{Weight, WeightId};
 
 use super::random::Random;
-use crate::{KvType, Limits, PAGE_TOKENS};
+use crate::{Backend, Error, KvType, Limits, Model, PAGE_TOKENS, Result};
 
 /// The most that float weights may be off, as an NMSE.
 pub(super) const FLOAT: f64 = 1e-6;
@@ -37,8 +39,10 @@ pub(super) fn usual_attention(heads: usize, kv_heads: usize, dim: usize) -> Atte
         temperature: None,
         softcap: None,
         window: None,
+        chunked: false,
         causal: true,
         sinks: None,
+        entries: Entries::Tokens,
     }
 }
 
@@ -53,9 +57,26 @@ pub(super) struct Case {
     pub(super) tokens: Vec<u32>,
     /// The position of the first token; not zero only where no state is kept.
     pub(super) position: usize,
+    /// Whether a backend may refuse to load it.
+    pub(super) is_optional: bool,
 }
 
 impl Case {
+    /// Loads it for its prompt beside another one.
+    pub(super) fn load(&self, backend: &dyn Backend) -> Result<Box<dyn Model>> {
+        backend.load(Arc::clone(&self.plan), &self.file, &self.limits(), &|_, _| ())
+    }
+
+    /// Whether the backend does not support it, and may.
+    pub(super) fn is_refused(&self, backend: &dyn Backend) -> bool {
+        self.is_optional && matches!(self.load(backend), Err(Error::Unsupported { .. }))
+    }
+
+    /// The same as one that a backend may refuse to load.
+    pub(super) fn optional(self) -> Case {
+        Case { is_optional: true, ..self }
+    }
+
     /// The largest NMSE of a backend that keeps keys and values so.
     pub(super) fn limit(&self, kv_type: KvType) -> f64 {
         if kv_type == KvType::Q8_0 { self.tolerance.max(BYTE_STATE) } else { self.tolerance }
@@ -193,8 +214,7 @@ impl Maker {
     }
 
     pub(super) fn attend(&mut self, q: Value, k: Value, v: Value, a: Attention) -> Value {
-        let slot = SlotId(self.plan.slots.len());
-        self.plan.slots.push(a.kv_slot());
+        let slot = self.slot(a.kv_slot());
         let op = Op::Attention { q, kv: Some([k, v]), attention: a, slot };
         self.push(op, a.heads * a.value_dim)
     }
@@ -203,6 +223,11 @@ impl Maker {
     pub(super) fn attend_again(&mut self, q: Value, a: Attention) -> Value {
         let slot = SlotId(self.plan.slots.len() - 1);
         self.push(Op::Attention { q, kv: None, attention: a, slot }, a.heads * a.value_dim)
+    }
+
+    pub(super) fn slot(&mut self, slot: KvSlot) -> SlotId {
+        self.plan.slots.push(slot);
+        SlotId(self.plan.slots.len() - 1)
     }
 
     /// A state of the plan, for one operation.
@@ -231,6 +256,7 @@ impl Maker {
         writer.write_to(&mut bytes).expect("memory takes all bytes");
         let file = File::from_bytes("conformance.gguf", bytes).expect("what was just written");
         let (plan, file) = (Arc::new(self.plan), Arc::new(file));
-        Case { name: self.name, plan, file, tolerance, tokens, position: 0 }
+        let (position, is_optional) = (0, false);
+        Case { name: self.name, plan, file, tolerance, tokens, position, is_optional }
     }
 }

@@ -68,7 +68,7 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
         let q = norm(&mut maker, q, 4);
         let (style, scaling, factors) = (RopeStyle::Neox, RopeScaling::None, None);
         let base = if layer == 1 { 100.0 } else { 10_000.0 };
-        let rope = Rope { style, dims: 16, base, scaling, factors };
+        let rope = Rope { style, dims: 16, base, scaling, factors, inverse: false, block: 1 };
         let q = maker.push(Op::Rope { input: q, heads: 4, head_dim: 16, rope }, WIDTH);
         let k = maker.push(Op::Rope { input: k, heads: 2, head_dim: 16, rope }, WIDTH / 2);
         let window = window.filter(|_| layer == 1);
@@ -105,7 +105,7 @@ fn wide_decoder(attention: Attention, (style, dims): (RopeStyle, usize), tokens:
         let k = maker.linear(h, format, kv_heads * key_dim);
         let v = maker.linear(h, format, kv_heads * value_dim);
         let (scaling, factors) = (RopeScaling::None, None);
-        let rope = Rope { style, dims, base: 10_000.0, scaling, factors };
+        let rope = Rope { style, dims, base: 10_000.0, scaling, factors, inverse: false, block: 1 };
         let rotated = |input, heads| Op::Rope { input, heads, head_dim: key_dim, rope };
         let q = maker.push(rotated(q, heads), heads * key_dim);
         let k = maker.push(rotated(k, kv_heads), kv_heads * key_dim);

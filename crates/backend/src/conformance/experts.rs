@@ -67,7 +67,7 @@ fn routings() -> Vec<Routing> {
 /// Weights and numbers of the chosen, side by side and of one size.
 fn show_route(maker: &mut Maker, input: Value, bias: Option<WeightId>, routing: Routing) {
     let Routing { experts, used, .. } = routing;
-    let input = maker.push(Op::Route { input, bias, routing }, 2 * used);
+    let input = maker.push(Op::Route { input, chosen: None, bias, routing }, 2 * used);
     let a = maker.push(Op::Slice { input, groups: 1, start: 0, len: used }, used);
     let numbers = maker.push(Op::Slice { input, groups: 1, start: used, len: used }, used);
     let factor = 1.0 / experts as f32;
@@ -169,7 +169,7 @@ fn wide_decoder(format: Format, act: Act, routing: Routing) -> Case {
         let h = norm(&mut maker, x, 1);
         let [q, k, v] = [8, 2, 2].map(|heads| maker.linear(h, format, heads * head_dim));
         let (style, dims, scaling, factors) = (RopeStyle::Neox, head_dim, RopeScaling::None, None);
-        let rope = Rope { style, dims, base: 10_000.0, scaling, factors };
+        let rope = Rope { style, dims, base: 10_000.0, scaling, factors, inverse: false, block: 1 };
         let [q, k] = [(q, 8), (k, 2)].map(|(x, heads)| {
             let input = norm(&mut maker, x, heads);
             maker.push(Op::Rope { input, heads, head_dim, rope }, heads * head_dim)
@@ -198,7 +198,7 @@ fn wide_decoder(format: Format, act: Act, routing: Routing) -> Case {
 
 fn route(maker: &mut Maker, x: Value, routing: Routing) -> Value {
     let input = maker.linear(x, Format::F32, routing.experts);
-    maker.push(Op::Route { input, bias: None, routing }, 2 * routing.used)
+    maker.push(Op::Route { input, chosen: None, bias: None, routing }, 2 * routing.used)
 }
 
 /// The products of `(experts, rows, cols)` matrices.

@@ -116,13 +116,28 @@ fn ropes(cases: &mut Vec<Case>) {
         {
             for scaling in scalings {
                 for position in [0, 5000] {
-                    let rope = Rope { style, dims, base: 10_000.0, scaling, factors: None };
+                    let rope = Rope {
+                        style,
+                        dims,
+                        base: 10_000.0,
+                        scaling,
+                        factors: None,
+                        inverse: false,
+                        block: 1,
+                    };
                     cases.push(rotation(heads, head_dim, rope, position));
                 }
             }
         }
-        let rope =
-            Rope { style, dims: 24, base: 500_000.0, scaling: RopeScaling::None, factors: None };
+        let rope = Rope {
+            style,
+            dims: 24,
+            base: 500_000.0,
+            scaling: RopeScaling::None,
+            factors: None,
+            inverse: false,
+            block: 1,
+        };
         cases.push(rotation_with_factors(rope));
     }
 }

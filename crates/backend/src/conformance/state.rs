@@ -8,6 +8,7 @@ use bodkin_model::{Act, Attention, DeltaRule, NormKind, Op, RecurrentState, Scan
 
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
 use super::prompt::{Feeding, Pages, Sequence, run_prompt};
+use super::sparse;
 use crate::{Backend, Batch, Error, Model, Result, Transfer};
 
 const TOKENS: usize = 19;
@@ -214,7 +215,11 @@ fn gated_delta_nets(format: Format, tolerance: f64) -> Case {
 /// that the model was not loaded for are refused.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     let mixers = mixers(Format::F32, mamba_2(4, 8, 2, 8), FLOAT);
-    for case in [mixers, gated_delta_nets(Format::F32, FLOAT), hybrid()] {
+    let blocks = sparse::compressed(16, true, Some(3), LONG).optional();
+    for case in [mixers, gated_delta_nets(Format::F32, FLOAT), hybrid(), blocks] {
+        if case.is_refused(backend) {
+            continue;
+        }
         for through_host in [false, true] {
             if let Err(error) = check_copies(backend, &case, through_host, failures) {
                 failures.push(format!("copies of state: {error}"));

@@ -2,26 +2,39 @@
 
 use bodkin_model::{Gating, Routing};
 
-use super::rows::dot;
+use super::rows::{dot, softplus};
 
 /// The smallest sum that weights are divided by.
 const SMALLEST_SUM: f64 = 1.0 / 16384.0;
 
-/// Rows of the chosen experts' weights and then of their numbers, from rows of scores.
-pub(super) fn route(scores: &[f32], bias: Option<&[f32]>, r: &Routing) -> Vec<f32> {
-    let rows = scores.chunks_exact(r.experts);
-    rows.flat_map(|scores| {
+/// Rows of the chosen experts' weights and then of their numbers, from rows of scores. With
+/// `chosen`, its rows are the numbers.
+pub(super) fn route(
+    scores: &[f32],
+    chosen: Option<&[f32]>,
+    bias: Option<&[f32]>,
+    r: &Routing,
+) -> Vec<f32> {
+    let rows = scores.chunks_exact(r.experts).enumerate();
+    rows.flat_map(|(row, scores)| {
         let scores: Vec<f64> = scores.iter().map(|&s| f64::from(s)).collect();
         let probabilities = match r.gating {
             Gating::Softmax => softmax(&scores),
             Gating::Sigmoid => scores.iter().map(|s| 1.0 / (1.0 + (-s).exp())).collect(),
             Gating::SoftmaxOfChosen => scores,
+            Gating::SqrtSoftplus => scores.iter().map(|&s| softplus(s).sqrt()).collect(),
         };
         let ranks: Vec<f64> = match bias {
             Some(bias) => probabilities.iter().zip(bias).map(|(p, &b)| p + f64::from(b)).collect(),
             None => probabilities.clone(),
         };
-        let chosen = choose(&ranks, r);
+        let chosen: Vec<usize> = match chosen {
+            Some(chosen) => {
+                let numbers = chosen[row * r.used..][..r.used].iter();
+                numbers.map(|&number| (number as usize).min(r.experts - 1)).collect()
+            }
+            None => choose(&ranks, r),
+        };
         let mut weights: Vec<f64> = chosen.iter().map(|&e| probabilities[e]).collect();
         if r.gating == Gating::SoftmaxOfChosen {
             weights = softmax(&weights);
@@ -57,7 +70,7 @@ fn choose(ranks: &[f64], r: &Routing) -> Vec<usize> {
 }
 
 /// Indices from the largest value to the smallest, the lower index first among equals.
-fn descending(values: &[f64]) -> Vec<usize> {
+pub(super) fn descending(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     // Adding zero makes both zeros the same.
     order.sort_by(|&a, &b| (values[b] + 0.0).total_cmp(&(values[a] + 0.0)));

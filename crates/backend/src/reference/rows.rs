@@ -61,10 +61,11 @@ pub(super) fn cutoff(x: &[f32], width: usize, deviations: f64) -> Vec<f32> {
 }
 
 /// The row of an embedding table that each token reads.
-pub(super) fn table_rows(by: EmbedBy, batch: &Batch) -> Vec<usize> {
+pub(super) fn table_rows(by: EmbedBy, rows: usize, batch: &Batch) -> Vec<usize> {
     match by {
         EmbedBy::Token => batch.tokens.iter().map(|&t| t as usize).collect(),
         EmbedBy::Position => batch.positions().collect(),
+        EmbedBy::PositionModulo => batch.positions().map(|position| position % rows).collect(),
         EmbedBy::First => vec![0; batch.tokens.len()],
     }
 }

@@ -24,7 +24,7 @@ impl StateSlots {
     }
 
     /// The state before a span's first token.
-    fn before(&mut self, span: &Span) -> &mut [f32] {
+    pub(super) fn before(&mut self, span: &Span) -> &mut [f32] {
         let state = &mut self.values[span.state_slot as usize * self.elements..][..self.elements];
         if span.position == 0 {
             state.fill(0.0);

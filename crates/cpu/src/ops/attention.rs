@@ -208,6 +208,46 @@ unsafe fn attend<V: Vector, C: KvElement>(
     }
 }
 
+/// Adds the scores of up to [`TILE_ROWS`] heads of an indexer with whole pages of keys,
+/// `[dim, PAGE_TOKENS]` each, to those of the entries: `weight * max(q . k, 0)` for each head, in
+/// order.
+pub(crate) fn add_indexer_scores(
+    isa: Isa,
+    q: &[f32],
+    weights: &[f32],
+    keys: &[f32],
+    scores: &mut [f32],
+) {
+    dispatch!(isa, add_head_scores(
+        q: &[f32], weights: &[f32], keys: &[f32], scores: &mut [f32],
+    ));
+}
+
+#[inline(always)]
+unsafe fn add_head_scores<V: Vector>(q: &[f32], weights: &[f32], keys: &[f32], sums: &mut [f32]) {
+    let ranges = [VisibleRange::default(); TILE_ROWS];
+    let ranges = &ranges[..weights.len()];
+    let tile = QueryTile { q, ranges, kv_head: 0, softcap: None };
+    let dim = q.len() / weights.len();
+    let mut scores = [0.0; SCORES];
+    // SAFETY: whole vectors of a page's scores; the caller keeps the contract of `Vector`.
+    unsafe {
+        for (i, elements) in keys.chunks_exact(dim * PAGE_TOKENS).enumerate() {
+            let (at, next) = (i * PAGE_TOKENS, elements.as_ptr_range().end);
+            let page = Page { elements, width: dim, filled: PAGE_TOKENS, at, next };
+            page_scores::<V, f32>(&tile, &page, &mut scores);
+            for (j, sums) in sums[at..at + PAGE_TOKENS].chunks_exact_mut(LANES).enumerate() {
+                let mut sum = V::load(sums.as_ptr());
+                for (head, &weight) in weights.iter().enumerate() {
+                    let score = V::load(scores.as_ptr().add(head * SPLIT_TOKENS + at + j * LANES));
+                    sum = score.max(V::splat(0.0)).mul_add(V::splat(weight), sum);
+                }
+                sum.store(sums.as_mut_ptr());
+            }
+        }
+    }
+}
+
 /// Runs a function on 8, 4, 3, 2 or 1 rows of a tile at a time, as
 /// `name::<V, C, N>(first row, ...)`.
 macro_rules! by_rows {

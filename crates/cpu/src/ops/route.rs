@@ -2,11 +2,47 @@
 
 use bodkin_model::{Gating, Routing};
 
-/// Chooses experts from `scores`, `[experts]`, and writes their weights, then their indices. `bias`
-/// is added to the probabilities for the choice only.
-pub(crate) fn route(routing: &Routing, scores: &[f32], bias: Option<&[f32]>, out: &mut [f32]) {
+/// Chooses experts from `scores`, `[experts]`, and writes their weights, then their indices, which
+/// are `chosen` if that is given. `bias` is added to the probabilities for the choice only.
+pub(crate) fn route(
+    routing: &Routing,
+    scores: &[f32],
+    chosen: Option<&[f32]>,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
     let (weights, indices) = out.split_at_mut(routing.used);
     let probability = Probability::new(routing.gating, scores);
+    match chosen {
+        Some(chosen) => {
+            // The numbers come from the file.
+            let last = (routing.experts - 1) as f32;
+            indices.iter_mut().zip(chosen).for_each(|(i, &number)| *i = number.max(0.0).min(last));
+        }
+        None => choose_by_score(routing, &probability, scores, bias, (weights, indices)),
+    }
+    for (weight, index) in weights.iter_mut().zip(&*indices) {
+        *weight = probability.of(scores[*index as usize]);
+    }
+    if routing.gating == Gating::SoftmaxOfChosen {
+        let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
+        scale_to_one(weights);
+    }
+    if routing.normalize {
+        scale_to_one(weights);
+    }
+    weights.iter_mut().for_each(|w| *w *= routing.scale);
+}
+
+/// Writes the experts with the highest merits of the groups with the highest merits.
+fn choose_by_score(
+    routing: &Routing,
+    probability: &Probability,
+    scores: &[f32],
+    bias: Option<&[f32]>,
+    (merits, indices): (&mut [f32], &mut [f32]),
+) {
     let merit = |i: usize| probability.of(scores[i]) + bias.map_or(0.0, |b| b[i]);
     let size = scores.len() / routing.groups;
     let in_group = |group: usize| group * size..(group + 1) * size;
@@ -30,19 +66,7 @@ pub(crate) fn route(routing: &Routing, scores: &[f32], bias: Option<&[f32]>, out
         ahead.count() < routing.groups_used
     };
     let open = (0..routing.groups).filter(|&g| is_open(g * size)).flat_map(in_group);
-    choose(open, merit, weights, indices);
-    for (weight, index) in weights.iter_mut().zip(&*indices) {
-        *weight = probability.of(scores[*index as usize]);
-    }
-    if routing.gating == Gating::SoftmaxOfChosen {
-        let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
-        scale_to_one(weights);
-    }
-    if routing.normalize {
-        scale_to_one(weights);
-    }
-    weights.iter_mut().for_each(|w| *w *= routing.scale);
+    choose(open, merit, merits, indices);
 }
 
 /// From a score to a probability.
@@ -65,8 +89,14 @@ impl Probability {
             Gating::Softmax => (score - self.largest).exp() / self.sum,
             Gating::Sigmoid => 1.0 / (1.0 + (-score).exp()),
             Gating::SoftmaxOfChosen => score,
+            Gating::SqrtSoftplus => softplus(score).sqrt(),
         }
     }
+}
+
+/// `ln(1 + exp(x))`, which is `x` in f32 long before the exponential overflows.
+pub(crate) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 /// Writes the best candidates, best first, with the lower index first among equals.
@@ -115,7 +145,7 @@ mod tests {
 
     fn run(routing: &Routing, scores: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
         let mut out = vec![f32::NAN; 2 * routing.used];
-        route(routing, scores, bias, &mut out);
+        route(routing, scores, None, bias, &mut out);
         out
     }
 

@@ -7,6 +7,8 @@
 //! Scan  x, out [rows, heads * head_dim]; b, c [rows, groups * state]
 //!       dt [rows, heads], or [rows, heads * head_dim] by channel
 //!       state slot [heads][state][head_dim, padded to whole vectors]
+//! Compress  input, scores [rows, dim] or [rows, 2 * dim]; out [rows, dim]
+//!       state slot [dim][1 or 2 softmaxes]
 //! ```
 //!
 //! Spans are not empty, and `out` is another buffer than the inputs.
@@ -17,14 +19,18 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bodkin_model::WeightId;
 
 use super::context::StepContext;
+use crate::ops::compress::CompressPart;
 use crate::ops::recurrent::{
     ChannelToken, ConvPart, SCAN_TOKENS, ScanToken, conv, head_len, scan, scan_channels,
 };
-use crate::program::{Operand, ScanStage};
+use crate::ops::route::softplus;
+use crate::program::{CompressStage, Operand, ScanStage};
 use crate::state::slot_len;
 
 /// Columns of a convolution per task: a few cache lines.
 const CONV_COLUMNS: usize = 128;
+/// Columns of a compression per task.
+const COMPRESSED_COLUMNS: usize = 64;
 /// The most taps of a convolution. Models have four.
 pub(crate) const MAX_TAPS: usize = 16;
 
@@ -123,6 +129,33 @@ impl StepContext<'_> {
         }
     }
 
+    /// A compression; a task is some columns of one sequence.
+    pub(super) fn compress(&self, stage: &CompressStage, claimed: &AtomicUsize) {
+        let c = stage.compression;
+        let tasks_per_span = c.dim.div_ceil(COMPRESSED_COLUMNS);
+        let per_column = self.plan.states[stage.state].elements() / c.dim;
+        loop {
+            let task = claimed.fetch_add(1, Relaxed);
+            let (span, start) = (task / tasks_per_span, task % tasks_per_span * COMPRESSED_COLUMNS);
+            if span >= self.batch.spans.len() {
+                return;
+            }
+            let columns = start..c.dim.min(start + COMPRESSED_COLUMNS);
+            let elements = columns.start * per_column..columns.end * per_column;
+            // SAFETY: this thread alone has claimed these columns of this sequence.
+            let softmaxes = unsafe { self.load_or_reset(stage.state, span, elements) };
+            let first: usize = self.batch.spans[..span].iter().map(|s| s.len).sum();
+            for row in first..first + self.batch.spans[span].len {
+                let (x, scores) = (self.read(stage.input, row), self.read(stage.scores, row));
+                // SAFETY: as above.
+                let out = unsafe { self.columns(stage.out, row, columns.clone()) };
+                let position = self.positions[row] as usize;
+                let parts = CompressPart { x, scores, columns: columns.clone(), position };
+                parts.add(&c, softmaxes, out);
+            }
+        }
+    }
+
     /// A scan; a task is one head of one sequence.
     pub(super) fn scan(&self, stage: &ScanStage, claimed: &AtomicUsize) {
         let s = stage.scan;
@@ -194,9 +227,4 @@ impl StepContext<'_> {
             scan_channels(self.isa, token, state);
         }
     }
-}
-
-/// `ln(1 + exp(x))`, which is `x` in f32 long before the exponential overflows.
-fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }

@@ -6,9 +6,9 @@ use bodkin_model::{Act, EmbedBy, PoolKind, Rows};
 
 use super::context::StepContext;
 use crate::linear::ActivationFormats;
-use crate::ops::act;
 use crate::ops::route::route;
 use crate::ops::rows::{self, Norm};
+use crate::ops::{act, hyper};
 use crate::program::{Operand, RowOp};
 use crate::weights::read_row;
 
@@ -32,6 +32,9 @@ impl StepContext<'_> {
                 let index = match by {
                     EmbedBy::Token => self.batch.tokens[row] as usize,
                     EmbedBy::Position => self.positions[row] as usize,
+                    EmbedBy::PositionModulo => {
+                        self.positions[row] as usize % self.plan.weight(table).rows
+                    }
                     EmbedBy::First => 0,
                 };
                 read_row(self.file, self.plan.weight(table), index, self.write(out, row));
@@ -81,6 +84,18 @@ impl StepContext<'_> {
             RowOp::Softcap { input, cap, out } => {
                 rows::cap_in_place(self.isa, self.copied(input, out, row), cap);
             }
+            RowOp::Clamp { input, low, high, out } => {
+                let out = self.copied(input, out, row);
+                out.iter_mut().for_each(|x| *x = x.max(low).min(high));
+            }
+            RowOp::Mix { input, weights, results, out } => {
+                let (x, weights) = (self.read(input, row), self.read(weights, row));
+                hyper::mix(self.isa, x, weights, results, self.write(out, row));
+            }
+            RowOp::HyperWeights { input, scale, base, streams, iterations, eps, out } => {
+                let (x, weights) = (self.read(input, row), [vector(scale), vector(base)]);
+                hyper::weights(x, weights, streams, (iterations, eps), self.write(out, row));
+            }
             RowOp::Slice { input, groups, start, out } => {
                 rows::slice(self.read(input, row), groups, start, self.write(out, row));
             }
@@ -88,9 +103,10 @@ impl StepContext<'_> {
                 let (a, b) = (self.read(a, row), self.read(b, row));
                 rows::concat(a, b, groups, self.write(out, row));
             }
-            RowOp::Route { input, bias, ref routing, out } => {
-                let scores = self.read(input, row);
-                route(routing, scores, bias.map(vector), self.write(out, row));
+            RowOp::Route { input, chosen, bias, ref routing, out } => {
+                let (scores, out) = (self.read(input, row), self.write(out, row));
+                let chosen = chosen.map(|chosen| self.read(chosen, row));
+                route(routing, scores, chosen, bias.map(vector), out);
             }
             RowOp::ExpertSum { input, route, out } => {
                 let (parts, route) = (self.read(input, row), self.read(route, row));
@@ -174,12 +190,14 @@ impl StepContext<'_> {
         angles.split_at(pairs)
     }
 
-    fn store(&self, k: Operand, v: Operand, slot: usize, row: usize) {
+    fn store(&self, k: Operand, v: Option<Operand>, slot: usize, row: usize) {
+        let layout = &self.plan.slots[slot];
+        let Some(entry) = layout.entry_ending_at(self.positions[row] as usize) else { return };
+        let (position, place) = layout.place(entry, PAGE_TOKENS);
         let span = &self.batch.spans[self.span_of_row[row] as usize];
-        let position = self.positions[row] as usize;
         let page = span.tables[self.window_indices[slot]].page(position);
-        let (k, v) = (self.read(k, row), self.read(v, row));
-        // SAFETY: only this thread writes this token; other threads read it after a barrier.
-        unsafe { self.kv[slot].store(self.isa, (page, position % PAGE_TOKENS), k, v) };
+        let v: &[f32] = v.map_or(&[], |v| self.read(v, row));
+        // SAFETY: only this thread writes this entry; other threads read it after a barrier.
+        unsafe { self.kv[slot].store(self.isa, (page, place), self.read(k, row), v) };
     }
 }

@@ -198,7 +198,7 @@ impl<'a> Lowering<'a> {
             Op::Pool { input, kind } => {
                 Work::Pool { input: self.floats(*input), kind: *kind, out: self.out(i) }
             }
-            Op::Route { input, bias, routing } => {
+            Op::Route { input, bias, routing, chosen: _ } => {
                 let (input, index) = (self.floats(*input), self.routings.len());
                 self.routings.push(routing.experts);
                 let (bias, routing) = (*bias, *routing);
@@ -212,6 +212,11 @@ impl<'a> Lowering<'a> {
                 let (input, weight, bias, state) = (self.floats(*input), *weight, *bias, state.0);
                 Work::Conv(Conv { input, weight, bias, state, out: self.out(i) })
             }
+            Op::Clamp { .. }
+            | Op::Mix { .. }
+            | Op::HyperWeights { .. }
+            | Op::Compress { .. }
+            | Op::Select { .. } => unreachable!("plans with a {} are refused", self.stage_name(i)),
             Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
                 let inputs = [x, b, c, dt].map(|value| self.floats(*value));
                 let (weights, scan, state) = ([*a, *d, *dt_bias], *scan, state.0);

@@ -186,6 +186,7 @@ impl Step<'_> {
                 Gating::Softmax => 0,
                 Gating::Sigmoid => 1,
                 Gating::SoftmaxOfChosen => 2,
+                Gating::SqrtSoftplus => unreachable!("such routings are refused"),
             },
             normalize: u32::from(routing.normalize),
             padding: 0,

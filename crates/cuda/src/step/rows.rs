@@ -50,6 +50,7 @@ impl Step<'_> {
                 EmbedBy::Token => 0,
                 EmbedBy::Position => 1,
                 EmbedBy::First => 2,
+                EmbedBy::PositionModulo => unreachable!("such tables are refused"),
             },
         };
         let kernel = self.kernels.embed(weight.shape.layout);

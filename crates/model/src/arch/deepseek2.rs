@@ -1,27 +1,30 @@
-//! DeepSeek V2, V3 and R1, and Kimi K2 under their name: latent attention, and experts with a
-//! shared expert, except in the first blocks. The Lite models have no latent row for queries.
+//! DeepSeek V2, V3 and R1, and Kimi K2 and GLM 4.7 Flash under their name: latent attention, and
+//! experts with a shared expert, except in the first blocks. The Lite models have no latent row for
+//! queries. Mistral 4 adds a temperature by position. DeepSeek V3.2 and GLM 5 attend only to the
+//! tokens that an indexer selects.
 
-use super::{hidden_sizes, routings};
-use crate::builder::{Builder, LatentAttention};
-use crate::error::{Error, Result};
+use super::{hidden_sizes, routings, temperature};
+use crate::builder::{Builder, IndexerLayer, LatentAttention};
+use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
-use crate::op::{Act, Gating};
-use crate::rope::{RopeScaling, RopeStyle};
+use crate::op::{Act, Gating, Indexer};
+use crate::rope::{Rope, RopeScaling, RopeStyle};
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
-    if m.f32("attention.temperature_scale")?.is_some_and(|scale| scale != 0.0) {
-        return Err(Error::Unsupported("attention with a temperature by position".to_owned()));
-    }
     let eps = m.rms_eps()?;
     let layer = latent_layer(m, eps)?;
-    let routings = routings(m, g, Gating::Softmax, false)?;
+    let indexers = indexers(m, layer.rope)?;
+    let gating = if m.architecture() == "glm-dsa" { Gating::Sigmoid } else { Gating::Softmax };
+    let routings = routings(m, g, gating, false)?;
     let hidden = hidden_sizes(m, !routings.is_empty())?;
     let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
+    let mut selected = None;
     for (i, hidden) in hidden.into_iter().enumerate() {
         let b = g.block(i);
         let h = b.rms_norm(x, "attn_norm", eps)?;
-        let h = b.latent_attention(h, &layer)?;
+        let layer = LatentAttention { indexer: indexers[i], ..layer };
+        let h = b.latent_attention(h, &layer, &mut selected)?;
         x = b.add(x, h);
         let h = b.rms_norm(x, "ffn_norm", eps)?;
         let h = match routings.get(i).filter(|_| b.has("ffn_gate_inp")) {
@@ -61,5 +64,57 @@ pub(super) fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAt
         }
     }
     let rank = m.size("attention.kv_lora_rank")?;
-    Ok(LatentAttention { heads, nope_dim, value_dim, rank, rope, is_rotated: true, scale, eps })
+    let (is_rotated, indexer) = (true, None);
+    let temperature = match m.f32("attention.temperature_scale")? {
+        None | Some(0.0) => None,
+        Some(_) => temperature(m, m.size("attention.temperature_length")?)?,
+    };
+    Ok(LatentAttention {
+        heads,
+        nope_dim,
+        value_dim,
+        rank,
+        rope,
+        is_rotated,
+        scale,
+        temperature,
+        eps,
+        indexer,
+    })
+}
+
+/// The indexer of each layer. Layers without one attend to the tokens that an earlier one selected,
+/// if there is one.
+fn indexers(m: &HyperParameters<'_>, rope: Rope) -> Result<Vec<Option<IndexerLayer>>> {
+    let layers = m.layers()?;
+    let style = match m.architecture() {
+        "deepseek32" => RopeStyle::Neox,
+        "glm-dsa" => RopeStyle::Norm,
+        _ => return Ok(vec![None; layers]),
+    };
+    let indexer = Indexer {
+        heads: m.size("attention.indexer.head_count")?,
+        dim: m.size("attention.indexer.key_length")?,
+        top_k: m.size("attention.indexer.top_k")?,
+    };
+    if indexer.dim < rope.dims {
+        let problem = format!("expected at least {}, found {}", rope.dims, indexer.dim);
+        return Err(m.error("attention.indexer.key_length", problem));
+    }
+    let layer = IndexerLayer { indexer, rope: Rope { style, ..rope }, eps: 1e-6 };
+    let name = "attention.indexer.types";
+    let mut has_indexer = m.bools(name, layers)?;
+    if has_indexer.is_none() {
+        let counts = m.counts(name, layers)?;
+        has_indexer = counts.map(|counts| counts.iter().map(|&count| count > 0).collect());
+    }
+    // GLM 5.2, which has this context, shares selections among four layers; its first files lack
+    // the key.
+    let shares = m.architecture() == "glm-dsa" && m.context_length()? >= 1 << 20;
+    let by_default = || (0..layers).map(|i| !shares || i < 2 || (i - 2) % 4 == 0).collect();
+    let has_indexer: Vec<bool> = has_indexer.unwrap_or_else(by_default);
+    if !has_indexer[0] {
+        return Err(m.error(name, "expected true for the first layer, found false"));
+    }
+    Ok(has_indexer.into_iter().map(|has_indexer| has_indexer.then_some(layer)).collect())
 }

@@ -24,7 +24,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         let h = b.rms_norm(x, "attn_norm", eps)?;
         let h = match kv_heads {
             0 => b.kimi_delta_mixer(h, mixer)?,
-            _ => b.latent_attention(h, &latent)?,
+            _ => b.latent_attention(h, &latent, &mut None)?,
         };
         x = b.add(x, h);
         let h = b.rms_norm(x, "ffn_norm", eps)?;

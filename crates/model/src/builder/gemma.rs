@@ -134,9 +134,9 @@ impl Builder<'_> {
         let h = self.push(Op::Norm { input: x, kind, weight, bias, eps, groups: 1 }, width);
         let h = self.scale(h, Some(1.0 / (width as f32).sqrt()));
         let input = self.linear(h, "ffn_gate_inp", experts)?;
-        let route = self.push(Op::Route { input, bias, routing: *routing }, 2 * used);
+        let route = self.push(Op::Route { input, chosen: None, bias, routing: *routing }, 2 * used);
         let h = self.rms_norm(x, "pre_ffw_norm_2", eps)?;
-        let h = self.expert_hidden(h, route, routing, act)?;
+        let h = self.expert_hidden((h, width), route, routing, (act, None))?;
         let shape = [self.width(h) / used, width];
         let h = self.expert_linear(h, route, "ffn_down_exps", experts, shape)?;
         let numbers = format!("{}ffn_down_exps.scale", self.prefix);

@@ -5,10 +5,10 @@
 
 use crate::error::Result;
 use crate::ids::Value;
-use crate::op::{Attention, Op};
+use crate::op::{Attention, Entries, Op, Temperature};
 use crate::rope::Rope;
 
-use super::Builder;
+use super::{Builder, IndexerLayer};
 
 /// The settings of a layer of latent attention besides its tensors.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +27,12 @@ pub struct LatentAttention {
     pub is_rotated: bool,
     /// Multiplies the dot products.
     pub scale: f32,
+    /// Multiplies them too, by the query's position.
+    pub temperature: Option<Temperature>,
     /// The epsilon of the norms of latent rows.
     pub eps: f32,
+    /// The indexer that selects the tokens to attend to, if there is one.
+    pub indexer: Option<IndexerLayer>,
 }
 
 /// The projections of both forms.
@@ -41,13 +45,21 @@ struct Projections {
     latent: Value,
     /// `[rows, rope.dims]`, rotated.
     k_rope: Value,
+    /// The tokens that are attended to.
+    entries: Entries,
 }
 
 impl Builder<'_> {
-    /// Latent self-attention, in the form that the file's tensors determine.
-    pub fn latent_attention(&mut self, input: Value, layer: &LatentAttention) -> Result<Value> {
+    /// Latent self-attention, in the form that the file's tensors determine. A layer that has an
+    /// indexer replaces the selected tokens, others that have a selection use it.
+    pub fn latent_attention(
+        &mut self,
+        input: Value,
+        layer: &LatentAttention,
+        selected: &mut Option<Value>,
+    ) -> Result<Value> {
         let width = self.width(input);
-        let projections = self.latent_projections(input, layer)?;
+        let projections = self.latent_projections(input, layer, selected)?;
         let heads = match self.has("attn_k_b") {
             true => self.attend_absorbed(&projections, layer)?,
             false => self.attend_expanded(&projections, layer)?,
@@ -55,16 +67,24 @@ impl Builder<'_> {
         self.linear(heads, "attn_output", width)
     }
 
-    fn latent_projections(&mut self, input: Value, l: &LatentAttention) -> Result<Projections> {
+    fn latent_projections(
+        &mut self,
+        input: Value,
+        l: &LatentAttention,
+        selected: &mut Option<Value>,
+    ) -> Result<Projections> {
         let (heads, rotated) = (l.heads, l.rope.dims);
         let head_dim = l.nope_dim + rotated;
-        let q = match self.rows("attn_q_a") {
-            Some(rank) => {
-                let q = self.linear(input, "attn_q_a", rank)?;
-                let q = self.rms_norm(q, "attn_q_a_norm", l.eps)?;
-                self.linear(q, "attn_q_b", heads * head_dim)?
+        let q = match self.has("attn_q_a") || l.indexer.is_some() {
+            true => {
+                let q = self.linear_of_file(input, "attn_q_a")?;
+                let latent = self.rms_norm(q, "attn_q_a_norm", l.eps)?;
+                if let Some(indexer) = &l.indexer {
+                    *selected = Some(self.select_tokens(input, latent, indexer)?);
+                }
+                self.linear(latent, "attn_q_b", heads * head_dim)?
             }
-            None => self.linear(input, "attn_q", heads * head_dim)?,
+            false => self.linear(input, "attn_q", heads * head_dim)?,
         };
         let q_nope = self.slices(q, heads, 0, l.nope_dim);
         let q_rope = self.slices(q, heads, l.nope_dim, rotated);
@@ -73,12 +93,13 @@ impl Builder<'_> {
         let latent = self.rms_norm(latent, "attn_kv_a_norm", l.eps)?;
         let k_rope = self.slice(kv, l.rank, rotated);
         let (head_dim, rope) = (rotated, l.rope);
+        let entries = selected.map_or(Entries::Tokens, Entries::Selected);
         if !l.is_rotated {
-            return Ok(Projections { q_nope, q_rope, latent, k_rope });
+            return Ok(Projections { q_nope, q_rope, latent, k_rope, entries });
         }
         let q_rope = self.push(Op::Rope { input: q_rope, heads, head_dim, rope }, heads * rotated);
         let k_rope = self.push(Op::Rope { input: k_rope, heads: 1, head_dim, rope }, rotated);
-        Ok(Projections { q_nope, q_rope, latent, k_rope })
+        Ok(Projections { q_nope, q_rope, latent, k_rope, entries })
     }
 
     /// The absorbed form: attention in the latent space, projected to values afterwards.
@@ -86,7 +107,8 @@ impl Builder<'_> {
         let q = self.head_linear(p.q_nope, "attn_k_b", l.heads, l.rank)?;
         let q = self.concat(q, p.q_rope, l.heads, l.rope.dims);
         let k = self.concat(p.latent, p.k_rope, 1, l.rope.dims);
-        let h = self.attend(q, k, p.latent, attention(l, 1, l.rank, l.rank));
+        let attention = Attention { entries: p.entries, ..attention(l, 1, l.rank, l.rank) };
+        let h = self.attend(q, k, p.latent, attention);
         self.head_linear(h, "attn_v_b", l.heads, l.value_dim)
     }
 
@@ -97,7 +119,8 @@ impl Builder<'_> {
         let v = self.slices(kv, l.heads, l.nope_dim, l.value_dim);
         let k = self.concat(k, p.k_rope, l.heads, l.rope.dims);
         let q = self.concat(p.q_nope, p.q_rope, l.heads, l.rope.dims);
-        Ok(self.attend(q, k, v, attention(l, l.heads, l.nope_dim, l.value_dim)))
+        let attention = attention(l, l.heads, l.nope_dim, l.value_dim);
+        Ok(self.attend(q, k, v, Attention { entries: p.entries, ..attention }))
     }
 
     /// A matmul of each head's part of the input with that head's matrix.
@@ -126,10 +149,12 @@ fn attention(l: &LatentAttention, kv_heads: usize, nope_dim: usize, value_dim: u
         key_dim: nope_dim + l.rope.dims,
         value_dim,
         scale: l.scale,
-        temperature: None,
+        temperature: l.temperature,
         softcap: None,
         window: None,
+        chunked: false,
         causal: true,
         sinks: None,
+        entries: Entries::Tokens,
     }
 }

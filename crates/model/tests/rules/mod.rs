@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bodkin_gguf::{File, Metadata, Tensor};
-use bodkin_model::{Op, Plan, RecurrentState, Value, WeightId};
+use bodkin_model::{Attention, Entries, Op, Plan, RecurrentState, Value, WeightId};
 
 /// One of the tiny models that all tests share. Of some only the header is kept: no plan reads a
 /// weight, so zeros stand for them.
@@ -84,6 +84,7 @@ pub(crate) fn check(plan: &Plan) {
                 let stores =
                     |op: &Op| matches!(op, Op::Attention { kv: Some(_), slot: s, .. } if s == slot);
                 assert!(plan.ops[..=i].iter().any(stores), "%{i} reads a slot that is filled");
+                check_entries(plan, a);
             }
             Op::Glu { gate, up, .. } => {
                 assert!(width(up) == out && out.is_multiple_of(width(gate)));
@@ -103,6 +104,7 @@ pub(crate) fn check(plan: &Plan) {
             Op::Act { input, .. }
             | Op::Scale { input, .. }
             | Op::Softcap { input, .. }
+            | Op::Clamp { input, .. }
             | Op::Pool { input, .. } => assert_eq!(width(input), out),
             Op::Slice { input, groups, start, len } => {
                 assert!(len * groups == out && start + len <= width(input) / groups);
@@ -114,9 +116,42 @@ pub(crate) fn check(plan: &Plan) {
             Op::Route { .. } | Op::ExpertLinear { .. } | Op::ExpertSum { .. } => {
                 check_experts(plan, op, out);
             }
-            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {
-                check_recurrent(plan, op, out)
+            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } | Op::Compress { .. } => {
+                check_recurrent(plan, op, out);
             }
+            Op::Mix { input, weights, results } => {
+                let parts = width(weights) / results;
+                assert_eq!(
+                    (parts * results, out * parts),
+                    (width(weights), width(input) * results)
+                );
+            }
+            Op::HyperWeights { input, scale, base, streams: n, .. } => {
+                let scales = if out == *n { 1 } else { 3 };
+                assert!(width(input) == out && (scales == 1 || out == n * (n + 2)));
+                assert_eq!((plan.weight(*scale).cols, plan.weight(*base).cols), (scales, out));
+            }
+            Op::Select { q, k, weights, indexer: i, slot } => {
+                assert_eq!((width(q), width(k)), (i.heads * i.dim, i.dim));
+                assert_eq!((width(weights), out), (i.heads, i.top_k));
+                let kept = plan.slots[slot.0];
+                assert_eq!((kept.kv_heads, kept.key_dim, kept.value_dim), (1, i.dim, 0));
+            }
+        }
+    }
+}
+
+/// What attention reads beside its own tokens fits them.
+fn check_entries(plan: &Plan, a: &Attention) {
+    let is_selection = |value: Value| matches!(plan.ops[value.0], Op::Select { .. });
+    match a.entries {
+        Entries::Tokens => {}
+        Entries::Selected(selected) => assert!(is_selection(selected)),
+        Entries::TokensAndBlocks { blocks, slot, selected } => {
+            assert!(selected.is_none_or(is_selection));
+            let kept = plan.slots[slot.0];
+            assert_eq!((kept.key_dim, kept.value_dim), (a.key_dim, a.value_dim));
+            assert!(plan.width(blocks) == kept.key_dim && kept.kv_heads == a.kv_heads);
         }
     }
 }
@@ -130,6 +165,11 @@ fn check_recurrent(plan: &Plan, op: &Op, out: usize) {
             assert_eq!((width(input), weight.rows), (out, out));
             let kept = RecurrentState::Conv { kernel: weight.cols, width: out };
             assert_eq!(plan.states[state.0], kept);
+        }
+        Op::Compress { input, scores, compression: c, state } => {
+            let cols = if c.overlaps { 2 * c.dim } else { c.dim };
+            assert_eq!((width(input), width(scores), c.dim), (cols, cols, out));
+            assert_eq!(plan.states[state.0], RecurrentState::Compression(*c));
         }
         Op::Scan { x, b, c, dt, a, d, dt_bias, scan: s, state } => {
             assert_eq!((width(x), width(dt)), (out, s.dt_width()));
@@ -158,7 +198,8 @@ fn check_recurrent(plan: &Plan, op: &Op, out: usize) {
 fn check_experts(plan: &Plan, op: &Op, out: usize) {
     let width = |value: &Value| plan.width(*value);
     match op {
-        Op::Route { input, routing: r, bias } => {
+        Op::Route { input, chosen, routing: r, bias } => {
+            assert!(chosen.is_none_or(|chosen| width(&chosen) == r.used));
             assert_eq!((width(input), 2 * r.used), (r.experts, out));
             assert!(r.experts % r.groups == 0 && (1..=r.groups).contains(&r.groups_used));
             assert!((1..=r.experts / r.groups * r.groups_used).contains(&r.used));
