@@ -1,6 +1,7 @@
 //! The arguments that commands share: how a model is loaded and run, and how text is tokenized.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -194,4 +195,9 @@ pub(crate) fn describe(model: &ModelFile) -> String {
     let kind = id.and_then(|id| FILE_TYPES.iter().find(|kind| kind.id == id));
     let kind = kind.map_or_else(|| model.main_format(), |kind| kind.name);
     format!("{} {size} {kind}", model.plan.architecture)
+}
+
+/// Parses a number of 1 or more.
+pub(crate) fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "expected a number of 1 or more".to_owned())
 }

@@ -11,7 +11,7 @@ mod unix {
     use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
     /// Keeps the terminal from showing what is typed until it is dropped. Programs that read later
-    /// get it all the same.
+    /// get it all the same, also after Ctrl-C.
     pub(crate) struct NoEcho {
         before: Option<Termios>,
         _restored_by_signals: Option<cleanup::Guard>,
@@ -23,6 +23,7 @@ mod unix {
             if let Some(before) = &before {
                 let mut quiet = before.clone();
                 quiet.local_modes -= LocalModes::ECHO;
+                quiet.local_modes |= LocalModes::NOFLSH;
                 set(&quiet);
             }
             let restored = before.clone();

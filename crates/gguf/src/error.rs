@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// The file ends before an item that its header declares.
     #[error(
-        "{}: truncated: {item} needs {expected} bytes, the file has {actual}",
+        "{}: truncated or damaged: {item} needs {expected} bytes, the file has {actual}",
         file.display()
     )]
     Truncated {

@@ -128,5 +128,5 @@ fn paths_that_are_no_files_are_named() {
     assert!(message(folder.path()).contains("is a directory"));
     let empty = folder.path().join("empty.gguf");
     std::fs::write(&empty, []).unwrap();
-    assert!(message(&empty).contains("truncated: header needs 4 bytes, the file has 0"));
+    assert!(message(&empty).contains("truncated or damaged: header needs 4 bytes, the file has 0"));
 }

@@ -5,10 +5,9 @@ mod operands;
 mod recurrent;
 mod sparse;
 
-pub use recurrent::{DeltaRule, Scan};
-
 use std::ops::Range;
 
+pub use recurrent::{DeltaRule, Scan};
 pub use sparse::{Compression, Entries, Indexer};
 
 use crate::ids::{SlotId, StateId, Value, WeightId};

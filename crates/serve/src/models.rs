@@ -240,6 +240,7 @@ fn load(
     let mut details = Details {
         architecture: file.plan.architecture.clone(),
         parameters: file.plan.cost().parameters,
+        weight_bytes: file.plan.cost().weight_bytes,
         context: file.plan.context_length,
         path: file.name.clone(),
         format: file.main_format(),

@@ -57,7 +57,7 @@ fn summary(entry: &Entry) -> Value {
         "name": entry.spec.id,
         "model": entry.spec.id,
         "modified_at": modified.to_string(),
-        "size": loaded.as_ref().map_or(0, |loaded| loaded.bytes),
+        "size": loaded.as_ref().map_or(0, |loaded| loaded.details.weight_bytes),
         "digest": "",
         "details": details(loaded.as_ref().map(|loaded| &loaded.details)),
     })

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, KvType, StageProfile};
 use bodkin_engine::longest_text;
 
-use crate::arguments::{self, Machine, describe, find};
+use crate::arguments::{self, Machine, describe, find, positive};
 use crate::output;
 use bodkin::memory::{kv_bytes, recurrent_bytes};
 use bodkin::{MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Sparse, within};
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N")]
     threads: Option<String>,
     /// Repetitions of each test
-    #[arg(short, long, default_value = "5", value_name = "N")]
+    #[arg(short, long, default_value = "5", value_name = "N", value_parser = positive)]
     repetitions: NonZeroUsize,
     /// Output format
     #[arg(short, long, default_value = "md", value_name = "FORMAT")]

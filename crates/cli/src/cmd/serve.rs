@@ -158,7 +158,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     eprintln!("listening on {scheme}://{}", server.address());
     let flight = flight(&server, args.flight_port)?;
     let stopper = server.stopper();
-    let _catch = interrupt::catch(move || stopper.stop());
+    let drain = args.drain.as_secs();
+    let _catch = interrupt::catch(move || {
+        eprintln!("stopping: running requests have {drain} s; stop again to end them now");
+        stopper.stop();
+    });
     server.run()?;
     flight.into_iter().for_each(Service::join);
     Ok(())

@@ -81,6 +81,8 @@ pub(crate) enum Kind {
 pub(crate) struct Details {
     pub(crate) architecture: String,
     pub(crate) parameters: u64,
+    /// Bytes of its weights in the file.
+    pub(crate) weight_bytes: u64,
     pub(crate) context: usize,
     pub(crate) path: String,
     /// The format of most weights, such as `Q4_K`.

@@ -28,7 +28,7 @@ fn model(entry: &Entry) -> Value {
             "architecture": loaded.details.architecture,
             "n_params": loaded.details.parameters,
             "n_ctx": loaded.details.context,
-            "size": loaded.bytes,
+            "size": loaded.details.weight_bytes,
         })
     });
     json!({

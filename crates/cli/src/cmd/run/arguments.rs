@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use super::sampling::Sampling;
-use crate::arguments::{Machine, TokenizerArgs};
+use crate::arguments::{Machine, TokenizerArgs, positive};
 
 const SAMPLING_HEADING: &str =
     "Sampling [default: the model file's recommendation, or llama.cpp's]";
@@ -64,12 +64,31 @@ pub(crate) struct Args {
     pub(super) machine: Machine,
 }
 
+/// The most tokens of an answer; none for no limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit(pub(super) Option<NonZeroUsize>);
+
+/// Parses a [`Limit`].
+fn limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "-1" => Ok(Limit(None)),
+        _ => positive(text).map(|limit| Limit(Some(limit))).map_err(|error| error + ", or -1"),
+    }
+}
+
 /// The flags that `/set` changes during a chat.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct Settings {
-    /// Maximum tokens of an answer [default: no limit]
-    #[arg(short = 'n', long, value_name = "N", aliases = ["predict", "n-predict"])]
-    pub(super) max_tokens: Option<NonZeroUsize>,
+    /// Maximum tokens of an answer; -1 for no limit [default: -1]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        aliases = ["predict", "n-predict"],
+        allow_negative_numbers = true,
+        value_parser = limit,
+    )]
+    pub(super) max_tokens: Option<Limit>,
     /// Stop sequence (may be repeated)
     #[arg(long, short_alias = 'r', value_name = "TEXT", alias = "reverse-prompt")]
     pub(super) stop: Vec<String>,

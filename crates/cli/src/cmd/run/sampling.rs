@@ -64,9 +64,24 @@ pub(crate) struct Sampling {
     /// Add X to the logit of a token (may be repeated)
     #[arg(short, long, value_name = "ID+X or ID-X")]
     logit_bias: Vec<String>,
-    /// Random seed [default: random]
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
+    /// Random seed; -1 for a random one [default: -1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = seed)]
+    seed: Option<Seed>,
+}
+
+/// A seed; none for a random one.
+#[derive(Clone, Copy, Debug)]
+struct Seed(Option<u64>);
+
+/// Parses a [`Seed`].
+fn seed(text: &str) -> Result<Seed, String> {
+    match text {
+        "-1" => Ok(Seed(None)),
+        _ => match text.parse() {
+            Ok(seed) => Ok(Seed(Some(seed))),
+            Err(_) => Err("expected a number of 0 or more, or -1".to_owned()),
+        },
+    }
 }
 
 impl Sampling {
@@ -91,7 +106,7 @@ impl Sampling {
         set(&mut options.mirostat, self.mirostat);
         set(&mut options.mirostat_tau, self.mirostat_tau);
         set(&mut options.mirostat_eta, self.mirostat_eta);
-        options.seed = self.seed.or(options.seed);
+        options.seed = self.seed.map_or(options.seed, |seed| seed.0);
         for bias in &self.logit_bias {
             options.logit_bias.push(parse_bias(bias)?);
         }

@@ -77,7 +77,8 @@ impl Session {
         let sampling = settings.sampling.options(&self.recommended.sampling)?;
         Sampler::new(sampling.clone(), self.model.engine().tokenizer())?;
         self.request.sampling = sampling;
-        self.request.max_tokens = settings.max_tokens.map(NonZeroUsize::get);
+        self.request.max_tokens =
+            settings.max_tokens.and_then(|limit| limit.0).map(NonZeroUsize::get);
         self.request.stop = [&self.recommended.stop[..], &settings.stop].concat();
         self.settings = settings;
         Ok(())
@@ -111,7 +112,7 @@ impl Session {
         self.messages.push(Message::user(prompt));
         let answer = self.generate(prompt, screen);
         match &answer {
-            Ok(answer) if self.is_chat => {
+            Ok(answer) if self.is_chat && !answer.tokens.is_empty() => {
                 self.messages.push(Message::new("assistant", &answer.text));
             }
             // A prompt without an answer does not stay in the conversation.
@@ -119,8 +120,10 @@ impl Session {
         }
         match answer {
             Ok(answer) => {
-                self.last_prompt = Some(prompt.to_owned());
-                self.last = Some(answer.clone());
+                if !answer.tokens.is_empty() {
+                    self.last_prompt = Some(prompt.to_owned());
+                    self.last = Some(answer.clone());
+                }
                 Ok(answer)
             }
             Err(error) => {
@@ -204,22 +207,25 @@ impl Session {
     }
 
     /// Drops the oldest turns, so that the rest and `started` tokens of an answer take at most half
-    /// of the context, and says so. Returns whether there was a turn to drop.
+    /// of the context, and says so. Drops none if the last turn alone is too long. Returns whether
+    /// any were dropped.
     fn drop_turns(&mut self, started: &[u32], screen: &mut Screen) -> Result<bool> {
         let context = self.model.context();
         let first = usize::from(self.messages.first().is_some_and(|m| m.role == "system"));
-        let mut dropped = 0;
-        loop {
+        let mut messages = self.messages.clone();
+        let (mut dropped, mut tokens) = (0, context);
+        while tokens > context / 2 {
             let is_user = |message: &Message| message.role == "user";
-            let after_first = self.messages.get(first + 1..).unwrap_or_default();
+            let after_first = messages.get(first + 1..).unwrap_or_default();
             let Some(turn) = after_first.iter().position(is_user) else { break };
-            self.messages.drain(first..=first + turn);
+            messages.drain(first..=first + turn);
             dropped += 1;
-            let tokens = self.model.tokenize_chat(&self.messages)?.len() + started.len();
-            if tokens <= context / 2 {
-                break;
-            }
+            tokens = self.model.tokenize_chat(&messages)?.len() + started.len();
         }
+        if tokens >= context {
+            return Ok(false);
+        }
+        self.messages = messages;
         if dropped > 0 {
             screen.break_line()?;
             let turns = match dropped {
@@ -290,6 +296,7 @@ impl Session {
 
     /// Writes the messages to a file, as JSON that [`Session::load`] reads.
     pub(super) fn save(&self, path: &Path) -> Result<usize> {
+        ensure!(!self.messages.is_empty(), "there is nothing to save yet");
         if path.exists() {
             read_messages(path).context("/save replaces nothing but a saved conversation")?;
         }
