@@ -193,8 +193,9 @@ unsafe fn block_of_columns<V: Vector>(
         if pairs < dim {
             renew(f, pairs, start, &delta, &mut y[0]);
         }
-        for i in 0..VECTORS {
-            y[0][i].add(y[1][i]).store(lanes.as_mut_ptr().add(i * LANES));
+        let [even, odd] = y;
+        for (i, (even, odd)) in even.into_iter().zip(odd).enumerate() {
+            even.add(odd).store(lanes.as_mut_ptr().add(i * LANES));
         }
     }
     out.copy_from_slice(&lanes[..out.len()]);
