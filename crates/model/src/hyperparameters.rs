@@ -265,7 +265,8 @@ impl<'a> HyperParameters<'a> {
         // Zero means no groups in both keys.
         let groups = self.u32("expert_group_count")?.map_or(1, |n| n.max(1) as usize);
         let groups_used = self.u32("expert_group_used_count")?.unwrap_or(0) as usize;
-        let groups_used = if groups_used == 0 { groups } else { groups_used };
+        // Converters write it for models without groups too.
+        let groups_used = if groups_used == 0 || groups == 1 { groups } else { groups_used };
         if !experts.is_multiple_of(groups) {
             let problem = format!("{groups} does not divide the {experts} experts");
             return Err(self.error("expert_group_count", problem));
