@@ -27,8 +27,8 @@ mod weights;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
-    StoredFormat,
+    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, PAGE_TOKENS, Progress,
+    Result, StoredFormat,
 };
 use bodkin_gguf::File;
 use bodkin_model::{
@@ -127,8 +127,9 @@ impl Cuda {
 
     /// What this backend cannot run of a plan.
     fn unsupported(&self, plan: &Plan, limits: &Limits) -> Option<String> {
-        if let Some(what) = unsupported_op(plan) {
-            return Some(what);
+        let unsupported = unsupported_op(plan).or_else(|| beyond_a_chunk(plan, limits));
+        if unsupported.is_some() {
+            return unsupported;
         }
         let too_wide = plan.states.iter().find_map(|state| match state {
             RecurrentState::Scan(Scan { state, .. }) if *state > MOST_STATE => {
@@ -192,6 +193,21 @@ fn unsupported_op(plan: &Plan) -> Option<String> {
     };
     let op = plan.ops.iter().find_map(missing)?;
     Some(format!("the operation `{op}` of the architecture `{}`", plan.architecture))
+}
+
+/// Sequences that may be longer than a chunk of the plan's attention: kernels know windows that
+/// slide, which differ from the second chunk on.
+fn beyond_a_chunk(plan: &Plan, limits: &Limits) -> Option<String> {
+    let chunk = plan.ops.iter().find_map(|op| match op {
+        Op::Attention { attention, .. } if attention.chunked => attention.window,
+        _ => None,
+    })?;
+    // Where no slot has all tokens, sequences have no bound.
+    let all = plan.windows().into_iter().zip(&limits.pages).find(|(window, _)| window.is_none());
+    let longest = all.map_or(usize::MAX, |(_, pages)| pages * PAGE_TOKENS);
+    (longest > chunk).then(|| {
+        format!("attention in chunks of {chunk} tokens with a KV cache for more than {chunk}")
+    })
 }
 
 /// The devices of this machine, such as `cuda:0 (NVIDIA H200)`, without opening them.
