@@ -281,19 +281,10 @@ impl ReferenceModel {
             Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act),
             Op::Add { a, b } => of(*a).iter().zip(of(*b)).map(|(a, b)| a + b).collect(),
             Op::Scale { input, factor } => of(*input).iter().map(|x| x * factor).collect(),
-            Op::ScaleBy { input, weight: w } => {
-                let factors = weight(*w).iter().cycle();
-                of(*input).iter().zip(factors).map(|(x, factor)| x * factor).collect()
-            }
-            Op::Rescale { input, like } => {
-                rows::rescale(of(*input), plan.widths[i], of(*like), plan.width(*like))
-            }
-            Op::Cutoff { input, deviations } => {
-                rows::cutoff(of(*input), plan.widths[i], f64::from(*deviations))
-            }
-            Op::ScaleExperts { route, weight: w } => {
-                experts::scale(of(*route), plan.widths[i], weight(*w))
-            }
+            op @ (Op::ScaleBy { .. }
+            | Op::Rescale { .. }
+            | Op::Cutoff { .. }
+            | Op::ScaleExperts { .. }) => self.scaled(plan, op, values),
             Op::Softcap { input, cap } => {
                 of(*input).iter().map(|x| (x / cap).tanh() * cap).collect()
             }
@@ -331,6 +322,48 @@ impl ReferenceModel {
                 experts::expert_sum(of(*input), of(*route), plan.width(*route) / 2)
             }
             Op::Pool { input, kind } => rows::pool(of(*input), plan.widths[i], *kind, batch),
+            op @ (Op::Conv { .. }
+            | Op::Compress { .. }
+            | Op::Select { .. }
+            | Op::Scan { .. }
+            | Op::DeltaRule { .. }) => self.stateful(op, batch, values),
+            Op::Logits { input, weight: w, bias } => {
+                let (width, rows) = (plan.width(*input), batch.outputs.iter().map(|&i| i as usize));
+                let rows = rows::pick(of(*input), width, rows);
+                rows::linear(&rows, width, weight(*w), bias.map(weight))
+            }
+        }
+    }
+}
+
+impl ReferenceModel {
+    /// The value of an operation that scales rows, or parts of them.
+    fn scaled(&self, plan: &Plan, op: &Op, values: &[Vec<f32>]) -> Vec<f32> {
+        let of = |value: Value| values[value.0].as_slice();
+        let weight = |id: WeightId| self.weights[id.0].as_slice();
+        match op {
+            Op::ScaleBy { input, weight: w } => {
+                let factors = weight(*w).iter().cycle();
+                of(*input).iter().zip(factors).map(|(x, factor)| x * factor).collect()
+            }
+            Op::Rescale { input, like } => {
+                rows::rescale(of(*input), plan.width(*input), of(*like), plan.width(*like))
+            }
+            Op::Cutoff { input, deviations } => {
+                rows::cutoff(of(*input), plan.width(*input), f64::from(*deviations))
+            }
+            Op::ScaleExperts { route, weight: w } => {
+                experts::scale(of(*route), plan.width(*route), weight(*w))
+            }
+            _ => unreachable!("{op:?} scales nothing"),
+        }
+    }
+
+    /// The value of an operation with recurrent state, or with a KV cache of its own.
+    fn stateful(&mut self, op: &Op, batch: &Batch, values: &[Vec<f32>]) -> Vec<f32> {
+        let of = |value: Value| values[value.0].as_slice();
+        let weight = |id: WeightId| self.weights[id.0].as_slice();
+        match op {
             Op::Conv { input, weight: w, bias, state } => {
                 let (weight, bias) = (weight(*w), bias.map(weight));
                 state::conv(&mut self.states[state.0], batch, of(*input), weight, bias)
@@ -354,16 +387,10 @@ impl ReferenceModel {
                 let weights = [a, dt_bias].map(|id| weight(*id));
                 state::delta_rule(&mut self.states[state.0], batch, *rule, *eps, values, weights)
             }
-            Op::Logits { input, weight: w, bias } => {
-                let (width, rows) = (plan.width(*input), batch.outputs.iter().map(|&i| i as usize));
-                let rows = rows::pick(of(*input), width, rows);
-                rows::linear(&rows, width, weight(*w), bias.map(weight))
-            }
+            _ => unreachable!("{op:?} has no state"),
         }
     }
-}
 
-impl ReferenceModel {
     /// Adds the experts that the routing at operation `i` chose to its counts.
     fn count(&mut self, plan: &Plan, i: usize, route: &[f32]) {
         let routing = plan.ops[..i].iter().filter(|op| matches!(op, Op::Route { .. })).count();

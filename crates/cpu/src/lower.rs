@@ -111,21 +111,11 @@ impl Lowering<'_> {
                 RowOp::Glu { gate: self.operand(*gate), up: self.operand(*up), act: *act, out }
             }
             Op::Add { a, b } => RowOp::Add { a: self.operand(*a), b: self.operand(*b), out },
-            Op::Scale { input, factor } => {
-                RowOp::Scale { input: self.operand(*input), factor: *factor, out }
-            }
-            Op::ScaleBy { input, weight } => {
-                RowOp::ScaleBy { input: self.operand(*input), weight: *weight, out }
-            }
-            Op::Rescale { input, like } => {
-                RowOp::Rescale { input: self.operand(*input), like: self.operand(*like), out }
-            }
-            Op::Cutoff { input, deviations } => {
-                RowOp::Cutoff { input: self.operand(*input), deviations: *deviations, out }
-            }
-            Op::ScaleExperts { route, weight } => {
-                RowOp::ScaleExperts { route: self.operand(*route), weight: *weight, out }
-            }
+            op @ (Op::Scale { .. }
+            | Op::ScaleBy { .. }
+            | Op::Rescale { .. }
+            | Op::Cutoff { .. }
+            | Op::ScaleExperts { .. }) => self.scaling(op, out),
             Op::Softcap { input, cap } => {
                 RowOp::Softcap { input: self.operand(*input), cap: *cap, out }
             }
@@ -178,6 +168,26 @@ impl Lowering<'_> {
         };
         let selected = a.entries.selected().map(|value| self.operand(value));
         Stage::GatheredAttention(GatheredStage { q, out, attention: a, slot, blocks, selected })
+    }
+
+    /// An operation that scales rows, or parts of them.
+    fn scaling(&self, op: &Op, out: Operand) -> RowOp {
+        match *op {
+            Op::Scale { input, factor } => RowOp::Scale { input: self.operand(input), factor, out },
+            Op::ScaleBy { input, weight } => {
+                RowOp::ScaleBy { input: self.operand(input), weight, out }
+            }
+            Op::Rescale { input, like } => {
+                RowOp::Rescale { input: self.operand(input), like: self.operand(like), out }
+            }
+            Op::Cutoff { input, deviations } => {
+                RowOp::Cutoff { input: self.operand(input), deviations, out }
+            }
+            Op::ScaleExperts { route, weight } => {
+                RowOp::ScaleExperts { route: self.operand(route), weight, out }
+            }
+            _ => unreachable!("{op:?} scales nothing"),
+        }
     }
 
     /// The stage of a recurrent operation.

@@ -5,11 +5,15 @@
 // Shapes in brackets are no links.
 #![allow(rustdoc::broken_intra_doc_links)]
 
+mod stage;
+
 use std::mem::offset_of;
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::constants::MATRICES;
+
+pub(crate) use stage::{STAGE, Stage};
 
 /// A field of a structure in the kernels' header.
 pub(crate) struct Field {
@@ -379,13 +383,10 @@ parameters! {
         padding: u32,
     }
 
-    /// Parts of a row with the length of another row.
+    /// Parts of a row, each `width` wide, with the length of another row.
     struct Rescale: 40 {
-        /// [rows, stride]: parts of `width`
-        x: (const float *),
-        /// [rows, like_stride]
-        like: (const float *), out: (float *), stride: u32, like_stride: u32, out_stride: u32,
-        width: u32,
+        x: (const float *), like: (const float *), out: (float *), stride: u32, like_stride: u32,
+        out_stride: u32, width: u32,
     }
 
     /// What exceeds the mean of a row by some standard deviations.
@@ -394,12 +395,10 @@ parameters! {
         deviations: f32,
     }
 
-    /// Weights of experts, times numbers of the experts.
+    /// Weights of a row's experts, times the numbers of these experts.
     struct ScaleExperts: 40 {
-        route: (const float *),
-        /// of all experts
-        numbers: (const float *), out: (float *), stride: u32, out_stride: u32, experts_used: u32,
-        padding: u32,
+        route: (const float *), numbers: (const float *), out: (float *), stride: u32,
+        out_stride: u32, experts_used: u32, padding: u32,
     }
 
     /// A causal convolution over a sequence's rows.
@@ -496,38 +495,5 @@ parameters! {
         from: (const uint4 *), sums: (float *),
         /// of 16 bytes
         count: u64,
-    }
-}
-
-/// A stage of the persistent kernel: an op with its parameters.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub(crate) struct Stage {
-    op: u32,
-    padding: [u32; 3],
-    words: [[u32; 16]; 5],
-}
-const _: () = assert!(size_of::<Stage>() == 336);
-
-/// The same for the kernels, which read the words as the op's parameters.
-pub(crate) const STAGE: &str = "struct Stage {
-    u32 op;
-    u32 padding[3];
-    union {
-        Matmul matmul;
-        Attention attention;
-        Norm norm;
-        Route route;
-        u32 words[80];
-    };
-};";
-
-impl Stage {
-    /// An op with its parameters.
-    pub(crate) fn new<P: Pod>(op: u32, parameters: &P) -> Stage {
-        let mut stage = Stage { op, ..Stage::zeroed() };
-        let bytes = bytemuck::bytes_of(parameters);
-        bytemuck::bytes_of_mut(&mut stage.words)[..bytes.len()].copy_from_slice(bytes);
-        stage
     }
 }

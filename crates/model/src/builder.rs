@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
 use crate::ids::{SlotId, Value, WeightId};
 use crate::op::{Act, Attention, EmbedBy, NormKind, Op};
-use crate::plan::{Plan, Weight};
+use crate::plan::{KvSlot, Plan, Weight};
 use crate::rope::Rope;
 
 /// The settings of an attention layer besides its tensors.
@@ -368,7 +368,7 @@ impl<'a> Builder<'a> {
 
     /// A new KV cache.
     fn slot(&mut self, attention: &Attention) -> SlotId {
-        self.plan.slots.push(attention.kv_slot());
+        self.plan.slots.push(KvSlot::of(attention));
         SlotId(self.plan.slots.len() - 1)
     }
 

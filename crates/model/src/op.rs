@@ -1,6 +1,7 @@
 //! The kinds of operation with their shapes, weights and state. The reference interpreter of the
 //! backend crate defines their semantics, formula by formula.
 
+mod functions;
 mod operands;
 mod recurrent;
 mod sparse;
@@ -11,8 +12,10 @@ pub use recurrent::{DeltaRule, Scan};
 pub use sparse::{Compression, Entries, Indexer};
 
 use crate::ids::{SlotId, StateId, Value, WeightId};
-use crate::plan::KvSlot;
 use crate::rope::Rope;
+
+pub use functions::{Temperature, Xielu};
+pub use recurrent::{DeltaRule, Scan};
 
 /// How a norm centres and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,20 +48,6 @@ pub enum Act {
     /// GPT-OSS's gate, of [`Op::Glu`] only: `g * sigmoid(1.702 * g) * (u + 1)`, with
     /// `g = min(gate, 7)` and `u` the other value clamped to -7 to 7.
     ClampedSwish,
-}
-
-/// xIELU (Huang and Schlag 2024): `positive * x^2 + beta * x` where `x` is positive, elsewhere
-/// `negative * (exp(min(x, eps)) - 1 - x) + beta * x`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Xielu {
-    /// The factor of positive inputs.
-    pub positive: f32,
-    /// The factor of the others.
-    pub negative: f32,
-    /// The slope at zero.
-    pub beta: f32,
-    /// The largest exponent.
-    pub eps: f32,
 }
 
 /// The table row that a token reads.
@@ -118,26 +107,6 @@ pub struct Routing {
     pub scale: f32,
 }
 
-/// A factor of queries that grows with their position, so that attention stays sharp over many
-/// keys (Llama 4): `1 + growth * ln(1 + floor((position + offset) / length))`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Temperature {
-    /// Multiplies the logarithm.
-    pub growth: f32,
-    /// Tokens after which the factor grows first.
-    pub length: u32,
-    /// Added to positions.
-    pub offset: u32,
-}
-
-impl Temperature {
-    /// The factor of a query at `position`.
-    pub fn at(&self, position: usize) -> f32 {
-        let steps = (position as u64 + u64::from(self.offset)) / u64::from(self.length);
-        (1.0 + f64::from(self.growth) * (steps as f64).ln_1p()) as f32
-    }
-}
-
 /// Attention over the cached keys and values of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
@@ -181,14 +150,6 @@ impl Attention {
             (false, None) => 0..end,
             (false, Some(w)) => position.saturating_sub(w / 2)..end.min(position + w / 2 + 1),
         }
-    }
-
-    /// What it keeps in the KV cache for each token. Without causality, a whole sequence is in one
-    /// step and nothing is dropped.
-    pub fn kv_slot(&self) -> KvSlot {
-        let Attention { kv_heads, key_dim, value_dim, .. } = *self;
-        let window = self.window.filter(|_| self.causal);
-        KvSlot { kv_heads, key_dim, value_dim, window, ratio: 1 }
     }
 }
 

@@ -4,7 +4,7 @@
 use bodkin_gguf::Format;
 
 use crate::ids::{Value, WeightId};
-use crate::op::{Compression, DeltaRule, EmbedBy, Op, Scan};
+use crate::op::{Attention, Compression, DeltaRule, EmbedBy, Op, Scan};
 
 /// A tensor of the file that the plan reads.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +59,14 @@ pub struct KvSlot {
 }
 
 impl KvSlot {
+    /// What an attention keeps. Without causality, a whole sequence is in one step and nothing is
+    /// dropped.
+    pub fn of(attention: &Attention) -> KvSlot {
+        let Attention { kv_heads, key_dim, value_dim, window, causal, .. } = *attention;
+        let window = window.filter(|_| causal);
+        KvSlot { kv_heads, key_dim, value_dim, window, ratio: 1 }
+    }
+
     /// Elements of the key and the value of one entry together.
     pub fn entry_elements(&self) -> usize {
         self.kv_heads * (self.key_dim + self.value_dim)

@@ -17,11 +17,7 @@ impl Plan {
         }
         match op {
             Op::Norm { kind, eps, groups, .. } => {
-                let kind = match kind {
-                    NormKind::Rms => "rms",
-                    NormKind::Layer => "layer",
-                };
-                write!(f, " {kind} eps {eps:e}")?;
+                write!(f, " {} eps {eps:e}", kind.name())?;
                 fmt_groups(f, *groups)
             }
             Op::Rope { heads, head_dim, rope, .. } => write!(f, " heads {heads}x{head_dim} {rope}"),
@@ -109,6 +105,15 @@ impl fmt::Display for Plan {
             writeln!(f)?;
         }
         Ok(())
+    }
+}
+
+impl NormKind {
+    fn name(self) -> &'static str {
+        match self {
+            NormKind::Rms => "rms",
+            NormKind::Layer => "layer",
+        }
     }
 }
 

@@ -214,7 +214,7 @@ impl Maker {
     }
 
     pub(super) fn attend(&mut self, q: Value, k: Value, v: Value, a: Attention) -> Value {
-        let slot = self.slot(a.kv_slot());
+        let slot = self.slot(KvSlot::of(&a));
         let op = Op::Attention { q, kv: Some([k, v]), attention: a, slot };
         self.push(op, a.heads * a.value_dim)
     }

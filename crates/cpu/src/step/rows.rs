@@ -2,7 +2,7 @@
 //! the arithmetic on rows that stay in L1.
 
 use bodkin_backend::PAGE_TOKENS;
-use bodkin_model::{Act, EmbedBy, PoolKind, Rows};
+use bodkin_model::{Act, EmbedBy, PoolKind, Rows, WeightId};
 
 use super::context::StepContext;
 use crate::linear::ActivationFormats;
@@ -28,17 +28,7 @@ impl StepContext<'_> {
                 let input = &self.batch.inputs[row * out.width..][..out.width];
                 self.write(out, row).copy_from_slice(input);
             }
-            RowOp::Embed { table, by, out } => {
-                let index = match by {
-                    EmbedBy::Token => self.batch.tokens[row] as usize,
-                    EmbedBy::Position => self.positions[row] as usize,
-                    EmbedBy::PositionModulo => {
-                        self.positions[row] as usize % self.plan.weight(table).rows
-                    }
-                    EmbedBy::First => 0,
-                };
-                read_row(self.file, self.plan.weight(table), index, self.write(out, row));
-            }
+            RowOp::Embed { table, by, out } => self.embed(table, by, row, out),
             RowOp::Norm { input, out, kind, weight, bias, eps, groups } => {
                 let (x, out) = (self.read(input, row), self.write(out, row));
                 let (weight, bias) = (weight.map(vector), bias.map(vector));
@@ -60,27 +50,10 @@ impl StepContext<'_> {
             RowOp::Scale { input, factor, out } => {
                 self.copied(input, out, row).iter_mut().for_each(|x| *x *= factor);
             }
-            RowOp::ScaleBy { input, weight, out } => {
-                rows::multiply(
-                    self.isa,
-                    self.read(input, row),
-                    vector(weight),
-                    self.write(out, row),
-                );
-            }
-            RowOp::Rescale { input, like, out } => {
-                let (x, like) = (self.read(input, row), self.read(like, row));
-                rows::rescale(self.isa, x, like, self.write(out, row));
-            }
-            RowOp::Cutoff { input, deviations, out } => {
-                rows::cutoff(self.isa, self.copied(input, out, row), deviations);
-            }
-            RowOp::ScaleExperts { route, weight, out } => {
-                let out = self.copied(route, out, row);
-                let (weights, experts) = out.split_at_mut(route.width / 2);
-                let numbers = vector(weight);
-                weights.iter_mut().zip(experts).for_each(|(w, e)| *w *= numbers[*e as usize]);
-            }
+            RowOp::ScaleBy { .. }
+            | RowOp::Rescale { .. }
+            | RowOp::Cutoff { .. }
+            | RowOp::ScaleExperts { .. } => self.scale(op, row),
             RowOp::Softcap { input, cap, out } => {
                 rows::cap_in_place(self.isa, self.copied(input, out, row), cap);
             }
@@ -120,6 +93,40 @@ impl StepContext<'_> {
                 self.quantize_experts(row, input, cols, permutation, formats);
             }
             RowOp::Quantize { input, formats } => self.quantize(rows, row, input, formats),
+        }
+    }
+
+    fn embed(&self, table: WeightId, by: EmbedBy, row: usize, out: Operand) {
+        let index = match by {
+            EmbedBy::Token => self.batch.tokens[row] as usize,
+            EmbedBy::Position => self.positions[row] as usize,
+            EmbedBy::PositionModulo => self.positions[row] as usize % self.plan.weight(table).rows,
+            EmbedBy::First => 0,
+        };
+        read_row(self.file, self.plan.weight(table), index, self.write(out, row));
+    }
+
+    /// Scales a row, or parts of it.
+    fn scale(&self, op: &RowOp, row: usize) {
+        match *op {
+            RowOp::ScaleBy { input, weight, out } => {
+                let (x, weight) = (self.read(input, row), self.vector(weight));
+                rows::multiply(self.isa, x, weight, self.write(out, row));
+            }
+            RowOp::Rescale { input, like, out } => {
+                let (x, like) = (self.read(input, row), self.read(like, row));
+                rows::rescale(self.isa, x, like, self.write(out, row));
+            }
+            RowOp::Cutoff { input, deviations, out } => {
+                rows::cutoff(self.isa, self.copied(input, out, row), deviations);
+            }
+            RowOp::ScaleExperts { route, weight, out } => {
+                let out = self.copied(route, out, row);
+                let (weights, experts) = out.split_at_mut(route.width / 2);
+                let numbers = self.vector(weight);
+                weights.iter_mut().zip(experts).for_each(|(w, e)| *w *= numbers[*e as usize]);
+            }
+            _ => unreachable!("{} scales nothing", op.name()),
         }
     }
 

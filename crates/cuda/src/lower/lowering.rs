@@ -177,19 +177,10 @@ impl<'a> Lowering<'a> {
             &Op::Scale { input, factor } => {
                 self.elementwise(i, Function::Scale(factor), input, None)
             }
-            &Op::ScaleBy { input, weight } => {
-                Work::ScaleBy { input: self.floats(input), weight, out: self.out(i) }
-            }
-            &Op::Rescale { input, like } => {
-                let (input, like) = (self.floats(input), self.floats(like));
-                Work::Rescale { input, like, out: self.out(i) }
-            }
-            &Op::Cutoff { input, deviations } => {
-                Work::Cutoff { input: self.floats(input), deviations, out: self.out(i) }
-            }
-            &Op::ScaleExperts { route, weight } => {
-                Work::ScaleExperts { route: self.floats(route), weight, out: self.out(i) }
-            }
+            Op::ScaleBy { .. }
+            | Op::Rescale { .. }
+            | Op::Cutoff { .. }
+            | Op::ScaleExperts { .. } => self.scaling(i),
             &Op::Softcap { input, cap } => self.elementwise(i, Function::Softcap(cap), input, None),
             &Op::Slice { input, groups, start, len: _ } => {
                 self.arrange(i, input, None, (groups, start))
@@ -208,29 +199,57 @@ impl<'a> Lowering<'a> {
                 let (input, route) = (self.floats(*input), self.floats(*route));
                 Work::ExpertSum { input, route, out: self.out(i) }
             }
-            Op::Conv { input, weight, bias, state } => {
-                let (input, weight, bias, state) = (self.floats(*input), *weight, *bias, state.0);
-                Work::Conv(Conv { input, weight, bias, state, out: self.out(i) })
-            }
+            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => self.recurrent(i),
             Op::Clamp { .. }
             | Op::Mix { .. }
             | Op::HyperWeights { .. }
             | Op::Compress { .. }
             | Op::Select { .. } => unreachable!("plans with a {} are refused", self.stage_name(i)),
+        };
+        self.push(i, work, &self.stage_name(i));
+        i + 1
+    }
+
+    /// An operation that scales rows, or parts of them.
+    fn scaling(&mut self, i: usize) -> Work {
+        let out = self.out(i);
+        match self.plan.ops[i] {
+            Op::ScaleBy { input, weight } => {
+                Work::ScaleBy { input: self.floats(input), weight, out }
+            }
+            Op::Rescale { input, like } => {
+                Work::Rescale { input: self.floats(input), like: self.floats(like), out }
+            }
+            Op::Cutoff { input, deviations } => {
+                Work::Cutoff { input: self.floats(input), deviations, out }
+            }
+            Op::ScaleExperts { route, weight } => {
+                Work::ScaleExperts { route: self.floats(route), weight, out }
+            }
+            _ => unreachable!("operation {i} scales nothing"),
+        }
+    }
+
+    /// An operation with recurrent state.
+    fn recurrent(&mut self, i: usize) -> Work {
+        let out = self.out(i);
+        match &self.plan.ops[i] {
+            Op::Conv { input, weight, bias, state } => {
+                let (input, weight, bias, state) = (self.floats(*input), *weight, *bias, state.0);
+                Work::Conv(Conv { input, weight, bias, state, out })
+            }
             Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
                 let inputs = [x, b, c, dt].map(|value| self.floats(*value));
                 let (weights, scan, state) = ([*a, *d, *dt_bias], *scan, state.0);
-                Work::Scan(ScanStage { inputs, weights, scan, state, out: self.out(i) })
+                Work::Scan(ScanStage { inputs, weights, scan, state, out })
             }
             Op::DeltaRule { qkv, decay, beta, a, dt_bias, eps, rule, state } => {
                 let inputs = [qkv, decay, beta].map(|value| self.floats(*value));
                 let (weights, eps, rule, state) = ([*a, *dt_bias], *eps, *rule, state.0);
-                let out = self.out(i);
                 Work::DeltaRule(DeltaRuleStage { inputs, weights, eps, rule, state, out })
             }
-        };
-        self.push(i, work, &self.stage_name(i));
-        i + 1
+            _ => unreachable!("operation {i} has no state"),
+        }
     }
 
     /// A slice of a value, or the concatenation of two.

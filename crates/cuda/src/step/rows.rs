@@ -172,6 +172,7 @@ impl Step<'_> {
             width: width as u32,
             op: if is_one { 2 } else { 1 },
             act: act_number(Act::Identity),
+            part: width as u32,
             ..p::Elementwise::default()
         };
         let grid = self.elements(rows, width);

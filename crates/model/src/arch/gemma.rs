@@ -1,6 +1,6 @@
-//! Gemma 1, 2, 3 and EmbeddingGemma: tied embeddings scaled by the root of the width. Gemma 2 and 3 add post-norms
-//! and alternate sliding-window and global layers. EmbeddingGemma is a Gemma 3 without causality,
-//! whose pooled states may pass through two more matmuls.
+//! Gemma 1, 2, 3 and EmbeddingGemma: tied embeddings scaled by the root of the width. Gemma 2 and 3
+//! add post-norms and alternate sliding-window and global layers. EmbeddingGemma is a Gemma 3
+//! without causality, whose pooled states may pass through two more matmuls.
 
 use super::llama::Decoder;
 use crate::builder::Builder;

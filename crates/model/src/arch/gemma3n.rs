@@ -12,11 +12,12 @@ use crate::hyperparameters::HyperParameters;
 use crate::ids::{SlotId, Value};
 use crate::op::Act;
 
-/// Files that do not say otherwise have so many layers with keys and values of their own.
+/// The layers with keys and values of their own, unless the file says otherwise.
 const OWN_KV_LAYERS: usize = 20;
-/// Likewise so many layers with sparse gates, which are zero up to so many standard deviations
-/// above their mean: that is 95 of 100.
+/// The layers with sparse gates, likewise.
 const SPARSE_LAYERS: usize = 10;
+/// The standard deviations between a gate's mean and its cutoff, likewise: above it lie 5 % of a
+/// normal distribution.
 const DEVIATIONS: f32 = 1.644_853_5;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {

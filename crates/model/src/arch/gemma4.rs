@@ -1,6 +1,6 @@
-//! Gemma 4: sliding-window and global layers with heads of different sizes. In the small models each
-//! layer has an input of its own, and the last layers attend to the keys and values of earlier ones;
-//! another has experts beside the feed-forward network. Tensors determine which.
+//! Gemma 4: sliding-window and global layers with heads of different sizes. In the small models
+//! each layer has an input of its own, and the last layers attend to the keys and values of earlier
+//! ones; another has experts beside the feed-forward network. Tensors determine which.
 
 use super::{attention_layers, hidden_sizes, rope, routings};
 use crate::builder::{AttentionLayer, Builder};
@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::hyperparameters::HyperParameters;
 use crate::ids::{SlotId, Value};
 use crate::op::{Act, Attention, Gating};
+use crate::plan::KvSlot;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
@@ -101,8 +102,8 @@ pub(super) fn sources(
         if i < own {
             return Ok(None);
         }
-        let slot = layers[i].attention.kv_slot();
-        match layers[..own].iter().rposition(|layer| layer.attention.kv_slot() == slot) {
+        let slot = KvSlot::of(&layers[i].attention);
+        match layers[..own].iter().rposition(|layer| KvSlot::of(&layer.attention) == slot) {
             Some(source) => Ok(Some(source)),
             None => {
                 let problem = format!("layer {i} is unlike all {own} with keys and values");

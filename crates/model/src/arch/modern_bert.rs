@@ -1,5 +1,5 @@
-//! ModernBERT: a pre-norm encoder with rotary positions. Every third layer has global attention, the
-//! others attend to half a window on each side.
+//! ModernBERT: a pre-norm encoder with rotary positions. Every third layer has global attention,
+//! the others attend to half a window on each side.
 
 use super::{attention_layers, hidden_sizes, rope};
 use crate::builder::{AttentionLayer, Builder};

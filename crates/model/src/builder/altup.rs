@@ -1,5 +1,5 @@
-//! Alternating updates (AltUp, Baykal et al. 2023) of Gemma 3n: several residual streams, of which a
-//! block computes with the first, after it has predicted all of them from each other.
+//! Alternating updates (AltUp, Baykal et al. 2023) of Gemma 3n: several residual streams, of which
+//! a block computes with the first, after it has predicted all of them from each other.
 
 use crate::error::Result;
 use crate::ids::Value;

@@ -1,5 +1,6 @@
 //! The components of Gemma 3n and Gemma 4: attention with normed values that may use the keys and
-//! values of an earlier layer, inputs of each layer, and experts whose router has a norm of its own.
+//! values of an earlier layer, inputs of each layer, sparse gates, and experts whose router has a
+//! norm of its own.
 
 use std::f32::consts::FRAC_1_SQRT_2;
 

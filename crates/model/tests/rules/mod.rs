@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bodkin_gguf::{File, Metadata, Tensor};
-use bodkin_model::{Attention, Entries, Op, Plan, RecurrentState, Value, WeightId};
+use bodkin_model::{Attention, Entries, KvSlot, Op, Plan, RecurrentState, Value, WeightId};
 
 /// One of the tiny models that all tests share. Of some only the header is kept: no plan reads a
 /// weight, so zeros stand for them.
@@ -80,7 +80,7 @@ pub(crate) fn check(plan: &Plan) {
                 }
                 assert_eq!(out, a.heads * a.value_dim);
                 assert!(a.heads % a.kv_heads == 0 && a.scale.is_finite() && a.window != Some(0));
-                assert_eq!(plan.slots[slot.0], a.kv_slot());
+                assert_eq!(plan.slots[slot.0], KvSlot::of(a));
                 let stores =
                     |op: &Op| matches!(op, Op::Attention { kv: Some(_), slot: s, .. } if s == slot);
                 assert!(plan.ops[..=i].iter().any(stores), "%{i} reads a slot that is filled");
@@ -90,17 +90,10 @@ pub(crate) fn check(plan: &Plan) {
                 assert!(width(up) == out && out.is_multiple_of(width(gate)));
             }
             Op::Add { a, b } => assert_eq!((width(a), width(b)), (out, out)),
-            Op::ScaleBy { input, weight } => {
-                assert_eq!(width(input), out);
-                assert!(plan.weight(*weight).cols == 1 || plan.weight(*weight).cols == out);
-            }
-            Op::Rescale { input, like } => {
-                assert!(width(input) == out && out % width(like) == 0);
-            }
-            Op::Cutoff { input, deviations } => {
-                assert!(width(input) == out && out > 1 && deviations.is_finite());
-            }
-            Op::ScaleExperts { route, .. } => assert_eq!(width(route), out),
+            Op::ScaleBy { .. }
+            | Op::Rescale { .. }
+            | Op::Cutoff { .. }
+            | Op::ScaleExperts { .. } => check_scaling(plan, op, out),
             Op::Act { input, .. }
             | Op::Scale { input, .. }
             | Op::Softcap { input, .. }
@@ -153,6 +146,25 @@ fn check_entries(plan: &Plan, a: &Attention) {
             assert_eq!((kept.key_dim, kept.value_dim), (a.key_dim, a.value_dim));
             assert!(plan.width(blocks) == kept.key_dim && kept.kv_heads == a.kv_heads);
         }
+    }
+}
+
+/// There is a scale for each element, or one for all.
+fn check_scaling(plan: &Plan, op: &Op, out: usize) {
+    let width = |value: &Value| plan.width(*value);
+    match op {
+        Op::ScaleBy { input, weight } => {
+            assert_eq!(width(input), out);
+            assert!(plan.weight(*weight).cols == 1 || plan.weight(*weight).cols == out);
+        }
+        Op::Rescale { input, like } => {
+            assert!(width(input) == out && out.is_multiple_of(width(like)))
+        }
+        Op::Cutoff { input, deviations } => {
+            assert!(width(input) == out && out > 1 && deviations.is_finite());
+        }
+        Op::ScaleExperts { route, .. } => assert_eq!(width(route), out),
+        _ => unreachable!("{op:?} scales nothing"),
     }
 }
 
