@@ -25,7 +25,7 @@ const FULL: (&str, &str) =
 /// What to run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Also feed vector stores and data frames, whose packages are large.
+    /// Also test with vector stores and data frames, whose packages are large
     #[arg(long)]
     full: bool,
 }

@@ -265,18 +265,7 @@ impl ReferenceModel {
                 let table = self.ropes[i].as_ref().expect("every rope has its table");
                 rows::rotate(of(*input), plan.widths[i], *head_dim, rope, table, batch)
             }
-            Op::Attention { q, kv, attention, slot } => {
-                if let Some([k, v]) = kv {
-                    self.slots[slot.0].store(of(*k), of(*v), batch);
-                }
-                if let Entries::TokensAndBlocks { blocks, slot, .. } = attention.entries {
-                    self.slots[slot.0].store(of(blocks), of(blocks), batch);
-                }
-                let selected = attention.entries.selected().map(of);
-                let sinks = attention.sinks.map(weight);
-                let rows = AttentionRows { attention, own: slot.0, selected, sinks };
-                rows.attend(&self.slots, of(*q), batch)
-            }
+            op @ Op::Attention { .. } => self.attended(op, batch, values),
             Op::Act { input, act } => of(*input).iter().map(|&x| rows::activate(*act, x)).collect(),
             Op::Glu { gate, up, act } => rows::glu(of(*gate), of(*up), *act),
             Op::Add { a, b } => of(*a).iter().zip(of(*b)).map(|(a, b)| a + b).collect(),
@@ -285,20 +274,8 @@ impl ReferenceModel {
             | Op::Rescale { .. }
             | Op::Cutoff { .. }
             | Op::ScaleExperts { .. }) => self.scaled(plan, op, values),
-            Op::Softcap { input, cap } => {
-                of(*input).iter().map(|x| (x / cap).tanh() * cap).collect()
-            }
-            Op::Clamp { input, low, high } => {
-                of(*input).iter().map(|x| x.max(*low).min(*high)).collect()
-            }
-            Op::Mix { input, weights, results } => {
-                let widths = [plan.width(*input), plan.width(*weights)];
-                hyper::mix(of(*input), of(*weights), widths, *results)
-            }
-            Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
-                let weights = [weight(*scale), weight(*base)];
-                hyper::weights(of(*input), weights, *streams, *iterations, *eps)
-            }
+            op @ (Op::Softcap { .. } | Op::Clamp { .. }) => bounded(op, values),
+            op @ (Op::Mix { .. } | Op::HyperWeights { .. }) => self.mixed(plan, op, values),
             Op::Slice { input, groups, start, len } => {
                 rows::slice(of(*input), plan.width(*input) / groups, *start, *len)
             }
@@ -336,7 +313,53 @@ impl ReferenceModel {
     }
 }
 
+/// The value of an operation that bounds elements.
+fn bounded(op: &Op, values: &[Vec<f32>]) -> Vec<f32> {
+    let each = |value: Value, bound: &dyn Fn(f32) -> f32| {
+        values[value.0].iter().map(|&x| bound(x)).collect()
+    };
+    match *op {
+        Op::Softcap { input, cap } => each(input, &|x| (x / cap).tanh() * cap),
+        Op::Clamp { input, low, high } => each(input, &|x| x.max(low).min(high)),
+        _ => unreachable!("{op:?} bounds nothing"),
+    }
+}
+
 impl ReferenceModel {
+    /// Stores the keys and values of an attention, then the value of it.
+    fn attended(&mut self, op: &Op, batch: &Batch, values: &[Vec<f32>]) -> Vec<f32> {
+        let Op::Attention { q, kv, attention, slot } = op else {
+            unreachable!("{op:?} attends to nothing")
+        };
+        let of = |value: Value| values[value.0].as_slice();
+        if let Some([k, v]) = kv {
+            self.slots[slot.0].store(of(*k), of(*v), batch);
+        }
+        if let Entries::TokensAndBlocks { blocks, slot, .. } = attention.entries {
+            self.slots[slot.0].store(of(blocks), of(blocks), batch);
+        }
+        let selected = attention.entries.selected().map(of);
+        let sinks = attention.sinks.map(|id| self.weights[id.0].as_slice());
+        let rows = AttentionRows { attention, own: slot.0, selected, sinks };
+        rows.attend(&self.slots, of(*q), batch)
+    }
+
+    /// The value of an operation of hyper-connections.
+    fn mixed(&self, plan: &Plan, op: &Op, values: &[Vec<f32>]) -> Vec<f32> {
+        let of = |value: Value| values[value.0].as_slice();
+        match *op {
+            Op::Mix { input, weights, results } => {
+                let widths = [plan.width(input), plan.width(weights)];
+                hyper::mix(of(input), of(weights), widths, results)
+            }
+            Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
+                let weights = [scale, base].map(|id| self.weights[id.0].as_slice());
+                hyper::weights(of(input), weights, streams, iterations, eps)
+            }
+            _ => unreachable!("{op:?} mixes nothing"),
+        }
+    }
+
     /// The value of an operation that scales rows, or parts of them.
     fn scaled(&self, plan: &Plan, op: &Op, values: &[Vec<f32>]) -> Vec<f32> {
         let of = |value: Value| values[value.0].as_slice();

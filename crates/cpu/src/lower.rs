@@ -72,22 +72,9 @@ impl Lowering<'_> {
                 self.matmul(Rows::Outputs, *input, vec![linear]);
                 return i + 1;
             }
-            Op::Attention { q, kv, attention, slot } => {
-                let slot = slot.0;
-                if let Some([k, v]) = kv.map(|kv| kv.map(|value| self.operand(value))) {
-                    self.row(Rows::Tokens, RowOp::Store { k, v: Some(v), slot });
-                }
-                let q = self.operand(*q);
-                let stage = self.attention(q, out, *attention, slot);
+            op @ (Op::Attention { .. } | Op::Select { .. }) => {
+                let stage = self.attending(op, out);
                 self.stages.push(stage);
-                return i + 1;
-            }
-            Op::Select { q, k, weights, indexer, slot } => {
-                let (k, v, slot) = (self.operand(*k), None, slot.0);
-                self.row(Rows::Tokens, RowOp::Store { k, v, slot });
-                let (q, weights) = (self.operand(*q), self.operand(*weights));
-                let stage = SelectStage { q, weights, indexer: *indexer, slot, out };
-                self.stages.push(Stage::Select(stage));
                 return i + 1;
             }
             Op::ExpertLinear { input, route, .. } => return self.experts(i, *input, *route),
@@ -116,15 +103,13 @@ impl Lowering<'_> {
             | Op::Rescale { .. }
             | Op::Cutoff { .. }
             | Op::ScaleExperts { .. }) => self.scaling(op, out),
-            Op::Softcap { input, cap } => {
-                RowOp::Softcap { input: self.operand(*input), cap: *cap, out }
+            &Op::Softcap { input, cap } => RowOp::Softcap { input: self.operand(input), cap, out },
+            &Op::Clamp { input, low, high } => {
+                RowOp::Clamp { input: self.operand(input), low, high, out }
             }
-            Op::Clamp { input, low, high } => {
-                RowOp::Clamp { input: self.operand(*input), low: *low, high: *high, out }
-            }
-            Op::Mix { input, weights, results } => {
-                let (input, weights) = (self.operand(*input), self.operand(*weights));
-                RowOp::Mix { input, weights, results: *results, out }
+            &Op::Mix { input, weights, results } => {
+                let (input, weights) = (self.operand(input), self.operand(weights));
+                RowOp::Mix { input, weights, results, out }
             }
             &Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
                 let input = self.operand(input);
@@ -153,6 +138,26 @@ impl Lowering<'_> {
         };
         self.row(self.plan.rows(Value(i)), row_op);
         i + 1
+    }
+
+    /// The stage of an operation over cached keys, whose own keys are stored before it.
+    fn attending(&mut self, op: &Op, out: Operand) -> Stage {
+        match op {
+            Op::Attention { q, kv, attention, slot } => {
+                let slot = slot.0;
+                if let Some([k, v]) = kv.map(|kv| kv.map(|value| self.operand(value))) {
+                    self.row(Rows::Tokens, RowOp::Store { k, v: Some(v), slot });
+                }
+                self.attention(self.operand(*q), out, *attention, slot)
+            }
+            Op::Select { q, k, weights, indexer, slot } => {
+                let (k, v, slot) = (self.operand(*k), None, slot.0);
+                self.row(Rows::Tokens, RowOp::Store { k, v, slot });
+                let (q, weights) = (self.operand(*q), self.operand(*weights));
+                Stage::Select(SelectStage { q, weights, indexer: *indexer, slot, out })
+            }
+            other => unreachable!("{other:?} reads no keys"),
+        }
     }
 
     /// The stage of attention, whose blocks are stored before it if there are any.

@@ -241,7 +241,7 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Linear { input, weight, bias }, rows))
     }
 
-    /// As [`Builder::linear`], with as many rows as the tensor has.
+    /// As [`Builder::linear`], with the tensor's number of rows.
     pub fn linear_of_file(&mut self, input: Value, name: &str) -> Result<Value> {
         let rows = self.rows(name).unwrap_or(0);
         self.linear(input, name, rows)

@@ -8,7 +8,6 @@ mod sparse;
 
 use std::ops::Range;
 
-pub use recurrent::{DeltaRule, Scan};
 pub use sparse::{Compression, Entries, Indexer};
 
 use crate::ids::{SlotId, StateId, Value, WeightId};

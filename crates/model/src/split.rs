@@ -112,17 +112,10 @@ impl Op {
             }
             Op::Rope { input, rope, .. } => (vec![input], rope.factors.iter_mut().collect()),
             Op::Attention { q, kv, attention, slot: own } => {
-                slots.push(own);
-                let mut values: Vec<_> = [q].into_iter().chain(kv.iter_mut().flatten()).collect();
-                match &mut attention.entries {
-                    Entries::Tokens => {}
-                    Entries::Selected(selected) => values.push(selected),
-                    Entries::TokensAndBlocks { blocks, slot, selected } => {
-                        slots.push(slot);
-                        values.extend([blocks].into_iter().chain(selected));
-                    }
-                }
-                (values, attention.sinks.iter_mut().collect())
+                let (others, blocks) = references_of_entries(&mut attention.entries);
+                slots.extend([own].into_iter().chain(blocks));
+                let values = [q].into_iter().chain(kv.iter_mut().flatten()).chain(others);
+                (values.collect(), attention.sinks.iter_mut().collect())
             }
             Op::Act { input, .. }
             | Op::Scale { input, .. }
@@ -163,6 +156,17 @@ impl Op {
             }
         };
         References { values, weights, slots, state }
+    }
+}
+
+/// The values of what attention reads beside its own tokens, and its slot.
+fn references_of_entries(entries: &mut Entries) -> (Vec<&mut Value>, Option<&mut SlotId>) {
+    match entries {
+        Entries::Tokens => (vec![], None),
+        Entries::Selected(selected) => (vec![selected], None),
+        Entries::TokensAndBlocks { blocks, slot, selected } => {
+            ([blocks].into_iter().chain(selected).collect(), Some(slot))
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::op::{Act, DeltaRule, EmbedBy, Entries, Gating, NormKind, Op, PoolKind, Routing, Scan};
+use crate::op::{
+    Act, Attention, DeltaRule, EmbedBy, Entries, Gating, NormKind, Op, PoolKind, Routing, Scan,
+};
 use crate::op::{Temperature, Xielu};
 use crate::plan::Plan;
 
@@ -21,26 +23,7 @@ impl Plan {
                 fmt_groups(f, *groups)
             }
             Op::Rope { heads, head_dim, rope, .. } => write!(f, " heads {heads}x{head_dim} {rope}"),
-            Op::Attention { attention: a, slot, .. } => {
-                write!(
-                    f,
-                    " slot {} heads {}/{} dims {}/{} scale {}",
-                    slot.0, a.heads, a.kv_heads, a.key_dim, a.value_dim, a.scale
-                )?;
-                a.temperature.map_or(Ok(()), |t| write!(f, " {t}"))?;
-                let kind = if a.chunked { "chunks" } else { "window" };
-                a.window.map_or(Ok(()), |w| write!(f, " {kind} {w}"))?;
-                a.softcap.map_or(Ok(()), |c| write!(f, " softcap {c}"))?;
-                f.write_str(if a.causal { "" } else { " both ways" })?;
-                match a.entries {
-                    Entries::Tokens => Ok(()),
-                    Entries::Selected(_) => f.write_str(" selected"),
-                    Entries::TokensAndBlocks { slot, selected, .. } => {
-                        let selected = if selected.is_some() { "selected " } else { "" };
-                        write!(f, " and {selected}blocks of slot {}", slot.0)
-                    }
-                }
-            }
+            Op::Attention { attention, slot, .. } => write!(f, " slot {} {attention}", slot.0),
             Op::Act { act, .. } | Op::Glu { act, .. } => write!(f, " {act}"),
             Op::Scale { factor, .. } => write!(f, " by {factor}"),
             Op::Cutoff { deviations, .. } => write!(f, " {deviations} deviations"),
@@ -88,6 +71,27 @@ impl Plan {
             | Op::ScaleExperts { .. }
             | Op::ExpertSum { .. }
             | Op::Logits { .. } => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Attention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (heads, dims) = ((self.heads, self.kv_heads), (self.key_dim, self.value_dim));
+        write!(f, "heads {}/{} dims {}/{}", heads.0, heads.1, dims.0, dims.1)?;
+        write!(f, " scale {}", self.scale)?;
+        self.temperature.map_or(Ok(()), |t| write!(f, " {t}"))?;
+        let kind = if self.chunked { "chunks" } else { "window" };
+        self.window.map_or(Ok(()), |w| write!(f, " {kind} {w}"))?;
+        self.softcap.map_or(Ok(()), |c| write!(f, " softcap {c}"))?;
+        f.write_str(if self.causal { "" } else { " both ways" })?;
+        match self.entries {
+            Entries::Tokens => Ok(()),
+            Entries::Selected(_) => f.write_str(" selected"),
+            Entries::TokensAndBlocks { slot, selected, .. } => {
+                let selected = if selected.is_some() { "selected " } else { "" };
+                write!(f, " and {selected}blocks of slot {}", slot.0)
+            }
         }
     }
 }

@@ -49,8 +49,8 @@ fn layers_without_an_indexer_take_the_selection_before() {
     let integers = Value::Array(Array::U32(vec![1, 0, 1]));
     let plan = with("glm-dsa", &[("attention.indexer.types", integers)]);
     assert_eq!(count(&plan, "select"), 2);
-    let problem = "metadata key `glm-dsa.attention.indexer.types`: expected true for the first layer, found \
-                   false";
+    let problem = "metadata key `glm-dsa.attention.indexer.types`: expected true for the first \
+                   layer, found false";
     assert_eq!(error("glm-dsa", &[types([false, true, true])]), problem);
 }
 
@@ -68,8 +68,8 @@ fn blocks_of_tokens_are_cached_once() {
     let states = plan.states.iter().map(RecurrentState::elements).collect::<Vec<_>>();
     assert_eq!(states, [6 * 64, 6 * 32, 3 * 32, 6 * 64, 6 * 32]);
     let iterations = ("hyper_connection.sinkhorn_iterations", Value::U32(1 << 20));
-    let problem = "metadata key `deepseek4.hyper_connection.sinkhorn_iterations`: expected at most 1024, \
-                   found 1048576";
+    let problem = "metadata key `deepseek4.hyper_connection.sinkhorn_iterations`: expected at \
+                   most 1024, found 1048576";
     assert_eq!(error("deepseek4", &[iterations]), problem);
     let ratios = Value::Array(Array::U32(vec![0, 4, 64, 4]));
     let found = error("deepseek4", &[("attention.compress_ratios", ratios)]);

@@ -25,6 +25,7 @@ use cache::{Cache, Entry, entry_id};
 pub use intake::Check;
 use intake::{Pin, Staged, verify_file};
 use known::{Known, Origin};
+pub use known::{KnownModel, known};
 pub use layers::Layer;
 pub(crate) use layers::Recommendation;
 pub use ollama::{LayerDigest, Manifest};
@@ -315,34 +316,4 @@ pub fn list() -> Result<Vec<Listed>> {
         last_used: None,
     });
     Ok(cached.chain(stored).chain(unfinished).collect())
-}
-
-/// A model that can be named without a path, whether it is on this machine or not.
-#[derive(Clone, Debug, Serialize)]
-pub struct KnownModel {
-    /// The name to find it by.
-    pub name: String,
-    /// Size of its file; of a name that is not pinned about that.
-    pub bytes: u64,
-    /// Memory that it needs at a context of 8192 tokens, about, if that is known.
-    pub memory: Option<u64>,
-    /// Licence or terms.
-    pub licence: String,
-    /// Where its file comes from: another name for it, if it is not pinned.
-    pub source: String,
-}
-
-/// The pinned names, then common models by their names in two registries.
-pub fn known() -> Vec<KnownModel> {
-    let pinned = known::ALL.iter().map(|known| KnownModel {
-        name: known.name.to_owned(),
-        bytes: known.pin.bytes,
-        memory: None,
-        licence: known.terms.to_owned(),
-        source: match &known.origin {
-            Origin::Gguf { hub_repo, .. } => (*hub_repo).to_owned(),
-            Origin::Safetensors(weights) => format!("pip:{}", weights.requirement),
-        },
-    });
-    pinned.chain(known::common()).collect()
 }

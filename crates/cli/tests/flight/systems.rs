@@ -1,4 +1,4 @@
-//! Vector stores and data frames that people feed with embeddings. Their packages are large, so
+//! Vector stores and data frames that take embeddings. Their packages are large, so
 //! only `cargo xtask ci --full` runs these tests.
 
 use std::fs;

@@ -54,13 +54,7 @@ impl StepContext<'_> {
             | RowOp::Rescale { .. }
             | RowOp::Cutoff { .. }
             | RowOp::ScaleExperts { .. } => self.scale(op, row),
-            RowOp::Softcap { input, cap, out } => {
-                rows::cap_in_place(self.isa, self.copied(input, out, row), cap);
-            }
-            RowOp::Clamp { input, low, high, out } => {
-                let out = self.copied(input, out, row);
-                out.iter_mut().for_each(|x| *x = x.max(low).min(high));
-            }
+            RowOp::Softcap { .. } | RowOp::Clamp { .. } => self.bound(op, row),
             RowOp::Mix { input, weights, results, out } => {
                 let (x, weights) = (self.read(input, row), self.read(weights, row));
                 hyper::mix(self.isa, x, weights, results, self.write(out, row));
@@ -93,6 +87,19 @@ impl StepContext<'_> {
                 self.quantize_experts(row, input, cols, permutation, formats);
             }
             RowOp::Quantize { input, formats } => self.quantize(rows, row, input, formats),
+        }
+    }
+
+    fn bound(&self, op: &RowOp, row: usize) {
+        match *op {
+            RowOp::Softcap { input, cap, out } => {
+                rows::cap_in_place(self.isa, self.copied(input, out, row), cap);
+            }
+            RowOp::Clamp { input, low, high, out } => {
+                let out = self.copied(input, out, row);
+                out.iter_mut().for_each(|x| *x = x.max(low).min(high));
+            }
+            _ => unreachable!("{op:?} bounds nothing"),
         }
     }
 

@@ -72,20 +72,7 @@ pub(crate) fn check(plan: &Plan) {
                     assert_eq!(plan.weight(factors).cols, rope.dims / 2, "a factor for each pair");
                 }
             }
-            Op::Attention { q, kv, attention: a, slot } => {
-                assert_eq!(width(q), a.heads * a.key_dim);
-                if let Some([k, v]) = kv {
-                    assert_eq!(width(k), a.kv_heads * a.key_dim);
-                    assert_eq!(width(v), a.kv_heads * a.value_dim);
-                }
-                assert_eq!(out, a.heads * a.value_dim);
-                assert!(a.heads % a.kv_heads == 0 && a.scale.is_finite() && a.window != Some(0));
-                assert_eq!(plan.slots[slot.0], KvSlot::of(a));
-                let stores =
-                    |op: &Op| matches!(op, Op::Attention { kv: Some(_), slot: s, .. } if s == slot);
-                assert!(plan.ops[..=i].iter().any(stores), "%{i} reads a slot that is filled");
-                check_entries(plan, a);
-            }
+            Op::Attention { .. } => check_attention(plan, i, op, out),
             Op::Glu { gate, up, .. } => {
                 assert!(width(up) == out && out.is_multiple_of(width(gate)));
             }
@@ -112,18 +99,7 @@ pub(crate) fn check(plan: &Plan) {
             Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } | Op::Compress { .. } => {
                 check_recurrent(plan, op, out);
             }
-            Op::Mix { input, weights, results } => {
-                let parts = width(weights) / results;
-                assert_eq!(
-                    (parts * results, out * parts),
-                    (width(weights), width(input) * results)
-                );
-            }
-            Op::HyperWeights { input, scale, base, streams: n, .. } => {
-                let scales = if out == *n { 1 } else { 3 };
-                assert!(width(input) == out && (scales == 1 || out == n * (n + 2)));
-                assert_eq!((plan.weight(*scale).cols, plan.weight(*base).cols), (scales, out));
-            }
+            Op::Mix { .. } | Op::HyperWeights { .. } => check_streams(plan, op, out),
             Op::Select { q, k, weights, indexer: i, slot } => {
                 assert_eq!((width(q), width(k)), (i.heads * i.dim, i.dim));
                 assert_eq!((width(weights), out), (i.heads, i.top_k));
@@ -131,6 +107,40 @@ pub(crate) fn check(plan: &Plan) {
                 assert_eq!((kept.kv_heads, kept.key_dim, kept.value_dim), (1, i.dim, 0));
             }
         }
+    }
+}
+
+/// Heads are as wide as what they read, and the slot is filled before it is read.
+fn check_attention(plan: &Plan, i: usize, op: &Op, out: usize) {
+    let Op::Attention { q, kv, attention: a, slot } = op else { panic!("{} attends", op.name()) };
+    let width = |value: &Value| plan.width(*value);
+    assert_eq!(width(q), a.heads * a.key_dim);
+    if let Some([k, v]) = kv {
+        assert_eq!(width(k), a.kv_heads * a.key_dim);
+        assert_eq!(width(v), a.kv_heads * a.value_dim);
+    }
+    assert_eq!(out, a.heads * a.value_dim);
+    assert!(a.heads % a.kv_heads == 0 && a.scale.is_finite() && a.window != Some(0));
+    assert_eq!(plan.slots[slot.0], KvSlot::of(a));
+    let stores = |op: &Op| matches!(op, Op::Attention { kv: Some(_), slot: s, .. } if s == slot);
+    assert!(plan.ops[..=i].iter().any(stores), "%{i} reads a slot that is filled");
+    check_entries(plan, a);
+}
+
+/// Residual streams are mixed with a weight for each pair.
+fn check_streams(plan: &Plan, op: &Op, out: usize) {
+    let width = |value: &Value| plan.width(*value);
+    match op {
+        Op::Mix { input, weights, results } => {
+            let parts = width(weights) / results;
+            assert_eq!((parts * results, out * parts), (width(weights), width(input) * results));
+        }
+        Op::HyperWeights { input, scale, base, streams: n, .. } => {
+            let scales = if out == *n { 1 } else { 3 };
+            assert!(width(input) == out && (scales == 1 || out == n * (n + 2)));
+            assert_eq!((plan.weight(*scale).cols, plan.weight(*base).cols), (scales, out));
+        }
+        other => panic!("{} mixes no streams", other.name()),
     }
 }
 

@@ -1,9 +1,8 @@
 //! The known model names and the sources of each. A name stands for one exact file, pinned by its
-//! SHA-256, whichever source it comes from. `common.toml` has names of registries, which are not.
+//! SHA-256, whichever source it comes from. `registry_models.toml` has names of registries, which are not.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::KnownModel;
 use super::intake::Pin;
 use super::layers::Recommendation;
 use super::wheel::{Part, Weights};
@@ -44,7 +43,37 @@ pub(crate) fn find(name: &str) -> Option<&'static Known> {
     ALL.iter().find(|known| known.name == name)
 }
 
-/// A table of `common.toml`.
+/// A model that can be named without a path, whether it is on this machine or not.
+#[derive(Clone, Debug, Serialize)]
+pub struct KnownModel {
+    /// The name to find it by.
+    pub name: String,
+    /// Size of its file; of a name that is not pinned about that.
+    pub bytes: u64,
+    /// Memory that it needs at a context of 8192 tokens, about, if that is known.
+    pub memory: Option<u64>,
+    /// Licence or terms.
+    pub licence: String,
+    /// Where its file comes from: another name for it, if it is not pinned.
+    pub source: String,
+}
+
+/// The pinned names, then common models by their names in two registries.
+pub fn known() -> Vec<KnownModel> {
+    let pinned = ALL.iter().map(|known| KnownModel {
+        name: known.name.to_owned(),
+        bytes: known.pin.bytes,
+        memory: None,
+        licence: known.terms.to_owned(),
+        source: match &known.origin {
+            Origin::Gguf { hub_repo, .. } => (*hub_repo).to_owned(),
+            Origin::Safetensors(weights) => format!("pip:{}", weights.requirement),
+        },
+    });
+    pinned.chain(common()).collect()
+}
+
+/// A table of `registry_models.toml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Common {
@@ -59,13 +88,14 @@ struct Common {
     licence: String,
 }
 
-/// The models of `common.toml`.
-pub(crate) fn common() -> Vec<KnownModel> {
+/// The models of `registry_models.toml`.
+fn common() -> Vec<KnownModel> {
     #[derive(Deserialize)]
     struct File {
         model: Vec<Common>,
     }
-    let file: File = toml::from_str(include_str!("common.toml")).expect("the tests read it");
+    let file: File =
+        toml::from_str(include_str!("registry_models.toml")).expect("the tests read it");
     let bytes = |gigabytes: f64| (gigabytes * 1e9).round() as u64;
     let row = |model: Common| KnownModel {
         name: model.ollama,
