@@ -108,7 +108,7 @@ impl Lowering<'_> {
                 RowOp::Clamp { input: self.operand(input), low, high, out }
             }
             &Op::Mix { input, weights, results } => {
-                let (input, weights) = (self.operand(input), self.operand(weights));
+                let [input, weights] = [input, weights].map(|value| self.operand(value));
                 RowOp::Mix { input, weights, results, out }
             }
             &Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
@@ -122,11 +122,8 @@ impl Lowering<'_> {
             Op::Concat { a, b, groups } => {
                 RowOp::Concat { a: self.operand(*a), b: self.operand(*b), groups: *groups, out }
             }
-            Op::Route { input, chosen, bias, routing } => {
-                let (input, bias, routing) = (self.operand(*input), *bias, *routing);
-                let chosen = chosen.map(|chosen| self.operand(chosen));
-                self.row(Rows::Tokens, RowOp::Route { input, chosen, bias, routing, out });
-                self.permutation(Some(Value(i)), routing.experts);
+            op @ Op::Route { .. } => {
+                self.route(op, Value(i));
                 return i + 1;
             }
             Op::ExpertSum { input, route } => {
@@ -138,6 +135,18 @@ impl Lowering<'_> {
         };
         self.row(self.plan.rows(Value(i)), row_op);
         i + 1
+    }
+
+    /// Lowers a choice of experts, and the order of rows by them.
+    fn route(&mut self, op: &Op, value: Value) {
+        let Op::Route { input, chosen, bias, routing } = op else {
+            unreachable!("{op:?} chooses no experts")
+        };
+        let (input, out) = (self.operand(*input), self.operand(value));
+        let (chosen, bias) = (chosen.map(|chosen| self.operand(chosen)), *bias);
+        let routing = *routing;
+        self.row(Rows::Tokens, RowOp::Route { input, chosen, bias, routing, out });
+        self.permutation(Some(value), routing.experts);
     }
 
     /// The stage of an operation over cached keys, whose own keys are stored before it.

@@ -528,10 +528,10 @@ static_assert(OFFSET(ExpertSum, width) == 36);
 static_assert(OFFSET(ExpertSum, experts_used) == 40);
 static_assert(OFFSET(ExpertSum, padding) == 44);
 
-// Parts of a row with the length of another row.
+// Parts of a row, each `width` wide, with the length of another row.
 struct Rescale {
-    const float *x; // [rows, stride]: parts of `width`
-    const float *like; // [rows, like_stride]
+    const float *x;
+    const float *like;
     float *out;
     u32 stride;
     u32 like_stride;
@@ -564,10 +564,10 @@ static_assert(OFFSET(Cutoff, out_stride) == 20);
 static_assert(OFFSET(Cutoff, width) == 24);
 static_assert(OFFSET(Cutoff, deviations) == 28);
 
-// Weights of experts, times numbers of the experts.
+// Weights of a row's experts, times the numbers of these experts.
 struct ScaleExperts {
     const float *route;
-    const float *numbers; // of all experts
+    const float *numbers;
     float *out;
     u32 stride;
     u32 out_stride;

@@ -1,5 +1,6 @@
 //! The known model names and the sources of each. A name stands for one exact file, pinned by its
-//! SHA-256, whichever source it comes from. `registry_models.toml` has names of registries, which are not.
+//! SHA-256, whichever source it comes from. `registry_models.toml` has names of registries, which
+//! are not pinned.
 
 use serde::{Deserialize, Serialize};
 
