@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::place::{Place, model, printed, stderr};
+use crate::reranker::{self, DOCUMENTS, QUERY, SCORES, TOLERANCE};
 use crate::stand_in::{Store, VERSIONS, run_script};
 
 const SENTENCES: usize = 10_000;
