@@ -50,8 +50,9 @@ pub(crate) fn describe(
     let found = metadata.architecture()?;
     let rank = |a: &Attempt| {
         let same = a.name.bytes().zip(found.bytes()).take_while(|(a, b)| a == b).count();
-        let is_whole = a.problem.is_none();
-        (a.tensors.len(), is_whole, a.keys.len(), same, a.name == "llama")
+        // Names of one family begin alike.
+        let family = if same >= 3 { same } else { 0 };
+        (a.tensors.len(), a.problem.is_none(), a.keys.len(), family, a.name == "llama")
     };
     let Some(nearest) =
         attempts.iter().rev().max_by_key(|a| rank(a)).filter(|a| a.tensors.len() > 1)

@@ -11,7 +11,7 @@ use bodkin::source::{self, KnownModel, Listed};
 /// Arguments of `list`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// List names that `pull` and `run` know instead: size, memory at 8192 tokens, licence, source
+    /// List the known names instead: size, memory at 8192 tokens, licence
     #[arg(long)]
     known: bool,
     /// Print a JSON array instead of a table

@@ -248,7 +248,7 @@ fn wrong_usage_has_status_2_and_names_the_word() {
         (&["nonsense"][..], "nonsense"),
         (&["run", &model, "Hello", "--nonsense"], "--nonsense"),
         (&["run", &model, "Hello", "-n", "0"], "--max-tokens"),
-        (&["run", &model, "Hello", "-n", "-1"], "-1"),
+        (&["run", &model, "Hello", "-n", "-2"], "-2"),
         (&["run", &model, "Hello", "--seed", "x"], "--seed"),
         (&["run", &model, "Hello", "--temperature", "warm"], "--temperature"),
         (&["run", &model, "Hello", "--kv-type", "q4_0"], "--kv-type <TYPE>': expected auto, f16"),

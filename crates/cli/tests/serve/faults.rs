@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::server::{MODEL, Server, failure, kit, post_head, read_response};
+use crate::server::{MODEL, STOPPING, Server, failure, kit, post_head, read_response};
 
 /// Whatever a client sends, it gets a status, and the next one an answer.
 #[test]
@@ -224,7 +224,7 @@ fn a_stopped_server_finishes_what_runs() {
     let rest = read_response(socket);
     assert!(rest.head.contains("\"stop\":true") || rest.body.contains("\"stop\":true"), "{rest:?}");
     assert!(server.child.wait().unwrap().success());
-    assert_eq!(server.rest_of_stderr(), "");
+    assert_eq!(server.rest_of_stderr(), STOPPING);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::thread;
 
 use serde_json::json;
 
-use crate::server::{Server, failure, post_head};
+use crate::server::{STOPPING, Server, failure, post_head};
 
 /// The name of a span of a text.
 const ROUTE: &[u8] = b"POST /v1/completions";
@@ -91,7 +91,7 @@ fn a_collector_gets_a_span_with_the_tokens_of_a_stream() {
     after(span, b"gen_ai.response.time_to_first_token");
     after(after(span, b"http.request.id"), b"my-id");
     after(&body, b"service.name");
-    assert_eq!(server.rest_of_stderr(), "");
+    assert_eq!(server.rest_of_stderr(), STOPPING);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_collector_that_refuses_is_said_once() {
     generate(&mut server);
     batch.join().unwrap();
     let line = format!("cannot export traces to {url}/v1/traces: 503 Service Unavailable\n");
-    assert_eq!(server.rest_of_stderr(), line);
+    assert_eq!(server.rest_of_stderr(), STOPPING.to_owned() + &line);
 }
 
 #[test]

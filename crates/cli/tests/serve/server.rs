@@ -11,6 +11,10 @@ use serde_json::Value;
 /// A tiny model with random weights.
 pub(crate) const MODEL: &str = "llama.gguf";
 
+/// What a server says when it is asked to stop.
+pub(crate) const STOPPING: &str =
+    "stopping: running requests have 30 s; stop again to end them now\n";
+
 /// A file of the kit of tiny models.
 pub(crate) fn kit(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models").join(file)
