@@ -84,9 +84,8 @@ impl Lowering<'_> {
             }
             Op::Input => RowOp::Input { out },
             Op::Embed { table, by } => RowOp::Embed { table: *table, by: *by, out },
-            Op::Norm { input, kind, weight, bias, eps, groups } => {
-                let (input, kind, weight, bias, eps, groups) =
-                    (self.operand(*input), *kind, *weight, *bias, *eps, *groups);
+            &Op::Norm { input, kind, weight, bias, eps, groups } => {
+                let input = self.operand(input);
                 RowOp::Norm { input, out, kind, weight, bias, eps, groups }
             }
             Op::Rope { input, head_dim, rope, heads: _ } => {
@@ -129,9 +128,7 @@ impl Lowering<'_> {
             Op::ExpertSum { input, route } => {
                 RowOp::ExpertSum { input: self.operand(*input), route: self.operand(*route), out }
             }
-            Op::Pool { input, kind } => {
-                RowOp::Pool { input: self.operand(*input), kind: *kind, out }
-            }
+            &Op::Pool { input, kind } => RowOp::Pool { input: self.operand(input), kind, out },
         };
         self.row(self.plan.rows(Value(i)), row_op);
         i + 1
