@@ -51,7 +51,7 @@ fn an_unknown_architecture_is_named_with_the_nearest_known_one() {
     let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
     for text in [error, place.text(&["inspect", &path])] {
         let nearest = "unknown architecture `perceptron`; the nearest known one is llama, which \
-                       does not read the keys layers_of_1957\n";
+                       does not read the keys layers_of_1957";
         assert!(text.contains(nearest), "{text}");
     }
 }
