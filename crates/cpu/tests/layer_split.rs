@@ -63,7 +63,14 @@ fn two_parts_have_the_bits_of_the_whole() {
         let whole = logits(&*cpu(), &plan, &file).unwrap();
         for layers in 0..=plan.layers() {
             let split = LayerSplit::new(cpu(), cpu(), layers);
-            let found = logits(&split, &plan, &file).unwrap();
+            let found = match logits(&split, &plan, &file) {
+                // Per-layer inputs and shared KV slots keep its layers together.
+                Err(error) if plan.architecture == "gemma4" => {
+                    assert!(error.ends_with("its layers share more than one value"), "{error}");
+                    continue;
+                }
+                found => found.unwrap(),
+            };
             assert!(found == whole, "{name}: other bits with {layers} layers apart");
             // Weights that both parts have count twice.
             let memory = split.memory(&plan, &limits(&plan));
