@@ -89,6 +89,11 @@ impl RopeTable {
     }
 }
 
+/// YaRN's magnitude scale (mscale), which the logarithm of the scaling factor determines.
+pub(crate) fn yarn_mscale(factor: f32, multiplier: f32) -> f32 {
+    1.0 + 0.1 * multiplier * factor.ln()
+}
+
 impl Rope {
     /// The table, given the values of `factors` if the rope has any.
     pub fn table(&self, factors: Option<&[f32]>) -> RopeTable {
@@ -114,7 +119,7 @@ impl Rope {
                     let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *f = *f * (1.0 - ramp) + *f / f64::from(factor) * ramp;
                 }
-                attention_factor = attn_factor * (1.0 + 0.1 * factor.ln());
+                attention_factor = attn_factor * yarn_mscale(factor, 1.0);
             }
             RopeScaling::Long { attn_factor } => attention_factor = attn_factor,
         }

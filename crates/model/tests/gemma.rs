@@ -7,13 +7,7 @@ mod rules;
 
 use bodkin_gguf::{Array, Format, Tensor, Value};
 use bodkin_model::{Act, Op, Plan, plan};
-
-fn with(name: &str, changes: &[(&str, Value)]) -> Plan {
-    let (metadata, tensors) = rules::parts(name, changes);
-    let plan = plan(&metadata, &tensors).unwrap();
-    rules::check(&plan);
-    plan
-}
+use rules::with;
 
 /// Checks that no plan can be made, for a reason that names the key and what was found.
 #[track_caller]

@@ -6,18 +6,8 @@
 mod rules;
 
 use bodkin_gguf::{Array, Value};
-use bodkin_model::{Error, Op, Plan, RecurrentState, Scan, plan};
-
-fn try_with(name: &str, changes: &[(&str, Value)]) -> Result<Plan, Error> {
-    let (metadata, tensors) = rules::parts(name, changes);
-    plan(&metadata, &tensors)
-}
-
-fn with(name: &str, changes: &[(&str, Value)]) -> Plan {
-    let plan = try_with(name, changes).unwrap();
-    rules::check(&plan);
-    plan
-}
+use bodkin_model::{Op, Plan, RecurrentState, Scan, plan};
+use rules::{try_with, with};
 
 fn count(plan: &Plan, name: &str) -> usize {
     plan.ops.iter().filter(|op| op.name() == name).count()

@@ -6,18 +6,8 @@
 mod rules;
 
 use bodkin_gguf::{Array, Value};
-use bodkin_model::{Attention, Entries, Error, Op, Plan, RecurrentState, Temperature, plan};
-
-fn try_with(name: &str, changes: &[(&str, Value)]) -> Result<Plan, Error> {
-    let (metadata, tensors) = rules::parts(name, changes);
-    plan(&metadata, &tensors)
-}
-
-fn with(name: &str, changes: &[(&str, Value)]) -> Plan {
-    let plan = try_with(name, changes).unwrap();
-    rules::check(&plan);
-    plan
-}
+use bodkin_model::{Attention, Entries, Op, Plan, RecurrentState, Temperature};
+use rules::{try_with, with};
 
 fn error(name: &str, changes: &[(&str, Value)]) -> String {
     try_with(name, changes).unwrap_err().to_string()

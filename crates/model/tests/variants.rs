@@ -8,12 +8,15 @@ use bodkin_gguf::{Array, Tensor, Value};
 use bodkin_model::{
     Gating, Op, Plan, PoolKind, Pooling, Rope, RopeScaling, Routing, embedding_plan, plan, plan_for,
 };
+use rules::with;
 
-fn with(name: &str, changes: &[(&str, Value)]) -> Plan {
-    let (metadata, tensors) = rules::parts(name, changes);
-    let plan = plan(&metadata, &tensors).unwrap();
-    rules::check(&plan);
-    plan
+/// The scale of the scores in the first layer.
+fn scale(plan: &Plan) -> f32 {
+    let scale = |op: &Op| match op {
+        Op::Attention { attention, .. } => Some(attention.scale),
+        _ => None,
+    };
+    plan.ops.iter().find_map(scale).unwrap()
 }
 
 /// All rotations, of which a layer has two: that of its queries and that of its keys.
@@ -157,13 +160,6 @@ fn latent_attention_is_expanded_where_one_matrix_makes_keys_and_values() {
         assert_eq!((other.kv_heads, other.key_dim, other.value_dim), (1, 32 + 16, 32));
     }
     assert_eq!(ropes(&expanded), ropes(&narrow));
-    let scale = |plan: &Plan| {
-        let scale = |op: &Op| match op {
-            Op::Attention { attention, .. } => Some(attention.scale),
-            _ => None,
-        };
-        plan.ops.iter().find_map(scale)
-    };
     assert_eq!(scale(&expanded), scale(&narrow));
 }
 
@@ -175,6 +171,16 @@ fn yarn_without_a_multiplier_grows_what_is_rotated() {
     assert!((rope.table(None).attention_factor - (1.0 + 0.1 * 4f32.ln())).abs() < 1e-6);
     let rope = ropes(&with("deepseek3-yarn", &[]))[0];
     assert!((rope.table(None).attention_factor - 1.0).abs() < 1e-6, "the scores grow as a whole");
+}
+
+#[test]
+fn a_multiplier_of_yarn_divides_what_is_rotated() {
+    let (ln, half) = (4f32.ln(), Value::F32(0.05));
+    let plan = with("mistral4", &[("rope.scaling.yarn_log_multiplier", half)]);
+    let rotary = (1.0 + 0.1 * ln) / (1.0 + 0.05 * ln);
+    assert!((ropes(&plan)[0].table(None).attention_factor - rotary).abs() < 1e-6);
+    let wanted = (1.0 + 0.1 * ln).powi(2) / 32f32.sqrt();
+    assert!((scale(&plan) - wanted).abs() < 1e-6, "{} is not {wanted}", scale(&plan));
 }
 
 #[test]

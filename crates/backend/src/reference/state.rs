@@ -1,5 +1,5 @@
 //! Convolutions, state-space layers and delta rules: what a sequence carries along in a slot of
-//! fixed size. State is kept in f32 from token to token, so that it matters nothing where a step
+//! fixed size. State is kept in f32 from token to token, so that results do not depend on where a step
 //! ends.
 
 use bodkin_model::{DeltaRule, Scan};

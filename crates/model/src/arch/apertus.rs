@@ -1,8 +1,8 @@
 //! Apertus: as Llama, with NeoX RoPE, QK norms, and an ungated feed-forward network with xIELU, of
 //! each layer with parameters of its own.
 
-use super::{attention_layers, hidden_sizes, rope};
-use crate::builder::{AttentionLayer, Builder};
+use super::llama::Decoder;
+use crate::builder::Builder;
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
@@ -10,21 +10,9 @@ use crate::op::{Act, Xielu};
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
-    let eps = m.rms_eps()?;
-    let attention = attention_layers(m)?;
-    let rope = Some(rope(m, g, RopeStyle::Neox, attention[0].key_dim)?);
-    let (hidden, acts) = (hidden_sizes(m, false)?, xielus(m)?);
-    let mut x = g.embed("token_embd", m.size("embedding_length")?)?;
-    for (i, (attention, hidden)) in attention.into_iter().zip(hidden).enumerate() {
-        let b = g.block(i);
-        let h = b.rms_norm(x, "attn_norm", eps)?;
-        let h = b.attention(h, AttentionLayer::new(attention, rope, eps))?;
-        x = b.add(x, h);
-        let h = b.rms_norm(x, "ffn_norm", eps)?;
-        let h = b.feed_forward(h, Act::Xielu(acts[i]), hidden)?;
-        x = b.add(x, h);
-    }
-    g.logits(x, "output_norm", eps, &["output", "token_embd"])
+    let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
+    decoder.acts = xielus(m)?.into_iter().map(Act::Xielu).collect();
+    decoder.build(g)
 }
 
 /// The activation of each layer. The file has what training learned: the softplus of the factors.

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
 use crate::op::{Act, Gating, Indexer};
-use crate::rope::{Rope, RopeScaling, RopeStyle};
+use crate::rope::{Rope, RopeScaling, RopeStyle, yarn_mscale};
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let eps = m.rms_eps()?;
@@ -52,14 +52,19 @@ pub(super) fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAt
     };
     let mut rope = m.rope(RopeStyle::Norm, dims)?;
     let mut scale = 1.0 / (key_dim as f32).sqrt();
-    // YaRN's scaling of the scores applies to the whole key here, so the rotary part has none.
+    // YaRN scales the scores of the whole key here, not only those of the rotary part.
     let name = "rope.scaling.yarn_log_multiplier";
     if let RopeScaling::Yarn { factor, attn_factor, .. } = &mut rope.scaling
         && let Some(growth) = m.f32(name)?.filter(|&growth| growth != 0.0 && *factor > 1.0)
     {
-        *attn_factor /= 1.0 + 0.1 * factor.ln();
-        scale *= (1.0 + growth * factor.ln()).powi(2);
-        if !scale.is_finite() {
+        // The key is a tenth of `mscale_all_dim`. No key has `mscale`: as in llama.cpp, it is the
+        // same in DeepSeek 2 and 3, and 1 in others.
+        let all_dims = 10.0 * growth;
+        let mscale = if m.architecture() == "deepseek2" { all_dims } else { 1.0 };
+        let rotary = yarn_mscale(*factor, mscale) / yarn_mscale(*factor, all_dims);
+        *attn_factor *= rotary / yarn_mscale(*factor, 1.0);
+        scale *= yarn_mscale(*factor, mscale).powi(2);
+        if !(scale.is_finite() && attn_factor.is_finite()) {
             return Err(m.error(name, format!("expected a small number, found {growth}")));
         }
     }
@@ -83,6 +88,20 @@ pub(super) fn latent_layer(m: &HyperParameters<'_>, eps: f32) -> Result<LatentAt
     })
 }
 
+/// The sizes of the lightning indexer, of whose keys `rotary` elements are rotated.
+pub(super) fn indexer(m: &HyperParameters<'_>, rotary: usize) -> Result<Indexer> {
+    let indexer = Indexer {
+        heads: m.size("attention.indexer.head_count")?,
+        dim: m.size("attention.indexer.key_length")?,
+        top_k: m.size("attention.indexer.top_k")?,
+    };
+    if indexer.dim < rotary {
+        let problem = format!("expected at least {rotary}, found {}", indexer.dim);
+        return Err(m.error("attention.indexer.key_length", problem));
+    }
+    Ok(indexer)
+}
+
 /// The indexer of each layer. Layers without one attend to the tokens that an earlier one selected,
 /// if there is one.
 fn indexers(m: &HyperParameters<'_>, rope: Rope) -> Result<Vec<Option<IndexerLayer>>> {
@@ -92,15 +111,7 @@ fn indexers(m: &HyperParameters<'_>, rope: Rope) -> Result<Vec<Option<IndexerLay
         "glm-dsa" => RopeStyle::Norm,
         _ => return Ok(vec![None; layers]),
     };
-    let indexer = Indexer {
-        heads: m.size("attention.indexer.head_count")?,
-        dim: m.size("attention.indexer.key_length")?,
-        top_k: m.size("attention.indexer.top_k")?,
-    };
-    if indexer.dim < rope.dims {
-        let problem = format!("expected at least {}, found {}", rope.dims, indexer.dim);
-        return Err(m.error("attention.indexer.key_length", problem));
-    }
+    let indexer = indexer(m, rope.dims)?;
     let layer = IndexerLayer { indexer, rope: Rope { style, ..rope }, eps: 1e-6 };
     let name = "attention.indexer.types";
     let mut has_indexer = m.bools(name, layers)?;

@@ -2,13 +2,14 @@
 //! compressed blocks of tokens, with one head of keys that are the values too; experts, which a
 //! table chooses by token in the first blocks.
 
+use super::deepseek2::indexer;
 use super::routings;
 use crate::builder::{Builder, Compressor, ExpertLayer, HyperConnections};
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
 use crate::op::{Act, Attention, Entries, Gating, Indexer};
-use crate::rope::{Rope, RopeScaling, RopeStyle};
+use crate::rope::{Rope, RopeScaling, RopeStyle, yarn_mscale};
 
 /// What blocks have in common.
 struct Decoder {
@@ -94,17 +95,9 @@ impl Decoder {
         let mut compress_rope = Rope { base, ..rope };
         // Sine and cosine keep their size.
         if let RopeScaling::Yarn { factor, attn_factor, .. } = &mut compress_rope.scaling {
-            *attn_factor = 1.0 / (1.0 + 0.1 * factor.ln());
+            *attn_factor = 1.0 / yarn_mscale(*factor, 1.0);
         }
-        let indexer = Indexer {
-            heads: m.size("attention.indexer.head_count")?,
-            dim: m.size("attention.indexer.key_length")?,
-            top_k: m.size("attention.indexer.top_k")?,
-        };
-        if indexer.dim < rope.dims {
-            let problem = format!("expected at least {}, found {}", rope.dims, indexer.dim);
-            return Err(m.error("attention.indexer.key_length", problem));
-        }
+        let indexer = indexer(m, rope.dims)?;
         Ok(Decoder {
             hyper,
             eps,

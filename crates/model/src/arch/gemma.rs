@@ -14,7 +14,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
     let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
     let variant = Variant::new(m)?;
     let width = decoder.width as f32;
-    decoder.act = Act::GeluTanh;
+    decoder.acts.fill(Act::GeluTanh);
     decoder.embedding_scale = Some(width.sqrt());
     decoder.norm_after = variant.norm_after;
     for layer in decoder.attention() {

@@ -13,7 +13,7 @@ use crate::rope::RopeStyle;
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let mut decoder = Decoder::new(m, g, RopeStyle::Neox)?;
     decoder.routings = routings(m, g, Gating::SoftmaxOfChosen, false)?;
-    decoder.act = Act::ClampedSwish;
+    decoder.acts.fill(Act::ClampedSwish);
     decoder.ffn_norm = "post_attention_norm";
     let (window, base) = (m.sliding_window()?, m.rope_base("rope.freq_base_swa")?);
     let layers = decoder.attention().zip(m.local_layers(2)?);

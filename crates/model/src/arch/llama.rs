@@ -46,8 +46,8 @@ pub(super) struct Decoder {
     pub(super) routings: Vec<Routing>,
     /// The epsilon of all norms.
     eps: f32,
-    /// The activation of the gate.
-    pub(super) act: Act,
+    /// The activation of each layer's feed-forward network or experts.
+    pub(super) acts: Vec<Act>,
     /// The tensor of the norm before the feed-forward network.
     pub(super) ffn_norm: &'static str,
     /// Whether blocks norm the input of token mixer and feed-forward network (pre-norm).
@@ -106,7 +106,7 @@ impl Decoder {
             hidden: hidden_sizes(m, !routings.is_empty())?,
             routings,
             eps,
-            act: Act::Silu,
+            acts: vec![Act::Silu; m.layers()?],
             ffn_norm: "ffn_norm",
             norm_before: true,
             norm_after: false,
@@ -164,7 +164,7 @@ impl Decoder {
         let x = g.embed("token_embd", self.width)?;
         let mut x = g.scale(x, self.embedding_scale);
         for (i, (layer, hidden)) in self.layers.into_iter().zip(self.hidden).enumerate() {
-            let b = g.block(i);
+            let (b, act) = (g.block(i), self.acts[i]);
             let h = if self.norm_before { b.rms_norm(x, "attn_norm", eps)? } else { x };
             let h = layer.apply(b, h)?;
             let h = if self.norm_after { b.rms_norm(h, "post_attention_norm", eps)? } else { h };
@@ -172,8 +172,8 @@ impl Decoder {
             x = b.add(x, h);
             let h = if self.norm_before { b.rms_norm(x, self.ffn_norm, eps)? } else { x };
             let h = match self.routings.get(i).filter(|_| b.has("ffn_gate_inp")) {
-                Some(&routing) => b.experts(h, routing, self.act)?,
-                None => b.feed_forward(h, self.act, hidden)?,
+                Some(&routing) => b.experts(h, routing, act)?,
+                None => b.feed_forward(h, act, hidden)?,
             };
             let h = if self.norm_after { b.rms_norm(h, "post_ffw_norm", eps)? } else { h };
             let h = b.scale(h, self.residual_scale);

@@ -7,7 +7,7 @@ use crate::builder::Builder;
 use crate::error::Result;
 use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
-use crate::rope::{RopeScaling, RopeStyle};
+use crate::rope::{RopeScaling, RopeStyle, yarn_mscale};
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
     let mut decoder = Decoder::new(m, g, RopeStyle::Norm)?;
@@ -20,7 +20,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         if let RopeScaling::Yarn { factor, attn_factor, .. } = &mut rope.scaling
             && let Some(growth) = growth.filter(|_| *factor > 1.0)
         {
-            let divisor = 1.0 + 0.1 * growth * factor.ln();
+            let divisor = yarn_mscale(*factor, growth);
             if !(divisor.is_finite() && divisor > 0.0) {
                 return Err(m.error(name, format!("expected a small number, found {growth}")));
             }

@@ -42,6 +42,25 @@ pub(crate) fn parts(name: &str, changes: &[(&str, bodkin_gguf::Value)]) -> (Meta
     (metadata, file.tensors().to_vec())
 }
 
+/// The plan of a model with some keys set to other values.
+#[allow(dead_code, reason = "not every test changes keys")]
+pub(crate) fn try_with(
+    name: &str,
+    changes: &[(&str, bodkin_gguf::Value)],
+) -> Result<Plan, bodkin_model::Error> {
+    let (metadata, tensors) = parts(name, changes);
+    bodkin_model::plan(&metadata, &tensors)
+}
+
+/// As [`try_with`], for a plan that there is.
+#[allow(dead_code, reason = "not every test changes keys")]
+#[track_caller]
+pub(crate) fn with(name: &str, changes: &[(&str, bodkin_gguf::Value)]) -> Plan {
+    let plan = try_with(name, changes).unwrap_or_else(|error| panic!("{error}"));
+    check(&plan);
+    plan
+}
+
 /// Panics if an operation of the plan contradicts its operands.
 pub(crate) fn check(plan: &Plan) {
     assert_eq!(plan.ops.len(), plan.widths.len());
