@@ -11,7 +11,7 @@ use bodkin::source::{self, KnownModel, Listed};
 /// Arguments of `list`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// List the known names instead: size, memory at 8192 tokens, licence
+    /// List the known names instead: size, licence, source
     #[arg(long)]
     known: bool,
     /// Print a JSON array instead of a table
@@ -45,11 +45,10 @@ fn local_table(rows: &[Listed]) -> Vec<[String; 5]> {
 }
 
 fn known_table(rows: &[KnownModel]) -> Vec<[String; 5]> {
-    let header = ["NAME", "SIZE", "MEMORY", "LICENCE", "SOURCE"].map(str::to_owned);
+    let header = ["NAME", "SIZE", "LICENCE", "SOURCE", ""].map(str::to_owned);
     let row = |row: &KnownModel| {
-        let memory = row.memory.map_or("-".to_owned(), human_bytes);
         let (size, licence) = (human_bytes(row.bytes), row.licence.clone());
-        [row.name.clone(), size, memory, licence, row.source.clone()]
+        [row.name.clone(), size, licence, row.source.clone(), String::new()]
     };
     std::iter::once(header).chain(rows.iter().map(row)).collect()
 }

@@ -105,7 +105,4 @@ fn known_names_are_listed_on_request() {
     assert_eq!(table.lines().count(), 1 + rows.len(), "{table}");
     let qwen = rows.iter().find(|row| row["name"] == "qwen3:8b").unwrap();
     assert_eq!(qwen["source"], "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M");
-    for row in rows.iter().filter(|row| !row["memory"].is_null()) {
-        assert!(row["memory"].as_u64() > row["bytes"].as_u64(), "{row}");
-    }
 }

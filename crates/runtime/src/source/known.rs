@@ -51,8 +51,6 @@ pub struct KnownModel {
     pub name: String,
     /// Size of its file; of a name that is not pinned about that.
     pub bytes: u64,
-    /// Memory that it needs at a context of 8192 tokens, about, if that is known.
-    pub memory: Option<u64>,
     /// Licence or terms.
     pub licence: String,
     /// Where its file comes from: another name for it, if it is not pinned.
@@ -64,7 +62,6 @@ pub fn known() -> Vec<KnownModel> {
     let pinned = ALL.iter().map(|known| KnownModel {
         name: known.name.to_owned(),
         bytes: known.pin.bytes,
-        memory: None,
         licence: known.terms.to_owned(),
         source: match &known.origin {
             Origin::Gguf { hub_repo, .. } => (*hub_repo).to_owned(),
@@ -84,8 +81,6 @@ struct Common {
     hub: String,
     /// GB of the file.
     size: f64,
-    /// GB of memory.
-    memory: f64,
     licence: String,
 }
 
@@ -97,11 +92,9 @@ fn common() -> Vec<KnownModel> {
     }
     let file: File =
         toml::from_str(include_str!("registry_models.toml")).expect("the tests read it");
-    let bytes = |gigabytes: f64| (gigabytes * 1e9).round() as u64;
     let row = |model: Common| KnownModel {
         name: model.ollama,
-        bytes: bytes(model.size),
-        memory: Some(bytes(model.memory)),
+        bytes: (model.size * 1e9).round() as u64,
         licence: model.licence,
         source: model.hub,
     };
