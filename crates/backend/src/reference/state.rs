@@ -1,6 +1,6 @@
-//! Convolutions, state-space layers and delta rules: what a sequence carries along in a slot of
-//! fixed size. State is kept in f32 from token to token, so that results do not depend on where a step
-//! ends.
+//! Convolutions, state-space layers and delta rules, with their state of fixed size in a slot of
+//! the sequence. It is kept in f32 from token to token, so that results do not depend on where a
+//! step ends.
 
 use bodkin_model::{DeltaRule, Scan};
 

@@ -1,6 +1,6 @@
 //! The compression of blocks of tokens: a softmax over the tokens of a block for each column, one
-//! token after the other, so that results do not depend on where a step ends. Per token and column, an
-//! exponential.
+//! token after the other, so that results do not depend on where a step ends. Per token and column,
+//! an exponential.
 
 use std::ops::Range;
 
