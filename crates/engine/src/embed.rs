@@ -1,5 +1,7 @@
 //! Embeddings of whole texts, and the steps that several texts share. An encoder looks at a text
-//! from both ends, and pooling reads all its rows, so a text runs in one step.
+//! from both ends, and most pooling reads all its rows, so a text runs in one step. Where only the
+//! last row is read and attention is causal, a text can go on behind a prefix that an earlier step
+//! has computed, as a prompt does.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +10,8 @@ use bodkin_model::Plan;
 
 use crate::error::{Error, Result};
 use crate::nonfinite;
-use crate::pages::{Pages, Sequence};
+use crate::pages::{Copies, Pages, Sequence};
+use crate::worker::copy;
 
 /// The most tokens of a text. Fails if the plan makes no embeddings.
 pub fn longest_text(plan: &Plan) -> Result<usize> {
@@ -59,9 +62,9 @@ pub fn embed(
         Err(error) => failed = Err(error),
     };
     for (i, text) in texts.iter().enumerate() {
-        if !batch.add(i, text, model.limits()) {
+        if !batch.add(i, text, 0, model)? {
             batch.run(model, &mut take)?;
-            if !batch.add(i, text, model.limits()) {
+            if !batch.add(i, text, 0, model)? {
                 return Err(Error::OutOfPages { tokens: text.len() });
             }
         }
@@ -96,20 +99,43 @@ pub(crate) fn check_texts(texts: &[Vec<u32>], limit: usize, vocabulary: usize) -
 /// A step that is being filled with texts; each has a key, by which its embedding is known.
 pub(crate) struct TextBatch<K> {
     pages: Pages,
-    texts: Vec<(K, Sequence)>,
+    /// Whether a text can go on behind a prefix of an earlier step.
+    reuses_prefixes: bool,
+    texts: Vec<(K, Text)>,
     batch: Batch,
     /// Asks for the embedding of every text.
     rows: Vec<RowOutput<'static>>,
 }
 
+/// A text in a step.
+struct Text {
+    /// With the tokens whose state is reused.
+    sequence: Sequence,
+    /// The tokens whose state is kept for later texts.
+    kept: usize,
+}
+
 impl<K> TextBatch<K> {
     pub(crate) fn new(model: &dyn Model) -> TextBatch<K> {
+        let plan = model.plan();
         TextBatch {
             pages: Pages::of(model),
+            reuses_prefixes: !plan.needs_whole_sequences() && plan.states.is_empty(),
             texts: Vec::new(),
             batch: Batch::default(),
             rows: vec![RowOutput::Logits; model.limits().outputs],
         }
+    }
+
+    /// Whether texts can share the computation of what they begin with. Recurrent state would need
+    /// a checkpoint for each prefix, so models that have it compute texts whole.
+    pub(crate) fn reuses_prefixes(&self) -> bool {
+        self.reuses_prefixes
+    }
+
+    /// The tokens of a text that need not be computed.
+    pub(crate) fn cached_tokens(&self, text: &[u32]) -> usize {
+        if self.reuses_prefixes { self.pages.cached_tokens(text, text.len()) } else { 0 }
     }
 
     /// The most tokens of a text for which there is room in an empty step.
@@ -117,26 +143,48 @@ impl<K> TextBatch<K> {
         model.limits().tokens.min(self.pages.longest_sequence())
     }
 
-    /// Tokens of the texts.
+    /// Tokens to compute.
     pub(crate) fn tokens(&self) -> usize {
         self.batch.tokens.len()
     }
 
-    /// Adds a text, if the limits allow it.
-    pub(crate) fn add(&mut self, key: K, text: &[u32], limits: &Limits) -> bool {
-        let Batch { tokens, outputs, .. } = &self.batch;
-        if tokens.len() + text.len() > limits.tokens || outputs.len() == limits.outputs {
-            return false;
+    /// Tokens of the texts that are reused.
+    pub(crate) fn reused_tokens(&self) -> usize {
+        self.texts.iter().map(|(_, text)| text.sequence.tokens.len()).sum()
+    }
+
+    /// Adds a text, if the limits allow it. Its first `kept` tokens stay stored after the step, if
+    /// prefixes are reused, until their memory is needed.
+    pub(crate) fn add(
+        &mut self,
+        key: K,
+        text: &[u32],
+        kept: usize,
+        model: &mut dyn Model,
+    ) -> Result<bool> {
+        let limits = model.limits();
+        let room = limits.tokens - self.batch.tokens.len();
+        let has_room = text.len() - self.cached_tokens(text) <= room;
+        if !has_room || self.batch.outputs.len() == limits.outputs {
+            return Ok(false);
         }
-        let mut sequence = self.pages.unshared();
-        if !self.pages.reserve(&mut sequence, text.len()) {
-            return false;
+        let (mut sequence, copies) = match self.reuses_prefixes {
+            true => self.pages.start(text, text.len()),
+            false => (self.pages.unshared(), Copies::new()),
+        };
+        copy(model, &copies)?;
+        let rest = &text[sequence.tokens.len()..];
+        // Less than what is stored is reused where memory for a copy is short.
+        if rest.len() > room || !self.pages.reserve(&mut sequence, rest.len()) {
+            self.pages.discard(sequence);
+            return Ok(false);
         }
         // Any row of a span is the whole text's.
-        self.batch.push(sequence.span(text.len(), true), text);
+        self.batch.push(sequence.span(rest.len(), true), rest);
         self.batch.output_last();
-        self.texts.push((key, sequence));
-        true
+        let kept = if self.reuses_prefixes { kept } else { 0 };
+        self.texts.push((key, Text { sequence, kept }));
+        Ok(true)
     }
 
     /// Runs the step, passes its embeddings on, or why a text has none, and empties it.
@@ -151,26 +199,43 @@ impl<K> TextBatch<K> {
             return Ok(());
         }
         let step = Step { batch: &self.batch, rows, steps: 1, observer: None };
-        let (texts, pages, spans) = (&mut self.texts, &mut self.pages, &self.batch.spans);
+        let (texts, pages, batch) = (&mut self.texts, &mut self.pages, &self.batch);
         let (mut broken, mut start) = (Vec::new(), 0);
         model.step(step, &mut |output| {
-            let rows = output.logits.chunks_exact_mut(width).zip(spans);
-            for ((key, sequence), (row, span)) in texts.drain(..).zip(rows) {
-                pages.release(sequence);
-                match row.iter().all(|x| x.is_finite()) {
-                    true => each(key, Ok(row)),
-                    false => broken.push((key, start..start + span.len)),
-                }
+            let rows = output.logits.chunks_exact_mut(width).zip(&batch.spans);
+            for ((key, text), (row, span)) in texts.drain(..).zip(rows) {
+                let tokens = &batch.tokens[start..start + span.len];
                 start += span.len;
+                if row.iter().all(|x| x.is_finite()) {
+                    text.release(pages, tokens);
+                    each(key, Ok(row));
+                } else {
+                    broken.push((key, [&text.sequence.tokens, tokens].concat()));
+                    pages.discard(text.sequence);
+                }
             }
             ControlFlow::Break(())
         })?;
         for (key, tokens) in broken {
-            let error = nonfinite::error(model, pages, &self.batch.tokens[tokens]);
+            let error = nonfinite::error(model, pages, &tokens);
             each(key, Err(error));
         }
         self.batch.clear();
         Ok(())
+    }
+}
+
+impl Text {
+    /// Gives its pages back, but for those of a prefix that is kept. `tokens` were computed.
+    fn release(self, pages: &mut Pages, tokens: &[u32]) {
+        let Text { mut sequence, kept } = self;
+        match kept.checked_sub(sequence.tokens.len()) {
+            None | Some(0) => pages.discard(sequence),
+            Some(new) => {
+                pages.advance(&mut sequence, &tokens[..new]);
+                pages.release(sequence);
+            }
+        }
     }
 }
 

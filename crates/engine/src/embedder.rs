@@ -1,6 +1,7 @@
 //! A queue of texts to embed. One thread owns the model and packs the texts of all requests into
 //! its steps without padding; what a text gives depends on itself alone. Clients read vectors as
-//! they are computed.
+//! they are computed. Where the model allows it, a prefix that many texts share is computed with
+//! the first of them, and the others reuse its pages in the steps behind.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +17,7 @@ use crate::client::OpenRequest;
 use crate::embed::{TextBatch, check_texts, longest_text};
 use crate::error::{Error, Result};
 use crate::events::Canceller;
+use crate::shared_prefix::{Group, RecentTexts, group};
 use crate::stats::{Stats, Status};
 use crate::worker::panic_text;
 
@@ -75,6 +77,7 @@ impl Embedder {
             requests: VecDeque::new(),
             submitted: 0,
             window: Vec::new(),
+            recent: RecentTexts::default(),
             parallel,
             status: Arc::clone(&status),
         };
@@ -230,6 +233,8 @@ struct Worker {
     submitted: u64,
     /// Texts that may run in the next step, in order of arrival.
     window: Vec<(Key, Vec<u32>)>,
+    /// Texts that ran last, where the model reuses prefixes.
+    recent: RecentTexts,
     /// The most requests that have texts in the window.
     parallel: usize,
     status: Arc<Status>,
@@ -319,15 +324,32 @@ impl Worker {
     }
 
     /// Fills a step with texts of the window: the oldest, so that none waits for ever, then the
-    /// longest that fit.
+    /// longest that fit. Texts whose prefix another one of the step computes wait for it.
     fn pack(&mut self) -> Result<()> {
         let mut order: Vec<usize> = (0..self.window.len()).collect();
         let [_, rest @ ..] = &mut order[..] else { return Ok(()) };
         rest.sort_by_key(|&i| std::cmp::Reverse(self.window[i].1.len()));
-        let mut is_taken = vec![false; order.len()];
-        for &i in &order {
+        let groups = self.groups();
+        let mut group_of: Vec<Option<&Group>> = vec![None; order.len()];
+        for group in &groups {
+            group.texts.iter().for_each(|&i| group_of[i] = Some(group));
+        }
+        let (mut is_taken, mut waits) = (vec![false; order.len()], vec![false; order.len()]);
+        for &i in order.iter() {
+            if waits[i] {
+                continue;
+            }
             let (key, text) = &self.window[i];
-            is_taken[i] = self.batch.add(*key, text, self.model.limits());
+            let kept = match group_of[i] {
+                Some(group) => group.len,
+                None => self.recent.shared(text, self.batch.cached_tokens(text)),
+            };
+            is_taken[i] = self.batch.add(*key, text, kept, self.model.as_mut())?;
+            if is_taken[i] && self.batch.reuses_prefixes() {
+                self.recent.add(text);
+                let group = group_of[i].iter().flat_map(|group| &group.texts);
+                group.for_each(|&i| waits[i] = true);
+            }
         }
         if !is_taken[0] {
             return Err(Error::OutOfPages { tokens: self.window[0].1.len() });
@@ -337,10 +359,21 @@ impl Worker {
         Ok(())
     }
 
+    /// Texts of the window that share a prefix, if the model can reuse it.
+    fn groups(&self) -> Vec<Group> {
+        if !self.batch.reuses_prefixes() {
+            return Vec::new();
+        }
+        let texts: Vec<&[u32]> = self.window.iter().map(|(_, text)| text.as_slice()).collect();
+        let cached: Vec<usize> = texts.iter().map(|text| self.batch.cached_tokens(text)).collect();
+        group(&texts, &cached)
+    }
+
     /// Runs a step, if there are texts.
     fn step(&mut self) -> Result<()> {
         self.pack()?;
-        let (tokens, began) = (self.batch.tokens(), Instant::now());
+        let (tokens, cached) = (self.batch.tokens(), self.batch.reused_tokens());
+        let began = Instant::now();
         if tokens == 0 {
             return Ok(());
         }
@@ -365,6 +398,7 @@ impl Worker {
         let mut stats = self.status.stats();
         stats.steps += 1;
         stats.rows += tokens as u64;
+        stats.cached_tokens += cached as u64;
         stats.step_seconds += began.elapsed().as_secs_f64();
         drop(stats);
         self.drop_cancelled();

@@ -18,6 +18,7 @@ mod prefix_store;
 mod request;
 pub mod sampler;
 mod scheduler;
+mod shared_prefix;
 mod single_sequence;
 mod stats;
 mod stop;

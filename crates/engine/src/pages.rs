@@ -13,6 +13,7 @@ mod tree;
 
 use bodkin_backend::{Model, PAGE_TOKENS, PageTable, Span, StateBlock};
 
+pub(crate) use reuse::MIN_COPIED_TOKENS;
 pub(crate) use stored::FullPage;
 use tree::{FreeMemory, NodeId, ROOT, Tree};
 

@@ -324,7 +324,7 @@ struct StepResults {
 }
 
 /// Copies blocks of the state of sequences.
-fn copy(model: &mut dyn Model, copies: &Copies) -> Result<()> {
+pub(crate) fn copy(model: &mut dyn Model, copies: &Copies) -> Result<()> {
     for &(from, to) in copies {
         model.transfer(Transfer::Copy { from, to })?;
     }

@@ -170,3 +170,131 @@ fn a_decoder_embeds() {
     }
     assert_ne!(embedded(Pooling::Mean, &texts), together);
 }
+
+/// Limits of a step, for a model without recurrent state.
+fn step_limits(plan: &Plan, tokens: usize) -> Limits {
+    let (outputs, windows) = (tokens.div_ceil(8), plan.windows().len());
+    let pages = vec![tokens / 32 + outputs; windows];
+    let state_slots = if plan.states.is_empty() { 0 } else { outputs };
+    Limits { tokens, outputs, pages, state_slots }
+}
+
+/// A decoder that pools, for steps of up to `tokens` tokens.
+fn decoder(name: &str, pooling: Pooling, tokens: usize) -> Box<dyn Model> {
+    let file = file(name);
+    let plan = embedding_plan(file.metadata(), file.tensors(), Some(256), Some(pooling)).unwrap();
+    let limits = step_limits(&plan, tokens);
+    Reference.load(Arc::new(plan), &file, &limits, &|_, _| ()).unwrap()
+}
+
+/// Texts that begin with the same `prefix` tokens and go on in different ways.
+fn prefixed(prefix: usize, count: u32) -> Vec<Vec<u32>> {
+    let text = |i: u32| {
+        let prefix = (0..prefix as u32).map(|j| 5 + j * 7 % 250);
+        prefix.chain((0..2 + i % 5).map(move |j| 260 + (i * 3 + j) % 100)).collect()
+    };
+    (0..count).map(text).collect()
+}
+
+/// The embeddings of one request, and the rows that were computed for it.
+fn embedded(embedder: &Embedder, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
+    let before = embedder.stats();
+    let embeddings: Vec<_> =
+        embedder.submit(texts.to_vec()).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(embeddings.len(), texts.len());
+    // The last embedding comes before its step is counted.
+    let tokens = texts.iter().map(Vec::len).sum::<usize>() as u64;
+    for _ in 0..1000 {
+        let stats = embedder.stats();
+        let rows = stats.rows - before.rows;
+        if rows + stats.cached_tokens - before.cached_tokens == tokens {
+            return (embeddings, rows);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{tokens} tokens were neither computed nor reused");
+}
+
+/// The embeddings of texts that each have a model of their own.
+fn alone(name: &str, pooling: Pooling, texts: &[Vec<u32>]) -> Vec<Vec<f32>> {
+    let alone = |text: &Vec<u32>| {
+        let embedder = Embedder::open(decoder(name, pooling, 256), 256, 1, 1).unwrap();
+        embedded(&embedder, std::slice::from_ref(text)).0.remove(0)
+    };
+    texts.iter().map(alone).collect()
+}
+
+#[test]
+fn a_shared_prefix_is_computed_once() {
+    // Less than a page, more than one, and whole pages; with a sliding window too.
+    for (name, prefix) in [("qwen3.gguf", 20), ("qwen3.gguf", 50), ("gemma3.gguf", 64)] {
+        let texts = prefixed(prefix, 30);
+        let wanted = alone(name, Pooling::Last, &texts);
+        let embedder = Embedder::open(decoder(name, Pooling::Last, 128), 256, 2, 8).unwrap();
+        let (found, rows) = embedded(&embedder, &texts);
+        assert_eq!(found, wanted, "{name}, {prefix} tokens");
+        let own: usize = texts.iter().map(|text| text.len() - prefix).sum();
+        assert_eq!(rows, (prefix + own) as u64, "{name}, {prefix} tokens");
+        // Later requests find it.
+        for texts in texts.chunks(3) {
+            let (found, rows) = embedded(&embedder, texts);
+            let first = wanted.iter().position(|row| *row == found[0]).unwrap();
+            assert_eq!(found, wanted[first..first + texts.len()]);
+            let own: usize = texts.iter().map(|text| text.len() - prefix).sum();
+            assert_eq!(rows as usize, own);
+        }
+    }
+}
+
+#[test]
+fn requests_of_one_text_share_a_prefix_too() {
+    let texts = prefixed(20, 6);
+    let embedder = Embedder::open(decoder("qwen3.gguf", Pooling::Last, 128), 256, 1, 8).unwrap();
+    let wanted = alone("qwen3.gguf", Pooling::Last, &texts);
+    for (i, (text, wanted)) in texts.iter().zip(wanted).enumerate() {
+        let (found, rows) = embedded(&embedder, std::slice::from_ref(text));
+        assert_eq!(found, [wanted]);
+        // The second text shows what it shares with the first, and keeps it.
+        let reused = if i < 2 { 0 } else { 20 };
+        assert_eq!(rows as usize, text.len() - reused, "text {i}");
+    }
+}
+
+#[test]
+fn what_reads_more_than_the_last_row_is_computed_whole() {
+    let texts = prefixed(20, 30);
+    let whole: usize = texts.iter().map(Vec::len).sum();
+    // A mean is of all rows, and recurrent state has no pages.
+    let cases = [
+        ("qwen3.gguf", Pooling::Mean),
+        ("qwen3.gguf", Pooling::Cls),
+        ("mamba2.gguf", Pooling::Last),
+    ];
+    for (name, pooling) in cases {
+        let embedder = Embedder::open(decoder(name, pooling, 128), 256, 2, 8).unwrap();
+        let (found, rows) = embedded(&embedder, &texts);
+        assert_eq!(found, alone(name, pooling, &texts), "{name} {pooling}");
+        assert_eq!(rows as usize, whole, "{name} {pooling}");
+    }
+}
+
+/// Many prefixes, more than there are pages for, one after the other and mixed.
+#[test]
+fn prefixes_take_no_more_than_the_pages_that_there_are() {
+    let texts: Vec<Vec<u32>> = (0..300)
+        .map(|i: u32| {
+            let prefix = (0..40).map(move |j| 5 + (i % 60 * 41 + j * (1 + i % 7)) % 350);
+            prefix.chain([100 + i % 200, 7, i % 11]).collect()
+        })
+        .collect();
+    let embedder = Embedder::open(decoder("qwen3.gguf", Pooling::Last, 64), 256, 2, 8).unwrap();
+    let mut whole = decoder("qwen3.gguf", Pooling::Last, 64);
+    let mut wanted = Vec::new();
+    embed(whole.as_mut(), &texts, |_, row| wanted.push(row.to_vec())).unwrap();
+    assert_eq!(scaled(embedder.submit(texts.clone()).unwrap()), wanted);
+    let mut order: Vec<usize> = (0..texts.len()).collect();
+    order.sort_by_key(|i| i % 60);
+    let sorted = order.iter().map(|&i| texts[i].clone()).collect();
+    let found = scaled(embedder.submit(sorted).unwrap());
+    assert!(order.iter().zip(found).all(|(&i, row)| row == wanted[i]));
+}

@@ -4,7 +4,7 @@
 use bodkin_gguf::Format;
 
 use crate::ids::{Value, WeightId};
-use crate::op::{Attention, Compression, DeltaRule, EmbedBy, Op, Scan};
+use crate::op::{Attention, Compression, DeltaRule, EmbedBy, Op, PoolKind, Scan};
 
 /// A tensor of the file that the plan reads.
 #[derive(Clone, Debug, PartialEq)]
@@ -217,11 +217,12 @@ impl Plan {
         self.ops.iter().any(|op| matches!(op, Op::Pool { .. }))
     }
 
-    /// Whether a step must contain whole sequences, because tokens attend to later ones.
+    /// Whether a step must contain whole sequences, because tokens attend to later ones or because
+    /// pooling reads more than the last one.
     pub fn needs_whole_sequences(&self) -> bool {
         self.ops.iter().any(|op| match op {
             Op::Attention { attention, .. } => !attention.causal,
-            Op::Pool { .. } => true,
+            Op::Pool { kind, .. } => *kind != PoolKind::Last,
             _ => false,
         })
     }

@@ -74,6 +74,8 @@ pub(super) fn run_prompt(model: &mut dyn Model, case: &Case, feeding: Feeding) -
         true => case.tokens.len(),
         false => feeding.step(case.tokens.len()),
     };
+    // A text has one embedding: its last rows give it, however many ask.
+    let is_pooled_in_chunks = case.plan.is_encoder() && step < case.tokens.len();
     let mut found = Vec::new();
     for (chunk, from) in case.tokens.chunks(step).zip((0..).step_by(step)) {
         let mut neighbour: Vec<u32> = Vec::new();
@@ -91,15 +93,22 @@ pub(super) fn run_prompt(model: &mut dyn Model, case: &Case, feeding: Feeding) -
         if !is_first {
             pages.append(&mut other, &neighbour, &mut batch);
         }
-        let rows = wanted.clone().filter(|row| (from..from + chunk.len()).contains(row));
-        batch.outputs = rows.map(|row| (start + row - from) as u32).collect();
+        let end = from + chunk.len();
+        batch.outputs = match is_pooled_in_chunks {
+            true if end < case.tokens.len() => Vec::new(),
+            true => vec![start as u32],
+            false => {
+                let rows = wanted.clone().filter(|row| (from..end).contains(row));
+                rows.map(|row| (start + row - from) as u32).collect()
+            }
+        };
         let mut logits = vec![f32::NAN; batch.outputs.len() * case.plan.output_width()];
         model.forward(&batch, &mut logits)?;
         found.extend(logits);
         pages.release(&mut ours);
         pages.release(&mut other);
     }
-    Ok(found)
+    Ok(if is_pooled_in_chunks { found.repeat(wanted.len()) } else { found })
 }
 
 /// As [`run_prompt`] of [`Feeding::Whole`], with an observer.

@@ -7,7 +7,7 @@ use super::{Copies, PAGE_TOKENS, Pages, Sequence, SharedPrefix, oldest_needed};
 
 /// Fewer tokens of a page are computed again rather than copied: most prompts begin with the same
 /// token.
-const MIN_COPIED_TOKENS: usize = 8;
+pub(crate) const MIN_COPIED_TOKENS: usize = 8;
 
 /// How much of a prefix a new sequence uses.
 struct Reuse {
