@@ -64,8 +64,17 @@
 // The widest heads whose positions prefill attention splits.
 #define MAX_SPLIT_DIM 128u
 
+// Rows of a sequence that a thread of the convolution takes.
+#define CONV_ROWS 32u
+
 // The widest heads of a delta rule.
 #define MAX_RULE_DIM 256u
+
+// The widest heads of a delta rule in the persistent kernel.
+#define PERSISTENT_RULE_DIM 128u
+
+// The most state elements of a row of a scan.
+#define MAX_SCAN_STATE 256u
 
 // Groups of a row's logits in sampling.
 #define LOGIT_GROUPS 512u
@@ -91,8 +100,8 @@
 
 // Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
 // weights with their barriers, partial sums, six stages, page tables, addresses of experts,
-// the position and sums of warps.
-#define PERSISTENT_BYTES 171344u
+// the position, the state slot and sums of warps.
+#define PERSISTENT_BYTES 171456u
 
 // Page tables that the persistent kernel's attention may have.
 #define MAX_TABLES 4u
@@ -120,6 +129,24 @@
 
 // The op of the choice of experts.
 #define OP_ROUTE 35u
+
+// The op of a convolution.
+#define OP_CONV 36u
+
+// The op of a state-space layer's scan.
+#define OP_SCAN 37u
+
+// The op of a delta rule.
+#define OP_DELTA_RULE 38u
+
+// The op of elementwise functions.
+#define OP_ELEMENTWISE 39u
+
+// The op of slices and concatenations.
+#define OP_SLICE_CONCAT 40u
+
+// The op that converts floats to matmul inputs.
+#define OP_CONVERT_INPUT 41u
 
 // The layouts of packed weights, and of each the bytes of a chunk.
 enum Layout { F16, S8, S8X16, U8, U4, IQ4, FP4, S24_F16, S24_S8, S24_S4, F32 };

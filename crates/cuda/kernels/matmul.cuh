@@ -75,7 +75,7 @@ DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float 
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
     float y = scale_and_bias(m, expert, row, sum, exponent);
-    if (p.residual && i == 0) y = residual + y;
+    if (p.residual && i == 0) y = residual + y * p.factor;
     store_relaxed(m.out + (u64)at * m.out_stride + row, y);
 }
 

@@ -57,8 +57,10 @@ struct Matmul {
     u32 slices; // split-K
     u32 chunk_bytes; // of the weights' layout
     u32 slot_bytes; // what a slot of the persistent kernel holds
+    float factor; // multiplies the result before the residual is added
+    u32 padding;
 };
-static_assert(sizeof(Matmul) == 320);
+static_assert(sizeof(Matmul) == 328);
 static_assert(OFFSET(Matmul, matrices) == 0);
 static_assert(OFFSET(Matmul, input) == 192);
 static_assert(OFFSET(Matmul, metadata) == 200);
@@ -85,6 +87,8 @@ static_assert(OFFSET(Matmul, norm_eps) == 304);
 static_assert(OFFSET(Matmul, slices) == 308);
 static_assert(OFFSET(Matmul, chunk_bytes) == 312);
 static_assert(OFFSET(Matmul, slot_bytes) == 316);
+static_assert(OFFSET(Matmul, factor) == 320);
+static_assert(OFFSET(Matmul, padding) == 324);
 
 // A matmul of many rows, grouped by expert where there are experts.
 struct Gemm {
@@ -94,12 +98,12 @@ struct Gemm {
     u32 panel_rows; // rows of a panel of the swizzled input
     u32 outputs_per_input; // result rows that share an input row
 };
-static_assert(sizeof(Gemm) == 344);
+static_assert(sizeof(Gemm) == 352);
 static_assert(OFFSET(Gemm, matmul) == 0);
-static_assert(OFFSET(Gemm, groups) == 320);
-static_assert(OFFSET(Gemm, permutation) == 328);
-static_assert(OFFSET(Gemm, panel_rows) == 336);
-static_assert(OFFSET(Gemm, outputs_per_input) == 340);
+static_assert(OFFSET(Gemm, groups) == 328);
+static_assert(OFFSET(Gemm, permutation) == 336);
+static_assert(OFFSET(Gemm, panel_rows) == 344);
+static_assert(OFFSET(Gemm, outputs_per_input) == 348);
 
 // Expert permutation: groups the pairs of row and expert by expert.
 struct PermuteExperts {
@@ -322,29 +326,35 @@ struct Norm {
     const float *bias; // or none
     float *out; // [rows, out_stride], or none
     u16 *half_out; // [rows, half_stride], or none
+    const float *gate; // [rows, gate_stride], or none: gates the result
     float eps;
     u32 stride;
     u32 out_stride;
     u32 half_stride;
+    u32 gate_stride;
+    u32 act;
     u32 n; // elements of a group
     u32 groups; // of a row
     u32 weight_len; // n, or groups * n; 0 without a weight
     u32 is_layer;
 };
-static_assert(sizeof(Norm) == 72);
+static_assert(sizeof(Norm) == 88);
 static_assert(OFFSET(Norm, x) == 0);
 static_assert(OFFSET(Norm, weight) == 8);
 static_assert(OFFSET(Norm, bias) == 16);
 static_assert(OFFSET(Norm, out) == 24);
 static_assert(OFFSET(Norm, half_out) == 32);
-static_assert(OFFSET(Norm, eps) == 40);
-static_assert(OFFSET(Norm, stride) == 44);
-static_assert(OFFSET(Norm, out_stride) == 48);
-static_assert(OFFSET(Norm, half_stride) == 52);
-static_assert(OFFSET(Norm, n) == 56);
-static_assert(OFFSET(Norm, groups) == 60);
-static_assert(OFFSET(Norm, weight_len) == 64);
-static_assert(OFFSET(Norm, is_layer) == 68);
+static_assert(OFFSET(Norm, gate) == 40);
+static_assert(OFFSET(Norm, eps) == 48);
+static_assert(OFFSET(Norm, stride) == 52);
+static_assert(OFFSET(Norm, out_stride) == 56);
+static_assert(OFFSET(Norm, half_stride) == 60);
+static_assert(OFFSET(Norm, gate_stride) == 64);
+static_assert(OFFSET(Norm, act) == 68);
+static_assert(OFFSET(Norm, n) == 72);
+static_assert(OFFSET(Norm, groups) == 76);
+static_assert(OFFSET(Norm, weight_len) == 80);
+static_assert(OFFSET(Norm, is_layer) == 84);
 
 // Converts f32 rows to matmul inputs: scaled f16, padded with zeros.
 struct ConvertInput {
@@ -367,11 +377,13 @@ static_assert(OFFSET(ConvertInput, parts) == 28);
 struct Elementwise {
     const float *a; // [rows, a_stride]
     const float *b; // [rows, b_stride], or none
-    float *out; // [rows, out_stride]
+    float *out; // [rows, out_stride], or none
+    u16 *half_out; // [rows, half_stride], or none
     float factor;
     u32 a_stride;
     u32 b_stride;
     u32 out_stride;
+    u32 half_stride;
     u32 width;
     // 0: activate, 1: gated, 2: gated by one number for each part, 3: add, 4: scale, 5: softcap, 6: xIELU
     u32 op;
@@ -380,24 +392,24 @@ struct Elementwise {
     float negative; // of xIELU, whose factor of positive inputs is `factor`
     float beta;
     float eps;
-    u32 padding;
 };
-static_assert(sizeof(Elementwise) == 72);
+static_assert(sizeof(Elementwise) == 80);
 static_assert(OFFSET(Elementwise, a) == 0);
 static_assert(OFFSET(Elementwise, b) == 8);
 static_assert(OFFSET(Elementwise, out) == 16);
-static_assert(OFFSET(Elementwise, factor) == 24);
-static_assert(OFFSET(Elementwise, a_stride) == 28);
-static_assert(OFFSET(Elementwise, b_stride) == 32);
-static_assert(OFFSET(Elementwise, out_stride) == 36);
-static_assert(OFFSET(Elementwise, width) == 40);
-static_assert(OFFSET(Elementwise, op) == 44);
-static_assert(OFFSET(Elementwise, act) == 48);
-static_assert(OFFSET(Elementwise, part) == 52);
-static_assert(OFFSET(Elementwise, negative) == 56);
-static_assert(OFFSET(Elementwise, beta) == 60);
-static_assert(OFFSET(Elementwise, eps) == 64);
-static_assert(OFFSET(Elementwise, padding) == 68);
+static_assert(OFFSET(Elementwise, half_out) == 24);
+static_assert(OFFSET(Elementwise, factor) == 32);
+static_assert(OFFSET(Elementwise, a_stride) == 36);
+static_assert(OFFSET(Elementwise, b_stride) == 40);
+static_assert(OFFSET(Elementwise, out_stride) == 44);
+static_assert(OFFSET(Elementwise, half_stride) == 48);
+static_assert(OFFSET(Elementwise, width) == 52);
+static_assert(OFFSET(Elementwise, op) == 56);
+static_assert(OFFSET(Elementwise, act) == 60);
+static_assert(OFFSET(Elementwise, part) == 64);
+static_assert(OFFSET(Elementwise, negative) == 68);
+static_assert(OFFSET(Elementwise, beta) == 72);
+static_assert(OFFSET(Elementwise, eps) == 76);
 
 // RoPE of rows that no attention kernel rotates.
 struct Rotate {
@@ -595,8 +607,10 @@ struct Conv {
     u32 out_stride;
     u32 width;
     u32 taps;
+    u32 act;
+    u32 padding;
 };
-static_assert(sizeof(Conv) == 64);
+static_assert(sizeof(Conv) == 72);
 static_assert(OFFSET(Conv, x) == 0);
 static_assert(OFFSET(Conv, weight) == 8);
 static_assert(OFFSET(Conv, bias) == 16);
@@ -607,6 +621,8 @@ static_assert(OFFSET(Conv, stride) == 48);
 static_assert(OFFSET(Conv, out_stride) == 52);
 static_assert(OFFSET(Conv, width) == 56);
 static_assert(OFFSET(Conv, taps) == 60);
+static_assert(OFFSET(Conv, act) == 64);
+static_assert(OFFSET(Conv, padding) == 68);
 
 // The selective scan of a state-space layer.
 struct Scan {
@@ -619,7 +635,13 @@ struct Scan {
     const float *dt_bias;
     const u32 *metadata;
     float *states; // [state slots, heads, head_dim, state_dim]
-    float *out; // [rows, out_stride]
+    const float *gate; // [rows, gate_stride], or none: gates the result
+    float *out; // [rows, out_stride], or none
+    u16 *half_out; // [rows, half_stride], or none
+    u32 gate_stride;
+    u32 half_stride;
+    u32 act;
+    u32 padding;
     u32 x_stride;
     u32 b_stride;
     u32 c_stride;
@@ -631,7 +653,7 @@ struct Scan {
     u32 state_dim;
     u32 is_channelwise;
 };
-static_assert(sizeof(Scan) == 120);
+static_assert(sizeof(Scan) == 152);
 static_assert(OFFSET(Scan, x) == 0);
 static_assert(OFFSET(Scan, b) == 8);
 static_assert(OFFSET(Scan, c) == 16);
@@ -641,17 +663,23 @@ static_assert(OFFSET(Scan, d) == 40);
 static_assert(OFFSET(Scan, dt_bias) == 48);
 static_assert(OFFSET(Scan, metadata) == 56);
 static_assert(OFFSET(Scan, states) == 64);
-static_assert(OFFSET(Scan, out) == 72);
-static_assert(OFFSET(Scan, x_stride) == 80);
-static_assert(OFFSET(Scan, b_stride) == 84);
-static_assert(OFFSET(Scan, c_stride) == 88);
-static_assert(OFFSET(Scan, dt_stride) == 92);
-static_assert(OFFSET(Scan, out_stride) == 96);
-static_assert(OFFSET(Scan, heads) == 100);
-static_assert(OFFSET(Scan, head_dim) == 104);
-static_assert(OFFSET(Scan, groups) == 108);
-static_assert(OFFSET(Scan, state_dim) == 112);
-static_assert(OFFSET(Scan, is_channelwise) == 116);
+static_assert(OFFSET(Scan, gate) == 72);
+static_assert(OFFSET(Scan, out) == 80);
+static_assert(OFFSET(Scan, half_out) == 88);
+static_assert(OFFSET(Scan, gate_stride) == 96);
+static_assert(OFFSET(Scan, half_stride) == 100);
+static_assert(OFFSET(Scan, act) == 104);
+static_assert(OFFSET(Scan, padding) == 108);
+static_assert(OFFSET(Scan, x_stride) == 112);
+static_assert(OFFSET(Scan, b_stride) == 116);
+static_assert(OFFSET(Scan, c_stride) == 120);
+static_assert(OFFSET(Scan, dt_stride) == 124);
+static_assert(OFFSET(Scan, out_stride) == 128);
+static_assert(OFFSET(Scan, heads) == 132);
+static_assert(OFFSET(Scan, head_dim) == 136);
+static_assert(OFFSET(Scan, groups) == 140);
+static_assert(OFFSET(Scan, state_dim) == 144);
+static_assert(OFFSET(Scan, is_channelwise) == 148);
 
 // The gated delta rule.
 struct DeltaRule {
@@ -760,7 +788,13 @@ struct Stage {
         Attention attention;
         Norm norm;
         Route route;
-        u32 words[80];
+        Conv conv;
+        Scan scan;
+        DeltaRule delta_rule;
+        Elementwise elementwise;
+        SliceConcat slice_concat;
+        ConvertInput convert_input;
+        u32 words[84];
     };
 };
-static_assert(sizeof(Stage) == 336);
+static_assert(sizeof(Stage) == 352);

@@ -343,7 +343,8 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
                 while (current.residual == SENTINEL) current.residual = load_relaxed(p.residual + current.row);
                 // The same arithmetic as `epilogue` in matmul.cuh.
                 if (current.out) store_relaxed(current.out,
-                    __uint_as_float(current.residual) + (total * power_of_two(current.exponent) + current.bias));
+                    __uint_as_float(current.residual)
+                        + (total * power_of_two(current.exponent) + current.bias) * p.factor);
             }
         }
     }
@@ -438,6 +439,10 @@ DEVICE void load_metadata(const u32 *numbers) {
     StepMetadata metadata = {numbers};
     if (threadIdx.x < MAX_TABLES) shared.pages[threadIdx.x] = metadata.pages(threadIdx.x, 0);
     if (threadIdx.x == 0) shared.position = metadata.position(0);
+    if (EXPERTS && threadIdx.x == 32) {
+        shared.state_slot = metadata.state_slot(0);
+        shared.is_new = metadata.start(0) == 0;
+    }
 }
 
 DEVICE void consume_all(const PersistentStep &step) {

@@ -31,6 +31,7 @@ struct SharedMemory {
     u64 finished; // mbarrier: the consumers have finished
     u32 position;
     u32 stage; // that the consumers run
+    u32 state_slot, is_new; // of the step's sequence: where its recurrent state is, and whether it has none yet
     float sums[WARPS]; // of each warp, in block reductions
     __align__(16) u8 workspace[16];
 };

@@ -2,6 +2,7 @@
 // routing.
 #pragma once
 #include "persistent.cuh"
+#include "persistent_recurrent.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -57,6 +58,10 @@ DEVICE float4 apply_norm(const float4 &x, const float4 &weight, float scale) {
     return make_float4(x.x * scale * weight.x, x.y * scale * weight.y, x.z * scale * weight.z, x.w * scale * weight.w);
 }
 
+DEVICE float4 gated_by(u32 act, const float4 &gate, const float4 &x) {
+    return make_float4(gated(act, gate.x, x.x), gated(act, gate.y, x.y), gated(act, gate.z, x.z), gated(act, gate.w, x.w));
+}
+
 // Polls a row, or a group of it, and keeps it in shared memory with its norm's weights, if any; each
 // thread reads only what it wrote. Returns the RMS factor.
 DEVICE float load_norm_row(const float *x, const float *weights, u32 n, float eps, bool is_short, float4 *row,
@@ -108,8 +113,13 @@ DEVICE void norm_rows(u32 stage) {
         float scale = load_norm_row(p.x + group * p.n, weights, p.n, p.eps, is_short, row, norm_weights);
 #pragma unroll 1
         for (u32 i = thread; i < quads; i += threads) {
-            float4 y = apply_norm(row[i], norm_weights[i], scale);
             u32 at = group * p.n + 4 * i;
+            float4 y = apply_norm(row[i], norm_weights[i], scale);
+            if (p.gate) {
+                uint4 gate[1];
+                poll_all<false>((const uint4 *)(p.gate + at), 0, 1, gate);
+                y = gated_by(p.act, as_floats(gate[0]), y);
+            }
             put(p, at, y.x);
             put(p, at + 1, y.y);
             put(p, at + 2, y.z);
@@ -183,6 +193,12 @@ static __device__ __noinline__ void other(u32 work, u32 stage) {
     switch (work) {
     case OP_NORM: return norm_rows(stage);
     case OP_GEMV_F32: return gemv_f32(stage);
+    case OP_CONV: return conv_row(stage);
+    case OP_SCAN: return scan_row(stage);
+    case OP_DELTA_RULE: return delta_rule_row(stage);
+    case OP_ELEMENTWISE: return elementwise_row(stage);
+    case OP_SLICE_CONCAT: return slice_concat_row(stage);
+    case OP_CONVERT_INPUT: return convert_input_row(stage);
     default: return route(stage);
     }
 }

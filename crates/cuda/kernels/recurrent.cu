@@ -1,20 +1,22 @@
 // Causal convolutions, the selective scan of state-space layers and the gated delta rule, over the
 // sequences' state slots; and the bandwidth test.
-#include "device.cuh"
+#include "recurrent.cuh"
 
-// A thread takes a column of a sequence. Grid: (spans, blocks of columns).
+// A thread takes a column of some rows of a sequence. Grid: (spans, blocks of columns, blocks of
+// rows). The block with the first rows alone reads the state, and then writes it.
 KERNEL conv(const __grid_constant__ Conv p) {
     launch_dependents();
     grid_dependency_wait();
     StepMetadata metadata = {p.metadata};
     u32 span = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;
-    if (column >= p.width) return;
     u32 first = metadata.first(span), len = metadata.len(span), before = p.taps - 1;
+    u32 start = blockIdx.z * CONV_ROWS, end = min(len, start + CONV_ROWS);
+    if (column >= p.width || start >= len) return;
     bool is_new = metadata.start(span) == 0;
     float *state = p.states + (u64)metadata.state_slot(span) * before * p.width + column;
     const float *x = p.x + (u64)first * p.stride + column;
     const float *weight = p.weight + (u64)column * p.taps;
-    for (u32 t = 0; t < len; t++) {
+    for (u32 t = start; t < end; t++) {
         float sum = 0.0f;
         for (u32 k = 0; k < p.taps; k++) {
             float input = t + k >= before ? x[(u64)(t + k - before) * p.stride]
@@ -22,156 +24,102 @@ KERNEL conv(const __grid_constant__ Conv p) {
             sum = fmaf(input, weight[k], sum);
         }
         if (p.bias) sum += p.bias[column];
-        p.out[(u64)(first + t) * p.out_stride + column] = sum;
+        p.out[(u64)(first + t) * p.out_stride + column] = activate(p.act, sum);
     }
+    if (start > 0) return;
     for (u32 i = 0; i < before; i++) {
         state[(u64)i * p.width] = len + i >= before ? x[(u64)(len + i - before) * p.stride]
             : is_new ? 0.0f : state[(u64)(len + i) * p.width];
     }
 }
 
-// ln(1 + exp(x)), which is x in f32 long before the exponential overflows.
-DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
-#define STATES 8 // state elements of a lane
-
 // A warp takes one row of a head's state through a sequence. Grid: (spans x heads, blocks of rows).
-// Bound by latency in decode, by arithmetic in prefill.
+// Bound by latency in decode, by shared memory in prefill. Time steps, B and C of some tokens are
+// prepared together, and their sums over the row's elements are taken together.
 KERNEL scan(const __grid_constant__ Scan p) {
     launch_dependents();
     grid_dependency_wait();
+    __shared__ float b[SCAN_TOKENS][MAX_SCAN_STATE], c[SCAN_TOKENS][MAX_SCAN_STATE];
     StepMetadata metadata = {p.metadata};
     u32 lane = threadIdx.x % 32, span = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
-    u32 i = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    if (i >= p.head_dim) return;
+    ScanRow row(p, head, blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
     u32 first = metadata.first(span), len = metadata.len(span);
-    u32 group = head / (p.heads / p.groups) * p.state_dim;
-    float *state = p.states
-        + (((u64)metadata.state_slot(span) * p.heads + head) * p.head_dim + i) * p.state_dim;
-    float h[STATES];
-#pragma unroll
-    for (int j = 0; j < STATES; j++) {
-        u32 at = 32 * j + lane;
-        h[j] = metadata.start(span) > 0 && at < p.state_dim ? state[at] : 0.0f;
-    }
-    u32 channel = p.is_channelwise ? head * p.head_dim + i : head;
-    const float *a = p.a + (p.is_channelwise ? (u64)channel * p.state_dim : head);
-    float d = p.d[channel], dt_bias = p.dt_bias[channel];
-    for (u32 row = first; row < first + len; row++) {
-        float dt = softplus(p.dt[(u64)row * p.dt_stride + channel] + dt_bias);
-        float decay = expf(dt * a[0]), x = p.x[(u64)row * p.x_stride + head * p.head_dim + i];
-        float y = 0.0f;
-#pragma unroll
-        for (int j = 0; j < STATES; j++) {
-            u32 at = 32 * j + lane;
-            if (at < p.state_dim) {
-                if (p.is_channelwise) decay = expf(dt * a[at]);
-                h[j] = fmaf(dt * x, p.b[(u64)row * p.b_stride + group + at], decay * h[j]);
-                y = fmaf(h[j], p.c[(u64)row * p.c_stride + group + at], y);
-            }
+    row.load_state(p, metadata.state_slot(span), metadata.start(span) == 0);
+    for (u32 start = first; start < first + len; start += SCAN_TOKENS) {
+        u32 count = min(SCAN_TOKENS, first + len - start);
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < count * p.state_dim; i += blockDim.x) {
+            u32 t = i / p.state_dim, at = i % p.state_dim;
+            u64 token = start + t;
+            b[t][at] = p.b[token * p.b_stride + row.group + at];
+            c[t][at] = p.c[token * p.c_stride + row.group + at];
         }
-        y = warp_sum(y);
-        if (lane == 0) p.out[(u64)row * p.out_stride + head * p.head_dim + i] = fmaf(d, x, y);
-    }
+        // A lane has a token's time step and x.
+        float dt = 0.0f, x = 0.0f;
+        if (row.exists && lane < count) {
+            u64 at = start + lane;
+            dt = row.time_step(p.dt[at * p.dt_stride + row.channel]);
+            x = p.x[at * p.x_stride + row.column];
+        }
+        float decay = row.decay(dt);
+        __syncthreads();
+        float y[SCAN_TOKENS];
 #pragma unroll
-    for (int j = 0; j < STATES; j++) {
-        u32 at = 32 * j + lane;
-        if (at < p.state_dim) state[at] = h[j];
+        for (u32 t = 0; t < SCAN_TOKENS; t++) {
+            y[t] = 0.0f;
+            float dt_t = __shfl_sync(~0u, dt, t), x_t = __shfl_sync(~0u, x, t), decay_t = __shfl_sync(~0u, decay, t);
+            if (t >= count) continue;
+            y[t] = row.step(p, dt_t, x_t, decay_t, [&](u32, u32 at) { return b[t][at]; },
+                            [&](u32, u32 at) { return c[t][at]; });
+        }
+        sum_of_each(y);
+        if (row.exists && lane < count) row.put(p, start + lane, fmaf(row.d, x, y[0]));
     }
-}
-
-#define RULE_LANES 8 // lanes that share a column of a head's state
-#define RULE_ROWS (MAX_RULE_DIM / RULE_LANES) // rows of a lane
-#define RULE_TOKENS 8 // tokens whose keys and queries are prepared together: a warp for each
-
-// The sum over the lanes of a column.
-DEVICE float column_sum(float x) {
-    for (int i = RULE_LANES / 2; i > 0; i /= 2) x += __shfl_xor_sync(~0u, x, i);
-    return x;
-}
-
-// Prepares a token for a head: normalises its query and key, and computes its decays. By a warp.
-DEVICE void prepare_token(const DeltaRule &p, u32 row, u32 head, float (*to)[MAX_RULE_DIM]) {
-    u32 lane = threadIdx.x % 32, dim = p.head_dim;
-    u32 key_head = p.is_cyclic ? head % p.key_heads : head / (p.heads / p.key_heads);
-    const float *q = p.qkv + (u64)row * p.qkv_stride + key_head * dim, *k = q + p.key_heads * dim;
-    float q_square = 0.0f, k_square = 0.0f;
-    for (u32 i = lane; i < dim; i += 32) {
-        q_square = fmaf(q[i], q[i], q_square);
-        k_square = fmaf(k[i], k[i], k_square);
-    }
-    float q_scale = 1.0f / sqrtf(warp_sum(q_square) + p.eps) / sqrtf((float)dim);
-    float k_scale = 1.0f / sqrtf(warp_sum(k_square) + p.eps);
-    for (u32 i = lane; i < dim; i += 32) {
-        u32 channel = p.is_channelwise ? head * dim + i : head;
-        float decay = p.decay[(u64)row * p.decay_stride + channel] + p.dt_bias[channel];
-        to[0][i] = q[i] * q_scale;
-        to[1][i] = k[i] * k_scale;
-        to[2][i] = expf(p.a[head] * softplus(decay));
-    }
+    row.store_state(p, metadata.state_slot(span));
 }
 
 // Eight lanes take one column of a head's state through a sequence. Grid: (spans x heads, blocks of
-// columns). Bound by the memory of the state in decode, by latency in prefill.
+// columns). Bound by the memory of the state in decode, by latency in prefill: so what some tokens
+// need is prepared together, and loaded while the tokens before them are computed.
 KERNEL delta_rule(const __grid_constant__ DeltaRule p) {
     launch_dependents();
     grid_dependency_wait();
-    __shared__ float tokens[RULE_TOKENS][3][MAX_RULE_DIM];
+    __shared__ RuleToken<MAX_RULE_DIM> tokens[RULE_TOKENS];
     StepMetadata metadata = {p.metadata};
-    u32 span = blockIdx.x / p.heads, head = blockIdx.x % p.heads, dim = p.head_dim;
-    u32 lane = threadIdx.x % RULE_LANES, warp = threadIdx.x / 32;
-    u32 column = (blockIdx.y * blockDim.x + threadIdx.x) / RULE_LANES;
-    bool has_column = column < dim;
-    u32 first = metadata.first(span), len = metadata.len(span);
-    float *state = p.states
-        + (((u64)metadata.state_slot(span) * p.heads + head) * dim + column) * dim;
-    float s[RULE_ROWS];
+    u32 span = blockIdx.x / p.heads, head = blockIdx.x % p.heads, warp = threadIdx.x / 32;
+    RuleColumn<MAX_RULE_DIM> column(p, head, (blockIdx.y * blockDim.x + threadIdx.x) / RULE_LANES);
+    u32 first = metadata.first(span), end = first + metadata.len(span);
+    column.load_state(p, metadata.state_slot(span), metadata.start(span) == 0);
+    LoadedToken<MAX_RULE_DIM> loaded = {};
+    auto load = [&](u32 row) {
+        if (row >= end) return;
+        const float *decay = p.decay + (u64)row * p.decay_stride;
+        loaded.load(p, p.qkv + (u64)row * p.qkv_stride, decay, p.beta + (u64)row * p.beta_stride, head);
+    };
+    load(first + warp);
+    for (u32 start = first; start < end; start += RULE_TOKENS) {
+        u32 count = min(RULE_TOKENS, end - start);
+        float v[RULE_TOKENS], y[RULE_TOKENS];
 #pragma unroll
-    for (int j = 0; j < RULE_ROWS; j++) {
-        u32 at = RULE_LANES * j + lane;
-        bool is_kept = metadata.start(span) > 0 && has_column && at < dim;
-        s[j] = is_kept ? state[at] : 0.0f;
-    }
-    const float *values = p.qkv + (2 * p.key_heads + head) * dim + column;
-    for (u32 start = first; start < first + len; start += RULE_TOKENS) {
-        u32 count = min(RULE_TOKENS, first + len - start);
+        for (u32 t = 0; t < RULE_TOKENS; t++) {
+            v[t] = t < count && column.exists ? column.value(p, p.qkv + (u64)(start + t) * p.qkv_stride) : 0.0f;
+        }
         __syncthreads();
-        if (warp < count) prepare_token(p, start + warp, head, tokens[warp]);
+        if (warp < count) loaded.prepare(p, head, tokens[warp]);
         __syncthreads();
-        for (u32 t = 0; t < count; t++) {
-            u32 row = start + t;
-            const float *q = tokens[t][0], *k = tokens[t][1], *decay = tokens[t][2];
-            float v = has_column ? values[(u64)row * p.qkv_stride] : 0.0f;
-            float beta = 1.0f / (1.0f + expf(-p.beta[(u64)row * p.beta_stride + head]));
-            float seen = 0.0f, y = 0.0f;
+        load(start + RULE_TOKENS + warp);
 #pragma unroll
-            for (int j = 0; j < RULE_ROWS; j++) {
-                u32 at = RULE_LANES * j + lane;
-                if (at < dim) {
-                    s[j] *= decay[at];
-                    seen = fmaf(s[j], k[at], seen);
-                }
-            }
-            float delta = beta * (v - column_sum(seen));
+        for (u32 t = 0; t < RULE_TOKENS; t++) {
+            if (t < count) y[t] = column.step(tokens[t], v[t]);
+        }
 #pragma unroll
-            for (int j = 0; j < RULE_ROWS; j++) {
-                u32 at = RULE_LANES * j + lane;
-                if (at < dim) {
-                    s[j] = fmaf(k[at], delta, s[j]);
-                    y = fmaf(s[j], q[at], y);
-                }
-            }
-            y = column_sum(y);
-            if (has_column && lane == 0) {
-                p.out[(u64)row * p.out_stride + head * dim + column] = y;
-            }
+        for (u32 t = 0; t < RULE_TOKENS; t++) {
+            if (t >= count) break;
+            float sum = column_sum(y[t]);
+            if (column.stores()) p.out[(u64)(start + t) * p.out_stride + column.place] = sum;
         }
     }
-#pragma unroll
-    for (int j = 0; j < RULE_ROWS; j++) {
-        u32 at = RULE_LANES * j + lane;
-        if (has_column && at < dim) state[at] = s[j];
-    }
+    column.store_state(p, metadata.state_slot(span));
 }
 
 // Reads memory at full bandwidth, to measure it.

@@ -2,6 +2,7 @@
 // pooling. All are bound by memory or by launch latency. Grids are (rows, blocks of elements)
 // unless noted.
 #include "device.cuh"
+#include "elementwise.cuh"
 #include "packed.cuh"
 #include "route.cuh"
 
@@ -86,6 +87,7 @@ KERNEL norm_rows(const __grid_constant__ Norm p) {
             if (i >= p.n) break;
             float z = (y[j] - mean) * scale * w[j];
             if (p.bias) z += b[j];
+            if (p.gate) z = gated(p.act, p.gate[(u64)row * p.gate_stride + at], z);
             if (p.out) p.out[(u64)row * p.out_stride + at] = z;
             if (p.half_out) p.half_out[(u64)row * p.half_stride + at] = to_input(z);
         }
@@ -107,36 +109,18 @@ KERNEL convert_input(const __grid_constant__ ConvertInput p) {
     for (u32 i = threadIdx.x; i < p.out_stride; i += blockDim.x) out[i] = i < p.cols ? to_input(x[i]) : 0;
 }
 
-// As `gated`, also with softplus, which matmuls have no use for.
-DEVICE float gated_by_any(u32 act, float gate, float up) {
-    if (act != 7) return gated(act, gate, up);
-    return (fmaxf(gate, 0.0f) + log1pf(expf(-fabsf(gate)))) * up;
-}
-
-DEVICE float xielu(const Elementwise &p, float x) {
-    if (x > 0.0f) return p.factor * x * x + p.beta * x;
-    return p.negative * (expm1f(fminf(x, p.eps)) - x) + p.beta * x;
-}
-
 KERNEL elementwise(const __grid_constant__ Elementwise p) {
     launch_dependents();
     grid_dependency_wait();
     u64 row = blockIdx.x;
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.width; i += blockDim.x * gridDim.y) {
-        float a = p.a[row * p.a_stride + (p.op == 2 ? i / p.part : i)];
-        float b = p.b ? p.b[row * p.b_stride + i] : 0.0f;
-        float y;
-        switch (p.op) {
-        case 0: y = gated_by_any(p.act, a, 1.0f); break;
-        case 1:
-        case 2: y = gated_by_any(p.act, a, b); break;
-        case 3: y = a + b; break;
-        case 4: y = a * p.factor; break;
-        case 6: y = xielu(p, a); break;
-        default: y = tanhf(a / p.factor) * p.factor; break;
-        }
-        p.out[row * p.out_stride + i] = y;
+        float a = p.a[row * p.a_stride + column_of_a(p, i)];
+        float y = elementwise(p, a, p.b ? p.b[row * p.b_stride + i] : 0.0f);
+        if (p.out) p.out[row * p.out_stride + i] = y;
+        if (p.half_out) p.half_out[row * p.half_stride + i] = to_input(y);
     }
+    if (!p.half_out || blockIdx.y > 0) return;
+    for (u32 i = p.width + threadIdx.x; i < p.half_stride; i += blockDim.x) p.half_out[row * p.half_stride + i] = 0;
 }
 
 KERNEL rope(const __grid_constant__ Rotate p) {
@@ -156,12 +140,9 @@ KERNEL slice_concat(const __grid_constant__ SliceConcat p) {
     launch_dependents();
     grid_dependency_wait();
     u64 row = blockIdx.x;
-    u32 group_len = p.a_len + p.b_len;
-    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.groups * group_len; i += blockDim.x * gridDim.y) {
-        u32 group = i / group_len, at = i % group_len;
-        p.out[row * p.out_stride + i] = at < p.a_len
-            ? p.a[row * p.a_stride + group * p.a_width + p.a_start + at]
-            : p.b[row * p.b_stride + (p.is_b_shared ? 0 : group * p.b_len) + at - p.a_len];
+    for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < p.groups * (p.a_len + p.b_len);
+         i += blockDim.x * gridDim.y) {
+        p.out[row * p.out_stride + i] = *source(p, p.a + row * p.a_stride, p.b + row * p.b_stride, i);
     }
 }
 

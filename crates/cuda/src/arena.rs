@@ -30,13 +30,14 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
     let count = program.values.len();
     let (mut first, mut last) = (vec![usize::MAX; count], vec![0; count]);
     for (i, stage) in program.stages.iter().enumerate() {
-        stage.values(&mut |Value(v)| {
+        stage.values(&mut |value| {
+            let Value(v) = program.base(value);
             first[v] = first[v].min(i);
             last[v] = last[v].max(i);
         });
     }
     // The output is read after the last stage.
-    last[program.output.0] = program.stages.len();
+    last[program.base(program.output).0] = program.stages.len();
     let mut order: Vec<usize> = (0..count).filter(|&v| first[v] != usize::MAX).collect();
     order.sort_by_key(|&v| first[v]);
     let mut lives: Vec<Life> = Vec::new();
@@ -71,12 +72,13 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
 pub(crate) fn non_aliased(program: &Program, last_stage: usize) -> (Arena, u64) {
     let mut is_late = vec![false; program.values.len()];
     for stage in &program.stages[last_stage..] {
-        stage.values(&mut |Value(v)| is_late[v] = true);
+        stage.values(&mut |value| is_late[program.base(value).0] = true);
     }
     let mut arena = Arena { offsets: vec![0; is_late.len()], bytes: 0 };
     let mut reset_bytes = 0;
     for late in [false, true] {
-        for v in (0..is_late.len()).filter(|&v| is_late[v] == late) {
+        let has_memory = |&v: &usize| program.values[v].view.is_none();
+        for v in (0..is_late.len()).filter(has_memory).filter(|&v| is_late[v] == late) {
             arena.offsets[v] = arena.bytes;
             arena.bytes += program.values[v].bytes(1, 1).next_multiple_of(ALIGNMENT);
         }
@@ -119,9 +121,9 @@ mod tests {
         let arena = aliased(program, tokens, outputs);
         let mut uses = vec![Vec::new(); program.values.len()];
         for (i, stage) in program.stages.iter().enumerate() {
-            stage.values(&mut |value| uses[value.0].push(i));
+            stage.values(&mut |value| uses[program.base(value).0].push(i));
         }
-        uses[program.output.0].push(program.stages.len());
+        uses[program.base(program.output).0].push(program.stages.len());
         let place = |v: usize| {
             let start = arena.offsets[v];
             start..start + program.values[v].bytes(tokens, outputs)

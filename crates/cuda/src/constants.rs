@@ -81,8 +81,14 @@ shared! {
     PREFILL_SPLIT: usize = 2048;
     /// The widest heads whose positions prefill attention splits.
     MAX_SPLIT_DIM: usize = 128;
+    /// Rows of a sequence that a thread of the convolution takes.
+    CONV_ROWS: usize = 32;
     /// The widest heads of a delta rule.
     MAX_RULE_DIM: usize = 256;
+    /// The widest heads of a delta rule in the persistent kernel.
+    PERSISTENT_RULE_DIM: usize = 128;
+    /// The most state elements of a row of a scan.
+    MAX_SCAN_STATE: usize = 256;
     /// Groups of a row's logits in sampling.
     LOGIT_GROUPS: usize = 512;
     /// Sampled where a row's logits are not finite.
@@ -100,12 +106,12 @@ shared! {
     SLOT_DEPTH: usize = 4;
     /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
     /// weights with their barriers, partial sums, six stages, page tables, addresses of experts,
-    /// the position and sums of warps.
+    /// the position, the state slot and sums of warps.
     PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16)
         + 2 * PERSISTENT_WARPS * 2 * 4 * TILE_ROWS
-        + 6 * 336
+        + 6 * 352
         + 16 * MAX_CHOSEN
-        + 112;
+        + 128;
     /// Page tables that the persistent kernel's attention may have.
     MAX_TABLES: usize = 4;
     /// Experts of a row in the persistent kernel, at most.
@@ -124,6 +130,18 @@ shared! {
     OP_GEMV_F32: u32 = 34;
     /// The op of the choice of experts.
     OP_ROUTE: u32 = 35;
+    /// The op of a convolution.
+    OP_CONV: u32 = 36;
+    /// The op of a state-space layer's scan.
+    OP_SCAN: u32 = 37;
+    /// The op of a delta rule.
+    OP_DELTA_RULE: u32 = 38;
+    /// The op of elementwise functions.
+    OP_ELEMENTWISE: u32 = 39;
+    /// The op of slices and concatenations.
+    OP_SLICE_CONCAT: u32 = 40;
+    /// The op that converts floats to matmul inputs.
+    OP_CONVERT_INPUT: u32 = 41;
 }
 
 /// Matmul inputs are stored divided by this.

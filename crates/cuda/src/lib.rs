@@ -35,7 +35,7 @@ use bodkin_model::{
     Attention, DeltaRule, EmbedBy, Entries, Gating, Op, Plan, RecurrentState, Scan,
 };
 
-use constants::MAX_RULE_DIM;
+use constants::{MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
 pub use header::kernel_headers;
 use kernels::Kernels;
@@ -46,8 +46,6 @@ use packed::Shard;
 use sizes::Sizes;
 use tensor_parallel::TensorParallel;
 
-/// The widest row of state of a scan that the kernel holds.
-const MOST_STATE: usize = 256;
 /// The most pairs of rows and experts in a step: the height of a grid.
 const MOST_PAIRS: usize = 65_535;
 /// Bytes that are read to find the bandwidth, and how often.
@@ -132,8 +130,8 @@ impl Cuda {
             return unsupported;
         }
         let too_wide = plan.states.iter().find_map(|state| match state {
-            RecurrentState::Scan(Scan { state, .. }) if *state > MOST_STATE => {
-                Some(format!("a scan with {state} elements a row (at most {MOST_STATE})"))
+            RecurrentState::Scan(Scan { state, .. }) if *state > MAX_SCAN_STATE => {
+                Some(format!("a scan with {state} elements a row (at most {MAX_SCAN_STATE})"))
             }
             RecurrentState::DeltaRule(DeltaRule { head_dim, .. }) if *head_dim > MAX_RULE_DIM => {
                 Some(format!("a delta rule with heads of {head_dim} (at most {MAX_RULE_DIM})"))

@@ -26,7 +26,8 @@ use lowering::Lowering;
 pub(crate) use matrices::{matrix_of, shapes};
 pub(crate) use shard::sharded;
 pub(crate) use stage::{
-    Arrange, Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Fusion, Gather, Halves,
+    Arrange, Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Fusion, Gate, Gather,
+    Halves,
 };
 pub(crate) use stage::{Experts, InputNorm, Matmul, MatmulFusion, Norm, Program, Rotate, Route};
 pub(crate) use stage::{ScanStage, Stage, Value, Work};

@@ -322,12 +322,13 @@ impl CudaModel {
             let step = self.sized_step(size);
             let stages = &self.program.stages;
             let persistent = self.persistent_of_step(size);
-            let end = persistent.map_or(stages.len(), |(_, persistent, _)| persistent.stages.start);
+            let range = persistent.map_or(0..0, |(_, persistent, _)| persistent.stages.clone());
             let send = || {
-                stages[..end].iter().try_for_each(|stage| step.run(stage))?;
+                stages[..range.start].iter().try_for_each(|stage| step.run(stage))?;
                 if let Some((kernel, persistent, _)) = persistent {
                     step.run_persistent(*kernel, persistent)?;
                 }
+                stages[range.end..].iter().try_for_each(|stage| step.run(stage))?;
                 step.end(end_of_step)
             };
             let graph = self.device.record(send)?;

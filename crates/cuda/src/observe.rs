@@ -87,7 +87,12 @@ fn show(
 fn read(step: &Step<'_>, value: Value) -> Result<Vec<f32>> {
     let address = step.address(value);
     match step.program.values[value.0].content {
-        Content::Floats(width) => copy(step.device, address, step.size.tokens * width),
+        Content::Floats(width) => {
+            // A view ends before the last row of its base does.
+            let (stride, rows) = (step.stride(value) as usize, step.size.tokens);
+            let values: Vec<f32> = copy(step.device, address, (rows - 1) * stride + width)?;
+            Ok(values.chunks(stride).flat_map(|row| &row[..width]).copied().collect())
+        }
         Content::Halves(halves) => {
             let stride = halves.stride();
             let len = step.size.tokens * halves.parts * stride;

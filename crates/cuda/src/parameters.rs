@@ -88,7 +88,7 @@ parameters! {
     }
 
     /// A matmul of some input rows with up to four matrices.
-    struct Matmul: 320 {
+    struct Matmul: 328 {
         matrices: [Matrix; MATRICES],
         /// [.., input_stride] in f16; for f32 weights, in f32
         input: (const void *),
@@ -127,10 +127,13 @@ parameters! {
         chunk_bytes: u32,
         /// what a slot of the persistent kernel holds
         slot_bytes: u32,
+        /// multiplies the result before the residual is added
+        factor: f32,
+        padding: u32,
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
-    struct Gemm: 344 {
+    struct Gemm: 352 {
         matmul: Matmul,
         /// [column blocks]: expert, first permuted row, rows; or none
         groups: (const uint4 *),
@@ -263,7 +266,7 @@ parameters! {
     }
 
     /// An RMS or layer norm of groups of a row.
-    struct Norm: 72 {
+    struct Norm: 88 {
         /// [rows, stride]
         x: (const float *),
         /// or none
@@ -274,7 +277,9 @@ parameters! {
         out: (float *),
         /// [rows, half_stride], or none
         half_out: (u16 *),
-        eps: f32, stride: u32, out_stride: u32, half_stride: u32,
+        /// [rows, gate_stride], or none: gates the result
+        gate: (const float *),
+        eps: f32, stride: u32, out_stride: u32, half_stride: u32, gate_stride: u32, act: u32,
         /// elements of a group
         n: u32,
         /// of a row
@@ -294,14 +299,16 @@ parameters! {
     }
 
     /// Elementwise functions of one or two values.
-    struct Elementwise: 72 {
+    struct Elementwise: 80 {
         /// [rows, a_stride]
         a: (const float *),
         /// [rows, b_stride], or none
         b: (const float *),
-        /// [rows, out_stride]
+        /// [rows, out_stride], or none
         out: (float *),
-        factor: f32, a_stride: u32, b_stride: u32, out_stride: u32, width: u32,
+        /// [rows, half_stride], or none
+        half_out: (u16 *),
+        factor: f32, a_stride: u32, b_stride: u32, out_stride: u32, half_stride: u32, width: u32,
         /// 0: activate, 1: gated, 2: gated by one number for each part, 3: add, 4: scale,
         /// 5: softcap, 6: xIELU
         op: u32,
@@ -309,7 +316,7 @@ parameters! {
         /// elements of a part
         part: u32,
         /// of xIELU, whose factor of positive inputs is `factor`
-        negative: f32, beta: f32, eps: f32, padding: u32,
+        negative: f32, beta: f32, eps: f32,
     }
 
     /// RoPE of rows that no attention kernel rotates.
@@ -402,7 +409,7 @@ parameters! {
     }
 
     /// A causal convolution over a sequence's rows.
-    struct Conv: 64 {
+    struct Conv: 72 {
         /// [rows, stride]
         x: (const float *),
         /// [width, taps]
@@ -414,11 +421,11 @@ parameters! {
         states: (float *),
         /// [rows, out_stride]
         out: (float *),
-        stride: u32, out_stride: u32, width: u32, taps: u32,
+        stride: u32, out_stride: u32, width: u32, taps: u32, act: u32, padding: u32,
     }
 
     /// The selective scan of a state-space layer.
-    struct Scan: 120 {
+    struct Scan: 152 {
         /// [rows, stride of each]
         x: (const float *),
         b: (const float *), c: (const float *), dt: (const float *),
@@ -429,8 +436,13 @@ parameters! {
         dt_bias: (const float *), metadata: (const u32 *),
         /// [state slots, heads, head_dim, state_dim]
         states: (float *),
-        /// [rows, out_stride]
+        /// [rows, gate_stride], or none: gates the result
+        gate: (const float *),
+        /// [rows, out_stride], or none
         out: (float *),
+        /// [rows, half_stride], or none
+        half_out: (u16 *),
+        gate_stride: u32, half_stride: u32, act: u32, padding: u32,
         x_stride: u32, b_stride: u32, c_stride: u32, dt_stride: u32, out_stride: u32, heads: u32,
         head_dim: u32, groups: u32, state_dim: u32, is_channelwise: u32,
     }

@@ -7,10 +7,10 @@ use bodkin_gguf::Format;
 use bodkin_model::{NormKind, Plan, Weight};
 
 use crate::constants::{ATTENTION_TEAMS, CHOSEN_BYTES, CHUNK_COLS, MAX_CHOSEN, MAX_RESULTS};
-use crate::constants::{MAX_TABLES, MMA_WORKSPACE_BYTES, PERSISTENT_BYTES, PERSISTENT_WARPS};
-use crate::constants::{SHORT_NORM, TILE_ROWS};
+use crate::constants::{MAX_TABLES, MMA_WORKSPACE_BYTES, PERSISTENT_BYTES, PERSISTENT_RULE_DIM};
+use crate::constants::{PERSISTENT_WARPS, SHORT_NORM, TILE_ROWS};
 use crate::kv_layout::KvLayout;
-use crate::lower::{Attend, Content, Epilogue, Fusion, Matmul, MatmulFusion, Norm, Program, Route};
+use crate::lower::{Attend, Content, Epilogue, Fusion, Matmul, MatmulFusion, Program, Stage};
 use crate::lower::{Value, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::shared_memory::{route_bytes, route_places};
@@ -19,6 +19,8 @@ use crate::shared_memory::{route_bytes, route_places};
 const MIN_LAST_ROWS: usize = 4096;
 /// Shared memory that the kernels declare statically.
 pub(crate) const STATIC_BYTES: usize = 2 << 10;
+/// Shared memory for what a delta rule needs of a token.
+const RULE_TOKEN_BYTES: usize = 4 * (3 * PERSISTENT_RULE_DIM + 4);
 /// The largest workspace of a stage, on the devices that have the kernel.
 const MAX_WORKSPACE_BYTES: usize = (227 << 10) - STATIC_BYTES - PERSISTENT_BYTES;
 
@@ -27,7 +29,8 @@ pub(crate) struct Variant {
     /// Its name, and that of its file.
     pub(crate) name: &'static str,
     layouts: &'static [MmaLayout],
-    /// Whether it has stages for norms and experts; it has no attention with softcaps then.
+    /// Whether it has stages for norms, experts and recurrent layers; it has no attention with
+    /// softcaps then.
     has_experts: bool,
 }
 
@@ -57,7 +60,7 @@ const DENSE: [MmaLayout; 7] = [
     MmaLayout::Fp4,
 ];
 
-/// The stages of a step of one row that one kernel runs: all from the first of them on.
+/// The stages of a step of one row that one kernel runs: all from the first of them to the head.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Persistent {
     pub(crate) stages: Range<usize>,
@@ -73,37 +76,41 @@ pub(crate) struct Persistent {
 pub(crate) enum PersistentStage<'a> {
     Matmul(&'a Matmul, MatmulFusion),
     Attend(&'a Attend),
-    Norm(&'a Norm),
-    Route(&'a Route),
+    /// One whose kernel the large one has as a function.
+    Small(&'a Work),
 }
 
 impl Persistent {
     /// The stages that one kernel can run, if they are most of a step. The last one is a wide
-    /// matmul whose results no other stage reads: there all blocks reset the sentinels.
+    /// matmul whose results no other stage of the kernel reads: there all blocks reset the
+    /// sentinels. Kernels of their own scale the logits.
     pub(crate) fn of(plan: &Plan, program: &Program) -> Option<Persistent> {
         let stages = &program.stages;
+        let last = stages.iter().rposition(|stage| matches!(stage.work, Work::Matmul(_)))?;
+        let Work::Matmul(head) = &stages[last].work else { return None };
         let workspace = |variant: &Variant, i: usize| {
             let bytes = variant.workspace(plan, program, i);
             bytes.filter(|&bytes| bytes <= MAX_WORKSPACE_BYTES)
         };
         let start_for = |variant: &Variant| {
             let cannot = |i: &usize| workspace(variant, *i).is_none();
-            (0..stages.len()).rev().find(cannot).map_or(0, |last| last + 1)
+            (0..=last).rev().find(cannot).map_or(0, |other| other + 1)
         };
         let starts = VARIANTS.map(|variant| start_for(&variant));
         let start = starts.into_iter().min()?;
         let variant = starts.iter().position(|&other| other == start)?;
-        let bytes = (start..stages.len()).filter_map(|i| workspace(&VARIANTS[variant], i));
-        let Work::Matmul(last) = &stages.last()?.work else { return None };
-        let is_wide = last.rows(plan) >= MIN_LAST_ROWS && last.epilogue == Epilogue::None;
+        let bytes = (start..=last).filter_map(|i| workspace(&VARIANTS[variant], i));
+        let is_wide = head.rows(plan) >= MIN_LAST_ROWS && head.epilogue == Epilogue::None;
+        let is_elementwise = |stage: &Stage| matches!(stage.work, Work::Elementwise { .. });
+        let are_last = head.is_outputs && stages[last + 1..].iter().all(is_elementwise);
         let is_awaitable = stages[..start].iter().all(|stage| is_awaitable(plan, &stage.work));
         let persistent = Persistent {
-            stages: start..stages.len(),
+            stages: start..last + 1,
             variant,
             workspace_bytes: bytes.max().unwrap_or(0).next_multiple_of(16),
-            last_input: last.norm.map_or(last.input, |norm| norm.input),
+            last_input: head.norm.map_or(head.input, |norm| norm.input),
         };
-        (is_wide && is_awaitable && 2 * start < stages.len()).then_some(persistent)
+        (is_wide && are_last && is_awaitable && 2 * start < last).then_some(persistent)
     }
 
     /// Whether a device with `blocks` multiprocessors can run the stages. One block chooses experts
@@ -140,9 +147,7 @@ impl Persistent {
             match &program.stages[i].work {
                 Work::Matmul(matmul) => Some(PersistentStage::Matmul(matmul, fusion)),
                 Work::Attend(attend) => Some(PersistentStage::Attend(attend)),
-                Work::Norm(norm) => Some(PersistentStage::Norm(norm)),
-                Work::Route(route) => Some(PersistentStage::Route(route)),
-                _ => None,
+                work => Some(PersistentStage::Small(work)),
             }
         })
     }
@@ -186,6 +191,18 @@ impl Variant {
                 let bytes = 4 * route_places(&route.routing) + route_bytes(&route.routing);
                 self.has_experts.then_some(bytes)
             }
+            (Work::DeltaRule(stage), _) => {
+                let fits = stage.rule.head_dim <= PERSISTENT_RULE_DIM;
+                (self.has_experts && fits).then_some(RULE_TOKEN_BYTES)
+            }
+            (
+                Work::Conv(_)
+                | Work::Scan(_)
+                | Work::Elementwise { .. }
+                | Work::Arrange(_)
+                | Work::Prepare { .. },
+                _,
+            ) => self.has_experts.then_some(0),
             (Work::Attend(attend), _) => {
                 let is_known = plan.window_indices()[attend.slot] < MAX_TABLES;
                 let has_mma = KvLayout::F16.has_mma(&plan.slots[attend.slot]);
@@ -254,6 +271,8 @@ impl Variant {
 
 #[cfg(test)]
 mod tests {
+    use bodkin_model::Op;
+
     use super::*;
     use crate::lower::lower;
 
@@ -292,6 +311,27 @@ mod tests {
         let unlisted = run.filter(|&i| fusions[i] == Fusion::FusedAway);
         assert!(sums > 0);
         assert_eq!(unlisted.filter(|i| !is_norm(i)).count(), 2 * sums);
+    }
+
+    #[test]
+    fn recurrent_layers_run_in_the_kernel() {
+        for (model, layers) in [("mamba2", "scan"), ("qwen35", "delta_rule")] {
+            let (mut plan, _) = lowered(model);
+            // As quantised files have them.
+            for op in plan.ops.clone() {
+                if let Op::Linear { weight, .. } | Op::Logits { weight, .. } = op {
+                    plan.weights[weight.0].format = Format::Q8_0;
+                }
+            }
+            let program = lower(&plan, true, 1);
+            let stages = &program.stages;
+            assert!(stages.iter().any(|stage| stage.name == layers), "{model}");
+            let first = stages.iter().position(|stage| matches!(stage.work, Work::Norm(_)));
+            for (i, stage) in stages.iter().enumerate().skip(first.unwrap()) {
+                let bytes = VARIANTS[2].workspace(&plan, &program, i);
+                assert!(bytes.is_some(), "{model}: {}", stage.name);
+            }
+        }
     }
 
     #[test]

@@ -157,7 +157,11 @@ impl Step<'_> {
 
     /// The address of a value.
     pub(crate) fn address(&self, value: Value) -> u64 {
-        self.arena.1 + self.arena.0.offsets[value.0]
+        let own = |value: Value| self.arena.1 + self.arena.0.offsets[value.0];
+        match self.program.values[value.0].view {
+            Some((base, start)) => own(base) + (size_of::<f32>() * start) as u64,
+            None => own(value),
+        }
     }
 
     pub(crate) fn content(&self, value: Value) -> Content {
@@ -165,8 +169,8 @@ impl Step<'_> {
     }
 
     /// The distance of a value's rows, in elements.
-    fn stride(&self, value: Value) -> u32 {
-        self.content(value).stride() as u32
+    pub(crate) fn stride(&self, value: Value) -> u32 {
+        self.content(self.program.base(value)).stride() as u32
     }
 
     /// The address of a value and the distance of its rows; zeros for none.
@@ -207,8 +211,10 @@ impl Step<'_> {
             Work::Matmul(matmul) => self.matmul(rows, matmul),
             Work::Rotate(rotate) => self.rotate(rows, rotate),
             Work::Attend(attend) => self.attend(rows, attend),
-            Work::Elementwise { function, a, b, out } => {
-                self.elementwise(rows, *function, (*a, *b), *out)
+            Work::Elementwise { function, a, b, out, half_out } => {
+                let parameters =
+                    self.elementwise_parameters(*function, (*a, *b), (*out, *half_out));
+                self.elementwise(rows, &parameters)
             }
             Work::ScaleBy { input, weight, out } => self.scale_by(rows, *input, *weight, *out),
             Work::Rescale { input, like, out } => self.rescale(rows, *input, *like, *out),

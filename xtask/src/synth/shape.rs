@@ -13,6 +13,10 @@ pub(crate) enum Size {
     Small,
     /// The same with experts.
     SmallMoe,
+    /// The same with Mamba 2 in half of the layers.
+    SmallHybrid,
+    /// The same with Gated DeltaNet in half of the layers.
+    SmallDelta,
     /// That of Llama 3.2 1B.
     #[value(name = "1b")]
     OneB,
@@ -111,6 +115,13 @@ impl Size {
             Size::Tiny => tiny,
             Size::Small => small,
             Size::SmallMoe => Shape { kind: Kind::Experts { count: 16, used: 4 }, ..small },
+            Size::SmallHybrid => {
+                Shape { kind: Kind::Hybrid { every: 2, inner: 512, heads: 8, state: 32 }, ..small }
+            }
+            Size::SmallDelta => Shape {
+                kind: Kind::Delta { every: 2, key_heads: 2, value_heads: 4, state: 64 },
+                ..small
+            },
             Size::OneB => one_b,
             Size::EightB => Shape {
                 layers: 32,

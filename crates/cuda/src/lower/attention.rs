@@ -4,7 +4,6 @@ use bodkin_model::{Attention, Op, Rope, Value as PlanValue};
 
 use super::lowering::Lowering;
 use super::stage::{Attend, Rotation, Value, Work};
-use crate::constants::CHUNK_COLS;
 
 /// Attention whose queries and keys are rotated alike.
 pub(super) struct Rotated<'a> {
@@ -24,11 +23,7 @@ impl<'a> Lowering<'a> {
         rotation: Option<Rotation>,
         (attention, slot): (Attention, usize),
     ) -> Work {
-        // Other rows would have to be padded.
-        let (out, half_out) = match self.plan.widths[i].is_multiple_of(CHUNK_COLS) {
-            true => self.outs(i, 1),
-            false => (Some(self.out(i)), None),
-        };
+        let (out, half_out) = self.outs_of_whole_chunks(i);
         Work::Attend(Attend { q, kv, rotation, attention, slot, out, half_out })
     }
 

@@ -44,7 +44,14 @@ fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
     };
     let [Operand { out: Some(made), .. }] = operands[..] else { return None };
     let Work::ExpertSum { input, route, out: sum } = sum.work else { return None };
-    let Work::Elementwise { function: Function::Add, a, b: Some(b), out } = add.work else {
+    let Work::Elementwise {
+        function: Function::Add,
+        a,
+        b: Some(b),
+        out: Some(out),
+        half_out: None,
+    } = add.work
+    else {
         return None;
     };
     let added = if a == sum { b } else { a };
@@ -55,7 +62,9 @@ fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
 
 /// The readers of the norm of stage `i`, if all are matmuls that can compute it; else none.
 fn readers(plan: &Plan, program: &Program, i: usize, norm: &Norm) -> Vec<usize> {
-    let &Norm { input, kind: NormKind::Rms, bias: None, groups: 1, out, half_out, .. } = norm
+    let &Norm {
+        input, kind: NormKind::Rms, bias: None, groups: 1, gate: None, out, half_out, ..
+    } = norm
     else {
         return Vec::new();
     };
@@ -69,7 +78,7 @@ fn readers(plan: &Plan, program: &Program, i: usize, norm: &Norm) -> Vec<usize> 
             // All experts of a row read the same input.
             let shares = matmul.experts.is_none_or(|experts| experts.is_shared && !is_f32);
             let is_input = [out, half_out].contains(&Some(matmul.input));
-            let is_added = matches!(matmul.epilogue, Epilogue::Add(value) if out == Some(value));
+            let is_added = matches!(matmul.epilogue, Epilogue::Add { to, .. } if out == Some(to));
             let fits = !is_f32 || width <= MAX_F32_COLS;
             shares && !matmul.is_outputs && is_input && !is_added && fits
         }
@@ -155,7 +164,7 @@ mod tests {
         }
         let program = lower(&plan, true, 1);
         let has_added = |stage: &Stage| match &stage.work {
-            Work::Matmul(Matmul { epilogue: Epilogue::Add(value), .. }) => Some(*value),
+            Work::Matmul(Matmul { epilogue: Epilogue::Add { to, .. }, .. }) => Some(*to),
             _ => None,
         };
         let added = program.stages.iter().find_map(has_added).unwrap();

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use bodkin_model::{Act, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use super::matrices::shapes;
-use super::stage::{Arrange, Content, Conv, DeltaRuleStage, Epilogue, Function, Halves};
+use super::stage::{Arrange, Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves};
 use super::stage::{
     InputNorm, Matmul, Norm, Operand, Rotate, Route, ScanStage, Spec, Stage, Value, Work,
 };
-use crate::constants::INLINED_COLS;
+use crate::constants::{CHUNK_COLS, INLINED_COLS};
 use crate::packed::{PackedLayout, Shape};
 
 pub(super) struct Lowering<'a> {
@@ -66,7 +66,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn value(&mut self, rows: Rows, content: Content) -> Value {
-        self.values.push(Spec { rows, content });
+        self.values.push(Spec { rows, content, view: None });
         Value(self.values.len() - 1)
     }
 
@@ -139,6 +139,14 @@ impl<'a> Lowering<'a> {
         (out, half.then(|| self.half_out(i, parts)))
     }
 
+    /// The same where a stage cannot pad its halves.
+    pub(super) fn outs_of_whole_chunks(&mut self, i: usize) -> (Option<Value>, Option<Value>) {
+        match self.plan.widths[i].is_multiple_of(CHUNK_COLS) {
+            true => self.outs(i, 1),
+            false => (Some(self.out(i)), None),
+        }
+    }
+
     /// Lowers operation `i` and returns the next one to lower.
     pub(super) fn op(&mut self, i: usize) -> usize {
         let work = match &self.plan.ops[i] {
@@ -152,13 +160,7 @@ impl<'a> Lowering<'a> {
             &Op::Logits { input, weight, bias } => self.logits(i, input, (weight, bias)),
             Op::Input => Work::Input { out: self.out(i) },
             Op::Embed { table, by } => Work::Embed { table: *table, by: *by, out: self.out(i) },
-            &Op::Norm { input, kind, weight, bias, eps, groups } => {
-                let (input, is_inlined) = (self.floats(input), false);
-                let (out, half_out) = self.outs(i, 1);
-                let norm =
-                    Norm { input, kind, weight, bias, eps, groups, out, half_out, is_inlined };
-                Work::Norm(Norm { is_inlined: self.inline_norm(i, &norm), ..norm })
-            }
+            Op::Norm { .. } => return self.norm(i),
             Op::Rope { input, head_dim, rope, heads: _ } => {
                 if let Some(rotated) = self.rotated(i) {
                     return self.rotated_attention(i, rotated);
@@ -182,7 +184,10 @@ impl<'a> Lowering<'a> {
             | Op::Cutoff { .. }
             | Op::ScaleExperts { .. } => self.scaling(i),
             &Op::Softcap { input, cap } => self.elementwise(i, Function::Softcap(cap), input, None),
-            &Op::Slice { input, groups, start, len: _ } => {
+            &Op::Slice { input, groups, start, len } => {
+                if self.view(i, input, groups, start, len) {
+                    return i + 1;
+                }
                 self.arrange(i, input, None, (groups, start))
             }
             &Op::Concat { a, b, groups } => self.arrange(i, a, Some(b), (groups, 0)),
@@ -199,7 +204,7 @@ impl<'a> Lowering<'a> {
                 let (input, route) = (self.floats(*input), self.floats(*route));
                 Work::ExpertSum { input, route, out: self.out(i) }
             }
-            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => self.recurrent(i),
+            Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => return self.recurrent(i),
             Op::Clamp { .. }
             | Op::Mix { .. }
             | Op::HyperWeights { .. }
@@ -230,26 +235,101 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// An operation with recurrent state.
-    fn recurrent(&mut self, i: usize) -> Work {
-        let out = self.out(i);
-        match &self.plan.ops[i] {
+    /// Lowers an operation with recurrent state, and the activation or the gate of its result.
+    fn recurrent(&mut self, i: usize) -> usize {
+        let (work, last) = match &self.plan.ops[i] {
             Op::Conv { input, weight, bias, state } => {
                 let (input, weight, bias, state) = (self.floats(*input), *weight, *bias, state.0);
-                Work::Conv(Conv { input, weight, bias, state, out })
+                let act = self.activation_of(i);
+                let last = i + usize::from(act.is_some());
+                let (act, out) = (act.unwrap_or(Act::Identity), self.out(last));
+                (Work::Conv(Conv { input, weight, bias, state, act, out }), last)
             }
             Op::Scan { x, b, c, dt, a, d, dt_bias, scan, state } => {
                 let inputs = [x, b, c, dt].map(|value| self.floats(*value));
                 let (weights, scan, state) = ([*a, *d, *dt_bias], *scan, state.0);
-                Work::Scan(ScanStage { inputs, weights, scan, state, out })
+                let gate = self.gate_of(i);
+                let last = i + usize::from(gate.is_some());
+                let (out, half_out) = self.outs_of_whole_chunks(last);
+                let scan = ScanStage { inputs, weights, scan, state, gate, out, half_out };
+                (Work::Scan(scan), last)
             }
             Op::DeltaRule { qkv, decay, beta, a, dt_bias, eps, rule, state } => {
                 let inputs = [qkv, decay, beta].map(|value| self.floats(*value));
                 let (weights, eps, rule, state) = ([*a, *dt_bias], *eps, *rule, state.0);
-                Work::DeltaRule(DeltaRuleStage { inputs, weights, eps, rule, state, out })
+                let out = self.out(i);
+                (Work::DeltaRule(DeltaRuleStage { inputs, weights, eps, rule, state, out }), i)
             }
             _ => unreachable!("operation {i} has no state"),
+        };
+        self.push(last, work, &self.stage_name(i));
+        last + 1
+    }
+
+    /// Lowers a norm, and the gate of its result.
+    fn norm(&mut self, i: usize) -> usize {
+        let &Op::Norm { input, kind, weight, bias, eps, groups } = &self.plan.ops[i] else {
+            unreachable!("operation {i} is no norm")
+        };
+        let (input, gate) = (self.floats(input), self.gate_of(i));
+        let last = i + usize::from(gate.is_some());
+        let (out, half_out) = self.outs(last, 1);
+        let is_inlined = false;
+        let norm = Norm { input, kind, weight, bias, eps, groups, gate, out, half_out, is_inlined };
+        let is_inlined = gate.is_none() && self.inline_norm(i, &norm);
+        self.push(last, Work::Norm(Norm { is_inlined, ..norm }), &self.stage_name(i));
+        last + 1
+    }
+
+    /// The activation of the result of operation `i`, if it is the next operation and the only
+    /// reader.
+    fn activation_of(&self, i: usize) -> Option<Act> {
+        match self.plan.ops.get(i + 1)? {
+            &Op::Act { input, act } if input.0 == i && self.is_read_next(i) => {
+                is_of_matmuls(act).then_some(act)
+            }
+            _ => None,
         }
+    }
+
+    /// The gate of the result of operation `i`, likewise.
+    fn gate_of(&self, i: usize) -> Option<Gate> {
+        match self.plan.ops.get(i + 1)? {
+            &Op::Glu { gate, up, act } if up.0 == i && gate.0 < i && self.is_read_next(i) => {
+                let is_whole = self.plan.width(gate) == self.plan.width(up);
+                (is_whole && is_of_matmuls(act)).then(|| Gate { act, by: self.floats(gate) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the next operation alone reads operation `i`, and may be fused with it.
+    fn is_read_next(&self, i: usize) -> bool {
+        self.fuse && self.readers[i] == [i + 1] && self.plan.output().0 != i
+    }
+
+    /// Makes a slice a view of what it is a part of, if kernels can read that: vectors of four
+    /// elements begin at multiples of four.
+    fn view(
+        &mut self,
+        i: usize,
+        input: PlanValue,
+        groups: usize,
+        start: usize,
+        len: usize,
+    ) -> bool {
+        let whole = self.floats(input);
+        let (base, from) = self.values[whole.0].view.unwrap_or((whole, 0));
+        let start = from + start;
+        let stride = self.values[base.0].content.stride();
+        let is_aligned = start.is_multiple_of(4) && stride.is_multiple_of(4);
+        if !self.fuse || groups != 1 || !is_aligned || self.plan.output().0 == i {
+            return false;
+        }
+        let out = self.out(i);
+        let (rows, content) = (self.values[whole.0].rows, Content::Floats(len));
+        self.values[out.0] = Spec { rows, content, view: Some((base, start)) };
+        true
     }
 
     /// A slice of a value, or the concatenation of two.
@@ -324,7 +404,8 @@ impl<'a> Lowering<'a> {
         b: Option<PlanValue>,
     ) -> Work {
         let (a, b) = (self.floats(a), b.map(|b| self.floats(b)));
-        Work::Elementwise { function, a, b, out: self.out(i) }
+        let (out, half_out) = self.outs(i, 1);
+        Work::Elementwise { function, a, b, out, half_out }
     }
 
     pub(super) fn rope(&mut self, rope: &Rope) -> usize {
@@ -343,4 +424,9 @@ impl<'a> Lowering<'a> {
         let name = |id: &WeightId| self.plan.weight(*id).role().to_owned();
         weights.iter().map(name).collect::<Vec<_>>().join(" + ")
     }
+}
+
+/// Whether kernels besides the elementwise one know a function.
+fn is_of_matmuls(act: Act) -> bool {
+    !matches!(act, Act::Softplus | Act::Xielu(_))
 }

@@ -8,6 +8,15 @@ use super::stage::{Epilogue, Experts, Matmul, Operand, Value, Work};
 use crate::constants::{CHUNK_COLS, MATRICES};
 use crate::packed::PackedLayout;
 
+/// The sum of a value and a matmul's result.
+struct Residual {
+    to: PlanValue,
+    /// Multiplies the result.
+    factor: f32,
+    /// The operation that adds.
+    sum: usize,
+}
+
 impl Lowering<'_> {
     /// Whether matmul `j` can run together with matmul `i`.
     fn is_sibling(&self, i: usize, j: usize) -> bool {
@@ -48,15 +57,19 @@ impl Lowering<'_> {
         }
     }
 
-    /// The value that the next operation adds matmul `i` to, if nothing else reads it.
-    fn residual(&self, i: usize) -> Option<PlanValue> {
-        let next = self.plan.ops.get(i + 1)?;
-        let is_alone = self.fuse && self.readers[i] == [i + 1];
-        match next {
-            Op::Add { a, b } if is_alone && b.0 == i && a.0 < i => Some(*a),
-            Op::Add { a, b } if is_alone && a.0 == i && b.0 < i => Some(*b),
-            _ => None,
-        }
+    /// If matmul `i` is only added to a value, after a factor or without one.
+    fn residual(&self, i: usize) -> Option<Residual> {
+        let is_alone = |i: usize| self.fuse && self.readers[i] == [i + 1];
+        let (scaled, factor) = match self.plan.ops.get(i + 1)? {
+            &Op::Scale { factor, .. } if is_alone(i) => (i + 1, factor),
+            _ => (i, 1.0),
+        };
+        let to = match self.plan.ops.get(scaled + 1)? {
+            Op::Add { a, b } if b.0 == scaled && a.0 < i => *a,
+            Op::Add { a, b } if a.0 == scaled && b.0 < i => *b,
+            _ => return None,
+        };
+        is_alone(scaled).then_some(Residual { to, factor, sum: scaled + 1 })
     }
 
     /// Lowers the experts' matmul `first` and those operations after it that can run with it.
@@ -100,11 +113,11 @@ impl Lowering<'_> {
             let out = if both { out } else { half.or(out) };
             let out = out.expect("a result has a reader");
             (operands, Epilogue::Gate { act, out }, first + 2, first + 3)
-        } else if let (Some(added), None) = (self.residual(first), experts) {
-            let added = self.floats(added);
-            let out = self.out(first + 1);
+        } else if let (Some(Residual { to, factor, sum }), None) = (self.residual(first), experts) {
+            let to = self.floats(to);
+            let out = self.out(sum);
             let operands = vec![self.operand(first, Some(out))];
-            (operands, Epilogue::Add(added), first + 1, first + 2)
+            (operands, Epilogue::Add { to, factor }, sum, sum + 1)
         } else {
             let mut next = first + 1;
             while next - first < MATRICES

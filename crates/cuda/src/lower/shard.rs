@@ -46,7 +46,7 @@ fn gather(stage: &Stage, sharded: &[Option<usize>]) -> Option<Stage> {
             let weight = matmul.operands[0].weight;
             is_sharded(weight).then_some((out, weight)).into_iter().collect()
         }
-        Epilogue::None | Epilogue::Add(_) => {
+        Epilogue::None | Epilogue::Add { .. } => {
             let operands = matmul.operands.iter().filter(|operand| is_sharded(operand.weight));
             operands.filter_map(|operand| Some((operand.out?, operand.weight))).collect()
         }

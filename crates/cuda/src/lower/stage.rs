@@ -62,6 +62,8 @@ impl Content {
 pub(crate) struct Spec {
     pub(crate) rows: Rows,
     pub(crate) content: Content,
+    /// If it is a part of another value's rows: that value, and the first column.
+    pub(crate) view: Option<(Value, usize)>,
 }
 
 impl Spec {
@@ -94,8 +96,8 @@ pub(crate) struct Operand {
 pub(crate) enum Epilogue {
     /// Nothing.
     None,
-    /// Adds a value to the first result.
-    Add(Value),
+    /// Adds the product of the first result and a factor to a value.
+    Add { to: Value, factor: f32 },
     /// Gates the second result by the first, and stores the product as floats or halves.
     Gate { act: Act, out: Value },
 }
@@ -150,6 +152,13 @@ pub(crate) struct InputNorm {
     pub(crate) eps: f32,
 }
 
+/// A gate of a stage's result: the product of the result and the activated value is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Gate {
+    pub(crate) act: Act,
+    pub(crate) by: Value,
+}
+
 /// A norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Norm {
@@ -159,6 +168,7 @@ pub(crate) struct Norm {
     pub(crate) bias: Option<WeightId>,
     pub(crate) eps: f32,
     pub(crate) groups: usize,
+    pub(crate) gate: Option<Gate>,
     pub(crate) out: Option<Value>,
     pub(crate) half_out: Option<Value>,
     /// Whether all readers are matmuls that can compute it.
@@ -231,13 +241,14 @@ pub(crate) struct Route {
     pub(crate) out: Value,
 }
 
-/// A convolution with state.
+/// A convolution with state, and the activation of its result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Conv {
     pub(crate) input: Value,
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<WeightId>,
     pub(crate) state: usize,
+    pub(crate) act: Act,
     pub(crate) out: Value,
 }
 
@@ -250,7 +261,9 @@ pub(crate) struct ScanStage {
     pub(crate) weights: [WeightId; 3],
     pub(crate) scan: Scan,
     pub(crate) state: usize,
-    pub(crate) out: Value,
+    pub(crate) gate: Option<Gate>,
+    pub(crate) out: Option<Value>,
+    pub(crate) half_out: Option<Value>,
 }
 
 /// The gated delta rule.
@@ -304,7 +317,8 @@ pub(crate) enum Work {
         function: Function,
         a: Value,
         b: Option<Value>,
-        out: Value,
+        out: Option<Value>,
+        half_out: Option<Value>,
     },
     ScaleBy {
         input: Value,
@@ -363,7 +377,9 @@ impl Stage {
         let values: Vec<Option<Value>> = match &self.work {
             Work::Angles { .. } => vec![],
             Work::Input { out } | Work::Embed { out, .. } => vec![Some(*out)],
-            Work::Norm(n) => vec![Some(n.input), n.out, n.half_out],
+            Work::Norm(n) => {
+                vec![Some(n.input), n.gate.map(|gate| gate.by), n.out, n.half_out]
+            }
             Work::Prepare { input, out, .. }
             | Work::Pool { input, out, .. }
             | Work::ScaleBy { input, out, .. }
@@ -378,7 +394,9 @@ impl Stage {
                 values.extend(m.operands.iter().map(|operand| operand.out));
                 values.push(match m.epilogue {
                     Epilogue::None => None,
-                    Epilogue::Add(value) | Epilogue::Gate { out: value, .. } => Some(value),
+                    Epilogue::Add { to: value, .. } | Epilogue::Gate { out: value, .. } => {
+                        Some(value)
+                    }
                 });
                 values
             }
@@ -387,11 +405,14 @@ impl Stage {
                 let [k, v] = a.kv.map_or([None; 2], |kv| kv.map(Some));
                 vec![Some(a.q), k, v, q_out, a.out, a.half_out]
             }
-            Work::Elementwise { a, b, out, .. } => vec![Some(*a), *b, Some(*out)],
+            Work::Elementwise { a, b, out, half_out, .. } => vec![Some(*a), *b, *out, *half_out],
             Work::Rescale { input, like, out } => vec![Some(*input), Some(*like), Some(*out)],
             Work::Arrange(a) => vec![Some(a.a), a.b, Some(a.out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],
-            Work::Scan(s) => s.inputs.into_iter().chain([s.out]).map(Some).collect(),
+            Work::Scan(s) => {
+                let outs = [s.gate.map(|gate| gate.by), s.out, s.half_out];
+                s.inputs.into_iter().map(Some).chain(outs).collect()
+            }
             Work::DeltaRule(r) => r.inputs.into_iter().chain([r.out]).map(Some).collect(),
             Work::Gather(g) => g.results.iter().map(|(value, _)| Some(*value)).collect(),
         };
@@ -439,18 +460,23 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The stages that read or write a value, once for each use, and one behind all stages if the
-    /// host reads it.
+    /// The value in whose memory a value lies: of a view, that of which it is a part.
+    pub(crate) fn base(&self, value: Value) -> Value {
+        self.values[value.0].view.map_or(value, |(base, _)| base)
+    }
+
+    /// The stages that read or write a value or a view of it, once for each use, and one behind all
+    /// stages if the host reads it.
     pub(crate) fn uses(&self, value: Value) -> Vec<usize> {
         let mut uses = Vec::new();
         for (i, stage) in self.stages.iter().enumerate() {
             stage.values(&mut |other| {
-                if other == value {
+                if self.base(other) == value {
                     uses.push(i);
                 }
             });
         }
-        uses.extend((self.output == value).then_some(self.stages.len()));
+        uses.extend((self.base(self.output) == value).then_some(self.stages.len()));
         uses
     }
 }

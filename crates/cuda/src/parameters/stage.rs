@@ -8,9 +8,9 @@ use bytemuck::{Pod, Zeroable};
 pub(crate) struct Stage {
     op: u32,
     padding: [u32; 3],
-    words: [[u32; 16]; 5],
+    words: [[u32; 4]; 21],
 }
-const _: () = assert!(size_of::<Stage>() == 336);
+const _: () = assert!(size_of::<Stage>() == 352);
 
 /// The same for the kernels, which read the words as the op's parameters.
 pub(crate) const STAGE: &str = "struct Stage {
@@ -21,7 +21,13 @@ pub(crate) const STAGE: &str = "struct Stage {
         Attention attention;
         Norm norm;
         Route route;
-        u32 words[80];
+        Conv conv;
+        Scan scan;
+        DeltaRule delta_rule;
+        Elementwise elementwise;
+        SliceConcat slice_concat;
+        ConvertInput convert_input;
+        u32 words[84];
     };
 };";
 

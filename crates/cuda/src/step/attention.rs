@@ -170,7 +170,7 @@ impl Step<'_> {
         if let Some(r) = rotation {
             (parameters.q, parameters.q_stride) = self.place(Some(*q));
             (parameters.q_out, parameters.q_out_stride) = self.place(Some(r.q_out));
-            parameters.heads = self.stride(*q) / parameters.key_dim;
+            parameters.heads = self.content(*q).stride() as u32 / parameters.key_dim;
             parameters.cos_sin = self.at.angles[r.rope];
             parameters.rotary_pairs = (self.program.ropes[r.rope].dims / 2) as u32;
             parameters.is_neox = u32::from(r.style == RopeStyle::Neox);

@@ -50,6 +50,7 @@ impl Step<'_> {
             cols: first.shape.cols as u32,
             chunk_bytes: first.shape.layout.chunk_bytes() as u32,
             slot_bytes: first.shape.layout.slot_bytes() as u32,
+            factor: 1.0,
             ..p::Matmul::default()
         };
         if let (Some(norm), true) = (norm, self.inlines_norms()) {
@@ -75,9 +76,10 @@ impl Step<'_> {
         }
         match epilogue {
             Epilogue::None => {}
-            Epilogue::Add(value) => {
+            Epilogue::Add { to, factor } => {
+                parameters.factor = *factor;
                 (parameters.residual, parameters.residual_stride) =
-                    self.result_place(*value, &first.shape, used);
+                    self.result_place(*to, &first.shape, used);
             }
             Epilogue::Gate { act, out } => {
                 parameters.act = act_number(*act);
@@ -112,7 +114,7 @@ impl Step<'_> {
     /// Where a device's rows of a weight have their results in a value: the address of the first,
     /// and the distance from row to row in elements. `used` results lie side by side in a row.
     pub(crate) fn result_place(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
-        let content = self.content(value);
+        let content = self.content(self.program.base(value));
         let offset = content.element_bytes() * shape.first_row;
         (self.address(value) + offset as u64, content.result_stride(used) as u32)
     }

@@ -3,10 +3,11 @@
 use bodkin_backend::Result;
 
 use super::Step;
-use crate::constants::{OP_ATTENTION, OP_GATED, OP_GEMV_F32, OP_NORM, OP_ROUTE};
+use crate::constants::{OP_ATTENTION, OP_CONV, OP_CONVERT_INPUT, OP_DELTA_RULE, OP_ELEMENTWISE};
+use crate::constants::{OP_GATED, OP_GEMV_F32, OP_NORM, OP_ROUTE, OP_SCAN, OP_SLICE_CONCAT};
 use crate::constants::{PERSISTENT_BYTES, PERSISTENT_WARPS};
 use crate::driver::Kernel;
-use crate::lower::MatmulFusion;
+use crate::lower::{MatmulFusion, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::parameters as p;
 use crate::persistent::{Persistent, PersistentStage};
@@ -45,8 +46,30 @@ impl Step<'_> {
                 parameters.partials = self.at.polled_partials;
                 p::Stage::new(OP_ATTENTION, &parameters)
             }
-            PersistentStage::Norm(norm) => p::Stage::new(OP_NORM, &self.norm_parameters(norm)),
-            PersistentStage::Route(route) => p::Stage::new(OP_ROUTE, &self.route_parameters(route)),
+            PersistentStage::Small(work) => self.small_stage(work),
+        }
+    }
+
+    fn small_stage(&self, work: &Work) -> p::Stage {
+        match work {
+            Work::Norm(norm) => p::Stage::new(OP_NORM, &self.norm_parameters(norm)),
+            Work::Route(route) => p::Stage::new(OP_ROUTE, &self.route_parameters(route)),
+            Work::Conv(conv) => p::Stage::new(OP_CONV, &self.conv_parameters(conv)),
+            Work::Scan(scan) => p::Stage::new(OP_SCAN, &self.scan_parameters(scan)),
+            Work::DeltaRule(rule) => p::Stage::new(OP_DELTA_RULE, &self.rule_parameters(rule)),
+            Work::Elementwise { function, a, b, out, half_out } => {
+                let parameters =
+                    self.elementwise_parameters(*function, (*a, *b), (*out, *half_out));
+                p::Stage::new(OP_ELEMENTWISE, &parameters)
+            }
+            Work::Arrange(arrange) => {
+                p::Stage::new(OP_SLICE_CONCAT, &self.arrange_parameters(arrange))
+            }
+            Work::Prepare { input, halves, out } => {
+                let parameters = self.prepare_parameters(*input, *halves, *out);
+                p::Stage::new(OP_CONVERT_INPUT, &parameters)
+            }
+            _ => unreachable!("the kernel has no such stage"),
         }
     }
 

@@ -2,16 +2,28 @@
 
 use bodkin_backend::Result;
 
+use super::rows::act_number;
 use super::{Step, THREADS};
-use crate::constants::MAX_RULE_DIM;
+use crate::constants::{CONV_ROWS, MAX_RULE_DIM};
 use crate::lower::{Conv, DeltaRuleStage, ScanStage};
 use crate::parameters as p;
 
 impl Step<'_> {
     pub(super) fn conv(&self, conv: &Conv) -> Result<()> {
-        let Conv { input, weight, bias, state, out } = conv;
+        let parameters = self.conv_parameters(conv);
+        let width = parameters.width as usize;
+        // Decode steps have a row of each sequence.
+        let row_blocks = (self.size.tokens - self.size.spans + 1).div_ceil(CONV_ROWS);
+        let grid = [self.size.spans, width.div_ceil(THREADS), row_blocks];
+        // SAFETY: every span has a state slot of its own.
+        unsafe { self.device.launch(self.kernels.conv, grid, THREADS, 0, &parameters) }
+    }
+
+    /// The parameters of a convolution.
+    pub(super) fn conv_parameters(&self, conv: &Conv) -> p::Conv {
+        let Conv { input, weight, bias, state, act, out } = conv;
         let width = self.content(*out).stride();
-        let parameters = p::Conv {
+        p::Conv {
             x: self.address(*input),
             weight: self.vector(Some(*weight)),
             bias: self.vector(*bias),
@@ -22,18 +34,28 @@ impl Step<'_> {
             out_stride: self.stride(*out),
             width: width as u32,
             taps: (self.weights[weight.0].len / width) as u32,
-        };
-        let grid = [self.size.spans, width.div_ceil(THREADS), 1];
-        // SAFETY: every span has a state slot of its own.
-        unsafe { self.device.launch(self.kernels.conv, grid, THREADS, 0, &parameters) }
+            act: act_number(*act),
+            padding: 0,
+        }
     }
 
     pub(super) fn scan(&self, stage: &ScanStage) -> Result<()> {
+        let (parameters, s) = (self.scan_parameters(stage), &stage.scan);
+        let grid = [self.size.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
+        // SAFETY: every span has a state slot of its own.
+        unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
+    }
+
+    /// The parameters of a scan.
+    pub(super) fn scan_parameters(&self, stage: &ScanStage) -> p::Scan {
         let [x, b, c, dt] = stage.inputs.map(|value| self.address(value));
         let strides = stage.inputs.map(|value| self.stride(value));
         let [a, d, dt_bias] = stage.weights.map(|id| self.vector(Some(id)));
         let s = &stage.scan;
-        let parameters = p::Scan {
+        let (gate, gate_stride, act) = self.gate(stage.gate);
+        let (out, out_stride) = self.place(stage.out);
+        let (half_out, half_stride) = self.place(stage.half_out);
+        p::Scan {
             x,
             b,
             c,
@@ -43,29 +65,42 @@ impl Step<'_> {
             dt_bias,
             metadata: self.at.metadata,
             states: self.at.states[stage.state],
-            out: self.address(stage.out),
+            gate,
+            out,
+            half_out,
+            gate_stride,
+            half_stride,
+            act,
+            padding: 0,
             x_stride: strides[0],
             b_stride: strides[1],
             c_stride: strides[2],
             dt_stride: strides[3],
-            out_stride: self.stride(stage.out),
+            out_stride,
             heads: s.heads as u32,
             head_dim: s.head_dim as u32,
             groups: s.groups as u32,
             state_dim: s.state as u32,
             is_channelwise: s.is_channelwise.into(),
-        };
-        let grid = [self.size.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
-        // SAFETY: every span has a state slot of its own.
-        unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
+        }
     }
+
     pub(super) fn delta_rule(&self, stage: &DeltaRuleStage) -> Result<()> {
+        let (parameters, r) = (self.rule_parameters(stage), &stage.rule);
+        // Eight lanes take a column.
+        let grid = [self.size.spans * r.value_heads, r.head_dim.div_ceil(THREADS / 8), 1];
+        // SAFETY: every span has a state slot of its own.
+        unsafe { self.device.launch(self.kernels.delta_rule, grid, THREADS, 0, &parameters) }
+    }
+
+    /// The parameters of a delta rule.
+    pub(super) fn rule_parameters(&self, stage: &DeltaRuleStage) -> p::DeltaRule {
         let [qkv, decay, beta] = stage.inputs.map(|value| self.address(value));
         let strides = stage.inputs.map(|value| self.stride(value));
         let [a, dt_bias] = stage.weights.map(|id| self.vector(Some(id)));
         let r = &stage.rule;
         assert!(r.head_dim <= MAX_RULE_DIM, "wider heads are refused at load");
-        let parameters = p::DeltaRule {
+        p::DeltaRule {
             qkv,
             decay,
             beta,
@@ -84,10 +119,6 @@ impl Step<'_> {
             head_dim: r.head_dim as u32,
             is_cyclic: r.is_cyclic.into(),
             is_channelwise: r.is_channelwise.into(),
-        };
-        // Eight lanes take a column.
-        let grid = [self.size.spans * r.value_heads, r.head_dim.div_ceil(THREADS / 8), 1];
-        // SAFETY: every span has a state slot of its own.
-        unsafe { self.device.launch(self.kernels.delta_rule, grid, THREADS, 0, &parameters) }
+        }
     }
 }

@@ -6,7 +6,7 @@ use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 
 use super::{Step, THREADS};
 use crate::constants::{PERSISTENT_WARPS, SHORT_NORM};
-use crate::lower::{Arrange, Function, Halves, Norm, Rotate, Value};
+use crate::lower::{Arrange, Content, Function, Gate, Halves, Norm, Rotate, Value};
 use crate::parameters as p;
 
 /// Threads of a block that normalises a row. They decide the order of the sum of squares, so the
@@ -72,12 +72,16 @@ impl Step<'_> {
         let Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = norm;
         let (out, out_stride) = self.place(*out);
         let (half_out, half_stride) = self.place(*half_out);
+        let (gate, gate_stride, act) = self.gate(norm.gate);
         p::Norm {
             x: self.address(*input),
             weight: self.vector(*weight),
             bias: self.vector(*bias),
             out,
             half_out,
+            gate,
+            gate_stride,
+            act,
             eps: *eps,
             stride: self.stride(*input),
             out_stride,
@@ -89,33 +93,55 @@ impl Step<'_> {
         }
     }
 
+    /// The address of a gate, the distance of its rows, and its activation; zeros for none.
+    pub(super) fn gate(&self, gate: Option<Gate>) -> (u64, u32, u32) {
+        let (address, stride) = self.place(gate.map(|gate| gate.by));
+        (address, stride, gate.map_or(0, |gate| act_number(gate.act)))
+    }
+
     pub(super) fn prepare(
         &self,
         rows: usize,
         input: Value,
-        Halves { parts, cols }: Halves,
+        halves: Halves,
         out: Value,
     ) -> Result<()> {
-        let parameters = p::ConvertInput {
+        let parameters = self.prepare_parameters(input, halves, out);
+        let (kernel, grid) = (self.kernels.convert_input, [rows, halves.parts, 1]);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
+    }
+
+    /// The parameters of a conversion to matmul inputs.
+    pub(super) fn prepare_parameters(
+        &self,
+        input: Value,
+        Halves { parts, cols }: Halves,
+        out: Value,
+    ) -> p::ConvertInput {
+        p::ConvertInput {
             x: self.address(input),
             out: self.address(out),
             stride: self.stride(input),
             out_stride: self.stride(out),
             cols: cols as u32,
             parts: parts as u32,
-        };
-        let (kernel, grid) = (self.kernels.convert_input, [rows, parts, 1]);
-        // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
+        }
     }
 
-    pub(super) fn elementwise(
+    pub(super) fn elementwise(&self, rows: usize, parameters: &p::Elementwise) -> Result<()> {
+        let grid = self.elements(rows, parameters.width as usize);
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, parameters) }
+    }
+
+    /// The parameters of a function of single elements.
+    pub(super) fn elementwise_parameters(
         &self,
-        rows: usize,
         function: Function,
         (a, b): (Value, Option<Value>),
-        out: Value,
-    ) -> Result<()> {
+        (out, half_out): (Option<Value>, Option<Value>),
+    ) -> p::Elementwise {
         let mut xielu = None;
         let (op, act, factor) = match function {
             Function::Act(Act::Xielu(x)) => (6, 0, xielu.insert(x).positive),
@@ -126,16 +152,23 @@ impl Step<'_> {
             Function::Scale(factor) => (4, 0, factor),
             Function::Softcap(cap) => (5, 0, cap),
         };
-        let width = self.content(out).stride();
+        let width = match out.or(half_out).map(|value| self.content(value)) {
+            Some(Content::Halves(halves)) => halves.cols,
+            content => content.map_or(0, Content::stride),
+        };
         let (b, b_stride) = self.place(b);
-        let parameters = p::Elementwise {
+        let (out, out_stride) = self.place(out);
+        let (half_out, half_stride) = self.place(half_out);
+        p::Elementwise {
             a: self.address(a),
             b,
-            out: self.address(out),
+            out,
+            half_out,
             factor,
             a_stride: self.stride(a),
             b_stride,
-            out_stride: self.stride(out),
+            out_stride,
+            half_stride,
             width: width as u32,
             op,
             act,
@@ -143,11 +176,7 @@ impl Step<'_> {
             negative: xielu.map_or(0.0, |x| x.negative),
             beta: xielu.map_or(0.0, |x| x.beta),
             eps: xielu.map_or(0.0, |x| x.eps),
-            padding: 0,
-        };
-        let grid = self.elements(rows, width);
-        // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
+        }
     }
 
     /// Multiplies rows by a weight: the elementwise kernel gates one by the other.
@@ -175,9 +204,7 @@ impl Step<'_> {
             part: width as u32,
             ..p::Elementwise::default()
         };
-        let grid = self.elements(rows, width);
-        // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.elementwise, grid, THREADS, 0, &parameters) }
+        self.elementwise(rows, &parameters)
     }
 
     pub(super) fn rescale(&self, rows: usize, input: Value, like: Value, out: Value) -> Result<()> {
@@ -216,13 +243,21 @@ impl Step<'_> {
     }
 
     pub(super) fn arrange(&self, rows: usize, arrange: &Arrange) -> Result<()> {
+        let parameters = self.arrange_parameters(arrange);
+        let grid = self.elements(rows, self.content(arrange.out).stride());
+        // SAFETY: values have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.slice_concat, grid, THREADS, 0, &parameters) }
+    }
+
+    /// The parameters of a slice or a concatenation.
+    pub(super) fn arrange_parameters(&self, arrange: &Arrange) -> p::SliceConcat {
         let &Arrange { a, b, groups, start, out } = arrange;
         let (width, a_width) = (self.content(out).stride(), self.content(a).stride() / groups);
         let a_len = if b.is_some() { a_width } else { width / groups };
         let b_len = width / groups - a_len;
         let is_b_shared = b.is_some_and(|b| self.content(b).stride() == b_len);
         let (b, b_stride) = self.place(b);
-        let parameters = p::SliceConcat {
+        p::SliceConcat {
             a: self.address(a),
             b,
             out: self.address(out),
@@ -236,10 +271,7 @@ impl Step<'_> {
             b_len: b_len as u32,
             is_b_shared: u32::from(is_b_shared),
             padding: 0,
-        };
-        let grid = self.elements(rows, width);
-        // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.slice_concat, grid, THREADS, 0, &parameters) }
+        }
     }
 
     pub(super) fn rotate(&self, rows: usize, rotate: &Rotate) -> Result<()> {

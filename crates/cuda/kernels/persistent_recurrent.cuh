@@ -1,0 +1,126 @@
+// Recurrent layers in the persistent kernel: convolutions, scans and delta rules of one row, and
+// elementwise functions, slices and conversions beside them. The recurrent state is of earlier
+// steps, so it is loaded before inputs are polled. Every block reads only what its results need:
+// once the last stage's input exists, nothing is read any more.
+#pragma once
+#include "elementwise.cuh"
+#include "persistent.cuh"
+#include "recurrent.cuh"
+
+#if __CUDA_ARCH__ >= 900
+
+// Of `count` elements, those of a block: neighbours.
+struct Share {
+    u32 first, end;
+
+    __device__ __forceinline__ Share(u32 count) {
+        u32 len = (count + gridDim.x - 1) / gridDim.x;
+        first = blockIdx.x * len + opaque(threadIdx.x);
+        end = min(count, (blockIdx.x + 1) * len);
+    }
+};
+
+// The causal convolution: a thread takes a column.
+DEVICE void conv_row(u32 stage) {
+    const Conv &p = shared_memory().stages[opaque(stage % 2)].conv;
+    u32 before = p.taps - 1;
+    bool is_first = shared_memory().is_new;
+    Share share(p.width);
+#pragma unroll 1
+    for (u32 column = share.first; column < share.end; column += THREADS) {
+        float *state = p.states + (u64)shared_memory().state_slot * before * p.width + column;
+        const float *weight = p.weight + (u64)column * p.taps;
+        float sum = 0.0f;
+        for (u32 k = 0; k < before; k++) sum = fmaf(is_first ? 0.0f : state[(u64)k * p.width], weight[k], sum);
+        float last = weight[before], bias = p.bias ? p.bias[column] : 0.0f, x = poll(p.x + column);
+        sum = fmaf(x, last, sum);
+        if (p.bias) sum += bias;
+        store_relaxed(p.out + column, activate(p.act, sum));
+        for (u32 i = 0; i + 1 < before; i++) state[(u64)i * p.width] = is_first ? 0.0f : state[(u64)(i + 1) * p.width];
+        state[(u64)(before - 1) * p.width] = x;
+    }
+}
+
+// The scan: a warp takes a row of a head's state.
+DEVICE void scan_row(u32 stage) {
+    const Scan &p = shared_memory().stages[opaque(stage % 2)].scan;
+    u32 lane = threadIdx.x % 32, rows = p.heads * p.head_dim;
+#pragma unroll 1
+    for (u32 i = opaque(threadIdx.x) / 32 * gridDim.x + blockIdx.x; i < rows; i += WARPS * gridDim.x) {
+        ScanRow row(p, i / p.head_dim, i % p.head_dim);
+        row.load_state(p, shared_memory().state_slot, shared_memory().is_new);
+        float b[LANE_STATES], c[LANE_STATES];
+#pragma unroll
+        for (u32 j = 0; j < LANE_STATES; j++) {
+            u32 at = 32 * j + lane;
+            b[j] = at < p.state_dim ? poll(p.b + row.group + at) : 0.0f;
+            c[j] = at < p.state_dim ? poll(p.c + row.group + at) : 0.0f;
+        }
+        float dt = row.time_step(poll(p.dt + row.channel)), x = poll(p.x + row.column);
+        float gate = p.gate ? poll(p.gate + row.column) : 0.0f;
+        float of_lane = row.step(p, dt, x, row.decay(dt), [&](u32 j, u32) { return b[j]; },
+                                 [&](u32 j, u32) { return c[j]; });
+        float y = fmaf(row.d, x, warp_sum(of_lane));
+        if (p.gate) y = gated(p.act, gate, y);
+        if (lane == 0 && p.out) store_relaxed(p.out + row.column, y);
+        if (lane == 0 && p.half_out) store_relaxed(p.half_out + row.column, to_input(y));
+        row.store_state(p, shared_memory().state_slot);
+    }
+}
+
+#define BLOCK_COLUMNS (THREADS / RULE_LANES) // of a head's state that a block takes at once
+
+// The delta rule: a block takes some columns of a head's state.
+DEVICE void delta_rule_row(u32 stage) {
+    const DeltaRule &p = shared_memory().stages[opaque(stage % 2)].delta_rule;
+    RuleToken<PERSISTENT_RULE_DIM> &token = *(RuleToken<PERSISTENT_RULE_DIM> *)shared_memory().workspace;
+    u32 t = opaque(threadIdx.x), of_head = (p.head_dim + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+#pragma unroll 1
+    for (u32 item = blockIdx.x; item < p.heads * of_head; item += gridDim.x) {
+        u32 head = item / of_head;
+        RuleColumn<PERSISTENT_RULE_DIM> column(p, head, item % of_head * BLOCK_COLUMNS + t / RULE_LANES);
+        column.load_state(p, shared_memory().state_slot, shared_memory().is_new);
+        sync<THREADS>();
+        if (t < 32) {
+            LoadedToken<PERSISTENT_RULE_DIM> loaded;
+            loaded.load(p, p.qkv, p.decay, p.beta, head, [](const float *at) { return poll(at); });
+            loaded.prepare(p, head, token);
+        }
+        float v = column.exists ? poll(p.qkv + column.value_at) : 0.0f;
+        sync<THREADS>();
+        float y = column_sum(column.step(token, v));
+        if (column.stores()) store_relaxed(p.out + column.place, y);
+        column.store_state(p, shared_memory().state_slot);
+    }
+}
+
+DEVICE void elementwise_row(u32 stage) {
+    const Elementwise &p = shared_memory().stages[opaque(stage % 2)].elementwise;
+    Share share(max(p.width, p.half_stride));
+#pragma unroll 1
+    for (u32 i = share.first; i < share.end; i += THREADS) {
+        bool is_in = i < p.width;
+        float y = is_in ? elementwise(p, poll(p.a + column_of_a(p, i)), p.b ? poll(p.b + i) : 0.0f) : 0.0f;
+        if (p.out && is_in) store_relaxed(p.out + i, y);
+        if (p.half_out) store_relaxed(p.half_out + i, to_input(y));
+    }
+}
+
+DEVICE void slice_concat_row(u32 stage) {
+    const SliceConcat &p = shared_memory().stages[opaque(stage % 2)].slice_concat;
+    Share share(p.groups * (p.a_len + p.b_len));
+#pragma unroll 1
+    for (u32 i = share.first; i < share.end; i += THREADS) store_relaxed(p.out + i, poll(source(p, p.a, p.b, i)));
+}
+
+DEVICE void convert_input_row(u32 stage) {
+    const ConvertInput &p = shared_memory().stages[opaque(stage % 2)].convert_input;
+    Share share(p.parts * p.out_stride);
+#pragma unroll 1
+    for (u32 i = share.first; i < share.end; i += THREADS) {
+        u32 part = i / p.out_stride, at = i % p.out_stride;
+        store_relaxed(p.out + i, at < p.cols ? to_input(poll(p.x + part * p.cols + at)) : (u16)0);
+    }
+}
+
+#endif
