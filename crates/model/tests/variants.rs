@@ -191,6 +191,18 @@ fn drafting_blocks_are_left_out() {
 }
 
 #[test]
+fn deepseek_4_may_count_drafting_blocks_that_the_file_lacks() {
+    let whole = with("deepseek4", &[]);
+    let (metadata, mut tensors) =
+        rules::parts("deepseek4", &[("nextn_predict_layers", Value::U32(1))]);
+    assert_eq!(plan(&metadata, &tensors).unwrap(), whole);
+    let last = whole.layers() - 1;
+    tensors.push(tensor(&format!("blk.{last}.nextn.eh_proj.weight"), &[128, 64]));
+    let fewer = plan(&metadata, &tensors).unwrap();
+    assert_eq!(fewer.layers(), last);
+}
+
+#[test]
 fn gate_and_up_of_experts_may_be_one_tensor() {
     let tensors = changed("qwen3moe", |mut tensor| {
         if tensor.name.contains("ffn_gate_exps") {
