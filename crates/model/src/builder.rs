@@ -275,7 +275,8 @@ impl<'a> Builder<'a> {
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
         let mut a = layer.attention;
         a.sinks = self.sinks(a.heads)?;
-        let [q, k, v] = self.qkv(input, &a)?;
+        let widths = [a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim];
+        let [q, k, v] = self.qkv(input, widths)?;
         let gate = match self.rows("attn_gate") {
             Some(rows) if rows == a.heads => Some(self.linear(input, "attn_gate", rows)?),
             Some(_) => Some(self.linear(input, "attn_gate", a.heads * a.value_dim)?),
@@ -292,10 +293,9 @@ impl<'a> Builder<'a> {
         self.linear(out, "attn_output", self.width(input))
     }
 
-    /// Queries, keys and values, of one matmul or of three.
-    fn qkv(&mut self, input: Value, a: &Attention) -> Result<[Value; 3]> {
-        let (q_width, k_width, v_width) =
-            (a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
+    /// Queries, keys and values of these widths, of one matmul or of three.
+    fn qkv(&mut self, input: Value, widths: [usize; 3]) -> Result<[Value; 3]> {
+        let [q_width, k_width, v_width] = widths;
         if !self.has("attn_qkv") {
             let q = self.linear(input, "attn_q", q_width)?;
             let k = self.linear(input, "attn_k", k_width)?;
@@ -311,9 +311,9 @@ impl<'a> Builder<'a> {
     /// in `attn_q`.
     pub fn gated_attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
         let a = layer.attention;
-        let both = self.linear(input, "attn_q", a.heads * (a.key_dim + a.value_dim))?;
-        let k = self.linear(input, "attn_k", a.kv_heads * a.key_dim)?;
-        let v = self.linear(input, "attn_v", a.kv_heads * a.value_dim)?;
+        let q_width = a.heads * (a.key_dim + a.value_dim);
+        let widths = [q_width, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim];
+        let [both, k, v] = self.qkv(input, widths)?;
         let q = self.slices(both, a.heads, 0, a.key_dim);
         let gate = self.slices(both, a.heads, a.key_dim, a.value_dim);
         let up = self.rotate_and_attend([q, k, v], a, &layer)?;
