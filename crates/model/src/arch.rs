@@ -105,13 +105,16 @@ pub fn embedding_plan(
 
 fn build(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<Plan> {
     let found = keys.architecture();
+    if found == "clip" {
+        return Err(Error::Projector);
+    }
     let Some((_, build)) = TABLE.iter().find(|(name, _)| *name == found) else {
         let nearest = describe(keys.metadata(), tensors, TABLE)?;
         return Err(Error::UnknownArchitecture { found: found.to_owned(), nearest });
     };
     let mut builder = Builder::new(keys, tensors)?;
     let output = build(keys, &mut builder)?;
-    Ok(builder.finish(output))
+    builder.finish(output)
 }
 
 /// The attention of every layer of a model without recurrent layers.

@@ -91,9 +91,20 @@ impl<'a> Builder<'a> {
     }
 
     /// The finished plan, whose logits are `output`.
-    pub fn finish(self, output: Value) -> Plan {
+    ///
+    /// # Errors
+    /// If a weight has a scale that the plan does not read. Scales of inputs are for kernels with
+    /// 4-bit activations, and change nothing where activations are wider.
+    pub fn finish(self, output: Value) -> Result<Plan> {
         assert_eq!(output, self.plan.output(), "the logits are computed last");
-        self.plan
+        for weight in &self.plan.weights {
+            let Some(name) = weight.name.strip_suffix(".weight") else { continue };
+            let scale = format!("{name}.scale");
+            if self.tensors.contains_key(scale.as_str()) && !self.weight_ids.contains_key(&scale) {
+                return Err(Error::Unsupported(format!("the scale tensor `{scale}`")));
+            }
+        }
+        Ok(self.plan)
     }
 
     /// Sets the prefix of tensor names to block `layer`.
@@ -234,11 +245,18 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }
 
-    /// A matmul with the weight `name`, plus its bias if there is one.
+    /// A matmul with the weight `name`, plus its bias if there is one, or times its scale.
     pub fn linear(&mut self, input: Value, name: &str, rows: usize) -> Result<Value> {
         let weight = self.weight(name, self.width(input), rows)?;
         let bias = self.bias(name, rows)?;
-        Ok(self.push(Op::Linear { input, weight, bias }, rows))
+        let out = self.push(Op::Linear { input, weight, bias }, rows);
+        let scale = format!("{name}.scale");
+        let tensor = self.tensors.get(format!("{}{scale}", self.prefix).as_str());
+        // What this leaves unread, `finish` refuses: a bias would have to follow the scale.
+        match tensor.is_some_and(|tensor| tensor.elements() == 1) && bias.is_none() {
+            true => self.scale_by(out, &scale, 1),
+            false => Ok(out),
+        }
     }
 
     /// As [`Builder::linear`], with the tensor's number of rows.
