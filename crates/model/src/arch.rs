@@ -26,6 +26,7 @@ architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     bitnet: "bitnet";
     cohere: "cohere2", "cohere2moe";
+    command_r: "command-r";
     deepseek2: "deepseek2", "deepseek32", "glm-dsa", "mistral4";
     deepseek4: "deepseek4";
     exaone: "exaone4", "exaone-moe";
