@@ -8,6 +8,15 @@ use anyhow::{Context, Result, ensure};
 /// The largest text, in bytes: no tokenizer takes a longer one.
 const MAX_BYTES: u64 = 512 << 20;
 
+/// Why images are refused.
+const NO_IMAGES: &str = "images need a vision projector (mmproj), which bodkin does not run: the \
+                         model takes text alone";
+
+/// Refuses llama.cpp's flags for images.
+pub(crate) fn no_image(_: &str) -> Result<String, String> {
+    Err(NO_IMAGES.to_owned())
+}
+
 /// The text of a file, or of standard input if the path is `-`. `what` names it in errors: the
 /// prompt, a text.
 pub(crate) fn read(path: &Path, what: &str) -> Result<String> {
@@ -32,11 +41,20 @@ pub(crate) fn read_trimmed(path: &Path, what: &str) -> Result<String> {
 }
 
 fn read_from(reader: impl Read, what: &str, name: &str) -> Result<String> {
-    let mut text = String::new();
-    let read = reader.take(MAX_BYTES + 1).read_to_string(&mut text);
-    let bytes = read.with_context(|| format!("cannot read {what} from {name}"))?;
-    ensure!(bytes as u64 <= MAX_BYTES, "{name}: expected at most {MAX_BYTES} bytes, found more");
-    Ok(text)
+    let mut bytes = Vec::new();
+    let read = reader.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    let cannot = || format!("cannot read {what} from {name}");
+    let len = read.with_context(cannot)?;
+    ensure!(len as u64 <= MAX_BYTES, "{name}: expected at most {MAX_BYTES} bytes, found more");
+    ensure!(!is_image(&bytes), "{name} is an image: {NO_IMAGES}");
+    String::from_utf8(bytes).context("the text is not valid UTF-8").with_context(cannot)
+}
+
+/// Whether a file begins as PNG, JPEG, GIF or WebP images do.
+fn is_image(bytes: &[u8]) -> bool {
+    let starts: [&[u8]; 3] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8"];
+    let is_webp = bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP");
+    is_webp || starts.iter().any(|start| bytes.starts_with(start))
 }
 
 /// A number of things: `1 turn`, `2 turns`.

@@ -26,6 +26,7 @@ architectures! {
     bert: "bert", "nomic-bert", "nomic-bert-moe";
     bitnet: "bitnet";
     cohere: "cohere2", "cohere2moe";
+    command_r: "command-r";
     deepseek2: "deepseek2", "deepseek32", "glm-dsa", "mistral4";
     deepseek4: "deepseek4";
     exaone: "exaone4", "exaone-moe";
@@ -105,13 +106,16 @@ pub fn embedding_plan(
 
 fn build(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<Plan> {
     let found = keys.architecture();
+    if found == "clip" {
+        return Err(Error::Projector);
+    }
     let Some((_, build)) = TABLE.iter().find(|(name, _)| *name == found) else {
         let nearest = describe(keys.metadata(), tensors, TABLE)?;
         return Err(Error::UnknownArchitecture { found: found.to_owned(), nearest });
     };
     let mut builder = Builder::new(keys, tensors)?;
     let output = build(keys, &mut builder)?;
-    Ok(builder.finish(output))
+    builder.finish(output)
 }
 
 /// The attention of every layer of a model without recurrent layers.

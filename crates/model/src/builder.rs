@@ -91,9 +91,20 @@ impl<'a> Builder<'a> {
     }
 
     /// The finished plan, whose logits are `output`.
-    pub fn finish(self, output: Value) -> Plan {
+    ///
+    /// # Errors
+    /// If a weight has a scale that the plan does not read. Scales of inputs are for kernels with
+    /// 4-bit activations, and change nothing where activations are wider.
+    pub fn finish(self, output: Value) -> Result<Plan> {
         assert_eq!(output, self.plan.output(), "the logits are computed last");
-        self.plan
+        for weight in &self.plan.weights {
+            let Some(name) = weight.name.strip_suffix(".weight") else { continue };
+            let scale = format!("{name}.scale");
+            if self.tensors.contains_key(scale.as_str()) && !self.weight_ids.contains_key(&scale) {
+                return Err(Error::Unsupported(format!("the scale tensor `{scale}`")));
+            }
+        }
+        Ok(self.plan)
     }
 
     /// Sets the prefix of tensor names to block `layer`.
@@ -234,11 +245,18 @@ impl<'a> Builder<'a> {
         Ok(self.push(Op::Norm { input, kind, weight, bias, eps, groups }, width))
     }
 
-    /// A matmul with the weight `name`, plus its bias if there is one.
+    /// A matmul with the weight `name`, plus its bias if there is one, or times its scale.
     pub fn linear(&mut self, input: Value, name: &str, rows: usize) -> Result<Value> {
         let weight = self.weight(name, self.width(input), rows)?;
         let bias = self.bias(name, rows)?;
-        Ok(self.push(Op::Linear { input, weight, bias }, rows))
+        let out = self.push(Op::Linear { input, weight, bias }, rows);
+        let scale = format!("{name}.scale");
+        let tensor = self.tensors.get(format!("{}{scale}", self.prefix).as_str());
+        // What this leaves unread, `finish` refuses: a bias would have to follow the scale.
+        match tensor.is_some_and(|tensor| tensor.elements() == 1) && bias.is_none() {
+            true => self.scale_by(out, &scale, 1),
+            false => Ok(out),
+        }
     }
 
     /// As [`Builder::linear`], with the tensor's number of rows.
@@ -275,7 +293,8 @@ impl<'a> Builder<'a> {
     pub fn attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
         let mut a = layer.attention;
         a.sinks = self.sinks(a.heads)?;
-        let [q, k, v] = self.qkv(input, &a)?;
+        let widths = [a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim];
+        let [q, k, v] = self.qkv(input, widths)?;
         let gate = match self.rows("attn_gate") {
             Some(rows) if rows == a.heads => Some(self.linear(input, "attn_gate", rows)?),
             Some(_) => Some(self.linear(input, "attn_gate", a.heads * a.value_dim)?),
@@ -292,10 +311,9 @@ impl<'a> Builder<'a> {
         self.linear(out, "attn_output", self.width(input))
     }
 
-    /// Queries, keys and values, of one matmul or of three.
-    fn qkv(&mut self, input: Value, a: &Attention) -> Result<[Value; 3]> {
-        let (q_width, k_width, v_width) =
-            (a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim);
+    /// Queries, keys and values of these widths, of one matmul or of three.
+    fn qkv(&mut self, input: Value, widths: [usize; 3]) -> Result<[Value; 3]> {
+        let [q_width, k_width, v_width] = widths;
         if !self.has("attn_qkv") {
             let q = self.linear(input, "attn_q", q_width)?;
             let k = self.linear(input, "attn_k", k_width)?;
@@ -311,9 +329,9 @@ impl<'a> Builder<'a> {
     /// in `attn_q`.
     pub fn gated_attention(&mut self, input: Value, layer: AttentionLayer) -> Result<Value> {
         let a = layer.attention;
-        let both = self.linear(input, "attn_q", a.heads * (a.key_dim + a.value_dim))?;
-        let k = self.linear(input, "attn_k", a.kv_heads * a.key_dim)?;
-        let v = self.linear(input, "attn_v", a.kv_heads * a.value_dim)?;
+        let q_width = a.heads * (a.key_dim + a.value_dim);
+        let widths = [q_width, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim];
+        let [both, k, v] = self.qkv(input, widths)?;
         let q = self.slices(both, a.heads, 0, a.key_dim);
         let gate = self.slices(both, a.heads, a.key_dim, a.value_dim);
         let up = self.rotate_and_attend([q, k, v], a, &layer)?;

@@ -14,6 +14,12 @@ pub enum Error {
         /// The nearest known architecture and what it does not read of the file, or all names.
         nearest: String,
     },
+    /// The file has the part of a model that encodes images or sound, and not the model.
+    #[error(
+        "this is a projector (mmproj), which turns images or sound into the input of a language \
+         model; bodkin runs the text part of models alone: expected the file of the language model"
+    )]
+    Projector,
     /// A tensor that the architecture needs is not in the file.
     #[error("tensor `{0}` is missing")]
     MissingTensor(String),

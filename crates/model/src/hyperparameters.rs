@@ -1,7 +1,7 @@
 //! The hyperparameters of a model, from metadata: keys without their prefix, defaults in one place,
 //! and a check of every number before it is a divisor or a size.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use bodkin_gguf::{Array, Metadata, Value};
@@ -22,6 +22,8 @@ pub struct HyperParameters<'a> {
     prefix: &'a str,
     /// The keys read so far that the file has, without prefix.
     read: RefCell<BTreeSet<String>>,
+    /// Whether the file has the blocks for multi-token prediction that its metadata counts.
+    has_mtp: Cell<bool>,
     /// Tokens of the longest sequence, if not the model's context length.
     context: Option<usize>,
     /// How texts are pooled, if not as the metadata says.
@@ -32,9 +34,9 @@ impl<'a> HyperParameters<'a> {
     /// Reads `general.architecture`.
     pub fn new(metadata: &'a Metadata) -> Result<HyperParameters<'a>> {
         let architecture = metadata.architecture()?;
-        let read = RefCell::default();
-        let prefix = architecture;
-        Ok(HyperParameters { metadata, architecture, prefix, read, context: None, pooling: None })
+        let (read, has_mtp) = (RefCell::default(), Cell::new(true));
+        let (prefix, context, pooling) = (architecture, None, None);
+        Ok(HyperParameters { metadata, architecture, prefix, read, has_mtp, context, pooling })
     }
 
     /// Has the file read as one of another architecture, under its own keys.
@@ -228,9 +230,15 @@ impl<'a> HyperParameters<'a> {
         }
         let name = "nextn_predict_layers";
         match self.u32(name)?.map_or(0, |n| n as usize) {
-            mtp if mtp < blocks => Ok(blocks - mtp),
+            mtp if mtp < blocks => Ok(if self.has_mtp.get() { blocks - mtp } else { blocks }),
             mtp => Err(self.error(name, format!("expected less than {blocks}, found {mtp}"))),
         }
+    }
+
+    /// Makes all blocks layers, for a file that has none of the blocks for multi-token prediction
+    /// that its metadata counts.
+    pub fn ignore_mtp(&self) {
+        self.has_mtp.set(false);
     }
 
     /// The taps of a convolution, at least 2.

@@ -1,7 +1,9 @@
 //! The Plan: what a model computes, in order of execution. Every operation computes one value, and
 //! the number of the value is the number of its operation.
 
-use bodkin_gguf::Format;
+use std::collections::{BTreeSet, HashSet};
+
+use bodkin_gguf::{Format, Tensor};
 
 use crate::ids::{Value, WeightId};
 use crate::op::{Attention, Compression, DeltaRule, EmbedBy, Op, PoolKind, Scan};
@@ -154,10 +156,28 @@ pub struct Plan {
     pub widths: Vec<usize>,
 }
 
+/// The number of a tensor's block, as its name has it.
+fn block_of(name: &str) -> Option<&str> {
+    name.strip_prefix("blk.")?.split_once('.').map(|(block, _)| block)
+}
+
 impl Plan {
     /// The weight of an index.
     pub fn weight(&self, id: WeightId) -> &Weight {
         &self.weights[id.0]
+    }
+
+    /// The tensors of a file that the plan does not read. A block that is not read at all, such as
+    /// one for multi-token prediction, has one name: `blk.61.*`.
+    pub fn unread(&self, tensors: &[Tensor]) -> BTreeSet<String> {
+        let read: HashSet<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
+        let blocks: HashSet<&str> = read.iter().filter_map(|name| block_of(name)).collect();
+        let unread = tensors.iter().filter(|tensor| !read.contains(tensor.name.as_str()));
+        let name = |tensor: &Tensor| match block_of(&tensor.name) {
+            Some(block) if !blocks.contains(block) => format!("blk.{block}.*"),
+            _ => tensor.name.clone(),
+        };
+        unread.map(name).collect()
     }
 
     /// The width of a value.

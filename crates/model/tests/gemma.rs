@@ -117,3 +117,20 @@ fn pooled_states_may_be_projected() {
     let names: Vec<&str> = plan.ops.iter().rev().take(3).map(Op::name).collect();
     assert_eq!(names, ["pool", "linear", "linear"]);
 }
+
+#[test]
+fn layers_without_keys_of_their_own_may_have_one_tensor_for_all() {
+    let (metadata, mut tensors) = rules::parts("gemma3n", &[]);
+    let rows = |part: &str| {
+        let name = format!("blk.20.attn_{part}.weight");
+        tensors.iter().find(|tensor| tensor.name == name).unwrap().shape[1]
+    };
+    let all = rows("q") + rows("k") + rows("v");
+    tensors.retain(|t| !["blk.20.attn_k.weight", "blk.20.attn_v.weight"].contains(&&*t.name));
+    let fused = tensors.iter_mut().find(|t| t.name == "blk.20.attn_q.weight").unwrap();
+    (fused.name, fused.shape[1]) = ("blk.20.attn_qkv.weight".to_owned(), all);
+    let fused = bodkin_model::plan(&metadata, &tensors).unwrap();
+    rules::check(&fused);
+    let split = rules::with("gemma3n", &[]);
+    assert_eq!((fused.slots.len(), fused.ops.len()), (split.slots.len(), split.ops.len() + 1));
+}

@@ -191,6 +191,18 @@ fn drafting_blocks_are_left_out() {
 }
 
 #[test]
+fn deepseek_4_may_count_drafting_blocks_that_the_file_lacks() {
+    let whole = with("deepseek4", &[]);
+    let (metadata, mut tensors) =
+        rules::parts("deepseek4", &[("nextn_predict_layers", Value::U32(1))]);
+    assert_eq!(plan(&metadata, &tensors).unwrap(), whole);
+    let last = whole.layers() - 1;
+    tensors.push(tensor(&format!("blk.{last}.nextn.eh_proj.weight"), &[128, 64]));
+    let fewer = plan(&metadata, &tensors).unwrap();
+    assert_eq!(fewer.layers(), last);
+}
+
+#[test]
 fn gate_and_up_of_experts_may_be_one_tensor() {
     let tensors = changed("qwen3moe", |mut tensor| {
         if tensor.name.contains("ffn_gate_exps") {
@@ -306,4 +318,50 @@ fn a_reranker_scores_before_it_pools() {
     // The same file makes embeddings if it is asked to.
     let mean = embedding_plan(&metadata, &tensors, None, Some(Pooling::Mean)).unwrap();
     assert_eq!(mean.output_width() as u64, width);
+}
+
+/// Llama with another tensor beside its own.
+fn with_tensor(model: &str, name: &str, elements: u64) -> Result<Plan, bodkin_model::Error> {
+    let (metadata, mut tensors) = rules::parts(model, &[]);
+    tensors.push(tensor(name, &[elements]));
+    plan(&metadata, &tensors)
+}
+
+#[test]
+fn a_scale_of_a_weight_is_read_or_refused() {
+    let scaled = with_tensor("bitnet", "blk.1.ffn_down.scale", 1).unwrap();
+    rules::check(&scaled);
+    let text = scaled.to_string();
+    assert!(text.contains("blk.1.ffn_down.scale"), "{text}");
+    for (model, scale, elements) in [
+        ("qwen2", "blk.0.attn_q.scale", 1),
+        ("llama", "blk.0.attn_q.scale", 2),
+        ("llama", "output.scale", 1),
+        ("qwen3moe", "blk.1.ffn_gate_exps.scale", 8),
+    ] {
+        let error = with_tensor(model, scale, elements).unwrap_err().to_string();
+        assert_eq!(error, format!("the scale tensor `{scale}` is not supported"));
+    }
+    // That of an input, or of a weight that the plan does not read, changes nothing.
+    for name in ["blk.0.attn_q.input_scale", "blk.9.attn_q.scale"] {
+        assert_eq!(with_tensor("llama", name, 1).unwrap(), with("llama", &[]), "{name}");
+    }
+}
+
+#[test]
+fn what_no_plan_reads_is_named() {
+    let (metadata, mut tensors) = rules::parts("qwen35-mtp", &[]);
+    let plan = plan(&metadata, &tensors).unwrap();
+    let names = |tensors: &[Tensor]| plan.unread(tensors).into_iter().collect::<Vec<_>>();
+    assert_eq!(names(&tensors), ["blk.4.*"]);
+    tensors.push(tensor("blk.0.attn_q.input_scale", &[1]));
+    assert_eq!(names(&tensors), ["blk.0.attn_q.input_scale", "blk.4.*"]);
+}
+
+#[test]
+fn a_projector_is_no_model() {
+    let (mut metadata, tensors) = rules::parts("llama", &[]);
+    metadata.insert("general.architecture", Value::String((*b"clip").into()));
+    let error = plan(&metadata, &tensors).unwrap_err().to_string();
+    assert!(error.starts_with("this is a projector (mmproj)"), "{error}");
 }

@@ -1,7 +1,7 @@
 //! From a model's name to its file and plan, and from there to a loaded model: the context that
 //! fits, the check of free memory, and progress while weights are read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -199,6 +199,18 @@ impl ModelFile {
             *bytes.entry(weight.format.name()).or_default() += weight.bytes;
         }
         bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map_or("", |(name, _)| name)
+    }
+
+    /// The tensors of the file that the model does not read, whatever its context.
+    pub fn unread(&self) -> BTreeSet<String> {
+        let (metadata, tensors) = (self.file.metadata(), self.file.tensors());
+        let mut unread = self.plan.unread(tensors);
+        // Of some tensors a file has one for short contexts and one for long ones.
+        if let Ok(short) = bodkin_model::plan_for(metadata, tensors, 1) {
+            let unread_too = short.unread(tensors);
+            unread.retain(|name| unread_too.contains(name));
+        }
+        unread
     }
 
     /// The receiver of progress events.

@@ -25,7 +25,16 @@ pub(crate) struct ApiError {
     pub(crate) details: Vec<(&'static str, u64)>,
 }
 
+/// Why images are refused.
+const NO_IMAGES: &str = "images need a vision projector (mmproj), which this server does not run: \
+                         the model takes text alone";
+
 impl ApiError {
+    /// A field has an image.
+    pub(crate) fn image(param: &str) -> ApiError {
+        ApiError::field(param, format!("{param}: {NO_IMAGES}"))
+    }
+
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
         ApiError { status, kind, message: message.into(), param: None, details: Vec::new() }
     }

@@ -184,6 +184,14 @@ impl Fields {
         }
     }
 
+    /// Refuses a list of images, unless it is empty.
+    pub(crate) fn refuse_images(&mut self, name: &str) -> Result<()> {
+        match self.take(name).and_then(|images| images.as_array().map(Vec::len)) {
+            None | Some(0) => Ok(()),
+            Some(_) => Err(ApiError::image(&self.field(name))),
+        }
+    }
+
     /// The whole name of a field.
     pub(crate) fn field(&self, name: &str) -> String {
         format!("{}{name}", self.path)

@@ -30,7 +30,8 @@ pub(crate) async fn completion(
     mut fields: Fields,
 ) -> Result<Response> {
     let model = fields.string("model")?;
-    ["grammar", "json_schema", "image_data", "lora", "post_sampling_probs"]
+    fields.refuse_images("image_data")?;
+    ["grammar", "json_schema", "lora", "post_sampling_probs"]
         .into_iter()
         .try_for_each(|f| fields.refuse(f))?;
     let lease = app.model(model.as_deref()).await?;

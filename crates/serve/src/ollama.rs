@@ -222,7 +222,8 @@ pub(crate) async fn generate(
     mut fields: Fields,
 ) -> Result<Response> {
     let named = Named::of(&mut fields)?;
-    ["images", "suffix", "template", "context"].into_iter().try_for_each(|f| fields.refuse(f))?;
+    fields.refuse_images("images")?;
+    ["suffix", "template", "context"].into_iter().try_for_each(|f| fields.refuse(f))?;
     let prompt = fields.string("prompt")?.unwrap_or_default();
     let system = fields.string("system")?;
     if prompt.is_empty() && system.is_none() {
@@ -255,9 +256,9 @@ pub(crate) async fn chat(
     if messages.as_array().is_some_and(Vec::is_empty) {
         return named.answer_without_prompt(&app, Shape::Chat).await;
     }
-    let images = |message: &Value| message["images"].as_array().is_some_and(|i| !i.is_empty());
-    if messages.as_array().is_some_and(|all| all.iter().any(images)) {
-        return Err(ApiError::field("messages", "messages: the model takes text and no images"));
+    let has_images = |message: &Value| message["images"].as_array().is_some_and(|i| !i.is_empty());
+    if let Some(i) = messages.as_array().and_then(|all| all.iter().position(has_images)) {
+        return Err(ApiError::image(&format!("messages[{i}].images")));
     }
     fields.put("messages", messages);
     let mut chat = conversation(&mut fields)?;

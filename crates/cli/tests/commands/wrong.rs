@@ -38,6 +38,24 @@ fn what_is_no_model_is_named() {
 }
 
 #[test]
+fn images_are_refused_for_want_of_a_projector() {
+    let place = Place::new();
+    let image = place.path("image.png").display().to_string();
+    fs::write(&image, b"\x89PNG\r\n\x1a\n").unwrap();
+    let qwen = model("qwen2");
+    for flags in [["--image", &image], ["--mmproj", "mmproj.gguf"], ["--file", &image]] {
+        let output = place.run(&[&["run", &qwen], &SHORT[..], &flags].concat());
+        let error = stderr(&output);
+        assert!(!output.status.success() && error.contains("need a vision projector"), "{error}");
+    }
+    let projector = place.variant("llama", |metadata| {
+        metadata.insert("general.architecture", Value::String(Box::from(&b"clip"[..])));
+    });
+    let error = failure(&place.run(&[&["run", &projector], &SHORT[..]].concat()));
+    assert!(error.contains("this is a projector (mmproj)"), "{error}");
+}
+
+#[test]
 fn an_unknown_architecture_is_named_with_the_nearest_known_one() {
     let place = Place::new();
     let path = place.variant("llama", |metadata| {

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::server::{MODEL, STOPPING, Server, failure, kit, post_head, read_response};
 
@@ -247,4 +247,27 @@ fn what_cannot_start_says_so_in_one_line() {
     }
     let error = failure(&[model, model, "--port", "0"]);
     assert!(error.contains("two models have the name"), "{error}");
+}
+
+#[test]
+fn images_are_refused_in_every_interface() {
+    let server = Server::start(&["--ctx-size", "256"]);
+    let message = |part: Value| json!([{ "role": "user", "content": [part] }]);
+    let url = json!({ "type": "image_url", "image_url": { "url": "x" } });
+    let block = json!({ "type": "image", "source": { "type": "base64", "data": "x" } });
+    let input = json!({ "type": "input_image", "image_url": "x" });
+    let ollama = json!([{ "role": "user", "content": "a", "images": ["x"] }]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "messages": message(url) })),
+        ("/v1/messages", json!({ "max_tokens": 1, "messages": message(block) })),
+        ("/v1/responses", json!({ "input": message(input) })),
+        ("/api/chat", json!({ "messages": ollama })),
+        ("/api/generate", json!({ "prompt": "a", "images": ["x"] })),
+        ("/completion", json!({ "prompt": "a", "image_data": [{ "data": "x" }] })),
+    ] {
+        let refused = server.post(path, &body);
+        assert_eq!(refused.status, 400, "{path}: {refused:?}");
+        let needle = "images need a vision projector (mmproj)";
+        assert!(refused.body.contains(needle), "{path}: {refused:?}");
+    }
 }

@@ -28,6 +28,11 @@ struct Decoder {
 }
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    // Some files count blocks for multi-token prediction that they do not have.
+    if !g.block(m.layers()?).has("nextn.eh_proj") {
+        m.ignore_mtp();
+    }
+    g.leave_blocks();
     let layers = m.layers()?;
     let decoder = Decoder::new(m)?;
     let ratios = m

@@ -6,7 +6,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use crate::error::Result;
 use crate::ids::{SlotId, Value};
-use crate::op::{Act, EmbedBy, NormKind, Op, Routing};
+use crate::op::{Act, Attention, EmbedBy, NormKind, Op, Routing};
 
 use super::{AttentionLayer, Builder};
 
@@ -22,16 +22,7 @@ impl Builder<'_> {
     ) -> Result<(Value, SlotId)> {
         let AttentionLayer { attention: a, rope, norm: (_, eps), .. } = layer;
         let (width, key_width) = (self.width(input), a.kv_heads * a.key_dim);
-        let q = self.linear(input, "attn_q", a.heads * a.key_dim)?;
-        let kv = match slot {
-            Some(_) => None,
-            None => {
-                let k = self.linear(input, "attn_k", key_width)?;
-                let has_values = self.has("attn_v");
-                let v_width = a.kv_heads * a.value_dim;
-                Some([k, if has_values { self.linear(input, "attn_v", v_width)? } else { k }])
-            }
-        };
+        let (q, kv) = self.shared_qkv(input, &a, slot.is_none())?;
         let mut q = self.part_norm(q, "attn_q_norm", a.heads, eps)?;
         let mut kv = match kv {
             Some([k, v]) => Some([
@@ -51,6 +42,28 @@ impl Builder<'_> {
         let slot = slot.unwrap_or_else(|| self.slot(&a));
         let out = self.attend_in(slot, q, kv, a);
         Ok((self.linear(out, "attn_output", width)?, slot))
+    }
+
+    /// Queries, and keys and values if the layer has its own. Without a value projection, values
+    /// are keys.
+    fn shared_qkv(
+        &mut self,
+        input: Value,
+        a: &Attention,
+        has_kv: bool,
+    ) -> Result<(Value, Option<[Value; 2]>)> {
+        let widths = [a.heads * a.key_dim, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim];
+        if self.has("attn_qkv") && !has_kv {
+            let all = self.linear(input, "attn_qkv", widths.iter().sum())?;
+            return Ok((self.slice(all, 0, widths[0]), None));
+        }
+        if has_kv && (self.has("attn_qkv") || self.has("attn_v")) {
+            let [q, k, v] = self.qkv(input, widths)?;
+            return Ok((q, Some([k, v])));
+        }
+        let q = self.linear(input, "attn_q", widths[0])?;
+        let k = if has_kv { Some(self.linear(input, "attn_k", widths[1])?) } else { None };
+        Ok((q, k.map(|k| [k, k])))
     }
 
     /// An RMS norm of each of `parts` parts of a row with one weight.

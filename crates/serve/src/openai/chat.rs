@@ -173,7 +173,10 @@ pub(crate) fn text_of_parts(at: &str, parts: &[Value]) -> Result<String> {
                 text.push_str(if i > 0 { "\n" } else { "" });
                 text.push_str(own);
             }
-            ("image_url" | "input_image" | "image" | "input_audio" | "file", _) => {
+            ("image_url" | "input_image" | "image", _) => {
+                return Err(ApiError::image(&format!("{at}[{i}]")));
+            }
+            ("input_audio" | "file", _) => {
                 let message = format!("{at}[{i}]: the model takes text and no {kind}");
                 return Err(ApiError::field(format!("{at}[{i}]"), message));
             }

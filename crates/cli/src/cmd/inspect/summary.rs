@@ -14,6 +14,8 @@ use crate::progress::reporter;
 
 /// The most characters of a text of the file.
 const TEXT_CHARS_MAX: usize = 200;
+/// The most names in a list.
+const LISTED_MAX: usize = 6;
 
 /// Prints a line for each thing that is known of the model.
 pub(super) fn print(out: &mut dyn Write, found: &Resolved) -> Result<()> {
@@ -47,6 +49,7 @@ pub(super) fn print(out: &mut dyn Write, found: &Resolved) -> Result<()> {
                 row("stop texts", (!stop.is_empty()).then(|| stop.join(", ")))?;
                 row("system prompt", model.system().map(one_line))?;
             }
+            row("not read", unread(&model))?;
         }
         // Errors are short, whatever the file says.
         Err(error) => row("cannot run", Some(printable(&error.to_string())))?,
@@ -56,6 +59,15 @@ pub(super) fn print(out: &mut dyn Write, found: &Resolved) -> Result<()> {
     row("license", license.or_else(|| text("general.license")))?;
     row("more", Some("--metadata, --tensors, --plan, --memory".to_owned()))?;
     Ok(())
+}
+
+/// The tensors that the model does not read: `blk.61.* and 3 more`.
+fn unread(model: &ModelFile) -> Option<String> {
+    let names = model.unread();
+    let shown: Vec<String> = names.iter().take(LISTED_MAX).map(|name| one_line(name)).collect();
+    let more = names.len().saturating_sub(LISTED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!shown.is_empty()).then(|| shown.join(", ") + &more)
 }
 
 /// `llama, 30 layers of width 576`.
