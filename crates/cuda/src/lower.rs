@@ -18,7 +18,9 @@ mod lowering;
 mod matmul;
 mod matrices;
 mod shard;
+mod sparse;
 mod stage;
+mod value;
 
 use bodkin_model::{Plan, Rows};
 
@@ -27,6 +29,9 @@ pub(crate) use matrices::{matrix_of, shapes};
 pub(crate) use shard::sharded;
 pub(crate) use stage::{
     Arrange, Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Fusion, Gather, Halves,
+};
+pub(crate) use stage::{
+    AttendEntries, CompressStage, HyperWeights, Mix, RouteChosen, SelectStage, Sparse,
 };
 pub(crate) use stage::{Experts, InputNorm, Matmul, MatmulFusion, Norm, Program, Rotate, Route};
 pub(crate) use stage::{ScanStage, Stage, Value, Work};
