@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Expect that the persistent kernel stalls, as where the emulator loses a result
     #[arg(long, requires = "models")]
     stalls: bool,
+    /// Only the suite's cases whose names contain this, by each type of keys and values
+    #[arg(long)]
+    case: Vec<String>,
     /// Model files whose single-row steps are compared with and without rewrites, and with one
     /// device.
     models: Vec<PathBuf>,
@@ -55,6 +58,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if args.chunks {
         return args.models.iter().try_for_each(|path| check_chunks(&args.device, path));
+    }
+    if !args.case.is_empty() {
+        return args.case.iter().try_for_each(|case| check_cases(&args.device, case));
     }
     let prompts = if args.brief { &PROMPTS[..1] } else { &PROMPTS };
     for path in &args.models {
@@ -94,6 +100,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));
     ensure!(failures.is_empty(), "{} failures", failures.len());
     println!("conformance: {} cases, none failed", fused.len());
+    Ok(())
+}
+
+/// Checks some cases, and compares their bits with and without rewrites.
+fn check_cases(device: &[usize], case: &str) -> Result<()> {
+    let mut failures = Vec::new();
+    let mut count = 0;
+    for kv_type in [KvType::Auto, KvType::F16, KvType::Q8_0] {
+        let open = || Ok::<Cuda, anyhow::Error>(Cuda::open_all(device)?.keeping(kv_type));
+        let mut found = conformance::check_named(&open()?, case);
+        let fused = conformance::logits_named(&open()?, case)?;
+        let plain = conformance::logits_named(&open()?.fusing(false), case)?;
+        compare(&fused, &plain, WITHOUT, &mut found);
+        failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
+        count += fused.len();
+    }
+    failures.iter().for_each(|failure| println!("FAILED: {failure}"));
+    ensure!(failures.is_empty(), "{} failures", failures.len());
+    ensure!(count > 0, "no case's name contains `{case}`");
+    println!("conformance: {count} cases with `{case}`, none failed");
     Ok(())
 }
 

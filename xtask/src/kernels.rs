@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// Only compare with the checked-in kernels
     #[arg(long)]
     check: bool,
+    /// Only these files, without `.cu`; the others stay as they were built
+    #[arg(conflicts_with = "check")]
+    files: Vec<String>,
 }
 
 /// Compiles `crates/cuda/kernels` of the workspace at `root` to its folder `built`.
@@ -37,8 +40,11 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let built = root.join(BUILT);
     let work = root.join("target/kernels");
     let out = work.join("built");
-    for folder in [&out, &root.join(HOPPER)] {
-        let _ = fs::remove_dir_all(folder);
+    let hopper = root.join(HOPPER);
+    for folder in [&out, &hopper] {
+        if args.files.is_empty() || *folder == out {
+            let _ = fs::remove_dir_all(folder);
+        }
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let python = work.join("venv/bin/python");
@@ -48,14 +54,19 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     call(Command::new(&python).args(["-m", "pip", "install", "-q", WHEEL]))?;
     let script = work.join("build.py");
     fs::write(&script, include_str!("kernels/build.py"))?;
-    call(Command::new(&python).arg(&script).args([&sources, &out, &root.join(HOPPER)]))?;
+    let folders = [&sources, &out, &hopper];
+    call(Command::new(&python).arg(&script).args(folders).args(&args.files))?;
     let mut compiled = BTreeMap::new();
     for entry in fs::read_dir(&out)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned() + ".gz";
         compiled.insert(name, fs::read(entry.path())?);
     }
-    if args.check { compare(&compiled, &built) } else { write(&compiled, &built) }
+    match (args.check, args.files.is_empty()) {
+        (true, _) => compare(&compiled, &built),
+        (false, true) => write(&compiled, &built).and_then(|()| remove_others(&compiled, &built)),
+        (false, false) => write(&compiled, &built),
+    }
 }
 
 /// Writes the headers of what the kernels share with the host, or compares them.
@@ -89,7 +100,7 @@ fn compare(compiled: &BTreeMap<String, Vec<u8>>, built: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the kernels that changed, and removes files without a source.
+/// Writes the kernels that changed.
 fn write(compiled: &BTreeMap<String, Vec<u8>>, built: &Path) -> Result<()> {
     fs::create_dir_all(built)?;
     for (name, bytes) in compiled {
@@ -102,6 +113,11 @@ fn write(compiled: &BTreeMap<String, Vec<u8>>, built: &Path) -> Result<()> {
         fs::write(path, encoder.finish()?)?;
         println!("{name}: written");
     }
+    Ok(())
+}
+
+/// Removes files without a source.
+fn remove_others(compiled: &BTreeMap<String, Vec<u8>>, built: &Path) -> Result<()> {
     for entry in fs::read_dir(built)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -131,7 +147,7 @@ pub(crate) fn hopper(root: &Path) -> Result<PathBuf> {
             continue;
         };
         if fs::read(folder.join(name)).ok() != Some(decompress(&path)?) {
-            run(root, &Args { check: true })?;
+            run(root, &Args { check: true, files: Vec::new() })?;
             break;
         }
     }
@@ -165,7 +181,7 @@ mod tests {
         assert!(compare(&compiled, &built).is_err());
         compiled.remove("a.ptx.gz");
         assert!(compare(&compiled, &built).is_err());
-        write(&compiled, &built).unwrap();
+        remove_others(&compiled, &built).unwrap();
         compare(&compiled, &built).unwrap();
         compiled.insert("d.ptx.gz".to_owned(), Vec::new());
         assert!(compare(&compiled, &built).is_err());

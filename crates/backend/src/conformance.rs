@@ -39,12 +39,7 @@ use prompt::{Feeding, run_prompt, run_prompt_observed};
 /// What a backend got wrong, one line each with the operation, format and shape; empty if it got
 /// everything right.
 pub fn check(backend: &dyn Backend) -> Vec<String> {
-    let mut failures = Vec::new();
-    for case in cases(backend) {
-        if let Err(error) = check_case(backend, case, &mut failures) {
-            failures.push(format!("{}: {error}", case.name));
-        }
-    }
+    let mut failures = check_named(backend, "");
     limits::check(backend, &mut failures);
     state::check(backend, &mut failures);
     sampling::check(backend, &mut failures);
@@ -58,17 +53,36 @@ pub fn check(backend: &dyn Backend) -> Vec<String> {
     failures
 }
 
+/// What a backend got wrong in the cases whose names contain a text.
+pub fn check_named(backend: &dyn Backend, text: &str) -> Vec<String> {
+    let mut failures = Vec::new();
+    for case in cases(backend).filter(|case| case.name.contains(text)) {
+        if let Err(error) = check_case(backend, case, &mut failures) {
+            failures.push(format!("{}: {error}", case.name));
+        }
+    }
+    failures
+}
+
 /// The logits of every case, by the case's name, each prompt in one step. For backends with
 /// settings that must not change a bit: threads, rewrites of the plan.
 ///
 /// # Errors
 /// What the backend says about the first case that it cannot run.
 pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
+    logits_named(backend, "")
+}
+
+/// The logits of the cases whose names contain a text.
+///
+/// # Errors
+/// What the backend says about the first case that it cannot run.
+pub fn logits_named(backend: &dyn Backend, text: &str) -> Result<Vec<(String, Vec<f32>)>> {
     let run = |case: &Case| {
         let mut model = case.load(backend)?;
         Ok((case.name.clone(), run_prompt(model.as_mut(), case, Feeding::Whole)?))
     };
-    cases(backend).map(run).collect()
+    cases(backend).filter(|case| case.name.contains(text)).map(run).collect()
 }
 
 /// All cases, or those that keep keys and values where a backend has them otherwise than usual.

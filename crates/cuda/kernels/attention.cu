@@ -6,14 +6,6 @@
 // and, in the fused kernels, a split's keys and values. Bound by reading the KV cache.
 #include "kv_split.cuh"
 
-// Inline assembly makes the PTX deterministic: the compiler merges plain loads in an order that
-// depends on its own addresses.
-DEVICE float4 load_shared(u32 from) {
-    float4 x;
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from));
-    return x;
-}
-
 // Loads the queries of a row's heads to shared memory, rotated (RoPE) in the fused kernels.
 template <int HEADS, bool FUSED>
 DEVICE void load_queries(const Attention &a, const DecodeBlock &block, u32 key_stride, float *q) {
@@ -28,6 +20,33 @@ DEVICE void load_queries(const Attention &a, const DecodeBlock &block, u32 key_s
         } else {
             q[i] = is_in ? from[at] : 0.0f;
         }
+    }
+}
+
+// Adds eight elements of a value times the weight of its position to each head's sums.
+template <int HEADS>
+DEVICE void add_weighted(const Eight &v, float step, const float *weights, float (&values)[HEADS][8]) {
+    float2 x[4];
+    spread(v, x);
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        float w = weights[h * KV_SPLIT];
+        if (HAS_SCALES) w *= step;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            values[h][2 * k] = fmaf(w, x[k].x, values[h][2 * k]);
+            values[h][2 * k + 1] = fmaf(w, x[k].y, values[h][2 * k + 1]);
+        }
+    }
+}
+
+// Stores eight sums of each head.
+template <int HEADS> DEVICE void store_eights(const float (&values)[HEADS][8], float *to, u32 stride) {
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        float4 *to_part = (float4 *)(to + h * stride);
+        to_part[0] = make_float4(values[h][0], values[h][1], values[h][2], values[h][3]);
+        to_part[1] = make_float4(values[h][4], values[h][5], values[h][6], values[h][7]);
     }
 }
 
@@ -62,26 +81,10 @@ DEVICE void multiply_values(const Attention &a, const SplitTile &tile, const u32
             for (int j = 0; j < 4; j++) {
                 u32 token = min(i + j * splits, KV_SPLIT - 1);
                 float step = HAS_SCALES ? from_half(scale[j]) : 1.0f;
-                float2 x[4];
-                spread(v[j], x);
-#pragma unroll
-                for (int h = 0; h < HEADS; h++) {
-                    float w = weights[h * KV_SPLIT + token];
-                    if (HAS_SCALES) w *= step;
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        values[h][2 * k] = fmaf(w, x[k].x, values[h][2 * k]);
-                        values[h][2 * k + 1] = fmaf(w, x[k].y, values[h][2 * k + 1]);
-                    }
-                }
+                add_weighted<HEADS>(v[j], step, weights + token, values);
             }
         }
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            float4 *to_part = (float4 *)(split_values + (split * HEADS + h) * stride + 8 * eight);
-            to_part[0] = make_float4(values[h][0], values[h][1], values[h][2], values[h][3]);
-            to_part[1] = make_float4(values[h][4], values[h][5], values[h][6], values[h][7]);
-        }
+        store_eights<HEADS>(values, split_values + split * HEADS * stride + 8 * eight, stride);
     }
 }
 
@@ -147,6 +150,48 @@ DEVICE float dot_eight(const float4 &low, const float4 &high, const float2 *x, f
     s = fmaf(high.z, x[3].x, s);
     s = fmaf(high.w, x[3].y, s);
     return s;
+}
+
+// Adds the products of a piece of a key and of the queries of all heads, which begin at the shared
+// address `to_q`, to the scores.
+template <int HEADS>
+DEVICE void add_products(const Piece &piece, float scale, u32 to_q, u32 key_stride, float (&scores)[HEADS]) {
+    float2 x[PIECE / 2];
+#pragma unroll
+    for (int j = 0; j < PIECE / 8; j++) spread(piece.eights[j], x + 4 * j);
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        u32 at = to_q + 4 * h * key_stride;
+        float s = HAS_SCALES ? 0.0f : scores[h];
+#pragma unroll
+        for (int j = 0; j < PIECE / 8; j++) {
+            float4 low = load_shared(at + 32 * j), high = load_shared(at + 32 * j + 16);
+            s = dot_eight(low, high, x + 4 * j, s);
+        }
+        scores[h] = HAS_SCALES ? fmaf(s, scale, scores[h]) : s;
+    }
+}
+
+// Turns the scores of a position to its weights, relative to the split's row max. `scratch` then
+// holds the weights' sums of each warp.
+template <int HEADS>
+DEVICE void weigh_positions(const Attention &a, float query_factor, u32 t, bool is_in, float (&scores)[HEADS],
+                            float (&scratch)[4][HEADS], float (&split_max)[HEADS], float *weights) {
+    float split_sum[HEADS];
+    store_row_max(a, query_factor, t, is_in, scores, scratch);
+    __syncthreads();
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        split_max[h] = fmaxf(fmaxf(scratch[0][h], scratch[1][h]), fmaxf(scratch[2][h], scratch[3][h]));
+        float w = is_in ? expf(scores[h] - split_max[h]) : 0.0f;
+        weights[h * KV_SPLIT + t] = w;
+        split_sum[h] = warp_sum(w);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        if (t % 32 == 0) scratch[t / 32][h] = split_sum[h];
+    }
 }
 
 // Adds the parts of a split's outputs in order and merges them with the earlier splits'.
@@ -227,38 +272,12 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
 #pragma unroll 4
             for (u32 i = 0; i < key_stride / PIECE; i++) {
                 Piece piece = k[FUSED ? i * KV_SPLIT + t : key_piece(t % PAGE_TOKENS, i, key_stride / PIECE)];
-                float2 x[PIECE / 2];
-#pragma unroll
-                for (int j = 0; j < PIECE / 8; j++) spread(piece.eights[j], x + 4 * j);
                 float scale = HAS_SCALES ? from_half(scales[i * PIECE / 32]) : 1.0f;
-#pragma unroll
-                for (int h = 0; h < HEADS; h++) {
-                    u32 at = to_q + 4 * (h * key_stride + PIECE * i);
-                    float s = HAS_SCALES ? 0.0f : scores[h];
-#pragma unroll
-                    for (int j = 0; j < PIECE / 8; j++) {
-                        float4 low = load_shared(at + 32 * j), high = load_shared(at + 32 * j + 16);
-                        s = dot_eight(low, high, x + 4 * j, s);
-                    }
-                    scores[h] = HAS_SCALES ? fmaf(s, scale, scores[h]) : s;
-                }
+                add_products<HEADS>(piece, scale, to_q + 4 * PIECE * i, key_stride, scores);
             }
         }
-        float split_max[HEADS], split_sum[HEADS];
-        store_row_max(a, query_factor, t, is_in, scores, scratch);
-        __syncthreads();
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            split_max[h] = fmaxf(fmaxf(scratch[0][h], scratch[1][h]), fmaxf(scratch[2][h], scratch[3][h]));
-            float w = is_in ? expf(scores[h] - split_max[h]) : 0.0f;
-            weights[h * KV_SPLIT + t] = w;
-            split_sum[h] = warp_sum(w);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            if (t % 32 == 0) scratch[t / 32][h] = split_sum[h];
-        }
+        float split_max[HEADS];
+        weigh_positions(a, query_factor, t, is_in, scores, scratch, split_max, weights);
         multiply_values<HEADS, FUSED>(a, tile, page_of, kv_head, t, from, to, stride, eights, splits, scales,
                                       weights, split_values);
         __syncthreads();
@@ -335,3 +354,5 @@ KERNEL store_kv(const __grid_constant__ StoreKv s) {
 #endif
     }
 }
+
+#include "attend_entries.cuh"

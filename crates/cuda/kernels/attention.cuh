@@ -15,6 +15,7 @@ DEVICE u32 round_up8(u32 n) { return (n + 7) / 8 * 8; }
 // The first position that a position attends to.
 DEVICE u32 first_visible(const Attention &a, u32 position) {
     if (!a.window) return 0;
+    if (a.is_chunked) return position / a.window * a.window;
     u32 before = a.is_causal ? a.window - 1 : a.window / 2;
     return position > before ? position - before : 0;
 }

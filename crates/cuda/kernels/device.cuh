@@ -79,6 +79,14 @@ DEVICE void copy_async4(u32 to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Loads four floats from shared memory. Inline assembly makes the PTX deterministic: the compiler
+// merges plain loads in an order that depends on its own addresses.
+DEVICE float4 load_shared(u32 from) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from));
+    return x;
+}
+
 // Loads four 8x8 matrices of halves; each lane gives the address of one matrix row.
 DEVICE uint4 ldmatrix_x4(u32 at) {
     uint4 m;
@@ -299,6 +307,9 @@ DEVICE float rope_element(const float *head, u32 at, const float2 *angles, u32 p
 // Activation functions, numbered as in the host's `act_number`.
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// ln(1 + exp(x)).
+DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
 DEVICE float activate(u32 act, float x) {
     switch (act) {

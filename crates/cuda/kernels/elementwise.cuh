@@ -5,7 +5,7 @@
 // As `gated`, also with softplus, which matmuls have no use for.
 DEVICE float gated_by_any(u32 act, float gate, float up) {
     if (act != 7) return gated(act, gate, up);
-    return (fmaxf(gate, 0.0f) + log1pf(expf(-fabsf(gate)))) * up;
+    return softplus(gate) * up;
 }
 
 DEVICE float xielu(const Elementwise &p, float x) {
@@ -24,6 +24,7 @@ DEVICE float elementwise(const Elementwise &p, float a, float b) {
     case 3: return a + b;
     case 4: return a * p.factor;
     case 6: return xielu(p, a);
+    case 7: return fminf(fmaxf(a, p.low), p.factor);
     default: return tanhf(a / p.factor) * p.factor;
     }
 }

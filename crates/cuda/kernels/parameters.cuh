@@ -186,6 +186,7 @@ struct Attention {
     u32 value_dim;
     u32 window; // 0 for none; half of it on each side if not causal
     u32 is_causal;
+    u32 is_chunked;
     u32 page_table; // which of a span's page tables, one for each window
     u32 max_splits; // for which the partials have room
     u32 is_split; // whether blocks share a row's KV splits
@@ -197,8 +198,9 @@ struct Attention {
     u32 head_blocks; // of all query heads
     u32 head_blocks_inverse; // for `divide`: by `head_blocks`, by those of a KV head
     u32 group_blocks_inverse;
+    u32 padding;
 };
-static_assert(sizeof(Attention) == 200);
+static_assert(sizeof(Attention) == 208);
 static_assert(OFFSET(Attention, q) == 0);
 static_assert(OFFSET(Attention, keys) == 8);
 static_assert(OFFSET(Attention, values) == 16);
@@ -226,17 +228,19 @@ static_assert(OFFSET(Attention, key_dim) == 140);
 static_assert(OFFSET(Attention, value_dim) == 144);
 static_assert(OFFSET(Attention, window) == 148);
 static_assert(OFFSET(Attention, is_causal) == 152);
-static_assert(OFFSET(Attention, page_table) == 156);
-static_assert(OFFSET(Attention, max_splits) == 160);
-static_assert(OFFSET(Attention, is_split) == 164);
-static_assert(OFFSET(Attention, skips_prefill) == 168);
-static_assert(OFFSET(Attention, temperature_growth) == 172);
-static_assert(OFFSET(Attention, temperature_length) == 176);
-static_assert(OFFSET(Attention, temperature_offset) == 180);
-static_assert(OFFSET(Attention, group_heads) == 184);
-static_assert(OFFSET(Attention, head_blocks) == 188);
-static_assert(OFFSET(Attention, head_blocks_inverse) == 192);
-static_assert(OFFSET(Attention, group_blocks_inverse) == 196);
+static_assert(OFFSET(Attention, is_chunked) == 156);
+static_assert(OFFSET(Attention, page_table) == 160);
+static_assert(OFFSET(Attention, max_splits) == 164);
+static_assert(OFFSET(Attention, is_split) == 168);
+static_assert(OFFSET(Attention, skips_prefill) == 172);
+static_assert(OFFSET(Attention, temperature_growth) == 176);
+static_assert(OFFSET(Attention, temperature_length) == 180);
+static_assert(OFFSET(Attention, temperature_offset) == 184);
+static_assert(OFFSET(Attention, group_heads) == 188);
+static_assert(OFFSET(Attention, head_blocks) == 192);
+static_assert(OFFSET(Attention, head_blocks_inverse) == 196);
+static_assert(OFFSET(Attention, group_blocks_inverse) == 200);
+static_assert(OFFSET(Attention, padding) == 204);
 
 // Stores new keys and values in their pages, and rotates keys and queries (RoPE).
 struct StoreKv {
@@ -290,13 +294,17 @@ struct RopeAngles {
     float2 *out; // [rows, rotary_pairs]: cosine and sine
     float magnitude;
     u32 rotary_pairs;
+    u32 block; // positions are rounded down to a multiple of it
+    u32 padding;
 };
-static_assert(sizeof(RopeAngles) == 32);
+static_assert(sizeof(RopeAngles) == 40);
 static_assert(OFFSET(RopeAngles, frequencies) == 0);
 static_assert(OFFSET(RopeAngles, metadata) == 8);
 static_assert(OFFSET(RopeAngles, out) == 16);
 static_assert(OFFSET(RopeAngles, magnitude) == 24);
 static_assert(OFFSET(RopeAngles, rotary_pairs) == 28);
+static_assert(OFFSET(RopeAngles, block) == 32);
+static_assert(OFFSET(RopeAngles, padding) == 36);
 
 // Rows of a table.
 struct Embed {
@@ -307,9 +315,11 @@ struct Embed {
     u32 stride;
     u32 cols;
     u32 chunks;
-    u32 by; // 0: token, 1: position, 2: the first row
+    u32 by; // 0: token, 1: position, 2: the first row, 3: position modulo `rows`
+    u32 rows;
+    u32 padding;
 };
-static_assert(sizeof(Embed) == 48);
+static_assert(sizeof(Embed) == 56);
 static_assert(OFFSET(Embed, packed) == 0);
 static_assert(OFFSET(Embed, exponents) == 8);
 static_assert(OFFSET(Embed, metadata) == 16);
@@ -318,6 +328,8 @@ static_assert(OFFSET(Embed, stride) == 32);
 static_assert(OFFSET(Embed, cols) == 36);
 static_assert(OFFSET(Embed, chunks) == 40);
 static_assert(OFFSET(Embed, by) == 44);
+static_assert(OFFSET(Embed, rows) == 48);
+static_assert(OFFSET(Embed, padding) == 52);
 
 // An RMS or layer norm of groups of a row.
 struct Norm {
@@ -385,15 +397,17 @@ struct Elementwise {
     u32 out_stride;
     u32 half_stride;
     u32 width;
-    // 0: activate, 1: gated, 2: gated by one number for each part, 3: add, 4: scale, 5: softcap, 6: xIELU
+    // 0: activate, 1: gated, 2: gated by one number for each part, 3: add, 4: scale, 5: softcap, 6: xIELU, 7: clamp
     u32 op;
     u32 act;
     u32 part; // elements of a part
-    float negative; // of xIELU, whose factor of positive inputs is `factor`
+    float negative; // of xIELU, whose factor of positive inputs is `factor`; `low` and `factor` bound clamps
     float beta;
     float eps;
+    float low;
+    u32 padding;
 };
-static_assert(sizeof(Elementwise) == 80);
+static_assert(sizeof(Elementwise) == 88);
 static_assert(OFFSET(Elementwise, a) == 0);
 static_assert(OFFSET(Elementwise, b) == 8);
 static_assert(OFFSET(Elementwise, out) == 16);
@@ -410,6 +424,8 @@ static_assert(OFFSET(Elementwise, part) == 64);
 static_assert(OFFSET(Elementwise, negative) == 68);
 static_assert(OFFSET(Elementwise, beta) == 72);
 static_assert(OFFSET(Elementwise, eps) == 76);
+static_assert(OFFSET(Elementwise, low) == 80);
+static_assert(OFFSET(Elementwise, padding) == 84);
 
 // RoPE of rows that no attention kernel rotates.
 struct Rotate {
@@ -497,7 +513,7 @@ struct Route {
     u32 experts_used;
     u32 groups;
     u32 groups_used;
-    u32 gating; // 0: softmax, 1: sigmoid, 2: softmax of the chosen
+    u32 gating; // 0: softmax, 1: sigmoid, 2: softmax of the chosen, 3: square root of softplus
     u32 normalize;
     u32 padding;
 };
@@ -778,6 +794,190 @@ static_assert(sizeof(ReadAll) == 24);
 static_assert(OFFSET(ReadAll, from) == 0);
 static_assert(OFFSET(ReadAll, sums) == 8);
 static_assert(OFFSET(ReadAll, count) == 16);
+
+// Sums of the parts of a row.
+struct Mix {
+    const float *x; // [rows, stride]: `parts` of `width` elements
+    const float *weights; // [rows, weight_stride]: [parts, results]
+    float *out; // [rows, out_stride]: `results` of `width` elements
+    u32 stride;
+    u32 weight_stride;
+    u32 out_stride;
+    u32 width;
+    u32 parts;
+    u32 results;
+};
+static_assert(sizeof(Mix) == 48);
+static_assert(OFFSET(Mix, x) == 0);
+static_assert(OFFSET(Mix, weights) == 8);
+static_assert(OFFSET(Mix, out) == 16);
+static_assert(OFFSET(Mix, stride) == 24);
+static_assert(OFFSET(Mix, weight_stride) == 28);
+static_assert(OFFSET(Mix, out_stride) == 32);
+static_assert(OFFSET(Mix, width) == 36);
+static_assert(OFFSET(Mix, parts) == 40);
+static_assert(OFFSET(Mix, results) == 44);
+
+// The weights of hyper-connections.
+struct HyperWeights {
+    const float *x; // [rows, stride]
+    const float *scale; // [3], or [1]
+    const float *base; // [width]
+    float *out; // [rows, out_stride]
+    u32 stride;
+    u32 out_stride;
+    u32 width; // streams, or streams * (streams + 2)
+    u32 streams;
+    u32 iterations;
+    float eps;
+};
+static_assert(sizeof(HyperWeights) == 56);
+static_assert(OFFSET(HyperWeights, x) == 0);
+static_assert(OFFSET(HyperWeights, scale) == 8);
+static_assert(OFFSET(HyperWeights, base) == 16);
+static_assert(OFFSET(HyperWeights, out) == 24);
+static_assert(OFFSET(HyperWeights, stride) == 32);
+static_assert(OFFSET(HyperWeights, out_stride) == 36);
+static_assert(OFFSET(HyperWeights, width) == 40);
+static_assert(OFFSET(HyperWeights, streams) == 44);
+static_assert(OFFSET(HyperWeights, iterations) == 48);
+static_assert(OFFSET(HyperWeights, eps) == 52);
+
+// The weights of experts that are chosen already.
+struct RouteChosen {
+    Route route; // without a bias
+    const float *chosen; // [rows, chosen_stride]: numbers of experts
+    u32 chosen_stride;
+    u32 padding;
+};
+static_assert(sizeof(RouteChosen) == 88);
+static_assert(OFFSET(RouteChosen, route) == 0);
+static_assert(OFFSET(RouteChosen, chosen) == 72);
+static_assert(OFFSET(RouteChosen, chosen_stride) == 80);
+static_assert(OFFSET(RouteChosen, padding) == 84);
+
+// The compression of blocks of tokens.
+struct Compress {
+    const float *x; // [rows, stride]: `dim` columns, or `2 * dim` if blocks overlap
+    const float *scores; // [rows, score_stride], likewise
+    const u32 *metadata;
+    float *states; // [state slots, 3 or 6, dim]
+    float *out; // [rows, out_stride]
+    u32 stride;
+    u32 score_stride;
+    u32 out_stride;
+    u32 dim;
+    u32 ratio; // tokens of a block
+    u32 overlaps;
+};
+static_assert(sizeof(Compress) == 64);
+static_assert(OFFSET(Compress, x) == 0);
+static_assert(OFFSET(Compress, scores) == 8);
+static_assert(OFFSET(Compress, metadata) == 16);
+static_assert(OFFSET(Compress, states) == 24);
+static_assert(OFFSET(Compress, out) == 32);
+static_assert(OFFSET(Compress, stride) == 40);
+static_assert(OFFSET(Compress, score_stride) == 44);
+static_assert(OFFSET(Compress, out_stride) == 48);
+static_assert(OFFSET(Compress, dim) == 52);
+static_assert(OFFSET(Compress, ratio) == 56);
+static_assert(OFFSET(Compress, overlaps) == 60);
+
+// Stores entries of one head in their pages.
+struct StoreEntries {
+    const float *x; // [rows, stride]: the entry that ends with each row
+    KvElement *entries; // of all pages: `entry_row`
+    const u32 *metadata;
+    u32 stride;
+    u32 dim;
+    u32 ratio; // tokens of an entry
+    u32 page_table;
+};
+static_assert(sizeof(StoreEntries) == 40);
+static_assert(OFFSET(StoreEntries, x) == 0);
+static_assert(OFFSET(StoreEntries, entries) == 8);
+static_assert(OFFSET(StoreEntries, metadata) == 16);
+static_assert(OFFSET(StoreEntries, stride) == 24);
+static_assert(OFFSET(StoreEntries, dim) == 28);
+static_assert(OFFSET(StoreEntries, ratio) == 32);
+static_assert(OFFSET(StoreEntries, page_table) == 36);
+
+// The scores of an indexer's entries.
+struct ScoreEntries {
+    const float *q; // [rows, q_stride]
+    const float *weights; // [rows, weight_stride]: of heads
+    const float *keys; // of all pages: `entry_row`
+    const u32 *metadata;
+    float *scores; // [rows from `first_row` on, score_stride]
+    u32 q_stride;
+    u32 weight_stride;
+    u32 score_stride;
+    u32 first_row;
+    u32 heads;
+    u32 dim;
+    u32 ratio; // tokens of an entry
+    u32 page_table;
+    u32 top_k; // entries that are selected
+    u32 padding;
+};
+static_assert(sizeof(ScoreEntries) == 80);
+static_assert(OFFSET(ScoreEntries, q) == 0);
+static_assert(OFFSET(ScoreEntries, weights) == 8);
+static_assert(OFFSET(ScoreEntries, keys) == 16);
+static_assert(OFFSET(ScoreEntries, metadata) == 24);
+static_assert(OFFSET(ScoreEntries, scores) == 32);
+static_assert(OFFSET(ScoreEntries, q_stride) == 40);
+static_assert(OFFSET(ScoreEntries, weight_stride) == 44);
+static_assert(OFFSET(ScoreEntries, score_stride) == 48);
+static_assert(OFFSET(ScoreEntries, first_row) == 52);
+static_assert(OFFSET(ScoreEntries, heads) == 56);
+static_assert(OFFSET(ScoreEntries, dim) == 60);
+static_assert(OFFSET(ScoreEntries, ratio) == 64);
+static_assert(OFFSET(ScoreEntries, page_table) == 68);
+static_assert(OFFSET(ScoreEntries, top_k) == 72);
+static_assert(OFFSET(ScoreEntries, padding) == 76);
+
+// The selection of entries by their scores.
+struct SelectEntries {
+    const float *scores; // [rows from `first_row` on, score_stride]
+    const u32 *metadata;
+    float *out; // [rows, out_stride]: numbers, ascending, then -1
+    u32 score_stride;
+    u32 out_stride;
+    u32 first_row;
+    u32 ratio; // tokens of an entry
+    u32 top_k;
+    u32 padding;
+};
+static_assert(sizeof(SelectEntries) == 48);
+static_assert(OFFSET(SelectEntries, scores) == 0);
+static_assert(OFFSET(SelectEntries, metadata) == 8);
+static_assert(OFFSET(SelectEntries, out) == 16);
+static_assert(OFFSET(SelectEntries, score_stride) == 24);
+static_assert(OFFSET(SelectEntries, out_stride) == 28);
+static_assert(OFFSET(SelectEntries, first_row) == 32);
+static_assert(OFFSET(SelectEntries, ratio) == 36);
+static_assert(OFFSET(SelectEntries, top_k) == 40);
+static_assert(OFFSET(SelectEntries, padding) == 44);
+
+// Attention to selected tokens, or to the tokens of a window and to blocks of tokens.
+struct AttendEntries {
+    Attention attention;
+    const float *selected; // [rows, selected_stride]: numbers of entries, or none: all
+    const KvElement *blocks; // of all pages, key and value of each block; or none
+    u32 selected_stride;
+    u32 top_k; // numbers of a row, at most
+    u32 block_ratio; // tokens of a block
+    u32 block_page_table;
+};
+static_assert(sizeof(AttendEntries) == 240);
+static_assert(OFFSET(AttendEntries, attention) == 0);
+static_assert(OFFSET(AttendEntries, selected) == 208);
+static_assert(OFFSET(AttendEntries, blocks) == 216);
+static_assert(OFFSET(AttendEntries, selected_stride) == 224);
+static_assert(OFFSET(AttendEntries, top_k) == 228);
+static_assert(OFFSET(AttendEntries, block_ratio) == 232);
+static_assert(OFFSET(AttendEntries, block_page_table) == 236);
 
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {

@@ -247,7 +247,7 @@ struct VisibleSplits {
 
     __device__ __forceinline__ VisibleSplits(const Attention &a, u32 position) {
         u32 end = position + 1;
-        range = make_uint2(a.window && end > a.window ? end - a.window : 0, end);
+        range = make_uint2(first_visible(a, position), end);
         first = range.x / KV_SPLIT;
         last = (range.y - 1) / KV_SPLIT;
     }

@@ -3,9 +3,6 @@
 #pragma once
 #include "device.cuh"
 
-// ln(1 + exp(x)), which is x in f32 long before the exponential overflows.
-DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
 #define SCAN_TOKENS 16u                       // tokens whose inputs are prepared together
 #define LANE_STATES (MAX_SCAN_STATE / 32) // state elements of a lane
 

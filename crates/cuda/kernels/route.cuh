@@ -33,6 +33,48 @@ DEVICE void mask_groups(const Route &p, u32 lane, float *ranks, float *group_sco
     __syncwarp();
 }
 
+// The probabilities of a row's experts from their scores, by a warp.
+DEVICE void find_probabilities(const Route &p, u32 lane, const float *scores, float *probabilities) {
+    float max_score = -INFINITY_F, sum = 0.0f;
+#pragma unroll 1
+    for (u32 i = lane; i < p.experts; i += 32) max_score = fmaxf(max_score, scores[i]);
+    max_score = warp_max(max_score);
+#pragma unroll 1
+    for (u32 i = lane; i < p.experts; i += 32) {
+        probabilities[i] = expf(scores[i] - max_score);
+        sum += probabilities[i];
+    }
+    sum = warp_sum(sum);
+#pragma unroll 1
+    for (u32 i = lane; i < p.experts; i += 32) {
+        float s = scores[i];
+        switch (p.gating) {
+        case 0: s = probabilities[i] / sum; break;
+        case 1: s = sigmoid(s); break;
+        case 3: s = sqrtf(softplus(s)); break;
+        }
+        probabilities[i] = s;
+    }
+}
+
+// Turns the probabilities of the chosen experts to weights. `store` receives each choice.
+template <class Store>
+DEVICE void weigh_experts(const Route &p, u32 t, u32 threads, const float *weights, const u32 *chosen, Store store) {
+#pragma unroll 1
+    for (u32 self = t; self < p.experts_used; self += threads) {
+        float total = 0.0f, weight = 0.0f;
+#pragma unroll 1
+        for (u32 k = 0; k < p.experts_used; k++) {
+            float y = p.gating == 2 ? expf(weights[k] - weights[0]) : weights[k];
+            total += y;
+            if (k == self) weight = y;
+        }
+        if (p.gating == 2) weight /= total;
+        if (p.normalize) weight /= fmaxf(p.gating == 2 ? 1.0f : total, 1.0f / 16384.0f);
+        store(self, weight * p.scale, chosen[self]);
+    }
+}
+
 // Chooses a row's experts from its scores with the first `threads` threads of a block, a multiple
 // of 32; `sync` is their barrier. `workspace` (16-byte aligned) holds two floats for each padded
 // and each chosen expert, and one for each group. `store` receives each choice: its index, its
@@ -44,21 +86,10 @@ DEVICE void choose_experts(const Route &p, u32 t, u32 threads, const float *scor
         *group_scores = ranks + padded_experts(p), *weights = group_scores + p.groups;
     u32 *chosen = (u32 *)(weights + p.experts_used);
     if (t < 32) {
-        float max_score = -INFINITY_F, sum = 0.0f;
-#pragma unroll 1
-        for (u32 i = t; i < p.experts; i += 32) max_score = fmaxf(max_score, scores[i]);
-        max_score = warp_max(max_score);
+        find_probabilities(p, t, scores, probabilities);
 #pragma unroll 1
         for (u32 i = t; i < p.experts; i += 32) {
-            probabilities[i] = expf(scores[i] - max_score);
-            sum += probabilities[i];
-        }
-        sum = warp_sum(sum);
-#pragma unroll 1
-        for (u32 i = t; i < p.experts; i += 32) {
-            float s = scores[i];
-            float y = p.gating == 0 ? probabilities[i] / sum : p.gating == 1 ? sigmoid(s) : s;
-            probabilities[i] = y;
+            float y = probabilities[i];
             float rank = p.bias ? y + p.bias[i] : y;
             // NaN ranks last.
             ranks[i] = rank == rank ? rank : -INFINITY_F;
@@ -88,17 +119,5 @@ DEVICE void choose_experts(const Route &p, u32 t, u32 threads, const float *scor
         atomicAdd(p.counts + i, 1);
     }
     sync();
-#pragma unroll 1
-    for (u32 self = t; self < p.experts_used; self += threads) {
-        float total = 0.0f, weight = 0.0f;
-#pragma unroll 1
-        for (u32 k = 0; k < p.experts_used; k++) {
-            float y = p.gating == 2 ? expf(weights[k] - weights[0]) : weights[k];
-            total += y;
-            if (k == self) weight = y;
-        }
-        if (p.gating == 2) weight /= total;
-        if (p.normalize) weight /= fmaxf(p.gating == 2 ? 1.0f : total, 1.0f / 16384.0f);
-        store(self, weight * p.scale, chosen[self]);
-    }
+    weigh_experts(p, t, threads, weights, chosen, store);
 }

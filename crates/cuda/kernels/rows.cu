@@ -11,8 +11,8 @@
 KERNEL rope_angles(const __grid_constant__ RopeAngles p) {
     launch_dependents();
     grid_dependency_wait();
-    u32 row = blockIdx.x;
-    double position = StepMetadata{p.metadata}.position(row);
+    u32 row = blockIdx.x, whole = StepMetadata{p.metadata}.position(row);
+    double position = whole / p.block * p.block;
     for (u32 i = threadIdx.x; i < p.rotary_pairs; i += blockDim.x) {
         double half_turns = p.frequencies[i] * position;
         float sine, cosine;
@@ -26,7 +26,8 @@ template <int LAYOUT> DEVICE void embed(const Embed &p) {
     grid_dependency_wait();
     StepMetadata metadata = {p.metadata};
     u32 at = blockIdx.x;
-    u32 row = p.by == 0 ? metadata.token(at) : p.by == 1 ? metadata.position(at) : 0;
+    u32 row = p.by == 0 ? metadata.token(at) : p.by == 2 ? 0 : metadata.position(at);
+    if (p.by == 3) row %= p.rows;
     const u8 *tile = p.packed + (u64)(row / TILE_ROWS) * p.chunks * Packed<LAYOUT>::BYTES;
     float scale = power_of_two(p.exponents[row]) * INPUT_SCALE;
     u32 r = row % TILE_ROWS;
@@ -177,6 +178,30 @@ KERNEL route(const __grid_constant__ Route p) {
         out[p.experts_used + k] = (float)expert;
     };
     choose_experts(p, threadIdx.x, blockDim.x, scores, scratch, [] { __syncthreads(); }, store);
+}
+
+// The weights of experts that are chosen already; numbers that are too high mean the last one. A
+// warp takes a row.
+KERNEL route_chosen(const __grid_constant__ RouteChosen p) {
+    extern __shared__ __align__(16) float probabilities[];
+    launch_dependents();
+    grid_dependency_wait();
+    const Route &route = p.route;
+    float *weights = probabilities + route.experts, *out = route.out + (u64)blockIdx.x * route.out_stride;
+    u32 *chosen = (u32 *)(weights + route.experts_used);
+    find_probabilities(route, threadIdx.x, route.scores + (u64)blockIdx.x * route.stride, probabilities);
+    __syncwarp();
+    for (u32 k = threadIdx.x; k < route.experts_used; k += 32) {
+        float number = p.chosen[(u64)blockIdx.x * p.chosen_stride + k];
+        chosen[k] = min((u32)fmaxf(number, 0.0f), route.experts - 1);
+        weights[k] = probabilities[chosen[k]];
+        atomicAdd(route.counts + chosen[k], 1);
+    }
+    __syncwarp();
+    weigh_experts(route, threadIdx.x, 32, weights, chosen, [&](u32 k, float weight, u32 expert) {
+        out[k] = weight;
+        out[route.experts_used + k] = (float)expert;
+    });
 }
 
 // The Euclidean length of a row.

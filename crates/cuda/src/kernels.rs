@@ -47,7 +47,7 @@ macro_rules! modules {
 }
 
 modules! {
-    rows recurrent sample attention attention_f32 attention_q8 decode_attention_mma
+    rows recurrent hyper select sample attention attention_f32 attention_q8 decode_attention_mma
     prefill_attention
     gemv_mma gemm_mma permute_experts gemm_wgmma
     persistent persistent_s24 persistent_experts
@@ -100,6 +100,9 @@ pub(crate) struct Attention {
     /// alone in their sequences.
     pub(crate) attention: [[Kernel; 2]; 2],
     pub(crate) store: Kernel,
+    /// To entries that are not consecutive, for one and for up to four query heads.
+    pub(crate) attend_entries: [Kernel; 2],
+    pub(crate) store_entries: Kernel,
 }
 
 impl Attention {
@@ -109,7 +112,13 @@ impl Attention {
             Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
         };
         let attention = [kernels("attention_1")?, kernels("attention_4")?];
-        Ok(Attention { attention, store: module.kernel("store_kv", 0)? })
+        let entries = |heads: usize| -> Result<Kernel> {
+            module.kernel(&format!("attend_entries_{heads}"), ATTENTION_BYTES)
+        };
+        let attend_entries = [entries(1)?, entries(4)?];
+        let store = module.kernel("store_kv", 0)?;
+        let store_entries = module.kernel("store_entries", 0)?;
+        Ok(Attention { attention, store, attend_entries, store_entries })
     }
 }
 
@@ -132,6 +141,7 @@ pub(crate) struct Kernels {
     pub(crate) slice_concat: Kernel,
     pub(crate) pool: Kernel,
     pub(crate) route: Kernel,
+    pub(crate) route_chosen: Kernel,
     pub(crate) rescale: Kernel,
     pub(crate) cutoff: Kernel,
     pub(crate) scale_experts: Kernel,
@@ -142,6 +152,11 @@ pub(crate) struct Kernels {
     pub(crate) scan: Kernel,
     pub(crate) delta_rule: Kernel,
     pub(crate) read_all: Kernel,
+    pub(crate) mix: Kernel,
+    pub(crate) hyper_weights: Kernel,
+    pub(crate) compress: Kernel,
+    pub(crate) score_entries: Kernel,
+    pub(crate) select_entries: Kernel,
     attention_f16: Attention,
     attention_f32: Attention,
     attention_q8: Attention,
@@ -162,6 +177,7 @@ impl Kernels {
         let modules = Modules::load(device, is_hopper)?;
         let layouts = MmaLayout::ALL.map(|layout| LayoutKernels::load(layout, &modules, is_hopper));
         let Modules { rows, recurrent, sample, gemv_mma, permute_experts, .. } = &modules;
+        let Modules { hyper, select, .. } = &modules;
         let Modules { decode_attention_mma, prefill_attention, .. } = &modules;
         let prefill = PREFILL_DIMS.map(|dims| {
             prefill_attention.kernel(&format!("prefill_attention_{dims}"), prefill_bytes(dims))
@@ -189,6 +205,7 @@ impl Kernels {
             slice_concat: rows.kernel("slice_concat", 0)?,
             pool: rows.kernel("pool", 0)?,
             route: rows.kernel("route", 0)?,
+            route_chosen: rows.kernel("route_chosen", 0)?,
             rescale: rows.kernel("rescale", 0)?,
             cutoff: rows.kernel("cutoff", 0)?,
             scale_experts: rows.kernel("scale_experts", 0)?,
@@ -199,6 +216,11 @@ impl Kernels {
             scan: recurrent.kernel("scan", 0)?,
             delta_rule: recurrent.kernel("delta_rule", 0)?,
             read_all: recurrent.kernel("read_all", 0)?,
+            mix: hyper.kernel("mix", 0)?,
+            hyper_weights: hyper.kernel("hyper_weights", 0)?,
+            compress: select.kernel("compress", 0)?,
+            score_entries: select.kernel("score_entries", 0)?,
+            select_entries: select.kernel("select_entries", 0)?,
             attention_f16: Attention::of(&modules.attention)?,
             attention_f32: Attention::of(&modules.attention_f32)?,
             attention_q8: Attention::of(&modules.attention_q8)?,

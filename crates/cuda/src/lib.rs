@@ -27,13 +27,11 @@ mod weights;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, PAGE_TOKENS, Progress,
-    Result, StoredFormat,
+    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
+    StoredFormat,
 };
 use bodkin_gguf::File;
-use bodkin_model::{
-    Attention, DeltaRule, EmbedBy, Entries, Gating, Op, Plan, RecurrentState, Scan,
-};
+use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
 use constants::{MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
@@ -125,10 +123,6 @@ impl Cuda {
 
     /// What this backend cannot run of a plan.
     fn unsupported(&self, plan: &Plan, limits: &Limits) -> Option<String> {
-        let unsupported = unsupported_op(plan).or_else(|| beyond_a_chunk(plan, limits));
-        if unsupported.is_some() {
-            return unsupported;
-        }
         let too_wide = plan.states.iter().find_map(|state| match state {
             RecurrentState::Scan(Scan { state, .. }) if *state > MAX_SCAN_STATE => {
                 Some(format!("a scan with {state} elements a row (at most {MAX_SCAN_STATE})"))
@@ -162,50 +156,6 @@ impl Cuda {
     fn count(&self, device: &Device) -> usize {
         self.devices.iter().filter(|(other, _)| other.ordinal() == device.ordinal()).count()
     }
-}
-
-/// The first operation of a plan that no kernel computes, and the architecture.
-fn unsupported_op(plan: &Plan) -> Option<String> {
-    let missing = |op: &Op| match op {
-        Op::Clamp { .. }
-        | Op::Mix { .. }
-        | Op::HyperWeights { .. }
-        | Op::Compress { .. }
-        | Op::Select { .. } => Some(op.name().to_owned()),
-        Op::Embed { by: EmbedBy::PositionModulo, .. } => {
-            Some("embed by position modulo rows".to_owned())
-        }
-        Op::Rope { rope, .. } if rope.inverse || rope.block > 1 => {
-            Some("rope that is inverse or by blocks of tokens".to_owned())
-        }
-        Op::Attention { attention: Attention { entries, .. }, .. }
-            if *entries != Entries::Tokens =>
-        {
-            Some("attention to selected entries".to_owned())
-        }
-        Op::Route { chosen: Some(_), .. } => Some("route to chosen experts".to_owned()),
-        Op::Route { routing, .. } if routing.gating == Gating::SqrtSoftplus => {
-            Some("route by sqrt softplus".to_owned())
-        }
-        _ => None,
-    };
-    let op = plan.ops.iter().find_map(missing)?;
-    Some(format!("the operation `{op}` of the architecture `{}`", plan.architecture))
-}
-
-/// Sequences that may be longer than a chunk of the plan's attention: kernels know windows that
-/// slide, which differ from the second chunk on.
-fn beyond_a_chunk(plan: &Plan, limits: &Limits) -> Option<String> {
-    let chunk = plan.ops.iter().find_map(|op| match op {
-        Op::Attention { attention, .. } if attention.chunked => attention.window,
-        _ => None,
-    })?;
-    // Where no slot has all tokens, sequences have no bound.
-    let all = plan.windows().into_iter().zip(&limits.pages).find(|(window, _)| window.is_none());
-    let longest = all.map_or(usize::MAX, |(_, pages)| pages * PAGE_TOKENS);
-    (longest > chunk).then(|| {
-        format!("attention in chunks of {chunk} tokens with a KV cache for more than {chunk}")
-    })
 }
 
 /// The devices of this machine, such as `cuda:0 (NVIDIA H200)`, without opening them.
@@ -295,10 +245,6 @@ impl Backend for Cuda {
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
-        // Loading says what is wrong.
-        if unsupported_op(plan).is_some() {
-            return Memory { weight_bytes: 0, state_bytes: 0, scratch_bytes: 0 };
-        }
         let program = self.lower(plan);
         let sizes = self.sizes(plan, &program, limits);
         let devices = self.devices.len() as u64;

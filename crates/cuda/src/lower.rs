@@ -18,7 +18,9 @@ mod lowering;
 mod matmul;
 mod matrices;
 mod shard;
+mod sparse;
 mod stage;
+mod value;
 
 use bodkin_model::{Plan, Rows};
 
@@ -28,6 +30,9 @@ pub(crate) use shard::sharded;
 pub(crate) use stage::{
     Arrange, Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Fusion, Gate, Gather,
     Halves,
+};
+pub(crate) use stage::{
+    AttendEntries, CompressStage, HyperWeights, Mix, RouteChosen, SelectStage, Sparse,
 };
 pub(crate) use stage::{Experts, InputNorm, Matmul, MatmulFusion, Norm, Program, Rotate, Route};
 pub(crate) use stage::{ScanStage, Stage, Value, Work};

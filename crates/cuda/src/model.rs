@@ -105,6 +105,7 @@ impl CudaModel {
             groups: take(sizes.group_bytes, "the groups of experts' rows")?,
             permutation: take(sizes.permutation_bytes, "the permutation of experts' rows")?,
             arrival_counts: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
+            entry_scores: take(sizes.scores.bytes(), "the scores of an indexer")?,
             non_aliased: take(sizes.non_aliased.bytes as usize, "the values of a row")?,
             window_indices: plan.window_indices(),
             ..Addresses::default()
@@ -121,8 +122,7 @@ impl CudaModel {
             unsafe { device.send(address, &frequencies) }.and_then(|()| device.finish())?;
             addresses.inverse_frequencies.push((address, magnitude));
         }
-        let rows = sizes.outputs;
-        let host = HostSampler::new(&plan, limits);
+        let (rows, host) = (sizes.outputs, HostSampler::new(&plan, limits));
         addresses.group_max = take(8 * LOGIT_GROUPS * rows, "the largest logits")?;
         addresses.step_counts = take(8 * rows, "the counts of steps")?;
         let sampled = Pinned::zeroed(device, 2 * rows)?;
@@ -388,7 +388,7 @@ impl CudaModel {
                 let regions = |((_, addresses), bytes): ((_, &[u64; 2]), &[usize; 2])| {
                     [0, 1].map(|i| (addresses[i], bytes[i] / pages))
                 };
-                slots.flat_map(regions).collect()
+                slots.flat_map(regions).filter(|(_, bytes)| *bytes > 0).collect()
             }
             StateBlock::StateSlot(_) => states().map(|(s, &at)| (at, 4 * s.elements())).collect(),
         }

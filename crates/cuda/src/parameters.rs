@@ -173,7 +173,7 @@ parameters! {
     }
 
     /// Attention.
-    struct Attention: 200 {
+    struct Attention: 208 {
         /// [rows, q_stride]
         q: (const float *),
         /// of all pages
@@ -203,8 +203,7 @@ parameters! {
         rotary_pairs: u32,
         is_neox: u32, heads: u32, kv_heads: u32, key_dim: u32, value_dim: u32,
         /// 0 for none; half of it on each side if not causal
-        window: u32,
-        is_causal: u32,
+        window: u32, is_causal: u32, is_chunked: u32,
         /// which of a span's page tables, one for each window
         page_table: u32,
         /// for which the partials have room
@@ -222,7 +221,7 @@ parameters! {
         head_blocks: u32,
         /// for `divide`: by `head_blocks`, by those of a KV head
         head_blocks_inverse: u32,
-        group_blocks_inverse: u32,
+        group_blocks_inverse: u32, padding: u32,
     }
 
     /// Stores new keys and values in their pages, and rotates keys and queries (RoPE).
@@ -246,23 +245,25 @@ parameters! {
     }
 
     /// Cosines and sines of rotary angles.
-    struct RopeAngles: 32 {
+    struct RopeAngles: 40 {
         /// [rotary_pairs]: half turns a position
         frequencies: (const double *),
         metadata: (const u32 *),
         /// [rows, rotary_pairs]: cosine and sine
         out: (float2 *),
         magnitude: f32, rotary_pairs: u32,
+        /// positions are rounded down to a multiple of it
+        block: u32, padding: u32,
     }
 
     /// Rows of a table.
-    struct Embed: 48 {
+    struct Embed: 56 {
         packed: (const u8 *), exponents: (const u8 *), metadata: (const u32 *),
         /// [rows, stride]
         out: (float *),
         stride: u32, cols: u32, chunks: u32,
-        /// 0: token, 1: position, 2: the first row
-        by: u32,
+        /// 0: token, 1: position, 2: the first row, 3: position modulo `rows`
+        by: u32, rows: u32, padding: u32,
     }
 
     /// An RMS or layer norm of groups of a row.
@@ -299,7 +300,7 @@ parameters! {
     }
 
     /// Elementwise functions of one or two values.
-    struct Elementwise: 80 {
+    struct Elementwise: 88 {
         /// [rows, a_stride]
         a: (const float *),
         /// [rows, b_stride], or none
@@ -310,13 +311,12 @@ parameters! {
         half_out: (u16 *),
         factor: f32, a_stride: u32, b_stride: u32, out_stride: u32, half_stride: u32, width: u32,
         /// 0: activate, 1: gated, 2: gated by one number for each part, 3: add, 4: scale,
-        /// 5: softcap, 6: xIELU
-        op: u32,
-        act: u32,
+        /// 5: softcap, 6: xIELU, 7: clamp
+        op: u32, act: u32,
         /// elements of a part
         part: u32,
-        /// of xIELU, whose factor of positive inputs is `factor`
-        negative: f32, beta: f32, eps: f32,
+        /// of xIELU, whose factor of positive inputs is `factor`; `low` and `factor` bound clamps
+        negative: f32, beta: f32, eps: f32, low: f32, padding: u32,
     }
 
     /// RoPE of rows that no attention kernel rotates.
@@ -373,9 +373,8 @@ parameters! {
         counts: (u32 *),
         scale: f32, stride: u32, out_stride: u32, experts: u32, experts_used: u32, groups: u32,
         groups_used: u32,
-        /// 0: softmax, 1: sigmoid, 2: softmax of the chosen
-        gating: u32,
-        normalize: u32, padding: u32,
+        /// 0: softmax, 1: sigmoid, 2: softmax of the chosen, 3: square root of softplus
+        gating: u32, normalize: u32, padding: u32,
     }
 
     /// The weighted sum of the results of a row's experts.
@@ -509,3 +508,5 @@ parameters! {
         count: u64,
     }
 }
+
+pub(crate) mod sparse;

@@ -1,12 +1,12 @@
 //! Shared memory of a block of each kernel, and what no block has enough of it for.
 
-use bodkin_model::{Attention, KvSlot, Plan, Routing};
+use bodkin_model::{Attention, Indexer, KvSlot, Plan, Routing};
 
 use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_THREAD};
 use crate::constants::{GEMV_ROWS, GEMV_WARPS, MIN_SHARED_BYTES, MMA_WORKSPACE_BYTES};
 use crate::constants::{KV_SPLIT, TILE_ROWS};
-use crate::kv_layout::KvLayout;
-use crate::lower::{Stage, Work};
+use crate::kv_layout::{INDEX_KEYS, KvLayout};
+use crate::lower::{AttendEntries, RouteChosen, Sparse, Stage, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 
 /// Of a block of `gemm_mma`: its results, which are larger than its inputs.
@@ -65,11 +65,31 @@ pub(crate) fn attend_bytes(kv: KvLayout, a: &Attention, slot: &KvSlot) -> [usize
     }
     let split = KV_SPLIT * (kv.bytes(slot.key_dim) + kv.bytes(slot.value_dim));
     let (keys, values) = (kv.stride(slot.key_dim), kv.stride(slot.value_dim));
+    let bytes = sums_bytes(heads_of_block(a), keys, values);
+    [bytes, bytes + split]
+}
+
+/// Of the queries, the probabilities and the sums of values of some heads.
+fn sums_bytes(heads: usize, keys: usize, values: usize) -> usize {
     // Threads share the positions of a column of values.
     let shares = if values / 8 >= 128 { 1 } else { 128 / (values / 8) };
-    // Queries, probabilities, and sums of values.
-    let bytes = 4 * heads_of_block(a) * (keys + KV_SPLIT + (shares + 1) * values);
-    [bytes, bytes + split]
+    4 * heads * (keys + KV_SPLIT + (shares + 1) * values)
+}
+
+/// Of a block of attention to entries: queries, probabilities, and sums of values.
+pub(crate) fn entries_bytes(kv: KvLayout, a: &Attention) -> usize {
+    let (keys, values) = (kv.stride(a.key_dim), kv.stride(a.value_dim));
+    sums_bytes(heads_of_block(a), keys, values)
+}
+
+/// Of a block that computes the weights of hyper-connections: those of streams in streams.
+pub(crate) fn hyper_bytes(streams: usize) -> usize {
+    4 * streams * streams
+}
+
+/// Of a block that scores entries: the queries of eight heads.
+pub(crate) fn index_bytes(indexer: &Indexer) -> usize {
+    4 * 8 * INDEX_KEYS.stride(indexer.dim)
 }
 
 /// Why a block cannot run a stage: it lacks the shared memory, or the registers.
@@ -91,9 +111,34 @@ pub(crate) fn too_wide(plan: &Plan, kv: KvLayout, stage: &Stage) -> Option<Strin
             let what = format!("a choice among {} experts", route.routing.experts);
             (what, route_bytes(&route.routing), DEFAULT_BYTES)
         }
+        Work::Sparse(sparse) => sparse_bytes(kv, sparse)?,
         _ => return None,
     };
     (bytes > limit).then(|| format!("{what}: {bytes} bytes of a block's {limit}"))
+}
+
+/// What a stage of sparse attention is, its bytes, and the most that they may be.
+fn sparse_bytes(kv: KvLayout, sparse: &Sparse) -> Option<(String, usize, usize)> {
+    Some(match sparse {
+        Sparse::Attend(AttendEntries { attend, .. }) => {
+            let a = &attend.attention;
+            let what = format!("heads of {} + {}", a.key_dim, a.value_dim);
+            (what, entries_bytes(kv, a), ATTENTION_BYTES)
+        }
+        Sparse::HyperWeights(weights) => {
+            let what = format!("hyper-connections of {} streams", weights.streams);
+            (what, hyper_bytes(weights.streams), DEFAULT_BYTES)
+        }
+        Sparse::Select(select) => {
+            let what = format!("an indexer's heads of {}", select.indexer.dim);
+            (what, index_bytes(&select.indexer), DEFAULT_BYTES)
+        }
+        Sparse::Route(RouteChosen { route, .. }) => {
+            let what = format!("a choice among {} experts", route.routing.experts);
+            (what, route_bytes(&route.routing), DEFAULT_BYTES)
+        }
+        Sparse::Mix(_) | Sparse::Compress(_) => return None,
+    })
 }
 
 fn attention_too_wide(kv: KvLayout, a: &Attention, slot: &KvSlot) -> Option<String> {

@@ -2,7 +2,7 @@
 //! loading allocates it. This file must not know the device.
 
 use bodkin_backend::Limits;
-use bodkin_model::{Plan, Weight};
+use bodkin_model::{Op, Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_DIM};
@@ -21,6 +21,8 @@ const SPLIT_ROWS: usize = RECORDED_ROWS;
 const PREFILL_ARRIVALS: usize = 1024;
 /// The most bytes for the partial results of KV splits of decode; longer contexts split fewer rows.
 const PARTIAL_BYTES: usize = 64 << 20;
+/// The most bytes for the scores of an indexer; longer contexts score fewer rows at once.
+const SCORE_BYTES: usize = 64 << 20;
 
 /// Everything that is sized when a model is loaded.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +59,8 @@ pub(crate) struct Sizes {
     pub(crate) permutation_bytes: usize,
     /// Counts of finished blocks of rows and heads.
     pub(crate) arrival_bytes: usize,
+    /// Of the scores of an indexer.
+    pub(crate) scores: ScoreSizes,
     /// Numbers of a step.
     pub(crate) metadata_len: usize,
     /// Rows of logits.
@@ -128,6 +132,34 @@ fn prefill_splits(window: Option<usize>, pool: usize, max_positions: usize) -> u
     most.min(max_positions.div_ceil(PREFILL_SPLIT))
 }
 
+/// The scores of the entries that indexers select from, of some rows at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ScoreSizes {
+    pub(crate) rows: usize,
+    /// Of a row, at most.
+    pub(crate) entries: usize,
+}
+
+impl ScoreSizes {
+    fn new(plan: &Plan, limits: &Limits) -> ScoreSizes {
+        let window_indices = plan.window_indices();
+        let entries = plan.ops.iter().filter_map(|op| match op {
+            Op::Select { slot, .. } => {
+                let positions = limits.pages[window_indices[slot.0]] * PAGE_TOKENS;
+                Some(plan.slots[slot.0].entries(positions))
+            }
+            _ => None,
+        });
+        let entries = entries.max().unwrap_or(0);
+        let most = SCORE_BYTES.checked_div(4 * entries).unwrap_or(0);
+        ScoreSizes { rows: most.clamp(1, limits.tokens.max(1)), entries }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        4 * self.rows * self.entries
+    }
+}
+
 impl Sizes {
     pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kv: KvLayout) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
@@ -139,10 +171,8 @@ impl Sizes {
         let (non_aliased, reset_bytes) =
             last.map_or_else(Default::default, |i| non_aliased(program, i));
         let window_indices = plan.window_indices();
-        let kv_bytes = plan.slots.iter().zip(&window_indices).map(|(slot, &window_index)| {
-            let heads = limits.pages[window_index] * PAGE_TOKENS * slot.kv_heads;
-            [heads * kv.bytes(slot.key_dim), heads * kv.bytes(slot.value_dim)]
-        });
+        let kv_bytes = kv.page_bytes(plan).into_iter().zip(&window_indices);
+        let kv_bytes = kv_bytes.map(|(page, &index)| page.map(|bytes| limits.pages[index] * bytes));
         let states = plan.states.iter().map(|state| 4 * limits.state_slots * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
         let heads = program.stages.iter().filter_map(|stage| match &stage.work {
@@ -176,6 +206,7 @@ impl Sizes {
             group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].0)),
             permutation_bytes: of_experts(|pairs| 4 * pairs.permuted_rows()),
             arrival_bytes: 4 * PREFILL_ARRIVALS.max(split_rows * heads),
+            scores: ScoreSizes::new(plan, limits),
             metadata_len: step_metadata::capacity(tokens, outputs, &limits.pages),
             outputs,
             input_len: program
@@ -205,6 +236,7 @@ impl Sizes {
                 + self.group_bytes
                 + self.permutation_bytes
                 + self.arrival_bytes
+                + self.scores.bytes()
                 + angles
                 + sampling
                 + 4 * self.metadata_len) as u64

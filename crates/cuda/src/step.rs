@@ -9,6 +9,7 @@ mod persistent;
 mod recurrent;
 mod rows;
 pub(crate) mod sampling;
+mod sparse;
 
 use std::cell::Cell;
 
@@ -47,6 +48,8 @@ pub(crate) struct Addresses {
     pub(crate) permutation: u64,
     /// Counts of finished blocks of attention, zero between steps.
     pub(crate) arrival_counts: u64,
+    /// The scores of an indexer's entries.
+    pub(crate) entry_scores: u64,
     /// Keys and values of each KV slot.
     pub(crate) kv: Vec<[u64; 2]>,
     /// The index of each KV slot's window, which is that of its page table.
@@ -229,6 +232,7 @@ impl Step<'_> {
             Work::Conv(conv) => self.conv(conv),
             Work::Scan(scan) => self.scan(scan),
             Work::DeltaRule(rule) => self.delta_rule(rule),
+            Work::Sparse(sparse) => self.sparse(rows, sparse),
             // The devices run it together: `tensor_parallel.rs`.
             Work::Gather(_) => Ok(()),
         }

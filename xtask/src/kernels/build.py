@@ -1,8 +1,8 @@
 """Compiles CUDA C++ with NVRTC, found in the running Python's site-packages.
 
-build.py SOURCES OUT HOPPER: every SOURCES/*.cu, which may include others, becomes OUT/*.ptx for compute
-capability 8.0 and later, and OUT/*.cubin for Hopper, beside whose copy in HOPPER lies its PTX. Fails if a
-kernel needs more registers than there are.
+build.py SOURCES OUT HOPPER [NAME...]: every SOURCES/*.cu, or those of these names, which may include others,
+becomes OUT/*.ptx for compute capability 8.0 and later, and OUT/*.cubin for Hopper, beside whose copy in HOPPER
+lies its PTX. Fails if a kernel needs more registers than there are.
 """
 
 import ctypes
@@ -45,9 +45,12 @@ def compile_one(nvrtc, source, headers, options):
 
 
 def main(nvrtc):
-    sources, out, hopper = map(pathlib.Path, sys.argv[1:])
+    sources, out, hopper = map(pathlib.Path, sys.argv[1:4])
+    names = sys.argv[4:]
     headers = sorted(sources.glob("*.cu*"))
     for source in sorted(sources.glob("*.cu")):
+        if names and source.stem not in names:
+            continue
         program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])
         ptx = read(nvrtc, program, "PTX").rstrip(b"\0")
         (out / source.with_suffix(".ptx").name).write_bytes(ptx)

@@ -1,6 +1,6 @@
 //! Attention, and the rotations before it that run with it.
 
-use bodkin_model::{Attention, Op, Rope, Value as PlanValue};
+use bodkin_model::{Attention, Entries, Op, Rope, Value as PlanValue};
 
 use super::lowering::Lowering;
 use super::stage::{Attend, Rotation, Value, Work};
@@ -22,9 +22,9 @@ impl<'a> Lowering<'a> {
         (q, kv): (Value, Option<[Value; 2]>),
         rotation: Option<Rotation>,
         (attention, slot): (Attention, usize),
-    ) -> Work {
+    ) -> Attend {
         let (out, half_out) = self.outs_of_whole_chunks(i);
-        Work::Attend(Attend { q, kv, rotation, attention, slot, out, half_out })
+        Attend { q, kv, rotation, attention, slot, out, half_out }
     }
 
     /// Attention `i + 2`, if operations `i` and `i + 1` rotate its queries and keys alike, and no
@@ -37,6 +37,7 @@ impl<'a> Lowering<'a> {
         };
         let Op::Attention { q, kv: Some([k, v]), attention, slot } = third else { return None };
         let is_alike = (rope, head_dim) == (other, other_dim) && (q.0, k.0) == (i, i + 1);
+        let is_alike = is_alike && attention.entries == Entries::Tokens;
         let is_alone = [i, i + 1].iter().all(|&value| self.readers[value] == [i + 2]);
         let inputs = [*q_input, *k_input, *v];
         let rotated = Rotated { rope, inputs, attention: *attention, slot: slot.0 };
@@ -49,8 +50,8 @@ impl<'a> Lowering<'a> {
         let [q, k, v] = inputs.map(|value| self.floats(value));
         let (style, rope, q_out) = (rope.style, self.rope(rope), self.out(i));
         let rotation = Some(Rotation { q_out, style, rope });
-        let work = self.attend(i + 2, (q, Some([k, v])), rotation, (attention, slot));
-        self.push(i + 2, work, "attention");
+        let attend = self.attend(i + 2, (q, Some([k, v])), rotation, (attention, slot));
+        self.push(i + 2, Work::Attend(attend), "attention");
         i + 3
     }
 }

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use bodkin_model::{Act, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
+use bodkin_model::{Act, Entries, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use super::matrices::shapes;
 use super::stage::{Arrange, Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves};
 use super::stage::{
-    InputNorm, Matmul, Norm, Operand, Rotate, Route, ScanStage, Spec, Stage, Value, Work,
+    InputNorm, Matmul, Norm, Operand, Rotate, Route, RouteChosen, ScanStage, Sparse, Spec, Stage,
+    Value, Work,
 };
 use crate::constants::{CHUNK_COLS, INLINED_COLS};
 use crate::packed::{PackedLayout, Shape};
@@ -169,9 +170,12 @@ impl<'a> Lowering<'a> {
                 let rope = self.rope(rope);
                 Work::Rotate(Rotate { input, head_dim, style, rope, out: self.out(i) })
             }
+            Op::Attention { attention, .. } if attention.entries != Entries::Tokens => {
+                self.sparse(i)
+            }
             Op::Attention { q, kv, attention, slot } => {
                 let (q, kv) = (self.floats(*q), kv.map(|kv| kv.map(|value| self.floats(value))));
-                self.attend(i, (q, kv), None, (*attention, slot.0))
+                Work::Attend(self.attend(i, (q, kv), None, (*attention, slot.0)))
             }
             &Op::Act { input, act } => self.elementwise(i, Function::Act(act), input, None),
             &Op::Glu { gate, up, act } => self.glu(i, gate, up, act),
@@ -184,6 +188,9 @@ impl<'a> Lowering<'a> {
             | Op::Cutoff { .. }
             | Op::ScaleExperts { .. } => self.scaling(i),
             &Op::Softcap { input, cap } => self.elementwise(i, Function::Softcap(cap), input, None),
+            &Op::Clamp { input, low, high } => {
+                self.elementwise(i, Function::Clamp(low, high), input, None)
+            }
             &Op::Slice { input, groups, start, len } => {
                 if self.view(i, input, groups, start, len) {
                     return i + 1;
@@ -194,25 +201,32 @@ impl<'a> Lowering<'a> {
             Op::Pool { input, kind } => {
                 Work::Pool { input: self.floats(*input), kind: *kind, out: self.out(i) }
             }
-            Op::Route { input, bias, routing, chosen: _ } => {
-                let (input, index) = (self.floats(*input), self.routings.len());
-                self.routings.push(routing.experts);
-                let (bias, routing) = (*bias, *routing);
-                Work::Route(Route { input, bias, routing, index, out: self.out(i) })
-            }
+            Op::Route { .. } => self.route(i),
             Op::ExpertSum { input, route } => {
                 let (input, route) = (self.floats(*input), self.floats(*route));
                 Work::ExpertSum { input, route, out: self.out(i) }
             }
             Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => return self.recurrent(i),
-            Op::Clamp { .. }
-            | Op::Mix { .. }
-            | Op::HyperWeights { .. }
-            | Op::Compress { .. }
-            | Op::Select { .. } => unreachable!("plans with a {} are refused", self.stage_name(i)),
+            Op::Mix { .. } | Op::HyperWeights { .. } | Op::Compress { .. } | Op::Select { .. } => {
+                self.sparse(i)
+            }
         };
         self.push(i, work, &self.stage_name(i));
         i + 1
+    }
+
+    /// A choice of experts, which may be made already.
+    fn route(&mut self, i: usize) -> Work {
+        let Op::Route { input, bias, routing, chosen } = self.plan.ops[i] else {
+            unreachable!("operation {i} chooses no experts")
+        };
+        let (input, index, out) = (self.floats(input), self.routings.len(), self.out(i));
+        self.routings.push(routing.experts);
+        let route = Route { input, bias, routing, index, out };
+        match chosen.map(|chosen| self.floats(chosen)) {
+            None => Work::Route(route),
+            Some(chosen) => Work::Sparse(Sparse::Route(RouteChosen { route, chosen })),
+        }
     }
 
     /// An operation that scales rows, or parts of them.

@@ -1,86 +1,9 @@
 //! What a lowered plan is made of: stages, each one kernel or two, over values in memory.
 
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, Routing, Rows};
-use bodkin_model::{DeltaRule, Plan, Scan, WeightId};
+use bodkin_model::{Compression, DeltaRule, Indexer, Plan, Scan, WeightId};
 
-use crate::constants::CHUNK_COLS;
-
-/// An index into [`Program::values`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Value(pub(crate) usize);
-
-/// The elements of a value's row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    /// `width` f32.
-    Floats(usize),
-    /// Matmul inputs in half precision, padded with zeros to whole chunks.
-    Halves(Halves),
-}
-
-/// Matmul inputs: `parts` rows of `cols` columns for each row of the plan's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Halves {
-    pub(crate) parts: usize,
-    pub(crate) cols: usize,
-}
-
-impl Halves {
-    /// The distance of parts in elements.
-    pub(crate) fn stride(self) -> usize {
-        self.cols.next_multiple_of(CHUNK_COLS)
-    }
-}
-
-impl Content {
-    /// The distance of rows, or of parts where a row has several, in elements.
-    pub(crate) fn stride(self) -> usize {
-        match self {
-            Content::Floats(width) => width,
-            Content::Halves(halves) => halves.stride(),
-        }
-    }
-
-    pub(crate) fn element_bytes(self) -> usize {
-        match self {
-            Content::Floats(_) => 4,
-            Content::Halves(_) => 2,
-        }
-    }
-
-    /// The distance of a matmul's results, `used` for each row, in elements.
-    pub(crate) fn result_stride(self, used: usize) -> usize {
-        match self {
-            Content::Floats(width) => width / used,
-            Content::Halves(halves) => halves.stride(),
-        }
-    }
-}
-
-/// A value of the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spec {
-    pub(crate) rows: Rows,
-    pub(crate) content: Content,
-    /// If it is a part of another value's rows: that value, and the first column.
-    pub(crate) view: Option<(Value, usize)>,
-}
-
-impl Spec {
-    /// Bytes for a step of `tokens` tokens and `outputs` outputs.
-    pub(crate) fn bytes(&self, tokens: usize, outputs: usize) -> u64 {
-        let parts = match self.content {
-            Content::Floats(_) => 1,
-            Content::Halves(halves) => halves.parts,
-        };
-        let row = self.content.element_bytes() * parts * self.content.stride();
-        let rows = match self.rows {
-            Rows::Tokens => tokens,
-            Rows::Outputs => outputs,
-        };
-        row as u64 * rows as u64
-    }
-}
+pub(crate) use super::value::{Content, Halves, Spec, Value};
 
 /// A weight of a matmul, with its bias and result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -217,6 +140,8 @@ pub(crate) enum Function {
     Add,
     Scale(f32),
     Softcap(f32),
+    /// To these bounds.
+    Clamp(f32, f32),
 }
 
 /// Columns of one value, or of two side by side, in each group of columns.
@@ -277,6 +202,95 @@ pub(crate) struct DeltaRuleStage {
     pub(crate) rule: DeltaRule,
     pub(crate) state: usize,
     pub(crate) out: Value,
+}
+
+/// A stage of hyper-connections, sparse attention or experts that are chosen already. The
+/// persistent kernel runs none of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Sparse {
+    Mix(Mix),
+    HyperWeights(HyperWeights),
+    Compress(CompressStage),
+    Select(SelectStage),
+    Attend(AttendEntries),
+    Route(RouteChosen),
+}
+
+/// Sums of the parts of rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Mix {
+    pub(crate) input: Value,
+    pub(crate) weights: Value,
+    pub(crate) results: usize,
+    pub(crate) out: Value,
+}
+
+/// The weights of hyper-connections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct HyperWeights {
+    pub(crate) input: Value,
+    /// scale, base.
+    pub(crate) weights: [WeightId; 2],
+    pub(crate) streams: usize,
+    pub(crate) iterations: usize,
+    pub(crate) eps: f32,
+    pub(crate) out: Value,
+}
+
+/// The compression of blocks of tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CompressStage {
+    pub(crate) input: Value,
+    pub(crate) scores: Value,
+    pub(crate) compression: Compression,
+    pub(crate) state: usize,
+    pub(crate) out: Value,
+}
+
+/// Stores an indexer's keys and selects entries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SelectStage {
+    pub(crate) q: Value,
+    pub(crate) k: Value,
+    pub(crate) weights: Value,
+    pub(crate) indexer: Indexer,
+    pub(crate) slot: usize,
+    pub(crate) out: Value,
+}
+
+/// Stores keys, values and blocks, and attends to entries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct AttendEntries {
+    pub(crate) attend: Attend,
+    pub(crate) selected: Option<Value>,
+    /// The key and value of the block that ends with each row, and their slot.
+    pub(crate) blocks: Option<(Value, usize)>,
+}
+
+/// A choice of experts that is made already.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RouteChosen {
+    pub(crate) route: Route,
+    /// Numbers of experts.
+    pub(crate) chosen: Value,
+}
+
+impl Sparse {
+    /// Every value that is read or written.
+    fn values(&self) -> Vec<Option<Value>> {
+        match *self {
+            Sparse::Mix(m) => vec![Some(m.input), Some(m.weights), Some(m.out)],
+            Sparse::HyperWeights(h) => vec![Some(h.input), Some(h.out)],
+            Sparse::Compress(c) => vec![Some(c.input), Some(c.scores), Some(c.out)],
+            Sparse::Select(s) => vec![Some(s.q), Some(s.k), Some(s.weights), Some(s.out)],
+            Sparse::Attend(AttendEntries { attend: a, selected, blocks }) => {
+                let [k, v] = a.kv.map_or([None; 2], |kv| kv.map(Some));
+                let blocks = blocks.map(|(value, _)| value);
+                vec![Some(a.q), k, v, selected, blocks, a.out, a.half_out]
+            }
+            Sparse::Route(r) => vec![Some(r.route.input), Some(r.chosen), Some(r.route.out)],
+        }
+    }
 }
 
 /// An all-gather: devices copy each other's columns of a matmul's results.
@@ -355,6 +369,7 @@ pub(crate) enum Work {
     Conv(Conv),
     Scan(ScanStage),
     DeltaRule(DeltaRuleStage),
+    Sparse(Sparse),
     Gather(Gather),
 }
 
@@ -414,6 +429,7 @@ impl Stage {
                 s.inputs.into_iter().map(Some).chain(outs).collect()
             }
             Work::DeltaRule(r) => r.inputs.into_iter().chain([r.out]).map(Some).collect(),
+            Work::Sparse(s) => s.values(),
             Work::Gather(g) => g.results.iter().map(|(value, _)| Some(*value)).collect(),
         };
         values.into_iter().flatten().for_each(show);

@@ -5,7 +5,7 @@ use bodkin_model::Rows;
 
 use super::{CudaModel, Times};
 use crate::driver::Mark;
-use crate::lower::{Matmul, Stage, Work};
+use crate::lower::{Matmul, Sparse, Stage, Work};
 use crate::packed::Shape;
 use crate::step::Size;
 
@@ -61,7 +61,7 @@ impl CudaModel {
         let has_router =
             |m: &Matmul| m.operands.iter().any(|operand| self.plan.is_router(operand.weight));
         match &stage.work {
-            Work::Route(_) => ExpertPart::Routing,
+            Work::Route(_) | Work::Sparse(Sparse::Route(_)) => ExpertPart::Routing,
             Work::Matmul(matmul) if has_router(matmul) => ExpertPart::Routing,
             Work::Matmul(matmul) if matmul.experts.is_some_and(|e| e.route.is_some()) => {
                 ExpertPart::Experts

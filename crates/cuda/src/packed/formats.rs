@@ -29,7 +29,8 @@ pub(super) fn packing(format: Format) -> (PackedLayout, Packer) {
     let iq4 = |reader| codes(MmaLayout::Iq4, reader, dense::pack_iq4);
     let values = |layout, packer| (PackedLayout::Mma(layout), Packer::Values(packer));
     match format {
-        Format::F32 => (PackedLayout::F32, Packer::Values(dense::pack_f32)),
+        // Integers are numbers of experts.
+        Format::F32 | Format::I32 => (PackedLayout::F32, Packer::Values(dense::pack_f32)),
         Format::Q8_0 => s8(groups::q8_0),
         Format::Q5_0 => s8(groups::q5_0),
         Format::IQ4_NL => iq4(groups::iq4_nl),

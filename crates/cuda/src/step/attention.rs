@@ -125,6 +125,7 @@ impl Step<'_> {
             value_dim: a.value_dim as u32,
             window: a.window.unwrap_or(0) as u32,
             is_causal: u32::from(a.causal),
+            is_chunked: u32::from(a.chunked),
             page_table: self.at.window_indices[*slot] as u32,
             max_splits: self.sizes.splits as u32,
             is_split: u32::from(is_split),
@@ -149,7 +150,7 @@ impl Step<'_> {
     }
 
     /// Stores the keys and values of all rows, and rotates keys and queries on the way.
-    fn store(&self, rows: usize, attend: &Attend, [k, v]: [Value; 2]) -> Result<()> {
+    pub(super) fn store(&self, rows: usize, attend: &Attend, [k, v]: [Value; 2]) -> Result<()> {
         let Attend { q, rotation, slot, .. } = attend;
         let shape = &self.plan.slots[*slot];
         let mut parameters = p::StoreKv {
@@ -195,6 +196,6 @@ fn inverse(number: usize) -> u32 {
 }
 
 /// Blocks of all query heads of a row.
-fn blocks(a: &Attention) -> usize {
+pub(super) fn blocks(a: &Attention) -> usize {
     a.kv_heads * (a.heads / a.kv_heads).div_ceil(BLOCK_HEADS)
 }

@@ -188,7 +188,7 @@ impl Step<'_> {
                 Gating::Softmax => 0,
                 Gating::Sigmoid => 1,
                 Gating::SoftmaxOfChosen => 2,
-                Gating::SqrtSoftplus => unreachable!("such routings are refused"),
+                Gating::SqrtSoftplus => 3,
             },
             normalize: u32::from(routing.normalize),
             padding: 0,

@@ -24,6 +24,8 @@ impl Step<'_> {
             out: self.at.angles[rope],
             magnitude,
             rotary_pairs: pairs as u32,
+            block: self.program.ropes[rope].block as u32,
+            padding: 0,
         };
         let (kernel, grid) = (self.kernels.rope_angles, [self.size.tokens, 1, 1]);
         // SAFETY: there are frequencies for all pairs, and angles for the most tokens.
@@ -50,8 +52,10 @@ impl Step<'_> {
                 EmbedBy::Token => 0,
                 EmbedBy::Position => 1,
                 EmbedBy::First => 2,
-                EmbedBy::PositionModulo => unreachable!("such tables are refused"),
+                EmbedBy::PositionModulo => 3,
             },
+            rows: weight.shape.full_rows as u32,
+            padding: 0,
         };
         let kernel = self.kernels.embed(weight.shape.layout);
         let grid = self.elements(rows, weight.shape.cols);
@@ -142,7 +146,7 @@ impl Step<'_> {
         (a, b): (Value, Option<Value>),
         (out, half_out): (Option<Value>, Option<Value>),
     ) -> p::Elementwise {
-        let mut xielu = None;
+        let (mut xielu, mut least) = (None, 0.0);
         let (op, act, factor) = match function {
             Function::Act(Act::Xielu(x)) => (6, 0, xielu.insert(x).positive),
             Function::Act(act) => (0, act_number(act), 0.0),
@@ -151,6 +155,10 @@ impl Step<'_> {
             Function::Add => (3, 0, 0.0),
             Function::Scale(factor) => (4, 0, factor),
             Function::Softcap(cap) => (5, 0, cap),
+            Function::Clamp(low, high) => {
+                least = low;
+                (7, 0, high)
+            }
         };
         let width = match out.or(half_out).map(|value| self.content(value)) {
             Some(Content::Halves(halves)) => halves.cols,
@@ -176,6 +184,8 @@ impl Step<'_> {
             negative: xielu.map_or(0.0, |x| x.negative),
             beta: xielu.map_or(0.0, |x| x.beta),
             eps: xielu.map_or(0.0, |x| x.eps),
+            low: least,
+            padding: 0,
         }
     }
 

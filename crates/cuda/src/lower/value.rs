@@ -1,0 +1,82 @@
+//! The values of a lowered plan: what stages read and write.
+
+use bodkin_model::Rows;
+
+use crate::constants::CHUNK_COLS;
+
+/// An index into the values of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Value(pub(crate) usize);
+
+/// The elements of a value's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// `width` f32.
+    Floats(usize),
+    /// Matmul inputs in half precision, padded with zeros to whole chunks.
+    Halves(Halves),
+}
+
+/// Matmul inputs: `parts` rows of `cols` columns for each row of the plan's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Halves {
+    pub(crate) parts: usize,
+    pub(crate) cols: usize,
+}
+
+impl Halves {
+    /// The distance of parts in elements.
+    pub(crate) fn stride(self) -> usize {
+        self.cols.next_multiple_of(CHUNK_COLS)
+    }
+}
+
+impl Content {
+    /// The distance of rows, or of parts where a row has several, in elements.
+    pub(crate) fn stride(self) -> usize {
+        match self {
+            Content::Floats(width) => width,
+            Content::Halves(halves) => halves.stride(),
+        }
+    }
+
+    pub(crate) fn element_bytes(self) -> usize {
+        match self {
+            Content::Floats(_) => 4,
+            Content::Halves(_) => 2,
+        }
+    }
+
+    /// The distance of a matmul's results, `used` for each row, in elements.
+    pub(crate) fn result_stride(self, used: usize) -> usize {
+        match self {
+            Content::Floats(width) => width / used,
+            Content::Halves(halves) => halves.stride(),
+        }
+    }
+}
+
+/// A value of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spec {
+    pub(crate) rows: Rows,
+    pub(crate) content: Content,
+    /// If it is a part of another value's rows: that value, and the first column.
+    pub(crate) view: Option<(Value, usize)>,
+}
+
+impl Spec {
+    /// Bytes for a step of `tokens` tokens and `outputs` outputs.
+    pub(crate) fn bytes(&self, tokens: usize, outputs: usize) -> u64 {
+        let parts = match self.content {
+            Content::Floats(_) => 1,
+            Content::Halves(halves) => halves.parts,
+        };
+        let row = self.content.element_bytes() * parts * self.content.stride();
+        let rows = match self.rows {
+            Rows::Tokens => tokens,
+            Rows::Outputs => outputs,
+        };
+        row as u64 * rows as u64
+    }
+}
