@@ -33,17 +33,12 @@ KERNEL conv(const __grid_constant__ Conv p) {
     }
 }
 
-// A warp takes one row of a head's state through a sequence. Grid: (spans x heads, blocks of rows).
-// Bound by latency in decode, by shared memory in prefill. Time steps, B and C of some tokens are
-// prepared together, and their sums over the row's elements are taken together.
-KERNEL scan(const __grid_constant__ Scan p) {
-    launch_dependents();
-    grid_dependency_wait();
-    __shared__ float b[SCAN_TOKENS][MAX_SCAN_STATE], c[SCAN_TOKENS][MAX_SCAN_STATE];
+// Takes rows of a head's state through a sequence, a warp each. Time steps, B and C of some tokens
+// are prepared together, and their sums over a row's elements are taken together.
+DEVICE void scan_rows(const Scan &p, ScanRow row, u32 span, float (&b)[SCAN_TOKENS][MAX_SCAN_STATE],
+                      float (&c)[SCAN_TOKENS][MAX_SCAN_STATE]) {
     StepMetadata metadata = {p.metadata};
-    u32 lane = threadIdx.x % 32, span = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
-    ScanRow row(p, head, blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
-    u32 first = metadata.first(span), len = metadata.len(span);
+    u32 lane = threadIdx.x % 32, first = metadata.first(span), len = metadata.len(span);
     row.load_state(p, metadata.state_slot(span), metadata.start(span) == 0);
     for (u32 start = first; start < first + len; start += SCAN_TOKENS) {
         u32 count = min(SCAN_TOKENS, first + len - start);
@@ -76,6 +71,18 @@ KERNEL scan(const __grid_constant__ Scan p) {
         if (row.exists && lane < count) row.put(p, start + lane, fmaf(row.d, x, y[0]));
     }
     row.store_state(p, metadata.state_slot(span));
+}
+
+// The scan of a state-space layer. Grid: (spans x heads, blocks that share the rows of a head).
+// Bound by the memory of the state in decode, by shared memory in prefill.
+KERNEL scan(const __grid_constant__ Scan p) {
+    launch_dependents();
+    grid_dependency_wait();
+    __shared__ float b[SCAN_TOKENS][MAX_SCAN_STATE], c[SCAN_TOKENS][MAX_SCAN_STATE];
+    u32 warps = blockDim.x / 32, span = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
+    for (u32 first = blockIdx.y * warps; first < p.head_dim; first += gridDim.y * warps) {
+        scan_rows(p, ScanRow(p, head, first + threadIdx.x / 32), span, b, c);
+    }
 }
 
 // Eight lanes take one column of a head's state through a sequence. Grid: (spans x heads, blocks of

@@ -8,6 +8,9 @@ use crate::constants::{CONV_ROWS, MAX_RULE_DIM};
 use crate::lower::{Conv, DeltaRuleStage, ScanStage};
 use crate::parameters as p;
 
+/// Blocks of the scan for each multiprocessor: more would wait.
+const SCAN_BLOCKS: usize = 6;
+
 impl Step<'_> {
     pub(super) fn conv(&self, conv: &Conv) -> Result<()> {
         let parameters = self.conv_parameters(conv);
@@ -41,7 +44,10 @@ impl Step<'_> {
 
     pub(super) fn scan(&self, stage: &ScanStage) -> Result<()> {
         let (parameters, s) = (self.scan_parameters(stage), &stage.scan);
-        let grid = [self.size.spans * s.heads, s.head_dim.div_ceil(THREADS / 32), 1];
+        let heads = self.size.spans * s.heads;
+        // With many sequences a block takes several rows, one after the other.
+        let fills = (SCAN_BLOCKS * self.device.processors as usize).div_ceil(heads);
+        let grid = [heads, fills.min(s.head_dim.div_ceil(THREADS / 32)), 1];
         // SAFETY: every span has a state slot of its own.
         unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
     }
