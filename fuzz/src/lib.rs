@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod convert;
 pub mod seeds;
 
 use std::cell::RefCell;
@@ -32,7 +33,13 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
+    Target {
+        name: "convert",
+        parse: convert::parse,
+        seeds: convert::seeds,
+        dictionary: convert::WORDS,
+    },
     Target { name: "gguf", parse: gguf, seeds: seeds::gguf, dictionary: &[] },
     Target { name: "imatrix", parse: imatrix, seeds: seeds::imatrix, dictionary: &[] },
     Target { name: "kld", parse: kld, seeds: seeds::kld, dictionary: &[] },

@@ -172,7 +172,7 @@ impl Plan<'_> {
         for (projection, experts) in experts {
             let name = format!("{stem}.{projection}");
             let last = experts.last_key_value().map_or(0, |(&last, _)| last);
-            if experts.len() != count || last + 1 != count as u64 {
+            if experts.len() != count || last.checked_add(1) != Some(count as u64) {
                 let found = format!("{} up to number {last}", experts.len());
                 return Err(Error::invalid(name, format!("experts 0 to {}", count - 1), found));
             }

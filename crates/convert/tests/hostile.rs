@@ -135,6 +135,35 @@ fn tensors_that_do_not_fit() {
 }
 
 #[test]
+fn numbers_of_experts_up_to_the_largest() {
+    let place = Place::new();
+    place.change("config.json", |config| {
+        config["architectures"] = json!(["Qwen3MoeForCausalLM"]);
+        config["num_local_experts"] = json!(1);
+    });
+    place.change_header(|header| {
+        let entries = header.as_object_mut().unwrap();
+        let names = entries.keys().filter(|name| name.starts_with("model.layers.0.mlp."));
+        for name in names.cloned().collect::<Vec<_>>() {
+            let entry = entries.remove(&name).unwrap();
+            let expert = format!("mlp.experts.{}.", u64::MAX);
+            entries.insert(name.replace("mlp.", &expert), entry);
+        }
+    });
+    place.fails("expected experts 0 to 0, found 1 up to number 18446744073709551615");
+}
+
+#[test]
+fn heads_wider_than_memory() {
+    let place = Place::new();
+    place.change("config.json", |config| {
+        config["head_dim"] = json!(u32::MAX);
+        config["rope_parameters"]["rope_type"] = json!("llama3");
+    });
+    place.fails("head_dim: expected at most 65536, found 4294967295");
+}
+
+#[test]
 fn configurations_of_other_models() {
     let place = Place::new();
     place.change("config.json", |config| config["architectures"] = json!(["Evil\nModel"]));

@@ -9,6 +9,9 @@ use crate::change::Change;
 use crate::config::Config;
 use crate::error::Result;
 
+/// The widest head whose divisors of frequencies are computed.
+const HEAD_WIDTH_MAX: u32 = 1 << 16;
+
 const GLOBALS: Names =
     &[("embed_tokens", "token_embd"), ("norm", "output_norm"), ("lm_head", "output")];
 
@@ -222,11 +225,16 @@ pub(crate) fn rope_divisors(config: &Config) -> Result<Option<Vec<f32>>> {
     if rope.kind() != Some("llama3") {
         return Ok(None);
     }
+    let width = head_width(config)?;
+    if width > HEAD_WIDTH_MAX {
+        let expected = format!("at most {HEAD_WIDTH_MAX}");
+        return Err(config.invalid("head_dim", &expected, &width.to_string()));
+    }
     let number = |name: &str, default: f64| rope.number(name).unwrap_or(default) as f32;
     let factor = number("factor", 8.0);
     let (low, high) = (number("low_freq_factor", 1.0), number("high_freq_factor", 4.0));
     let trained = number("original_max_position_embeddings", 8192.0);
-    let (base, width) = (rope.base.unwrap_or(10_000.0) as f32, head_width(config)?);
+    let base = rope.base.unwrap_or(10_000.0) as f32;
     let divisor = |dim: u32| {
         let frequency = 1.0 / base.powf(dim as f32 / width as f32);
         let wavelength = 1.0 / frequency * std::f32::consts::TAU;
