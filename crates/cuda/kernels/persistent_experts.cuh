@@ -59,7 +59,8 @@ DEVICE float4 apply_norm(const float4 &x, const float4 &weight, float scale) {
 }
 
 DEVICE float4 gated_by(u32 act, const float4 &gate, const float4 &x) {
-    return make_float4(gated(act, gate.x, x.x), gated(act, gate.y, x.y), gated(act, gate.z, x.z), gated(act, gate.w, x.w));
+    float4 y = {gated(act, gate.x, x.x), gated(act, gate.y, x.y), gated(act, gate.z, x.z), gated(act, gate.w, x.w)};
+    return y;
 }
 
 // Polls a row, or a group of it, and keeps it in shared memory with its norm's weights, if any; each

@@ -81,8 +81,7 @@ parameters! {
         /// [experts * rows], or none
         bias: (const float *),
         /// [.., out_stride]
-        out: (float *),
-        out_stride: u32, rows: u32, tiles: u32,
+        out: (float *), out_stride: u32, rows: u32, tiles: u32,
         /// among the tiles of all matrices
         first_tile: u32,
     }
@@ -119,8 +118,7 @@ parameters! {
         /// by each row; 0 without experts
         experts_used: u32,
         /// whether all experts of a row read the same input
-        shares_input: u32,
-        cols: u32, norm_eps: f32,
+        shares_input: u32, cols: u32, norm_eps: f32,
         /// split-K
         slices: u32,
         /// of the weights' layout
@@ -128,8 +126,7 @@ parameters! {
         /// what a slot of the persistent kernel holds
         slot_bytes: u32,
         /// multiplies the result before the residual is added
-        factor: f32,
-        padding: u32,
+        factor: f32, padding: u32,
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
@@ -152,23 +149,19 @@ parameters! {
         /// [max_groups], as in `Gemm`; the last ones are empty
         groups: (uint4 *),
         /// [permuted_rows]
-        permutation: (u32 *),
-        route_stride: u32, rows: u32, experts_used: u32, experts: u32,
+        permutation: (u32 *), route_stride: u32, rows: u32, experts_used: u32, experts: u32,
         /// of a group, at most
-        group_rows: u32,
-        max_groups: u32, permuted_rows: u32, padding: u32,
+        group_rows: u32, max_groups: u32, permuted_rows: u32, padding: u32,
     }
 
     /// Writes a GEMM's input in the swizzled layout of wgmma's shared-memory operand.
     struct SwizzleInput: 56 {
         /// [.., stride]
-        input: (const u16 *),
-        metadata: (const u32 *),
+        input: (const u16 *), metadata: (const u32 *),
         /// as in `Gemm`, or none
         permutation: (const u32 *),
         /// [panels, chunks, panel_rows, ROW_BYTES]
-        out: (u8 *),
-        stride: u32, chunks: u32, rows: u32, gathers_outputs: u32, panel_rows: u32,
+        out: (u8 *), stride: u32, chunks: u32, rows: u32, gathers_outputs: u32, panel_rows: u32,
         outputs_per_input: u32,
     }
 
@@ -179,8 +172,7 @@ parameters! {
         /// of all pages
         keys: (KvElement *),
         /// of all pages
-        values: (KvElement *),
-        metadata: (const u32 *),
+        values: (KvElement *), metadata: (const u32 *),
         /// [rows, k_stride]: new keys, of rows that store their own
         k: (const float *),
         /// [rows, v_stride]: new values, likewise
@@ -200,8 +192,7 @@ parameters! {
         scale: f32, softcap: f32, q_stride: u32, k_stride: u32, v_stride: u32, out_stride: u32,
         half_stride: u32,
         /// 0 if keys and queries need no rotation
-        rotary_pairs: u32,
-        is_neox: u32, heads: u32, kv_heads: u32, key_dim: u32, value_dim: u32,
+        rotary_pairs: u32, is_neox: u32, heads: u32, kv_heads: u32, key_dim: u32, value_dim: u32,
         /// 0 for none; half of it on each side if not causal
         window: u32, is_causal: u32, is_chunked: u32,
         /// which of a span's page tables, one for each window
@@ -209,8 +200,7 @@ parameters! {
         /// for which the partials have room
         max_splits: u32,
         /// whether blocks share a row's KV splits
-        is_split: u32,
-        skips_prefill: u32,
+        is_split: u32, skips_prefill: u32,
         /// of queries by position, `query_scale`
         temperature_growth: f32,
         /// 0 for none
@@ -220,8 +210,7 @@ parameters! {
         /// of all query heads
         head_blocks: u32,
         /// for `divide`: by `head_blocks`, by those of a KV head
-        head_blocks_inverse: u32,
-        group_blocks_inverse: u32, padding: u32,
+        head_blocks_inverse: u32, group_blocks_inverse: u32, padding: u32,
     }
 
     /// Stores new keys and values in their pages, and rotates keys and queries (RoPE).
@@ -240,18 +229,15 @@ parameters! {
         k_stride: u32, v_stride: u32, q_out_stride: u32, heads: u32, kv_heads: u32, key_dim: u32,
         value_dim: u32, page_table: u32,
         /// 0 if keys need no rotation
-        rotary_pairs: u32,
-        is_neox: u32, padding: u32,
+        rotary_pairs: u32, is_neox: u32, padding: u32,
     }
 
     /// Cosines and sines of rotary angles.
     struct RopeAngles: 40 {
         /// [rotary_pairs]: half turns a position
-        frequencies: (const double *),
-        metadata: (const u32 *),
+        frequencies: (const double *), metadata: (const u32 *),
         /// [rows, rotary_pairs]: cosine and sine
-        out: (float2 *),
-        magnitude: f32, rotary_pairs: u32,
+        out: (float2 *), magnitude: f32, rotary_pairs: u32,
         /// positions are rounded down to a multiple of it
         block: u32, padding: u32,
     }
