@@ -1,5 +1,5 @@
 // Decode attention on CUDA cores, for any head width and KV layout, and the kernel that stores new
-// keys and values. `decode_attention_mma` takes f16 caches with heads of up to 128 dimensions.
+// keys and values. `decode_attention_mma` takes f16 caches with heads of up to 256 dimensions.
 //
 // Grid: (rows, KV heads x blocks of their query heads, blocks per row that share its splits); 128
 // threads, one for each position of a split. Shared memory: queries, probabilities, sums of values

@@ -9,9 +9,10 @@
 #include "kv_split.cuh"
 
 // Loads the block's queries.
-template <bool ROTATES> DEVICE void put_queries(const Attention &a, const DecodeBlock &block, Workspace &workspace) {
-    for (u32 i = threadIdx.x; i < BLOCK_HEADS * MAX_MMA_DIM; i += TEAM) {
-        u32 head = i / MAX_MMA_DIM, at = i % MAX_MMA_DIM;
+template <u32 DIM, bool ROTATES>
+DEVICE void put_queries(const Attention &a, const DecodeBlock &block, Workspace &workspace) {
+    for (u32 i = threadIdx.x; i < BLOCK_HEADS * DIM; i += TEAM) {
+        u32 head = i / DIM, at = i % DIM;
         const float *from = a.q + (u64)block.row * a.q_stride + (block.first_head + head) * a.key_dim;
         float x = 0.0f;
         if (head < block.heads && at < a.key_dim) {
@@ -22,12 +23,33 @@ template <bool ROTATES> DEVICE void put_queries(const Attention &a, const Decode
     }
 }
 
-// A tile's keys or values in a page, from its first element.
+// A tile's keys or values in a page, from the first element of some columns.
 DEVICE Slices slices_from(const u16 *first) { return {{(const uint4 *)first, (const uint4 *)first + SLICE_PIECES}}; }
 
-// FUSED: each row is the only one of its sequence in the step, so the kernel also rotates its query
-// and key and stores its key and value.
-template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
+// Loads MMA_COLUMNS of a tile's values; `columns` are left.
+DEVICE void load_values(ValueFragment (&values)[MAX_SLICES], const u16 *first, u32 columns) {
+    Slices slices = slices_from(first);
+    values[0].load<true>(slices, 0, columns);
+    if (columns > SLICE_DIM) values[1].load<true>(slices, 1, columns);
+}
+
+// Q K^T of a tile, whose first MMA_COLUMNS of keys are loaded.
+template <u32 DIM> DEVICE void multiply_keys(const Attention &a, KeyFragment &keys, const u16 *key, u32 place,
+                                             const Workspace &workspace, float (&scores)[4]) {
+    Scores sums = {};
+#pragma unroll
+    for (u32 column = 0; column < DIM; column += MMA_COLUMNS) {
+        if (column > 0 && column >= a.key_dim) break;
+        if (column > 0) keys.load<true>(slices_from(key + TILE_POSITIONS * column), a.key_dim - column);
+        keys.take_current(place, column, workspace);
+        keys.add_scores(column, a.key_dim - column, workspace, sums);
+    }
+    sums.get(scores);
+}
+
+// DIM: the widest key or value. FUSED: each row is the only one of its sequence in the step, so the
+// kernel also rotates its query and key and stores its key and value.
+template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
     extern __shared__ __align__(16) float shared[];
     launch_dependents();
     u32 t = threadIdx.x, tile = t / 32, h = t / HEAD_THREADS;
@@ -39,7 +61,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
     u32 stride = round_up8(a.value_dim);
     Workspace &workspace = *(Workspace *)shared;
     const u32 *pages = metadata.pages(a.page_table, metadata.span(row));
-    float row_max = -INFINITY_F, sum = 0.0f, total[MAX_ITEMS] = {};
+    float row_max = -INFINITY_F, sum = 0.0f, total[DIM / MMA_COLUMNS][HEAD_ITEMS] = {};
     float query_factor = query_scale(a, block.range.y - 1);
     for (u32 split = first; split <= last; split += gridDim.z) {
         // The partials of the previous split have been read.
@@ -50,17 +72,18 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
         TileRange tiles = TileRange::between(from, to);
         KeyFragment keys = {};
         ValueFragment values[MAX_SLICES] = {};
+        const u16 *key = 0, *value = 0;
         if (tiles.has(tile)) {
             u64 head = (u64)pages[at / PAGE_TOKENS] * a.kv_heads + kv_head;
             u32 token = at % PAGE_TOKENS;
-            keys.load<true>(slices_from(a.keys + key_at(head, token, a.key_dim, 0)), a.key_dim);
-            Slices slices = slices_from(a.values + value_at(head, token, a.value_dim, 0));
-            values[0].load<true>(slices, 0, a.value_dim);
-            if (a.value_dim > SLICE_DIM) values[1].load<true>(slices, 1, a.value_dim);
+            key = a.keys + key_at(head, token, a.key_dim, 0);
+            value = a.values + value_at(head, token, a.value_dim, 0);
+            keys.load<true>(slices_from(key), a.key_dim);
+            load_values(values, value, a.value_dim);
         }
         if (split == first) {
             if (FUSED) grid_dependency_wait();
-            put_queries<FUSED>(a, block, workspace);
+            put_queries<DIM, FUSED>(a, block, workspace);
         }
         bool has_current = FUSED && split == last;
         if (has_current) {
@@ -68,7 +91,7 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
             u64 head = (u64)page * a.kv_heads + kv_head;
             const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
             const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
-            if (t < MAX_MMA_DIM) {
+            if (t < DIM) {
                 const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
                 u16 x = quantize_kv(t < a.key_dim ? rope_element(k, t, angles, a.rotary_pairs, a.is_neox) : 0.0f);
                 u16 y = quantize_kv(t < a.value_dim ? v[t] : 0.0f);
@@ -79,54 +102,70 @@ template <bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
             }
         }
         __syncthreads();
-        if (tiles.has(tile)) {
-            if (has_current && to <= start + TILE_POSITIONS) {
-                keys.take_current(to - 1 - start, workspace);
-                values[0].take_current(to - 1 - start, 0, workspace);
-                values[1].take_current(to - 1 - start, 1, workspace);
-            }
-            float scores[4];
-            keys.scores(a.key_dim, workspace, scores);
-            u32 tile_from = max(from, start) - start, tile_to = min(to, start + TILE_POSITIONS) - start;
-            Fragment probabilities = softmax_tile(a, query_factor, scores, tile, tile_from, tile_to, workspace);
-            float *tile_out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
-            values[0].sum(probabilities, 0, tile_out);
-            if (a.value_dim > SLICE_DIM) values[1].sum(probabilities, 1, tile_out);
-        } else {
-            workspace.skip(tile);
-        }
-        __syncthreads();
-        CombinedTiles joined(workspace, h, t % HEAD_THREADS, a.value_dim);
+        Fragment probabilities = {};
         float2 factors = make_float2(0.0f, 0.0f);
-        if (!block.is_split) factors = combine(row_max, sum, joined.row_max, joined.sum);
-        float *out = block.partial(a, split, h);
 #pragma unroll
-        for (u32 i = 0; i < MAX_ITEMS; i++) {
-            u32 column = t % HEAD_THREADS + i * HEAD_THREADS;
-            if (!block.is_split) {
-                total[i] = total[i] * factors.x + joined.values[i] * factors.y;
-            } else if (h < block.heads && column < stride) {
-                out[column] = joined.values[i];
+        for (u32 column = 0; column < DIM; column += MMA_COLUMNS) {
+            u32 columns = a.value_dim - column;
+            if (column > 0 && column >= a.value_dim) break;
+            if (column > 0) __syncthreads(); // the values before these have been combined
+            if (tiles.has(tile)) {
+                // The current token's place in the tile, if it is there.
+                u32 place = has_current && to <= start + TILE_POSITIONS ? to - 1 - start : TILE_POSITIONS;
+                if (column > 0) load_values(values, value + TILE_POSITIONS * column, columns);
+                if (column == 0) {
+                    float scores[4];
+                    multiply_keys<DIM>(a, keys, key, place, workspace, scores);
+                    u32 tile_from = max(from, start) - start, tile_to = min(to, start + TILE_POSITIONS) - start;
+                    probabilities = softmax_tile(a, query_factor, scores, tile, tile_from, tile_to, workspace);
+                }
+                values[0].take_current(place, 0, column, workspace);
+                values[1].take_current(place, 1, column, workspace);
+                float *tile_out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
+                values[0].sum(probabilities, 0, tile_out);
+                if (columns > SLICE_DIM) values[1].sum(probabilities, 1, tile_out);
+            } else if (column == 0) {
+                workspace.skip(tile);
             }
-        }
-        if (block.is_split && h < block.heads && t % HEAD_THREADS == 0) {
-            out[stride] = joined.row_max;
-            out[stride + 1] = joined.sum;
+            __syncthreads();
+            CombinedTiles joined(workspace, h, t % HEAD_THREADS, columns);
+            if (!block.is_split && column == 0) factors = combine(row_max, sum, joined.row_max, joined.sum);
+            float *out = block.partial(a, split, h);
+#pragma unroll
+            for (u32 i = 0; i < HEAD_ITEMS; i++) {
+                u32 to_column = column + t % HEAD_THREADS + i * HEAD_THREADS;
+                if (!block.is_split) {
+                    float &x = total[column / MMA_COLUMNS][i];
+                    x = x * factors.x + joined.values[i] * factors.y;
+                } else if (h < block.heads && to_column < stride) {
+                    out[to_column] = joined.values[i];
+                }
+            }
+            if (column == 0 && block.is_split && h < block.heads && t % HEAD_THREADS == 0) {
+                out[stride] = joined.row_max;
+                out[stride + 1] = joined.sum;
+            }
         }
     }
     if (block.is_split) {
-        combine_across_blocks<BLOCK_HEADS, TEAM, MAX_ITEMS>(a, block, shared);
+        combine_across_blocks<BLOCK_HEADS, TEAM, DIM / HEAD_THREADS>(a, block, shared);
     } else if (h < block.heads) {
         AttentionOutput results(a, row, block.first_head + h);
         float factor = results.factor(row_max, sum);
 #pragma unroll
-        for (u32 i = 0; i < MAX_ITEMS; i++) results.put(t % HEAD_THREADS + i * HEAD_THREADS, total[i] * factor);
+        for (u32 i = 0; i < DIM / HEAD_THREADS; i++) {
+            results.put(t % HEAD_THREADS + i * HEAD_THREADS, total[i / HEAD_ITEMS][i % HEAD_ITEMS] * factor);
+        }
     }
 }
 
-KERNEL __launch_bounds__(TEAM, 2) decode_attention_mma(const __grid_constant__ Attention a) {
-    decode_attention_mma<false>(a);
-}
-KERNEL __launch_bounds__(TEAM, 2) decode_attention_mma_fused(const __grid_constant__ Attention a) {
-    decode_attention_mma<true>(a);
-}
+#define ATTENTION_KERNELS(dim, blocks) \
+    KERNEL __launch_bounds__(TEAM, blocks) decode_attention_mma_##dim(const __grid_constant__ Attention a) { \
+        decode_attention_mma<dim, false>(a); \
+    } \
+    KERNEL __launch_bounds__(TEAM, blocks) decode_attention_mma_##dim##_fused(const __grid_constant__ Attention a) { \
+        decode_attention_mma<dim, true>(a); \
+    }
+
+ATTENTION_KERNELS(128, 2)
+ATTENTION_KERNELS(256, 1)

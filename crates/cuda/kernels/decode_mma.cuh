@@ -1,5 +1,5 @@
-// Decode attention on tensor cores: up to four query heads of a KV head, of up to 128 dimensions,
-// with an f16 KV cache. Queries and probabilities are split into a high and a low f16 (22 bits, or
+// Decode attention on tensor cores: up to four query heads of a KV head, of up to 256 dimensions,
+// with an f16 KV cache. A warp takes keys and values 128 columns at a time. Queries and probabilities are split into a high and a low f16 (22 bits, or
 // 2^-25). A NaN query becomes the lowest half, as in a matmul input.
 //
 // The tensor cores' m16n8k16 has the queries as A: rows 0 to 7 are high halves and rows 8 to 15 low
@@ -14,9 +14,9 @@
 
 #define TEAM (32 * SPLIT_TILES)         // threads of a team, which takes a split
 #define HEAD_THREADS (TEAM / BLOCK_HEADS)       // threads of a head in a team
-#define MAX_ITEMS (MAX_MMA_DIM / HEAD_THREADS) // result columns of a thread, at most
+#define HEAD_ITEMS (MMA_COLUMNS / HEAD_THREADS) // of the columns taken at once, those of a thread, at most
 #define QUERY_ROW (2 * MAX_MMA_DIM + 32)     // high and low halves of a query, padded against bank conflicts
-#define PART_ROW (MAX_MMA_DIM + 8)
+#define PART_ROW (MMA_COLUMNS + 8)
 #define LOWEST_FLOAT -3.402823466e38f
 
 // The tiles of a split with positions in [from, to).
@@ -35,7 +35,7 @@ struct Workspace {
     u16 q[BLOCK_HEADS][QUERY_ROW]; // zeros beyond the last element, also in the current key and value
     u16 current_key[MAX_MMA_DIM], current_value[MAX_MMA_DIM];
     float row_maxes[BLOCK_HEADS][SPLIT_TILES], row_sums[BLOCK_HEADS][SPLIT_TILES]; // of each tile: row max and row sum
-    float tile_values[SPLIT_TILES][BLOCK_HEADS][PART_ROW];                   // P V of each tile
+    float tile_values[SPLIT_TILES][BLOCK_HEADS][PART_ROW];                   // P V of each tile, of MMA_COLUMNS
 
     // Marks a tile without positions, by one warp.
     __device__ __forceinline__ void skip(u32 tile) {
@@ -54,7 +54,7 @@ struct Workspace {
         to[2] = to_half(x - from_half(high));
     }
 };
-static_assert(MAX_ITEMS == 2 && SPLIT_TILES * TILE_POSITIONS == KV_SPLIT);
+static_assert(HEAD_ITEMS == 2 && SPLIT_TILES * TILE_POSITIONS == KV_SPLIT);
 static_assert(sizeof(Workspace) == MMA_WORKSPACE_BYTES);
 
 // The position in a tile of the `i`th of a lane's four scores.
@@ -69,9 +69,9 @@ DEVICE u32 residual_halves(float x, float y, u32 upper) {
 }
 
 #define SLICE_BYTES (16 * SLICE_PIECES)
-#define MAX_SLICES (MAX_MMA_DIM / SLICE_DIM)
+#define MAX_SLICES (MMA_COLUMNS / SLICE_DIM)
 
-// Addresses of a tile's key or value slices. Unused positions hold zeros or another sequence's
+// Addresses of the slices of MMA_COLUMNS of a tile's keys or values. Unused positions hold zeros or another sequence's
 // numbers, never NaN.
 struct Slices {
     const uint4 *at[MAX_SLICES];
@@ -95,14 +95,28 @@ DEVICE void take_current(uint4 &piece, const uint4 &own, bool is_current) {
     piece.w = is_current ? own.w : piece.w;
 }
 
-// A lane's keys of a tile: lane 4 g + c has pieces 4 i + c of places g and g + 8.
-struct KeyFragment {
-    uint4 pieces[MAX_MMA_DIM / 32][2];
+// Sums of Q K^T of head g % 4 at a lane's four positions, in four parts each.
+struct Scores {
+    float parts[2][2][4];
 
-    template <bool IN_PAGE> __device__ __forceinline__ void load(const Slices &slices, u32 key_dim) {
-        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = round_up8(key_dim) / 8;
+    __device__ __forceinline__ void get(float (&out)[4]) const {
 #pragma unroll
-        for (u32 i = 0; i < MAX_MMA_DIM / 32; i++) {
+        for (u32 i = 0; i < 4; i++) {
+            const float(&two)[2][4] = parts[i / 2];
+            out[i] = (two[0][i % 2] + two[0][i % 2 + 2]) + (two[1][i % 2] + two[1][i % 2 + 2]);
+        }
+    }
+};
+
+// A lane's keys of a tile, MMA_COLUMNS of them: lane 4 g + c has pieces 4 i + c of places g and g + 8.
+struct KeyFragment {
+    uint4 pieces[MMA_COLUMNS / 32][2];
+
+    // `columns` are left of the keys.
+    template <bool IN_PAGE> __device__ __forceinline__ void load(const Slices &slices, u32 columns) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = round_up8(columns) / 8;
+#pragma unroll
+        for (u32 i = 0; i < MMA_COLUMNS / 32; i++) {
             u32 side = min(4, count - 4 * i);
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
@@ -114,21 +128,21 @@ struct KeyFragment {
     }
 
     // Replaces the key at the current token's place.
-    __device__ __forceinline__ void take_current(u32 place, const Workspace &workspace) {
+    __device__ __forceinline__ void take_current(u32 place, u32 first_column, const Workspace &workspace) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
-        for (u32 i = 0; i < MAX_MMA_DIM / 32; i++) {
-            uint4 own = ((const uint4 *)workspace.current_key)[4 * i + c];
+        for (u32 i = 0; i < MMA_COLUMNS / 32; i++) {
+            uint4 own = ((const uint4 *)(workspace.current_key + first_column))[4 * i + c];
 #pragma unroll
             for (u32 j = 0; j < 2; j++) ::take_current(pieces[i][j], own, place == g + 8 * j);
         }
     }
 
     // Q K^T over 64 elements.
-    template <u32 FIRST> __device__ __forceinline__ void add_scores(const Workspace &workspace,
-        float (&sums)[2][2][4]) const {
+    template <u32 FIRST> __device__ __forceinline__ void add_products(u32 first_column, const Workspace &workspace,
+        Scores &sums) const {
         u32 lane = threadIdx.x % 32;
-        const uint4 *query = (const uint4 *)workspace.q[lane / 4 % BLOCK_HEADS] + lane % 4;
+        const uint4 *query = (const uint4 *)(workspace.q[lane / 4 % BLOCK_HEADS] + 2 * first_column) + lane % 4;
 #pragma unroll
         for (u32 i = FIRST; i < FIRST + 2; i++) {
 #pragma unroll
@@ -137,22 +151,17 @@ struct KeyFragment {
                 Fragment f = {{q.x, q.y, q.z, q.w}};
 #pragma unroll
                 for (u32 j = 0; j < 2; j++) {
-                    mma(sums[j][k], f, word(pieces[i][j], 2 * k), word(pieces[i][j], 2 * k + 1));
+                    mma(sums.parts[j][k], f, word(pieces[i][j], 2 * k), word(pieces[i][j], 2 * k + 1));
                 }
             }
         }
     }
 
-    // The scores of head g % 4 at a lane's four positions.
-    __device__ __forceinline__ void scores(u32 key_dim, const Workspace &workspace, float (&out)[4]) const {
-        float sums[2][2][4] = {};
-        add_scores<0>(workspace, sums);
-        if (key_dim > SLICE_DIM) add_scores<2>(workspace, sums);
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            const float(&two)[2][4] = sums[i / 2];
-            out[i] = (two[0][i % 2] + two[0][i % 2 + 2]) + (two[1][i % 2] + two[1][i % 2 + 2]);
-        }
+    // Q K^T over the elements from `first_column` on; `columns` are left.
+    __device__ __forceinline__ void add_scores(u32 first_column, u32 columns, const Workspace &workspace,
+        Scores &sums) const {
+        add_products<0>(first_column, workspace, sums);
+        if (columns > SLICE_DIM) add_products<2>(first_column, workspace, sums);
     }
 };
 
@@ -161,15 +170,15 @@ struct ValueFragment {
     uint4 pieces[4];
 
     template <bool IN_PAGE>
-    __device__ __forceinline__ void load(const Slices &slices, u32 slice, u32 value_dim) {
+    __device__ __forceinline__ void load(const Slices &slices, u32 slice, u32 columns) {
         // Lanes without a piece load another lane's; their columns are unused.
-        u32 lane = threadIdx.x % 32, side = min(8, round_up8(value_dim) / 8 - 8 * slice), at = min(lane, 4 * side - 1);
+        u32 lane = threadIdx.x % 32, side = min(8, round_up8(columns) / 8 - 8 * slice), at = min(lane, 4 * side - 1);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) pieces[i] = read_piece<IN_PAGE>(slices.at[slice] + i * side * 4 + at);
     }
 
-    __device__ __forceinline__ void take_current(u32 place, u32 slice, const Workspace &workspace) {
-        uint4 own = ((const uint4 *)workspace.current_value)[8 * slice + threadIdx.x % 32 / 4];
+    __device__ __forceinline__ void take_current(u32 place, u32 slice, u32 first_column, const Workspace &workspace) {
+        uint4 own = ((const uint4 *)(workspace.current_value + first_column))[8 * slice + threadIdx.x % 32 / 4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) ::take_current(pieces[i], own, place == position_of_lane(i));
     }
@@ -234,11 +243,11 @@ DEVICE Fragment softmax_tile(const Attention &a, float scale, float (&x)[4], u32
 }
 
 // The tiles of a split, combined for a head by whole warps; a thread has some columns,
-// `HEAD_THREADS` apart.
+// `HEAD_THREADS` apart. `columns` are left of the values.
 struct CombinedTiles {
-    float row_max, sum, values[MAX_ITEMS];
+    float row_max, sum, values[HEAD_ITEMS];
 
-    __device__ __forceinline__ CombinedTiles(const Workspace &workspace, u32 head, u32 column, u32 value_dim) {
+    __device__ __forceinline__ CombinedTiles(const Workspace &workspace, u32 head, u32 column, u32 columns) {
         const float4 *maxes = (const float4 *)workspace.row_maxes[head],
             *tile_sums = (const float4 *)workspace.row_sums[head];
         float4 low = maxes[0], high = maxes[1], sums[2] = {tile_sums[0], tile_sums[1]};
@@ -250,13 +259,13 @@ struct CombinedTiles {
         float tile_factor = expf(tile_max - row_max);
         sum = 0.0f;
 #pragma unroll
-        for (u32 j = 0; j < MAX_ITEMS; j++) values[j] = 0.0f;
+        for (u32 j = 0; j < HEAD_ITEMS; j++) values[j] = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < SPLIT_TILES; i++) {
             float factor = __shfl_sync(~0u, tile_factor, i);
             sum = fmaf(element(sums[i / 4], i % 4), factor, sum);
             values[0] = fmaf(workspace.tile_values[i][head][column], factor, values[0]);
-            if (value_dim > HEAD_THREADS) {
+            if (columns > HEAD_THREADS) {
                 values[1] = fmaf(workspace.tile_values[i][head][column + HEAD_THREADS], factor, values[1]);
             }
         }

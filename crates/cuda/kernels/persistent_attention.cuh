@@ -1,4 +1,4 @@
-// Decode attention in the persistent kernel, for heads of up to 128 dimensions. A block has two teams
+// Decode attention in the persistent kernel, for heads of up to 256 dimensions. A block has two teams
 // of 8 warps. A work item of a team is a KV split of 128 positions for up to four query heads of a KV
 // head, items of the last split first; a warp takes a tile of 16 positions. Keys and values come
 // through the rings that weights come through.
@@ -111,10 +111,10 @@ struct AwaitedPartials {
 // A team's workspace.
 DEVICE Workspace &team_workspace() { return ((Workspace *)shared_memory().workspace)[opaque(threadIdx.x) / TEAM]; }
 
-// Polls queries and, where they are needed, the current key and value, and writes them to the
-// team's workspace. The threads of the first two heads also take the key and the value.
-DEVICE void gather_query(const Attention &a, const SplitItem &now) {
-    u32 t = opaque(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, position = shared_memory().position;
+// Polls pair `i` of a query and, where they are needed, of the current key and value, and writes it to
+// the team's workspace. The threads of the first two heads also take the key and the value.
+DEVICE void gather_query(const Attention &a, const SplitItem &now, u32 i) {
+    u32 t = opaque(threadIdx.x) % TEAM, h = t / HEAD_THREADS, position = shared_memory().position;
     Rotation rotation(a, i);
     const float *head = h < now.head_count(a) ? a.q + (now.first_head(a) + h) * a.key_dim : 0;
     PolledPair query(head, a.key_dim, rotation.first, rotation.second);
@@ -139,6 +139,13 @@ DEVICE void gather_query(const Attention &a, const SplitItem &now) {
     workspace.put_query(h, rotation.second, x.y);
 }
 
+// All pairs: threads have some of a head, `HEAD_THREADS` apart.
+DEVICE void gather_queries(const Attention &a, const SplitItem &now) {
+    u32 i = opaque(threadIdx.x) % HEAD_THREADS;
+    gather_query(a, now, i);
+    if (max(a.key_dim, a.value_dim) > MMA_COLUMNS) gather_query(a, now, i + HEAD_THREADS);
+}
+
 // Stores the current key and value in their page: a thread eight elements.
 DEVICE void store_current(const Attention &a, const SplitItem &now) {
     u32 position = shared_memory().position, t = opaque(threadIdx.x) % TEAM, i = t % HEAD_THREADS;
@@ -158,39 +165,42 @@ DEVICE void store_current(const Attention &a, const SplitItem &now) {
 // Visible splits. Recomputed at each use, as registers are scarce.
 DEVICE u32 visible_splits(const Attention &a) { return VisibleSplits(a, shared_memory().position).splits(); }
 
-// Publishes a team's partial of a split, or the result if there is only one split.
-DEVICE void publish(const Attention &a, const SplitItem &now) {
+// Publishes MMA_COLUMNS of a team's partial of a split, or of the result if there is only one split.
+DEVICE void publish(const Attention &a, const SplitItem &now, u32 first_column) {
     u32 t = opaque(threadIdx.x) % TEAM, h = t / HEAD_THREADS, i = t % HEAD_THREADS, stride = round_up8(a.value_dim);
     u32 head = now.first_head(a) + h;
     bool is_alone = visible_splits(a) == 1, is_head = h < now.head_count(a);
     AttentionOutput results(a, 0, head);
-    CombinedTiles joined(team_workspace(), h, i, a.value_dim);
+    CombinedTiles joined(team_workspace(), h, i, a.value_dim - first_column);
     if (!is_head) return;
     if (is_alone) {
         // As if combined with nothing: a zero loses its sign.
         float factor = results.factor(joined.row_max, joined.sum);
 #pragma unroll
-        for (u32 k = 0; k < MAX_ITEMS; k++) results.put(i + k * HEAD_THREADS, (joined.values[k] + 0.0f) * factor);
+        for (u32 k = 0; k < HEAD_ITEMS; k++) {
+            results.put(first_column + i + k * HEAD_THREADS, (joined.values[k] + 0.0f) * factor);
+        }
         return;
     }
     u64 at = (u64)head * a.max_splits + now.split - VisibleSplits(a, shared_memory().position).first;
     float *out = a.partials + at * (stride + PARTIAL_EXTRA);
 #pragma unroll
-    for (u32 k = 0; k < MAX_ITEMS; k++) {
-        u32 column = i + k * HEAD_THREADS;
+    for (u32 k = 0; k < HEAD_ITEMS; k++) {
+        u32 column = first_column + i + k * HEAD_THREADS;
         if (column < stride) store_relaxed(out + column, joined.values[k]);
     }
-    if (i < PARTIAL_EXTRA) store_relaxed(out + stride + i, i == 0 ? joined.row_max : i == 1 ? joined.sum : 0.0f);
+    // Once, as the block that combines the splits resets it.
+    if (first_column == 0 && i < PARTIAL_EXTRA) store_relaxed(out + stride + i, i == 0 ? joined.row_max : i == 1 ? joined.sum : 0.0f);
 }
 
-// Slots of a tile's keys, or of its values.
-DEVICE u32 slices_of(u32 dim) { return dim > SLICE_DIM ? 2 : 1; }
+// Slots of MMA_COLUMNS of a tile's keys, or of its values; `columns` are left.
+DEVICE u32 slices_of(u32 columns) { return columns > SLICE_DIM ? 2 : 1; }
 static_assert(SLICE_BYTES <= SLOT_BYTES, "a slice has a slot");
 
 // Waits for the next slices.
-DEVICE Slices take_slices(SharedMemory &shared, ConsumerRing &ring, u32 dim) {
+DEVICE Slices take_slices(SharedMemory &shared, ConsumerRing &ring, u32 columns) {
     const uint4 *first = (const uint4 *)ring.take(shared);
-    return {{first, slices_of(dim) > 1 ? (const uint4 *)ring.take(shared) : first}};
+    return {{first, slices_of(columns) > 1 ? (const uint4 *)ring.take(shared) : first}};
 }
 
 // Attention of the row: each team takes other splits; a warp takes a tile, whose keys and values
@@ -220,33 +230,49 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
             keys.load<false>(take_slices(shared, ring, a.key_dim), a.key_dim);
             ring.release(shared, slices_of(a.key_dim));
         }
-        gather_query(a, now);
+        gather_queries(a, now);
         team_sync(TEAM_BARRIER + team, SPLIT_TILES);
-        if (extent.tiles().has(tile)) {
-            if (extent.has_current()) keys.take_current(extent.current_place(), workspace);
-            float scores[4];
-            keys.scores(a.key_dim, workspace, scores);
-            Slices slices = take_slices(shared, ring, a.value_dim);
-            ValueFragment values;
-            values.load<false>(slices, 0, a.value_dim);
-            float query_factor = query_scale(a, shared.position);
-            Fragment probabilities = softmax_tile(a, query_factor, scores, tile, extent.from(), extent.to(), workspace);
-            float *out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
-            if (extent.has_current()) values.take_current(extent.current_place(), 0, workspace);
-            values.sum(probabilities, 0, out);
-            if (a.value_dim > SLICE_DIM) {
-                values.load<false>(slices, 1, a.value_dim);
-                if (extent.has_current()) values.take_current(extent.current_place(), 1, workspace);
-                values.sum(probabilities, 1, out);
+        bool has_tile = extent.tiles().has(tile);
+        if (!has_tile) workspace.skip(tile);
+        Fragment probabilities;
+        if (has_tile) {
+            Scores scores = {};
+            u32 column = 0;
+#pragma unroll 1
+            while (true) {
+                if (extent.has_current()) keys.take_current(extent.current_place(), column, workspace);
+                keys.add_scores(column, a.key_dim - column, workspace, scores);
+                column += MMA_COLUMNS;
+                if (column >= a.key_dim) break;
+                keys.load<false>(take_slices(shared, ring, a.key_dim - column), a.key_dim - column);
+                ring.release(shared, slices_of(a.key_dim - column));
             }
-            ring.release(shared, slices_of(a.value_dim));
-        } else {
-            workspace.skip(tile);
+            float x[4], factor = query_scale(a, shared.position);
+            scores.get(x);
+            probabilities = softmax_tile(a, factor, x, tile, extent.from(), extent.to(), workspace);
         }
-        team_sync(TEAM_BARRIER + team, SPLIT_TILES);
-        publish(a, now);
-        store_current(a, now);
-        team_sync(TEAM_BARRIER + team, SPLIT_TILES);
+#pragma unroll 1
+        for (u32 column = 0; column < a.value_dim; column += MMA_COLUMNS) {
+            u32 columns = a.value_dim - column;
+            if (has_tile) {
+                Slices slices = take_slices(shared, ring, columns);
+                ValueFragment values;
+                values.load<false>(slices, 0, columns);
+                float *out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
+                if (extent.has_current()) values.take_current(extent.current_place(), 0, column, workspace);
+                values.sum(probabilities, 0, out);
+                if (columns > SLICE_DIM) {
+                    values.load<false>(slices, 1, columns);
+                    if (extent.has_current()) values.take_current(extent.current_place(), 1, column, workspace);
+                    values.sum(probabilities, 1, out);
+                }
+                ring.release(shared, slices_of(columns));
+            }
+            team_sync(TEAM_BARRIER + team, SPLIT_TILES);
+            publish(a, now, column);
+            if (column == 0) store_current(a, now);
+            team_sync(TEAM_BARRIER + team, SPLIT_TILES);
+        }
     }
     u32 splits = visible_splits(a);
     if (splits == 1) return ring.taken;

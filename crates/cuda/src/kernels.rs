@@ -107,10 +107,7 @@ pub(crate) struct Attention {
 
 impl Attention {
     fn of(module: &Module) -> Result<Attention> {
-        let kernels = |name: &str| -> Result<[Kernel; 2]> {
-            let kernel = |name: &str| module.kernel(name, ATTENTION_BYTES);
-            Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
-        };
+        let kernels = |name: &str| with_fused(module, name);
         let attention = [kernels("attention_1")?, kernels("attention_4")?];
         let entries = |heads: usize| -> Result<Kernel> {
             module.kernel(&format!("attend_entries_{heads}"), ATTENTION_BYTES)
@@ -120,6 +117,12 @@ impl Attention {
         let store_entries = module.kernel("store_entries", 0)?;
         Ok(Attention { attention, store, attend_entries, store_entries })
     }
+}
+
+/// A kernel of decode attention, and the one for rows that are alone in their sequences.
+fn with_fused(module: &Module, name: &str) -> Result<[Kernel; 2]> {
+    let kernel = |name: &str| module.kernel(name, ATTENTION_BYTES);
+    Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
 }
 
 /// All kernels.
@@ -160,9 +163,9 @@ pub(crate) struct Kernels {
     attention_f16: Attention,
     attention_f32: Attention,
     attention_q8: Attention,
-    /// Decode attention on tensor cores, for any rows, and for rows that are alone in their
-    /// sequences.
-    pub(crate) decode_attention: [Kernel; 2],
+    /// Decode attention on tensor cores, of heads of up to `MMA_COLUMNS` and of wider ones: for
+    /// any rows, and for rows that are alone in their sequences.
+    pub(crate) decode_attention: [[Kernel; 2]; 2],
     /// Prefill attention, of each of [`PREFILL_DIMS`].
     pub(crate) prefill_attention: Vec<Kernel>,
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
@@ -225,8 +228,8 @@ impl Kernels {
             attention_f32: Attention::of(&modules.attention_f32)?,
             attention_q8: Attention::of(&modules.attention_q8)?,
             decode_attention: [
-                decode_attention_mma.kernel("decode_attention_mma", ATTENTION_BYTES)?,
-                decode_attention_mma.kernel("decode_attention_mma_fused", ATTENTION_BYTES)?,
+                with_fused(decode_attention_mma, "decode_attention_mma_128")?,
+                with_fused(decode_attention_mma, "decode_attention_mma_256")?,
             ],
             prefill_attention: prefill.into_iter().collect::<Result<_>>()?,
             persistent: if is_hopper { Some(persistent()?) } else { None },

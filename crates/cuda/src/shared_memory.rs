@@ -3,8 +3,8 @@
 use bodkin_model::{Attention, Indexer, KvSlot, Plan, Routing};
 
 use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_THREAD};
-use crate::constants::{GEMV_ROWS, GEMV_WARPS, MIN_SHARED_BYTES, MMA_WORKSPACE_BYTES};
-use crate::constants::{KV_SPLIT, TILE_ROWS};
+use crate::constants::{GEMV_ROWS, GEMV_WARPS, KV_SPLIT, MIN_SHARED_BYTES, MMA_COLUMNS};
+use crate::constants::{MMA_WORKSPACE_BYTES, PARTIAL_EXTRA, TILE_ROWS};
 use crate::kv_layout::{INDEX_KEYS, KvLayout};
 use crate::lower::{AttendEntries, RouteChosen, Sparse, Stage, Work};
 use crate::packed::{MmaLayout, PackedLayout};
@@ -60,7 +60,8 @@ fn heads_of_block(a: &Attention) -> usize {
 /// cores have in registers.
 pub(crate) fn attend_bytes(kv: KvLayout, a: &Attention, slot: &KvSlot) -> [usize; 2] {
     if kv.has_mma(slot) {
-        let combined = COMBINED_AT_ONCE * BLOCK_HEADS * 4 * (kv.stride(slot.value_dim) + 4);
+        let columns = kv.stride(slot.value_dim).min(MMA_COLUMNS) + PARTIAL_EXTRA;
+        let combined = 4 * COMBINED_AT_ONCE * BLOCK_HEADS * columns;
         return [MMA_WORKSPACE_BYTES.max(combined); 2];
     }
     let split = KV_SPLIT * (kv.bytes(slot.key_dim) + kv.bytes(slot.value_dim));

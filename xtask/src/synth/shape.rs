@@ -119,6 +119,7 @@ impl Size {
                 Shape { kind: Kind::Hybrid { every: 2, inner: 512, heads: 8, state: 32 }, ..small }
             }
             Size::SmallDelta => Shape {
+                head_dim: 256,
                 kind: Kind::Delta { every: 2, key_heads: 2, value_heads: 4, state: 64 },
                 ..small
             },

@@ -190,6 +190,8 @@ fn attentions(cases: &mut Vec<Case>) {
     // Wider than most heads, and than some kernels take.
     variants.push((usual(2, 1, 200), LONG));
     variants.push((usual(2, 1, 264), LONG));
+    variants.push((Attention { value_dim: 72, ..usual(4, 2, 192) }, 150));
+    variants.push((Attention { value_dim: 216, ..usual(4, 2, 120) }, 530));
     // Long enough for kernels that divide a sequence into KV splits.
     variants.push((usual(2, 1, 16), 530));
     variants.push((Attention { window: Some(300), ..usual(2, 1, 16) }, 530));

@@ -7,7 +7,8 @@ use bodkin_model::{Attention, RopeStyle};
 
 use super::{Step, THREADS};
 use crate::constants::{
-    BLOCK_HEADS, KV_SPLIT, MAX_SPLIT_DIM, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT, SPLIT_TILES,
+    BLOCK_HEADS, KV_SPLIT, MAX_SPLIT_DIM, MMA_COLUMNS, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT,
+    SPLIT_TILES,
 };
 use crate::kernels::PREFILL_DIMS;
 use crate::kv_layout::KvLayout;
@@ -45,7 +46,8 @@ impl Step<'_> {
         let splits = if parameters.is_split == 1 { self.sizes.splits.min(64) } else { 1 };
         let grid = [rows, blocks(a), splits];
         let (kernels, threads) = if kv.has_mma(slot) {
-            (&self.kernels.decode_attention, 32 * SPLIT_TILES)
+            let is_wide = kv.stride(slot.key_dim).max(kv.stride(slot.value_dim)) > MMA_COLUMNS;
+            (&self.kernels.decode_attention[usize::from(is_wide)], 32 * SPLIT_TILES)
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
             (&self.kernels.attention(kv).attention[grouped], KV_SPLIT)
