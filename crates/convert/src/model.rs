@@ -59,7 +59,10 @@ impl Model {
         general::write(&source, &config, family.architecture, &tensors.all, &mut metadata)?;
         family.write_keys(&config, kind.id, pooling(&source)?, &mut metadata)?;
         metadata.insert("general.quantization_version", Value::U32(quantize::BLOCKS_VERSION));
-        tokenizer::write(&source, &config, family, options.pre.as_deref(), &mut metadata)?;
+        let embeddings = tensors.all.iter().find(|tensor| tensor.name == "token_embd.weight");
+        let (rows, pre) =
+            (embeddings.map_or(0, |tensor| tensor.rows() as u64), options.pre.as_deref());
+        tokenizer::write(&source, &config, family, rows, pre, &mut metadata)?;
         let failed = RefCell::new(None);
         let mut model = Model { weights, tensors, metadata, choices: Vec::new(), kind, failed };
         model.choices = model.choose()?;

@@ -19,11 +19,12 @@ use files::{Files, SETTINGS, TOKENIZER};
 /// The most tokens of a vocabulary.
 const TOKENS_MAX: u64 = 1 << 24;
 
-/// Writes all keys of the tokenizer.
+/// Writes all keys of the tokenizer. `rows` is the number of rows of the token embeddings.
 pub(crate) fn write(
     source: &Source,
     config: &Config,
     family: &Family,
+    rows: u64,
     pre: Option<&str>,
     metadata: &mut Metadata,
 ) -> Result<()> {
@@ -32,8 +33,11 @@ pub(crate) fn write(
         let unit = config.u32(&["pad_vocab_size_multiple"])?.unwrap_or(unit).max(1);
         vocabulary = vocabulary.div_ceil(unit).saturating_mul(unit);
     }
-    if u64::from(vocabulary) > TOKENS_MAX {
-        let expected = format!("at most {TOKENS_MAX}");
+    if u64::from(vocabulary) > rows.min(TOKENS_MAX) {
+        let expected = match rows > TOKENS_MAX {
+            true => format!("at most {TOKENS_MAX}"),
+            false => format!("at most {rows}, the rows of the token embeddings"),
+        };
         return Err(config.invalid("vocab_size", &expected, &vocabulary.to_string()));
     }
     let settings = match source.json(SETTINGS)? {
