@@ -32,16 +32,20 @@ pub enum Error {
         expected: &'static str,
     },
     /// A name is neither a path, nor a known model, nor in the Ollama store or registry.
-    #[error(
-        "`{name}` is no model on this machine, none of the known names ({known}), and {reason}"
-    )]
+    #[error("`{name}` is not on this machine, and {reason}{hint}")]
     UnknownModel {
         /// The name as it was given.
         name: String,
-        /// The names that [`crate::source::find`] knows.
-        known: String,
         /// The answer of the registry.
         reason: Box<Error>,
+        /// The name that may be meant, after a semicolon.
+        hint: String,
+    },
+    /// There is no connection to a source.
+    #[error("{hosts} could not be reached")]
+    Unreachable {
+        /// Names of servers.
+        hosts: String,
     },
     /// A file or a record on disk does not have the expected content.
     #[error("{item}: expected {expected}, found {found}")]

