@@ -8,6 +8,7 @@ use axum::extract::{FromRef, MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
+use tokio::sync::watch;
 use tracing::field::Empty;
 use tracing::{Instrument, info_span};
 
@@ -27,6 +28,8 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     bodies: Bodies,
     requests: AtomicU64,
+    /// Whether running requests are cancelled.
+    cancelled: watch::Sender<bool>,
 }
 
 pub(crate) type SharedApp = Arc<App>;
@@ -44,7 +47,15 @@ impl App {
         let pool = Arc::new(pool);
         let metrics = Metrics::new(&pool);
         let bodies = Bodies::new(&options);
-        App { pool, keys, metrics, options, bodies, requests: AtomicU64::new(0) }
+        App {
+            pool,
+            keys,
+            metrics,
+            options,
+            bodies,
+            requests: AtomicU64::new(0),
+            cancelled: watch::Sender::new(false),
+        }
     }
 
     /// The model that a request names, loaded.
@@ -60,7 +71,14 @@ impl App {
         generation: Generation,
     ) -> Result<Running> {
         let metrics = self.metrics.begin(lease.id());
-        generation.start(lease, metrics, self.token_counter(caller)).await
+        generation
+            .start(lease, metrics, self.token_counter(caller), self.cancelled.subscribe())
+            .await
+    }
+
+    /// Ends all requests that generate, with an error.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.send_replace(true);
     }
 
     /// Counts the tokens of a request against the limits of its key.

@@ -5,6 +5,7 @@ use bodkin::{Event, Finish, Logprobs, Request, Timings, Usage};
 use bodkin_engine::{EventDecoder, Update};
 use serde_json::{Map, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
@@ -105,6 +106,8 @@ pub(crate) struct Running {
     open: usize,
     metrics: RequestMetrics,
     counter: TokenCounter,
+    /// Whether the server ends its requests.
+    cancelled: watch::Receiver<bool>,
 }
 
 struct Choice {
@@ -207,8 +210,9 @@ impl Generation {
         lease: Lease,
         metrics: RequestMetrics,
         counter: TokenCounter,
+        cancelled: watch::Receiver<bool>,
     ) -> Result<Running> {
-        let task = spawn_blocking(move || self.submit(lease, metrics, counter));
+        let task = spawn_blocking(move || self.submit(lease, metrics, counter, cancelled));
         task.await.map_err(|_| ApiError::internal("preparing the request panicked"))?
     }
 
@@ -217,6 +221,7 @@ impl Generation {
         lease: Lease,
         metrics: RequestMetrics,
         counter: TokenCounter,
+        cancelled: watch::Receiver<bool>,
     ) -> Result<Running> {
         let Generation { prompts, request, choices, separates_reasoning, reports } = self;
         let prompts = prompts.into_iter().map(|prompt| tokenize(&lease, prompt));
@@ -253,6 +258,7 @@ impl Generation {
             choices: running,
             metrics,
             counter,
+            cancelled,
             lease,
         })
     }
@@ -282,11 +288,22 @@ impl Running {
     /// The next event; none when all answers have ended.
     pub(crate) async fn next(&mut self) -> Option<ChoiceEvent> {
         while self.open > 0 {
-            let Some((index, update)) = self.receiver.recv().await else {
-                self.open = 0;
-                let error = ApiError::internal("the engine has stopped");
-                let (delta, kind) = (Delta::default(), EventKind::Failed(error));
-                return Some(ChoiceEvent { index: 0, delta, kind, report: Map::new() });
+            let update = tokio::select! {
+                update = self.receiver.recv() => {
+                    update.ok_or_else(|| ApiError::internal("the engine has stopped"))
+                }
+                _ = self.cancelled.wait_for(|cancelled| *cancelled) => {
+                    Err(ApiError::unavailable("the server stops"))
+                }
+            };
+            let (index, update) = match update {
+                Ok(update) => update,
+                Err(error) => {
+                    self.open = 0;
+                    self.metrics.failed();
+                    let (delta, kind) = (Delta::default(), EventKind::Failed(error));
+                    return Some(ChoiceEvent { index: 0, delta, kind, report: Map::new() });
+                }
             };
             if let Some(event) = self.decode(index, update) {
                 return Some(event);
@@ -297,12 +314,13 @@ impl Running {
 
     /// An event that is there already.
     pub(crate) fn try_next(&mut self) -> Option<ChoiceEvent> {
-        loop {
+        while self.open > 0 {
             let (index, update) = self.receiver.try_recv().ok()?;
             if let Some(event) = self.decode(index, update) {
                 return Some(event);
             }
         }
+        None
     }
 
     fn decode(&mut self, index: usize, update: Update) -> Option<ChoiceEvent> {

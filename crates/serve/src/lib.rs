@@ -71,12 +71,17 @@ impl Server {
     /// Listens on the address of `options`. Models are loaded when the server runs.
     ///
     /// # Errors
-    /// If the address, the certificate, the key file or an allowed origin cannot be used.
+    /// If the address, the certificate, the key file or an allowed origin cannot be used, or the
+    /// path of a model is not that of a GGUF file.
     pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
         let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
         sampling::defaults(&options.defaults, Request::default())
             .map_err(|error| Error::Defaults(error.message))?;
         origins::check(&options.cors_origins)?;
+        for model in &options.models {
+            let checked = bodkin::source::check_path(&model.source);
+            checked.map_err(|error| Error::Model(error.to_string()))?;
+        }
         let listener = Listener::bind(&options)?;
         let pool = ModelPool::new(&options, reporter);
         let app = Arc::new(App::new(options, pool, keys));
@@ -123,7 +128,7 @@ impl Server {
                     pool.reload_failed();
                 }
             });
-            let serve = listener.run(router, receiver);
+            let serve = listener.run(router, receiver, || app.cancel());
             tokio::pin!(serve);
             let loaded = tokio::select! {
                 result = &mut serve => return result,

@@ -37,6 +37,9 @@ const CONNECTIONS: usize = 10_000;
 /// A TLS handshake that takes longer is ended.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long cancelled requests have to write why they end.
+const CANCEL_TIME: Duration = Duration::from_secs(1);
+
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -66,7 +69,7 @@ pub enum Error {
     /// A default of requests is not accepted.
     #[error("{0}")]
     Defaults(String),
-    /// The default model cannot be loaded.
+    /// A model's path is wrong, or the default model cannot be loaded.
     #[error("{0}")]
     Model(String),
     /// The threads of the server cannot be started.
@@ -98,11 +101,13 @@ impl Listener {
         self.tls.is_some()
     }
 
-    /// Answers requests until `stop` changes, then lets running ones go on for a while.
+    /// Answers requests until `stop` changes, then lets running ones go on for a while before it
+    /// cancels them.
     pub(crate) async fn run(
         self,
         router: Router,
         mut stop: watch::Receiver<bool>,
+        cancel: impl FnOnce(),
     ) -> Result<(), Error> {
         let failed = |source| Error::Listen { address: self.address, source };
         let listener = TcpListener::from_std(self.listener).map_err(failed)?;
@@ -140,12 +145,17 @@ impl Listener {
         }
         drop(listener);
         tracing::info!("stopping: running requests have {} s", self.drain.as_secs());
+        let ended = graceful.shutdown();
+        tokio::pin!(ended);
         tokio::select! {
-            () = graceful.shutdown() => {}
+            () = &mut ended => return Ok(()),
             () = tokio::time::sleep(self.drain) => tracing::warn!("cancelling running requests"),
             // Asked to stop again.
             _ = stop.changed() => {}
         }
+        cancel();
+        // Clients that do not read are not waited for.
+        let _ = timeout(CANCEL_TIME, ended).await;
         Ok(())
     }
 }

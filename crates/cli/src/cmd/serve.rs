@@ -162,6 +162,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let _catch = interrupt::catch(move || {
         eprintln!("stopping: running requests have {drain} s; stop again to end them now");
         stopper.stop();
+        // The second time requests end with an error; the third time the process ends at once.
+        let stopper = stopper.clone();
+        std::mem::forget(interrupt::catch(move || stopper.stop()));
     });
     server.run()?;
     flight.into_iter().for_each(Service::join);

@@ -227,6 +227,50 @@ fn a_stopped_server_finishes_what_runs() {
     assert_eq!(server.rest_of_stderr(), STOPPING);
 }
 
+/// Requests that are cancelled say so as any other error.
+#[cfg(unix)]
+#[test]
+fn a_stopped_server_says_why_it_cuts_an_answer() {
+    let paths = [
+        ("/v1/chat/completions", "data: {\"error\":{\"code\":503,"),
+        ("/v1/messages", "event: error\ndata: {\"type\":\"error\","),
+        ("/completion", "data: {\"error\":{\"code\":503,"),
+    ];
+    for is_second_signal in [true, false] {
+        let drain = if is_second_signal { "30s" } else { "100ms" };
+        let mut server =
+            Server::start(&["--ctx-size", "30000", "--parallel", "4", "--drain", drain]);
+        let open = |path: &str, streams: bool| {
+            let message = json!([{ "role": "user", "content": "a" }]);
+            let body = json!({ "messages": message, "prompt": "a", "max_tokens": 20000,
+                               "ignore_eos": true, "stream": streams });
+            let body = body.to_string();
+            let mut socket = server.connect();
+            socket.write_all(post_head(path, body.len(), "").as_bytes()).unwrap();
+            socket.write_all(body.as_bytes()).unwrap();
+            socket
+        };
+        let mut sockets = paths.map(|(path, _)| open(path, true));
+        sockets.iter_mut().for_each(|socket| socket.read_exact(&mut [0; 12]).unwrap());
+        let whole = open(paths[0].0, false);
+        while server.running() < 4 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        server.terminate();
+        if is_second_signal {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            server.terminate();
+        }
+        for (socket, (path, needle)) in sockets.into_iter().zip(paths) {
+            let rest = read_response(socket).body;
+            assert!(rest.contains("the server stops") && rest.contains(needle), "{path}: {rest}");
+        }
+        let refused = read_response(whole);
+        assert_eq!(refused.status, 503, "{refused:?}");
+        assert!(server.child.wait().unwrap().success());
+    }
+}
+
 #[test]
 fn what_cannot_start_says_so_in_one_line() {
     let model = kit(MODEL);
@@ -235,8 +279,12 @@ fn what_cannot_start_says_so_in_one_line() {
     let port = taken.local_addr().unwrap().port().to_string();
     let error = failure(&[model, "--port", &port]);
     assert!(error.starts_with("error: cannot listen on 127.0.0.1:"), "{error}");
-    let error = failure(&["no-such-model.gguf", "--port", "0"]);
-    assert!(error.contains("no-such-model.gguf"), "{error}");
+    let text = format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
+    for (path, reason) in [("no-such-model.gguf", "No such file"), (&text, "not a GGUF")] {
+        let error = failure(&[model, path, "--port", "0"]);
+        assert!(error.starts_with("error: ") && error.contains(path), "{error}");
+        assert!(error.contains(reason), "{error}");
+    }
     let error = failure(&[model, "--port", "0", "--api-key-file", "/no/such/file"]);
     assert!(error.contains("/no/such/file"), "{error}");
     let error = failure(&[model, "--port", "0", "--tls-cert", model, "--tls-key", model]);
