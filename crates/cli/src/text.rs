@@ -9,13 +9,8 @@ use anyhow::{Context, Result, ensure};
 const MAX_BYTES: u64 = 512 << 20;
 
 /// Why images are refused.
-const NO_IMAGES: &str = "images need a vision projector (mmproj), which bodkin does not run: the \
+pub(crate) const NO_IMAGES: &str = "images need a vision projector (mmproj), which bodkin does not run: the \
                          model takes text alone";
-
-/// Refuses llama.cpp's flags for images.
-pub(crate) fn no_image(_: &str) -> Result<String, String> {
-    Err(NO_IMAGES.to_owned())
-}
 
 /// The text of a file, or of standard input if the path is `-`. `what` names it in errors: the
 /// prompt, a text.

@@ -23,6 +23,7 @@ use screen::Screen;
 use session::Session;
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    ensure!(args.image.is_none(), text::NO_IMAGES);
     let prompt = prompt(&args)?;
     match &prompt {
         Some(prompt) => ensure!(!prompt.is_empty(), "the prompt is empty"),

@@ -73,6 +73,9 @@ fn commands_and_lines() {
     ] {
         chat.say("/help", &format!("\r\n{command}"));
     }
+    chat.say("/help", "\r\n");
+    let help = chat.expect("\r\nnext prompts.");
+    assert!(help.lines().count() > 10 && help.lines().all(|line| line.len() <= 80), "{help}");
     chat.say("/nonsense", "unknown command /nonsense");
     chat.say("", "");
     chat.say("one line\\", "... ");

@@ -47,6 +47,7 @@ fn images_are_refused_for_want_of_a_projector() {
         let output = place.run(&[&["run", &qwen], &SHORT[..], &flags].concat());
         let error = stderr(&output);
         assert!(!output.status.success() && error.contains("need a vision projector"), "{error}");
+        assert!(error.trim_end().lines().count() == 1 && !error.contains("<IMAGE>"), "{error}");
     }
     let projector = place.variant("llama", |metadata| {
         metadata.insert("general.architecture", Value::String(Box::from(&b"clip"[..])));

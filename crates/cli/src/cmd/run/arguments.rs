@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use super::sampling::Sampling;
 use crate::arguments::{Machine, TokenizerArgs, positive};
-use crate::text::no_image;
 
 const SAMPLING_HEADING: &str =
     "Sampling [default: the model file's recommendation, or llama.cpp's]";
@@ -37,8 +36,8 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     pub(super) file: Vec<PathBuf>,
     /// An image, or a projector for images, both of which are refused
-    #[arg(long, alias = "mmproj", hide = true, value_parser = no_image)]
-    image: Option<String>,
+    #[arg(long, alias = "mmproj", hide = true)]
+    pub(super) image: Option<String>,
     /// System prompt
     #[arg(short, long, value_name = "TEXT", alias = "system-prompt")]
     pub(super) system: Option<String>,

@@ -33,7 +33,7 @@ const COMMANDS: [Command; 10] = [
     Command {
         names: &["/system"],
         argument: "TEXT",
-        about: "new conversation with this system prompt (none without TEXT)",
+        about: "new conversation with this system prompt, or with none",
         run: |session, text| session.set_system(text).map(|()| Next::Prompt),
     },
     Command {
@@ -105,8 +105,9 @@ const COMMANDS: [Command; 10] = [
 ];
 
 const KEYS: &str = "\
-Ctrl-C stops an answer. A line that ends with \\ continues on the next; \"\"\" begins and ends
-several lines. Lines that are typed during an answer are the next prompts.";
+Ctrl-C stops an answer. A line that ends with \\ continues on the next; \"\"\"
+begins and ends several lines. Lines that are typed during an answer are the
+next prompts.";
 
 /// `/set NAME VALUE` as the flag `--NAME=VALUE`.
 #[derive(Parser)]
