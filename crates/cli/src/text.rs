@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 const MAX_BYTES: u64 = 512 << 20;
 
 /// Why images are refused.
-pub(crate) const NO_IMAGES: &str = "images need a vision projector (mmproj), which bodkin does not run: the model takes text \
-     alone";
+pub(crate) const NO_IMAGES: &str = "images need a vision projector (mmproj), which bodkin does \
+                                    not run: the model takes text alone";
 
 /// The text of a file, or of standard input if the path is `-`. `what` names it in errors: the
 /// prompt, a text.
