@@ -5,6 +5,7 @@
 
 mod rules;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use bodkin_model::{Op, Plan, Rows, Value, architectures, plan, plan_for};
@@ -50,6 +51,23 @@ fn every_architecture_has_a_golden_text() {
     for name in architectures() {
         assert!(found.iter().any(|found| found == name), "no golden text for {name}");
     }
+}
+
+/// The table of models has every architecture, and none that is unknown; nor has the README.
+#[test]
+fn documents_name_the_architectures() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let named = |document: &str| -> BTreeSet<String> {
+        let text = std::fs::read_to_string(root.join(document)).unwrap();
+        let table = text.split("`general.architecture` |\n").nth(1).unwrap();
+        let rows = table.lines().take_while(|line| line.starts_with('|'));
+        let cells = rows.map(|row| row.rsplit('|').nth(1).unwrap());
+        cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
+    };
+    let known: BTreeSet<String> = architectures().map(str::to_owned).collect();
+    assert_eq!(named("docs/models.md"), known);
+    let short = named("README.md");
+    assert!(!short.is_empty() && short.is_subset(&known), "{short:?}");
 }
 
 #[test]
