@@ -3,6 +3,7 @@
 //! an ordinary size, and the file has a whole tokenizer, so that other engines load it too.
 
 mod blocks;
+mod metadata;
 mod pruned;
 mod shape;
 mod tokenizer;
@@ -73,6 +74,8 @@ fn write(
         None => Blocks::new(format, sparsity, seed),
         Some(_) => Blocks::new(base, 0.0, seed),
     };
+    // What `bodkin quantize` takes for rows that are not whole blocks of 256 in Q4_K.
+    let partial = Blocks::new(Format::Q5_0, sparsity, seed);
 
     let progress = Progress::default();
     let metadata = shape.metadata(name);
@@ -81,7 +84,8 @@ fn write(
         let dimensions: Vec<u64> = tensor.shape.iter().map(|&n| n.into()).collect();
         let elements: u64 = dimensions.iter().product();
         let blocks = match tensor.fill {
-            Fill::Weights => &matrices,
+            Fill::Weights if !matrices.fill(tensor.shape[0]) => &partial,
+            Fill::Weights | Fill::Rows => &matrices,
             Fill::Table => &tables,
             Fill::Precise => &precise,
             Fill::Constant(value) => {

@@ -42,6 +42,11 @@ impl Blocks {
         Blocks { format, block_bytes, seed, data }
     }
 
+    /// Whether rows of `cols` are whole blocks.
+    pub(super) fn fill(&self, cols: u32) -> bool {
+        cols.is_multiple_of(self.format.block_elements() as u32)
+    }
+
     /// The bytes of `elements` elements, which are whole blocks.
     pub(super) fn bytes(&self, elements: u64) -> u64 {
         elements / self.format.block_elements() as u64 * self.block_bytes as u64

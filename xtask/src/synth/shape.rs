@@ -1,8 +1,4 @@
-//! The shapes that synthetic models have: what a shape's numbers mean as tensors and as metadata.
-
-use bodkin_gguf::{Array, Metadata, Value};
-
-use super::tokenizer;
+//! The shapes that synthetic models have: what a shape's numbers mean as tensors.
 
 /// Which model the shape is that of.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -31,6 +27,15 @@ pub(crate) enum Size {
     Hybrid,
     /// That of Qwen 3.5 4B: attention in 8 of 32 layers, Gated DeltaNet in the others.
     Delta,
+    /// That of Gemma 4 E4B: an input of its own for each layer, sliding windows in five of six
+    /// layers, and 18 of 42 layers that share the keys and values of earlier ones.
+    Gemma4,
+    /// Ten layers of Qwen 3 30B-A3B, with a smaller vocabulary: 128 experts, of which a token uses
+    /// eight.
+    A3b,
+    /// Three layers of GLM 4.5 Air, the first without experts, with a smaller vocabulary: a shared
+    /// expert and 128 others, of which a token uses eight.
+    GlmMoe,
 }
 
 /// The numbers that make up a model.
@@ -60,10 +65,16 @@ pub(super) enum Kind {
     Hybrid { every: u32, inner: u32, heads: u32, state: u32 },
     /// Each `every`-th layer has attention: a Qwen 3.5.
     Delta { every: u32, key_heads: u32, value_heads: u32, state: u32 },
+    /// Each `every`-th layer attends to all positions, with heads of `global_dim`, the others to a
+    /// window. The last `shared` layers have no keys and values of their own, and each layer has an
+    /// input of `input` columns: a Gemma 4.
+    Gemma { every: u32, global_dim: u32, window: u32, shared: u32, input: u32 },
+    /// Experts of width `hidden` and a shared one in every layer but the first: a GLM 4.5.
+    SharedExpert { count: u32, used: u32, hidden: u32 },
 }
 
 /// Taps of a hybrid's convolutions.
-const TAPS: u32 = 4;
+pub(super) const TAPS: u32 = 4;
 
 /// A tensor, and what it is filled with.
 pub(super) struct Tensor {
@@ -80,6 +91,8 @@ pub(super) enum Fill {
     Weights,
     /// Random weights of a token table.
     Table,
+    /// Random weights of a table whose rows are read by token, in the format that was asked for.
+    Rows,
     /// Random weights in F32.
     Precise,
     /// One value in F32.
@@ -141,20 +154,28 @@ impl Size {
                 vocabulary: 32_768,
                 ..one_b
             },
-            Size::Nano => Shape {
-                layers: 4,
-                width: 2688,
-                hidden: 1856,
-                heads: 32,
-                kv_heads: 2,
-                head_dim: 128,
-                kind: Kind::Experts { count: 128, used: 6 },
-                vocabulary: 32_768,
-                ..one_b
-            },
+            Size::Nano => nemotron(one_b),
             Size::Hybrid => granite(one_b),
             Size::Delta => qwen35(one_b),
+            Size::Gemma4 => gemma4(one_b),
+            Size::A3b => qwen3_moe(one_b),
+            Size::GlmMoe => glm(one_b),
         }
+    }
+}
+
+/// Four layers with experts like those of Nemotron 3 Nano.
+fn nemotron(one_b: Shape) -> Shape {
+    Shape {
+        layers: 4,
+        width: 2688,
+        hidden: 1856,
+        heads: 32,
+        kv_heads: 2,
+        head_dim: 128,
+        kind: Kind::Experts { count: 128, used: 6 },
+        vocabulary: 32_768,
+        ..one_b
     }
 }
 
@@ -188,11 +209,56 @@ fn qwen35(one_b: Shape) -> Shape {
     }
 }
 
+/// Gemma 4 E4B.
+fn gemma4(one_b: Shape) -> Shape {
+    Shape {
+        layers: 42,
+        width: 2560,
+        hidden: 10_240,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 256,
+        vocabulary: 262_144,
+        kind: Kind::Gemma { every: 6, global_dim: 512, window: 512, shared: 18, input: 256 },
+        ..one_b
+    }
+}
+
+/// Qwen 3 30B-A3B, but for the numbers of layers and of tokens.
+fn qwen3_moe(one_b: Shape) -> Shape {
+    Shape {
+        layers: 10,
+        hidden: 768,
+        kv_heads: 4,
+        head_dim: 128,
+        vocabulary: 32_768,
+        tied: false,
+        kind: Kind::Experts { count: 128, used: 8 },
+        ..one_b
+    }
+}
+
+/// GLM 4.5 Air, but for the numbers of layers and of tokens.
+fn glm(one_b: Shape) -> Shape {
+    Shape {
+        layers: 3,
+        width: 4096,
+        hidden: 10_944,
+        heads: 96,
+        head_dim: 128,
+        vocabulary: 32_768,
+        tied: false,
+        kind: Kind::SharedExpert { count: 128, used: 8, hidden: 1408 },
+        ..one_b
+    }
+}
+
 impl Shape {
     /// All tensors, in the file's order.
     pub(super) fn tensors(&self) -> Vec<Tensor> {
         let table = [self.width, self.vocabulary];
         let mut tensors = vec![tensor("token_embd.weight", &table, Fill::Table)];
+        tensors.extend(self.layer_inputs());
         for layer in 0..self.layers {
             let mut block = vec![vector("attn_norm", self.width)];
             match self.kind {
@@ -202,12 +268,15 @@ impl Shape {
                 Kind::Delta { key_heads, value_heads, state, .. } if !self.has_attention(layer) => {
                     block.extend(self.delta_net(key_heads, value_heads, state));
                 }
-                _ => block.extend(self.attention()),
+                _ => block.extend(self.attention(layer)),
             }
-            let is_delta = matches!(self.kind, Kind::Delta { .. });
-            let norm = if is_delta { "post_attention_norm" } else { "ffn_norm" };
+            let norm = match self.kind {
+                Kind::Delta { .. } | Kind::SharedExpert { .. } => "post_attention_norm",
+                _ => "ffn_norm",
+            };
             block.push(vector(norm, self.width));
-            block.extend(self.feed_forward());
+            block.extend(self.feed_forward(layer));
+            block.extend(self.layer_input());
             let prefix = format!("blk.{layer}.");
             tensors
                 .extend(block.into_iter().map(|t| Tensor { name: prefix.clone() + &t.name, ..t }));
@@ -219,7 +288,7 @@ impl Shape {
         tensors
     }
 
-    fn has_attention(&self, layer: u32) -> bool {
+    pub(super) fn has_attention(&self, layer: u32) -> bool {
         match self.kind {
             Kind::Hybrid { every, .. } => layer % every == every / 2,
             Kind::Delta { every, .. } => (layer + 1).is_multiple_of(every),
@@ -227,17 +296,36 @@ impl Shape {
         }
     }
 
-    fn attention(&self) -> Vec<Tensor> {
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+    /// Whether a layer of a Gemma attends to all positions.
+    pub(super) fn is_global(&self, layer: u32) -> bool {
+        matches!(self.kind, Kind::Gemma { every, .. } if (layer + 1).is_multiple_of(every))
+    }
+
+    fn attention(&self, layer: u32) -> Vec<Tensor> {
+        let head_dim = match self.kind {
+            Kind::Gemma { global_dim, .. } if self.is_global(layer) => global_dim,
+            _ => self.head_dim,
+        };
+        let (q, kv) = (self.heads * head_dim, self.kv_heads * head_dim);
         let gates = if let Kind::Delta { .. } = self.kind { q } else { 0 };
-        let mut tensors = vec![
-            matrix("attn_q", &[self.width, q + gates]),
-            matrix("attn_k", &[self.width, kv]),
-            matrix("attn_v", &[self.width, kv]),
-            matrix("attn_output", &[q, self.width]),
-        ];
-        if let Kind::Experts { .. } | Kind::Delta { .. } = self.kind {
-            tensors.extend(["attn_q_norm", "attn_k_norm"].map(|name| vector(name, self.head_dim)));
+        let has_norms =
+            matches!(self.kind, Kind::Experts { .. } | Kind::Delta { .. } | Kind::Gemma { .. });
+        let has_kv = match self.kind {
+            Kind::Gemma { shared, .. } => layer + shared < self.layers,
+            _ => true,
+        };
+        let mut tensors = vec![matrix("attn_q", &[self.width, q + gates])];
+        if has_kv {
+            tensors.extend(["attn_k", "attn_v"].map(|name| matrix(name, &[self.width, kv])));
+        }
+        tensors.push(matrix("attn_output", &[q, self.width]));
+        if has_norms {
+            tensors.push(vector("attn_q_norm", head_dim));
+            tensors.extend(has_kv.then(|| vector("attn_k_norm", head_dim)));
+        }
+        if let Kind::SharedExpert { .. } = self.kind {
+            let biases = [("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv)];
+            tensors.extend(biases.map(|(name, len)| constant(name, &[len], 0.0)));
         }
         tensors
     }
@@ -272,99 +360,58 @@ impl Shape {
         ]
     }
 
-    fn feed_forward(&self) -> Vec<Tensor> {
-        let (width, hidden) = (self.width, self.hidden);
-        match self.kind {
-            Kind::Experts { count, .. } => vec![
-                tensor("ffn_gate_inp.weight", &[width, count], Fill::Precise),
-                matrix("ffn_gate_exps", &[width, hidden, count]),
-                matrix("ffn_up_exps", &[width, hidden, count]),
-                matrix("ffn_down_exps", &[hidden, width, count]),
-            ],
-            _ => vec![
-                matrix("ffn_gate", &[width, hidden]),
-                matrix("ffn_up", &[width, hidden]),
-                matrix("ffn_down", &[hidden, width]),
-            ],
+    fn feed_forward(&self, layer: u32) -> Vec<Tensor> {
+        let width = self.width;
+        let (count, hidden) = match self.kind {
+            Kind::Experts { count, .. } => (count, self.hidden),
+            Kind::SharedExpert { count, hidden, .. } if layer > 0 => (count, hidden),
+            _ => return self.gated("", self.hidden).into(),
+        };
+        let mut tensors = vec![
+            tensor("ffn_gate_inp.weight", &[width, count], Fill::Precise),
+            matrix("ffn_gate_exps", &[width, hidden, count]),
+            matrix("ffn_up_exps", &[width, hidden, count]),
+            matrix("ffn_down_exps", &[hidden, width, count]),
+        ];
+        if let Kind::SharedExpert { .. } = self.kind {
+            tensors.push(constant("exp_probs_b.bias", &[count], 0.0));
+            tensors.extend(self.gated("_shexp", hidden));
         }
+        tensors
     }
 
-    /// All metadata of a file.
-    pub(super) fn metadata(&self, name: &str) -> Metadata {
-        let mut metadata = Metadata::new();
-        let string = |text: &str| Value::String(text.as_bytes().into());
-        let architecture = match self.kind {
-            Kind::Dense => "llama",
-            Kind::Experts { .. } => "qwen3moe",
-            Kind::Hybrid { .. } => "granitehybrid",
-            Kind::Delta { .. } => "qwen35",
-        };
-        metadata.insert("general.architecture", string(architecture));
-        metadata.insert("general.name", string(name));
-        metadata.insert("general.quantization_version", Value::U32(2));
-        let mut set = |key: &str, value| {
-            metadata.insert(format!("{architecture}.{key}"), value);
-        };
-        for (key, value) in [
-            ("block_count", self.layers),
-            ("context_length", 8192),
-            ("embedding_length", self.width),
-            ("feed_forward_length", self.hidden),
-            ("attention.head_count", self.heads),
-            ("attention.head_count_kv", self.kv_heads),
-            ("rope.dimension_count", self.head_dim),
-            ("vocab_size", self.vocabulary),
-        ] {
-            set(key, Value::U32(value));
-        }
-        set("rope.freq_base", Value::F32(500_000.0));
-        set("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-        self.insert_kind(&mut set);
-        tokenizer::insert(self.vocabulary, &mut metadata);
-        metadata
+    /// A gated feed-forward network.
+    fn gated(&self, suffix: &str, hidden: u32) -> [Tensor; 3] {
+        [
+            matrix(&format!("ffn_gate{suffix}"), &[self.width, hidden]),
+            matrix(&format!("ffn_up{suffix}"), &[self.width, hidden]),
+            matrix(&format!("ffn_down{suffix}"), &[hidden, self.width]),
+        ]
     }
 
-    /// What the kind adds to the metadata.
-    fn insert_kind(&self, set: &mut dyn FnMut(&str, Value)) {
-        match self.kind {
-            Kind::Dense => {}
-            Kind::Experts { count, used } => {
-                set("expert_count", Value::U32(count));
-                set("expert_used_count", Value::U32(used));
-                set("expert_feed_forward_length", Value::U32(self.hidden));
-                set("attention.key_length", Value::U32(self.head_dim));
-                set("attention.value_length", Value::U32(self.head_dim));
-            }
-            Kind::Hybrid { inner, heads, state, .. } => {
-                let kv_heads = |i| if self.has_attention(i) { self.kv_heads as i32 } else { 0 };
-                let kv_heads = (0..self.layers).map(kv_heads).collect();
-                set("attention.head_count_kv", Value::Array(Array::I32(kv_heads)));
-                set("ssm.conv_kernel", Value::U32(TAPS));
-                set("ssm.state_size", Value::U32(state));
-                set("ssm.group_count", Value::U32(1));
-                set("ssm.inner_size", Value::U32(inner));
-                set("ssm.time_step_rank", Value::U32(heads));
-                set("rope.scaling.finetuned", Value::Bool(false));
-                for key in ["embedding_scale", "residual_scale", "logit_scale"] {
-                    set(key, Value::F32(1.0));
-                }
-                set("attention.scale", Value::F32((self.head_dim as f32).sqrt().recip()));
-            }
-            Kind::Delta { every, key_heads, value_heads, state } => {
-                set("attention.key_length", Value::U32(self.head_dim));
-                set("attention.value_length", Value::U32(self.head_dim));
-                // A quarter of each head is rotated. Text has the same position in all sections.
-                let sections = [11, 11, 10, 0].map(|pairs| pairs * self.head_dim as i32 / 256);
-                set("rope.dimension_count", Value::U32(self.head_dim / 4));
-                set("rope.dimension_sections", Value::Array(Array::I32(sections.to_vec())));
-                set("full_attention_interval", Value::U32(every));
-                set("ssm.conv_kernel", Value::U32(TAPS));
-                set("ssm.state_size", Value::U32(state));
-                set("ssm.group_count", Value::U32(key_heads));
-                set("ssm.time_step_rank", Value::U32(value_heads));
-                set("ssm.inner_size", Value::U32(value_heads * state));
-            }
-        }
+    /// What gives each layer of a Gemma its input, and the frequency factors of its global layers.
+    fn layer_inputs(&self) -> Vec<Tensor> {
+        let Kind::Gemma { global_dim, input, .. } = self.kind else { return Vec::new() };
+        let width = input * self.layers;
+        vec![
+            tensor("per_layer_token_embd.weight", &[width, self.vocabulary], Fill::Rows),
+            matrix("per_layer_model_proj", &[self.width, width]),
+            vector("per_layer_proj_norm", input),
+            vector("rope_freqs", global_dim / 2),
+        ]
+    }
+
+    /// What a layer of a Gemma has beside attention and its feed-forward network.
+    fn layer_input(&self) -> Vec<Tensor> {
+        let Kind::Gemma { input, .. } = self.kind else { return Vec::new() };
+        let norms = ["post_attention_norm", "post_ffw_norm", "post_norm"];
+        let mut tensors = Vec::from(norms.map(|name| vector(name, self.width)));
+        tensors.extend([
+            matrix("inp_gate", &[self.width, input]),
+            matrix("proj", &[input, self.width]),
+            constant("layer_output_scale.weight", &[1], 1.0),
+        ]);
+        tensors
     }
 }
 

@@ -51,7 +51,7 @@ fn tiny_models_run() {
 }
 
 #[test]
-fn experts_and_hybrids_run() {
+fn experts_hybrids_and_shared_layers_run() {
     let experts =
         Shape { width: 256, hidden: 256, layers: 2, vocabulary: 512, ..Size::Moe.shape() };
     let kind = Kind::Hybrid { every: 3, inner: 512, heads: 8, state: 32 };
@@ -59,7 +59,14 @@ fn experts_and_hybrids_run() {
     let hybrid = Shape { width: 256, hidden: 512, heads: 4, kv_heads: 2, head_dim: 64, ..hybrid };
     let kind = Kind::Delta { every: 3, key_heads: 2, value_heads: 4, state: 64 };
     let delta = Shape { kind, ..hybrid };
+    let kind = Kind::Gemma { every: 2, global_dim: 128, window: 4, shared: 2, input: 256 };
+    let gemma = Shape { kind, layers: 4, ..hybrid };
+    // Rows of 96 are no whole blocks of Q4_K.
+    let kind = Kind::SharedExpert { count: 8, used: 2, hidden: 96 };
+    let shared = Shape { kind, ..hybrid };
     for (shape, ops) in [
+        (gemma, ["attention", "softcap"]),
+        (shared, ["route", "expert_sum"]),
         (experts, ["route", "expert_sum"]),
         (hybrid, ["scan", "attention"]),
         (delta, ["delta_rule", "attention"]),
@@ -76,9 +83,10 @@ fn experts_and_hybrids_run() {
 fn check(file: &Arc<File>, name: &str) -> Arc<Plan> {
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let state_slots = usize::from(!plan.states.is_empty());
-    let limits = Limits { tokens: 5, outputs: 5, pages: vec![1], state_slots };
+    let windows = plan.windows().len();
+    let limits = Limits { tokens: 5, outputs: 5, pages: vec![1; windows], state_slots };
     let mut model = Reference.load(Arc::clone(&plan), file, &limits, &|_, _| ()).unwrap();
-    let tables = vec![PageTable { skipped: 0, pages: vec![0] }];
+    let tables = vec![PageTable { skipped: 0, pages: vec![0] }; windows];
     let batch = Batch {
         tokens: vec![510, 72, 101, 300, 7],
         spans: vec![Span { len: 5, position: 0, tables, state_slot: 0, is_prefill: true }],
@@ -117,13 +125,17 @@ fn the_seed_decides() {
 
 #[test]
 fn large_shapes_are_those_of_the_models() {
-    let parameters = |size: Size| -> u64 {
+    let parameters = |shape: Shape| -> u64 {
         let elements = |t: &Tensor| t.shape.iter().map(|&n| u64::from(n)).product::<u64>();
-        size.shape().tensors().iter().map(elements).sum()
+        shape.tensors().iter().map(elements).sum()
     };
-    assert_eq!(parameters(Size::OneB), 1_235_814_400);
-    assert_eq!(parameters(Size::EightB), 8_030_261_248);
-    assert_eq!(parameters(Size::Delta), 4_205_751_296);
+    assert_eq!(parameters(Size::OneB.shape()), 1_235_814_400);
+    assert_eq!(parameters(Size::EightB.shape()), 8_030_261_248);
+    assert_eq!(parameters(Size::Delta.shape()), 4_205_751_296);
+    assert_eq!(parameters(Size::Gemma4.shape()), 7_463_013_674);
+    // With all layers and tokens.
+    let a3b = Shape { layers: 48, vocabulary: 151_936, ..Size::A3b.shape() };
+    assert_eq!(parameters(a3b), 30_532_122_624);
 }
 
 #[test]

@@ -1,0 +1,117 @@
+//! What a shape's numbers are in the metadata of a file.
+
+use bodkin_gguf::{Array, Metadata, Value};
+
+use super::shape::{Kind, Shape, TAPS};
+use super::tokenizer;
+
+/// The number of routing by sigmoids in metadata.
+const SIGMOID: u32 = 2;
+
+impl Shape {
+    /// All metadata of a file.
+    pub(super) fn metadata(&self, name: &str) -> Metadata {
+        let mut metadata = Metadata::new();
+        let string = |text: &str| Value::String(text.as_bytes().into());
+        let architecture = match self.kind {
+            Kind::Dense => "llama",
+            Kind::Experts { .. } => "qwen3moe",
+            Kind::Hybrid { .. } => "granitehybrid",
+            Kind::Delta { .. } => "qwen35",
+            Kind::Gemma { .. } => "gemma4",
+            Kind::SharedExpert { .. } => "glm4moe",
+        };
+        metadata.insert("general.architecture", string(architecture));
+        metadata.insert("general.name", string(name));
+        metadata.insert("general.quantization_version", Value::U32(2));
+        let mut set = |key: &str, value| {
+            metadata.insert(format!("{architecture}.{key}"), value);
+        };
+        for (key, value) in [
+            ("block_count", self.layers),
+            ("context_length", 8192),
+            ("embedding_length", self.width),
+            ("feed_forward_length", self.hidden),
+            ("attention.head_count", self.heads),
+            ("attention.head_count_kv", self.kv_heads),
+            ("rope.dimension_count", self.head_dim),
+            ("vocab_size", self.vocabulary),
+        ] {
+            set(key, Value::U32(value));
+        }
+        set("rope.freq_base", Value::F32(500_000.0));
+        set("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+        self.insert_kind(&mut set);
+        tokenizer::insert(self.vocabulary, &mut metadata);
+        metadata
+    }
+
+    /// What the kind adds to the metadata.
+    fn insert_kind(&self, set: &mut dyn FnMut(&str, Value)) {
+        match self.kind {
+            Kind::Dense => {}
+            Kind::Experts { count, used } => self.insert_experts(count, used, self.hidden, set),
+            Kind::SharedExpert { count, used, hidden } => {
+                self.insert_experts(count, used, hidden, set);
+                set("rope.dimension_count", Value::U32(self.head_dim / 2));
+                set("expert_shared_count", Value::U32(1));
+                set("leading_dense_block_count", Value::U32(1));
+                set("expert_weights_norm", Value::Bool(true));
+                set("expert_weights_scale", Value::F32(1.0));
+                set("expert_gating_func", Value::U32(SIGMOID));
+            }
+            Kind::Gemma { global_dim, window, shared, input, .. } => {
+                let is_local = (0..self.layers).map(|layer| !self.is_global(layer)).collect();
+                let pattern = Value::Array(Array::Bool(is_local));
+                set("attention.sliding_window_pattern", pattern);
+                set("attention.sliding_window", Value::U32(window));
+                set("attention.shared_kv_layers", Value::U32(shared));
+                set("embedding_length_per_layer_input", Value::U32(input));
+                for (key, size) in [("", global_dim), ("_swa", self.head_dim)] {
+                    set(&format!("attention.key_length{key}"), Value::U32(size));
+                    set(&format!("attention.value_length{key}"), Value::U32(size));
+                    set(&format!("rope.dimension_count{key}"), Value::U32(size));
+                }
+                set("rope.freq_base_swa", Value::F32(10_000.0));
+                set("final_logit_softcapping", Value::F32(30.0));
+            }
+            Kind::Hybrid { inner, heads, state, .. } => {
+                let kv_heads = |i| if self.has_attention(i) { self.kv_heads as i32 } else { 0 };
+                let kv_heads = (0..self.layers).map(kv_heads).collect();
+                set("attention.head_count_kv", Value::Array(Array::I32(kv_heads)));
+                set("ssm.conv_kernel", Value::U32(TAPS));
+                set("ssm.state_size", Value::U32(state));
+                set("ssm.group_count", Value::U32(1));
+                set("ssm.inner_size", Value::U32(inner));
+                set("ssm.time_step_rank", Value::U32(heads));
+                set("rope.scaling.finetuned", Value::Bool(false));
+                for key in ["embedding_scale", "residual_scale", "logit_scale"] {
+                    set(key, Value::F32(1.0));
+                }
+                set("attention.scale", Value::F32((self.head_dim as f32).sqrt().recip()));
+            }
+            Kind::Delta { every, key_heads, value_heads, state } => {
+                set("attention.key_length", Value::U32(self.head_dim));
+                set("attention.value_length", Value::U32(self.head_dim));
+                // A quarter of each head is rotated. Text has the same position in all sections.
+                let sections = [11, 11, 10, 0].map(|pairs| pairs * self.head_dim as i32 / 256);
+                set("rope.dimension_count", Value::U32(self.head_dim / 4));
+                set("rope.dimension_sections", Value::Array(Array::I32(sections.to_vec())));
+                set("full_attention_interval", Value::U32(every));
+                set("ssm.conv_kernel", Value::U32(TAPS));
+                set("ssm.state_size", Value::U32(state));
+                set("ssm.group_count", Value::U32(key_heads));
+                set("ssm.time_step_rank", Value::U32(value_heads));
+                set("ssm.inner_size", Value::U32(value_heads * state));
+            }
+        }
+    }
+
+    fn insert_experts(&self, count: u32, used: u32, hidden: u32, set: &mut dyn FnMut(&str, Value)) {
+        set("expert_count", Value::U32(count));
+        set("expert_used_count", Value::U32(used));
+        set("expert_feed_forward_length", Value::U32(hidden));
+        set("attention.key_length", Value::U32(self.head_dim));
+        set("attention.value_length", Value::U32(self.head_dim));
+    }
+}
