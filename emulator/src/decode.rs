@@ -314,6 +314,9 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         }
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::Mma),
         "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::MmaSparse),
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16" => {
+            Op::Matrix(Matrix::Wgmma { columns: 32 })
+        }
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => {
             Op::Matrix(Matrix::Wgmma { columns: 64 })
         }

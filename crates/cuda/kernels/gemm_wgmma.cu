@@ -1,11 +1,14 @@
 // GEMM with `wgmma` on Hopper, for many input rows, grouped by expert where there are experts:
 // bound by tensor cores. The sums have the bits of `mma`.
 //
-// Grid: (row groups, blocks of weight tiles); 384 threads: two consumer warp groups and one
+// Grid: (row groups, blocks of weight tiles, splits); 384 threads: two consumer warp groups and one
 // producer group. A block takes 128 weight rows, or 64 of the gate and 64 of the up projection, and
 // WIDTH input rows. Each consumer group multiplies half of the weights, from registers in fragment
 // order, with input from shared memory. The producer fills a ring of three stages, two chunks each,
 // with full and empty mbarriers; the input was swizzled by `swizzle_input`.
+//
+// Where weight tiles are fewer than multiprocessors, several blocks (splits) share the split-K
+// slices of the same sums. Then the sums of slices go to memory, and `add_slices` adds them.
 #include "mbarrier.cuh"
 #include "matmul.cuh"
 
@@ -15,9 +18,46 @@
 #define PITCH 132u // floats of a token's results in shared memory, padded against bank conflicts
 #define GROUP 128u // threads of a warp group
 
+// A weight tile of a block.
+template <bool GATED> struct Tile {
+    u32 matrix, tile; // in the matrix
+    bool is_in;
+
+    __device__ __forceinline__ Tile(const Matmul &p, u32 i) {
+        tile = GATED ? blockIdx.y * (TILES / 2) + i % (TILES / 2) : blockIdx.y * TILES + i;
+        is_in = tile < p.tiles;
+        matrix = GATED ? i / (TILES / 2) : is_in ? matrix_of(p, tile) : 0;
+        if (!GATED) tile -= p.matrices[matrix].first_tile;
+    }
+};
+
+// The sums of a split-K slice: [row groups, blocks of weight tiles, WIDTH / 2, 2 GROUP], each
+// accumulator of each consumer thread.
+struct SliceSums {
+    float *sums;
+
+    __device__ __forceinline__ SliceSums(const Gemm &m, u32 slice) {
+        u32 block = (slice * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+        sums = m.slice_sums + (u64)block * GROUP * m.width + threadIdx.x;
+    }
+
+    // An accumulator of this thread, or of one that comes later.
+    __device__ __forceinline__ float &at(u32 i, u32 later = 0) const { return sums[2 * GROUP * i + later]; }
+};
+
 #if __CUDA_ARCH__ >= 900
 
 // d += w * inputs over 16 columns: a warp's 16 weight rows and all input rows.
+DEVICE void wgmma(float (&d)[16], const Fragment &w, u64 inputs, bool adds) {
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, adds, 1, 1, 0;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "l"(inputs), "r"((u32)adds));
+}
 DEVICE void wgmma(float (&d)[64], const Fragment &w, u64 inputs, bool adds) {
     asm volatile("{.reg .pred adds; setp.ne.b32 adds, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -67,22 +107,21 @@ template <int LAYOUT, u32 WIDTH> struct SharedMemory {
     u64 full[STAGES], empty[STAGES];
 };
 
-// A weight tile of a block.
-template <bool GATED> struct Tile {
-    u32 matrix, tile; // in the matrix
-    bool is_in;
+// The chunks of a block: all, or those of its split, which begins with a slice.
+struct ChunkRange {
+    u32 first, count;
 
-    __device__ __forceinline__ Tile(const Matmul &p, u32 i) {
-        tile = GATED ? blockIdx.y * (TILES / 2) + i % (TILES / 2) : blockIdx.y * TILES + i;
-        is_in = tile < p.tiles;
-        matrix = GATED ? i / (TILES / 2) : is_in ? matrix_of(p, tile) : 0;
-        if (!GATED) tile -= p.matrices[matrix].first_tile;
+    __device__ __forceinline__ ChunkRange(const Gemm &m) {
+        first = blockIdx.z * m.split_chunks;
+        count = min(m.split_chunks, m.matmul.chunks - first);
     }
 };
 
-// Producer: each of four warps copies two weight tiles, and one of them the input.
+// Producer: each of four warps copies two weight tiles, and one of them the input. Chunks count from
+// the first of the block's.
 template <int LAYOUT, bool GATED, u32 WIDTH>
-DEVICE void produce(const Gemm &m, const RowGroup &group, SharedMemory<LAYOUT, WIDTH> &shared) {
+DEVICE void produce(const Gemm &m, const RowGroup &group, const ChunkRange &range,
+                    SharedMemory<LAYOUT, WIDTH> &shared) {
     const Matmul &p = m.matmul;
     const u32 BYTES = Packed<LAYOUT>::BYTES, INPUT_BYTES = WIDTH * ROW_BYTES;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, i = 2 * warp + lane;
@@ -90,19 +129,19 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, SharedMemory<LAYOUT, W
     bool has_tile = lane < 2 && tile.is_in;
     u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
     const Matrix &matrix = p.matrices[tile.matrix];
-    const u8 *weights = packed_tiles(p, matrix, group.expert) + (u64)tile.tile * p.chunks * BYTES;
+    const u8 *weights = packed_tiles(p, matrix, group.expert) + ((u64)tile.tile * p.chunks + range.first) * BYTES;
     // A panel holds the first chunk of all its rows, then the second.
     u64 cell_bytes = m.panel_rows * ROW_BYTES;
-    const u8 *input = (const u8 *)p.input + group.first / m.panel_rows * p.chunks * cell_bytes
+    const u8 *input = (const u8 *)p.input + (group.first / m.panel_rows * p.chunks + range.first) * cell_bytes
                       + group.first % m.panel_rows * ROW_BYTES;
     auto produce_weights = [&](u32 chunk) {
-        u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
+        u32 stage = chunk / STEP % STAGES, count = min(STEP, range.count - chunk);
         u32 barrier = shared_address(&shared.full[stage]), to = shared_address(shared.weights[stage][i]);
         if (warp == 0 && lane == 0) mbarrier_expect_tx(barrier, count * (tiles * BYTES + INPUT_BYTES));
         if (has_tile) bulk_copy(to, weights + (u64)chunk * BYTES, count * BYTES, barrier);
     };
     auto produce_input = [&](u32 chunk) {
-        u32 stage = chunk / STEP % STAGES, count = min(STEP, p.chunks - chunk);
+        u32 stage = chunk / STEP % STAGES, count = min(STEP, range.count - chunk);
         const u8 *from = input + chunk * cell_bytes;
         if (warp != 3 || lane != 0) return;
         // Chunks of whole panels are contiguous.
@@ -112,11 +151,11 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, SharedMemory<LAYOUT, W
             bulk_copy(to, from + j * cell_bytes, bytes, shared_address(&shared.full[stage]));
         }
     };
-    u32 first = min(STAGES * STEP, p.chunks);
+    u32 first = min(STAGES * STEP, range.count);
     for (u32 chunk = 0; chunk < first; chunk += STEP) produce_weights(chunk);
     grid_dependency_wait();
     for (u32 chunk = 0; chunk < first; chunk += STEP) produce_input(chunk);
-    for (u32 chunk = STAGES * STEP; chunk < p.chunks; chunk += STEP) {
+    for (u32 chunk = STAGES * STEP; chunk < range.count; chunk += STEP) {
         u32 stages = chunk / STEP;
         mbarrier_wait(shared_address(&shared.empty[stages % STAGES]), (stages / STAGES % 2) ^ 1);
         produce_weights(chunk);
@@ -153,36 +192,41 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         wgmma_commit();
     }
 
-    // Waits for a chunk's products, and adds up finished slices.
-    __device__ __forceinline__ void finish(const Matmul &p, u32 chunk) {
+    // Waits for a chunk's products, and adds up finished slices, or stores them for `add_slices`.
+    __device__ __forceinline__ void finish(const Gemm &m, const ChunkRange &range, u32 chunk) {
         wgmma_wait();
-        if ((chunk + 1) % p.slice_chunks == 0 || chunk + 1 == p.chunks) {
+        if ((chunk + 1) % m.matmul.slice_chunks != 0 && chunk + 1 != range.count) return;
+        if (!m.slice_sums) {
 #pragma unroll
             for (int i = 0; i < COUNT; i++) totals[i] += sums[i];
+            return;
         }
+        SliceSums out(m, (range.first + chunk) / m.matmul.slice_chunks);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) out.at(i) = sums[i];
     }
 
     // Main loop: the next chunk's weights are unpacked while a chunk is multiplied.
-    __device__ __forceinline__ void all(const Matmul &p, SharedMemory<LAYOUT, WIDTH> &shared) {
+    __device__ __forceinline__ void all(const Gemm &m, const ChunkRange &range, SharedMemory<LAYOUT, WIDTH> &shared) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
         Fragment even[4], odd[4];
         RingPosition<STAGES> next = {};
         mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
         take(shared, next.slot, 0, even);
-        for (u32 chunk = 0; chunk < p.chunks; chunk += STEP) {
-            bool has_odd = chunk + 1 < p.chunks;
+        for (u32 chunk = 0; chunk < range.count; chunk += STEP) {
+            bool has_odd = chunk + 1 < range.count;
             u32 now = next.slot;
-            multiply(p, shared, now, chunk, even);
+            multiply(m.matmul, shared, now, chunk, even);
             if (has_odd) take(shared, now, chunk + 1, odd);
-            finish(p, chunk);
-            if (has_odd) multiply(p, shared, now, chunk + 1, odd);
+            finish(m, range, chunk);
+            if (has_odd) multiply(m.matmul, shared, now, chunk + 1, odd);
             next.advance();
-            if (chunk + STEP < p.chunks) {
+            if (chunk + STEP < range.count) {
                 mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
                 take(shared, next.slot, chunk + STEP, even);
             }
-            if (has_odd) finish(p, chunk + 1);
+            if (has_odd) finish(m, range, chunk + 1);
             if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.empty[now]));
         }
     }
@@ -252,15 +296,23 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
     }
     RowGroup group(m, blockIdx.x, WIDTH);
     if (group.count == 0) return;
+    ChunkRange range(m);
     __syncthreads();
     if (threadIdx.x >= 2 * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        produce<LAYOUT, GATED, WIDTH>(m, group, shared);
+        produce<LAYOUT, GATED, WIDTH>(m, group, range, shared);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        if (WIDTH == 32) {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        }
         Accumulators<LAYOUT, WIDTH> results;
         results.warp = threadIdx.x / 32;
-        results.all(m.matmul, shared);
+        // An earlier kernel may still use the memory of the slices' sums.
+        if (m.slice_sums) grid_dependency_wait();
+        results.all(m, range, shared);
+        if (m.slice_sums) return;
         grid_dependency_wait();
         epilogue_all<GATED, WIDTH>(m, group, (float *)shared.inputs, results.totals);
     }
@@ -268,15 +320,56 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
 
 #endif
 
+// Adds the sums of slices, in order, and runs the epilogue. Grid: (row groups, blocks of weight
+// tiles, eights of input rows), so that a block takes eight rows of one of `gemm_wgmma`; 256
+// threads, or 128 of a gated matmul, which take a row of the gate and one of the up projection.
+template <bool GATED> DEVICE void add_slices(const Gemm &m) {
+    const Matmul &p = m.matmul;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    launch_dependents();
+    RowGroup group(m, blockIdx.x, m.width);
+    u32 first = 8 * blockIdx.z + lane % 4 * 2;
+    Tile<GATED> tile(p, warp);
+    if (8 * blockIdx.z >= group.count || !tile.is_in) return;
+    grid_dependency_wait();
+    float sums[4] = {}, ups[4] = {};
+#pragma unroll 4
+    for (u32 slice = 0; slice < p.slices; slice++) {
+        SliceSums from(m, slice);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            sums[i] += from.at(4 * blockIdx.z + i);
+            if (GATED) ups[i] += from.at(4 * blockIdx.z + i, GROUP);
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 token = first + i % 2, row = tile.tile * TILE_ROWS + lane / 4 + i / 2 * 8;
+        if (token >= group.count) continue;
+        u32 at = group.first + token, exponent = row_exponent(p.matrices[tile.matrix], 0, row);
+        if (GATED) {
+            epilogue_gated(p, 0, row, at, sums[i], ups[i], exponent, row_exponent(p.matrices[1], 0, row));
+        } else {
+            float residual = tile.matrix == 0 ? residual_at(p, row, at) : 0.0f;
+            epilogue(p, tile.matrix, 0, row, at, sums[i], exponent, residual);
+        }
+    }
+}
+
+KERNEL __launch_bounds__(2 * GROUP) add_slices(const __grid_constant__ Gemm m) { add_slices<false>(m); }
+KERNEL __launch_bounds__(GROUP) add_slices_gated(const __grid_constant__ Gemm m) { add_slices<true>(m); }
+
 #if __CUDA_ARCH__ >= 900
 #define GEMM(NAME, LAYOUT, GATED, WIDTH)                                                             \
-    KERNEL __launch_bounds__(3 * GROUP, 1) NAME(const __grid_constant__ Gemm m) {                  \
+    KERNEL __launch_bounds__(3 * GROUP, WIDTH == 32 ? 2 : 1) NAME(const __grid_constant__ Gemm m) {    \
         gemm_wgmma<LAYOUT, GATED, WIDTH>(m);                                                               \
     }
 #else
 #define GEMM(NAME, LAYOUT, GATED, WIDTH) KERNEL NAME(const __grid_constant__ Gemm) {}
 #endif
 #define GEMMS(NAME, LAYOUT)                                                                          \
+    GEMM(gemm_wgmma_##NAME##_32, LAYOUT, false, 32)                                                        \
+    GEMM(gemm_wgmma_##NAME##_32_gated, LAYOUT, true, 32)                                                   \
     GEMM(gemm_wgmma_##NAME##_64, LAYOUT, false, 64)                                                        \
     GEMM(gemm_wgmma_##NAME##_128, LAYOUT, false, 128)                                                      \
     GEMM(gemm_wgmma_##NAME##_64_gated, LAYOUT, true, 64)                                                   \

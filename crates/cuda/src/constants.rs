@@ -158,10 +158,27 @@ pub(crate) const MIN_SHARED_BYTES: usize = 160 << 10;
 pub(crate) const GEMV_ROWS: usize = 16;
 /// Input rows that a block of `gemm_mma` takes.
 pub(crate) const GEMM_WIDTH: usize = 128;
+/// Tiles of weights that a block of `gemm_wgmma` or `gemm_mma` takes.
+pub(crate) const GEMM_TILES: usize = 8;
+/// The most bytes for the sums of split-K slices that several blocks of `gemm_wgmma` share.
+pub(crate) const SLICE_SUM_BYTES: usize = 32 << 20;
 /// The most input rows that a block of `gemm_wgmma` takes.
 pub(crate) const MAX_WIDTH: usize = 128;
-/// Input rows that a block of `gemm_wgmma` can take, and its relative time for them.
-pub(crate) const WIDTHS: [(usize, f64); 2] = [(64, 0.6), (MAX_WIDTH, 1.0)];
+/// The input rows that a block of `gemm_wgmma` can take.
+pub(crate) const WIDTHS: [Width; 3] = [
+    Width { rows: 32, blocks: 2, chunk_time: 0.4 },
+    Width { rows: 64, blocks: 1, chunk_time: 0.32 },
+    Width { rows: MAX_WIDTH, blocks: 1, chunk_time: 0.6 },
+];
+
+/// A number of input rows for which there is a kernel.
+pub(crate) struct Width {
+    pub(crate) rows: usize,
+    /// Blocks that share a multiprocessor.
+    pub(crate) blocks: usize,
+    /// Microseconds that a block takes for a chunk of its weights, as measured on an H100.
+    pub(crate) chunk_time: f64,
+}
 /// Widths of norms that matmuls compute: blocks of this width sum in the same order as the norm's
 /// kernel, and the row has to fit in shared memory beside their results.
 pub(crate) const INLINED_COLS: RangeInclusive<usize> = SHORT_NORM + 1..=12_288;

@@ -66,7 +66,7 @@ pub(crate) struct LayoutKernels {
     /// For many rows; plain and gated.
     pub(crate) gemm_mma: [Kernel; 2],
     /// For many rows on Hopper, of each of [`WIDTHS`]; not for 2:4 weights.
-    pub(crate) gemm_wgmma: Option<[[Kernel; 2]; 2]>,
+    pub(crate) gemm_wgmma: Option<[[Kernel; 2]; WIDTHS.len()]>,
 }
 
 impl LayoutKernels {
@@ -86,7 +86,10 @@ impl LayoutKernels {
             gemv_mma: [gemvs(8)?, gemvs(16)?],
             gemm_mma: both(gemm_mma, &format!("gemm_mma_{name}"), GEMM_BYTES)?,
             gemm_wgmma: match is_hopper && layout.has_wgmma() {
-                true => Some([gemms(WIDTHS[0].0)?, gemms(WIDTHS[1].0)?]),
+                true => {
+                    let [a, b, c] = WIDTHS.map(|width| gemms(width.rows));
+                    Some([a?, b?, c?])
+                }
                 false => None,
             },
         })
@@ -135,6 +138,8 @@ pub(crate) struct Kernels {
     pub(crate) rope_angles: Kernel,
     pub(crate) norm_rows: Kernel,
     pub(crate) convert_input: Kernel,
+    /// Adds the sums of slices that blocks of `gemm_wgmma` share; plain and gated.
+    pub(crate) add_slices: [Kernel; 2],
     /// Swizzles the input of `gemm_wgmma`.
     pub(crate) swizzle_input: Kernel,
     /// Permutes rows by their experts.
@@ -201,6 +206,10 @@ impl Kernels {
             rope_angles: rows.kernel("rope_angles", 0)?,
             norm_rows: rows.kernel("norm_rows", 0)?,
             convert_input: rows.kernel("convert_input", 0)?,
+            add_slices: [
+                modules.gemm_wgmma.kernel("add_slices", 0)?,
+                modules.gemm_wgmma.kernel("add_slices_gated", 0)?,
+            ],
             swizzle_input: permute_experts.kernel("swizzle_input", 0)?,
             permute_experts: permute_experts.kernel("permute_experts", 0)?,
             elementwise: rows.kernel("elementwise", 0)?,

@@ -102,6 +102,7 @@ impl CudaModel {
             partials: take(sizes.partial_bytes, "the splits of attention")?,
             polled_partials: take(sizes.polled_partial_bytes, "the splits of a row's attention")?,
             swizzled: take(sizes.swizzled_bytes, "the swizzled input of a matmul")?,
+            slice_sums: take(sizes.slice_sum_bytes, "the sums of a matmul's slices")?,
             groups: take(sizes.group_bytes, "the groups of experts' rows")?,
             permutation: take(sizes.permutation_bytes, "the permutation of experts' rows")?,
             arrival_counts: take(sizes.arrival_bytes, "the counts of attention's blocks")?,

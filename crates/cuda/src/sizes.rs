@@ -6,11 +6,11 @@ use bodkin_model::{Op, Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_DIM};
-use crate::constants::{MAX_WIDTH, PAGE_TOKENS};
+use crate::constants::{GEMM_TILES, MAX_WIDTH, PAGE_TOKENS, SLICE_SUM_BYTES, TILE_ROWS};
 use crate::constants::{PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT, RECORDED_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
-use crate::packed::PackedLayout;
+use crate::packed::{PackedLayout, Shape};
 use crate::parameters::Stage;
 use crate::persistent::Persistent;
 use crate::step_metadata;
@@ -53,6 +53,8 @@ pub(crate) struct Sizes {
     pub(crate) polled_partial_bytes: usize,
     /// Of the swizzled input of `gemm_wgmma`.
     pub(crate) swizzled_bytes: usize,
+    /// Of the sums of split-K slices that several blocks of it share.
+    pub(crate) slice_sum_bytes: usize,
     /// Of the groups of rows with the same expert.
     pub(crate) group_bytes: usize,
     /// Of the expert permutation.
@@ -203,7 +205,8 @@ impl Sizes {
             prefill_splits: of_splits.prefill_splits,
             polled_partial_bytes,
             swizzled_bytes: swizzled_bytes(&gemms, rows),
-            group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].0)),
+            slice_sum_bytes: slice_sum_bytes(plan, program, rows),
+            group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].rows)),
             permutation_bytes: of_experts(|pairs| 4 * pairs.permuted_rows()),
             arrival_bytes: 4 * PREFILL_ARRIVALS.max(split_rows * heads),
             scores: ScoreSizes::new(plan, limits),
@@ -233,6 +236,7 @@ impl Sizes {
             + (self.partial_bytes
                 + self.polled_partial_bytes
                 + self.swizzled_bytes
+                + self.slice_sum_bytes
                 + self.group_bytes
                 + self.permutation_bytes
                 + self.arrival_bytes
@@ -307,6 +311,31 @@ fn swizzled_bytes(gemms: &[(&Weight, Option<Pairs>)], rows: usize) -> usize {
     bytes.max().unwrap_or(0)
 }
 
+/// Bytes of the sums of split-K slices, of the largest matmul whose blocks may share them.
+fn slice_sum_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
+    if rows <= GEMV_ROWS {
+        return 0;
+    }
+    let bytes = program.stages.iter().filter_map(|stage| match &stage.work {
+        Work::Matmul(matmul) if matmul.experts.is_none() => {
+            let shapes =
+                matmul.operands.iter().map(|operand| Shape::of(plan.weight(operand.weight), 1));
+            let tiles: usize = shapes.clone().map(|shape| shape.tiles()).sum();
+            let first = shapes.clone().next().filter(|shape| shape.layout.has_wgmma())?;
+            let blocks = tiles.div_ceil(GEMM_TILES);
+            Some(
+                4 * GEMM_TILES
+                    * TILE_ROWS
+                    * blocks
+                    * first.slices()
+                    * rows.next_multiple_of(MAX_WIDTH),
+            )
+        }
+        _ => None,
+    });
+    bytes.max().unwrap_or(0).min(SLICE_SUM_BYTES)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,7 +347,7 @@ mod tests {
             let pairs = Pairs { count: counts.iter().sum(), experts: counts.len() };
             let rows: usize = counts.iter().map(|count| usize::next_multiple_of(*count, 8)).sum();
             assert!(rows <= pairs.permuted_rows(), "{counts:?}: {rows} rows");
-            for width in [64, 128] {
+            for width in [32, 64, 128] {
                 let groups: usize = counts.iter().map(|count| count.div_ceil(width)).sum();
                 assert!(groups <= pairs.groups(width), "{counts:?}: {groups} groups");
             }

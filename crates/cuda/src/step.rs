@@ -43,6 +43,8 @@ pub(crate) struct Addresses {
     pub(crate) polled_partials: u64,
     /// The swizzled input of `gemm_wgmma`.
     pub(crate) swizzled: u64,
+    /// The sums of split-K slices that several blocks of it share.
+    pub(crate) slice_sums: u64,
     /// The groups of rows with the same expert, and the expert permutation.
     pub(crate) groups: u64,
     pub(crate) permutation: u64,

@@ -4,7 +4,7 @@
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
-use crate::constants::{GEMM_WIDTH, MAX_WIDTH, WIDTHS};
+use crate::constants::{GEMM_TILES, GEMM_WIDTH, MAX_WIDTH, TILE_ROWS, WIDTHS, Width};
 use crate::lower::{Experts, Matmul, Value};
 use crate::packed::MmaLayout;
 use crate::parameters as p;
@@ -13,8 +13,24 @@ use crate::sizes::Pairs;
 
 /// Threads of a block of `gemm_wgmma`: two consumer warp groups and a producer.
 const WGMMA_THREADS: usize = 3 * 128;
+/// Microseconds that a block of it takes besides its chunks, and those of adding up slices.
+const BLOCK_TIME: f64 = 4.0;
+const ADD_TIME: f64 = 3.0;
+/// Bytes a microsecond of sums of slices, which the cache keeps, as they are stored and added.
+const SLICE_SUM_SPEED: f64 = 1.5e6;
 /// Threads of the block that permutes rows by their experts.
 const PERMUTE_THREADS: usize = 1024;
+
+/// How blocks of `gemm_wgmma` divide a matmul.
+#[derive(Clone, Copy)]
+struct Division {
+    /// The index in [`WIDTHS`].
+    width: usize,
+    /// Row groups, blocks of weight tiles, and blocks that share the slices of the same sums.
+    grid: [usize; 3],
+    /// Slices of a block.
+    slices: usize,
+}
 
 impl Step<'_> {
     /// Launches a matmul of more rows than `gemv_mma` takes.
@@ -29,7 +45,8 @@ impl Step<'_> {
         let experts = matmul.experts.map(|experts| (experts, Pairs::of(rows, &experts)));
         let pairs = experts.map(|(_, pairs)| pairs);
         let groups = |width: usize| pairs.map_or(rows.div_ceil(width), |pairs| pairs.groups(width));
-        let tiles = (parameters.tiles as usize).div_ceil(if matmul.is_gated() { 4 } else { 8 });
+        let matrices = if matmul.is_gated() { 2 } else { 1 };
+        let tiles = (parameters.tiles as usize * matrices).div_ceil(GEMM_TILES);
         let gated = usize::from(matmul.is_gated());
         let Some(wgmma) = &kernels.gemm_wgmma else {
             let gemm = self.gemm_parameters(parameters, experts, GEMM_WIDTH)?;
@@ -38,22 +55,61 @@ impl Step<'_> {
             // SAFETY: the weights have these shapes, and values room for the step's rows.
             return unsafe { self.device.launch(kernel, grid, THREADS, GEMM_BYTES, &gemm) };
         };
-        // The count that a width's relative time multiplies: groups of rows with the same expert,
-        // or waves of blocks.
-        let waves = |i: usize| match pairs {
-            Some(pairs) => pairs.expected_groups(WIDTHS[i].0),
-            None => {
-                let blocks = groups(WIDTHS[i].0) * tiles;
-                blocks.div_ceil(self.device.processors as usize) as f64
-            }
-        };
-        let i = usize::from(waves(1) * WIDTHS[1].1 <= waves(0) * WIDTHS[0].1);
-        let width = WIDTHS[i].0;
+        let division = self.division(parameters, tiles, pairs);
+        let (width, is_shared) = (WIDTHS[division.width].rows, division.grid[2] > 1);
         let mut gemm = self.gemm_parameters(parameters, experts, width)?;
         self.swizzle(&mut gemm, matmul.input, pairs)?;
-        let (grid, bytes) = ([groups(width), tiles, 1], wgmma_bytes(layout, width));
+        gemm.split_chunks = parameters.slice_chunks * division.slices as u32;
+        gemm.slice_sums = if is_shared { self.at.slice_sums } else { 0 };
+        let (kernel, bytes) = (wgmma[division.width][gated], wgmma_bytes(layout, width));
+        // SAFETY: as above, and the sums of slices have room.
+        unsafe { self.device.launch(kernel, division.grid, WGMMA_THREADS, bytes, &gemm) }?;
+        if !is_shared {
+            return Ok(());
+        }
+        let (kernel, grid) = (self.kernels.add_slices[gated], [division.grid[0], tiles, width / 8]);
         // SAFETY: as above.
-        unsafe { self.device.launch(wgmma[i][gated], grid, WGMMA_THREADS, bytes, &gemm) }
+        unsafe { self.device.launch(kernel, grid, THREADS / matrices, 0, &gemm) }
+    }
+
+    /// The division that should take the least time, of a matmul with so many blocks of tiles.
+    fn division(&self, matmul: &p::Matmul, tiles: usize, pairs: Option<Pairs>) -> Division {
+        let all = matmul.slices as usize;
+        let time = |division: &Division| {
+            let Width { rows, blocks, chunk_time } = WIDTHS[division.width];
+            let slots = (blocks * self.device.processors as usize) as f64;
+            let [groups, _, splits] = division.grid;
+            let waves = match pairs {
+                Some(pairs) => pairs.expected_groups(rows) * tiles as f64 / slots,
+                None => ((groups * tiles * splits) as f64 / slots).ceil(),
+            };
+            let chunks = matmul.chunks.min(matmul.slice_chunks * division.slices as u32);
+            let adding = match splits {
+                1 => 0.0,
+                _ => ADD_TIME + self.slice_sum_bytes(division, all) as f64 / SLICE_SUM_SPEED,
+            };
+            waves * (f64::from(chunks) * chunk_time + BLOCK_TIME) + adding
+        };
+        let of = |width: usize, slices: usize| {
+            let rows = WIDTHS[width].rows;
+            let groups = pairs.map_or((matmul.rows as usize).div_ceil(rows), |p| p.groups(rows));
+            Division { width, grid: [groups, tiles, all.div_ceil(slices)], slices }
+        };
+        let shared = if pairs.is_none() { 1..all } else { 0..0 };
+        let divisions = (0..WIDTHS.len())
+            .flat_map(|width| shared.clone().chain([all]).map(move |slices| of(width, slices)))
+            .filter(|division| {
+                division.grid[2] == 1
+                    || self.slice_sum_bytes(division, all) <= self.sizes.slice_sum_bytes
+            });
+        divisions.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_else(|| of(0, all))
+    }
+
+    /// Bytes of the sums of all slices.
+    fn slice_sum_bytes(&self, division: &Division, slices: usize) -> usize {
+        let [groups, tiles, _] = division.grid;
+        let sums = GEMM_TILES * TILE_ROWS * WIDTHS[division.width].rows;
+        slices * groups * tiles * sums * size_of::<f32>()
     }
 
     /// The parameters of a GEMM. Rows with experts are permuted, unless the last GEMM's permutation
@@ -68,6 +124,7 @@ impl Step<'_> {
             matmul: *matmul,
             panel_rows: MAX_WIDTH as u32,
             outputs_per_input: 1,
+            width: width as u32,
             ..p::Gemm::default()
         };
         let Some((experts, pairs)) = experts else { return Ok(gemm) };
