@@ -168,46 +168,50 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
     static const int COUNT = WIDTH / 2;
     float sums[COUNT], totals[COUNT];
     u32 warp;
+    u32 slice, chunks_left; // of the current slice
 
-    // Unpacks the warp's weights of a chunk.
+    // Unpacks the warp's weights of the first or the second chunk of a stage.
     __device__ __forceinline__ void take(const SharedMemory<LAYOUT, WIDTH> &shared, u32 stage, u32 chunk,
-        Fragment (&f)[4]) {
+                                         Fragment (&f)[4]) {
         Packed<LAYOUT> weights;
-        weights.load(shared.weights[stage][warp] + chunk % STEP * Packed<LAYOUT>::BYTES, threadIdx.x % 32);
+        weights.load(shared.weights[stage][warp] + chunk * Packed<LAYOUT>::BYTES, threadIdx.x % 32);
 #pragma unroll
         for (int step = 0; step < 4; step++) f[step] = weights.fragment(step);
     }
 
-    // Issues a chunk's products.
+    // Issues the products of that chunk.
     __device__ __forceinline__ void multiply(const Matmul &p, const SharedMemory<LAYOUT, WIDTH> &shared,
-        u32 stage, u32 chunk,
-                                             const Fragment (&f)[4]) {
+                                             u32 stage, u32 chunk, const Fragment (&f)[4]) {
         // The matrix descriptor: rows of 128 bytes in groups of eight, 128-byte swizzle.
         u64 descriptor = (u64)1 << 62 | (u64)64 << 32 | 1 << 16
-                         | shared_address(shared.inputs[stage][chunk % STEP]) >> 4;
-        bool is_first = chunk % p.slice_chunks == 0;
+                         | shared_address(shared.inputs[stage][chunk]) >> 4;
+        bool is_first = chunks_left == p.slice_chunks;
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; step++) wgmma(sums, f[step], descriptor + 2 * step, step > 0 || !is_first);
         wgmma_commit();
     }
 
-    // Waits for a chunk's products, and adds up finished slices, or stores them for `add_slices`.
-    __device__ __forceinline__ void finish(const Gemm &m, const ChunkRange &range, u32 chunk) {
+    // Waits for a chunk's products, and adds up a finished slice, or stores it for `add_slices`.
+    __device__ __forceinline__ void finish(const Gemm &m, bool is_last) {
         wgmma_wait();
-        if ((chunk + 1) % m.matmul.slice_chunks != 0 && chunk + 1 != range.count) return;
+        if (--chunks_left > 0 && !is_last) return;
+        chunks_left = m.matmul.slice_chunks;
         if (!m.slice_sums) {
 #pragma unroll
             for (int i = 0; i < COUNT; i++) totals[i] += sums[i];
             return;
         }
-        SliceSums out(m, (range.first + chunk) / m.matmul.slice_chunks);
+        SliceSums out(m, slice++);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) out.at(i) = sums[i];
     }
 
     // Main loop: the next chunk's weights are unpacked while a chunk is multiplied.
     __device__ __forceinline__ void all(const Gemm &m, const ChunkRange &range, SharedMemory<LAYOUT, WIDTH> &shared) {
+        const Matmul &p = m.matmul;
+        slice = range.first / p.slice_chunks;
+        chunks_left = p.slice_chunks;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
         Fragment even[4], odd[4];
@@ -215,18 +219,18 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
         take(shared, next.slot, 0, even);
         for (u32 chunk = 0; chunk < range.count; chunk += STEP) {
-            bool has_odd = chunk + 1 < range.count;
+            bool has_odd = chunk + 1 < range.count, has_next = chunk + STEP < range.count;
             u32 now = next.slot;
-            multiply(m.matmul, shared, now, chunk, even);
-            if (has_odd) take(shared, now, chunk + 1, odd);
-            finish(m, range, chunk);
-            if (has_odd) multiply(m.matmul, shared, now, chunk + 1, odd);
+            multiply(p, shared, now, 0, even);
+            if (has_odd) take(shared, now, 1, odd);
+            finish(m, !has_odd);
+            if (has_odd) multiply(p, shared, now, 1, odd);
             next.advance();
-            if (chunk + STEP < range.count) {
+            if (has_next) {
                 mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
-                take(shared, next.slot, chunk + STEP, even);
+                take(shared, next.slot, 0, even);
             }
-            if (has_odd) finish(m, range, chunk + 1);
+            if (has_odd) finish(m, !has_next);
             if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.empty[now]));
         }
     }
