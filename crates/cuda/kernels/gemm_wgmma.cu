@@ -8,7 +8,7 @@
 // with full and empty mbarriers; the input was swizzled by `swizzle_input`.
 //
 // Where weight tiles are fewer than multiprocessors, several blocks (splits) share the split-K
-// slices of the same sums. Then the sums of slices go to memory, and `add_slices` adds them.
+// slices of the same sums. Then the sums of slices go to memory, and the last block adds them.
 #include "mbarrier.cuh"
 #include "matmul.cuh"
 
@@ -29,20 +29,6 @@ template <bool GATED> struct Tile {
         matrix = GATED ? i / (TILES / 2) : is_in ? matrix_of(p, tile) : 0;
         if (!GATED) tile -= p.matrices[matrix].first_tile;
     }
-};
-
-// The sums of a split-K slice: [row groups, blocks of weight tiles, WIDTH / 2, 2 GROUP], each
-// accumulator of each consumer thread.
-struct SliceSums {
-    float *sums;
-
-    __device__ __forceinline__ SliceSums(const Gemm &m, u32 slice) {
-        u32 block = (slice * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-        sums = m.slice_sums + (u64)block * GROUP * m.width + threadIdx.x;
-    }
-
-    // An accumulator of this thread, or of one that comes later.
-    __device__ __forceinline__ float &at(u32 i, u32 later = 0) const { return sums[2 * GROUP * i + later]; }
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -163,6 +149,32 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, const ChunkRange &rang
     }
 }
 
+// The sums of a split-K slice in memory: [row groups, blocks of weight tiles, WIDTH / 8, 2 GROUP, 4],
+// each accumulator of each consumer thread.
+template <u32 WIDTH> struct SliceSums {
+    float4 *sums;
+
+    __device__ __forceinline__ SliceSums(const Gemm &m, u32 slice) {
+        u32 block = (slice * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+        sums = (float4 *)m.slice_sums + (u64)block * 2 * GROUP * (WIDTH / 8) + threadIdx.x;
+    }
+
+    __device__ __forceinline__ void store(const float (&x)[WIDTH / 2]) const {
+#pragma unroll
+        for (u32 i = 0; i < WIDTH / 8; i++) {
+            sums[2 * GROUP * i] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+        }
+    }
+
+    __device__ __forceinline__ void add_to(float (&x)[WIDTH / 2]) const {
+        uint4 y[WIDTH / 8];
+#pragma unroll
+        for (u32 i = 0; i < WIDTH / 8; i++) y[i] = load_relaxed((const uint4 *)sums + 2 * GROUP * i);
+#pragma unroll
+        for (u32 i = 0; i < WIDTH / 2; i++) x[i] += __uint_as_float(word(y[i / 4], i % 4));
+    }
+};
+
 // A consumer group's accumulators: of the current split-K slice, and totals.
 template <int LAYOUT, u32 WIDTH> struct Accumulators {
     static const int COUNT = WIDTH / 2;
@@ -192,7 +204,7 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         wgmma_commit();
     }
 
-    // Waits for a chunk's products, and adds up a finished slice, or stores it for `add_slices`.
+    // Waits for a chunk's products, and adds up a finished slice, or stores it.
     __device__ __forceinline__ void finish(const Gemm &m, bool is_last) {
         wgmma_wait();
         if (--chunks_left > 0 && !is_last) return;
@@ -202,9 +214,7 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
             for (int i = 0; i < COUNT; i++) totals[i] += sums[i];
             return;
         }
-        SliceSums out(m, slice++);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) out.at(i) = sums[i];
+        SliceSums<WIDTH>(m, slice++).store(sums);
     }
 
     // Main loop: the next chunk's weights are unpacked while a chunk is multiplied.
@@ -233,6 +243,15 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
             if (has_odd) finish(m, !has_next);
             if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.empty[now]));
         }
+    }
+
+    // Adds up all slices of the sums, if the other splits have stored theirs.
+    __device__ __forceinline__ bool add_slices(const Gemm &m) {
+        u32 *arrivals = m.arrivals + blockIdx.y * gridDim.x + blockIdx.x;
+        if (!is_last_block<2 * GROUP>(arrivals, gridDim.z)) return false;
+#pragma unroll 1
+        for (u32 i = 0; i < m.matmul.slices; i++) SliceSums<WIDTH>(m, i).add_to(totals);
+        return true;
     }
 };
 
@@ -304,7 +323,11 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
     __syncthreads();
     if (threadIdx.x >= 2 * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        produce<LAYOUT, GATED, WIDTH>(m, group, range, shared);
+        // A warp that copies nothing does not hold up the ring, and could miss a whole phase of it.
+        u32 warp = threadIdx.x % GROUP / 32;
+        if (warp == 0 || warp == 3 || Tile<GATED>(m.matmul, 2 * warp).is_in) {
+            produce<LAYOUT, GATED, WIDTH>(m, group, range, shared);
+        }
     } else {
         if (WIDTH == 32) {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
@@ -316,52 +339,13 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
         // An earlier kernel may still use the memory of the slices' sums.
         if (m.slice_sums) grid_dependency_wait();
         results.all(m, range, shared);
-        if (m.slice_sums) return;
+        if (m.slice_sums && !results.add_slices(m)) return;
         grid_dependency_wait();
         epilogue_all<GATED, WIDTH>(m, group, (float *)shared.inputs, results.totals);
     }
 }
 
 #endif
-
-// Adds the sums of slices, in order, and runs the epilogue. Grid: (row groups, blocks of weight
-// tiles, eights of input rows), so that a block takes eight rows of one of `gemm_wgmma`; 256
-// threads, or 128 of a gated matmul, which take a row of the gate and one of the up projection.
-template <bool GATED> DEVICE void add_slices(const Gemm &m) {
-    const Matmul &p = m.matmul;
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    launch_dependents();
-    RowGroup group(m, blockIdx.x, m.width);
-    u32 first = 8 * blockIdx.z + lane % 4 * 2;
-    Tile<GATED> tile(p, warp);
-    if (8 * blockIdx.z >= group.count || !tile.is_in) return;
-    grid_dependency_wait();
-    float sums[4] = {}, ups[4] = {};
-#pragma unroll 4
-    for (u32 slice = 0; slice < p.slices; slice++) {
-        SliceSums from(m, slice);
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            sums[i] += from.at(4 * blockIdx.z + i);
-            if (GATED) ups[i] += from.at(4 * blockIdx.z + i, GROUP);
-        }
-    }
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        u32 token = first + i % 2, row = tile.tile * TILE_ROWS + lane / 4 + i / 2 * 8;
-        if (token >= group.count) continue;
-        u32 at = group.first + token, exponent = row_exponent(p.matrices[tile.matrix], 0, row);
-        if (GATED) {
-            epilogue_gated(p, 0, row, at, sums[i], ups[i], exponent, row_exponent(p.matrices[1], 0, row));
-        } else {
-            float residual = tile.matrix == 0 ? residual_at(p, row, at) : 0.0f;
-            epilogue(p, tile.matrix, 0, row, at, sums[i], exponent, residual);
-        }
-    }
-}
-
-KERNEL __launch_bounds__(2 * GROUP) add_slices(const __grid_constant__ Gemm m) { add_slices<false>(m); }
-KERNEL __launch_bounds__(GROUP) add_slices_gated(const __grid_constant__ Gemm m) { add_slices<true>(m); }
 
 #if __CUDA_ARCH__ >= 900
 #define GEMM(NAME, LAYOUT, GATED, WIDTH)                                                             \
