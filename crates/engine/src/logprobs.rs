@@ -2,24 +2,30 @@
 
 use crate::request::Logprobs;
 
-/// Those of the sampled token and of the `top` most probable ones, from finite logits.
+/// Those of the sampled token, or of a prompt's, and of the `top` most probable ones, from finite
+/// logits.
 pub(crate) fn logprobs(logits: &[f32], sampled: u32, top: usize) -> Logprobs {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
     let normaliser = max + sum.ln() as f32;
     let logprob = |id: u32| logits[id as usize] - normaliser;
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    let order = |a: &u32, b: &u32| logprob(*b).total_cmp(&logprob(*a)).then(a.cmp(b));
-    let top = top.min(ids.len());
-    if top > 0 {
-        ids.select_nth_unstable_by(top - 1, order);
+    let top = most_probable(logits, top).into_iter().map(|id| (id, logprob(id))).collect();
+    Logprobs { sampled: logprob(sampled), top }
+}
+
+/// The ids of the `count` largest logits, the largest first.
+fn most_probable(logits: &[f32], count: usize) -> Vec<u32> {
+    let mut ids: Vec<u32> = Vec::new();
+    for (id, &logit) in logits.iter().enumerate() {
+        let is_small = |&last: &u32| logit <= logits[last as usize];
+        if ids.len() == count && ids.last().is_none_or(is_small) {
+            continue;
+        }
+        let at = ids.partition_point(|&id| logits[id as usize] >= logit);
+        ids.insert(at, id as u32);
+        ids.truncate(count);
     }
-    ids.truncate(top);
-    ids.sort_unstable_by(order);
-    Logprobs {
-        sampled: logprob(sampled),
-        top: ids.into_iter().map(|id| (id, logprob(id))).collect(),
-    }
+    ids
 }
 
 #[cfg(test)]
@@ -35,6 +41,9 @@ mod tests {
         assert_eq!(found.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3]);
         assert!((found.top[1].1 - p[3].ln()).abs() < 1e-5);
         assert!(logprobs(&logits, 0, 0).top.is_empty());
-        assert_eq!(logprobs(&logits, 0, 9).top.len(), 4);
+        let all = logprobs(&logits, 0, 9).top;
+        assert_eq!(all.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 2, 0]);
+        // Of equal ones, the first.
+        assert_eq!(most_probable(&[1.0, 2.0, 2.0, 1.0, 2.0], 4), [1, 2, 4, 0]);
     }
 }
