@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     print!("{prompt}");
     for event in model.generate(&prompt, request)? {
         match event {
-            Event::Prefill { .. } => (),
+            Event::Prefill { .. } | Event::PromptToken { .. } => (),
             Event::Token { text, .. } => print!("{text}"),
             Event::Done { text, usage, .. } => {
                 println!("{text}\n{} tokens", usage.generated_tokens);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use bodkin_backend::SamplingParams;
+use bodkin_backend::{SamplingParams, can_sample};
 
 use crate::error::Error;
 use crate::events::{Update, UpdateSink};
@@ -121,6 +121,23 @@ impl Client {
         Some((token, top.map(|top| Box::new(logprobs(logits, token, top)))))
     }
 
+    /// Whether it wants the log-probabilities of its prompt.
+    pub(crate) fn scores_prompt(&self) -> bool {
+        self.request.prompt_logprobs.is_some()
+    }
+
+    /// Reports a token of the prompt with the logits of the one before it. Returns false if they
+    /// are not finite.
+    pub(crate) fn report_prompt(&mut self, logits: &[f32], id: u32) -> bool {
+        let is_finite = can_sample(logits);
+        if is_finite {
+            let logprobs = logprobs(logits, id, self.request.prompt_logprobs.unwrap_or(0));
+            // The client may have stopped reading.
+            let _ = (self.sink)(Update::PromptToken { id, logprobs: Box::new(logprobs) });
+        }
+        is_finite
+    }
+
     /// Reports a token. Returns why the request ends with it, if it does.
     pub(crate) fn report(
         &mut self,
@@ -130,11 +147,13 @@ impl Client {
         self.first_token.get_or_insert_with(Instant::now);
         self.usage.generated_tokens += 1;
         let is_end = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
-        if is_end || self.request.stop_tokens.contains(&id) {
-            return Some(Finish::End);
-        }
-        if !(self.sink)(Update::Token { id, logprobs }) {
+        let is_end = is_end || self.request.stop_tokens.contains(&id);
+        let is_reported = !is_end || self.scores_prompt();
+        if is_reported && !(self.sink)(Update::Token { id, logprobs, is_end }) {
             return Some(Finish::Cancelled);
+        }
+        if is_end {
+            return Some(Finish::End);
         }
         let is_last = self.request.max_tokens == Some(self.usage.generated_tokens);
         is_last.then_some(Finish::Length)

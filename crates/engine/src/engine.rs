@@ -15,9 +15,13 @@ use crate::pages::Pages;
 use crate::prefix_store::PrefixStore;
 use crate::request::Request;
 use crate::sampler::Sampler;
+use crate::scheduler::Scheduler;
 use crate::stats::{ExpertReport, Stats, Status};
 use crate::tokenizer::Tokenizer;
 use crate::worker::{Message, Worker};
+
+/// The most logits of a step that are for the log-probabilities of prompts, in elements: 16 MiB.
+const PROMPT_LOGITS: usize = 1 << 22;
 
 /// How an engine is sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +56,10 @@ impl EngineOptions {
         }
         let state_slots =
             if plan.states.is_empty() { 0 } else { Pages::state_slots_needed(self.parallel) };
+        let tokens = step.max(self.parallel);
         // Every request that decodes has a row in every step.
-        Limits { tokens: step.max(self.parallel), outputs: self.parallel, pages, state_slots }
+        let for_prompts = (PROMPT_LOGITS / plan.output_width()).clamp(1, step);
+        Limits { tokens, outputs: self.parallel + for_prompts, pages, state_slots }
     }
 }
 
@@ -96,7 +102,9 @@ impl Engine {
         let context = options.context.min(pages.longest_sequence());
         let (vocabulary, status) = (plan.vocabulary, Arc::new(Status::new()));
         let (messages, receiver) = mpsc::channel();
-        let worker = Worker::new(model, pages, Arc::clone(&tokenizer), Arc::clone(&status), store);
+        let scheduler = Scheduler::new(pages, options.parallel, model.limits().clone());
+        let (text, state) = (Arc::clone(&tokenizer), Arc::clone(&status));
+        let worker = Worker::new(model, scheduler, text, state, store);
         let thread = std::thread::Builder::new().name("bodkin-engine".to_owned());
         let worker = thread.spawn(move || worker.run(&receiver)).map_err(Error::Thread)?;
         Ok(Engine {
@@ -160,9 +168,6 @@ impl Engine {
         let tokens = request.prompt.len();
         if tokens == 0 {
             return Err(Error::EmptyPrompt);
-        }
-        if request.max_tokens == Some(0) {
-            return Err(Error::NoTokens);
         }
         if tokens >= self.context {
             return Err(Error::PromptTooLong { tokens, limit: self.context - 1 });

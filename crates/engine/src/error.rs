@@ -71,9 +71,6 @@ pub enum Error {
         /// The number of token ids.
         vocabulary: usize,
     },
-    /// `max_tokens` of a request is 0.
-    #[error("the answer may have 0 tokens, it must be allowed 1 at least")]
-    NoTokens,
     /// A prompt fills the whole context.
     #[error("the prompt has {tokens} tokens, the context has room for {limit}")]
     PromptTooLong {

@@ -21,12 +21,21 @@ pub enum Update {
         /// Tokens of the whole prompt.
         total: usize,
     },
+    /// A token of the prompt, from the second on, if the request asks for its log-probabilities.
+    PromptToken {
+        /// The token's id.
+        id: u32,
+        /// Given the tokens before it.
+        logprobs: Box<Logprobs>,
+    },
     /// A token was generated.
     Token {
         /// The token's id.
         id: u32,
         /// If the request asks for it.
         logprobs: Option<Box<Logprobs>>,
+        /// Whether the request ends with it; it has no text then.
+        is_end: bool,
     },
     /// The request ended well; the last update.
     Done {
@@ -75,10 +84,12 @@ impl EventDecoder {
     pub fn decode(&mut self, update: Update) -> Option<Event> {
         match update {
             Update::Prefill { done, total } => Some(Event::Prefill { done, total }),
+            Update::PromptToken { id, logprobs } => Some(Event::PromptToken { id, logprobs }),
             Update::Token { .. } if self.stopped.is_some() => None,
-            Update::Token { id, logprobs } => {
+            Update::Token { id, logprobs, is_end } => {
                 self.tokens += 1;
-                let (text, stop) = self.stop.push(&self.stream.push(id));
+                let text = if is_end { String::new() } else { self.stream.push(id) };
+                let (text, stop) = self.stop.push(&text);
                 if let Some(stop) = stop {
                     self.stopped = Some((stop, self.tokens));
                     self.cancelled.store(true, Relaxed);

@@ -10,7 +10,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How tokens are sampled.
     pub sampling: SamplerOptions,
-    /// The most generated tokens; without it, generation stops at the end of the context.
+    /// The most generated tokens; without it, generation stops at the end of the context. With 0
+    /// the prompt is read and nothing is generated.
     pub max_tokens: Option<usize>,
     /// Stop where one of these texts begins; it is not part of the output.
     pub stop: Vec<String>,
@@ -22,6 +23,9 @@ pub struct Request {
     pub show_special: bool,
     /// Report the log-probability of each token, and of this many of the most probable ones.
     pub logprobs: Option<usize>,
+    /// Report the log-probabilities of the prompt's tokens, too, each with this many of the most
+    /// probable ones, and that of the end token. The whole prompt is computed, whatever is cached.
+    pub prompt_logprobs: Option<usize>,
 }
 
 /// Something that happened to a request.
@@ -34,6 +38,13 @@ pub enum Event {
         done: usize,
         /// Tokens of the whole prompt.
         total: usize,
+    },
+    /// A token of the prompt, from the second on, if the request asks for its log-probabilities.
+    PromptToken {
+        /// The token's id.
+        id: u32,
+        /// Given the tokens before it.
+        logprobs: Box<Logprobs>,
     },
     /// A token was generated. `text` holds the characters that are complete now: it can be empty.
     Token {
@@ -62,7 +73,7 @@ pub enum Event {
 /// Natural logarithms of probabilities, before penalties, temperature and truncation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
-    /// Of the sampled token.
+    /// Of the sampled token, or of the prompt's.
     pub sampled: f32,
     /// Token ids with theirs, the most probable first.
     pub top: Vec<(u32, f32)>,

@@ -25,6 +25,9 @@ pub(crate) struct Task<T> {
     pub(crate) tokens: Vec<u32>,
     /// How many of them are the prompt's.
     pub(crate) prompt: usize,
+    /// Tokens of the prompt whose log-probabilities were returned; all where none are wanted. The
+    /// first token has none.
+    scored: usize,
     /// The most tokens that there will be.
     max_tokens: usize,
     /// What is stored of them.
@@ -41,8 +44,8 @@ pub(crate) struct ScheduledStep {
     pub(crate) batch: Batch,
     /// For each span, its running task and its number of tokens.
     pub(crate) spans: Vec<(usize, usize)>,
-    /// The running task of each output row.
-    pub(crate) outputs: Vec<usize>,
+    /// One for each of the batch's.
+    pub(crate) outputs: Vec<OutputRow>,
     /// Rows of tasks that decode; all others are prefill.
     decode_rows: usize,
     /// More than one is multi-step decode.
@@ -51,9 +54,20 @@ pub(crate) struct ScheduledStep {
     pub(crate) impossible: Option<usize>,
 }
 
+/// A row of a step whose logits are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutputRow {
+    /// The running task.
+    pub(crate) task: usize,
+    /// The index of the token behind it: of the prompt, or one to sample.
+    pub(crate) next: usize,
+}
+
 /// All requests of a model.
 pub(crate) struct Scheduler<T> {
     limits: Limits,
+    /// The most running requests.
+    parallel: usize,
     pages: Pages,
     budget: PrefillBudget,
     /// Oldest first.
@@ -85,6 +99,30 @@ impl<T> Task<T> {
         end - stored
     }
 
+    /// Whether log-probabilities of its prompt are still to be computed.
+    fn scores_prompt(&self) -> bool {
+        self.scored < self.prompt
+    }
+
+    /// The most tokens of a span with one output row and `more` of them for the prompt.
+    fn longest_scored_span(&self, more: usize) -> usize {
+        match self.scores_prompt() {
+            // The rows of tokens that were scored before it was preempted are no outputs.
+            true => self.scored.saturating_sub(self.sequence.tokens.len()).max(1) + more,
+            false => usize::MAX,
+        }
+    }
+
+    /// Its tokens, whose stored start it may go on from. Tokens to score need the row before them.
+    fn reusable(&self) -> &[u32] {
+        if self.scores_prompt() { &self.tokens[..self.scored] } else { &self.tokens }
+    }
+
+    /// Whether no token follows those that are known.
+    pub(crate) fn is_full(&self) -> bool {
+        self.tokens.len() >= self.max_tokens
+    }
+
     /// How much of the prompt is stored, if it is not all.
     pub(crate) fn partial_prefill(&self) -> Option<usize> {
         Some(self.sequence.tokens.len()).filter(|&stored| stored < self.prompt)
@@ -114,17 +152,23 @@ impl ScheduledStep {
         self.batch.push(span, &task.tokens[stored..stored + len]);
         self.spans.push((index, len));
         self.decode_rows += usize::from(task.is_decoding());
-        if len == task.pending() {
-            self.batch.output_last();
-            self.outputs.push(index);
+        let first_row = self.batch.tokens.len() - len;
+        for (row, next) in (stored + 1..=stored + len).enumerate() {
+            let is_scored = (task.scored..task.prompt).contains(&next);
+            if is_scored || next == task.tokens.len() {
+                self.batch.outputs.push((first_row + row) as u32);
+                self.outputs.push(OutputRow { task: index, next });
+            }
         }
     }
 }
 
 impl<T> Scheduler<T> {
-    pub(crate) fn new(pages: Pages, limits: Limits) -> Scheduler<T> {
+    /// For `parallel` running requests, each of which has an output row within the limits.
+    pub(crate) fn new(pages: Pages, parallel: usize, limits: Limits) -> Scheduler<T> {
         Scheduler {
             budget: PrefillBudget::new(limits.tokens),
+            parallel: parallel.min(limits.outputs),
             limits,
             pages,
             running: Vec::new(),
@@ -133,19 +177,21 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Queues a request for a prompt that has at least one token and fewer than `max_tokens`.
-    pub(crate) fn submit(&mut self, owner: T, prompt: Vec<u32>, max_tokens: usize) {
-        assert!(!prompt.is_empty() && prompt.len() < max_tokens, "there is something to generate");
-        let (len, sequence) = (prompt.len(), Sequence::default());
-        let tokens = prompt;
-        self.waiting.push_back(Task {
-            owner,
-            tokens,
-            prompt: len,
-            max_tokens,
-            sequence,
-            cached: None,
-        });
+    /// Queues a request for a prompt that has at least one token and at most `max_tokens`. If it
+    /// `scores_prompt`, the rows of the prompt's tokens are outputs, each once.
+    pub(crate) fn submit(
+        &mut self,
+        owner: T,
+        tokens: Vec<u32>,
+        max_tokens: usize,
+        scores_prompt: bool,
+    ) {
+        let prompt = tokens.len();
+        assert!((1..=max_tokens).contains(&prompt), "there is something to compute");
+        let scored = if scores_prompt { 1 } else { prompt };
+        let (sequence, cached) = (Sequence::default(), None);
+        let task = Task { owner, tokens, prompt, scored, max_tokens, sequence, cached };
+        self.waiting.push_back(task);
     }
 
     /// The pages, to restore some of them.
@@ -249,9 +295,9 @@ impl<T> Scheduler<T> {
     /// to compute a common prefix lets later ones pass.
     fn admit(&mut self, copies: &mut Copies) {
         let mut next = 0;
-        while self.running.len() < self.limits.outputs && next < self.waiting.len() {
+        while self.running.len() < self.parallel && next < self.waiting.len() {
             let task = &self.waiting[next];
-            let cached = self.pages.cached_tokens(&task.tokens, task.prompt);
+            let cached = self.pages.cached_tokens(task.reusable(), task.prompt);
             if self.computes_prefix_of(task, cached) {
                 next += 1;
                 continue;
@@ -262,7 +308,7 @@ impl<T> Scheduler<T> {
                 return;
             }
             let mut task = self.waiting.remove(next).expect("it is one of them");
-            let (sequence, prefix) = self.pages.start(&task.tokens, task.prompt);
+            let (sequence, prefix) = self.pages.start(task.reusable(), task.prompt);
             copies.extend(prefix);
             task.cached.get_or_insert(sequence.tokens.len());
             task.sequence = sequence;
@@ -275,10 +321,11 @@ impl<T> Scheduler<T> {
     fn computes_prefix_of(&self, task: &Task<T>, cached: usize) -> bool {
         self.running.iter().any(|other| {
             let (stored, prompt) = (other.sequence.tokens.len(), &other.tokens[..other.prompt]);
-            if self.pages.has_states() || stored >= prompt.len() {
+            // One whose prompt is scored takes more steps than computing it again does.
+            if self.pages.has_states() || stored >= prompt.len() || other.scores_prompt() {
                 return false;
             }
-            let limit = task.tokens.len() - 1;
+            let limit = task.reusable().len() - 1;
             let pairs = prompt.iter().zip(&task.tokens[..limit]);
             let common = pairs.take_while(|(a, b)| a == b).count() / PAGE_TOKENS * PAGE_TOKENS;
             common > cached && common > stored
@@ -333,13 +380,17 @@ impl<T> Scheduler<T> {
         others.sort_by_key(|&i| self.running[i].pending());
         let others_pending: usize = others.iter().map(|&i| self.running[i].pending()).sum();
         let mut left = budget;
+        // Each running request has an output row; those that are left are for prompts.
+        let mut more_outputs = self.limits.outputs - self.running.len();
         for i in std::iter::once(oldest).chain(others.iter().copied()) {
             let share = if i == oldest { budget - others_pending.min(budget / 2) } else { left };
             let task = &mut self.running[i];
-            let len = task.longest_span().min(share);
+            let len = task.longest_span().min(share).min(task.longest_scored_span(more_outputs));
             if len > 0 && self.pages.reserve(&mut task.sequence, len) {
+                let outputs = step.outputs.len();
                 step.push(i, task, len);
                 left -= len;
+                more_outputs -= (step.outputs.len() - outputs).saturating_sub(1);
             }
         }
     }
@@ -353,8 +404,9 @@ impl<T> Scheduler<T> {
 
     /// Notes that the tokens of a span are stored. Returns the blocks to copy as a checkpoint.
     pub(crate) fn store(&mut self, index: usize, len: usize) -> Option<Copy> {
-        let Task { tokens, sequence, .. } = &mut self.running[index];
+        let Task { tokens, sequence, scored, prompt, .. } = &mut self.running[index];
         let stored = sequence.tokens.len();
+        *scored = (stored + len + 1).max(*scored).min(*prompt);
         self.pages.advance(sequence, &tokens[stored..stored + len]);
         self.pages.checkpoint(sequence)
     }
@@ -363,7 +415,7 @@ impl<T> Scheduler<T> {
     pub(crate) fn push_token(&mut self, index: usize, token: u32) -> bool {
         let task = &mut self.running[index];
         task.tokens.push(token);
-        task.tokens.len() < task.max_tokens
+        !task.is_full()
     }
 
     /// Ends a call of the model that took `seconds` and ran `steps` steps of those scheduled.

@@ -15,10 +15,10 @@ use bodkin_backend::{ExpertTimes, Model, RowOutput, SamplingParams, StateBlock, 
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::nonfinite;
-use crate::pages::{Copies, FullPage, Pages};
+use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
-use crate::scheduler::{ScheduledStep, Scheduler};
+use crate::scheduler::{OutputRow, ScheduledStep, Scheduler};
 use crate::stats::{ExpertReport, Status};
 use crate::tokenizer::Tokenizer;
 
@@ -50,13 +50,12 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(
         model: Box<dyn Model>,
-        pages: Pages,
+        scheduler: Scheduler<Box<Client>>,
         tokenizer: Arc<Tokenizer>,
         status: Arc<Status>,
         store: Option<PrefixStore>,
     ) -> Worker {
         status.stats().total_pages = model.limits().pages.clone();
-        let scheduler = Scheduler::new(pages, model.limits().clone());
         let (inbox, step) = (VecDeque::new(), ScheduledStep::default());
         let (reports, params) = (Vec::new(), Vec::new());
         let worker =
@@ -129,8 +128,11 @@ impl Worker {
         match message {
             Message::Submit { client, prompt, max_tokens } => {
                 // First of all, so that the request ends with the cause if the model fails.
-                self.scheduler.submit(client, prompt.clone(), max_tokens);
-                self.restore(&prompt)?;
+                let scores_prompt = client.scores_prompt();
+                self.scheduler.submit(client, prompt.clone(), max_tokens, scores_prompt);
+                if !scores_prompt {
+                    self.restore(&prompt)?;
+                }
             }
             Message::ExpertStats(reply) if self.model.plan().routed_layers().is_empty() => {
                 // No step is worth timing. The client may have stopped waiting for the reply.
@@ -208,8 +210,10 @@ impl Worker {
             tasks[index].owner.admit(prompt, cached, &self.status);
         }
         self.params.clear();
-        let params = self.step.outputs.iter().map(|&i| tasks[i].owner.params(self.step.steps));
-        self.params.extend(params);
+        self.params.extend(self.step.outputs.iter().map(|row| {
+            let task = &tasks[row.task];
+            (row.next >= task.prompt).then(|| task.owner.params(self.step.steps)).flatten()
+        }));
         let started = Instant::now();
         let mut results = StepResults::default();
         self.call_model(messages, &mut results)?;
@@ -220,9 +224,13 @@ impl Worker {
         stats.steps += results.steps as u64;
         stats.rows += (results.steps * self.step.batch.tokens.len()) as u64;
         stats.step_seconds += seconds;
-        stats.generated_tokens += (results.steps * self.step.outputs.len()) as u64;
+        stats.generated_tokens += results.generated as u64;
         drop(stats);
-        results.ended.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
+        // A prompt that is scored has several rows, each of which may end it.
+        results
+            .ended
+            .sort_unstable_by_key(|(index, end)| (std::cmp::Reverse(*index), end.is_some()));
+        results.ended.dedup_by_key(|(index, _)| *index);
         let (mut ended, mut saved) = (Vec::new(), Ok(()));
         for (index, end) in results.ended {
             if let Some(reason) = end {
@@ -273,19 +281,33 @@ impl Worker {
             }
             let mut tokens = output.tokens.iter().copied();
             let mut logits = output.logits.chunks_exact(width);
-            for (row, &index) in rows.iter().zip(&step.outputs) {
-                let client = &mut scheduler.running()[index].owner;
+            for (row, &OutputRow { task: index, next }) in rows.iter().zip(&step.outputs) {
+                let task = &mut scheduler.running()[index];
+                let (is_full, client) = (task.is_full(), &mut task.owner);
                 let token = match row {
                     RowOutput::Token(_) => {
                         let token = tokens.next().expect("a token for each row that asks for one");
                         token.map(|token| client.accept(token))
                     }
-                    RowOutput::Logits => client.sample(logits.next().expect("its logits")),
+                    RowOutput::Logits => {
+                        let logits = logits.next().expect("its logits");
+                        if next < task.prompt {
+                            let is_finite = client.report_prompt(logits, task.tokens[next]);
+                            results.ended.extend((!is_finite).then_some((index, None)));
+                            continue;
+                        }
+                        client.sample(logits)
+                    }
                 };
                 let Some(token) = token else {
                     results.ended.push((index, None));
                     continue;
                 };
+                if is_full {
+                    results.ended.push((index, Some(Finish::Length)));
+                    continue;
+                }
+                results.generated += 1;
                 let (id, end) = (token.0, client.report(token, tokenizer));
                 let is_full = end.is_none() && !scheduler.push_token(index, id);
                 let end = end.or_else(|| is_full.then_some(Finish::Context));
@@ -317,6 +339,8 @@ impl Worker {
 struct StepResults {
     /// Steps that have run.
     steps: usize,
+    /// Tokens that were sampled.
+    generated: usize,
     /// Blocks to copy.
     checkpoints: Copies,
     /// Running tasks that end, and how; none if their logits are not finite.

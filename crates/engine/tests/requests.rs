@@ -134,6 +134,7 @@ fn collect_all(events: Events) -> (Vec<u32>, Result<(Finish, usize), Error>) {
     for event in events {
         match event {
             Event::Prefill { done, total } => assert!(tokens.is_empty() && done < total),
+            Event::PromptToken { .. } => assert!(tokens.is_empty()),
             Event::Token { id, .. } => tokens.push(id),
             Event::Done { reason, usage, .. } => {
                 assert_eq!(usage.generated_tokens, tokens.len());

@@ -57,7 +57,7 @@ pub fn answer(
     let (mut ids, mut text) = (Vec::new(), String::new());
     for event in engine.submit(request)? {
         match event {
-            Event::Prefill { .. } => (),
+            Event::Prefill { .. } | Event::PromptToken { .. } => (),
             Event::Token { id, text: new, .. } => {
                 ids.push(id);
                 text.push_str(&new);

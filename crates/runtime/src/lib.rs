@@ -28,6 +28,7 @@
 //! for event in model.generate("Hello", request)? {
 //!     match event {
 //!         Event::Prefill { done, total } => println!("{done} of {total} tokens"),
+//!         Event::PromptToken { .. } => (),
 //!         Event::Token { id, text, .. } => println!("{id}: {text}"),
 //!         Event::Done { usage, .. } => assert!(usage.generated_tokens <= 4),
 //!         Event::Error(error) => return Err(error.into()),

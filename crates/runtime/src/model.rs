@@ -269,7 +269,7 @@ impl Answer {
         let (mut text, mut tokens) = (String::new(), Vec::new());
         for event in events {
             match event {
-                Event::Prefill { .. } => (),
+                Event::Prefill { .. } | Event::PromptToken { .. } => (),
                 Event::Token { id, text: new, .. } => {
                     tokens.push(id);
                     text.push_str(&new);

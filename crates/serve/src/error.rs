@@ -119,7 +119,6 @@ impl From<EngineError> for ApiError {
             | EngineError::LongText { .. }
             | EngineError::EmptyPrompt
             | EngineError::UnknownToken { .. }
-            | EngineError::NoTokens
             | EngineError::NoText { .. }
             | EngineError::NoEmbeddings { .. }
             | EngineError::EmptyText { .. }

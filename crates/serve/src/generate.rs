@@ -332,6 +332,7 @@ impl Running {
                 report = choice.clock.prefill(done, total)?;
                 (String::new(), EventKind::Prefill)
             }
+            Event::PromptToken { .. } => return None,
             Event::Token { id, text, logprobs } => {
                 report = choice.clock.token();
                 choice.counted += 1;

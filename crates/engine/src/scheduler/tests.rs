@@ -77,26 +77,28 @@ impl HashModel {
     }
 }
 
-/// What a request generates alone.
-fn alone(prompt: &[u32], max_tokens: usize, like: &HashModel) -> Vec<u32> {
+/// What follows each token of a prompt but the last, and what a request generates alone.
+fn alone(prompt: &[u32], max_tokens: usize, like: &HashModel) -> (Vec<u32>, Vec<u32>) {
     let pages = max_tokens.div_ceil(PAGE_TOKENS);
     let state_slots = like.slots.len().min(1);
     let limits = Limits { tokens: 1, outputs: 1, pages: vec![pages; 2], state_slots };
     let mut model = HashModel::new(&limits, like.rounds_prefill);
     let table = PageTable { skipped: 0, pages: (0..pages as u32).collect() };
     let tables = [table.clone(), table];
-    let (mut tokens, mut generated) = (prompt.to_vec(), Vec::new());
+    let (mut tokens, mut scored, mut generated) = (prompt.to_vec(), Vec::new(), Vec::new());
     let mut position = 0;
-    while tokens.len() < max_tokens {
+    while tokens.len() < max_tokens || position + 1 < prompt.len() {
         let is_prefill = position < prompt.len();
         let next = model.row(&tables, 0, (position, tokens[position]), is_prefill);
         position += 1;
-        if position == tokens.len() {
+        if position < prompt.len() {
+            scored.push(next);
+        } else if position == tokens.len() {
             tokens.push(next);
             generated.push(next);
         }
     }
-    generated
+    (scored, generated)
 }
 
 /// A request of the simulation.
@@ -105,6 +107,8 @@ struct Simulated {
     prompt: Vec<u32>,
     max_tokens: usize,
     generated: Vec<u32>,
+    /// What follows each token of the prompt but the last, if it is scored.
+    scored: Option<Vec<u32>>,
     /// It is cancelled, or its results turn out wrong, at this step.
     cancelled_at: Option<usize>,
     fails_at: Option<usize>,
@@ -137,7 +141,12 @@ impl Simulation {
     fn new(limits: &Limits, rounds_prefill: bool) -> Simulation {
         let pages = Pages::new(&WINDOWS, &limits.pages, limits.state_slots);
         Simulation {
-            scheduler: Scheduler::new(pages, limits.clone()),
+            scheduler: Scheduler::new(
+                pages,
+                limits.outputs,
+                // A few more for prompts that are scored.
+                Limits { outputs: limits.outputs + 3, ..limits.clone() },
+            ),
             model: HashModel::new(limits, rounds_prefill),
             step: ScheduledStep::default(),
             now: 0,
@@ -151,7 +160,8 @@ impl Simulation {
     fn submit(&mut self, request: Simulated) {
         self.submitted.insert(request.id, self.now);
         let (prompt, max_tokens) = (request.prompt.clone(), request.max_tokens);
-        self.scheduler.submit(request, prompt, max_tokens);
+        let scores_prompt = request.scored.is_some();
+        self.scheduler.submit(request, prompt, max_tokens, scores_prompt);
     }
 
     /// Runs one call of the model.
@@ -167,10 +177,21 @@ impl Simulation {
         let mut steps = 0;
         while steps < self.step.steps && ended.is_empty() {
             let next = self.run_rows(&tokens, steps);
-            for (&index, &token) in self.step.outputs.iter().zip(&next) {
-                let request = &mut self.scheduler.running()[index].owner;
+            for (&OutputRow { task: index, next }, &token) in self.step.outputs.iter().zip(&next) {
+                let task = &mut self.scheduler.running()[index];
+                let (is_full, request) = (task.is_full(), &mut task.owner);
+                if next < task.prompt {
+                    let scored = request.scored.as_mut().unwrap();
+                    assert_eq!(next, scored.len() + 1, "each row once and in order");
+                    scored.push(token);
+                    continue;
+                }
                 if request.fails_at.is_some_and(|at| at <= now) {
                     ended.push((index, true));
+                    continue;
+                }
+                if is_full {
+                    ended.push((index, false));
                     continue;
                 }
                 request.generated.push(token);
@@ -200,6 +221,7 @@ impl Simulation {
     fn run_rows(&mut self, tokens: &[u32], steps_before: usize) -> Vec<u32> {
         let ScheduledStep { batch, spans, .. } = &self.step;
         assert!(batch.tokens.len() <= self.scheduler.limits.tokens);
+        assert!(batch.outputs.len() <= self.scheduler.limits.outputs);
         let (mut next, mut row) = (Vec::new(), 0);
         let mut checkpoints = Copies::new();
         for (span, &(index, len)) in batch.spans.iter().zip(spans) {
@@ -231,9 +253,12 @@ impl Simulation {
         let free = pages.free_pages().into_iter().zip(pages.cached_pages());
         assert_eq!(free.map(|(free, cached)| free + cached).collect::<Vec<_>>(), limits.pages);
         for request in &self.finished {
-            let Simulated { prompt, max_tokens, generated, .. } = request;
-            let wanted = alone(prompt, *max_tokens, &self.model);
+            let Simulated { prompt, max_tokens, generated, scored, .. } = request;
+            let (wanted_scored, wanted) = alone(prompt, *max_tokens, &self.model);
             assert!(*generated == wanted, "request {} differs from itself alone", request.id);
+            if let Some(scored) = scored {
+                assert!(*scored == wanted_scored, "request {}: its prompt differs", request.id);
+            }
         }
     }
 }
@@ -254,7 +279,9 @@ fn simulate(limits: &Limits, seed: u64) {
     while next < 10_000 / 4 {
         if random.below(3) > 0 {
             let prompt = prompt(&mut random);
-            let max_tokens = prompt.len() + 1 + random.below(60);
+            let scored = (random.below(6) == 0).then(Vec::new);
+            let least = usize::from(scored.is_none());
+            let max_tokens = prompt.len() + least + random.below(60);
             let now = simulation.now;
             let mut sometimes = |of: usize| (random.below(of) == 0).then(|| now + random.below(40));
             let (cancelled_at, fails_at) = (sometimes(8), sometimes(30));
@@ -265,6 +292,7 @@ fn simulate(limits: &Limits, seed: u64) {
                 prompt,
                 max_tokens,
                 generated,
+                scored,
                 cancelled_at,
                 fails_at,
             });
@@ -296,7 +324,8 @@ fn every_request_gets_what_it_gets_alone_with_recurrent_state() {
 fn request(id: usize, prompt: Vec<u32>, new: usize) -> Simulated {
     let max_tokens = prompt.len() + new;
     let generated = Vec::new();
-    Simulated { id, prompt, max_tokens, generated, cancelled_at: None, fails_at: None }
+    let (scored, cancelled_at, fails_at) = (None, None, None);
+    Simulated { id, prompt, max_tokens, generated, scored, cancelled_at, fails_at }
 }
 
 fn numbers(from: u32, len: usize) -> Vec<u32> {
@@ -388,9 +417,9 @@ fn a_cancelled_request_is_gone_in_every_state() {
 #[test]
 fn a_prompt_of_one_token_is_measured_as_prefill() {
     let limits = Limits { tokens: 256, outputs: 4, pages: vec![20, 20], state_slots: 0 };
-    let mut scheduler = Scheduler::new(Pages::new(&WINDOWS, &limits.pages, 0), limits);
+    let mut scheduler = Scheduler::new(Pages::new(&WINDOWS, &limits.pages, 0), 1, limits);
     let mut step = ScheduledStep::default();
-    scheduler.submit((), vec![7], 8);
+    scheduler.submit((), vec![7], 8, false);
     // 10 ms for a prompt token, then a decode step of 1 s.
     for seconds in [0.01, 1.0] {
         scheduler.schedule(&mut step, |()| false);
