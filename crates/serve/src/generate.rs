@@ -14,6 +14,10 @@ use crate::models::Lease;
 use crate::reasoning::{Delta, ReasoningSplitter};
 use crate::timings::{Clock, Reports};
 
+/// The most log-probabilities of prompts in one answer: those of their tokens, and of alternatives.
+/// As JSON, one takes about 200 bytes.
+const PROMPT_LOGPROBS: usize = 1 << 20;
+
 /// What to generate from.
 #[derive(Clone, Debug)]
 pub(crate) enum Prompt {
@@ -112,6 +116,8 @@ pub(crate) struct Running {
 
 struct Choice {
     decoder: EventDecoder,
+    /// Of the prompt's tokens from the second on, if they are asked for.
+    prompt_logprobs: Vec<Logprobs>,
     /// Tokens that have been counted.
     counted: usize,
     clock: Clock,
@@ -226,6 +232,7 @@ impl Generation {
         let Generation { prompts, request, choices, separates_reasoning, reports } = self;
         let prompts = prompts.into_iter().map(|prompt| tokenize(&lease, prompt));
         let prompts = prompts.collect::<Result<Vec<_>>>()?;
+        check_prompt_logprobs(&prompts, &request, choices)?;
         let model = lease.text()?;
         let (sender, receiver) = unbounded_channel();
         let mut running = Vec::with_capacity(prompts.len() * choices);
@@ -244,8 +251,16 @@ impl Generation {
                     }
                     _ => None,
                 };
-                let (clock, counted, reasoning_tokens) = (Clock::new(reports), 0, 0);
-                running.push(Choice { decoder, counted, clock, splitter, reasoning_tokens });
+                let (clock, prompt_logprobs) = (Clock::new(reports), Vec::new());
+                let (counted, reasoning_tokens) = (0, 0);
+                running.push(Choice {
+                    decoder,
+                    prompt_logprobs,
+                    counted,
+                    clock,
+                    splitter,
+                    reasoning_tokens,
+                });
             }
         }
         // The answers to a prompt read it once.
@@ -264,6 +279,25 @@ impl Generation {
     }
 }
 
+/// Refuses a request whose answer would have too many log-probabilities of prompts.
+fn check_prompt_logprobs(
+    prompts: &[(Vec<u32>, Option<String>)],
+    request: &Request,
+    choices: usize,
+) -> Result<()> {
+    let Some(top) = request.prompt_logprobs else { return Ok(()) };
+    let tokens: usize = prompts.iter().map(|(tokens, _)| choices * tokens.len()).sum();
+    let limit = PROMPT_LOGPROBS / (1 + top);
+    if tokens <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "the prompts of all answers have {tokens} tokens; with {top} alternatives of each, at most \
+         {limit} can have log-probabilities in one request"
+    );
+    Err(ApiError::bad_request(message))
+}
+
 impl Running {
     /// The number of answers.
     pub(crate) fn choices(&self) -> usize {
@@ -278,6 +312,12 @@ impl Running {
     /// The tokens of an answer's prompt.
     pub(crate) fn prompt(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.choices_per_prompt()]
+    }
+
+    /// The log-probabilities of an answer's prompt, from its second token on. All have come with
+    /// the first token of the answer, or with its end.
+    pub(crate) fn prompt_logprobs(&self, index: usize) -> &[Logprobs] {
+        &self.choices[index].prompt_logprobs
     }
 
     /// The tokens of an answer so far that are reasoning.
@@ -332,7 +372,10 @@ impl Running {
                 report = choice.clock.prefill(done, total)?;
                 (String::new(), EventKind::Prefill)
             }
-            Event::PromptToken { .. } => return None,
+            Event::PromptToken { logprobs, .. } => {
+                choice.prompt_logprobs.push(*logprobs);
+                return None;
+            }
             Event::Token { id, text, logprobs } => {
                 report = choice.clock.token();
                 choice.counted += 1;

@@ -156,8 +156,8 @@ fn chat() -> Value {
 fn completions() -> Value {
     with_reports(json!({
         "prompt": prompt(),
-        "max_tokens": limit(),
-        "n_predict": limit(),
+        "max_tokens": integer(-2, TOKENS),
+        "n_predict": integer(-2, TOKENS),
         "n": integer(1, 64),
         "logprobs": integer(0, 20),
         "echo": boolean(),

@@ -144,6 +144,13 @@ def test_openai_completions():
     check("".join(c.choices[0].text for c in create(**settings, stream=True)) == text, "a stream")
     logprobs = create(**settings, logprobs=2).choices[0].logprobs
     check(len(logprobs.tokens) == len(logprobs.token_logprobs) == 8, "log-probabilities")
+    # As a harness scores texts.
+    whole = create(**settings, echo=True, logprobs=2).choices[0].logprobs
+    scored = create(**dict(settings, max_tokens=0), echo=True, logprobs=2).choices[0]
+    check(scored.text == "Once upon" and scored.finish_reason == "length", f"{scored}")
+    check(scored.logprobs.token_logprobs[0] is None, "the first token has no log-probability")
+    prompt = scored.logprobs.token_logprobs
+    check(whole.token_logprobs == prompt + logprobs.token_logprobs, "the prompt, then the answer")
     refused(lambda: create(**settings, suffix="end"), openai.BadRequestError, "suffix")
     prompts = ["Once upon", "a"]
     alone = [create(**dict(settings, prompt=prompt)).choices[0].text for prompt in prompts]

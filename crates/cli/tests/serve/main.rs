@@ -5,6 +5,7 @@
 
 mod clients;
 mod defaults;
+mod echo;
 mod embeddings;
 mod faults;
 mod models;

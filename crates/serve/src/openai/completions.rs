@@ -3,6 +3,7 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use bodkin::Logprobs;
 use serde_json::{Map, Value, json};
 
 use super::chunks::{self, Chunks};
@@ -12,6 +13,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
 use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
+use crate::models::Lease;
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::Reports;
 
@@ -37,15 +39,12 @@ pub(crate) async fn create(
     let prompts = prompts_of(fields.take("prompt"))?;
     let mut request = lease.request(&mut fields)?;
     let (names, otherwise) = (["max_tokens", "n_predict"], Some(DEFAULT_MAX_TOKENS));
-    request.max_tokens = lease.defaults.max_tokens(&mut fields, &names, 1, otherwise)?;
+    request.max_tokens = lease.defaults.max_tokens(&mut fields, &names, 0, otherwise)?;
     request.logprobs = fields.integer("logprobs", 0..=LOGPROBS)?.map(|n| n as usize);
     let has_logprobs = request.logprobs.is_some();
     let choices = choices(&mut fields)?;
     let echoes = fields.boolean("echo")?.unwrap_or(false);
-    if echoes && has_logprobs {
-        let message = "echo: the log-probabilities of prompts are not supported yet";
-        return Err(ApiError::field("echo", message));
-    }
+    request.prompt_logprobs = request.logprobs.filter(|_| echoes);
     let texts = if echoes || has_logprobs { texts(&prompts) } else { Vec::new() };
     let (streams, include_usage) = stream_options(&mut fields)?;
     let (separates_reasoning, reports) = (false, Reports::of(&mut fields)?);
@@ -59,14 +58,22 @@ pub(crate) async fn create(
     let mut offsets: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
     let echo = if echoes { texts } else { Vec::new() };
     if streams {
-        let format = CompletionStream { chunks: Chunks::new(include_usage), echo, offsets };
+        let echo = echo.into_iter().map(Some).collect();
+        let chunks = Chunks::new(include_usage);
+        let format = CompletionStream { chunks, echo, has_logprobs, offsets };
         return Ok(stream::response(running, format));
     }
     let (running, answers) = running.collect().await?;
     let choices = answers.iter().enumerate().map(|(index, answer)| {
-        let logprobs =
-            has_logprobs.then(|| logprobs(&running, &answer.tokens, &mut offsets[index]));
         let prompt = echo.get(index).map_or("", String::as_str);
+        let logprobs = has_logprobs.then(|| {
+            let mut lists = LogprobLists::default();
+            if echoes {
+                lists.push_prompt(&running, index, prompt);
+            }
+            lists.push_answer(&running, &answer.tokens, &mut offsets[index]);
+            lists.json()
+        });
         json!({
             "index": index,
             "text": format!("{prompt}{}", answer.text.content),
@@ -139,27 +146,74 @@ fn prompt_of(value: Value) -> Result<Prompt> {
 }
 
 /// Log-probabilities as this interface has them: one list for each kind of fact. Offsets are in
-/// characters from the start of the prompt, whether it is repeated or not; `offset` is that of the
-/// first token, and becomes that of the next one.
-fn logprobs(running: &Running, tokens: &[AnswerToken], offset: &mut usize) -> Value {
-    let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
-    for token in tokens {
-        let Some(own) = token.logprobs.as_deref() else { continue };
-        let (text, bytes) = piece(&running.lease, token.id);
-        offsets.push(*offset);
-        *offset += begun_characters(&bytes);
-        texts.push(text);
-        logprobs.push(float(own.sampled));
-        let top = own.top.iter();
-        let top = top.map(|&(id, logprob)| (piece(&running.lease, id).0, float(logprob)));
-        tops.push(Value::Object(top.collect()));
+/// characters from the start of the prompt, whether it is repeated or not.
+#[derive(Default)]
+struct LogprobLists {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Value>,
+    top_logprobs: Vec<Value>,
+    text_offset: Vec<usize>,
+}
+
+impl LogprobLists {
+    /// Adds a token. The first of a prompt has no log-probability.
+    fn push(&mut self, lease: &Lease, text: String, own: Option<&Logprobs>, offset: usize) {
+        let top = own.map(|own| {
+            let mut top = Map::new();
+            for &(id, logprob) in &own.top {
+                // Where tokens have one text, the most probable one stands for it.
+                top.entry(piece(lease, id).0).or_insert_with(|| float(logprob));
+            }
+            top
+        });
+        self.tokens.push(text);
+        self.token_logprobs.push(own.map_or(Value::Null, |own| float(own.sampled)));
+        self.top_logprobs.push(top.into());
+        self.text_offset.push(offset);
     }
-    json!({
-        "tokens": texts,
-        "token_logprobs": logprobs,
-        "top_logprobs": tops,
-        "text_offset": offsets,
-    })
+
+    /// Adds the tokens of an answer's prompt, whose text is `text`.
+    fn push_prompt(&mut self, running: &Running, index: usize, text: &str) {
+        let (mut rest, mut offset) = (text.as_bytes(), 0);
+        let own = running.prompt_logprobs(index).iter().map(Some);
+        for (&id, own) in running.prompt(index).iter().zip(std::iter::once(None).chain(own)) {
+            let (text, bytes) = piece(&running.lease, id);
+            self.push(&running.lease, text, own, offset);
+            let (covered, left) = rest.split_at(covered_bytes(rest, &bytes));
+            offset += begun_characters(covered);
+            rest = left;
+        }
+    }
+
+    /// Adds generated tokens; `offset` is that of the first, and becomes that of the next one.
+    fn push_answer(&mut self, running: &Running, tokens: &[AnswerToken], offset: &mut usize) {
+        for token in tokens {
+            let Some(own) = token.logprobs.as_deref() else { continue };
+            let (text, bytes) = piece(&running.lease, token.id);
+            self.push(&running.lease, text, Some(own), *offset);
+            *offset += begun_characters(&bytes);
+        }
+    }
+
+    fn json(self) -> Value {
+        json!({
+            "tokens": self.tokens,
+            "token_logprobs": self.token_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "text_offset": self.text_offset,
+        })
+    }
+}
+
+/// How many bytes of the rest of a prompt's text a token stands for. Tokenizers may put a token
+/// before the text, or a space.
+fn covered_bytes(rest: &[u8], token: &[u8]) -> usize {
+    let without_space = token.strip_prefix(b" ").unwrap_or(token);
+    match rest {
+        _ if rest.starts_with(token) => token.len(),
+        _ if rest.starts_with(without_space) => without_space.len(),
+        _ => 0,
+    }
 }
 
 /// The characters that begin in a token's bytes: tokens may divide one.
@@ -170,10 +224,25 @@ fn begun_characters(bytes: &[u8]) -> usize {
 /// The chunks of a streamed answer.
 struct CompletionStream {
     chunks: Chunks,
-    /// What each answer begins with, if it repeats its prompt.
-    echo: Vec<String>,
+    /// What each answer is to begin with, if it repeats its prompt.
+    echo: Vec<Option<String>>,
+    has_logprobs: bool,
     /// The offset of the next token of each answer, if it has log-probabilities.
     offsets: Vec<usize>,
+}
+
+impl CompletionStream {
+    /// Writes the prompt of an answer, if it is to be repeated and has not been.
+    fn repeat_prompt(&mut self, running: &Running, index: usize, out: &mut Vec<u8>) {
+        let Some(text) = self.echo.get_mut(index).and_then(Option::take) else { return };
+        let mut choice = json!({ "index": index, "text": text, "finish_reason": null });
+        if self.has_logprobs {
+            let mut lists = LogprobLists::default();
+            lists.push_prompt(running, index, &text);
+            choice["logprobs"] = lists.json();
+        }
+        self.chunks.write(Some(choice), Map::new(), out);
+    }
 }
 
 impl StreamFormat for CompletionStream {
@@ -182,15 +251,17 @@ impl StreamFormat for CompletionStream {
 
     fn begin(&mut self, running: &Running, out: &mut Vec<u8>) {
         self.chunks.begin("cmpl-", "text_completion", running);
-        for (index, text) in self.echo.iter().enumerate() {
-            let choice = json!({ "index": index, "text": text, "finish_reason": null });
-            self.chunks.write(Some(choice), Map::new(), out);
-        }
+        // The log-probabilities of a prompt come before the first token.
+        let ready = if self.has_logprobs { 0 } else { self.echo.len() };
+        (0..ready).for_each(|index| self.repeat_prompt(running, index, out));
     }
 
     fn event(&mut self, running: &Running, event: ChoiceEvent, out: &mut Vec<u8>) {
         let ChoiceEvent { index, delta, kind, report } = event;
         let text = delta.content;
+        if matches!(kind, EventKind::Token { .. } | EventKind::Done { .. }) {
+            self.repeat_prompt(running, index, out);
+        }
         match kind {
             EventKind::Prefill => self.chunks.write(None, report, out),
             EventKind::Token { id, logprobs: own } => {
@@ -199,7 +270,9 @@ impl StreamFormat for CompletionStream {
                 }
                 let logprobs = own.map(|own| {
                     let token = AnswerToken { id, logprobs: Some(own) };
-                    logprobs(running, &[token], &mut self.offsets[index])
+                    let mut lists = LogprobLists::default();
+                    lists.push_answer(running, &[token], &mut self.offsets[index]);
+                    lists.json()
                 });
                 let choice = json!({
                     "index": index, "text": text, "logprobs": logprobs, "finish_reason": null,
