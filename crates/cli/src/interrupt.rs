@@ -55,6 +55,11 @@ fn interrupted() {
     if let Some(mut action) = action {
         return action();
     }
+    end()
+}
+
+/// Removes unfinished files and ends the process, without waiting for its threads.
+pub(crate) fn end() -> ! {
     bodkin::cleanup::run();
     exit(EXIT_INTERRUPTED.into())
 }

@@ -3,6 +3,7 @@
 mod arguments;
 mod chat;
 mod commands;
+mod interruptible;
 mod prefill;
 mod sampling;
 mod screen;
@@ -16,7 +17,7 @@ use anyhow::{Result, ensure};
 use bodkin::Finish;
 
 use crate::arguments::find_decoder;
-use crate::interrupt::Interrupted;
+use crate::interrupt;
 use crate::text;
 pub(crate) use arguments::Args;
 use screen::Screen;
@@ -74,9 +75,14 @@ fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
         if let Some(mark) = session.cut(&answer) {
             writeln!(stderr(), "{mark}")?;
         }
-        if stderr().is_terminal() {
+        let is_read = answer.usage.generated_tokens > 0;
+        if is_read && stderr().is_terminal() {
             writeln!(stderr(), "\n{}", session::stats(&answer))?;
         }
     }
-    if answer.finish == Finish::Cancelled { Err(Interrupted.into()) } else { Ok(()) }
+    if answer.finish == Finish::Cancelled {
+        // The engine may be in a long step, for which dropping the session would wait.
+        interrupt::end();
+    }
+    Ok(())
 }

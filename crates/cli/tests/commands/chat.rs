@@ -1,7 +1,9 @@
 //! `run` without a prompt: a chat over a real pseudo-terminal.
 
 use std::fs;
-use std::process::{Child, Command};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::place::{Place, model};
 use crate::terminal::Terminal;
@@ -288,6 +290,71 @@ fn a_long_prompt_shows_progress() {
     terminal.expect(" left");
     interrupt(&terminal.child);
     assert_eq!(terminal.child.wait().unwrap().code(), Some(130));
+}
+
+/// The step that reads the prompt takes many seconds, and Ctrl-C does not wait for its end.
+#[test]
+fn ctrl_c_ends_the_reading_of_a_prompt_at_once() {
+    let place = Place::new();
+    fs::write(place.path("long.txt"), "x ".repeat(30_000)).unwrap();
+    let flags = ["-f", "long.txt", "--raw", "-c", "65536", "--batch-size", "65536", "-t", "1"];
+    for json in [&[][..], &["--json"]] {
+        let model = model("llama");
+        let args = [&["run", &model], &flags[..], json].concat();
+        let mut command = place.bodkin(&args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // The note about the context comes before the model is loaded.
+        child.stderr.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        let start = Instant::now();
+        interrupt(&child);
+        let output = child.wait_with_output().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert_eq!(output.status.code(), Some(130));
+        let text = String::from_utf8(output.stdout).unwrap();
+        if json.is_empty() {
+            assert_eq!(text, "\n");
+            continue;
+        }
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&answer["text"], &answer["reason"]), (&"".into(), &"interrupted".into()));
+        assert_eq!(answer["generated_tokens"], 0);
+    }
+}
+
+/// The input line comes back while the engine is still in the step of the prompt. The next prompt
+/// is answered behind it, and leaving waits for nothing.
+#[test]
+fn ctrl_c_during_a_prompt_gives_the_input_line_back() {
+    let place = Place::new();
+    for (file, text) in [("long.json", "x "), ("other.json", "y ")] {
+        let messages = serde_json::json!([
+            { "role": "user", "content": text.repeat(20_000) },
+            { "role": "assistant", "content": "x" },
+        ]);
+        fs::write(place.path(file), messages.to_string()).unwrap();
+    }
+    let flags = ["-n", "3", "-c", "65536", "--batch-size", "65536", "-t", "1"];
+    let mut chat = chat(&place, &model("llama"), &flags);
+    chat.say("/load long.json", "");
+    chat.say("Hello", "reading the prompt");
+    let start = Instant::now();
+    interrupt(&chat.child);
+    chat.say("/clear", "");
+    let returned = start.elapsed();
+    chat.say("Hello", "xxx");
+    assert!(3 * returned < start.elapsed(), "{returned:?} of {:?}", start.elapsed());
+    // The prompt that was interrupted is not part of the conversation.
+    chat.say("/stats", "prompt ");
+    let tokens: usize = chat.expect(" tokens").parse().unwrap();
+    assert!(tokens < 100, "{tokens}");
+    chat.say("/load other.json", "");
+    chat.say("Hello", "reading the prompt");
+    let start = Instant::now();
+    interrupt(&chat.child);
+    chat.leave("/exit\r");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 #[test]

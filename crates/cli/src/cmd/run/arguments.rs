@@ -12,8 +12,8 @@ const SAMPLING_HEADING: &str =
 const AFTER: &str = "\
 The prompt is the text of standard input if that is no terminal, then of each --file, then PROMPT.
 Without any of them, it is a chat; /help lists its commands. Ctrl-C stops an answer and keeps its
-text; the exit status is then 130. llama.cpp's names of these flags work too: --temp, --n-predict,
--ngl, -sys and others.";
+text, or ends the reading of the prompt; the exit status is then 130. llama.cpp's names of these
+flags work too: --temp, --n-predict, -ngl, -sys and others.";
 
 /// Arguments of `run`.
 #[derive(clap::Args)]

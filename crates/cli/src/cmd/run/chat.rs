@@ -30,6 +30,8 @@ pub(super) fn chat(mut session: Session) -> Result<()> {
             break;
         }
     }
+    // The engine may be in a long step of a prompt that Ctrl-C ended, which nobody waits for.
+    std::mem::forget(session);
     Ok(())
 }
 

@@ -9,10 +9,11 @@ use bodkin_engine::{Event, Sampler};
 use serde_json::{Value, json};
 
 use super::arguments::{Args, Settings};
+use super::interruptible::InterruptibleEvents;
 use super::sampling;
 use super::screen::Screen;
 use crate::arguments::describe;
-use crate::{interrupt, output, text};
+use crate::{output, text};
 
 const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system prompt";
 
@@ -107,7 +108,7 @@ impl Session {
         self.is_chat
     }
 
-    /// Answers `prompt`. Ctrl-C ends the answer.
+    /// Answers `prompt`. Ctrl-C ends the answer, or the reading of the prompt.
     pub(super) fn answer(&mut self, prompt: &str, screen: &mut Screen) -> Result<Answer> {
         self.messages.push(Message::user(prompt));
         let answer = self.generate(prompt, screen);
@@ -190,9 +191,7 @@ impl Session {
         tokens.extend(started);
         let max_tokens = self.request.max_tokens.map(|max| max - started.len());
         let request = Request { prompt: tokens, max_tokens, ..self.request.clone() };
-        let events = self.model.engine().submit(request)?;
-        let canceller = events.canceller();
-        let _catch = interrupt::catch(move || canceller.cancel());
+        let events = InterruptibleEvents::submit(self.model.engine(), request)?;
         let Screen { prefill, text } = screen;
         let prefill = prefill.as_ref();
         let events = events.inspect(|event| match event {
