@@ -58,8 +58,9 @@ impl EngineOptions {
             if plan.states.is_empty() { 0 } else { Pages::state_slots_needed(self.parallel) };
         let tokens = step.max(self.parallel);
         // Every request that decodes has a row in every step.
-        let for_prompts = (PROMPT_LOGITS / plan.output_width()).clamp(1, step);
-        Limits { tokens, outputs: self.parallel + for_prompts, pages, state_slots }
+        let for_prompts = (PROMPT_LOGITS / plan.output_width()).max(1);
+        let outputs = (self.parallel + for_prompts).min(tokens);
+        Limits { tokens, outputs, pages, state_slots }
     }
 }
 
