@@ -205,20 +205,6 @@ template <bool HALVES, int N> DEVICE void poll_all(const uint4 *from, u32 step, 
 // Named barrier 1, of the first `BLOCK` threads of a block.
 template <u32 BLOCK> DEVICE void sync() { asm volatile("bar.sync 1, %0;" ::"n"(BLOCK) : "memory"); }
 
-// Whether this block arrives last of `blocks`: it can then read what the others wrote.
-template <u32 THREADS> DEVICE bool is_last_block(u32 *arrivals, u32 blocks) {
-    __shared__ bool last;
-    __threadfence();
-    sync<THREADS>();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(arrivals, 1) + 1 == blocks;
-        if (last) *arrivals = 0;
-        __threadfence();
-    }
-    sync<THREADS>();
-    return last;
-}
-
 // Named barrier of a team of warps.
 DEVICE void team_sync(u32 barrier, u32 warps) {
     if (warps == 1) {

@@ -8,7 +8,7 @@
 // with full and empty mbarriers; the input was swizzled by `swizzle_input`.
 //
 // Where weight tiles are fewer than multiprocessors, several blocks (splits) share the split-K
-// slices of the same sums. Then the sums of slices go to memory, and the last block adds them.
+// slices of the same sums. Then the sums of slices go to memory, and `add_slices` adds them.
 #include "mbarrier.cuh"
 #include "matmul.cuh"
 
@@ -30,6 +30,13 @@ template <bool GATED> struct Tile {
         if (!GATED) tile -= p.matrices[matrix].first_tile;
     }
 };
+
+// A consumer thread's sums of a split-K slice in memory: of four accumulators, then at a distance of
+// 2 GROUP the next ones. Shape: [slices, blocks of weight tiles, row groups, fours, 2 GROUP].
+DEVICE float4 *slice_sums(const Gemm &m, u32 slice, u32 fours) {
+    u32 block = (slice * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    return (float4 *)m.slice_sums + (u64)block * fours * 2 * GROUP + threadIdx.x;
+}
 
 #if __CUDA_ARCH__ >= 900
 
@@ -149,32 +156,6 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, const ChunkRange &rang
     }
 }
 
-// The sums of a split-K slice in memory: [row groups, blocks of weight tiles, WIDTH / 8, 2 GROUP, 4],
-// each accumulator of each consumer thread.
-template <u32 WIDTH> struct SliceSums {
-    float4 *sums;
-
-    __device__ __forceinline__ SliceSums(const Gemm &m, u32 slice) {
-        u32 block = (slice * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-        sums = (float4 *)m.slice_sums + (u64)block * 2 * GROUP * (WIDTH / 8) + threadIdx.x;
-    }
-
-    __device__ __forceinline__ void store(const float (&x)[WIDTH / 2]) const {
-#pragma unroll
-        for (u32 i = 0; i < WIDTH / 8; i++) {
-            sums[2 * GROUP * i] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
-        }
-    }
-
-    __device__ __forceinline__ void add_to(float (&x)[WIDTH / 2]) const {
-        uint4 y[WIDTH / 8];
-#pragma unroll
-        for (u32 i = 0; i < WIDTH / 8; i++) y[i] = load_relaxed((const uint4 *)sums + 2 * GROUP * i);
-#pragma unroll
-        for (u32 i = 0; i < WIDTH / 2; i++) x[i] += __uint_as_float(word(y[i / 4], i % 4));
-    }
-};
-
 // A consumer group's accumulators: of the current split-K slice, and totals.
 template <int LAYOUT, u32 WIDTH> struct Accumulators {
     static const int COUNT = WIDTH / 2;
@@ -204,7 +185,7 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         wgmma_commit();
     }
 
-    // Waits for a chunk's products, and adds up a finished slice, or stores it.
+    // Waits for a chunk's products, and adds up a finished slice, or stores it for `add_slices`.
     __device__ __forceinline__ void finish(const Gemm &m, bool is_last) {
         wgmma_wait();
         if (--chunks_left > 0 && !is_last) return;
@@ -214,7 +195,11 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
             for (int i = 0; i < COUNT; i++) totals[i] += sums[i];
             return;
         }
-        SliceSums<WIDTH>(m, slice++).store(sums);
+        float4 *out = slice_sums(m, slice++, COUNT / 4);
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) {
+            out[2 * GROUP * (i / 4)] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+        }
     }
 
     // Main loop: the next chunk's weights are unpacked while a chunk is multiplied.
@@ -243,15 +228,6 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
             if (has_odd) finish(m, !has_next);
             if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.empty[now]));
         }
-    }
-
-    // Adds up all slices of the sums, if the other splits have stored theirs.
-    __device__ __forceinline__ bool add_slices(const Gemm &m) {
-        u32 *arrivals = m.arrivals + blockIdx.y * gridDim.x + blockIdx.x;
-        if (!is_last_block<2 * GROUP>(arrivals, gridDim.z)) return false;
-#pragma unroll 1
-        for (u32 i = 0; i < m.matmul.slices; i++) SliceSums<WIDTH>(m, i).add_to(totals);
-        return true;
     }
 };
 
@@ -339,13 +315,49 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
         // An earlier kernel may still use the memory of the slices' sums.
         if (m.slice_sums) grid_dependency_wait();
         results.all(m, range, shared);
-        if (m.slice_sums && !results.add_slices(m)) return;
+        if (m.slice_sums) return;
         grid_dependency_wait();
         epilogue_all<GATED, WIDTH>(m, group, (float *)shared.inputs, results.totals);
     }
 }
 
 #endif
+
+// Adds the sums of slices, in order, and runs the epilogue. Grid: (row groups, blocks of weight
+// tiles, eights of input rows), so that a block takes eight rows of one of `gemm_wgmma`; 256
+// threads, or 128 of a gated matmul, which take a row of the gate and one of the up projection.
+template <bool GATED> DEVICE void add_slices(const Gemm &m) {
+    const Matmul &p = m.matmul;
+    u32 lane = threadIdx.x % 32, first = 8 * blockIdx.z + lane % 4 * 2;
+    launch_dependents();
+    RowGroup group(m, blockIdx.x, 8 * gridDim.z);
+    Tile<GATED> tile(p, threadIdx.x / 32);
+    if (8 * blockIdx.z >= group.count || !tile.is_in) return;
+    grid_dependency_wait();
+    float sums[4] = {}, ups[4] = {};
+#pragma unroll 8
+    for (u32 slice = 0; slice < p.slices; slice++) {
+        const float4 *from = slice_sums(m, slice, gridDim.z) + 2 * GROUP * blockIdx.z;
+        float4 x = from[0], y = GATED ? from[GROUP] : make_float4(0, 0, 0, 0);
+        sums[0] += x.x, sums[1] += x.y, sums[2] += x.z, sums[3] += x.w;
+        if (GATED) ups[0] += y.x, ups[1] += y.y, ups[2] += y.z, ups[3] += y.w;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 token = first + i % 2, row = tile.tile * TILE_ROWS + lane / 4 + i / 2 * 8;
+        if (token >= group.count) continue;
+        u32 at = group.first + token, exponent = row_exponent(p.matrices[tile.matrix], 0, row);
+        if (GATED) {
+            epilogue_gated(p, 0, row, at, sums[i], ups[i], exponent, row_exponent(p.matrices[1], 0, row));
+        } else {
+            float residual = tile.matrix == 0 ? residual_at(p, row, at) : 0.0f;
+            epilogue(p, tile.matrix, 0, row, at, sums[i], exponent, residual);
+        }
+    }
+}
+
+KERNEL __launch_bounds__(2 * GROUP) add_slices(const __grid_constant__ Gemm m) { add_slices<false>(m); }
+KERNEL __launch_bounds__(GROUP) add_slices_gated(const __grid_constant__ Gemm m) { add_slices<true>(m); }
 
 #if __CUDA_ARCH__ >= 900
 #define GEMM(NAME, LAYOUT, GATED, WIDTH)                                                             \

@@ -133,6 +133,20 @@ struct CopiedPartials {
     __device__ __forceinline__ void finish() const {}
 };
 
+// Whether this block arrives last of `blocks`: it can then read what the others wrote.
+template <u32 THREADS> DEVICE bool is_last_block(u32 *arrivals, u32 blocks) {
+    __shared__ bool last;
+    __threadfence();
+    sync<THREADS>();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(arrivals, 1) + 1 == blocks;
+        if (last) *arrivals = 0;
+        __threadfence();
+    }
+    sync<THREADS>();
+    return last;
+}
+
 // A block's work: a row, some query heads of a KV head, and a share of the row's splits.
 struct DecodeBlock {
     uint2 range; // positions that the row attends to

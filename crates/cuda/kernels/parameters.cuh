@@ -96,22 +96,20 @@ struct Gemm {
     const uint4 *groups; // [column blocks]: expert, first permuted row, rows; or none
     const u32 *permutation; // [permuted rows]: the result row of each, or NO_ROW
     float *slice_sums; // sums of split-K slices where several blocks share them, or none
-    u32 *arrivals; // [blocks of weight tiles, row groups]: blocks that have stored theirs, zero before
     u32 panel_rows; // rows of a panel of the swizzled input
     u32 outputs_per_input; // result rows that share an input row
     u32 split_chunks; // chunks of a block: whole slices, or all
     u32 padding;
 };
-static_assert(sizeof(Gemm) == 376);
+static_assert(sizeof(Gemm) == 368);
 static_assert(OFFSET(Gemm, matmul) == 0);
 static_assert(OFFSET(Gemm, groups) == 328);
 static_assert(OFFSET(Gemm, permutation) == 336);
 static_assert(OFFSET(Gemm, slice_sums) == 344);
-static_assert(OFFSET(Gemm, arrivals) == 352);
-static_assert(OFFSET(Gemm, panel_rows) == 360);
-static_assert(OFFSET(Gemm, outputs_per_input) == 364);
-static_assert(OFFSET(Gemm, split_chunks) == 368);
-static_assert(OFFSET(Gemm, padding) == 372);
+static_assert(OFFSET(Gemm, panel_rows) == 352);
+static_assert(OFFSET(Gemm, outputs_per_input) == 356);
+static_assert(OFFSET(Gemm, split_chunks) == 360);
+static_assert(OFFSET(Gemm, padding) == 364);
 
 // Expert permutation: groups the pairs of row and expert by expert.
 struct PermuteExperts {

@@ -168,7 +168,7 @@ pub(crate) const MAX_WIDTH: usize = 128;
 pub(crate) const WIDTHS: [Width; 3] = [
     Width { rows: 32, blocks: 2, chunk_time: 0.4 },
     Width { rows: 64, blocks: 1, chunk_time: 0.32 },
-    Width { rows: MAX_WIDTH, blocks: 1, chunk_time: 0.6 },
+    Width { rows: MAX_WIDTH, blocks: 1, chunk_time: 0.5 },
 ];
 
 /// A number of input rows for which there is a kernel.

@@ -138,6 +138,8 @@ pub(crate) struct Kernels {
     pub(crate) rope_angles: Kernel,
     pub(crate) norm_rows: Kernel,
     pub(crate) convert_input: Kernel,
+    /// Adds the sums of slices that blocks of `gemm_wgmma` share; plain and gated.
+    pub(crate) add_slices: [Kernel; 2],
     /// Swizzles the input of `gemm_wgmma`.
     pub(crate) swizzle_input: Kernel,
     /// Permutes rows by their experts.
@@ -204,6 +206,10 @@ impl Kernels {
             rope_angles: rows.kernel("rope_angles", 0)?,
             norm_rows: rows.kernel("norm_rows", 0)?,
             convert_input: rows.kernel("convert_input", 0)?,
+            add_slices: [
+                modules.gemm_wgmma.kernel("add_slices", 0)?,
+                modules.gemm_wgmma.kernel("add_slices_gated", 0)?,
+            ],
             swizzle_input: permute_experts.kernel("swizzle_input", 0)?,
             permute_experts: permute_experts.kernel("permute_experts", 0)?,
             elementwise: rows.kernel("elementwise", 0)?,

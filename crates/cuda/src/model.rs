@@ -105,7 +105,7 @@ impl CudaModel {
             slice_sums: take(sizes.slice_sum_bytes, "the sums of a matmul's slices")?,
             groups: take(sizes.group_bytes, "the groups of experts' rows")?,
             permutation: take(sizes.permutation_bytes, "the permutation of experts' rows")?,
-            arrival_counts: take(sizes.arrival_bytes, "the counts of finished blocks")?,
+            arrival_counts: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
             entry_scores: take(sizes.scores.bytes(), "the scores of an indexer")?,
             non_aliased: take(sizes.non_aliased.bytes as usize, "the values of a row")?,
             window_indices: plan.window_indices(),

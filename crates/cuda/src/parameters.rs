@@ -130,7 +130,7 @@ parameters! {
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
-    struct Gemm: 376 {
+    struct Gemm: 368 {
         matmul: Matmul,
         /// [column blocks]: expert, first permuted row, rows; or none
         groups: (const uint4 *),
@@ -138,8 +138,6 @@ parameters! {
         permutation: (const u32 *),
         /// sums of split-K slices where several blocks share them, or none
         slice_sums: (float *),
-        /// [blocks of weight tiles, row groups]: blocks that have stored theirs, zero before
-        arrivals: (u32 *),
         /// rows of a panel of the swizzled input
         panel_rows: u32,
         /// result rows that share an input row

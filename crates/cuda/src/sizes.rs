@@ -59,7 +59,7 @@ pub(crate) struct Sizes {
     pub(crate) group_bytes: usize,
     /// Of the expert permutation.
     pub(crate) permutation_bytes: usize,
-    /// Counts of finished blocks of rows and heads, or of rows and weight tiles.
+    /// Counts of finished blocks of rows and heads.
     pub(crate) arrival_bytes: usize,
     /// Of the scores of an indexer.
     pub(crate) scores: ScoreSizes,

@@ -48,7 +48,7 @@ pub(crate) struct Addresses {
     /// The groups of rows with the same expert, and the expert permutation.
     pub(crate) groups: u64,
     pub(crate) permutation: u64,
-    /// Counts of finished blocks of attention, or of splits of a GEMM: zero between stages.
+    /// Counts of finished blocks of attention, zero between steps.
     pub(crate) arrival_counts: u64,
     /// The scores of an indexer's entries.
     pub(crate) entry_scores: u64,

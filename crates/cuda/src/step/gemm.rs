@@ -13,11 +13,11 @@ use crate::sizes::Pairs;
 
 /// Threads of a block of `gemm_wgmma`: two consumer warp groups and a producer.
 const WGMMA_THREADS: usize = 3 * 128;
-/// Microseconds that a block of it takes besides its chunks, and the last of several that share
-/// slices to wait for the others and to add a slice of an input row.
+/// Microseconds that a block of it takes besides its chunks, and those of adding up slices.
 const BLOCK_TIME: f64 = 4.0;
-const ADD_TIME: f64 = 1.0;
-const ADD_ROW_TIME: f64 = 0.006;
+const ADD_TIME: f64 = 3.0;
+/// Bytes a microsecond of sums of slices, which the cache keeps, as they are stored and added.
+const SLICE_SUM_SPEED: f64 = 3e6;
 /// Threads of the block that permutes rows by their experts.
 const PERMUTE_THREADS: usize = 1024;
 
@@ -60,12 +60,16 @@ impl Step<'_> {
         let mut gemm = self.gemm_parameters(parameters, experts, width)?;
         self.swizzle(&mut gemm, matmul.input, pairs)?;
         gemm.split_chunks = parameters.slice_chunks * division.slices as u32;
-        if is_shared {
-            (gemm.slice_sums, gemm.arrivals) = (self.at.slice_sums, self.at.arrival_counts);
-        }
+        gemm.slice_sums = if is_shared { self.at.slice_sums } else { 0 };
         let (kernel, bytes) = (wgmma[division.width][gated], wgmma_bytes(layout, width));
-        // SAFETY: as above, and the sums of slices and the counts of blocks have room.
-        unsafe { self.device.launch(kernel, division.grid, WGMMA_THREADS, bytes, &gemm) }
+        // SAFETY: as above, and the sums of slices have room.
+        unsafe { self.device.launch(kernel, division.grid, WGMMA_THREADS, bytes, &gemm) }?;
+        if !is_shared {
+            return Ok(());
+        }
+        let (kernel, grid) = (self.kernels.add_slices[gated], [division.grid[0], tiles, width / 8]);
+        // SAFETY: as above.
+        unsafe { self.device.launch(kernel, grid, THREADS / matrices, 0, &gemm) }
     }
 
     /// The division that should take the least time, of a matmul with so many blocks of tiles.
@@ -82,7 +86,7 @@ impl Step<'_> {
             let chunks = matmul.chunks.min(matmul.slice_chunks * division.slices as u32);
             let adding = match splits {
                 1 => 0.0,
-                _ => ADD_TIME + ADD_ROW_TIME * (all * rows) as f64,
+                _ => ADD_TIME + self.slice_sum_bytes(division, all) as f64 / SLICE_SUM_SPEED,
             };
             waves * (f64::from(chunks) * chunk_time + BLOCK_TIME) + adding
         };
@@ -95,10 +99,8 @@ impl Step<'_> {
         let divisions = (0..WIDTHS.len())
             .flat_map(|width| shared.clone().chain([all]).map(move |slices| of(width, slices)))
             .filter(|division| {
-                let [groups, tiles, splits] = division.grid;
-                splits == 1
+                division.grid[2] == 1
                     || self.slice_sum_bytes(division, all) <= self.sizes.slice_sum_bytes
-                        && 4 * groups * tiles <= self.sizes.arrival_bytes
             });
         divisions.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_else(|| of(0, all))
     }
