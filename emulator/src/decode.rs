@@ -236,6 +236,11 @@ fn logic(name: &str) -> Option<Op> {
     })))
 }
 
+/// `wgmma` of this number of columns.
+fn wgmma(columns: usize) -> Op {
+    Op::Matrix(Matrix::Wgmma { columns })
+}
+
 /// The state space and type of `ld`, `st`, `atom` and `red`.
 fn access(words: &[&str], count: usize) -> Option<Access> {
     let space = |word: &&str| match *word {
@@ -314,15 +319,9 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         }
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::Mma),
         "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::MmaSparse),
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16" => {
-            Op::Matrix(Matrix::Wgmma { columns: 32 })
-        }
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => {
-            Op::Matrix(Matrix::Wgmma { columns: 64 })
-        }
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => {
-            Op::Matrix(Matrix::Wgmma { columns: 128 })
-        }
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16" => wgmma(32),
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => wgmma(64),
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => wgmma(128),
         "nanosleep.u32" => Op::Yield,
         "trap" => Op::Trap,
         _ if NO_EFFECT.contains(&opcode) => Op::Nop,

@@ -47,6 +47,22 @@ template <u32 DIM> DEVICE void multiply_keys(const Attention &a, KeyFragment &ke
     sums.get(scores);
 }
 
+// Rotates the row's key and stores it and its value, an element of each by a thread.
+DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, Workspace &workspace) {
+    u32 i = threadIdx.x, token = (block.range.y - 1) % PAGE_TOKENS;
+    u64 head = (u64)page * a.kv_heads + block.kv_head;
+    const float *k = a.k + (u64)block.row * a.k_stride + block.kv_head * a.key_dim;
+    const float *v = a.v + (u64)block.row * a.v_stride + block.kv_head * a.value_dim;
+    const float2 *angles = a.cos_sin + (u64)block.row * a.rotary_pairs;
+    u16 x = quantize_kv(i < a.key_dim ? rope_element(k, i, angles, a.rotary_pairs, a.is_neox) : 0.0f);
+    u16 y = quantize_kv(i < a.value_dim ? v[i] : 0.0f);
+    workspace.current_key[i] = x;
+    workspace.current_value[i] = y;
+    if (!block.is_first) return;
+    if (i < round_up8(a.key_dim)) put_key(a.keys, head, token, a.key_dim, i, x);
+    if (i < round_up8(a.value_dim)) put_value(a.values, head, token, a.value_dim, i, y);
+}
+
 // DIM: the widest key or value. FUSED: each row is the only one of its sequence in the step, so the
 // kernel also rotates its query and key and stores its key and value.
 template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention &a) {
@@ -86,21 +102,7 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
             put_queries<DIM, FUSED>(a, block, workspace);
         }
         bool has_current = FUSED && split == last;
-        if (has_current) {
-            u32 page = pages[(block.range.y - 1) / PAGE_TOKENS], token = (to - 1) % PAGE_TOKENS;
-            u64 head = (u64)page * a.kv_heads + kv_head;
-            const float *k = a.k + (u64)row * a.k_stride + kv_head * a.key_dim;
-            const float *v = a.v + (u64)row * a.v_stride + kv_head * a.value_dim;
-            if (t < DIM) {
-                const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
-                u16 x = quantize_kv(t < a.key_dim ? rope_element(k, t, angles, a.rotary_pairs, a.is_neox) : 0.0f);
-                u16 y = quantize_kv(t < a.value_dim ? v[t] : 0.0f);
-                workspace.current_key[t] = x;
-                workspace.current_value[t] = y;
-                if (block.is_first && t < round_up8(a.key_dim)) put_key(a.keys, head, token, a.key_dim, t, x);
-                if (block.is_first && t < stride) put_value(a.values, head, token, a.value_dim, t, y);
-            }
-        }
+        if (has_current && t < DIM) put_current(a, block, pages[(block.range.y - 1) / PAGE_TOKENS], workspace);
         __syncthreads();
         Fragment probabilities = {};
         float2 factors = make_float2(0.0f, 0.0f);

@@ -1,6 +1,7 @@
 // Decode attention on tensor cores: up to four query heads of a KV head, of up to 256 dimensions,
-// with an f16 KV cache. A warp takes keys and values 128 columns at a time. Queries and probabilities are split into a high and a low f16 (22 bits, or
-// 2^-25). A NaN query becomes the lowest half, as in a matmul input.
+// with an f16 KV cache. A warp takes keys and values 128 columns at a time. Queries and
+// probabilities are split into a high and a low f16 (22 bits, or 2^-25). A NaN query becomes the
+// lowest half, as in a matmul input.
 //
 // The tensor cores' m16n8k16 has the queries as A: rows 0 to 7 are high halves and rows 8 to 15 low
 // ones, whose products are added; each of the two has the four heads twice. B has the keys of 8

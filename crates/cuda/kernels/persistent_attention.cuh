@@ -190,7 +190,9 @@ DEVICE void publish(const Attention &a, const SplitItem &now, u32 first_column) 
         if (column < stride) store_relaxed(out + column, joined.values[k]);
     }
     // Once, as the block that combines the splits resets it.
-    if (first_column == 0 && i < PARTIAL_EXTRA) store_relaxed(out + stride + i, i == 0 ? joined.row_max : i == 1 ? joined.sum : 0.0f);
+    if (first_column == 0 && i < PARTIAL_EXTRA) {
+        store_relaxed(out + stride + i, i == 0 ? joined.row_max : i == 1 ? joined.sum : 0.0f);
+    }
 }
 
 // Slots of MMA_COLUMNS of a tile's keys, or of its values; `columns` are left.

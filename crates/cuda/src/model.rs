@@ -123,16 +123,16 @@ impl CudaModel {
             unsafe { device.send(address, &frequencies) }.and_then(|()| device.finish())?;
             addresses.inverse_frequencies.push((address, magnitude));
         }
-        let (rows, host) = (sizes.outputs, HostSampler::new(&plan, limits));
-        addresses.group_max = take(8 * LOGIT_GROUPS * rows, "the largest logits")?;
-        addresses.step_counts = take(8 * rows, "the counts of steps")?;
-        let sampled = Pinned::zeroed(device, 2 * rows)?;
+        addresses.group_max = take(8 * LOGIT_GROUPS * sizes.outputs, "the largest logits")?;
+        addresses.step_counts = take(8 * sizes.outputs, "the counts of steps")?;
+        let sampled = Pinned::zeroed(device, 2 * sizes.outputs)?;
         addresses.sampled = sampled.address();
         let metadata_memory = Memory::zeroed(device, 4 * sizes.metadata_len, "step metadata")?;
         addresses.metadata = metadata_memory.address;
         let model = CudaModel {
             graphs: HashMap::new(),
             kernels,
+            host: HostSampler::new(&plan, limits),
             plan,
             limits: limits.clone(),
             weights,
@@ -144,7 +144,6 @@ impl CudaModel {
             received: Pinned::zeroed(device, sizes.output_len)?,
             sampled,
             tokens: Vec::with_capacity(sizes.outputs),
-            host,
             metadata_memory,
             program,
             sizes,

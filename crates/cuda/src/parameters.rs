@@ -143,8 +143,7 @@ parameters! {
         /// result rows that share an input row
         outputs_per_input: u32,
         /// chunks of a block: whole slices, or all
-        split_chunks: u32,
-        padding: u32,
+        split_chunks: u32, padding: u32,
     }
 
     /// Expert permutation: groups the pairs of row and expert by expert.
@@ -331,8 +330,7 @@ parameters! {
         out: (float *),
         a_stride: u32, b_stride: u32, out_stride: u32, groups: u32,
         /// of each of a's groups: its width, and the columns that are taken
-        a_width: u32,
-        a_start: u32, a_len: u32,
+        a_width: u32, a_start: u32, a_len: u32,
         /// columns of b that follow
         b_len: u32,
         /// whether all groups take the same columns of b
@@ -488,8 +486,7 @@ parameters! {
         /// of shared memory: a stage's input, or attention's workspaces
         workspace_bytes: u32,
         /// in sixteen bytes
-        values_len: u32,
-        last_input_len: u32,
+        values_len: u32, last_input_len: u32,
     }
 
     /// Reads memory to measure its bandwidth.

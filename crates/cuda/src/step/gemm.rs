@@ -72,7 +72,7 @@ impl Step<'_> {
         unsafe { self.device.launch(kernel, grid, THREADS / matrices, 0, &gemm) }
     }
 
-    /// The division that should take the least time, of a matmul with so many blocks of tiles.
+    /// The division that should take the least time, of a matmul of `tiles` blocks of weight tiles.
     fn division(&self, matmul: &p::Matmul, tiles: usize, pairs: Option<Pairs>) -> Division {
         let all = matmul.slices as usize;
         let time = |division: &Division| {
