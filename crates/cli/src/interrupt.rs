@@ -1,5 +1,5 @@
-//! Ctrl-C and the polite request to terminate: the first may end an answer; otherwise unfinished
-//! files are removed and the process ends.
+//! Ctrl-C and the polite request to terminate: the first may end an answer, or let a server finish
+//! its own; otherwise unfinished files are removed and the process ends.
 
 use std::process::exit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,8 +33,8 @@ pub(crate) fn install() {
 /// Keeps the process running on Ctrl-C until it is dropped.
 pub(crate) struct Catch(());
 
-/// Catches the next Ctrl-C, which runs `action`; a second Ctrl-C ends the process even if the first
-/// has no effect. Only one catch lives at a time.
+/// Catches the next Ctrl-C, which runs `action`, instead of what an earlier catch would run. One
+/// more ends the process even if the first has no effect, unless `action` catches it again.
 pub(crate) fn catch(action: impl FnMut() + Send + 'static) -> Catch {
     *caught() = Some(Box::new(action));
     Catch(())

@@ -7,7 +7,7 @@
 // order, with input from shared memory. The producer fills a ring of three stages, two chunks each,
 // with full and empty mbarriers; the input was swizzled by `swizzle_input`.
 //
-// Where weight tiles are fewer than multiprocessors, several blocks (splits) share the split-K
+// Where weight tiles do not give all multiprocessors work, several blocks (splits) share the split-K
 // slices of the same sums. Then the sums of slices go to memory, and `add_slices` adds them.
 #include "mbarrier.cuh"
 #include "matmul.cuh"

@@ -174,7 +174,7 @@ pub(crate) const WIDTHS: [Width; 3] = [
 /// A number of input rows for which there is a kernel.
 pub(crate) struct Width {
     pub(crate) rows: usize,
-    /// Blocks that share a multiprocessor.
+    /// Blocks that share a multiprocessor, if their weights leave enough shared memory.
     pub(crate) blocks: usize,
     /// Microseconds that a block takes for a chunk of its weights, as measured on an H100.
     pub(crate) chunk_time: f64,

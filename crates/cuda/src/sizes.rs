@@ -6,11 +6,13 @@ use bodkin_model::{Op, Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_DIM};
-use crate::constants::{GEMM_TILES, MAX_WIDTH, PAGE_TOKENS, SLICE_SUM_BYTES, TILE_ROWS};
+use crate::constants::{
+    GEMM_TILES, MAX_SLICES, MAX_WIDTH, PAGE_TOKENS, SLICE_SUM_BYTES, TILE_ROWS,
+};
 use crate::constants::{PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT, RECORDED_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
-use crate::packed::{PackedLayout, Shape};
+use crate::packed::PackedLayout;
 use crate::parameters::Stage;
 use crate::persistent::Persistent;
 use crate::step_metadata;
@@ -205,7 +207,7 @@ impl Sizes {
             prefill_splits: of_splits.prefill_splits,
             polled_partial_bytes,
             swizzled_bytes: swizzled_bytes(&gemms, rows),
-            slice_sum_bytes: slice_sum_bytes(plan, program, rows),
+            slice_sum_bytes: most_slice_sum_bytes(plan, program, rows),
             group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].rows)),
             permutation_bytes: of_experts(|pairs| 4 * pairs.permuted_rows()),
             arrival_bytes: 4 * PREFILL_ARRIVALS.max(split_rows * heads),
@@ -311,25 +313,23 @@ fn swizzled_bytes(gemms: &[(&Weight, Option<Pairs>)], rows: usize) -> usize {
     bytes.max().unwrap_or(0)
 }
 
-/// Bytes of the sums of split-K slices, of the largest matmul whose blocks may share them.
-fn slice_sum_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
+/// Bytes of the sums of split-K slices, of blocks of weight tiles with some rows of input.
+pub(crate) fn slice_sum_bytes(slices: usize, blocks: usize, rows: usize) -> usize {
+    size_of::<f32>() * slices * blocks * GEMM_TILES * TILE_ROWS * rows
+}
+
+/// Those of the largest matmul whose blocks may share them.
+fn most_slice_sum_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
     if rows <= GEMV_ROWS {
         return 0;
     }
     let bytes = program.stages.iter().filter_map(|stage| match &stage.work {
         Work::Matmul(matmul) if matmul.experts.is_none() => {
-            let shapes =
-                matmul.operands.iter().map(|operand| Shape::of(plan.weight(operand.weight), 1));
-            let tiles: usize = shapes.clone().map(|shape| shape.tiles()).sum();
-            let first = shapes.clone().next().filter(|shape| shape.layout.has_wgmma())?;
-            let blocks = tiles.div_ceil(GEMM_TILES);
-            Some(
-                4 * GEMM_TILES
-                    * TILE_ROWS
-                    * blocks
-                    * first.slices()
-                    * rows.next_multiple_of(MAX_WIDTH),
-            )
+            let weights = matmul.operands.iter().map(|operand| plan.weight(operand.weight));
+            let wide = weights.filter(|weight| PackedLayout::of(weight.format).has_wgmma());
+            let tiles: usize = wide.map(|weight| weight.rows.div_ceil(TILE_ROWS)).sum();
+            let rows = rows.next_multiple_of(MAX_WIDTH);
+            Some(slice_sum_bytes(MAX_SLICES, tiles.div_ceil(GEMM_TILES), rows))
         }
         _ => None,
     });

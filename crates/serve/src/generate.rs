@@ -16,7 +16,7 @@ use crate::timings::{Clock, Reports};
 
 /// The most log-probabilities of prompts in one answer: those of their tokens, and of alternatives.
 /// As JSON, one takes about 200 bytes.
-const PROMPT_LOGPROBS: usize = 1 << 20;
+const PROMPT_LOGPROBS: usize = 1 << 17;
 
 /// What to generate from.
 #[derive(Clone, Debug)]
@@ -263,8 +263,9 @@ impl Generation {
                 });
             }
         }
-        // The answers to a prompt read it once.
-        counter(prompts.iter().map(|(tokens, _)| tokens.len()).sum());
+        // The answers to a prompt read it once, unless each has its log-probabilities.
+        let readers = if request.prompt_logprobs.is_some() { choices } else { 1 };
+        counter(readers * prompts.iter().map(|(tokens, _)| tokens.len()).sum::<usize>());
         Ok(Running {
             usage: Usage::default(),
             prompts: prompts.into_iter().map(|(tokens, _)| tokens).collect(),

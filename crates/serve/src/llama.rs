@@ -43,9 +43,7 @@ pub(crate) async fn completion(
     }
     let names = ["n_predict", "max_tokens"];
     let limit = lease.defaults.max_tokens(&mut fields, &names, 0, None)?;
-    // Zero only reads the prompt; the token that comes with it is not shown.
-    let is_empty = limit == Some(0);
-    request.max_tokens = limit.map(|limit| limit.max(1));
+    request.max_tokens = limit;
     request.logprobs = fields.integer("n_probs", 0..=PROBS)?.filter(|&n| n > 0).map(|n| n as usize);
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let returns_tokens = fields.boolean("return_tokens")?.unwrap_or(false);
@@ -54,7 +52,7 @@ pub(crate) async fn completion(
     let (separates_reasoning, reports) = (false, Reports::of(&mut fields)?);
     let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
-    let format = CompletionFormat { settings, is_empty, returns_tokens, shown_fields };
+    let format = CompletionFormat { settings, returns_tokens, shown_fields };
     if streams {
         let tokens = (0..running.choices()).map(|_| Vec::new()).collect();
         return Ok(stream::response(running, CompletionStream { format, tokens }));
@@ -75,8 +73,6 @@ pub(crate) async fn completion(
 /// What the last object of an answer repeats of the request.
 struct CompletionFormat {
     settings: Value,
-    /// The answer is not shown.
-    is_empty: bool,
     returns_tokens: bool,
     /// The only fields of the last object, such as `timings/predicted_n`; all if there are none.
     shown_fields: Vec<String>,
@@ -97,8 +93,7 @@ impl CompletionFormat {
             Finish::Length | Finish::Context => ("limit", ""),
             Finish::Cancelled => ("none", ""),
         };
-        let text = if self.is_empty { "" } else { text };
-        let ids: Vec<u32> = match self.returns_tokens && !self.is_empty {
+        let ids: Vec<u32> = match self.returns_tokens {
             true => tokens.iter().map(|token| token.id).collect(),
             false => Vec::new(),
         };
@@ -167,7 +162,6 @@ impl StreamFormat for CompletionStream {
         };
         match kind {
             EventKind::Prefill => sse_data(&chunk(&[], 0), out),
-            EventKind::Token { .. } if self.format.is_empty => {}
             EventKind::Token { id, logprobs } => {
                 let token = AnswerToken { id, logprobs };
                 let mut chunk = chunk(&[id], tokens.len() + 1);

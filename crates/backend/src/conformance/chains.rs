@@ -46,6 +46,8 @@ pub(super) fn cases() -> Vec<Case> {
         long_norm(),
         many_rows(Format::F16, HALF_STATE),
         many_rows(Format::Q4_0, 5.0 * INTEGER),
+        long_projection(),
+        long_gate(),
     ]
 }
 
@@ -151,6 +153,31 @@ fn many_rows(format: Format, tolerance: f64) -> Case {
     let input = norm(&mut maker, x, 1);
     maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);
     maker.finish(tolerance, 200)
+}
+
+/// Several rows of input times few weight rows of many columns, whose sums GPUs share among blocks:
+/// queries, keys and values.
+fn long_projection() -> Case {
+    let (mut maker, x) = Maker::start("queries, keys and values of a long row", 2048);
+    let input = norm(&mut maker, x, 1);
+    let q = maker.linear(input, Format::Q4_0, 24);
+    let k = maker.linear(input, Format::Q4_0, 8);
+    let v = maker.linear(input, Format::Q4_0, 24);
+    let a = Attention { value_dim: 24, scale: 0.4, ..usual_attention(3, 1, 8) };
+    let value = maker.attend(q, k, v, a);
+    maker.logits(value);
+    maker.finish(5.0 * INTEGER, 40)
+}
+
+/// The same of a gate and an up projection.
+fn long_gate() -> Case {
+    let (mut maker, x) = Maker::start("gate and up projection of a long row", 2048);
+    let input = norm(&mut maker, x, 1);
+    let gate = maker.linear(input, Format::Q4_0, 72);
+    let up = maker.linear(input, Format::Q4_0, 72);
+    let value = maker.push(Op::Glu { gate, up, act: Act::Silu }, 72);
+    maker.logits(value);
+    maker.finish(5.0 * INTEGER, 40)
 }
 
 /// Queries, keys and values cut out of one product.

@@ -4,19 +4,19 @@
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
-use crate::constants::{GEMM_TILES, GEMM_WIDTH, MAX_WIDTH, TILE_ROWS, WIDTHS, Width};
+use crate::constants::{GEMM_TILES, GEMM_WIDTH, MAX_WIDTH, WIDTHS, Width};
 use crate::lower::{Experts, Matmul, Value};
 use crate::packed::MmaLayout;
 use crate::parameters as p;
 use crate::shared_memory::{GEMM_BYTES, wgmma_bytes};
-use crate::sizes::Pairs;
+use crate::sizes::{Pairs, slice_sum_bytes};
 
 /// Threads of a block of `gemm_wgmma`: two consumer warp groups and a producer.
 const WGMMA_THREADS: usize = 3 * 128;
 /// Microseconds that a block of it takes besides its chunks, and those of adding up slices.
 const BLOCK_TIME: f64 = 4.0;
 const ADD_TIME: f64 = 3.0;
-/// Bytes a microsecond of sums of slices, which the cache keeps, as they are stored and added.
+/// Bytes of the sums of slices that are stored and added in a microsecond; they stay in the cache.
 const SLICE_SUM_SPEED: f64 = 3e6;
 /// Threads of the block that permutes rows by their experts.
 const PERMUTE_THREADS: usize = 1024;
@@ -46,70 +46,73 @@ impl Step<'_> {
         let pairs = experts.map(|(_, pairs)| pairs);
         let groups = |width: usize| pairs.map_or(rows.div_ceil(width), |pairs| pairs.groups(width));
         let matrices = if matmul.is_gated() { 2 } else { 1 };
-        let tiles = (parameters.tiles as usize * matrices).div_ceil(GEMM_TILES);
+        let blocks = (parameters.tiles as usize * matrices).div_ceil(GEMM_TILES);
         let gated = usize::from(matmul.is_gated());
         let Some(wgmma) = &kernels.gemm_wgmma else {
             let gemm = self.gemm_parameters(parameters, experts, GEMM_WIDTH)?;
-            let grid = [tiles, groups(GEMM_WIDTH), 1];
+            let grid = [blocks, groups(GEMM_WIDTH), 1];
             let kernel = kernels.gemm_mma[gated];
             // SAFETY: the weights have these shapes, and values room for the step's rows.
             return unsafe { self.device.launch(kernel, grid, THREADS, GEMM_BYTES, &gemm) };
         };
-        let division = self.division(parameters, tiles, pairs);
-        let (width, is_shared) = (WIDTHS[division.width].rows, division.grid[2] > 1);
+        let division = self.division(parameters, (layout, blocks), pairs);
+        let (width, is_split) = (WIDTHS[division.width].rows, division.grid[2] > 1);
         let mut gemm = self.gemm_parameters(parameters, experts, width)?;
         self.swizzle(&mut gemm, matmul.input, pairs)?;
         gemm.split_chunks = parameters.slice_chunks * division.slices as u32;
-        gemm.slice_sums = if is_shared { self.at.slice_sums } else { 0 };
+        gemm.slice_sums = if is_split { self.at.slice_sums } else { 0 };
         let (kernel, bytes) = (wgmma[division.width][gated], wgmma_bytes(layout, width));
         // SAFETY: as above, and the sums of slices have room.
         unsafe { self.device.launch(kernel, division.grid, WGMMA_THREADS, bytes, &gemm) }?;
-        if !is_shared {
+        if !is_split {
             return Ok(());
         }
-        let (kernel, grid) = (self.kernels.add_slices[gated], [division.grid[0], tiles, width / 8]);
+        let (kernel, grid) =
+            (self.kernels.add_slices[gated], [division.grid[0], blocks, width / 8]);
         // SAFETY: as above.
         unsafe { self.device.launch(kernel, grid, THREADS / matrices, 0, &gemm) }
     }
 
-    /// The division that should take the least time, of a matmul of `tiles` blocks of weight tiles.
-    fn division(&self, matmul: &p::Matmul, tiles: usize, pairs: Option<Pairs>) -> Division {
+    /// The division that should take the least time, of a matmul of `tile_blocks` blocks of weight
+    /// tiles.
+    fn division(
+        &self,
+        matmul: &p::Matmul,
+        (layout, tile_blocks): (MmaLayout, usize),
+        pairs: Option<Pairs>,
+    ) -> Division {
         let all = matmul.slices as usize;
+        let sums = |division: &Division| {
+            slice_sum_bytes(all, tile_blocks, division.grid[0] * WIDTHS[division.width].rows)
+        };
         let time = |division: &Division| {
             let Width { rows, blocks, chunk_time } = WIDTHS[division.width];
-            let slots = (blocks * self.device.processors as usize) as f64;
+            let resident = (self.device.shared_bytes / wgmma_bytes(layout, rows)).clamp(1, blocks);
+            let slots = (resident * self.device.processors as usize) as f64;
             let [groups, _, splits] = division.grid;
             let waves = match pairs {
-                Some(pairs) => pairs.expected_groups(rows) * tiles as f64 / slots,
-                None => ((groups * tiles * splits) as f64 / slots).ceil(),
+                Some(pairs) => pairs.expected_groups(rows) * tile_blocks as f64 / slots,
+                None => ((groups * tile_blocks * splits) as f64 / slots).ceil(),
             };
             let chunks = matmul.chunks.min(matmul.slice_chunks * division.slices as u32);
             let adding = match splits {
                 1 => 0.0,
-                _ => ADD_TIME + self.slice_sum_bytes(division, all) as f64 / SLICE_SUM_SPEED,
+                _ => ADD_TIME + sums(division) as f64 / SLICE_SUM_SPEED,
             };
             waves * (f64::from(chunks) * chunk_time + BLOCK_TIME) + adding
         };
         let of = |width: usize, slices: usize| {
             let rows = WIDTHS[width].rows;
             let groups = pairs.map_or((matmul.rows as usize).div_ceil(rows), |p| p.groups(rows));
-            Division { width, grid: [groups, tiles, all.div_ceil(slices)], slices }
+            Division { width, grid: [groups, tile_blocks, all.div_ceil(slices)], slices }
         };
-        let shared = if pairs.is_none() { 1..all } else { 0..0 };
+        let split = if pairs.is_none() { 1..all } else { 0..0 };
         let divisions = (0..WIDTHS.len())
-            .flat_map(|width| shared.clone().chain([all]).map(move |slices| of(width, slices)))
+            .flat_map(|width| split.clone().chain([all]).map(move |slices| of(width, slices)))
             .filter(|division| {
-                division.grid[2] == 1
-                    || self.slice_sum_bytes(division, all) <= self.sizes.slice_sum_bytes
+                division.grid[2] == 1 || sums(division) <= self.sizes.slice_sum_bytes
             });
         divisions.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_else(|| of(0, all))
-    }
-
-    /// Bytes of the sums of all slices.
-    fn slice_sum_bytes(&self, division: &Division, slices: usize) -> usize {
-        let [groups, tiles, _] = division.grid;
-        let sums = GEMM_TILES * TILE_ROWS * WIDTHS[division.width].rows;
-        slices * groups * tiles * sums * size_of::<f32>()
     }
 
     /// The parameters of a GEMM. Rows with experts are permuted, unless the last GEMM's permutation

@@ -1,6 +1,6 @@
 //! The events of a request that Ctrl-C ends.
 
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use bodkin::{Finish, Request, Timings, Usage};
@@ -16,19 +16,34 @@ pub(super) struct InterruptibleEvents {
     prompt_tokens: usize,
     submitted: Instant,
     has_answer: bool,
+    has_ended: bool,
     _catch: Catch,
 }
 
 enum Message {
     Update(Update),
     Interrupted,
+    /// The engine sends no more updates.
+    Closed,
+}
+
+/// The engine's end of the channel. The catch of Ctrl-C has another, so that the channel itself
+/// does not end with this one.
+struct Updates(Sender<Message>);
+
+impl Drop for Updates {
+    fn drop(&mut self) {
+        // The receiver may be gone.
+        let _ = self.0.send(Message::Closed);
+    }
 }
 
 impl InterruptibleEvents {
     pub(super) fn submit(engine: &Engine, request: Request) -> Result<InterruptibleEvents> {
         let (sender, receiver) = mpsc::channel();
         let (interrupted, prompt_tokens) = (sender.clone(), request.prompt.len());
-        let sink = Box::new(move |update| sender.send(Message::Update(update)).is_ok());
+        let updates = Updates(sender);
+        let sink = Box::new(move |update| updates.0.send(Message::Update(update)).is_ok());
         let decoder = engine.submit_to(request, sink)?;
         let canceller = decoder.canceller();
         let _catch = interrupt::catch(move || {
@@ -36,8 +51,15 @@ impl InterruptibleEvents {
             // The events may have ended.
             let _ = interrupted.send(Message::Interrupted);
         });
-        let (submitted, has_answer) = (Instant::now(), false);
-        Ok(InterruptibleEvents { receiver, decoder, prompt_tokens, submitted, has_answer, _catch })
+        Ok(InterruptibleEvents {
+            receiver,
+            decoder,
+            prompt_tokens,
+            submitted: Instant::now(),
+            has_answer: false,
+            has_ended: false,
+            _catch,
+        })
     }
 }
 
@@ -45,15 +67,18 @@ impl Iterator for InterruptibleEvents {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        loop {
+        while !self.has_ended {
             match self.receiver.recv().ok()? {
+                Message::Closed => self.has_ended = true,
                 Message::Update(update) => {
                     let Some(event) = self.decoder.decode(update) else { continue };
                     self.has_answer |= matches!(event, Event::Token { .. });
+                    self.has_ended |= matches!(event, Event::Done { .. });
                     return Some(event);
                 }
                 Message::Interrupted if self.has_answer => (),
                 Message::Interrupted => {
+                    self.has_ended = true;
                     let prompt_ms = self.submitted.elapsed().as_secs_f64() * 1e3;
                     let timings = Timings { prompt_ms, ..Timings::default() };
                     let usage = Usage { prompt_tokens: self.prompt_tokens, ..Usage::default() };
@@ -62,5 +87,6 @@ impl Iterator for InterruptibleEvents {
                 }
             }
         }
+        None
     }
 }
