@@ -169,7 +169,7 @@ fn long_projection() -> Case {
     maker.finish(5.0 * INTEGER, 40)
 }
 
-/// The same of a gate and an up projection.
+/// A gate and an up projection, likewise.
 fn long_gate() -> Case {
     let (mut maker, x) = Maker::start("gate and up projection of a long row", 2048);
     let input = norm(&mut maker, x, 1);
