@@ -186,7 +186,7 @@ fn a_prompt_alone_is_repeated_and_too_many_are_refused() {
     let refused = server.post("/v1/completions", &body);
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert_eq!(refused.status, 400, "{message}");
-    assert!(message.contains("80000 tokens") && message.contains("49932"), "{message}");
+    assert!(message.contains("80000 tokens") && message.contains("6241"), "{message}");
     body["n"] = 1.into();
     body["prompt"] = vec![vec![5; 200]; 2].into();
     assert_eq!(server.post("/v1/completions", &body).status, 200);
