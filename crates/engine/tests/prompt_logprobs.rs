@@ -3,37 +3,22 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::Path;
-use std::sync::Arc;
 
-use bodkin_backend::{Backend, Limits, Model, Reference};
-use bodkin_engine::{
-    Engine, EngineOptions, Event, Events, Finish, Logprobs, Request, SamplerOptions, Tokenizer,
-    Usage,
-};
+use bodkin_backend::Limits;
+use bodkin_engine::{Engine, Event, Events, Finish, Logprobs, Request, SamplerOptions, Usage};
 use bodkin_gguf::File;
 
-const OPTIONS: EngineOptions =
-    EngineOptions { context: 96, step_tokens: 16, parallel: 3, queue: 8, cache_tokens: None };
+mod tiny;
 
 const MODELS: [&str; 2] = ["gemma3.gguf", "falcon-h1.gguf"];
 
-fn load(model: &str, change: impl FnOnce(&mut Limits)) -> (Box<dyn Model>, Arc<Tokenizer>) {
+fn file(model: &str) -> File {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
-    load_file(File::open(folder.join(model)).unwrap(), change)
-}
-
-fn load_file(file: File, change: impl FnOnce(&mut Limits)) -> (Box<dyn Model>, Arc<Tokenizer>) {
-    let file = Arc::new(file);
-    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
-    let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
-    let mut limits = OPTIONS.limits(&plan);
-    change(&mut limits);
-    (Reference.load(plan, &file, &limits, &|_, _| ()).unwrap(), tokenizer)
+    File::open(folder.join(model)).unwrap()
 }
 
 fn engine(model: &str, change: impl FnOnce(&mut Limits)) -> Engine {
-    let (model, tokenizer) = load(model, change);
-    Engine::open(model, tokenizer, OPTIONS).unwrap()
+    tiny::open(file(model), change)
 }
 
 fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
@@ -87,7 +72,7 @@ fn run(engine: &Engine, request: Request) -> Outcome {
 
 /// The log-probabilities of all tokens behind each of `tokens`, computed on their own.
 fn of_sequence(model: &str, tokens: &[u32]) -> Vec<Vec<f64>> {
-    let (mut model, _) = load(model, |_| ());
+    let (mut model, _) = tiny::load(file(model), |_| ());
     let mut rows = Vec::new();
     let each = |_, logits: &[f32]| {
         let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
@@ -178,9 +163,9 @@ fn a_request_for_no_tokens_reads_its_prompt() {
 /// Who counts tokens finds the end token behind those of the prompt; it has no text.
 #[test]
 fn the_end_token_is_reported_with_the_prompt() {
-    let (model, tokenizer) = load("gemma3.gguf", |_| ());
+    let (model, tokenizer) = tiny::load(file("gemma3.gguf"), |_| ());
     let end = tokenizer.ends_of_generation()[0];
-    let engine = Engine::open(model, tokenizer, OPTIONS).unwrap();
+    let engine = Engine::open(model, tokenizer, tiny::OPTIONS).unwrap();
     let mut ended = Request { ignore_end: false, ..request(7, 10, 5) };
     ended.sampling.logit_bias = vec![(end, 1000.0)];
     let found = run(&engine, scored(ended.clone()));
@@ -198,8 +183,8 @@ fn nan_logits_of_a_prompt_end_the_request() {
     let file = File::from_bytes("nan.gguf", bytes.clone()).unwrap();
     let norm = file.tensors().iter().find(|t| t.name == "output_norm.weight").unwrap();
     bytes[norm.offset as usize..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let (model, tokenizer) = load_file(File::from_bytes("nan.gguf", bytes).unwrap(), |_| ());
-    let engine = Engine::open(model, tokenizer, OPTIONS).unwrap();
+    let (model, tokenizer) = tiny::load(File::from_bytes("nan.gguf", bytes).unwrap(), |_| ());
+    let engine = Engine::open(model, tokenizer, tiny::OPTIONS).unwrap();
     for request in [scored(request(7, 40, 0)), scored(request(7, 40, 5)), request(7, 40, 0)] {
         let found = run(&engine, request);
         let error = found.error.unwrap();

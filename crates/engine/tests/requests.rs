@@ -4,29 +4,24 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::Path;
-use std::sync::Arc;
 
-use bodkin_backend::{Backend, Limits, Model, Reference};
-use bodkin_engine::{
-    Engine, EngineOptions, Error, Event, Events, Finish, PrefixStore, Request, SamplerOptions,
-    Tokenizer,
-};
+use bodkin_backend::Limits;
+use bodkin_engine::{Engine, Error, Event, Events, Finish, PrefixStore, Request, SamplerOptions};
 use bodkin_gguf::File;
 
-const OPTIONS: EngineOptions =
-    EngineOptions { context: 96, step_tokens: 16, parallel: 3, queue: 8, cache_tokens: None };
+mod tiny;
 
 /// An engine on a tiny Gemma 3, whose local layers have a window.
 fn engine(change: impl FnOnce(&mut Limits)) -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models/gemma3.gguf");
-    open(File::open(path).unwrap(), change)
+    tiny::open(File::open(path).unwrap(), change)
 }
 
 /// Prompts and answers of a tiny Mixtral choose experts; pages come back where nothing keeps them.
 #[test]
 fn an_engine_tells_its_state() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models/mixtral.gguf");
-    let engine = open(File::open(path).unwrap(), |_| ());
+    let engine = tiny::open(File::open(path).unwrap(), |_| ());
     let counts = || -> Vec<(usize, u64)> {
         let layers = engine.expert_stats().unwrap().layers.into_iter();
         layers.map(|layer| (layer.layer, layer.counts.iter().sum())).collect()
@@ -46,7 +41,7 @@ fn an_engine_tells_its_state() {
     // More than run at once.
     let long: Vec<Events> =
         (2..7).map(|seed| engine.submit(request(seed, 20, 70)).unwrap()).collect();
-    assert!(engine.stats().running <= OPTIONS.parallel);
+    assert!(engine.stats().running <= tiny::OPTIONS.parallel);
     // Two more wait than the queue takes.
     let more: Vec<Result<Events, Error>> =
         (0..8).map(|seed| engine.submit(request(seed, 20, 70))).collect();
@@ -57,7 +52,7 @@ fn an_engine_tells_its_state() {
 
 /// An engine on a tiny Nemotron-H: blocks with recurrent state, and one with attention.
 fn hybrid(change: impl FnOnce(&mut Limits)) -> Engine {
-    open(hybrid_file(), change)
+    tiny::open(hybrid_file(), change)
 }
 
 /// Of this model only the header is kept; its weights are made up here.
@@ -83,20 +78,6 @@ fn hybrid_file() -> File {
     File::from_bytes("hybrid.gguf", bytes).unwrap()
 }
 
-fn open(file: File, change: impl FnOnce(&mut Limits)) -> Engine {
-    let (model, tokenizer) = load(file, change);
-    Engine::open(model, tokenizer, OPTIONS).unwrap()
-}
-
-fn load(file: File, change: impl FnOnce(&mut Limits)) -> (Box<dyn Model>, Arc<Tokenizer>) {
-    let file = Arc::new(file);
-    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
-    let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
-    let mut limits = OPTIONS.limits(&plan);
-    change(&mut limits);
-    (Reference.load(plan, &file, &limits, &|_, _| ()).unwrap(), tokenizer)
-}
-
 fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
     Request {
         prompt: (0..length).map(|i| 5 + (i * seed) % 300).collect(),
@@ -116,8 +97,8 @@ fn collect(events: Events) -> (Vec<u32>, Result<Finish, Error>) {
 /// As [`open`], with pages on disk.
 fn open_stored(file: File, folder: &Path) -> Engine {
     let store = PrefixStore::open(folder, "model", 1 << 30).unwrap();
-    let (model, tokenizer) = load(file, |_| ());
-    Engine::open_with(model, tokenizer, OPTIONS, Some(store)).unwrap()
+    let (model, tokenizer) = tiny::load(file, |_| ());
+    Engine::open_with(model, tokenizer, tiny::OPTIONS, Some(store)).unwrap()
 }
 
 /// Runs a request to its end.
@@ -204,7 +185,7 @@ fn nan_logits_end_a_request_with_an_error() {
     let file = File::from_bytes("nan.gguf", bytes.clone()).unwrap();
     let norm = file.tensors().iter().find(|t| t.name == "output_norm.weight").unwrap();
     bytes[norm.offset as usize..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let engine = open(File::from_bytes("nan.gguf", bytes).unwrap(), |_| ());
+    let engine = tiny::open(File::from_bytes("nan.gguf", bytes).unwrap(), |_| ());
     // The model samples the first two, the engine's own sampler the third.
     let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
     let typical = SamplerOptions { typical_p: 0.9, ..SamplerOptions::default() };
@@ -302,7 +283,7 @@ fn prefill_is_reported_and_the_context_is_named() {
     // The pages of an earlier prompt count as read.
     assert_eq!(prefill(engine.submit(request(7, 40, 3)).unwrap()), [(32, 40)]);
     let (tokens, end) = run(&engine, request(7, 40, 1000));
-    assert_eq!((tokens.len(), end.unwrap()), (OPTIONS.context - 40, Finish::Context));
+    assert_eq!((tokens.len(), end.unwrap()), (tiny::OPTIONS.context - 40, Finish::Context));
 }
 
 /// A prompt is not computed again after a restart: with windows, and with recurrent state, which
