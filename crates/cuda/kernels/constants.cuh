@@ -7,6 +7,9 @@
 // Rows of a tile of packed weights.
 #define TILE_ROWS 16u
 
+// Tiles of weights that a block of a GEMM takes.
+#define GEMM_TILES 8u
+
 // Columns of a chunk of a tile.
 #define CHUNK_COLS 64u
 

@@ -9,7 +9,6 @@
 #define INPUTS 128u
 #define PITCH 144u // bytes of a chunk of an input row in shared memory, padded against bank conflicts
 #define STAGES 3u
-#define TILES_OF_BLOCK 8u
 
 DEVICE void copy_async(u32 to, const void *from, u32 bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
@@ -86,7 +85,7 @@ template <int LAYOUT, bool GATED> DEVICE void gemm(const Gemm &m) {
     const u8 *weights[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
-        u32 at = GATED ? blockIdx.x * 4 + warp % 4 : blockIdx.x * TILES_OF_BLOCK + warp % 4 * 2 + i;
+        u32 at = GATED ? blockIdx.x * 4 + warp % 4 : blockIdx.x * GEMM_TILES + warp % 4 * 2 + i;
         bool is_in = at < p.tiles;
         matrix[i] = GATED ? i : matrix_of(p, at);
         const Matrix &of = p.matrices[matrix[i]];

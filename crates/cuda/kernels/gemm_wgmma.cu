@@ -14,7 +14,6 @@
 
 #define STAGES 3u // stages of the ring
 #define STEP 2u   // chunks of a stage
-#define TILES 8u  // of a block
 #define PITCH 132u // floats of a token's results in shared memory, padded against bank conflicts
 #define GROUP 128u // threads of a warp group
 
@@ -24,9 +23,9 @@ template <bool GATED> struct Tile {
     bool is_in;
 
     __device__ __forceinline__ Tile(const Matmul &p, u32 i) {
-        tile = GATED ? blockIdx.y * (TILES / 2) + i % (TILES / 2) : blockIdx.y * TILES + i;
+        tile = GATED ? blockIdx.y * (GEMM_TILES / 2) + i % (GEMM_TILES / 2) : blockIdx.y * GEMM_TILES + i;
         is_in = tile < p.tiles;
-        matrix = GATED ? i / (TILES / 2) : is_in ? matrix_of(p, tile) : 0;
+        matrix = GATED ? i / (GEMM_TILES / 2) : is_in ? matrix_of(p, tile) : 0;
         if (!GATED) tile -= p.matrices[matrix].first_tile;
     }
 };
@@ -96,7 +95,7 @@ DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "
 // The shared memory of a block.
 template <int LAYOUT, u32 WIDTH> struct SharedMemory {
     u8 inputs[STAGES][STEP][WIDTH * ROW_BYTES];
-    u8 weights[STAGES][TILES][STEP * Packed<LAYOUT>::BYTES];
+    u8 weights[STAGES][GEMM_TILES][STEP * Packed<LAYOUT>::BYTES];
     u64 full[STAGES], empty[STAGES];
 };
 
@@ -118,9 +117,9 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, const ChunkRange &rang
     const Matmul &p = m.matmul;
     const u32 BYTES = Packed<LAYOUT>::BYTES, INPUT_BYTES = WIDTH * ROW_BYTES;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, i = 2 * warp + lane;
-    Tile<GATED> tile(p, i % TILES);
+    Tile<GATED> tile(p, i % GEMM_TILES);
     bool has_tile = lane < 2 && tile.is_in;
-    u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % TILES).is_in)) / (32 / TILES);
+    u32 tiles = __popc(__ballot_sync(~0u, Tile<GATED>(p, lane % GEMM_TILES).is_in)) / (32 / GEMM_TILES);
     const Matrix &matrix = p.matrices[tile.matrix];
     const u8 *weights = packed_tiles(p, matrix, group.expert) + ((u64)tile.tile * p.chunks + range.first) * BYTES;
     // A panel holds the first chunk of all its rows, then the second.
@@ -236,7 +235,7 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
 template <bool GATED, u32 WIDTH, int COUNT>
 DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, const float (&totals)[COUNT]) {
     const Matmul &p = m.matmul;
-    const u32 ROWS = TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
+    const u32 ROWS = GEMM_TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
     static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * ROW_BYTES, "room for the results");
     u32 t = threadIdx.x, lane = t % 32, row_of_lane = t / 32 * TILE_ROWS + lane / 4;
     // All products are complete: the input's space is free.

@@ -43,6 +43,8 @@ shared! {
     PAGE_TOKENS: usize = bodkin_backend::PAGE_TOKENS;
     /// Rows of a tile of packed weights.
     TILE_ROWS: usize = 16;
+    /// Tiles of weights that a block of a GEMM takes.
+    GEMM_TILES: usize = 8;
     /// Columns of a chunk of a tile.
     CHUNK_COLS: usize = 64;
     /// Multiplies matmul inputs before they are stored, so that large ones fit half precision.
@@ -158,8 +160,6 @@ pub(crate) const MIN_SHARED_BYTES: usize = 160 << 10;
 pub(crate) const GEMV_ROWS: usize = 16;
 /// Input rows that a block of `gemm_mma` takes.
 pub(crate) const GEMM_WIDTH: usize = 128;
-/// Tiles of weights that a block of `gemm_wgmma` or `gemm_mma` takes.
-pub(crate) const GEMM_TILES: usize = 8;
 /// The most bytes for the sums of split-K slices that several blocks of `gemm_wgmma` share.
 pub(crate) const SLICE_SUM_BYTES: usize = 32 << 20;
 /// The most input rows that a block of `gemm_wgmma` takes.

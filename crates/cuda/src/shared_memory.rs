@@ -3,7 +3,9 @@
 use bodkin_model::{Attention, Indexer, KvSlot, Plan, Routing};
 
 use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_THREAD};
-use crate::constants::{GEMV_ROWS, GEMV_WARPS, KV_SPLIT, MIN_SHARED_BYTES, MMA_COLUMNS};
+use crate::constants::{
+    GEMM_TILES, GEMV_ROWS, GEMV_WARPS, KV_SPLIT, MIN_SHARED_BYTES, MMA_COLUMNS,
+};
 use crate::constants::{MMA_WORKSPACE_BYTES, PARTIAL_EXTRA, TILE_ROWS};
 use crate::kv_layout::{INDEX_KEYS, KvLayout};
 use crate::lower::{AttendEntries, RouteChosen, Sparse, Stage, Work};
@@ -16,10 +18,10 @@ pub(crate) const ATTENTION_BYTES: usize = 112 << 10;
 /// The most that a block may ask for without an attribute of its kernel.
 const DEFAULT_BYTES: usize = 48 << 10;
 
-/// Of a block of `gemm_wgmma`: three stages with chunks of its input and of eight tiles of weights,
+/// Of a block of `gemm_wgmma`: three stages with chunks of its input and of its tiles of weights,
 /// and their barriers.
 pub(crate) fn wgmma_bytes(layout: MmaLayout, width: usize) -> usize {
-    3 * (2 * (128 * width + 8 * layout.chunk_bytes()) + 16)
+    3 * (2 * (128 * width + GEMM_TILES * layout.chunk_bytes()) + 16)
 }
 
 /// Of a block of prefill attention: queries, and keys and values twice.
