@@ -22,6 +22,9 @@
 // Matrices of a matmul, at most.
 #define MATRICES 4u
 
+// Devices of a tensor-parallel group beside one, at most, that store into its memory.
+#define MAX_PEERS 7u
+
 // Rows of up to this many elements are normalised by one warp.
 #define SHORT_NORM 256u
 

@@ -156,6 +156,17 @@ DEVICE void store_relaxed(u16 *to, u16 half) {
     asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(half) : "memory");
 }
 
+// The same in the memory of another device.
+DEVICE void store_relaxed_system(float *to, float x) {
+    u32 bits = __float_as_uint(x);
+    if (bits == SENTINEL) bits = 0x7fffffffu;
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
+
+DEVICE void store_relaxed_system(u16 *to, u16 half) {
+    asm volatile("st.relaxed.sys.global.u16 [%0], %1;" ::"l"(to), "h"(half) : "memory");
+}
+
 DEVICE u32 load_relaxed(const float *at) {
     u32 bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(at) : "memory");

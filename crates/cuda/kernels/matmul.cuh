@@ -79,13 +79,19 @@ DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float 
     store_relaxed(m.out + (u64)at * m.out_stride + row, y);
 }
 
-// Epilogue of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
+// A result of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
+DEVICE float gated_result(const Matmul &p, u32 expert, u32 row, float gate, float up, u32 gate_exponent,
+                          u32 up_exponent) {
+    return gated(p.act, scale_and_bias(p.matrices[0], expert, row, gate, gate_exponent),
+                 scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
+}
+
+// Epilogue of a gated matmul.
 DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float gate, float up,
                        u32 gate_exponent, u32 up_exponent) {
     const Matrix &m = p.matrices[0];
     if (row >= m.rows) return;
-    float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_exponent),
-                    scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
+    float y = gated_result(p, expert, row, gate, up, gate_exponent, up_exponent);
     if (p.half_out) {
         store_relaxed(p.half_out + (u64)at * p.half_stride + row, to_input(y));
     } else {

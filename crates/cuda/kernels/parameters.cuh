@@ -58,7 +58,7 @@ struct Matmul {
     u32 chunk_bytes; // of the weights' layout
     u32 slot_bytes; // what a slot of the persistent kernel holds
     float factor; // multiplies the result before the residual is added
-    u32 padding;
+    u32 peers; // other devices on which the persistent kernel stores the results, too
 };
 static_assert(sizeof(Matmul) == 328);
 static_assert(OFFSET(Matmul, matrices) == 0);
@@ -88,7 +88,7 @@ static_assert(OFFSET(Matmul, slices) == 308);
 static_assert(OFFSET(Matmul, chunk_bytes) == 312);
 static_assert(OFFSET(Matmul, slot_bytes) == 316);
 static_assert(OFFSET(Matmul, factor) == 320);
-static_assert(OFFSET(Matmul, padding) == 324);
+static_assert(OFFSET(Matmul, peers) == 324);
 
 // A matmul of many rows, grouped by expert where there are experts.
 struct Gemm {
@@ -617,6 +617,65 @@ static_assert(OFFSET(ScaleExperts, out_stride) == 28);
 static_assert(OFFSET(ScaleExperts, experts_used) == 32);
 static_assert(OFFSET(ScaleExperts, padding) == 36);
 
+// Samples the next step's tokens.
+struct Sample {
+    float *logits; // [outputs, stride]
+    u32 *metadata; // every row is a sequence's only one, and an output
+    u64 *group_max; // [outputs, GROUPS]: the largest logit of each group, as a rank
+    u32 *counts; // [outputs, 2]: finished blocks, zero before; sampled steps
+    u32 *sampled; // [2, outputs]: host memory, for even and odd steps
+    u32 stride;
+    u32 width;
+    u32 outputs;
+    u32 padding;
+};
+static_assert(sizeof(Sample) == 56);
+static_assert(OFFSET(Sample, logits) == 0);
+static_assert(OFFSET(Sample, metadata) == 8);
+static_assert(OFFSET(Sample, group_max) == 16);
+static_assert(OFFSET(Sample, counts) == 24);
+static_assert(OFFSET(Sample, sampled) == 32);
+static_assert(OFFSET(Sample, stride) == 40);
+static_assert(OFFSET(Sample, width) == 44);
+static_assert(OFFSET(Sample, outputs) == 48);
+static_assert(OFFSET(Sample, padding) == 52);
+
+// A decode step of one row in one persistent kernel.
+struct PersistentStep {
+    const Stage *stages;
+    const u32 *metadata;
+    uint4 *values; // of the step but the last stage's: that stage resets them to sentinels
+    uint4 *last_input; // the last stage's input, which the next step resets to sentinels
+    u32 *stalled; // [blocks], in host memory: the stage in which a block is stuck, from 1 on, or 0
+    u32 stage_count;
+    u32 workspace_bytes; // of shared memory: a stage's input, or attention's workspaces
+    u32 values_len; // in sixteen bytes
+    u32 last_input_len;
+    u64 distances[MAX_PEERS]; // bytes from a value on this device to the same one on each other device
+};
+static_assert(sizeof(PersistentStep) == 112);
+static_assert(OFFSET(PersistentStep, stages) == 0);
+static_assert(OFFSET(PersistentStep, metadata) == 8);
+static_assert(OFFSET(PersistentStep, values) == 16);
+static_assert(OFFSET(PersistentStep, last_input) == 24);
+static_assert(OFFSET(PersistentStep, stalled) == 32);
+static_assert(OFFSET(PersistentStep, stage_count) == 40);
+static_assert(OFFSET(PersistentStep, workspace_bytes) == 44);
+static_assert(OFFSET(PersistentStep, values_len) == 48);
+static_assert(OFFSET(PersistentStep, last_input_len) == 52);
+static_assert(OFFSET(PersistentStep, distances) == 56);
+
+// Reads memory to measure its bandwidth.
+struct ReadAll {
+    const uint4 *from;
+    float *sums;
+    u64 count; // of 16 bytes
+};
+static_assert(sizeof(ReadAll) == 24);
+static_assert(OFFSET(ReadAll, from) == 0);
+static_assert(OFFSET(ReadAll, sums) == 8);
+static_assert(OFFSET(ReadAll, count) == 16);
+
 // A causal convolution over a sequence's rows.
 struct Conv {
     const float *x; // [rows, stride]
@@ -743,63 +802,6 @@ static_assert(OFFSET(DeltaRule, heads) == 88);
 static_assert(OFFSET(DeltaRule, head_dim) == 92);
 static_assert(OFFSET(DeltaRule, is_cyclic) == 96);
 static_assert(OFFSET(DeltaRule, is_channelwise) == 100);
-
-// Samples the next step's tokens.
-struct Sample {
-    float *logits; // [outputs, stride]
-    u32 *metadata; // every row is a sequence's only one, and an output
-    u64 *group_max; // [outputs, GROUPS]: the largest logit of each group, as a rank
-    u32 *counts; // [outputs, 2]: finished blocks, zero before; sampled steps
-    u32 *sampled; // [2, outputs]: host memory, for even and odd steps
-    u32 stride;
-    u32 width;
-    u32 outputs;
-    u32 padding;
-};
-static_assert(sizeof(Sample) == 56);
-static_assert(OFFSET(Sample, logits) == 0);
-static_assert(OFFSET(Sample, metadata) == 8);
-static_assert(OFFSET(Sample, group_max) == 16);
-static_assert(OFFSET(Sample, counts) == 24);
-static_assert(OFFSET(Sample, sampled) == 32);
-static_assert(OFFSET(Sample, stride) == 40);
-static_assert(OFFSET(Sample, width) == 44);
-static_assert(OFFSET(Sample, outputs) == 48);
-static_assert(OFFSET(Sample, padding) == 52);
-
-// A decode step of one row in one persistent kernel.
-struct PersistentStep {
-    const Stage *stages;
-    const u32 *metadata;
-    uint4 *values; // of the step but the last stage's: that stage resets them to sentinels
-    uint4 *last_input; // the last stage's input, which the next step resets to sentinels
-    u32 *stalled; // [blocks], in host memory: the stage in which a block is stuck, from 1 on, or 0
-    u32 stage_count;
-    u32 workspace_bytes; // of shared memory: a stage's input, or attention's workspaces
-    u32 values_len; // in sixteen bytes
-    u32 last_input_len;
-};
-static_assert(sizeof(PersistentStep) == 56);
-static_assert(OFFSET(PersistentStep, stages) == 0);
-static_assert(OFFSET(PersistentStep, metadata) == 8);
-static_assert(OFFSET(PersistentStep, values) == 16);
-static_assert(OFFSET(PersistentStep, last_input) == 24);
-static_assert(OFFSET(PersistentStep, stalled) == 32);
-static_assert(OFFSET(PersistentStep, stage_count) == 40);
-static_assert(OFFSET(PersistentStep, workspace_bytes) == 44);
-static_assert(OFFSET(PersistentStep, values_len) == 48);
-static_assert(OFFSET(PersistentStep, last_input_len) == 52);
-
-// Reads memory to measure its bandwidth.
-struct ReadAll {
-    const uint4 *from;
-    float *sums;
-    u64 count; // of 16 bytes
-};
-static_assert(sizeof(ReadAll) == 24);
-static_assert(OFFSET(ReadAll, from) == 0);
-static_assert(OFFSET(ReadAll, sums) == 8);
-static_assert(OFFSET(ReadAll, count) == 16);
 
 // Sums of the parts of a row.
 struct Mix {
@@ -984,6 +986,42 @@ static_assert(OFFSET(AttendEntries, selected_stride) == 224);
 static_assert(OFFSET(AttendEntries, top_k) == 228);
 static_assert(OFFSET(AttendEntries, block_ratio) == 232);
 static_assert(OFFSET(AttendEntries, block_page_table) == 236);
+
+// The columns of a value that a device has computed.
+struct OwnColumns {
+    u8 *at;
+    u64 stride; // bytes from row to row
+    u32 bytes; // of a row
+    u32 padding;
+};
+static_assert(sizeof(OwnColumns) == 24);
+static_assert(OFFSET(OwnColumns, at) == 0);
+static_assert(OFFSET(OwnColumns, stride) == 8);
+static_assert(OFFSET(OwnColumns, bytes) == 16);
+static_assert(OFFSET(OwnColumns, padding) == 20);
+
+// An all-gather, or without values a barrier, of the devices of a tensor-parallel group.
+struct AllGather {
+    OwnColumns values[MATRICES];
+    u64 distances[MAX_PEERS]; // bytes from a value on this device to the same one on each other device
+    u64 arrivals[MAX_PEERS]; // on each other device: the barriers that this one has reached
+    const u32 *reached; // [peers]: the barriers that each other device has reached
+    u32 *counts; // finished blocks, 0 between launches; barriers that this device has reached
+    u32 value_count;
+    u32 rows;
+    u32 peers;
+    u32 padding;
+};
+static_assert(sizeof(AllGather) == 240);
+static_assert(OFFSET(AllGather, values) == 0);
+static_assert(OFFSET(AllGather, distances) == 96);
+static_assert(OFFSET(AllGather, arrivals) == 152);
+static_assert(OFFSET(AllGather, reached) == 208);
+static_assert(OFFSET(AllGather, counts) == 216);
+static_assert(OFFSET(AllGather, value_count) == 224);
+static_assert(OFFSET(AllGather, rows) == 228);
+static_assert(OFFSET(AllGather, peers) == 232);
+static_assert(OFFSET(AllGather, padding) == 236);
 
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {

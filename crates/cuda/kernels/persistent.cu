@@ -170,6 +170,13 @@ template <int TILES> struct TileCursor {
 
 #define MINUS_ZERO 0x80000000u
 
+// Stores a result, and also on the other devices that share the matmul.
+template <class T> DEVICE void publish(const Matmul &p, const PersistentStep &step, T *to, T x) {
+    store_relaxed(to, x);
+#pragma unroll 1
+    for (u32 i = 0; i < p.peers; i++) store_relaxed_system((T *)((u8 *)to + step.distances[i]), x);
+}
+
 // Operands of a tile's epilogue: destination, exponents of scales, bias and residual, loaded before the tile's
 // products. Without bias or residual they are minus zero, which changes no result.
 struct Epilogue {
@@ -194,6 +201,19 @@ struct Epilogue {
         if (is_gated) other_exponent = row_exponent(p.matrices[1], member.expert, row);
     }
 };
+
+// Epilogue of a gated row, as `epilogue_gated`.
+DEVICE void publish_gated(const Matmul &p, const PersistentStep &step, const TileExpert &member, const Epilogue &row,
+                          float gate, float up) {
+    const Matrix &m = p.matrices[0];
+    if (row.row >= m.rows) return;
+    float y = gated_result(p, member.expert, row.row, gate, up, row.exponent, row.other_exponent);
+    if (p.half_out) {
+        publish(p, step, p.half_out + (u64)member.place * p.half_stride + row.row, to_input(y));
+    } else {
+        publish(p, step, m.out + (u64)member.place * m.out_stride + row.row, y);
+    }
+}
 
 // Chunks that registers allow at a time.
 template <int LAYOUT, int TILES> struct ChunkBatch {
@@ -239,7 +259,7 @@ DEVICE void reset_sentinels(uint4 *values, u32 len) {
 }
 
 // Loads a matmul's input to shared memory, polling until it is written.
-DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const PersistentStep *last) {
+DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const PersistentStep &step, bool is_last) {
     SharedMemory &shared = shared_memory();
     u16 *input = (u16 *)shared.workspace;
     if (p.norm_input) {
@@ -253,12 +273,13 @@ DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const Persi
     if (EXPERTS) asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
     // Once the last stage's input is written, every block has read what it needed.
-    if (last) reset_sentinels(last->values, last->values_len);
+    if (is_last) reset_sentinels(step.values, step.values_len);
 }
 
 // A plain or gated matmul: a warp multiplies its slices of the block's tiles. Returns the slots
 // taken so far.
-template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const PersistentStep *last) {
+template <int LAYOUT, int TILES>
+DEVICE u32 matmul(u32 stage, u32 taken, const PersistentStep &step, bool is_last) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     u32 t = opaque(threadIdx.x), lane = t % 32, warp = t / 32;
@@ -283,7 +304,7 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
             slots.skip(At::COUNT, Packed<LAYOUT>::BYTES);
         }
     }
-    load_input_shared(p, IS_GATED, t, last);
+    load_input_shared(p, IS_GATED, t, step, is_last);
     if (has_experts && has_tile) epilogue.begin(p, IS_GATED, share.tile, t & (32 * share.warps - 1));
     float sums[TILES][4] = {};
     u32 chunk = share.first;
@@ -337,14 +358,12 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
             }
             if (IS_GATED) {
                 TileExpert member(p, opaque(tile));
-                epilogue_gated(p, member.expert, current.row, member.place, total, other, current.exponent,
-                    current.other_exponent);
+                publish_gated(p, step, member, current, total, other);
             } else {
                 while (current.residual == SENTINEL) current.residual = load_relaxed(p.residual + current.row);
                 // The same arithmetic as `epilogue` in matmul.cuh.
-                if (current.out) store_relaxed(current.out,
-                    __uint_as_float(current.residual)
-                        + (total * power_of_two(current.exponent) + current.bias) * p.factor);
+                float y = (total * power_of_two(current.exponent) + current.bias) * p.factor;
+                if (current.out) publish(p, step, current.out, __uint_as_float(current.residual) + y);
             }
         }
     }
@@ -355,7 +374,7 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
 // sums the experts' results as `expert_sum` does. Results stay in shared memory until all of a
 // tile's are done. Where blocks share a tile, the one with its first expert sums; the others
 // compute their part of it first, and publish it.
-template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
+template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken, const PersistentStep &step) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     const Matrix &m = p.matrices[0];
@@ -366,7 +385,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
     // Of the two inputs, the experts' weights come last.
     load_chosen(p, false, t);
     load_exponents(p, first_tile_of_block(p, blockIdx.x), share.tiles, t);
-    load_input_shared(p, false, t, 0);
+    load_input_shared(p, false, t, step, false);
     u32 first = first_tile_of_block(p, blockIdx.x), end = share.tiles;
 #pragma unroll 1
     for (u32 unit = share.tile, buffer = 0; unit < end; unit += share.step, buffer++) {
@@ -410,24 +429,24 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
             sum = fmaf(chosen.results[place][row % TILE_ROWS], chosen.weights[k], sum);
         }
         while (residual == SENTINEL) residual = load_relaxed(p.residual + row);
-        store_relaxed(m.out + row, __uint_as_float(residual) + sum);
+        publish(p, step, m.out + row, __uint_as_float(residual) + sum);
     }
     return ring.taken;
 }
 
-DEVICE u32 run_matmul(u32 work, u32 stage, u32 taken, const PersistentStep *last) {
+DEVICE u32 run_matmul(u32 work, u32 stage, u32 taken, const PersistentStep &step) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     // A block without tiles must not read the input: nothing waits for its reads before the
     // sentinels are reset.
-    bool is_gated = work >= OP_GATED;
+    bool is_gated = work >= OP_GATED, is_last = stage + 1 == step.stage_count;
     if (!has_tiles(p, is_gated)) return taken;
     switch (work) {
 #define MATMUL(LAYOUT)                                                                              \
     case LAYOUT:                                                                                     \
-        if (EXPERTS && p.experts_used) return matmul_expert_sum<LAYOUT>(stage, taken); \
-        return matmul<LAYOUT, 1>(stage, taken, last);                                               \
-    case LAYOUT + OP_GATED: return matmul<LAYOUT, 2>(stage, taken, last);
+        if (EXPERTS && p.experts_used) return matmul_expert_sum<LAYOUT>(stage, taken, step);         \
+        return matmul<LAYOUT, 1>(stage, taken, step, is_last);                                       \
+    case LAYOUT + OP_GATED: return matmul<LAYOUT, 2>(stage, taken, step, is_last);
     LAYOUTS(MATMUL)
     }
     return taken;
@@ -468,7 +487,7 @@ DEVICE void consume_all(const PersistentStep &step) {
         } else if (EXPERTS && work > OP_ATTENTION) {
             other(work, i);
         } else {
-            taken = run_matmul(work, i, taken, i + 1 == step.stage_count ? &step : 0);
+            taken = run_matmul(work, i, taken, step);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
         sync<THREADS>();

@@ -2,7 +2,7 @@
 //! Lifetimes count stages, which may read earlier values and write later ones than single
 //! operations.
 
-use crate::lower::{Program, Value};
+use crate::lower::{Program, Value, Work};
 
 /// All addresses are multiples of it, as the widest loads and cache lines need.
 const ALIGNMENT: u64 = 256;
@@ -35,6 +35,16 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
             first[v] = first[v].min(i);
             last[v] = last[v].max(i);
         });
+    }
+    // Other devices store into a gathered value as soon as they have passed the gather before.
+    let mut gather_before = 0;
+    for (i, stage) in program.stages.iter().enumerate() {
+        let Work::Gather(gather) = &stage.work else { continue };
+        for (value, _) in &gather.results {
+            let Value(v) = program.base(*value);
+            first[v] = first[v].min(gather_before);
+        }
+        gather_before = i;
     }
     // The output is read after the last stage.
     last[program.base(program.output).0] = program.stages.len();

@@ -53,6 +53,8 @@ shared! {
     CODE_UNIT: f32 = 1.0 / (1 << 24) as f32;
     /// Matrices of a matmul, at most.
     MATRICES: usize = 4;
+    /// Devices of a tensor-parallel group beside one, at most, that store into its memory.
+    MAX_PEERS: usize = 7;
     /// Rows of up to this many elements are normalised by one warp.
     SHORT_NORM: usize = 256;
     /// Threads of a block of matmuls with f32 weights.

@@ -5,7 +5,8 @@ use std::fmt::Write;
 
 use crate::constants::definitions;
 use crate::packed::{MmaLayout, PackedLayout};
-use crate::parameters::{Field, STAGE, STRUCTURES, Stage, Structure, sparse};
+use crate::parameters::{Field, STAGE, STRUCTURES, Stage, Structure};
+use crate::parameters::{exchange, recurrent, sparse};
 
 /// The names and contents of the headers in `kernels` that the host's definitions generate.
 pub fn kernel_headers() -> [(&'static str, String); 2] {
@@ -40,7 +41,8 @@ fn parameters() -> String {
     let mut text = format!("// Kernel parameters: parameters.rs. {NOTICE}");
     text += "#include \"constants.cuh\"\n#include \"types.cuh\"\n\n";
     text += "#define OFFSET(type, field) __INTADDR__(&((type *)0)->field)\n\nstruct Stage;\n";
-    for structure in STRUCTURES.iter().chain(sparse::STRUCTURES) {
+    let parts = [STRUCTURES, recurrent::STRUCTURES, sparse::STRUCTURES, exchange::STRUCTURES];
+    for structure in parts.into_iter().flatten() {
         write_structure(&mut text, structure);
     }
     write_line(&mut text, "\n// A stage of the persistent kernel: an op with its parameters.");

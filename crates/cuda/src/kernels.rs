@@ -49,7 +49,7 @@ macro_rules! modules {
 modules! {
     rows recurrent hyper select sample attention attention_f32 attention_q8 decode_attention_mma
     prefill_attention
-    gemv_mma gemm_mma permute_experts gemm_wgmma
+    gemv_mma gemm_mma permute_experts gemm_wgmma all_gather
     persistent persistent_s24 persistent_experts
 }
 
@@ -160,6 +160,7 @@ pub(crate) struct Kernels {
     pub(crate) scan: Kernel,
     pub(crate) delta_rule: Kernel,
     pub(crate) read_all: Kernel,
+    pub(crate) all_gather: Kernel,
     pub(crate) mix: Kernel,
     pub(crate) hyper_weights: Kernel,
     pub(crate) compress: Kernel,
@@ -228,6 +229,7 @@ impl Kernels {
             scan: recurrent.kernel("scan", 0)?,
             delta_rule: recurrent.kernel("delta_rule", 0)?,
             read_all: recurrent.kernel("read_all", 0)?,
+            all_gather: modules.all_gather.kernel("all_gather", 0)?,
             mix: hyper.kernel("mix", 0)?,
             hyper_weights: hyper.kernel("hyper_weights", 0)?,
             compress: select.kernel("compress", 0)?,

@@ -33,7 +33,7 @@ use bodkin_backend::{
 use bodkin_gguf::File;
 use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
-use constants::{MAX_RULE_DIM, MAX_SCAN_STATE};
+use constants::{MAX_PEERS, MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
 pub use header::kernel_headers;
 use kernels::Kernels;
@@ -53,6 +53,8 @@ const BANDWIDTH_PASSES: usize = 8;
 /// An NVIDIA GPU, or several that share models.
 pub struct Cuda {
     devices: Vec<(Arc<Device>, Arc<Kernels>)>,
+    /// Whether all of several devices can store into each other's memory.
+    are_connected: bool,
     fuse: bool,
     kv_type: KvType,
 }
@@ -70,7 +72,8 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Cuda> {
         let device = Arc::new(Device::open(ordinal)?);
         let kernels = Arc::new(Kernels::load(&device)?);
-        Ok(Cuda { devices: vec![(device, kernels)], fuse: true, kv_type: KvType::Auto })
+        let devices = vec![(device, kernels)];
+        Ok(Cuda { devices, are_connected: false, fuse: true, kv_type: KvType::Auto })
     }
 
     /// Opens the devices of these numbers. Each gets a share of every model, and one whose number
@@ -88,9 +91,12 @@ impl Cuda {
             }
         }
         let none = || Error::Config("cuda: expected the number of a device, found none".to_owned());
-        let all = all.ok_or_else(none)?;
-        for (one, _) in &all.devices {
-            all.devices.iter().try_for_each(|(other, _)| one.reach(other))?;
+        let mut all = all.ok_or_else(none)?;
+        all.are_connected = (2..=MAX_PEERS + 1).contains(&all.devices.len());
+        for (i, (one, _)) in all.devices.iter().enumerate() {
+            for (_, (other, _)) in all.devices.iter().enumerate().filter(|(j, _)| *j != i) {
+                all.are_connected &= one.reach(other)?;
+            }
         }
         Ok(all)
     }
@@ -114,7 +120,8 @@ impl Cuda {
     }
 
     fn lower(&self, plan: &Plan) -> Program {
-        lower::lower(plan, self.fuse, self.devices.len())
+        let are_connected = self.are_connected;
+        Program { are_connected, ..lower::lower(plan, self.fuse, self.devices.len()) }
     }
 
     fn sizes(&self, plan: &Plan, program: &Program, limits: &Limits) -> Sizes {
@@ -287,8 +294,12 @@ impl Backend for Cuda {
             })?);
         }
         match parts.len() {
-            1 => Ok(Box::new(parts.remove(0))),
-            _ => Ok(Box::new(TensorParallel::new(parts)?)),
+            1 => {
+                let mut only = parts.remove(0);
+                only.list_persistent_stages()?;
+                Ok(Box::new(only))
+            }
+            _ => Ok(Box::new(TensorParallel::new(parts, self.are_connected)?)),
         }
     }
 }

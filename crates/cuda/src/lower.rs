@@ -49,15 +49,18 @@ pub(crate) fn lower(plan: &Plan, fuse: bool, devices: usize) -> Program {
     let output = lowering.output();
     let angles = |rope| Stage::new(Rows::Tokens, Work::Angles { rope }, "angles");
     let mut stages: Vec<Stage> = (0..lowering.ropes.len()).map(angles).collect();
-    stages.extend(shard::with_gathers(lowering.stages, &sharded));
+    stages.extend(lowering.stages);
     let input = stages.iter().find_map(|stage| match stage.work {
         Work::Input { out } => Some(out),
         _ => None,
     });
     let (values, ropes, routings) = (lowering.values, lowering.ropes, lowering.routings);
+    let fusions = Vec::new();
+    let are_connected = false;
     let mut program =
-        Program { stages, values, output, input, ropes, routings, fusions: Vec::new(), devices };
+        Program { stages, values, output, input, ropes, routings, fusions, devices, are_connected };
     program.fusions = fusion::fusions(plan, &program);
+    shard::add_gathers(&mut program, &sharded);
     program
 }
 

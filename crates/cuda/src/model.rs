@@ -1,5 +1,6 @@
 //! A loaded model: its memory on the device, and how a step is set up, captured and launched.
 
+mod connect;
 mod profile;
 
 use std::cell::Cell;
@@ -14,10 +15,10 @@ use bodkin_backend::{
 use bodkin_gguf::File;
 use bodkin_model::{Plan, Rope};
 
-use crate::constants::{LOGIT_GROUPS, RECORDED_ROWS};
+use crate::constants::LOGIT_GROUPS;
 use crate::driver::{Device, Graph, Kernel, Memory, Pinned};
 use crate::kernels::Kernels;
-use crate::lower::Program;
+use crate::lower::{Program, Stage, Work};
 use crate::observe;
 use crate::packed::Shard;
 use crate::parameters;
@@ -71,6 +72,8 @@ pub(crate) struct CudaModel {
     profile: Option<Times>,
     /// The persistent kernel, the stages that it runs in steps of one row, and its watchdog.
     persistent: Option<(Kernel, Persistent, Watchdog)>,
+    /// Whether every stage of the current step is launched as kernels of its own.
+    pub(crate) runs_stages: bool,
 }
 
 /// Where the time of steps goes.
@@ -129,7 +132,7 @@ impl CudaModel {
         addresses.sampled = sampled.address();
         let metadata_memory = Memory::zeroed(device, 4 * sizes.metadata_len, "step metadata")?;
         addresses.metadata = metadata_memory.address;
-        let model = CudaModel {
+        Ok(CudaModel {
             graphs: HashMap::new(),
             kernels,
             host: HostSampler::new(&plan, limits),
@@ -150,18 +153,18 @@ impl CudaModel {
             device: Arc::clone(device),
             profile: None,
             persistent: None,
-        };
-        model.list_persistent_stages()
+            runs_stages: false,
+        })
     }
 
     /// Copies the list of the persistent kernel's stages to the device, if it can run them.
-    fn list_persistent_stages(mut self) -> Result<CudaModel> {
+    pub(crate) fn list_persistent_stages(&mut self) -> Result<()> {
         let blocks = self.device.processors as usize;
         let fits = |persistent: &&Persistent| persistent.fits(blocks, &self.plan, &self.program);
         let (Some(kernels), Some(persistent)) =
             (&self.kernels.persistent, self.sizes.persistent.as_ref().filter(fits))
         else {
-            return Ok(self);
+            return Ok(());
         };
         let (kernel, persistent) = (kernels[persistent.variant], persistent.clone());
         let list_bytes = size_of::<parameters::Stage>() * persistent.stages.len();
@@ -181,8 +184,7 @@ impl CudaModel {
             self.device.fill(self.addresses.non_aliased, 0xff, bytes)?;
             self.device.fill(self.addresses.polled_partials, 0xff, partial_bytes)?;
         }
-        self.device.finish()?;
-        Ok(self)
+        self.device.finish()
     }
 
     /// A step of this size.
@@ -209,7 +211,7 @@ impl CudaModel {
 
     /// The persistent kernel, if it runs steps of this size.
     fn persistent_of_step(&self, size: Size) -> Option<&(Kernel, Persistent, Watchdog)> {
-        let is_one = size == Size::of_one() && self.profile.is_none();
+        let is_one = size == Size::of_one() && self.profile.is_none() && !self.runs_stages;
         self.persistent.as_ref().filter(|_| is_one)
     }
 
@@ -250,14 +252,20 @@ impl CudaModel {
             return self.end(sent, batch, logits);
         };
         // The persistent kernel does not stop between stages, so it cannot be observed.
-        let persistent = self.persistent.take();
+        self.runs_stages = true;
         let observed = self.begin(batch).and_then(|()| {
             let step = Step { is_observed: true, ..self.sized_step(Size::of(batch)) };
             let sent = observe::run(&step, batch, observer);
             self.end(sent, batch, logits)
         });
-        self.persistent = persistent;
+        self.runs_stages = false;
         observed
+    }
+
+    /// The error of a grid that the watchdog ended: to the driver, that step and all later ones
+    /// have failed.
+    pub(crate) fn stall(&self) -> Option<Error> {
+        self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error())
     }
 
     /// The address of the first row of logits.
@@ -313,8 +321,7 @@ impl CudaModel {
         }
         let size = Size::of(batch);
         let key = (size, end_of_step);
-        // Clients can ask for any number of output rows: such steps are not recorded.
-        if size.tokens > RECORDED_ROWS || size.outputs > size.spans {
+        if !size.is_recorded() {
             let step = self.sized_step(size);
             self.program.stages.iter().try_for_each(|stage| step.run(stage))?;
             return step.end(end_of_step);
@@ -325,9 +332,17 @@ impl CudaModel {
             let persistent = self.persistent_of_step(size);
             let range = persistent.map_or(0..0, |(_, persistent, _)| persistent.stages.clone());
             let send = || {
+                if persistent.is_none() {
+                    step.barrier()?;
+                }
                 stages[..range.start].iter().try_for_each(|stage| step.run(stage))?;
                 if let Some((kernel, persistent, _)) = persistent {
                     step.run_persistent(*kernel, persistent)?;
+                }
+                // The next step may store on other devices once they have reset their sentinels.
+                let is_gather = |stage: &Stage| matches!(stage.work, Work::Gather(_));
+                if persistent.is_some() && !stages[range.end..].iter().any(is_gather) {
+                    step.barrier()?;
                 }
                 stages[range.end..].iter().try_for_each(|stage| step.run(stage))?;
                 step.end(end_of_step)
@@ -407,7 +422,10 @@ impl Model for CudaModel {
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
         let result = if self.samples_on_device(&step) {
-            self.step_on_device(step, sink)
+            let send = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
+                parts.iter_mut().try_for_each(|part| part.send_stages(batch, end_of_step))
+            };
+            CudaModel::step_on_device(std::slice::from_mut(self), step, sink, send)
         } else {
             let mut host = std::mem::take(&mut self.host);
             let result = host.run(step, sink, &mut |batch, logits, observer| {
@@ -416,9 +434,7 @@ impl Model for CudaModel {
             self.host = host;
             result
         };
-        // A grid that the watchdog ended is an error of the driver, as is every later step.
-        let stall = || self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error());
-        result.map_err(|error| stall().unwrap_or(error))
+        result.map_err(|error| self.stall().unwrap_or(error))
     }
 
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {

@@ -11,8 +11,9 @@ use std::mem::offset_of;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::constants::MATRICES;
+use crate::constants::{MATRICES, MAX_PEERS};
 
+pub(crate) use recurrent::{Conv, DeltaRule, Scan};
 pub(crate) use stage::{STAGE, Stage};
 
 /// A field of a structure in the kernels' header.
@@ -126,7 +127,9 @@ parameters! {
         /// what a slot of the persistent kernel holds
         slot_bytes: u32,
         /// multiplies the result before the residual is added
-        factor: f32, padding: u32,
+        factor: f32,
+        /// other devices on which the persistent kernel stores the results, too
+        peers: u32,
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
@@ -396,68 +399,6 @@ parameters! {
         out_stride: u32, experts_used: u32, padding: u32,
     }
 
-    /// A causal convolution over a sequence's rows.
-    struct Conv: 72 {
-        /// [rows, stride]
-        x: (const float *),
-        /// [width, taps]
-        weight: (const float *),
-        /// [width], or none
-        bias: (const float *),
-        metadata: (const u32 *),
-        /// [state slots, taps - 1, width]
-        states: (float *),
-        /// [rows, out_stride]
-        out: (float *),
-        stride: u32, out_stride: u32, width: u32, taps: u32, act: u32, padding: u32,
-    }
-
-    /// The selective scan of a state-space layer.
-    struct Scan: 152 {
-        /// [rows, stride of each]
-        x: (const float *),
-        b: (const float *), c: (const float *), dt: (const float *),
-        /// [heads], or [heads * head_dim, state_dim] by channel
-        a: (const float *),
-        /// [heads], or [heads * head_dim] by channel
-        d: (const float *),
-        dt_bias: (const float *), metadata: (const u32 *),
-        /// [state slots, heads, head_dim, state_dim]
-        states: (float *),
-        /// [rows, gate_stride], or none: gates the result
-        gate: (const float *),
-        /// [rows, out_stride], or none
-        out: (float *),
-        /// [rows, half_stride], or none
-        half_out: (u16 *),
-        gate_stride: u32, half_stride: u32, act: u32, padding: u32,
-        x_stride: u32, b_stride: u32, c_stride: u32, dt_stride: u32, out_stride: u32, heads: u32,
-        head_dim: u32, groups: u32, state_dim: u32, is_channelwise: u32,
-    }
-
-    /// The gated delta rule.
-    struct DeltaRule: 104 {
-        /// [rows, stride of each]
-        qkv: (const float *),
-        decay: (const float *), beta: (const float *),
-        /// [heads]
-        a: (const float *),
-        /// [heads], or [heads * head_dim] by channel
-        dt_bias: (const float *),
-        metadata: (const u32 *),
-        /// [state slots, heads, head_dim columns, head_dim rows]
-        states: (float *),
-        /// [rows, out_stride]
-        out: (float *),
-        qkv_stride: u32, decay_stride: u32, beta_stride: u32, out_stride: u32,
-        eps: f32,
-        /// of q and k
-        key_heads: u32,
-        /// of v
-        heads: u32,
-        head_dim: u32, is_cyclic: u32, is_channelwise: u32,
-    }
-
     /// Samples the next step's tokens.
     struct Sample: 56 {
         /// [outputs, stride]
@@ -474,7 +415,7 @@ parameters! {
     }
 
     /// A decode step of one row in one persistent kernel.
-    struct PersistentStep: 56 {
+    struct PersistentStep: 112 {
         stages: (const Stage *), metadata: (const u32 *),
         /// of the step but the last stage's: that stage resets them to sentinels
         values: (uint4 *),
@@ -487,6 +428,8 @@ parameters! {
         workspace_bytes: u32,
         /// in sixteen bytes
         values_len: u32, last_input_len: u32,
+        /// bytes from a value on this device to the same one on each other device
+        distances: [u64; MAX_PEERS],
     }
 
     /// Reads memory to measure its bandwidth.
@@ -497,4 +440,6 @@ parameters! {
     }
 }
 
+pub(crate) mod exchange;
+pub(crate) mod recurrent;
 pub(crate) mod sparse;

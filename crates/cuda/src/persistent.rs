@@ -100,9 +100,11 @@ impl Persistent {
         let start = starts.into_iter().min()?;
         let variant = starts.iter().position(|&other| other == start)?;
         let bytes = (start..=last).filter_map(|i| workspace(&VARIANTS[variant], i));
-        let is_wide = head.rows(plan) >= MIN_LAST_ROWS && head.epilogue == Epilogue::None;
-        let is_elementwise = |stage: &Stage| matches!(stage.work, Work::Elementwise { .. });
-        let are_last = head.is_outputs && stages[last + 1..].iter().all(is_elementwise);
+        let rows = head.rows(plan) / program.devices;
+        let is_wide = rows >= MIN_LAST_ROWS && head.epilogue == Epilogue::None;
+        let can_follow =
+            |stage: &Stage| matches!(stage.work, Work::Elementwise { .. } | Work::Gather(_));
+        let are_last = head.is_outputs && stages[last + 1..].iter().all(can_follow);
         let is_awaitable = stages[..start].iter().all(|stage| is_awaitable(plan, &stage.work));
         let persistent = Persistent {
             stages: start..last + 1,

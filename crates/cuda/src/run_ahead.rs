@@ -6,10 +6,13 @@ use std::collections::VecDeque;
 use bodkin_backend as backend;
 use bodkin_backend::{Batch, Result, RowOutput, SamplingParams, Sink, StepOutput};
 
-use crate::constants::{NO_TOKEN, RECORDED_ROWS};
+use crate::constants::NO_TOKEN;
 use crate::driver::Event;
 use crate::model::{CudaModel, StepEnd};
-use crate::step::sampling;
+use crate::step::{Size, sampling};
+
+/// Launches a step on all devices.
+pub(crate) type Send<'a> = &'a mut dyn FnMut(&mut [CudaModel], &Batch, StepEnd) -> Result<()>;
 
 impl CudaModel {
     /// Whether the kernels can sample the tokens of a step.
@@ -23,42 +26,57 @@ impl CudaModel {
             && token_rows(step.rows).all(|(_, params)| can_sample(params))
     }
 
-    /// Runs a step that the device can sample, see [`backend::Model::step`].
-    pub(crate) fn step_on_device(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
-        self.host.check(&step)?;
+    /// Runs a step that the devices of a model can sample, see [`backend::Model::step`]. All sample
+    /// the same tokens; the host reads those of the first.
+    pub(crate) fn step_on_device(
+        parts: &mut [CudaModel],
+        step: backend::Step<'_>,
+        sink: Sink<'_>,
+        send: Send<'_>,
+    ) -> Result<()> {
+        parts[0].host.check(&step)?;
         let backend::Step { batch, rows, steps, .. } = step;
-        self.device.enter()?;
-        self.send_inputs(batch)?;
-        self.send_metadata(batch, rows, steps)?;
-        // SAFETY: loading allocated counts for every output row.
-        unsafe { self.device.fill(self.addresses.step_counts, 0, 8 * rows.len()) }?;
-        let run = self.launch_and_sink(batch, rows, steps, sink);
+        for part in parts.iter_mut() {
+            part.device.enter()?;
+            part.send_inputs(batch)?;
+            part.send_metadata(batch, rows, steps)?;
+            // SAFETY: loading allocated counts for every output row.
+            unsafe { part.device.fill(part.addresses.step_counts, 0, 8 * rows.len()) }?;
+        }
+        let run = CudaModel::launch_and_sink(parts, (batch, rows, steps), sink, send);
         // Launched kernels still write; the first error says more than one of waiting.
-        let finished = self.device.finish();
-        run.and(finished)
+        let finished: Vec<Result<()>> = parts.iter().map(CudaModel::finish).collect();
+        run.and(finished.into_iter().collect())
+    }
+
+    /// Waits for all that was sent to the device.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.device.enter()?;
+        self.device.finish()
     }
 
     /// Launches steps, and passes the results of each on while the next one runs.
     fn launch_and_sink(
-        &mut self,
-        batch: &Batch,
-        rows: &[RowOutput<'_>],
-        steps: usize,
+        parts: &mut [CudaModel],
+        (batch, rows, steps): (&Batch, &[RowOutput<'_>], usize),
         sink: Sink<'_>,
+        send: Send<'_>,
     ) -> Result<()> {
         let adjusts = token_rows(rows).any(|(_, params)| params.adjusts_logits());
         // A recurrent state cannot go back to where it was before a step. The kernels of a step
         // that is no graph may start before the last kernel of the one before has written their
         // metadata.
-        let is_graph = batch.tokens.len() <= RECORDED_ROWS;
-        let ahead = usize::from(self.plan.states.is_empty() && is_graph);
+        let is_graph = Size::of(batch).is_recorded();
+        let ahead = usize::from(parts[0].plan.states.is_empty() && is_graph);
         let mut events = VecDeque::new();
         let mut launched = 0;
         for seen in 0..steps {
             while launched < steps && launched <= seen + ahead {
-                self.send_stages(batch, StepEnd::Tokens { adjusts })?;
-                self.receive_rows(batch, rows)?;
-                let event = Event::new(&self.device)?;
+                send(parts, batch, StepEnd::Tokens { adjusts })?;
+                let first = &mut parts[0];
+                first.device.enter()?;
+                first.receive_rows(batch, rows)?;
+                let event = Event::new(&first.device)?;
                 event.record()?;
                 events.push_back(event);
                 launched += 1;
@@ -66,16 +84,17 @@ impl CudaModel {
             if let Some(event) = events.pop_front() {
                 event.wait()?;
             }
-            let tokens = &self.sampled.slice()[seen % 2 * rows.len()..][..rows.len()];
-            self.tokens.clear();
-            self.tokens.extend(token_rows(rows).map(|(row, _)| match tokens[row] {
+            let first = &mut parts[0];
+            let tokens = &first.sampled.slice()[seen % 2 * rows.len()..][..rows.len()];
+            first.tokens.clear();
+            first.tokens.extend(token_rows(rows).map(|(row, _)| match tokens[row] {
                 NO_TOKEN => None,
                 token => Some(token),
             }));
-            let logits = (rows.len() - self.tokens.len()) * self.plan.output_width();
-            let logits = &mut self.received.slice_mut()[..logits];
-            let output = StepOutput { tokens: &self.tokens, logits };
-            if sink(output).is_break() || self.tokens.contains(&None) {
+            let logits = (rows.len() - first.tokens.len()) * first.plan.output_width();
+            let logits = &mut first.received.slice_mut()[..logits];
+            let output = StepOutput { tokens: &first.tokens, logits };
+            if sink(output).is_break() || first.tokens.contains(&None) {
                 break;
             }
         }

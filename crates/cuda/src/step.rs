@@ -3,6 +3,7 @@
 //! other tokens.
 
 mod attention;
+mod exchange;
 mod gemm;
 mod matmul;
 mod persistent;
@@ -69,6 +70,22 @@ pub(crate) struct Addresses {
     pub(crate) sampled: u64,
     /// Counts of each routing's choices.
     pub(crate) expert_counts: Vec<u64>,
+    /// The other devices of the tensor-parallel group, if they can be reached.
+    pub(crate) peers: Vec<Peer>,
+    /// The barriers that each of them has reached.
+    pub(crate) reached: u64,
+    /// Counters of the all-gather.
+    pub(crate) barrier_counts: u64,
+}
+
+/// Another device of the group, that can be reached by stores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    /// Bytes from this device's values to the other's, modulo 2^64: of steps whose values share
+    /// memory, and of the persistent kernel.
+    pub(crate) distances: [u64; 2],
+    /// Where the other device reads how many barriers this one has reached.
+    pub(crate) arrivals: u64,
 }
 
 /// The properties of a step that decide its grids.
@@ -107,6 +124,12 @@ impl Size {
             size.prefill_positions = ends.max().unwrap_or(0);
         }
         size
+    }
+
+    /// Whether steps of this size are recorded as graphs. Clients can ask for any number of output
+    /// rows: such steps are not.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.tokens <= RECORDED_ROWS && self.outputs <= self.spans
     }
 
     /// Of a decode step of one sequence.
@@ -235,8 +258,7 @@ impl Step<'_> {
             Work::Scan(scan) => self.scan(scan),
             Work::DeltaRule(rule) => self.delta_rule(rule),
             Work::Sparse(sparse) => self.sparse(rows, sparse),
-            // The devices run it together: `tensor_parallel.rs`.
-            Work::Gather(_) => Ok(()),
+            Work::Gather(gather) => self.all_gather(rows, gather),
         }
     }
 }

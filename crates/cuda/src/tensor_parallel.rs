@@ -1,6 +1,7 @@
 //! Tensor parallelism: a model on several devices, which run the same stages, each with its shard
-//! of the rows of sharded weights. After a sharded matmul an all-gather copies each device's
-//! columns to the others, between two event barriers. The host launches stages one by one.
+//! of the rows of sharded weights. Behind a sharded matmul each device gets the others' columns.
+//! Devices that can reach each other store them there, and wait for each other in their kernels.
+//! The others copy them between two event barriers; the host launches stages one by one.
 
 use bodkin_backend as backend;
 use bodkin_backend::{
@@ -10,23 +11,38 @@ use bodkin_model::Plan;
 
 use crate::driver::{Columns, Event};
 use crate::lower::{Gather, Stage, Work};
-use crate::model::CudaModel;
+use crate::model::{CudaModel, StepEnd};
 use crate::observe;
 use crate::step::{Size, Step};
 
 /// A plan on several devices. Properties that all share are read from the first.
 pub(crate) struct TensorParallel {
     parts: Vec<CudaModel>,
-    /// One event a device, for barriers.
-    arrivals: Vec<Event>,
+    exchange: Exchange,
     host: HostSampler,
 }
 
+/// How devices exchange the columns of values.
+enum Exchange {
+    /// Kernels store them on the other devices.
+    Stores,
+    /// They are copied between event barriers; each device has an event.
+    Copies(Vec<Event>),
+}
+
 impl TensorParallel {
-    pub(crate) fn new(parts: Vec<CudaModel>) -> Result<TensorParallel> {
-        let arrivals = parts.iter().map(|part| Event::new(&part.device));
+    /// A model of these parts, which can store into each other's memory or not.
+    pub(crate) fn new(mut parts: Vec<CudaModel>, are_connected: bool) -> Result<TensorParallel> {
+        let exchange = if are_connected {
+            CudaModel::connect(&mut parts)?;
+            parts.iter_mut().try_for_each(CudaModel::list_persistent_stages)?;
+            Exchange::Stores
+        } else {
+            let events = parts.iter().map(|part| Event::new(&part.device));
+            Exchange::Copies(events.collect::<Result<_>>()?)
+        };
         let host = HostSampler::new(parts[0].plan(), parts[0].limits());
-        Ok(TensorParallel { arrivals: arrivals.collect::<Result<_>>()?, parts, host })
+        Ok(TensorParallel { exchange, parts, host })
     }
 
     /// Runs a step, and shows the inputs of matmuls to the observer, if there is one.
@@ -36,26 +52,59 @@ impl TensorParallel {
         logits: &mut [f32],
         observer: Option<&mut dyn Observer>,
     ) -> Result<()> {
-        let sent = self.send(batch, observer);
+        let is_observed = observer.is_some();
+        self.parts.iter_mut().for_each(|part| part.runs_stages = is_observed);
+        let begun = self.parts.iter_mut().try_for_each(|part| part.begin(batch));
+        let end = StepEnd::Logits;
+        let sent = begun.and_then(|()| self.exchange.send(&mut self.parts, batch, end, observer));
         // Launched kernels still read memory that the next step writes; the first error is
         // returned.
-        let finished: Vec<Result<()>> = self.parts.iter().map(finish).collect();
-        sent?;
-        finished.into_iter().collect::<Result<()>>()?;
+        let finished: Vec<Result<()>> = self.parts.iter().map(CudaModel::finish).collect();
         let first = &mut self.parts[0];
-        first.device.enter()?;
-        first.receive(batch, logits)
+        let received = sent
+            .and(finished.into_iter().collect())
+            .and_then(|()| first.device.enter())
+            .and_then(|()| first.receive(batch, logits));
+        self.parts.iter_mut().for_each(|part| part.runs_stages = false);
+        received
+    }
+}
+
+impl Exchange {
+    /// Launches a step on all devices.
+    fn send(
+        &self,
+        parts: &mut [CudaModel],
+        batch: &Batch,
+        end_of_step: StepEnd,
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
+        let is_plain = observer.is_none() && !parts[0].is_profiled();
+        if matches!(self, Exchange::Stores) && is_plain && Size::of(batch).is_recorded() {
+            let send = |part: &mut CudaModel| {
+                part.device.enter()?;
+                part.send_stages(batch, end_of_step)
+            };
+            return parts.iter_mut().try_for_each(send);
+        }
+        self.send_stages(parts, batch, end_of_step, observer)
     }
 
-    /// Launches all stages on all devices.
-    fn send(&mut self, batch: &Batch, mut observer: Option<&mut dyn Observer>) -> Result<()> {
-        for part in &mut self.parts {
-            part.begin(batch)?;
-        }
+    /// Launches all stages, each on all devices.
+    fn send_stages(
+        &self,
+        parts: &mut [CudaModel],
+        batch: &Batch,
+        end_of_step: StepEnd,
+        mut observer: Option<&mut dyn Observer>,
+    ) -> Result<()> {
         let (is_observed, size) = (observer.is_some(), Size::of(batch));
         let step = |part| Step { is_observed, ..CudaModel::sized_step(part, size) };
-        let steps: Vec<Step<'_>> = self.parts.iter().map(step).collect();
-        let first = &self.parts[0];
+        let steps: Vec<Step<'_>> = parts.iter().map(step).collect();
+        let on_all = |send: &dyn Fn(&Step<'_>) -> Result<()>| {
+            steps.iter().try_for_each(|step| step.device.enter().and_then(|()| send(step)))
+        };
+        let first = &parts[0];
         let mut marks = Vec::new();
         let mut mark = || {
             if first.is_profiled() {
@@ -64,80 +113,72 @@ impl TensorParallel {
             }
             Ok(())
         };
+        on_all(&|step| step.barrier())?;
         mark()?;
         for stage in &first.program.stages {
             if let Some(observer) = &mut observer {
                 first.device.enter()?;
                 observe::show_inputs(&steps[0], stage, batch, &mut **observer)?;
             }
-            self.send_stage(&steps, stage)?;
+            on_all(&|step| step.run(stage))?;
+            self.copy(&steps, stage)?;
             mark()?;
         }
+        on_all(&|step| step.end(end_of_step))?;
         drop(steps);
-        if self.parts[0].is_profiled() {
-            finish(&self.parts[0])?;
-            self.parts[0].add_times(batch, &marks)?;
+        if parts[0].is_profiled() {
+            parts[0].finish()?;
+            parts[0].add_times(batch, &marks)?;
         }
         Ok(())
     }
 
-    fn send_stage(&self, steps: &[Step<'_>], stage: &Stage) -> Result<()> {
-        for step in steps {
-            step.device.enter()?;
-            step.run(stage)?;
-        }
+    /// Copies the columns of an all-gather, if kernels do not store them.
+    fn copy(&self, steps: &[Step<'_>], stage: &Stage) -> Result<()> {
         let rows = steps[0].rows(stage.rows);
-        match &stage.work {
-            Work::Gather(gather) if rows > 0 => self.gather(steps, gather, rows),
+        match (self, &stage.work) {
+            (Exchange::Copies(events), Work::Gather(gather)) if rows > 0 => {
+                barrier(steps, events)?;
+                copy_columns(steps, gather, rows)?;
+                barrier(steps, events)
+            }
             _ => Ok(()),
         }
     }
-
-    /// Every device copies the other devices' columns of `rows` rows.
-    fn gather(
-        &self,
-        steps: &[Step<'_>],
-        Gather { results, used }: &Gather,
-        rows: usize,
-    ) -> Result<()> {
-        self.barrier()?;
-        for (i, to) in steps.iter().enumerate() {
-            for (_, from) in steps.iter().enumerate().filter(|(j, _)| *j != i) {
-                for &(value, weight) in results {
-                    let shape = &from.weights[weight.0].shape;
-                    let element = from.content(value).element_bytes();
-                    let (address, stride) = from.result_place(value, shape, *used);
-                    let columns = Columns {
-                        from: address,
-                        to: to.result_place(value, shape, *used).0,
-                        bytes: element * shape.rows,
-                        stride: element * stride as usize,
-                        rows: rows * used,
-                    };
-                    // SAFETY: the value holds the step's rows on both devices. The first barrier
-                    // orders the copy behind the source's matmul, the second before its next write.
-                    unsafe { to.device.pull(from.device, &columns) }?;
-                }
-            }
-        }
-        self.barrier()
-    }
-
-    /// An event barrier: every device waits for the work that was launched on all others.
-    fn barrier(&self) -> Result<()> {
-        self.arrivals.iter().try_for_each(Event::record)?;
-        for (i, part) in self.parts.iter().enumerate() {
-            let mut others = self.arrivals.iter().enumerate().filter(|(j, _)| *j != i);
-            others.try_for_each(|(_, other)| part.device.wait_for(other))?;
-        }
-        Ok(())
-    }
 }
 
-/// Waits for all that was sent to a part's device.
-fn finish(part: &CudaModel) -> Result<()> {
-    part.device.enter()?;
-    part.device.finish()
+/// Every device copies the other devices' columns of `rows` rows.
+fn copy_columns(steps: &[Step<'_>], Gather { results, used }: &Gather, rows: usize) -> Result<()> {
+    for (i, to) in steps.iter().enumerate() {
+        for (_, from) in steps.iter().enumerate().filter(|(j, _)| *j != i) {
+            for &(value, weight) in results {
+                let shape = &from.weights[weight.0].shape;
+                let element = from.content(value).element_bytes();
+                let (address, stride) = from.result_place(value, shape, *used);
+                let columns = Columns {
+                    from: address,
+                    to: to.result_place(value, shape, *used).0,
+                    bytes: element * shape.rows,
+                    stride: element * stride as usize,
+                    rows: rows * used,
+                };
+                // SAFETY: the value holds the step's rows on both devices. A barrier before orders
+                // the copy behind the source's matmul, one behind before its next write.
+                unsafe { to.device.pull(from.device, &columns) }?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An event barrier: every device waits for the work that was launched on all others.
+fn barrier(steps: &[Step<'_>], events: &[Event]) -> Result<()> {
+    events.iter().try_for_each(Event::record)?;
+    for (i, step) in steps.iter().enumerate() {
+        let mut others = events.iter().enumerate().filter(|(j, _)| *j != i);
+        others.try_for_each(|(_, other)| step.device.wait_for(other))?;
+    }
+    Ok(())
 }
 
 impl Model for TensorParallel {
@@ -150,11 +191,22 @@ impl Model for TensorParallel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
-        let mut host = std::mem::take(&mut self.host);
-        let result =
-            host.run(step, sink, &mut |batch, logits, observer| self.run(batch, logits, observer));
-        self.host = host;
-        result
+        let is_sampled = matches!(self.exchange, Exchange::Stores);
+        let result = if is_sampled && self.parts[0].samples_on_device(&step) {
+            let TensorParallel { parts, exchange, .. } = self;
+            let send = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
+                exchange.send(parts, batch, end_of_step, None)
+            };
+            CudaModel::step_on_device(parts, step, sink, send)
+        } else {
+            let mut host = std::mem::take(&mut self.host);
+            let result = host
+                .run(step, sink, &mut |batch, logits, observer| self.run(batch, logits, observer));
+            self.host = host;
+            result
+        };
+        let stall = || self.parts.iter().find_map(CudaModel::stall);
+        result.map_err(|error| stall().unwrap_or(error))
     }
 
     /// Every device has the whole state.
@@ -180,7 +232,7 @@ impl Model for TensorParallel {
     }
 
     fn set_profiling(&mut self, on: bool) {
-        self.parts[0].set_profiling(on);
+        self.parts.iter_mut().for_each(|part| part.set_profiling(on));
     }
 
     fn set_tracing(&mut self, on: bool) -> Result<()> {

@@ -24,23 +24,25 @@ pub(crate) struct Columns {
 }
 
 impl Device {
-    /// Lets this device copy from another's memory without the host, where the two can do that.
-    pub(crate) fn reach(&self, other: &Device) -> Result<()> {
+    /// Lets this device read and write another's memory without the host; whether the two can do
+    /// that, while both run kernels.
+    pub(crate) fn reach(&self, other: &Device) -> Result<bool> {
         if self.device == other.device {
-            return Ok(());
+            return Ok(false);
         }
         let mut can: c_int = 0;
         // SAFETY: the pointer is to a local variable; both devices are handles of the driver.
         unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) }
             .result()
             .map_err(failed("no answer whether devices reach each other"))?;
-        if can == 1 {
-            self.enter()?;
-            // An error changes nothing: it is so already, or copies go through the host.
-            // SAFETY: the other's context is alive.
-            let _ = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) }.result();
+        if can == 0 {
+            return Ok(false);
         }
-        Ok(())
+        self.enter()?;
+        // SAFETY: the other's context is alive.
+        let enabled = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
+        let already = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+        Ok(enabled == sys::CUresult::CUDA_SUCCESS || enabled == already)
     }
 
     /// Copies columns of another device, in this one's stream's order.

@@ -2,10 +2,12 @@
 //! everything else alike. An all-gather follows each sharded matmul before another stage reads its
 //! result. So every value has the same bits on all devices, and on one.
 
+use std::mem;
+
 use bodkin_model::{Op, Plan, WeightId};
 
 use super::matrices::{bias_of, matrix_of};
-use super::stage::{Epilogue, Gather, Stage, Value, Work};
+use super::stage::{Epilogue, Fusion, Gather, Program, Stage, Value, Work};
 use crate::constants::TILE_ROWS;
 use crate::packed::PackedLayout;
 
@@ -29,13 +31,19 @@ pub(crate) fn sharded(plan: &Plan, devices: usize) -> Vec<Option<usize>> {
     sharded
 }
 
-/// Puts an all-gather behind each stage that makes a shard of a value.
-pub(super) fn with_gathers(stages: Vec<Stage>, sharded: &[Option<usize>]) -> Vec<Stage> {
-    let gathered = |stage: Stage| {
+/// Puts an all-gather behind each stage that makes a shard of a value. In the persistent kernel the
+/// matmul itself stores its results on all devices.
+pub(super) fn add_gathers(program: &mut Program, sharded: &[Option<usize>]) {
+    let (stages, fusions) = (mem::take(&mut program.stages), mem::take(&mut program.fusions));
+    for (stage, fusion) in stages.into_iter().zip(fusions) {
         let gather = gather(&stage, sharded);
-        [Some(stage), gather].into_iter().flatten()
-    };
-    stages.into_iter().flat_map(gathered).collect()
+        program.stages.push(stage);
+        program.fusions.push(fusion);
+        if let Some(gather) = gather {
+            program.stages.push(gather);
+            program.fusions.push(Fusion::FusedAway);
+        }
+    }
 }
 
 fn gather(stage: &Stage, sharded: &[Option<usize>]) -> Option<Stage> {
@@ -60,7 +68,7 @@ fn gather(stage: &Stage, sharded: &[Option<usize>]) -> Option<Stage> {
 mod tests {
     use std::collections::HashSet;
 
-    use super::super::stage::{Content, Matmul, Operand, Program};
+    use super::super::stage::{Content, Matmul, Operand};
     use super::super::{lower, shapes};
     use super::*;
     use crate::packed::Shard;

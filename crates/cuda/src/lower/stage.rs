@@ -473,6 +473,8 @@ pub(crate) struct Program {
     pub(crate) fusions: Vec<Fusion>,
     /// The number of devices of the tensor-parallel group.
     pub(crate) devices: usize,
+    /// Whether they store into each other's memory.
+    pub(crate) are_connected: bool,
 }
 
 impl Program {

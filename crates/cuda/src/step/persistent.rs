@@ -18,24 +18,31 @@ const THREADS: usize = 32 * PERSISTENT_WARPS + 128;
 impl Step<'_> {
     /// The stages of the persistent kernel as it reads them.
     pub(crate) fn persistent_stages(&self, persistent: &Persistent) -> Vec<p::Stage> {
-        persistent.list(self.program).map(|stage| self.persistent_stage(&stage)).collect()
+        let count = persistent.list(self.program).count();
+        let stages = persistent.list(self.program).enumerate();
+        stages.map(|(i, stage)| self.persistent_stage(&stage, i + 1 == count)).collect()
     }
 
-    fn persistent_stage(&self, stage: &PersistentStage<'_>) -> p::Stage {
+    fn persistent_stage(&self, stage: &PersistentStage<'_>, is_last: bool) -> p::Stage {
         match stage {
             PersistentStage::Matmul(matmul, fusion) => {
                 let mut parameters = self.matmul_parameters(1, matmul);
+                let shape = &self.weights[matmul.operands[0].weight.0].shape;
                 match fusion {
                     MatmulFusion::None => {}
                     MatmulFusion::Norm(norm) => self.normalize_input(&mut parameters, norm),
                     MatmulFusion::Sum { added, out } => {
-                        parameters.residual = self.address(*added);
+                        parameters.residual = self.result_place(*added, shape, 1).0;
                         // The partial results that blocks leave to those that sum them.
                         parameters.matrices[1].out = parameters.matrices[0].out;
-                        parameters.matrices[0].out = self.address(*out);
+                        parameters.matrices[0].out = self.result_place(*out, shape, 1).0;
                     }
                 }
-                let op = match self.weights[matmul.operands[0].weight.0].shape.layout {
+                // An all-gather follows the last stage.
+                if shape.rows < shape.full_rows && !is_last {
+                    parameters.peers = self.at.peers.len() as u32;
+                }
+                let op = match shape.layout {
                     PackedLayout::F32 => OP_GEMV_F32,
                     PackedLayout::Mma(layout) => matmul_op(layout, matmul.is_gated()),
                 };
@@ -87,6 +94,7 @@ impl Step<'_> {
             workspace_bytes: persistent.workspace_bytes as u32,
             values_len: (self.sizes.reset_bytes / 16) as u32,
             last_input_len: last_input_bytes.div_ceil(16) as u32,
+            distances: self.distances(),
         };
         let grid = [self.device.processors as usize, 1, 1];
         let shared = PERSISTENT_BYTES + persistent.workspace_bytes;

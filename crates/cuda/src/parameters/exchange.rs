@@ -1,0 +1,36 @@
+//! Parameters of what the devices of a tensor-parallel group do together.
+
+// Shapes in brackets are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::mem::offset_of;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Field, Structure};
+use crate::constants::{MATRICES, MAX_PEERS};
+
+parameters! {
+    /// The columns of a value that a device has computed.
+    struct OwnColumns: 24 {
+        at: (u8 *),
+        /// bytes from row to row
+        stride: u64,
+        /// of a row
+        bytes: u32, padding: u32,
+    }
+
+    /// An all-gather, or without values a barrier, of the devices of a tensor-parallel group.
+    struct AllGather: 240 {
+        values: [OwnColumns; MATRICES],
+        /// bytes from a value on this device to the same one on each other device
+        distances: [u64; MAX_PEERS],
+        /// on each other device: the barriers that this one has reached
+        arrivals: [u64; MAX_PEERS],
+        /// [peers]: the barriers that each other device has reached
+        reached: (const u32 *),
+        /// finished blocks, 0 between launches; barriers that this device has reached
+        counts: (u32 *),
+        value_count: u32, rows: u32, peers: u32, padding: u32,
+    }
+}
