@@ -10,8 +10,9 @@ DEVICE u64 nanoseconds() {
     return time;
 }
 
-DEVICE void store_release_system(u32 *to, u32 x) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+// Adds 1 behind all that this thread has written, or seen.
+DEVICE void count_release_system(u32 *to) {
+    asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
 }
 
 DEVICE u32 load_acquire_system(const u32 *at) {
@@ -28,7 +29,7 @@ template <class T> DEVICE void store_columns(const AllGather &p, const OwnColumn
         u64 row = i / units;
         u8 *at = own.at + row * own.stride + (i - row * units) * sizeof(T);
         T x = *(const T *)at;
-        for (u32 peer = 0; peer < p.peers; peer++) *(T *)(at + p.distances[peer]) = x;
+        for (u32 peer = 0; peer < p.peers; peer++) *(T *)(at + __ldg(p.distances + peer)) = x;
     }
 }
 
@@ -36,6 +37,7 @@ template <class T> DEVICE void store_columns(const AllGather &p, const OwnColumn
 // their place any more. Grid: any number of blocks, the last of which waits for the other devices.
 KERNEL all_gather(const __grid_constant__ AllGather p) {
     __shared__ bool is_last;
+    u32 t = threadIdx.x;
     launch_dependents();
     grid_dependency_wait();
     for (u32 i = 0; i < p.value_count; i++) {
@@ -44,18 +46,20 @@ KERNEL all_gather(const __grid_constant__ AllGather p) {
         if (is_aligned) store_columns<uint4>(p, own);
         else store_columns<u16>(p, own);
     }
-    __threadfence_system();
-    __syncthreads();
-    u32 t = threadIdx.x;
-    if (t == 0) is_last = atomicAdd(&p.counts[0], 1) + 1 == gridDim.x;
-    __syncthreads();
-    if (!is_last) return;
-    u32 number = *(volatile u32 *)&p.counts[1] + 1;
-    __syncthreads();
-    if (t == 0) p.counts[0] = 0, p.counts[1] = number;
+    if (gridDim.x > 1) {
+        __threadfence_system();
+        __syncthreads();
+        if (t == 0) is_last = atomicAdd(p.finished, 1) + 1 == gridDim.x;
+        __syncthreads();
+        if (!is_last) return;
+        if (t == 0) *p.finished = 0;
+    } else if (p.value_count > 0) {
+        __syncthreads();
+    }
     if (t >= p.peers) return;
-    __threadfence_system();
-    store_release_system((u32 *)p.arrivals[t], number);
+    u32 number = p.expected[t] + 1;
+    count_release_system((u32 *)p.arrivals[t]);
+    p.expected[t] = number;
     u64 start = nanoseconds();
     while ((int)(load_acquire_system(p.reached + t) - number) < 0) {
         if (nanoseconds() - start > MAX_WAIT) asm volatile("trap;");

@@ -271,11 +271,17 @@ DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, c
             u32 at = result_row(m, group.first + token);
             if (GATED) {
                 float up = results[token * PITCH + ROWS + row_in_block];
-                epilogue_gated(p, group.expert, row, at, sum, up, exponent, up_exponent);
+                epilogue_gated<false>(p, group.expert, row, at, sum, up, exponent, up_exponent);
             } else {
-                epilogue(p, tile.matrix, group.expert, row, at, sum, exponent, residuals[j]);
+                epilogue<false>(p, tile.matrix, group.expert, row, at, sum, exponent, residuals[j]);
             }
         }
+    }
+    if (p.peers == 0) return;
+    // Not above, where it would slow down a device that is alone.
+#pragma unroll 4
+    for (u32 token = t / ROWS; token < end; token += STRIDE) {
+        store_again_on_peers<GATED>(p, tile.matrix, row, result_row(m, group.first + token));
     }
 }
 

@@ -69,7 +69,20 @@ DEVICE float residual_at(const Matmul &p, u32 row, u32 at) {
     return is_in ? p.residual[(u64)at * p.residual_stride + row] : 0.0f;
 }
 
-// Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`.
+// Stores a number also at the same place of the other devices that share the matmul.
+template <class T> DEVICE void store_on_peers(const Matmul &p, T *to, T x) {
+#pragma unroll 1
+    for (u32 i = 0; i < p.peers; i++) store_relaxed_system((T *)((u8 *)to + __ldg(p.distances + i)), x);
+}
+
+template <class T> DEVICE void store_result(const Matmul &p, T *to, T x) {
+    store_relaxed(to, x);
+    store_on_peers(p, to, x);
+}
+
+// Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`. Without
+// `ALL_DEVICES`, `store_again_on_peers` has to follow.
+template <bool ALL_DEVICES = true>
 DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, u32 exponent,
                  float residual) {
     const Matrix &m = p.matrices[i];
@@ -77,25 +90,38 @@ DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float 
     float y = scale_and_bias(m, expert, row, sum, exponent);
     if (p.residual && i == 0) y = residual + y * p.factor;
     store_relaxed(m.out + (u64)at * m.out_stride + row, y);
+    if (ALL_DEVICES) store_on_peers(p, m.out + (u64)at * m.out_stride + row, y);
 }
 
-// A result of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
-DEVICE float gated_result(const Matmul &p, u32 expert, u32 row, float gate, float up, u32 gate_exponent,
-                          u32 up_exponent) {
-    return gated(p.act, scale_and_bias(p.matrices[0], expert, row, gate, gate_exponent),
-                 scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
-}
-
-// Epilogue of a gated matmul.
+// Epilogue of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
+template <bool ALL_DEVICES = true>
 DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float gate, float up,
                        u32 gate_exponent, u32 up_exponent) {
     const Matrix &m = p.matrices[0];
     if (row >= m.rows) return;
-    float y = gated_result(p, expert, row, gate, up, gate_exponent, up_exponent);
+    float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_exponent),
+                    scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
     if (p.half_out) {
-        store_relaxed(p.half_out + (u64)at * p.half_stride + row, to_input(y));
+        u16 *to = p.half_out + (u64)at * p.half_stride + row;
+        store_relaxed(to, to_input(y));
+        if (ALL_DEVICES) store_on_peers(p, to, to_input(y));
     } else {
-        store_relaxed(m.out + (u64)at * m.out_stride + row, y);
+        float *to = m.out + (u64)at * m.out_stride + row;
+        store_relaxed(to, y);
+        if (ALL_DEVICES) store_on_peers(p, to, y);
+    }
+}
+
+// Stores a result that this thread has stored on this device on the others.
+template <bool GATED> DEVICE void store_again_on_peers(const Matmul &p, u32 i, u32 row, u32 at) {
+    const Matrix &m = p.matrices[GATED ? 0 : i];
+    if (row >= m.rows) return;
+    if (GATED && p.half_out) {
+        u16 *half = p.half_out + (u64)at * p.half_stride + row;
+        store_on_peers(p, half, *half);
+    } else {
+        float *result = m.out + (u64)at * m.out_stride + row;
+        store_on_peers(p, result, *result);
     }
 }
 

@@ -58,9 +58,10 @@ struct Matmul {
     u32 chunk_bytes; // of the weights' layout
     u32 slot_bytes; // what a slot of the persistent kernel holds
     float factor; // multiplies the result before the residual is added
-    u32 peers; // other devices on which the persistent kernel stores the results, too
+    u32 peers; // other devices that the results are also stored on
+    const u64 *distances; // [peers]: bytes from a value on this device to the same one there
 };
-static_assert(sizeof(Matmul) == 328);
+static_assert(sizeof(Matmul) == 336);
 static_assert(OFFSET(Matmul, matrices) == 0);
 static_assert(OFFSET(Matmul, input) == 192);
 static_assert(OFFSET(Matmul, metadata) == 200);
@@ -89,6 +90,7 @@ static_assert(OFFSET(Matmul, chunk_bytes) == 312);
 static_assert(OFFSET(Matmul, slot_bytes) == 316);
 static_assert(OFFSET(Matmul, factor) == 320);
 static_assert(OFFSET(Matmul, peers) == 324);
+static_assert(OFFSET(Matmul, distances) == 328);
 
 // A matmul of many rows, grouped by expert where there are experts.
 struct Gemm {
@@ -101,15 +103,15 @@ struct Gemm {
     u32 split_chunks; // chunks of a block: whole slices, or all
     u32 padding;
 };
-static_assert(sizeof(Gemm) == 368);
+static_assert(sizeof(Gemm) == 376);
 static_assert(OFFSET(Gemm, matmul) == 0);
-static_assert(OFFSET(Gemm, groups) == 328);
-static_assert(OFFSET(Gemm, permutation) == 336);
-static_assert(OFFSET(Gemm, slice_sums) == 344);
-static_assert(OFFSET(Gemm, panel_rows) == 352);
-static_assert(OFFSET(Gemm, outputs_per_input) == 356);
-static_assert(OFFSET(Gemm, split_chunks) == 360);
-static_assert(OFFSET(Gemm, padding) == 364);
+static_assert(OFFSET(Gemm, groups) == 336);
+static_assert(OFFSET(Gemm, permutation) == 344);
+static_assert(OFFSET(Gemm, slice_sums) == 352);
+static_assert(OFFSET(Gemm, panel_rows) == 360);
+static_assert(OFFSET(Gemm, outputs_per_input) == 364);
+static_assert(OFFSET(Gemm, split_chunks) == 368);
+static_assert(OFFSET(Gemm, padding) == 372);
 
 // Expert permutation: groups the pairs of row and expert by expert.
 struct PermuteExperts {
@@ -651,9 +653,8 @@ struct PersistentStep {
     u32 workspace_bytes; // of shared memory: a stage's input, or attention's workspaces
     u32 values_len; // in sixteen bytes
     u32 last_input_len;
-    u64 distances[MAX_PEERS]; // bytes from a value on this device to the same one on each other device
 };
-static_assert(sizeof(PersistentStep) == 112);
+static_assert(sizeof(PersistentStep) == 56);
 static_assert(OFFSET(PersistentStep, stages) == 0);
 static_assert(OFFSET(PersistentStep, metadata) == 8);
 static_assert(OFFSET(PersistentStep, values) == 16);
@@ -663,7 +664,6 @@ static_assert(OFFSET(PersistentStep, stage_count) == 40);
 static_assert(OFFSET(PersistentStep, workspace_bytes) == 44);
 static_assert(OFFSET(PersistentStep, values_len) == 48);
 static_assert(OFFSET(PersistentStep, last_input_len) == 52);
-static_assert(OFFSET(PersistentStep, distances) == 56);
 
 // Reads memory to measure its bandwidth.
 struct ReadAll {
@@ -1003,25 +1003,27 @@ static_assert(OFFSET(OwnColumns, padding) == 20);
 // An all-gather, or without values a barrier, of the devices of a tensor-parallel group.
 struct AllGather {
     OwnColumns values[MATRICES];
-    u64 distances[MAX_PEERS]; // bytes from a value on this device to the same one on each other device
+    const u64 *distances; // [peers]: bytes from a value on this device to the same one on each other device
     u64 arrivals[MAX_PEERS]; // on each other device: the barriers that this one has reached
     const u32 *reached; // [peers]: the barriers that each other device has reached
-    u32 *counts; // finished blocks, 0 between launches; barriers that this device has reached
+    u32 *expected; // [peers]: how many it has to have reached
+    u32 *finished; // blocks, 0 between launches
     u32 value_count;
     u32 rows;
     u32 peers;
     u32 padding;
 };
-static_assert(sizeof(AllGather) == 240);
+static_assert(sizeof(AllGather) == 200);
 static_assert(OFFSET(AllGather, values) == 0);
 static_assert(OFFSET(AllGather, distances) == 96);
-static_assert(OFFSET(AllGather, arrivals) == 152);
-static_assert(OFFSET(AllGather, reached) == 208);
-static_assert(OFFSET(AllGather, counts) == 216);
-static_assert(OFFSET(AllGather, value_count) == 224);
-static_assert(OFFSET(AllGather, rows) == 228);
-static_assert(OFFSET(AllGather, peers) == 232);
-static_assert(OFFSET(AllGather, padding) == 236);
+static_assert(OFFSET(AllGather, arrivals) == 104);
+static_assert(OFFSET(AllGather, reached) == 160);
+static_assert(OFFSET(AllGather, expected) == 168);
+static_assert(OFFSET(AllGather, finished) == 176);
+static_assert(OFFSET(AllGather, value_count) == 184);
+static_assert(OFFSET(AllGather, rows) == 188);
+static_assert(OFFSET(AllGather, peers) == 192);
+static_assert(OFFSET(AllGather, padding) == 196);
 
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {

@@ -170,13 +170,6 @@ template <int TILES> struct TileCursor {
 
 #define MINUS_ZERO 0x80000000u
 
-// Stores a result, and also on the other devices that share the matmul.
-template <class T> DEVICE void publish(const Matmul &p, const PersistentStep &step, T *to, T x) {
-    store_relaxed(to, x);
-#pragma unroll 1
-    for (u32 i = 0; i < p.peers; i++) store_relaxed_system((T *)((u8 *)to + step.distances[i]), x);
-}
-
 // Operands of a tile's epilogue: destination, exponents of scales, bias and residual, loaded before the tile's
 // products. Without bias or residual they are minus zero, which changes no result.
 struct Epilogue {
@@ -201,19 +194,6 @@ struct Epilogue {
         if (is_gated) other_exponent = row_exponent(p.matrices[1], member.expert, row);
     }
 };
-
-// Epilogue of a gated row, as `epilogue_gated`.
-DEVICE void publish_gated(const Matmul &p, const PersistentStep &step, const TileExpert &member, const Epilogue &row,
-                          float gate, float up) {
-    const Matrix &m = p.matrices[0];
-    if (row.row >= m.rows) return;
-    float y = gated_result(p, member.expert, row.row, gate, up, row.exponent, row.other_exponent);
-    if (p.half_out) {
-        publish(p, step, p.half_out + (u64)member.place * p.half_stride + row.row, to_input(y));
-    } else {
-        publish(p, step, m.out + (u64)member.place * m.out_stride + row.row, y);
-    }
-}
 
 // Chunks that registers allow at a time.
 template <int LAYOUT, int TILES> struct ChunkBatch {
@@ -259,7 +239,7 @@ DEVICE void reset_sentinels(uint4 *values, u32 len) {
 }
 
 // Loads a matmul's input to shared memory, polling until it is written.
-DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const PersistentStep &step, bool is_last) {
+DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const PersistentStep *last) {
     SharedMemory &shared = shared_memory();
     u16 *input = (u16 *)shared.workspace;
     if (p.norm_input) {
@@ -273,13 +253,12 @@ DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const Persi
     if (EXPERTS) asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
     // Once the last stage's input is written, every block has read what it needed.
-    if (is_last) reset_sentinels(step.values, step.values_len);
+    if (last) reset_sentinels(last->values, last->values_len);
 }
 
 // A plain or gated matmul: a warp multiplies its slices of the block's tiles. Returns the slots
 // taken so far.
-template <int LAYOUT, int TILES>
-DEVICE u32 matmul(u32 stage, u32 taken, const PersistentStep &step, bool is_last) {
+template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const PersistentStep *last) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     u32 t = opaque(threadIdx.x), lane = t % 32, warp = t / 32;
@@ -304,7 +283,7 @@ DEVICE u32 matmul(u32 stage, u32 taken, const PersistentStep &step, bool is_last
             slots.skip(At::COUNT, Packed<LAYOUT>::BYTES);
         }
     }
-    load_input_shared(p, IS_GATED, t, step, is_last);
+    load_input_shared(p, IS_GATED, t, last);
     if (has_experts && has_tile) epilogue.begin(p, IS_GATED, share.tile, t & (32 * share.warps - 1));
     float sums[TILES][4] = {};
     u32 chunk = share.first;
@@ -358,12 +337,14 @@ DEVICE u32 matmul(u32 stage, u32 taken, const PersistentStep &step, bool is_last
             }
             if (IS_GATED) {
                 TileExpert member(p, opaque(tile));
-                publish_gated(p, step, member, current, total, other);
+                epilogue_gated(p, member.expert, current.row, member.place, total, other, current.exponent,
+                    current.other_exponent);
             } else {
                 while (current.residual == SENTINEL) current.residual = load_relaxed(p.residual + current.row);
                 // The same arithmetic as `epilogue` in matmul.cuh.
-                float y = (total * power_of_two(current.exponent) + current.bias) * p.factor;
-                if (current.out) publish(p, step, current.out, __uint_as_float(current.residual) + y);
+                if (current.out) store_result(p, current.out,
+                    __uint_as_float(current.residual)
+                        + (total * power_of_two(current.exponent) + current.bias) * p.factor);
             }
         }
     }
@@ -374,7 +355,7 @@ DEVICE u32 matmul(u32 stage, u32 taken, const PersistentStep &step, bool is_last
 // sums the experts' results as `expert_sum` does. Results stay in shared memory until all of a
 // tile's are done. Where blocks share a tile, the one with its first expert sums; the others
 // compute their part of it first, and publish it.
-template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken, const PersistentStep &step) {
+template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     const Matrix &m = p.matrices[0];
@@ -385,7 +366,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken, const P
     // Of the two inputs, the experts' weights come last.
     load_chosen(p, false, t);
     load_exponents(p, first_tile_of_block(p, blockIdx.x), share.tiles, t);
-    load_input_shared(p, false, t, step, false);
+    load_input_shared(p, false, t, 0);
     u32 first = first_tile_of_block(p, blockIdx.x), end = share.tiles;
 #pragma unroll 1
     for (u32 unit = share.tile, buffer = 0; unit < end; unit += share.step, buffer++) {
@@ -429,24 +410,24 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken, const P
             sum = fmaf(chosen.results[place][row % TILE_ROWS], chosen.weights[k], sum);
         }
         while (residual == SENTINEL) residual = load_relaxed(p.residual + row);
-        publish(p, step, m.out + row, __uint_as_float(residual) + sum);
+        store_result(p, m.out + row, __uint_as_float(residual) + sum);
     }
     return ring.taken;
 }
 
-DEVICE u32 run_matmul(u32 work, u32 stage, u32 taken, const PersistentStep &step) {
+DEVICE u32 run_matmul(u32 work, u32 stage, u32 taken, const PersistentStep *last) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     // A block without tiles must not read the input: nothing waits for its reads before the
     // sentinels are reset.
-    bool is_gated = work >= OP_GATED, is_last = stage + 1 == step.stage_count;
+    bool is_gated = work >= OP_GATED;
     if (!has_tiles(p, is_gated)) return taken;
     switch (work) {
 #define MATMUL(LAYOUT)                                                                              \
     case LAYOUT:                                                                                     \
-        if (EXPERTS && p.experts_used) return matmul_expert_sum<LAYOUT>(stage, taken, step);         \
-        return matmul<LAYOUT, 1>(stage, taken, step, is_last);                                       \
-    case LAYOUT + OP_GATED: return matmul<LAYOUT, 2>(stage, taken, step, is_last);
+        if (EXPERTS && p.experts_used) return matmul_expert_sum<LAYOUT>(stage, taken); \
+        return matmul<LAYOUT, 1>(stage, taken, last);                                               \
+    case LAYOUT + OP_GATED: return matmul<LAYOUT, 2>(stage, taken, last);
     LAYOUTS(MATMUL)
     }
     return taken;
@@ -487,7 +468,7 @@ DEVICE void consume_all(const PersistentStep &step) {
         } else if (EXPERTS && work > OP_ATTENTION) {
             other(work, i);
         } else {
-            taken = run_matmul(work, i, taken, step);
+            taken = run_matmul(work, i, taken, i + 1 == step.stage_count ? &step : 0);
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
         sync<THREADS>();

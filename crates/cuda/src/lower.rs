@@ -34,8 +34,8 @@ pub(crate) use stage::{
 pub(crate) use stage::{
     AttendEntries, CompressStage, HyperWeights, Mix, RouteChosen, SelectStage, Sparse,
 };
-pub(crate) use stage::{Experts, InputNorm, Matmul, MatmulFusion, Norm, Program, Rotate, Route};
-pub(crate) use stage::{ScanStage, Stage, Value, Work};
+pub(crate) use stage::{Experts, InputNorm, Matmul, MatmulFusion, Norm, Operand, Program, Rotate};
+pub(crate) use stage::{Route, ScanStage, Stage, Value, Work};
 
 /// Turns a plan into stages for `devices` devices, which all run the same. Without `fuse`, each
 /// operation is a stage of its own.

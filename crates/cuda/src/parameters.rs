@@ -11,7 +11,7 @@ use std::mem::offset_of;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::constants::{MATRICES, MAX_PEERS};
+use crate::constants::MATRICES;
 
 pub(crate) use recurrent::{Conv, DeltaRule, Scan};
 pub(crate) use stage::{STAGE, Stage};
@@ -88,7 +88,7 @@ parameters! {
     }
 
     /// A matmul of some input rows with up to four matrices.
-    struct Matmul: 328 {
+    struct Matmul: 336 {
         matrices: [Matrix; MATRICES],
         /// [.., input_stride] in f16; for f32 weights, in f32
         input: (const void *),
@@ -128,12 +128,14 @@ parameters! {
         slot_bytes: u32,
         /// multiplies the result before the residual is added
         factor: f32,
-        /// other devices on which the persistent kernel stores the results, too
+        /// other devices that the results are also stored on
         peers: u32,
+        /// [peers]: bytes from a value on this device to the same one there
+        distances: (const u64 *),
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
-    struct Gemm: 368 {
+    struct Gemm: 376 {
         matmul: Matmul,
         /// [column blocks]: expert, first permuted row, rows; or none
         groups: (const uint4 *),
@@ -415,7 +417,7 @@ parameters! {
     }
 
     /// A decode step of one row in one persistent kernel.
-    struct PersistentStep: 112 {
+    struct PersistentStep: 56 {
         stages: (const Stage *), metadata: (const u32 *),
         /// of the step but the last stage's: that stage resets them to sentinels
         values: (uint4 *),
@@ -428,8 +430,6 @@ parameters! {
         workspace_bytes: u32,
         /// in sixteen bytes
         values_len: u32, last_input_len: u32,
-        /// bytes from a value on this device to the same one on each other device
-        distances: [u64; MAX_PEERS],
     }
 
     /// Reads memory to measure its bandwidth.

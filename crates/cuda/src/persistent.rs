@@ -165,6 +165,11 @@ fn is_awaitable(plan: &Plan, work: &Work) -> bool {
     }
 }
 
+/// Whether this is an all-gather of what no matmul stores on the other devices.
+fn is_gathered(stage: Option<&Stage>) -> bool {
+    matches!(stage, Some(Stage { work: Work::Gather(gather), .. }) if !gather.are_stored)
+}
+
 impl Variant {
     /// The shared memory that stage `i` needs for its input; none if this kernel cannot run it.
     fn workspace(&self, plan: &Plan, program: &Program, i: usize) -> Option<usize> {
@@ -178,6 +183,8 @@ impl Variant {
                 let bytes = if n > SHORT_NORM { 8 * n } else { PERSISTENT_WARPS * 8 * SHORT_NORM };
                 (self.has_experts && n.is_multiple_of(4)).then_some(bytes)
             }
+            // The kernel has no all-gather.
+            (Work::Matmul(_), _) if is_gathered(program.stages.get(i + 1)) => None,
             (Work::Matmul(matmul), Fusion::Runs(fusion)) => {
                 let weight = plan.weight(matmul.operands[0].weight);
                 match PackedLayout::of(weight.format) {

@@ -70,22 +70,18 @@ pub(crate) struct Addresses {
     pub(crate) sampled: u64,
     /// Counts of each routing's choices.
     pub(crate) expert_counts: Vec<u64>,
-    /// The other devices of the tensor-parallel group, if they can be reached.
-    pub(crate) peers: Vec<Peer>,
+    /// Of each other device of the tensor-parallel group, if they are connected: where it reads how
+    /// many barriers this one has reached.
+    pub(crate) peers: Vec<u64>,
+    /// Bytes from this device's values to the same ones of each of them, modulo 2^64: of steps whose
+    /// values share memory, and of the persistent kernel.
+    pub(crate) distances: [u64; 2],
     /// The barriers that each of them has reached.
     pub(crate) reached: u64,
-    /// Counters of the all-gather.
-    pub(crate) barrier_counts: u64,
-}
-
-/// Another device of the group, that can be reached by stores.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
-    /// Bytes from this device's values to the other's, modulo 2^64: of steps whose values share
-    /// memory, and of the persistent kernel.
-    pub(crate) distances: [u64; 2],
-    /// Where the other device reads how many barriers this one has reached.
-    pub(crate) arrivals: u64,
+    /// The barriers that each of them has to have reached.
+    pub(crate) expected: u64,
+    /// Finished blocks of an all-gather.
+    pub(crate) finished: u64,
 }
 
 /// The properties of a step that decide its grids.

@@ -148,7 +148,8 @@ impl Exchange {
 }
 
 /// Every device copies the other devices' columns of `rows` rows.
-fn copy_columns(steps: &[Step<'_>], Gather { results, used }: &Gather, rows: usize) -> Result<()> {
+fn copy_columns(steps: &[Step<'_>], gather: &Gather, rows: usize) -> Result<()> {
+    let Gather { results, used, .. } = gather;
     for (i, to) in steps.iter().enumerate() {
         for (_, from) in steps.iter().enumerate().filter(|(j, _)| *j != i) {
             for &(value, weight) in results {

@@ -19,6 +19,9 @@ pub(crate) enum Size {
     /// That of Llama 3.1 8B.
     #[value(name = "8b")]
     EightB,
+    /// That of Llama 3.1 70B.
+    #[value(name = "70b")]
+    SeventyB,
     /// A small Qwen 3 with experts: 1.7 billion weights, of which a token reads a fifth.
     Moe,
     /// Four layers with experts like those of Nemotron 3 Nano: 128, of which a token uses six.
@@ -145,6 +148,9 @@ impl Size {
                 tied: false,
                 ..one_b
             },
+            Size::SeventyB => {
+                Shape { layers: 80, width: 8192, hidden: 28_672, heads: 64, ..Size::EightB.shape() }
+            }
             Size::Moe => Shape {
                 width: 1024,
                 hidden: 512,

@@ -131,6 +131,7 @@ fn large_shapes_are_those_of_the_models() {
     };
     assert_eq!(parameters(Size::OneB.shape()), 1_235_814_400);
     assert_eq!(parameters(Size::EightB.shape()), 8_030_261_248);
+    assert_eq!(parameters(Size::SeventyB.shape()), 70_553_706_496);
     assert_eq!(parameters(Size::Delta.shape()), 4_205_751_296);
     assert_eq!(parameters(Size::Gemma4.shape()), 7_463_013_674);
     // With all layers and tokens.

@@ -60,7 +60,8 @@ fn gather(stage: &Stage, sharded: &[Option<usize>]) -> Option<Stage> {
         }
     };
     let (is_gathered, used) = (!results.is_empty(), matmul.used());
-    let work = Work::Gather(Gather { results, used });
+    let are_stored = matmul.operands.iter().all(|operand| is_sharded(operand.weight));
+    let work = Work::Gather(Gather { results, used, are_stored });
     is_gathered.then(|| Stage::new(stage.rows, work, "gather"))
 }
 
@@ -170,7 +171,7 @@ mod tests {
         };
         let (mut partial, mut gathers) = (HashSet::new(), 0);
         for stage in &program.stages {
-            if let Work::Gather(Gather { results, used }) = &stage.work {
+            if let Work::Gather(Gather { results, used, .. }) = &stage.work {
                 for (value, weight) in results {
                     assert!(partial.remove(value), "{name}: {value:?} is gathered for nothing");
                     let columns = match program.values[value.0].content {

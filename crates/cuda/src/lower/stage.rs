@@ -300,6 +300,8 @@ pub(crate) struct Gather {
     pub(crate) results: Vec<(Value, WeightId)>,
     /// Results of each row.
     pub(crate) used: usize,
+    /// Whether the matmul stores them on connected devices: it does if all its weights are sharded.
+    pub(crate) are_stored: bool,
 }
 
 /// The work of a stage.

@@ -5,7 +5,7 @@ use bodkin_backend::Result;
 use super::CudaModel;
 use crate::constants::MAX_PEERS;
 use crate::driver::Memory;
-use crate::step::{Addresses, Peer};
+use crate::step::Addresses;
 
 impl CudaModel {
     /// Lets each part of a model store into the memory of all others.
@@ -16,19 +16,27 @@ impl CudaModel {
                 Ok(part.memory[part.memory.len() - 1].address)
             };
             part.addresses.reached = take(4 * MAX_PEERS, "the counts of barriers")?;
-            part.addresses.barrier_counts = take(8, "the counts of barriers")?;
+            part.addresses.expected = take(4 * MAX_PEERS, "the counts of barriers")?;
+            part.addresses.finished = take(4, "the count of blocks")?;
+            for distances in &mut part.addresses.distances {
+                *distances = take(8 * MAX_PEERS, "the distances of values")?;
+            }
         }
         let all: Vec<Addresses> = parts.iter().map(|part| part.addresses.clone()).collect();
         for (i, part) in parts.iter_mut().enumerate() {
-            let others = all.iter().enumerate().filter(|(j, _)| *j != i);
-            let peer = |(j, other): (usize, &Addresses)| {
-                let distance = |of: fn(&Addresses) -> u64| of(other).wrapping_sub(of(&all[i]));
-                // Each device counts for the others in their order.
-                let place = if i < j { i } else { i - 1 };
-                let arrivals = other.reached + 4 * place as u64;
-                Peer { distances: [distance(|a| a.arena), distance(|a| a.non_aliased)], arrivals }
+            let others = || all.iter().enumerate().filter(|(j, _)| *j != i);
+            // Each device counts for the others in their order.
+            let arrivals = |(j, other): (usize, &Addresses)| {
+                other.reached + 4 * if i < j { i } else { i - 1 } as u64
             };
-            part.addresses.peers = others.map(peer).collect();
+            part.addresses.peers = others().map(arrivals).collect();
+            let starts: [fn(&Addresses) -> u64; 2] = [|a| a.arena, |a| a.non_aliased];
+            for (start, &to) in starts.iter().zip(&part.addresses.distances) {
+                let distance = |(_, other)| start(other).wrapping_sub(start(&all[i]));
+                let distances: Vec<u64> = others().map(distance).collect();
+                // SAFETY: there is room for as many, and the copy has ended after `finish`.
+                unsafe { part.device.send(to, &distances) }.and_then(|()| part.finish())?;
+            }
         }
         Ok(())
     }

@@ -21,16 +21,18 @@ parameters! {
     }
 
     /// An all-gather, or without values a barrier, of the devices of a tensor-parallel group.
-    struct AllGather: 240 {
+    struct AllGather: 200 {
         values: [OwnColumns; MATRICES],
-        /// bytes from a value on this device to the same one on each other device
-        distances: [u64; MAX_PEERS],
+        /// [peers]: bytes from a value on this device to the same one on each other device
+        distances: (const u64 *),
         /// on each other device: the barriers that this one has reached
         arrivals: [u64; MAX_PEERS],
         /// [peers]: the barriers that each other device has reached
         reached: (const u32 *),
-        /// finished blocks, 0 between launches; barriers that this device has reached
-        counts: (u32 *),
+        /// [peers]: how many it has to have reached
+        expected: (u32 *),
+        /// blocks, 0 between launches
+        finished: (u32 *),
         value_count: u32, rows: u32, peers: u32, padding: u32,
     }
 }

@@ -9,19 +9,20 @@ use crate::lower::Gather;
 use crate::parameters::exchange as p;
 
 impl Step<'_> {
-    /// Stores this device's columns of `rows` rows on all others, and waits for theirs. Where
-    /// devices are not connected, `tensor_parallel.rs` copies them.
-    pub(super) fn all_gather(&self, rows: usize, Gather { results, used }: &Gather) -> Result<()> {
+    /// Waits for the other devices' columns of `rows` rows, and stores this device's columns there if
+    /// the matmul has not done so. Where devices are not connected, `tensor_parallel.rs` copies them.
+    pub(super) fn all_gather(&self, rows: usize, gather: &Gather) -> Result<()> {
+        let Gather { results, used, are_stored } = gather;
         let mut parameters = self.exchange();
         for (own, &(value, weight)) in parameters.values.iter_mut().zip(results) {
             let shape = &self.weights[weight.0].shape;
             let element = self.content(value).element_bytes();
             let (at, stride) = self.result_place(value, shape, *used);
+            let stride = (element * stride as usize) as u64;
             let bytes = (element * shape.rows) as u32;
-            *own =
-                p::OwnColumns { at, stride: (element * stride as usize) as u64, bytes, padding: 0 };
+            *own = p::OwnColumns { at, stride, bytes, padding: 0 };
         }
-        parameters.value_count = results.len() as u32;
+        parameters.value_count = if *are_stored { 0 } else { results.len() as u32 };
         parameters.rows = (rows * used) as u32;
         self.launch_exchange(&parameters)
     }
@@ -34,35 +35,31 @@ impl Step<'_> {
     /// The parameters of a barrier.
     fn exchange(&self) -> p::AllGather {
         let mut arrivals = [0; MAX_PEERS];
-        for (to, peer) in arrivals.iter_mut().zip(&self.at.peers) {
-            *to = peer.arrivals;
-        }
+        arrivals[..self.at.peers.len()].copy_from_slice(&self.at.peers);
         p::AllGather {
             distances: self.distances(),
             arrivals,
             reached: self.at.reached,
-            counts: self.at.barrier_counts,
+            expected: self.at.expected,
+            finished: self.at.finished,
             peers: self.at.peers.len() as u32,
             ..p::AllGather::default()
         }
     }
 
-    /// Bytes from a value of this step to the same one on each other device.
-    pub(super) fn distances(&self) -> [u64; MAX_PEERS] {
-        let mut distances = [0; MAX_PEERS];
+    /// Where the distances of this step's values on the other devices are.
+    pub(super) fn distances(&self) -> u64 {
         let is_persistent = self.arena.1 == self.at.non_aliased;
-        for (to, peer) in distances.iter_mut().zip(&self.at.peers) {
-            *to = peer.distances[usize::from(is_persistent)];
-        }
-        distances
+        self.at.distances[usize::from(is_persistent)]
     }
 
     fn launch_exchange(&self, parameters: &p::AllGather) -> Result<()> {
         if self.at.peers.is_empty() {
             return Ok(());
         }
-        let bytes: u32 = parameters.values.iter().map(|own| own.bytes).sum();
-        let units = (parameters.rows * bytes) as usize / size_of::<[u32; 4]>();
+        let values = &parameters.values[..parameters.value_count as usize];
+        let bytes: usize = values.iter().map(|own| own.bytes as usize).sum();
+        let units = parameters.rows as usize * bytes / size_of::<[u32; 4]>();
         let blocks = units.div_ceil(THREADS).clamp(1, self.device.processors as usize);
         // SAFETY: the values have the step's rows on all devices, whose memory is alive while any
         // of them runs a step.

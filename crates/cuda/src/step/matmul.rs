@@ -9,7 +9,7 @@ use bodkin_model::{Gating, WeightId};
 use super::rows::act_number;
 use super::{Step, THREADS};
 use crate::constants::{GEMV_F32_ROWS, GEMV_F32_THREADS, GEMV_ROWS};
-use crate::lower::{Content, Epilogue, InputNorm, Matmul, Route, Value};
+use crate::lower::{Content, Epilogue, InputNorm, Matmul, Operand, Route, Value};
 use crate::packed::{MmaLayout, PackedLayout, Shape};
 use crate::parameters as p;
 use crate::shared_memory::{gemv_bytes, route_bytes};
@@ -73,6 +73,14 @@ impl Step<'_> {
             };
             parameters.tiles =
                 if is_gated { matrix.tiles } else { parameters.tiles + matrix.tiles };
+        }
+        let is_sharded = |operand: &Operand| {
+            let shape = self.weights[operand.weight.0].shape;
+            shape.rows < shape.full_rows
+        };
+        if operands.iter().all(is_sharded) {
+            parameters.peers = self.at.peers.len() as u32;
+            parameters.distances = self.distances();
         }
         match epilogue {
             Epilogue::None => {}

@@ -18,12 +18,10 @@ const THREADS: usize = 32 * PERSISTENT_WARPS + 128;
 impl Step<'_> {
     /// The stages of the persistent kernel as it reads them.
     pub(crate) fn persistent_stages(&self, persistent: &Persistent) -> Vec<p::Stage> {
-        let count = persistent.list(self.program).count();
-        let stages = persistent.list(self.program).enumerate();
-        stages.map(|(i, stage)| self.persistent_stage(&stage, i + 1 == count)).collect()
+        persistent.list(self.program).map(|stage| self.persistent_stage(&stage)).collect()
     }
 
-    fn persistent_stage(&self, stage: &PersistentStage<'_>, is_last: bool) -> p::Stage {
+    fn persistent_stage(&self, stage: &PersistentStage<'_>) -> p::Stage {
         match stage {
             PersistentStage::Matmul(matmul, fusion) => {
                 let mut parameters = self.matmul_parameters(1, matmul);
@@ -37,10 +35,6 @@ impl Step<'_> {
                         parameters.matrices[1].out = parameters.matrices[0].out;
                         parameters.matrices[0].out = self.result_place(*out, shape, 1).0;
                     }
-                }
-                // An all-gather follows the last stage.
-                if shape.rows < shape.full_rows && !is_last {
-                    parameters.peers = self.at.peers.len() as u32;
                 }
                 let op = match shape.layout {
                     PackedLayout::F32 => OP_GEMV_F32,
@@ -94,7 +88,6 @@ impl Step<'_> {
             workspace_bytes: persistent.workspace_bytes as u32,
             values_len: (self.sizes.reset_bytes / 16) as u32,
             last_input_len: last_input_bytes.div_ceil(16) as u32,
-            distances: self.distances(),
         };
         let grid = [self.device.processors as usize, 1, 1];
         let shared = PERSISTENT_BYTES + persistent.workspace_bytes;
