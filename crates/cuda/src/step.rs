@@ -73,8 +73,8 @@ pub(crate) struct Addresses {
     /// Of each other device of the tensor-parallel group, if they are connected: where it reads how
     /// many barriers this one has reached.
     pub(crate) peers: Vec<u64>,
-    /// Bytes from this device's values to the same ones of each of them, modulo 2^64: of steps whose
-    /// values share memory, and of the persistent kernel.
+    /// Bytes from this device's values to those of each of them, modulo 2^64: of steps whose values
+    /// share memory, and of the persistent kernel.
     pub(crate) distances: [u64; 2],
     /// The barriers that each of them has reached.
     pub(crate) reached: u64,

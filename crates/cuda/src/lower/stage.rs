@@ -276,7 +276,6 @@ pub(crate) struct RouteChosen {
 }
 
 impl Sparse {
-    /// Every value that is read or written.
     fn values(&self) -> Vec<Option<Value>> {
         match *self {
             Sparse::Mix(m) => vec![Some(m.input), Some(m.weights), Some(m.out)],
@@ -296,11 +295,11 @@ impl Sparse {
 /// An all-gather: devices copy each other's columns of a matmul's results.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gather {
-    /// Each value with the weight whose local rows are the device's columns of it.
+    /// Values, each with the weight whose local rows are the device's columns of it.
     pub(crate) results: Vec<(Value, WeightId)>,
     /// Results of each row.
     pub(crate) used: usize,
-    /// Whether the matmul stores them on connected devices: it does if all its weights are sharded.
+    /// Whether all weights are sharded: the matmul stores the results on connected devices.
     pub(crate) are_stored: bool,
 }
 
@@ -473,9 +472,8 @@ pub(crate) struct Program {
     pub(crate) routings: Vec<usize>,
     /// How the persistent kernel runs each stage.
     pub(crate) fusions: Vec<Fusion>,
-    /// The number of devices of the tensor-parallel group.
+    /// The number of tensor-parallel devices, and whether they store into each other's memory.
     pub(crate) devices: usize,
-    /// Whether they store into each other's memory.
     pub(crate) are_connected: bool,
 }
 

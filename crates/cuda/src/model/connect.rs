@@ -34,7 +34,7 @@ impl CudaModel {
             for (start, &to) in starts.iter().zip(&part.addresses.distances) {
                 let distance = |(_, other)| start(other).wrapping_sub(start(&all[i]));
                 let distances: Vec<u64> = others().map(distance).collect();
-                // SAFETY: there is room for as many, and the copy has ended after `finish`.
+                // SAFETY: there is room for `MAX_PEERS`, and the copy has ended after `finish`.
                 unsafe { part.device.send(to, &distances) }.and_then(|()| part.finish())?;
             }
         }

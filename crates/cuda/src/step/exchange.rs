@@ -9,8 +9,9 @@ use crate::lower::Gather;
 use crate::parameters::exchange as p;
 
 impl Step<'_> {
-    /// Waits for the other devices' columns of `rows` rows, and stores this device's columns there if
-    /// the matmul has not done so. Where devices are not connected, `tensor_parallel.rs` copies them.
+    /// Waits for the other devices' columns of `rows` rows, and stores this device's columns there
+    /// if the matmul has not done so. Devices that are not connected copy them:
+    /// `tensor_parallel.rs`.
     pub(super) fn all_gather(&self, rows: usize, gather: &Gather) -> Result<()> {
         let Gather { results, used, are_stored } = gather;
         let mut parameters = self.exchange();

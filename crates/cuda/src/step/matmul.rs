@@ -74,14 +74,7 @@ impl Step<'_> {
             parameters.tiles =
                 if is_gated { matrix.tiles } else { parameters.tiles + matrix.tiles };
         }
-        let is_sharded = |operand: &Operand| {
-            let shape = self.weights[operand.weight.0].shape;
-            shape.rows < shape.full_rows
-        };
-        if operands.iter().all(is_sharded) {
-            parameters.peers = self.at.peers.len() as u32;
-            parameters.distances = self.distances();
-        }
+        self.store_on_peers(&mut parameters, operands);
         match epilogue {
             Epilogue::None => {}
             Epilogue::Add { to, factor } => {
@@ -110,6 +103,15 @@ impl Step<'_> {
             parameters.shares_input = u32::from(experts.is_shared);
         }
         parameters
+    }
+
+    /// Lets a matmul store its results on the other devices, too, if all its weights are sharded.
+    fn store_on_peers(&self, matmul: &mut p::Matmul, operands: &[Operand]) {
+        let shapes = operands.iter().map(|operand| self.weights[operand.weight.0].shape);
+        if shapes.map(|shape| (shape.rows, shape.full_rows)).all(|(own, all)| own < all) {
+            matmul.peers = self.at.peers.len() as u32;
+            matmul.distances = self.distances();
+        }
     }
 
     /// Lets a matmul compute the norm of its input.
