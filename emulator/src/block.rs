@@ -3,7 +3,7 @@
 use std::mem;
 
 use crate::Fault;
-use crate::launch::Run;
+use crate::launch::{Launch, Run};
 use crate::memory::WINDOW;
 
 /// A barrier of `bar.sync` and `bar.arrive`.
@@ -40,13 +40,13 @@ pub(crate) struct Block {
 
 impl Block {
     /// Resets the block to the start of a kernel, at an index of the grid.
-    pub(crate) fn start(&mut self, run: &Run<'_>, index: [u32; 3]) {
-        let live_warps = run.launch.threads.div_ceil(32) as usize;
+    pub(crate) fn start(&mut self, launch: &Launch, index: [u32; 3]) {
+        let live_warps = launch.threads.div_ceil(32) as usize;
         let shared = mem::take(&mut self.shared);
         *self = Block { index, shared, live_warps, ..Block::default() };
         // All ones: uninitialised memory is NaN.
         self.shared.clear();
-        self.shared.resize(run.kernel.shared_bytes + run.launch.dynamic_shared, 0xff);
+        self.shared.resize(launch.kernel.shared_bytes + launch.dynamic_shared, 0xff);
     }
 
     /// The fast path of [`Block::shared`]: a pointer to naturally aligned bytes.

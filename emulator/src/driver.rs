@@ -1,12 +1,14 @@
-//! The functions of the CUDA driver API that the CUDA backend calls. Streams are synchronous: every
-//! operation is executed at once.
+//! The functions of the CUDA driver API that the CUDA backend calls. Streams are asynchronous: an
+//! operation is queued, and executed while the host waits for a stream or an event, or frees
+//! memory. All streams take random turns until what the host waits for is done, so launches of two
+//! streams can wait for each other. Between such calls nothing is executed: a host that waits for a
+//! launch must have enqueued what this launch waits for.
 
 mod state;
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_float, c_int, c_uint, c_void};
 use std::sync::Arc;
-use std::time::Instant;
 use std::{ptr, slice};
 
 use cudarc::driver::sys::{
@@ -15,10 +17,11 @@ use cudarc::driver::sys::{
     CUresult, CUstream,
 };
 
-use self::state::{SETTINGS, StreamOp, hopper_ptx, state};
+use self::state::{SETTINGS, hopper_ptx, state};
 
 use crate::launch::Launch;
 use crate::parse::Module;
+use crate::stream_op::StreamOp;
 
 /// The number of devices. They are identical and share their memory.
 const DEVICES: c_int = 2;
@@ -139,39 +142,35 @@ driver! {
         // SAFETY: see above.
         unsafe { put(to, state().handle()) }
     }
-    fn cuStreamDestroy_v2(_stream: CUstream) {
-        DONE
+    fn cuStreamDestroy_v2(stream: CUstream) {
+        state().finish(stream)
     }
-    fn cuStreamSynchronize(_stream: CUstream) {
-        if state().has_failed { CUresult::CUDA_ERROR_LAUNCH_FAILED } else { DONE }
+    fn cuStreamSynchronize(stream: CUstream) {
+        state().finish(stream)
     }
-    fn cuStreamWaitEvent(_stream: CUstream, _event: CUevent, _flags: c_uint) {
-        DONE
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, _flags: c_uint) {
+        state().wait_for(stream, event)
     }
     fn cuEventCreate(to: *mut CUevent, _flags: c_uint) {
         // SAFETY: see above.
         unsafe { put(to, state().handle()) }
     }
     fn cuEventDestroy_v2(event: CUevent) {
-        state().events.remove(&(event as usize));
+        state().destroy_event(event);
         DONE
     }
-    fn cuEventRecord(event: CUevent, _stream: CUstream) {
-        state().events.insert(event as usize, Instant::now());
-        DONE
+    fn cuEventRecord(event: CUevent, stream: CUstream) {
+        state().record(event, stream)
     }
-    fn cuEventSynchronize(_event: CUevent) {
-        if state().has_failed { CUresult::CUDA_ERROR_LAUNCH_FAILED } else { DONE }
+    fn cuEventSynchronize(event: CUevent) {
+        state().finish_event(event)
     }
     fn cuEventElapsedTime(to: *mut c_float, start: CUevent, end: CUevent) {
-        let state = state();
-        let [start, end] = [start, end].map(|event| state.events.get(&(event as usize)));
-        let (Some(start), Some(end)) = (start, end) else {
-            return CUresult::CUDA_ERROR_INVALID_HANDLE;
-        };
-        let milliseconds = 1e3 * end.duration_since(*start).as_secs_f32();
-        // SAFETY: see above.
-        unsafe { put(to, milliseconds) }
+        match state().milliseconds(start, end) {
+            // SAFETY: see above.
+            Ok(milliseconds) => unsafe { put(to, milliseconds) },
+            Err(result) => result,
+        }
     }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         // SAFETY: see above.
@@ -188,7 +187,7 @@ driver! {
         }
     }
     fn cuMemFree_v2(address: CUdeviceptr) {
-        if state().memory.free(address) { DONE } else { CUresult::CUDA_ERROR_INVALID_VALUE }
+        state().free(address)
     }
     fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) {
         match state().memory.allocate(bytes, MEMORY_BYTES) {
@@ -198,8 +197,7 @@ driver! {
         }
     }
     fn cuMemFreeHost(address: *mut c_void) {
-        let is_freed = state().memory.free(address as u64);
-        if is_freed { DONE } else { CUresult::CUDA_ERROR_INVALID_VALUE }
+        state().free(address as u64)
     }
     fn cuMemsetD8Async(to: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream) {
         state().enqueue(stream, StreamOp::Fill { to, byte, bytes })
@@ -325,11 +323,11 @@ driver! {
         // SAFETY: see above.
         unsafe { put(to, executable) }
     }
-    fn cuGraphLaunch(executable: CUgraphExec, _stream: CUstream) {
+    fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) {
         let mut state = state();
         let recorded = state.graphs[&(executable as usize)].clone();
-        let done = recorded.iter().map(|op| state.execute(op));
-        let mut failed = done.filter(|result| *result != DONE);
+        let enqueued = recorded.into_iter().map(|op| state.enqueue(stream, op));
+        let mut failed = enqueued.filter(|result| *result != DONE);
         failed.next().unwrap_or(DONE)
     }
     fn cuGraphDestroy(graph: CUgraph) {

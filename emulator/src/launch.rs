@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::Fault;
 use crate::kernel::Kernel;
 use crate::memory::Memory;
+use crate::random::Random;
 
 /// The arguments of a kernel launch.
 #[derive(Clone)]
@@ -22,61 +23,64 @@ pub(crate) struct Launch {
     pub(crate) cooperative: bool,
 }
 
-/// A launch in execution.
+impl Launch {
+    /// Blocks of the grid.
+    pub(crate) fn blocks(&self) -> usize {
+        self.grid.iter().map(|&n| n as usize).product()
+    }
+}
+
+/// What a launch in execution keeps from one slice to the next.
+pub(crate) struct RunState {
+    /// The allocation of the latest global access, which most accesses hit again.
+    latest: Cell<[u64; 2]>,
+    random: Random,
+    /// Relaxed stores until one is lost, or 0.
+    lost_store: Cell<u64>,
+}
+
+impl RunState {
+    /// A state from which the schedule depends on `seed` alone. If `lost_store` is not 0, the
+    /// launch loses the relaxed store of this number, to test how kernels detect a result that
+    /// never comes.
+    pub(crate) fn new(seed: u64, lost_store: u64) -> RunState {
+        RunState {
+            latest: Cell::new([0; 2]),
+            random: Random::new(seed),
+            lost_store: Cell::new(lost_store),
+        }
+    }
+}
+
+/// A launch in execution, as its warps see it.
 pub(crate) struct Run<'a> {
     pub(crate) launch: &'a Launch,
     pub(crate) kernel: &'a Kernel,
     memory: &'a Memory,
-    /// The allocation of the latest global access, which most accesses hit again.
-    latest: Cell<[u64; 2]>,
-    random_state: Cell<u64>,
-    /// Relaxed stores until one is lost, or 0.
-    lost_store: Cell<u64>,
-    /// What `%globaltimer` reads, in nanoseconds.
-    pub(crate) clock: Cell<u64>,
+    state: &'a RunState,
 }
 
 impl<'a> Run<'a> {
-    /// A run whose schedule depends on `seed` alone. If `lost_store` is not 0, it loses the relaxed
-    /// store of this number, to test how kernels detect a result that never comes.
-    pub(crate) fn new(
-        launch: &'a Launch,
-        memory: &'a Memory,
-        seed: u64,
-        lost_store: u64,
-    ) -> Run<'a> {
-        Run {
-            launch,
-            kernel: &launch.kernel,
-            memory,
-            latest: Cell::new([0; 2]),
-            random_state: Cell::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
-            lost_store: Cell::new(lost_store),
-            clock: Cell::new(0),
-        }
+    pub(crate) fn new(launch: &'a Launch, memory: &'a Memory, state: &'a RunState) -> Run<'a> {
+        Run { launch, kernel: &launch.kernel, memory, state }
     }
 
     /// Counts a relaxed store; whether it is the one that is lost.
     pub(crate) fn loses_store(&self) -> bool {
-        let left = self.lost_store.get();
-        self.lost_store.set(left.saturating_sub(1));
+        let left = self.state.lost_store.get();
+        self.state.lost_store.set(left.saturating_sub(1));
         left == 1
     }
 
-    /// A random number below `end` (xorshift).
+    /// A random number below `end`.
     pub(crate) fn random(&self, end: usize) -> usize {
-        let mut x = self.random_state.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.random_state.set(x);
-        (x >> 16) as usize % end
+        self.state.random.below(end)
     }
 
     /// Whether the bytes are in the allocation of the latest access.
     #[inline(always)]
     fn is_latest(&self, address: u64, bytes: usize) -> bool {
-        let [start, end] = self.latest.get();
+        let [start, end] = self.state.latest.get();
         address >= start && bytes as u64 <= end.saturating_sub(address)
     }
 
@@ -96,7 +100,7 @@ impl<'a> Run<'a> {
         alignment: usize,
     ) -> Result<*mut u8, Fault> {
         if !self.is_latest(address, bytes) {
-            self.latest.set(self.memory.allocation(address, bytes)?);
+            self.state.latest.set(self.memory.allocation(address, bytes)?);
         }
         if !address.is_multiple_of(alignment as u64) {
             return Err(Fault(format!(

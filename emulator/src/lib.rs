@@ -11,6 +11,7 @@ mod async_copy;
 mod block;
 mod decode;
 mod driver;
+mod grid;
 mod kernel;
 mod lanes;
 mod launch;
@@ -18,8 +19,10 @@ mod lexer;
 mod matrix;
 mod memory;
 mod parse;
+mod random;
 mod registers;
 mod scheduler;
+mod stream_op;
 mod warp;
 
 use std::fmt;

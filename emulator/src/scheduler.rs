@@ -1,115 +1,172 @@
-//! The warp scheduler: runs the blocks of a launch, with warps in random order.
+//! The scheduler: executes the operations of streams, those of one stream in order and those of
+//! different streams in random turns, launches slice by slice.
+
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::Fault;
-use crate::block::Block;
-use crate::kernel::SPECIAL_REGISTERS;
-use crate::launch::Run;
-use crate::warp::{Stop, Warp};
+use crate::grid::{Blocks, Grid};
+use crate::launch::RunState;
+use crate::memory::Memory;
+use crate::random::Random;
+use crate::stream_op::StreamOp;
 
-/// Resident blocks of a launch that is not cooperative.
-const RESIDENT_BLOCKS: usize = 2;
-/// The most instructions that a warp runs before another is scheduled.
-const MAX_SLICE: usize = 400;
-/// Slices per runnable warp without a visible effect after which the launch is deadlocked.
+/// Slices without an effect that other threads can see, for each runnable warp, after which the
+/// launches in execution are deadlocked.
 const DEADLOCK_SLICES: u64 = 2000;
 
-/// Likewise after which the launch is idle, and the time that passes then for each of them.
+/// Likewise after which they are idle, and the time that passes then for each of them.
 const IDLE_SLICES: u64 = 100;
 const IDLE_NANOSECONDS: u64 = 10_000_000;
 
-/// Blocks and their warps, reused by later launches.
-pub(crate) type Blocks = Vec<(Block, Vec<Warp>)>;
+/// A stream.
+#[derive(Default)]
+struct Stream {
+    /// The operations that have not started.
+    queue: VecDeque<StreamOp>,
+    /// The launch in execution.
+    grid: Option<Grid>,
+}
 
-/// Runs all blocks of a launch.
-pub(crate) fn run_blocks(run: &Run<'_>, blocks: &mut Blocks) -> Result<(), Fault> {
-    let (name, threads) = (&run.kernel.name, run.launch.threads);
-    if !threads.is_multiple_of(32) {
-        return Err(Fault(format!("{name}: {threads} threads are not a multiple of a warp")));
+impl Stream {
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.grid.is_none()
     }
-    let [x, y, z] = run.launch.grid.map(|n| n as usize);
-    let count = x * y * z;
-    let resident = if run.launch.cooperative { count } else { count.min(RESIDENT_BLOCKS) };
-    blocks.resize_with(resident.max(blocks.len()), Default::default);
-    let blocks = &mut blocks[..resident];
-    let mut runnable = Vec::new();
-    let mut started = 0;
-    let mut start_next = |slot: usize, block: &mut (Block, Vec<Warp>), runnable: &mut Vec<_>| {
-        if started < count {
-            let index = [started % x, started / x % y, started / x / y].map(|n| n as u32);
-            start(run, index, block);
-            runnable.extend((0..block.1.len()).map(|warp| (slot, warp)));
-            started += 1;
-        }
-    };
-    for (slot, block) in blocks.iter_mut().enumerate() {
-        start_next(slot, block, &mut runnable);
+
+    /// Whether it can go on now.
+    fn is_ready(&self) -> bool {
+        self.grid.is_some() || self.queue.front().is_some_and(StreamOp::is_ready)
     }
-    let mut idle_slices = 0;
-    while !runnable.is_empty() {
-        let chosen = run.random(runnable.len());
-        let (slot, number) = runnable[chosen];
-        let (block, warps) = &mut blocks[slot];
-        let effects_before = block.effects;
-        if run.random(4) == 0 {
-            block.complete_bulk_copy(run)?;
+}
+
+/// All streams. Operations are executed inside of [`Scheduler::run`] only.
+pub(crate) struct Scheduler {
+    streams: BTreeMap<usize, Stream>,
+    random: Random,
+    seed: u64,
+    lost_store: u64,
+    /// Launches that were started.
+    launches: u64,
+    /// What `%globaltimer` reads, in nanoseconds.
+    clock: u64,
+    /// Slices since the latest effect of any stream.
+    idle_slices: u64,
+    /// Blocks of launches that have ended.
+    spare: Vec<Blocks>,
+}
+
+impl Scheduler {
+    /// A scheduler whose choices depend on `seed` alone. If `lost_store` is not 0, each cooperative
+    /// launch loses the relaxed store of this number.
+    pub(crate) fn new(seed: u64, lost_store: u64) -> Scheduler {
+        Scheduler {
+            streams: BTreeMap::new(),
+            random: Random::new(seed),
+            seed,
+            lost_store,
+            launches: 0,
+            clock: 0,
+            idle_slices: 0,
+            spare: Vec::new(),
         }
-        let limit = 1 + run.random(MAX_SLICE) as u32;
-        // Time passes fast once all warps are idle, so that timeouts come before the deadlock.
-        let is_idle = idle_slices > IDLE_SLICES * runnable.len() as u64;
-        let passed = if is_idle { IDLE_NANOSECONDS / runnable.len() as u64 } else { 1 };
-        run.clock.set(run.clock.get() + passed);
-        warps[number].set_clock(run.clock.get());
-        match warps[number].run(run, block, number, limit)? {
-            Stop::Yielded => {}
-            Stop::Blocked => drop(runnable.swap_remove(chosen)),
-            Stop::Trapped => return Err(waiting(run, blocks, "trap")),
-            Stop::Exited => {
-                runnable.swap_remove(chosen);
-                block.exit_warp();
+    }
+
+    /// Puts an operation at the end of a stream.
+    pub(crate) fn enqueue(&mut self, stream: usize, op: StreamOp) {
+        self.streams.entry(stream).or_default().queue.push_back(op);
+    }
+
+    /// Whether a stream has done everything.
+    pub(crate) fn is_empty(&self, stream: usize) -> bool {
+        self.streams.get(&stream).is_none_or(Stream::is_empty)
+    }
+
+    /// Drops everything that has not been done.
+    pub(crate) fn clear(&mut self) {
+        self.streams.clear();
+    }
+
+    /// Executes operations of all streams until a condition holds or nothing is left.
+    pub(crate) fn run(
+        &mut self,
+        memory: &Memory,
+        is_done: impl Fn(&Scheduler) -> bool,
+    ) -> Result<(), Fault> {
+        while !is_done(self) {
+            let streams = self.streams.iter().filter(|(_, stream)| stream.is_ready());
+            let ready: Vec<usize> = streams.map(|(&handle, _)| handle).collect();
+            if ready.is_empty() {
+                // A wait comes after its record was enqueued, so streams never wait in a circle.
+                assert!(self.streams.values().all(Stream::is_empty), "a record that never comes");
+                break;
             }
+            // Until an operation ends, the same streams can go on.
+            while !self.advance(memory, ready[self.random.below(ready.len())])? {}
         }
-        runnable.extend(block.woken.drain(..).map(|warp| (slot, warp)));
-        idle_slices = if block.effects == effects_before { idle_slices + 1 } else { 0 };
-        if idle_slices > DEADLOCK_SLICES * runnable.len() as u64 {
-            break;
-        }
-        if block.live_warps == 0 {
-            block.check_exit().map_err(|Fault(text)| Fault(format!("{name}: {text}")))?;
-            start_next(slot, &mut blocks[slot], &mut runnable);
-        }
+        self.streams.retain(|_, stream| !stream.is_empty());
+        Ok(())
     }
-    match blocks.iter().all(|(block, _)| block.live_warps == 0) {
-        true => Ok(()),
-        false => Err(waiting(run, blocks, "deadlock")),
-    }
-}
 
-/// Starts a block and its warps at an index of the grid.
-fn start(run: &Run<'_>, index: [u32; 3], (block, warps): &mut (Block, Vec<Warp>)) {
-    let (kernel, launch) = (run.kernel, run.launch);
-    block.start(run, index);
-    let [x, y, z] = index.map(u64::from);
-    let [grid_x, grid_y, grid_z] = launch.grid.map(u64::from);
-    // In the order of `SPECIAL_REGISTERS`; warps set `%tid.x` and `%laneid` themselves.
-    let dynamic = [launch.dynamic_shared as u64, kernel.shared_bytes as u64];
-    let specials: [u64; SPECIAL_REGISTERS.len()] =
-        [0, launch.threads.into(), x, y, z, grid_x, grid_y, grid_z, 0, dynamic[0], dynamic[1], 0];
-    warps.resize_with(block.live_warps, Warp::default);
-    for (first_thread, warp) in (0..).step_by(32).zip(warps) {
-        warp.start(kernel, first_thread, &specials);
-    }
-}
-
-/// The error of a deadlock or trap, with the lines where warps wait.
-fn waiting(run: &Run<'_>, blocks: &[(Block, Vec<Warp>)], what: &str) -> Fault {
-    let mut text = format!("{}: {what}", run.kernel.name);
-    for (block, warps) in blocks.iter().filter(|(block, _)| block.live_warps > 0).take(4) {
-        for (number, warp) in warps.iter().enumerate() {
-            let lines = warp.lines(run.kernel);
-            text += &format!("\n  block {:?}, warp {number}: at lines {lines:?}", block.index);
+    /// Executes the next operation of a stream, or one slice of a launch. Returns whether the
+    /// operation has ended.
+    fn advance(&mut self, memory: &Memory, handle: usize) -> Result<bool, Fault> {
+        let stream = self.streams.get_mut(&handle).expect("a stream that is ready");
+        if stream.grid.is_none() {
+            let op = stream.queue.pop_front().expect("an operation that is ready");
+            self.idle_slices = 0;
+            let Some(launch) = op.execute(memory)? else { return Ok(true) };
+            self.launches += 1;
+            let seed = self.seed.wrapping_mul(0x10001) + self.launches;
+            let lost_store = if launch.cooperative { self.lost_store } else { 0 };
+            let blocks = self.spare.pop().unwrap_or_default();
+            stream.grid = Some(Grid::start(launch, RunState::new(seed, lost_store), blocks)?);
+        }
+        // Time passes fast once all warps are idle, so that timeouts come before the deadlock.
+        let is_idle = self.is_idle(IDLE_SLICES);
+        self.clock += if is_idle { IDLE_NANOSECONDS / self.round() } else { 1 };
+        let stream = self.streams.get_mut(&handle).expect("as above");
+        let grid = stream.grid.as_mut().expect("started");
+        let has_effect = grid.run_slice(memory, self.clock)?;
+        self.idle_slices = if has_effect { 0 } else { self.idle_slices + 1 };
+        if grid.runnable() == 0 {
+            self.spare.extend(stream.grid.take().map(Grid::into_blocks));
+            return Ok(true);
+        }
+        match self.is_idle(DEADLOCK_SLICES) {
+            false => Ok(false),
+            true => Err(self.deadlock()),
         }
     }
-    Fault(text)
+
+    /// Whether no stream has had an effect in this number of slices of each runnable warp.
+    fn is_idle(&self, slices: u64) -> bool {
+        // Mostly the first condition says so at once.
+        self.idle_slices > slices && self.idle_slices > slices * self.round()
+    }
+
+    /// Slices in which each runnable warp has run about once: streams take turns, whatever the
+    /// number of their warps.
+    fn round(&self) -> u64 {
+        let runnable = self.grids().map(|(grid, _)| grid.runnable());
+        let (grids, most) = runnable.fold((0, 0), |(n, most), warps| (n + 1, most.max(warps)));
+        grids * most as u64
+    }
+
+    /// The launches in execution, with the number of operations behind them in their streams.
+    fn grids(&self) -> impl Iterator<Item = (&Grid, usize)> {
+        self.streams.values().filter_map(|stream| Some((stream.grid.as_ref()?, stream.queue.len())))
+    }
+
+    /// The error of launches that wait for something that none of them does.
+    fn deadlock(&self) -> Fault {
+        let texts = self.grids().map(|(grid, behind)| {
+            let Fault(text) = grid.waiting(&match behind {
+                0 => "deadlock".to_owned(),
+                n => format!("deadlock; operations behind it in its stream: {n}"),
+            });
+            text
+        });
+        Fault(texts.collect::<Vec<String>>().join("\n"))
+    }
 }
 
 #[cfg(test)]
@@ -118,33 +175,151 @@ mod tests {
 
     use super::*;
     use crate::launch::Launch;
-    use crate::memory::Memory;
     use crate::parse::Module;
+    use crate::stream_op::Moment;
 
-    /// Runs one block of a kernel whose only parameter is the address of zeros, and returns them.
-    fn run(body: &str, threads: u32, numbers: usize, seed: u64) -> Result<Vec<u32>, Fault> {
+    /// A launch of one block of a kernel whose only parameter is an address.
+    fn launch(name: &str, body: &str, threads: u32, address: u64) -> Result<StreamOp, Fault> {
         let text = format!(
-            ".visible .entry test(\n\t.param .u64 test_param_0\n)\n{{\n\t.reg .pred %p<4>;\n\t\
+            ".visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n{{\n\t.reg .pred %p<4>;\n\t\
              .reg .b32 %r<8>;\n\t.reg .b64 %rd<4>;\n\t.shared .align 8 .b8 buffer[64];\n\t\
-             ld.param.u64 %rd1, [test_param_0];\n\tmov.u32 %r1, %tid.x;\n\t\
+             ld.param.u64 %rd1, [{name}_param_0];\n\tmov.u32 %r1, %tid.x;\n\t\
              mul.wide.u32 %rd2, %r1, 4;\n\tadd.s64 %rd2, %rd1, %rd2;\n{body}\n\tret;\n}}\n"
         );
-        let kernel = Arc::new(Module::new(&text).kernel("test")?);
+        Ok(StreamOp::Launch(Launch {
+            kernel: Arc::new(Module::new(&text).kernel(name)?),
+            parameters: address.to_le_bytes().to_vec(),
+            grid: [1; 3],
+            threads,
+            dynamic_shared: 0,
+            cooperative: false,
+        }))
+    }
+
+    /// Executes what `enqueue` enqueues, given the address of zeros, and returns these.
+    fn execute(
+        numbers: usize,
+        seed: u64,
+        enqueue: impl FnOnce(&mut Scheduler, u64) -> Result<(), Fault>,
+    ) -> Result<Vec<u32>, Fault> {
         let mut memory = Memory::default();
         let start = memory.allocate(4 * numbers, 1 << 20).expect("below the capacity");
         // SAFETY: just allocated.
         let values = unsafe { std::slice::from_raw_parts_mut(start as *mut u32, numbers) };
         values.fill(0);
-        let launch = Launch {
-            kernel,
-            parameters: start.to_le_bytes().to_vec(),
-            grid: [1; 3],
-            threads,
-            dynamic_shared: 0,
-            cooperative: false,
+        let mut scheduler = Scheduler::new(seed, 0);
+        enqueue(&mut scheduler, start)?;
+        scheduler.run(&memory, |_| false).map(|()| values.to_vec())
+    }
+
+    /// Runs one block of a kernel whose only parameter is the address of zeros, and returns them.
+    fn run(body: &str, threads: u32, numbers: usize, seed: u64) -> Result<Vec<u32>, Fault> {
+        execute(numbers, seed, |scheduler, start| {
+            scheduler.enqueue(0, launch("test", body, threads, start)?);
+            Ok(())
+        })
+    }
+
+    /// Runs one warp of each kernel, in the stream of this number.
+    fn run_kernels(
+        kernels: &[(usize, &str, &str)],
+        numbers: usize,
+        seed: u64,
+    ) -> Result<Vec<u32>, Fault> {
+        execute(numbers, seed, |scheduler, start| {
+            for &(stream, name, body) in kernels {
+                scheduler.enqueue(stream, launch(name, body, 32, start)?);
+            }
+            Ok(())
+        })
+    }
+
+    /// Stores the first number, and waits for the second one, or the other way round.
+    const STORES_FIRST: &str = "st.relaxed.gpu.global.u32 [%rd1], 7;\n\
+        again: ld.relaxed.gpu.global.u32 %r2, [%rd1+4];\nsetp.eq.u32 %p1, %r2, 0;\n\
+        @%p1 bra again;\nst.global.u32 [%rd1+8], %r2;";
+    const STORES_SECOND: &str = "again: ld.relaxed.gpu.global.u32 %r2, [%rd1];\n\
+        setp.eq.u32 %p1, %r2, 0;\n@%p1 bra again;\nadd.u32 %r2, %r2, 1;\n\
+        st.relaxed.gpu.global.u32 [%rd1+4], %r2;";
+
+    #[test]
+    fn launches_of_two_streams_wait_for_each_other() {
+        for seed in 0..20 {
+            let kernels = [(1, "first", STORES_FIRST), (2, "second", STORES_SECOND)];
+            assert_eq!(run_kernels(&kernels, 3, seed).unwrap(), [7, 8, 8]);
+        }
+    }
+
+    #[test]
+    fn launches_that_wait_for_each_other_in_one_stream_are_deadlocked() {
+        let kernels = [(1, "first", STORES_FIRST), (1, "second", STORES_SECOND)];
+        let fault = run_kernels(&kernels, 3, 0).unwrap_err().0;
+        let expected = "first: deadlock; operations behind it in its stream: 1\n  block [0, 0, 0]";
+        assert!(fault.starts_with(expected) && !fault.contains("second"), "{fault}");
+    }
+
+    #[test]
+    fn a_deadlock_of_two_streams_lists_both_launches() {
+        let kernels = [(1, "first", STORES_SECOND), (2, "second", STORES_SECOND)];
+        let fault = run_kernels(&kernels, 3, 0).unwrap_err().0;
+        assert!(fault.contains("first: deadlock\n"), "{fault}");
+        assert!(fault.contains("second: deadlock\n"), "{fault}");
+    }
+
+    #[test]
+    fn time_does_not_pass_fast_while_one_of_two_launches_has_effects() {
+        // One stores a hundred thousand numbers, and the other would give up after a second.
+        let stores = "mov.u32 %r2, 0;\nagain: add.u32 %r2, %r2, 1;\nst.global.u32 [%rd1+4], %r2;\n\
+                      setp.lt.u32 %p1, %r2, 100000;\n@%p1 bra again;\n\
+                      st.relaxed.gpu.global.u32 [%rd1], 7;";
+        let waits = "again: mov.u64 %rd3, %globaltimer;\nsetp.gt.u64 %p1, %rd3, 1000000000;\n\
+                     @%p1 bra late;\nld.relaxed.gpu.global.u32 %r2, [%rd1];\n\
+                     setp.eq.u32 %p1, %r2, 0;\n@%p1 bra again;\nst.global.u32 [%rd1+8], %r2;\n\
+                     bra end;\nlate: trap;\nend:";
+        let kernels = [(1, "stores", stores), (2, "waits", waits)];
+        assert_eq!(run_kernels(&kernels, 3, 0).unwrap(), [7, 100_000, 7]);
+        let trap = run_kernels(&kernels[1..], 3, 0).unwrap_err().0;
+        assert!(trap.starts_with("waits: trap"), "{trap}");
+    }
+
+    #[test]
+    fn a_wait_orders_launches_of_two_streams() {
+        let stores = "mov.u32 %r2, 0;\nagain: add.u32 %r2, %r2, 1;\nst.global.u32 [%rd1], %r2;\n\
+                      setp.lt.u32 %p1, %r2, 1000;\n@%p1 bra again;";
+        let copies = "ld.global.u32 %r2, [%rd1];\nst.global.u32 [%rd1+4], %r2;";
+        let copied = |seed, waits: bool| {
+            let run = execute(2, seed, |scheduler, start| {
+                let moment = Moment::default();
+                if waits {
+                    scheduler.enqueue(2, StreamOp::Wait(Arc::clone(&moment)));
+                }
+                scheduler.enqueue(2, launch("copies", copies, 32, start)?);
+                scheduler.enqueue(1, launch("stores", stores, 32, start)?);
+                scheduler.enqueue(1, StreamOp::Record(moment));
+                Ok(())
+            });
+            run.unwrap()[1]
         };
-        let run = Run::new(&launch, &memory, seed, 0);
-        run_blocks(&run, &mut Blocks::default()).map(|()| values.to_vec())
+        assert!((0..20).all(|seed| copied(seed, true) == 1000));
+        assert!((0..20).any(|seed| copied(seed, false) < 1000));
+    }
+
+    #[test]
+    fn the_order_of_slices_depends_on_the_seed_alone() {
+        // Both launches take places in a list, and write their numbers there.
+        let takes = |who: u32| {
+            format!(
+                "setp.ne.u32 %p1, %r1, 0;\n@%p1 bra end;\nmov.u32 %r3, 0;\n\
+                 again: atom.global.add.u32 %r2, [%rd1], 1;\nmul.wide.u32 %rd2, %r2, 4;\n\
+                 add.s64 %rd2, %rd1, %rd2;\nst.global.u32 [%rd2+4], {who};\n\
+                 add.u32 %r3, %r3, 1;\nsetp.lt.u32 %p2, %r3, 500;\n@%p2 bra again;\nend:"
+            )
+        };
+        let [first, second] = [1, 2].map(takes);
+        let kernels = [(1, "first", first.as_str()), (2, "second", second.as_str())];
+        let order = |seed| run_kernels(&kernels, 1001, seed).unwrap();
+        assert_eq!(order(1), order(1));
+        assert_ne!(order(1), order(2));
     }
 
     #[test]

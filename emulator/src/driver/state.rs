@@ -1,62 +1,36 @@
-//! The driver's state: memory, kernels, events, graphs; and the execution of stream operations.
+//! The driver's state: memory, streams, kernels, events, graphs.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
-use std::{env, fs, ptr};
+use std::{env, fs};
 
 use std::ffi::c_int;
 
-use cudarc::driver::sys::{CUfunction, CUresult, CUstream};
+use cudarc::driver::sys::{CUevent, CUfunction, CUresult, CUstream};
 
 use crate::Fault;
 use crate::kernel::Kernel;
-use crate::launch::{Launch, Run};
 use crate::memory::Memory;
 use crate::parse::Module;
-use crate::scheduler::{Blocks, run_blocks};
-
-/// An operation of a stream.
-#[derive(Clone)]
-pub(super) enum StreamOp {
-    Copy {
-        to: u64,
-        from: u64,
-        bytes: usize,
-    },
-    /// A 2D copy; the pitches are the bytes from one row to the next.
-    CopyRows {
-        to: u64,
-        from: u64,
-        bytes: usize,
-        rows: usize,
-        pitches: [usize; 2],
-    },
-    Fill {
-        to: u64,
-        byte: u8,
-        bytes: usize,
-    },
-    Launch(Launch),
-}
+use crate::scheduler::Scheduler;
+use crate::stream_op::{Moment, StreamOp};
 
 /// The objects of all handles: a handle is a number.
-#[derive(Default)]
 pub(super) struct State {
     pub(super) memory: Memory,
-    blocks: Blocks,
+    scheduler: Scheduler,
     handles: usize,
     pub(super) modules: HashMap<usize, Arc<Module>>,
     pub(super) functions: HashMap<usize, (Arc<Module>, String)>,
     /// Parsed kernels of functions, from their first launch on.
     kernels: HashMap<usize, Arc<Kernel>>,
-    pub(super) events: HashMap<usize, Instant>,
+    /// The latest record of each event.
+    events: HashMap<usize, Moment>,
     pub(super) recording: HashMap<usize, Vec<StreamOp>>,
     pub(super) graphs: HashMap<usize, Vec<StreamOp>>,
-    launches: u64,
     /// After a fault all operations fail, as on a device.
-    pub(super) has_failed: bool,
+    has_failed: bool,
 }
 
 /// Settings from the environment: multiprocessors, the scheduler's seed, the folder of Hopper's
@@ -80,65 +54,118 @@ pub(super) static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
 });
 
 pub(super) fn state() -> MutexGuard<'static, State> {
-    static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+    static STATE: LazyLock<Mutex<State>> =
+        LazyLock::new(|| Mutex::new(State::new(SETTINGS.seed, SETTINGS.lost_store)));
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {
+    fn new(seed: u64, lost_store: u64) -> State {
+        State {
+            memory: Memory::default(),
+            scheduler: Scheduler::new(seed, lost_store),
+            handles: 0,
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            kernels: HashMap::new(),
+            events: HashMap::new(),
+            recording: HashMap::new(),
+            graphs: HashMap::new(),
+            has_failed: false,
+        }
+    }
+
     pub(super) fn handle<T>(&mut self) -> *mut T {
         self.handles += 1;
         self.handles as *mut T
     }
 
-    /// Executes an operation at once, or records it if the stream is being captured.
+    /// Puts an operation at the end of a stream, or records it if the stream is being captured.
     pub(super) fn enqueue(&mut self, stream: CUstream, op: StreamOp) -> CUresult {
         if let Some(recorded) = self.recording.get_mut(&(stream as usize)) {
             recorded.push(op);
             return CUresult::CUDA_SUCCESS;
         }
-        self.execute(&op)
-    }
-
-    pub(super) fn execute(&mut self, op: &StreamOp) -> CUresult {
         if self.has_failed {
             return CUresult::CUDA_ERROR_LAUNCH_FAILED;
         }
-        let done = match *op {
-            StreamOp::Copy { to, from, bytes } => {
-                // SAFETY: host and device addresses are pointers, as the caller promises the
-                // driver.
-                unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
-                Ok(())
-            }
-            StreamOp::CopyRows { to, from, bytes, rows, pitches: [to_pitch, from_pitch] } => {
-                (0..rows as u64).try_for_each(|row| {
-                    let from = from + row * from_pitch as u64;
-                    let to = to + row * to_pitch as u64;
-                    self.memory.allocation(from, bytes)?;
-                    self.memory.allocation(to, bytes)?;
-                    // SAFETY: the bytes are allocated at both.
-                    unsafe { ptr::copy(from as *const u8, to as *mut u8, bytes) };
-                    Ok(())
-                })
-            }
-            StreamOp::Fill { to, byte, bytes } => self.memory.allocation(to, bytes).map(|_| {
-                // SAFETY: the bytes are allocated.
-                unsafe { ptr::write_bytes(to as *mut u8, byte, bytes) };
-            }),
-            StreamOp::Launch(ref launch) => {
-                self.launches += 1;
-                let seed = SETTINGS.seed.wrapping_mul(0x10001) + self.launches;
-                let lost_store = if launch.cooperative { SETTINGS.lost_store } else { 0 };
-                let run = Run::new(launch, &self.memory, seed, lost_store);
-                run_blocks(&run, &mut self.blocks)
-            }
-        };
-        done.map_or_else(|fault| self.fail(&fault), |()| CUresult::CUDA_SUCCESS)
+        self.scheduler.enqueue(stream as usize, op);
+        CUresult::CUDA_SUCCESS
     }
 
+    /// Enqueues the record of an event. Waits from now on are for this one.
+    pub(super) fn record(&mut self, event: CUevent, stream: CUstream) -> CUresult {
+        if self.recording.contains_key(&(stream as usize)) {
+            return CUresult::CUDA_ERROR_NOT_SUPPORTED;
+        }
+        let moment = Moment::default();
+        self.events.insert(event as usize, Arc::clone(&moment));
+        self.enqueue(stream, StreamOp::Record(moment))
+    }
+
+    /// Lets a stream wait for the latest record of an event, if there is one.
+    pub(super) fn wait_for(&mut self, stream: CUstream, event: CUevent) -> CUresult {
+        if self.recording.contains_key(&(stream as usize)) {
+            return CUresult::CUDA_ERROR_NOT_SUPPORTED;
+        }
+        match self.events.get(&(event as usize)).map(Arc::clone) {
+            Some(moment) => self.enqueue(stream, StreamOp::Wait(moment)),
+            None => CUresult::CUDA_SUCCESS,
+        }
+    }
+
+    /// The milliseconds from one event to another.
+    pub(super) fn milliseconds(&self, start: CUevent, end: CUevent) -> Result<f32, CUresult> {
+        let [start, end] = [start, end].map(|event| {
+            let moment = self.events.get(&(event as usize));
+            let moment = moment.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            moment.get().ok_or(CUresult::CUDA_ERROR_NOT_READY)
+        });
+        let (start, end) = (start?, end?);
+        Ok(1e3 * end.duration_since(*start).as_secs_f32())
+    }
+
+    /// Forgets an event; streams still wait for its records.
+    pub(super) fn destroy_event(&mut self, event: CUevent) {
+        self.events.remove(&(event as usize));
+    }
+
+    /// Executes operations of all streams until those of one are done.
+    pub(super) fn finish(&mut self, stream: CUstream) -> CUresult {
+        self.run(|scheduler| scheduler.is_empty(stream as usize))
+    }
+
+    /// Likewise until those before the latest record of an event are done, if there is one.
+    pub(super) fn finish_event(&mut self, event: CUevent) -> CUresult {
+        let moment = self.events.get(&(event as usize)).map(Arc::clone);
+        self.run(|_| moment.as_ref().is_none_or(|moment| moment.get().is_some()))
+    }
+
+    /// Frees memory after all operations, as a device does.
+    pub(super) fn free(&mut self, address: u64) -> CUresult {
+        // After a fault no operation is left that could use the memory.
+        let _ = self.run(|_| false);
+        match self.memory.free(address) {
+            true => CUresult::CUDA_SUCCESS,
+            false => CUresult::CUDA_ERROR_INVALID_VALUE,
+        }
+    }
+
+    fn run(&mut self, is_done: impl Fn(&Scheduler) -> bool) -> CUresult {
+        if self.has_failed {
+            return CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        }
+        match self.scheduler.run(&self.memory, is_done) {
+            Ok(()) => CUresult::CUDA_SUCCESS,
+            Err(fault) => self.fail(&fault),
+        }
+    }
+
+    /// Reports a fault, and drops all operations.
     pub(super) fn fail(&mut self, fault: &Fault) -> CUresult {
         eprintln!("emulated driver: {fault}");
         self.has_failed = true;
+        self.scheduler.clear();
         CUresult::CUDA_ERROR_LAUNCH_FAILED
     }
 
@@ -175,19 +202,83 @@ pub(super) unsafe fn hopper_ptx(folder: &Path, image: *const u8) -> Option<Strin
 mod tests {
     use super::*;
 
+    const DONE: CUresult = CUresult::CUDA_SUCCESS;
+    const FIRST: CUstream = 1 as CUstream;
+    const SECOND: CUstream = 2 as CUstream;
+    const EVENT: CUevent = 3 as CUevent;
+
+    /// A state, and operations that fill eight bytes and copy them to others; the latter bytes.
+    fn state_with(seed: u64) -> (State, [StreamOp; 2], *const u64) {
+        let mut state = State::new(seed, 0);
+        let [from, to] = [8, 8].map(|bytes| state.memory.allocate(bytes, 64).expect("some memory"));
+        let fill = StreamOp::Fill { to: from, byte: 7, bytes: 8 };
+        (state, [fill, StreamOp::Copy { to, from, bytes: 8 }], to as *const u64)
+    }
+
+    fn is_copied(to: *const u64) -> bool {
+        // SAFETY: the state's memory is alive.
+        unsafe { to.read() == u64::from_le_bytes([7; 8]) }
+    }
+
     #[test]
-    fn two_dimensional_copies_are_checked_for_bounds() {
-        let mut state = State::default();
-        let [from, to] =
-            [32, 32].map(|bytes| state.memory.allocate(bytes, 64).expect("below the capacity"));
-        // SAFETY: just allocated.
-        unsafe { ptr::write_bytes(from as *mut u8, 7, 32) };
-        let rows = |rows| StreamOp::CopyRows { to, from, bytes: 4, rows, pitches: [12, 8] };
-        assert_eq!(state.execute(&rows(3)), CUresult::CUDA_SUCCESS);
-        // SAFETY: as above.
-        let copied = unsafe { std::slice::from_raw_parts(to as *const u8, 32) };
-        let whole = |row: usize| copied[12 * row..][..4] == [7; 4];
-        assert!((0..3).all(whole) && copied[4..12] == [0xff; 8]);
-        assert_eq!(state.execute(&rows(4)), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    fn a_wait_is_for_the_record_before_it() {
+        for seed in 0..20 {
+            let (mut state, [fill, copy], copied) = state_with(seed);
+            // Nothing was recorded, so this one ends at once.
+            assert_eq!(state.wait_for(FIRST, EVENT), DONE);
+            assert_eq!(state.finish_event(EVENT), DONE);
+            // What was recorded before, and what is recorded later, does not count.
+            assert_eq!(state.record(EVENT, FIRST), DONE);
+            assert_eq!(state.finish(FIRST), DONE);
+            assert_eq!(state.enqueue(FIRST, fill), DONE);
+            assert_eq!(state.record(EVENT, FIRST), DONE);
+            assert_eq!(state.wait_for(SECOND, EVENT), DONE);
+            assert_eq!(state.enqueue(SECOND, copy), DONE);
+            assert_eq!(state.record(EVENT, SECOND), DONE);
+            assert!(!is_copied(copied));
+            assert_eq!(state.finish(SECOND), DONE);
+            assert!(is_copied(copied));
+        }
+    }
+
+    #[test]
+    fn waiting_for_an_event_leaves_what_comes_later() {
+        let (mut state, [fill, copy], copied) = state_with(0);
+        assert_eq!(state.milliseconds(EVENT, EVENT), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(state.enqueue(FIRST, fill), DONE);
+        assert_eq!(state.record(EVENT, FIRST), DONE);
+        assert_eq!(state.enqueue(FIRST, copy), DONE);
+        assert_eq!(state.milliseconds(EVENT, EVENT), Err(CUresult::CUDA_ERROR_NOT_READY));
+        assert_eq!(state.finish_event(EVENT), DONE);
+        assert_eq!(state.milliseconds(EVENT, EVENT), Ok(0.0));
+        assert!(!is_copied(copied));
+        assert_eq!(state.finish(FIRST), DONE);
+        assert!(is_copied(copied));
+    }
+
+    #[test]
+    fn memory_is_freed_after_everything_else() {
+        let (mut state, [fill, copy], copied) = state_with(0);
+        let StreamOp::Copy { from, .. } = copy else { unreachable!("see above") };
+        for op in [fill, copy] {
+            assert_eq!(state.enqueue(FIRST, op), DONE);
+        }
+        assert_eq!(state.free(from), DONE);
+        assert!(is_copied(copied));
+        assert_eq!(state.free(from), CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+
+    #[test]
+    fn after_a_fault_everything_fails() {
+        let (mut state, [_, copy], copied) = state_with(0);
+        let beyond = StreamOp::Fill { to: copied as u64, byte: 7, bytes: 9 };
+        for op in [beyond, copy.clone()] {
+            assert_eq!(state.enqueue(FIRST, op), DONE);
+        }
+        let failed = CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        assert_eq!(state.finish(FIRST), failed);
+        assert_eq!([state.finish(SECOND), state.finish_event(EVENT)], [failed; 2]);
+        assert_eq!([state.enqueue(SECOND, copy), state.record(EVENT, SECOND)], [failed; 2]);
+        assert_eq!(state.free(copied as u64), DONE);
     }
 }
