@@ -48,17 +48,20 @@ const SYNTHETIC: [(Size, &str, &str); 6] = [
 ];
 /// The model, of those, whose persistent kernel loses a result, so that its watchdog has to end it.
 const STALLED: &str = "small-q4_k.gguf";
+/// The models, of those, whose bits on two devices are compared with those on one.
+const ON_TWO: [&str; 3] = ["small-q4_k.gguf", "small-moe-mxfp4.gguf", "small-hybrid-q8_0.gguf"];
 /// The model, of those, whose prompt has to give the same bits in chunks of any size.
 const CHUNKED: &str = STALLED;
 /// Models of the parity kit whose results are compared with the reference: those that do not take
 /// many minutes.
-const PARITY: [(Chip, &str); 6] = [
-    (Chip::Hopper, "qwen3moe-q4_k_m"),
-    (Chip::Hopper, "llama-q4_k_m"),
-    (Chip::Ampere, "qwen2-q8_0"),
-    (Chip::Ampere, "llama-q4_0"),
-    (Chip::Ampere, "llama-f16"),
-    (Chip::Hopper, "bert"),
+const PARITY: [(Chip, &str, &str); 7] = [
+    (Chip::Hopper, "cuda:0", "qwen3moe-q4_k_m"),
+    (Chip::Hopper, "cuda:0", "llama-q4_k_m"),
+    (Chip::Hopper, "cuda:0,1", "llama-q4_k_m"),
+    (Chip::Ampere, "cuda:0", "qwen2-q8_0"),
+    (Chip::Ampere, "cuda:0", "llama-q4_0"),
+    (Chip::Ampere, "cuda:0", "llama-f16"),
+    (Chip::Hopper, "cuda:0", "bert"),
 ];
 
 /// What a command runs on.
@@ -149,10 +152,14 @@ impl Emulator {
         let stalled = models.join(STALLED).to_string_lossy().into_owned();
         let words = ["conformance", "--stalls", &stalled];
         checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
-        for (chip, model) in PARITY {
+        for model in ON_TWO {
+            let path = models.join(model).to_string_lossy().into_owned();
+            let words = ["conformance", "--brief", "--device", "0,1", &path];
+            checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+        }
+        for (chip, backend, model) in PARITY {
             let kit = kit.to_string_lossy();
-            let words =
-                ["parity", "--kit", &kit, "--backend", "cuda:0", "--model", model, "models"];
+            let words = ["parity", "--kit", &kit, "--backend", backend, "--model", model, "models"];
             checks.push((chip, words.map(str::to_owned).to_vec()));
         }
         let left = Mutex::new(checks.into_iter());

@@ -100,7 +100,9 @@ impl Persistent {
         let start = starts.into_iter().min()?;
         let variant = starts.iter().position(|&other| other == start)?;
         let bytes = (start..=last).filter_map(|i| workspace(&VARIANTS[variant], i));
-        let rows = head.rows(plan) / program.devices;
+        let is_gather = |stage: &&Stage| matches!(stage.work, Work::Gather(_));
+        let is_sharded = stages.get(last + 1).filter(is_gather).is_some();
+        let rows = head.rows(plan) / if is_sharded { program.devices } else { 1 };
         let is_wide = rows >= MIN_LAST_ROWS && head.epilogue == Epilogue::None;
         let can_follow =
             |stage: &Stage| matches!(stage.work, Work::Elementwise { .. } | Work::Gather(_));

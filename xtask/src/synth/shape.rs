@@ -126,7 +126,7 @@ impl Size {
             tied: false,
             ..one_b
         };
-        let small = Shape { heads: 4, kv_heads: 2, head_dim: 64, vocabulary: 4096, ..tiny };
+        let small = Shape { heads: 4, kv_heads: 2, head_dim: 64, vocabulary: 8192, ..tiny };
         match self {
             Size::Tiny => tiny,
             Size::Small => small,
