@@ -55,14 +55,14 @@ DEVICE float2 combine(float &row_max, float &row_sum, float split_max, float spl
 struct AttentionOutput {
     float *out;        // or none
     u16 *half_out;     // or none
+    u32 half_stride, row, column; // of its first element
     const float *sink; // or none
     u32 dim;
 
     __device__ __forceinline__ AttentionOutput(const Attention &a, u32 row, u32 head)
-        : out(a.out), half_out(a.half_out), sink(a.sinks), dim(a.value_dim) {
-        u32 at = head * dim;
-        if (out) out += (u64)row * a.out_stride + at;
-        if (half_out) half_out += (u64)row * a.half_stride + at;
+        : out(a.out), half_out(a.half_out), half_stride(a.half_stride), row(row), column(head * a.value_dim),
+          sink(a.sinks), dim(a.value_dim) {
+        if (out) out += (u64)row * a.out_stride + column;
         if (sink) sink += head;
     }
 
@@ -76,7 +76,7 @@ struct AttentionOutput {
     __device__ __forceinline__ void put(u32 i, float y) const {
         if (i >= dim) return;
         if (out) store_relaxed(out + i, y);
-        if (half_out) store_relaxed(half_out + i, to_input(y));
+        if (half_out) store_relaxed(half_out + half_at(half_stride, row, column + i), to_input(y));
     }
 };
 

@@ -19,6 +19,12 @@
 // The value of a code whose bits stand alone in a half: 2^-24 for code 1.
 #define CODE_UNIT 5.9604645e-8f
 
+// Rows of a panel of swizzled matmul inputs.
+#define PANEL_ROWS 128u
+
+// Marks the stride of matmul inputs that are swizzled.
+#define SWIZZLED 2147483648u
+
 // Matrices of a matmul, at most.
 #define MATRICES 4u
 

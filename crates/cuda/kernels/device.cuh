@@ -41,6 +41,28 @@ DEVICE void launch_dependents() {
 #endif
 }
 
+// Whether kernels store matmul inputs in the order of `gemm_wgmma`, where their stride says so.
+#ifndef STORES_SWIZZLED
+#define STORES_SWIZZLED true
+#endif
+
+// Where a half is in the layout of wgmma's shared-memory operand: panels of rows, in each all chunks,
+// in each the rows, of eight 16-byte pieces. A thread of an `mma` has four columns of each 16; step s
+// reads those in pieces 2 s and 2 s + 1. Pieces are swizzled by row (128-byte swizzle), so that they
+// share no bank.
+DEVICE u64 swizzled_at(u32 chunks, u32 panel_rows, u32 row, u32 column) {
+    u64 place = ((u64)(row / panel_rows) * chunks + column / CHUNK_COLS) * panel_rows + row % panel_rows;
+    u32 of_thread = column % CHUNK_COLS / 16, piece = column % 16 / 2 ^ row % 8;
+    return place * CHUNK_COLS + 8 * piece + 2 * of_thread + column % 2;
+}
+
+// Where a half of a matmul input is.
+DEVICE u64 half_at(u32 stride, u32 row, u32 column) {
+    bool is_swizzled = STORES_SWIZZLED && stride & SWIZZLED;
+    if (is_swizzled) return swizzled_at((stride & ~SWIZZLED) / CHUNK_COLS, PANEL_ROWS, row, column);
+    return (u64)row * stride + column;
+}
+
 // Step metadata: one array of u32 that begins with the offset of each of its parts.
 struct StepMetadata {
     const u32 *at;

@@ -102,7 +102,7 @@ DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float g
     float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_exponent),
                     scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
     if (p.half_out) {
-        u16 *to = p.half_out + (u64)at * p.half_stride + row;
+        u16 *to = p.half_out + half_at(p.half_stride, at, row);
         store_relaxed(to, to_input(y));
         if (ALL_DEVICES) store_on_peers(p, to, to_input(y));
     } else {
@@ -117,7 +117,7 @@ template <bool GATED> DEVICE void store_again_on_peers(const Matmul &p, u32 i, u
     const Matrix &m = p.matrices[GATED ? 0 : i];
     if (row >= m.rows) return;
     if (GATED && p.half_out) {
-        u16 *half = p.half_out + (u64)at * p.half_stride + row;
+        u16 *half = p.half_out + half_at(p.half_stride, at, row);
         store_on_peers(p, half, *half);
     } else {
         float *result = m.out + (u64)at * m.out_stride + row;

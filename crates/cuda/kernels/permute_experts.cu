@@ -51,9 +51,8 @@ KERNEL permute_experts(const __grid_constant__ PermuteExperts p) {
 }
 
 // Writes input rows in the layout of wgmma's shared-memory operand. A warp takes a chunk of eight
-// rows; lane 4 g + c has columns 16 c to 16 c + 15 of row g. `mma` step s reads four columns of
-// each c from the 16-byte pieces 2 s and 2 s + 1. Pieces are swizzled by row (128-byte swizzle), so
-// that they share no bank. Grid: (eights of chunks, eights of rows); bound by memory.
+// rows; lane 4 g + c has columns 16 c to 16 c + 15 of row g. Grid: (eights of chunks, eights of
+// rows); bound by memory.
 KERNEL swizzle_input(const __grid_constant__ SwizzleInput p) {
     launch_dependents();
     u32 lane = threadIdx.x % 32, c = lane % 4, chunk = blockIdx.x * 8 + threadIdx.x / 32;
@@ -66,10 +65,9 @@ KERNEL swizzle_input(const __grid_constant__ SwizzleInput p) {
              : p.gathers_outputs ? StepMetadata{p.metadata}.output(row) : row;
     const uint4 *x = (const uint4 *)(p.input + from * p.stride + chunk * CHUNK_COLS + 16 * c);
     uint4 both[2] = {x[0], x[1]};
-    u64 place = ((u64)(row / p.panel_rows) * p.chunks + chunk) * p.panel_rows + row % p.panel_rows;
-    u8 *out = p.out + place * ROW_BYTES;
 #pragma unroll
-    for (u32 piece = 0; piece < 8; piece++) {
-        *(u32 *)(out + (piece ^ row % 8) * 16 + 4 * c) = word(both[piece / 4], piece % 4);
+    for (u32 i = 0; i < 8; i++) {
+        u64 at = swizzled_at(p.chunks, p.panel_rows, row, chunk * CHUNK_COLS + 16 * c + 2 * i);
+        *(u32 *)(p.out + 2 * at) = word(both[i / 4], i % 4);
     }
 }

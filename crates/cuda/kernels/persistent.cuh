@@ -2,6 +2,7 @@
 // the producer warp, which fills the rings of all consumer warps with weights, keys and values,
 // stages ahead.
 #pragma once
+#define STORES_SWIZZLED false // a step of one row
 #include "mbarrier.cuh"
 #include "decode_mma.cuh"
 #include "matmul.cuh"

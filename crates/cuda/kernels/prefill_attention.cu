@@ -306,14 +306,17 @@ DEVICE void store_outputs(const Attention &a, const QueryRows &rows, u32 row, u3
         u64 at = row + rows.token(r);
 #pragma unroll
         for (u32 n = 0; n < EIGHTS; n++) {
+            float y[2];
+            u32 column = 8 * n + 2 * c, to_column = head * a.value_dim + column;
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
-                u32 column = 8 * n + 2 * c + j;
-                if (column >= a.value_dim) continue;
-                float y = softmax.out[n][2 * i + j] * scale / all;
-                u64 to_column = head * a.value_dim + column;
-                if (a.out) store_relaxed(a.out + at * a.out_stride + to_column, y);
-                if (a.half_out) store_relaxed(a.half_out + at * a.half_stride + to_column, to_input(y));
+                y[j] = softmax.out[n][2 * i + j] * scale / all;
+                if (a.out && column + j < a.value_dim) store_relaxed(a.out + at * a.out_stride + to_column + j, y[j]);
+            }
+            // Heads have an even number of columns.
+            if (a.half_out && column < a.value_dim) {
+                u16 *to = a.half_out + half_at(a.half_stride, at, to_column);
+                *(u32 *)to = half_pair(as_input(y[0]), as_input(y[1]));
             }
         }
     }

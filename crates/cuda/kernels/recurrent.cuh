@@ -72,7 +72,7 @@ struct ScanRow {
     __device__ __forceinline__ void put(const Scan &p, u32 token, float y) const {
         if (p.gate) y = gated(p.act, p.gate[(u64)token * p.gate_stride + column], y);
         if (p.out) p.out[(u64)token * p.out_stride + column] = y;
-        if (p.half_out) p.half_out[(u64)token * p.half_stride + column] = to_input(y);
+        if (p.half_out) p.half_out[half_at(p.half_stride, token, column)] = to_input(y);
     }
 };
 

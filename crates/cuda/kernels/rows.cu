@@ -90,12 +90,12 @@ KERNEL norm_rows(const __grid_constant__ Norm p) {
             if (p.bias) z += b[j];
             if (p.gate) z = gated(p.act, p.gate[(u64)row * p.gate_stride + at], z);
             if (p.out) p.out[(u64)row * p.out_stride + at] = z;
-            if (p.half_out) p.half_out[(u64)row * p.half_stride + at] = to_input(z);
+            if (p.half_out) p.half_out[half_at(p.half_stride, row, at)] = to_input(z);
         }
     }
     if (p.half_out && group + 1 == p.groups) {
-        for (u32 i = p.groups * p.n + threadIdx.x; i < p.half_stride; i += blockDim.x) {
-            p.half_out[(u64)row * p.half_stride + i] = 0;
+        for (u32 i = p.groups * p.n + threadIdx.x; i < (p.half_stride & ~SWIZZLED); i += blockDim.x) {
+            p.half_out[half_at(p.half_stride, row, i)] = 0;
         }
     }
 }
@@ -118,10 +118,12 @@ KERNEL elementwise(const __grid_constant__ Elementwise p) {
         float a = p.a[row * p.a_stride + column_of_a(p, i)];
         float y = elementwise(p, a, p.b ? p.b[row * p.b_stride + i] : 0.0f);
         if (p.out) p.out[row * p.out_stride + i] = y;
-        if (p.half_out) p.half_out[row * p.half_stride + i] = to_input(y);
+        if (p.half_out) p.half_out[half_at(p.half_stride, row, i)] = to_input(y);
     }
     if (!p.half_out || blockIdx.y > 0) return;
-    for (u32 i = p.width + threadIdx.x; i < p.half_stride; i += blockDim.x) p.half_out[row * p.half_stride + i] = 0;
+    for (u32 i = p.width + threadIdx.x; i < (p.half_stride & ~SWIZZLED); i += blockDim.x) {
+        p.half_out[half_at(p.half_stride, row, i)] = 0;
+    }
 }
 
 KERNEL rope(const __grid_constant__ Rotate p) {

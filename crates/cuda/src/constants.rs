@@ -51,6 +51,10 @@ shared! {
     INPUT_SCALE: f32 = 1.0 / 16.0;
     /// The value of a code whose bits stand alone in a half: 2^-24 for code 1.
     CODE_UNIT: f32 = 1.0 / (1 << 24) as f32;
+    /// Rows of a panel of swizzled matmul inputs.
+    PANEL_ROWS: usize = 128;
+    /// Marks the stride of matmul inputs that are swizzled.
+    SWIZZLED: u32 = 1 << 31;
     /// Matrices of a matmul, at most.
     MATRICES: usize = 4;
     /// Devices of a tensor-parallel group beside one, at most, that store into its memory.
@@ -165,7 +169,7 @@ pub(crate) const GEMM_WIDTH: usize = 128;
 /// The most bytes for the sums of split-K slices that several blocks of `gemm_wgmma` share.
 pub(crate) const SLICE_SUM_BYTES: usize = 32 << 20;
 /// The most input rows that a block of `gemm_wgmma` takes.
-pub(crate) const MAX_WIDTH: usize = 128;
+pub(crate) const MAX_WIDTH: usize = PANEL_ROWS;
 /// The input rows that a block of `gemm_wgmma` can take.
 pub(crate) const WIDTHS: [Width; 3] = [
     Width { rows: 32, blocks: 2, chunk_time: 0.4 },

@@ -248,6 +248,11 @@ impl Kernels {
         })
     }
 
+    /// Whether GEMMs run on `wgmma`, where the layout of their weights allows it.
+    pub(crate) fn has_wgmma(&self) -> bool {
+        self.persistent.is_some()
+    }
+
     /// The kernels of a packed layout.
     pub(crate) fn of(&self, layout: MmaLayout) -> &LayoutKernels {
         &self.layouts[layout as usize]

@@ -20,6 +20,7 @@ mod matrices;
 mod shard;
 mod sparse;
 mod stage;
+mod swizzle;
 mod value;
 
 use bodkin_model::{Plan, Rows};
@@ -61,6 +62,7 @@ pub(crate) fn lower(plan: &Plan, fuse: bool, devices: usize) -> Program {
         Program { stages, values, output, input, ropes, routings, fusions, devices, are_connected };
     program.fusions = fusion::fusions(plan, &program);
     shard::add_gathers(&mut program, &sharded);
+    swizzle::mark(plan, &mut program);
     program
 }
 

@@ -18,7 +18,7 @@ use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
 use crate::arena::Arena;
-use crate::constants::{GEMV_ROWS, RECORDED_ROWS};
+use crate::constants::{GEMV_ROWS, RECORDED_ROWS, SWIZZLED};
 use crate::driver::Device;
 use crate::kernels::Kernels;
 use crate::lower::{Content, Program, Stage, Value, Work};
@@ -190,6 +190,23 @@ impl Step<'_> {
 
     pub(crate) fn content(&self, value: Value) -> Content {
         self.program.values[value.0].content
+    }
+
+    /// Whether a value is swizzled in this step.
+    fn is_swizzled(&self, value: Value) -> bool {
+        let can_swizzle = self.program.values[value.0].can_swizzle && self.kernels.has_wgmma();
+        can_swizzle && self.size.tokens > GEMV_ROWS && !self.is_observed
+    }
+
+    /// The mark in a value's stride if it is swizzled.
+    fn swizzled_mark(&self, value: Value) -> u32 {
+        if self.is_swizzled(value) { SWIZZLED } else { 0 }
+    }
+
+    /// The address of matmul inputs and the distance of their rows; zeros for none.
+    fn half_place(&self, value: Option<Value>) -> (u64, u32) {
+        let (address, stride) = self.place(value);
+        (address, stride | value.map_or(0, |value| self.swizzled_mark(value)))
     }
 
     /// The distance of a value's rows, in elements.

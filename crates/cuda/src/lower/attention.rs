@@ -23,7 +23,11 @@ impl<'a> Lowering<'a> {
         rotation: Option<Rotation>,
         (attention, slot): (Attention, usize),
     ) -> Attend {
-        let (out, half_out) = self.outs_of_whole_chunks(i);
+        // Kernels store halves in pairs.
+        let (out, half_out) = match attention.value_dim.is_multiple_of(2) {
+            true => self.outs_of_whole_chunks(i),
+            false => (Some(self.out(i)), None),
+        };
         Attend { q, kv, rotation, attention, slot, out, half_out }
     }
 

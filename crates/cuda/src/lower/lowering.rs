@@ -67,7 +67,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn value(&mut self, rows: Rows, content: Content) -> Value {
-        self.values.push(Spec { rows, content, view: None });
+        self.values.push(Spec { rows, content, view: None, can_swizzle: false });
         Value(self.values.len() - 1)
     }
 
@@ -342,7 +342,7 @@ impl<'a> Lowering<'a> {
         }
         let out = self.out(i);
         let (rows, content) = (self.values[whole.0].rows, Content::Floats(len));
-        self.values[out.0] = Spec { rows, content, view: Some((base, start)) };
+        self.values[out.0] = Spec { rows, content, view: Some((base, start)), can_swizzle: false };
         true
     }
 

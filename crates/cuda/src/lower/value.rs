@@ -2,7 +2,7 @@
 
 use bodkin_model::Rows;
 
-use crate::constants::CHUNK_COLS;
+use crate::constants::{CHUNK_COLS, GEMV_ROWS, PANEL_ROWS};
 
 /// An index into the values of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +63,8 @@ pub(crate) struct Spec {
     pub(crate) content: Content,
     /// If it is a part of another value's rows: that value, and the first column.
     pub(crate) view: Option<(Value, usize)>,
+    /// Whether all readers can be `gemm_wgmma`, for which halves of many rows can be swizzled.
+    pub(crate) can_swizzle: bool,
 }
 
 impl Spec {
@@ -77,6 +79,7 @@ impl Spec {
             Rows::Tokens => tokens,
             Rows::Outputs => outputs,
         };
-        row as u64 * rows as u64
+        let is_swizzled = self.can_swizzle && rows > GEMV_ROWS;
+        row as u64 * if is_swizzled { rows.next_multiple_of(PANEL_ROWS) } else { rows } as u64
     }
 }

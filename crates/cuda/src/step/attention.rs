@@ -138,7 +138,7 @@ impl Step<'_> {
             ..p::Attention::default()
         };
         (parameters.out, parameters.out_stride) = self.place(*out);
-        (parameters.half_out, parameters.half_stride) = self.place(*half_out);
+        (parameters.half_out, parameters.half_stride) = self.half_place(*half_out);
         match rotation {
             Some(r) if is_alone => {
                 parameters.cos_sin = self.at.angles[r.rope];

@@ -165,6 +165,10 @@ impl Step<'_> {
     /// Swizzles the input for `gemm_wgmma`, unless the last swizzled input is the same: a step
     /// makes each value once.
     fn swizzle(&self, gemm: &mut p::Gemm, input: Value, pairs: Option<Pairs>) -> Result<()> {
+        // Its maker has stored it so.
+        if self.is_swizzled(input) {
+            return Ok(());
+        }
         let matmul = &mut gemm.matmul;
         let from = std::mem::replace(&mut matmul.input, self.at.swizzled);
         let gathers_outputs = matmul.metadata != 0;

@@ -87,7 +87,8 @@ impl Step<'_> {
                 let (address, stride) = self.result_place(*out, &first.shape, used);
                 match self.content(*out) {
                     Content::Halves(_) => {
-                        (parameters.half_out, parameters.half_stride) = (address, stride);
+                        parameters.half_out = address;
+                        parameters.half_stride = stride | self.swizzled_mark(*out);
                     }
                     Content::Floats(_) => {
                         parameters.matrices[0].out = address;

@@ -60,7 +60,7 @@ impl Step<'_> {
         let s = &stage.scan;
         let (gate, gate_stride, act) = self.gate(stage.gate);
         let (out, out_stride) = self.place(stage.out);
-        let (half_out, half_stride) = self.place(stage.half_out);
+        let (half_out, half_stride) = self.half_place(stage.half_out);
         p::Scan {
             x,
             b,

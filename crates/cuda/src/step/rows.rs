@@ -75,7 +75,7 @@ impl Step<'_> {
     pub(super) fn norm_parameters(&self, norm: &Norm) -> p::Norm {
         let Norm { input, kind, weight, bias, eps, groups, out, half_out, .. } = norm;
         let (out, out_stride) = self.place(*out);
-        let (half_out, half_stride) = self.place(*half_out);
+        let (half_out, half_stride) = self.half_place(*half_out);
         let (gate, gate_stride, act) = self.gate(norm.gate);
         p::Norm {
             x: self.address(*input),
@@ -166,7 +166,7 @@ impl Step<'_> {
         };
         let (b, b_stride) = self.place(b);
         let (out, out_stride) = self.place(out);
-        let (half_out, half_stride) = self.place(half_out);
+        let (half_out, half_stride) = self.half_place(half_out);
         p::Elementwise {
             a: self.address(a),
             b,
