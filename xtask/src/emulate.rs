@@ -156,8 +156,10 @@ impl Emulator {
         let words = ["conformance", "--chunks", &chunked];
         checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
         let stalled = models.join(STALLED).to_string_lossy().into_owned();
-        let words = ["conformance", "--stalls", &stalled];
-        checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+        for devices in ["0", "0,1"] {
+            let words = ["conformance", "--device", devices, "--stalls", &stalled];
+            checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+        }
         for (devices, model) in ON_SEVERAL {
             let path = models.join(model).to_string_lossy().into_owned();
             let words = ["conformance", "--brief", "--device", devices, &path];

@@ -10,9 +10,8 @@ DEVICE u64 nanoseconds() {
     return time;
 }
 
-// Adds 1 behind all that this thread has written, or seen.
-DEVICE void count_release_system(u32 *to) {
-    asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
+DEVICE void store_system(u32 *to, u32 x) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
 DEVICE u32 load_acquire_system(const u32 *at) {
@@ -49,16 +48,18 @@ KERNEL all_gather(const __grid_constant__ AllGather p) {
     if (gridDim.x > 1) {
         __threadfence_system();
         __syncthreads();
-        if (t == 0) is_last = atomicAdd(p.finished, 1) + 1 == gridDim.x;
+        if (t == 0) is_last = atomicAdd(p.finished_blocks, 1) + 1 == gridDim.x;
         __syncthreads();
         if (!is_last) return;
-        if (t == 0) *p.finished = 0;
+        if (t == 0) *p.finished_blocks = 0;
     } else if (p.value_count > 0) {
         __syncthreads();
     }
     if (t >= p.peers) return;
+    // The load and the fence take their time together.
     u32 number = p.expected[t] + 1;
-    count_release_system((u32 *)p.arrivals[t]);
+    __threadfence_system();
+    store_system((u32 *)p.arrivals[t], number);
     p.expected[t] = number;
     u64 start = nanoseconds();
     while ((int)(load_acquire_system(p.reached + t) - number) < 0) {

@@ -178,7 +178,8 @@ DEVICE void store_relaxed(u16 *to, u16 half) {
     asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(half) : "memory");
 }
 
-// The same in the memory of another device.
+// The same in the memory of another device, whose blocks poll it there: stores and loads go to that
+// device's L2 cache.
 DEVICE void store_relaxed_system(float *to, float x) {
     u32 bits = __float_as_uint(x);
     if (bits == SENTINEL) bits = 0x7fffffffu;

@@ -75,13 +75,13 @@ template <class T> DEVICE void store_on_peers(const Matmul &p, T *to, T x) {
     for (u32 i = 0; i < p.peers; i++) store_relaxed_system((T *)((u8 *)to + __ldg(p.distances + i)), x);
 }
 
-template <class T> DEVICE void store_result(const Matmul &p, T *to, T x) {
+// Stores a result. Without `ALL_DEVICES`, `store_again_on_peers` has to follow.
+template <bool ALL_DEVICES = true, class T> DEVICE void store_result(const Matmul &p, T *to, T x) {
     store_relaxed(to, x);
-    store_on_peers(p, to, x);
+    if (ALL_DEVICES) store_on_peers(p, to, x);
 }
 
-// Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`. Without
-// `ALL_DEVICES`, `store_again_on_peers` has to follow.
+// Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`.
 template <bool ALL_DEVICES = true>
 DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, u32 exponent,
                  float residual) {
@@ -89,8 +89,7 @@ DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float 
     if (row >= m.rows) return;
     float y = scale_and_bias(m, expert, row, sum, exponent);
     if (p.residual && i == 0) y = residual + y * p.factor;
-    store_relaxed(m.out + (u64)at * m.out_stride + row, y);
-    if (ALL_DEVICES) store_on_peers(p, m.out + (u64)at * m.out_stride + row, y);
+    store_result<ALL_DEVICES>(p, m.out + (u64)at * m.out_stride + row, y);
 }
 
 // Epilogue of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
@@ -102,13 +101,9 @@ DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float g
     float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_exponent),
                     scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
     if (p.half_out) {
-        u16 *to = p.half_out + half_at(p.half_stride, at, row);
-        store_relaxed(to, to_input(y));
-        if (ALL_DEVICES) store_on_peers(p, to, to_input(y));
+        store_result<ALL_DEVICES>(p, p.half_out + half_at(p.half_stride, at, row), to_input(y));
     } else {
-        float *to = m.out + (u64)at * m.out_stride + row;
-        store_relaxed(to, y);
-        if (ALL_DEVICES) store_on_peers(p, to, y);
+        store_result<ALL_DEVICES>(p, m.out + (u64)at * m.out_stride + row, y);
     }
 }
 

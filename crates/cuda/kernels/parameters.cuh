@@ -1007,7 +1007,7 @@ struct AllGather {
     u64 arrivals[MAX_PEERS]; // on each other device: the barriers that this one has reached
     const u32 *reached; // [peers]: the barriers that each other device has reached
     u32 *expected; // [peers]: how many it has to have reached
-    u32 *finished; // blocks, 0 between launches
+    u32 *finished_blocks; // 0 between launches
     u32 value_count;
     u32 rows;
     u32 peers;
@@ -1019,7 +1019,7 @@ static_assert(OFFSET(AllGather, distances) == 96);
 static_assert(OFFSET(AllGather, arrivals) == 104);
 static_assert(OFFSET(AllGather, reached) == 160);
 static_assert(OFFSET(AllGather, expected) == 168);
-static_assert(OFFSET(AllGather, finished) == 176);
+static_assert(OFFSET(AllGather, finished_blocks) == 176);
 static_assert(OFFSET(AllGather, value_count) == 184);
 static_assert(OFFSET(AllGather, rows) == 188);
 static_assert(OFFSET(AllGather, peers) == 192);

@@ -134,6 +134,13 @@ mod tests {
             stage.values(&mut |value| uses[program.base(value).0].push(i));
         }
         uses[program.base(program.output).0].push(program.stages.len());
+        let mut gather_before = 0;
+        for (i, stage) in program.stages.iter().enumerate() {
+            let Work::Gather(gather) = &stage.work else { continue };
+            let stored = gather.results.iter().map(|(value, _)| program.base(*value).0);
+            stored.for_each(|v| uses[v].insert(0, gather_before));
+            gather_before = i;
+        }
         let place = |v: usize| {
             let start = arena.offsets[v];
             start..start + program.values[v].bytes(tokens, outputs)

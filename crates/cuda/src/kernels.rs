@@ -176,6 +176,7 @@ pub(crate) struct Kernels {
     pub(crate) prefill_attention: Vec<Kernel>,
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
     pub(crate) persistent: Option<Vec<Kernel>>,
+    is_hopper: bool,
     _modules: Modules,
 }
 
@@ -244,13 +245,14 @@ impl Kernels {
             ],
             prefill_attention: prefill.into_iter().collect::<Result<_>>()?,
             persistent: if is_hopper { Some(persistent()?) } else { None },
+            is_hopper,
             _modules: modules,
         })
     }
 
     /// Whether GEMMs run on `wgmma`, where the layout of their weights allows it.
     pub(crate) fn has_wgmma(&self) -> bool {
-        self.persistent.is_some()
+        self.is_hopper
     }
 
     /// The kernels of a packed layout.

@@ -320,12 +320,18 @@ impl CudaModel {
             return self.send_profiled(batch);
         }
         let size = Size::of(batch);
-        let key = (size, end_of_step);
         if !size.is_recorded() {
             let step = self.sized_step(size);
             self.program.stages.iter().try_for_each(|stage| step.run(stage))?;
             return step.end(end_of_step);
         }
+        self.record(size, end_of_step)?;
+        self.graphs[&(size, end_of_step)].launch()
+    }
+
+    /// Records the graph of steps of this size, if there is none.
+    pub(crate) fn record(&mut self, size: Size, end_of_step: StepEnd) -> Result<()> {
+        let key = (size, end_of_step);
         if !self.graphs.contains_key(&key) {
             let step = self.sized_step(size);
             let stages = &self.program.stages;
@@ -350,7 +356,7 @@ impl CudaModel {
             let graph = self.device.record(send)?;
             self.graphs.insert(key, graph);
         }
-        self.graphs[&key].launch()
+        Ok(())
     }
 }
 

@@ -167,8 +167,8 @@ fn is_awaitable(plan: &Plan, work: &Work) -> bool {
     }
 }
 
-/// Whether this is an all-gather of what no matmul stores on the other devices.
-fn is_gathered(stage: Option<&Stage>) -> bool {
+/// Whether this is an all-gather that stores what the matmul does not.
+fn gather_stores(stage: Option<&Stage>) -> bool {
     matches!(stage, Some(Stage { work: Work::Gather(gather), .. }) if !gather.are_stored)
 }
 
@@ -186,7 +186,7 @@ impl Variant {
                 (self.has_experts && n.is_multiple_of(4)).then_some(bytes)
             }
             // The kernel has no all-gather.
-            (Work::Matmul(_), _) if is_gathered(program.stages.get(i + 1)) => None,
+            (Work::Matmul(_), _) if gather_stores(program.stages.get(i + 1)) => None,
             (Work::Matmul(matmul), Fusion::Runs(fusion)) => {
                 let weight = plan.weight(matmul.operands[0].weight);
                 match PackedLayout::of(weight.format) {

@@ -36,14 +36,16 @@ impl CudaModel {
     ) -> Result<()> {
         parts[0].host.check(&step)?;
         let backend::Step { batch, rows, steps, .. } = step;
-        for part in parts.iter_mut() {
+        let begin = |part: &mut CudaModel| {
             part.device.enter()?;
             part.send_inputs(batch)?;
             part.send_metadata(batch, rows, steps)?;
             // SAFETY: loading allocated counts for every output row.
-            unsafe { part.device.fill(part.addresses.step_counts, 0, 8 * rows.len()) }?;
-        }
-        let run = CudaModel::launch_and_sink(parts, (batch, rows, steps), sink, send);
+            unsafe { part.device.fill(part.addresses.step_counts, 0, 8 * rows.len()) }
+        };
+        let begun = parts.iter_mut().try_for_each(begin);
+        let run = begun
+            .and_then(|()| CudaModel::launch_and_sink(parts, (batch, rows, steps), sink, send));
         // Launched kernels still write; the first error says more than one of waiting.
         let finished: Vec<Result<()>> = parts.iter().map(CudaModel::finish).collect();
         run.and(finished.into_iter().collect())
@@ -65,7 +67,7 @@ impl CudaModel {
         let adjusts = token_rows(rows).any(|(_, params)| params.adjusts_logits());
         // A recurrent state cannot go back to where it was before a step. The kernels of a step
         // that is no graph may start before the last kernel of the one before has written their
-        // metadata.
+        // metadata: all devices have to have finished that.
         let is_graph = Size::of(batch).is_recorded();
         let ahead = usize::from(parts[0].plan.states.is_empty() && is_graph);
         let mut events = VecDeque::new();
@@ -81,8 +83,9 @@ impl CudaModel {
                 events.push_back(event);
                 launched += 1;
             }
-            if let Some(event) = events.pop_front() {
-                event.wait()?;
+            match events.pop_front() {
+                Some(event) if ahead > 0 => event.wait()?,
+                _ => parts.iter().try_for_each(CudaModel::finish)?,
             }
             let first = &mut parts[0];
             let tokens = &first.sampled.slice()[seen % 2 * rows.len()..][..rows.len()];

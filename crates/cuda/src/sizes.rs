@@ -168,9 +168,9 @@ impl Sizes {
     pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kv: KvLayout) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
         // The persistent kernel reads a KV cache of halves.
-        let has_peers = program.devices == 1 || program.are_connected;
+        let can_poll = program.devices == 1 || program.are_connected;
         let persistent =
-            (kv == KvLayout::F16 && has_peers).then(|| Persistent::of(plan, program)).flatten();
+            (kv == KvLayout::F16 && can_poll).then(|| Persistent::of(plan, program)).flatten();
         let last = persistent.as_ref().map(|persistent| persistent.stages.end - 1);
         let (non_aliased, reset_bytes) =
             last.map_or_else(Default::default, |i| non_aliased(program, i));

@@ -72,16 +72,16 @@ pub(crate) struct Addresses {
     pub(crate) expert_counts: Vec<u64>,
     /// Of each other device of the tensor-parallel group, if they are connected: where it reads how
     /// many barriers this one has reached.
-    pub(crate) peers: Vec<u64>,
+    pub(crate) arrivals: Vec<u64>,
     /// Bytes from this device's values to those of each of them, modulo 2^64: of steps whose values
     /// share memory, and of the persistent kernel.
     pub(crate) distances: [u64; 2],
     /// The barriers that each of them has reached.
-    pub(crate) reached: u64,
+    pub(crate) barriers_reached: u64,
     /// The barriers that each of them has to have reached.
-    pub(crate) expected: u64,
-    /// Finished blocks of an all-gather.
-    pub(crate) finished: u64,
+    pub(crate) barriers_expected: u64,
+    /// Of an all-gather.
+    pub(crate) finished_blocks: u64,
 }
 
 /// The properties of a step that decide its grids.

@@ -3,6 +3,8 @@
 //! Devices that can reach each other store them there, and wait for each other in their kernels.
 //! The others copy them between two event barriers; the host launches stages one by one.
 
+use std::sync::{Mutex, PoisonError};
+
 use bodkin_backend as backend;
 use bodkin_backend::{
     Batch, HostSampler, Limits, Model, ModelStats, Observer, Result, Sink, Transfer,
@@ -14,6 +16,10 @@ use crate::lower::{Gather, Stage, Work};
 use crate::model::{CudaModel, StepEnd};
 use crate::observe;
 use crate::step::{Size, Step};
+
+/// Held during a step: kernels of two models that wait for their other parts, launched in another
+/// order on each device, would wait forever.
+static STEPS: Mutex<()> = Mutex::new(());
 
 /// A plan on several devices. Properties that all share are read from the first.
 pub(crate) struct TensorParallel {
@@ -35,7 +41,7 @@ impl TensorParallel {
     pub(crate) fn new(mut parts: Vec<CudaModel>, are_connected: bool) -> Result<TensorParallel> {
         let exchange = if are_connected {
             CudaModel::connect(&mut parts)?;
-            parts.iter_mut().try_for_each(CudaModel::list_persistent_stages)?;
+            CudaModel::list_all_persistent_stages(&mut parts)?;
             Exchange::Stores
         } else {
             let events = parts.iter().map(|part| Event::new(&part.device));
@@ -80,7 +86,13 @@ impl Exchange {
         observer: Option<&mut dyn Observer>,
     ) -> Result<()> {
         let is_plain = observer.is_none() && !parts[0].is_profiled();
-        if matches!(self, Exchange::Stores) && is_plain && Size::of(batch).is_recorded() {
+        let size = Size::of(batch);
+        if matches!(self, Exchange::Stores) && is_plain && size.is_recorded() {
+            // What can fail comes first: a device waits for those that do not run.
+            for part in parts.iter_mut() {
+                part.device.enter()?;
+                part.record(size, end_of_step)?;
+            }
             let send = |part: &mut CudaModel| {
                 part.device.enter()?;
                 part.send_stages(batch, end_of_step)
@@ -138,9 +150,9 @@ impl Exchange {
         let rows = steps[0].rows(stage.rows);
         match (self, &stage.work) {
             (Exchange::Copies(events), Work::Gather(gather)) if rows > 0 => {
-                barrier(steps, events)?;
+                event_barrier(steps, events)?;
                 copy_columns(steps, gather, rows)?;
-                barrier(steps, events)
+                event_barrier(steps, events)
             }
             _ => Ok(()),
         }
@@ -173,7 +185,7 @@ fn copy_columns(steps: &[Step<'_>], gather: &Gather, rows: usize) -> Result<()> 
 }
 
 /// An event barrier: every device waits for the work that was launched on all others.
-fn barrier(steps: &[Step<'_>], events: &[Event]) -> Result<()> {
+fn event_barrier(steps: &[Step<'_>], events: &[Event]) -> Result<()> {
     events.iter().try_for_each(Event::record)?;
     for (i, step) in steps.iter().enumerate() {
         let mut others = events.iter().enumerate().filter(|(j, _)| *j != i);
@@ -192,6 +204,8 @@ impl Model for TensorParallel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
+        // A poisoned lock guards nothing.
+        let _alone = STEPS.lock().unwrap_or_else(PoisonError::into_inner);
         let is_sampled = matches!(self.exchange, Exchange::Stores);
         let result = if is_sampled && self.parts[0].samples_on_device(&step) {
             let TensorParallel { parts, exchange, .. } = self;

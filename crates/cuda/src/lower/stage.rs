@@ -292,7 +292,7 @@ impl Sparse {
     }
 }
 
-/// An all-gather: devices copy each other's columns of a matmul's results.
+/// An all-gather: devices get each other's columns of a matmul's results.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gather {
     /// Values, each with the weight whose local rows are the device's columns of it.

@@ -30,6 +30,7 @@ fn can_swizzle(plan: &Plan, stage: &Stage, value: Value) -> bool {
         Work::Matmul(matmul) if matmul.experts.is_some() || matmul.is_outputs => false,
         Work::Matmul(matmul) if matmul.input == value => is_wgmma(plan, matmul),
         Work::Matmul(matmul) => matches!(matmul.epilogue, Epilogue::Gate { .. }),
+        // Among them all-gathers: `half_at` cannot know at which column a shard begins.
         _ => false,
     };
     can && stage.rows == Rows::Tokens
@@ -38,4 +39,36 @@ fn can_swizzle(plan: &Plan, stage: &Stage, value: Value) -> bool {
 fn is_wgmma(plan: &Plan, matmul: &Matmul) -> bool {
     let layouts = matmul.operands.iter().map(|o| PackedLayout::of(plan.weight(o.weight).format));
     layouts.into_iter().all(PackedLayout::has_wgmma)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::lower;
+    use super::*;
+
+    /// The names of the stages that read swizzled values.
+    fn readers(model: &str, devices: usize) -> BTreeSet<String> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+        let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
+        let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        let program = lower(&plan, true, devices);
+        let reads = |stage: &&Stage| match &stage.work {
+            Work::Matmul(matmul) => program.values[matmul.input.0].can_swizzle,
+            _ => false,
+        };
+        program.stages.iter().filter(reads).map(|stage| stage.name.clone()).collect()
+    }
+
+    #[test]
+    fn inputs_of_matmuls_without_experts_are_swizzled_but_shards_are_not() {
+        let layer = ["attn_q + attn_k + attn_v", "attn_output", "ffn_gate + ffn_up", "ffn_down"];
+        assert_eq!(readers("llama-q4_0", 1), layer.map(str::to_owned).into());
+        assert_eq!(readers("llama-q4_0", 2), layer[..3].iter().map(|&s| s.to_owned()).collect());
+        let experts = readers("qwen3moe-q4_k_m", 1);
+        assert!(experts.contains("attn_output"), "{experts:?}");
+        assert!(!experts.iter().any(|name| name.contains("exps")), "{experts:?}");
+        assert_eq!(readers("llama", 1), BTreeSet::new());
+    }
 }

@@ -8,6 +8,15 @@ use crate::driver::Memory;
 use crate::step::Addresses;
 
 impl CudaModel {
+    /// Prepares the persistent kernel of all parts of a model, if every device can run it.
+    pub(crate) fn list_all_persistent_stages(parts: &mut [CudaModel]) -> Result<()> {
+        parts.iter_mut().try_for_each(CudaModel::list_persistent_stages)?;
+        if parts.iter().any(|part| part.persistent.is_none()) {
+            parts.iter_mut().for_each(|part| part.persistent = None);
+        }
+        Ok(())
+    }
+
     /// Lets each part of a model store into the memory of all others.
     pub(crate) fn connect(parts: &mut [CudaModel]) -> Result<()> {
         for part in parts.iter_mut() {
@@ -15,9 +24,9 @@ impl CudaModel {
                 part.memory.push(Memory::zeroed(&part.device, bytes, what)?);
                 Ok(part.memory[part.memory.len() - 1].address)
             };
-            part.addresses.reached = take(4 * MAX_PEERS, "the counts of barriers")?;
-            part.addresses.expected = take(4 * MAX_PEERS, "the counts of barriers")?;
-            part.addresses.finished = take(4, "the count of blocks")?;
+            part.addresses.barriers_reached = take(4 * MAX_PEERS, "the counts of barriers")?;
+            part.addresses.barriers_expected = take(4 * MAX_PEERS, "the counts of barriers")?;
+            part.addresses.finished_blocks = take(4, "the count of blocks")?;
             for distances in &mut part.addresses.distances {
                 *distances = take(8 * MAX_PEERS, "the distances of values")?;
             }
@@ -27,9 +36,9 @@ impl CudaModel {
             let others = || all.iter().enumerate().filter(|(j, _)| *j != i);
             // Each device counts for the others in their order.
             let arrivals = |(j, other): (usize, &Addresses)| {
-                other.reached + 4 * if i < j { i } else { i - 1 } as u64
+                other.barriers_reached + 4 * if i < j { i } else { i - 1 } as u64
             };
-            part.addresses.peers = others().map(arrivals).collect();
+            part.addresses.arrivals = others().map(arrivals).collect();
             let starts: [fn(&Addresses) -> u64; 2] = [|a| a.arena, |a| a.non_aliased];
             for (start, &to) in starts.iter().zip(&part.addresses.distances) {
                 let distance = |(_, other)| start(other).wrapping_sub(start(&all[i]));

@@ -31,8 +31,8 @@ parameters! {
         reached: (const u32 *),
         /// [peers]: how many it has to have reached
         expected: (u32 *),
-        /// blocks, 0 between launches
-        finished: (u32 *),
+        /// 0 between launches
+        finished_blocks: (u32 *),
         value_count: u32, rows: u32, peers: u32, padding: u32,
     }
 }

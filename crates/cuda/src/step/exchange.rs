@@ -36,14 +36,14 @@ impl Step<'_> {
     /// The parameters of a barrier.
     fn exchange(&self) -> p::AllGather {
         let mut arrivals = [0; MAX_PEERS];
-        arrivals[..self.at.peers.len()].copy_from_slice(&self.at.peers);
+        arrivals[..self.at.arrivals.len()].copy_from_slice(&self.at.arrivals);
         p::AllGather {
             distances: self.distances(),
             arrivals,
-            reached: self.at.reached,
-            expected: self.at.expected,
-            finished: self.at.finished,
-            peers: self.at.peers.len() as u32,
+            reached: self.at.barriers_reached,
+            expected: self.at.barriers_expected,
+            finished_blocks: self.at.finished_blocks,
+            peers: self.at.arrivals.len() as u32,
             ..p::AllGather::default()
         }
     }
@@ -55,7 +55,7 @@ impl Step<'_> {
     }
 
     fn launch_exchange(&self, parameters: &p::AllGather) -> Result<()> {
-        if self.at.peers.is_empty() {
+        if self.at.arrivals.is_empty() {
             return Ok(());
         }
         let values = &parameters.values[..parameters.value_count as usize];

@@ -110,7 +110,7 @@ impl Step<'_> {
     fn store_on_peers(&self, matmul: &mut p::Matmul, operands: &[Operand]) {
         let shapes = operands.iter().map(|operand| self.weights[operand.weight.0].shape);
         if shapes.map(|shape| (shape.rows, shape.full_rows)).all(|(own, all)| own < all) {
-            matmul.peers = self.at.peers.len() as u32;
+            matmul.peers = self.at.arrivals.len() as u32;
             matmul.distances = self.distances();
         }
     }
