@@ -24,7 +24,7 @@ use crate::parse::Module;
 use crate::stream_op::StreamOp;
 
 /// The number of devices. They are identical and share their memory.
-const DEVICES: c_int = 2;
+const DEVICES: c_int = 3;
 /// Memory of all devices together.
 const MEMORY_BYTES: usize = 4 << 30;
 /// The shared memory limit of a block, as on Hopper.

@@ -60,10 +60,12 @@ const ON_SEVERAL: [(&str, &str); 4] = [
 const CHUNKED: &str = STALLED;
 /// Models of the parity kit whose results are compared with the reference: those that do not take
 /// many minutes.
-const PARITY: [(Chip, &str, &str); 7] = [
+const PARITY: [(Chip, &str, &str); 8] = [
     (Chip::Hopper, "cuda:0", "qwen3moe-q4_k_m"),
     (Chip::Hopper, "cuda:0", "llama-q4_k_m"),
     (Chip::Hopper, "cuda:0,1", "llama-q4_k_m"),
+    // Three devices shard only some of the matrices of a matmul.
+    (Chip::Hopper, "cuda:0,1,2", "llama-f16"),
     (Chip::Ampere, "cuda:0", "qwen2-q8_0"),
     (Chip::Ampere, "cuda:0", "llama-q4_0"),
     (Chip::Ampere, "cuda:0", "llama-f16"),

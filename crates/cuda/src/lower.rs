@@ -66,15 +66,20 @@ pub(crate) fn lower(plan: &Plan, fuse: bool, devices: usize) -> Program {
     program
 }
 
+/// The plan of a model that tests have.
+#[cfg(test)]
+pub(crate) fn plan_of(model: &str) -> Plan {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
+    let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
+    bodkin_model::plan(file.metadata(), file.tensors()).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn stages(model: &str, fuse: bool) -> Vec<String> {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
-        let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
-        let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
-        lower(&plan, fuse, 1).stages.into_iter().map(|stage| stage.name).collect()
+        lower(&plan_of(model), fuse, 1).stages.into_iter().map(|stage| stage.name).collect()
     }
 
     #[test]

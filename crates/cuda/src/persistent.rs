@@ -285,12 +285,10 @@ mod tests {
     use bodkin_model::Op;
 
     use super::*;
-    use crate::lower::lower;
+    use crate::lower::{lower, plan_of};
 
     fn lowered(model: &str) -> (Plan, Program) {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
-        let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
-        let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        let plan = plan_of(model);
         let program = lower(&plan, true, 1);
         (plan, program)
     }

@@ -95,14 +95,12 @@ fn readers(plan: &Plan, program: &Program, i: usize, norm: &Norm) -> Vec<usize> 
 mod tests {
     use bodkin_model::Op;
 
-    use super::super::lower;
+    use super::super::{lower, plan_of};
     use super::*;
 
     /// A model with experts, as if its rows were `width` long.
     fn plan(width: usize) -> Plan {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
-        let file = bodkin_model::open(format!("{folder}/qwen3moe-q4_k_m.gguf")).unwrap();
-        let mut plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+        let mut plan = plan_of("qwen3moe-q4_k_m");
         let own = plan.widths[0];
         let sizes = plan.weights.iter_mut().flat_map(|w| [&mut w.cols, &mut w.rows]);
         sizes.chain(&mut plan.widths).filter(|size| **size == own).for_each(|size| *size = width);

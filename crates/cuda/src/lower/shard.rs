@@ -158,6 +158,14 @@ mod tests {
             }
         }
         assert!(gathers > 100, "only {gathers}");
+        // Three devices have both kinds.
+        let programs = plans().into_iter().map(|(_, plan)| lower(&plan, true, 3));
+        let stages: Vec<Stage> = programs.flat_map(|program| program.stages).collect();
+        let has = |are_stored: bool| {
+            let is_it = |g: &Gather| g.are_stored == are_stored;
+            stages.iter().any(|stage| matches!(&stage.work, Work::Gather(g) if is_it(g)))
+        };
+        assert!(has(true) && has(false), "{} and {}", has(true), has(false));
     }
 
     /// Tracks the values of which a device has only its own columns through the stages.

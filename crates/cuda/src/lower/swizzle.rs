@@ -45,15 +45,12 @@ fn is_wgmma(plan: &Plan, matmul: &Matmul) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::lower;
+    use super::super::{lower, plan_of};
     use super::*;
 
     /// The names of the stages that read swizzled values.
     fn readers(model: &str, devices: usize) -> BTreeSet<String> {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
-        let file = bodkin_model::open(format!("{folder}/{model}.gguf")).unwrap();
-        let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
-        let program = lower(&plan, true, devices);
+        let program = lower(&plan_of(model), true, devices);
         let reads = |stage: &&Stage| match &stage.work {
             Work::Matmul(matmul) => program.values[matmul.input.0].can_swizzle,
             _ => false,
