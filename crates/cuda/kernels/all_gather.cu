@@ -4,12 +4,6 @@
 
 #define MAX_WAIT 10000000000u // nanoseconds until a device gives up
 
-DEVICE u64 nanoseconds() {
-    u64 time;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
-    return time;
-}
-
 DEVICE void store_system(u32 *to, u32 x) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }

@@ -19,6 +19,12 @@ DEVICE u32 opaque(u32 x) {
     return x;
 }
 
+DEVICE u64 nanoseconds() {
+    u64 time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return time;
+}
+
 // Undefined register contents, for operands that no result depends on.
 DEVICE uint4 undefined_registers() {
     uint4 v;
