@@ -4,7 +4,6 @@
 
 mod dense;
 mod formats;
-mod groups;
 mod layout;
 mod pack;
 mod shape;

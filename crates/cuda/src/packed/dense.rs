@@ -17,10 +17,10 @@
 //! Fp4       544  sign and magnitude as halves have them     upper byte of a half, of 32 columns
 //! ```
 
+use bodkin_gguf::format::Group;
 use bytemuck::cast_slice_mut;
 use half::f16;
 
-use super::groups::Group;
 use super::layout::{MmaLayout, PackedLayout};
 use crate::constants::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR};
 

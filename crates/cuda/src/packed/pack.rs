@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use bodkin_gguf::Format;
+use bodkin_gguf::format::Group;
 
 use super::Shape;
 use super::formats::{Packer, packing};
-use super::groups::Group;
 use crate::constants::TILE_ROWS;
 
 /// Packs tiles `tiles` of a device's shard of all matrices. `bytes` are the whole weight; `packed`

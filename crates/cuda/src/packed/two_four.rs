@@ -2,10 +2,10 @@
 //! their positions in the four. Lane `4 g + c` holds the fours `c`, `4 + c`, `8 + c` and `12 + c`
 //! of a chunk's rows `g` and `g + 8`, and the positions of all fours of its 16 columns.
 
+use bodkin_gguf::format::Group;
 use half::f16;
 
 use super::dense::{code_unit, max_abs, power_of_two};
-use super::groups::Group;
 use super::layout::MmaLayout;
 use crate::constants::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR};
 

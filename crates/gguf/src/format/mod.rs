@@ -4,6 +4,7 @@
 
 mod block;
 pub mod fp4;
+mod groups;
 pub mod iq;
 pub mod iq4;
 pub mod k;
@@ -16,4 +17,5 @@ mod sparse_rows;
 mod table;
 
 pub use block::Block;
+pub use groups::{Codes, Group, GroupReader, groups};
 pub use table::Format;

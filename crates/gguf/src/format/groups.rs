@@ -1,73 +1,105 @@
 //! The blocks of quantised formats in one common form: codes with scales and minima for each 32
-//! columns. Only formats with a packed layout for codes are here; this file must not know the
-//! layouts.
+//! columns, for backends that repack weights. Formats whose codes are no small integers, or indices
+//! of a small codebook, are not here.
 
-use bodkin_gguf::format::{fp4, iq4, k, q};
 use bytemuck::Pod;
 use half::f16;
 
+use super::{Format, fp4, iq4, k, q};
+
 /// 32 columns of a row: `scale * code + min`.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Group {
+pub struct Group {
     /// Of each 16 columns; where a format has one scale for 32, twice the same.
-    pub(super) scales: [f32; 2],
+    pub scales: [f32; 2],
     /// Added to all; 0 in formats without.
-    pub(super) min: f32,
-    /// Unsigned in formats with a minimum, indices of formats with a codebook; otherwise offset by
-    /// 128.
-    pub(super) codes: [u8; 32],
+    pub min: f32,
+    /// See [`Codes`].
+    pub codes: [u8; 32],
 }
 
 /// Passes all groups of a row to a callback, from the first to the last.
-pub(super) type GroupReader = fn(row: &[u8], &mut dyn FnMut(Group));
+pub type GroupReader = fn(row: &[u8], &mut dyn FnMut(Group));
 
-pub(super) fn q4_0(row: &[u8], show: &mut dyn FnMut(Group)) {
+/// The meaning of [`Group::codes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// Numbers from -128, plus 128.
+    Signed,
+    /// Numbers from 0, with a minimum.
+    Unsigned,
+    /// Numbers from 0 to 15, with a minimum.
+    Nibbles,
+    /// Indices of a codebook.
+    Indices(&'static [i8; 16]),
+}
+
+/// How the groups of a dense format are read; none where it has no common form.
+pub fn groups(format: Format) -> Option<(Codes, GroupReader)> {
+    Some(match format {
+        Format::Q8_0 => (Codes::Signed, q8_0),
+        Format::Q5_0 => (Codes::Signed, q5_0),
+        Format::Q6_K => (Codes::Signed, q6_k),
+        Format::Q3_K => (Codes::Signed, q3_k),
+        Format::Q5_1 => (Codes::Unsigned, q5_1),
+        Format::Q5_K => (Codes::Unsigned, q5_k),
+        Format::Q4_0 => (Codes::Nibbles, q4_0),
+        Format::Q4_1 => (Codes::Nibbles, q4_1),
+        Format::Q4_K => (Codes::Nibbles, q4_k),
+        Format::IQ4_NL => (Codes::Indices(&iq4::CODEBOOK), iq4_nl),
+        Format::IQ4_XS => (Codes::Indices(&iq4::CODEBOOK), iq4_xs),
+        Format::MXFP4 => (Codes::Indices(&fp4::CODEBOOK), mxfp4),
+        _ => return None,
+    })
+}
+
+fn q4_0(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q4_0>(row, |b| {
         let d = half(b.d);
         show(Group { scales: [d; 2], min: -8.0 * d, codes: nibbles(&b.qs) });
     });
 }
 
-pub(super) fn q4_1(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q4_1(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q4_1>(row, |b| {
         show(Group { scales: [half(b.d); 2], min: half(b.m), codes: nibbles(&b.qs) });
     });
 }
 
-pub(super) fn q5_0(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q5_0(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q5_0>(row, |b| {
         let codes = fifth_bits(nibbles(&b.qs), b.qh).map(|code| code + 112);
         show(Group { scales: [half(b.d); 2], min: 0.0, codes });
     });
 }
 
-pub(super) fn q5_1(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q5_1(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q5_1>(row, |b| {
         let codes = fifth_bits(nibbles(&b.qs), b.qh);
         show(Group { scales: [half(b.d); 2], min: half(b.m), codes });
     });
 }
 
-pub(super) fn q8_0(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q8_0(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q8_0>(row, |b| {
         let codes = b.qs.map(|code| code as u8 ^ 128);
         show(Group { scales: [half(b.d); 2], min: 0.0, codes });
     });
 }
 
-pub(super) fn iq4_nl(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn iq4_nl(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<iq4::IQ4_NL>(row, |b| {
         show(Group { scales: [half(b.d); 2], min: 0.0, codes: nibbles(&b.qs) });
     });
 }
 
-pub(super) fn mxfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn mxfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<fp4::MXFP4>(row, |b| {
         show(Group { scales: [fp4::half_e8m0(b.e); 2], min: 0.0, codes: nibbles(&b.qs) });
     });
 }
 
-pub(super) fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<iq4::IQ4_XS>(row, |b| {
         let high = u16::from_le_bytes(b.scales_h);
         for (group, qs) in b.qs.iter().enumerate() {
@@ -79,26 +111,26 @@ pub(super) fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
     });
 }
 
-pub(super) fn q4_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q4_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<k::Q4_K>(row, |b| {
         with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
     });
 }
 
-pub(super) fn q5_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q5_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<k::Q5_K>(row, |b| {
         with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
     });
 }
 
-pub(super) fn q3_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q3_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<k::Q3_K>(row, |b| {
         let scale = |group| half(b.d) * f32::from(b.group_scale(group));
         with_sixteens(scale, |i| b.code(i) + 124).for_each(&mut *show);
     });
 }
 
-pub(super) fn q6_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn q6_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<k::Q6_K>(row, |b| {
         let scale = |group: usize| half(b.d) * f32::from(b.scales[group]);
         with_sixteens(scale, |i| b.code(i) + 96).for_each(&mut *show);
