@@ -7,6 +7,8 @@ pub enum DeviceKind {
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
+    /// A GPU through Vulkan, Metal or DX12.
+    Wgpu,
 }
 
 /// One device of a backend.

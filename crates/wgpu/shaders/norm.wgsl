@@ -1,0 +1,97 @@
+// Normalises a part of a row, or gives it the length of another row, or cuts it off.
+
+@group(0) @binding(1) var<storage, read> input: array<f32>;
+@group(0) @binding(2) var<storage, read> weight: array<f32>;
+@group(0) @binding(3) var<storage, read> bias: array<f32>;
+@group(0) @binding(4) var<storage, read_write> output: array<f32>;
+
+// Columns of a part and parts of a row; root mean square, layer norm, length of `weight`'s row or
+// cutoff; the columns of weight and bias, 0 for none; epsilon or deviations.
+const COLS: u32 = 0u;
+const PARTS: u32 = 1u;
+const KIND: u32 = 2u;
+const WEIGHT_COLS: u32 = 3u;
+const BIAS_COLS: u32 = 4u;
+const EPS: u32 = 5u;
+
+const RMS: u32 = 0u;
+const LAYER: u32 = 1u;
+const RESCALE: u32 = 2u;
+const CUTOFF: u32 = 3u;
+
+const THREADS: u32 = 128u;
+
+var<workgroup> sums: array<f32, 128>;
+
+// The sum over all threads, in the same order whatever the device.
+fn sum_of_all(thread: u32, value: f32) -> f32 {
+    sums[thread] = value;
+    workgroupBarrier();
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+        if thread < half {
+            sums[thread] += sums[thread + half];
+        }
+        workgroupBarrier();
+    }
+    let sum = sums[0];
+    workgroupBarrier();
+    return sum;
+}
+
+@compute @workgroup_size(128)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let part = linear_id(id, groups);
+    let cols = param(COLS);
+    if part >= param(PARTS) {
+        return;
+    }
+    let at = (id.z * param(PARTS) + part) * cols;
+    let kind = param(KIND);
+    var mean = 0.0;
+    if kind == LAYER || kind == CUTOFF {
+        var sum = 0.0;
+        for (var c = thread; c < cols; c += THREADS) {
+            sum += input[at + c];
+        }
+        mean = sum_of_all(thread, sum) / f32(cols);
+    }
+    var square = 0.0;
+    for (var c = thread; c < cols; c += THREADS) {
+        let x = input[at + c] - mean;
+        square += x * x;
+    }
+    square = sum_of_all(thread, square);
+    if kind == CUTOFF {
+        let cutoff = mean + param_f32(EPS) * sqrt(square / f32(cols - 1u));
+        for (var c = thread; c < cols; c += THREADS) {
+            output[at + c] = max(input[at + c] - cutoff, 0.0);
+        }
+        return;
+    }
+    var scale = 0.0;
+    if kind == RESCALE {
+        var like = 0.0;
+        for (var c = thread; c < cols; c += THREADS) {
+            let x = weight[id.z * cols + c];
+            like += x * x;
+        }
+        scale = sqrt(sum_of_all(thread, like)) / max(sqrt(square), 1.17549435e-38);
+    } else {
+        scale = 1.0 / sqrt(square / f32(cols) + param_f32(EPS));
+    }
+    let weight_cols = select(param(WEIGHT_COLS), 0u, kind == RESCALE);
+    for (var c = thread; c < cols; c += THREADS) {
+        var y = (input[at + c] - mean) * scale;
+        if weight_cols > 0u {
+            y *= weight[(part * cols + c) % weight_cols];
+        }
+        if param(BIAS_COLS) > 0u {
+            y += bias[(part * cols + c) % param(BIAS_COLS)];
+        }
+        output[at + c] = y;
+    }
+}

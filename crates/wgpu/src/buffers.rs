@@ -1,0 +1,75 @@
+//! The buffers of a model other than its weights.
+
+use bodkin_backend::{Limits, PAGE_TOKENS, Result};
+use bodkin_model::{Op, Plan};
+
+use crate::gpu::Gpu;
+use crate::kv::{self, KvCache};
+use crate::program::{BufferId, KvDtype, Program};
+
+/// All of them, in the order of their numbers.
+pub(crate) struct Buffers {
+    pub(crate) values: Vec<wgpu::Buffer>,
+    pub(crate) kv: Vec<KvCache>,
+    pub(crate) states: Vec<wgpu::Buffer>,
+    pub(crate) angles: Vec<wgpu::Buffer>,
+    pub(crate) counts: wgpu::Buffer,
+    scores: wgpu::Buffer,
+    none: wgpu::Buffer,
+}
+
+impl Buffers {
+    /// Those that steps within `limits` need.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        plan: &Plan,
+        program: &Program,
+        limits: &Limits,
+        dtypes: &[KvDtype],
+    ) -> Result<Buffers> {
+        let buffer = |label: &str, elements: usize| gpu.buffer(label, 4 * elements as u64);
+        let values = program.values.iter().map(|value| {
+            let rows = if value.is_output { limits.outputs } else { limits.tokens };
+            buffer("values of a step", value.width * rows)
+        });
+        let states = plan.states.iter().map(|s| buffer("state", limits.state_slots * s.elements()));
+        let angles = program.ropes.iter().map(|r| buffer("angles", r.dims * limits.tokens));
+        Ok(Buffers {
+            values: values.collect::<Result<_>>()?,
+            kv: kv::caches(gpu, plan, limits, dtypes)?,
+            states: states.collect::<Result<_>>()?,
+            angles: angles.collect::<Result<_>>()?,
+            counts: buffer("counts of experts", program.counts)?,
+            scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
+            none: buffer("none", 0)?,
+        })
+    }
+
+    /// The buffer of an operand that is no weight.
+    pub(crate) fn get(&self, id: BufferId) -> &wgpu::Buffer {
+        match id {
+            BufferId::None => &self.none,
+            BufferId::Value(i) => &self.values[i],
+            BufferId::Kv(slot) => &self.kv[slot].buffer,
+            BufferId::State(i) => &self.states[i],
+            BufferId::Angles(i) => &self.angles[i],
+            BufferId::Counts => &self.counts,
+            BufferId::Scores => &self.scores,
+            BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::ScanWeights(_) => {
+                unreachable!("{id:?} is a weight")
+            }
+        }
+    }
+}
+
+/// Scores of a row of an indexer.
+pub(crate) fn scores_width(plan: &Plan, limits: &Limits) -> usize {
+    let windows = plan.window_indices();
+    let width = |op: &Op| match op {
+        Op::Select { slot, .. } => {
+            plan.slots[slot.0].entries(limits.pages[windows[slot.0]] * PAGE_TOKENS)
+        }
+        _ => 0,
+    };
+    plan.ops.iter().map(width).max().unwrap_or(0)
+}

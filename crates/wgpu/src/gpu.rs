@@ -1,0 +1,242 @@
+//! One adapter: its device, its queue, the compiled kernels, and what went wrong on it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use bodkin_backend::{Error, Result};
+use pollster::block_on;
+
+use crate::program::Kernel;
+
+/// A compiled kernel.
+pub(crate) struct Compiled {
+    pub(crate) pipeline: wgpu::ComputePipeline,
+    pub(crate) operands: wgpu::BindGroupLayout,
+}
+
+/// An opened adapter. Models share its kernels.
+pub(crate) struct Gpu {
+    pub(crate) info: wgpu::AdapterInfo,
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    pub(crate) limits: wgpu::Limits,
+    /// The layout of the bind group with the data of a step.
+    pub(crate) batch_layout: wgpu::BindGroupLayout,
+    kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
+    /// The first error that the device reported.
+    failure: Arc<OnceLock<String>>,
+}
+
+/// All adapters of the machine that compute, the fastest kinds first. Software comes last.
+pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
+    let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    let descriptor = wgpu::InstanceDescriptor {
+        backends,
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    };
+    let instance = wgpu::Instance::new(descriptor);
+    let mut adapters = block_on(instance.enumerate_adapters(backends));
+    let rank = |adapter: &wgpu::Adapter| match adapter.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    };
+    adapters.sort_by_key(rank);
+    adapters
+}
+
+/// An adapter in words.
+pub(crate) fn describe(info: &wgpu::AdapterInfo) -> String {
+    let kind = match info.device_type {
+        wgpu::DeviceType::DiscreteGpu => "discrete",
+        wgpu::DeviceType::IntegratedGpu => "integrated",
+        wgpu::DeviceType::VirtualGpu => "virtual",
+        wgpu::DeviceType::Cpu => "software",
+        wgpu::DeviceType::Other => "unknown kind",
+    };
+    let driver = [info.driver.as_str(), info.driver_info.as_str()].join(" ");
+    format!("{} ({kind}, {}, driver {})", info.name, info.backend, driver.trim())
+}
+
+impl Gpu {
+    /// Opens an adapter with all that it can do.
+    pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Gpu> {
+        let info = adapter.get_info();
+        let limits = adapter.limits();
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("bodkin"),
+            required_limits: limits.clone(),
+            ..wgpu::DeviceDescriptor::default()
+        };
+        let opened = block_on(adapter.request_device(&descriptor));
+        let (device, queue) =
+            opened.map_err(|e| Error::Config(format!("cannot open {}: {e}", describe(&info))))?;
+        let failure = Arc::new(OnceLock::new());
+        let (on_error, on_loss) = (Arc::clone(&failure), Arc::clone(&failure));
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            let _ = on_error.set(first_line(&error.to_string()));
+        }));
+        device.set_device_lost_callback(move |reason, message| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                let _ = on_loss.set(format!("the device was lost: {}", first_line(&message)));
+            }
+        });
+        let batch_layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some("batch"),
+            entries: &[storage(0, false)],
+        });
+        let kernels = Mutex::new(HashMap::new());
+        Ok(Gpu { info, device, queue, limits, batch_layout, kernels, failure })
+    }
+
+    /// The compiled kernel; compiles it at its first use.
+    pub(crate) fn kernel(&self, kernel: Kernel) -> Arc<Compiled> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(kernels.entry(kernel).or_insert_with(|| Arc::new(self.compile(kernel))))
+    }
+
+    fn compile(&self, kernel: Kernel) -> Compiled {
+        let name = format!("{kernel:?}");
+        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(&name),
+            source: wgpu::ShaderSource::Wgsl(kernel.source().into()),
+        });
+        let uniform = wgpu::BindGroupLayoutEntry {
+            binding: 0,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Uniform,
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: None,
+        };
+        let operands = kernel.writes().iter().zip(1..).map(|(&writes, i)| storage(i, writes));
+        let entries: Vec<_> = std::iter::once(uniform).chain(operands).collect();
+        let operands = self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(&name),
+            entries: &entries,
+        });
+        let layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(&name),
+            bind_group_layouts: &[Some(&operands), Some(&self.batch_layout)],
+            immediate_size: 0,
+        });
+        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(&name),
+            layout: Some(&layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            cache: None,
+        });
+        Compiled { pipeline, operands }
+    }
+
+    /// A buffer of at least four bytes, zero at first.
+    ///
+    /// # Errors
+    /// If no binding can be so large.
+    pub(crate) fn buffer(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
+        let most = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
+        if bytes > most {
+            return Err(Error::Config(format!(
+                "{label} need {} MB, and {} takes at most {} MB in one buffer",
+                bytes / 1_000_000,
+                self.info.name,
+                most / 1_000_000
+            )));
+        }
+        Ok(self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(label),
+            size: bytes.next_multiple_of(4).max(16),
+            usage: wgpu::BufferUsages::STORAGE
+                | wgpu::BufferUsages::COPY_SRC
+                | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        }))
+    }
+
+    /// A buffer that the host reads.
+    pub(crate) fn staging(&self, bytes: u64) -> wgpu::Buffer {
+        self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("staging"),
+            size: bytes.next_multiple_of(4).max(16),
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    }
+
+    /// Runs work, and what was written to buffers before it, to its end.
+    ///
+    /// # Errors
+    /// If the device does not answer any more, or could not do what it was asked for.
+    pub(crate) fn run(&self, commands: Option<wgpu::CommandBuffer>) -> Result<()> {
+        self.queue.submit(commands);
+        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        self.check()?;
+        waited.map(drop).map_err(|error| self.error(&error.to_string()))
+    }
+
+    /// Reads the first bytes of a staging buffer, when the work that writes them is done.
+    ///
+    /// # Errors
+    /// As for [`Gpu::run`].
+    pub(crate) fn read(
+        &self,
+        staging: &wgpu::Buffer,
+        bytes: u64,
+        read: impl FnOnce(&[u8]),
+    ) -> Result<()> {
+        let slice = staging.slice(..bytes.next_multiple_of(4));
+        let mapped = Arc::new(OnceLock::new());
+        let result = Arc::clone(&mapped);
+        slice.map_async(wgpu::MapMode::Read, move |done| {
+            let _ = result.set(done);
+        });
+        self.run(None)?;
+        match mapped.get() {
+            Some(Ok(())) => {}
+            Some(Err(error)) => return Err(self.error(&error.to_string())),
+            None => return Err(self.error("a buffer was not mapped")),
+        }
+        let view = slice.get_mapped_range().map_err(|error| self.error(&error.to_string()))?;
+        read(&view[..bytes as usize]);
+        drop(view);
+        staging.unmap();
+        Ok(())
+    }
+
+    /// What the device has reported, if anything.
+    ///
+    /// # Errors
+    /// The first error since it was opened.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |message| Err(self.error(message)))
+    }
+
+    fn error(&self, message: &str) -> Error {
+        Error::Config(format!("{}: {message}", self.info.name))
+    }
+}
+
+/// A storage buffer of a bind group.
+fn storage(binding: u32, writes: bool) -> wgpu::BindGroupLayoutEntry {
+    wgpu::BindGroupLayoutEntry {
+        binding,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only: !writes },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}
+
+fn first_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.take(3).collect::<Vec<_>>().join(": ")
+}

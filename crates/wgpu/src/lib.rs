@@ -1,0 +1,131 @@
+//! The Plan on GPUs through Vulkan, Metal and DX12. Every operation is one or two dispatches of a
+//! WGSL kernel (`shaders/`), recorded in one pass a step. This crate must not know architectures,
+//! text or the engine.
+
+#![forbid(unsafe_code)]
+
+mod batch_data;
+mod buffers;
+mod dispatch;
+mod gpu;
+mod kernels;
+mod kv;
+mod layout;
+mod lower;
+mod model;
+mod observe;
+mod program;
+mod weights;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bodkin_backend::{
+    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
+};
+use bodkin_gguf::File;
+use bodkin_model::Plan;
+
+use gpu::Gpu;
+
+/// Bytes of the buffer that the bandwidth is measured with.
+const BANDWIDTH_BYTES: u64 = 64 << 20;
+/// Copies of it.
+const BANDWIDTH_COPIES: u64 = 8;
+
+/// A GPU that Vulkan, Metal or DX12 drives.
+pub struct Wgpu {
+    gpu: Arc<Gpu>,
+    kv_type: KvType,
+}
+
+/// The adapters of this machine, one line each, in the order of their numbers.
+pub fn device_names() -> Vec<String> {
+    gpu::adapters().iter().map(|adapter| gpu::describe(&adapter.get_info())).collect()
+}
+
+impl Wgpu {
+    /// Opens the adapter of a number: discrete GPUs come first, software last.
+    ///
+    /// # Errors
+    /// If there is no such adapter, or it cannot be opened.
+    pub fn open(number: usize) -> Result<Wgpu> {
+        let adapters = gpu::adapters();
+        let Some(adapter) = adapters.get(number) else {
+            return Err(Error::Config(match adapters.len() {
+                0 => "no GPU with a driver for Vulkan, Metal or DX12 (on Debian, Vulkan needs \
+                      libvulkan1 and a driver such as mesa-vulkan-drivers)"
+                    .to_owned(),
+                count => format!("expected a GPU below {count}, found wgpu:{number}"),
+            }));
+        };
+        Ok(Wgpu { gpu: Arc::new(Gpu::open(adapter)?), kv_type: KvType::Auto })
+    }
+
+    /// With another type of the KV cache.
+    #[must_use]
+    pub fn keeping(self, kv_type: KvType) -> Wgpu {
+        Wgpu { kv_type, ..self }
+    }
+}
+
+impl Backend for Wgpu {
+    fn name(&self) -> String {
+        format!("wgpu ({}, {})", self.gpu.info.name, self.gpu.info.backend)
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        vec![DeviceInfo {
+            kind: DeviceKind::Wgpu,
+            name: self.gpu.info.name.clone(),
+            total_bytes: None,
+            free_bytes: None,
+        }]
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv_type
+    }
+
+    fn bandwidth(&self) -> Result<f64> {
+        let gpu = &self.gpu;
+        let from = gpu.buffer("bandwidth", BANDWIDTH_BYTES)?;
+        let to = gpu.buffer("bandwidth", BANDWIDTH_BYTES)?;
+        let copies = || {
+            let mut encoder = gpu.device.create_command_encoder(&Default::default());
+            for _ in 0..BANDWIDTH_COPIES {
+                encoder.copy_buffer_to_buffer(&from, 0, &to, 0, BANDWIDTH_BYTES);
+            }
+            encoder.finish()
+        };
+        gpu.run(Some(copies()))?;
+        let start = Instant::now();
+        gpu.run(Some(copies()))?;
+        // Every byte is read and written.
+        Ok((2 * BANDWIDTH_COPIES * BANDWIDTH_BYTES) as f64 / start.elapsed().as_secs_f64())
+    }
+
+    fn available_memory(&self) -> Option<u64> {
+        None
+    }
+
+    fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
+        let most_bytes = self.gpu.limits.max_storage_buffer_binding_size;
+        model::memory(plan, limits, self.kv_type, most_bytes)
+    }
+
+    fn load(
+        &self,
+        plan: Arc<Plan>,
+        file: &Arc<File>,
+        limits: &Limits,
+        progress: Progress<'_>,
+    ) -> Result<Box<dyn Model>> {
+        let model = model::WgpuModel::load(&self.gpu, plan, file, limits, self.kv_type, progress)?;
+        Ok(Box::new(model))
+    }
+}

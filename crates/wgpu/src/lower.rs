@@ -1,0 +1,151 @@
+//! The plan as dispatches: one or two for each operation. This file must not know the device.
+
+mod attention;
+mod rows;
+mod state;
+mod values;
+
+use bodkin_backend::{Error, Limits, Result};
+use bodkin_model::{Op, Plan, Rope, Value, WeightId};
+
+use crate::program::{BufferId, Depth, Dispatch, Kernel, KvDtype, Program, ValueBuffer};
+use crate::weights::Matrix;
+
+/// Threads of a workgroup that has an element each.
+const THREADS: usize = 64;
+
+/// What the lowering of an operation needs to know.
+pub(crate) struct Lowering<'a> {
+    plan: &'a Plan,
+    limits: &'a Limits,
+    matrices: &'a [Option<Matrix>],
+    kv_dtypes: &'a [KvDtype],
+    window_indices: Vec<usize>,
+    program: Program,
+    op: usize,
+}
+
+/// Lowers a plan whose matrices are packed as `matrices` say.
+///
+/// # Errors
+/// If an operation is larger than its kernel takes.
+pub(crate) fn lower(
+    plan: &Plan,
+    limits: &Limits,
+    matrices: &[Option<Matrix>],
+    kv_dtypes: &[KvDtype],
+) -> Result<Program> {
+    let (values, buffer_of) = values::buffers(plan);
+    let program =
+        Program { dispatches: Vec::new(), values, buffer_of, ropes: Vec::new(), counts: 0 };
+    let window_indices = plan.window_indices();
+    let mut lowering =
+        Lowering { plan, limits, matrices, kv_dtypes, window_indices, program, op: 0 };
+    for op in 0..plan.ops.len() {
+        lowering.op = op;
+        lowering.lower_op()?;
+    }
+    Ok(lowering.program)
+}
+
+/// The buffers of the plan's values.
+pub(crate) fn value_buffers(plan: &Plan) -> Vec<ValueBuffer> {
+    values::buffers(plan).0
+}
+
+/// An operation that is too large for its kernel.
+fn at_most(what: &str, found: usize, most: usize) -> Result<()> {
+    match found <= most {
+        true => Ok(()),
+        false => Err(Error::Unsupported {
+            backend: "wgpu".to_owned(),
+            what: format!("{what} {found} (at most {most})"),
+        }),
+    }
+}
+
+impl Lowering<'_> {
+    fn lower_op(&mut self) -> Result<()> {
+        match &self.plan.ops[self.op] {
+            // The host writes the rows.
+            Op::Input => Ok(()),
+            Op::Embed { .. }
+            | Op::Norm { .. }
+            | Op::Rope { .. }
+            | Op::Rescale { .. }
+            | Op::Cutoff { .. }
+            | Op::HyperWeights { .. }
+            | Op::Pool { .. } => self.rows(),
+            Op::Linear { .. } | Op::Logits { .. } | Op::ExpertLinear { .. } => self.matmul(),
+            Op::Route { .. } => self.route(),
+            Op::Attention { .. } | Op::Select { .. } => self.attention(),
+            Op::Conv { .. } | Op::Compress { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {
+                self.recurrent()
+            }
+            Op::Act { .. }
+            | Op::Glu { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::ScaleBy { .. }
+            | Op::Softcap { .. }
+            | Op::Clamp { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Mix { .. }
+            | Op::ScaleExperts { .. }
+            | Op::ExpertSum { .. } => {
+                self.elementwise();
+                Ok(())
+            }
+        }
+    }
+
+    fn push(
+        &mut self,
+        kernel: Kernel,
+        buffers: Vec<BufferId>,
+        params: Vec<u32>,
+        groups: usize,
+        depth: Depth,
+    ) {
+        let op = self.op;
+        self.program.dispatches.push(Dispatch { kernel, buffers, params, groups, depth, op });
+    }
+
+    /// The buffer of a value.
+    fn value(&self, value: Value) -> BufferId {
+        BufferId::Value(self.program.buffer_of[value.0])
+    }
+
+    /// The buffer of the operation's result.
+    fn out(&self) -> BufferId {
+        self.value(Value(self.op))
+    }
+
+    /// Columns of the operation's result.
+    fn width(&self) -> usize {
+        self.plan.widths[self.op]
+    }
+
+    /// Rows of the operation's result.
+    fn depth(&self) -> Depth {
+        match self.program.values[self.program.buffer_of[self.op]].is_output {
+            true => Depth::Outputs,
+            false => Depth::Tokens,
+        }
+    }
+
+    /// The number of a rope among the distinct ones.
+    fn rope_index(&mut self, rope: &Rope) -> usize {
+        let ropes = &mut self.program.ropes;
+        ropes.iter().position(|r| r == rope).unwrap_or_else(|| {
+            ropes.push(*rope);
+            ropes.len() - 1
+        })
+    }
+}
+
+/// The buffer of a vector that an operation may lack.
+fn vector(weight: Option<WeightId>) -> BufferId {
+    weight.map_or(BufferId::None, BufferId::Vector)
+}

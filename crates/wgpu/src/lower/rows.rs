@@ -1,0 +1,271 @@
+//! Operations on rows: matmuls, norms, elementwise operations, routing.
+
+use bodkin_backend::Result;
+use bodkin_model::{
+    Act, EmbedBy, Gating, NormKind, Op, PoolKind, RopeStyle, Value, WeightId, Xielu,
+};
+
+use super::{Lowering, THREADS, at_most, vector};
+use crate::program::{BufferId, Depth, Elementwise, Kernel, List};
+
+/// Rows of a weight that a workgroup of the GEMV computes.
+const GEMV_ROWS: usize = 4;
+/// Rows of the step that a workgroup of the GEMV computes.
+const GEMV_TOKENS: usize = 4;
+/// Rows and columns of a tile of the GEMM.
+const TILE: usize = 64;
+
+/// The activation functions' numbers in `functions.wgsl`, and their parameters.
+fn activation(act: Act) -> [u32; 5] {
+    let number = match act {
+        Act::Identity => 0,
+        Act::Silu => 1,
+        Act::Sigmoid => 2,
+        Act::Gelu => 3,
+        Act::GeluTanh => 4,
+        Act::ReluSquared => 5,
+        Act::Softplus => 6,
+        Act::Xielu(_) => 7,
+        Act::ClampedSwish => 8,
+    };
+    let parameters = match act {
+        Act::Xielu(Xielu { positive, negative, beta, eps }) => [positive, negative, beta, eps],
+        _ => [0.0; 4],
+    };
+    let [a, b, c, d] = parameters.map(f32::to_bits);
+    [number, a, b, c, d]
+}
+
+impl Lowering<'_> {
+    /// Operations with a shader of their own, that look at rows alone.
+    pub(super) fn rows(&mut self) -> Result<()> {
+        let (out, width, depth) = (self.out(), self.width(), self.depth());
+        match self.plan.ops[self.op] {
+            Op::Embed { table, by } => self.embed(table, by),
+            Op::Norm { input, kind, weight, bias, eps, groups } => {
+                let cols = |id: Option<WeightId>| {
+                    let weight = id.map(|id| self.plan.weight(id));
+                    weight.map_or(0, |w| (w.rows * w.cols) as u32)
+                };
+                let kind = if kind == NormKind::Rms { 0 } else { 1 };
+                let part = (width / groups) as u32;
+                let params =
+                    vec![part, groups as u32, kind, cols(weight), cols(bias), eps.to_bits()];
+                let buffers = vec![self.value(input), vector(weight), vector(bias), out];
+                self.push(Kernel::Norm, buffers, params, groups, depth);
+            }
+            Op::Rescale { input, like } => {
+                let part = self.plan.width(like);
+                let params = vec![part as u32, (width / part) as u32, 2, 0, 0, 0];
+                let buffers = vec![self.value(input), self.value(like), BufferId::None, out];
+                self.push(Kernel::Norm, buffers, params, width / part, depth);
+            }
+            Op::Cutoff { input, deviations } => {
+                let params = vec![width as u32, 1, 3, 0, 0, deviations.to_bits()];
+                let buffers = vec![self.value(input), BufferId::None, BufferId::None, out];
+                self.push(Kernel::Norm, buffers, params, 1, depth);
+            }
+            Op::Rope { input, head_dim, rope, .. } => {
+                let angles = BufferId::Angles(self.rope_index(&rope));
+                let is_norm = u32::from(rope.style == RopeStyle::Norm);
+                let params = vec![width as u32, head_dim as u32, (rope.dims / 2) as u32, is_norm];
+                let buffers = vec![self.value(input), angles, out];
+                self.push(Kernel::Rope, buffers, params, width.div_ceil(THREADS), depth);
+            }
+            Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
+                let params = vec![width as u32, streams as u32, iterations as u32, eps.to_bits()];
+                let weights = [scale, base].map(BufferId::Vector);
+                let buffers = vec![self.value(input), weights[0], weights[1], out];
+                self.push(Kernel::HyperWeights, buffers, params, 1, depth);
+            }
+            Op::Pool { input, kind } => {
+                let kind = match kind {
+                    PoolKind::Mean => 0,
+                    PoolKind::First => 1,
+                    PoolKind::Last => 2,
+                };
+                let buffers = vec![self.value(input), out];
+                let tiles = width.div_ceil(THREADS);
+                self.push(Kernel::Pool, buffers, vec![width as u32, kind], tiles, Depth::Outputs);
+            }
+            ref op => unreachable!("{op:?} has no shader of its own"),
+        }
+        Ok(())
+    }
+
+    fn embed(&mut self, table: WeightId, by: EmbedBy) {
+        let by = match by {
+            EmbedBy::Token => 0,
+            EmbedBy::Position => 1,
+            EmbedBy::PositionModulo => 2,
+            EmbedBy::First => 3,
+        };
+        let rows = self.plan.weight(table).rows as u32;
+        let tiles = self.width().div_ceil(8).div_ceil(THREADS);
+        let (out, matrix) = (self.out(), self.matrix(table));
+        for part in 0..matrix.parts.len() {
+            let params = [matrix.params(part), vec![by, rows]].concat();
+            let buffers = vec![BufferId::Matrix(table, part), out];
+            self.push(Kernel::Embed(matrix.layout), buffers, params, tiles, Depth::Tokens);
+        }
+    }
+
+    fn matrix(&self, weight: WeightId) -> crate::weights::Matrix {
+        self.matrices[weight.0].clone().expect("a weight of a matmul is packed")
+    }
+
+    pub(super) fn matmul(&mut self) -> Result<()> {
+        match self.plan.ops[self.op] {
+            Op::Linear { input, weight, bias } => {
+                self.linear(input, weight, bias, [List::Decode, List::Prefill]);
+            }
+            Op::Logits { input, weight, bias } => {
+                self.linear(input, weight, bias, [List::DecodeOutputs, List::PrefillOutputs]);
+            }
+            Op::ExpertLinear { input, route, weight, bias, experts } => {
+                let matrix = self.matrix(weight);
+                let expert_rows = self.plan.weight(weight).rows / experts;
+                let used = route.map_or(experts, |route| self.plan.width(route) / 2);
+                let own = [self.plan.width(input), expert_rows, used];
+                let flags = [route.is_some(), bias.is_some()].map(u32::from);
+                let tiles = used * expert_rows.div_ceil(GEMV_ROWS);
+                for part in 0..matrix.parts.len() {
+                    let params = [matrix.params(part), own.map(|x| x as u32).to_vec()].concat();
+                    let buffers = vec![
+                        BufferId::Matrix(weight, part),
+                        self.value(input),
+                        vector(bias),
+                        self.out(),
+                        route.map_or(BufferId::None, |route| self.value(route)),
+                    ];
+                    let params = [params, flags.to_vec()].concat();
+                    let kernel = Kernel::Experts(matrix.layout);
+                    self.push(kernel, buffers, params, tiles, Depth::Tokens);
+                }
+            }
+            ref op => unreachable!("{op:?} multiplies with no matrix"),
+        }
+        Ok(())
+    }
+
+    /// A matmul of the rows of two lists: of generated text, and of prompts.
+    fn linear(
+        &mut self,
+        input: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        [decode, prefill]: [List; 2],
+    ) {
+        let matrix = self.matrix(weight);
+        for part in 0..matrix.parts.len() {
+            let widths = [self.plan.width(input), self.width()];
+            let buffers =
+                vec![BufferId::Matrix(weight, part), self.value(input), vector(bias), self.out()];
+            let rows = matrix.parts[part].rows;
+            let gemv = Kernel::Gemv(matrix.layout, GEMV_TOKENS);
+            let gemm = Kernel::Gemm(matrix.layout);
+            for (list, kernel, tile, tokens) in
+                [(decode, gemv, GEMV_ROWS, GEMV_TOKENS), (prefill, gemm, TILE, TILE)]
+            {
+                let own = [widths[0], widths[1], list as usize, usize::from(bias.is_some())];
+                let params = [matrix.params(part), own.map(|x| x as u32).to_vec()].concat();
+                let depth = Depth::List(list, tokens);
+                self.push(kernel, buffers.clone(), params, rows.div_ceil(tile), depth);
+            }
+        }
+    }
+
+    pub(super) fn route(&mut self) -> Result<()> {
+        let Op::Route { input, chosen, bias, routing: r } = self.plan.ops[self.op] else {
+            unreachable!("only routings are lowered here")
+        };
+        at_most("experts", r.experts, 1024)?;
+        at_most("groups of experts", r.groups, 256)?;
+        let gating = match r.gating {
+            Gating::Softmax => 0,
+            Gating::Sigmoid => 1,
+            Gating::SoftmaxOfChosen => 2,
+            Gating::SqrtSoftplus => 3,
+        };
+        let counts_at = self.program.counts;
+        self.program.counts += r.experts;
+        let numbers = [r.experts, r.used, gating, r.groups, r.groups_used];
+        let params = [
+            numbers.map(|x| x as u32).to_vec(),
+            vec![u32::from(r.normalize), r.scale.to_bits()],
+            vec![u32::from(bias.is_some()), u32::from(chosen.is_some()), counts_at as u32],
+        ];
+        let chosen = chosen.map_or(BufferId::None, |chosen| self.value(chosen));
+        let buffers = vec![self.value(input), vector(bias), chosen, self.out(), BufferId::Counts];
+        self.push(Kernel::Route, buffers, params.concat(), 1, Depth::Tokens);
+        Ok(())
+    }
+
+    /// Operations of `elementwise.wgsl`.
+    pub(super) fn elementwise(&mut self) {
+        use Elementwise as E;
+        let width = self.width();
+        let of = |value: Value| self.plan.width(value);
+        let float = f32::to_bits;
+        let (op, a, b, own): (_, _, _, Vec<u32>) = match self.plan.ops[self.op] {
+            Op::Act { input, act } => (E::Act, input, None, activation(act).to_vec()),
+            Op::Glu { gate, up, act } => (E::Glu, gate, Some(up), activation(act).to_vec()),
+            Op::Add { a, b } => (E::Add, a, Some(b), Vec::new()),
+            Op::Scale { input, factor } => (E::Scale, input, None, vec![float(factor)]),
+            Op::Softcap { input, cap } => (E::Softcap, input, None, vec![float(cap)]),
+            Op::Clamp { input, low, high } => {
+                // Infinities are no numbers that every device compares with.
+                let bounds = [low, high].map(|x| float(x.clamp(f32::MIN, f32::MAX)));
+                (E::Clamp, input, None, bounds.to_vec())
+            }
+            Op::Slice { input, groups, start, len } => {
+                let own = [start, of(input) / groups, len].map(|x| x as u32);
+                (E::Slice, input, None, own.to_vec())
+            }
+            Op::Concat { a, b, groups } => {
+                let part = of(a) / groups;
+                let own = [part, width / groups - part].map(|x| x as u32);
+                (E::Concat, a, Some(b), own.to_vec())
+            }
+            Op::Mix { input, weights, results } => {
+                let own = [width / results, of(weights) / results, results].map(|x| x as u32);
+                (E::Mix, input, Some(weights), own.to_vec())
+            }
+            Op::ExpertSum { input, route } => {
+                (E::ExpertSum, input, Some(route), vec![(of(route) / 2) as u32])
+            }
+            Op::ScaleBy { input, weight } => {
+                let w = self.plan.weight(weight);
+                let own = vec![(w.rows * w.cols) as u32];
+                return self.push_elementwise(E::ScaleBy, input, BufferId::Vector(weight), own);
+            }
+            Op::ScaleExperts { route, weight } => {
+                let weight = BufferId::Vector(weight);
+                return self.push_elementwise(E::ScaleExperts, route, weight, Vec::new());
+            }
+            ref op => unreachable!("{op:?} is not elementwise"),
+        };
+        let b_width = b.map_or(0, of);
+        let b = b.map_or(BufferId::None, |b| self.value(b));
+        self.push_with_widths(op, (a, of(a)), (b, b_width), own);
+    }
+
+    fn push_elementwise(&mut self, op: Elementwise, a: Value, b: BufferId, own: Vec<u32>) {
+        let width = self.plan.width(a);
+        self.push_with_widths(op, (a, width), (b, 0), own);
+    }
+
+    fn push_with_widths(
+        &mut self,
+        op: Elementwise,
+        (a, a_width): (Value, usize),
+        (b, b_width): (BufferId, usize),
+        own: Vec<u32>,
+    ) {
+        let (width, depth) = (self.width(), self.depth());
+        let widths = [width, a_width, b_width].map(|x| x as u32);
+        let params = [vec![op as u32], widths.to_vec(), own].concat();
+        let buffers = vec![self.value(a), b, self.out()];
+        self.push(Kernel::Elementwise, buffers, params, width.div_ceil(THREADS), depth);
+    }
+}

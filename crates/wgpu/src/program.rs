@@ -1,0 +1,164 @@
+//! What runs in a step: dispatches of kernels on buffers, in the plan's order.
+
+use bodkin_model::WeightId;
+
+use crate::layout::Layout;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum KvDtype {
+    F32,
+    F16,
+    /// Blocks of 32 bytes with a scale.
+    Q8,
+}
+
+impl KvDtype {
+    /// Elements that a thread stores at once.
+    pub(crate) fn unit(self) -> usize {
+        match self {
+            KvDtype::F32 => 1,
+            KvDtype::F16 => 2,
+            KvDtype::Q8 => 32,
+        }
+    }
+
+    /// Words of a head of `dim` elements.
+    pub(crate) fn head_words(self, dim: usize) -> usize {
+        let words = if self == KvDtype::Q8 { 9 } else { 1 };
+        dim.div_ceil(self.unit()) * words
+    }
+}
+
+/// A shader, with what is fixed when it is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kernel {
+    Embed(Layout),
+    /// Matmuls of few rows, with the number of rows of a workgroup.
+    Gemv(Layout, usize),
+    Gemm(Layout),
+    Experts(Layout),
+    Norm,
+    Rope,
+    Elementwise,
+    HyperWeights,
+    Route,
+    Pool,
+    Store(KvDtype),
+    /// The types of the cache of tokens and of that of blocks.
+    Attention(KvDtype, KvDtype),
+    Conv,
+    Scan,
+    DeltaRule,
+    Compress,
+    Select,
+}
+
+/// The operations of `elementwise.wgsl`, numbered alike there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Elementwise {
+    Act,
+    Glu,
+    Add,
+    Scale,
+    ScaleBy,
+    Softcap,
+    Clamp,
+    Slice,
+    Concat,
+    Mix,
+    ScaleExperts,
+    ExpertSum,
+}
+
+/// A buffer on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BufferId {
+    /// Nothing: for an operand that the dispatch does not have.
+    None,
+    /// One of [`Program::values`].
+    Value(usize),
+    /// A part of a matrix, in its layout.
+    Matrix(WeightId, usize),
+    /// A weight in single precision.
+    Vector(WeightId),
+    /// The weights of a scan, in single precision, one after the other.
+    ScanWeights([WeightId; 3]),
+    /// The cache of a KV slot.
+    Kv(usize),
+    /// The slots of a recurrent state.
+    State(usize),
+    /// Cosines and sines of one of [`Program::ropes`].
+    Angles(usize),
+    /// How often experts were selected.
+    Counts,
+    /// The scores of an indexer.
+    Scores,
+}
+
+/// A list of rows of the step: pairs of an input row and an output row. Numbered as in the data of
+/// a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum List {
+    /// Tokens of generated text.
+    Decode,
+    /// Tokens of prompts.
+    Prefill,
+    /// Outputs of generated text.
+    DecodeOutputs,
+    /// Outputs of prompts.
+    PrefillOutputs,
+    /// All outputs.
+    Outputs,
+}
+
+impl List {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 5;
+}
+
+/// What the workgroups of a dispatch are counted by in the third dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    Tokens,
+    Outputs,
+    Spans,
+    /// Rows of a list, with the number of rows of a workgroup. Nothing is dispatched for an empty
+    /// list.
+    List(List, usize),
+}
+
+/// One run of a kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Dispatch {
+    pub(crate) kernel: Kernel,
+    /// In the order of the shader's bindings, from 1.
+    pub(crate) buffers: Vec<BufferId>,
+    /// At most 32 words.
+    pub(crate) params: Vec<u32>,
+    /// Workgroups for each of `depth`.
+    pub(crate) groups: usize,
+    pub(crate) depth: Depth,
+    /// The operation of the plan.
+    pub(crate) op: usize,
+}
+
+/// A buffer of values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ValueBuffer {
+    pub(crate) width: usize,
+    /// Whether it has a row for each output, not for each token.
+    pub(crate) is_output: bool,
+}
+
+/// The lowered plan.
+pub(crate) struct Program {
+    pub(crate) dispatches: Vec<Dispatch>,
+    pub(crate) values: Vec<ValueBuffer>,
+    /// The buffer of each value of the plan.
+    pub(crate) buffer_of: Vec<usize>,
+    /// The distinct ropes.
+    pub(crate) ropes: Vec<bodkin_model::Rope>,
+    /// The first counter of each routing, and the number of all.
+    pub(crate) counts: usize,
+}

@@ -1,0 +1,70 @@
+//! The GPU against the reference interpreter: on machines without one, Mesa's lavapipe. Software
+//! takes most of an hour for the whole suite (`cargo xtask conformance --wgpu`): here are cases of
+//! every kernel.
+
+use bodkin_backend::{KvType, conformance};
+use bodkin_wgpu::Wgpu;
+
+/// What the names of the cases contain.
+const CASES: [&str; 22] = [
+    "embed width",
+    "norm Layer 3x16 by 48 bias true",
+    "norm Rms 2x80 by 160 bias true",
+    "linear Q4_K with bias [17, 256]",
+    "linear F16 with bias [40, 256]",
+    "embed Q6_K",
+    "embed Q5_1",
+    "tied logits MXFP4",
+    "tied logits IQ4_XS",
+    "tied logits BF16",
+    "tied logits IQ2_XS",
+    "neox dims 24",
+    "act Gelu width 33",
+    "glu ClampedSwish width 33",
+    "rescale 3 parts of width 33",
+    "cutoff width 33",
+    "chosen experts",
+    "4 hyper-connections",
+    "attention in chunks of 16",
+    "Indexer { heads: 5, dim: 20, top_k: 12 } 4 heads",
+    "blocks of 5",
+    "pool",
+];
+/// Of those with keys and values of each type.
+const KV_CASES: [&str; 2] = ["F16 shared", "attention in chunks of 40"];
+/// Of recurrent state.
+const STATE_CASES: [&str; 3] = ["conv", "scan", "delta"];
+
+fn open() -> Wgpu {
+    Wgpu::open(0).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// All cases whose names contain one of these.
+fn check(gpu: &Wgpu, names: &[&str]) {
+    let failures: Vec<String> =
+        names.iter().flat_map(|name| conformance::check_named(gpu, name)).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn operations_conform() {
+    check(&open(), &CASES);
+}
+
+#[test]
+fn recurrent_state_conforms() {
+    check(&open(), &STATE_CASES);
+}
+
+#[test]
+fn every_type_of_keys_and_values_conforms() {
+    for kv_type in KvType::ALL {
+        check(&open().keeping(kv_type), &KV_CASES);
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error_that_says_how_many_there_are() {
+    let error = Wgpu::open(1000).err().expect("no machine has a thousand").to_string();
+    assert!(error.contains("wgpu:1000"), "{error}");
+}
