@@ -43,7 +43,7 @@ pub(crate) fn command_line() -> impl Iterator<Item = OsString> {
 /// Flags of every command that runs a model.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Machine {
-    /// Device: auto, cpu or cuda[:N,..]
+    /// Device: auto, cpu, cuda[:N,..] or wgpu[:N]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Layers on the GPU: the last N, the others on the CPU

@@ -6,6 +6,7 @@ mod chunks;
 pub(crate) mod completions;
 pub(crate) mod convert;
 pub(crate) mod detokenize;
+pub(crate) mod devices;
 pub(crate) mod embed;
 pub(crate) mod imatrix;
 pub(crate) mod inspect;

@@ -47,6 +47,8 @@ enum Command {
     /// Show a summary of a model, or its metadata, tensors, plan or memory
     #[command(visible_alias = "show")]
     Inspect(cmd::inspect::Args),
+    /// List the devices of this machine, with the bandwidth of their memory
+    Devices,
     /// Measure the speed of prefill and decode
     Bench(cmd::bench::Args),
     /// Prune the weights of a model
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Command::List(args) => cmd::list::run(args),
         Command::Rm(args) => cmd::rm::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
+        Command::Devices => cmd::devices::run(),
         Command::Bench(args) => cmd::bench::run(args),
         Command::Prune(args) => cmd::prune::run(*args),
         Command::Convert(args) => cmd::convert::run(args),

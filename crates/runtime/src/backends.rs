@@ -3,6 +3,7 @@
 use bodkin_backend::{Backend, LayerSplit, Mock};
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_cuda::Cuda;
+use bodkin_wgpu::Wgpu;
 
 use crate::activation_sparsity::ActivationSparsity;
 use crate::error::{Error, Result};
@@ -14,6 +15,27 @@ pub fn device_lines() -> Vec<String> {
     let cpu = Cpu::new(None).map_or_else(|error| error.to_string(), |cpu| cpu.name());
     let gpus = bodkin_cuda::device_names().unwrap_or_else(|error| vec![error.to_string()]);
     [vec![cpu], gpus].concat()
+}
+
+/// A device of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// As [`Options::device`] names it.
+    pub option: String,
+    /// What it is, with its driver where there is a choice.
+    pub name: String,
+}
+
+/// All devices that [`Options::device`] can name. A GPU may be there through several drivers.
+pub fn devices() -> Vec<Device> {
+    let cpu = Cpu::new(None).map(|cpu| cpu.name()).into_iter();
+    let cpu = cpu.map(|name| Device { option: "cpu".to_owned(), name });
+    let numbered = |kind: &str, names: Vec<String>| {
+        let device = |(i, name)| Device { option: format!("{kind}:{i}"), name };
+        names.into_iter().enumerate().map(device).collect::<Vec<_>>()
+    };
+    let cuda = numbered("cuda", bodkin_cuda::device_names().unwrap_or_default());
+    cpu.chain(cuda).chain(numbered("wgpu", bodkin_wgpu::device_names())).collect()
 }
 
 /// Opens the backend that `options` choose. `auto` takes the first GPU if it works and no option
@@ -34,22 +56,19 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let expects_cpu =
         |found: &str| Err(Error::option("activation_sparsity", "device `cpu`", found));
     if let Some(layers) = options.gpu_layers {
-        let ordinals = match kind {
-            ("auto", "") => "",
-            ("cuda", ordinals) => ordinals,
-            _ => {
-                let expected = "device `auto` or `cuda[:N,..]`";
-                return Err(Error::option("gpu_layers", expected, format!("`{device}`")));
-            }
-        };
         if skips_inputs {
             return expects_cpu("gpu_layers");
         }
-        return Ok(Box::new(LayerSplit::new(
-            cpu(options, reporter)?,
-            cuda(options, ordinals)?,
-            layers,
-        )));
+        let gpu = match kind {
+            ("auto", "") => cuda(options, "")?,
+            ("cuda", ordinals) => cuda(options, ordinals)?,
+            ("wgpu", number) => wgpu(options, number)?,
+            _ => {
+                let expected = "device `auto`, `cuda[:N,..]` or `wgpu[:N]`";
+                return Err(Error::option("gpu_layers", expected, format!("`{device}`")));
+            }
+        };
+        return Ok(Box::new(LayerSplit::new(cpu(options, reporter)?, gpu, layers)));
     }
     let sparse_is_set = !matches!(options.sparse, Sparse::Auto);
     let implies_cpu =
@@ -70,9 +89,13 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
         }),
         // Not for people: servers are measured with it.
         ("mock", "") => Ok(Box::new(Mock)),
-        ("cuda", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
+        ("cuda" | "wgpu", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
         ("cuda", ordinals) => cuda(options, ordinals),
-        _ => Err(Error::option("device", "auto, cpu or cuda[:N,..]", format!("`{device}`"))),
+        ("wgpu", number) => wgpu(options, number),
+        _ => {
+            let expected = "auto, cpu, cuda[:N,..] or wgpu[:N]";
+            Err(Error::option("device", expected, format!("`{device}`")))
+        }
     }
 }
 
@@ -108,4 +131,16 @@ fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
         })?,
     };
     Ok(Box::new(Cuda::open_all(&ordinals)?.keeping(options.kv_type)))
+}
+
+/// The GPU of this number among those that Vulkan, Metal or DX12 drive; the first one if there is
+/// none.
+fn wgpu(options: &Options, number: &str) -> Result<Box<dyn Backend>> {
+    let number = match number {
+        "" => 0,
+        number => number.parse().map_err(|_| {
+            Error::option("device", "a device number after `wgpu:`", format!("`{number}`"))
+        })?,
+    };
+    Ok(Box::new(Wgpu::open(number)?.keeping(options.kv_type)))
 }

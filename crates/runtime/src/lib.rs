@@ -70,7 +70,7 @@ mod progress;
 mod scorer;
 pub mod source;
 
-pub use backends::{backend, device_lines};
+pub use backends::{Device, backend, device_lines, devices};
 pub use builder::Builder;
 pub use embeddings::{EmbeddingOptions, Embeddings, Submitted};
 pub use encoder::Encoder;

@@ -116,7 +116,7 @@ fn errors_name_the_option_and_the_model() {
     let builder = || Model::builder(&path).device("cpu");
     assert_eq!(
         error(builder().device("tpu")),
-        "device: expected auto, cpu or cuda[:N,..], found `tpu`"
+        "device: expected auto, cpu, cuda[:N,..] or wgpu[:N], found `tpu`"
     );
     assert_eq!(error(builder().ctx_size(1)), "ctx_size: expected at least 2 tokens, found 1");
     assert_eq!(error(builder().batch_size(0)), "batch_size: expected 1 to 65536, found 0");

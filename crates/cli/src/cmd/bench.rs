@@ -74,7 +74,7 @@ pub(crate) struct Args {
     /// KV cache data type: auto, f16 or q8_0
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = arguments::kv_type)]
     kv_type: KvType,
-    /// Device: auto, cpu or cuda[:N,..]
+    /// Device: auto, cpu, cuda[:N,..] or wgpu[:N]
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
     /// Layers on the GPU: the last N, the others on the CPU

@@ -5,10 +5,11 @@ use std::process::Command;
 use crate::place::{Place, failure, model, stderr};
 
 /// The commands that help lists.
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "run",
     "pull",
     "list",
+    "devices",
     "inspect",
     "bench",
     "embed",
@@ -32,6 +33,16 @@ fn help_fits_a_terminal() {
         for line in place.text(&[command, "--help"]).lines() {
             assert!(line.chars().count() <= 100 && !line.ends_with(' '), "{command}: {line}");
         }
+    }
+}
+
+/// Machines without a GPU have Mesa's software driver.
+#[test]
+fn devices_have_a_bandwidth() {
+    let devices = Place::new().text(&["devices"]);
+    for kind in ["cpu ", "wgpu:0 "] {
+        let line = devices.lines().find(|line| line.starts_with(kind));
+        assert!(line.is_some_and(|line| line.ends_with(" GB/s")), "{devices}");
     }
 }
 
