@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PageTable, Span, conformance};
 use bodkin_cuda::Cuda;
+use bodkin_wgpu::Wgpu;
 
 /// Tokens of prompts, and steps after them, of a model's comparison: they cross a KV split's end,
 /// give each block of a device several splits, and more splits than are combined at a time.
@@ -32,6 +33,9 @@ pub(crate) struct Args {
     /// The number of the NVIDIA device, or those of several that share models, divided by commas.
     #[arg(long, default_value = "0", value_delimiter = ',')]
     device: Vec<usize>,
+    /// Run the suite on the first device that Vulkan, Metal or DX12 drives
+    #[arg(long, conflicts_with_all = ["device", "models"])]
+    wgpu: bool,
     /// Only the model files, without the suite, and only behind the shortest prompt
     #[arg(long, requires = "models")]
     brief: bool,
@@ -53,6 +57,9 @@ pub(crate) struct Args {
 /// bytes, and compares the bits with and without rewrites of the plan, and of several devices with
 /// those of the first alone.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.wgpu {
+        return check_wgpu(&args.case);
+    }
     if args.stalls {
         return args.models.iter().try_for_each(|path| check_stall(&args.device, path));
     }
@@ -100,6 +107,23 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));
     ensure!(failures.is_empty(), "{} failures", failures.len());
     println!("conformance: {} cases, none failed", fused.len());
+    Ok(())
+}
+
+/// Checks all cases, or some, on a GPU that is not NVIDIA's alone.
+fn check_wgpu(names: &[String]) -> Result<()> {
+    let mut failures = Vec::new();
+    for kv_type in KvType::ALL {
+        let gpu = Wgpu::open(0)?.keeping(kv_type);
+        let found = match names {
+            [] => conformance::check(&gpu),
+            names => names.iter().flat_map(|name| conformance::check_named(&gpu, name)).collect(),
+        };
+        failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
+    }
+    failures.iter().for_each(|failure| println!("FAILED: {failure}"));
+    ensure!(failures.is_empty(), "{} failures", failures.len());
+    println!("conformance: none failed on {}", Wgpu::open(0)?.name());
     Ok(())
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bodkin_backend::Backend;
 use bodkin_cuda::Cuda;
+use bodkin_wgpu::Wgpu;
 use serde_json::Value;
 
 /// Which models and backends run.
@@ -49,17 +51,19 @@ impl Report {
     }
 }
 
-/// The GPU, or those, that the name of a backend begins with.
-pub(super) fn cuda(backend: &str) -> Result<Cuda> {
+/// The GPU, or those, that the name of a backend begins with; none for another backend.
+pub(super) fn gpu(backend: &str) -> Result<Option<Box<dyn Backend>>> {
     // A name goes on with what the device is called.
     let name = backend.split_whitespace().next().unwrap_or("");
-    let numbers = name.strip_prefix("cuda").unwrap_or(name);
-    let numbers = numbers.strip_prefix(':').unwrap_or(numbers);
-    let ordinals = bodkin_cuda::ordinals(if numbers.is_empty() { "0" } else { numbers });
-    let ordinals = ordinals.with_context(|| {
-        format!("--backend: expected numbers after `cuda:`, divided by commas, found `{numbers}`")
-    })?;
-    Ok(Cuda::open_all(&ordinals)?)
+    let (kind, numbers) = name.split_once(':').unwrap_or((name, "0"));
+    let ordinals = bodkin_cuda::ordinals(numbers).with_context(|| {
+        format!("--backend: expected numbers after `{kind}:`, divided by commas, found `{numbers}`")
+    });
+    Ok(match kind {
+        "cuda" => Some(Box::new(Cuda::open_all(&ordinals?)?)),
+        "wgpu" => Some(Box::new(Wgpu::open(ordinals?[0])?)),
+        _ => None,
+    })
 }
 
 /// Reads a file of the kit.

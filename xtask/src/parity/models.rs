@@ -44,10 +44,10 @@ pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
         backends.push(Box::new(Cpu { isa, ..Cpu::new(Some(1))? }));
     }
     let wanted = &chosen.backend;
-    if wanted.starts_with("cuda") {
-        backends.push(Box::new(super::kit::cuda(wanted)?));
+    match super::kit::gpu(wanted)? {
+        Some(gpu) => backends = vec![gpu],
+        None => backends.retain(|backend| backend.name().starts_with(wanted.as_str())),
     }
-    backends.retain(|backend| backend.name().starts_with(wanted.as_str()));
     ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");
     for backend in &backends {
         run_on(kit, &chosen.model, backend.as_ref(), &mut report)?;

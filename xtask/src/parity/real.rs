@@ -33,12 +33,13 @@ const CONTEXT: usize = 512;
 /// chosen.
 pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
     let mut report = Report::default();
-    let is_gpu = chosen.backend.starts_with("cuda");
-    let backend: Box<dyn Backend> = match is_gpu {
-        true => Box::new(super::kit::cuda(&chosen.backend)?),
-        false => Box::new(Cpu::new(None)?),
+    let gpu = super::kit::gpu(&chosen.backend)?;
+    let is_gpu = gpu.is_some();
+    let backend = match gpu {
+        Some(gpu) => gpu,
+        None => Box::new(Cpu::new(None)?),
     };
-    if !backend.name().starts_with(&chosen.backend) {
+    if !is_gpu && !backend.name().starts_with(&chosen.backend) {
         report.not_covered.push(format!(
             "`{}`: {} runs real models",
             chosen.backend,
