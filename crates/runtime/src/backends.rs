@@ -68,8 +68,12 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
             reporter.note(&format!("{error}; running on the CPU"));
             cpu(options, reporter)
         }),
-        // Not for people: servers are measured with it.
-        ("mock", "") => Ok(Box::new(Mock)),
+        // Not for people: servers are measured with it, and tested with calls that go wrong.
+        ("mock", "") => Ok(Box::new(Mock::default())),
+        ("mock", fault) => match Mock::failing(fault) {
+            Some(mock) => Ok(Box::new(mock)),
+            None => Err(Error::option("device", "error@N, panic@N or hang@N after `mock:`", fault)),
+        },
         ("cuda", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
         ("cuda", ordinals) => cuda(options, ordinals),
         _ => Err(Error::option("device", "auto, cpu or cuda[:N,..]", format!("`{device}`"))),

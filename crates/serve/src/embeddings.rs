@@ -257,7 +257,10 @@ pub(crate) async fn compute(
     let (lease, request, tokens) = tokenized?;
     counter(tokens);
     let ended = |_| ApiError::internal("the model was unloaded");
-    let vectors = request.vectors.await.map_err(ended)??;
+    let vectors = tokio::select! {
+        vectors = request.vectors => vectors.map_err(ended)??,
+        error = lease.hung() => return Err(error),
+    };
     drop(request.cancels);
     app.metrics.embedded(lease.id(), tokens);
     Ok(Embedded { vectors, tokens })

@@ -336,6 +336,7 @@ impl Running {
                 _ = self.cancelled.wait_for(|cancelled| *cancelled) => {
                     Err(ApiError::unavailable("the server stops"))
                 }
+                error = self.lease.hung() => Err(error),
             };
             let (index, update) = match update {
                 Ok(update) => update,
