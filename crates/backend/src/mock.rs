@@ -8,18 +8,53 @@ use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 use crate::{
-    Backend, Batch, DeviceInfo, DeviceKind, HostSampler, KvType, Limits, Memory, Model, ModelStats,
-    Progress, Result, RowOutput, Sink, Step, StepOutput, Transfer,
+    Backend, Batch, DeviceInfo, DeviceKind, Error, HostSampler, KvType, Limits, Memory, Model,
+    ModelStats, Progress, Result, RowOutput, Sink, Step, StepOutput, Transfer,
 };
 
 /// Runs any plan without weights.
-pub struct Mock;
+#[derive(Default)]
+pub struct Mock {
+    fault: Option<Fault>,
+}
+
+/// A call of a model that goes wrong: which one, counted from 1, and how.
+#[derive(Clone, Copy)]
+struct Fault {
+    call: usize,
+    kind: FaultKind,
+}
+
+#[derive(Clone, Copy)]
+enum FaultKind {
+    Error,
+    Panic,
+    Hang,
+}
 
 struct MockModel {
+    fault: Option<Fault>,
+    /// Calls so far.
+    calls: usize,
     plan: Arc<Plan>,
     limits: Limits,
     host: HostSampler,
     tokens: Vec<u32>,
+}
+
+impl Mock {
+    /// A backend of which each model goes wrong in one call: `error@3`, `panic@3` and `hang@3` name
+    /// the third.
+    pub fn failing(fault: &str) -> Option<Mock> {
+        let (kind, call) = fault.split_once('@')?;
+        let kind = match kind {
+            "error" => FaultKind::Error,
+            "panic" => FaultKind::Panic,
+            "hang" => FaultKind::Hang,
+            _ => return None,
+        };
+        Some(Mock { fault: Some(Fault { call: call.parse().ok()?, kind }) })
+    }
 }
 
 impl Backend for Mock {
@@ -60,7 +95,8 @@ impl Backend for Mock {
         _: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
         let (host, tokens) = (HostSampler::new(&plan, limits), Vec::new());
-        Ok(Box::new(MockModel { plan, limits: limits.clone(), host, tokens }))
+        let (fault, limits) = (self.fault, limits.clone());
+        Ok(Box::new(MockModel { fault, calls: 0, plan, limits, host, tokens }))
     }
 }
 
@@ -71,6 +107,19 @@ fn next(token: u32, position: usize, vocabulary: usize) -> u32 {
 }
 
 impl MockModel {
+    /// Goes wrong if this call is to.
+    fn fail(&mut self) -> Result<()> {
+        self.calls += 1;
+        match self.fault.filter(|fault| fault.call == self.calls).map(|fault| fault.kind) {
+            None => Ok(()),
+            Some(FaultKind::Error) => Err(Error::Config("the mock fails".to_owned())),
+            Some(FaultKind::Panic) => panic!("the mock panics"),
+            Some(FaultKind::Hang) => loop {
+                std::thread::park();
+            },
+        }
+    }
+
     /// The token that follows each output row, `step` steps after the batch.
     fn follow(&mut self, batch: &Batch, step: usize) {
         let vocabulary = self.plan.vocabulary;
@@ -96,6 +145,7 @@ impl Model for MockModel {
 
     /// Rows that ask for logits get one that stands out.
     fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()> {
+        self.fail()?;
         if step.rows.iter().any(|row| matches!(row, RowOutput::Logits)) {
             self.follow(step.batch, 0);
             let (width, tokens) = (self.plan.output_width(), self.tokens.clone());
@@ -133,6 +183,6 @@ impl Model for MockModel {
     }
 
     fn set_activation_thresholds(&mut self, thresholds: &[f32]) -> Result<usize> {
-        Err(crate::Error::no_thresholds("mock", thresholds))
+        Err(Error::no_thresholds("mock", thresholds))
     }
 }

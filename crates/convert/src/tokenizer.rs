@@ -19,6 +19,10 @@ use files::{Files, SETTINGS, TOKENIZER};
 /// The most tokens of a vocabulary.
 const TOKENS_MAX: u64 = 1 << 24;
 
+/// Code Llama's vocabulary, and the token that ends filled in code. No file of it says so.
+const CODE_LLAMA_VOCABULARY: u32 = 32_016;
+const CODE_LLAMA_EOT: u32 = 32_010;
+
 /// Writes all keys of the tokenizer. `rows` is the number of rows of the token embeddings.
 pub(crate) fn write(
     source: &Source,
@@ -55,7 +59,7 @@ pub(crate) fn write(
             unigram::write(&files, metadata)
         }
         Vocabulary::Encoder => bpe::write_word_pieces(&files, metadata),
-        Vocabulary::Gemma => {
+        Vocabulary::Gemma if has_model()? => {
             sentencepiece::write(&files, metadata)?;
             metadata.insert("tokenizer.ggml.add_space_prefix", Value::Bool(false));
             Ok(())
@@ -64,7 +68,9 @@ pub(crate) fn write(
         Vocabulary::Decoder | Vocabulary::Padded(_) if has_model()? => {
             sentencepiece::write(&files, metadata)
         }
-        Vocabulary::Decoder | Vocabulary::Padded(_) => bpe::write(&files, metadata),
+        Vocabulary::Gemma | Vocabulary::Decoder | Vocabulary::Padded(_) => {
+            bpe::write(&files, metadata)
+        }
     }
 }
 
@@ -75,7 +81,11 @@ fn write_llama(files: &Files<'_>, has_model: bool, metadata: &mut Metadata) -> R
         metadata.insert("tokenizer.ggml.add_space_prefix", Value::Bool(prefix));
     }
     if has_model {
-        return sentencepiece::write(files, metadata);
+        sentencepiece::write(files, metadata)?;
+        if files.vocabulary == CODE_LLAMA_VOCABULARY {
+            metadata.insert("tokenizer.ggml.eot_token_id", Value::U32(CODE_LLAMA_EOT));
+        }
+        return Ok(());
     }
     if bpe::is_on_characters(files) {
         return bpe::write_characters(files, metadata);

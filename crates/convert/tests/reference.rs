@@ -61,7 +61,7 @@ fn unpacked(name: &str) -> (TempDir, PathBuf) {
 #[test]
 fn zip_files_give_the_files_of_llama_cpp() {
     let sums = sums();
-    assert_eq!(sums.len(), 12);
+    assert_eq!(sums.len(), 13);
     for (name, sum) in sums {
         let zip = folder().join(format!("{name}.zip"));
         assert_eq!(sha256(&converted(&zip, &Options::default(), 2)), sum, "{name}");
@@ -103,6 +103,105 @@ fn a_pre_tokenizer_is_known_or_named() {
     let options = Options { kind: None, pre: Some("llama-bpe".to_owned()) };
     let model = Model::open(&folder, &options).unwrap();
     assert_eq!(model.metadata().str("tokenizer.ggml.pre").unwrap(), Some("llama-bpe"));
+}
+
+/// The name that a tokenizer gets whose pre-tokenizer has these parts, or the error.
+fn pre_of(parts: &[serde_json::Value], model: &[(&str, bool)]) -> String {
+    use serde_json::{Value, json};
+    let (_root, folder) = unpacked("llama3");
+    let path = folder.join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    tokenizer["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": parts });
+    for (key, value) in model {
+        tokenizer["model"][key] = json!(value);
+    }
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    match Model::open(&folder, &Options::default()) {
+        Ok(model) => model.metadata().str("tokenizer.ggml.pre").unwrap().unwrap().to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The forms in which published tokenizers spell their pre-tokenizers.
+#[test]
+fn published_pre_tokenizers_have_names() {
+    use serde_json::{Value, json};
+    let split = |regex: &str, behavior: &str, invert: bool| {
+        let pattern = json!({ "Regex": regex });
+        json!({ "type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert })
+    };
+    let isolated = |regex: &str| split(regex, "Isolated", false);
+    let bytes =
+        |regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "use_regex": regex });
+    let digits = || json!({ "type": "Digits", "individual_digits": true });
+    let llama3 = concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    );
+    // Here a line break is the character itself.
+    let deepseek = concat!(
+        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^"##,
+        "\r\n",
+        r"\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[",
+        "\r\n]*|\\s*[\r\n",
+        r"]+|\s+(?!\S)|\s+"
+    );
+    let name = |parts: &[Value]| pre_of(parts, &[]);
+    assert_eq!(name(&[bytes(true)]), "gpt-2");
+    assert_eq!(name(&[digits(), bytes(true)]), "smollm");
+    assert_eq!(name(&[isolated(llama3), bytes(false)]), "llama-bpe");
+    assert_eq!(name(&[split(llama3, "Removed", true), bytes(false)]), "llama-bpe");
+    let merges = [("ignore_merges", false)];
+    assert_eq!(pre_of(&[isolated(llama3), bytes(false)], &merges), "smaug-bpe");
+    let asian = isolated("[一-龥\u{3040}-ゟ゠-ヿ]+");
+    let parts = [isolated(r"\p{N}{1,3}"), asian, isolated(deepseek), bytes(false)];
+    assert_eq!(name(&parts), "deepseek-v3");
+    let asian = isolated("[一-龥ࠀ-一가-\u{d7ff}]+");
+    let words = [isolated(r"\s?\p{L}+"), isolated(r"\s?\p{P}+"), asian];
+    let parts = [&[isolated("[\r\n]")], &words[..], &[digits(), bytes(false)]].concat();
+    assert_eq!(name(&parts), "deepseek-coder");
+    for unknown in [
+        vec![split(llama3, "Removed", false), bytes(false)],
+        vec![split(llama3, "Isolated", true), bytes(false)],
+        vec![isolated(llama3), digits(), bytes(false)],
+        vec![isolated(" ")],
+    ] {
+        let error = name(&unknown);
+        assert!(error.contains("expected one that llama.cpp has a name for"), "{error}");
+    }
+}
+
+/// Nothing in the files of Code Llama says which token ends filled in code.
+#[test]
+fn code_llama_ends_filled_in_code() {
+    use serde_json::{Value, json};
+    let (_root, folder) = unpacked("mistral");
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let eot = || {
+        let model = Model::open(&folder, &Options::default()).unwrap();
+        model.metadata().u32("tokenizer.ggml.eot_token_id").unwrap()
+    };
+    assert_eq!(eot(), None);
+    config["vocab_size"] = json!(32_016);
+    fs::write(&path, config.to_string()).unwrap();
+    let path = folder.join("model.safetensors");
+    let (header, _) = read_safetensors(&path);
+    let (mut wide, mut end) = (header, 0);
+    for (name, entry) in wide.as_object_mut().unwrap() {
+        if name.starts_with("__") {
+            continue;
+        }
+        if entry["shape"][0] == 400 {
+            entry["shape"][0] = json!(32_016);
+        }
+        let shape = entry["shape"].as_array().unwrap();
+        let elements: u64 = shape.iter().map(|size| size.as_u64().unwrap()).product();
+        entry["data_offsets"] = json!([end, end + 2 * elements]);
+        end += 2 * elements;
+    }
+    write_safetensors(&path, &wide, &vec![0; end as usize]);
+    assert_eq!(eot(), Some(32_010));
 }
 
 #[test]

@@ -34,6 +34,16 @@ fn failed(what: &str) -> impl FnOnce(DriverError) -> Error {
     }
 }
 
+/// The error of what was sent. The only kernels that end themselves without a word wait for others.
+fn kernel_failed(error: DriverError) -> Error {
+    failed(match error.0 {
+        sys::CUresult::CUDA_ERROR_LAUNCH_FAILED => {
+            "a kernel failed, or has waited 10 s for another GPU"
+        }
+        _ => "a kernel failed",
+    })(error)
+}
+
 /// Whether there is a driver on this machine.
 pub(crate) fn is_installed() -> bool {
     // SAFETY: looks a library up.
@@ -176,7 +186,7 @@ impl Device {
     pub(crate) fn finish(&self) -> Result<()> {
         self.traced_wait(|| {
             // SAFETY: the stream lives as long as the device.
-            unsafe { result::stream::synchronize(self.stream) }.map_err(failed("a kernel failed"))
+            unsafe { result::stream::synchronize(self.stream) }.map_err(kernel_failed)
         })
     }
 

@@ -87,8 +87,8 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
             reporter.note(&format!("{error}; running on the CPU"));
             cpu(options, reporter)
         }),
-        // Not for people: servers are measured with it.
-        ("mock", "") => Ok(Box::new(Mock)),
+        // Not for people: servers are measured with it, and tested with calls that go wrong.
+        ("mock", fault) => mock(fault),
         ("cuda" | "wgpu", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
         ("cuda", ordinals) => cuda(options, ordinals),
         ("wgpu", number) => wgpu(options, number),
@@ -143,4 +143,15 @@ fn wgpu(options: &Options, number: &str) -> Result<Box<dyn Backend>> {
         })?,
     };
     Ok(Box::new(Wgpu::open(number)?.keeping(options.kv_type)))
+}
+
+/// The mock backend, with a fault if one is named.
+fn mock(fault: &str) -> Result<Box<dyn Backend>> {
+    match fault {
+        "" => Ok(Box::new(Mock::default())),
+        fault => match Mock::failing(fault) {
+            Some(mock) => Ok(Box::new(mock)),
+            None => Err(Error::option("device", "error@N, panic@N or hang@N after `mock:`", fault)),
+        },
+    }
 }

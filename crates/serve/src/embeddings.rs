@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json, float};
+use crate::fields::{Fields, Json, float, form};
 use crate::models::Lease;
 use crate::ollama;
 
@@ -66,13 +66,15 @@ pub(crate) async fn openai(
         };
         json!({ "object": "embedding", "index": index, "embedding": embedding })
     });
-    Ok(Json(json!({
-        "object": "list",
-        "data": data.collect::<Value>(),
-        "model": id,
-        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+    Ok(form(count(&vectors), || {
+        Json(json!({
+            "object": "list",
+            "data": data.collect::<Value>(),
+            "model": id,
+            "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+        }))
+        .into_response()
     }))
-    .into_response())
 }
 
 /// llama-server's form: each embedding is an array of vectors, here of one.
@@ -95,7 +97,8 @@ pub(crate) async fn llama(
     let embedded = embed(&app, caller, lease, inputs, ask).await?;
     let vectors = embedded.vectors.iter().enumerate();
     let vectors = vectors.map(|(index, v)| json!({ "index": index, "embedding": [numbers(v)] }));
-    Ok(Json(vectors.collect::<Value>()).into_response())
+    let all = || Json(vectors.collect::<Value>()).into_response();
+    Ok(form(count(&embedded.vectors), all))
 }
 
 /// Ollama's form for several texts. Long ones are cut unless `truncate` is false.
@@ -115,14 +118,16 @@ pub(crate) async fn ollama(
         options.truncate = truncate;
     };
     let Embedded { vectors, tokens } = embed(&app, caller, lease, inputs, ask).await?;
-    Ok(Json(json!({
-        "model": id,
-        "embeddings": vectors.iter().map(|vector| numbers(vector)).collect::<Value>(),
-        "total_duration": started.elapsed().as_nanos() as u64,
-        "load_duration": load.as_nanos() as u64,
-        "prompt_eval_count": tokens,
+    Ok(form(count(&vectors), || {
+        Json(json!({
+            "model": id,
+            "embeddings": vectors.iter().map(|vector| numbers(vector)).collect::<Value>(),
+            "total_duration": started.elapsed().as_nanos() as u64,
+            "load_duration": load.as_nanos() as u64,
+            "prompt_eval_count": tokens,
+        }))
+        .into_response()
     }))
-    .into_response())
 }
 
 /// Ollama's older form for one text, whose vector has any length.
@@ -139,6 +144,11 @@ pub(crate) async fn ollama_one(
     let embedded = embed(&app, caller, lease, vec![Input::Text(text)], ask).await?;
     let vector = embedded.vectors.first().map(|vector| numbers(vector));
     Ok(Json(json!({ "embedding": vector })).into_response())
+}
+
+/// The elements of all vectors.
+fn count(vectors: &[Vec<f32>]) -> usize {
+    vectors.iter().map(Vec::len).sum()
 }
 
 /// A vector as JSON.
@@ -257,7 +267,10 @@ pub(crate) async fn compute(
     let (lease, request, tokens) = tokenized?;
     counter(tokens);
     let ended = |_| ApiError::internal("the model was unloaded");
-    let vectors = request.vectors.await.map_err(ended)??;
+    let vectors = tokio::select! {
+        vectors = request.vectors => vectors.map_err(ended)??,
+        error = lease.hung() => return Err(error),
+    };
     drop(request.cancels);
     app.metrics.embedded(lease.id(), tokens);
     Ok(Embedded { vectors, tokens })

@@ -14,6 +14,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::bodies::Bodies;
 use crate::error::{ApiError, Result};
 
+/// A response with this many numbers takes a millisecond to form.
+const LARGE: usize = 2000;
+
+/// A body with this many bytes takes as long to parse as a number takes to form.
+const BYTES_PER_NUMBER: usize = 64;
+
 /// The fields of a request.
 #[derive(Debug)]
 pub(crate) struct Fields {
@@ -32,7 +38,8 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Fields> {
         let (bytes, held) = Bodies::from_ref(state).read(request.into_body()).await?;
-        Ok(Fields { _held: held, ..Fields::parse(&bytes)? })
+        let fields = form(bytes.len() / BYTES_PER_NUMBER, || Fields::parse(&bytes))?;
+        Ok(Fields { _held: held, ..fields })
     }
 }
 
@@ -232,6 +239,15 @@ impl<T: Serialize> IntoResponse for Json<T> {
             }
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
         }
+    }
+}
+
+/// Forms a response that has this count of numbers. A large one holds up none of the requests that
+/// share its thread.
+pub(crate) fn form<T>(numbers: usize, form: impl FnOnce() -> T) -> T {
+    match numbers < LARGE {
+        true => form(),
+        false => tokio::task::block_in_place(form),
     }
 }
 

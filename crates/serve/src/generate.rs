@@ -321,6 +321,14 @@ impl Running {
         &self.choices[index].prompt_logprobs
     }
 
+    /// How many log-probabilities the response to these answers has.
+    pub(crate) fn count_logprobs(&self, answers: &[Answer]) -> usize {
+        let tokens = answers.iter().flat_map(|answer| &answer.tokens);
+        let own = tokens.filter_map(|token| token.logprobs.as_deref());
+        let prompts = self.choices.iter().flat_map(|choice| &choice.prompt_logprobs);
+        own.chain(prompts).map(|logprobs| 1 + logprobs.top.len()).sum()
+    }
+
     /// The tokens of an answer so far that are reasoning.
     pub(crate) fn reasoning_tokens(&self, index: usize) -> usize {
         self.choices[index].reasoning_tokens
@@ -336,6 +344,7 @@ impl Running {
                 _ = self.cancelled.wait_for(|cancelled| *cancelled) => {
                     Err(ApiError::unavailable("the server stops"))
                 }
+                error = self.lease.hung() => Err(error),
             };
             let (index, update) = match update {
                 Ok(update) => update,

@@ -143,9 +143,16 @@ impl Server {
             maintenance.abort();
             result
         });
+        let pool = Arc::clone(&app.pool);
+        let steps_end = runtime.block_on(pool.end_steps());
         // Cancels what still runs, and waits for the models' threads.
         runtime.shutdown_timeout(Duration::from_secs(1));
-        drop((sender, app));
+        drop((sender, pool));
+        match steps_end {
+            true => drop(app),
+            // Its thread ends with the process.
+            false => std::mem::forget(app),
+        }
         result
     }
 }

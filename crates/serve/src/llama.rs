@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json, float};
+use crate::fields::{Fields, Json, float, form};
 use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Running, render};
 use crate::models::Lease;
 use crate::openai::chat::chat;
@@ -58,16 +58,18 @@ pub(crate) async fn completion(
         return Ok(stream::response(running, CompletionStream { format, tokens }));
     }
     let (running, answers) = running.collect().await?;
-    let mut bodies = answers.iter().enumerate().map(|(index, answer)| {
-        let Answer { text, finish, usage, timings, tokens } = answer;
-        format.last(&running, index, (&text.content, finish, usage, timings), tokens)
-    });
-    // One prompt has one answer, several have an array.
-    let body = match bodies.len() {
-        1 => bodies.next().unwrap_or_default(),
-        _ => bodies.collect(),
-    };
-    Ok(Json(body).into_response())
+    Ok(form(running.count_logprobs(&answers), || {
+        let mut bodies = answers.iter().enumerate().map(|(index, answer)| {
+            let Answer { text, finish, usage, timings, tokens } = answer;
+            format.last(&running, index, (&text.content, finish, usage, timings), tokens)
+        });
+        // One prompt has one answer, several have an array.
+        let body = match bodies.len() {
+            1 => bodies.next().unwrap_or_default(),
+            _ => bodies.collect(),
+        };
+        Json(body).into_response()
+    }))
 }
 
 /// What the last object of an answer repeats of the request.

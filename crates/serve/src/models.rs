@@ -31,7 +31,6 @@ pub(crate) struct ModelPool {
     embeds: bool,
     defaults: Map<String, Value>,
     memory_bytes: Option<u64>,
-    step_timeout: Duration,
     reporter: Reporter,
     /// Held while memory is made free and a model is loaded.
     loading: Arc<tokio::sync::Mutex<()>>,
@@ -40,15 +39,13 @@ pub(crate) struct ModelPool {
 impl ModelPool {
     pub(crate) fn new(options: &ServerOptions, reporter: Reporter) -> ModelPool {
         let created = jiff::Timestamp::now().as_second();
-        let entry =
-            |spec: &ModelSpec| Arc::new(Entry::new(spec.clone(), created, options.keep_alive));
+        let entry = |spec: &ModelSpec| Arc::new(Entry::new(spec, created, options));
         ModelPool {
             entries: options.models.iter().map(entry).collect(),
             load: options.load.clone(),
             embeds: options.embeds,
             defaults: options.defaults.clone(),
             memory_bytes: options.memory_bytes,
-            step_timeout: options.step_timeout,
             reporter,
             loading: Arc::default(),
         }
@@ -199,9 +196,23 @@ impl ModelPool {
         }
     }
 
+    /// Waits until no step runs, once requests have been cancelled. Returns false if one hangs.
+    pub(crate) async fn end_steps(&self) -> bool {
+        let is_stepping = |entry: &Arc<Entry>| {
+            entry.loaded().is_some_and(|loaded| loaded.stats().step_age.is_some())
+        };
+        while self.entries.iter().any(is_stepping) {
+            if self.entries.iter().any(|entry| entry.status().0 == "hung") {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        true
+    }
+
     /// Whether all models that were asked for answer, and a JSON object that says so.
     pub(crate) fn health(&self) -> (bool, Value) {
-        let statuses = self.entries.iter().map(|entry| (entry, entry.status(self.step_timeout)));
+        let statuses = self.entries.iter().map(|entry| (entry, entry.status()));
         let now = Instant::now();
         let in_ms = |at: Instant| at.saturating_duration_since(now).as_millis() as u64;
         let (mut is_healthy, mut models) = (true, Vec::new());

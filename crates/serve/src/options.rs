@@ -64,7 +64,8 @@ pub struct ServerOptions {
     pub bodies_bytes: usize,
     /// A body that takes longer to arrive is refused.
     pub body_timeout: Duration,
-    /// A step of a model that takes longer makes `/health` report a failure.
+    /// A step of a model that takes longer makes `/health` report a failure. One that takes ten
+    /// times as long ends its requests.
     pub step_timeout: Duration,
     /// How long running requests may go on when the server is stopped.
     pub drain: Duration,

@@ -93,7 +93,7 @@ pub(crate) struct Args {
     /// How long the body of a request may take to arrive
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     body_timeout: Duration,
-    /// A step that takes longer makes /health report a failure
+    /// A step that takes longer makes /health report a failure; ten times as long, requests end
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     step_timeout: Duration,
     /// How long running requests may go on after Ctrl-C or SIGTERM

@@ -334,3 +334,23 @@ fn ctrl_c_stops_the_answer_and_keeps_it() {
     let text = rest.strip_suffix('\n').expect("a whole last line");
     assert!(text.bytes().all(|byte| byte == b'x') && text.len() < 99_000);
 }
+
+/// What has been said stays, and one line says why there is no more.
+#[test]
+fn an_answer_whose_model_fails_ends_with_the_cause() {
+    let place = Place::new();
+    let model = model("llama");
+    for (fault, cause) in [
+        ("error@2", "the mock fails"),
+        ("panic@2", "the engine's thread panicked: the mock panics"),
+    ] {
+        let device = format!("mock:{fault}");
+        // The first call is the prompt with the first token.
+        let flags = ["--device", &device, "-n", "9", "--raw", "--ignore-eos"];
+        let output = place.run(&command(&model, "Hello", &flags));
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(!output.stdout.is_empty(), "a token came");
+        assert_eq!(text.lines().last(), Some(&*format!("error: {cause}")), "{text}");
+    }
+}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, kit, post_head};
+use crate::server::{MODEL, Response, Server, kit, post_head};
 
 fn status(server: &Server) -> Vec<(String, String)> {
     let health = server.get("/health").json();
@@ -217,6 +217,80 @@ fn a_step_that_takes_too_long_makes_health_fail_until_it_ends() {
     drop(socket);
     server.wait_idle();
     assert_eq!(server.get("/health").status, 200);
+}
+
+/// `/health` when it has this status and the model this state.
+fn wait_for_health(server: &Server, wanted: (u16, &str)) -> Value {
+    let start = Instant::now();
+    loop {
+        let response = server.get("/health");
+        let model = response.json()["models"][0].clone();
+        if (response.status, model["status"].as_str().unwrap()) == wanted {
+            return model;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "{wanted:?}: {response:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Texts of one token each, of which two share a step.
+fn embed_texts(server: &Server, count: usize) -> Response {
+    let body = json!({ "input": vec!["a"; count] });
+    server.post("/v1/embeddings", &body)
+}
+
+#[test]
+fn an_encoder_that_fails_in_a_request_is_loaded_again() {
+    for (fault, cause) in [("error@3", "the mock fails"), ("panic@3", "the mock panics")] {
+        let device = format!("mock:{fault}");
+        let args = ["--device", &device, "--batch-size", "8", "--parallel", "2"];
+        let server = Server::of(&kit("bert.gguf"), &args);
+        assert_eq!(embed_texts(&server, 1).status, 200, "the first step");
+        // Others that wait end too, and the one that is half done.
+        let ended: Vec<Response> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..2).map(|_| scope.spawn(|| embed_texts(&server, 400))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        // One of them may have come when the model was there again, and failed like the first.
+        for response in ended {
+            let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert_eq!(response.status, 500, "{message}");
+            assert!(message.contains(cause), "{message}");
+        }
+        let model = wait_for_health(&server, (200, "loaded"));
+        assert!(model["loads"].as_u64().unwrap() > 1, "{model}");
+        assert_eq!(embed_texts(&server, 1).status, 200, "{fault}");
+    }
+}
+
+#[test]
+fn requests_of_a_model_that_hangs_end_and_so_does_the_server() {
+    for (model, path, body) in [
+        (kit(MODEL), "/completion", json!({ "prompt": [5], "n_predict": 9, "ignore_eos": true })),
+        (kit("bert.gguf"), "/v1/embeddings", json!({ "input": "a" })),
+    ] {
+        let args = ["--device", "mock:hang@2", "--step-timeout", "100ms", "--ctx-size", "64"];
+        let mut server = Server::of(&model, &args);
+        let first = json!({ "prompt": [5], "n_predict": 1, "input": "a" });
+        assert_eq!(server.post(path, &first).status, 200);
+        let start = Instant::now();
+        // One runs, the other one waits for it.
+        std::thread::scope(|scope| {
+            let ask = || server.post(path, &body);
+            let threads = [(); 2].map(|()| scope.spawn(ask));
+            wait_for_health(&server, (503, "hung"));
+            for response in threads.map(|thread| thread.join().unwrap()) {
+                let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+                assert_eq!(response.status, 503, "{message}");
+                assert!(message.starts_with("a step has been running for "), "{message}");
+            }
+        });
+        assert!(start.elapsed() >= Duration::from_secs(1), "ten times the limit of a step");
+        server.terminate();
+        assert_eq!(server.child.wait().unwrap().code(), Some(0));
+        assert!(start.elapsed() < Duration::from_secs(25), "nobody waits for the model");
+    }
 }
 
 #[cfg(unix)]

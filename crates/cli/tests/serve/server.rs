@@ -75,7 +75,8 @@ impl Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_bodkin"))
             .arg("serve")
             .args(args)
-            .args(["--port", "0", "--device", "cpu"])
+            .args(["--port", "0"])
+            .args(if args.contains(&"--device") { &[][..] } else { &["--device", "cpu"] })
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

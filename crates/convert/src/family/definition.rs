@@ -38,7 +38,7 @@ pub(crate) enum Vocabulary {
     Decoder,
     /// As `Decoder`, for BPE on characters also without `tokenizer.model`.
     Llama,
-    /// `tokenizer.model`, whose first token gets no space before it.
+    /// As `Decoder`; the first token gets no space before it.
     Gemma,
     /// WordPiece or Unigram of `tokenizer.json`.
     Encoder,

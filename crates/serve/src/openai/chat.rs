@@ -10,7 +10,7 @@ use super::{TOP_LOGPROBS, chat_logprobs, choices, finish_reason, refuse_missing,
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json};
+use crate::fields::{Fields, Json, form};
 use crate::generate::{
     Answer, Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens,
 };
@@ -49,7 +49,9 @@ pub(crate) async fn create(
         return Ok(stream::response(running, ChatStream(Chunks::new(include_usage))));
     }
     let (running, answers) = running.collect().await?;
-    Ok(Json(whole(&running, &answers, has_logprobs)).into_response())
+    Ok(form(running.count_logprobs(&answers), || {
+        Json(whole(&running, &answers, has_logprobs)).into_response()
+    }))
 }
 
 /// The tokens of a conversation.

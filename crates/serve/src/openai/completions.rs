@@ -11,8 +11,8 @@ use super::{choices, finish_reason, piece, pieces, refuse_missing, stream_option
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, Json, float};
-use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
+use crate::fields::{Fields, Json, float, form};
+use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
 use crate::models::Lease;
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::Reports;
@@ -55,7 +55,7 @@ pub(crate) async fn create(
         vec![text; choices]
     });
     let texts: Vec<String> = texts.collect();
-    let mut offsets: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
+    let offsets: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
     let echo = if echoes { texts } else { Vec::new() };
     if streams {
         let echo = echo.into_iter().map(Some).collect();
@@ -64,14 +64,27 @@ pub(crate) async fn create(
         return Ok(stream::response(running, format));
     }
     let (running, answers) = running.collect().await?;
+    Ok(form(running.count_logprobs(&answers), || {
+        whole(&running, &answers, &echo, has_logprobs.then_some(offsets))
+    }))
+}
+
+/// The response of answers that are not streamed. `echo` has the prompts that they begin with,
+/// `offsets` those of their first tokens, if they have log-probabilities.
+fn whole(
+    running: &Running,
+    answers: &[Answer],
+    echo: &[String],
+    mut offsets: Option<Vec<usize>>,
+) -> Response {
     let choices = answers.iter().enumerate().map(|(index, answer)| {
         let prompt = echo.get(index).map_or("", String::as_str);
-        let logprobs = has_logprobs.then(|| {
+        let logprobs = offsets.as_mut().map(|offsets| {
             let mut lists = LogprobLists::default();
-            if echoes {
-                lists.push_prompt(&running, index, prompt);
+            if !echo.is_empty() {
+                lists.push_prompt(running, index, prompt);
             }
-            lists.push_answer(&running, &answer.tokens, &mut offsets[index]);
+            lists.push_answer(running, &answer.tokens, &mut offsets[index]);
             lists.json()
         });
         json!({
@@ -82,7 +95,7 @@ pub(crate) async fn create(
         })
     });
     let head = ("cmpl-", "text_completion");
-    Ok(Json(chunks::whole(head, &running, &answers, choices.collect())).into_response())
+    Json(chunks::whole(head, running, answers, choices.collect())).into_response()
 }
 
 /// The texts of prompts that are texts.
@@ -236,12 +249,14 @@ impl CompletionStream {
     fn repeat_prompt(&mut self, running: &Running, index: usize, out: &mut Vec<u8>) {
         let Some(text) = self.echo.get_mut(index).and_then(Option::take) else { return };
         let mut choice = json!({ "index": index, "text": text, "finish_reason": null });
-        if self.has_logprobs {
-            let mut lists = LogprobLists::default();
-            lists.push_prompt(running, index, &text);
-            choice["logprobs"] = lists.json();
-        }
-        self.chunks.write(Some(choice), Map::new(), out);
+        form(running.count_logprobs(&[]), || {
+            if self.has_logprobs {
+                let mut lists = LogprobLists::default();
+                lists.push_prompt(running, index, &text);
+                choice["logprobs"] = lists.json();
+            }
+            self.chunks.write(Some(choice), Map::new(), out);
+        });
     }
 }
 
