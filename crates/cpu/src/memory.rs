@@ -105,6 +105,14 @@ impl AlignedMemory {
             // SAFETY: the line belongs to this memory; every x86-64 processor has the instruction.
             unsafe { std::arch::x86_64::_mm_clflush(self.start().add(line)) }
         }
+        #[cfg(all(target_arch = "aarch64", target_os = "linux"))]
+        for line in (0..self.bytes).step_by(64) {
+            // SAFETY: the line belongs to this memory; Linux lets programs use the instruction.
+            unsafe {
+                let line = self.start().add(line);
+                std::arch::asm!("dc civac, {line}", line = in(reg) line, options(nostack));
+            }
+        }
     }
 
     /// All bytes.

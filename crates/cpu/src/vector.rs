@@ -1,7 +1,6 @@
-//! Sixteen f32 lanes on every machine: one 512-bit register, two 256-bit ones, four 128-bit ones, or
-//! an array.
-//! Operations other than matmuls are written once over [`Vector`]; [`mod@dispatch`] compiles them
-//! for each instruction set.
+//! Sixteen f32 lanes on every machine: one 512-bit register, two 256-bit ones, four 128-bit ones,
+//! or an array. Operations other than matmuls are written once over [`Vector`]; [`mod@dispatch`]
+//! compiles them for each instruction set.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;

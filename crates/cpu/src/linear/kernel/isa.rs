@@ -208,14 +208,17 @@ micro_kernels!(
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")],
     #[target_feature(enable = "avx2,fma,f16c,avxvnni,popcnt")]
 );
+/// A quarter of a panel, whose kernels have the codes of a block in registers.
+#[cfg(target_arch = "aarch64")]
+type Quarter<const Q: usize, const SDOT: bool> = Neon<Q, 1, SDOT>;
 #[cfg(target_arch = "aarch64")]
 micro_kernels!(
     Neon<0, 4, false>,
-    8,
+    4,
     [(1, 4), (2, 2), (4, 1)],
     [],
     [Neon<0, 4, false>],
-    several: [Neon<0, 1, false>, Neon<1, 1, false>, Neon<2, 1, false>, Neon<3, 1, false>]
+    several: [Quarter<0, false>, Quarter<1, false>, Quarter<2, false>, Quarter<3, false>]
 );
 #[cfg(target_arch = "aarch64")]
 micro_kernels!(
@@ -224,7 +227,7 @@ micro_kernels!(
     [(1, 4), (2, 2), (4, 1)],
     [],
     [Neon<0, 4, true>],
-    several: [Neon<0, 1, true>, Neon<1, 1, true>, Neon<2, 1, true>, Neon<3, 1, true>],
+    several: [Quarter<0, true>, Quarter<1, true>, Quarter<2, true>, Quarter<3, true>],
     #[target_feature(enable = "neon,dotprod")],
     #[target_feature(enable = "neon,dotprod")]
 );

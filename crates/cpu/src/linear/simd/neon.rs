@@ -15,10 +15,10 @@ use super::tables::{EXPANSIONS, SELECTED};
 use crate::linear::lanes::Lanes;
 use crate::memory;
 
-/// The lanes of `COUNT` quarters of a panel from quarter `FIRST` on; `DOT` if the processor has the
-/// int8 dot product.
+/// The lanes of `COUNT` quarters of a panel from quarter `FIRST` on; `SDOT` if the processor has
+/// the int8 dot product.
 #[derive(Copy, Clone)]
-pub(crate) struct Neon<const FIRST: usize, const COUNT: usize, const DOT: bool>;
+pub(crate) struct Neon<const FIRST: usize, const COUNT: usize, const SDOT: bool>;
 
 /// Adds to each lane the dot product of its four codes with the four of `x` from byte `4 * STEP`.
 #[inline(always)]
@@ -106,7 +106,7 @@ unsafe fn expand_f16_8(mask: u8, at: *const u8) -> [float32x4_t; 2] {
     [vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)]
 }
 
-impl<const FIRST: usize, const COUNT: usize, const DOT: bool> Neon<FIRST, COUNT, DOT> {
+impl<const FIRST: usize, const COUNT: usize, const SDOT: bool> Neon<FIRST, COUNT, SDOT> {
     /// Whether a vector of codes is used for several tokens, so that it pays to centre it.
     const CENTRES: bool = COUNT == 1;
 
@@ -149,7 +149,7 @@ impl<const FIRST: usize, const COUNT: usize, const DOT: bool> Neon<FIRST, COUNT,
     }
 }
 
-impl<const FIRST: usize, const COUNT: usize, const DOT: bool> Lanes for Neon<FIRST, COUNT, DOT> {
+impl<const FIRST: usize, const COUNT: usize, const SDOT: bool> Lanes for Neon<FIRST, COUNT, SDOT> {
     type Bytes = [uint8x16_t; COUNT];
     type Ints = [int32x4_t; COUNT];
     type Floats = [float32x4_t; COUNT];
@@ -197,7 +197,7 @@ impl<const FIRST: usize, const COUNT: usize, const DOT: bool> Lanes for Neon<FIR
     #[inline(always)]
     unsafe fn dot(start: Self::Ints, codes: &[Self::Bytes], bits: u32, x: *const i8) -> Self::Ints {
         let mut sums = start;
-        if DOT && let &[a, b, c, d] = codes {
+        if SDOT && let &[a, b, c, d] = codes {
             let x = vld1q_s8(x);
             for (i, sum) in sums.iter_mut().enumerate() {
                 *sum = add_dot::<1>(add_dot::<0>(*sum, a[i], x), b[i], x);
@@ -205,7 +205,7 @@ impl<const FIRST: usize, const COUNT: usize, const DOT: bool> Lanes for Neon<FIR
             }
             return sums;
         }
-        if DOT {
+        if SDOT {
             for (step, codes) in codes.iter().enumerate() {
                 let x = broadcast(x.add(4 * step));
                 for (sum, &codes) in sums.iter_mut().zip(codes) {
@@ -339,10 +339,9 @@ impl<const FIRST: usize, const COUNT: usize, const DOT: bool> Lanes for Neon<FIR
         memory::prefetch_l1(at);
     }
 
+    // Not measured: kernels read one stream, which these processors prefetch into L2 themselves.
     #[inline(always)]
-    unsafe fn prefetch_l2(at: *const u8) {
-        memory::prefetch_l2(at);
-    }
+    unsafe fn prefetch_l2(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn flip<const BITS: u8>(v: Self::Bytes) -> Self::Bytes {
@@ -401,7 +400,7 @@ impl<const FIRST: usize, const COUNT: usize, const DOT: bool> Lanes for Neon<FIR
             for (i, sum) in sums.iter_mut().enumerate() {
                 let codes = vsubq_u8(codes[i], vdupq_n_u8(ZERO));
                 let x = vreinterpretq_s8_u8(x[i]);
-                *sum = if DOT {
+                *sum = if SDOT {
                     add_lane_dot(*sum, codes, x)
                 } else {
                     widen(*sum, products(codes, x))
