@@ -14,6 +14,7 @@ const STEPS: &[(&str, &str)] = &[
     ("clippy", "clippy --workspace --all-targets --all-features --quiet -- -D warnings"),
     ("kernels", "xtask kernels --check"),
     ("cuda", "xtask emulate"),
+    ("arm", "xtask arm"),
     ("tests", "test --workspace --all-features --quiet"),
     ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),
 ];

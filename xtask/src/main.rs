@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arm;
 mod ci;
 mod compare;
 mod conformance;
@@ -31,6 +32,8 @@ use workspace::root;
 #[derive(Parser)]
 #[command(name = "xtask")]
 enum Command {
+    /// Runs the tests of the CPU backend on emulated 64-bit Arm processors.
+    Arm,
     /// Runs all checks, in the order in which failures are cheapest to find.
     Ci(ci::Args),
     /// Measures interleaved with llama.cpp, and rewrites the table of docs/performance.md.
@@ -68,6 +71,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Command::parse() {
+        Command::Arm => arm::run(&root()),
         Command::Ci(args) => ci::run(&root(), &args),
         Command::Compare(args) => compare::run(&root(), &args),
         Command::Conformance(args) => conformance::run(&args),

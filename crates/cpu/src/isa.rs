@@ -29,6 +29,14 @@ pub enum Isa {
     #[cfg(target_arch = "x86_64")]
     #[non_exhaustive]
     Avx512Bf16,
+    /// NEON: all 64-bit Arm processors.
+    #[cfg(target_arch = "aarch64")]
+    #[non_exhaustive]
+    Neon,
+    /// As `Neon`, with the int8 dot product: Arm's server cores since Neoverse N1, Apple since M1.
+    #[cfg(target_arch = "aarch64")]
+    #[non_exhaustive]
+    DotProd,
 }
 
 /// The environment variable that forces an instruction set.
@@ -37,7 +45,9 @@ const VARIABLE: &str = "BODKIN_CPU";
 impl Isa {
     #[cfg(target_arch = "x86_64")]
     const ALL: &[Isa] = &[Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16];
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    const ALL: &[Isa] = &[Isa::Portable, Isa::Neon, Isa::DotProd];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     const ALL: &[Isa] = &[Isa::Portable];
 
     /// The name, as `BODKIN_CPU` takes it.
@@ -52,6 +62,10 @@ impl Isa {
             Isa::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => "avx512-bf16",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Isa::DotProd => "dotprod",
         }
     }
 
@@ -141,7 +155,15 @@ impl Isa {
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    fn is_supported(self) -> bool {
+        match self {
+            Isa::Portable | Isa::Neon => true,
+            Isa::DotProd => std::arch::is_aarch64_feature_detected!("dotprod"),
+        }
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn is_supported(self) -> bool {
         self == Isa::Portable
     }

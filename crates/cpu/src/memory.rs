@@ -29,7 +29,7 @@ enum Store {
 /// Defines a prefetch of a cache line, where the processor has an instruction for that. Any address
 /// is valid.
 macro_rules! prefetch {
-    ($name:ident, $hint:ident) => {
+    ($name:ident, $hint:ident, $operation:literal) => {
         #[inline(always)]
         pub(crate) fn $name(line: *const u8) {
             #[cfg(target_arch = "x86_64")]
@@ -38,14 +38,23 @@ macro_rules! prefetch {
                 use std::arch::x86_64::{_mm_prefetch, $hint};
                 _mm_prefetch::<$hint>(line.cast());
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: every 64-bit Arm processor has the instruction, which has no visible effect.
+            unsafe {
+                std::arch::asm!(
+                    concat!("prfm ", $operation, ", [{line}]"),
+                    line = in(reg) line,
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
             let _ = line;
         }
     };
 }
 
-prefetch!(prefetch_l1, _MM_HINT_T0);
-prefetch!(prefetch_l2, _MM_HINT_T1);
+prefetch!(prefetch_l1, _MM_HINT_T0, "pldl1keep");
+prefetch!(prefetch_l2, _MM_HINT_T1, "pldl2keep");
 
 /// Bytes that the models of this process hold outside the heap: large weights, activations and KV
 /// caches.
@@ -95,6 +104,14 @@ impl AlignedMemory {
         for line in (0..self.bytes).step_by(64) {
             // SAFETY: the line belongs to this memory; every x86-64 processor has the instruction.
             unsafe { std::arch::x86_64::_mm_clflush(self.start().add(line)) }
+        }
+        #[cfg(all(target_arch = "aarch64", target_os = "linux"))]
+        for line in (0..self.bytes).step_by(64) {
+            // SAFETY: the line belongs to this memory; Linux lets programs use the instruction.
+            unsafe {
+                let line = self.start().add(line);
+                std::arch::asm!("dc civac, {line}", line = in(reg) line, options(nostack));
+            }
         }
     }
 

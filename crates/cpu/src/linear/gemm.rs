@@ -16,6 +16,8 @@ use super::activations::{Activations, NonZeros};
 use super::columns::ColumnGroups;
 use super::kernel::MicroKernels;
 use super::out::OutRows;
+#[cfg(target_arch = "aarch64")]
+use super::simd::Neon;
 use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
@@ -77,6 +79,10 @@ pub unsafe fn matmul(
         Isa::Avx512Bf16 if format == ActivationFormat::Bf16 => dense::run_bf16(gemm),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 => run::<Avx512>(gemm, sparse, columns),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => run::<Neon<0, 4, false>>(gemm, sparse, columns),
+        #[cfg(target_arch = "aarch64")]
+        Isa::DotProd => run::<Neon<0, 4, true>>(gemm, sparse, columns),
     }
 }
 

@@ -2,8 +2,7 @@
 
 /// Calls a function that is generic over `Vector`, compiled for the instructions of an `Isa`.
 ///
-/// `dispatch!(isa, name::<T>(a: A, b: B) -> R)` selects one of three copies of `name::<V, T>(a,
-/// b)`.
+/// `dispatch!(isa, name::<T>(a: A, b: B) -> R)` selects one of the copies of `name::<V, T>(a, b)`.
 macro_rules! dispatch {
     ($isa:expr, $name:ident $(::<$t:ty>)?($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
@@ -27,6 +26,11 @@ macro_rules! dispatch {
             // SAFETY: likewise.
             #[cfg(target_arch = "x86_64")]
             $crate::isa::Isa::Avx2 | $crate::isa::Isa::AvxVnni => unsafe { avx2($($arg),*) },
+            // SAFETY: every 64-bit Arm processor has NEON.
+            #[cfg(target_arch = "aarch64")]
+            $crate::isa::Isa::Neon | $crate::isa::Isa::DotProd => unsafe {
+                $name::<$crate::vector::neon::Neon $(, $t)?>($($arg),*)
+            },
             // SAFETY: arrays need no instructions.
             _ => unsafe { $name::<$crate::vector::portable::Portable $(, $t)?>($($arg),*) },
         }

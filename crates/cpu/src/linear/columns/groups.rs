@@ -10,6 +10,8 @@ use crate::isa::Isa;
 use crate::linear::kernel::MicroKernels;
 use crate::linear::lanes::PANEL_ROWS;
 use crate::linear::layout::{FloatLayout, IntegerLayout, PackedLayout};
+#[cfg(target_arch = "aarch64")]
+use crate::linear::simd::Neon;
 use crate::linear::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::linear::simd::{Avx2, Avx512};
@@ -179,6 +181,10 @@ impl VisitColumns for Expansion {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 | Isa::Avx512Bf16 => {
                     Avx512::expand_columns::<K>(&group, cols, dense, dense_bytes);
+                }
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon | Isa::DotProd => {
+                    Neon::<0, 4, false>::expand_columns::<K>(&group, cols, dense, dense_bytes);
                 }
             }
         }

@@ -45,6 +45,7 @@ impl<M: MicroKernels> DenseGemm<'_, M> {
                 (2, 4) if const { has_tile::<M>(2, 4) } => M::float::<K, 2, 4>(tile),
                 (1, 4) => M::float::<K, 1, 4>(tile),
                 (4, 2) if const { has_tile::<M>(4, 2) } => M::float::<K, 4, 2>(tile),
+                (2, 2) if const { has_tile::<M>(2, 2) } => M::float::<K, 2, 2>(tile),
                 (1, 2) => M::float::<K, 1, 2>(tile),
                 (4, 1) if const { has_tile::<M>(4, 1) } => M::float::<K, 4, 1>(tile),
                 (1, 1) => M::float::<K, 1, 1>(tile),

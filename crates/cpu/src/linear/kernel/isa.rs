@@ -9,6 +9,8 @@ use super::tile::Tile;
 use crate::linear::activations::NonZeros;
 use crate::linear::columns::layout::{ColumnInteger, Group};
 use crate::linear::layout::{FloatLayout, IntegerLayout};
+#[cfg(target_arch = "aarch64")]
+use crate::linear::simd::Neon;
 use crate::linear::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::linear::simd::{Avx2, Avx512};
@@ -76,10 +78,11 @@ pub(crate) trait MicroKernels {
 }
 
 /// Implements the kernels of an instruction set from its tile shapes, the lanes that make up a
-/// panel, and its target features, without and with byte expansion.
+/// panel, those of integer tiles of several tokens if they differ, and its target features, without
+/// and with byte expansion.
 macro_rules! micro_kernels {
     ($isa:ty, $tokens:literal, $float_panels:expr, $staged_panels:expr, [$($lanes:ty),+]
-        $(, #[$features:meta], #[$expanding:meta])?) => {
+        $(, several: [$($several:ty),+])? $(, #[$features:meta], #[$expanding:meta])?) => {
         impl MicroKernels for $isa {
             const TOKENS: usize = $tokens;
             const FLOAT_PANELS: &[(usize, usize)] = &$float_panels;
@@ -88,7 +91,13 @@ macro_rules! micro_kernels {
             $(#[$features])?
             unsafe fn integer<K: IntegerLayout, const T: usize>(tile: &Tile) {
                 // SAFETY: passed on.
-                unsafe { $(dense::integer::<$lanes, K, T>(tile);)+ }
+                unsafe {
+                    $(if T > 1 {
+                        $(dense::integer::<$several, K, T>(tile);)+
+                        return;
+                    })?
+                    $(dense::integer::<$lanes, K, T>(tile);)+
+                }
             }
 
             $(#[$features])?
@@ -198,4 +207,27 @@ micro_kernels!(
     [Avx2<0, true>, Avx2<1, true>],
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")],
     #[target_feature(enable = "avx2,fma,f16c,avxvnni,popcnt")]
+);
+/// A quarter of a panel, whose kernels have the codes of a block in registers.
+#[cfg(target_arch = "aarch64")]
+type Quarter<const Q: usize, const SDOT: bool> = Neon<Q, 1, SDOT>;
+#[cfg(target_arch = "aarch64")]
+micro_kernels!(
+    Neon<0, 4, false>,
+    4,
+    [(1, 4), (2, 2), (4, 1)],
+    [],
+    [Neon<0, 4, false>],
+    several: [Quarter<0, false>, Quarter<1, false>, Quarter<2, false>, Quarter<3, false>]
+);
+#[cfg(target_arch = "aarch64")]
+micro_kernels!(
+    Neon<0, 4, true>,
+    8,
+    [(1, 4), (2, 2), (4, 1)],
+    [],
+    [Neon<0, 4, true>],
+    several: [Quarter<0, true>, Quarter<1, true>, Quarter<2, true>, Quarter<3, true>],
+    #[target_feature(enable = "neon,dotprod")],
+    #[target_feature(enable = "neon,dotprod")]
 );

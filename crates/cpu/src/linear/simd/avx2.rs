@@ -5,7 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::linear::lanes::{Lanes, TWO_FOUR_COLUMNS};
+use super::tables::{EXPANSIONS, SELECTED};
+use crate::linear::lanes::Lanes;
 
 /// Eight lanes in 256-bit registers: the `HALF`-th half (0 or 1) of a panel, `VNNI` if the
 /// processor has AVX-VNNI.
@@ -30,26 +31,6 @@ unsafe fn signed_products(codes: __m256i, x: __m256i) -> __m256i {
     // |w| * (x with the sign of w); two products reach 2 * 128 * 127, just inside an i16.
     let x = _mm256_sign_epi8(x, codes);
     widen(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), x))
-}
-
-/// The byte shuffle that expands eight packed bytes by each mask; 0x80 clears a byte.
-static EXPANSIONS: [u64; 256] = expansions();
-
-const fn expansions() -> [u64; 256] {
-    let mut shuffles = [0x8080_8080_8080_8080; 256];
-    let mut mask = 0;
-    while mask < 256 {
-        let (mut place, mut next) = (0, 0);
-        while place < 8 {
-            if mask >> place & 1 == 1 {
-                shuffles[mask] ^= (0x80 ^ next) << (8 * place);
-                next += 1;
-            }
-            place += 1;
-        }
-        mask += 1;
-    }
-    shuffles
 }
 
 #[inline(always)]
@@ -82,17 +63,6 @@ unsafe fn expand_f16_8(mask: u8, at: *const u8) -> __m256 {
     let gaps = _mm256_castsi256_ps(_mm256_srai_epi32::<31>(order));
     _mm256_andnot_ps(gaps, _mm256_permutevar8x32_ps(left, order))
 }
-
-/// The first columns of [`TWO_FOUR_COLUMNS`], then the second ones.
-static SELECTED: [u8; 16] = {
-    let mut columns = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        columns[i] = TWO_FOUR_COLUMNS[i % 8][i / 8];
-        i += 1;
-    }
-    columns
-};
 
 /// Three bits of eight rows, a row in each lane.
 #[inline(always)]

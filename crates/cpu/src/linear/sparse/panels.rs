@@ -9,6 +9,8 @@ use super::format::{SparseFormat, VisitSparse};
 use super::layout::{SparseFloat, SparseInteger, SparseLayout};
 use crate::isa::Isa;
 use crate::linear::kernel::MicroKernels;
+#[cfg(target_arch = "aarch64")]
+use crate::linear::simd::Neon;
 use crate::linear::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::linear::simd::{Avx2, Avx512};
@@ -123,6 +125,8 @@ impl Expansion {
                 Isa::Avx2 | Isa::AvxVnni => Avx2::<0, false>::expand::<K>(panel, cols, dense),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 | Isa::Avx512Bf16 => Avx512::expand::<K>(panel, cols, dense),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon | Isa::DotProd => Neon::<0, 4, false>::expand::<K>(panel, cols, dense),
             }
         }
     }

@@ -1,0 +1,51 @@
+//! `cargo xtask arm`: builds the CPU backend for 64-bit Arm and runs its tests on emulated
+//! processors, with and without the int8 dot product.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+const LINKER: &str = "aarch64-linux-gnu-gcc";
+const QEMU: &str = "qemu-aarch64-static";
+
+/// The processors of qemu, and the tests that run on them. `max` has everything; of the first
+/// 64-bit Arm processors, which have NEON alone, the short tests are enough.
+const RUNS: [(&str, &str); 2] = [
+    ("max", "--lib --test linear --test sparse --test linear_parity --test tiny_models"),
+    ("cortex-a72", "--lib --test linear_parity --test tiny_models"),
+];
+
+/// Runs the tests of the workspace at `root`.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let print = ["--print", "target-libdir", "--target", TARGET];
+    let rustc = Command::new("rustc").args(print).current_dir(root).output();
+    let folder = rustc.context("cannot run rustc")?.stdout;
+    let has_target = Path::new(String::from_utf8_lossy(&folder).trim()).is_dir();
+    ensure!(
+        has_target && is_installed(LINKER) && is_installed(QEMU),
+        "Arm's tests need: rustup target add {TARGET}; apt-get install gcc-aarch64-linux-gnu \
+         libc6-dev-arm64-cross qemu-user-static"
+    );
+    for (processor, tests) in RUNS {
+        println!("arm: {processor}: {tests}");
+        let runner = format!("{QEMU} -L /usr/aarch64-linux-gnu -cpu {processor}");
+        let status = Command::new("cargo")
+            .args(["test", "--release", "--quiet", "--target", TARGET, "-p", "bodkin-cpu"])
+            .args(tests.split(' '))
+            .current_dir(root)
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER)
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner)
+            .status()
+            .context("cannot run cargo")?;
+        ensure!(status.success(), "the tests failed on {processor}");
+    }
+    Ok(())
+}
+
+fn is_installed(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
