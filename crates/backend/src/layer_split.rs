@@ -62,7 +62,7 @@ impl LayerSplit {
         limits: &Limits,
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
-        let Memory { weight_bytes, state_bytes, scratch_bytes } = backend.memory(&part, limits);
+        let Memory { weight_bytes, state_bytes, scratch_bytes, .. } = backend.memory(&part, limits);
         let needed = weight_bytes + state_bytes + scratch_bytes;
         match backend.available_memory().filter(|&free| needed > free) {
             None => backend.load(part, file, limits, progress),
@@ -121,6 +121,8 @@ impl Backend for LayerSplit {
             weight_bytes: a.weight_bytes + b.weight_bytes,
             state_bytes: a.state_bytes + b.state_bytes,
             scratch_bytes: a.scratch_bytes + b.scratch_bytes,
+            cached_expert_bytes: a.cached_expert_bytes + b.cached_expert_bytes,
+            host_bytes: a.host_bytes + b.host_bytes,
         }
     }
 

@@ -35,7 +35,7 @@ pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
 pub use reference::Reference;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, can_sample};
-pub use stats::{ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout};
+pub use stats::{ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout};
 pub use step::{RowOutput, Sink, Step, StepOutput};
 pub use timeline::{Activity, Interval, Track};
 pub use transfer::{StateBlock, Transfer};
@@ -55,6 +55,11 @@ pub struct Memory {
     pub state_bytes: u64,
     /// Buffers for values between operations.
     pub scratch_bytes: u64,
+    /// Those of the weights that are cached experts: with less memory, fewer are cached.
+    pub cached_expert_bytes: u64,
+    /// Experts in memory of the host, of a backend with memory of its own. They are not among the
+    /// weights.
+    pub host_bytes: u64,
 }
 
 /// The matrices of one format in a model's file, as a backend stores them.

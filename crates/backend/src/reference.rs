@@ -88,6 +88,7 @@ impl Backend for Reference {
             weight_bytes: 4 * plan.cost().parameters,
             state_bytes: 4 * (kv.sum::<usize>() as u64 + slots),
             scratch_bytes: 4 * widths * limits.tokens as u64,
+            ..Memory::default()
         }
     }
 
@@ -209,6 +210,7 @@ impl Model for ReferenceModel {
             layer,
             counts: counts.clone(),
             seconds: Vec::new(),
+            cache: None,
         });
         ModelStats { experts: experts.collect(), ..ModelStats::default() }
     }

@@ -28,6 +28,22 @@ pub struct ExpertStats {
     pub counts: Vec<u64>,
     /// Thread seconds for each expert; empty if the backend measures no times.
     pub seconds: Vec<f64>,
+    /// What the cache of the layer's experts did, if not all are in memory of the device.
+    pub cache: Option<ExpertCacheStats>,
+}
+
+/// What the cache of a layer's experts did since the model was loaded. An expert counts once in each
+/// step that chose it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertCacheStats {
+    /// Experts that the device has room for.
+    pub slots: usize,
+    /// Chosen experts that were on the device.
+    pub hits: u64,
+    /// Chosen experts that were read from memory of the host.
+    pub misses: u64,
+    /// Experts that were copied to the device.
+    pub fills: u64,
 }
 
 /// What a stage does in a layer with experts.

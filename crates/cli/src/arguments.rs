@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use bodkin::source::{self, Check};
-use bodkin::{KvType, ModelFile, Options, Sparse};
+use bodkin::{ExpertBudget, KvType, ModelFile, Options, Sparse};
 use bodkin_backend::Backend;
 use bodkin_compress::mixture::FILE_TYPES;
 use bodkin_engine::Tokenizer;
@@ -49,6 +49,9 @@ pub(crate) struct Machine {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     pub(crate) gpu_layers: Option<usize>,
+    /// Memory of the GPU for experts, such as 24G or 40%; the others stay on the host
+    #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = expert_budget)]
+    pub(crate) expert_budget: ExpertBudget,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -78,6 +81,7 @@ impl Machine {
         Options {
             device: self.device.clone(),
             gpu_layers: self.gpu_layers,
+            expert_budget: self.expert_budget,
             threads: self.threads,
             ctx_size: self.ctx_size,
             batch_size: self.batch_size,
@@ -109,6 +113,37 @@ impl Machine {
 pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     let fraction = text.parse().ok().filter(|fraction| (0.0..1.0).contains(fraction));
     fraction.ok_or_else(|| "expected 0 <= x < 1".to_owned())
+}
+
+/// Parses a number of bytes such as `32M` or `24G`.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: f64 = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1.0,
+        "K" | "KB" => 1e3,
+        "M" | "MB" => 1e6,
+        "G" | "GB" => 1e9,
+        "T" | "TB" => 1e12,
+        _ => f64::NAN,
+    };
+    let bytes = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
+    match (0.0..1e18).contains(&bytes) {
+        true => Ok(bytes as u64),
+        false => Err("expected a number of bytes such as 32M or 24G".to_owned()),
+    }
+}
+
+/// Parses a budget for experts: `auto`, a number of bytes, or a percentage of all experts.
+pub(crate) fn expert_budget(text: &str) -> Result<ExpertBudget, String> {
+    let percent = || text.strip_suffix('%')?.parse::<f64>().ok();
+    match text {
+        "auto" => Ok(ExpertBudget::Auto),
+        _ if text.ends_with('%') => match percent().filter(|p| (0.0..=100.0).contains(p)) {
+            Some(percent) => Ok(ExpertBudget::Share(percent / 100.0)),
+            None => Err("expected auto, 0% to 100%, or a number of bytes such as 24G".to_owned()),
+        },
+        _ => bytes(text).map(ExpertBudget::Bytes).map_err(|error| format!("{error}, or 40%")),
+    }
 }
 
 /// Parses a limit: a finite number that is not negative.

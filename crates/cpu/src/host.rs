@@ -55,7 +55,7 @@ unsafe fn read_all<V: Vector>(bytes: &[u8]) -> f32 {
 
 /// Bytes that this process can still allocate, if the system says: those of the machine, or of the
 /// container if that has a limit.
-pub(crate) fn available_memory() -> Option<u64> {
+pub fn available_memory() -> Option<u64> {
     let machine = memory_info("MemAvailable:")?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = cgroup_memory(&groups, Path::new("/sys/fs/cgroup"));

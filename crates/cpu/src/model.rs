@@ -232,6 +232,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
             + state::bytes(plan, limits.state_slots),
         scratch_bytes: buffers
             + (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
+        ..Memory::default()
     }
 }
 
@@ -368,7 +369,8 @@ impl Model for CpuModel {
         let routed = self.plan.routed_layers().into_iter().zip(self.routed());
         // SAFETY: a step borrows the model for as long as it runs.
         let experts = routed.map(|(layer, view)| unsafe {
-            ExpertStats { layer, counts: view.counts().to_vec(), seconds: view.seconds() }
+            let (counts, seconds) = (view.counts().to_vec(), view.seconds());
+            ExpertStats { layer, counts, seconds, cache: None }
         });
         let (weights, permutations) = (&self.weights, &self.memory.permutations);
         let stages = |times: &Times| times.stages(&self.plan, &self.program, weights, permutations);

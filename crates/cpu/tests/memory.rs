@@ -104,7 +104,7 @@ fn estimate_and_held(path: &Path, cpu: &Cpu) -> (u64, u64) {
         pages: vec![64; plan.windows().len()],
         state_slots: if plan.states.is_empty() { 0 } else { 3 },
     };
-    let Memory { weight_bytes, state_bytes, scratch_bytes } = cpu.memory(&plan, &limits);
+    let Memory { weight_bytes, state_bytes, scratch_bytes, .. } = cpu.memory(&plan, &limits);
     let before = HEAP_BYTES.load(SeqCst) + mapped_bytes();
     let model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
     // The caller of a step provides the memory for logits, which the estimate includes.

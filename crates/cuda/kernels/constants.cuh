@@ -97,6 +97,18 @@
 // Sampled where a row's logits are not finite.
 #define NO_TOKEN 4294967295u
 
+// Multiplies an expert's score in the cache of experts at each step.
+#define EXPERT_SCORE_DECAY 8e-1f
+
+// Experts of a layer that are copied to the device behind a step, at most.
+#define MAX_FILLS 16u
+
+// Counters of a layer's cache of experts.
+#define CACHE_COUNTERS 4u
+
+// The slot of an expert that is not cached.
+#define NO_SLOT 4294967295u
+
 // Words of a row's sampling parameters besides their lists.
 #define SAMPLING_WORDS 16u
 

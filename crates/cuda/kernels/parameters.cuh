@@ -1025,6 +1025,50 @@ static_assert(OFFSET(AllGather, rows) == 188);
 static_assert(OFFSET(AllGather, peers) == 192);
 static_assert(OFFSET(AllGather, padding) == 196);
 
+// A weight whose experts are cached.
+struct CachedWeight {
+    u64 *table; // [experts]: addresses of their tiles, which matmuls read
+    const u8 *host; // [experts] tiles in memory of the host
+    u8 *slots; // [slots] tiles on the device
+    u64 expert_bytes; // of one expert's tiles
+};
+static_assert(sizeof(CachedWeight) == 32);
+static_assert(OFFSET(CachedWeight, table) == 0);
+static_assert(OFFSET(CachedWeight, host) == 8);
+static_assert(OFFSET(CachedWeight, slots) == 16);
+static_assert(OFFSET(CachedWeight, expert_bytes) == 24);
+
+// The experts of a layer, and those that are cached.
+struct CachedLayer {
+    CachedWeight weights[MATRICES];
+    const u32 *counts; // [experts]: how often each was chosen, now and when the cache was updated last
+    u32 *last_counts;
+    float *scores; // [experts]: steps in which each was chosen, those further back count less
+    u32 *slots; // [experts]: the slot of each, or NO_SLOT
+    u32 *fills; // [MAX_FILLS]: experts that are copied to their slots after this step
+    // [CACHE_COUNTERS]: experts of steps that were found in slots, that were read from the host, and that were copied to slots; experts to copy after this step
+    u64 *counters;
+    u32 experts;
+    u32 weight_count;
+};
+static_assert(sizeof(CachedLayer) == 184);
+static_assert(OFFSET(CachedLayer, weights) == 0);
+static_assert(OFFSET(CachedLayer, counts) == 128);
+static_assert(OFFSET(CachedLayer, last_counts) == 136);
+static_assert(OFFSET(CachedLayer, scores) == 144);
+static_assert(OFFSET(CachedLayer, slots) == 152);
+static_assert(OFFSET(CachedLayer, fills) == 160);
+static_assert(OFFSET(CachedLayer, counters) == 168);
+static_assert(OFFSET(CachedLayer, experts) == 176);
+static_assert(OFFSET(CachedLayer, weight_count) == 180);
+
+// The update of all layers' caches behind a step.
+struct UpdateExpertCache {
+    const CachedLayer *layers;
+};
+static_assert(sizeof(UpdateExpertCache) == 8);
+static_assert(OFFSET(UpdateExpertCache, layers) == 0);
+
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {
     u32 op;

@@ -103,6 +103,14 @@ shared! {
     LOGIT_GROUPS: usize = 512;
     /// Sampled where a row's logits are not finite.
     NO_TOKEN: u32 = u32::MAX;
+    /// Multiplies an expert's score in the cache of experts at each step.
+    EXPERT_SCORE_DECAY: f32 = 0.8;
+    /// Experts of a layer that are copied to the device behind a step, at most.
+    MAX_FILLS: usize = 16;
+    /// Counters of a layer's cache of experts.
+    CACHE_COUNTERS: usize = 4;
+    /// The slot of an expert that is not cached.
+    NO_SLOT: u32 = u32::MAX;
     /// Words of a row's sampling parameters besides their lists.
     SAMPLING_WORDS: usize = 16;
     /// Warps of a block of the persistent kernel that compute.

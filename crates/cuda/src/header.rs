@@ -6,7 +6,7 @@ use std::fmt::Write;
 use crate::constants::definitions;
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::parameters::{Field, STAGE, STRUCTURES, Stage, Structure};
-use crate::parameters::{exchange, recurrent, sparse};
+use crate::parameters::{exchange, expert_cache, recurrent, sparse};
 
 /// The names and contents of the headers in `kernels` that the host's definitions generate.
 pub fn kernel_headers() -> [(&'static str, String); 2] {
@@ -41,8 +41,9 @@ fn parameters() -> String {
     let mut text = format!("// Kernel parameters: parameters.rs. {NOTICE}");
     text += "#include \"constants.cuh\"\n#include \"types.cuh\"\n\n";
     text += "#define OFFSET(type, field) __INTADDR__(&((type *)0)->field)\n\nstruct Stage;\n";
-    let parts = [STRUCTURES, recurrent::STRUCTURES, sparse::STRUCTURES, exchange::STRUCTURES];
-    for structure in parts.into_iter().flatten() {
+    let parts = [recurrent::STRUCTURES, sparse::STRUCTURES, exchange::STRUCTURES];
+    let parts = [STRUCTURES].into_iter().chain(parts).chain([expert_cache::STRUCTURES]);
+    for structure in parts.flatten() {
         write_structure(&mut text, structure);
     }
     write_line(&mut text, "\n// A stage of the persistent kernel: an op with its parameters.");

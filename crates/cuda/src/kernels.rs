@@ -49,7 +49,7 @@ macro_rules! modules {
 modules! {
     rows recurrent hyper select sample attention attention_f32 attention_q8 decode_attention_mma
     prefill_attention
-    gemv_mma gemm_mma permute_experts gemm_wgmma all_gather
+    gemv_mma gemm_mma permute_experts gemm_wgmma all_gather expert_cache
     persistent persistent_s24 persistent_experts
 }
 
@@ -161,6 +161,8 @@ pub(crate) struct Kernels {
     pub(crate) delta_rule: Kernel,
     pub(crate) read_all: Kernel,
     pub(crate) all_gather: Kernel,
+    pub(crate) update_expert_cache: Kernel,
+    pub(crate) fill_expert_cache: Kernel,
     pub(crate) mix: Kernel,
     pub(crate) hyper_weights: Kernel,
     pub(crate) compress: Kernel,
@@ -231,6 +233,8 @@ impl Kernels {
             delta_rule: recurrent.kernel("delta_rule", 0)?,
             read_all: recurrent.kernel("read_all", 0)?,
             all_gather: modules.all_gather.kernel("all_gather", 0)?,
+            update_expert_cache: modules.expert_cache.kernel("update_expert_cache", 0)?,
+            fill_expert_cache: modules.expert_cache.kernel("fill_expert_cache", 0)?,
             mix: hyper.kernel("mix", 0)?,
             hyper_weights: hyper.kernel("hyper_weights", 0)?,
             compress: select.kernel("compress", 0)?,

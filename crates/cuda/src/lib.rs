@@ -5,6 +5,7 @@
 mod arena;
 mod constants;
 mod driver;
+mod expert_cache;
 mod header;
 mod kernels;
 mod kv_layout;
@@ -35,6 +36,8 @@ use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
 use constants::{MAX_PEERS, MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
+pub use expert_cache::ExpertBudget;
+use expert_cache::ExpertBytes;
 pub use header::kernel_headers;
 use kernels::Kernels;
 use kv_layout::KvLayout;
@@ -49,6 +52,8 @@ const MOST_PAIRS: usize = 65_535;
 /// Bytes that are read to find the bandwidth, and how often.
 const BANDWIDTH_BYTES: usize = 2 << 30;
 const BANDWIDTH_PASSES: usize = 8;
+/// Bytes that stay free where experts take what is left, for the driver.
+const FREE_BYTES: u64 = 512 << 20;
 
 /// An NVIDIA GPU, or several that share models.
 pub struct Cuda {
@@ -57,6 +62,7 @@ pub struct Cuda {
     are_connected: bool,
     fuse: bool,
     kv_type: KvType,
+    expert_budget: ExpertBudget,
 }
 
 impl Cuda {
@@ -73,7 +79,8 @@ impl Cuda {
         let device = Arc::new(Device::open(ordinal)?);
         let kernels = Arc::new(Kernels::load(&device)?);
         let devices = vec![(device, kernels)];
-        Ok(Cuda { devices, are_connected: false, fuse: true, kv_type: KvType::Auto })
+        let (kv_type, expert_budget) = (KvType::Auto, ExpertBudget::Auto);
+        Ok(Cuda { devices, are_connected: false, fuse: true, kv_type, expert_budget })
     }
 
     /// Opens the devices of these numbers. Each gets a share of every model, and one whose number
@@ -111,6 +118,24 @@ impl Cuda {
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Cuda {
         Cuda { kv_type, ..self }
+    }
+
+    /// The same with so much memory for the experts of a model. The others are in memory of the
+    /// host, from where kernels read them.
+    #[must_use]
+    pub fn with_expert_budget(self, expert_budget: ExpertBudget) -> Cuda {
+        Cuda { expert_budget, ..self }
+    }
+
+    /// The slots for experts in each layer of a model, or none if all experts are on the device.
+    fn expert_slots(&self, plan: &Plan, sizes: &Sizes) -> Option<usize> {
+        let bytes = |shard| ExpertBytes::of(plan, shard);
+        let experts = self.shards().map(bytes).max_by_key(|experts| experts.slot)?;
+        let free = self.available_memory().unwrap_or(u64::MAX) / self.devices.len() as u64;
+        let all = self.shards().map(|shard| weights::bytes(plan, shard, None).device as u64).max();
+        let rest = all.unwrap_or(0).saturating_sub(experts.experts as u64 * experts.slot);
+        let others = rest + sizes.state() + sizes.scratch() + FREE_BYTES;
+        experts.slots(self.expert_budget, free.saturating_sub(others))
     }
 
     /// The shards of all devices.
@@ -255,12 +280,21 @@ impl Backend for Cuda {
         let program = self.lower(plan);
         let sizes = self.sizes(plan, &program, limits);
         let devices = self.devices.len() as u64;
+        let slots = self.expert_slots(plan, &sizes);
         // All need what the one with the largest share does.
-        let weights = self.shards().map(|shard| weights::bytes(plan, shard)).max().unwrap_or(0);
+        let weights = self.shards().map(|shard| weights::bytes(plan, shard, slots));
+        let weights = weights.max_by_key(|bytes| bytes.device).unwrap_or_default();
+        let experts = self.shards().map(|shard| ExpertBytes::of(plan, shard).slot).max();
+        let (tables, slot_bytes) = match slots {
+            Some(slots) => (expert_cache::table_bytes(&program), slots as u64 * experts.unwrap_or(0)),
+            None => (0, 0),
+        };
         Memory {
-            weight_bytes: devices * weights,
+            weight_bytes: devices * (weights.device as u64 + tables),
             state_bytes: devices * sizes.state(),
             scratch_bytes: devices * sizes.scratch(),
+            cached_expert_bytes: devices * slot_bytes,
+            host_bytes: devices * weights.host as u64,
         }
     }
 
@@ -280,9 +314,10 @@ impl Backend for Cuda {
         }
         let program = self.lower(&plan);
         let sizes = self.sizes(&plan, &program, limits);
+        let slots = self.expert_slots(&plan, &sizes);
         let mut parts = Vec::new();
         for ((device, kernels), shard) in self.devices.iter().zip(self.shards()) {
-            let made = (program.clone(), sizes.clone(), Arc::clone(kernels), shard);
+            let made = (program.clone(), sizes.clone(), Arc::clone(kernels), (shard, slots));
             let (index, count) = (shard.index as u64, shard.count as u64);
             let report = |done, total| progress((index * total + done) / count, total);
             let part = CudaModel::load(device, Arc::clone(&plan), file, limits, made, &report);

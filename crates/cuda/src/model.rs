@@ -17,6 +17,7 @@ use bodkin_model::{Plan, Rope};
 
 use crate::constants::LOGIT_GROUPS;
 use crate::driver::{Device, Graph, Kernel, Memory, Pinned};
+use crate::expert_cache::ExpertCache;
 use crate::kernels::Kernels;
 use crate::lower::{Program, Stage, Work};
 use crate::observe;
@@ -74,6 +75,7 @@ pub(crate) struct CudaModel {
     persistent: Option<(Kernel, Persistent, Watchdog)>,
     /// Whether every stage of the current step is launched as kernels of its own.
     pub(crate) runs_stages: bool,
+    pub(crate) expert_cache: Option<ExpertCache>,
 }
 
 /// Where the time of steps goes.
@@ -91,7 +93,7 @@ impl CudaModel {
         plan: Arc<Plan>,
         file: &File,
         limits: &Limits,
-        (program, sizes, kernels, shard): (Program, Sizes, Arc<Kernels>, Shard),
+        (program, sizes, kernels, experts): (Program, Sizes, Arc<Kernels>, (Shard, Option<usize>)),
         progress: Progress<'_>,
     ) -> Result<CudaModel> {
         // Everything but the weights is allocated first: the weights are what may not fit.
@@ -118,7 +120,11 @@ impl CudaModel {
         for &bytes in &sizes.angle_bytes {
             addresses.angles.push(take(bytes, "the angles")?);
         }
-        let weights = Weights::load(device, &plan, shard, file, progress)?;
+        let weights = Weights::load(device, &plan, experts, file, progress)?;
+        let (placed, counts) = (&weights.placed, &addresses.expert_counts);
+        let expert_cache = ExpertCache::new(device, &plan, &program, placed, counts)?;
+        let list = expert_cache.as_ref().map(|cache| (cache.layers.address, cache.count));
+        addresses.expert_cache = list.unwrap_or_default();
         for rope in &program.ropes {
             let (frequencies, magnitude) = inverse_frequencies(&plan, file, rope);
             let address = take(8 * frequencies.len(), "the frequencies")?;
@@ -154,6 +160,7 @@ impl CudaModel {
             profile: None,
             persistent: None,
             runs_stages: false,
+            expert_cache,
         })
     }
 

@@ -441,5 +441,6 @@ parameters! {
 }
 
 pub(crate) mod exchange;
+pub(crate) mod expert_cache;
 pub(crate) mod recurrent;
 pub(crate) mod sparse;

@@ -4,6 +4,7 @@
 
 mod attention;
 mod exchange;
+mod expert_cache;
 mod gemm;
 mod matmul;
 mod persistent;
@@ -70,6 +71,8 @@ pub(crate) struct Addresses {
     pub(crate) sampled: u64,
     /// Counts of each routing's choices.
     pub(crate) expert_counts: Vec<u64>,
+    /// The list of the layers whose experts are cached, and its length.
+    pub(crate) expert_cache: (u64, usize),
     /// Of each other device of the tensor-parallel group, if they are connected: where it reads how
     /// many barriers this one has reached.
     pub(crate) arrivals: Vec<u64>,

@@ -1,5 +1,6 @@
 //! Weights on the device: matrices and tables in packed tiles, vectors in f32, all in one
 //! allocation. All threads of the host read and pack one buffer while the previous one is copied.
+//! Tiles of experts that are cached are in memory of the host, and some of them in slots.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,9 +11,11 @@ use bodkin_model::{Op, Plan, Weight};
 use bytemuck::cast_slice_mut;
 
 use crate::constants::TILE_ROWS;
-use crate::driver::{Device, Memory};
+use crate::driver::{Device, Memory, Pinned};
+use crate::expert_cache::can_be_cached;
 use crate::lower::{matrix_of, shapes, sharded};
 use crate::packed::{Shape, Shard, pack};
+use crate::parameters::expert_cache::CachedWeight;
 use crate::staging::Staging;
 
 /// Weights begin at multiples of it.
@@ -27,6 +30,9 @@ struct Offsets {
     matrix: Option<(Shape, usize, usize)>,
     /// The table of the addresses of each expert's tiles.
     experts: Option<usize>,
+    /// Of experts that are cached, the slots on the device, and the offset of all tiles in memory
+    /// of the host. The tiles on the device are those in slots.
+    cached: Option<(usize, usize)>,
     vector: Option<(Vector, usize)>,
 }
 
@@ -61,27 +67,47 @@ impl Vector {
     }
 }
 
-/// The offsets of all weights, and the bytes of all.
-fn offsets(plan: &Plan, shard: Shard) -> (Vec<Offsets>, usize) {
-    let mut bytes = 0;
-    let mut take = |part: usize| {
-        let start = bytes;
-        bytes += part.next_multiple_of(ALIGNMENT);
-        start
-    };
+/// The bytes of all weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WeightBytes {
+    pub(crate) device: usize,
+    /// Of cached experts, in memory of the host.
+    pub(crate) host: usize,
+}
+
+/// Takes a part of memory, and returns its offset.
+fn take(bytes: &mut usize, part: usize) -> usize {
+    let start = *bytes;
+    *bytes += part.next_multiple_of(ALIGNMENT);
+    start
+}
+
+/// The offsets of all weights, and the bytes of all. Each layer has `slots` for experts, or all of
+/// them on the device.
+fn offsets(plan: &Plan, shard: Shard, slots: Option<usize>) -> (Vec<Offsets>, WeightBytes) {
+    let mut bytes = WeightBytes::default();
+    let WeightBytes { device, host } = &mut bytes;
+    let mut take_device = |part: usize| take(device, part);
     let weights = plan.weights.iter().zip(sharded(plan, shard.count));
     let weights = weights.zip(shapes(plan)).zip(vectors(plan)).zip(experts(plan));
-    let offsets = weights.map(|((((weight, pieces), shape), is_vector), experts)| {
+    let weights = weights.zip(can_be_cached(plan));
+    let offsets = weights.map(|(((((weight, pieces), shape), is_vector), experts), is_routed)| {
         let shape = shape.map(|shape| pieces.map_or(shape, |_| shape.shard(shard)));
-        let matrix =
-            shape.map(|shape| (shape, take(shape.packed_bytes()), take(shape.exponents())));
-        let experts = experts.map(|count| take(size_of::<u64>() * count));
+        let slots = slots.filter(|_| is_routed).zip(shape);
+        let slots = slots.filter(|(slots, shape)| *slots < shape.matrices);
+        let cached = slots.map(|(slots, shape)| (slots, take(host, shape.packed_bytes())));
+        let matrix = shape.map(|shape| {
+            let tiles =
+                cached.map_or(shape.packed_bytes(), |(slots, _)| slots * shape.expert_bytes());
+            (shape, take_device(tiles), take_device(shape.exponents()))
+        });
+        let experts = experts.map(|count| take_device(size_of::<u64>() * count));
         let vector = is_vector.then(|| Vector::of(weight, pieces, shard));
         let vector = vector.map(|vector| {
-            let at = take(vector.bytes());
+            let at = take_device(vector.bytes());
             (vector, at)
         });
-        Offsets { matrix, experts, vector }
+        Offsets { matrix, experts, cached, vector }
     });
     (offsets.collect(), bytes)
 }
@@ -108,14 +134,14 @@ fn experts(plan: &Plan) -> Vec<Option<usize>> {
     counts
 }
 
-/// The bytes that a plan's weights take on a device.
-pub(crate) fn bytes(plan: &Plan, shard: Shard) -> u64 {
-    offsets(plan, shard).1 as u64
+/// The bytes that a plan's weights take, with so many slots for the experts of each layer.
+pub(crate) fn bytes(plan: &Plan, shard: Shard, slots: Option<usize>) -> WeightBytes {
+    offsets(plan, shard, slots).1
 }
 
 /// How the plan's matrices are stored, format by format, on all `devices` together.
 pub(crate) fn stored_formats(plan: &Plan, devices: usize) -> Vec<StoredFormat> {
-    let shards = (0..devices).map(|index| offsets(plan, Shard { index, count: devices }).0);
+    let shards = (0..devices).map(|index| offsets(plan, Shard { index, count: devices }, None).0);
     let shards: Vec<Vec<Offsets>> = shards.collect();
     let mut formats: Vec<StoredFormat> = Vec::new();
     for (i, weight) in plan.weights.iter().enumerate() {
@@ -154,31 +180,60 @@ pub(crate) struct Placed {
     pub(crate) vector: u64,
     /// Elements of the whole vector.
     pub(crate) len: usize,
+    /// Of experts that are cached.
+    pub(crate) cached: Option<Cached>,
+}
+
+/// The addresses of experts that are cached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cached {
+    /// Slots on the device.
+    pub(crate) slots: usize,
+    /// Of the tiles in slots.
+    device: u64,
+    /// Of the tiles of all experts, in memory of the host.
+    host: u64,
+    table: u64,
+    expert_bytes: u64,
+}
+
+impl Cached {
+    /// As the kernels take it.
+    pub(crate) fn parameters(&self) -> CachedWeight {
+        let &Cached { device: slots, host, table, expert_bytes, .. } = self;
+        CachedWeight { table, host, slots, expert_bytes }
+    }
 }
 
 /// All weights of a plan.
 pub(crate) struct Weights {
     pub(crate) placed: Vec<Placed>,
     _memory: Memory,
+    _host: Option<Pinned<u8>>,
 }
 
 impl Weights {
-    /// Reads, packs and copies a device's shard of all weights.
+    /// Reads, packs and copies a device's shard of all weights. Each layer has `slots` for experts,
+    /// or all of them on the device.
     pub(crate) fn load(
         device: &Arc<Device>,
         plan: &Plan,
-        shard: Shard,
+        (shard, slots): (Shard, Option<usize>),
         file: &File,
         progress: Progress<'_>,
     ) -> Result<Weights> {
-        let (offsets, bytes) = offsets(plan, shard);
-        let memory = Memory::zeroed(device, bytes, "the weights")?;
+        let (offsets, bytes) = offsets(plan, shard, slots);
+        let memory = Memory::zeroed(device, bytes.device, "the weights")?;
+        let mut host = match bytes.host {
+            0 => None,
+            bytes => Some(Pinned::<u8>::zeroed(device, bytes)?),
+        };
         let largest = offsets.iter().map(|offsets| {
             let tile = offsets.matrix.map_or(0, |(shape, ..)| tile_bytes(&shape));
             let experts = offsets.matrix.map_or(0, |(shape, ..)| size_of::<u64>() * shape.matrices);
             tile.max(experts).max(offsets.vector.as_ref().map_or(0, |(vector, _)| vector.bytes()))
         });
-        let mut staging = Staging::new(device, largest.max().unwrap_or(0), bytes)?;
+        let mut staging = Staging::new(device, largest.max().unwrap_or(0), bytes.device)?;
         let total = plan.cost().weight_bytes;
         let mut done = 0;
         let mut placed = Vec::with_capacity(offsets.len());
@@ -186,10 +241,25 @@ impl Weights {
             let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
             let data = &*file.read(tensor);
             let at = |offset: usize| memory.address + offset as u64;
+            let mut cached = None;
             if let Some((shape, tiles, exponents)) = offsets.matrix {
-                send_tiles(&mut staging, &shape, weight, data, [at(tiles), at(exponents)])?;
+                let (tiles, exponents) = (at(tiles), at(exponents));
+                if let Some(((slots, start), host)) = offsets.cached.zip(host.as_mut()) {
+                    let table = offsets.experts.map_or(0, at);
+                    let of = |start| host.address() + start as u64;
+                    let expert_bytes = shape.expert_bytes() as u64;
+                    cached =
+                        Some(Cached { slots, device: tiles, host: of(start), table, expert_bytes });
+                    let on_host = &mut host.slice_mut()[start..][..shape.packed_bytes()];
+                    pack_on_host(&mut staging, &shape, weight, data, (on_host, exponents))?;
+                    // SAFETY: there is room for so many experts; the host's memory stays.
+                    unsafe { device.send(tiles, &on_host[..slots * shape.expert_bytes()]) }?;
+                } else {
+                    send_tiles(&mut staging, &shape, weight, data, [tiles, exponents])?;
+                }
                 if let Some(table) = offsets.experts {
-                    send_experts(&mut staging, &shape, at(tiles), at(table))?;
+                    let slots = cached.map_or((shape.matrices, 0), |c: Cached| (c.slots, c.host));
+                    send_experts(&mut staging, &shape, (tiles, slots), at(table))?;
                 }
             }
             if let Some((vector, address)) = &offsets.vector {
@@ -207,6 +277,7 @@ impl Weights {
                 exponents: offsets.matrix.map_or(0, |(_, _, exponents)| at(exponents)),
                 vector: offsets.vector.map_or(0, |(_, vector)| at(vector)),
                 len: weight.rows * weight.cols,
+                cached,
             });
             if shard.index + 1 == shard.count {
                 file.release(tensor);
@@ -215,7 +286,7 @@ impl Weights {
             progress(done, total);
         }
         device.finish()?;
-        Ok(Weights { placed, _memory: memory })
+        Ok(Weights { placed, _memory: memory, _host: host })
     }
 }
 
@@ -253,12 +324,44 @@ fn send_tiles(
     Ok(())
 }
 
-/// Sends the address of each expert's tiles, which lie one behind the other, to a table.
-fn send_experts(staging: &mut Staging, shape: &Shape, tiles: u64, table: u64) -> Result<()> {
-    let expert_bytes = shape.tiles() * shape.tile_bytes();
+/// Packs a weight to memory of the host, and sends the exponents of its tiles to their address.
+fn pack_on_host(
+    staging: &mut Staging,
+    shape: &Shape,
+    weight: &Weight,
+    data: &[u8],
+    (on_host, exponents_at): (&mut [u8], u64),
+) -> Result<()> {
+    let all = shape.matrices * shape.tiles();
+    let most = staging.len() / tile_bytes(shape);
+    let parts = on_host.chunks_mut(most * shape.tile_bytes());
+    for (first, packed) in (0..all).step_by(most).zip(parts) {
+        let tiles = first..all.min(first + most);
+        let bytes = tiles.len() * TILE_ROWS;
+        let at = exponents_at + (first * TILE_ROWS) as u64;
+        let fill = |exponents: &mut [u8]| {
+            pack_tiles(shape, weight, data, tiles, (packed, exponents));
+        };
+        // SAFETY: the allocation has room for all exponents.
+        unsafe { staging.send(bytes, fill, &[(at, 0..bytes)]) }?;
+    }
+    Ok(())
+}
+
+/// Sends the address of each expert's tiles to a table. They lie one behind the other: those of the
+/// first `slots` experts on the device, those of the others in memory of the host.
+fn send_experts(
+    staging: &mut Staging,
+    shape: &Shape,
+    (tiles, (slots, host)): (u64, (usize, u64)),
+    table: u64,
+) -> Result<()> {
     let bytes = size_of::<u64>() * shape.matrices;
     let fill = |to: &mut [u8]| {
-        let addresses = (0..shape.matrices).map(|expert| tiles + (expert * expert_bytes) as u64);
+        let addresses = (0..shape.matrices).map(|expert| {
+            let start = if expert < slots { tiles } else { host };
+            start + (expert * shape.expert_bytes()) as u64
+        });
         cast_slice_mut(to).iter_mut().zip(addresses).for_each(|(to, address)| *to = address);
     };
     // SAFETY: the allocation has room for the table.
@@ -328,7 +431,8 @@ mod tests {
         let q2_k = formats.iter().find(|stored| stored.format == Format::Q2_K).unwrap();
         assert_eq!(bits(q2_k), 16);
         let matrices: u64 = formats.iter().map(|stored| stored.stored_bytes).sum();
-        assert!(matrices <= bytes(&plan, Shard { index: 0, count: 1 }));
+        let all = bytes(&plan, Shard { index: 0, count: 1 }, None);
+        assert!(matrices as usize <= all.device);
     }
 
     #[test]
@@ -362,13 +466,13 @@ mod tests {
                     .map_or(0, |(shape, ..)| shape.packed_bytes() + shape.exponents());
                 matrix + offsets.vector.as_ref().map_or(0, |(vector, _)| vector.bytes())
             };
-            let (whole, _) = offsets(&plan, Shard { index: 0, count: 1 });
+            let (whole, _) = offsets(&plan, Shard { index: 0, count: 1 }, None);
             for count in [2, 3] {
                 let (sharded, mut sums) = (sharded(&plan, count), vec![0; whole.len()]);
                 for index in 0..count {
                     let shard = Shard { index, count };
-                    let (own, all) = offsets(&plan, shard);
-                    assert_eq!(all as u64, bytes(&plan, shard));
+                    let (own, all) = offsets(&plan, shard, None);
+                    let all = all.device;
                     // Alignment takes less than a piece for each form of a weight.
                     let bytes: usize = own.iter().map(held).sum();
                     let most = bytes + 3 * ALIGNMENT * own.len();

@@ -130,7 +130,8 @@ fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
             Error::option("device", expected, format!("`{list}`"))
         })?,
     };
-    Ok(Box::new(Cuda::open_all(&ordinals)?.keeping(options.kv_type)))
+    let cuda = Cuda::open_all(&ordinals)?.keeping(options.kv_type);
+    Ok(Box::new(cuda.with_expert_budget(options.expert_budget)))
 }
 
 /// The GPU of this number among those that Vulkan, Metal or DX12 drive; the first one if there is

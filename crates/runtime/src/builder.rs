@@ -2,6 +2,7 @@
 
 use bodkin_backend::KvType;
 use bodkin_cpu::Sparse;
+use bodkin_cuda::ExpertBudget;
 
 use crate::error::Result;
 use crate::model_file::ModelFile;
@@ -41,6 +42,12 @@ impl Builder {
     /// Puts only the last `layers` layers on the GPU.
     pub fn gpu_layers(mut self, layers: usize) -> Builder {
         self.options.gpu_layers = Some(layers);
+        self
+    }
+
+    /// Sets how much memory of a GPU the experts of a model may take.
+    pub fn expert_budget(mut self, budget: ExpertBudget) -> Builder {
+        self.options.expert_budget = budget;
         self
     }
 

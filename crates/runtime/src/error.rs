@@ -168,6 +168,21 @@ pub enum Error {
         /// The bytes of the device that are free.
         available_bytes: u64,
     },
+    /// The experts that do not fit on the device do not fit into memory of the host either.
+    #[error(
+        "{model}: its experts need {} of the host's memory, {} are free; a larger expert_budget \
+         does not change that unless all experts fit on the device",
+        human_bytes(*host_bytes),
+        human_bytes(*available_bytes)
+    )]
+    HostMemory {
+        /// The model's path.
+        model: String,
+        /// The bytes of all experts.
+        host_bytes: u64,
+        /// The bytes of the host that are free.
+        available_bytes: u64,
+    },
 }
 
 impl Error {

@@ -83,6 +83,7 @@ pub use scorer::Scorer;
 
 pub use bodkin_backend::{DeviceKind, KvType};
 pub use bodkin_cpu::Sparse;
+pub use bodkin_cuda::ExpertBudget;
 pub use bodkin_engine::{
     Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,
 };

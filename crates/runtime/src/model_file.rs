@@ -282,7 +282,9 @@ impl ModelFile {
                 let budget = self.available_memory(backend) / 2;
                 let fits = |context| {
                     let limits = sized(context).limits(&self.plan);
-                    total_bytes(&self.memory(backend, &limits)) <= budget
+                    let memory = self.memory(backend, &limits);
+                    // Experts take what is left.
+                    total_bytes(&memory) - memory.cached_expert_bytes <= budget
                 };
                 longest_that_fits(self.plan.context_length, fits)
             }
@@ -338,6 +340,9 @@ impl ModelFile {
         if total_bytes(&memory) > available_bytes {
             return Err(Error::OutOfMemory { model: self.name.clone(), memory, available_bytes });
         }
+        if memory.host_bytes > 0 {
+            self.check_host_memory(&memory)?;
+        }
         let bytes = self.plan.cost().weight_bytes;
         let phase =
             (bytes > MIN_REPORTED_BYTES).then(|| self.reporter.begin("loading", Some(bytes)));
@@ -350,6 +355,25 @@ impl ModelFile {
             self.reporter.note(&summary);
         }
         Ok(model)
+    }
+
+    /// Checks that the host has memory for the experts that are not on the device, and says where
+    /// they are.
+    fn check_host_memory(&self, memory: &Memory) -> Result<()> {
+        let available = bodkin_cpu::available_memory().unwrap_or(u64::MAX);
+        if memory.host_bytes > available {
+            return Err(Error::HostMemory {
+                model: self.name.clone(),
+                host_bytes: memory.host_bytes,
+                available_bytes: available,
+            });
+        }
+        self.reporter.note(&format!(
+            "experts: {} in memory of the host, {} of them also on the device",
+            human_bytes(memory.host_bytes),
+            human_bytes(memory.cached_expert_bytes),
+        ));
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use bodkin_backend::{Backend, DeviceKind, KvType};
 use bodkin_cpu::Sparse;
+use bodkin_cuda::ExpertBudget;
 
 use crate::embeddings::EmbeddingOptions;
 use crate::error::{Error, Result};
@@ -27,6 +28,9 @@ pub struct Options {
     pub device: String,
     /// Put only the last layers on the GPU, and the others on the CPU.
     pub gpu_layers: Option<usize>,
+    /// How much memory of a GPU the experts of a model may take; the others stay in memory of the
+    /// host, from where the GPU reads them.
+    pub expert_budget: ExpertBudget,
     /// CPU threads; all cores by default.
     pub threads: Option<usize>,
     /// Tokens of context; by default the model's own, or what fits into half of the free memory.
@@ -68,6 +72,7 @@ impl Default for Options {
         Options {
             device: "auto".to_owned(),
             gpu_layers: None,
+            expert_budget: ExpertBudget::Auto,
             threads: None,
             ctx_size: None,
             batch_size: None,

@@ -59,6 +59,7 @@ pub(crate) fn memory(
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
         scratch_bytes: values.sum::<u64>() + 2 * logits + scores,
+        ..Memory::default()
     }
 }
 
@@ -331,7 +332,7 @@ impl Model for WgpuModel {
         });
         let experts = routings.zip(self.plan.routed_layers()).map(|(experts, layer)| {
             let counts = rest.by_ref().take(experts).collect();
-            ExpertStats { layer, counts, seconds: Vec::new() }
+            ExpertStats { layer, counts, seconds: Vec::new(), cache: None }
         });
         ModelStats { experts: experts.collect(), timeline, ..ModelStats::default() }
     }

@@ -17,7 +17,7 @@ use bodkin_engine::longest_text;
 use crate::arguments::{self, Machine, describe, find, positive};
 use crate::output;
 use bodkin::memory::{kv_bytes, recurrent_bytes};
-use bodkin::{MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Sparse, within};
+use bodkin::{ExpertBudget, MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Sparse, within};
 use report::{Format, Row};
 use session::{Session, Test};
 use timeline::Timeline;
@@ -80,6 +80,10 @@ pub(crate) struct Args {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N")]
     gpu_layers: Option<usize>,
+    /// Memory of the GPU for experts, such as 24G or 40%; the others stay on the host
+    #[arg(long, value_name = "BYTES", default_value = "auto",
+          value_parser = arguments::expert_budget)]
+    expert_budget: ExpertBudget,
 }
 
 /// Prompt length if none is given; encoders may have a shorter one.
@@ -105,6 +109,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let machine = Machine {
             device: args.device.clone(),
             gpu_layers: args.gpu_layers,
+            expert_budget: args.expert_budget,
             threads,
             ctx_size: None,
             batch_size: args.batch_size,

@@ -163,7 +163,7 @@ fn print_memory(
         false => options.limits(plan),
     };
     let memory = opened.memory(backend.as_ref(), &limits);
-    let Memory { weight_bytes, state_bytes, scratch_bytes } = memory;
+    let Memory { weight_bytes, state_bytes, scratch_bytes, .. } = memory;
     let text_bytes = text_bytes(&opened.file);
     let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes + program_bytes;
     // Beyond the largest window only layers without a window grow.

@@ -13,7 +13,7 @@ use bodkin::Pooling;
 use bodkin_serve::{ModelSpec, Server, ServerOptions, Tls};
 use serde_json::Value;
 
-use crate::arguments::Machine;
+use crate::arguments::{Machine, bytes};
 use crate::interrupt;
 use crate::progress::reporter;
 use crate::text;
@@ -233,22 +233,4 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let seconds = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
     Duration::try_from_secs_f64(seconds).map_err(|_| "expected a time such as 30s, 5m or 1h".into())
-}
-
-/// Parses a number of bytes such as `32M` or `24G`.
-fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: f64 = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" | "B" => 1.0,
-        "K" | "KB" => 1e3,
-        "M" | "MB" => 1e6,
-        "G" | "GB" => 1e9,
-        "T" | "TB" => 1e12,
-        _ => f64::NAN,
-    };
-    let bytes = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
-    match (0.0..1e18).contains(&bytes) {
-        true => Ok(bytes as u64),
-        false => Err("expected a number of bytes such as 32M or 24G".to_owned()),
-    }
 }

@@ -24,6 +24,7 @@ impl CudaModel {
             step.run(stage)?;
             marks.push(self.device.mark()?);
         }
+        step.update_expert_cache()?;
         self.device.finish()?;
         self.add_times(batch, &marks)
     }
@@ -94,15 +95,17 @@ impl CudaModel {
     /// How often each expert was chosen.
     pub(super) fn expert_stats(&self) -> Result<Vec<ExpertStats>> {
         let counts = self.program.routings.iter().zip(&self.addresses.expert_counts);
-        let read = |(layer, (&experts, &address)): (usize, (&usize, &u64))| {
+        let read = |((routing, layer), (&experts, &address)): ((usize, usize), (&usize, &u64))| {
             let mut counts = vec![0u32; experts];
             self.device.enter()?;
             // SAFETY: there is a count for each expert; the copy is waited for.
             unsafe { self.device.receive(&mut counts, address) }?;
             self.device.finish()?;
             let counts = counts.into_iter().map(u64::from).collect();
-            Ok(ExpertStats { layer, counts, seconds: Vec::new() })
+            let cache = self.expert_cache.as_ref();
+            let cache = cache.map(|cache| cache.stats(&self.device, routing)).transpose()?.flatten();
+            Ok(ExpertStats { layer, counts, seconds: Vec::new(), cache })
         };
-        self.plan.routed_layers().into_iter().zip(counts).map(read).collect()
+        self.plan.routed_layers().into_iter().enumerate().zip(counts).map(read).collect()
     }
 }

@@ -121,9 +121,14 @@ impl Shape {
         self.chunks() * self.layout.chunk_bytes()
     }
 
+    /// Bytes of one matrix's tiles.
+    pub(crate) fn expert_bytes(&self) -> usize {
+        self.tiles() * self.tile_bytes()
+    }
+
     /// Bytes of all tiles.
     pub(crate) fn packed_bytes(&self) -> usize {
-        self.matrices * self.tiles() * self.tile_bytes()
+        self.matrices * self.expert_bytes()
     }
 
     /// Exponents of the scales of rows, a byte each.

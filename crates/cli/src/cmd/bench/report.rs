@@ -307,7 +307,7 @@ fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
         "\n| {test}: layer | experts chosen | least | mean | most | ms | us a choice | slowest |"
     )?;
     writeln!(out, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
-    for ExpertStats { layer, counts, seconds } in &row.experts {
+    for ExpertStats { layer, counts, seconds, .. } in &row.experts {
         let (all, chosen) = (counts.len(), counts.iter().filter(|&&count| count > 0).count());
         let (least, most) = (counts.iter().min(), counts.iter().max());
         let mean = counts.iter().sum::<u64>() as f64 / all as f64;

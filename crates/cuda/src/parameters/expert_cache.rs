@@ -1,0 +1,47 @@
+//! Parameters of the cache of experts whose tiles are in memory of the host.
+
+// Shapes in brackets are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
+use std::mem::offset_of;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Field, Structure};
+use crate::constants::MATRICES;
+
+parameters! {
+    /// A weight whose experts are cached.
+    struct CachedWeight: 32 {
+        /// [experts]: addresses of their tiles, which matmuls read
+        table: (u64 *),
+        /// [experts] tiles in memory of the host
+        host: (const u8 *),
+        /// [slots] tiles on the device
+        slots: (u8 *),
+        /// of one expert's tiles
+        expert_bytes: u64,
+    }
+
+    /// The experts of a layer, and those that are cached.
+    struct CachedLayer: 184 {
+        weights: [CachedWeight; MATRICES],
+        /// [experts]: how often each was chosen, now and when the cache was updated last
+        counts: (const u32 *), last_counts: (u32 *),
+        /// [experts]: steps in which each was chosen, those further back count less
+        scores: (float *),
+        /// [experts]: the slot of each, or NO_SLOT
+        slots: (u32 *),
+        /// [MAX_FILLS]: experts that are copied to their slots after this step
+        fills: (u32 *),
+        /// [CACHE_COUNTERS]: experts of steps that were found in slots, that were read from the
+        /// host, and that were copied to slots; experts to copy after this step
+        counters: (u64 *),
+        experts: u32, weight_count: u32,
+    }
+
+    /// The update of all layers' caches behind a step.
+    struct UpdateExpertCache: 8 {
+        layers: (const CachedLayer *),
+    }
+}
