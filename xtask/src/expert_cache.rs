@@ -47,7 +47,7 @@ const POLICIES: [Policy; 12] = [
     Policy::Lrfu(0.99),
     Policy::Belady,
 ];
-/// Caches fill during the first of so many parts of a trace, which is not counted.
+/// Caches fill during the first part of a trace, one in this number, which is not counted.
 const WARM_UP: usize = 8;
 
 /// A policy with its outcome at each budget.
@@ -64,7 +64,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let tables = tables(&trace, &lines)?;
     print!("{tables}");
     if args.document {
-        std::fs::write(root.join(PLOT), plot::draw(&lines)?)?;
+        std::fs::write(root.join(PLOT), plot::image(&BUDGETS, &lines)?)?;
         results::replace(&root.join(DOCUMENT), "expert-cache --document", &tables)?;
     }
     Ok(())
@@ -84,11 +84,6 @@ fn outcomes(policy: Policy, trace: &RoutingTrace) -> [Outcome; BUDGETS.len()] {
     outcomes
 }
 
-/// Percent of choices that have a slot.
-fn hits(outcome: &Outcome) -> f64 {
-    100.0 * outcome.hits as f64 / outcome.uses.max(1) as f64
-}
-
 /// The trace's locality, and the tables of hits and of copies.
 fn tables(trace: &RoutingTrace, lines: &[Line]) -> Result<String> {
     let (experts, used, layers) = (trace.experts(), trace.used(), trace.layers().len());
@@ -99,7 +94,7 @@ fn tables(trace: &RoutingTrace, lines: &[Line]) -> Result<String> {
     );
     let copies = |outcome: &Outcome| (used * outcome.copies) as f64 / outcome.uses.max(1) as f64;
     let columns: [(&str, &dyn Fn(&Outcome) -> String); 2] = [
-        ("hits, % of choices", &|outcome| format!("{:.1}", hits(outcome))),
+        ("hits, % of choices", &|outcome| format!("{:.1}", outcome.hits_percent())),
         ("copies per token and layer", &|outcome| format!("{:.2}", copies(outcome))),
     ];
     for (title, cell) in columns {
@@ -127,14 +122,14 @@ mod tests {
     #[test]
     fn generated_traces_hit_as_published() {
         let trace = trace(4);
-        let lru = outcomes(Policy::Lru, &trace).map(|outcome| hits(&outcome));
+        let lru = outcomes(Policy::Lru, &trace).map(|outcome| outcome.hits_percent());
         // 37, 74, and 96 % at 5, 15 and 50 %; 90 to 95 % at 40 %.
         for (i, range) in [(0, 33.0..41.0), (2, 70.0..78.0), (4, 90.0..95.0), (5, 93.0..97.0)] {
             assert!(range.contains(&lru[i]), "{} %: {lru:?}", BUDGETS[i]);
         }
-        let best = outcomes(Policy::Belady, &trace).map(|outcome| hits(&outcome));
+        let best = outcomes(Policy::Belady, &trace).map(|outcome| outcome.hits_percent());
         for policy in POLICIES {
-            let found = outcomes(policy, &trace).map(|outcome| hits(&outcome));
+            let found = outcomes(policy, &trace).map(|outcome| outcome.hits_percent());
             assert!(found.iter().zip(best).all(|(found, best)| *found <= best), "{policy:?}");
             assert!(found.is_sorted(), "more slots, more hits: {policy:?} {found:?}");
         }
@@ -146,7 +141,7 @@ mod tests {
         let lines: Vec<Line> =
             POLICIES.iter().map(|&policy| (policy, outcomes(policy, &trace))).collect();
         let tables = tables(&trace, &lines).unwrap();
-        let svg = plot::draw(&lines).unwrap();
+        let svg = plot::image(&BUDGETS, &lines).unwrap();
         for policy in POLICIES {
             assert_eq!(tables.matches(&format!("| {} |", policy.name())).count(), 2);
         }

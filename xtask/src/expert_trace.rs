@@ -19,7 +19,7 @@ use crate::random::Random;
 const TIME_CONSTANT: f64 = 60.0;
 /// The deviation of the part that is new for each token, relative to that of the steady part.
 const NOISE: f64 = 0.57;
-/// Within so many tokens most experts are used again.
+/// Tokens within which most experts are used again.
 const WINDOW: usize = 8;
 
 /// The trace to make.
@@ -101,7 +101,7 @@ pub(crate) struct Locality {
 }
 
 impl Locality {
-    /// Of tokens that have as many behind them.
+    /// Only tokens with eight more behind them are counted.
     pub(crate) fn of(trace: &RoutingTrace) -> Locality {
         let (mut distances, mut uses) = (Vec::new(), 0);
         for layer in 0..trace.layers().len() {

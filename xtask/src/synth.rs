@@ -117,22 +117,14 @@ fn write(
         if let Some(pruned) = pruned.as_ref().filter(|_| tensor.fill == Fill::Weights) {
             let (cols, rows) = (dimensions[0] as usize, (elements / dimensions[0]) as usize);
             let bytes = pruned.bytes(number, rows, cols);
-            progress.expect(bytes);
-            let source = move |out: &mut dyn Write| -> io::Result<()> {
-                out.write_all(&pruned.data(number, rows, cols))?;
-                progress.advance(bytes);
-                Ok(())
-            };
+            let source = move |out: &mut dyn Write| out.write_all(&pruned.data(number, rows, cols));
+            let source = progress.of(bytes, source);
             writer.tensor_with_bytes(&tensor.name, format, &dimensions, bytes, source)?;
             continue;
         }
         let bytes = blocks.bytes(elements);
-        progress.expect(bytes);
-        let source = move |out: &mut dyn Write| -> io::Result<()> {
-            blocks.write(number, bytes, out)?;
-            progress.advance(bytes);
-            Ok(())
-        };
+        let source = move |out: &mut dyn Write| blocks.write(number, bytes, out);
+        let source = progress.of(bytes, source);
         writer.tensor_with(&tensor.name, blocks.format, &dimensions, source)?;
     }
     writer.save()?;
@@ -148,13 +140,19 @@ struct Progress {
 }
 
 impl Progress {
-    fn expect(&self, bytes: u64) {
+    /// Expects `bytes` bytes, and prints when `source` has written them.
+    fn of<'a>(
+        &'a self,
+        bytes: u64,
+        source: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
+    ) -> impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a {
         self.total.set(self.total.get() + bytes);
-    }
-
-    fn advance(&self, bytes: u64) {
-        self.done.set(self.done.get() + bytes);
-        eprint!("\r{} of {} MB", self.done.get() / 1_000_000, self.total.get() / 1_000_000);
+        move |out| {
+            source(out)?;
+            self.done.set(self.done.get() + bytes);
+            eprint!("\r{} of {} MB", self.done.get() / 1_000_000, self.total.get() / 1_000_000);
+            Ok(())
+        }
     }
 
     fn finish(&self) {

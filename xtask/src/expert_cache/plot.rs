@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::policy::Policy;
-use super::{BUDGETS, Line, hits};
+use super::policy::{Outcome, Policy};
 use crate::svg::{self, label};
 
 const WIDTH: f64 = 720.0;
@@ -14,14 +13,17 @@ const MARGIN: f64 = 55.0;
 /// The policies that are drawn, with their colours.
 const SERIES: [(Policy, &str); 5] = [
     (Policy::Belady, "#9a9a9a"),
-    (Policy::Lrfu(0.95), "#d62728"),
+    (Policy::Lrfu(0.8), "#d62728"),
     (Policy::Lru, "#1f77b4"),
     (Policy::Lfu, "#2ca02c"),
     (Policy::Static, "#9467bd"),
 ];
 
-/// A line for each policy, from 0 to 100 % both ways.
-pub(super) fn draw(lines: &[Line]) -> Result<String> {
+/// A line for each policy, over the budgets in percent, from 0 to 100 % both ways.
+pub(super) fn image<const N: usize>(
+    budgets: &[usize; N],
+    lines: &[(Policy, [Outcome; N])],
+) -> Result<String> {
     let x = |percent: f64| MARGIN + percent / 100.0 * (WIDTH - 2.0 * MARGIN);
     let y = |percent: f64| HEIGHT - MARGIN - percent / 100.0 * (HEIGHT - 2.0 * MARGIN);
     let mut svg = svg::start(WIDTH, HEIGHT);
@@ -37,8 +39,8 @@ pub(super) fn draw(lines: &[Line]) -> Result<String> {
     label(&mut svg, (MARGIN, MARGIN - 14.0), "start", "hits, % of the experts that tokens choose")?;
     for (i, (policy, colour)) in SERIES.iter().enumerate() {
         let Some((_, outcomes)) = lines.iter().find(|(other, _)| other == policy) else { continue };
-        let points = BUDGETS.iter().zip(outcomes);
-        let points = points.map(|(&budget, outcome)| [x(budget as f64), y(hits(outcome))]);
+        let points = budgets.iter().zip(outcomes);
+        let points = points.map(|(&budget, outcome)| [x(budget as f64), y(outcome.hits_percent())]);
         let points: Vec<String> = points.map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
         writeln!(
             svg,

@@ -27,6 +27,13 @@ pub(super) struct Outcome {
     pub(super) copies: usize,
 }
 
+impl Outcome {
+    /// Percent of choices that had a slot.
+    pub(super) fn hits_percent(&self) -> f64 {
+        100.0 * self.hits as f64 / self.uses.max(1) as f64
+    }
+}
+
 impl std::ops::AddAssign for Outcome {
     fn add_assign(&mut self, other: Outcome) {
         self.uses += other.uses;

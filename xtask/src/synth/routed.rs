@@ -35,7 +35,7 @@ pub(super) struct Routed {
 }
 
 impl Routed {
-    /// The first steps of a trace, at most as many as there are orthogonal codes and tokens.
+    /// The first steps of a trace, up to the number of orthogonal codes and of ordinary tokens.
     pub(super) fn new(trace: RoutingTrace, shape: &Shape, seed: u64) -> Result<Routed> {
         let (experts, used, dense_layers) = match shape.kind {
             Kind::Experts { count, used } => (count, used, 0),

@@ -70,7 +70,7 @@ pub(crate) struct Args {
     /// Write which experts each token chose, for `xtask`'s synth and expert-cache
     #[arg(long, value_name = "FILE")]
     record_routing: Option<PathBuf>,
-    /// Draw how often the experts of each layer were chosen, as an SVG image
+    /// Write an SVG image of how often the experts of each layer were chosen
     #[arg(long, value_name = "FILE")]
     experts: Option<PathBuf>,
     /// Keep weights in the file's layout: less memory, slower
@@ -255,14 +255,10 @@ fn measure(
 ) -> Result<Row> {
     let plan = &opened.plan;
     let mut session = Session::load(opened, backend, test, batch)?;
-    let mut samples_ns = Vec::new();
     // The first run pages the weights in and is discarded.
-    for i in 0..=args.repetitions.get() {
-        let ns = session.run(test)?;
-        if i > 0 {
-            samples_ns.push(ns);
-        }
-    }
+    session.run(test)?;
+    let samples_ns =
+        (0..args.repetitions.get()).map(|_| session.run(test)).collect::<Result<_>>()?;
     if let Some(recorder) = recorder {
         session.record(test, recorder)?;
     }
@@ -293,7 +289,7 @@ fn measure(
     drop(session);
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let cost = plan.cost();
-    let mut row = Row {
+    Ok(Row {
         model_filename: opened.name.clone(),
         model_type: describe(opened),
         model_size: cost.weight_bytes,
@@ -309,7 +305,7 @@ fn measure(
         time_unix_s: time,
         bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
-        bandwidth: 0.0,
+        bandwidth: backend.bandwidth()?,
         steps,
         encoder,
         timeline,
@@ -317,9 +313,7 @@ fn measure(
         experts,
         chosen,
         weight_layouts,
-    };
-    row.bandwidth = backend.bandwidth()?;
-    Ok(row)
+    })
 }
 
 /// Tokens per second of one sequence, after a warm-up step.

@@ -1,3 +1,5 @@
+//! Files of traces, good ones and hostile ones.
+
 use std::fs;
 use std::path::PathBuf;
 

@@ -13,8 +13,8 @@ const HEIGHT: f64 = 12.0;
 const TOP: f64 = 36.0;
 const LEFT: f64 = 44.0;
 
-/// Draws a map for each test: a line for each layer, a square for each expert. A square is white if
-/// no token chose the expert, and darkest if it is the test's most chosen one.
+/// Writes a map for each test: a line for each layer, a square for each expert. A square is white
+/// if no token chose the expert, and darkest if it is the test's most chosen one.
 pub(crate) fn write(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
     let height: f64 = rows.iter().map(|row| TOP + HEIGHT * row.chosen.len() as f64).sum();
     writeln!(
