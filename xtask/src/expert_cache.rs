@@ -92,21 +92,30 @@ fn tables(trace: &RoutingTrace, lines: &[Line]) -> Result<String> {
         trace.tokens(),
         Locality::of(trace)
     );
-    let copies = |outcome: &Outcome| (used * outcome.copies) as f64 / outcome.uses.max(1) as f64;
-    let columns: [(&str, &dyn Fn(&Outcome) -> String); 2] = [
-        ("hits, % of choices", &|outcome| format!("{:.1}", outcome.hits_percent())),
-        ("copies per token and layer", &|outcome| format!("{:.2}", copies(outcome))),
-    ];
-    for (title, cell) in columns {
-        let heads: Vec<String> = BUDGETS.iter().map(|budget| format!("{budget} %")).collect();
-        writeln!(out, "\n| {title} | {} |", heads.join(" | "))?;
-        writeln!(out, "| --- |{}", " ---: |".repeat(BUDGETS.len()))?;
-        for (policy, outcomes) in lines {
-            let cells: Vec<String> = outcomes.iter().map(cell).collect();
-            writeln!(out, "| {} | {} |", policy.name(), cells.join(" | "))?;
-        }
-    }
+    let hits = |outcome: &Outcome| format!("{:.1}", outcome.hits_percent());
+    let copies = |outcome: &Outcome| {
+        format!("{:.2}", (used * outcome.copies) as f64 / outcome.uses.max(1) as f64)
+    };
+    table(&mut out, "hits, % of choices", lines, hits)?;
+    table(&mut out, "copies per token and layer", lines, copies)?;
     Ok(out)
+}
+
+/// A table with a line for each policy and a column for each budget.
+fn table(
+    out: &mut String,
+    title: &str,
+    lines: &[Line],
+    cell: impl Fn(&Outcome) -> String,
+) -> Result<()> {
+    let heads: Vec<String> = BUDGETS.iter().map(|budget| format!("{budget} %")).collect();
+    writeln!(out, "\n| {title} | {} |", heads.join(" | "))?;
+    writeln!(out, "| --- |{}", " ---: |".repeat(BUDGETS.len()))?;
+    for (policy, outcomes) in lines {
+        let cells: Vec<String> = outcomes.iter().map(&cell).collect();
+        writeln!(out, "| {} | {} |", policy.name(), cells.join(" | "))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
