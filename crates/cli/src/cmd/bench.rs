@@ -67,10 +67,10 @@ pub(crate) struct Args {
     /// Write a timeline of each test as a Chrome trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Write which experts each token chose, for `xtask`'s synth and expert-cache
+    /// Write which experts each token chose
     #[arg(long, value_name = "FILE")]
     record_routing: Option<PathBuf>,
-    /// Write an SVG image of how often the experts of each layer were chosen
+    /// Write an SVG image of expert counts by layer
     #[arg(long, value_name = "FILE")]
     experts: Option<PathBuf>,
     /// Keep weights in the file's layout: less memory, slower
