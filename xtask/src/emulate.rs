@@ -151,7 +151,7 @@ impl Emulator {
             let out = models.join(name);
             let path = out.to_string_lossy().into_owned();
             let format = format.to_owned();
-            synth::run(&synth::Args { shape, format, out, seed: 0, sparsity: 0.0 })?;
+            synth::run(&synth::Args { shape, format, out, seed: 0, sparsity: 0.0, routing: None })?;
             checks.push((Chip::Hopper, vec!["conformance".to_owned(), "--brief".to_owned(), path]));
         }
         let chunked = models.join(CHUNKED).to_string_lossy().into_owned();

@@ -9,6 +9,8 @@ mod compare;
 mod conformance;
 mod dist;
 mod emulate;
+mod expert_cache;
+mod expert_trace;
 mod golden;
 mod gpu;
 mod kernels;
@@ -16,10 +18,12 @@ mod parity;
 mod peer;
 mod plot;
 mod quality;
+mod random;
 mod results;
 mod serving;
 mod soak;
 mod sparse;
+mod svg;
 mod synth;
 mod tidy;
 mod workspace;
@@ -44,6 +48,10 @@ enum Command {
     Dist(dist::Args),
     /// Runs the CUDA backend without a card, on an emulated driver.
     Emulate(emulate::Args),
+    /// Compares which experts to keep on a device, on a routing trace.
+    ExpertCache(expert_cache::Args),
+    /// Makes a routing trace with the locality of trained models.
+    ExpertTrace(expert_trace::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
     /// Measures on an NVIDIA device, and rewrites the table of docs/performance.md.
@@ -77,6 +85,8 @@ fn main() -> anyhow::Result<()> {
         Command::Conformance(args) => conformance::run(&args),
         Command::Dist(args) => dist::run(&root(), &args),
         Command::Emulate(args) => emulate::run(&root(), &args),
+        Command::ExpertCache(args) => expert_cache::run(&root(), &args),
+        Command::ExpertTrace(args) => expert_trace::run(&args),
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Gpu(args) => gpu::run(&root(), &args),
         Command::Kernels(args) => kernels::run(&root(), &args),

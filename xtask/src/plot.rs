@@ -2,7 +2,6 @@
 
 mod sparsity;
 mod speed;
-mod svg;
 
 use std::path::Path;
 

@@ -5,6 +5,7 @@
 mod blocks;
 mod metadata;
 mod pruned;
+mod routed;
 mod shape;
 mod tokenizer;
 
@@ -13,10 +14,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use bodkin_eval::RoutingTrace;
 use bodkin_gguf::{Format, Writer};
 
 use blocks::Blocks;
 use pruned::PrunedRows;
+use routed::Routed;
 pub(crate) use shape::Size;
 use shape::{Fill, Shape};
 
@@ -37,6 +40,11 @@ pub(crate) struct Args {
     /// have half whatever it says.
     #[arg(long, default_value_t = 0.0)]
     pub(crate) sparsity: f64,
+    /// A routing trace that greedy decoding follows, as `bodkin bench --record-routing` or `cargo
+    /// xtask expert-trace` write it. Token id v chooses the experts of its step v, in turn: of the
+    /// first 2048 steps if embeddings have 2048 columns, and so on.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) routing: Option<PathBuf>,
 }
 
 /// Writes the file.
@@ -49,11 +57,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         0.0 => format!("synthetic {:?} {}", args.shape, format.name()),
         share => format!("synthetic {:?} {} {:.0} %", args.shape, format.name(), 100.0 * share),
     };
-    write(&args.shape.shape(), format, args.sparsity, args.seed, &name, &args.out)
+    let mut shape = args.shape.shape();
+    let routing = args.routing.as_deref().map(RoutingTrace::read).transpose()?;
+    // The head says which step is next, the token table which this one is.
+    shape.tied &= routing.is_none();
+    let routed = routing.map(|trace| Routed::new(trace, &shape, args.seed)).transpose()?;
+    write((&shape, routed.as_ref()), format, args.sparsity, args.seed, &name, &args.out)
 }
 
 fn write(
-    shape: &Shape,
+    (shape, routed): (&Shape, Option<&Routed>),
     format: Format,
     sparsity: f64,
     seed: u64,
@@ -83,6 +96,11 @@ fn write(
     for (i, tensor) in tensors.into_iter().enumerate() {
         let dimensions: Vec<u64> = tensor.shape.iter().map(|&n| n.into()).collect();
         let elements: u64 = dimensions.iter().product();
+        let source = routed.map(|r| r.tensor(&tensor.name, table_format, shape.vocabulary));
+        if let Some((format, source)) = source.transpose()?.flatten() {
+            writer.tensor_with(&tensor.name, format, &dimensions, source)?;
+            continue;
+        }
         let blocks = match tensor.fill {
             Fill::Weights if !matrices.fill(tensor.shape[0]) => &partial,
             Fill::Weights | Fill::Rows => &matrices,
@@ -99,22 +117,14 @@ fn write(
         if let Some(pruned) = pruned.as_ref().filter(|_| tensor.fill == Fill::Weights) {
             let (cols, rows) = (dimensions[0] as usize, (elements / dimensions[0]) as usize);
             let bytes = pruned.bytes(number, rows, cols);
-            progress.expect(bytes);
-            let source = move |out: &mut dyn Write| -> io::Result<()> {
-                out.write_all(&pruned.data(number, rows, cols))?;
-                progress.advance(bytes);
-                Ok(())
-            };
+            let source = move |out: &mut dyn Write| out.write_all(&pruned.data(number, rows, cols));
+            let source = progress.of(bytes, source);
             writer.tensor_with_bytes(&tensor.name, format, &dimensions, bytes, source)?;
             continue;
         }
         let bytes = blocks.bytes(elements);
-        progress.expect(bytes);
-        let source = move |out: &mut dyn Write| -> io::Result<()> {
-            blocks.write(number, bytes, out)?;
-            progress.advance(bytes);
-            Ok(())
-        };
+        let source = move |out: &mut dyn Write| blocks.write(number, bytes, out);
+        let source = progress.of(bytes, source);
         writer.tensor_with(&tensor.name, blocks.format, &dimensions, source)?;
     }
     writer.save()?;
@@ -130,13 +140,19 @@ struct Progress {
 }
 
 impl Progress {
-    fn expect(&self, bytes: u64) {
+    /// Expects `bytes` bytes, and prints when `source` has written them.
+    fn of<'a>(
+        &'a self,
+        bytes: u64,
+        source: impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a,
+    ) -> impl FnOnce(&mut dyn Write) -> io::Result<()> + 'a {
         self.total.set(self.total.get() + bytes);
-    }
-
-    fn advance(&self, bytes: u64) {
-        self.done.set(self.done.get() + bytes);
-        eprint!("\r{} of {} MB", self.done.get() / 1_000_000, self.total.get() / 1_000_000);
+        move |out| {
+            source(out)?;
+            self.done.set(self.done.get() + bytes);
+            eprint!("\r{} of {} MB", self.done.get() / 1_000_000, self.total.get() / 1_000_000);
+            Ok(())
+        }
     }
 
     fn finish(&self) {

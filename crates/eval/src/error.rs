@@ -65,6 +65,18 @@ pub enum Error {
         /// The actual value.
         found: String,
     },
+    /// A routing trace contradicts its format, or cannot be recorded.
+    #[error("{}: {item}: expected {expected}, found {found}", file.display())]
+    Routing {
+        /// The file.
+        file: PathBuf,
+        /// A field of it.
+        item: &'static str,
+        /// The valid values.
+        expected: String,
+        /// The actual value.
+        found: String,
+    },
 }
 
 impl Error {

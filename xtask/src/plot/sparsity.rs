@@ -9,10 +9,10 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-use super::svg::{self, label};
 use crate::quality::KEYS as QUALITY_KEYS;
 use crate::results::{newest, number, text};
 use crate::sparse::KEYS as SPARSE_KEYS;
+use crate::svg::{self, label};
 
 const OUT: &str = "docs/sparsity.svg";
 const WIDTH: f64 = 860.0;

@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::svg::{self, label};
 use crate::results::{newest, number, replace, text};
+use crate::svg::{self, label};
 
 const OUT: &str = "docs/speed.svg";
 

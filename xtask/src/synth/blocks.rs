@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use bodkin_gguf::Format;
 
+use crate::random::Random;
+
 /// Elements that are made; a multiple of every format's block.
 const ELEMENTS: usize = 1 << 20;
 
@@ -31,13 +33,14 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Blocks of values of which a share of `sparsity` is zero, where there is a quantiser.
     pub(super) fn new(format: Format, sparsity: f64, seed: u64) -> Blocks {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let block_bytes = format.block_bytes().expect("blocks of one size");
         let mut data = vec![0; ELEMENTS / format.block_elements() * block_bytes];
         let mut values: Vec<f32> = (0..ELEMENTS).map(|_| DEVIATION * random.normal()).collect();
         values.chunks_exact_mut(PRUNED).for_each(|values| prune(values, sparsity));
         if format.quantize(&values, None, &mut data).is_err() {
-            data.chunks_exact_mut(block_bytes).for_each(|block| random.block(format, block));
+            data.chunks_exact_mut(block_bytes)
+                .for_each(|block| random_block(&mut random, format, block));
         }
         Blocks { format, block_bytes, seed, data }
     }
@@ -56,7 +59,7 @@ impl Blocks {
     pub(super) fn write(&self, tensor: u64, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
         let size = self.block_bytes;
         let blocks = (self.data.len() / size) as u64;
-        let mut random = Random(self.seed ^ tensor.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        let mut random = Random::new(self.seed ^ tensor.wrapping_mul(0xd6e8_feb8_6659_fd93));
         let mut left = bytes;
         while left > 0 {
             let start = (random.bits() % blocks) as usize * size;
@@ -69,41 +72,17 @@ impl Blocks {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    pub(super) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Nearly normal, with mean 0 and deviation 1: the sum of four uniform numbers.
-    pub(super) fn normal(&mut self) -> f32 {
-        let bits = self.bits();
-        let sum: f32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as f32 / 65536.0).sum();
-        (sum - 2.0) * 3f32.sqrt()
-    }
-
-    /// Random bits, drawn again until all values are finite and of the wanted size: for formats
-    /// that cannot be quantised to.
-    fn block(&mut self, format: Format, block: &mut [u8]) {
-        let mut values = vec![0.0; format.block_elements()];
-        loop {
-            block.fill_with(|| self.bits() as u8);
-            format.dequantize(block, &mut values);
-            let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
-            let is_finite = values.iter().all(|x| x.is_finite());
-            if is_finite && (0.5 * DEVIATION..=4.0 * DEVIATION).contains(&largest) {
-                return;
-            }
+/// Random bits, drawn again until all values are finite and of the wanted size: for formats
+/// that cannot be quantised to.
+fn random_block(random: &mut Random, format: Format, block: &mut [u8]) {
+    let mut values = vec![0.0; format.block_elements()];
+    loop {
+        block.fill_with(|| random.bits() as u8);
+        format.dequantize(block, &mut values);
+        let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+        let is_finite = values.iter().all(|x| x.is_finite());
+        if is_finite && (0.5 * DEVIATION..=4.0 * DEVIATION).contains(&largest) {
+            return;
         }
     }
 }

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use bodkin_gguf::Format;
 
-use super::blocks::{DEVIATION, Random, prune};
+use super::blocks::{DEVIATION, prune};
+use crate::random::Random;
 
 /// Elements that are made for each width.
 const ELEMENTS: usize = 1 << 20;

@@ -14,7 +14,8 @@ fn tiny(format: &str, seed: u64) -> File {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("tiny.gguf");
     let format = format.to_owned();
-    run(&Args { shape: Size::Tiny, format, out: out.clone(), seed, sparsity: 0.5 }).unwrap();
+    run(&Args { shape: Size::Tiny, format, out: out.clone(), seed, sparsity: 0.5, routing: None })
+        .unwrap();
     File::open(out).unwrap()
 }
 
@@ -73,7 +74,7 @@ fn experts_hybrids_and_shared_layers_run() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("small.gguf");
-        write(&shape, Format::Q4_K, 0.0, 1, "small", &out).unwrap();
+        write((&shape, None), Format::Q4_K, 0.0, 1, "small", &out).unwrap();
         let plan = check(&Arc::new(File::open(out).unwrap()), ops[0]);
         assert!(ops.iter().all(|name| plan.ops.iter().any(|op| op.name() == *name)), "{ops:?}");
     }
@@ -143,7 +144,7 @@ fn large_shapes_are_those_of_the_models() {
 fn what_holds_no_weights_is_refused() {
     for (format, part) in [("Q9", "`Q9` is no format"), ("Q8_K", "holds no weights")] {
         let (format, out) = (format.to_owned(), "x".into());
-        let args = Args { shape: Size::Tiny, format, out, seed: 0, sparsity: 0.0 };
+        let args = Args { shape: Size::Tiny, format, out, seed: 0, sparsity: 0.0, routing: None };
         assert!(run(&args).unwrap_err().to_string().contains(part));
     }
 }

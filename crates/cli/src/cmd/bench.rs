@@ -1,6 +1,7 @@
 //! `bodkin bench`: the speed of prefill and decode, in rows like llama-bench's, with the fraction
 //! of the memory bandwidth, which is measured between the tests.
 
+mod heat_map;
 mod report;
 mod session;
 mod timeline;
@@ -13,6 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, KvType, StageProfile};
 use bodkin_engine::longest_text;
+use bodkin_eval::Recorder;
 
 use crate::arguments::{self, Machine, describe, find, positive};
 use crate::output;
@@ -24,7 +26,10 @@ use timeline::Timeline;
 
 const AFTER: &str = "\
 An encoder reads -s texts of -p tokens at once, and generates nothing. It is bound by arithmetic,
-so its operations per second are compared with those of its fastest matmul.";
+so its operations per second are compared with those of its fastest matmul.
+
+--record-routing runs each test once more and records its tokens one after the other: -p 0 -n 512
+records 512 generated tokens. docs/experts.md says what such a routing trace is for.";
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]
@@ -62,6 +67,12 @@ pub(crate) struct Args {
     /// Write a timeline of each test as a Chrome trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write which experts each token chose
+    #[arg(long, value_name = "FILE")]
+    record_routing: Option<PathBuf>,
+    /// Write an SVG image of expert counts by layer
+    #[arg(long, value_name = "FILE")]
+    experts: Option<PathBuf>,
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     no_repack: bool,
@@ -93,8 +104,12 @@ const PAIRS: usize = 5;
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let opened = find(&args.model)?;
-    if let Some(path) = &args.trace {
+    for path in [&args.trace, &args.record_routing, &args.experts].into_iter().flatten() {
         output::check(path, [opened.file.path()])?;
+    }
+    if args.experts.is_some() {
+        let has_experts = !opened.plan.routed_layers().is_empty();
+        ensure!(has_experts, "--experts: expected a model with experts, found none");
     }
     let tests = match opened.plan.is_encoder() {
         true => encoder_tests(&args, &opened)?,
@@ -105,6 +120,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         None => vec![None],
     };
     let mut rows = Vec::new();
+    let mut recorder = recorder(&args, &opened, &tests)?;
     for threads in threads {
         let machine = Machine {
             device: args.device.clone(),
@@ -124,13 +140,31 @@ pub(crate) fn run(args: Args) -> Result<()> {
             false => machine.step_tokens()?,
         };
         for &test in &tests {
-            rows.push(measure(&opened, backend.as_ref(), test, batch, &args)?);
+            let recorder = recorder.as_mut();
+            rows.push(measure(&opened, backend.as_ref(), test, batch, &args, recorder)?);
         }
     }
     if let Some(path) = &args.trace {
         output::write(path, |out| trace::write(out, &rows))?;
     }
+    if let Some(path) = &args.experts {
+        output::write(path, |out| heat_map::write(out, &rows))?;
+    }
+    if let (Some(path), Some(recorder)) = (&args.record_routing, recorder) {
+        let trace = recorder.finish(path)?;
+        output::write(path, |out| Ok(trace.write(out)?))?;
+    }
     report::print(&mut std::io::stdout().lock(), args.output, &rows)
+}
+
+/// What records the choices of the tests' tokens, if the flag says so.
+fn recorder(args: &Args, opened: &ModelFile, tests: &[Test]) -> Result<Option<Recorder>> {
+    if args.record_routing.is_none() {
+        return Ok(None);
+    }
+    let one = tests.iter().all(|test| test.sequences == 1) && !opened.plan.is_encoder();
+    ensure!(one, "--record-routing: expected a decoder with one sequence (-s 1)");
+    Ok(Some(Recorder::new(&opened.plan, opened.file.path())?))
 }
 
 fn tests(args: &Args) -> Result<Vec<Test>> {
@@ -222,17 +256,18 @@ fn measure(
     test: Test,
     batch: usize,
     args: &Args,
+    recorder: Option<&mut Recorder>,
 ) -> Result<Row> {
     let plan = &opened.plan;
     let mut session = Session::load(opened, backend, test, batch)?;
-    let mut samples_ns = Vec::new();
     // The first run pages the weights in and is discarded.
-    for i in 0..=args.repetitions.get() {
-        let ns = session.run(test)?;
-        if i > 0 {
-            samples_ns.push(ns);
-        }
+    session.run(test)?;
+    let samples_ns =
+        (0..args.repetitions.get()).map(|_| session.run(test)).collect::<Result<_>>()?;
+    if let Some(recorder) = recorder {
+        session.record(test, recorder)?;
     }
+    let chosen = if args.experts.is_some() { session.experts_chosen() } else { Vec::new() };
     let (mut profile, mut experts, mut weight_layouts) = (Vec::new(), Vec::new(), Vec::new());
     let mut timeline = Timeline::default();
     if args.profile || args.trace.is_some() {
@@ -259,7 +294,7 @@ fn measure(
     drop(session);
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let cost = plan.cost();
-    let mut row = Row {
+    Ok(Row {
         model_filename: opened.name.clone(),
         model_type: describe(opened),
         model_size: cost.weight_bytes,
@@ -275,16 +310,15 @@ fn measure(
         time_unix_s: time,
         bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
-        bandwidth: 0.0,
+        bandwidth: backend.bandwidth()?,
         steps,
         encoder,
         timeline,
         profile,
         experts,
+        chosen,
         weight_layouts,
-    };
-    row.bandwidth = backend.bandwidth()?;
-    Ok(row)
+    })
 }
 
 /// Tokens per second of one sequence, after a warm-up step.

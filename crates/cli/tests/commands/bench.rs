@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use bodkin_eval::RoutingTrace;
 use serde_json::Value;
 
 use crate::place::{Place, failure, model};
@@ -212,6 +213,45 @@ fn a_profile_counts_the_choices_of_experts() {
     assert!(table.lines().any(|line| line.starts_with("| 1 | ") && line.contains(" | 4.0 | ")));
     let dense = self::bench(&place, &["-p", "8", "-n", "0", "-o", "md", "--profile"]);
     assert!(!dense.contains("experts"), "{dense}");
+}
+
+#[test]
+fn choices_of_experts_are_recorded_and_drawn() {
+    let place = Place::new();
+    let flags = ["-p", "8", "-n", "3", "-d", "5", "-r", "1", "-b", "6"];
+    let out = ["--record-routing", "a.routing", "--experts", "a.svg"];
+    place.text(&[&["bench", &model("mixtral")], &flags[..], &out].concat());
+    let trace = RoutingTrace::read(&place.path("a.routing")).unwrap();
+    assert_eq!((trace.experts(), trace.used(), trace.layers()), (4, 2, &[0, 1][..]));
+    assert_eq!(trace.tokens(), 8 + 3, "those of the tests, without their depth");
+    // The image is of the model's own counts.
+    let svg = fs::read_to_string(place.path("a.svg")).unwrap();
+    let (prefill, decode) = svg.split_once("tg3 @ d5: choices").unwrap();
+    assert!(prefill.contains("pp8 @ d5: choices"), "{svg}");
+    for (svg, tokens) in [(prefill, 0..8), (decode, 8..11)] {
+        for (layer, expert) in (0..2).flat_map(|layer| (0..4).map(move |expert| (layer, expert))) {
+            let chose = |token: &usize| trace.chosen(*token, layer).contains(&expert);
+            let square = match tokens.clone().filter(chose).count() {
+                0 => None,
+                count => Some(format!("layer {layer}, expert {expert}: {count}<")),
+            };
+            let any = format!("layer {layer}, expert {expert}: ");
+            let is_there = svg.contains(square.as_ref().unwrap_or(&any));
+            assert_eq!(is_there, square.is_some(), "{any}{square:?} in {svg}");
+        }
+    }
+    for (name, more, wanted) in [
+        ("llama", &["--record-routing", "b"][..], "expected a model with experts, found none"),
+        ("llama", &["--experts", "b"], "--experts: expected a model with experts"),
+        ("mixtral", &["--record-routing", "b", "-s", "2"], "one sequence (-s 1)"),
+        ("mixtral", &["--record-routing", "no/b"], "cannot write no/b"),
+    ] {
+        let model = model(name);
+        let args = [&["bench", &model, "-p", "8", "-n", "1", "-r", "1"], more].concat();
+        let error = failure(&place.run(&args));
+        assert!(error.contains(wanted), "{more:?}: {error}");
+    }
+    assert!(!place.path("b").exists());
 }
 
 #[test]

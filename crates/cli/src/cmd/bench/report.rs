@@ -50,6 +50,8 @@ pub(crate) struct Row {
     pub(crate) profile: Vec<StageProfile>,
     /// Expert counts and times of that run; empty without experts.
     pub(crate) experts: Vec<ExpertStats>,
+    /// Expert counts of one run; empty without a heat map.
+    pub(crate) chosen: Vec<ExpertStats>,
     /// Layout of each weight of a sparse format; empty without a profile.
     pub(crate) weight_layouts: Vec<WeightLayout>,
 }

@@ -6,9 +6,11 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use bodkin::ModelFile;
 use bodkin_backend::{
-    Backend, Batch, ExpertStats, Limits, Model, PAGE_TOKENS, RowOutput, SamplingParams, Step,
+    Backend, Batch, ExpertStats, Limits, Model, Observer, PAGE_TOKENS, RowOutput, SamplingParams,
+    Step,
 };
 use bodkin_engine::{Pages, Sequence, embed, embedding_limits};
+use bodkin_eval::Recorder;
 
 use super::timeline::Timeline;
 
@@ -105,7 +107,7 @@ impl Session {
         let count = if is_encoder { test.sequences } else { 0 };
         let texts: Vec<Vec<u32>> = (0..count).map(|_| self.tokens(test.prompt)).collect();
         for i in 0..self.sequences.len() {
-            self.read(i, test.depth)?;
+            self.read(i, test.depth, None)?;
         }
         self.model.set_profiling(self.profiled);
         self.experts_before = self.model.stats().experts;
@@ -116,10 +118,19 @@ impl Session {
         if is_encoder {
             embed(self.model.as_mut(), &texts, |_, _| ())?;
         } else {
-            self.read(0, test.prompt)?;
-            self.generate(test.generate)?;
+            self.read(0, test.prompt, None)?;
+            self.generate(test.generate, None)?;
         }
         Ok(self.start.elapsed().as_nanos() as u64)
+    }
+
+    /// Runs a test once more and records the experts that its tokens choose.
+    pub(super) fn record(&mut self, test: Test, recorder: &mut Recorder) -> Result<()> {
+        self.restart();
+        self.read(0, test.depth, None)?;
+        self.experts_before = self.model.stats().experts;
+        self.read(0, test.prompt, Some(recorder))?;
+        self.generate(test.generate, Some(recorder))
     }
 
     /// Runs a test and returns its timeline.
@@ -152,7 +163,7 @@ impl Session {
 
     /// Generates `count` tokens of each sequence greedily in multi-step decodes of one page, as the
     /// engine does. No logits leave the device.
-    fn generate(&mut self, count: usize) -> Result<()> {
+    fn generate(&mut self, count: usize, mut observer: Option<&mut Recorder>) -> Result<()> {
         let mut next: Vec<u32> = (0..self.sequences.len()).map(|_| self.token()).collect();
         let mut left = count;
         while left > 0 {
@@ -166,7 +177,8 @@ impl Session {
             let greedy = SamplingParams::greedy();
             let rows = vec![RowOutput::Token(&greedy); self.sequences.len()];
             let mut stored = vec![next];
-            let step = Step { batch: &batch, rows: &rows, steps: len, observer: None };
+            let observer = observer.as_deref_mut().map(|observer| observer as &mut dyn Observer);
+            let step = Step { batch: &batch, rows: &rows, steps: len, observer };
             self.model.step(step, &mut |output| {
                 stored.extend(output.tokens.iter().copied().collect::<Option<Vec<u32>>>());
                 ControlFlow::Continue(())
@@ -183,7 +195,7 @@ impl Session {
     }
 
     /// Prefills `count` more tokens of a sequence in chunks, with logits for the last token.
-    fn read(&mut self, i: usize, count: usize) -> Result<()> {
+    fn read(&mut self, i: usize, count: usize, mut observer: Option<&mut Recorder>) -> Result<()> {
         let mut left = count;
         while left > 0 {
             let len = left.min(self.step);
@@ -193,7 +205,8 @@ impl Session {
             let mut batch = Batch::default();
             batch.push(sequence.span(len, true), &tokens);
             batch.output_last();
-            let step = Step { batch: &batch, rows: &[RowOutput::Logits], steps: 1, observer: None };
+            let observer = observer.as_deref_mut().map(|observer| observer as &mut dyn Observer);
+            let step = Step { batch: &batch, rows: &[RowOutput::Logits], steps: 1, observer };
             self.model.step(step, &mut |_| ControlFlow::Break(()))?;
             self.pages.advance(&mut self.sequences[i], &batch.tokens);
             left -= len;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::Result;
 
 /// The start of an image on a white ground.
-pub(super) fn start(width: f64, height: f64) -> String {
+pub(crate) fn start(width: f64, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          font-family=\"sans-serif\" font-size=\"11\">\n\
@@ -14,7 +14,7 @@ pub(super) fn start(width: f64, height: f64) -> String {
 }
 
 /// Text at a point; `anchor` is the part of it that is there: `start`, `middle` or `end`.
-pub(super) fn label(svg: &mut String, (x, y): (f64, f64), anchor: &str, text: &str) -> Result<()> {
+pub(crate) fn label(svg: &mut String, (x, y): (f64, f64), anchor: &str, text: &str) -> Result<()> {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>")?;
     Ok(())
