@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PageTable, Span, conformance};
-use bodkin_cuda::Cuda;
+use bodkin_cuda::{Cuda, ExpertBudget};
 use bodkin_wgpu::Wgpu;
 
 /// Tokens of prompts, and steps after them, of a model's comparison: they cross a KV split's end,
@@ -23,6 +23,10 @@ const SMALL_CHUNK: usize = 24;
 /// How the bits that are compared were made.
 const WITHOUT: &str = "without rewrites";
 const ON_ONE: &str = "on one device";
+const CACHED: &str = "with cached experts";
+
+/// Shares of the experts of a layer that have slots on the device: one expert, and half of them.
+const CACHED_SHARES: [f64; 2] = [0.0, 0.5];
 
 /// The tokens of a prompt, and the bits of the logits of each step behind it.
 type Rows = (usize, Vec<Vec<u32>>);
@@ -79,6 +83,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let one = single_rows(&Cuda::open(args.device[0])?, path, prompts)?;
             count_same(&name, ON_ONE, &fused, &one)?;
         }
+        for share in CACHED_SHARES {
+            let cached = Cuda::open_all(&args.device)?;
+            let cached = cached.with_expert_budget(ExpertBudget::Share(share));
+            count_same(&name, CACHED, &fused, &single_rows(&cached, path, prompts)?)?;
+        }
     }
     if args.brief {
         return Ok(());
@@ -91,6 +100,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.device.len() > 1 {
         let one = conformance::logits(&Cuda::open(args.device[0])?)?;
         compare(&fused, &one, ON_ONE, &mut failures);
+    }
+    for share in CACHED_SHARES {
+        let cuda = Cuda::open_all(&args.device)?.with_expert_budget(ExpertBudget::Share(share));
+        compare(&fused, &conformance::logits(&cuda)?, CACHED, &mut failures);
     }
     for kv_type in [KvType::F16, KvType::Q8_0] {
         let open = || Ok::<Cuda, anyhow::Error>(Cuda::open_all(&args.device)?.keeping(kv_type));
@@ -137,6 +150,10 @@ fn check_cases(device: &[usize], case: &str) -> Result<()> {
         let fused = conformance::logits_named(&open()?, case)?;
         let plain = conformance::logits_named(&open()?.fusing(false), case)?;
         compare(&fused, &plain, WITHOUT, &mut found);
+        for share in CACHED_SHARES {
+            let cuda = open()?.with_expert_budget(ExpertBudget::Share(share));
+            compare(&fused, &conformance::logits_named(&cuda, case)?, CACHED, &mut found);
+        }
         failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
         count += fused.len();
     }
