@@ -35,7 +35,9 @@ pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
 pub use reference::Reference;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, can_sample};
-pub use stats::{ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout};
+pub use stats::{
+    ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout,
+};
 pub use step::{RowOutput, Sink, Step, StepOutput};
 pub use timeline::{Activity, Interval, Track};
 pub use transfer::{StateBlock, Transfer};

@@ -32,8 +32,8 @@ pub struct ExpertStats {
     pub cache: Option<ExpertCacheStats>,
 }
 
-/// What the cache of a layer's experts did since the model was loaded. An expert counts once in each
-/// step that chose it.
+/// What the cache of a layer's experts did since the model was loaded. An expert counts once in
+/// each step that chose it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertCacheStats {
     /// Experts that the device has room for.

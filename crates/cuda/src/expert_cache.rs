@@ -4,84 +4,14 @@
 use std::sync::Arc;
 
 use bodkin_backend::{ExpertCacheStats, Result};
-use bodkin_model::{Op, Plan, WeightId};
+use bodkin_model::Plan;
 
 use crate::constants::{CACHE_COUNTERS, MATRICES, MAX_FILLS, NO_SLOT};
 use crate::driver::{Device, Memory};
-use crate::lower::{Program, shapes, sharded};
-use crate::packed::Shard;
+use crate::expert_budget::routed_weights;
+use crate::lower::Program;
 use crate::parameters::expert_cache as p;
 use crate::weights::Placed;
-
-/// How much memory of the device the experts of a model may take.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum ExpertBudget {
-    /// All of them if they fit, or else what the rest of the model leaves free.
-    #[default]
-    Auto,
-    /// At most so many bytes on each device, but at least one expert of each layer.
-    Bytes(u64),
-    /// At most this share of the experts of each layer, but at least one.
-    Share(f64),
-}
-
-/// The weights of the experts that each routing of a plan chooses from.
-fn routed_weights(plan: &Plan) -> Vec<Vec<WeightId>> {
-    let is_route = |i: &usize| matches!(plan.ops[*i], Op::Route { .. });
-    let weights = |i: usize| {
-        let weights = plan.ops.iter().filter_map(|op| match op {
-            Op::ExpertLinear { weight, route: Some(route), .. } if route.0 == i => Some(*weight),
-            _ => None,
-        });
-        weights.collect()
-    };
-    (0..plan.ops.len()).filter(is_route).map(weights).collect()
-}
-
-/// Whether each weight of a plan can be cached.
-pub(crate) fn can_be_cached(plan: &Plan) -> Vec<bool> {
-    let mut can_be = vec![false; plan.weights.len()];
-    routed_weights(plan).iter().flatten().for_each(|id| can_be[id.0] = true);
-    can_be
-}
-
-/// What the experts of a plan take on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ExpertBytes {
-    /// Experts of the layer that has most.
-    pub(crate) experts: usize,
-    /// Of one expert in each layer.
-    pub(crate) slot: u64,
-}
-
-impl ExpertBytes {
-    pub(crate) fn of(plan: &Plan, shard: Shard) -> ExpertBytes {
-        let (shapes, sharded) = (shapes(plan), sharded(plan, shard.count));
-        let routed = routed_weights(plan);
-        let shapes = routed.iter().flatten().filter_map(|&WeightId(id)| {
-            let shape = shapes[id]?;
-            Some(if sharded[id].is_some() { shape.shard(shard) } else { shape })
-        });
-        let none = ExpertBytes { experts: 0, slot: 0 };
-        shapes.fold(none, |sum, shape| ExpertBytes {
-            experts: sum.experts.max(shape.matrices),
-            slot: sum.slot + shape.expert_bytes() as u64,
-        })
-    }
-
-    /// The slots of each layer, or none if all experts stay on the device. `free` are the bytes
-    /// that the rest of the model leaves.
-    pub(crate) fn slots(self, budget: ExpertBudget, free: u64) -> Option<usize> {
-        let of = |bytes: u64| bytes.checked_div(self.slot).unwrap_or(u64::MAX) as usize;
-        let slots = match budget {
-            // Less than one expert of each layer is an error of memory that says what is missing.
-            ExpertBudget::Auto => Some(of(free)).filter(|&slots| slots > 0)?,
-            ExpertBudget::Bytes(bytes) => of(bytes).max(1),
-            ExpertBudget::Share(share) => ((share * self.experts as f64) as usize).max(1),
-        };
-        Some(slots).filter(|&slots| slots < self.experts)
-    }
-}
 
 /// Words of a layer's cache of `experts` experts.
 struct LayerWords {
@@ -117,11 +47,11 @@ pub(crate) fn table_bytes(program: &Program) -> u64 {
 
 /// The cache of a loaded model.
 pub(crate) struct ExpertCache {
-    /// The list of layers on the device.
-    pub(crate) layers: Memory,
+    /// The list of layers on the device, and its length.
+    layers: Memory,
     /// Counters of each routing; none of those whose experts are all on the device.
     counters: Vec<Option<(u64, usize)>>,
-    pub(crate) count: usize,
+    count: usize,
     _state: Memory,
 }
 
@@ -178,6 +108,11 @@ impl ExpertCache {
         Ok(Some(ExpertCache { layers: list, counters, count, _state: state }))
     }
 
+    /// The address of the list of layers, and its length.
+    pub(crate) fn list(&self) -> (u64, usize) {
+        (self.layers.address, self.count)
+    }
+
     /// What the cache of a routing has done.
     pub(crate) fn stats(
         &self,
@@ -186,38 +121,10 @@ impl ExpertCache {
     ) -> Result<Option<ExpertCacheStats>> {
         let Some((address, slots)) = self.counters[routing] else { return Ok(None) };
         let mut counters = [0u64; CACHE_COUNTERS];
-        // SAFETY: a cache has so many counters; the copy is waited for.
+        // SAFETY: a cache has this number of counters; the copy is waited for.
         unsafe { device.receive(&mut counters, address) }?;
         device.finish()?;
         let [hits, misses, fills, _] = counters;
         Ok(Some(ExpertCacheStats { slots, hits, misses, fills }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn budgets_become_slots() {
-        let bytes = ExpertBytes { experts: 8, slot: 100 };
-        for (budget, free, slots) in [
-            (ExpertBudget::Auto, 900, None),
-            (ExpertBudget::Auto, 800, None),
-            (ExpertBudget::Auto, 799, Some(7)),
-            (ExpertBudget::Auto, 100, Some(1)),
-            (ExpertBudget::Auto, 99, None),
-            (ExpertBudget::Bytes(0), 900, Some(1)),
-            (ExpertBudget::Bytes(450), 0, Some(4)),
-            (ExpertBudget::Bytes(900), 0, None),
-            (ExpertBudget::Share(0.0), 0, Some(1)),
-            (ExpertBudget::Share(0.5), 0, Some(4)),
-            (ExpertBudget::Share(1.0), 0, None),
-        ] {
-            assert_eq!(bytes.slots(budget, free), slots, "{budget:?} with {free}");
-        }
-        let none = ExpertBytes { experts: 0, slot: 0 };
-        assert_eq!(none.slots(ExpertBudget::Auto, 0), None);
-        assert_eq!(none.slots(ExpertBudget::Share(0.5), 0), None);
     }
 }

@@ -5,6 +5,7 @@
 mod arena;
 mod constants;
 mod driver;
+mod expert_budget;
 mod expert_cache;
 mod header;
 mod kernels;
@@ -36,8 +37,8 @@ use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
 use constants::{MAX_PEERS, MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
-pub use expert_cache::ExpertBudget;
-use expert_cache::ExpertBytes;
+pub use expert_budget::ExpertBudget;
+use expert_budget::ExpertBytes;
 pub use header::kernel_headers;
 use kernels::Kernels;
 use kv_layout::KvLayout;
@@ -286,7 +287,9 @@ impl Backend for Cuda {
         let weights = weights.max_by_key(|bytes| bytes.device).unwrap_or_default();
         let experts = self.shards().map(|shard| ExpertBytes::of(plan, shard).slot).max();
         let (tables, slot_bytes) = match slots {
-            Some(slots) => (expert_cache::table_bytes(&program), slots as u64 * experts.unwrap_or(0)),
+            Some(slots) => {
+                (expert_cache::table_bytes(&program), slots as u64 * experts.unwrap_or(0))
+            }
             None => (0, 0),
         };
         Memory {

@@ -1,5 +1,6 @@
 //! A loaded model: its memory on the device, and how a step is set up, captured and launched.
 
+mod allocate;
 mod connect;
 mod profile;
 
@@ -13,7 +14,7 @@ use bodkin_backend::{
     Sink, StateBlock, Transfer,
 };
 use bodkin_gguf::File;
-use bodkin_model::{Plan, Rope};
+use bodkin_model::Plan;
 
 use crate::constants::LOGIT_GROUPS;
 use crate::driver::{Device, Graph, Kernel, Memory, Pinned};
@@ -102,31 +103,13 @@ impl CudaModel {
             memory.push(Memory::zeroed(device, bytes, what)?);
             Ok(memory[memory.len() - 1].address)
         };
-        let mut addresses = Addresses {
-            arena: take(sizes.arena.bytes as usize, "the values of a step")?,
-            partials: take(sizes.partial_bytes, "the splits of attention")?,
-            polled_partials: take(sizes.polled_partial_bytes, "the splits of a row's attention")?,
-            swizzled: take(sizes.swizzled_bytes, "the swizzled input of a matmul")?,
-            slice_sums: take(sizes.slice_sum_bytes, "the sums of a matmul's slices")?,
-            groups: take(sizes.group_bytes, "the groups of experts' rows")?,
-            permutation: take(sizes.permutation_bytes, "the permutation of experts' rows")?,
-            arrival_counts: take(sizes.arrival_bytes, "the counts of attention's blocks")?,
-            entry_scores: take(sizes.scores.bytes(), "the scores of an indexer")?,
-            non_aliased: take(sizes.non_aliased.bytes as usize, "the values of a row")?,
-            window_indices: plan.window_indices(),
-            ..Addresses::default()
-        };
-        take_state(&sizes, &program, &mut addresses, &mut take)?;
-        for &bytes in &sizes.angle_bytes {
-            addresses.angles.push(take(bytes, "the angles")?);
-        }
+        let mut addresses = allocate::addresses(&plan, &program, &sizes, &mut take)?;
         let weights = Weights::load(device, &plan, experts, file, progress)?;
         let (placed, counts) = (&weights.placed, &addresses.expert_counts);
         let expert_cache = ExpertCache::new(device, &plan, &program, placed, counts)?;
-        let list = expert_cache.as_ref().map(|cache| (cache.layers.address, cache.count));
-        addresses.expert_cache = list.unwrap_or_default();
+        addresses.expert_cache = expert_cache.as_ref().map_or((0, 0), ExpertCache::list);
         for rope in &program.ropes {
-            let (frequencies, magnitude) = inverse_frequencies(&plan, file, rope);
+            let (frequencies, magnitude) = allocate::inverse_frequencies(&plan, file, rope);
             let address = take(8 * frequencies.len(), "the frequencies")?;
             // SAFETY: the allocation above has this size, and the copy has ended after `finish`.
             unsafe { device.send(address, &frequencies) }.and_then(|()| device.finish())?;
@@ -365,39 +348,6 @@ impl CudaModel {
         }
         Ok(())
     }
-}
-
-/// Allocates the state between steps: KV cache, recurrent state, expert counts.
-fn take_state(
-    sizes: &Sizes,
-    program: &Program,
-    addresses: &mut Addresses,
-    take: &mut dyn FnMut(usize, &str) -> Result<u64>,
-) -> Result<()> {
-    for [keys, values] in &sizes.kv_bytes {
-        addresses.kv.push([take(*keys, "the keys")?, take(*values, "the values")?]);
-    }
-    for &bytes in &sizes.state_bytes {
-        addresses.states.push(take(bytes, "the recurrent state")?);
-    }
-    for &experts in &program.routings {
-        addresses.expert_counts.push(take(4 * experts, "the counts of experts")?);
-    }
-    Ok(())
-}
-
-/// The inverse frequencies of a rotation, in half turns a position, and its attention factor.
-fn inverse_frequencies(plan: &Plan, file: &File, rope: &Rope) -> (Vec<f64>, f32) {
-    let factors = rope.factors.map(|id| {
-        let weight = plan.weight(id);
-        let mut values = vec![0.0; weight.rows * weight.cols];
-        let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
-        weight.format.dequantize(file.data(tensor), &mut values);
-        values
-    });
-    let table = rope.table(factors.as_deref());
-    let half_turn = std::f64::consts::PI;
-    (table.inverse_frequencies.iter().map(|f| f / half_turn).collect(), table.attention_factor)
 }
 
 impl CudaModel {

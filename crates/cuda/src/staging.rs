@@ -29,6 +29,11 @@ impl Staging {
         Ok(Staging { device: Arc::clone(device), pieces: [piece()?, piece()?], next: 0, len })
     }
 
+    /// Where pieces are sent.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The bytes of a piece.
     pub(crate) fn len(&self) -> usize {
         self.len

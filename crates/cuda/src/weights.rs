@@ -1,6 +1,6 @@
 //! Weights on the device: matrices and tables in packed tiles, vectors in f32, all in one
 //! allocation. All threads of the host read and pack one buffer while the previous one is copied.
-//! Tiles of experts that are cached are in memory of the host, and some of them in slots.
+//! Tiles of cached experts are in memory of the host, and some of them also in slots.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use bytemuck::cast_slice_mut;
 
 use crate::constants::TILE_ROWS;
 use crate::driver::{Device, Memory, Pinned};
-use crate::expert_cache::can_be_cached;
+use crate::expert_budget::can_be_cached;
 use crate::lower::{matrix_of, shapes, sharded};
 use crate::packed::{Shape, Shard, pack};
 use crate::parameters::expert_cache::CachedWeight;
@@ -34,6 +34,39 @@ struct Offsets {
     /// of the host. The tiles on the device are those in slots.
     cached: Option<(usize, usize)>,
     vector: Option<(Vector, usize)>,
+}
+
+impl Offsets {
+    /// Packs a weight's matrices to their place on the device, or in memory of the host if they are
+    /// experts that are cached: then the first of them are copied to the slots.
+    fn load_matrix(
+        &self,
+        staging: &mut Staging,
+        host: Option<&mut Pinned<u8>>,
+        (weight, data): (&Weight, &[u8]),
+        at: impl Fn(usize) -> u64,
+    ) -> Result<Option<Cached>> {
+        let Some((shape, tiles, exponents)) = self.matrix else { return Ok(None) };
+        let (tiles, exponents, table) = (at(tiles), at(exponents), self.experts.map_or(0, &at));
+        let mut cached = None;
+        if let Some(((slots, start), host)) = self.cached.zip(host) {
+            let (device, host_address) = (tiles, host.address() + start as u64);
+            let expert_bytes = shape.expert_bytes() as u64;
+            cached = Some(Cached { slots, device, host: host_address, table, expert_bytes });
+            let on_host = &mut host.slice_mut()[start..][..shape.packed_bytes()];
+            pack_on_host(staging, &shape, weight, data, (on_host, exponents))?;
+            let first = &on_host[..slots * shape.expert_bytes()];
+            // SAFETY: the allocation has room for the slots; the host's memory stays.
+            unsafe { staging.device().send(tiles, first) }?;
+        } else {
+            send_tiles(staging, &shape, weight, data, [tiles, exponents])?;
+        }
+        if self.experts.is_some() {
+            let slots = cached.map_or((shape.matrices, 0), |cached| (cached.slots, cached.host));
+            send_experts(staging, &shape, (tiles, slots), table)?;
+        }
+        Ok(cached)
+    }
 }
 
 /// A device's shard of a vector: the same elements of each of its pieces.
@@ -71,11 +104,11 @@ impl Vector {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WeightBytes {
     pub(crate) device: usize,
-    /// Of cached experts, in memory of the host.
+    /// Of cached experts.
     pub(crate) host: usize,
 }
 
-/// Takes a part of memory, and returns its offset.
+/// Returns the offset of a new part.
 fn take(bytes: &mut usize, part: usize) -> usize {
     let start = *bytes;
     *bytes += part.next_multiple_of(ALIGNMENT);
@@ -134,7 +167,7 @@ fn experts(plan: &Plan) -> Vec<Option<usize>> {
     counts
 }
 
-/// The bytes that a plan's weights take, with so many slots for the experts of each layer.
+/// The bytes that a plan's weights take, with `slots` for the experts of each layer.
 pub(crate) fn bytes(plan: &Plan, shard: Shard, slots: Option<usize>) -> WeightBytes {
     offsets(plan, shard, slots).1
 }
@@ -241,27 +274,7 @@ impl Weights {
             let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
             let data = &*file.read(tensor);
             let at = |offset: usize| memory.address + offset as u64;
-            let mut cached = None;
-            if let Some((shape, tiles, exponents)) = offsets.matrix {
-                let (tiles, exponents) = (at(tiles), at(exponents));
-                if let Some(((slots, start), host)) = offsets.cached.zip(host.as_mut()) {
-                    let table = offsets.experts.map_or(0, at);
-                    let of = |start| host.address() + start as u64;
-                    let expert_bytes = shape.expert_bytes() as u64;
-                    cached =
-                        Some(Cached { slots, device: tiles, host: of(start), table, expert_bytes });
-                    let on_host = &mut host.slice_mut()[start..][..shape.packed_bytes()];
-                    pack_on_host(&mut staging, &shape, weight, data, (on_host, exponents))?;
-                    // SAFETY: there is room for so many experts; the host's memory stays.
-                    unsafe { device.send(tiles, &on_host[..slots * shape.expert_bytes()]) }?;
-                } else {
-                    send_tiles(&mut staging, &shape, weight, data, [tiles, exponents])?;
-                }
-                if let Some(table) = offsets.experts {
-                    let slots = cached.map_or((shape.matrices, 0), |c: Cached| (c.slots, c.host));
-                    send_experts(&mut staging, &shape, (tiles, slots), at(table))?;
-                }
-            }
+            let cached = offsets.load_matrix(&mut staging, host.as_mut(), (weight, data), at)?;
             if let Some((vector, address)) = &offsets.vector {
                 let bytes = vector.bytes();
                 let fill = |to: &mut [u8]| vector.write(weight, data, cast_slice_mut(to));
@@ -337,11 +350,8 @@ fn pack_on_host(
     let parts = on_host.chunks_mut(most * shape.tile_bytes());
     for (first, packed) in (0..all).step_by(most).zip(parts) {
         let tiles = first..all.min(first + most);
-        let bytes = tiles.len() * TILE_ROWS;
-        let at = exponents_at + (first * TILE_ROWS) as u64;
-        let fill = |exponents: &mut [u8]| {
-            pack_tiles(shape, weight, data, tiles, (packed, exponents));
-        };
+        let (bytes, at) = (tiles.len() * TILE_ROWS, exponents_at + (first * TILE_ROWS) as u64);
+        let fill = |to: &mut [u8]| pack_tiles(shape, weight, data, tiles, (packed, to));
         // SAFETY: the allocation has room for all exponents.
         unsafe { staging.send(bytes, fill, &[(at, 0..bytes)]) }?;
     }

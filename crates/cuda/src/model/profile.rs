@@ -103,7 +103,8 @@ impl CudaModel {
             self.device.finish()?;
             let counts = counts.into_iter().map(u64::from).collect();
             let cache = self.expert_cache.as_ref();
-            let cache = cache.map(|cache| cache.stats(&self.device, routing)).transpose()?.flatten();
+            let cache = cache.map(|cache| cache.stats(&self.device, routing)).transpose()?;
+            let cache = cache.flatten();
             Ok(ExpertStats { layer, counts, seconds: Vec::new(), cache })
         };
         self.plan.routed_layers().into_iter().enumerate().zip(counts).map(read).collect()

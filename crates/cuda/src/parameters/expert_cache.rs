@@ -34,8 +34,7 @@ parameters! {
         slots: (u32 *),
         /// [MAX_FILLS]: experts that are copied to their slots after this step
         fills: (u32 *),
-        /// [CACHE_COUNTERS]: experts of steps that were found in slots, that were read from the
-        /// host, and that were copied to slots; experts to copy after this step
+        /// [CACHE_COUNTERS]: hits, misses, experts that were copied to slots, and those to copy
         counters: (u64 *),
         experts: u32, weight_count: u32,
     }

@@ -19,7 +19,7 @@ impl Step<'_> {
         let parameters = p::UpdateExpertCache { layers };
         let (update, fill) = (self.kernels.update_expert_cache, self.kernels.fill_expert_cache);
         let blocks = FILL_BLOCKS * self.device.processors as usize;
-        // SAFETY: the list has so many layers, whose addresses are those of the loaded model.
+        // SAFETY: the list has `count` layers, whose addresses are those of the loaded model.
         unsafe {
             self.device.launch(update, [count, 1, 1], 32, 0, &parameters)?;
             self.device.launch(fill, [blocks.div_ceil(count), count, 1], THREADS, 0, &parameters)
